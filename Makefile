@@ -1,0 +1,45 @@
+# The two commands of the README, and the rest. Everything is set up on first use.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: help install quickstart test check format golden bench
+help: ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "dtrain needs Python 3.11 or newer; name one with: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.core: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@ $(VENV)/.core
+
+install: $(VENV)/.core ## make .venv and install dtrain into it
+
+quickstart: $(VENV)/.core ## train on real handwritten digits, in seconds
+	$(BIN)/dtrain run mlp-digits
+
+test: $(VENV)/.dev ## the quick tests
+	$(BIN)/pytest -m "not slow and not gpu"
+
+check: $(VENV)/.dev ## format, lint, types, all tests: what CI runs
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/basedpyright --level error --pythonpath $(BIN)/python
+	$(BIN)/pytest -m "not gpu"
+
+format: $(VENV)/.dev ## rewrite files in the house's format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+golden: $(VENV)/.dev ## rewrite tests/golden; the diff is the review
+	DTRAIN_GOLDEN=write $(BIN)/pytest -m "not gpu" tests -k golden
+
+bench: $(VENV)/.dev ## every benchmark that needs no accelerator
+	for program in benchmarks/*.py; do echo "== $$program"; $(BIN)/python $$program || exit 1; done

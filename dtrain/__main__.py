@@ -1,0 +1,5 @@
+"""`python -m dtrain` is `dtrain`."""
+
+from dtrain.cli import main
+
+main()

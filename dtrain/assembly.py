@@ -1,0 +1,92 @@
+"""Mesh, model, data, optimizer and step put together from a recipe: shapes only, nothing runs."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from dtrain import optim
+from dtrain.batch import Batch, Example, Feature
+from dtrain.errors import DataError, RecipeError
+from dtrain.parallel.mesh import build
+from dtrain.parallel.rules import Layout
+from dtrain.recipe.crosscheck import divides
+from dtrain.recipe.recipe import Recipe
+from dtrain.train import state as states
+from dtrain.train.state import State
+from dtrain.train.step import eval_step, loss_of, train_step
+
+ROW = Feature((), "uint32")
+WEIGHT = Feature((), "float32")
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """Everything that a run compiles, and that a plan reads."""
+
+    recipe: Recipe
+    layout: Layout
+    make: Callable[[], State]
+    shapes: State
+    train: Callable[[], jax.stages.Traced]
+    """Traces the training step, anew at each call."""
+    evaluate: Callable[[], jax.stages.Traced]
+    """Traces the evaluation step, anew at each call."""
+
+    @property
+    def eval_batch(self) -> int:
+        """Examples of one evaluation step."""
+        return self.recipe.evaluate.batch or self.recipe.batch
+
+
+def assemble(recipe: Recipe, devices: Sequence[Any], example: Example, steps: int) -> Assembly:
+    """The recipe's run on those devices. RecipeError or DataError where parts do not fit together."""
+    model, data, engine, precision = recipe.model, recipe.data, recipe.engine, recipe.precision
+    mismatch = model.mismatch(example)
+    if mismatch:
+        raise DataError(mismatch, "change the model's sizes, or the data")
+    sizes = recipe.mesh.sizes(len(devices))
+    layout = Layout(sizes, recipe.mesh.table(), model.params(), build(sizes, devices))
+    layout.check()
+    refusal = engine.refusal(layout, len({device.process_index for device in devices}))
+    if refusal:
+        raise RecipeError(f"engine: {refusal}", "use engine: shard_map or jit")
+    for path, batch, micro in (
+        ("batch", recipe.batch, recipe.accumulate),
+        ("evaluate.batch", recipe.evaluate.batch, 1),
+    ):
+        for where, message, hint in divides(path, batch or recipe.batch, layout.batch_parts, micro):
+            raise RecipeError(f"{where}: {message}", hint)
+
+    update = optim.transformation(recipe.optimizer, layout.declared, steps)
+    rate = optim.learning_rate(recipe.optimizer, steps)
+    make = states.maker(layout.declared, update, precision.params, recipe.seed)
+    shapes = states.abstract(make, update, layout)
+    whole = layout.sharding(PartitionSpec())
+
+    def prepare(train: bool) -> Callable[[Batch], Batch]:
+        return lambda batch: data.prepare(batch, jax.random.key(recipe.seed), train)
+
+    def batch_shapes(features: dict[str, Feature], examples: int) -> Batch:
+        placed = {name: engine.place(layout, (examples, *feature.shape)) for name, feature in features.items()}
+        return {
+            name: jax.ShapeDtypeStruct(shape, jnp.dtype(features[name].dtype), sharding=sharding)
+            for name, (shape, sharding) in placed.items()
+        }
+
+    def train() -> jax.stages.Traced:
+        step = train_step(
+            engine.grads(layout, loss_of(model, prepare(True), precision), recipe.accumulate), update, rate
+        )
+        batch = batch_shapes(dict(example) | ({"row": ROW} if data.keyed else {}), recipe.batch)
+        return engine.trace(layout, step, shapes, batch, out=(states.placement(shapes), whole), donate=True)
+
+    def evaluate() -> jax.stages.Traced:
+        step = eval_step(engine.sums(layout, loss_of(model, prepare(False), precision)))
+        batch = batch_shapes(dict(example) | {"weight": WEIGHT}, recipe.evaluate.batch or recipe.batch)
+        return engine.trace(layout, step, shapes, batch, out=whole, donate=False)
+
+    return Assembly(recipe, layout, make, shapes, train, evaluate)

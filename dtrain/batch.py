@@ -1,0 +1,21 @@
+"""What data promises and a model takes: named arrays, examples along the first dim."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Batch = dict[str, Any]
+"""Arrays by name, each (examples, ...). `weight` (examples,) is 0 for padding; absent, all count."""
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One array of an example: its shape, its dtype, and for whole numbers the number of values."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    values: int | None = None
+
+
+Example = Mapping[str, Feature]
+"""The features of one example, by name."""

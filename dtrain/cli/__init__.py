@@ -1,0 +1,42 @@
+"""The verbs. Each parses, calls one function, prints, and exits; nothing heavy is imported here."""
+
+import typer
+
+from dtrain import __version__
+from dtrain.cli import check, doctor, recipes, report, run
+
+app = typer.Typer(
+    name="dtrain",
+    help="Train a model from one recipe, on a laptop or a TPU pod.",
+    epilog="Example: dtrain run mlp-digits",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"dtrain {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Show the version and exit."
+    ),
+) -> None:
+    pass
+
+
+run.add_to(app)
+check.add_to(app)
+report.add_to(app)
+doctor.add_to(app)
+app.add_typer(recipes.app, name="recipes")
+
+
+def main() -> None:
+    """The `dtrain` command."""
+    app()

@@ -1,0 +1,85 @@
+"""dtrain recipes"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dtrain.cli.exits import exits
+
+app = typer.Typer(
+    help="List, show and copy the recipes that come with dtrain, and print their schema.",
+    epilog="Example: dtrain recipes cp mlp-mnist my.yaml",
+    no_args_is_help=True,
+)
+
+Name = Annotated[str, typer.Argument(help="A recipe's name, as `dtrain recipes ls` shows it.")]
+
+
+def shipped() -> dict[str, Path]:
+    """The recipes that come with dtrain, by name."""
+    inside = Path(__file__).parents[1] / "recipes"
+    folder = inside if inside.is_dir() else Path(__file__).parents[2] / "recipes"
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def find(recipe: str) -> Path:
+    """The file that is meant: a path, or the name of a recipe that comes with dtrain."""
+    return Path(recipe) if Path(recipe).exists() or recipe not in shipped() else shipped()[recipe]
+
+
+def _known(name: str) -> Path:
+    import difflib
+
+    from dtrain.errors import RecipeError
+
+    if name not in shipped():
+        near = difflib.get_close_matches(name, shipped(), 1)
+        hint = f"did you mean {near[0]!r}?" if near else "`dtrain recipes ls` lists them"
+        raise RecipeError(f"no recipe {name!r} comes with dtrain", hint)
+    return shipped()[name]
+
+
+@app.command(epilog="Example: dtrain recipes ls")
+def ls() -> None:
+    """List the recipes with the first line of each."""
+    width = max(map(len, shipped()), default=0)
+    for name, path in shipped().items():
+        first = next((line.lstrip("# ") for line in path.read_text().splitlines() if line.startswith("# ")), "")
+        typer.echo(f"{name:<{width}}  {first}")
+
+
+@app.command(epilog="Example: dtrain recipes show mlp-digits")
+def show(name: Name) -> None:
+    """Print a recipe."""
+    with exits():
+        typer.echo(_known(name).read_text(), nl=False)
+
+
+@app.command(epilog="Example: dtrain recipes cp mlp-mnist my.yaml")
+def cp(name: Name, to: Annotated[Path, typer.Argument(help="Where to put the copy.")]) -> None:
+    """Copy a recipe, to make it your own. Never overwrites."""
+    with exits():
+        from dtrain.errors import EnvironmentFault, RecipeError
+
+        target = to / f"{name}.yaml" if to.is_dir() else to
+        text = _known(name).read_text()
+        try:
+            with target.open("x") as file:
+                file.write(text)
+        except FileExistsError:
+            raise RecipeError(f"{target} is there already", "name another file") from None
+        except OSError as error:
+            raise EnvironmentFault(f"cannot write {target}: {error.strerror}") from error
+        typer.echo(target)
+
+
+@app.command(epilog="Example: dtrain recipes schema > recipe.schema.json")
+def schema() -> None:
+    """Print the JSON Schema of recipes, for completion in an editor."""
+    with exits():
+        import json
+
+        from dtrain.recipe.schema import schema as make
+
+        typer.echo(json.dumps(make(), indent=2))

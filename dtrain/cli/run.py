@@ -1,0 +1,96 @@
+"""dtrain run"""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dtrain.cli.arguments import Debug, Devices, Overrides, Recipe, RunsDir
+from dtrain.cli.exits import exits
+
+EXAMPLE = "Example: dtrain run mlp-digits optimizer.lr=3e-4 --devices 8"
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the verb."""
+    app.command(epilog=EXAMPLE)(run)
+
+
+def run(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    devices: Devices = None,
+    processes: Annotated[int, typer.Option(min=1, help="Run in this many processes on this machine's CPU.")] = 1,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="A few real steps, a save and a restore, on the CPU; keeps nothing.")
+    ] = False,
+    allow_changes: Annotated[
+        bool, typer.Option("--allow-changes", help="Go on with saved state although the recipe changed.")
+    ] = False,
+    runs_dir: RunsDir = Path("runs"),
+    debug: Debug = False,
+) -> None:
+    """Train. Running the same recipe again goes on where it stopped."""
+    from dtrain.parallel.devices import join, pretend, seat
+
+    place = seat()
+    with exits(debug, leave=place is not None):
+        if processes > 1 and place is None:
+            raise typer.Exit(_together(recipe, overrides or [], devices, processes))
+        if devices or dry_run or place:
+            pretend(_count(recipe, overrides or [], devices, dry_run) // (place.processes if place else 1))
+        if place:
+            join(place)
+        _train(recipe, overrides or [], runs_dir, devices, allow_changes=allow_changes, dry=dry_run)
+
+
+def _train(
+    recipe: str, overrides: list[str], runs: Path, devices: int | None, *, allow_changes: bool, dry: bool
+) -> None:
+    import tempfile
+
+    from dtrain.cli.recipes import find
+    from dtrain.recipe.load import load
+
+    loaded = load(find(recipe), overrides, devices)
+    import jax
+
+    from dtrain.report.summary import summarise
+    from dtrain.run import run as train
+    from dtrain.track.console import Console
+
+    console = Console(silent=jax.process_index() > 0)
+    if dry:
+        with tempfile.TemporaryDirectory(prefix="dtrain-dry-") as folder:
+            train(loaded, Path(folder), console, dry=True)
+        return
+    done = train(loaded, runs, console, allow_changes=allow_changes)
+    if done and not console.silent:
+        typer.echo(summarise(done).text())
+
+
+def _count(recipe: str, overrides: list[str], devices: int | None, dry: bool) -> int:
+    """How many devices to pretend: what was asked for, or in a dry run the fewest that the mesh fits on."""
+    if devices or not dry:
+        return devices or 1
+    from dtrain.cli.recipes import find
+    from dtrain.recipe.compose import compose, least_devices
+
+    return least_devices(compose(find(recipe), overrides))
+
+
+def _together(recipe: str, overrides: list[str], devices: int | None, processes: int) -> int:
+    from dtrain.cli.recipes import find
+    from dtrain.errors import RecipeError
+    from dtrain.recipe.load import load
+    from dtrain.supervise import together
+
+    total = devices or processes
+    if total % processes:
+        raise RecipeError(
+            f"--devices {total} do not divide by --processes {processes}", f"use {processes} or a multiple"
+        )
+    load(find(recipe), overrides, total)
+    arguments = [argument for argument in sys.argv[1:] if devices or argument]
+    return together(arguments if devices else [*arguments, "--devices", str(total)], processes)

@@ -1,0 +1,95 @@
+"""Which examples make batch k, and how they are read ahead.
+
+Row r of a run is drawn from epoch r // n at place r % n of that epoch's own permutation, and batch
+k is rows k * batch to (k + 1) * batch - 1. So a batch is a function of (seed, k) alone: the same for
+every number of processes, and a step number is all there is to save.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dtrain.batch import Batch
+from dtrain.data.source import Load, Source
+
+
+@dataclass(frozen=True)
+class Order:
+    """Every epoch a new permutation of `examples`, drawn from (seed, epoch)."""
+
+    examples: int
+    seed: int
+    _drawn: dict[int, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
+
+    def __call__(self, rows: np.ndarray) -> np.ndarray:
+        """The example that each row draws."""
+        epochs, places = rows // self.examples, rows % self.examples
+        if epochs[0] == epochs[-1]:
+            return self._permutation(int(epochs[0]))[places]
+        found = np.empty_like(rows)
+        for epoch in np.unique(epochs):
+            found[epochs == epoch] = self._permutation(int(epoch))[places[epochs == epoch]]
+        return found
+
+    def _permutation(self, epoch: int) -> np.ndarray:
+        if epoch not in self._drawn:
+            for old in [known for known in self._drawn if known < epoch - 1]:
+                del self._drawn[old]
+            self._drawn[epoch] = np.random.default_rng([self.seed, epoch]).permutation(self.examples)
+        return self._drawn[epoch]
+
+
+@dataclass(frozen=True)
+class TrainBatches:
+    """This process's rows of batches `start` to `steps`; `keyed` adds each row's number."""
+
+    source: Source
+    order: Order
+    batch: int
+    local: np.ndarray
+    start: int
+    steps: int
+    keyed: bool
+
+    def __len__(self) -> int:
+        return max(0, self.steps - self.start)
+
+    def __getitem__(self, index: int) -> Batch:
+        rows = (self.start + index) * self.batch + self.local
+        found = self.source.rows(self.order(rows))
+        return found | {"row": rows.astype(np.uint32)} if self.keyed else found
+
+
+@dataclass(frozen=True)
+class EvalBatches:
+    """This process's rows of every example once, in order; the last batch padded with weight 0."""
+
+    source: Source
+    batch: int
+    local: np.ndarray
+
+    def __len__(self) -> int:
+        return (len(self.source) + self.batch - 1) // self.batch
+
+    def __getitem__(self, index: int) -> Batch:
+        rows = index * self.batch + self.local
+        real = rows < len(self.source)
+        return self.source.rows(np.where(real, rows, 0)) | {"weight": real.astype(np.float32)}
+
+
+def stream(batches: TrainBatches | EvalBatches, load: Load) -> Iterator[Batch]:
+    """The batches in turn, read ahead by grain; the same for every `load`."""
+    import grain
+
+    options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+    dataset: Any = grain.MapDataset.source(batches).to_iter_dataset(options)
+    if load.workers:
+        from absl import flags
+
+        flags.FLAGS.mark_as_parsed()  # grain reads absl flags that only an absl program parses
+        dataset = dataset.mp_prefetch(grain.MultiprocessingOptions(num_workers=load.workers))
+    if load.prefetch:
+        dataset = grain.experimental.ThreadPrefetchIterDataset(dataset, prefetch_buffer_size=load.prefetch)
+    return iter(dataset)

@@ -1,0 +1,172 @@
+"""The IDX format of MNIST and its kin, gzipped or not.
+
+The format: two zero bytes, a byte for the dtype (8: unsigned byte), a byte for the number of dims,
+the dims as big-endian 32-bit integers, then the values. (yann.lecun.com/exdb/mnist)
+"""
+
+import gzip
+import hashlib
+import math
+import struct
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import jax
+import numpy as np
+
+from dtrain.batch import Batch, Example
+from dtrain.data.pixels import Pixels
+from dtrain.data.source import Arrays, Load, Source, Split, image_example
+from dtrain.errors import DataError
+from dtrain.fields import Positive
+
+FILES = {
+    "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+    "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+}
+MNIST = {  # sha256 of the contents, not of the gzip around them, which differs from mirror to mirror
+    "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+    "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+    "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+    "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+}
+MIRRORS = (
+    "https://storage.googleapis.com/cvdf-datasets/mnist",
+    "https://ossci-datasets.s3.amazonaws.com/mnist",
+)
+UNSIGNED_BYTE = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class IDX:
+    """Images and labels in the four files of MNIST, under `root`; MNIST itself is fetched when absent."""
+
+    kind: Literal["idx"] = "idx"
+    root: str = "data/mnist"
+    """Folder of the files, relative to where dtrain starts."""
+    classes: Positive = 10
+    download: bool = True
+    """Fetch MNIST where `root` lacks the files."""
+    mirrors: tuple[str, ...] = MIRRORS
+    """Addresses of folders that hold the four files as .gz, tried in turn."""
+    pixels: Pixels = field(default_factory=Pixels)
+    load: Load = field(default_factory=Load)
+
+    @property
+    def keyed(self) -> bool:
+        return self.pixels.keyed
+
+    def example(self) -> Example | None:
+        path = self._find(FILES["train"][0])
+        return image_example(_image_shape(_header(path)[0]), self.classes) if path else None
+
+    def open(self, split: Split) -> Source:
+        images, labels = (read(self._have(name)) for name in FILES[split])
+        if len(images) != len(labels):
+            raise DataError(f"{self.root}: {len(images)} images but {len(labels)} labels in the {split} files")
+        if not len(labels):
+            raise DataError(f"{self.root}: the {split} files hold no example")
+        if labels.max() >= self.classes:
+            hint = f"set data.classes to {labels.max() + 1}"
+            raise DataError(f"{self.root}: a label {labels.max()} where there are {self.classes} classes", hint)
+        digest = hashlib.sha256(images.tobytes()).hexdigest()[:16]
+        shape = _image_shape(images.shape)
+        features = {"image": images.reshape(-1, *shape), "label": labels.astype(np.int32)}
+        return Arrays(features, image_example(shape, self.classes), f"idx:{split}:{len(labels)}:{digest}")
+
+    def prepare(self, batch: Batch, key: jax.Array, train: bool) -> Batch:
+        return self.pixels.apply(batch, 255.0, key, train)
+
+    def _find(self, name: str) -> Path | None:
+        root = Path(self.root).expanduser()
+        return next((path for path in (root / name, root / f"{name}.gz") if path.is_file()), None)
+
+    def _have(self, name: str) -> Path:
+        found = self._find(name)
+        return found or (fetch(name, Path(self.root).expanduser(), self.mirrors) if self.download else _missing(self))
+
+
+def _missing(data: IDX) -> Path:
+    raise DataError(f"{data.root} does not hold {FILES['train'][0]}[.gz] and its kin", offline_hint(data.root))
+
+
+def offline_hint(root: str | Path) -> str:
+    """How to provide the files where there is no network."""
+    names = ", ".join(f"{name}.gz" for pair in FILES.values() for name in pair)
+    return f"without a network, put {names} into {root}, or set data.root to a folder that has them"
+
+
+def read(path: Path) -> np.ndarray:
+    """The array of an IDX file of unsigned bytes; DataError names the file and what is wrong with it."""
+    dims, offset = _header(path)
+    content = _content(path)
+    expected, found = math.prod(dims), len(content) - offset
+    if expected != found:
+        shape = " x ".join(map(str, dims))
+        raise DataError(f"{path}: the header promises {shape} = {expected} bytes; {found} follow", _again(path))
+    return np.frombuffer(content, np.uint8, offset=offset).reshape(dims)
+
+
+def fetch(name: str, root: Path, mirrors: tuple[str, ...]) -> Path:
+    """Download one file of MNIST into `root`, and keep it only if its contents are the known ones."""
+    failures = []
+    for mirror in mirrors:
+        address = f"{mirror.rstrip('/')}/{name}.gz"
+        try:
+            with urllib.request.urlopen(address, timeout=20) as answer:
+                packed = answer.read()
+            digest = hashlib.sha256(gzip.decompress(packed)).hexdigest()
+        except (OSError, EOFError) as error:
+            failures.append(f"{address}: {error}")
+            continue
+        if digest != MNIST[name]:
+            failures.append(f"{address}: contents have sha256 {digest[:12]}..., not {MNIST[name][:12]}...")
+            continue
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            part = root / f".{name}.gz.part"
+            part.write_bytes(packed)
+            return part.rename(root / f"{name}.gz")
+        except OSError as error:
+            raise DataError(
+                f"cannot write MNIST to {root}: {error}", "set data.root to a folder you may write"
+            ) from error
+    raise DataError(f"could not download {name}:\n" + "\n".join(f"  {line}" for line in failures), offline_hint(root))
+
+
+def _content(path: Path) -> bytes:
+    try:
+        content = path.read_bytes()
+        return gzip.decompress(content) if path.suffix == ".gz" else content
+    except (OSError, EOFError) as error:
+        raise DataError(f"{path}: cannot be read: {error}", _again(path)) from error
+
+
+def _header(path: Path) -> tuple[tuple[int, ...], int]:
+    """The dims of the array and where its values begin."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            start = file.read(4 + 4 * 255)
+    except (OSError, EOFError) as error:
+        raise DataError(f"{path}: cannot be read: {error}", _again(path)) from error
+    if len(start) < 4 or start[:2] != b"\0\0":
+        raise DataError(f"{path}: no IDX file: it begins with {start[:4].hex(' ') or 'nothing'}", _again(path))
+    if start[2] != UNSIGNED_BYTE:
+        raise DataError(f"{path}: holds values of IDX type {start[2]}; only unsigned bytes (8) are read")
+    offset = 4 + 4 * start[3]
+    if len(start) < offset:
+        raise DataError(f"{path}: ends within its header", _again(path))
+    return struct.unpack(f">{start[3]}I", start[4:offset]), offset
+
+
+def _image_shape(dims: tuple[int, ...]) -> tuple[int, int, int]:
+    """Height, width, channels of arrays (examples, height, width[, channels])."""
+    if len(dims) not in (3, 4):
+        raise DataError(f"images have {len(dims)} dims; 3 or 4 are read: examples, height, width, channels")
+    return (dims[1], dims[2], dims[3] if len(dims) == 4 else 1)
+
+
+def _again(path: Path) -> str:
+    return f"remove {path} and run again to fetch it anew, or put a good copy in its place"

@@ -1,0 +1,87 @@
+"""What a source of examples is."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import jax
+import numpy as np
+
+from dtrain.batch import Batch, Example, Feature
+from dtrain.fields import Natural
+
+Split = Literal["train", "test"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """How examples are read ahead. Neither number changes which examples a batch holds."""
+
+    prefetch: Natural = 2
+    """Batches read ahead by a thread."""
+    workers: Natural = 0
+    """Processes that read; they pay where a batch takes more than about a millisecond to make."""
+
+
+class Source(Protocol):
+    """Examples that can be had by number."""
+
+    @property
+    def example(self) -> Example:
+        """Shape and dtype of each feature."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes whenever the examples do."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def rows(self, indices: np.ndarray) -> Batch:
+        """Many examples at once, as host arrays. Pure: the same numbers give the same rows."""
+        ...
+
+
+class Data(Protocol):
+    """A frozen dataclass: the recipe's `data` section itself."""
+
+    @property
+    def load(self) -> Load: ...
+
+    @property
+    def keyed(self) -> bool:
+        """Whether `prepare` draws at random, for which a batch carries its global row numbers."""
+        ...
+
+    def example(self) -> Example | None:
+        """Shape and dtype of each feature, where they are known without reading the examples."""
+        ...
+
+    def open(self, split: Split) -> Source:
+        """The examples of a split; DataError where there are none."""
+        ...
+
+    def prepare(self, batch: Batch, key: jax.Array, train: bool) -> Batch:
+        """What is done to examples on the device: numbers scaled, and augmented when training."""
+        ...
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """Examples held in memory, a feature an array."""
+
+    features: Mapping[str, np.ndarray]
+    example: Example
+    fingerprint: str
+
+    def __len__(self) -> int:
+        return len(next(iter(self.features.values())))
+
+    def rows(self, indices: np.ndarray) -> Batch:
+        return {name: values[indices] for name, values in self.features.items()}
+
+
+def image_example(shape: tuple[int, ...], classes: int) -> Example:
+    """An image of bytes and its class."""
+    return {"image": Feature(shape, "uint8"), "label": Feature((), "int32", classes)}

@@ -1,0 +1,80 @@
+"""Images made of nothing: a pattern for each class, and noise. For speed tests and dry runs."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+import jax
+import numpy as np
+
+from dtrain.batch import Batch, Example
+from dtrain.data.pixels import Pixels
+from dtrain.data.source import Load, Source, Split, image_example
+from dtrain.fields import Positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class Synthetic:
+    """Learnable images of any size, made on the fly."""
+
+    kind: Literal["synthetic"] = "synthetic"
+    image: tuple[Positive, Positive, Positive] = (28, 28, 1)
+    """Height, width, channels."""
+    classes: Positive = 10
+    examples: Positive = 60_000
+    """In an epoch of training; a tenth of it to test on."""
+    pixels: Pixels = field(default_factory=Pixels)
+    load: Load = field(default_factory=Load)
+
+    @property
+    def keyed(self) -> bool:
+        return self.pixels.keyed
+
+    def example(self) -> Example:
+        return image_example(self.image, self.classes)
+
+    def open(self, split: Split) -> Source:
+        count = self.examples if split == "train" else max(1, self.examples // 10)
+        return Patterns(self.image, self.classes, count, first=0 if split == "train" else self.examples)
+
+    def prepare(self, batch: Batch, key: jax.Array, train: bool) -> Batch:
+        return self.pixels.apply(batch, 255.0, key, train)
+
+
+@dataclass(frozen=True)
+class Patterns:
+    """Example i, a function of i alone."""
+
+    image: tuple[int, int, int]
+    classes: int
+    count: int
+    first: int
+
+    @property
+    def example(self) -> Example:
+        return image_example(self.image, self.classes)
+
+    @property
+    def fingerprint(self) -> str:
+        return f"synthetic:{self.image}:{self.classes}:{self.first}:{self.count}"
+
+    def __len__(self) -> int:
+        return self.count
+
+    def rows(self, indices: np.ndarray) -> Batch:
+        number = (indices + self.first).astype(np.uint64)
+        label = (_scramble(number) % np.uint64(self.classes)).astype(np.int32)
+        pixel = np.arange(self._patterns[0].size, dtype=np.uint64)
+        noise = (_scramble(number[:, None] * np.uint64(pixel.size) + pixel[None, :]) >> np.uint64(57)).astype(np.uint8)
+        return {"image": self._patterns[label] + noise.reshape(-1, *self.image), "label": label}
+
+    @cached_property
+    def _patterns(self) -> np.ndarray:
+        return np.random.default_rng(self.classes).integers(0, 128, (self.classes, *self.image), np.uint8)
+
+
+def _scramble(x: np.ndarray) -> np.ndarray:
+    """A well-mixed 64-bit number for each (the finaliser of SplitMix64, Steele et al. 2014)."""
+    x = (x + np.uint64(0x9E3779B97F4A7C15)) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

@@ -1,0 +1,81 @@
+"""The run folder: where everything about one run is kept."""
+
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dtrain.errors import EnvironmentFault, RecipeError
+
+NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+"""Also valid as a label and a host name on the clouds."""
+
+
+@dataclass(frozen=True)
+class Folder:
+    """`runs/NAME/`, by the names of what is in it."""
+
+    path: Path
+
+    @property
+    def recipe(self) -> Path:
+        """The recipe as resolved, every default written out."""
+        return self.path / "recipe.yaml"
+
+    @property
+    def record(self) -> Path:
+        """State, reason, exit code, versions, topology, times."""
+        return self.path / "run.json"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object a line."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def log(self) -> Path:
+        """What the console showed."""
+        return self.path / "log.txt"
+
+    @property
+    def checkpoints(self) -> Path:
+        """A folder for each saved step."""
+        return self.path / "checkpoints"
+
+    def prepare(self) -> None:
+        """Make the folder and prove that it can be written to; EnvironmentFault where it cannot."""
+        probe = self.path / f".probe-{os.getpid()}"
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            probe.write_text("dtrain")
+            probe.unlink()
+        except OSError as error:
+            hint = "choose another place with --runs-dir, or free this one"
+            raise EnvironmentFault(f"cannot write to the run folder {self.path}: {error.strerror}", hint) from error
+
+    def read_record(self) -> dict[str, Any]:
+        """run.json as it stands; empty where there is none."""
+        try:
+            return json.loads(self.record.read_text())
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            raise EnvironmentFault(f"{self.record} cannot be read: {error}", "remove it to go on") from error
+
+    def write_record(self, record: dict[str, Any]) -> None:
+        """Replace run.json in one step, so that a reader never sees half of it."""
+        part = self.record.with_suffix(".part")
+        part.write_text(json.dumps(record, indent=2) + "\n")
+        part.replace(self.record)
+
+
+def folder(runs: Path, name: str) -> Folder:
+    """The folder of the run of that name; RecipeError where the name could escape `runs`."""
+    if not NAME.fullmatch(name):
+        raise RecipeError(
+            f"{name!r} is no run name: use a to z, 0 to 9 and '-' inside, 63 characters at most",
+            "set it with name=my-run",
+        )
+    return Folder(runs / name)

@@ -1,0 +1,44 @@
+"""The contract of a model."""
+
+from typing import NamedTuple, Protocol
+
+import jax
+
+from dtrain.batch import Batch, Example
+from dtrain.context import Context
+from dtrain.params import Tree
+
+
+class Loss(NamedTuple):
+    """Sums over examples: a mean is taken once, after every reduction, as `sum / weight`."""
+
+    sum: jax.Array
+    weight: jax.Array
+    metrics: dict[str, jax.Array]
+
+
+class Flops(NamedTuple):
+    """Floating-point operations of one training step, and the convention they are counted by."""
+
+    step: float
+    convention: str
+
+
+class Model(Protocol):
+    """A frozen dataclass: the recipe's `model` section itself."""
+
+    def params(self) -> Tree:
+        """The declared parameters: a nested dict of `Param`."""
+        ...
+
+    def loss(self, params: Tree, batch: Batch, ctx: Context) -> Loss:
+        """The loss of a batch, as sums. Metrics share the loss's weight."""
+        ...
+
+    def flops(self, examples: int) -> Flops:
+        """The cost of one step on that many examples."""
+        ...
+
+    def mismatch(self, example: Example) -> str:
+        """Why the model cannot take such examples, both numbers shown; empty where it can."""
+        ...

@@ -1,0 +1,1 @@
+"""What is computed. No model knows a device."""

@@ -1,0 +1,116 @@
+"""A residual network with pre-activation blocks (He et al. 2016b) and group normalisation.
+
+Group normalisation in place of batch normalisation keeps the loss a function of the parameters
+and the example alone: no running statistics, the same numbers on any number of devices.
+Dims: B batch, H height, W width, C channels.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+
+from dtrain.batch import Batch, Example
+from dtrain.context import Context
+from dtrain.errors import FieldError
+from dtrain.fields import Positive
+from dtrain.model import Flops, Loss
+from dtrain.models.layers import classify, dense, group_norm, image_mismatch, linear, norm, three_times, weight
+from dtrain.params import Tree
+
+KERNEL = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class CNN:
+    """A ResNet: a stem, then stages of residual blocks, each stage after the first half as wide."""
+
+    kind: Literal["cnn"] = "cnn"
+    image: tuple[Positive, Positive, Positive]
+    """Height, width, channels."""
+    classes: Positive
+    stages: tuple[Positive, ...] = (16, 32, 64)
+    """Channels of each stage."""
+    blocks: Positive = 1
+    """Residual blocks in a stage."""
+    group: Positive = 8
+    """Channels normalised together."""
+
+    def __post_init__(self) -> None:
+        if not self.stages:
+            raise FieldError("stages", "needs at least one stage")
+        for i, channels in enumerate(self.stages):
+            if channels % self.group:
+                raise FieldError(f"stages.{i}", f"group = {self.group} does not divide {channels} channels")
+
+    def _plan(self) -> list[tuple[str, int, int, int]]:
+        """Name, channels in, channels out and stride of each block."""
+        plan, channels = [], self.stages[0]
+        for i, out in enumerate(self.stages):
+            for j in range(self.blocks):
+                plan.append((f"stage{i}_block{j}", channels, out, 2 if i and not j else 1))
+                channels = out
+        return plan
+
+    def params(self) -> Tree:
+        blocks = {name: _block(inputs, out) for name, inputs, out, _ in self._plan()}
+        last = self.stages[-1]
+        return {
+            "stem": _kernel(KERNEL, self.image[2], self.stages[0], "_", "embed"),
+            **blocks,
+            "norm": norm(last, "embed"),
+            "head": dense(last, self.classes, "embed classes"),
+        }
+
+    def logits(self, params: Tree, x_BHWC: jax.Array, ctx: Context) -> jax.Array:
+        """Logits (batch, classes)."""
+        x_BHWC = _conv(x_BHWC, ctx.gather(params["stem"]))
+        for name, _, _, stride in self._plan():
+            x_BHWC = self._residual(ctx.gather(params[name]), x_BHWC, stride, ctx)
+        x_BHWC = jax.nn.relu(group_norm(ctx.gather(params["norm"]), x_BHWC, self.group))
+        return linear(ctx.gather(params["head"]), x_BHWC.mean((1, 2)))
+
+    def _residual(self, block: Tree, x_BHWC: jax.Array, stride: int, ctx: Context) -> jax.Array:
+        y_BHWC = jax.nn.relu(group_norm(block["norm1"], x_BHWC, self.group))
+        skip = _conv(y_BHWC, block["skip"], stride) if "skip" in block else x_BHWC
+        y_BHWC = ctx.shard(_conv(y_BHWC, block["conv1"], stride), "batch", None, None, "hidden")
+        y_BHWC = jax.nn.relu(group_norm(block["norm2"], y_BHWC, self.group))
+        y_BHWC = ctx.reduce(_conv(y_BHWC, block["conv2"]), "hidden")
+        return ctx.shard(skip + y_BHWC, "batch", None, None, None)
+
+    def loss(self, params: Tree, batch: Batch, ctx: Context) -> Loss:
+        return classify(self.logits(params, batch["image"], ctx), batch, ctx)
+
+    def flops(self, examples: int) -> Flops:
+        height, width, channels = self.image
+        area, total = height * width, 0.0
+        total += 2 * area * KERNEL**2 * channels * self.stages[0]
+        for _, inputs, out, stride in self._plan():
+            area = math.ceil(area / stride**2)
+            total += 2 * area * KERNEL**2 * out * (inputs + out)
+            total += 2 * area * inputs * out if inputs != out else 0
+        return three_times(total + 2 * self.stages[-1] * self.classes, examples)
+
+    def mismatch(self, example: Example) -> str:
+        return image_mismatch(example, self.image, self.classes)
+
+
+def _block(inputs: int, out: int) -> Tree:
+    block = {
+        "norm1": norm(inputs, "embed"),
+        "conv1": _kernel(KERNEL, inputs, out, "embed", "hidden"),
+        "norm2": norm(out, "hidden"),
+        "conv2": _kernel(KERNEL, out, out, "hidden", "embed"),
+    }
+    return block if inputs == out else block | {"skip": _kernel(1, inputs, out, "_", "embed")}
+
+
+def _kernel(size: int, inputs: int, out: int, rows: str, columns: str) -> Tree:
+    shape = (size, size, inputs, out)
+    return weight(shape, f"_ _ {rows} {columns}", fan_in=f"_ {rows}", gain=math.sqrt(2))
+
+
+def _conv(x_BHWC: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
+    layout = ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(x_BHWC, kernel, (stride, stride), "SAME", dimension_numbers=layout)

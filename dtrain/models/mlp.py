@@ -1,0 +1,72 @@
+"""A multi-layer perceptron.
+
+Layers alternate between splitting their columns and their rows, so that two layers cost one
+reduction (Shoeybi et al. 2019, section 3).
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+
+from dtrain.batch import Batch, Example
+from dtrain.context import Context
+from dtrain.errors import FieldError
+from dtrain.fields import Positive
+from dtrain.model import Flops, Loss
+from dtrain.models.layers import classify, dense, three_times
+from dtrain.params import Tree
+
+ACTIVATIONS = {"relu": jax.nn.relu, "gelu": jax.nn.gelu, "tanh": jax.nn.tanh}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MLP:
+    """Fully connected layers of the given sizes, from the flattened image to the classes."""
+
+    kind: Literal["mlp"] = "mlp"
+    sizes: tuple[Positive, ...]
+    """Inputs, hidden layers, classes: [784, 512, 256, 10]."""
+    activation: Literal["relu", "gelu", "tanh"] = "relu"
+
+    def __post_init__(self) -> None:
+        if len(self.sizes) < 2:
+            raise FieldError("sizes", f"needs at least two sizes, inputs and classes; found {len(self.sizes)}")
+
+    def params(self) -> Tree:
+        return {f"layer{i}": self._layer(i) for i in range(len(self.sizes) - 1)}
+
+    def _layer(self, i: int) -> Tree:
+        rows, columns = ("hidden", "embed") if i % 2 else ("embed", "hidden")
+        if i == len(self.sizes) - 2:
+            columns = "classes"
+        return dense(self.sizes[i], self.sizes[i + 1], f"{rows} {columns}", gain=math.sqrt(2))
+
+    def logits(self, params: Tree, image_HWC: jax.Array, ctx: Context) -> jax.Array:
+        """One example's logits (classes,)."""
+        x = image_HWC.reshape(-1)
+        for i in range(len(self.sizes) - 1):
+            layer = ctx.gather(params[f"layer{i}"])
+            x = x @ layer["weight"]
+            x = (ctx.reduce(x, "hidden") if i % 2 else x) + layer["bias"]
+            x = ACTIVATIONS[self.activation](x) if i < len(self.sizes) - 2 else x
+        return x
+
+    def loss(self, params: Tree, batch: Batch, ctx: Context) -> Loss:
+        logits_BK = jax.vmap(lambda image: self.logits(params, image, ctx))(batch["image"])
+        return classify(logits_BK, batch, ctx)
+
+    def flops(self, examples: int) -> Flops:
+        return three_times(2.0 * sum(a * b for a, b in zip(self.sizes, self.sizes[1:], strict=False)), examples)
+
+    def mismatch(self, example: Example) -> str:
+        if not {"image", "label"} <= set(example):
+            return f"the model takes images and labels; the data has {', '.join(sorted(example))}"
+        shape, classes = example["image"].shape, example["label"].values
+        if math.prod(shape) != self.sizes[0]:
+            sizes = " x ".join(map(str, shape))
+            return f"sizes begins with {self.sizes[0]}; the data's images are {sizes} = {math.prod(shape)} values"
+        if classes is not None and classes != self.sizes[-1]:
+            return f"sizes ends with {self.sizes[-1]}; the data has {classes} classes"
+        return ""

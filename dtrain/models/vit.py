@@ -1,0 +1,124 @@
+"""A vision transformer (Dosovitskiy et al. 2021; mean pooling as in Beyer et al. 2022).
+
+Dims: B batch, T patches, E embed, H heads, D head dim, F hidden, K classes.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from dtrain import params as declare
+from dtrain.batch import Batch, Example
+from dtrain.context import Context
+from dtrain.errors import FieldError
+from dtrain.fields import Positive
+from dtrain.model import Flops, Loss
+from dtrain.models.layers import (
+    classify,
+    dense,
+    image_mismatch,
+    layer_norm,
+    lift,
+    linear,
+    norm,
+    three_times,
+    weight,
+)
+from dtrain.params import Param, Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViT:
+    """Square patches of the image, a stack of equal transformer blocks, the mean, a linear head."""
+
+    kind: Literal["vit"] = "vit"
+    image: tuple[Positive, Positive, Positive]
+    """Height, width, channels."""
+    classes: Positive
+    patch: Positive = 4
+    """Side of a patch in pixels."""
+    layers: Positive = 4
+    width: Positive = 64
+    heads: Positive = 4
+    hidden: Positive = 256
+    """Width of the feed-forward layer."""
+
+    def __post_init__(self) -> None:
+        for i, name in enumerate(("height", "width")):
+            if self.image[i] % self.patch:
+                raise FieldError("patch", f"patch = {self.patch} does not divide the image's {name} {self.image[i]}")
+        if self.width % self.heads:
+            raise FieldError("heads", f"heads = {self.heads} does not divide width = {self.width}")
+
+    @property
+    def _patches(self) -> int:
+        return (self.image[0] // self.patch) * (self.image[1] // self.patch)
+
+    def params(self) -> Tree:
+        values = self.patch**2 * self.image[2]
+        return {
+            "embed": dense(values, self.width, "_ embed"),
+            "position": Param((self._patches, self.width), "length embed", declare.normal(0.02), decay=False),
+            "blocks": declare.stacked(self._block(), self.layers),
+            "norm": norm(self.width, "embed"),
+            "head": dense(self.width, self.classes, "embed classes"),
+        }
+
+    def _block(self) -> Tree:
+        width, heads, size = self.width, self.heads, self.width // self.heads
+        project = weight((width, heads, size), "embed heads _", fan_in="embed")
+        return {
+            "norm1": norm(width, "embed"),
+            "query": project,
+            "key": project,
+            "value": project,
+            "out": weight((heads, size, width), "heads _ embed", fan_in="heads _"),
+            "norm2": norm(width, "embed"),
+            "up": dense(width, self.hidden, "embed hidden"),
+            "down": dense(self.hidden, width, "hidden embed"),
+        }
+
+    def logits(self, params: Tree, image_BHWC: jax.Array, ctx: Context) -> jax.Array:
+        """Logits (batch, classes)."""
+        x_BTE = linear(ctx.gather(params["embed"]), _patches(image_BHWC, self.patch))
+        x_BTE = ctx.shard(x_BTE + lift(ctx.gather(params["position"]), x_BTE), "batch", "length", None)
+        x_BTE = ctx.stack(lambda block, x: _apply(block, x, ctx), params["blocks"], x_BTE)
+        x_BE = layer_norm(ctx.gather(params["norm"]), x_BTE).mean(1)
+        return linear(ctx.gather(params["head"]), x_BE)
+
+    def loss(self, params: Tree, batch: Batch, ctx: Context) -> Loss:
+        return classify(self.logits(params, batch["image"], ctx), batch, ctx)
+
+    def flops(self, examples: int) -> Flops:
+        tokens, width = self._patches, self.width
+        block = 2 * tokens * (4 * width**2 + 2 * width * self.hidden) + 4 * tokens**2 * width
+        ends = 2 * tokens * self.patch**2 * self.image[2] * width + 2 * width * self.classes
+        return three_times(float(self.layers * block + ends), examples)
+
+    def mismatch(self, example: Example) -> str:
+        return image_mismatch(example, self.image, self.classes)
+
+
+def _apply(block: Tree, x_BTE: jax.Array, ctx: Context) -> jax.Array:
+    """One block: attention, then the feed-forward layer, each added to its input."""
+    y_BTE = layer_norm(block["norm1"], x_BTE)
+    q_BTHD, k_BTHD, v_BTHD = (
+        ctx.shard(jnp.einsum("BTE,EHD->BTHD", y_BTE, block[name]), "batch", "length", "heads", None)
+        for name in ("query", "key", "value")
+    )
+    y_BTHD = ctx.attend(q_BTHD, k_BTHD, v_BTHD)
+    x_BTE = x_BTE + ctx.reduce(jnp.einsum("BTHD,HDE->BTE", y_BTHD, block["out"]), "heads")
+    y_BTE = layer_norm(block["norm2"], x_BTE)
+    y_BTF = ctx.shard(jax.nn.gelu(linear(block["up"], y_BTE)), "batch", "length", "hidden")
+    y_BTE = ctx.reduce(y_BTF @ block["down"]["weight"], "hidden")
+    y_BTE = y_BTE + lift(block["down"]["bias"], y_BTE)
+    return ctx.shard(x_BTE + y_BTE, "batch", "length", None)
+
+
+def _patches(image_BHWC: jax.Array, side: int) -> jax.Array:
+    """The image cut into squares, each flattened: (batch, patches, side * side * channels)."""
+    batch, height, width, channels = image_BHWC.shape
+    cut = image_BHWC.reshape(batch, height // side, side, width // side, side, channels)
+    return cut.transpose(0, 1, 3, 2, 4, 5).reshape(batch, -1, side * side * channels)

@@ -1,0 +1,1 @@
+"""How it is spread: the mesh, the rules that lay parameters over it, and the engines."""

@@ -1,0 +1,61 @@
+"""Which devices there are: pretended ones, and those of processes that run together."""
+
+import os
+import sys
+from dataclasses import dataclass
+
+from dtrain.errors import EnvironmentFault
+
+PROCESS = "DTRAIN_PROCESS"
+"""`rank/processes@host:port`: set for a process that runs together with others."""
+
+
+@dataclass(frozen=True)
+class Seat:
+    """This process's place among those that run together."""
+
+    rank: int
+    processes: int
+    coordinator: str
+
+    def __str__(self) -> str:
+        return f"{self.rank}/{self.processes}@{self.coordinator}"
+
+
+def seat() -> Seat | None:
+    """This process's place, or None where it runs alone."""
+    text = os.environ.get(PROCESS)
+    if not text:
+        return None
+    place, _, coordinator = text.partition("@")
+    rank, _, processes = place.partition("/")
+    return Seat(int(rank), int(processes), coordinator)
+
+
+def pretend(devices: int) -> None:
+    """Make the CPU show that many devices to this process; must come before JAX is imported.
+
+    Thread pools are sized from PJRT_NPROC; too small a pool deadlocks in collectives.
+    """
+    assert "jax" not in sys.modules, "devices are pretended before JAX is imported"
+    os.environ["PJRT_NPROC"] = str(max(32, 4 * devices))
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ["JAX_NUM_CPU_DEVICES"] = str(devices)
+
+
+def join(place: Seat) -> None:
+    """Meet the other processes; EnvironmentFault names the address where they do not come."""
+    import jax
+
+    if os.environ.get("JAX_PLATFORMS") == "cpu":
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    try:
+        jax.distributed.initialize(
+            place.coordinator,
+            place.processes,
+            place.rank,
+            coordinator_bind_address=place.coordinator if place.rank == 0 else None,
+        )
+    except RuntimeError as error:
+        message = f"process {place.rank} of {place.processes} could not meet the others at {place.coordinator}"
+        raise EnvironmentFault(f"{message}: {error}") from error

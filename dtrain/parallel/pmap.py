@@ -1,0 +1,52 @@
+"""The engine of replicas: every device runs the whole step on its own examples."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from dtrain.batch import Batch
+from dtrain.context import Plain
+from dtrain.model import Loss
+from dtrain.parallel.engine import Grads, LossFn, Sums, accumulate
+from dtrain.parallel.rules import Layout
+from dtrain.params import Tree
+
+AXIS = "data"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pmap:
+    """Data parallelism by jax.pmap: parameters whole on every device, one process, the data axis only."""
+
+    kind: Literal["pmap"] = "pmap"
+
+    def refusal(self, layout: Layout, processes: int) -> str:
+        asked = [f"{axis} = {size}" for axis, size in layout.sizes.items() if axis != AXIS and size > 1]
+        if asked:
+            return f"pmap keeps whole replicas and splits only the data axis; the mesh asks for {', '.join(asked)}"
+        return f"pmap serves one process; this run has {processes}" if processes > 1 else ""
+
+    def place(self, layout: Layout, shape: tuple[int, ...]) -> tuple[tuple[int, ...], NamedSharding]:
+        devices = layout.sizes[AXIS]
+        return (devices, shape[0] // devices, *shape[1:]), layout.sharding(PartitionSpec(AXIS))
+
+    def grads(self, layout: Layout, loss: LossFn, microbatches: int) -> Grads:
+        def grads(params: Tree, batch: Batch) -> tuple[Loss, Tree]:
+            found = accumulate(lambda p, rows: loss(p, rows, Plain()), params, batch, microbatches)
+            return jax.lax.psum(found, AXIS)
+
+        return grads
+
+    def sums(self, layout: Layout, loss: LossFn) -> Sums:
+        return lambda params, batch: jax.lax.psum(loss(params, batch, Plain()), AXIS)
+
+    def trace(
+        self, layout: Layout, function: Callable[..., Any], *args: Any, out: Any, donate: bool
+    ) -> jax.stages.Traced:
+        assert layout.mesh is not None
+        devices = list(layout.mesh.devices.flat)
+        replicas = jax.pmap(function, axis_name=AXIS, in_axes=(None, 0), out_axes=None, devices=devices)
+        return jax.jit(replicas, donate_argnums=(0,) if donate else (), out_shardings=out).trace(*args)

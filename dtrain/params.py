@@ -1,0 +1,102 @@
+"""A parameter is declared once; everything else about it is a map over the declared tree."""
+
+import math
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+Tree = Any
+"""A nested dict of leaves."""
+
+Init = Callable[[jax.Array, tuple[int, ...]], jax.Array]
+"""(key, shape) → float32 array."""
+
+
+@dataclass(frozen=True)
+class Param:
+    """A parameter: its shape, the name of each dim ("embed hidden"; `_` for one no rule may split),
+    how it is born, and whether weight decay acts on it.
+
+    `fan_in` names the dims that are summed over when the parameter is applied: a matrix optimizer
+    takes those as rows and the rest, less `layer`, as columns.
+    """
+
+    shape: tuple[int, ...]
+    dims: str
+    init: Init
+    decay: bool = True
+    fan_in: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        assert len(self.names) == len(self.shape), f"{self.dims!r} does not name {self.shape}"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """One name for each dim."""
+        return tuple(self.dims.split())
+
+    @property
+    def size(self) -> int:
+        """Number of values."""
+        return math.prod(self.shape)
+
+
+def paths(tree: Tree) -> Tree:
+    """The same tree with each leaf's dotted path in its place."""
+    return jax.tree.map_with_path(lambda path, _: dotted(path), tree)
+
+
+def dotted(path: tuple[Any, ...]) -> str:
+    """A key path of JAX as a dotted name: `block.attention.query`."""
+    return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+def initial(tree: Tree, key: jax.Array, dtype: str) -> Tree:
+    """Initial values. Each parameter's key comes from its path, so adding one changes no other."""
+
+    def born(name: str, param: Param) -> jax.Array:
+        return param.init(jax.random.fold_in(key, zlib.crc32(name.encode())), param.shape).astype(dtype)
+
+    return jax.tree.map(born, paths(tree), tree)
+
+
+def abstract(tree: Tree, dtype: str) -> Tree:
+    """Shapes and dtypes without values."""
+    return jax.tree.map(lambda param: jax.ShapeDtypeStruct(param.shape, jnp.dtype(dtype)), tree)
+
+
+def count(tree: Tree) -> int:
+    """Number of values in the whole tree."""
+    return sum(param.size for param in jax.tree.leaves(tree))
+
+
+def stacked(tree: Tree, layers: int) -> Tree:
+    """The parameters of `layers` equal blocks, as one tree with a leading `layer` dim."""
+
+    def stack(param: Param) -> Param:
+        def init(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+            keys = jax.vmap(lambda layer: jax.random.fold_in(key, layer))(jnp.arange(layers))
+            return jax.vmap(lambda one: param.init(one, shape[1:]))(keys)
+
+        return Param((layers, *param.shape), f"layer {param.dims}", init, param.decay, param.fan_in)
+
+    return jax.tree.map(stack, tree)
+
+
+def normal(std: float) -> Init:
+    """A normal distribution of standard deviation `std`, cut at two of them."""
+    return lambda key, shape: std * jax.random.truncated_normal(key, -2.0, 2.0, shape, jnp.float32)
+
+
+def zeros(_: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """All zero."""
+    return jnp.zeros(shape, jnp.float32)
+
+
+def ones(_: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """All one."""
+    return jnp.ones(shape, jnp.float32)

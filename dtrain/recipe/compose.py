@@ -1,0 +1,78 @@
+"""One tree of nodes from a recipe, what it includes, and the overrides of the command line."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from dtrain.errors import RecipeError
+from dtrain.recipe.yaml import Mark, Node, parse, read
+
+MAX_INCLUDES = 16
+
+
+def compose(path: Path, overrides: Sequence[str] = ()) -> Node:
+    """The recipe with its includes under it and the `key=value` overrides over it."""
+    tree = _included(path, ())
+    for override in overrides:
+        tree = merge(tree, _override(override))
+    return tree
+
+
+def least_devices(tree: Node) -> int:
+    """The fewest devices that the recipe's mesh fits on, as far as it can be read without checking it."""
+    mesh = tree.plain().get("mesh", {})
+    sizes = [size for size in mesh.values() if type(size) is int and size > 0] if isinstance(mesh, dict) else []
+    return math.prod(sizes)
+
+
+def _included(path: Path, trail: tuple[Path, ...]) -> Node:
+    if path.resolve() in trail or len(trail) >= MAX_INCLUDES:
+        chain = " -> ".join(str(step) for step in (*trail, path.resolve()))
+        raise RecipeError(f"include: goes in a circle or too deep: {chain}")
+    own = read(path)
+    if not isinstance(own.value, dict):
+        raise RecipeError(f"{own.mark}  a recipe is a mapping of keys to values")
+    if "include" not in own.value:
+        return own
+    named = own.value["include"]
+    files = named.value if isinstance(named.value, tuple) else (named,)
+    tree = Node({}, own.mark)
+    for file in files:
+        if not isinstance(file.value, str):
+            raise RecipeError(f"{file.mark}  include: is a path, or a list of paths, relative to this file")
+        tree = merge(tree, _included(path.parent / file.value, (*trail, path.resolve())))
+    rest = {key: value for key, value in own.value.items() if key != "include"}
+    return merge(tree, Node(rest, own.mark, own.keys))
+
+
+def merge(under: Node, over: Node) -> Node:
+    """`over` laid on `under`, key by key. A section of another `kind` replaces the one below it."""
+    if not (isinstance(under.value, dict) and isinstance(over.value, dict)):
+        return over
+    kinds = [node.value["kind"].value for node in (under, over) if "kind" in node.value]
+    if len(kinds) == 2 and kinds[0] != kinds[1]:
+        return over
+    value = dict(under.value)
+    for key, node in over.value.items():
+        value[key] = merge(value[key], node) if key in value else node
+    return Node(value, under.mark if under.value else over.mark, (*under.keys, *over.keys))
+
+
+def _override(text: str) -> Node:
+    """`optimizer.lr=3e-4` as a tree that holds this one value."""
+    key, equals, value = text.partition("=")
+    if not equals or not all(key.split(".")):
+        raise RecipeError(f"argument {text!r}: an override is key=value, as in optimizer.lr=3e-4")
+    mark = Mark(f"argument {text!r}")
+    node = _placed(parse(value, mark.source), mark) if value else Node("", mark)
+    for part in reversed(key.split(".")):
+        node = Node({part: node}, mark, ((part, mark),))
+    return node
+
+
+def _placed(node: Node, mark: Mark) -> Node:
+    """The same nodes, all pointing to the argument."""
+    if isinstance(node.value, dict):
+        value = {key: _placed(child, mark) for key, child in node.value.items()}
+        return Node(value, mark, tuple((key, mark) for key in value))
+    return Node(tuple(_placed(c, mark) for c in node.value) if isinstance(node.value, tuple) else node.value, mark)

@@ -1,0 +1,88 @@
+"""From a path to a checked Recipe, and back to YAML."""
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dtrain.errors import RecipeError
+from dtrain.recipe.compose import compose, merge
+from dtrain.recipe.crosscheck import problems_of
+from dtrain.recipe.parse import Problems, section
+from dtrain.recipe.recipe import Recipe
+from dtrain.recipe.yaml import Mark, Node, dump, walk
+
+IRRELEVANT = {"name", "steps", "epochs", "engine", "mesh", "accumulate", "evaluate", "checkpoint", "track", "guard"}
+"""Sections that may change under a run: they change neither the data nor the mathematics of a step."""
+
+LOADING = {"data.load", "data.root", "data.download", "data.mirrors"}
+"""Keys of `data` that say where examples lie and how they are read; a fingerprint watches the examples."""
+
+
+def load(path: Path, overrides: Sequence[str] = (), devices: int | None = None) -> Recipe:
+    """The recipe; RecipeError with every problem, each at its file:line:column.
+
+    `devices`, where known, is held against the mesh.
+    """
+    tree = compose(path, overrides)
+    named = Node({"name": Node(_name_of(path), Mark(str(path)))}, tree.mark)
+    tree, problems = merge(named, tree), Problems()
+    recipe: Recipe | None = section(Recipe, tree, "", problems)
+    if recipe is not None:
+        marks = {where: node.mark for where, node in walk(tree)}
+        for where, message, hint in problems_of(recipe, devices):
+            problems.add(_nearest(marks, where), where, message, hint)
+    if recipe is None or problems.lines:
+        raise RecipeError(problems.lines)
+    return recipe
+
+
+def plain(recipe: Recipe) -> dict[str, Any]:
+    """The recipe as plain values, every default written out; what is not set is left out."""
+    return _without_none(dataclasses.asdict(recipe))
+
+
+def text(recipe: Recipe) -> str:
+    """The recipe as YAML that loads as the same recipe."""
+    return dump(plain(recipe))
+
+
+def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """What changed between two plain recipes of all that bears on the numbers of a run."""
+    before, after = _flat(old), _flat(new)
+    if "constant" not in {part.get("optimizer", {}).get("schedule", {}).get("kind") for part in (old, new)}:
+        length = lambda part: {key: part[key] for key in ("steps", "epochs") if key in part}  # noqa: E731
+        before, after = before | length(old), after | length(new)
+    return [
+        f"{key}: was {before.get(key, 'not set')}, now {after.get(key, 'not set')}"
+        for key in sorted(before.keys() | after.keys())
+        if before.get(key) != after.get(key)
+    ]
+
+
+def _flat(tree: dict[str, Any], path: str = "") -> dict[str, Any]:
+    found = {}
+    for key, value in tree.items():
+        here = f"{path}.{key}" if path else key
+        if here in IRRELEVANT or here in LOADING:
+            continue
+        found |= _flat(value, here) if isinstance(value, dict) else {here: value}
+    return found
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_none(child) for key, child in value.items() if child is not None}
+    return [_without_none(child) for child in value] if isinstance(value, tuple | list) else value
+
+
+def _name_of(path: Path) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", path.stem.lower()).strip("-")[:63]
+
+
+def _nearest(marks: dict[str, Mark], path: str) -> Mark:
+    """The mark of the path, or of the nearest section around it."""
+    while path not in marks:
+        path = path.rpartition(".")[0]
+    return marks[path]

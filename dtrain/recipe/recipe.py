@@ -1,0 +1,96 @@
+"""The recipe: every section is the object that does the work."""
+
+from dataclasses import dataclass, field
+
+from dtrain.checkpoint.store import Checkpoint
+from dtrain.data.digits import Digits
+from dtrain.data.idx import IDX
+from dtrain.data.images import Images
+from dtrain.data.synthetic import Synthetic
+from dtrain.errors import FieldError
+from dtrain.fields import Natural, Positive, PositiveFloat, Seed
+from dtrain.models.cnn import CNN
+from dtrain.models.custom import Custom
+from dtrain.models.mlp import MLP
+from dtrain.models.vit import ViT
+from dtrain.optim import Optimizer
+from dtrain.parallel.jit import Jit
+from dtrain.parallel.mesh import Mesh
+from dtrain.parallel.pmap import Pmap
+from dtrain.parallel.shard_map import ShardMap
+from dtrain.precision import Precision
+from dtrain.track.tensorboard import TensorBoard
+from dtrain.track.wandb import WandB
+
+Model = MLP | CNN | ViT | Custom
+Data = Digits | IDX | Images | Synthetic
+Engine = Jit | ShardMap | Pmap
+Sink = TensorBoard | WandB
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate:
+    """When the test split is measured. It always is at the end."""
+
+    every: Natural = 0
+    """Steps between evaluations; 0 measures only at the end."""
+    batch: Positive | None = None
+    """Examples at a time; the training batch where not said."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Track:
+    """Where numbers go besides the console and metrics.jsonl."""
+
+    every: Positive = 50
+    """Steps between log lines."""
+    to: tuple[Sink, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guard:
+    """What is watched for in the compiled step."""
+
+    constants_mb: PositiveFloat = 1.0
+    """Arrays baked into the program that are larger than this are reported."""
+    purity: bool = True
+    """Trace the step twice and report where the two differ."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """One run, whole."""
+
+    name: str
+    """The run's name, and its folder's; the recipe's file name where not said."""
+    model: Model
+    data: Data
+    optimizer: Optimizer
+    batch: Positive
+    """Examples in one optimizer step, over all devices."""
+    steps: Positive | None = None
+    """Optimizer steps; or say epochs."""
+    epochs: Positive | None = None
+    """Passes over the training data; or say steps."""
+    accumulate: Positive = 1
+    """Microbatches that make a batch."""
+    seed: Seed = 0
+    engine: Engine = field(default_factory=Jit)
+    mesh: Mesh = field(default_factory=Mesh)
+    precision: Precision = field(default_factory=Precision)
+    evaluate: Evaluate = field(default_factory=Evaluate)
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    track: Track = field(default_factory=Track)
+    guard: Guard = field(default_factory=Guard)
+
+    def __post_init__(self) -> None:
+        if (self.steps is None) == (self.epochs is None):
+            found = "neither" if self.steps is None else f"steps = {self.steps} and epochs = {self.epochs}"
+            raise FieldError("steps", f"say how long to train: steps or epochs, one of them; found {found}")
+
+    def total_steps(self, examples: int) -> int:
+        """How many steps the run has, given the examples in an epoch."""
+        if self.steps is not None:
+            return self.steps
+        assert self.epochs is not None
+        return -(-self.epochs * examples // self.batch)

@@ -1,0 +1,69 @@
+"""The JSON Schema of recipes, from the same dataclasses that parse them."""
+
+import dataclasses
+import inspect
+from typing import Any
+
+from dtrain.recipe.recipe import Recipe
+
+
+def schema() -> dict[str, Any]:
+    """What an editor needs to complete and to check a recipe."""
+    from pydantic import TypeAdapter
+
+    made = TypeAdapter(Recipe).json_schema(ref_template="#/$defs/{model}")
+    for name, cls in _sections().items():
+        if name in made["$defs"]:
+            _refine(made["$defs"][name], cls)
+    _refine(made, Recipe)
+    made["properties"]["include"] = {"description": "Recipes that this one is laid over.", "type": ["string", "array"]}
+    made["required"] = [key for key in made["required"] if key != "name"]
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}
+
+
+def _sections() -> dict[str, type]:
+    """Every dataclass that a recipe can hold, by name."""
+    import typing
+
+    found: dict[str, type] = {}
+    waiting: list[Any] = [Recipe]
+    while waiting:
+        hint = waiting.pop()
+        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+            if hint.__name__ not in found:
+                found[hint.__name__] = hint
+                waiting += typing.get_type_hints(hint).values()
+        else:
+            waiting += typing.get_args(hint)
+    return found
+
+
+def _refine(part: dict[str, Any], cls: type) -> None:
+    """Unknown keys refused, `kind` asked for, and what each key is for."""
+    part["additionalProperties"] = False
+    part["description"] = inspect.getdoc(cls) or ""
+    if "kind" in part["properties"]:
+        part["required"] = [*part.get("required", []), "kind"]
+    for key, text in _field_docs(cls).items():
+        if key in part["properties"]:
+            part["properties"][key]["description"] = text
+
+
+def _field_docs(cls: type) -> dict[str, str]:
+    """The string that stands below a field in the source."""
+    import ast
+    import textwrap
+
+    found = {}
+    for owner in reversed(cls.__mro__[:-1]):
+        body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for this, after in zip(body.body, body.body[1:], strict=False):
+            if (
+                isinstance(this, ast.AnnAssign)
+                and isinstance(after, ast.Expr)
+                and isinstance(after.value, ast.Constant)
+            ):
+                assert isinstance(this.target, ast.Name)
+                found[this.target.id] = str(after.value.value)
+    return found

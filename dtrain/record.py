@@ -1,0 +1,164 @@
+"""run.json and recipe.yaml: what a run was, whether it may go on, and how it ended."""
+
+import importlib.metadata
+import platform
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from dtrain.data.source import Source
+from dtrain.errors import DtrainError, RecipeError
+from dtrain.folder import Folder
+from dtrain.recipe import yaml
+from dtrain.recipe.load import differences, text
+from dtrain.recipe.recipe import Recipe
+from dtrain.train.clock import Clock
+
+PACKAGES = ("dtrain", "jax", "jaxlib", "numpy", "optax", "orbax-checkpoint", "grain")
+
+
+@dataclass
+class Record:
+    """What run.json will say. Times add up over restarts."""
+
+    values: dict[str, Any]
+    place: Folder
+    lead: bool
+    clock: Clock = field(default_factory=Clock)
+    before: dict[str, float] = field(default_factory=dict)
+    """Seconds that earlier starts of the run spent in each section."""
+    ids: dict[str, str] = field(default_factory=dict)
+
+    def about(self, devices: list[Any], mesh: Mapping[str, int], steps: int) -> None:
+        """Note what the run runs on and how long it is."""
+        self.values |= {
+            "steps": steps,
+            "topology": {
+                "platform": devices[0].platform,
+                "device": devices[0].device_kind,
+                "devices": len(devices),
+                "processes": jax.process_count(),
+                "mesh": dict(mesh),
+            },
+        }
+        self.write()
+
+    def step(self, number: int) -> None:
+        """Note the step that a restart would go on from."""
+        self.values["step"] = number
+        self.write()
+
+    def end(self, state: str, reason: str, code: int) -> None:
+        """Note how it ended."""
+        self.values |= {"state": state, "reason": reason, "exit_code": code, "ended": time.time()}
+        self.write()
+
+    def write(self) -> None:
+        """Bring run.json up to date."""
+        before = self.values.get("seconds_before", {})
+        now = self.clock.spent
+        total = {
+            name: round(before.get(name, 0.0) + now.get(name, 0.0), 3) for name in sorted(before.keys() | now.keys())
+        }
+        if self.lead:
+            self.place.write_record(self.values | {"seconds": total, "tracker_ids": self.ids})
+
+
+@contextmanager
+def kept(place: Folder, recipe: Recipe, lead: bool) -> Iterator[Record]:
+    """Keep run.json true while the run goes on, however it ends."""
+    old = place.read_record()
+    values = {
+        "name": recipe.name,
+        "state": "running",
+        "reason": "",
+        "exit_code": None,
+        "step": old.get("step", 0),
+        "started": old.get("started", time.time()),
+        "ended": None,
+        "starts": old.get("starts", 0) + 1,
+        "versions": versions(),
+        "git": _git(),
+    }
+    log = Record(values, place, lead, before=old.get("seconds", {}), ids=dict(old.get("tracker_ids", {})))
+    if lead:
+        place.recipe.write_text(text(recipe))
+        log.write()
+    try:
+        yield log
+    except DtrainError as error:
+        log.end("stopped" if error.exit_code == 75 else "failed", error.message, error.exit_code)
+        raise
+    except BaseException as error:
+        log.end("failed", f"{type(error).__name__}: {error}", DtrainError.exit_code)
+        raise
+    log.end("finished", "all steps done", 0)
+
+
+def finished(place: Folder, recipe: Recipe) -> bool:
+    """Whether this very run was done to its end."""
+    old = place.read_record()
+    if old.get("state") != "finished" or not place.recipe.exists():
+        return False
+    before, now = _saved_recipe(place), _plain(recipe)
+    length = lambda tree: (tree.get("steps"), tree.get("epochs"))  # noqa: E731
+    return length(before) == length(now) and not differences(before, now)
+
+
+def refuse_changes(place: Folder, recipe: Recipe, allowed: bool) -> None:
+    """RecipeError with the differences, where a run that has saved state is started with another recipe."""
+    started = place.checkpoints.is_dir() and any(step.name.isdigit() for step in place.checkpoints.iterdir())
+    if not started or allowed or not place.recipe.exists():
+        return
+    changed = differences(_saved_recipe(place), _plain(recipe))
+    if changed:
+        hint = "give this run another name (name=...), or go on under the changed recipe with --allow-changes"
+        head = f"the recipe changed under {place.path}, which has saved steps:"
+        raise RecipeError([head, *(f"  {line}" for line in changed)], hint)
+
+
+def beside(recipe: Recipe, mesh: Mapping[str, int], source: Source, step: int) -> dict[str, Any]:
+    """What is noted beside the state in a checkpoint."""
+    return {
+        "step": step,
+        "examples": step * recipe.batch,
+        "seed": recipe.seed,
+        "data": source.fingerprint,
+        "mesh": dict(mesh),
+        "processes": jax.process_count(),
+        "versions": versions(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that bear on the numbers."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def _git() -> str:
+    """The commit of the folder that the run was started in, if it is one of git."""
+    try:
+        asked = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+        found = subprocess.run(asked, capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return found.stdout.strip()
+
+
+def _saved_recipe(place: Folder) -> dict[str, Any]:
+    return yaml.read(place.recipe).plain()
+
+
+def _plain(recipe: Recipe) -> dict[str, Any]:
+    return yaml.parse(text(recipe), "recipe").plain()

@@ -1,0 +1,91 @@
+"""The summary of a run, from its folder alone."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from dtrain.errors import RecipeError
+from dtrain.folder import Folder
+from dtrain.track.jsonl import read
+
+SECTIONS = ("compile", "restore", "data", "step", "evaluate", "save")
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a run came to. Times are in seconds, rates per second."""
+
+    values: dict[str, Any]
+
+    def text(self) -> str:
+        """A few lines for a person."""
+        found = self.values
+        head = f"{found['name']}: {found['state']} at step {found['step']}" + (
+            f" of {found['steps']}" if found.get("steps") else ""
+        )
+        rows = [head + (f" ({found['reason']})" if found["state"] in ("failed", "stopped") else "")]
+        for group in ("train", "eval"):
+            shown = [_shown(name, value) for name, value in found["last"].items() if name.startswith(f"{group}/")]
+            if shown:
+                rows.append(f"  {group:<6} {'  '.join(shown)}")
+        if found["best"]:
+            rows.append(
+                "  best   " + "  ".join(f"{_shown(n, b['value'])} at {b['step']}" for n, b in found["best"].items())
+            )
+        if "steps_per_s" in found:
+            rate = f"{found['steps_per_s']:,.1f} steps/s, {found['examples_per_s']:,.0f} examples/s"
+            rows.append(f"  speed  {rate}, median step {found['step_ms']:.2f} ms")
+        times = [f"{name} {found['seconds'][name]:.1f}" for name in SECTIONS if name in found["seconds"]]
+        if times:
+            rows.append(f"  time   {'  '.join(times)}  (seconds)")
+        rows.append(f"  folder {found['folder']}")
+        return "\n".join(rows)
+
+
+def summarise(place: Folder) -> Summary:
+    """The summary; RecipeError where the folder holds no run."""
+    record = place.read_record()
+    if not record:
+        raise RecipeError(
+            f"{place.path} holds no run: run.json is missing", "`dtrain report runs/NAME` takes a run's folder"
+        )
+    rows = read(place.metrics)
+    last: dict[str, float] = {}
+    for row in rows:
+        last |= {name: value for name, value in row.items() if name.startswith(("train/", "eval/"))}
+    values = {key: record.get(key) for key in ("name", "state", "reason", "exit_code", "step", "steps", "starts")}
+    values |= {key: record.get(key) for key in ("seconds", "versions", "topology", "git", "started", "ended")}
+    values |= {"folder": str(place.path), "last": last, "best": _best(rows)} | _speed(rows)
+    return Summary(values)
+
+
+def _best(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """The best of each evaluated metric, where there was more than one evaluation."""
+    measured = [row for row in rows if any(name.startswith("eval/") for name in row)]
+    if len(measured) < 2:
+        return {}
+    found = {}
+    for name in (name for name in measured[0] if name.startswith("eval/")):
+        pick = min if name.endswith("loss") else max
+        row = pick((row for row in measured if name in row), key=lambda row, name=name: row[name])
+        found[name] = {"value": row[name], "step": row["step"]}
+    return found
+
+
+def _speed(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Rates at the median step time; the first logged interval, which warms up, is left out."""
+    timed = sorted((row for row in rows if "time/step_ms" in row), key=lambda row: row["step"])
+    timed = sorted(timed[1:] or timed, key=lambda row: row["time/step_ms"])
+    if not timed:
+        return {}
+    row = timed[len(timed) // 2]
+    milliseconds = row["time/step_ms"]
+    return {
+        "step_ms": milliseconds,
+        "steps_per_s": 1e3 / milliseconds,
+        "examples_per_s": row["rate/examples_per_s"],
+    }
+
+
+def _shown(name: str, value: float) -> str:
+    short = name.partition("/")[2]
+    return f"{short} {value:.2%}" if short == "accuracy" else f"{short} {value:.4g}"

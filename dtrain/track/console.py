@@ -1,0 +1,96 @@
+"""What a person sees: a live bar on a terminal, plain lines elsewhere, all of it in log.txt too."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console as Rich
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.text import Text
+
+
+@dataclass
+class Console:
+    """Speaks on stderr. A silent one, for processes other than the first, says nothing."""
+
+    silent: bool = False
+    rich: Rich = field(default_factory=lambda: Rich(stderr=True, highlight=False, soft_wrap=True))
+    log: Path | None = None
+    _bar: Progress | None = None
+
+    def say(self, text: str, style: str = "") -> None:
+        """A line for the person and the log."""
+        if self.silent:
+            return
+        (self._bar.console if self._bar else self.rich).print(Text(text, style=style))
+        if self.log:
+            with self.log.open("a") as file:
+                file.write(text + "\n")
+
+    def warn(self, text: str) -> None:
+        """A line that should not be overlooked."""
+        self.say(f"warning: {text}", "yellow")
+
+    def advance(self, step: int, line: str) -> None:
+        """Move the bar to this step and say its line."""
+        if self._bar:
+            self._bar.update(self._bar.task_ids[0], completed=step)
+        self.say(line)
+
+    @contextmanager
+    def progress(self, start: int, steps: int) -> Iterator[None]:
+        """A live bar while inside, where there is a terminal."""
+        if self.silent or not self.rich.is_terminal:
+            yield
+            return
+        columns = (
+            TextColumn("step {task.completed}/{task.total}"),
+            BarColumn(None),
+            TextColumn("{task.percentage:.0f}%"),
+        )
+        with Progress(*columns, console=self.rich, transient=True, refresh_per_second=4) as bar:
+            bar.add_task("", total=steps, completed=start)
+            self._bar = bar
+            try:
+                yield
+            finally:
+                self._bar = None
+
+
+def step_line(step: int, steps: int, values: dict[str, float], eta: float) -> str:
+    """One line for a step: what was learnt, how fast, how long it will still take."""
+    parts = [f"step {step}/{steps}", f"loss {values['train/loss']:.4f}"]
+    if "train/accuracy" in values:
+        parts.append(f"acc {values['train/accuracy']:.1%}")
+    parts += [f"grad {values['train/grad_norm']:.2f}", f"lr {values['train/lr']:.1e}"]
+    parts += [f"{values['time/step_ms']:.1f} ms (data {values['time/data_ms']:.1f})"]
+    parts += [f"{short(values['rate/examples_per_s'])} ex/s"]
+    parts += [f"mfu {values['rate/mfu']:.1%}" if "rate/mfu" in values else "mfu n/a"]
+    if "memory/peak_bytes" in values:
+        share = f" ({values['memory/peak_fraction']:.0%})" if "memory/peak_fraction" in values else ""
+        parts.append(f"mem {values['memory/peak_bytes'] / 2**30:.1f} GiB{share}")
+    return "  ".join([*parts, f"eta {clock_time(eta)}"])
+
+
+def eval_line(step: int, values: dict[str, Any]) -> str:
+    """One line for an evaluation."""
+    found = {name.removeprefix("eval/"): value for name, value in values.items() if name.startswith("eval/")}
+    shown = [f"{name} {value:.2%}" if name == "accuracy" else f"{name} {value:.4f}" for name, value in found.items()]
+    return "  ".join([f"evaluated at {step}", *shown, f"{values['time/evaluate_s']:.1f} s"])
+
+
+def short(number: float) -> str:
+    """82512 → 82.5k."""
+    for limit, mark in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= limit:
+            return f"{number / limit:.1f}{mark}"
+    return f"{number:.0f}"
+
+
+def clock_time(seconds: float) -> str:
+    """192 → 3:12."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"

@@ -1,0 +1,37 @@
+"""Event files for TensorBoard, written without TensorFlow."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from dtrain.track.tracker import About, Tracker
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorBoard:
+    """Event files under the run folder: `tensorboard --logdir runs`."""
+
+    kind: Literal["tensorboard"] = "tensorboard"
+
+    @contextmanager
+    def open(self, about: About) -> Iterator[Tracker]:
+        from tensorboardX import SummaryWriter
+
+        again = about.start + 1 if about.start else None
+        writer = SummaryWriter(str(about.folder.path / "tensorboard"), purge_step=again)
+        try:
+            yield Scalars(writer)
+        finally:
+            writer.close()
+
+
+@dataclass(frozen=True)
+class Scalars:
+    """A scalar for each value."""
+
+    writer: Any
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self.writer.add_scalar(name, value, step)

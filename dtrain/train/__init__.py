@@ -1,0 +1,1 @@
+"""Training itself: state, step, loop, hooks, guard."""

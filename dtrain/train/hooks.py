@@ -1,0 +1,119 @@
+"""What happens between steps: logging, evaluating, saving."""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from dtrain.batch import Batch
+from dtrain.errors import NotFinite
+from dtrain.model import Loss
+from dtrain.recipe.recipe import Evaluate
+from dtrain.train.clock import Clock
+from dtrain.train.loop import Moment
+from dtrain.train.state import State
+
+Report = Callable[[int, dict[str, float]], None]
+
+ASIDE = ("evaluate", "save")
+"""Sections that are no part of a step's time."""
+
+
+@dataclass
+class Log:
+    """Reports every so many steps, one step late, so that the device never waits for the host."""
+
+    every: int
+    report: Report
+    clock: Clock
+    _pending: tuple[int, dict[str, Any], dict[str, float]] | None = None
+    _since: tuple[int, float, float] = (0, 0.0, 0.0)
+
+    def begin(self, step: int) -> None:
+        """Start to count time from this step on."""
+        self._since = (step, time.perf_counter() - self.clock.of(*ASIDE), self.clock.of("data"))
+
+    def __call__(self, at: Moment) -> None:
+        self.flush()
+        if at.step % self.every == 0 or at.last or at.stopping:
+            self._pending = (at.step, at.metrics, self._times(at.step))
+        if at.last or at.stopping:
+            self.flush()
+
+    def flush(self) -> None:
+        """Report what is pending; NotFinite where its loss or gradients are."""
+        if self._pending:
+            step, metrics, times = self._pending
+            self._pending = None
+            values = finite(step, metrics)
+            self.report(step, {f"train/{name}": value for name, value in values.items()} | times)
+
+    def _times(self, step: int) -> dict[str, float]:
+        now, data = time.perf_counter() - self.clock.of(*ASIDE), self.clock.of("data")
+        since, start, start_data = self._since
+        self._since = (step, now, data)
+        steps = max(step - since, 1)
+        return {"time/step_ms": 1e3 * (now - start) / steps, "time/data_ms": 1e3 * (data - start_data) / steps}
+
+
+def finite(step: int, metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics as numbers; NotFinite where the loss or the gradients' norm is not finite."""
+    values = {name: float(value) for name, value in jax.device_get(dict(metrics)).items()}
+    for name in ("loss", "grad_norm"):
+        if not math.isfinite(values[name]):
+            hint = "lower optimizer.lr, add warm-up, or set optimizer.clip; earlier checkpoints are kept"
+            raise NotFinite(f"{name} is {values[name]} at step {step}", hint)
+    return values
+
+
+@dataclass
+class Evaluation:
+    """Measures the held-out examples every so many steps, and at the end."""
+
+    section: Evaluate
+    compiled: Callable[[State, Batch], Loss]
+    batches: Callable[[], Iterator[Batch]]
+    log: Log
+    clock: Clock
+
+    def __call__(self, at: Moment) -> None:
+        due = self.section.every and at.step % self.section.every == 0
+        if due or at.last:
+            at.results.update(self.measure(at.step, at.state))
+
+    def measure(self, step: int, state: State) -> dict[str, float]:
+        """Means over the whole held-out set."""
+        jax.block_until_ready(state)  # the step's own time ends here
+        start = time.perf_counter()
+        found = [jax.device_get(self.compiled(state, batch)) for batch in self.batches()]
+        seconds = time.perf_counter() - start
+        self.clock.add("evaluate", seconds)
+        total = jax.tree.map(lambda *parts: sum(float(part) for part in parts), *found)
+        sums = {"loss": total.sum, **total.metrics}
+        values = {f"eval/{name}": value / total.weight for name, value in sums.items()}
+        self.log.flush()
+        self.log.report(step, values | {"time/evaluate_s": seconds})
+        return values
+
+
+@dataclass
+class Saving:
+    """Saves every so many steps, when stopping, and at the end; never a state that is not finite."""
+
+    every: int
+    best: str | None
+    save: Callable[[int, State, Mapping[str, float]], None]
+    clock: Clock
+    saved: int = field(default=-1)
+
+    def __call__(self, at: Moment) -> None:
+        due = (self.every and at.step % self.every == 0) or self.best in at.results
+        if due or at.last or at.stopping:
+            jax.block_until_ready(at.state)  # the step's own time ends here
+            finite(at.step, at.metrics)
+            with self.clock("save"):
+                self.save(at.step, at.state, at.results)
+            self.saved = at.step

@@ -1,0 +1,67 @@
+"""The loop: dispatch a step, fetch the next batch while it runs, tell the hooks."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import jax
+
+from dtrain.batch import Batch
+from dtrain.train.clock import Clock
+from dtrain.train.state import State
+
+Step = Callable[[State, Batch], tuple[State, dict[str, Any]]]
+
+
+@dataclass
+class Moment:
+    """What a hook is shown after each step. `metrics` may still be under way on the device."""
+
+    step: int
+    state: State
+    metrics: dict[str, Any]
+    last: bool
+    stopping: bool
+    results: dict[str, float] = field(default_factory=dict)
+    """What earlier hooks measured at this step."""
+
+
+class Hook(Protocol):
+    """Something done after a step."""
+
+    def __call__(self, at: Moment) -> None: ...
+
+
+def loop(
+    step: Step,
+    state: State,
+    batches: Iterator[Batch],
+    *,
+    span: range,
+    hooks: Sequence[Hook],
+    stop: Callable[[int], bool],
+    clock: Clock,
+    one_at_a_time: bool,
+) -> tuple[State, bool]:
+    """Run the steps of `span`, counted from 1; the last state, and whether it was stopped early.
+
+    At most two steps are in flight, so that memory is bounded and time is honest; pretended devices
+    take one step at a time, since their collectives deadlock when steps overlap.
+    """
+    before: dict[str, Any] = {}
+    with clock("data"):
+        batch = next(batches) if span else {}
+    for number in span:
+        with jax.transfer_guard("disallow"):
+            state, metrics = step(state, batch)
+        last = number == span[-1]
+        if not last:
+            with clock("data"):
+                batch = next(batches)
+        jax.block_until_ready(metrics if one_at_a_time else before)
+        before, at = metrics, Moment(number, state, metrics, last, stop(number))
+        for hook in hooks:
+            hook(at)
+        if at.stopping:
+            return state, True
+    return state, False

@@ -1,0 +1,65 @@
+"""One training step and one evaluation step, as functions to be compiled."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from dtrain.batch import Batch
+from dtrain.context import Context
+from dtrain.model import Loss, Model
+from dtrain.optim import Rate, averaged
+from dtrain.parallel.engine import Grads, LossFn, Sums
+from dtrain.params import Tree
+from dtrain.precision import Precision
+from dtrain.train.state import State
+
+if TYPE_CHECKING:
+    import optax
+
+Metrics = dict[str, jax.Array]
+Prepare = Callable[[Batch], Batch]
+
+
+def loss_of(model: Model, prepare: Prepare, precision: Precision) -> LossFn:
+    """The model's loss on prepared examples, each number in its precision."""
+
+    def loss(params: Tree, batch: Batch, ctx: Context) -> Loss:
+        ctx = dataclasses.replace(ctx, loss_dtype=precision.loss)  # pyright: ignore[reportArgumentType]
+        return model.loss(precision.cast(params), precision.cast(prepare(batch)), ctx)
+
+    return loss
+
+
+def train_step(
+    grads: Grads, update: "optax.GradientTransformation", rate: Rate
+) -> Callable[[State, Batch], tuple[State, Metrics]]:
+    """(state, batch) → the next state and the metrics of this step."""
+    import optax
+
+    def step(state: State, batch: Batch) -> tuple[State, Metrics]:
+        found, gradients = grads(state.params, batch)
+        gradients = jax.tree.map(lambda g: g / found.weight.astype(g.dtype), gradients)
+        updates, optimizer = update.update(gradients, state.optimizer, state.params)
+        params = optax.apply_updates(state.params, updates)
+        metrics = means(found) | {"grad_norm": optax.global_norm(gradients), "lr": rate(state.step)}
+        return State(state.step + 1, params, optimizer), metrics
+
+    return step
+
+
+def eval_step(sums: Sums) -> Callable[[State, Batch], Loss]:
+    """(state, batch) → sums over the batch, with the averaged parameters where they are kept."""
+
+    def step(state: State, batch: Batch) -> Loss:
+        return sums(averaged(state.optimizer, state.params), batch)
+
+    return step
+
+
+def means(found: Loss) -> dict[str, Any]:
+    """Loss and metrics as means over what was weighed."""
+    weight = jnp.maximum(found.weight, 1)
+    return {name: value / weight for name, value in {"loss": found.sum, **found.metrics}.items()}
