@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from dtrain import optim
 from dtrain.batch import Batch, Example, Feature
 from dtrain.errors import DataError, RecipeError
+from dtrain.optim.update import learning_rate, transformation
 from dtrain.parallel.mesh import build
 from dtrain.parallel.rules import Layout
 from dtrain.recipe.crosscheck import divides
@@ -61,8 +61,8 @@ def assemble(recipe: Recipe, devices: Sequence[Any], example: Example, steps: in
         for where, message, hint in divides(path, batch or recipe.batch, layout.batch_parts, micro):
             raise RecipeError(f"{where}: {message}", hint)
 
-    update = optim.transformation(recipe.optimizer, layout.declared, steps)
-    rate = optim.learning_rate(recipe.optimizer, steps)
+    update = transformation(recipe.optimizer, layout.declared, steps)
+    rate = learning_rate(recipe.optimizer, steps)
     make = states.maker(layout.declared, update, precision.params, recipe.seed)
     shapes = states.abstract(make, update, layout)
     whole = layout.sharding(PartitionSpec())

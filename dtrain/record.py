@@ -60,8 +60,7 @@ class Record:
 
     def write(self) -> None:
         """Bring run.json up to date."""
-        before = self.values.get("seconds_before", {})
-        now = self.clock.spent
+        before, now = self.before, self.clock.spent
         total = {
             name: round(before.get(name, 0.0) + now.get(name, 0.0), 3) for name in sorted(before.keys() | now.keys())
         }

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -146,10 +145,17 @@ def _first_state(on: Session, made: Assembly, store: Store, train: Source) -> tu
                 f"the data changed: {was}", "put the same examples back, or give this run another name: name=..."
             )
         state = store.restore(newest, made.shapes)
-    same = saved["mesh"] == dict(made.layout.sizes)
-    promise = "same mesh: the same bits" if same else f"saved on another mesh, {_mesh(saved['mesh'])}: the same numbers"
-    on.console.say(f"resumed from step {newest} ({promise})", "green")
+    on.console.say(f"resumed from step {newest} ({_promise(saved, made)})", "green")
     return state, newest
+
+
+def _promise(saved: Mapping[str, Any], made: Assembly) -> str:
+    """What a restart keeps: sums are taken in the same order only by the same mesh and processes."""
+    processes = jax.process_count()
+    if (saved["mesh"], saved["processes"]) == (dict(made.layout.sizes), processes):
+        return "same mesh and processes: the same bits"
+    was = f"mesh {_mesh(saved['mesh'])}, processes {saved['processes']}"
+    return f"saved on {was}: the same numbers but for rounding"
 
 
 def _reporter(on: Session, start: int, end: int, steps: int) -> Report:
@@ -235,7 +241,7 @@ def _compare(on: Session, made: Assembly, store: Store, state: State, step: int)
     same = jax.tree.map(_same_bits, state, restored)
     leaves = jax.tree.leaves(same)
     assert all(leaves), "the restored state differs from the saved one"
-    values = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(state))
+    values = sum(leaf.size for leaf in jax.tree.leaves(state))
     on.console.say(f"dry run: {step} steps, a save and a restore; {values:,} values equal bit for bit", "green")
 
 

@@ -6,11 +6,13 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from dtrain.errors import Aborted, Stopped
 from dtrain.parallel.devices import PROCESS, Seat
@@ -38,20 +40,23 @@ class _Crew:
 
     logs: Path
     members: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    relays: list[threading.Thread] = field(default_factory=list)
     asked: int = 0
 
     def start(self, arguments: Sequence[str], seat: Seat) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
-        output = None if seat.rank == 0 else (self.logs / str(seat.rank)).open("wb")
-        self.members.append(
-            subprocess.Popen(
-                [sys.executable, "-m", "dtrain", *arguments],
-                env=environment | {PROCESS: str(seat)},
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
+        quiet = None if seat.rank == 0 else (self.logs / str(seat.rank)).open("wb")
+        member = subprocess.Popen(
+            [sys.executable, "-m", "dtrain", *arguments],
+            env={"TF_CPP_MIN_LOG_LEVEL": "2"} | environment | {PROCESS: str(seat)},
+            stdout=quiet or subprocess.PIPE,
+            stderr=quiet,
+            start_new_session=True,
         )
+        self.members.append(member)
+        if member.stdout:
+            self.relays.append(threading.Thread(target=_relay, args=(member.stdout,), daemon=True))
+            self.relays[-1].start()
 
     def watch(self) -> int:
         """Until all are done, or one fails and the rest are taken down."""
@@ -62,6 +67,7 @@ class _Crew:
                 if failed is not None:
                     return self._down(failed, codes[failed] or 0)
                 if all(code == 0 for code in codes):
+                    self._heard()
                     return 0
                 time.sleep(POLL)
 
@@ -76,6 +82,11 @@ class _Crew:
                 said = (self.logs / str(rank)).read_text(errors="replace").splitlines()[-TAIL:]
                 print("\n".join(f"  ({rank}) {line}" for line in said), file=sys.stderr)
         return code if code > 0 else 128 - code
+
+    def _heard(self) -> None:
+        """Until everything that the first process printed was passed on."""
+        for thread in self.relays:
+            thread.join(timeout=GRACE)
 
     def _wait(self, seconds: float) -> None:
         end = time.monotonic() + seconds
@@ -109,6 +120,14 @@ class _Crew:
             if member.poll() is None:
                 member.kill()
             member.wait()
+
+
+def _relay(lines: IO[bytes]) -> None:
+    """Pass on what the first process prints, without the lines in which Gloo counts its peers."""
+    for line in lines:
+        if not line.startswith(b"[Gloo]"):
+            sys.stdout.buffer.write(line)
+            sys.stdout.flush()
 
 
 def _free_port() -> int:

@@ -56,6 +56,7 @@ class Store:
         try:
             self._manager = ocp.CheckpointManager(
                 path,
+                item_handlers={"state": ocp.StandardCheckpointHandler(), "about": ocp.JsonCheckpointHandler()},
                 options=ocp.CheckpointManagerOptions(
                     preservation_policy=preserve.AnyPreservationPolicy(policies),
                     todelete_subdir=TRASH,

@@ -1,5 +1,6 @@
 """dtrain run"""
 
+import logging
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -54,6 +55,7 @@ def _train(
     from dtrain.recipe.load import load
 
     loaded = load(find(recipe), overrides, devices)
+    logging.getLogger("absl").setLevel(logging.ERROR)  # orbax and JAX tell of each save and each signal
     import jax
 
     from dtrain.report.summary import summarise

@@ -13,7 +13,7 @@ from dtrain.models.cnn import CNN
 from dtrain.models.custom import Custom
 from dtrain.models.mlp import MLP
 from dtrain.models.vit import ViT
-from dtrain.optim import Optimizer
+from dtrain.optim.optimizer import Optimizer
 from dtrain.parallel.jit import Jit
 from dtrain.parallel.mesh import Mesh
 from dtrain.parallel.pmap import Pmap

@@ -47,7 +47,9 @@ def abstract(make: Callable[[], State], update: "optax.GradientTransformation", 
 
     shapes, whole = jax.eval_shape(make), layout.sharding(PartitionSpec())
 
-    def like(leaf: jax.ShapeDtypeStruct, param: Any, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
+    def like(leaf: Any, param: Any, spec: PartitionSpec) -> Any:
+        if isinstance(leaf, optax.MaskedNode):
+            return leaf  # of a parameter that another part of the optimizer serves
         place = layout.sharding(spec) if leaf.shape == param.shape else whole
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
 
@@ -62,6 +64,7 @@ def abstract(make: Callable[[], State], update: "optax.GradientTransformation", 
             shapes.params,
             specs,
             transform_non_params=lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=whole),
+            is_leaf=lambda leaf: isinstance(leaf, optax.MaskedNode),
         ),
     )
 

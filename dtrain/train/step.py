@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from dtrain.batch import Batch
 from dtrain.context import Context
 from dtrain.model import Loss, Model
-from dtrain.optim import Rate, averaged
+from dtrain.optim.update import Rate, averaged
 from dtrain.parallel.engine import Grads, LossFn, Sums
 from dtrain.params import Tree
 from dtrain.precision import Precision
@@ -44,7 +44,7 @@ def train_step(
         gradients = jax.tree.map(lambda g: g / found.weight.astype(g.dtype), gradients)
         updates, optimizer = update.update(gradients, state.optimizer, state.params)
         params = optax.apply_updates(state.params, updates)
-        metrics = means(found) | {"grad_norm": optax.global_norm(gradients), "lr": rate(state.step)}
+        metrics = means(found) | {"grad_norm": optax.tree.norm(gradients), "lr": rate(state.step)}
         return State(state.step + 1, params, optimizer), metrics
 
     return step

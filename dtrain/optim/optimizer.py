@@ -1,0 +1,142 @@
+"""The optimizers: each gives the direction of a step, before decay and learning rate."""
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from dtrain.fields import Decay, Natural, NonNegative, PositiveFloat
+from dtrain.optim.schedule import Constant, Schedule
+from dtrain.params import Param, Tree
+
+if TYPE_CHECKING:
+    import optax
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shared:
+    """What every optimizer takes."""
+
+    lr: PositiveFloat
+    """Peak learning rate."""
+    schedule: Schedule = field(default_factory=Constant)
+    decay: NonNegative = 0.0
+    """Decoupled weight decay, times the learning rate at each step."""
+    decay_all: bool = False
+    """Decay biases and normalisation scales too, not only matrices."""
+    clip: PositiveFloat | None = None
+    """Largest global norm of the gradients."""
+    ema: Decay | None = None
+    """Decay of an average of the parameters, which evaluation then uses."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamW(Shared):
+    """Adam with decoupled decay (Loshchilov & Hutter 2019)."""
+
+    kind: Literal["adamw"] = "adamw"
+    b1: Decay = 0.9
+    b2: Decay = 0.999
+    epsilon: PositiveFloat = 1e-8
+
+    def direction(self, declared: Tree) -> "optax.GradientTransformation":
+        import optax
+
+        return optax.scale_by_adam(self.b1, self.b2, self.epsilon)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGD(Shared):
+    """Stochastic gradient descent with momentum."""
+
+    kind: Literal["sgd"] = "sgd"
+    momentum: Decay = 0.9
+    nesterov: bool = False
+
+    def direction(self, declared: Tree) -> "optax.GradientTransformation":
+        import optax
+
+        return optax.trace(self.momentum, self.nesterov)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lion(Shared):
+    """The sign of an interpolated momentum (Chen et al. 2023)."""
+
+    kind: Literal["lion"] = "lion"
+    b1: Decay = 0.9
+    b2: Decay = 0.99
+
+    def direction(self, declared: Tree) -> "optax.GradientTransformation":
+        import optax
+
+        return optax.scale_by_lion(self.b1, self.b2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adafactor(Shared):
+    """Second moments kept as rows and columns (Shazeer & Stern 2018); updates clipped to unit RMS."""
+
+    kind: Literal["adafactor"] = "adafactor"
+    factor_from: Natural = 128
+    """Both of a matrix's larger dims must reach this for its moments to be factored."""
+
+    def direction(self, declared: Tree) -> "optax.GradientTransformation":
+        import optax
+
+        moments = optax.scale_by_factored_rms(min_dim_size_to_factor=self.factor_from)
+        return optax.chain(moments, optax.clip_by_block_rms(1.0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Muon(Shared):
+    """Orthogonalised momentum for hidden matrices (Jordan et al. 2024), Adam for all else.
+
+    Updates have the size of Adam's (Liu et al. 2025), so one learning rate serves both.
+    """
+
+    kind: Literal["muon"] = "muon"
+    momentum: Decay = 0.95
+    iterations: Natural = 5
+    """Newton-Schulz iterations."""
+    b1: Decay = 0.9
+    b2: Decay = 0.999
+
+    def direction(self, declared: Tree) -> "optax.GradientTransformation":
+        import optax
+
+        numbers = jax.tree.map(lambda param: _muon_dims(param) or optax.MaskedNode(), declared)
+        labels = jax.tree.map(lambda param: "muon" if _muon_dims(param) else "adam", declared)
+        muon = optax.contrib.scale_by_muon(
+            ns_steps=self.iterations, beta=self.momentum, weight_dimension_numbers=lambda _: numbers
+        )
+        scales = jax.tree.map(_adam_size, declared, numbers)
+        size = optax.stateless(lambda updates, _: jax.tree.map(jnp.multiply, updates, scales))
+        return optax.partition({"muon": optax.chain(muon, size), "adam": optax.scale_by_adam(self.b1, self.b2)}, labels)
+
+
+Optimizer = AdamW | SGD | Lion | Adafactor | Muon
+
+
+def _muon_dims(param: Param) -> Any:
+    """Which dims are a hidden matrix's rows and columns; None for what is no hidden matrix."""
+    import optax
+
+    outer = {"layer", *param.fan_in}
+    rows = tuple(i for i, name in enumerate(param.names) if name in param.fan_in)
+    columns = tuple(i for i, name in enumerate(param.names) if name not in outer)
+    if not (rows and columns and param.decay) or {"classes", "vocab"} & set(param.names):
+        return None
+    return optax.contrib.MuonDimensionNumbers(rows, columns)
+
+
+def _adam_size(param: Param, dims: Any) -> Any:
+    """What makes an orthogonal update as large as Adam's usual one (Liu et al. 2025, section 2.2)."""
+    import optax
+
+    if isinstance(dims, optax.MaskedNode):
+        return dims
+    rows, columns = (math.prod(param.shape[i] for i in part) for part in dims)
+    return 0.2 * math.sqrt(max(rows, columns))

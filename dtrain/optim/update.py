@@ -1,0 +1,74 @@
+"""The whole update of the parameters, from gradients to what is added.
+
+Clip the gradients, find the optimizer's direction, add decoupled weight decay, scale by the
+learning rate, and, where asked, keep an average of the parameters beside them.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from dtrain.errors import FieldError
+from dtrain.optim.optimizer import Optimizer
+from dtrain.params import Tree
+
+if TYPE_CHECKING:
+    import optax
+
+Rate = Callable[[Any], jax.Array]
+"""step → learning rate."""
+
+
+class Average(NamedTuple):
+    """The average of the parameters, kept beside them in the optimizer's state."""
+
+    averaged: Tree
+
+
+def transformation(optimizer: Optimizer, declared: Tree, steps: int) -> "optax.GradientTransformation":
+    """The whole update as one optax transformation; its updates are to be added to the parameters."""
+    import optax
+
+    mask = jax.tree.map(lambda param: optimizer.decay_all or param.decay, declared)
+    links = [
+        optax.clip_by_global_norm(optimizer.clip) if optimizer.clip else None,
+        optimizer.direction(declared),
+        optax.add_decayed_weights(optimizer.decay, mask) if optimizer.decay else None,
+        optax.scale_by_learning_rate(learning_rate(optimizer, steps)),
+        _keep_average(optimizer.ema) if optimizer.ema else None,
+    ]
+    return optax.chain(*(link for link in links if link))
+
+
+def learning_rate(optimizer: Optimizer, steps: int) -> Rate:
+    """The learning rate at each step of a run of `steps`; FieldError where the warm-up outlasts it."""
+    schedule = optimizer.schedule
+    if schedule.warmup >= steps:
+        raise FieldError("schedule.warmup", f"warm-up of {schedule.warmup} steps in a run of {steps}")
+
+    def rate(step: Any) -> jax.Array:
+        step = jnp.asarray(step, jnp.float32)
+        rise = jnp.minimum(1.0, (step + 1) / (schedule.warmup + 1))
+        return optimizer.lr * rise * schedule.fraction(step, steps)
+
+    return rate
+
+
+def _keep_average(decay: float) -> "optax.GradientTransformation":
+    import optax
+
+    def update(updates: Tree, state: Any, params: Tree = None) -> tuple[Tree, Average]:
+        moved = optax.apply_updates(params, updates)
+        mix = lambda old, new: (decay * old + (1 - decay) * new).astype(old.dtype)  # noqa: E731
+        return updates, Average(jax.tree.map(mix, state.averaged, moved))
+
+    return optax.GradientTransformation(lambda params: Average(jax.tree.map(jnp.copy, params)), update)
+
+
+def averaged(optimizer_state: Any, params: Tree) -> Tree:
+    """The averaged parameters where they are kept, else the parameters themselves."""
+    import optax
+
+    return optax.tree_utils.tree_get(optimizer_state, "averaged", params)

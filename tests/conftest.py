@@ -1,0 +1,68 @@
+"""Strictness for all: eight pretended devices, no silent broadcasting, warnings are errors."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dtrain.parallel.devices import pretend
+
+pretend(8)
+
+import jax  # noqa: E402
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+SHARED = Path(__file__).parents[2] / "shared"
+"""Real data beside the checkout; tests that use it are skipped where it is absent."""
+
+
+@pytest.fixture
+def mnist() -> Path:
+    """The folder of the real MNIST files."""
+    folder = SHARED / "data" / "mnist"
+    if not folder.is_dir():
+        pytest.skip("the MNIST files are not beside this checkout")
+    return folder
+
+
+Dtrain = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def dtrain(tmp_path: Path) -> Dtrain:
+    """Run the command line in a process of its own, in an empty folder."""
+
+    def call(*arguments: str | Path, code: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "PJRT_", "XLA_", "DTRAIN_"))}
+        done = subprocess.run(
+            [sys.executable, "-m", "dtrain", *map(str, arguments)],
+            cwd=tmp_path,
+            env=clean | {"NO_COLOR": "1", "COLUMNS": "120"} | environment,
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+        assert done.returncode == code, f"exit code {done.returncode}, not {code}\n{done.stdout}\n{done.stderr}"
+        if code not in (0, 70):
+            assert "Traceback" not in done.stderr
+        return done
+
+    return call
+
+
+@pytest.fixture
+def golden() -> Callable[[str, str], None]:
+    """Hold a text against tests/golden/NAME; `make golden` rewrites it."""
+
+    def compare(name: str, text: str) -> None:
+        path = Path(__file__).parent / "golden" / name
+        if os.environ.get("DTRAIN_GOLDEN") == "write":
+            path.write_text(text)
+        assert text == path.read_text(), f"{name} changed; if that is meant, run `make golden` and review the diff"
+
+    return compare
