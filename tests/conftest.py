@@ -29,6 +29,12 @@ def mnist() -> Path:
     return folder
 
 
+def bare_environment() -> dict[str, str]:
+    """The environment without what these tests set for themselves."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "PJRT_", "XLA_", "DTRAIN_"))}
+    return kept | {"NO_COLOR": "1", "COLUMNS": "120"}
+
+
 Dtrain = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -37,11 +43,10 @@ def dtrain(tmp_path: Path) -> Dtrain:
     """Run the command line in a process of its own, in an empty folder."""
 
     def call(*arguments: str | Path, code: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
-        clean = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "PJRT_", "XLA_", "DTRAIN_"))}
         done = subprocess.run(
             [sys.executable, "-m", "dtrain", *map(str, arguments)],
             cwd=tmp_path,
-            env=clean | {"NO_COLOR": "1", "COLUMNS": "120"} | environment,
+            env=bare_environment() | environment,
             capture_output=True,
             text=True,
             timeout=200,

@@ -57,6 +57,8 @@ class TrainBatches:
         return max(0, self.steps - self.start)
 
     def __getitem__(self, index: int) -> Batch:
+        if index >= len(self):
+            raise IndexError(index)
         rows = (self.start + index) * self.batch + self.local
         found = self.source.rows(self.order(rows))
         return found | {"row": rows.astype(np.uint32)} if self.keyed else found
@@ -74,6 +76,8 @@ class EvalBatches:
         return (len(self.source) + self.batch - 1) // self.batch
 
     def __getitem__(self, index: int) -> Batch:
+        if index >= len(self):
+            raise IndexError(index)
         rows = index * self.batch + self.local
         real = rows < len(self.source)
         return self.source.rows(np.where(real, rows, 0)) | {"weight": real.astype(np.float32)}

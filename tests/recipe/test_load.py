@@ -1,0 +1,154 @@
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dtrain.errors import RecipeError
+from dtrain.models.cnn import CNN
+from dtrain.optim.optimizer import SGD
+from dtrain.recipe.load import differences, load, plain, text
+from dtrain.recipe.recipe import Recipe
+
+GOOD = """
+model: {kind: mlp, sizes: [64, 32, 10]}
+data: digits
+optimizer: {kind: adamw, lr: 1e-3, schedule: {kind: cosine, warmup: 5}}
+batch: 32
+steps: 100
+"""
+
+SHIPPED = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
+
+
+def write(folder: Path, body: str, name: str = "recipe.yaml") -> Path:
+    path = folder / name
+    path.write_text(body)
+    return path
+
+
+def complaints(folder: Path, body: str, *overrides: str, devices: int | None = None) -> str:
+    with pytest.raises(RecipeError) as caught:
+        load(write(folder, body), overrides, devices)
+    return "\n".join(caught.value.problems).replace(f"{folder}/", "")
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_every_shipped_recipe_opens_with_its_command_and_what_to_expect(path: Path) -> None:
+    recipe = load(path)
+    assert recipe.name == path.stem
+    head = path.read_text().split("\n\n")[0]
+    for part in (f"dtrain run {path.stem}", "Hardware:", "Time:", "Expected:"):
+        assert part in head
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_a_resolved_recipe_loads_as_the_same(path: Path, tmp_path: Path) -> None:
+    recipe = load(path)
+    assert load(write(tmp_path, text(recipe))) == recipe
+
+
+def test_every_mistake_is_told_at_once_with_its_place(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
+    body = """\
+model: {kind: mlpp}
+data: {kind: digits, pixls: {crop: 1}}
+optmizer: adamw
+optimizer: {kind: adamw, lr: -1, b1: "x", shedule: cosine, momentum: 1}
+batch: 3.5
+lr: 3
+mesh: {data: 3, fsdp: true}
+track: {to: [{kind: wandb, mode: offlin}]}
+evaluate: often
+seed: -1
+"""
+    golden("recipe_mistakes.txt", complaints(tmp_path, body) + "\n")
+
+
+def test_sections_are_held_against_each_other(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
+    body = """\
+model: {kind: mlp, sizes: [65, 31, 9]}
+data: digits
+optimizer: {kind: adamw, lr: 1e-3, schedule: {kind: cosine, warmup: 100}}
+batch: 30
+accumulate: 2
+steps: 100
+mesh: {data: 2, fsdp: 2, tensor: 4}
+engine: pmap
+name: Not A Name
+checkpoint: {best: accuracy}
+"""
+    golden("recipe_crosschecks.txt", complaints(tmp_path, body, devices=8) + "\n")
+
+
+def test_how_long_is_said_once(tmp_path: Path) -> None:
+    assert "steps or epochs, one of them; found steps = 100 and epochs = 2" in complaints(
+        tmp_path, GOOD + "epochs: 2\n"
+    )
+    assert "one of them; found neither" in complaints(tmp_path, GOOD.replace("steps: 100", ""))
+
+
+def test_overrides_lie_over_the_file(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD)
+    recipe = load(path, ["optimizer.lr=3e-4", "model.sizes=[64, 16, 10]", "mesh.fsdp=2", "name=other"])
+    assert (recipe.optimizer.lr, recipe.model.sizes, recipe.mesh.fsdp, recipe.name) == (3e-4, (64, 16, 10), 2, "other")
+
+
+def test_another_kind_replaces_the_section(tmp_path: Path) -> None:
+    recipe = load(write(tmp_path, GOOD), ["optimizer.kind=sgd", "optimizer.lr=0.1"])
+    assert recipe.optimizer == SGD(lr=0.1)
+
+
+def test_a_mistake_in_an_override_points_to_it(tmp_path: Path) -> None:
+    assert complaints(tmp_path, GOOD, "optimizer.lrr=1") == (
+        "argument 'optimizer.lrr=1'  optimizer.lrr: unknown key; did you mean 'lr'?"
+    )
+    assert "an override is key=value" in complaints(tmp_path, GOOD, "lr")
+    assert "argument 'batch=[1'" in complaints(tmp_path, GOOD, "batch=[1")
+
+
+def test_recipes_include_recipes(tmp_path: Path) -> None:
+    write(tmp_path, GOOD, "base.yaml")
+    over = write(
+        tmp_path, "include: base.yaml\nmodel: {kind: cnn, image: [8, 8, 1], classes: 10}\nbatch: 16\n", "over.yaml"
+    )
+    recipe = load(over)
+    assert isinstance(recipe.model, CNN)
+    assert (recipe.batch, recipe.steps, recipe.name) == (16, 100, "over")
+
+
+def test_a_mistake_in_an_included_file_points_there(tmp_path: Path) -> None:
+    write(tmp_path, GOOD.replace("batch: 32", "batch: no"), "base.yaml")
+    assert complaints(tmp_path, "include: base.yaml").startswith("base.yaml:5:8  batch: ")
+
+
+def test_includes_in_a_circle_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, "include: recipe.yaml", "base.yaml")
+    assert "goes in a circle" in complaints(tmp_path, "include: [base.yaml]")
+
+
+def test_a_missing_file_names_those_that_are_there(tmp_path: Path) -> None:
+    write(tmp_path, GOOD, "there.yaml")
+    with pytest.raises(RecipeError) as caught:
+        load(tmp_path / "here.yaml")
+    assert "there.yaml" in caught.value.hint
+
+
+def test_differences_are_those_that_bear_on_the_numbers(tmp_path: Path) -> None:
+    one = load(write(tmp_path, GOOD))
+    two = dataclasses.replace(one, batch=64, name="x", steps=200, track=dataclasses.replace(one.track, every=3))
+    assert differences(plain(one), plain(two)) == ["batch: was 32, now 64", "steps: was 100, now 200"]
+
+
+def test_a_run_at_a_constant_rate_may_grow_longer(tmp_path: Path) -> None:
+    one = load(write(tmp_path, GOOD), ["optimizer.schedule=constant"])
+    assert not differences(plain(one), plain(dataclasses.replace(one, steps=200)))
+
+
+def test_every_field_is_explained() -> None:
+    from dtrain.recipe.schema import schema
+
+    made = schema()
+    assert made["additionalProperties"] is False
+    assert set(made["properties"]) == {field.name for field in dataclasses.fields(Recipe)} | {"include"}
+    assert made["$defs"]["AdamW"]["properties"]["lr"]["description"] == "Peak learning rate."
+    assert made["$defs"]["MLP"]["required"] == ["sizes", "kind"]

@@ -1,0 +1,193 @@
+"""A run as a user starts it, in a process of its own."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from dtrain.track.jsonl import read
+from tests.conftest import Dtrain, bare_environment
+
+RECIPE = """
+model: {kind: mlp, sizes: [64, 32, 10]}
+data: {kind: digits, pixels: {crop: 1}}
+optimizer: {kind: adamw, lr: 1e-3, decay: 0.1, ema: 0.9}
+batch: 64
+steps: 24
+evaluate: {every: 12}
+track: {every: 1}
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "small.yaml"
+    path.write_text(RECIPE)
+    return path
+
+
+def numbers(run: Path) -> list[dict[str, Any]]:
+    """What the run learnt, without what depends on the clock."""
+    return [
+        {k: v for k, v in row.items() if not k.startswith(("time/", "rate/"))} for row in read(run / "metrics.jsonl")
+    ]
+
+
+def saved(run: Path, step: int) -> dict[str, bytes]:
+    """Every bit of a checkpoint."""
+    with ocp.CheckpointManager(
+        run / "checkpoints", item_handlers={"state": ocp.StandardCheckpointHandler()}
+    ) as manager:
+        shapes = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(
+                x.shape, x.dtype, sharding=jax.sharding.SingleDeviceSharding(jax.devices()[0])
+            ),
+            manager.item_metadata(step)["state"].tree,
+        )
+        state = manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(shapes)))["state"]
+    leaves = jax.tree_util.tree_flatten_with_path(state)[0]
+    return {jax.tree_util.keystr(path): np.asarray(leaf).tobytes() for path, leaf in leaves}
+
+
+def test_a_run_folder_explains_itself(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
+    done = dtrain("run", recipe)
+    run = tmp_path / "runs" / "small"
+    record = json.loads((run / "run.json").read_text())
+    assert (record["state"], record["exit_code"], record["step"], record["steps"]) == ("finished", 0, 24, 24)
+    assert set(record["seconds"]) == {"compile", "data", "step", "evaluate", "save"}
+    rows = read(run / "metrics.jsonl")
+    assert [row["step"] for row in rows if "train/loss" in row] == list(range(1, 25))
+    assert [row["step"] for row in rows if "eval/accuracy" in row] == [12, 24]
+    assert "step 24/24" in (run / "log.txt").read_text()
+    assert "eval   loss" in done.stdout
+    assert "step 24/24" in done.stderr
+    assert len((done.stdout + done.stderr).splitlines()) < 45
+    assert not done.stdout.startswith("step")
+
+    again = dtrain("run", recipe)
+    assert "already finished" in again.stderr
+    assert dtrain("run", run / "recipe.yaml", "name=small").stderr == again.stderr
+
+
+@pytest.mark.parametrize("engine", ["jit", "shard_map", "pmap"])
+def test_stop_and_go_on_equals_never_stopped(dtrain: Dtrain, recipe: Path, tmp_path: Path, engine: str) -> None:
+    options = [f"engine={engine}", "accumulate=2", *([] if engine == "jit" else ["--devices", "2"])]
+    dtrain("run", recipe, "name=straight", *options)
+    dtrain("run", recipe, "name=twice", "steps=10", *options)
+    resumed = dtrain("run", recipe, "name=twice", *options)
+    assert "resumed from step 10 (same mesh and processes: the same bits)" in resumed.stderr
+    straight, twice = tmp_path / "runs" / "straight", tmp_path / "runs" / "twice"
+    assert saved(straight, 24) == saved(twice, 24)
+    assert [row for row in numbers(twice) if row["step"] > 10] == [row for row in numbers(straight) if row["step"] > 10]
+
+
+def test_asked_to_stop_it_saves_and_goes_on_to_the_same_bits(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
+    long = ["steps=2000", "evaluate.every=0"]
+    dtrain("run", recipe, "name=straight", *long)
+    command = [sys.executable, "-m", "dtrain", "run", str(recipe), "name=stopped", *long]
+    for number in (signal.SIGINT, signal.SIGTERM):
+        run = subprocess.Popen(command, cwd=tmp_path, env=bare_environment(), stderr=subprocess.PIPE, text=True)
+        metrics, before = tmp_path / "runs" / "stopped" / "metrics.jsonl", 0
+        rows = len(read(metrics)) if metrics.exists() else 0
+        while run.poll() is None and before <= rows + 5:
+            time.sleep(0.01)
+            before = len(read(metrics)) if metrics.exists() else 0
+        run.send_signal(number)
+        _, said = run.communicate(timeout=60)
+        assert run.returncode == 75, said
+        assert "saved" in said
+        assert json.loads((tmp_path / "runs" / "stopped" / "run.json").read_text())["state"] == "stopped"
+    dtrain("run", recipe, "name=stopped", *long)
+    assert saved(tmp_path / "runs" / "straight", 2000) == saved(tmp_path / "runs" / "stopped", 2000)
+    assert numbers(tmp_path / "runs" / "straight") == numbers(tmp_path / "runs" / "stopped")
+
+
+def test_eight_devices_go_on_as_four(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
+    dtrain("run", recipe, "name=eight", "--devices", "8")
+    dtrain("run", recipe, "name=four", "steps=10", "--devices", "8", "mesh={data: 2, fsdp: 2, tensor: 2}")
+    resumed = dtrain("run", recipe, "name=four", "--devices", "4", "mesh={data: 1, fsdp: 4}")
+    assert "saved on mesh data 2 x fsdp 2 x tensor 2, processes 1" in resumed.stderr
+    eight, four = (
+        [row for row in numbers(tmp_path / "runs" / name) if "train/loss" in row] for name in ("eight", "four")
+    )
+    for a, b in zip(eight, four, strict=True):
+        assert a == pytest.approx(b, rel=1e-5, abs=1e-7)
+
+
+def test_two_processes_train_as_one(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
+    dtrain("run", recipe, "name=one", "--devices", "4", "mesh.fsdp=2")
+    done = dtrain("run", recipe, "name=two", "--devices", "4", "--processes", "2", "mesh.fsdp=2", "engine=shard_map")
+    assert "in 2 processes" in done.stderr
+    assert "Gloo" not in done.stdout
+    for a, b in zip(numbers(tmp_path / "runs" / "one"), numbers(tmp_path / "runs" / "two"), strict=True):
+        assert a == pytest.approx(b, rel=1e-5, abs=1e-7)
+
+
+def test_a_worker_that_fails_takes_the_others_along(dtrain: Dtrain, recipe: Path) -> None:
+    start = time.monotonic()
+    failed = dtrain("run", recipe, "--processes", "2", "optimizer.lr=1e30", code=7)
+    assert "ended first, with exit code 7" in failed.stderr
+    assert time.monotonic() - start < 60
+
+
+def test_a_changed_recipe_is_refused_and_nothing_is_lost(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
+    dtrain("run", recipe)
+    run = tmp_path / "runs" / "small"
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    refused = dtrain("run", recipe, "optimizer.lr=2e-3", "batch=32", code=2)
+    assert "batch: was 64, now 32" in refused.stderr
+    assert "optimizer.lr: was 0.001, now 0.002" in refused.stderr
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_what_does_not_bear_on_the_numbers_may_change(dtrain: Dtrain, recipe: Path) -> None:
+    dtrain("run", recipe, "steps=10")
+    dtrain("run", recipe, "track.every=5", "data.load.prefetch=0", "checkpoint.every=7")
+
+
+def test_a_run_that_is_not_finite_keeps_nothing_of_it(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
+    failed = dtrain("run", recipe, "optimizer={kind: sgd, lr: 1e30}", "checkpoint.every=1", "track.every=100", code=7)
+    assert "at step" in failed.stderr
+    run = tmp_path / "runs" / "small"
+    assert json.loads((run / "run.json").read_text())["exit_code"] == 7
+    for step in (path for path in (run / "checkpoints").iterdir() if path.name.isdigit()):
+        assert all(np.isfinite(np.frombuffer(bits, np.float32)).all() for bits in saved(run, int(step.name)).values())
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(
+    dtrain: Dtrain, recipe: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    refused = dtrain("run", recipe, "--runs-dir", tmp_path / "file" / "runs", code=3)
+    assert "cannot write to the run folder" in refused.stderr
+    assert "hint: choose another place" in refused.stderr
+
+
+def test_a_dry_run_tries_everything_and_keeps_nothing(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
+    done = dtrain("run", recipe, "--dry-run", "mesh={data: 2, fsdp: 2, tensor: 2}")
+    assert "mesh data 2 x fsdp 2 x tensor 2" in done.stderr
+    assert "equal bit for bit" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_newest_and_the_best_are_kept(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
+    dtrain("run", recipe, "evaluate.every=4", "checkpoint={every: 4, keep: 1, best: eval/loss}", "optimizer.lr=0.3")
+    run = tmp_path / "runs" / "small"
+    losses = {row["step"]: row["eval/loss"] for row in read(run / "metrics.jsonl") if "eval/loss" in row}
+    kept = {int(path.name) for path in (run / "checkpoints").iterdir() if path.name.isdigit()}
+    assert kept == {24, min(losses, key=lambda step: losses[step])}
+
+
+def test_a_mesh_that_does_not_fit_the_machine_is_refused_with_the_arithmetic(dtrain: Dtrain, recipe: Path) -> None:
+    refused = dtrain("run", recipe, "mesh={data: 3, tensor: 2}", "--devices", "8", code=2)
+    assert "data 3 x fsdp 1 x tensor 2: 6 != 8 devices" in refused.stderr
+    here = dtrain("run", recipe, "mesh={data: 2}", code=2)
+    assert "2 != 1 devices" in here.stderr
