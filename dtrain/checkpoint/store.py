@@ -101,7 +101,8 @@ class Store:
         """What was noted beside the state of that step."""
         import orbax.checkpoint as ocp
 
-        return self._manager.restore(step, args=ocp.args.Composite(about=ocp.args.JsonRestore()))["about"]
+        with self._reading(step):
+            return self._manager.restore(step, args=ocp.args.Composite(about=ocp.args.JsonRestore()))["about"]
 
     def restore(self, step: int, shapes: Any) -> Any:
         """The state of that step, laid out as `shapes` says, whatever layout it was saved from.
@@ -110,13 +111,19 @@ class Store:
         """
         import orbax.checkpoint as ocp
 
-        differences = _differences(self._manager.item_metadata(step)["state"], shapes)
+        with self._reading(step):
+            differences = _differences(self._manager.item_metadata(step)["state"], shapes)
         if differences:
             head = f"checkpoint {self._path / str(step)} is not of this recipe's model and optimizer:"
             raise CheckpointError("\n  ".join([head, *differences[:8]]), "give this run another name: name=...")
-        try:
+        with self._reading(step):
             return self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(shapes)))["state"]
-        except Exception as error:  # orbax raises bare Exception for damaged data
+
+    @contextmanager
+    def _reading(self, step: int) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # orbax raises bare Exception, and much else, for damaged data
             message = f"checkpoint {self._path / str(step)} cannot be read: {_first_line(error)}"
             raise CheckpointError(
                 message, f"move {self._path / str(step)} away to go on from the one before"
@@ -145,7 +152,8 @@ def _name(path: tuple[Any, ...]) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:300]
 
 
 def _empty(trash: Path) -> None:

@@ -1,0 +1,52 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Dtrain
+
+VERBS = ["run", "check", "report", "doctor", "recipes ls", "recipes show", "recipes cp", "recipes schema"]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verbs_help_ends_with_an_example(dtrain: Dtrain, verb: str) -> None:
+    shown = dtrain(*verb.split(), "--help").stdout.strip().splitlines()
+    assert shown[-1].strip().startswith("Example: dtrain " + verb)
+
+
+def test_a_misspelt_verb_is_named(dtrain: Dtrain) -> None:
+    assert "Did you mean 'run'" in dtrain("rnu", code=2).stderr
+
+
+def test_check_prints_the_resolved_recipe(dtrain: Dtrain, tmp_path: Path) -> None:
+    done = dtrain("check", "mlp-digits", "optimizer.lr=1e-2", "--devices", "8")
+    assert "no mistake found" in done.stderr
+    (tmp_path / "again.yaml").write_text(done.stdout)
+    assert dtrain("check", "again.yaml").stdout == done.stdout
+    assert json.loads(dtrain("check", "mlp-digits", "--json").stdout)["model"]["kind"] == "mlp"
+
+
+def test_check_refuses_with_code_two(dtrain: Dtrain) -> None:
+    refused = dtrain("check", "mlp-digits", "optimizer.lrr=1", code=2)
+    assert "did you mean 'lr'?" in refused.stderr
+    assert refused.stdout == ""
+
+
+def test_recipes_are_listed_shown_and_copied(dtrain: Dtrain, tmp_path: Path) -> None:
+    assert "mlp-digits" in dtrain("recipes", "ls").stdout
+    shown = dtrain("recipes", "show", "mlp-digits").stdout
+    dtrain("recipes", "cp", "mlp-digits", "mine.yaml")
+    assert (tmp_path / "mine.yaml").read_text() == shown
+    assert "is there already" in dtrain("recipes", "cp", "mlp-digits", "mine.yaml", code=2).stderr
+    assert "did you mean 'mlp-digits'?" in dtrain("recipes", "show", "mlp-digts", code=2).stderr
+    assert json.loads(dtrain("recipes", "schema").stdout)["title"] == "Recipe"
+
+
+def test_a_missing_recipe_is_refused(dtrain: Dtrain) -> None:
+    assert "No such file" in dtrain("run", "nowhere.yaml", code=2).stderr
+
+
+def test_doctor_looks_at_what_a_run_leans_on(dtrain: Dtrain) -> None:
+    found = {finding["what"]: finding for finding in json.loads(dtrain("doctor", "--json").stdout)}
+    assert {"python", "jax", "devices", "memory", "disk"} <= set(found)
+    assert found["devices"]["verdict"] == "ok"

@@ -1,0 +1,110 @@
+"""Every model keeps the contract; some are held against a second implementation."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dtrain.batch import Example, Feature
+from dtrain.context import Plain
+from dtrain.errors import FieldError
+from dtrain.models.cnn import CNN
+from dtrain.models.mlp import MLP
+from dtrain.models.vit import ViT
+from dtrain.params import Param, abstract, count, initial
+from tests.engines import MODELS, random_batch
+
+EXAMPLE: Example = {"image": Feature((8, 8, 1), "uint8"), "label": Feature((), "int32", 10)}
+
+
+def born(model: object) -> object:
+    return initial(model.params(), jax.random.key(1), "float32")  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_shapes_are_those_declared(name: str) -> None:
+    declared = MODELS[name].params()
+    found, shapes = born(MODELS[name]), abstract(declared, "float32")
+    assert jax.tree.map(lambda p: (p.shape, p.dtype), found) == jax.tree.map(lambda s: (s.shape, s.dtype), shapes)
+    assert sum(leaf.size for leaf in jax.tree.leaves(found)) == count(declared)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_padding_does_not_count(name: str) -> None:
+    model, batch = MODELS[name], random_batch(8)
+    params = born(model)
+    padded = batch | {"weight": np.array([1, 1, 1, 1, 1, 0, 0, 0], np.float32)}
+    some = {key: value[:5] for key, value in batch.items()}
+    a, b = model.loss(params, padded, Plain()), model.loss(params, some, Plain())
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-6), a, b)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_an_untrained_model_knows_nothing(name: str) -> None:
+    loss = MODELS[name].loss(born(MODELS[name]), random_batch(64), Plain())
+    assert 0.5 * np.log(10) < float(loss.sum / loss.weight) < 2.5 * np.log(10)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_flops_are_what_the_compiler_counts(name: str) -> None:
+    """Three forward passes; the compiler counts a scanned layer once and leaves padding out."""
+    model = dataclasses.replace(MODELS["vit"], layers=1) if name == "vit" else MODELS[name]
+    forward = jax.jit(lambda params, batch: model.loss(params, batch, Plain()).sum)
+    counted = forward.lower(born(model), random_batch()).compile().cost_analysis()["flops"]
+    claimed = model.flops(16).step / 3
+    assert claimed == pytest.approx(counted, rel=0.25)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_examples_that_do_not_fit_are_refused(name: str) -> None:
+    model = MODELS[name]
+    assert model.mismatch(EXAMPLE) == ""
+    assert "8 x 9 x 1" in model.mismatch(EXAMPLE | {"image": Feature((8, 9, 1), "uint8")})
+    assert "7" in model.mismatch(EXAMPLE | {"label": Feature((), "int32", 7)})
+    assert "takes images and labels" in model.mismatch({"tokens": Feature((5,), "uint16", 10)})
+
+
+def test_the_mlp_is_numpys() -> None:
+    model, batch = MODELS["mlp"], random_batch(4)
+    params = jax.device_get(born(model))
+    x = batch["image"].reshape(4, -1)
+    for i in range(3):
+        x = x @ params[f"layer{i}"]["weight"] + params[f"layer{i}"]["bias"]
+        x = np.maximum(x, 0) if i < 2 else x
+    logp = x - np.log(np.exp(x).sum(-1, keepdims=True))
+    loss = model.loss(params, batch, Plain())
+    np.testing.assert_allclose(loss.sum, -logp[np.arange(4), batch["label"]].sum(), rtol=1e-5)
+    assert float(loss.metrics["accuracy"]) == (x.argmax(-1) == batch["label"]).sum()
+
+
+def test_the_vits_attention_is_that_of_the_paper() -> None:
+    """softmax(q k / sqrt(d)) v, written out for one head at a time."""
+    draw = np.random.default_rng(0)
+    q, k, v = (draw.normal(size=(2, 5, 3, 4)).astype(np.float32) for _ in range(3))
+    found = Plain().attend(*map(jnp.asarray, (q, k, v)))
+    for b in range(2):
+        for h in range(3):
+            scores = q[b, :, h] @ k[b, :, h].T / 2
+            weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+            np.testing.assert_allclose(found[b, :, h], weights @ v[b, :, h], rtol=1e-4, atol=1e-6)
+
+
+def test_fields_that_cannot_be_are_refused() -> None:
+    for make, message in (
+        (lambda: MLP(sizes=(5,)), "at least two sizes"),
+        (lambda: CNN(image=(8, 8, 1), classes=10, stages=(12,)), "group = 8 does not divide 12"),
+        (lambda: ViT(image=(9, 8, 1), classes=10), "patch = 4 does not divide the image's height 9"),
+        (lambda: ViT(image=(8, 8, 1), classes=10, heads=5), "heads = 5 does not divide width = 64"),
+    ):
+        with pytest.raises(FieldError, match=message):
+            make()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_biases_and_scales_are_not_decayed(name: str) -> None:
+    for path, param in jax.tree_util.tree_leaves_with_path(MODELS[name].params()):
+        assert isinstance(param, Param)
+        text = jax.tree_util.keystr(path)
+        assert param.decay == (not any(word in text for word in ("bias", "scale", "position")))

@@ -1,0 +1,112 @@
+"""The updates, held against optax's own ready-made optimizers."""
+
+import typing
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from dtrain.errors import FieldError
+from dtrain.models.mlp import MLP
+from dtrain.optim.optimizer import SGD, Adafactor, AdamW, Lion, Muon, Optimizer
+from dtrain.optim.schedule import WSD, Constant, Cosine, Linear, Schedule
+from dtrain.optim.update import averaged, learning_rate, transformation
+from dtrain.params import initial
+
+DECLARED = MLP(sizes=(24, 16, 12, 10)).params()
+PARAMS = initial(DECLARED, jax.random.key(0), "float32")
+MATRICES = jax.tree.map(lambda param: param.decay, DECLARED)
+MEMBERS = typing.get_args(Optimizer)
+
+
+def gradients(step: int) -> object:
+    return jax.tree.map(lambda p: jnp.sin(p * 31 + step), PARAMS)
+
+
+def walk(update: optax.GradientTransformation, steps: int = 5) -> object:
+    params, state = PARAMS, update.init(PARAMS)
+    for step in range(steps):
+        updates, state = update.update(gradients(step), state, params)
+        params = optax.apply_updates(params, updates)
+    return params
+
+
+def test_adamw_is_optaxs() -> None:
+    ours = transformation(AdamW(lr=1e-2, decay=0.1, b2=0.95, clip=1.0), DECLARED, 10)
+    theirs = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2, b2=0.95, weight_decay=0.1, mask=MATRICES))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), walk(ours), walk(theirs))
+
+
+def test_sgd_and_lion_are_optaxs() -> None:
+    for ours, theirs in (
+        (SGD(lr=0.1, momentum=0.8, nesterov=True), optax.sgd(0.1, momentum=0.8, nesterov=True)),
+        (Lion(lr=1e-2, decay=0.1, decay_all=True), optax.lion(1e-2, weight_decay=0.1)),
+    ):
+        walked = walk(transformation(ours, DECLARED, 10)), walk(theirs)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), *walked)
+
+
+def test_muon_orthogonalises_hidden_matrices_alone() -> None:
+    update = transformation(Muon(lr=1.0), DECLARED, 10)
+    updates, _ = update.update(gradients(1), update.init(PARAMS), PARAMS)
+    hidden, head = updates["layer1"]["weight"], updates["layer2"]["weight"]
+    singular = np.linalg.svd(np.asarray(hidden), compute_uv=False) / (0.2 * np.sqrt(16))
+    assert 0.6 < singular.min() < singular.max() < 1.3
+    np.testing.assert_allclose(np.abs(head), 1, rtol=1e-3)  # Adam's first step is the sign
+    np.testing.assert_allclose(np.abs(updates["layer1"]["bias"]), 1, rtol=1e-3)
+
+
+@pytest.mark.parametrize("member", MEMBERS)
+def test_every_optimizer_descends(member: type) -> None:
+    update = transformation(member(lr=3e-2, schedule=Cosine(warmup=3), decay=1e-3, clip=1.0, ema=0.5), DECLARED, 40)
+    params, state = PARAMS, update.init(PARAMS)
+    loss = lambda params: sum(jnp.square(p - 0.1).sum() for p in jax.tree.leaves(params))  # noqa: E731
+    first = float(loss(params))
+    step = jax.jit(lambda params, state: update.update(jax.grad(loss)(params), state, params))
+    for _ in range(40):
+        updates, state = step(params, state)
+        params = optax.apply_updates(params, updates)
+    assert float(loss(params)) < 0.9 * first
+    assert jax.tree.structure(averaged(state, None)) == jax.tree.structure(params)
+
+
+def test_the_average_is_that_of_the_parameters() -> None:
+    update = transformation(SGD(lr=0.1, momentum=0.0, ema=0.9), DECLARED, 10)
+    params, state, expected = PARAMS, update.init(PARAMS), PARAMS
+    for step in range(3):
+        updates, state = update.update(gradients(step), state, params)
+        params = optax.apply_updates(params, updates)
+        expected = jax.tree.map(lambda a, b: 0.9 * a + 0.1 * b, expected, params)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), averaged(state, None), expected)
+    assert averaged(optax.EmptyState(), params) is params
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        (Constant(), {0: 1, 50: 1, 99: 1}),
+        (Cosine(final=0.1), {0: 1, 50: 0.55, 100: 0.1}),
+        (Linear(final=0.5), {0: 1, 50: 0.75, 100: 0.5}),
+        (WSD(cooldown=0.2), {0: 1, 80: 1, 90: 0.5, 100: 0}),
+        (Constant(warmup=9), {0: 0.1, 4: 0.5, 9: 1, 50: 1}),
+        (Cosine(warmup=20), {20: 1 / 1, 60: 0.5, 100: 0}),
+    ],
+)
+def test_schedules_pass_through_their_points(schedule: Schedule, expected: dict[int, float]) -> None:
+    rate = learning_rate(SGD(lr=2.0, schedule=schedule), 100)
+    for step, fraction in expected.items():
+        assert float(rate(step)) == pytest.approx(2 * fraction, abs=1e-6)
+
+
+def test_a_warm_up_as_long_as_the_run_is_refused() -> None:
+    with pytest.raises(FieldError, match="warm-up of 10 steps in a run of 10"):
+        learning_rate(SGD(lr=1.0, schedule=Cosine(warmup=10)), 10)
+
+
+def test_adafactor_keeps_rows_and_columns() -> None:
+    state = transformation(Adafactor(lr=1e-2, factor_from=8), DECLARED, 10).init(PARAMS)
+    shapes = {leaf.shape for leaf in jax.tree.leaves(state)}
+    assert (24,) in shapes
+    assert (24, 16) not in shapes

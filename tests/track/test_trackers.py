@@ -1,0 +1,85 @@
+"""What a run tells to other programs, read back by those programs."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dtrain.track.jsonl import cut, lines, read
+from tests.conftest import Dtrain
+
+RECIPE = """
+model: {kind: mlp, sizes: [64, 16, 10]}
+data: digits
+optimizer: {kind: sgd, lr: 0.1}
+batch: 64
+steps: 10
+track: {every: 2, to: [tensorboard, {kind: wandb, project: trial, mode: offline, tags: [a, b]}]}
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was stopped at step 6 and resumed."""
+    from tests.conftest import bare_environment
+
+    folder = tmp_path_factory.mktemp("tracked")
+    (folder / "small.yaml").write_text(RECIPE)
+    for steps in (6, 10):
+        command = [sys.executable, "-m", "dtrain", "run", "small.yaml", f"steps={steps}"]
+        subprocess.run(command, cwd=folder, env=bare_environment(), check=True, capture_output=True, timeout=100)
+    return folder / "runs" / "small"
+
+
+def wandb_records(folder: Path) -> list[dict[str, object]]:
+    """An offline run as `wandb` itself reads it."""
+    command = [str(Path(sys.executable).parent / "wandb"), "leet", "inspect", "--json", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_wandb_reads_the_run_back(run: Path) -> None:
+    fragments = sorted((run / "wandb").glob("offline-run-*"))
+    assert len(fragments) == 2
+    run_id = json.loads((run / "run.json").read_text())["tracker_ids"]["wandb"]
+    assert all(path.name.endswith(run_id) for path in fragments)
+    text = "\n".join(json.dumps(record) for path in fragments for record in wandb_records(path))
+    assert '"trial"' in text
+    assert "train/loss" in text
+    assert "sizes" in text
+
+
+def test_tensorboard_reads_the_run_back(run: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(run / "tensorboard"))
+    found.Reload()
+    events = {event.step: event.value for event in found.Scalars("train/loss")}
+    rows = {row["step"]: row["train/loss"] for row in read(run / "metrics.jsonl") if "train/loss" in row}
+    assert events == pytest.approx(rows)
+    assert sorted(events) == [2, 4, 6, 8, 10]
+
+
+def test_no_key_is_written_anywhere(dtrain: Dtrain, tmp_path: Path) -> None:
+    (tmp_path / "small.yaml").write_text(RECIPE)
+    dtrain("run", "small.yaml", "steps=2", WANDB_API_KEY="canary0123456789canary0123456789canary01")
+    written = [path for path in (tmp_path / "runs").rglob("*") if path.is_file()]
+    assert written
+    assert not [path for path in written if b"canary" in path.read_bytes()]
+
+
+def test_a_resumed_record_is_cut_back(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with lines(path, 0) as sink:
+        for step in (1, 2, 3):
+            sink.log(step, {"train/loss": step / 7})
+    with path.open("a") as file:
+        file.write('{"step": 4, "train/lo')
+    assert [row["step"] for row in read(path)] == [1, 2, 3]
+    cut(path, 2)
+    assert (
+        path.read_text()
+        == '{"step": 1, "train/loss": 0.14285714285714285}\n{"step": 2, "train/loss": 0.2857142857142857}\n'
+    )
