@@ -1,7 +1,8 @@
 """Checkpoints of one run, by orbax: asynchronous, each device writing its own part."""
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

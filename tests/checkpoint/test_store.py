@@ -1,3 +1,4 @@
+import gc
 from pathlib import Path
 
 import jax
@@ -56,6 +57,7 @@ def test_a_folder_without_state_is_no_checkpoint(tmp_path: Path) -> None:
         assert store.newest() == 1
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # what orbax leaves open on failure
 def test_damaged_data_is_an_error_not_a_traceback(tmp_path: Path) -> None:
     with Store(tmp_path / "c", Checkpoint()) as store:
         store.save(1, STATE, {}, {})
@@ -63,3 +65,4 @@ def test_damaged_data_is_an_error_not_a_traceback(tmp_path: Path) -> None:
         path.write_bytes(b"")
     with Store(tmp_path / "c", Checkpoint()) as store, pytest.raises(CheckpointError, match="cannot be read"):
         store.restore(1, shapes(STATE))
+    gc.collect()

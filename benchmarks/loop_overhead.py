@@ -1,0 +1,103 @@
+"""What dtrain's loop costs: steady steps of `dtrain run` against a bare loop over the jitted step.
+
+The MLP 784-512-256-10 at batch 128 on MNIST-shaped data held in memory. On one side the loop of a
+run with everything on: data read and read ahead, batches put on the device, transfer guard,
+metrics logged to metrics.jsonl, log.txt and TensorBoard every 50 steps. On the other a bare loop
+that calls the same compiled step on one batch that already lies on the device. The two take turns
+in segments of 200 steps; the median of the paired ratios is printed.
+
+    python benchmarks/loop_overhead.py          at most 1.05x is the bar
+"""
+
+import io
+import statistics
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+import jax
+import numpy as np
+from rich.console import Console as Rich
+from timing import alternate, median_ratio
+
+from dtrain import run as whole
+from dtrain.assembly import assemble
+from dtrain.data.source import Arrays, image_example
+from dtrain.folder import Folder
+from dtrain.parallel.engine import put
+from dtrain.recipe.load import load
+from dtrain.record import Record
+from dtrain.track.console import Console
+from dtrain.train.hooks import Evaluation, Log, Saving
+from dtrain.train.interrupt import Interrupt
+from dtrain.train.loop import loop
+from dtrain.train.state import born
+
+SEGMENT, ROUNDS = 200, 15
+RECIPE = Path(__file__).parents[1] / "recipes" / "mlp-mnist.yaml"
+
+
+def mnist_shaped() -> Arrays:
+    """60,000 images of noise."""
+    draw = np.random.default_rng(0)
+    features = {
+        "image": draw.integers(0, 256, (60_000, 28, 28, 1), np.uint8),
+        "label": draw.integers(0, 10, 60_000).astype(np.int32),
+    }
+    return Arrays(features, image_example((28, 28, 1), 10), "noise")
+
+
+def main() -> None:
+    recipe = load(RECIPE, ["steps=1000000", "epochs=~", "track={every: 50, to: [tensorboard]}"])
+    source = mnist_shaped()
+    made = assemble(recipe, jax.devices()[:1], source.example, 1_000_000)
+    step, evaluate = made.train().lower().compile(), made.evaluate().lower().compile()
+    held = {"bare": born(made.make, made.shapes), "run": born(made.make, made.shapes)}
+    resident = put(recipe.engine, made.layout, source.rows(np.arange(128)), 128)
+
+    def bare() -> None:
+        state, metrics = held["bare"], None
+        for _ in range(SEGMENT):
+            state, metrics = step(state, resident)
+        jax.block_until_ready(metrics)
+        held["bare"] = state
+
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        place = Folder(Path(folder))
+        console = Console(rich=Rich(file=io.StringIO()), log=place.log)
+        session = whole.Session(recipe, place, console, Record({}, place, lead=True), Interrupt(), stack, dry=False)
+        report = whole._reporter(session, 0, 1_000_000, 1_000_000)
+        log = Log(recipe.track.every, report, session.clock)
+        hooks = [log, Evaluation(recipe.evaluate, evaluate, lambda: iter(()), log, session.clock)]
+        hooks.append(Saving(0, None, lambda *_: None, session.clock))
+        batches, done = whole._train_batches(made, source, 0, 1_000_000), [0]
+
+        def run() -> None:
+            log.begin(done[0])
+            span = range(done[0] + 1, done[0] + SEGMENT + 2)
+            # the span's last step would save: leave by the stop that a signal causes, one step before
+            held["run"], _ = loop(
+                step,
+                held["run"],
+                batches,
+                span=span,
+                hooks=hooks[:1],
+                stop=lambda number: number == done[0] + SEGMENT,
+                clock=session.clock,
+                one_at_a_time=False,
+            )
+            jax.block_until_ready(held["run"])
+            done[0] += SEGMENT
+
+        found = alternate({"bare": bare, "run": run}, ROUNDS)
+
+    for name, times in found.items():
+        wall = statistics.median(wall for wall, _ in times) / SEGMENT
+        cpu = statistics.median(cpu for _, cpu in times) / SEGMENT
+        print(f"{name:<5} {wall * 1e6:8.0f} us/step wall  {cpu * 1e6:8.0f} us/step CPU")
+    wall, cpu = (median_ratio(found, "run", "bare", clock) for clock in (0, 1))
+    print(f"run / bare: {wall:.3f}x wall, {cpu:.3f}x CPU")
+
+
+if __name__ == "__main__":
+    main()
