@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from dtrain.batch import Batch
-from dtrain.data.source import Load, Source
+from dtrain.data.source import Arrays, Load, Source
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,7 @@ def stream(batches: TrainBatches | EvalBatches, load: Load) -> Iterator[Batch]:
 
         flags.FLAGS.mark_as_parsed()  # grain reads absl flags that only an absl program parses
         dataset = dataset.mp_prefetch(grain.MultiprocessingOptions(num_workers=load.workers))
-    if load.prefetch:
-        dataset = grain.experimental.ThreadPrefetchIterDataset(dataset, prefetch_buffer_size=load.prefetch)
+    ahead = load.prefetch if load.prefetch is not None else 0 if isinstance(batches.source, Arrays) else 2
+    if ahead:
+        dataset = grain.experimental.ThreadPrefetchIterDataset(dataset, prefetch_buffer_size=ahead)
     return iter(dataset)

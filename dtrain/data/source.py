@@ -17,8 +17,8 @@ Split = Literal["train", "test"]
 class Load:
     """How examples are read ahead. Neither number changes which examples a batch holds."""
 
-    prefetch: Natural = 2
-    """Batches read ahead by a thread."""
+    prefetch: Natural | None = None
+    """Batches read ahead by a thread; where not said, 2, or none where the examples lie in memory."""
     workers: Natural = 0
     """Processes that read; they pay where a batch takes more than about a millisecond to make."""
 

@@ -50,14 +50,14 @@ class Engine(Protocol):
 def put(engine: Engine, layout: Layout, batch: Batch, examples: int) -> Batch:
     """This process's rows of a batch of `examples` → one global batch on the devices."""
 
-    def one(rows: np.ndarray) -> jax.Array:
-        shape, sharding = engine.place(layout, (examples, *rows.shape[1:]))
-        local = rows.reshape(-1, *shape[1:])
-        if sharding.is_fully_addressable:
-            return jax.device_put(local, sharding)
-        return jax.make_array_from_process_local_data(sharding, local, shape)
-
-    return {name: one(rows) for name, rows in batch.items()}
+    places = {name: engine.place(layout, (examples, *rows.shape[1:])) for name, rows in batch.items()}
+    local = {name: rows.reshape(-1, *places[name][0][1:]) for name, rows in batch.items()}
+    if all(sharding.is_fully_addressable for _, sharding in places.values()):
+        return jax.device_put(local, {name: sharding for name, (_, sharding) in places.items()})
+    return {
+        name: jax.make_array_from_process_local_data(sharding, local[name], shape)
+        for name, (shape, sharding) in places.items()
+    }
 
 
 def local_rows(layout: Layout, examples: int) -> np.ndarray:
