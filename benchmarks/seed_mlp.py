@@ -8,6 +8,7 @@ in segments, and the median of the paired ratios is printed. dtrain's side is th
 """
 
 import importlib.util
+import itertools
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -30,9 +31,7 @@ IMAGE = DRAW.integers(0, 256, (BATCH, 28, 28, 1), np.uint8)
 LABEL = DRAW.integers(0, 10, BATCH).astype(np.int32)
 X = (IMAGE.reshape(BATCH, -1) / 255).astype(np.float32)
 HOT = np.eye(10, dtype=np.float32)[LABEL]
-WEIGHTS = [
-    (DRAW.normal(size=(a, b)) * np.sqrt(2 / a)).astype(np.float32) for a, b in zip(SIZES, SIZES[1:], strict=False)
-]
+WEIGHTS = [(DRAW.normal(size=(a, b)) * np.sqrt(2 / a)).astype(np.float32) for a, b in itertools.pairwise(SIZES)]
 
 
 def dtrain_step() -> Callable[[], None]:
@@ -100,7 +99,7 @@ def torch_step() -> Callable[[], None]:
     """PyTorch, eager."""
     import torch
 
-    shapes = zip(SIZES, SIZES[1:], strict=False)
+    shapes = itertools.pairwise(SIZES)
     layers = [part for a, b in shapes for part in (torch.nn.Linear(a, b), torch.nn.ReLU())][:-1]
     model = torch.nn.Sequential(*layers)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)

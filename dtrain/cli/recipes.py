@@ -25,7 +25,8 @@ def shipped() -> dict[str, Path]:
 
 def find(recipe: str) -> Path:
     """The file that is meant: a path, or the name of a recipe that comes with dtrain."""
-    return Path(recipe) if Path(recipe).exists() or recipe not in shipped() else shipped()[recipe]
+    path = Path(recipe)
+    return path if path.exists() or path.suffix or path.parent != Path() else _known(recipe)
 
 
 def _known(name: str) -> Path:
@@ -35,7 +36,7 @@ def _known(name: str) -> Path:
 
     if name not in shipped():
         near = difflib.get_close_matches(name, shipped(), 1)
-        hint = f"did you mean {near[0]!r}?" if near else "`dtrain recipes ls` lists them"
+        hint = f"did you mean {near[0]!r}?" if near else "`dtrain recipes ls` lists them; a file's name ends in .yaml"
         raise RecipeError(f"no recipe {name!r} comes with dtrain", hint)
     return shipped()[name]
 

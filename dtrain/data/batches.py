@@ -84,7 +84,11 @@ class EvalBatches:
 
 
 def stream(batches: TrainBatches | EvalBatches, load: Load) -> Iterator[Batch]:
-    """The batches in turn, read ahead by grain; the same for every `load`."""
+    """The batches in turn, the same for every `load`: read ahead by grain, or directly where
+    nothing is to be read ahead, as with examples that lie in memory."""
+    ahead = load.prefetch if load.prefetch is not None else 0 if isinstance(batches.source, Arrays) else 2
+    if not ahead and not load.workers:
+        return (batches[index] for index in range(len(batches)))
     import grain
 
     options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
@@ -94,7 +98,6 @@ def stream(batches: TrainBatches | EvalBatches, load: Load) -> Iterator[Batch]:
 
         flags.FLAGS.mark_as_parsed()  # grain reads absl flags that only an absl program parses
         dataset = dataset.mp_prefetch(grain.MultiprocessingOptions(num_workers=load.workers))
-    ahead = load.prefetch if load.prefetch is not None else 0 if isinstance(batches.source, Arrays) else 2
     if ahead:
         dataset = grain.experimental.ThreadPrefetchIterDataset(dataset, prefetch_buffer_size=ahead)
     return iter(dataset)

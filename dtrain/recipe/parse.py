@@ -103,7 +103,7 @@ def _plain(hint: Any, node: Node, path: str, problems: Problems) -> Any:
                 children: Any = at.value
                 inside = part in children if isinstance(children, dict) else isinstance(part, int)
                 at, where = (children[part], f"{where}.{part}") if inside else (at, where)
-            message = detail["msg"].replace("Input should be", "expected", 1)
+            message = detail["msg"].replace("Input should be", "expected", 1).replace("valid tuple", "list")
             problems.add(at.mark, where, f"{message[0].lower()}{message[1:]}; found {_shown(at)}")
         return None
 

@@ -114,6 +114,6 @@ class Saving:
         if due or at.last or at.stopping:
             jax.block_until_ready(at.state)  # the step's own time ends here
             finite(at.step, at.metrics)
-            with self.clock("save"):
+            with self.clock("save"), jax.transfer_guard("allow"):  # orbax moves what it likes
                 self.save(at.step, at.state, at.results)
             self.saved = at.step

@@ -51,17 +51,17 @@ def loop(
     before: dict[str, Any] = {}
     with clock("data"):
         batch = next(batches) if span else {}
-    for number in span:
-        with jax.transfer_guard("disallow"):
+    with jax.transfer_guard("disallow"):
+        for number in span:
             state, metrics = step(state, batch)
-        last = number == span[-1]
-        if not last:
-            with clock("data"):
-                batch = next(batches)
-        jax.block_until_ready(metrics if one_at_a_time else before)
-        before, at = metrics, Moment(number, state, metrics, last, stop(number))
-        for hook in hooks:
-            hook(at)
-        if at.stopping:
-            return state, True
+            last = number == span[-1]
+            if not last:
+                with clock("data"):
+                    batch = next(batches)
+            jax.block_until_ready(metrics if one_at_a_time else before)
+            before, at = metrics, Moment(number, state, metrics, last, stop(number))
+            for hook in hooks:
+                hook(at)
+            if at.stopping:
+                return state, True
     return state, False

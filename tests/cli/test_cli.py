@@ -44,6 +44,7 @@ def test_recipes_are_listed_shown_and_copied(dtrain: Dtrain, tmp_path: Path) -> 
 
 def test_a_missing_recipe_is_refused(dtrain: Dtrain) -> None:
     assert "No such file" in dtrain("run", "nowhere.yaml", code=2).stderr
+    assert "did you mean 'mlp-digits'?" in dtrain("run", "mlp-digts", code=2).stderr
 
 
 def test_doctor_looks_at_what_a_run_leans_on(dtrain: Dtrain) -> None:
