@@ -65,10 +65,14 @@ class Folder:
             raise EnvironmentFault(f"{self.record} cannot be read: {error}", "remove it to go on") from error
 
     def write_record(self, record: dict[str, Any]) -> None:
-        """Replace run.json in one step, so that a reader never sees half of it."""
-        part = self.record.with_suffix(".part")
-        part.write_text(json.dumps(record, indent=2) + "\n")
-        part.replace(self.record)
+        """Replace run.json."""
+        self.write(self.record, json.dumps(record, indent=2) + "\n")
+
+    def write(self, path: Path, text: str) -> None:
+        """Replace a file in one step, so that a reader never sees half of it."""
+        part = path.with_suffix(f"{path.suffix}.part")
+        part.write_text(text)
+        part.replace(path)
 
 
 def folder(runs: Path, name: str) -> Folder:

@@ -86,7 +86,7 @@ def kept(place: Folder, recipe: Recipe, lead: bool) -> Iterator[Record]:
     }
     log = Record(values, place, lead, before=old.get("seconds", {}), ids=dict(old.get("tracker_ids", {})))
     if lead:
-        place.recipe.write_text(text(recipe))
+        place.write(place.recipe, text(recipe))
         log.write()
     try:
         yield log

@@ -106,7 +106,7 @@ def _train(on: Session) -> None:
             state,
             _train_batches(made, train, start, end),
             span=range(start + 1, end + 1),
-            hooks=[logging, evaluation, saving],
+            hooks=[lambda at: on.console.tick(at.step), logging, evaluation, saving],
             stop=on.interrupt.agreed,
             clock=on.clock,
             one_at_a_time=_pretended(devices),
@@ -171,7 +171,7 @@ def _reporter(on: Session, start: int, end: int, steps: int) -> Report:
         if "train/loss" in values:
             values = meters.rates(values)
             eta = (end - number) * values["time/step_ms"] / 1e3
-            on.console.advance(number, step_line(number, steps, values, eta))
+            on.console.say(step_line(number, steps, values, eta))
         else:
             on.console.say(eval_line(number, values), "bold")
         for tracker in trackers:

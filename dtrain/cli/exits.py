@@ -1,5 +1,6 @@
 """From an error to a message and an exit code."""
 
+import errno
 import os
 import sys
 import traceback
@@ -8,7 +9,10 @@ from contextlib import contextmanager
 
 import typer
 
-from dtrain.errors import Aborted, DtrainError
+from dtrain.errors import Aborted, DtrainError, EnvironmentFault
+
+MACHINE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE}
+"""What the operating system says when the machine, not the program, is at fault."""
 
 
 @contextmanager
@@ -30,15 +34,24 @@ def exits(debug: bool = False, leave: bool = False) -> Iterator[None]:
         code = Aborted.exit_code
     except (typer.Exit, BrokenPipeError):
         raise
-    except Exception:
-        traceback.print_exc()
-        typer.secho("this is a bug in dtrain, or in a model of your own", fg="red", err=True)
-        code = DtrainError.exit_code
+    except Exception as error:
+        code = _unforeseen(error, debug)
     if leave:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
     raise typer.Exit(code)
+
+
+def _unforeseen(error: Exception, debug: bool) -> int:
+    """A fault of the machine in a few lines; our own with all that is known of it."""
+    if isinstance(error, OSError) and error.errno in MACHINE and not debug:
+        where = error.filename or "while writing"
+        _tell(EnvironmentFault(f"{error.strerror}: {where}", "`dtrain doctor` looks at the machine"))
+        return EnvironmentFault.exit_code
+    traceback.print_exc()
+    typer.secho("this is a bug in dtrain, or in a model of your own", fg="red", err=True)
+    return DtrainError.exit_code
 
 
 def _tell(error: DtrainError) -> None:

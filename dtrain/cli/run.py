@@ -39,8 +39,8 @@ def run(
     with exits(debug, leave=place is not None):
         if processes > 1 and place is None:
             raise typer.Exit(_together(recipe, overrides or [], devices, processes))
-        if devices or dry_run or place:
-            pretend(_count(recipe, overrides or [], devices, dry_run) // (place.processes if place else 1))
+        if devices or dry_run:
+            pretend(_count(recipe, overrides or [], devices) // (place.processes if place else 1))
         if place:
             join(place)
         _train(recipe, overrides or [], runs_dir, devices, allow_changes=allow_changes, dry=dry_run)
@@ -72,10 +72,10 @@ def _train(
         typer.echo(summarise(done).text())
 
 
-def _count(recipe: str, overrides: list[str], devices: int | None, dry: bool) -> int:
+def _count(recipe: str, overrides: list[str], devices: int | None) -> int:
     """How many devices to pretend: what was asked for, or in a dry run the fewest that the mesh fits on."""
-    if devices or not dry:
-        return devices or 1
+    if devices:
+        return devices
     from dtrain.cli.recipes import find
     from dtrain.recipe.compose import compose, least_devices
 
@@ -94,5 +94,4 @@ def _together(recipe: str, overrides: list[str], devices: int | None, processes:
             f"--devices {total} do not divide by --processes {processes}", f"use {processes} or a multiple"
         )
     load(find(recipe), overrides, total)
-    arguments = [argument for argument in sys.argv[1:] if devices or argument]
-    return together(arguments if devices else [*arguments, "--devices", str(total)], processes)
+    return together([*sys.argv[1:], *([] if devices else ["--devices", str(total)])], processes)

@@ -33,11 +33,10 @@ class Console:
         """A line that should not be overlooked."""
         self.say(f"warning: {text}", "yellow")
 
-    def advance(self, step: int, line: str) -> None:
-        """Move the bar to this step and say its line."""
+    def tick(self, step: int) -> None:
+        """Move the bar to this step."""
         if self._bar:
             self._bar.update(self._bar.task_ids[0], completed=step)
-        self.say(line)
 
     @contextmanager
     def progress(self, start: int, steps: int) -> Iterator[None]:

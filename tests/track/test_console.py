@@ -33,7 +33,8 @@ def test_a_terminal_gets_a_bar_and_the_log_plain_lines(tmp_path: Path) -> None:
     screen = io.StringIO()
     console = Console(rich=Rich(file=screen, force_terminal=True, width=60), log=tmp_path / "log.txt")
     with console.progress(0, 10):
-        console.advance(5, "step 5/10")
+        console.tick(5)
+        console.say("step 5/10")
         console.warn("mind this")
     assert "step 5/10" in screen.getvalue()
     assert "50%" in screen.getvalue() or "step 5" in screen.getvalue()
@@ -44,6 +45,7 @@ def test_a_silent_console_says_nothing(tmp_path: Path) -> None:
     screen = io.StringIO()
     console = Console(silent=True, rich=Rich(file=screen), log=tmp_path / "log.txt")
     with console.progress(0, 10):
-        console.advance(5, "step 5/10")
+        console.tick(5)
+        console.say("step 5/10")
     assert screen.getvalue() == ""
     assert not (tmp_path / "log.txt").exists()

@@ -1,0 +1,37 @@
+import errno
+
+import pytest
+import typer
+
+from dtrain.cli.exits import exits
+from dtrain.errors import CheckpointError, DataError, NotFinite, RecipeError, Stopped
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (RecipeError("x"), 2),
+        (DataError("x"), 4),
+        (CheckpointError("x"), 5),
+        (NotFinite("x"), 7),
+        (Stopped("x"), 75),
+        (OSError(errno.ENOSPC, "No space left on device", "runs/a"), 3),
+        (KeyboardInterrupt(), 130),
+        (ZeroDivisionError("x"), 70),
+    ],
+)
+def test_every_error_has_its_code_and_only_bugs_a_traceback(
+    error: BaseException, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(typer.Exit) as caught, exits():
+        raise error
+    assert caught.value.exit_code == code
+    assert ("Traceback" in capsys.readouterr().err) == (code == 70)
+
+
+def test_debug_shows_every_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit), exits(debug=True):
+        raise DataError("broken", "mend it")
+    shown = capsys.readouterr().err
+    assert "Traceback" in shown
+    assert "hint: mend it" in shown
