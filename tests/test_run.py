@@ -77,7 +77,9 @@ def test_a_run_folder_explains_itself(dtrain: Dtrain, recipe: Path, tmp_path: Pa
     assert dtrain("run", run / "recipe.yaml", "name=small").stderr == again.stderr
 
 
-@pytest.mark.parametrize("engine", ["jit", "shard_map", "pmap"])
+@pytest.mark.parametrize(
+    "engine", ["jit", *(pytest.param(engine, marks=pytest.mark.slow) for engine in ("shard_map", "pmap"))]
+)
 def test_stop_and_go_on_equals_never_stopped(dtrain: Dtrain, recipe: Path, tmp_path: Path, engine: str) -> None:
     options = [f"engine={engine}", "accumulate=2", *([] if engine == "jit" else ["--devices", "2"])]
     dtrain("run", recipe, "name=straight", *options)
@@ -110,6 +112,7 @@ def test_asked_to_stop_it_saves_and_goes_on_to_the_same_bits(dtrain: Dtrain, rec
     assert numbers(tmp_path / "runs" / "straight") == numbers(tmp_path / "runs" / "stopped")
 
 
+@pytest.mark.slow
 def test_eight_devices_go_on_as_four(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
     dtrain("run", recipe, "name=eight", "--devices", "8")
     dtrain("run", recipe, "name=four", "steps=10", "--devices", "8", "mesh={data: 2, fsdp: 2, tensor: 2}")
@@ -131,6 +134,7 @@ def test_two_processes_train_as_one(dtrain: Dtrain, recipe: Path, tmp_path: Path
         assert a == pytest.approx(b, rel=1e-5, abs=1e-7)
 
 
+@pytest.mark.slow
 def test_a_worker_that_fails_takes_the_others_along(dtrain: Dtrain, recipe: Path) -> None:
     start = time.monotonic()
     failed = dtrain("run", recipe, "--processes", "2", "optimizer.lr=1e30", code=7)

@@ -54,10 +54,11 @@ def put(engine: Engine, layout: Layout, batch: Batch, examples: int) -> Batch:
     local = {name: rows.reshape(-1, *places[name][0][1:]) for name, rows in batch.items()}
     if all(sharding.is_fully_addressable for _, sharding in places.values()):
         return jax.device_put(local, {name: sharding for name, (_, sharding) in places.items()})
-    return {
-        name: jax.make_array_from_process_local_data(sharding, local[name], shape)
-        for name, (shape, sharding) in places.items()
-    }
+    with jax.transfer_guard("allow"):  # this is the explicit transfer; JAX takes its inside for an implicit one
+        return {
+            name: jax.make_array_from_process_local_data(sharding, local[name], shape)
+            for name, (shape, sharding) in places.items()
+        }
 
 
 def local_rows(layout: Layout, examples: int) -> np.ndarray:
