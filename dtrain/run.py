@@ -223,8 +223,8 @@ def _introduction(made: Assembly, train: Source, test: Source, steps: int, devic
     whole = layout.whole()
     if whole:
         held = sum(values for _, values in whole) * np.dtype(recipe.precision.params).itemsize
-        names = ", ".join(name for name, _ in whole[:3]) + (", ..." if len(whole) > 3 else "")
-        yield f"whole on every device for want of a rule: {len(whole)} parameters, {held:,} bytes ({names})"
+        names = ", ".join(name for name, _ in whole[:3]) + (f" and {len(whole) - 3} more" if len(whole) > 3 else "")
+        yield f"whole on every device for want of a rule: {names}; {held:,} bytes in all"
 
 
 def _mesh(sizes: Mapping[str, int]) -> str:

@@ -16,6 +16,7 @@ def schema() -> dict[str, Any]:
         if name in made["$defs"]:
             _refine(made["$defs"][name], cls)
     _refine(made, Recipe)
+    _allow_kind_alone(made, made["$defs"])
     made["properties"]["include"] = {"description": "Recipes that this one is laid over.", "type": ["string", "array"]}
     made["required"] = [key for key in made["required"] if key != "name"]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}
@@ -47,6 +48,20 @@ def _refine(part: dict[str, Any], cls: type) -> None:
     for key, text in _field_docs(cls).items():
         if key in part["properties"]:
             part["properties"][key]["description"] = text
+
+
+def _allow_kind_alone(part: Any, defs: dict[str, Any]) -> None:
+    """Where one of several kinds is wanted, its name alone will do: `data: digits`."""
+    if isinstance(part, list):
+        for inner in part:
+            _allow_kind_alone(inner, defs)
+    elif isinstance(part, dict):
+        for inner in part.values():
+            _allow_kind_alone(inner, defs)
+        members = [defs[one["$ref"].rpartition("/")[2]] for one in part.get("anyOf", ()) if "$ref" in one]
+        kinds = [member["properties"]["kind"]["const"] for member in members if "kind" in member["properties"]]
+        if kinds:
+            part["anyOf"] = [*part["anyOf"], {"enum": kinds}]
 
 
 def _field_docs(cls: type) -> dict[str, str]:
