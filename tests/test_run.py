@@ -91,6 +91,7 @@ def test_stop_and_go_on_equals_never_stopped(dtrain: Dtrain, recipe: Path, tmp_p
     assert [row for row in numbers(twice) if row["step"] > 10] == [row for row in numbers(straight) if row["step"] > 10]
 
 
+@pytest.mark.slow
 def test_asked_to_stop_it_saves_and_goes_on_to_the_same_bits(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
     long = ["steps=2000", "evaluate.every=0"]
     dtrain("run", recipe, "name=straight", *long)
@@ -125,6 +126,7 @@ def test_eight_devices_go_on_as_four(dtrain: Dtrain, recipe: Path, tmp_path: Pat
         assert a == pytest.approx(b, rel=1e-5, abs=1e-7)
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
     dtrain("run", recipe, "name=one", "--devices", "4", "mesh.fsdp=2")
     done = dtrain("run", recipe, "name=two", "--devices", "4", "--processes", "2", "mesh.fsdp=2", "engine=shard_map")
@@ -152,11 +154,13 @@ def test_a_changed_recipe_is_refused_and_nothing_is_lost(dtrain: Dtrain, recipe:
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.slow
 def test_what_does_not_bear_on_the_numbers_may_change(dtrain: Dtrain, recipe: Path) -> None:
     dtrain("run", recipe, "steps=10")
     dtrain("run", recipe, "track.every=5", "data.load.prefetch=0", "checkpoint.every=7")
 
 
+@pytest.mark.slow
 def test_a_run_that_is_not_finite_keeps_nothing_of_it(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
     failed = dtrain("run", recipe, "optimizer={kind: sgd, lr: 1e30}", "checkpoint.every=1", "track.every=100", code=7)
     assert "at step" in failed.stderr
@@ -182,6 +186,7 @@ def test_a_dry_run_tries_everything_and_keeps_nothing(dtrain: Dtrain, recipe: Pa
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_the_newest_and_the_best_are_kept(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
     dtrain("run", recipe, "evaluate.every=4", "checkpoint={every: 4, keep: 1, best: eval/loss}", "optimizer.lr=0.3")
     run = tmp_path / "runs" / "small"
@@ -190,6 +195,7 @@ def test_the_newest_and_the_best_are_kept(dtrain: Dtrain, recipe: Path, tmp_path
     assert kept == {24, min(losses, key=lambda step: losses[step])}
 
 
+@pytest.mark.slow
 def test_a_mesh_that_does_not_fit_the_machine_is_refused_with_the_arithmetic(dtrain: Dtrain, recipe: Path) -> None:
     refused = dtrain("run", recipe, "mesh={data: 3, tensor: 2}", "--devices", "8", code=2)
     assert "data 3 x fsdp 1 x tensor 2: 6 != 8 devices" in refused.stderr

@@ -60,6 +60,7 @@ def test_checking_does_not_run_its_code(dtrain: Dtrain, tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.slow
 def test_a_trace_that_is_not_pure_is_reported(dtrain: Dtrain) -> None:
     done = dtrain("run", "mine.yaml", "model.args.noise=true")
     assert "warning: tracing the step twice gave two programs" in done.stderr

@@ -12,7 +12,9 @@ from tests.engines import ENGINES, MESHES, MODELS, gradients, place, train, wors
 
 PAIRS = [(engine, mesh) for engine in ENGINES for mesh in MESHES if engine != "pmap" or mesh == "data8"]
 CASES = [(model, engine, mesh, parts) for model in MODELS for engine, mesh in PAIRS for parts in (1, 2)]
-QUICK = {case for case in CASES if case[0] == "mlp" or (case[0] == "vit" and case[3] == 1)}
+QUICK = {
+    case for case in CASES if (case[3] == 1 and case[0] == "mlp") or case[1:] == ("shard_map", "data2-fsdp2-tensor2", 1)
+}
 OPTIMIZERS = {
     "adamw": AdamW(lr=1e-3, decay=0.1, clip=1.0, ema=0.9),
     "sgd": SGD(lr=0.1),

@@ -62,6 +62,7 @@ def test_tensorboard_reads_the_run_back(run: Path) -> None:
     assert sorted(events) == [2, 4, 6, 8, 10]
 
 
+@pytest.mark.slow
 def test_no_key_is_written_anywhere(dtrain: Dtrain, tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text(RECIPE)
     dtrain("run", "small.yaml", "steps=2", WANDB_API_KEY="canary0123456789canary0123456789canary01")
