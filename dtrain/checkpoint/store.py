@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from dtrain.errors import CheckpointError, EnvironmentFault
+from dtrain.errors import CheckpointError, DtrainError, EnvironmentFault
 from dtrain.fields import Natural, Positive
 from dtrain.params import dotted
 
@@ -124,6 +124,8 @@ class Store:
     def _reading(self, step: int) -> Iterator[None]:
         try:
             yield
+        except DtrainError:
+            raise
         except Exception as error:  # orbax raises bare Exception, and much else, for damaged data
             message = f"checkpoint {self._path / str(step)} cannot be read: {_first_line(error)}"
             raise CheckpointError(

@@ -9,6 +9,7 @@ import typer
 
 from dtrain.cli.arguments import Debug, Devices, Overrides, Recipe, RunsDir
 from dtrain.cli.exits import exits
+from dtrain.errors import RecipeError
 
 EXAMPLE = "Example: dtrain run mlp-digits optimizer.lr=3e-4 --devices 8"
 
@@ -37,6 +38,8 @@ def run(
 
     place = seat()
     with exits(debug, leave=place is not None):
+        if processes > 1 and dry_run:
+            raise RecipeError("--dry-run takes one process", "use --devices in place of --processes")
         if processes > 1 and place is None:
             raise typer.Exit(_together(recipe, overrides or [], devices, processes))
         if devices or dry_run:
@@ -84,7 +87,6 @@ def _count(recipe: str, overrides: list[str], devices: int | None) -> int:
 
 def _together(recipe: str, overrides: list[str], devices: int | None, processes: int) -> int:
     from dtrain.cli.recipes import find
-    from dtrain.errors import RecipeError
     from dtrain.recipe.load import load
     from dtrain.supervise import together
 

@@ -28,7 +28,9 @@ def loss_of(model: Model, prepare: Prepare, precision: Precision) -> LossFn:
 
     def loss(params: Tree, batch: Batch, ctx: Context) -> Loss:
         ctx = dataclasses.replace(ctx, loss_dtype=precision.loss)  # pyright: ignore[reportArgumentType]
-        return model.loss(precision.cast(params), precision.cast(prepare(batch)), ctx)
+        ready = prepare(batch)
+        counted = {name: ready[name] for name in ready if name == "weight"}  # a count is no measurement: kept exact
+        return model.loss(precision.cast(params), precision.cast(ready) | counted, ctx)
 
     return loss
 
