@@ -6,8 +6,10 @@ import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from dtrain.errors import EnvironmentFault
+from dtrain.parallel.devices import found
 from dtrain.record import versions
 
 ROOM = 5 * 2**30
@@ -35,7 +37,13 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Everything that a run leans on. Starts JAX's devices."""
-    return [*_versions(), *_devices(), _memory(), _disk(), *_packages(), *_accelerators()]
+    try:
+        devices = found()
+    except EnvironmentFault as error:
+        seen = [Finding("devices", error.message, "missing", "JAX_PLATFORMS=cpu dtrain doctor")]
+    else:
+        seen = [_devices(devices), *_accelerators(devices[0].platform)]
+    return [*_versions(), *seen, _memory(), _disk(), *_packages()]
 
 
 def _versions() -> list[Finding]:
@@ -47,19 +55,14 @@ def _versions() -> list[Finding]:
     ]
 
 
-def _devices() -> list[Finding]:
+def _devices(devices: list[Any]) -> Finding:
     import jax
     import jax.numpy as jnp
 
     start = time.perf_counter()
-    try:
-        devices = jax.devices()
-        total = float(jax.jit(jnp.sum)(jnp.ones(8)))
-    except RuntimeError as error:
-        return [Finding("devices", str(error).splitlines()[0], "missing", "JAX_PLATFORMS=cpu dtrain doctor")]
-    assert total == 8
+    assert float(jax.jit(jnp.sum)(jnp.ones(8))) == 8
     kinds = f"{len(devices)} x {devices[0].device_kind} ({devices[0].platform})"
-    return [Finding("devices", f"{kinds}, first program ran in {time.perf_counter() - start:.1f} s")]
+    return Finding("devices", f"{kinds}, first program ran in {time.perf_counter() - start:.1f} s")
 
 
 def _memory() -> Finding:
@@ -81,11 +84,8 @@ def _packages() -> list[Finding]:
     ]
 
 
-def _accelerators() -> list[Finding]:
+def _accelerators(platform: str) -> list[Finding]:
     """Hardware that is there while JAX cannot see it."""
-    import jax
-
-    platform = jax.devices()[0].platform
     found = []
     if platform == "cpu" and Path("/dev/nvidia0").exists():
         found.append(Finding("gpu", "a GPU is there, JAX does not use it", "warning", 'pip install "dtrain[cuda]"'))

@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
-Positive = Annotated[int, Gt(0)]
-Natural = Annotated[int, Ge(0)]
+Positive = Annotated[int, Gt(0), Lt(2**31)]
+Natural = Annotated[int, Ge(0), Lt(2**31)]
 PositiveFloat = Annotated[float, Gt(0)]
 NonNegative = Annotated[float, Ge(0)]
 Fraction = Annotated[float, Ge(0), Le(1)]

@@ -58,11 +58,14 @@ class Folder:
     def read_record(self) -> dict[str, Any]:
         """run.json as it stands; empty where there is none."""
         try:
-            return json.loads(self.record.read_text())
-        except FileNotFoundError:
+            found = json.loads(self.record.read_text())
+        except (FileNotFoundError, NotADirectoryError):
             return {}
         except (OSError, ValueError) as error:
             raise EnvironmentFault(f"{self.record} cannot be read: {error}", "remove it to go on") from error
+        if not isinstance(found, dict):
+            raise EnvironmentFault(f"{self.record} holds no record of a run", "remove it to go on")
+        return found
 
     def write_record(self, record: dict[str, Any]) -> None:
         """Replace run.json."""

@@ -112,8 +112,11 @@ def finished(place: Folder, recipe: Recipe) -> bool:
 def refuse_changes(place: Folder, recipe: Recipe, allowed: bool) -> None:
     """RecipeError with the differences, where a run that has saved state is started with another recipe."""
     started = place.checkpoints.is_dir() and any(step.name.isdigit() for step in place.checkpoints.iterdir())
-    if not started or allowed or not place.recipe.exists():
+    if not started or allowed:
         return
+    if not place.recipe.exists():
+        hint = "put it back, give this run another name (name=...), or go on unchecked with --allow-changes"
+        raise RecipeError(f"{place.path} has saved steps but no recipe.yaml to hold this recipe against", hint)
     changed = differences(_saved_recipe(place), _plain(recipe))
     if changed:
         hint = "give this run another name (name=...), or go on under the changed recipe with --allow-changes"

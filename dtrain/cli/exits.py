@@ -49,6 +49,10 @@ def _unforeseen(error: Exception, debug: bool) -> int:
         where = error.filename or "while writing"
         _tell(EnvironmentFault(f"{error.strerror}: {where}", "`dtrain doctor` looks at the machine"))
         return EnvironmentFault.exit_code
+    if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("dtrain") and not debug:
+        hint = "install it, or all that dtrain needs with `make install`"
+        _tell(EnvironmentFault(f"the package {error.name} is missing", hint))
+        return EnvironmentFault.exit_code
     traceback.print_exc()
     typer.secho("this is a bug in dtrain, or in a model of your own", fg="red", err=True)
     return DtrainError.exit_code

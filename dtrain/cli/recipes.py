@@ -26,7 +26,7 @@ def shipped() -> dict[str, Path]:
 def find(recipe: str) -> Path:
     """The file that is meant: a path, or the name of a recipe that comes with dtrain."""
     path = Path(recipe)
-    return path if path.exists() or path.suffix or path.parent != Path() else _known(recipe)
+    return path if path.is_file() or path.suffix or path.parent != Path() else _known(recipe)
 
 
 def _known(name: str) -> Path:

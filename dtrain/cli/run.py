@@ -59,6 +59,9 @@ def _train(
 
     loaded = load(find(recipe), overrides, devices)
     logging.getLogger("absl").setLevel(logging.ERROR)  # orbax and JAX tell of each save and each signal
+    from dtrain.parallel.devices import found
+
+    found()
     import jax
 
     from dtrain.report.summary import summarise

@@ -7,9 +7,12 @@ the dims as big-endian 32-bit integers, then the values. (yann.lecun.com/exdb/mn
 import gzip
 import hashlib
 import math
+import os
 import struct
 import urllib.request
+import zlib
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from pathlib import Path
 from typing import Literal
 
@@ -37,6 +40,8 @@ MIRRORS = (
     "https://ossci-datasets.s3.amazonaws.com/mnist",
 )
 UNSIGNED_BYTE = 8
+UNREADABLE = (OSError, EOFError, zlib.error)
+"""What reading a damaged or missing file raises."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +123,7 @@ def fetch(name: str, root: Path, mirrors: tuple[str, ...]) -> Path:
             with urllib.request.urlopen(address, timeout=20) as answer:
                 packed = answer.read()
             digest = hashlib.sha256(gzip.decompress(packed)).hexdigest()
-        except (OSError, EOFError) as error:
+        except (*UNREADABLE, HTTPException, ValueError) as error:
             failures.append(f"{address}: {error}")
             continue
         if digest != MNIST[name]:
@@ -126,7 +131,7 @@ def fetch(name: str, root: Path, mirrors: tuple[str, ...]) -> Path:
             continue
         try:
             root.mkdir(parents=True, exist_ok=True)
-            part = root / f".{name}.gz.part"
+            part = root / f".{name}.gz.part-{os.getpid()}"
             part.write_bytes(packed)
             return part.rename(root / f"{name}.gz")
         except OSError as error:
@@ -140,7 +145,7 @@ def _content(path: Path) -> bytes:
     try:
         content = path.read_bytes()
         return gzip.decompress(content) if path.suffix == ".gz" else content
-    except (OSError, EOFError) as error:
+    except UNREADABLE as error:
         raise DataError(f"{path}: cannot be read: {error}", _again(path)) from error
 
 
@@ -149,7 +154,7 @@ def _header(path: Path) -> tuple[tuple[int, ...], int]:
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             start = file.read(4 + 4 * 255)
-    except (OSError, EOFError) as error:
+    except UNREADABLE as error:
         raise DataError(f"{path}: cannot be read: {error}", _again(path)) from error
     if len(start) < 4 or start[:2] != b"\0\0":
         raise DataError(f"{path}: no IDX file: it begins with {start[:4].hex(' ') or 'nothing'}", _again(path))

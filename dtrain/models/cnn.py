@@ -16,7 +16,7 @@ from dtrain.context import Context
 from dtrain.errors import FieldError
 from dtrain.fields import Positive
 from dtrain.model import Flops, Loss
-from dtrain.models.layers import classify, dense, group_norm, image_mismatch, linear, norm, three_times, weight
+from dtrain.models.layers import classify, dense, group_norm, grouped_norm, image_mismatch, linear, three_times, weight
 from dtrain.params import Tree
 
 KERNEL = 3
@@ -54,12 +54,12 @@ class CNN:
         return plan
 
     def params(self) -> Tree:
-        blocks = {name: _block(inputs, out) for name, inputs, out, _ in self._plan()}
+        blocks = {name: _block(inputs, out, self.group) for name, inputs, out, _ in self._plan()}
         last = self.stages[-1]
         return {
             "stem": _kernel(KERNEL, self.image[2], self.stages[0], "_", "embed"),
             **blocks,
-            "norm": norm(last, "embed"),
+            "norm": grouped_norm(last, self.group, "embed"),
             "head": dense(last, self.classes, "embed classes"),
         }
 
@@ -96,11 +96,11 @@ class CNN:
         return image_mismatch(example, self.image, self.classes)
 
 
-def _block(inputs: int, out: int) -> Tree:
+def _block(inputs: int, out: int, group: int) -> Tree:
     block = {
-        "norm1": norm(inputs, "embed"),
+        "norm1": grouped_norm(inputs, group, "embed"),
         "conv1": _kernel(KERNEL, inputs, out, "embed", "hidden"),
-        "norm2": norm(out, "hidden"),
+        "norm2": grouped_norm(out, group, "hidden"),
         "conv2": _kernel(KERNEL, out, out, "hidden", "embed"),
     }
     return block if inputs == out else block | {"skip": _kernel(1, inputs, out, "_", "embed")}

@@ -43,6 +43,12 @@ def norm(size: int, dim: str) -> Tree:
     return {"scale": scale((size,), dim), "bias": bias((size,), dim)}
 
 
+def grouped_norm(size: int, group: int, dim: str) -> Tree:
+    """Scale and bias by groups, so that `dim` is only ever split between whole ones."""
+    shape, dims = (size // group, group), f"{dim} _"
+    return {"scale": scale(shape, dims), "bias": bias(shape, dims)}
+
+
 def layer_norm(params: Tree, x: jax.Array, epsilon: float = 1e-6) -> jax.Array:
     """Layer normalisation over the last dim, in float32 (Ba et al. 2016)."""
     return affine(params, standardise(x.astype(jnp.float32), epsilon).astype(x.dtype))
@@ -58,7 +64,7 @@ def group_norm(params: Tree, x_BHWC: jax.Array, group: int, epsilon: float = 1e-
     flat = jnp.swapaxes(grouped, 1, 2).reshape(batch, channels // group, -1)
     normal = standardise(flat, epsilon).reshape(batch, channels // group, height * width, group)
     x = jnp.swapaxes(normal, 1, 2).reshape(x_BHWC.shape).astype(x_BHWC.dtype)
-    return affine(params, x)
+    return affine(jax.tree.map(jnp.ravel, params), x)
 
 
 def affine(params: Tree, x: jax.Array) -> jax.Array:
@@ -87,10 +93,10 @@ def classify(logits_BK: jax.Array, batch: Batch, ctx: Context) -> Loss:
     """Cross-entropy and accuracy against `batch["label"]`, summed over examples by weight."""
     logits_BK = logits_BK.astype(ctx.loss_dtype)
     label_B = batch["label"]
-    weight_B = batch["weight"] if "weight" in batch else jnp.ones_like(label_B, logits_BK.dtype)
+    weight_B = batch["weight"] if "weight" in batch else jnp.ones_like(label_B, jnp.float32)
     logp_BK = jax.nn.log_softmax(logits_BK)
-    nll_B = -jnp.take_along_axis(logp_BK, label_B[:, None], axis=1)[:, 0]
-    hit_B = (logits_BK.argmax(-1) == label_B).astype(logits_BK.dtype)
+    nll_B = -jnp.take_along_axis(logp_BK, label_B[:, None], axis=1)[:, 0].astype(jnp.float32)
+    hit_B = (logits_BK.argmax(-1) == label_B).astype(jnp.float32)
     return Loss((nll_B * weight_B).sum(), weight_B.sum(), {"accuracy": (hit_B * weight_B).sum()})
 
 

@@ -61,10 +61,13 @@ def _keep_average(decay: float) -> "optax.GradientTransformation":
 
     def update(updates: Tree, state: Any, params: Tree = None) -> tuple[Tree, Average]:
         moved = optax.apply_updates(params, updates)
-        mix = lambda old, new: (decay * old + (1 - decay) * new).astype(old.dtype)  # noqa: E731
+        mix = lambda old, new: decay * old + (1 - decay) * new.astype(old.dtype)  # noqa: E731
         return updates, Average(jax.tree.map(mix, state.averaged, moved))
 
-    return optax.GradientTransformation(lambda params: Average(jax.tree.map(jnp.copy, params)), update)
+    def init(params: Tree) -> Average:
+        return Average(jax.tree.map(lambda p: p.astype(jnp.promote_types(p.dtype, jnp.float32)), params))
+
+    return optax.GradientTransformation(init, update)
 
 
 def averaged(optimizer_state: Any, params: Tree) -> Tree:

@@ -3,6 +3,7 @@
 import os
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 from dtrain.errors import EnvironmentFault
 
@@ -41,6 +42,19 @@ def pretend(devices: int) -> None:
     os.environ["PJRT_NPROC"] = str(max(32, 4 * devices))
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["JAX_NUM_CPU_DEVICES"] = str(devices)
+
+
+def found() -> list[Any]:
+    """JAX's devices; EnvironmentFault where the platform that was asked for has none."""
+    import jax
+
+    try:
+        return jax.devices()
+    except (RuntimeError, AssertionError) as error:
+        asked = os.environ.get("JAX_PLATFORMS", "")
+        hint = f"JAX_PLATFORMS={asked} is set; unset it, or install that platform" if asked else "run `dtrain doctor`"
+        reason = str(error).splitlines()[0] if str(error) else f"no {asked} device answers"
+        raise EnvironmentFault(f"no device can be used: {reason}", hint) from error
 
 
 def join(place: Seat) -> None:

@@ -13,9 +13,10 @@ MAX_INCLUDES = 16
 def compose(path: Path, overrides: Sequence[str] = ()) -> Node:
     """The recipe with its includes under it and the `key=value` overrides over it."""
     tree = _included(path, ())
+    over = Node({}, tree.mark)
     for override in overrides:
-        tree = merge(tree, _override(override))
-    return tree
+        over = merge(over, _override(override))
+    return merge(tree, over)
 
 
 def least_devices(tree: Node) -> int:
@@ -47,6 +48,10 @@ def _included(path: Path, trail: tuple[Path, ...]) -> Node:
 
 def merge(under: Node, over: Node) -> Node:
     """`over` laid on `under`, key by key. A section of another `kind` replaces the one below it."""
+    if isinstance(under.value, str) and isinstance(over.value, dict) and "kind" not in over.value:
+        under = Node({"kind": under}, under.mark, (("kind", under.mark),))  # `data: digits` says the kind alone
+    if isinstance(over.value, str) and isinstance(under.value, dict) and "kind" in under.value:
+        over = Node({"kind": over}, over.mark, (("kind", over.mark),))
     if not (isinstance(under.value, dict) and isinstance(over.value, dict)):
         return over
     kinds = [node.value["kind"].value for node in (under, over) if "kind" in node.value]

@@ -73,7 +73,9 @@ def _flat(tree: dict[str, Any], path: str = "") -> dict[str, Any]:
 
 def _without_none(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_none(child) for key, child in value.items() if child is not None}
+        return {
+            key: child if key == "args" else _without_none(child) for key, child in value.items() if child is not None
+        }
     return [_without_none(child) for child in value] if isinstance(value, tuple | list) else value
 
 

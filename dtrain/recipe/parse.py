@@ -40,7 +40,7 @@ def section(cls: type, node: Node, path: str, problems: Problems, root: type | N
     for key, child in node.value.items():
         here = f"{path}.{key}" if path else key
         if key in hints:
-            values[key] = value(hints[key], child, here, problems, root)
+            values[key] = value(hints[key], _of_default_kind(cls, key, child), here, problems, root)
         else:
             problems.add(node.key(key), here, "unknown key", _suggestion(key, cls, path, root))
     for missing in (f for f in dataclasses.fields(cls) if _required(f) and f.name not in node.value):
@@ -55,6 +55,16 @@ def section(cls: type, node: Node, path: str, problems: Problems, root: type | N
         where = ".".join(part for part in (path, error.field) if part)
         problems.add(at, where, error.message, error.hint)
         return None
+
+
+def _of_default_kind(cls: type, key: str, node: Node) -> Node:
+    """A mapping without a `kind`, for a field that has a default: of the default's kind."""
+    made = next(f.default_factory for f in dataclasses.fields(cls) if f.name == key)
+    if not (isinstance(made, type) and dataclasses.is_dataclass(made)) or "kind" not in _hints(made):
+        return node
+    if not isinstance(node.value, dict) or "kind" in node.value:
+        return node
+    return Node({"kind": Node(_kind(made), node.mark)} | node.value, node.mark, node.keys)
 
 
 def value(hint: Any, node: Node, path: str, problems: Problems, root: type) -> Any:
@@ -110,9 +120,9 @@ def _plain(hint: Any, node: Node, path: str, problems: Problems) -> Any:
 
 @cache
 def _adapter(hint: Any) -> Any:
-    from pydantic import TypeAdapter
+    from pydantic import ConfigDict, TypeAdapter
 
-    return TypeAdapter(hint)
+    return TypeAdapter(hint, config=ConfigDict(allow_inf_nan=False))
 
 
 @cache

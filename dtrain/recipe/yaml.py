@@ -16,6 +16,7 @@ from dtrain.errors import RecipeError
 
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 32
+MAX_DIGITS = 100
 
 RESOLVERS = (
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
@@ -137,6 +138,8 @@ def _scalar(tag: str, text: str) -> Any:
     if tag == "bool":
         return text.lower() == "true"
     if tag == "int":
+        if len(text) > MAX_DIGITS:
+            raise RecipeError(f"a number of {len(text):,} digits: {text[:20]}...")
         return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
     if tag == "float":
         return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))

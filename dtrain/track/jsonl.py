@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from dtrain.errors import EnvironmentFault
+
 
 @dataclass(frozen=True)
 class Lines:
@@ -38,11 +40,17 @@ def cut(path: Path, step: int) -> None:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Every whole row."""
+    """Every whole row; EnvironmentFault where the file cannot be read."""
     rows = []
-    for line in path.read_text().splitlines() if path.exists() else []:
+    try:
+        written = path.read_bytes().splitlines() if path.exists() else []
+    except OSError as error:
+        raise EnvironmentFault(f"{path} cannot be read: {error.strerror}", "move it away to go on") from error
+    for line in written:
         try:
-            rows.append(json.loads(line))
+            row = json.loads(line)
         except ValueError:
-            break  # a line that a dying process left unfinished
+            continue  # a line that a dying process left unfinished
+        if isinstance(row, dict) and isinstance(row.get("step"), int):
+            rows.append(row)
     return rows

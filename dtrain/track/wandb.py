@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dtrain.errors import EnvironmentFault
+from dtrain.errors import DtrainError, EnvironmentFault
 from dtrain.track.tracker import About, Tracker
 
 
@@ -39,6 +39,8 @@ class WandB:
                 dir=about.folder.path,
                 config=dict(about.recipe),
             )
+        except DtrainError:
+            raise  # a request to stop that came meanwhile
         except Exception as error:  # wandb raises its own, its client's and the network's
             hint = "set WANDB_API_KEY, or set the tracker's mode to offline and send it later with `wandb sync`"
             raise EnvironmentFault(f"Weights & Biases did not start: {error}", hint) from error

@@ -10,6 +10,8 @@ from dtrain.optim.optimizer import SGD
 from dtrain.recipe.load import differences, load, plain, text
 from dtrain.recipe.recipe import Recipe
 
+RECIPES = Path(__file__).parents[2] / "recipes"
+
 GOOD = """
 model: {kind: mlp, sizes: [64, 32, 10]}
 data: digits
@@ -154,3 +156,27 @@ def test_every_field_is_explained() -> None:
     assert made["$defs"]["MLP"]["required"] == ["sizes", "kind"]
     assert {"enum": ["digits", "idx", "images", "synthetic"]} in made["properties"]["data"]["anyOf"]
     assert {"enum": ["tensorboard", "wandb"]} in made["$defs"]["Track"]["properties"]["to"]["items"]["anyOf"]
+
+
+def test_overrides_are_one_tree_whatever_their_order(tmp_path: Path) -> None:
+    for order in (("optimizer.lr=0.5", "optimizer.kind=sgd"), ("optimizer.kind=sgd", "optimizer.lr=0.5")):
+        optimizer = load(RECIPES / "mlp-digits.yaml", order).optimizer
+        assert (optimizer.kind, optimizer.lr) == ("sgd", 0.5)
+
+
+def test_a_key_may_follow_a_kind_said_alone(tmp_path: Path) -> None:
+    found = load(RECIPES / "mlp-digits.yaml", ["data=digits", "data.pixels.crop=1"])
+    assert (found.data.kind, found.data.pixels.crop) == ("digits", 1)
+
+
+def test_a_section_without_a_kind_is_of_its_default_kind(tmp_path: Path) -> None:
+    found = load(RECIPES / "vit-synthetic-v5e-16.yaml", ["optimizer={kind: sgd, lr: 1.0, schedule: {warmup: 2}}"])
+    assert (found.optimizer.schedule.kind, found.optimizer.schedule.warmup) == ("constant", 2)
+
+
+@pytest.mark.parametrize(
+    "override", ["optimizer.lr=.inf", "optimizer.lr=.nan", "batch=99999999999", f"seed={'9' * 5000}"]
+)
+def test_numbers_that_no_run_can_use_are_refused(override: str) -> None:
+    with pytest.raises(RecipeError):
+        load(RECIPES / "mlp-digits.yaml", [override])
