@@ -4,6 +4,10 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 
+from dtrain.parallel.devices import settle
+
+settle()  # what is measured is what `dtrain run` compiles
+
 
 def alternate(variants: Mapping[str, Callable[[], None]], rounds: int) -> dict[str, list[tuple[float, float]]]:
     """(wall, CPU) seconds of each variant in each round; a first round warms up and is dropped."""

@@ -3,7 +3,7 @@
 import typer
 
 from dtrain import __version__
-from dtrain.cli import check, doctor, recipes, report, run
+from dtrain.cli import check, doctor, generate, recipes, report, run
 
 app = typer.Typer(
     name="dtrain",
@@ -23,16 +23,17 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def _root(
-    version: bool = typer.Option(
-        False, "--version", callback=_version, is_eager=True, help="Show the version and exit."
-    ),
+    _: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version and exit."),
 ) -> None:
-    pass
+    from dtrain.parallel.devices import settle
+
+    settle()
 
 
 run.add_to(app)
 check.add_to(app)
 report.add_to(app)
+generate.add_to(app)
 doctor.add_to(app)
 app.add_typer(recipes.app, name="recipes")
 

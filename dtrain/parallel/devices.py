@@ -1,14 +1,20 @@
 """Which devices there are: pretended ones, and those of processes that run together."""
 
+import importlib.metadata
+import importlib.util
 import os
 import sys
 from dataclasses import dataclass
+from glob import glob
 from typing import Any
 
 from dtrain.errors import EnvironmentFault
 
 PROCESS = "DTRAIN_PROCESS"
 """`rank/processes@host:port`: set for a process that runs together with others."""
+
+
+FUSIONS = "--xla_cpu_experimental_ynn_fusion_type"
 
 
 @dataclass(frozen=True)
@@ -33,12 +39,39 @@ def seat() -> Seat | None:
     return Seat(int(rank), int(processes), coordinator)
 
 
+def settle() -> None:
+    """Say to JAX, before it is imported, what it should not find out by trying."""
+    _keep_to_sound_fusions()
+    _pass_over_an_absent_tpu()
+
+
+def _pass_over_an_absent_tpu() -> None:
+    """libtpu, installed to compile for TPUs, complains at length where none is plugged in."""
+    installed = lambda name: importlib.util.find_spec(name) is not None  # noqa: E731
+    if "JAX_PLATFORMS" in os.environ or not installed("libtpu") or any(map(glob, ("/dev/accel*", "/dev/vfio/*"))):
+        return
+    os.environ["JAX_PLATFORMS"] = "cuda,cpu" if installed("jax_cuda13_plugin") else "cpu"
+
+
+def _keep_to_sound_fusions() -> None:
+    """Keep XLA's CPU compiler from fusions that are known to give wrong numbers.
+
+    jaxlib 0.10.2 to 0.11 compile some products followed by a sum to silently wrong results or a crash
+    (github.com/jax-ml/jax, issues 39103, 39257, 40412).
+    """
+    version = tuple(int(part) for part in importlib.metadata.version("jaxlib").split(".")[:3] if part.isdigit())
+    flags = os.environ.get("XLA_FLAGS", "")
+    if (0, 10, 2) <= version < (0, 12) and FUSIONS not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {FUSIONS}=".strip()
+
+
 def pretend(devices: int) -> None:
     """Make the CPU show that many devices to this process; must come before JAX is imported.
 
     Thread pools are sized from PJRT_NPROC; too small a pool deadlocks in collectives.
     """
     assert "jax" not in sys.modules, "devices are pretended before JAX is imported"
+    settle()
     os.environ["PJRT_NPROC"] = str(max(32, 4 * devices))
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["JAX_NUM_CPU_DEVICES"] = str(devices)

@@ -1,0 +1,153 @@
+"""Files of tokens and of text: what is read is what was written, and what is wrong is said."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dtrain.data.text import Text
+from dtrain.data.tokens import Tokens
+from dtrain.errors import DataError
+from tests.conftest import SHARED
+
+STREAM = np.arange(1000, dtype=np.uint16)
+
+
+def write_bin(path: Path, tokens: np.ndarray, header: int | None = None) -> str:
+    head = np.zeros(256, np.int32)
+    head[:3] = [header or 0, 1, len(tokens)]
+    path.write_bytes((head.tobytes() if header else b"") + tokens.tobytes())
+    return str(path)
+
+
+@pytest.mark.parametrize("how", ["bin", "bin32", "llm.c", "llm.c32", "npy"])
+def test_every_format_gives_the_same_rows(tmp_path: Path, how: str) -> None:
+    path, wide = tmp_path / "train.bin", STREAM.astype(np.uint32)
+    if how == "npy":
+        path = tmp_path / "train.npy"
+        np.save(path, STREAM)
+    else:
+        write_bin(path, wide if "32" in how else STREAM, {"llm.c": 20240520, "llm.c32": 20240801}.get(how))
+    data = Tokens(files=(str(path),), length=10, dtype="uint32" if how == "bin32" else "uint16", random=False)
+    rows = data.open("train").rows(np.array([0, 3]))
+    assert rows["token"].tolist() == [list(range(10)), list(range(30, 40))]
+    assert np.array_equal(rows["target"], rows["token"] + 1)
+    assert rows["token"].dtype == np.int32
+
+
+def test_the_end_of_each_file_is_held_out(tmp_path: Path) -> None:
+    files = tuple(write_bin(tmp_path / f"{i}.bin", STREAM + 1000 * i) for i in range(2))
+    data = Tokens(files=files, length=10, test=0.2, random=False)
+    train, test = data.open("train"), data.open("test")
+    assert (len(train), len(test)) == (2 * 79, 2 * 19)
+    seen = train.rows(np.arange(len(train)))["token"]
+    held = test.rows(np.arange(len(test)))["token"]
+    assert seen.max() < 1800
+    assert held.min() == 800
+    assert set(held.ravel()) <= {*range(800, 1000), *range(1800, 2000)}
+
+
+def test_no_row_reaches_over_the_end_of_a_file(tmp_path: Path) -> None:
+    files = tuple(write_bin(tmp_path / f"{i}.bin", STREAM[:25] + 100 * i) for i in range(3))
+    source = Tokens(files=files, length=10, test_files=files).open("train")
+    assert source.starts == 3 * 15
+    rows = source.rows(np.arange(45))
+    assert (np.diff(np.concatenate([rows["token"], rows["target"][:, -1:]], 1)) == 1).all()
+
+
+def test_documents_are_kept_apart(tmp_path: Path) -> None:
+    tokens = np.array([5, 6, 0, 7, 8, 9, 0, 4, 3, 2, 1], np.uint16)
+    data = Tokens(files=(write_bin(tmp_path / "a.bin", tokens),), length=10, test=0.0, random=False, separator=0)
+    row = {name: values[0].tolist() for name, values in data.open("train").rows(np.array([0])).items()}
+    assert row["document"] == [0, 0, 0, 1, 1, 1, 1, 2, 2, 2]
+    assert row["position"] == [0, 1, 2, 0, 1, 2, 3, 0, 1, 2]
+    assert row["target"] == [6, 0, -1, 8, 9, 0, -1, 3, 2, 1]
+    assert set(data.example()) == set(row)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\0" * 11, "11 bytes are no whole number of uint16, 2 bytes each"),
+        (b"", "holds no token"),
+        (b"\1\0" * 5, "5 tokens to train on; a row takes 10 and one more"),
+        (np.array([20240520, 1, 7, *[0] * 253], np.int32).tobytes() + b"\0\0" * 5, "promises 7 tokens; 5 follow"),
+    ],
+)
+def test_a_damaged_file_is_named_with_its_numbers(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "bad.bin"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=message) as caught:
+        Tokens(files=(str(path),), length=10, test=0.0).open("train")
+    assert "bad.bin" in caught.value.message
+
+
+def test_missing_files_are_said(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no file of tokens matches .*none\.bin"):
+        Tokens(files=(str(tmp_path / "none.bin"),), length=10).open("train")
+
+
+def test_an_array_of_something_else_is_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros((3, 4), np.float32))
+    with pytest.raises(DataError, match="holds float32 of 3 x 4; tokens are whole numbers in one dim"):
+        Tokens(files=(str(tmp_path / "a.npy"),), length=2).open("train")
+
+
+def text(tmp_path: Path, **more: Any) -> Text:
+    (tmp_path / "a.txt").write_text("to be, or not to be")
+    (tmp_path / "b.txt").write_text("that is the question")
+    options = {"files": (str(tmp_path / "*.txt"),), "length": 5, "test": 0.0, "cache": str(tmp_path / "cache")}
+    return Text(**(options | {"random": False} | more))
+
+
+def test_bytes_of_all_files_follow_each_other(tmp_path: Path) -> None:
+    data = text(tmp_path)
+    source = data.open("train")
+    assert len(source) == 7
+    rows = source.rows(np.arange(7))["token"]
+    assert data.codec().decode(rows.ravel().tolist()) == "to be, or not to bethat is the ques"
+
+
+def test_a_file_is_a_document_where_they_are_packed(tmp_path: Path) -> None:
+    rows = text(tmp_path, pack=True, length=30).open("train").rows(np.array([0]))
+    assert rows["document"][0].tolist() == [0] * 20 + [1] * 10
+    assert rows["token"][0, 19] == 0
+    assert rows["target"][0, 19] == -1
+
+
+def test_text_is_tokenised_once_for_the_same_content(tmp_path: Path) -> None:
+    text(tmp_path).open("train")
+    (made,) = (tmp_path / "cache").iterdir()
+    before = made.stat().st_mtime_ns
+    text(tmp_path).open("train")
+    assert made.stat().st_mtime_ns == before
+    data = text(tmp_path)
+    (tmp_path / "a.txt").write_text("another text altogether")
+    data.open("train")
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+
+
+def test_a_tokenizer_file_is_read_and_gives_the_text_back(tmp_path: Path) -> None:
+    path = SHARED / "data" / "tokenizers" / "tiny_bpe" / "tokenizer.json"
+    if not path.is_file():
+        pytest.skip("the tokenizer is not beside this checkout")
+    data = text(tmp_path, tokenizer=str(path), length=3)
+    codec = data.codec()
+    assert codec.decode(codec.encode(b"to be, or not").tolist()).replace(" ", "") == "tobe,ornot"  # it keeps no blanks
+    assert data.open("train").example["token"].values is not None
+
+
+def test_a_tokenizer_that_is_none_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.json").write_text(json.dumps({"model": "nothing"}))
+    with pytest.raises(DataError, match=r"t\.json: no tokenizer\.json"):
+        text(tmp_path, tokenizer=str(tmp_path / "t.json")).open("train")
+    with pytest.raises(DataError, match="no such tokenizer"):
+        text(tmp_path, tokenizer=str(tmp_path / "u.json")).open("train")
+
+
+def test_every_checkout_has_a_text(tmp_path: Path) -> None:
+    data = Text(files=("{dtrain}/**/*.py",), length=128, cache=str(tmp_path))
+    assert len(data.open("train")) > 500
+    assert len(data.open("test")) > 50
