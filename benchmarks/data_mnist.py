@@ -12,7 +12,8 @@ from collections.abc import Callable
 import numpy as np
 from timing import alternate, median_ratio
 
-from dtrain.data.batches import Order, TrainBatches, stream
+from dtrain.data.batches import TrainBatches, stream
+from dtrain.data.order import Order
 from dtrain.data.source import Arrays, Load, image_example
 
 SEGMENT, ROUNDS, EXAMPLES, BATCH = 500, 15, 60_000, 128

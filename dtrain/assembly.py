@@ -11,7 +11,6 @@ from jax.sharding import PartitionSpec
 from dtrain.batch import Batch, Example, Feature
 from dtrain.errors import DataError, RecipeError
 from dtrain.optim.update import learning_rate, transformation
-from dtrain.parallel.mesh import build
 from dtrain.parallel.rules import Layout
 from dtrain.recipe.crosscheck import divides
 from dtrain.recipe.recipe import Recipe
@@ -35,11 +34,8 @@ class Assembly:
     """Traces the training step, anew at each call."""
     evaluate: Callable[[], jax.stages.Traced]
     """Traces the evaluation step, anew at each call."""
-
-    @property
-    def eval_batch(self) -> int:
-        """Examples of one evaluation step."""
-        return self.recipe.evaluate.batch or self.recipe.batch
+    eval_batch: int
+    """Examples of one evaluation step."""
 
 
 def assemble(recipe: Recipe, devices: Sequence[Any], example: Example, steps: int) -> Assembly:
@@ -48,17 +44,18 @@ def assemble(recipe: Recipe, devices: Sequence[Any], example: Example, steps: in
     mismatch = model.mismatch(example)
     if mismatch:
         raise DataError(mismatch, "change the model's sizes, or the data")
-    sizes = recipe.mesh.sizes(len(devices))
-    layout = Layout(sizes, recipe.mesh.table(), model.params(), build(sizes, devices))
+    sizes = recipe.mesh.laid(devices)
+    layout = Layout(sizes, recipe.mesh.table(), model.params(), recipe.mesh.build(sizes, devices), example)
     layout.check()
     refusal = engine.refusal(layout, len({device.process_index for device in devices}))
     if refusal:
         raise RecipeError(f"engine: {refusal}", "use engine: shard_map or jit")
+    eval_batch = recipe.evaluate.batch or recipe.batch
     for path, batch, micro in (
         ("batch", recipe.batch, recipe.accumulate),
-        ("evaluate.batch", recipe.evaluate.batch, 1),
+        ("evaluate.batch", eval_batch, 1),
     ):
-        for where, message, hint in divides(path, batch or recipe.batch, layout.batch_parts, micro):
+        for where, message, hint in divides(path, batch, sizes, micro):
             raise RecipeError(f"{where}: {message}", hint)
 
     update = transformation(recipe.optimizer, layout.declared, steps)
@@ -71,7 +68,7 @@ def assemble(recipe: Recipe, devices: Sequence[Any], example: Example, steps: in
         return lambda batch: data.prepare(batch, jax.random.key(recipe.seed), train)
 
     def batch_shapes(features: dict[str, Feature], examples: int) -> Batch:
-        placed = {name: engine.place(layout, (examples, *feature.shape)) for name, feature in features.items()}
+        placed = {name: engine.place(layout, name, (examples, *feature.shape)) for name, feature in features.items()}
         return {
             name: jax.ShapeDtypeStruct(shape, jnp.dtype(features[name].dtype), sharding=sharding)
             for name, (shape, sharding) in placed.items()
@@ -79,14 +76,17 @@ def assemble(recipe: Recipe, devices: Sequence[Any], example: Example, steps: in
 
     def train() -> jax.stages.Traced:
         step = train_step(
-            engine.grads(layout, loss_of(model, prepare(True), precision), recipe.accumulate), update, rate
+            engine.grads(layout, loss_of(model, prepare(True), precision), recipe.accumulate),
+            update,
+            rate,
+            layout.declared,
         )
         batch = batch_shapes(dict(example) | ({"row": ROW} if data.keyed else {}), recipe.batch)
         return engine.trace(layout, step, shapes, batch, out=(states.placement(shapes), whole), donate=True)
 
     def evaluate() -> jax.stages.Traced:
-        step = eval_step(engine.sums(layout, loss_of(model, prepare(False), precision)))
-        batch = batch_shapes(dict(example) | {"weight": WEIGHT}, recipe.evaluate.batch or recipe.batch)
+        step = eval_step(engine.sums(layout, loss_of(model, prepare(False), precision), recipe.accumulate))
+        batch = batch_shapes(dict(example) | {"weight": WEIGHT}, eval_batch)
         return engine.trace(layout, step, shapes, batch, out=whole, donate=False)
 
-    return Assembly(recipe, layout, make, shapes, train, evaluate)
+    return Assembly(recipe, layout, make, shapes, train, evaluate, eval_batch)

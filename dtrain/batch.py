@@ -15,7 +15,16 @@ class Feature:
     shape: tuple[int, ...]
     dtype: str
     values: int | None = None
+    dims: tuple[str, ...] = ()
+    """The names of its dims, where the mesh may split them: ("length",)."""
+    origin: str = ""
+    """Where the largest value stands, for messages."""
 
 
 Example = Mapping[str, Feature]
 """The features of one example, by name."""
+
+
+def tokens_in(example: Example) -> int:
+    """Tokens of one example; 0 where it has none."""
+    return example["token"].shape[0] if "token" in example else 0

@@ -2,18 +2,46 @@
 
 On one device each verb is the plain thing, which is what `Plain` does; under an engine the same
 verbs are sharding constraints (`jit`) or collectives placed by hand (`shard_map`).
+
+A row of tokens may be split along its `length`. Between layers it may be split further, into
+`tokens`: then each device of a group that shares a layer's matrices keeps its own part of the
+activations. `collect` and `scatter` go from one to the other.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
 import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
+from dtrain.attention import Reach, Side, attention
+from dtrain.experts import Apply, grouped
 from dtrain.params import Tree
 
-Block = Callable[[Tree, jax.Array], jax.Array]
-"""(parameters of one layer, activations) → activations."""
+Remat = Literal["none", "full", "dots", "attention", "offload"]
+"""What of a layer is kept for the backward pass, the rest being computed again: all; its input
+alone; also the results of matrix products; also those of attention; its input, in the host's memory."""
+
+
+@dataclass(frozen=True)
+class Layers:
+    """How a stack of equal layers is gone through."""
+
+    remat: Remat | Literal["regather"] = "none"
+    """`regather`: all is kept but parameters gathered to be whole."""
+    unroll: int = 1
+    """Layers compiled one after the other in place of a loop over one."""
+
+
+Block = Callable[[Tree, jax.Array, Tree, Any], tuple[jax.Array, Tree]]
+"""(parameters of one layer, activations, what all layers share, context) → activations, sums."""
+
+KEPT = "attention"
+INPUT = "layer_input"
+REGATHERED = "gathered"
+"""Names of values that `Remat` tells apart: results of attention, inputs of layers, gathered parameters."""
 
 
 class Context(Protocol):
@@ -36,12 +64,67 @@ class Context(Protocol):
         """The full sum, where x was summed over this device's share of `dim`."""
         ...
 
-    def attend(self, q_BTHD: jax.Array, k_BTHD: jax.Array, v_BTHD: jax.Array) -> jax.Array:
-        """Attention of every position to every position, heads apart."""
+    def largest(self, x: jax.Array, dim: str) -> jax.Array:
+        """The largest over all shares of `dim`; passes no gradient."""
         ...
 
-    def stack(self, block: Block, params: Tree, x: jax.Array) -> jax.Array:
-        """x through equal blocks whose parameters are stacked along a leading `layer` dim."""
+    def first(self, dim: str, size: int) -> jax.Array | int:
+        """Where this device's share of `dim` begins, a share being `size` long."""
+        ...
+
+    def lookup(self, table: Tree, token_BT: jax.Array) -> jax.Array:
+        """The row (embed,) of each token, of a table (vocab, embed) that is not yet gathered.
+
+        This device's share of `vocab` is not yet summed.
+        """
+        ...
+
+    def places(self, length: int) -> jax.Array:
+        """The place in its row of each token at hand: `length` of them, split by `length`."""
+        ...
+
+    def share(self, x_BT: jax.Array) -> jax.Array:
+        """From `length` to `tokens`, where nothing is to be summed."""
+        ...
+
+    def collect(self, x_BTE: jax.Array) -> jax.Array:
+        """From `tokens` to `length`."""
+        ...
+
+    def scatter(self, x_BTE: jax.Array, dim: str) -> jax.Array:
+        """From `length` to `tokens`, summing over the shares of `dim`."""
+        ...
+
+    def attend(
+        self, q_BTHD: jax.Array, k_BTGD: jax.Array, v_BTGD: jax.Array, reach: Reach, document_BT: jax.Array | None
+    ) -> jax.Array:
+        """Attention, heads apart, within documents where rows hold several."""
+        ...
+
+    def stack(
+        self, blocks: Sequence[Block], params: Tree, x: jax.Array, shared: Tree = None, how: Layers = Layers()
+    ) -> tuple[jax.Array, Tree]:
+        """x through layers whose parameters are stacked along a leading `layer` dim, and their summed sums.
+
+        Layer i is done by `blocks[i % len(blocks)]`. `shared` holds arrays (examples, ...).
+        """
+        ...
+
+    def dispatch(
+        self,
+        x_BTE: jax.Array,
+        chosen_BTK: jax.Array,
+        gates_BTK: jax.Array,
+        experts: Tree,
+        dims: Tree,
+        apply: Apply,
+        capacity: float | None,
+    ) -> jax.Array:
+        """Every token through the experts it chose, whose dims are named in `dims`.
+
+        This device's share of `hidden` is not yet summed. `capacity` bounds what one device sends
+        another, as a multiple of an even spread; None drops nothing.
+        """
         ...
 
 
@@ -60,19 +143,92 @@ class Plain:
     def reduce(self, x: jax.Array, dim: str) -> jax.Array:
         return x
 
-    def attend(self, q_BTHD: jax.Array, k_BTHD: jax.Array, v_BTHD: jax.Array) -> jax.Array:
-        return dense_attention(q_BTHD, k_BTHD, v_BTHD)
+    def largest(self, x: jax.Array, dim: str) -> jax.Array:
+        return jax.lax.stop_gradient(x)
 
-    def stack(self, block: Block, params: Tree, x: jax.Array) -> jax.Array:
-        return scan_layers(block, params, x)
+    def first(self, dim: str, size: int) -> jax.Array | int:
+        return 0
+
+    def lookup(self, table: Tree, token_BT: jax.Array) -> jax.Array:
+        return table[token_BT]
+
+    def places(self, length: int) -> jax.Array:
+        return jnp.arange(length, dtype=jnp.int32)
+
+    def share(self, x_BT: jax.Array) -> jax.Array:
+        return x_BT
+
+    def collect(self, x_BTE: jax.Array) -> jax.Array:
+        return x_BTE
+
+    def scatter(self, x_BTE: jax.Array, dim: str) -> jax.Array:
+        return x_BTE
+
+    def attend(
+        self, q_BTHD: jax.Array, k_BTGD: jax.Array, v_BTGD: jax.Array, reach: Reach, document_BT: jax.Array | None
+    ) -> jax.Array:
+        return attention(q_BTHD, k_BTGD, v_BTGD, reach, Side(self.places(q_BTHD.shape[1]), document_BT))
+
+    def stack(
+        self, blocks: Sequence[Block], params: Tree, x: jax.Array, shared: Tree = None, how: Layers = Layers()
+    ) -> tuple[jax.Array, Tree]:
+        return scan_layers(blocks, params, x, shared, how, self)
+
+    def dispatch(
+        self,
+        x_BTE: jax.Array,
+        chosen_BTK: jax.Array,
+        gates_BTK: jax.Array,
+        experts: Tree,
+        dims: Tree,
+        apply: Apply,
+        capacity: float | None,
+    ) -> jax.Array:
+        K, E = chosen_BTK.shape[-1], x_BTE.shape[-1]
+        out = grouped(x_BTE.reshape(-1, E), chosen_BTK.reshape(-1, K), gates_BTK.reshape(-1, K), experts, apply)
+        return out.reshape(x_BTE.shape)
 
 
-def dense_attention(q_BTHD: jax.Array, k_BTHD: jax.Array, v_BTHD: jax.Array) -> jax.Array:
-    """Softmax attention with every score in memory at once."""
-    return jax.nn.dot_product_attention(q_BTHD, k_BTHD, v_BTHD, implementation="xla")
+def scan_layers(
+    blocks: Sequence[Block], params: Tree, x: jax.Array, shared: Tree, how: Layers, ctx: Context
+) -> tuple[jax.Array, Tree]:
+    """One compiled round of blocks, applied to the layers in turn; sums are added up over layers."""
+    rounds = [rematerialised(block, how.remat, ctx) for block in blocks]
+    grouped = jax.tree.map(lambda p: p.reshape(p.shape[0] // len(rounds), len(rounds), *p.shape[1:]), params)
+
+    def one(carry: jax.Array, layers: Tree) -> tuple[jax.Array, Tree]:
+        found = []
+        for i, block in enumerate(rounds):
+            layer = jax.tree.map(lambda p, i=i: p[i], layers)
+            carry, sums = block(layer, carry, shared)
+            found.append(sums)
+        return carry, jax.tree.map(lambda *parts: sum(parts), *found)
+
+    out, sums = jax.lax.scan(one, x, grouped, unroll=min(how.unroll, len(jax.tree.leaves(grouped)[0])))
+    return out, jax.tree.map(lambda per_round: per_round.sum(0), sums)
 
 
-def scan_layers(block: Block, params: Tree, x: jax.Array) -> jax.Array:
-    """One compiled block, applied to each layer in turn."""
-    out, _ = jax.lax.scan(lambda carry, layer: (block(layer, carry), None), x, params)
-    return out
+def rematerialised(
+    block: Block, remat: Remat | Literal["regather"], ctx: Context
+) -> Callable[[Tree, jax.Array, Tree], tuple[jax.Array, Tree]]:
+    """The block in this context, with what `remat` says kept for the backward pass."""
+
+    def inside(layer: Tree, x: jax.Array, shared: Tree) -> tuple[jax.Array, Tree]:
+        return block(layer, checkpoint_name(x, INPUT), shared, ctx)
+
+    if remat == "none":
+        return inside
+    policies = jax.checkpoint_policies
+    policy = {
+        "regather": policies.save_anything_except_these_names(REGATHERED),
+        "full": policies.nothing_saveable,
+        "dots": policies.dots_with_no_batch_dims_saveable,
+        "attention": policies.save_only_these_names(KEPT),
+        "offload": policies.save_and_offload_only_these_names(
+            names_which_can_be_saved=[],
+            names_which_can_be_offloaded=[INPUT],
+            offload_src="device",
+            offload_dst="pinned_host",
+        ),
+    }[remat]
+    return jax.checkpoint(inside, policy=policy, prevent_cse=False)

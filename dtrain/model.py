@@ -35,8 +35,8 @@ class Model(Protocol):
         """The loss of a batch, as sums. Metrics share the loss's weight."""
         ...
 
-    def flops(self, examples: int) -> Flops:
-        """The cost of one step on that many examples."""
+    def flops(self, example: Example, examples: int) -> Flops:
+        """The cost of one step on that many such examples."""
         ...
 
     def mismatch(self, example: Example) -> str:

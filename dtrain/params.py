@@ -1,5 +1,6 @@
 """A parameter is declared once; everything else about it is a map over the declared tree."""
 
+import dataclasses
 import math
 import zlib
 from collections.abc import Callable
@@ -22,7 +23,8 @@ class Param:
     how it is born, and whether weight decay acts on it.
 
     `fan_in` names the dims that are summed over when the parameter is applied: a matrix optimizer
-    takes those as rows and the rest, less `layer`, as columns.
+    takes those as rows and the rest, less `layer` and `experts`, as columns. `rate`, where given, makes
+    the parameter move by that much against the sign of its gradient at each step, and by nothing else.
     """
 
     shape: tuple[int, ...]
@@ -30,6 +32,7 @@ class Param:
     init: Init
     decay: bool = True
     fan_in: tuple[str, ...] = ()
+    rate: float | None = None
 
     def __post_init__(self) -> None:
         assert len(self.names) == len(self.shape), f"{self.dims!r} does not name {self.shape}"
@@ -82,7 +85,7 @@ def stacked(tree: Tree, layers: int) -> Tree:
             keys = jax.vmap(lambda layer: jax.random.fold_in(key, layer))(jnp.arange(layers))
             return jax.vmap(lambda one: param.init(one, shape[1:]))(keys)
 
-        return Param((layers, *param.shape), f"layer {param.dims}", init, param.decay, param.fan_in)
+        return dataclasses.replace(param, shape=(layers, *param.shape), dims=f"layer {param.dims}", init=init)
 
     return jax.tree.map(stack, tree)
 

@@ -14,15 +14,16 @@ import numpy as np
 
 from dtrain import record
 from dtrain.assembly import Assembly, assemble
-from dtrain.batch import Batch
+from dtrain.batch import Batch, tokens_in
 from dtrain.checkpoint.store import Store
-from dtrain.data.batches import EvalBatches, Order, TrainBatches, stream
+from dtrain.data.batches import EvalBatches, TrainBatches, stream
+from dtrain.data.order import Order
 from dtrain.data.source import Source
 from dtrain.errors import DataError, Stopped
 from dtrain.folder import Folder, folder
+from dtrain.introduction import introduction, mesh_text
 from dtrain.parallel.engine import local_rows, put
-from dtrain.parallel.rules import bytes_of
-from dtrain.params import count
+from dtrain.parallel.mesh import visible
 from dtrain.recipe.load import plain
 from dtrain.recipe.recipe import Recipe
 from dtrain.track.console import Console, eval_line, step_line
@@ -83,8 +84,8 @@ def _train(on: Session) -> None:
     steps, devices = on.recipe.total_steps(len(train)), jax.devices()
 
     made = assemble(on.recipe, devices, train.example, steps)
-    on.log.about(devices, made.layout.sizes, steps)
-    for line in _introduction(made, train, test, steps, devices):
+    on.log.about(devices, visible(made.layout.sizes), steps)
+    for line in introduction(made, train, test, steps, devices):
         on.console.say(line)
     step, evaluate = _compiled(on, made)
 
@@ -93,9 +94,9 @@ def _train(on: Session) -> None:
     on.log.step(start)
     end = min(steps, start + DRY_STEPS) if on.dry else steps
 
-    logging = Log(1 if on.dry else on.recipe.track.every, _reporter(on, start, end, steps), on.clock)
+    logging = Log(1 if on.dry else on.recipe.track.every, _reporter(on, made, start, end, steps), on.clock)
     held_out = partial(_eval_batches, made, test, 1 if on.dry else None)
-    evaluation = Evaluation(on.recipe.evaluate, evaluate, held_out, logging, on.clock)
+    evaluation = Evaluation(on.recipe.evaluate, evaluate, held_out, logging, on.clock, "token" in train.example)
     saving = Saving(on.recipe.checkpoint.every, on.recipe.checkpoint.best, _saver(on, made, store, train), on.clock)
 
     with on.console.progress(start, steps), on.clock.rest("step"):
@@ -152,20 +153,22 @@ def _first_state(on: Session, made: Assembly, store: Store, train: Source) -> tu
 def _promise(saved: Mapping[str, Any], made: Assembly) -> str:
     """What a restart keeps: sums are taken in the same order only by the same mesh and processes."""
     processes = jax.process_count()
-    if (saved["mesh"], saved["processes"]) == (dict(made.layout.sizes), processes):
+    if (saved["mesh"], saved["processes"]) == (visible(made.layout.sizes), processes):
         return "same mesh and processes: the same bits"
-    was = f"mesh {_mesh(saved['mesh'])}, processes {saved['processes']}"
+    was = f"mesh {mesh_text(saved['mesh'])}, processes {saved['processes']}"
     return f"saved on {was}: the same numbers but for rounding"
 
 
-def _reporter(on: Session, start: int, end: int, steps: int) -> Report:
+def _reporter(on: Session, made: Assembly, start: int, end: int, steps: int) -> Report:
     """Where measured values go: the console, metrics.jsonl, the recipe's trackers. Process 0 alone."""
     recipe, trackers = on.recipe, []
     if jax.process_index() == 0:
         about = About(on.place, recipe.name, plain(recipe), on.log.ids, start)
         sinks = [lines(on.place.metrics, start), *(sink.open(about) for sink in recipe.track.to)]
         trackers = [on.stack.enter_context(sink) for sink in sinks]
-    meters = Meters(recipe.batch, recipe.model.flops(recipe.batch).step, peak_of(jax.devices()))
+    example = made.layout.example
+    flops = recipe.model.flops(example, recipe.batch).step
+    meters = Meters(recipe.batch, tokens_in(example), flops, peak_of(jax.devices()))
 
     def report(number: int, values: dict[str, float]) -> None:
         if "train/loss" in values:
@@ -184,7 +187,7 @@ def _saver(
     on: Session, made: Assembly, store: Store, train: Source
 ) -> Callable[[int, State, Mapping[str, float]], None]:
     def save(number: int, state: State, metrics: Mapping[str, float]) -> None:
-        store.save(number, state, record.beside(on.recipe, made.layout.sizes, train, number), metrics)
+        store.save(number, state, record.beside(on.recipe, visible(made.layout.sizes), train, number), metrics)
         on.log.step(number)
 
     return save
@@ -193,7 +196,7 @@ def _saver(
 def _train_batches(made: Assembly, source: Source, start: int, steps: int) -> Iterator[Batch]:
     """Batches `start` to `steps` on the devices."""
     recipe, layout = made.recipe, made.layout
-    local, order = local_rows(layout, recipe.batch), Order(len(source), recipe.seed)
+    local, order = local_rows(layout, recipe.batch), Order(len(source), recipe.seed, source.starts)
     host = TrainBatches(source, order, recipe.batch, local, start, steps, recipe.data.keyed)
     return (put(recipe.engine, layout, batch, recipe.batch) for batch in stream(host, recipe.data.load))
 
@@ -204,31 +207,6 @@ def _eval_batches(made: Assembly, source: Source, limit: int | None) -> Iterator
     host = EvalBatches(source, size, local_rows(layout, size))
     load = dataclasses.replace(made.recipe.data.load, workers=0)
     return (put(made.recipe.engine, layout, batch, size) for batch in itertools.islice(stream(host, load), limit))
-
-
-def _introduction(made: Assembly, train: Source, test: Source, steps: int, devices: list[Any]) -> Iterator[str]:
-    """What is about to run, with the numbers that were worked out."""
-    recipe, layout = made.recipe, made.layout
-    platform, processes = devices[0].device_kind, jax.process_count()
-    where = f"{len(devices)} x {platform}" + (f" in {processes} processes" if processes > 1 else "")
-    yield f"{recipe.name}  on {where}  mesh {_mesh(layout.sizes)}  engine {recipe.engine.kind}"
-    size = bytes_of(layout.declared, recipe.precision.params) / 2**20
-    numbers = f"{count(layout.declared):,} parameters, {size:.1f} MiB in {recipe.precision.params}"
-    yield f"model {recipe.model.kind}: {numbers}"
-    epochs = steps * recipe.batch / len(train)
-    yield (
-        f"data {recipe.data.kind}: {len(train):,} examples to train on, {len(test):,} to test on; "
-        f"batch {recipe.batch} x {steps:,} steps = {epochs:.3g} epochs"
-    )
-    whole = layout.whole()
-    if whole:
-        held = sum(values for _, values in whole) * np.dtype(recipe.precision.params).itemsize
-        names = ", ".join(name for name, _ in whole[:3]) + (f" and {len(whole) - 3} more" if len(whole) > 3 else "")
-        yield f"whole on every device for want of a rule: {names}; {held:,} bytes in all"
-
-
-def _mesh(sizes: Mapping[str, int]) -> str:
-    return " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1) or "of one device"
 
 
 def _pretended(devices: list[Any]) -> bool:

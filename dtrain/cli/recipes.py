@@ -75,6 +75,22 @@ def cp(name: Name, to: Annotated[Path, typer.Argument(help="Where to put the cop
         typer.echo(target)
 
 
+@app.command(epilog="Example: dtrain recipes presets")
+def presets() -> None:
+    """List the published shapes that a decoder's `preset` can name, with their sizes."""
+    with exits():
+        from dtrain.models.decoder import Decoder
+        from dtrain.params import count
+        from dtrain.recipe.compose import presets as known
+        from dtrain.recipe.parse import Problems, section
+
+        for name, node in known().items():
+            model = section(Decoder, node, "model", Problems())
+            experts = f", {model.experts.active} of {model.experts.count} experts" if model.experts else ""
+            shape = f"{model.layers} layers of width {model.width}{experts}, context {model.context:,}"
+            typer.echo(f"{name:<14} {count(model.params()):>16,} parameters  {shape}")
+
+
 @app.command(epilog="Example: dtrain recipes schema > recipe.schema.json")
 def schema() -> None:
     """Print the JSON Schema of recipes, for completion in an editor."""

@@ -6,39 +6,14 @@ every number of processes, and a step number is all there is to save.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from dtrain.batch import Batch
+from dtrain.data.order import Order
 from dtrain.data.source import Arrays, Load, Source
-
-
-@dataclass(frozen=True)
-class Order:
-    """Every epoch a new permutation of `examples`, drawn from (seed, epoch)."""
-
-    examples: int
-    seed: int
-    _drawn: dict[int, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
-
-    def __call__(self, rows: np.ndarray) -> np.ndarray:
-        """The example that each row draws."""
-        epochs, places = rows // self.examples, rows % self.examples
-        if epochs[0] == epochs[-1]:
-            return self._permutation(int(epochs[0]))[places]
-        found = np.empty_like(rows)
-        for epoch in np.unique(epochs):
-            found[epochs == epoch] = self._permutation(int(epoch))[places[epochs == epoch]]
-        return found
-
-    def _permutation(self, epoch: int) -> np.ndarray:
-        if epoch not in self._drawn:
-            for old in [known for known in self._drawn if known < epoch - 1]:
-                del self._drawn[old]
-            self._drawn[epoch] = np.random.default_rng([self.seed, epoch]).permutation(self.examples)
-        return self._drawn[epoch]
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,7 @@ class ImageFiles:
     shape: tuple[int, int, int]
     classes: int
     split: str
+    starts: None = None
 
     @property
     def example(self) -> Example:

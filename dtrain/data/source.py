@@ -36,6 +36,11 @@ class Source(Protocol):
         """Changes whenever the examples do."""
         ...
 
+    @property
+    def starts(self) -> int | None:
+        """Where rows are drawn at random, from how many places; None where each example has its turn."""
+        ...
+
     def __len__(self) -> int: ...
 
     def rows(self, indices: np.ndarray) -> Batch:
@@ -74,6 +79,7 @@ class Arrays:
     features: Mapping[str, np.ndarray]
     example: Example
     fingerprint: str
+    starts: None = None
 
     def __len__(self) -> int:
         return len(next(iter(self.features.values())))

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from dtrain.batch import Batch, Example
+from dtrain.data.order import mixed
 from dtrain.data.pixels import Pixels
 from dtrain.data.source import Load, Source, Split, image_example
 from dtrain.fields import Positive
@@ -49,6 +50,7 @@ class Patterns:
     classes: int
     count: int
     first: int
+    starts: None = None
 
     @property
     def example(self) -> Example:
@@ -63,18 +65,11 @@ class Patterns:
 
     def rows(self, indices: np.ndarray) -> Batch:
         number = (indices + self.first).astype(np.uint64)
-        label = (_scramble(number) % np.uint64(self.classes)).astype(np.int32)
+        label = (mixed(number) % np.uint64(self.classes)).astype(np.int32)
         pixel = np.arange(self._patterns[0].size, dtype=np.uint64)
-        noise = (_scramble(number[:, None] * np.uint64(pixel.size) + pixel[None, :]) >> np.uint64(57)).astype(np.uint8)
+        noise = (mixed(number[:, None] * np.uint64(pixel.size) + pixel[None, :]) >> np.uint64(57)).astype(np.uint8)
         return {"image": self._patterns[label] + noise.reshape(-1, *self.image), "label": label}
 
     @cached_property
     def _patterns(self) -> np.ndarray:
         return np.random.default_rng(self.classes).integers(0, 128, (self.classes, *self.image), np.uint8)
-
-
-def _scramble(x: np.ndarray) -> np.ndarray:
-    """A well-mixed 64-bit number for each (the finaliser of SplitMix64, Steele et al. 2014)."""
-    x = (x + np.uint64(0x9E3779B97F4A7C15)) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))

@@ -82,7 +82,7 @@ class CNN:
     def loss(self, params: Tree, batch: Batch, ctx: Context) -> Loss:
         return classify(self.logits(params, batch["image"], ctx), batch, ctx)
 
-    def flops(self, examples: int) -> Flops:
+    def flops(self, example: Example, examples: int) -> Flops:
         height, width, channels = self.image
         area, total = height * width, 0.0
         total += 2 * area * KERNEL**2 * channels * self.stages[0]

@@ -52,8 +52,8 @@ class Custom:
     def loss(self, params: Tree, batch: Batch, ctx: Context) -> Loss:
         return self.model.loss(params, batch, ctx)
 
-    def flops(self, examples: int) -> Flops:
-        return self.model.flops(examples)
+    def flops(self, example: Example, examples: int) -> Flops:
+        return self.model.flops(example, examples)
 
     def mismatch(self, example: Example) -> str:
         return self.model.mismatch(example)

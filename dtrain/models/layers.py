@@ -89,6 +89,17 @@ def standardise(x: jax.Array, epsilon: float) -> jax.Array:
     return centred * jax.lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + epsilon)
 
 
+def normalised(params: Tree, x: jax.Array, kind: str, epsilon: float, offset: bool) -> jax.Array:
+    """Over the last dim, in float32 (Ba et al. 2016; "rms": Zhang & Sennrich 2019).
+
+    `offset`: the scale is kept as its difference from one.
+    """
+    y = x.astype(jnp.float32)
+    y = y * jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + epsilon) if kind == "rms" else standardise(y, epsilon)
+    y = y * lift(params["scale"].astype(jnp.float32) + (1 if offset else 0), y)
+    return (y + lift(params["bias"].astype(jnp.float32), y) if "bias" in params else y).astype(x.dtype)
+
+
 def classify(logits_BK: jax.Array, batch: Batch, ctx: Context) -> Loss:
     """Cross-entropy and accuracy against `batch["label"]`, summed over examples by weight."""
     logits_BK = logits_BK.astype(ctx.loss_dtype)

@@ -57,7 +57,7 @@ class MLP:
         logits_BK = jax.vmap(lambda image: self.logits(params, image, ctx))(batch["image"])
         return classify(logits_BK, batch, ctx)
 
-    def flops(self, examples: int) -> Flops:
+    def flops(self, example: Example, examples: int) -> Flops:
         return three_times(2.0 * sum(a * b for a, b in zip(self.sizes, self.sizes[1:], strict=False)), examples)
 
     def mismatch(self, example: Example) -> str:

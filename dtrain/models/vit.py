@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from dtrain import params as declare
+from dtrain.attention import Reach
 from dtrain.batch import Batch, Example
 from dtrain.context import Context
 from dtrain.errors import FieldError
@@ -60,7 +61,7 @@ class ViT:
         values = self.patch**2 * self.image[2]
         return {
             "embed": dense(values, self.width, "_ embed"),
-            "position": Param((self._patches, self.width), "length embed", declare.normal(0.02), decay=False),
+            "position": Param((self._patches, self.width), "_ embed", declare.normal(0.02), decay=False),
             "blocks": declare.stacked(self._block(), self.layers),
             "norm": norm(self.width, "embed"),
             "head": dense(self.width, self.classes, "embed classes"),
@@ -83,15 +84,15 @@ class ViT:
     def logits(self, params: Tree, image_BHWC: jax.Array, ctx: Context) -> jax.Array:
         """Logits (batch, classes)."""
         x_BTE = linear(ctx.gather(params["embed"]), _patches(image_BHWC, self.patch))
-        x_BTE = ctx.shard(x_BTE + lift(ctx.gather(params["position"]), x_BTE), "batch", "length", None)
-        x_BTE = ctx.stack(lambda block, x: _apply(block, x, ctx), params["blocks"], x_BTE)
+        x_BTE = ctx.shard(x_BTE + lift(ctx.gather(params["position"]), x_BTE), "batch", None, None)
+        x_BTE, _ = ctx.stack([_apply], params["blocks"], x_BTE)
         x_BE = layer_norm(ctx.gather(params["norm"]), x_BTE).mean(1)
         return linear(ctx.gather(params["head"]), x_BE)
 
     def loss(self, params: Tree, batch: Batch, ctx: Context) -> Loss:
         return classify(self.logits(params, batch["image"], ctx), batch, ctx)
 
-    def flops(self, examples: int) -> Flops:
+    def flops(self, example: Example, examples: int) -> Flops:
         tokens, width = self._patches, self.width
         block = 2 * tokens * (4 * width**2 + 2 * width * self.hidden) + 4 * tokens**2 * width
         ends = 2 * tokens * self.patch**2 * self.image[2] * width + 2 * width * self.classes
@@ -101,20 +102,20 @@ class ViT:
         return image_mismatch(example, self.image, self.classes)
 
 
-def _apply(block: Tree, x_BTE: jax.Array, ctx: Context) -> jax.Array:
+def _apply(block: Tree, x_BTE: jax.Array, _: Tree, ctx: Context) -> tuple[jax.Array, Tree]:
     """One block: attention, then the feed-forward layer, each added to its input."""
     y_BTE = layer_norm(block["norm1"], x_BTE)
     q_BTHD, k_BTHD, v_BTHD = (
-        ctx.shard(jnp.einsum("BTE,EHD->BTHD", y_BTE, block[name]), "batch", "length", "heads", None)
+        ctx.shard(jnp.einsum("BTE,EHD->BTHD", y_BTE, block[name]), "batch", None, "heads", None)
         for name in ("query", "key", "value")
     )
-    y_BTHD = ctx.attend(q_BTHD, k_BTHD, v_BTHD)
+    y_BTHD = ctx.attend(q_BTHD, k_BTHD, v_BTHD, Reach(q_BTHD.shape[-1] ** -0.5, causal=False), None)
     x_BTE = x_BTE + ctx.reduce(jnp.einsum("BTHD,HDE->BTE", y_BTHD, block["out"]), "heads")
     y_BTE = layer_norm(block["norm2"], x_BTE)
-    y_BTF = ctx.shard(jax.nn.gelu(linear(block["up"], y_BTE)), "batch", "length", "hidden")
+    y_BTF = ctx.shard(jax.nn.gelu(linear(block["up"], y_BTE)), "batch", None, "hidden")
     y_BTE = ctx.reduce(y_BTF @ block["down"]["weight"], "hidden")
     y_BTE = y_BTE + lift(block["down"]["bias"], y_BTE)
-    return ctx.shard(x_BTE + y_BTE, "batch", "length", None)
+    return ctx.shard(x_BTE + y_BTE, "batch", None, None), {}
 
 
 def _patches(image_BHWC: jax.Array, side: int) -> jax.Array:

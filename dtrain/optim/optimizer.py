@@ -124,7 +124,7 @@ def _muon_dims(param: Param) -> Any:
     """Which dims are a hidden matrix's rows and columns; None for what is no hidden matrix."""
     import optax
 
-    outer = {"layer", *param.fan_in}
+    outer = {"layer", "experts", *param.fan_in}
     rows = tuple(i for i, name in enumerate(param.names) if name in param.fan_in)
     columns = tuple(i for i, name in enumerate(param.names) if name not in outer)
     if not (rows and columns and param.decay) or {"classes", "vocab"} & set(param.names):

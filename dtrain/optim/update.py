@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from dtrain.errors import FieldError
 from dtrain.optim.optimizer import Optimizer
-from dtrain.params import Tree
+from dtrain.params import Param, Tree
 
 if TYPE_CHECKING:
     import optax
@@ -39,7 +39,22 @@ def transformation(optimizer: Optimizer, declared: Tree, steps: int) -> "optax.G
         optax.scale_by_learning_rate(learning_rate(optimizer, steps)),
         _keep_average(optimizer.ema) if optimizer.ema else None,
     ]
-    return optax.chain(*(link for link in links if link))
+    whole = optax.chain(*(link for link in links if link))
+
+    def moved(updates: Tree, state: Any, params: Tree = None) -> tuple[Tree, Any]:
+        found, state = whole.update(learned(updates, declared), state, params)
+        return jax.tree.map(_by_sign, found, updates, declared), state
+
+    return optax.GradientTransformation(whole.init, moved)
+
+
+def learned(gradients: Tree, declared: Tree) -> Tree:
+    """The gradients, zero for parameters that move by a rate of their own."""
+    return jax.tree.map(lambda g, param: g if param.rate is None else jnp.zeros_like(g), gradients, declared)
+
+
+def _by_sign(update: jax.Array, gradient: jax.Array, param: Param) -> jax.Array:
+    return update if param.rate is None else -param.rate * jnp.sign(gradient)
 
 
 def learning_rate(optimizer: Optimizer, steps: int) -> Rate:

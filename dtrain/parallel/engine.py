@@ -1,6 +1,7 @@
 """What an engine is: how a batch is placed, where gradients are summed, how a step is traced."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import jax
@@ -12,6 +13,7 @@ from dtrain.context import Context
 from dtrain.model import Loss
 from dtrain.parallel.rules import Layout
 from dtrain.params import Tree
+from dtrain.varying import axes_of, vary
 
 LossFn = Callable[[Tree, Batch, Context], Loss]
 Grads = Callable[[Tree, Batch], tuple[Loss, Tree]]
@@ -25,15 +27,17 @@ class Engine(Protocol):
         """Why this engine cannot serve such a layout; empty where it can."""
         ...
 
-    def place(self, layout: Layout, shape: tuple[int, ...]) -> tuple[tuple[int, ...], jax.sharding.NamedSharding]:
-        """The global shape and sharding that a batch array of this shape takes."""
+    def place(
+        self, layout: Layout, name: str, shape: tuple[int, ...]
+    ) -> tuple[tuple[int, ...], jax.sharding.NamedSharding]:
+        """The global shape and sharding that the batch array of this name and shape takes."""
         ...
 
     def grads(self, layout: Layout, loss: LossFn, microbatches: int) -> Grads:
         """(params, batch) → the summed loss and the gradients of its sum, over all microbatches and devices."""
         ...
 
-    def sums(self, layout: Layout, loss: LossFn) -> Sums:
+    def sums(self, layout: Layout, loss: LossFn, microbatches: int) -> Sums:
         """(params, batch) → the summed loss over all devices."""
         ...
 
@@ -49,24 +53,40 @@ class Engine(Protocol):
 
 def put(engine: Engine, layout: Layout, batch: Batch, examples: int) -> Batch:
     """This process's rows of a batch of `examples` → one global batch on the devices."""
-
-    places = {name: engine.place(layout, (examples, *rows.shape[1:])) for name, rows in batch.items()}
-    local = {name: rows.reshape(-1, *places[name][0][1:]) for name, rows in batch.items()}
+    places = {name: engine.place(layout, name, (examples, *rows.shape[1:])) for name, rows in batch.items()}
+    local = {name: _dealt(layout, name, rows).reshape(-1, *places[name][0][1:]) for name, rows in batch.items()}
     if all(sharding.is_fully_addressable for _, sharding in places.values()):
         return jax.device_put(local, {name: sharding for name, (_, sharding) in places.items()})
     with jax.transfer_guard("allow"):  # this is the explicit transfer; JAX takes its inside for an implicit one
+        held = local_rows(layout, examples)
         return {
-            name: jax.make_array_from_process_local_data(sharding, local[name], shape)
+            name: jax.make_array_from_callback(shape, sharding, partial(_part, local[name], held, examples))
             for name, (shape, sharding) in places.items()
         }
+
+
+def _dealt(layout: Layout, name: str, rows: np.ndarray) -> np.ndarray:
+    order = layout.dealt(name)
+    return rows if order is None else rows[:, order]
+
+
+def _part(rows: np.ndarray, held: np.ndarray, examples: int, index: Any) -> np.ndarray:
+    """What one device takes of the rows that this process holds."""
+    start, stop, _ = index[0].indices(examples)
+    first = int(np.searchsorted(held, start))
+    return rows[(slice(first, first + stop - start), *index[1:])]
 
 
 def local_rows(layout: Layout, examples: int) -> np.ndarray:
     """Which rows of a global batch the devices of this process hold, in order."""
     sharding = layout.sharding(layout.spec(("batch",)))
     indices = [index for index in sharding.addressable_devices_indices_map((examples,)).values() if index]
-    held = {row for (part,) in indices for row in range(*part.indices(examples))}
-    return np.array(sorted(held), np.int64)
+    return np.unique(np.concatenate([np.arange(*part.indices(examples)) for (part,) in indices]))
+
+
+def flow(layout: Layout, microbatches: int) -> tuple[int, int]:
+    """Microbatches done one after the other, and those in a pipeline at once."""
+    return (1, microbatches) if layout.sizes["pipeline"] > 1 else (microbatches, 1)
 
 
 def accumulate(loss: Callable[[Tree, Batch], Loss], params: Tree, batch: Batch, parts: int) -> tuple[Loss, Tree]:
@@ -94,5 +114,4 @@ def accumulate(loss: Callable[[Tree, Batch], Loss], params: Tree, batch: Batch, 
 
 def _zeros(shape: jax.ShapeDtypeStruct) -> jax.Array:
     """Zeros that vary over the same mesh axes as what is added to them."""
-    zeros, varying = jnp.zeros(shape.shape, shape.dtype), tuple(getattr(shape.manual_axis_type, "varying", ()))
-    return jax.lax.pcast(zeros, varying, to="varying") if varying else zeros
+    return vary(jnp.zeros(shape.shape, shape.dtype), axes_of(shape))

@@ -1,17 +1,27 @@
-"""The engine in which the compiler places: shardings go in, collectives come out."""
+"""The engine in which the compiler places: shardings go in, collectives come out.
 
-from collections.abc import Callable
+What a compiler cannot place, because its order is part of the mathematics or its kernel is opaque
+(ring attention, a pipeline, the exchange between experts, splash), is an island placed by hand.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax
-from jax.sharding import NamedSharding
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 
+from dtrain.attention import Reach
 from dtrain.batch import Batch
-from dtrain.context import Block, dense_attention, scan_layers
+from dtrain.context import Block, Layers, scan_layers
+from dtrain.experts import Apply, grouped
 from dtrain.model import Loss
-from dtrain.parallel.engine import Grads, LossFn, Sums, accumulate
-from dtrain.parallel.rules import Layout
+from dtrain.parallel.engine import Grads, LossFn, Sums, accumulate, flow
+from dtrain.parallel.kernels import local_attention
+from dtrain.parallel.manual import Manual, is_wrapped, summed, wrap
+from dtrain.parallel.mesh import MEMORY_AXES
+from dtrain.parallel.rules import Layout, in_deal
 from dtrain.params import Tree
 
 
@@ -24,22 +34,23 @@ class Jit:
     def refusal(self, layout: Layout, processes: int) -> str:
         return ""
 
-    def place(self, layout: Layout, shape: tuple[int, ...]) -> tuple[tuple[int, ...], NamedSharding]:
-        return shape, layout.sharding(layout.spec(("batch",)))
+    def place(self, layout: Layout, name: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], NamedSharding]:
+        return shape, layout.sharding(layout.input(name))
 
     def grads(self, layout: Layout, loss: LossFn, microbatches: int) -> Grads:
-        ctx = Constrained(layout)
+        specs, (parts, inflight) = layout.specs(), flow(layout, microbatches)
+        ctx = Constrained(layout, inflight)
 
         def grads(params: Tree, batch: Batch) -> tuple[Loss, Tree]:
-            found, gradients = accumulate(lambda p, rows: loss(p, rows, ctx), params, batch, microbatches)
+            found, gradients = accumulate(lambda p, rows: loss(wrap(p, specs), rows, ctx), params, batch, parts)
             constrain = jax.lax.with_sharding_constraint
-            return found, jax.tree.map(lambda g, s: constrain(g, layout.sharding(s)), gradients, layout.specs())
+            return found, jax.tree.map(lambda g, s: constrain(g, layout.sharding(s)), gradients, specs)
 
         return grads
 
-    def sums(self, layout: Layout, loss: LossFn) -> Sums:
-        ctx = Constrained(layout)
-        return lambda params, batch: loss(params, batch, ctx)
+    def sums(self, layout: Layout, loss: LossFn, microbatches: int) -> Sums:
+        ctx = Constrained(layout, flow(layout, microbatches)[1])
+        return lambda params, batch: loss(wrap(params, layout.specs()), batch, ctx)
 
     def trace(
         self, layout: Layout, function: Callable[..., Any], *args: Any, out: Any, donate: bool
@@ -52,19 +63,100 @@ class Constrained:
     """The verbs as hints to the compiler."""
 
     layout: Layout
+    microbatches: int = 1
     loss_dtype: str = "float32"
 
     def shard(self, x: jax.Array, *dims: str | None) -> jax.Array:
+        dims = (None, *dims[1:]) if x.shape[0] == 1 else dims
         return jax.lax.with_sharding_constraint(x, self.layout.sharding(self.layout.spec(dims)))
 
     def gather(self, params: Tree) -> Tree:
-        return params
+        return jax.tree.map(lambda part: part.value if is_wrapped(part) else part, params, is_leaf=is_wrapped)
 
     def reduce(self, x: jax.Array, dim: str) -> jax.Array:
         return x
 
-    def attend(self, q_BTHD: jax.Array, k_BTHD: jax.Array, v_BTHD: jax.Array) -> jax.Array:
-        return dense_attention(q_BTHD, k_BTHD, v_BTHD)
+    def largest(self, x: jax.Array, dim: str) -> jax.Array:
+        return jax.lax.stop_gradient(x)
 
-    def stack(self, block: Block, params: Tree, x: jax.Array) -> jax.Array:
-        return scan_layers(block, params, x)
+    def first(self, dim: str, size: int) -> jax.Array | int:
+        return 0
+
+    def lookup(self, table: Tree, token_BT: jax.Array) -> jax.Array:
+        return self.gather(table)[token_BT]
+
+    def places(self, length: int) -> jax.Array:
+        return jnp.asarray(in_deal(length, max(1, self.layout.sizes["sequence"])), jnp.int32)
+
+    def share(self, x_BT: jax.Array) -> jax.Array:
+        return self.shard(x_BT, "batch", "tokens")
+
+    def collect(self, x_BTE: jax.Array) -> jax.Array:
+        return self.shard(x_BTE, "batch", "length", None)
+
+    def scatter(self, x_BTE: jax.Array, dim: str) -> jax.Array:
+        return self.shard(x_BTE, "batch", "tokens", None)
+
+    def _island(self, function: Callable[..., Any], dims: Sequence[Any], out: Any) -> Callable[..., Any]:
+        """`function` placed by hand: each of its arguments a tree whose leaves have these dims."""
+        return jax.shard_map(function, mesh=self.layout.mesh, in_specs=tuple(dims), out_specs=out, check_vma=True)
+
+    def attend(
+        self, q_BTHD: jax.Array, k_BTGD: jax.Array, v_BTGD: jax.Array, reach: Reach, document_BT: jax.Array | None
+    ) -> jax.Array:
+        platform, spec = self.layout.platform, self.layout.spec
+        if self.layout.sizes["sequence"] == 1 and platform == "cpu":
+            return local_attention(platform, q_BTHD, k_BTGD, v_BTGD, reach, document_BT)
+        q, kv = spec(("batch", "length", "heads")), spec(("batch", "length", "kv_heads"))
+        documents = [] if document_BT is None else [document_BT]
+        by_hand = Manual(self.layout)
+        island = self._island(
+            lambda q, k, v, *documents: by_hand.attend(q, k, v, reach, documents[0] if documents else None),
+            (q, kv, kv, *[spec(("batch", "length")) for _ in documents]),
+            q,
+        )
+        return island(q_BTHD, k_BTGD, v_BTGD, *documents)
+
+    def stack(
+        self, blocks: Sequence[Block], params: Tree, x: jax.Array, shared: Tree = None, how: Layers = Layers()
+    ) -> tuple[jax.Array, Tree]:
+        if self.layout.sizes["pipeline"] == 1:
+            return scan_layers(blocks, self.gather(params), x, shared, how, self)
+        by_hand, axes = Manual(self.layout, self.microbatches, self.loss_dtype), self.layout.token_axes
+
+        def layers(params: Tree, x: jax.Array, shared: Tree) -> tuple[jax.Array, Tree]:
+            out, sums = by_hand.stack(blocks, wrap(params, specs), x, shared, how)
+            return out, jax.tree.map(lambda s: summed(s, axes), sums)
+
+        specs = jax.tree.map(lambda part: part.spec, params, is_leaf=is_wrapped)
+        rows = lambda leaf: self.layout.spec(("batch" if leaf.shape[0] == x.shape[0] else None, "length"))  # noqa: E731
+        tokens = self.layout.spec(("batch", "tokens"))
+        island = self._island(layers, (specs, tokens, jax.tree.map(rows, shared)), (tokens, PartitionSpec()))
+        return island(self.gather(params), x, shared)
+
+    def dispatch(
+        self,
+        x_BTE: jax.Array,
+        chosen_BTK: jax.Array,
+        gates_BTK: jax.Array,
+        experts: Tree,
+        dims: Tree,
+        apply: Apply,
+        capacity: float | None,
+    ) -> jax.Array:
+        assert self.layout.mesh is not None
+        if self.layout.mesh.size == 1:
+            K, E = chosen_BTK.shape[-1], x_BTE.shape[-1]
+            tokens = (x_BTE.reshape(-1, E), chosen_BTK.reshape(-1, K), gates_BTK.reshape(-1, K))
+            return grouped(*tokens, experts, apply).reshape(x_BTE.shape)
+        by_hand, rows = Manual(self.layout), self.layout.spec(("batch", "length"))
+
+        def exchange(x: jax.Array, chosen: jax.Array, gates: jax.Array, experts: Tree) -> jax.Array:
+            return by_hand.reduce(by_hand.dispatch(x, chosen, gates, experts, dims, apply, capacity), "hidden")
+
+        used = jax.tree.map(lambda names: self._without_memory_axes(names.split()), dims)
+        return self._island(exchange, (rows, rows, rows, used), rows)(x_BTE, chosen_BTK, gates_BTK, experts)
+
+    def _without_memory_axes(self, names: Sequence[str]) -> PartitionSpec:
+        kept = [tuple(axis for axis in self.layout.axes(dim) if axis not in MEMORY_AXES) for dim in names]
+        return PartitionSpec(*(axes or None for axes in kept))

@@ -3,31 +3,53 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Annotated, Any, Literal
 
 import jax
+import numpy as np
 from annotated_types import Ge
 from jax.sharding import AxisType
 
 from dtrain.errors import FieldError
+from dtrain.fields import Positive
 
-Axis = Literal["data", "fsdp", "tensor"]
-AXES: tuple[str, ...] = ("data", "fsdp", "tensor")
+Axis = Literal["pipeline", "data", "fsdp", "sequence", "expert", "tensor"]
+AXES: tuple[Axis, ...] = ("pipeline", "data", "fsdp", "sequence", "expert", "tensor")
 """From the axis that talks least, which may cross the slow network, to the one that talks most."""
 
-BATCH_AXES: tuple[str, ...] = ("data", "fsdp")
-"""The axes that each see their own examples."""
+MEMORY_AXES: tuple[str, ...] = ("fsdp", "fsdp_y", "fsdp_z")
+"""The axes that split parameters only to save memory: made whole again before use.
 
-MEMORY_AXES: tuple[str, ...] = ("fsdp",)
-"""The axes that split parameters only to save memory: made whole again before use."""
+`fsdp` is one axis to the user. Where it covers several dimensions of a TPU's network it is laid over
+one mesh axis for each: a sum over all of them at once is compiled to a whole all-reduce, a sum along
+one after the other to reduce-scatters of half the traffic.
+"""
+
+LAID: tuple[str, ...] = ("pipeline", "data", *MEMORY_AXES, "sequence", "expert", "tensor")
+"""The axes of the mesh of JAX."""
+
+BATCH_AXES: tuple[str, ...] = ("pipeline", "data", *MEMORY_AXES, "expert")
+"""The axes that each hold their own examples."""
 
 RULES: Mapping[str, tuple[str, ...]] = {
     "batch": BATCH_AXES,
-    "embed": ("fsdp",),
+    "length": ("sequence",),
+    "tokens": ("sequence", "tensor"),
+    "kept": ("tensor",),
+    "layer": ("pipeline",),
+    "experts": ("expert",),
+    "embed": MEMORY_AXES,
     "hidden": ("tensor",),
     "heads": ("tensor",),
+    "kv_heads": ("tensor",),
+    "vocab": ("tensor",),
 }
-"""Which axes split a dim of that name. A dim without a rule stays whole."""
+"""Which axes split a dim of that name. A dim without a rule stays whole. `tokens` is `length`, and each
+part of that `kept` by one of the devices that share a layer's matrices."""
+
+FIXED = ("batch", "length", "tokens", "kept", "layer", "experts")
+"""Dims whose axes the engines count on."""
 
 Size = Annotated[int, Ge(-1)]
 
@@ -36,29 +58,46 @@ Size = Annotated[int, Ge(-1)]
 class Mesh:
     """The size of each mesh axis; one of them may be -1 and takes the devices that are left."""
 
+    pipeline: Size = 1
+    """Parts of the stack of layers; microbatches go from one to the next."""
     data: Size = -1
     """Copies of the model, each with its own examples."""
     fsdp: Size = 1
     """Parts of parameters and optimizer state; each part also has its own examples."""
+    sequence: Size = 1
+    """Parts of every row of tokens."""
+    expert: Size = 1
+    """Parts of the experts of a mixture; each part also has its own examples."""
     tensor: Size = 1
     """Parts of every layer's matrices."""
+    slices: dict[Axis, Positive] = field(default_factory=dict)
+    """How many slices an axis crosses: {data: 2} for two slices joined by the slow network."""
     rules: dict[str, Axis] = field(default_factory=dict)
-    """Further dims to split, or other axes for the known ones: {classes: tensor}."""
+    """Further dims to split, or other axes for the known ones: {classes: fsdp}."""
 
     def __post_init__(self) -> None:
         sizes = [getattr(self, axis) for axis in AXES]
         if 0 in sizes:
             raise FieldError(AXES[sizes.index(0)], "an axis has at least one device; found 0", "use 1 to leave it out")
         if sizes.count(-1) > 1:
-            raise FieldError(AXES[sizes.index(-1)], f"only one axis may be -1; found {self._product()}")
+            hint = "give data a size, or leave the other to it" if self.data == -1 else ""
+            raise FieldError(AXES[sizes.index(-1)], f"only one axis may be -1; found {self._product()}", hint)
+        for dim in self.rules:
+            if dim in FIXED:
+                raise FieldError(f"rules.{dim}", f"{dim} is always split by {' and '.join(RULES[dim])}")
+        for axis, slices in self.slices.items():
+            size = getattr(self, axis)
+            if size != -1 and size % slices:
+                raise FieldError(f"slices.{axis}", f"{slices} slices do not divide {axis} = {size}")
 
     def _product(self) -> str:
-        return " x ".join(f"{axis} {getattr(self, axis)}" for axis in AXES)
+        shown = [axis for axis in AXES if getattr(self, axis) != 1]
+        return " x ".join(f"{axis} {getattr(self, axis)}" for axis in shown) or "one device"
 
     @property
     def given(self) -> dict[str, int]:
         """The size of each axis as far as it is said: 1 for the one to be filled."""
-        return {axis: max(getattr(self, axis), 1) for axis in AXES}
+        return dict.fromkeys(LAID, 1) | {axis: max(getattr(self, axis), 1) for axis in AXES}
 
     @property
     def least(self) -> int:
@@ -81,14 +120,61 @@ class Mesh:
                 f"set one axis to -1 to fill it, or run on {self.least} devices: --devices {self.least} pretends them",
             )
         fill = devices // self.least
-        return {axis: fill if getattr(self, axis) == -1 else getattr(self, axis) for axis in AXES}
+        return self.given | {axis: fill for axis in AXES if getattr(self, axis) == -1}
+
+    def laid(self, devices: Sequence[Any]) -> dict[str, int]:
+        """Every axis of the mesh of JAX with its size on these devices."""
+        sizes = self.sizes(len(devices))
+        return sizes | _along_the_network(sizes["fsdp"], devices)
 
     def table(self) -> dict[str, tuple[str, ...]]:
         """The rules with the recipe's own over them."""
-        return {**RULES, **{dim: (axis,) for dim, axis in self.rules.items()}}
+        return {**RULES, **{dim: MEMORY_AXES if axis == "fsdp" else (axis,) for dim, axis in self.rules.items()}}
+
+    def build(self, sizes: Mapping[str, int], devices: Sequence[Any]) -> jax.sharding.Mesh:
+        """The mesh of JAX, its devices placed by their position on the network and by slice."""
+        shape, types = tuple(sizes[axis] for axis in LAID), (AxisType.Auto,) * len(LAID)
+        crossed: Mapping[str, int] = {**self.slices}
+        across = tuple(crossed.get(axis, 1) for axis in LAID)
+        if math.prod(across) == 1:
+            return jax.make_mesh(shape, LAID, axis_types=types, devices=devices)
+        inside = tuple(size // slices for size, slices in zip(shape, across, strict=True))
+        placed = np.stack([_placed(inside, group) for group in _slices(devices, math.prod(across))])
+        order = [axis for pair in zip(range(len(LAID)), range(len(LAID), 2 * len(LAID)), strict=True) for axis in pair]
+        grid = placed.reshape(*across, *inside).transpose(order).reshape(shape)
+        return jax.sharding.Mesh(grid, LAID, axis_types=types)
 
 
-def build(sizes: Mapping[str, int], devices: Sequence[Any]) -> jax.sharding.Mesh:
-    """The mesh of JAX, its devices placed by their position on the network."""
-    shape, names = tuple(sizes[axis] for axis in AXES), AXES
-    return jax.make_mesh(shape, names, axis_types=(AxisType.Auto,) * len(names), devices=devices)
+def visible(sizes: Mapping[str, int]) -> dict[str, int]:
+    """The sizes of the axes as a recipe names them."""
+    return {axis: sizes[axis] for axis in AXES} | {"fsdp": math.prod(sizes[axis] for axis in MEMORY_AXES)}
+
+
+def _along_the_network(fsdp: int, devices: Sequence[Any]) -> dict[str, int]:
+    """The parts of `fsdp` along each dimension of a TPU's network, where it covers some of them fully."""
+    if devices[0].platform != "tpu" or len({getattr(device, "slice_index", 0) for device in devices}) > 1:
+        return {}
+    extents = [len({device.coords[i] for device in devices}) for i in range(3)]
+    network = [extent for extent in extents if extent > 1]
+    for count in range(2, len(network) + 1):
+        for part in combinations(network, count):
+            if math.prod(part) == fsdp:
+                return dict(zip(MEMORY_AXES, part, strict=False))
+    return {}
+
+
+def _placed(shape: tuple[int, ...], devices: Sequence[Any]) -> np.ndarray:
+    from jax.experimental.mesh_utils import create_device_mesh
+
+    return create_device_mesh(shape, devices, allow_split_physical_axes=True)
+
+
+def _slices(devices: Sequence[Any], count: int) -> list[list[Any]]:
+    """The devices of each slice; devices that know of no slice are cut into equal runs."""
+    known = {getattr(device, "slice_index", -1) for device in devices}
+    if -1 in known or len(known) == 1:
+        size = len(devices) // count
+        return [list(devices[i * size : (i + 1) * size]) for i in range(count)]
+    if len(known) != count:
+        raise FieldError("slices", f"the mesh crosses {count} slices; the devices are in {len(known)}")
+    return [[device for device in devices if device.slice_index == index] for index in sorted(known)]

@@ -29,7 +29,7 @@ class Pmap:
             return f"pmap keeps whole replicas and splits only the data axis; the mesh asks for {', '.join(asked)}"
         return f"pmap serves one process; this run has {processes}" if processes > 1 else ""
 
-    def place(self, layout: Layout, shape: tuple[int, ...]) -> tuple[tuple[int, ...], NamedSharding]:
+    def place(self, layout: Layout, name: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], NamedSharding]:
         devices = layout.sizes[AXIS]
         return (devices, shape[0] // devices, *shape[1:]), layout.sharding(PartitionSpec(AXIS))
 
@@ -40,7 +40,7 @@ class Pmap:
 
         return grads
 
-    def sums(self, layout: Layout, loss: LossFn) -> Sums:
+    def sums(self, layout: Layout, loss: LossFn, microbatches: int) -> Sums:
         return lambda params, batch: jax.lax.psum(loss(params, batch, Plain()), AXIS)
 
     def trace(

@@ -2,15 +2,17 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from dtrain.batch import Example
 from dtrain.errors import RecipeError
-from dtrain.parallel.mesh import AXES, BATCH_AXES
+from dtrain.parallel.mesh import AXES
 from dtrain.params import Param, Tree, paths
 
 Rules = Mapping[str, tuple[str, ...]]
@@ -18,7 +20,7 @@ Rules = Mapping[str, tuple[str, ...]]
 
 @dataclass(frozen=True)
 class Layout:
-    """A mesh's sizes, its rules, and the declared parameters: all that decides who holds what.
+    """A mesh's sizes, its rules, the declared parameters and the examples: all that decides who holds what.
 
     `mesh` is the mesh of JAX, or None where only the arithmetic is wanted.
     """
@@ -27,10 +29,15 @@ class Layout:
     rules: Rules
     declared: Tree
     mesh: jax.sharding.Mesh | None = None
+    example: Example = field(default_factory=dict)
 
     def axes(self, dim: str | None) -> tuple[str, ...]:
         """The axes that split this dim; axes of one device split nothing."""
         return tuple(axis for axis in self.rules.get(dim or "", ()) if self.sizes[axis] > 1)
+
+    def parts(self, dim: str) -> int:
+        """Into how many parts this dim is split."""
+        return math.prod(self.sizes[axis] for axis in self.axes(dim))
 
     def spec(self, dims: Iterable[str | None]) -> PartitionSpec:
         """Where each of these dims lies; PartitionSpec() where nothing is split."""
@@ -43,40 +50,84 @@ class Layout:
         """The spec of every parameter."""
         return jax.tree.map(lambda param: self.spec(param.names), self.declared)
 
-    @property
-    def batch_axes(self) -> tuple[str, ...]:
-        """The axes that each see their own examples, of more than one device."""
-        return tuple(axis for axis in BATCH_AXES if self.sizes[axis] > 1)
+    def input(self, name: str) -> PartitionSpec:
+        """Where the batch array of that name lies."""
+        return self.spec(("batch", *(self.example[name].dims if name in self.example else ())))
+
+    def dealt(self, name: str) -> np.ndarray | None:
+        """The order in which a row's tokens are laid over the sequence axis; None for the order they have.
+
+        Part s of S holds chunks s and 2S - 1 - s of 2S, so that under a causal mask all parts see
+        equally many keys (Brandon et al. 2023).
+        """
+        parts = self.sizes["sequence"]
+        if parts == 1 or name not in self.example or self.example[name].dims[:1] != ("length",):
+            return None
+        return in_deal(self.example[name].shape[0], parts)
 
     @property
-    def batch_parts(self) -> int:
-        """Into how many parts a batch is split."""
-        return math.prod(self.sizes[axis] for axis in self.batch_axes)
+    def batch_axes(self) -> tuple[str, ...]:
+        """The axes that each hold their own examples, of more than one device."""
+        return self.axes("batch")
+
+    @property
+    def token_axes(self) -> tuple[str, ...]:
+        """The axes that each hold their own tokens: those over which losses and gradients are summed."""
+        return (*self.axes("batch"), *self.axes("length"))
 
     def sharding(self, spec: PartitionSpec) -> NamedSharding:
         """The spec on this mesh."""
         assert self.mesh is not None, "a layout without devices places nothing"
         return NamedSharding(self.mesh, spec)
 
+    @property
+    def platform(self) -> str:
+        """What the mesh's devices are: "cpu", "gpu" or "tpu"."""
+        return self.mesh.devices.flat[0].platform if self.mesh is not None else "cpu"
+
     def problems(self) -> list[tuple[str, str]]:
-        """(axis, message) for every parameter that the rules cannot place."""
+        """(axis, message) for every parameter that the rules cannot place, and every axis that splits nothing."""
         found = []
         for path, param in zip(jax.tree.leaves(paths(self.declared)), jax.tree.leaves(self.declared), strict=True):
             found += self._unplaced(path, param)
-        return found
+        return found + self._idle() + self._uneven()
 
     def _unplaced(self, path: str, param: Param) -> list[tuple[str, str]]:
         found, taken = [], dict[str, str]()
         for size, dim in zip(param.shape, param.names, strict=True):
-            for axis in self.axes(dim):
+            for axis in self.axes(dim)[:1]:  # of several axes that make up one, the first has its name
                 if axis in taken:
                     rules = f"{taken[axis]}: {axis} and {dim}: {axis}"
                     found.append((axis, f"{path} {param.shape} is matched by two rules for one axis, {rules}"))
                 taken[axis] = dim
-                if size % self.sizes[axis]:
-                    fits = ", ".join(str(n) for n in range(1, min(size, 64) + 1) if size % n == 0)
-                    message = f"{axis} = {self.sizes[axis]} does not divide {dim} = {size} of {path} {param.shape}"
-                    found.append((axis, f"{message}; these do: {fits}"))
+                if size % self.parts(dim):
+                    message = f"{axis} = {self.parts(dim)} does not divide {dim} = {size} of {path} {param.shape}"
+                    found.append((axis, f"{message}; {fitting(size)}"))
+        return found
+
+    def _idle(self) -> list[tuple[str, str]]:
+        """Axes whose devices would all do the same work."""
+        dims = {dim for param in jax.tree.leaves(self.declared) for dim in param.names}
+        dims |= {dim for feature in self.example.values() for dim in feature.dims}
+        busy = {axis for dim in dims for axis in self.axes(dim)} | {"data", "fsdp"}
+        what = {"pipeline": "layers", "sequence": "tokens", "expert": "experts", "tensor": "matrices"}
+        return [
+            (axis, f"{axis} = {self.sizes[axis]} splits nothing: this model has no {what[axis]} to split; use 1")
+            for axis in AXES
+            if self.sizes[axis] > 1 and axis not in busy and (axis != "sequence" or self.example)
+        ]
+
+    def _uneven(self) -> list[tuple[str, str]]:
+        """Rows whose length the mesh does not divide."""
+        found = []
+        for name, feature in self.example.items():
+            sequence, tensor = self.sizes["sequence"], self.sizes["tensor"]
+            unit = (2 * sequence if sequence > 1 else 1) * tensor
+            if feature.dims[:1] == ("length",) and feature.shape[0] % unit:
+                why = f"{feature.shape[0]} {name} do not divide by 2 x sequence {sequence} x tensor {tensor}"
+                why = why if sequence > 1 else f"{feature.shape[0]} {name} do not divide by tensor {tensor}"
+                found.append(("sequence" if sequence > 1 else "tensor", f"{why}; a multiple of {unit} would"))
+                break
         return found
 
     def check(self) -> None:
@@ -95,6 +146,17 @@ class Layout:
             for name, param in zip(names, leaves, strict=True)
             if not any(self.axes(dim) for dim in param.names)
         ]
+
+
+def fitting(size: int) -> str:
+    """Which numbers of parts would do."""
+    return f"these do: {', '.join(str(n) for n in range(1, min(size, 64) + 1) if size % n == 0)}"
+
+
+def in_deal(length: int, parts: int) -> np.ndarray:
+    """The places 0 to length - 1 in the order in which `parts` parts hold them."""
+    chunks = np.arange(length).reshape(2 * parts, -1)
+    return np.concatenate([chunks[[s, 2 * parts - 1 - s]].reshape(-1) for s in range(parts)])
 
 
 def split_axes(spec: PartitionSpec) -> tuple[str, ...]:

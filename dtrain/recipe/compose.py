@@ -1,5 +1,6 @@
 """One tree of nodes from a recipe, what it includes, and the overrides of the command line."""
 
+import difflib
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,6 +9,7 @@ from dtrain.errors import RecipeError
 from dtrain.recipe.yaml import Mark, Node, parse, read
 
 MAX_INCLUDES = 16
+PRESETS = Path(__file__).parents[1] / "models" / "presets.yaml"
 
 
 def compose(path: Path, overrides: Sequence[str] = ()) -> Node:
@@ -16,7 +18,27 @@ def compose(path: Path, overrides: Sequence[str] = ()) -> Node:
     over = Node({}, tree.mark)
     for override in overrides:
         over = merge(over, _override(override))
-    return merge(tree, over)
+    return _with_preset(merge(tree, over))
+
+
+def presets() -> dict[str, Node]:
+    """The published shapes of the decoder, by name."""
+    return read(PRESETS).value
+
+
+def _with_preset(tree: Node) -> Node:
+    """The tree, with the fields of the model's preset under those that it has."""
+    model = tree.value.get("model") if isinstance(tree.value, dict) else None
+    asked = model.value.get("preset") if model and isinstance(model.value, dict) else None
+    if asked is None or asked.value is None:
+        return tree
+    if asked.value not in presets():
+        near = difflib.get_close_matches(str(asked.value), presets(), 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(presets())}"
+        raise RecipeError(f"{asked.mark}  model.preset: no preset {asked.value!r}; {hint}")
+    mark = Mark(f"preset {asked.value}")
+    under = Node({"model": _placed(presets()[asked.value], mark)}, mark, (("model", mark),))
+    return merge(under, tree)
 
 
 def least_devices(tree: Node) -> int:

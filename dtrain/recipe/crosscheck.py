@@ -1,12 +1,12 @@
 """What two sections must agree on, said with the arithmetic, before a device is touched."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from dtrain.errors import FieldError
 from dtrain.folder import NAME
 from dtrain.models.custom import Custom
-from dtrain.parallel.mesh import BATCH_AXES
+from dtrain.parallel.mesh import BATCH_AXES, visible
 from dtrain.parallel.rules import Layout
 from dtrain.recipe.recipe import Recipe
 
@@ -47,20 +47,25 @@ def _batch(recipe: Recipe, devices: int | None) -> Iterator[Problem]:
         sizes = recipe.mesh.sizes(known)
     except FieldError:
         return
-    parts = math.prod(sizes[axis] for axis in BATCH_AXES)
-    yield from divides("batch", recipe.batch, parts, recipe.accumulate)
+    yield from divides("batch", recipe.batch, sizes, recipe.accumulate)
     if recipe.evaluate.batch:
-        yield from divides("evaluate.batch", recipe.evaluate.batch, parts, 1)
+        yield from divides("evaluate.batch", recipe.evaluate.batch, sizes, 1)
 
 
-def divides(path: str, batch: int, parts: int, accumulate: int) -> Iterator[Problem]:
-    """Whether a batch can be split over the mesh's batch axes and into microbatches."""
-    unit = parts * accumulate
+def divides(path: str, batch: int, sizes: Mapping[str, int], accumulate: int) -> Iterator[Problem]:
+    """Whether a batch can be split over the mesh's batch axes and into microbatches.
+
+    The devices of a pipeline share its microbatches; elsewhere each device takes all of its own.
+    """
+    groups = math.prod(sizes[axis] for axis in BATCH_AXES if axis != "pipeline")
+    stages = sizes["pipeline"]
+    unit = groups * (math.lcm(stages, accumulate) if stages > 1 else accumulate)
     if batch % unit:
         lower, upper = batch // unit * unit, (batch // unit + 1) * unit
-        micro = f" x {accumulate} microbatches" if accumulate > 1 else ""
+        factors = [f"{axis} {size}" for axis, size in visible(sizes).items() if axis in BATCH_AXES and size > 1]
+        factors += [f"{accumulate} microbatches"] if accumulate > 1 else []
         hint = f"use {lower} or {upper}" if lower else f"use {upper}"
-        yield path, f"{batch} examples do not divide by {parts} data x fsdp{micro} = {unit}", hint
+        yield path, f"{batch} examples do not divide by {unit}, which {' x '.join(factors)} asks for", hint
 
 
 def _engine(recipe: Recipe) -> Iterator[Problem]:
@@ -77,7 +82,7 @@ def _model(recipe: Recipe) -> Iterator[Problem]:
     mismatch = recipe.model.mismatch(example) if example else ""
     if mismatch:
         yield "model", mismatch, ""
-    layout = Layout(recipe.mesh.given, recipe.mesh.table(), recipe.model.params())
+    layout = Layout(recipe.mesh.given, recipe.mesh.table(), recipe.model.params(), example=example or {})
     for axis, message in layout.problems():
         yield f"mesh.{axis}", message, ""
 

@@ -7,10 +7,13 @@ from dtrain.data.digits import Digits
 from dtrain.data.idx import IDX
 from dtrain.data.images import Images
 from dtrain.data.synthetic import Synthetic
+from dtrain.data.text import Text
+from dtrain.data.tokens import Tokens
 from dtrain.errors import FieldError
 from dtrain.fields import Natural, Positive, PositiveFloat, Seed
 from dtrain.models.cnn import CNN
 from dtrain.models.custom import Custom
+from dtrain.models.decoder import Decoder
 from dtrain.models.mlp import MLP
 from dtrain.models.vit import ViT
 from dtrain.optim.optimizer import Optimizer
@@ -22,8 +25,8 @@ from dtrain.precision import Precision
 from dtrain.track.tensorboard import TensorBoard
 from dtrain.track.wandb import WandB
 
-Model = MLP | CNN | ViT | Custom
-Data = Digits | IDX | Images | Synthetic
+Model = MLP | CNN | ViT | Decoder | Custom
+Data = Digits | IDX | Images | Text | Tokens | Synthetic
 Engine = Jit | ShardMap | Pmap
 Sink = TensorBoard | WandB
 

@@ -65,7 +65,8 @@ def step_line(step: int, steps: int, values: dict[str, float], eta: float) -> st
         parts.append(f"acc {values['train/accuracy']:.1%}")
     parts += [f"grad {values['train/grad_norm']:.2f}", f"lr {values['train/lr']:.1e}"]
     parts += [f"{values['time/step_ms']:.1f} ms (data {values['time/data_ms']:.1f})"]
-    parts += [f"{short(values['rate/examples_per_s'])} ex/s"]
+    rate, unit = ("rate/tokens_per_s", "tok") if "rate/tokens_per_s" in values else ("rate/examples_per_s", "ex")
+    parts += [f"{short(values[rate])} {unit}/s"]
     parts += [f"mfu {values['rate/mfu']:.1%}" if "rate/mfu" in values else "mfu n/a"]
     if "memory/peak_bytes" in values:
         share = f" ({values['memory/peak_fraction']:.0%})" if "memory/peak_fraction" in values else ""

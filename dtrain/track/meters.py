@@ -13,6 +13,8 @@ class Meters:
     """What one step is worth: its examples, its FLOPs by a named convention, the devices' peak."""
 
     examples: int
+    tokens: int
+    """Tokens of an example; 0 where it has none."""
     flops: float
     peak: float | None
     """FLOP/s of all devices together, or None where it is not known."""
@@ -21,6 +23,8 @@ class Meters:
         """The values with examples per second, MFU where a peak is known, and memory where it is told."""
         seconds = values["time/step_ms"] / 1e3
         found = {"rate/examples_per_s": self.examples / seconds}
+        if self.tokens:
+            found["rate/tokens_per_s"] = self.examples * self.tokens / seconds
         if self.peak:
             found["rate/mfu"] = self.flops / seconds / self.peak
         return values | found | _memory()

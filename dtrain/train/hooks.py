@@ -18,6 +18,7 @@ from dtrain.train.state import State
 
 Report = Callable[[int, dict[str, float]], None]
 
+LARGEST_EXPONENT = 700.0
 ASIDE = ("evaluate", "save")
 """Sections that are no part of a step's time."""
 
@@ -78,6 +79,8 @@ class Evaluation:
     batches: Callable[[], Iterator[Batch]]
     log: Log
     clock: Clock
+    perplexity: bool = False
+    """Whether the loss is that of the next token."""
 
     def __call__(self, at: Moment) -> None:
         due = self.section.every and at.step % self.section.every == 0
@@ -94,6 +97,8 @@ class Evaluation:
         total = jax.tree.map(lambda *parts: sum(float(part) for part in parts), *found)
         sums = {"loss": total.sum, **total.metrics}
         values = {f"eval/{name}": value / total.weight for name, value in sums.items()}
+        if self.perplexity:
+            values["eval/perplexity"] = math.exp(min(values.get("eval/nll", values["eval/loss"]), LARGEST_EXPONENT))
         self.log.flush()
         self.log.report(step, values | {"time/evaluate_s": seconds})
         return values

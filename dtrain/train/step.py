@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from dtrain.batch import Batch
 from dtrain.context import Context
 from dtrain.model import Loss, Model
-from dtrain.optim.update import Rate, averaged
+from dtrain.optim.update import Rate, averaged, learned
 from dtrain.parallel.engine import Grads, LossFn, Sums
 from dtrain.params import Tree
 from dtrain.precision import Precision
@@ -36,7 +36,7 @@ def loss_of(model: Model, prepare: Prepare, precision: Precision) -> LossFn:
 
 
 def train_step(
-    grads: Grads, update: "optax.GradientTransformation", rate: Rate
+    grads: Grads, update: "optax.GradientTransformation", rate: Rate, declared: Tree
 ) -> Callable[[State, Batch], tuple[State, Metrics]]:
     """(state, batch) → the next state and the metrics of this step."""
     import optax
@@ -46,7 +46,7 @@ def train_step(
         gradients = jax.tree.map(lambda g: g / found.weight.astype(g.dtype), gradients)
         updates, optimizer = update.update(gradients, state.optimizer, state.params)
         params = optax.apply_updates(state.params, updates)
-        metrics = means(found) | {"grad_norm": optax.tree.norm(gradients), "lr": rate(state.step)}
+        metrics = means(found) | {"grad_norm": optax.tree.norm(learned(gradients, declared)), "lr": rate(state.step)}
         return State(state.step + 1, params, optimizer), metrics
 
     return step

@@ -24,7 +24,7 @@ class Net:
             x = x + np.random.random()
         return classify(linear(ctx.gather(params["out"]), x), batch, ctx)
 
-    def flops(self, examples):
+    def flops(self, example, examples):
         return Flops(6.0 * 64 * self.classes * examples, "6N")
 
     def mismatch(self, example):

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dtrain.attention import Reach
 from dtrain.batch import Example, Feature
 from dtrain.context import Plain
 from dtrain.errors import FieldError
@@ -33,7 +34,7 @@ def test_shapes_are_those_declared(name: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_padding_does_not_count(name: str) -> None:
-    model, batch = MODELS[name], random_batch(8)
+    model, batch = MODELS[name], random_batch(examples=8)
     params = born(model)
     padded = batch | {"weight": np.array([1, 1, 1, 1, 1, 0, 0, 0], np.float32)}
     some = {key: value[:5] for key, value in batch.items()}
@@ -43,7 +44,7 @@ def test_padding_does_not_count(name: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_an_untrained_model_knows_nothing(name: str) -> None:
-    loss = MODELS[name].loss(born(MODELS[name]), random_batch(64), Plain())
+    loss = MODELS[name].loss(born(MODELS[name]), random_batch(examples=64), Plain())
     assert 0.5 * np.log(10) < float(loss.sum / loss.weight) < 2.5 * np.log(10)
 
 
@@ -53,7 +54,7 @@ def test_flops_are_what_the_compiler_counts(name: str) -> None:
     model = dataclasses.replace(MODELS["vit"], layers=1) if name == "vit" else MODELS[name]
     forward = jax.jit(lambda params, batch: model.loss(params, batch, Plain()).sum)
     counted = forward.lower(born(model), random_batch()).compile().cost_analysis()["flops"]
-    claimed = model.flops(16).step / 3
+    claimed = model.flops({}, 16).step / 3
     assert claimed == pytest.approx(counted, rel=0.25)
 
 
@@ -67,7 +68,7 @@ def test_examples_that_do_not_fit_are_refused(name: str) -> None:
 
 
 def test_the_mlp_is_numpys() -> None:
-    model, batch = MODELS["mlp"], random_batch(4)
+    model, batch = MODELS["mlp"], random_batch(examples=4)
     params = jax.device_get(born(model))
     x = batch["image"].reshape(4, -1)
     for i in range(3):
@@ -83,7 +84,7 @@ def test_the_vits_attention_is_that_of_the_paper() -> None:
     """softmax(q k / sqrt(d)) v, written out for one head at a time."""
     draw = np.random.default_rng(0)
     q, k, v = (draw.normal(size=(2, 5, 3, 4)).astype(np.float32) for _ in range(3))
-    found = Plain().attend(*map(jnp.asarray, (q, k, v)))
+    found = Plain().attend(*map(jnp.asarray, (q, k, v)), Reach(0.5, causal=False), None)
     for b in range(2):
         for h in range(3):
             scores = q[b, :, h] @ k[b, :, h].T / 2

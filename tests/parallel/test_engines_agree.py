@@ -7,14 +7,16 @@ import pytest
 
 from dtrain.optim.optimizer import SGD, Adafactor, AdamW, Lion, Muon
 from dtrain.parallel.jit import Jit
-from dtrain.parallel.mesh import Mesh
-from tests.engines import ENGINES, MESHES, MODELS, gradients, place, train, worst
+from dtrain.parallel.mesh import LAID, Mesh
+from tests.engines import AXIS_MESHES, ENGINES, LANGUAGE_MODELS, MESHES, MODELS, gradients, place, train, worst
 
 PAIRS = [(engine, mesh) for engine in ENGINES for mesh in MESHES if engine != "pmap" or mesh == "data8"]
 CASES = [(model, engine, mesh, parts) for model in MODELS for engine, mesh in PAIRS for parts in (1, 2)]
 QUICK = {
     case for case in CASES if (case[3] == 1 and case[0] == "mlp") or case[1:] == ("shard_map", "data2-fsdp2-tensor2", 1)
 }
+EVERY = MODELS | LANGUAGE_MODELS
+EVERY_MESH = MESHES | AXIS_MESHES
 OPTIMIZERS = {
     "adamw": AdamW(lr=1e-3, decay=0.1, clip=1.0, ema=0.9),
     "sgd": SGD(lr=0.1),
@@ -24,17 +26,37 @@ OPTIMIZERS = {
 }
 
 
+LANGUAGE_CASES = [
+    (model, engine, mesh, 1)
+    for model, mesh in [
+        *((model, mesh) for model in ("llama", "mixtral") for mesh in AXIS_MESHES),
+        *((model, mesh) for model in ("gpt2", "gemma", "deepseek") for mesh in ("data-fsdp-tensor", "sequence-tensor")),
+    ]
+    for engine in ("jit", "shard_map")
+    if model in ("mixtral", "deepseek") or "expert" not in mesh
+]
+LANGUAGE_CASES += [("llama", "shard_map", mesh, 2) for mesh in ("fsdp-sequence", "pipeline-fsdp")]
+QUICK |= {
+    ("llama", "shard_map", "data-fsdp-tensor", 1),
+    ("llama", "jit", "fsdp-sequence", 1),
+    ("llama", "shard_map", "sequence-tensor", 1),
+    ("llama", "shard_map", "pipeline-fsdp", 2),
+    ("deepseek", "shard_map", "data-expert", 1),
+    ("mixtral", "shard_map", "fsdp-expert-tensor", 1),
+}
+
+
 @cache
 def one_device(model: str) -> tuple[float, Any]:
-    return gradients(place(MODELS[model], Jit(), Mesh(data=1)))
+    return gradients(place(EVERY[model], Jit(), Mesh(data=1)))
 
 
 @pytest.mark.parametrize(
     ("model", "engine", "mesh", "parts"),
-    [pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow) for case in CASES],
+    [pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow) for case in CASES + LANGUAGE_CASES],
 )
 def test_losses_and_gradients_are_those_of_one_device(model: str, engine: str, mesh: str, parts: int) -> None:
-    loss, found = gradients(place(MODELS[model], ENGINES[engine], MESHES[mesh], parts=parts))
+    loss, found = gradients(place(EVERY[model], ENGINES[engine], EVERY_MESH[mesh], parts=parts))
     reference_loss, reference = one_device(model)
     assert loss == pytest.approx(reference_loss, rel=2e-6)
     assert worst(found, reference) < 1e-5
@@ -80,3 +102,13 @@ def test_microbatches_cost_one_sum_over_devices() -> None:
     sums = [line for line in text.splitlines() if "all-reduce(" in line]
     assert sums
     assert not [line for line in sums if "while/body" in line]
+
+
+@pytest.mark.slow
+def test_fsdp_laid_along_two_dimensions_of_a_network_is_the_same() -> None:
+    """As on a TPU, whose sums go along one dimension after the other."""
+    sizes = dict.fromkeys(LAID, 1) | {"fsdp": 2, "fsdp_y": 4}
+    loss, found = gradients(place(LANGUAGE_MODELS["mixtral"], ENGINES["shard_map"], Mesh(data=1, fsdp=8), sizes=sizes))
+    reference_loss, reference = one_device("mixtral")
+    assert loss == pytest.approx(reference_loss, rel=2e-6)
+    assert worst(found, reference) < 1e-5

@@ -1,18 +1,20 @@
+import jax
 import pytest
 
 from dtrain.errors import FieldError
-from dtrain.parallel.mesh import Mesh
+from dtrain.parallel.mesh import LAID, Mesh
 
 
 def test_the_open_axis_takes_what_is_left() -> None:
-    assert Mesh(data=-1, fsdp=2, tensor=2).sizes(8) == {"data": 2, "fsdp": 2, "tensor": 2}
-    assert Mesh().sizes(1) == {"data": 1, "fsdp": 1, "tensor": 1}
+    one = dict.fromkeys(LAID, 1)
+    assert Mesh(data=-1, fsdp=2, tensor=2).sizes(8) == one | {"data": 2, "fsdp": 2, "tensor": 2}
+    assert Mesh().sizes(1) == one
 
 
 def test_a_mesh_that_does_not_fit_shows_the_arithmetic() -> None:
-    with pytest.raises(FieldError, match=r"data 3 x fsdp 1 x tensor 2: 6 != 8 devices"):
+    with pytest.raises(FieldError, match=r"data 3 x tensor 2: 6 != 8 devices"):
         Mesh(data=3, tensor=2).sizes(8)
-    with pytest.raises(FieldError, match=r"data -1 x fsdp 3 x tensor 1: 3 does not divide 8 devices"):
+    with pytest.raises(FieldError, match=r"data -1 x fsdp 3: 3 does not divide 8 devices"):
         Mesh(fsdp=3).sizes(8)
 
 
@@ -21,3 +23,21 @@ def test_two_open_axes_and_empty_axes_are_refused() -> None:
         Mesh(data=-1, fsdp=-1)
     with pytest.raises(FieldError, match="at least one device"):
         Mesh(tensor=0)
+
+
+def test_an_axis_crosses_slices_where_it_is_said_to() -> None:
+    """Devices of one slice lie together along every other axis."""
+    mesh = Mesh(data=4, fsdp=2, slices={"data": 2})
+    grid = mesh.build(mesh.sizes(8), jax.devices()).devices.reshape(4, 2)
+    slices = [{device.id // 4 for device in row} for row in grid]
+    assert slices == [{0}, {0}, {1}, {1}]
+
+
+def test_slices_that_do_not_divide_their_axis_are_refused() -> None:
+    with pytest.raises(FieldError, match="3 slices do not divide data = 4"):
+        Mesh(data=4, slices={"data": 3})
+
+
+def test_dims_that_the_engines_count_on_keep_their_axes() -> None:
+    with pytest.raises(FieldError, match="batch is always split by"):
+        Mesh(rules={"batch": "data"})

@@ -1,12 +1,18 @@
+from typing import Any
+
+import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
+from dtrain.batch import Feature
 from dtrain.errors import RecipeError
 from dtrain.models.layers import bias, weight
-from dtrain.parallel.mesh import Mesh
-from dtrain.parallel.rules import Layout
+from dtrain.parallel.mesh import LAID, Mesh
+from dtrain.parallel.rules import Layout, in_deal
+from dtrain.parallel.shard_map import ShardMap
 
-MESH = {"data": 2, "fsdp": 2, "tensor": 4}
+ONE = dict.fromkeys(LAID, 1)
+MESH = ONE | {"data": 2, "fsdp": 2, "tensor": 4}
 
 
 def layout(declared: object, mesh: Mesh | None = None) -> Layout:
@@ -39,4 +45,36 @@ def test_one_axis_for_two_dims_is_refused() -> None:
 def test_what_stands_whole_is_told() -> None:
     declared = {"w": weight((8, 8), "embed hidden", "embed"), "head": {"b": bias((10,), "classes")}}
     assert layout(declared).whole() == [("head.b", 10)]
-    assert Layout({"data": 8, "fsdp": 1, "tensor": 1}, Mesh().table(), declared).whole() == []
+    assert Layout(ONE | {"data": 8}, Mesh().table(), declared).whole() == []
+
+
+def test_an_axis_that_would_split_nothing_is_refused() -> None:
+    declared = {"w": weight((8, 8), "embed hidden", "embed")}
+    found = Layout(ONE | {"pipeline": 2, "expert": 2}, Mesh().table(), declared).problems()
+    assert [axis for axis, _ in found] == ["pipeline", "expert"]
+    assert "pipeline = 2 splits nothing: this model has no layers to split" in found[0][1]
+
+
+def test_rows_that_the_mesh_does_not_divide_are_refused() -> None:
+    token = Feature((36,), "int32", None, ("length",))
+    declared = {"w": weight((8, 8), "embed hidden", "embed")}
+    found = Layout(ONE | {"sequence": 4}, Mesh().table(), declared, example={"token": token}).problems()
+    assert found == [("sequence", "36 token do not divide by 2 x sequence 4 x tensor 1; a multiple of 8 would")]
+
+
+@pytest.mark.parametrize("parts", [2, 4])
+def test_rows_are_dealt_so_that_every_part_sees_as_much(parts: int) -> None:
+    order = in_deal(32, parts)
+    assert sorted(order) == list(range(32))
+    seen = [sum(place + 1 for place in part) for part in np.split(order, parts)]
+    assert len(set(seen)) == 1
+
+
+def test_a_hand_placed_engine_refuses_rules_it_cannot_keep() -> None:
+    def refusal(rules: dict[str, Any]) -> str:
+        return ShardMap().refusal(Layout(MESH, Mesh(rules=rules).table(), {}), 1)
+
+    assert refusal({}) == refusal({"classes": "fsdp"}) == refusal({"hidden": "fsdp"}) == ""
+    assert "shard_map splits classes over fsdp only" in refusal({"classes": "tensor"})
+    assert "shard_map splits embed over fsdp only" in refusal({"embed": "tensor"})
+    assert "shard_map splits hidden over tensor or fsdp only" in refusal({"hidden": "expert"})

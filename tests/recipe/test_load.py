@@ -154,7 +154,7 @@ def test_every_field_is_explained() -> None:
     assert set(made["properties"]) == {field.name for field in dataclasses.fields(Recipe)} | {"include"}
     assert made["$defs"]["AdamW"]["properties"]["lr"]["description"] == "Peak learning rate."
     assert made["$defs"]["MLP"]["required"] == ["sizes", "kind"]
-    assert {"enum": ["digits", "idx", "images", "synthetic"]} in made["properties"]["data"]["anyOf"]
+    assert {"enum": ["digits", "idx", "images", "text", "tokens", "synthetic"]} in made["properties"]["data"]["anyOf"]
     assert {"enum": ["tensorboard", "wandb"]} in made["$defs"]["Track"]["properties"]["to"]["items"]["anyOf"]
 
 

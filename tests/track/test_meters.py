@@ -7,13 +7,13 @@ VALUES = {"train/loss": 1.0, "time/step_ms": 10.0}
 
 
 def test_mfu_is_model_flops_over_the_peak() -> None:
-    found = Meters(examples=64, flops=1e12, peak=2e14).rates(VALUES)
+    found = Meters(examples=64, tokens=0, flops=1e12, peak=2e14).rates(VALUES)
     assert found["rate/mfu"] == pytest.approx(0.5)
     assert found["rate/examples_per_s"] == pytest.approx(6400)
 
 
 def test_mfu_is_not_guessed_where_no_peak_is_known() -> None:
-    assert "rate/mfu" not in Meters(examples=64, flops=1e12, peak=None).rates(VALUES)
+    assert "rate/mfu" not in Meters(examples=64, tokens=0, flops=1e12, peak=None).rates(VALUES)
 
 
 def test_jax_names_find_their_chip() -> None:

@@ -1,0 +1,250 @@
+"""A decoder language model: GPT-2, Llama, Mistral, Qwen, Gemma and Mixtral by their fields.
+
+Between layers the activations of a row may be split by `tokens`; inside a layer each device sees
+the row's whole `length` for its share of the heads and of the hidden values.
+Dims: B batch, T tokens, E embed, H query heads, G key-value heads, D head dim, V vocabulary.
+"""
+
+import math
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from dtrain import params as declare
+from dtrain.attention import Reach, keys_seen
+from dtrain.batch import Batch, Example
+from dtrain.context import KEPT, Block, Context, Layers, Remat
+from dtrain.errors import FieldError
+from dtrain.fields import Natural, NonNegative, Positive, PositiveFloat
+from dtrain.model import Flops, Loss
+from dtrain.models.feed_forward import Form, hidden
+from dtrain.models.layers import bias, lift, normalised, scale
+from dtrain.models.moe import Experts, matrices
+from dtrain.models.next_token import Head, row_mismatch
+from dtrain.models.rope import Learned, Rope, turned
+from dtrain.params import Param, Tree
+from dtrain.product import product
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoder:
+    """Each token sees those before it and tells the next one."""
+
+    kind: Literal["decoder"] = "decoder"
+    preset: str | None = None
+    """A published shape to start from, as `dtrain recipes presets` lists them; other keys go over it."""
+    vocab: Positive
+    context: Positive
+    """Tokens that a row can have."""
+    layers: Positive
+    width: Positive
+    heads: Positive
+    kv_heads: Positive | None = None
+    """Heads of keys and values; as many as `heads` where not said."""
+    head_dim: Positive | None = None
+    """width / heads where not said."""
+    hidden: Positive | None = None
+    """Width of the feed-forward layer; 4 x width where not said."""
+    feed_forward: Form = "swiglu"
+    experts: Experts | None = None
+    """A mixture of experts in place of the feed-forward layer."""
+    position: Rope | Learned = field(default_factory=Rope)
+    norm: Literal["rms", "layer"] = "rms"
+    epsilon: PositiveFloat = 1e-5
+    norm_bias: bool = False
+    norm_offset: bool = False
+    """Scales are kept as their difference from one (Gemma)."""
+    post_norm: bool = False
+    """Normalise what a layer adds, too (Gemma 2)."""
+    qk_norm: bool = False
+    """Normalise queries and keys, head by head (Qwen 3)."""
+    bias: bool = False
+    """Biases in every product but the router's and the experts'."""
+    qkv_bias: bool = False
+    """Biases of queries, keys and values alone (Qwen 2)."""
+    tied: bool = False
+    """The embedding serves as the head, too."""
+    embed_scale: bool = False
+    """Embeddings times the root of the width (Gemma)."""
+    window: Positive | None = None
+    """Keys that a query sees, itself included; all before it where not said."""
+    global_every: Natural = 0
+    """Of so many layers the last sees all keys, the others the window; 0: every layer has the window."""
+    attention_softcap: PositiveFloat | None = None
+    logit_softcap: PositiveFloat | None = None
+    init: PositiveFloat = 0.02
+    """Standard deviation of matrices at birth."""
+    depth_init: bool = True
+    """What is added to the stream is born smaller by the root of twice the layers (Radford et al. 2019)."""
+    z_loss: NonNegative = 0.0
+    """Weight of the z-loss of the logits."""
+    remat: Remat = "none"
+    """What is kept for the backward pass: none (of it recomputed), full, dots, attention, offload."""
+    unroll: Positive = 1
+    """Layers compiled one after the other, in place of a loop over one: faster on a CPU, slower to compile."""
+    loss_chunks: Positive = 1
+    """Parts of the vocabulary in which logits are computed."""
+
+    def __post_init__(self) -> None:
+        if self.head_dim is None and self.width % self.heads:
+            raise FieldError("heads", f"heads = {self.heads} does not divide width = {self.width}", "or set head_dim")
+        if self.heads % self.groups:
+            raise FieldError("kv_heads", f"kv_heads = {self.groups} does not divide heads = {self.heads}")
+        if isinstance(self.position, Rope) and self.size_of_head % 2:
+            raise FieldError(
+                "head_dim", f"head_dim = {self.size_of_head} is odd; rotary positions turn pairs of values"
+            )
+        if self.global_every and (self.window is None or self.layers % self.global_every):
+            hint = "set window" if self.window is None else f"{self.layers} layers are no multiple of it"
+            raise FieldError("global_every", f"global_every = {self.global_every}: {hint}")
+
+    @property
+    def groups(self) -> int:
+        """Heads of keys and values."""
+        return self.kv_heads or self.heads
+
+    @property
+    def size_of_head(self) -> int:
+        """Values of one head."""
+        return self.head_dim or self.width // self.heads
+
+    def params(self) -> Tree:
+        table = Param((self.vocab, self.width), "vocab embed", declare.normal(self.init))
+        tree: Tree = {"embed": table, "norm": self._norm(self.width, "embed")}
+        tree["blocks"] = declare.stacked(self._block(), self.layers)
+        if isinstance(self.position, Learned):
+            tree["position"] = Param((self.context, self.width), "_ embed", declare.normal(self.init))
+        if not self.tied:
+            tree["head"] = Param((self.width, self.vocab), "embed vocab", declare.normal(self.init), fan_in=("embed",))
+        return tree
+
+    def _block(self) -> Tree:
+        width, dim = self.width, self.size_of_head
+        inner = declare.normal(self.init)
+        outer = declare.normal(self.init / (math.sqrt(2 * self.layers) if self.depth_init else 1))
+        q, kv = ((width, self.heads, dim), "embed heads _"), ((width, self.groups, dim), "embed kv_heads _")
+        tree: Tree = {"norm1": self._norm(width, "embed"), "norm2": self._norm(width, "embed")}
+        for name, (shape, dims) in {"query": q, "key": kv, "value": kv}.items():
+            tree[name] = {"weight": Param(shape, dims, inner, fan_in=("embed",))}
+            if self.bias or self.qkv_bias:
+                tree[name]["bias"] = bias(shape[1:], dims.partition(" ")[2])
+        tree["out"] = {"weight": Param((self.heads, dim, width), "heads _ embed", outer, fan_in=("heads", "_"))}
+        if self.experts:
+            tree["moe"] = self.experts.params(width, self.feed_forward, inner, outer)
+        else:
+            size = self.hidden or 4 * width
+            tree["mlp"] = matrices(width, size, self.feed_forward, inner, outer)
+            if self.bias:
+                inside = {f"{name}_bias": bias((size,), "hidden") for name in tree["mlp"] if name != "down"}
+                tree["mlp"] |= inside | {"down_bias": bias((width,), "embed")}
+        if self.bias:
+            tree["out"]["bias"] = bias((width,), "embed")
+        if self.qk_norm:
+            tree |= {f"{name}_norm": self._norm(dim, "_")["scale"] for name in ("query", "key")}
+        if self.post_norm:
+            tree |= {"post1": self._norm(width, "embed"), "post2": self._norm(width, "embed")}
+        return tree
+
+    def _norm(self, size: int, dim: str) -> Tree:
+        one = bias((size,), dim) if self.norm_offset else scale((size,), dim)
+        return {"scale": one} | ({"bias": bias((size,), dim)} if self.norm_bias else {})
+
+    def loss(self, params: Tree, batch: Batch, ctx: Context) -> Loss:
+        target_BT = batch["target"]
+        weight_BT = (target_BT >= 0).astype(jnp.float32)  # a target of -1 is no target
+        weight_BT = weight_BT * batch["weight"][:, None] if "weight" in batch else weight_BT
+        x_BTE, sums = self.activations(params, batch, weight_BT, ctx)
+        x_BTE, target_BT = ctx.collect(x_BTE), jnp.maximum(target_BT, 0)
+        nll, z = self.head.losses(x_BTE, self.unembedding(params), target_BT, weight_BT, ctx)
+        metrics = {"nll": nll} if self.experts or self.z_loss else {}
+        return Loss(sum(sums.values(), nll + z), weight_BT.sum(), metrics)
+
+    def activations(self, params: Tree, batch: Batch, weight_BT: jax.Array, ctx: Context) -> tuple[jax.Array, Tree]:
+        """The normalised output of the last layer, split by `tokens`, and the layers' own losses."""
+        token_BT = batch["token"]
+        position_BT = batch["position"] if "position" in batch else ctx.places(token_BT.shape[1])[None]
+        x_BTE = ctx.scatter(ctx.lookup(params["embed"], token_BT), "vocab")
+        x_BTE = x_BTE * math.sqrt(self.width) if self.embed_scale else x_BTE
+        shared: Tree = {"weight": weight_BT}
+        if isinstance(self.position, Learned):
+            x_BTE = x_BTE + ctx.gather(params["position"])[ctx.share(position_BT)]
+        else:
+            shared["waves"] = self.position.waves(position_BT, self.size_of_head)
+        shared |= {name: batch[name] for name in ("document",) if name in batch}
+        x_BTE, sums = ctx.stack(self._blocks(), params["blocks"], x_BTE, shared, Layers(self.remat, self.unroll))
+        return self._normalised(ctx.gather(params["norm"]), x_BTE), sums
+
+    @property
+    def head(self) -> Head:
+        return Head(self.tied, self.logit_softcap, self.z_loss, self.loss_chunks)
+
+    def unembedding(self, params: Tree) -> Tree:
+        """The head's matrix, not yet gathered."""
+        return params["embed"] if self.tied else params["head"]
+
+    def _blocks(self) -> list[Block]:
+        return [partial(self._apply, window) for window in self._windows]
+
+    @property
+    def _windows(self) -> list[int | None]:
+        return [self.window] * max(1, self.global_every - 1) + [None] * bool(self.global_every)
+
+    def _apply(
+        self, window: int | None, block: Tree, x_BTE: jax.Array, shared: Tree, ctx: Context
+    ) -> tuple[jax.Array, Tree]:
+        """One layer: attention, then the feed-forward layer, each added to the stream."""
+        y_BTE = ctx.collect(self._normalised(block["norm1"], x_BTE))
+        y_BTE = ctx.scatter(self._attention(block, y_BTE, shared, window, ctx), "heads")
+        y_BTE = y_BTE + lift(block["out"]["bias"], y_BTE) if self.bias else y_BTE
+        x_BTE = x_BTE + (self._normalised(block["post1"], y_BTE) if self.post_norm else y_BTE)
+        y_BTE, sums = self._feed_forward(block, self._normalised(block["norm2"], x_BTE), shared, ctx)
+        return x_BTE + (self._normalised(block["post2"], y_BTE) if self.post_norm else y_BTE), sums
+
+    def _attention(self, block: Tree, y_BTE: jax.Array, shared: Tree, window: int | None, ctx: Context) -> jax.Array:
+        def project(name: str, heads: str) -> jax.Array:
+            x_BTHD = product(y_BTE, block[name]["weight"])
+            x_BTHD = x_BTHD + block[name]["bias"][None, None] if "bias" in block[name] else x_BTHD
+            x_BTHD = ctx.shard(x_BTHD, "batch", "length", heads, None)
+            if name != "value" and self.qk_norm:
+                x_BTHD = self._normalised({"scale": block[f"{name}_norm"]}, x_BTHD)
+            return turned(x_BTHD, shared["waves"]) if name != "value" and "waves" in shared else x_BTHD
+
+        q_BTHD, k_BTGD, v_BTGD = project("query", "heads"), project("key", "kv_heads"), project("value", "kv_heads")
+        reach = Reach(self.size_of_head**-0.5, window=window, softcap=self.attention_softcap)
+        y_BTHD = ctx.attend(q_BTHD, k_BTGD, v_BTGD, reach, shared.get("document"))
+        y_BTHD = checkpoint_name(y_BTHD, KEPT)
+        return product(y_BTHD, block["out"]["weight"], inner=2)
+
+    def _feed_forward(self, block: Tree, y_BTE: jax.Array, shared: Tree, ctx: Context) -> tuple[jax.Array, Tree]:
+        if self.experts:
+            y_BTE, sums = self.experts.apply(block["moe"], y_BTE, shared["weight"], self.feed_forward, ctx)
+            return ctx.scatter(y_BTE, "hidden"), sums
+        mlp, y_BTE = block["mlp"], ctx.collect(y_BTE)
+
+        def times(name: str) -> jax.Array:
+            y_BTF = product(y_BTE, mlp[name])
+            y_BTF = y_BTF + lift(mlp[f"{name}_bias"], y_BTF) if self.bias else y_BTF
+            return ctx.shard(y_BTF, "batch", "length", "hidden")
+
+        y_BTE = ctx.scatter(product(hidden(self.feed_forward, times), mlp["down"]), "hidden")
+        return (y_BTE + lift(mlp["down_bias"], y_BTE) if self.bias else y_BTE), {}
+
+    def _normalised(self, params: Tree, x: jax.Array) -> jax.Array:
+        return normalised(params, x, self.norm, self.epsilon, self.norm_offset)
+
+    def flops(self, example: Example, examples: int) -> Flops:
+        length, tree = example["token"].shape[0], self.params()
+        used = declare.count({name: tree[name] for name in ("blocks", "norm")}) + self.vocab * self.width
+        if self.experts:
+            idle = 1 - self.experts.active / self.experts.count
+            used -= idle * declare.count(tree["blocks"]["moe"]["experts"])
+        seen = self.layers * sum(keys_seen(length, window) for window in self._windows) / len(self._windows)
+        attention = 12 * self.heads * self.size_of_head * seen
+        return Flops((6 * used + attention) * length * examples, "6N and causal attention")
+
+    def mismatch(self, example: Example) -> str:
+        return row_mismatch(example, self.context, self.vocab)

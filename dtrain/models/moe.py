@@ -1,0 +1,124 @@
+"""A mixture of experts in place of a feed-forward layer (Shazeer et al. 2017; Fedus et al. 2021).
+
+Dims: B batch, T tokens, E embed, X experts, K experts chosen by a token, N rows.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from dtrain import params as declare
+from dtrain.context import Context
+from dtrain.errors import FieldError
+from dtrain.fields import Natural, NonNegative, Positive, PositiveFloat
+from dtrain.models.feed_forward import Form, gated, hidden
+from dtrain.params import Init, Param, Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experts:
+    """Of `count` experts each token goes through `active`, and through those that all share."""
+
+    count: Positive
+    active: Positive
+    hidden: Positive
+    """Width of one expert."""
+    shared: Natural = 0
+    """Experts that every token goes through."""
+    score: Literal["softmax", "sigmoid"] = "softmax"
+    renormalise: bool = True
+    """A token's gates sum to one."""
+    scale: PositiveFloat = 1.0
+    """Gates are multiplied by this."""
+    balance: NonNegative = 0.01
+    """Weight of the load-balance loss, taken row by row (DeepSeek-AI 2024, section 2.1.2)."""
+    z_loss: NonNegative = 0.0
+    """Weight of the router's z-loss (Zoph et al. 2022)."""
+    bias_rate: NonNegative = 0.0
+    """Step of a bias that evens out the load without a loss (Wang et al. 2024); 0 for none."""
+    capacity: PositiveFloat | None = None
+    """Bound on what devices of the expert axis send each other, as a multiple of an even spread;
+    where not said, nothing is dropped."""
+
+    def __post_init__(self) -> None:
+        if self.active > self.count:
+            message = f"active = {self.active} experts, of count = {self.count}"
+            raise FieldError("active", message, f"use at most {self.count}")
+
+    def params(self, width: int, form: Form, inner: Init, outer: Init) -> Tree:
+        """Router, experts, and what all tokens share. `inner` and `outer` are how matrices are born."""
+        tree: Tree = {
+            "router": Param((width, self.count), "embed _", inner, fan_in=("embed",)),
+            "experts": matrices(width, self.hidden, form, inner, outer, self.count),
+        }
+        if self.bias_rate:
+            tree["bias"] = Param((self.count,), "_", declare.zeros, decay=False, rate=self.bias_rate)
+        if self.shared:
+            tree["shared"] = matrices(width, self.shared * self.hidden, form, inner, outer)
+        return tree
+
+    def apply(
+        self, params: Tree, x_BTE: jax.Array, weight_BT: jax.Array, form: Form, ctx: Context
+    ) -> tuple[jax.Array, Tree]:
+        """From x split by `tokens` to this device's share of `hidden`; what the router adds to the loss."""
+        chosen_BTK, gates_BTK, sums = self._route(params, x_BTE, ctx.share(weight_BT), ctx)
+        chosen_BTK, gates_BTK, x_BTE = (ctx.collect(part) for part in (chosen_BTK, gates_BTK, x_BTE))
+
+        def products(experts: Tree, rows_NE: jax.Array, sizes_X: jax.Array) -> jax.Array:
+            up = hidden(form, lambda name: jax.lax.ragged_dot(rows_NE, experts[name], sizes_X))
+            return jax.lax.ragged_dot(up, experts["down"], sizes_X)
+
+        dims = {
+            name: "experts hidden embed" if name == "down" else "experts embed hidden" for name in params["experts"]
+        }
+        out_BTE = ctx.dispatch(x_BTE, chosen_BTK, gates_BTK, params["experts"], dims, products, self.capacity)
+        if self.shared:
+            shared = params["shared"]
+            out_BTE = out_BTE + hidden(form, lambda name: x_BTE @ shared[name]) @ shared["down"]
+        return out_BTE, sums
+
+    def _route(
+        self, params: Tree, x_BTE: jax.Array, weight_BT: jax.Array, ctx: Context
+    ) -> tuple[jax.Array, jax.Array, Tree]:
+        """Each token's experts and gates, and the router's losses as sums over tokens."""
+        logits_BTX = (x_BTE @ params["router"]).astype(jnp.float32)
+        scores_BTX = jax.nn.softmax(logits_BTX) if self.score == "softmax" else jax.nn.sigmoid(logits_BTX)
+        ranked_BTX = scores_BTX + (params["bias"].astype(jnp.float32)[None, None] if self.bias_rate else 0)
+        _, chosen_BTK = jax.lax.top_k(jax.lax.stop_gradient(ranked_BTX), self.active)
+        gates_BTK = jnp.take_along_axis(scores_BTX, chosen_BTK, axis=-1)
+        if self.renormalise:
+            gates_BTK = gates_BTK / jnp.maximum(gates_BTK.sum(-1, keepdims=True), 1e-20)
+        hits_BTX = jax.nn.one_hot(chosen_BTK, self.count, dtype=jnp.float32).sum(2) * weight_BT[..., None]
+        loss = self.balance * self._imbalance(scores_BTX, hits_BTX, weight_BT, ctx)
+        loss += self.z_loss * (jnp.square(jax.nn.logsumexp(logits_BTX, -1)) * weight_BT).sum()
+        sums = {"router": ctx.reduce(loss, "kept")}
+        if self.bias_rate:
+            sums["router"] += self._pressure(params["bias"], ctx.reduce(hits_BTX.sum((0, 1)), "kept"))
+        return chosen_BTK, (gates_BTK * self.scale).astype(x_BTE.dtype), sums
+
+    def _imbalance(self, scores_BTX: jax.Array, hits_BTX: jax.Array, weight_BT: jax.Array, ctx: Context) -> jax.Array:
+        """One for each token where a row's tokens are spread evenly, more where they are not.
+
+        Taken over rows, not over the batch, it is a sum over examples: the same for every split.
+        """
+        tokens_B = ctx.reduce(weight_BT.sum(1), "tokens")
+        share_BX = ctx.reduce(hits_BTX.sum(1), "tokens") / jnp.maximum(tokens_B, 1)[:, None]
+        chance_BTX = scores_BTX / scores_BTX.sum(-1, keepdims=True)
+        chance_BX = (chance_BTX * weight_BT[..., None]).sum(1)
+        return self.count / self.active * (jax.lax.stop_gradient(share_BX) * chance_BX).sum()
+
+    def _pressure(self, bias_X: jax.Array, hits_X: jax.Array) -> jax.Array:
+        """Zero, with each expert's excess of tokens as the gradient of its bias."""
+        excess_X = jax.lax.stop_gradient(hits_X - hits_X.mean())
+        pull = (bias_X.astype(jnp.float32) * excess_X).sum()
+        return pull - jax.lax.stop_gradient(pull)
+
+
+def matrices(width: int, size: int, form: Form, inner: Init, outer: Init, count: int | None = None) -> Tree:
+    """The matrices of a feed-forward layer, or of `count` of them."""
+    many, dim = ((), "") if count is None else ((count,), "experts ")
+    up = Param((*many, width, size), f"{dim}embed hidden", inner, fan_in=("embed",))
+    down = Param((*many, size, width), f"{dim}hidden embed", outer, fan_in=("hidden",))
+    return {"up": up, "down": down} | ({"gate": up} if gated(form) else {})

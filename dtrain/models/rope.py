@@ -1,0 +1,107 @@
+"""Rotary positions (Su et al. 2021) and the ways to stretch them over longer contexts.
+
+Dims: B batch, T tokens, H heads, D head dim, P pairs of values: half of D.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dtrain.fields import Positive, PositiveFloat
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear:
+    """Every position divided by `factor` (Chen et al. 2023)."""
+
+    kind: Literal["linear"] = "linear"
+    factor: PositiveFloat
+
+    def frequencies(self, plain: np.ndarray, theta: float) -> np.ndarray:
+        return plain / self.factor
+
+    @property
+    def attention(self) -> float:
+        """What queries and keys are multiplied by."""
+        return 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Llama3:
+    """Long waves divided by `factor`, short ones kept, those between mixed (Dubey et al. 2024)."""
+
+    kind: Literal["llama3"] = "llama3"
+    factor: PositiveFloat = 8.0
+    low: PositiveFloat = 1.0
+    high: PositiveFloat = 4.0
+    original: Positive = 8192
+    """The context that the model was first trained on."""
+
+    def frequencies(self, plain: np.ndarray, theta: float) -> np.ndarray:
+        turns = self.original * plain / (2 * math.pi)
+        kept = np.clip((turns - self.low) / (self.high - self.low), 0.0, 1.0)
+        return kept * plain + (1 - kept) * plain / self.factor
+
+    @property
+    def attention(self) -> float:
+        """What queries and keys are multiplied by."""
+        return 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Yarn:
+    """Frequencies mixed by how often they turn in the original context (Peng et al. 2023)."""
+
+    kind: Literal["yarn"] = "yarn"
+    factor: PositiveFloat
+    original: Positive
+    """The context that the model was first trained on."""
+    fast: PositiveFloat = 32.0
+    slow: PositiveFloat = 1.0
+
+    def frequencies(self, plain: np.ndarray, theta: float) -> np.ndarray:
+        pairs = len(plain)
+        at = lambda turns: pairs * math.log(self.original / (turns * 2 * math.pi)) / math.log(theta)  # noqa: E731
+        low, high = max(math.floor(at(self.fast)), 0), min(math.ceil(at(self.slow)), 2 * pairs - 1)
+        stretched = np.clip((np.arange(pairs) - low) / max(high - low, 0.001), 0.0, 1.0)
+        return plain * (1 - stretched) + plain / self.factor * stretched
+
+    @property
+    def attention(self) -> float:
+        """What queries and keys are multiplied by."""
+        return 0.1 * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rope:
+    """Queries and keys turned by an angle that grows with their position."""
+
+    kind: Literal["rope"] = "rope"
+    theta: PositiveFloat = 10_000.0
+    scaling: Linear | Llama3 | Yarn | None = None
+
+    def waves(self, position_BT: jax.Array, dim: int) -> tuple[jax.Array, jax.Array]:
+        """Cosine and sine of every angle: (B, T, P) each."""
+        plain = self.theta ** (-np.arange(0, dim, 2) / dim)
+        frequency = self.scaling.frequencies(plain, self.theta) if self.scaling else plain
+        size = self.scaling.attention if self.scaling else 1.0
+        angle_BTP = position_BT[..., None].astype(jnp.float32) * jnp.asarray(frequency, jnp.float32)[None, None]
+        return jnp.cos(angle_BTP) * size, jnp.sin(angle_BTP) * size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learned:
+    """A vector for each position, added to the embedding."""
+
+    kind: Literal["learned"] = "learned"
+
+
+def turned(x_BTHD: jax.Array, waves: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """Value i and value i + D/2 of each head as the two sides of a plane, turned by their angle."""
+    cos, sin = (wave[:, :, None, :] for wave in waves)
+    left, right = jnp.split(x_BTHD.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([left * cos - right * sin, right * cos + left * sin], -1).astype(x_BTHD.dtype)

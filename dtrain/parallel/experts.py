@@ -1,0 +1,61 @@
+"""Tokens sent to the devices that hold their experts, and back.
+
+Dims: N tokens held here, K experts chosen by each, E embed, P devices along the expert axis.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from dtrain.experts import Apply, combine, in_order
+from dtrain.params import Tree
+from dtrain.varying import axes_of, vary
+
+
+def exchanged(
+    x_NE: jax.Array,
+    chosen_NK: jax.Array,
+    gates_NK: jax.Array,
+    experts: Tree,
+    apply: Apply,
+    axis: str,
+    parts: int,
+    capacity: float | None,
+) -> jax.Array:
+    """Every token through the experts it chose, wherever along `axis` they are.
+
+    Two all-to-alls of equal blocks, one for each other device. A block has room for the worst case,
+    or for `capacity` times the tokens that an even spread would send; what finds no room gives zero.
+    """
+    (tokens, active), own = chosen_NK.shape, jax.tree.leaves(experts)[0].shape[0]
+    room = tokens * min(active, own)
+    if capacity is not None:
+        room = min(room, math.ceil(tokens * active / parts * capacity))
+    expert = chosen_NK.reshape(-1)
+    slot = _slots(expert // own, parts, room)
+    rows = jnp.repeat(x_NE, active, 0)
+    sent = _blank(rows, (parts * room, rows.shape[1]), 0).at[slot].set(rows, mode="drop")
+    numbers = _blank(expert, (parts * room,), own).at[slot].set(expert % own, mode="drop")
+    here, which = (_swapped(block, axis, parts) for block in (sent, numbers))
+    back = _swapped(in_order(here, which, own, experts, apply), axis, parts)
+    out = back.at[slot].get(mode="fill", fill_value=0)
+    return combine(out.reshape(tokens, active, -1), gates_NK)
+
+
+def _slots(to: jax.Array, parts: int, room: int) -> jax.Array:
+    """Where each row goes in the blocks sent: its device's block, in order of arrival; none where it is full."""
+    onto = jax.nn.one_hot(to, parts, dtype=jnp.int32)
+    place = (jnp.cumsum(onto, 0) * onto).sum(1) - 1
+    return jnp.where(place < room, to * room + place, parts * room)
+
+
+def _blank(like: jax.Array, shape: tuple[int, ...], value: int) -> jax.Array:
+    """An array of one value that varies over the mesh as `like` does."""
+    return vary(jnp.full(shape, value, like.dtype), axes_of(like))
+
+
+def _swapped(x: jax.Array, axis: str, parts: int) -> jax.Array:
+    """Block i of this device goes to device i."""
+    blocks = x.reshape(parts, -1, *x.shape[1:])
+    return jax.lax.all_to_all(blocks, axis, 0, 0).reshape(x.shape)

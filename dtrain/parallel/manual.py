@@ -1,0 +1,185 @@
+"""The verbs as collectives: what each device says to the others when a model speaks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec
+
+from dtrain.attention import Reach
+from dtrain.context import REGATHERED, Block, Layers, scan_layers
+from dtrain.experts import Apply, grouped
+from dtrain.parallel.experts import exchanged
+from dtrain.parallel.kernels import local_attention
+from dtrain.parallel.mesh import MEMORY_AXES
+from dtrain.parallel.pipeline import pipelined
+from dtrain.parallel.ring import held_by, ring_attention
+from dtrain.parallel.rules import Layout
+from dtrain.params import Tree
+from dtrain.varying import axes_of, vary
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["value"], meta_fields=["axes"])
+@dataclass(frozen=True)
+class NotGathered:
+    """A parameter and the axes that split each of its dims; `ctx.gather` turns it into an array.
+
+    A scan over layers takes leading dims away or adds some, so the axes are matched from the last one.
+    """
+
+    value: jax.Array
+    axes: tuple[Any, ...]
+
+    @property
+    def spec(self) -> PartitionSpec:
+        """Where the whole parameter lies."""
+        return PartitionSpec(*self.axes)
+
+
+def wrap(params: Tree, specs: Tree) -> Tree:
+    """Every parameter with what splits it."""
+
+    def part(value: jax.Array, spec: PartitionSpec) -> NotGathered:
+        return NotGathered(value, (*spec, *[None] * (value.ndim - len(spec))))
+
+    return jax.tree.map(part, params, specs)
+
+
+def is_wrapped(leaf: Any) -> bool:
+    """Whether this leaf is a parameter that was not yet gathered."""
+    return isinstance(leaf, NotGathered)
+
+
+def summed(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    """The sum over devices along these axes."""
+    return jax.lax.psum(x, axes) if axes else x
+
+
+@dataclass(frozen=True)
+class Manual:
+    """The verbs of a region placed by hand."""
+
+    layout: Layout
+    microbatches: int = 1
+    """Microbatches in a pipeline at once."""
+    loss_dtype: str = "float32"
+
+    def shard(self, x: jax.Array, *dims: str | None) -> jax.Array:
+        return x
+
+    def gather(self, params: Tree) -> Tree:
+        def whole(part: NotGathered) -> jax.Array:
+            x = part.value
+            for dim, entry in enumerate(part.axes[len(part.axes) - x.ndim :]):
+                for axis in reversed(self._savers(entry)):
+                    x = checkpoint_name(jax.lax.all_gather(x, axis, axis=dim, tiled=True), REGATHERED)
+            return x
+
+        return jax.tree.map(whole, params, is_leaf=is_wrapped)
+
+    def _savers(self, entry: Any) -> tuple[str, ...]:
+        """Of the axes that split a dim, those that do so only to save memory."""
+        axes = entry if isinstance(entry, tuple) else (entry,)
+        return tuple(axis for axis in axes if axis in MEMORY_AXES)
+
+    def _shares(self, dim: str) -> tuple[str, ...]:
+        """The axes along which each device has its own share of `dim`."""
+        return tuple(axis for axis in self.layout.axes(dim) if axis not in MEMORY_AXES)
+
+    def reduce(self, x: jax.Array, dim: str) -> jax.Array:
+        return summed(x, self._shares(dim))
+
+    def largest(self, x: jax.Array, dim: str) -> jax.Array:
+        axes = tuple(axis for axis in self._shares(dim) if axis in axes_of(x))
+        x = jax.lax.stop_gradient(x)
+        return jax.lax.pmax(x, axes) if axes else x
+
+    def first(self, dim: str, size: int) -> jax.Array | int:
+        axes = self._shares(dim)
+        return jax.lax.axis_index(axes) * size if axes else 0
+
+    def lookup(self, table: Tree, token_BT: jax.Array) -> jax.Array:
+        """Where the table's rows are split to save memory, it is the tokens that travel, and the parts of
+        rows that come back, not the table."""
+        part, axes = table.value, self._savers(table.axes[-1])
+        for axis in axes:
+            token_BT = jax.lax.all_gather(token_BT, axis, axis=0, tiled=True)
+        place_BT = token_BT - self.first("vocab", part.shape[0])
+        here_BT1 = ((place_BT >= 0) & (place_BT < part.shape[0]))[..., None]
+        row_BTE = jnp.where(here_BT1, part[jnp.clip(place_BT, 0, part.shape[0] - 1)], 0)
+        for axis in reversed(axes):
+            row_BTE = jax.lax.all_to_all(row_BTE, axis, split_axis=0, concat_axis=2, tiled=True)
+        return row_BTE
+
+    def places(self, length: int) -> jax.Array:
+        parts = self.layout.sizes["sequence"]
+        if parts == 1:
+            return jnp.arange(length, dtype=jnp.int32)
+        return held_by(jax.lax.axis_index("sequence"), parts, length)
+
+    def _keepers(self) -> tuple[str, ...]:
+        """The axes that split `tokens` further than `length`."""
+        return self.layout.axes("kept")
+
+    def share(self, x_BT: jax.Array) -> jax.Array:
+        axes = self._keepers()
+        if not axes:
+            return x_BT
+        assert len(axes) == 1
+        size = x_BT.shape[1] // self.layout.sizes[axes[0]]
+        return jax.lax.dynamic_slice_in_dim(vary(x_BT, axes), jax.lax.axis_index(axes) * size, size, axis=1)
+
+    def collect(self, x_BTE: jax.Array) -> jax.Array:
+        axes = self._keepers()
+        return jax.lax.all_gather(x_BTE, axes, axis=1, tiled=True) if axes else x_BTE
+
+    def scatter(self, x_BTE: jax.Array, dim: str) -> jax.Array:
+        axes = self._keepers()
+        if not axes or not self._shares(dim):
+            return self.share(x_BTE)
+        return jax.lax.psum_scatter(x_BTE, axes, scatter_dimension=1, tiled=True)
+
+    def attend(
+        self, q_BTHD: jax.Array, k_BTGD: jax.Array, v_BTGD: jax.Array, reach: Reach, document_BT: jax.Array | None
+    ) -> jax.Array:
+        parts = self.layout.sizes["sequence"]
+        if parts == 1:
+            return local_attention(self.layout.platform, q_BTHD, k_BTGD, v_BTGD, reach, document_BT)
+        assert reach.causal, "rows are dealt over the sequence axis for a causal mask"
+        return ring_attention(q_BTHD, k_BTGD, v_BTGD, document_BT, reach, "sequence", parts)
+
+    def stack(
+        self, blocks: Sequence[Block], params: Tree, x: jax.Array, shared: Tree = None, how: Layers = Layers()
+    ) -> tuple[jax.Array, Tree]:
+        def gathering(block: Block) -> Block:
+            return lambda layer, x, shared, ctx: block(self.gather(layer), x, shared, ctx)
+
+        def layers(x: jax.Array, shared: Tree) -> tuple[jax.Array, Tree]:
+            again = how.remat == "none" and self.layout.parts("embed") > 1
+            kept = Layers("regather", how.unroll) if again else how
+            return scan_layers([gathering(block) for block in blocks], params, x, shared, kept, self)
+
+        stages = self.layout.sizes["pipeline"]
+        if stages == 1:
+            return layers(x, shared)
+        return pipelined(layers, x, shared, "pipeline", stages, self.microbatches)
+
+    def dispatch(
+        self,
+        x_BTE: jax.Array,
+        chosen_BTK: jax.Array,
+        gates_BTK: jax.Array,
+        experts: Tree,
+        dims: Tree,
+        apply: Apply,
+        capacity: float | None,
+    ) -> jax.Array:
+        K, E, parts = chosen_BTK.shape[-1], x_BTE.shape[-1], self.layout.sizes["expert"]
+        tokens = (x_BTE.reshape(-1, E), chosen_BTK.reshape(-1, K), gates_BTK.reshape(-1, K))
+        if parts == 1:
+            return grouped(*tokens, experts, apply).reshape(x_BTE.shape)
+        return exchanged(*tokens, experts, apply, "expert", parts, capacity).reshape(x_BTE.shape)

@@ -1,0 +1,257 @@
+"""The decoder against published implementations, by their own recorded logits, and its own promises."""
+
+import dataclasses
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dtrain.batch import Feature
+from dtrain.caching import Cache, Caching
+from dtrain.context import Plain
+from dtrain.errors import FieldError
+from dtrain.models.decoder import Decoder
+from dtrain.models.moe import Experts
+from dtrain.models.rope import Learned, Rope
+from dtrain.params import initial
+from tests.conftest import SHARED
+from tests.engines import DECODER, LANGUAGE_MODELS, LENGTH, places_in, random_batch
+
+LLAMA = Decoder(vocab=256, context=128, layers=2, width=64, heads=4, kv_heads=2, head_dim=16, hidden=128, epsilon=1e-6)
+PUBLISHED = {
+    "llama": LLAMA,
+    "mixtral": dataclasses.replace(
+        LLAMA, epsilon=1e-5, hidden=None, position=Rope(theta=1e6),
+        experts=Experts(count=4, active=2, hidden=96, balance=0.0)
+    ),
+    "gpt2": Decoder(
+        vocab=256, context=128, layers=2, width=64, heads=4, feed_forward="gelu_tanh", position=Learned(),
+        norm="layer", norm_bias=True, bias=True, tied=True,
+    ),
+}  # fmt: skip
+
+
+def safetensors(path: Path) -> dict[str, np.ndarray]:
+    raw = path.read_bytes()
+    (size,) = struct.unpack("<Q", raw[:8])
+    header = json.loads(raw[8 : 8 + size])
+    header.pop("__metadata__", None)
+    return {
+        name: np.frombuffer(raw[8 + size :][slice(*entry["data_offsets"])], np.float32).reshape(entry["shape"])
+        for name, entry in header.items()
+    }
+
+
+def from_llama(model: Decoder, w: dict[str, np.ndarray]) -> Any:
+    """The names of Llama and Mixtral in Hugging Face's checkpoints."""
+
+    def layer(i: int) -> Any:
+        at, E, D = f"model.layers.{i}.", model.width, model.size_of_head
+        heads = {
+            name: {"weight": w[f"{at}self_attn.{name[0]}_proj.weight"].T.reshape(E, -1, D)}
+            for name in ("query", "key", "value")
+        }
+        block = heads | {
+            "out": {"weight": w[f"{at}self_attn.o_proj.weight"].T.reshape(-1, D, E)},
+            "norm1": {"scale": w[f"{at}input_layernorm.weight"]},
+            "norm2": {"scale": w[f"{at}post_attention_layernorm.weight"]},
+        }
+        if not model.experts:
+            return block | {"mlp": {name: w[f"{at}mlp.{name}_proj.weight"].T for name in ("up", "gate", "down")}}
+        names = {"gate": "w1", "down": "w2", "up": "w3"}
+        moe = {
+            mine: np.stack([w[f"{at}block_sparse_moe.experts.{x}.{theirs}.weight"].T for x in range(4)])
+            for mine, theirs in names.items()
+        }
+        return block | {"moe": {"router": w[f"{at}block_sparse_moe.gate.weight"].T, "experts": moe}}
+
+    return {
+        "embed": w["model.embed_tokens.weight"],
+        "head": w["lm_head.weight"].T,
+        "norm": {"scale": w["model.norm.weight"]},
+        "blocks": jax.tree.map(lambda *parts: np.stack(parts), *(layer(i) for i in range(model.layers))),
+    }
+
+
+def from_gpt2(model: Decoder, w: dict[str, np.ndarray]) -> Any:
+    """The names of GPT-2 in Hugging Face's checkpoints."""
+
+    def norm(name: str) -> Any:
+        return {"scale": w[f"{name}.weight"], "bias": w[f"{name}.bias"]}
+
+    def layer(i: int) -> Any:
+        at, E, D = f"transformer.h.{i}.", model.width, model.size_of_head
+        parts = zip(
+            ("query", "key", "value"),
+            np.split(w[f"{at}attn.c_attn.weight"], 3, axis=1),
+            np.split(w[f"{at}attn.c_attn.bias"], 3),
+            strict=True,
+        )
+        return {name: {"weight": m.reshape(E, -1, D), "bias": b.reshape(-1, D)} for name, m, b in parts} | {
+            "out": {"weight": w[f"{at}attn.c_proj.weight"].reshape(-1, D, E), "bias": w[f"{at}attn.c_proj.bias"]},
+            "norm1": norm(f"{at}ln_1"),
+            "norm2": norm(f"{at}ln_2"),
+            "mlp": {
+                "up": w[f"{at}mlp.c_fc.weight"],
+                "up_bias": w[f"{at}mlp.c_fc.bias"],
+                "down": w[f"{at}mlp.c_proj.weight"],
+                "down_bias": w[f"{at}mlp.c_proj.bias"],
+            },
+        }
+
+    return {
+        "embed": w["transformer.wte.weight"],
+        "position": w["transformer.wpe.weight"],
+        "norm": norm("transformer.ln_f"),
+        "blocks": jax.tree.map(lambda *parts: np.stack(parts), *(layer(i) for i in range(model.layers))),
+    }
+
+
+def logits_of(model: Decoder, params: Any, token: np.ndarray, **more: Any) -> jax.Array:
+    batch = {"token": jnp.asarray(token), **more}
+    x, _ = model.activations(params, batch, jnp.ones(token.shape), Plain())
+    return model.head.logits(x, model.unembedding(params), "float32")
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_logits_and_loss_are_those_of_the_published_implementation(name: str) -> None:
+    folder = SHARED / "data" / "hf_tiny" / name
+    if not folder.is_dir():
+        pytest.skip("the small published checkpoints are not beside this checkout")
+    model, recorded = PUBLISHED[name], np.load(folder / "ref.npz")
+    params = (from_gpt2 if name == "gpt2" else from_llama)(model, safetensors(folder / "model.safetensors"))
+    assert jax.tree.map(lambda p: p.shape, model.params()) == jax.tree.map(lambda p: p.shape, params)
+    token = recorded["input_ids"]
+    np.testing.assert_allclose(logits_of(model, params, token), recorded["logits"], atol=2e-5)
+    found = model.loss(params, {"token": token[:, :-1], "target": token[:, 1:]}, Plain())
+    assert float(found.sum / found.weight) == pytest.approx(float(recorded["loss"]), rel=1e-5)
+
+
+def born(model: Decoder) -> Any:
+    return jax.jit(lambda: initial(model.params(), jax.random.key(0), "float32"))()
+
+
+@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+def test_no_token_sees_a_later_one_or_another_document(name: str) -> None:
+    """By the gradient of each place's activation with respect to every token's embedding."""
+    model = LANGUAGE_MODELS[name]
+    params, batch = born(model), random_batch(model, 1)
+    document = batch["document"][0]
+    table = jax.random.normal(jax.random.key(1), (LENGTH, model.width)) * 0.1
+
+    def out(table: jax.Array, place: jax.Array) -> jax.Array:
+        own = {**batch, "token": jnp.arange(LENGTH, dtype=jnp.int32)[None]}  # each token has a row of its own
+        x, _ = model.activations({**params, "embed": table}, own, jnp.ones((1, LENGTH)), Plain())
+        return (x[0, place] * jnp.cos(jnp.arange(model.width))).sum()
+
+    slope = jax.jit(jax.grad(out))
+    slopes = np.stack([np.abs(slope(table, place)).sum(1) for place in range(LENGTH)])
+    place = np.arange(LENGTH)
+    seen = (place[:, None] >= place[None, :]) & (document[:, None] == document[None, :])
+    assert (slopes[~seen] == 0).all()
+    assert (slopes[seen & (place[:, None] - place[None, :] < (model.window or LENGTH))] > 0).all()
+
+
+def test_a_packed_document_is_computed_as_if_it_stood_alone() -> None:
+    model = DECODER
+    params, batch = born(model), random_batch(model, 1)
+    packed = logits_of(model, params, batch["token"], document=batch["document"], position=batch["position"])
+    for number in np.unique(batch["document"]):
+        (at,) = np.nonzero(batch["document"][0] == number)
+        alone = logits_of(model, params, batch["token"][:, at])
+        np.testing.assert_allclose(packed[:, at], alone, atol=2e-5)
+
+
+def test_a_target_of_minus_one_is_no_target() -> None:
+    model = DECODER
+    params, batch = born(model), random_batch(model)
+    found = model.loss(params, batch, Plain())
+    assert float(found.weight) == (batch["target"] >= 0).sum()
+    changed = {**batch, "target": np.where(batch["target"] < 0, -1, batch["target"])}
+    assert float(model.loss(params, changed, Plain()).sum) == float(found.sum)
+
+
+def test_the_loss_in_chunks_is_the_same() -> None:
+    whole = dataclasses.replace(DECODER, z_loss=1e-2)
+    params, batch = born(whole), random_batch(whole)
+    losses = [
+        jax.jit(jax.value_and_grad(lambda p, model=model: model.loss(p, batch, Plain()).sum))(params)
+        for model in (whole, dataclasses.replace(whole, loss_chunks=8))
+    ]
+    assert float(losses[1][0]) == pytest.approx(float(losses[0][0]), rel=1e-6)
+    for a, b in zip(*(jax.tree.leaves(gradients) for _, gradients in losses), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(b).max())
+
+
+@pytest.mark.parametrize("remat", ["full", "dots", "attention", "offload"])
+def test_what_is_computed_again_is_the_same(remat: Any) -> None:
+    params, batch = born(DECODER), random_batch(DECODER)
+
+    def gradients(model: Decoder) -> Any:
+        return jax.jit(jax.grad(lambda p: model.loss(p, batch, Plain()).sum))(params)
+
+    plain, again = gradients(DECODER), gradients(dataclasses.replace(DECODER, remat=remat))
+    for a, b in zip(jax.tree.leaves(again), jax.tree.leaves(plain), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-6 * np.abs(b).max())
+
+
+@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+def test_generating_with_a_cache_gives_the_logits_of_the_whole_row(name: str) -> None:
+    model = LANGUAGE_MODELS[name]
+    params, token = born(model), random_batch(model, 2)["token"]
+    whole = logits_of(model, params, token)
+    cache = Cache.empty((model.layers, 2, LENGTH, model.groups, model.size_of_head), "float32")
+
+    @jax.jit
+    def step(cache: Cache, token: jax.Array) -> tuple[jax.Array, Cache]:
+        ctx = Caching(cache=cache)
+        x, _ = model.activations(params, {"token": token}, jnp.ones(token.shape), ctx)
+        return model.head.logits(x, model.unembedding(params), "float32"), ctx.grown[-1]
+
+    found = []
+    for start, end in [(0, 7), *((i, i + 1) for i in range(7, LENGTH))]:
+        logits, cache = step(cache, token[:, start:end])
+        found.append(logits)
+    np.testing.assert_allclose(np.concatenate(found, 1), whole, atol=3e-5)
+
+
+def test_positions_restart_with_each_document() -> None:
+    assert places_in(np.array([[0, 0, 1, 1, 1, 2]])).tolist() == [[0, 1, 0, 1, 2, 0]]
+
+
+def test_fields_that_cannot_be_are_refused() -> None:
+    good: Any = {"vocab": 8, "context": 8, "layers": 4, "width": 8, "heads": 4}
+    for wrong, message in (
+        ({"heads": 3}, "heads = 3 does not divide width = 8"),
+        ({"kv_heads": 3}, "kv_heads = 3 does not divide heads = 4"),
+        ({"head_dim": 3}, "head_dim = 3 is odd"),
+        ({"window": 4, "global_every": 3}, "4 layers are no multiple of it"),
+        ({"global_every": 2}, "set window"),
+    ):
+        with pytest.raises(FieldError, match=message):
+            Decoder(**(good | wrong))
+    with pytest.raises(FieldError, match="active = 5 experts, of count = 4"):
+        Experts(count=4, active=5, hidden=8)
+
+
+def test_data_that_does_not_fit_is_told_with_the_numbers() -> None:
+    token = Feature((LENGTH,), "int32", 50, ("length",), "train.bin")
+    assert DECODER.mismatch({"token": token}) == "the data's largest token is 49 (train.bin); the model's vocab is 48"
+    long = dataclasses.replace(token, shape=(64,), values=None)
+    assert DECODER.mismatch({"token": long}) == "rows of 64 tokens are longer than context = 32"
+
+
+def test_flops_are_six_for_each_parameter_and_token_and_those_of_causal_attention() -> None:
+    model = Decoder(vocab=100, context=64, layers=3, width=32, heads=4, hidden=48, tied=True, norm="rms")
+    example = {"token": Feature((64,), "int32")}
+    matrices = 3 * (4 * 32 * 32 + 3 * 32 * 48 + 2 * 32) + 32 + 100 * 32
+    attention = 3 * 12 * 32 * 65 / 2
+    assert model.flops(example, 5).step == pytest.approx((6 * matrices + attention) * 64 * 5)
+    moe = dataclasses.replace(model, experts=Experts(count=8, active=2, hidden=48))
+    more = 3 * 6 * 64 * 5 * (3 * 32 * 48 + 32 * 8)
+    assert moe.flops(example, 5).step == pytest.approx(model.flops(example, 5).step + more)

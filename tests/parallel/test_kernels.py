@@ -1,0 +1,94 @@
+"""Every way to compute attention gives what the plain form gives, packed, windowed and soft-capped too."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dtrain import attention as plain
+from dtrain.attention import Reach, Side
+from dtrain.parallel.kernels import cudnn, splash
+
+REACHES = {
+    "causal": Reach(0.1),
+    "whole": Reach(0.1, causal=False),
+    "window": Reach(0.1, window=100),
+    "softcap": Reach(0.1, softcap=2.0),
+}
+
+
+def arrays(length: int, dim: int, dtype: Any = "float32") -> tuple[list[jax.Array], jax.Array]:
+    keys = jax.random.split(jax.random.key(0), 4)
+    q, k, v = (
+        jax.random.normal(key, (2, length, h, dim)).astype(dtype) for key, h in zip(keys, (4, 2, 2), strict=False)
+    )
+    document = jnp.cumsum(jax.random.uniform(keys[3], (2, length)) < 0.02, axis=1, dtype=jnp.int32)
+    return [q, k, v], document
+
+
+def by_loops(q: Any, k: Any, v: Any, reach: Reach, document: Any) -> np.ndarray:
+    """One query at a time, in float64."""
+    q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
+    out = np.zeros_like(q)
+    for b, t, h in np.ndindex(q.shape[:3]):
+        s = k[b, :, h // 2] @ q[b, t, h] * reach.scale
+        s = reach.softcap * np.tanh(s / reach.softcap) if reach.softcap else s
+        back = t - np.arange(len(s))
+        seen = (back >= 0 if reach.causal else back > -len(s)) & (np.abs(back) < (reach.window or len(s)))
+        seen = seen if document is None else seen & (np.asarray(document)[b] == document[b, t])
+        weights = np.where(seen, np.exp(s - s[seen].max()), 0)
+        out[b, t, h] = weights @ v[b, :, h // 2] / weights.sum()
+    return out
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("name", REACHES)
+def test_the_plain_form_is_the_definition(name: str, packed: bool) -> None:
+    (q, k, v), document = arrays(48, 8)
+    kept = document if packed else None
+    found = plain.attention(q, k, v, REACHES[name], Side(jnp.arange(48), kept))
+    np.testing.assert_allclose(found, by_loops(q, k, v, REACHES[name], kept), atol=1e-5)
+
+
+def with_gradients(attend: Any, q: jax.Array, k: jax.Array, v: jax.Array) -> Any:
+    out, back = jax.vjp(attend, q, k, v)
+    return out, *back(jnp.cos(jnp.arange(out.size, dtype=jnp.float32)).reshape(out.shape).astype(out.dtype))
+
+
+def compare(found: Any, reference: Any, tolerance: float) -> None:
+    for a, b in zip(found, reference, strict=True):
+        np.testing.assert_allclose(np.asarray(a, np.float32), b, atol=tolerance * float(np.abs(b).max()))
+
+
+@pytest.mark.parametrize("name", REACHES)
+def test_in_chunks_it_is_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (q, k, v), document = arrays(64, 8)
+    attend = lambda q, k, v: plain.attention(q, k, v, REACHES[name], Side(jnp.arange(64), document))  # noqa: E731
+    whole = with_gradients(attend, q, k, v)
+    monkeypatch.setattr(plain, "CHUNK", 16)
+    compare(with_gradients(attend, q, k, v), whole, 1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("name", REACHES)
+def test_splash_is_the_same(name: str, packed: bool) -> None:
+    """Pallas's own interpreter runs the TPU kernel."""
+    (q, k, v), document = arrays(256, 128)
+    kept = document if packed else None
+    reference = with_gradients(
+        lambda q, k, v: plain.attention(q, k, v, REACHES[name], Side(jnp.arange(256), kept)), q, k, v
+    )
+    found = with_gradients(lambda q, k, v: splash(q, k, v, REACHES[name], kept, interpret=True), q, k, v)
+    compare(found, reference, 2e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["causal", "whole", "window"])
+def test_cudnn_is_the_same(name: str) -> None:
+    (q, k, v), _ = arrays(256, 64, "bfloat16")
+    attend = lambda q, k, v: plain.attention(q, k, v, REACHES[name], Side(jnp.arange(256)))  # noqa: E731
+    reference = with_gradients(attend, *(x.astype(jnp.float32) for x in (q, k, v)))
+    compare(with_gradients(lambda q, k, v: cudnn(q, k, v, REACHES[name]), q, k, v), reference, 3e-2)
