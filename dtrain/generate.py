@@ -1,0 +1,154 @@
+"""Text from a trained run: the prompt in one pass, then token by token."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dtrain.assembly import Assembly, assemble
+from dtrain.caching import Cache, Caching
+from dtrain.checkpoint.store import Store
+from dtrain.data.codec import Codec
+from dtrain.errors import CheckpointError, FieldError, RecipeError
+from dtrain.folder import Folder
+from dtrain.models.decoder import Decoder
+from dtrain.optim.update import averaged
+from dtrain.parallel.mesh import Mesh
+from dtrain.params import Tree
+from dtrain.recipe.load import load
+from dtrain.recipe.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How the next token is drawn from the logits."""
+
+    temperature: float = 0.8
+    """0 takes the likeliest token."""
+    top_k: int | None = None
+    """Only among so many of the likeliest."""
+    top_p: float | None = None
+    """Only among the likeliest that together have this probability (Holtzman et al. 2020)."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0:
+            raise FieldError("", f"--temperature {self.temperature}: not below 0")
+        if self.top_k is not None and self.top_k < 1:
+            raise FieldError("", f"--top-k {self.top_k}: at least 1")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise FieldError("", f"--top-p {self.top_p}: above 0 and at most 1")
+
+    def draw(self, logits_BV: jax.Array, number: jax.Array) -> jax.Array:
+        """The next token of each row; `number` counts the tokens drawn before it."""
+        if self.temperature == 0:
+            return logits_BV.argmax(-1)
+        scaled_BV = logits_BV / self.temperature
+        if self.top_k is not None:
+            least = jax.lax.top_k(scaled_BV, min(self.top_k, scaled_BV.shape[-1]))[0][:, -1:]
+            scaled_BV = jnp.where(scaled_BV < least, -jnp.inf, scaled_BV)
+        if self.top_p is not None:
+            scaled_BV = jnp.where(_unlikely(scaled_BV, self.top_p), -jnp.inf, scaled_BV)
+        return jax.random.categorical(jax.random.fold_in(jax.random.key(self.seed), number), scaled_BV)
+
+
+def _unlikely(logits_BV: jax.Array, top_p: float) -> jax.Array:
+    """What is not among the likeliest tokens that together reach `top_p`."""
+    sorted_BV = jnp.flip(jnp.sort(logits_BV, axis=-1), -1)
+    before_BV = jnp.cumsum(jax.nn.softmax(sorted_BV, -1), -1) - jax.nn.softmax(sorted_BV, -1)
+    least_B1 = jnp.where(before_BV < top_p, sorted_BV, jnp.inf).min(-1, keepdims=True)
+    return logits_BV < least_B1
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run's newest parameters, on the devices at hand."""
+
+    recipe: Recipe
+    made: Assembly
+    params: Tree
+    step: int
+
+    @property
+    def model(self) -> Decoder:
+        assert isinstance(self.recipe.model, Decoder)
+        return self.recipe.model
+
+    @property
+    def codec(self) -> Codec:
+        """The tokenizer that the data was read with."""
+        if not hasattr(self.recipe.data, "codec"):
+            raise RecipeError(f"data of kind {self.recipe.data.kind} has no tokenizer")
+        return self.recipe.data.codec()  # type: ignore[reportAttributeAccessIssue]
+
+    def tokens(self, prompt: Sequence[int], count: int, rows: int, sampling: Sampling) -> Iterator[np.ndarray]:
+        """One token (rows,) after the other; RecipeError where prompt and tokens do not fit the context."""
+        model = self.model
+        if len(prompt) + count > model.context:
+            hint = f"shorten it to {model.context - count}" if count < model.context else ""
+            hint = hint or f"ask for fewer tokens than {model.context}"
+            message = f"a prompt of {len(prompt)} tokens and {count} new ones are longer than context = {model.context}"
+            raise RecipeError(message, hint)
+        if not len(prompt):
+            raise RecipeError("an empty prompt: there is nothing to go on from", "give at least one token")
+        if max(prompt) >= model.vocab:
+            raise RecipeError(f"the prompt holds token {max(prompt)}; the model's vocab is {model.vocab}")
+        cache = self._cache(rows, len(prompt) + count)
+        step = jax.jit(self._step(sampling), donate_argnums=1)
+        token_BT = jnp.tile(jnp.asarray(prompt, jnp.int32)[None], (rows, 1))
+        for number in range(count):
+            token_B, cache = step(self.params, cache, token_BT, jnp.int32(number))
+            token_BT = token_B[:, None]
+            yield np.asarray(token_B)
+
+    def _cache(self, rows: int, length: int) -> Cache:
+        """An empty cache, its heads where the heads are."""
+        layout, model = self.made.layout, self.model
+        shape = (model.layers, rows, length, model.groups, model.size_of_head)
+        heads = layout.sharding(layout.spec((None, None, None, "kv_heads")))
+        whole = layout.sharding(jax.sharding.PartitionSpec())
+        place = Cache(heads, heads, whole)  # type: ignore[reportArgumentType]
+        make = lambda: Cache.empty(shape, self.recipe.precision.compute)  # noqa: E731
+        return jax.jit(make, out_shardings=place)()
+
+    def _step(self, sampling: Sampling) -> Callable[..., tuple[jax.Array, Cache]]:
+        model, precision = self.model, self.recipe.precision
+
+        def step(params: Tree, cache: Cache, token_BT: jax.Array, number: jax.Array) -> tuple[jax.Array, Cache]:
+            ctx = Caching(precision.loss, cache)
+            params, weight_BT = precision.cast(params), jnp.ones(token_BT.shape, jnp.float32)
+            x_BTE, _ = model.activations(params, {"token": token_BT}, weight_BT, ctx)
+            logits_BTV = model.head.logits(x_BTE[:, -1:], model.unembedding(params), "float32")
+            return sampling.draw(logits_BTV[:, 0], number).astype(jnp.int32), ctx.grown[-1]
+
+        return step
+
+
+def trained(place: Folder, overrides: Sequence[str] = ()) -> Trained:
+    """The newest checkpoint of a run; RecipeError or CheckpointError where there is none to generate from."""
+    if not place.recipe.exists():
+        raise RecipeError(f"{place.path} holds no run: recipe.yaml is missing", "give a run's folder, runs/NAME")
+    recipe, devices = load(place.recipe, overrides), jax.devices()
+    if not isinstance(recipe.model, Decoder):
+        raise RecipeError(f"{place.path} trained a model of kind {recipe.model.kind}; a decoder generates text")
+    if recipe.mesh.least > len(devices):
+        recipe = dataclasses.replace(recipe, mesh=Mesh(data=1))  # a mesh changes where numbers are, not what they are
+    example: Any = recipe.data.example()
+    made = assemble(recipe, devices[: _fitting(recipe, len(devices))], example, recipe.steps or 2**31)
+    with Store(place.checkpoints.absolute(), recipe.checkpoint) as store:
+        newest = store.newest()
+        if newest is None:
+            raise CheckpointError(f"{place.path} has no checkpoint yet", "train it first: dtrain run")
+        state = store.restore(newest, made.shapes)
+    return Trained(recipe, made, averaged(state.optimizer, state.params), newest)
+
+
+def _fitting(recipe: Recipe, devices: int) -> int:
+    """The largest number of devices on which the recipe's mesh fits."""
+    if recipe.mesh.exact:
+        return recipe.mesh.least
+    return max(recipe.mesh.least, devices // recipe.mesh.least * recipe.mesh.least)
