@@ -21,7 +21,7 @@ LAYERS = [
     {"train"},
     {"assembly", "record"},
     {"introduction"},
-    {"run", "generate", "report", "supervise", "doctor"},
+    {"run", "generate", "explain", "report", "supervise", "doctor"},
     {"cli"},
     {"__main__"},
 ]

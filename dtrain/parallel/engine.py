@@ -108,8 +108,12 @@ def accumulate(loss: Callable[[Tree, Batch], Loss], params: Tree, batch: Batch, 
     stacked = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(-1, parts, *x.shape[1:]), 1, 0), batch)
     first = jax.tree.map(lambda x: x[0], stacked)
     start = jax.tree.map(_zeros, jax.eval_shape(one, first))
-    total, _ = jax.lax.scan(lambda sums, rows: (jax.tree.map(jnp.add, sums, one(rows)), None), start, stacked)
-    return total
+
+    def add(sums: Tree, rows: Batch) -> tuple[Tree, None]:
+        found = jax.lax.optimization_barrier(one(rows))  # XLA would sum whole gradients to reduce-scatter them once
+        return jax.tree.map(jnp.add, sums, found), None
+
+    return jax.lax.scan(add, start, stacked)[0]
 
 
 def _zeros(shape: jax.ShapeDtypeStruct) -> jax.Array:

@@ -87,22 +87,29 @@ class Layout:
 
     def problems(self) -> list[tuple[str, str]]:
         """(axis, message) for every parameter that the rules cannot place, and every axis that splits nothing."""
-        found = []
+        alike: dict[tuple[str, str, int], list[str]] = {}
         for path, param in zip(jax.tree.leaves(paths(self.declared)), jax.tree.leaves(self.declared), strict=True):
-            found += self._unplaced(path, param)
+            for axis, dim, size, message in self._unplaced(path, param):
+                alike.setdefault((axis, dim, size), []).append(message)
+        found = [
+            (axis, messages[0] + (f" (and {len(messages) - 1} parameters more)" if len(messages) > 1 else ""))
+            for (axis, _, _), messages in alike.items()
+        ]
         return found + self._idle() + self._uneven()
 
-    def _unplaced(self, path: str, param: Param) -> list[tuple[str, str]]:
+    def _unplaced(self, path: str, param: Param) -> list[tuple[str, str, int, str]]:
+        """(axis, dim, its size, message) for each dim that cannot be split as the rules say."""
         found, taken = [], dict[str, str]()
         for size, dim in zip(param.shape, param.names, strict=True):
             for axis in self.axes(dim)[:1]:  # of several axes that make up one, the first has its name
                 if axis in taken:
                     rules = f"{taken[axis]}: {axis} and {dim}: {axis}"
-                    found.append((axis, f"{path} {param.shape} is matched by two rules for one axis, {rules}"))
+                    message = f"{path} {param.shape} is matched by two rules for one axis, {rules}"
+                    found.append((axis, rules, 0, message))
                 taken[axis] = dim
                 if size % self.parts(dim):
                     message = f"{axis} = {self.parts(dim)} does not divide {dim} = {size} of {path} {param.shape}"
-                    found.append((axis, f"{message}; {fitting(size)}"))
+                    found.append((axis, dim, size, f"{message}; {fitting(size)}"))
         return found
 
     def _idle(self) -> list[tuple[str, str]]:
