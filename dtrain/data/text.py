@@ -58,7 +58,8 @@ class Text:
         stream = self._tokenised(files, made, separator)
         if not self.test_files:
             stream = held_out(stream, self.test, split)
-        return windows(files[:1], [stream], self.length, self.random and split == "train", separator, split)
+        named = str(files[0]) if len(files) == 1 else f"one of {len(files)} files, {files[0]} first"
+        return windows([named], [stream], self.length, self.random and split == "train", separator, split)
 
     def prepare(self, batch: Batch, key: jax.Array, train: bool) -> Batch:
         return batch

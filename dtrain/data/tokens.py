@@ -62,7 +62,9 @@ class Tokens:
         streams = [read(path, self.dtype) for path in files]
         if not self.test_files:
             streams = [held_out(stream, self.test, split) for stream in streams]
-        return windows(files, streams, self.length, self.random and split == "train", self.separator, split)
+        return windows(
+            [str(path) for path in files], streams, self.length, self.random and split == "train", self.separator, split
+        )
 
     def prepare(self, batch: Batch, key: jax.Array, train: bool) -> Batch:
         return batch
@@ -109,13 +111,14 @@ def held_out(stream: np.ndarray, test: float, split: Split) -> np.ndarray:
 
 
 def windows(
-    files: list[Path], streams: list[np.ndarray], length: int, random: bool, separator: int | None, split: Split
+    files: list[str], streams: list[np.ndarray], length: int, random: bool, separator: int | None, split: Split
 ) -> Windows:
     """Windows of the streams; DataError where none is long enough for a single one."""
     if not any(len(stream) > length for stream in streams):
         longest = max(len(stream) for stream in streams)
         hint = "shorten data.length" + (", or hold out more with data.test" if split == "test" else "")
-        raise DataError(f"{_named(files)}: {longest:,} tokens to {split} on; a row takes {length} and one more", hint)
+        named = files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
+        raise DataError(f"{named}: {longest:,} tokens to {split} on; a row takes {length} and one more", hint)
     largest = [
         max(int(stream[i : i + SCAN].max()) for i in range(0, len(stream), SCAN)) for stream in streams if len(stream)
     ]
@@ -126,7 +129,7 @@ def windows(
         random,
         separator,
         max(largest),
-        str(kept[int(np.argmax(largest))]),
+        kept[int(np.argmax(largest))],
         f"tokens:{split}:{length}:{random}:{separator}:{_digest(streams)}",
     )
 
@@ -139,7 +142,3 @@ def _digest(streams: list[np.ndarray]) -> str:
         step = max(1, len(stream) // DIGESTED)
         found.update(np.ascontiguousarray(stream[::step]).tobytes())
     return found.hexdigest()[:16]
-
-
-def _named(files: list[Path]) -> str:
-    return str(files[0]) if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"

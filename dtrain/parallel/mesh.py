@@ -120,7 +120,11 @@ class Mesh:
                 f"set one axis to -1 to fill it, or run on {self.least} devices: --devices {self.least} pretends them",
             )
         fill = devices // self.least
-        return self.given | {axis: fill for axis in AXES if getattr(self, axis) == -1}
+        found = self.given | {axis: fill for axis in AXES if getattr(self, axis) == -1}
+        for axis, slices in self.slices.items():
+            if found[axis] % slices:
+                raise FieldError(f"slices.{axis}", f"{slices} slices do not divide {axis} = {found[axis]}")
+        return found
 
     def laid(self, devices: Sequence[Any]) -> dict[str, int]:
         """Every axis of the mesh of JAX with its size on these devices."""

@@ -92,7 +92,7 @@ class Layout:
             for axis, dim, size, message in self._unplaced(path, param):
                 alike.setdefault((axis, dim, size), []).append(message)
         found = [
-            (axis, messages[0] + (f" (and {len(messages) - 1} parameters more)" if len(messages) > 1 else ""))
+            (axis, messages[0] + (f" (and {len(messages) - 1} more alike)" if len(messages) > 1 else ""))
             for (axis, _, _), messages in alike.items()
         ]
         return found + self._idle() + self._uneven()
