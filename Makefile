@@ -26,7 +26,7 @@ quickstart: $(VENV)/.core ## train on real handwritten digits, in seconds
 	$(BIN)/dtrain run mlp-digits
 
 test: $(VENV)/.dev ## the quick tests
-	$(BIN)/pytest -m "not slow and not gpu"
+	$(BIN)/pytest -m "not slow and not gpu and not tpu_compiler"
 
 check: $(VENV)/.dev ## format, lint, types, all tests: what CI runs
 	$(BIN)/ruff format --check .

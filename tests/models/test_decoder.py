@@ -36,6 +36,9 @@ PUBLISHED = {
 }  # fmt: skip
 
 
+EVERY_KIND = [name if name == "llama" else pytest.param(name, marks=pytest.mark.slow) for name in LANGUAGE_MODELS]
+
+
 def safetensors(path: Path) -> dict[str, np.ndarray]:
     raw = path.read_bytes()
     (size,) = struct.unpack("<Q", raw[:8])
@@ -136,7 +139,7 @@ def born(model: Decoder) -> Any:
     return jax.jit(lambda: initial(model.params(), jax.random.key(0), "float32"))()
 
 
-@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+@pytest.mark.parametrize("name", EVERY_KIND)
 def test_no_token_sees_a_later_one_or_another_document(name: str) -> None:
     """By the gradient of each place's activation with respect to every token's embedding."""
     model = LANGUAGE_MODELS[name]
@@ -157,6 +160,7 @@ def test_no_token_sees_a_later_one_or_another_document(name: str) -> None:
     assert (slopes[seen & (place[:, None] - place[None, :] < (model.window or LENGTH))] > 0).all()
 
 
+@pytest.mark.slow
 def test_a_packed_document_is_computed_as_if_it_stood_alone() -> None:
     model = DECODER
     params, batch = born(model), random_batch(model, 1)
@@ -176,6 +180,7 @@ def test_a_target_of_minus_one_is_no_target() -> None:
     assert float(model.loss(params, changed, Plain()).sum) == float(found.sum)
 
 
+@pytest.mark.slow
 def test_the_loss_in_chunks_is_the_same() -> None:
     whole = dataclasses.replace(DECODER, z_loss=1e-2)
     params, batch = born(whole), random_batch(whole)
@@ -188,7 +193,9 @@ def test_the_loss_in_chunks_is_the_same() -> None:
         np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(b).max())
 
 
-@pytest.mark.parametrize("remat", ["full", "dots", "attention", "offload"])
+@pytest.mark.parametrize(
+    "remat", ["full", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dots", "attention", "offload"))]
+)
 def test_what_is_computed_again_is_the_same(remat: Any) -> None:
     params, batch = born(DECODER), random_batch(DECODER)
 
@@ -200,7 +207,7 @@ def test_what_is_computed_again_is_the_same(remat: Any) -> None:
         np.testing.assert_allclose(a, b, atol=2e-6 * np.abs(b).max())
 
 
-@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+@pytest.mark.parametrize("name", EVERY_KIND)
 def test_generating_with_a_cache_gives_the_logits_of_the_whole_row(name: str) -> None:
     model = LANGUAGE_MODELS[name]
     params, token = born(model), random_batch(model, 2)["token"]

@@ -12,9 +12,7 @@ from tests.engines import AXIS_MESHES, ENGINES, LANGUAGE_MODELS, MESHES, MODELS,
 
 PAIRS = [(engine, mesh) for engine in ENGINES for mesh in MESHES if engine != "pmap" or mesh == "data8"]
 CASES = [(model, engine, mesh, parts) for model in MODELS for engine, mesh in PAIRS for parts in (1, 2)]
-QUICK = {
-    case for case in CASES if (case[3] == 1 and case[0] == "mlp") or case[1:] == ("shard_map", "data2-fsdp2-tensor2", 1)
-}
+QUICK = {case for case in CASES if case[3] == 1 and case[0] == "mlp"}
 EVERY = MODELS | LANGUAGE_MODELS
 EVERY_MESH = MESHES | AXIS_MESHES
 OPTIMIZERS = {
@@ -37,12 +35,9 @@ LANGUAGE_CASES = [
 ]
 LANGUAGE_CASES += [("llama", "shard_map", mesh, 2) for mesh in ("fsdp-sequence", "pipeline-fsdp")]
 QUICK |= {
-    ("llama", "shard_map", "data-fsdp-tensor", 1),
-    ("llama", "jit", "fsdp-sequence", 1),
     ("llama", "shard_map", "sequence-tensor", 1),
     ("llama", "shard_map", "pipeline-fsdp", 2),
     ("deepseek", "shard_map", "data-expert", 1),
-    ("mixtral", "shard_map", "fsdp-expert-tensor", 1),
 }
 
 
