@@ -86,23 +86,30 @@ class Trained:
         return self.recipe.data.codec()  # type: ignore[reportAttributeAccessIssue]
 
     def tokens(self, prompt: Sequence[int], count: int, rows: int, sampling: Sampling) -> Iterator[np.ndarray]:
-        """One token (rows,) after the other; RecipeError where prompt and tokens do not fit the context."""
+        """One token (rows,) after the other. Where the context is full, its later half is kept and read anew.
+
+        RecipeError where the prompt does not fit the context, or holds what the model does not know.
+        """
         model = self.model
-        if len(prompt) + count > model.context:
-            hint = f"shorten it to {model.context - count}" if count < model.context else ""
-            hint = hint or f"ask for fewer tokens than {model.context}"
-            message = f"a prompt of {len(prompt)} tokens and {count} new ones are longer than context = {model.context}"
-            raise RecipeError(message, hint)
+        if len(prompt) >= model.context:
+            message = f"a prompt of {len(prompt)} tokens leaves no room in context = {model.context}"
+            raise RecipeError(message, f"shorten it to {model.context - 1} tokens")
         if not len(prompt):
             raise RecipeError("an empty prompt: there is nothing to go on from", "give at least one token")
         if max(prompt) >= model.vocab:
             raise RecipeError(f"the prompt holds token {max(prompt)}; the model's vocab is {model.vocab}")
-        cache = self._cache(rows, len(prompt) + count)
-        step = jax.jit(self._step(sampling), donate_argnums=1)
-        token_BT = jnp.tile(jnp.asarray(prompt, jnp.int32)[None], (rows, 1))
+        return self._drawn(np.tile(np.asarray(prompt, np.int32), (rows, 1)), count, sampling)
+
+    def _drawn(self, text_BT: np.ndarray, count: int, sampling: Sampling) -> Iterator[np.ndarray]:
+        step, context = jax.jit(self._step(sampling), donate_argnums=1), self.model.context
+        room = min(context, text_BT.shape[1] + count)
+        cache, new_BT = self._cache(len(text_BT), room), text_BT
         for number in range(count):
-            token_B, cache = step(self.params, cache, token_BT, jnp.int32(number))
-            token_BT = token_B[:, None]
+            token_B, cache = step(self.params, cache, new_BT, jnp.int32(number))
+            new_BT = np.asarray(token_B)[:, None]
+            text_BT = np.concatenate([text_BT, new_BT], 1)[:, -context:]
+            if int(cache.used) >= room:
+                cache, new_BT = self._cache(len(text_BT), room), text_BT[:, -(room // 2) :]
             yield np.asarray(token_B)
 
     def _cache(self, rows: int, length: int) -> Cache:

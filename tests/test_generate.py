@@ -41,7 +41,9 @@ def test_text_is_the_same_for_the_same_seed_and_any_devices(dtrain: Dtrain, trai
 
 def test_what_cannot_be_generated_is_refused(dtrain: Dtrain, trained: Path) -> None:
     long = dtrain("generate", trained, "--prompt", "x" * 40, "--devices", "4", code=2)
-    assert "a prompt of 40 tokens and 1 new ones are longer than context = 32" in long.stderr
+    assert "a prompt of 40 tokens leaves no room in context = 32" in long.stderr
+    assert not long.stdout
+    assert len(dtrain("generate", trained, "--prompt", "the ", "--tokens", "80", "--devices", "4").stdout) > 60
     assert "holds no run" in dtrain("generate", trained.parent / "other", code=2).stderr
     assert "--top-p 2.0" in dtrain("generate", trained, "--top-p", "2", "--devices", "4", code=2).stderr
 

@@ -20,7 +20,7 @@ def generate(
     overrides: Overrides = None,
     prompt: Annotated[str, typer.Option(help="The text to go on from; - reads standard input.")] = "\n",
     tokens: Annotated[
-        int | None, typer.Option(min=1, help="How many tokens to add; 200 at most where not said.")
+        int | None, typer.Option(min=1, help="How many tokens to add; 200 where not said.")
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="How many texts to draw at once.")] = 1,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.8,
@@ -48,7 +48,7 @@ def generate(
         text = sys.stdin.read() if prompt == "-" else prompt
         codec = model.codec
         ids = [int(token) for token in codec.encode(text.encode())]
-        count = tokens or max(1, min(200, model.model.context - len(ids)))
+        count = tokens or 200
         typer.secho(f"{run} at step {model.step}", dim=True, err=True)
         _print(text, model.tokens(ids, count, samples, sampling), codec, samples)
 
