@@ -14,7 +14,8 @@ HIDDEN = -1e30
 """A score that no exponential survives; infinity would make NaN of a query that sees nothing."""
 
 CHUNK = 1024
-"""Queries whose scores are in memory at once."""
+"""Queries whose scores are in memory at once, where the row's length has a divisor from LEAST to this."""
+LEAST = 128
 
 
 @dataclass(frozen=True)
@@ -80,17 +81,19 @@ def weigh(
 
 
 def in_chunks(attend: Callable[..., Any], queries: Any, length: int) -> Any:
-    """`attend` on CHUNK queries at a time, its inside computed again in the backward pass.
+    """`attend` on at most CHUNK queries at a time, its inside computed again in the backward pass.
 
     `queries` and the results are trees of arrays (B, T, ...) or (T,).
     """
-    parts = length // CHUNK if length % CHUNK == 0 else 1
-    if parts <= 1:
+    sizes = [size for size in range(min(LEAST, CHUNK), min(CHUNK, length) + 1) if length % size == 0]
+    size = sizes[-1] if sizes and length > CHUNK else length
+    parts = length // size
+    if parts == 1:
         return attend(queries)
 
     def split(x: jax.Array) -> jax.Array:
         axis = 0 if x.ndim == 1 else 1
-        return jnp.moveaxis(x.reshape(*x.shape[:axis], parts, CHUNK, *x.shape[axis + 1 :]), axis, 0)
+        return jnp.moveaxis(x.reshape(*x.shape[:axis], parts, size, *x.shape[axis + 1 :]), axis, 0)
 
     def join(x: jax.Array) -> jax.Array:
         return jnp.moveaxis(x, 0, 1).reshape(x.shape[1], length, *x.shape[3:])

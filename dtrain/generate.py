@@ -37,11 +37,11 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if self.temperature < 0:
-            raise FieldError("", f"--temperature {self.temperature}: not below 0")
+            raise FieldError("", f"temperature {self.temperature}: not below 0")
         if self.top_k is not None and self.top_k < 1:
-            raise FieldError("", f"--top-k {self.top_k}: at least 1")
+            raise FieldError("", f"top-k {self.top_k}: at least 1")
         if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise FieldError("", f"--top-p {self.top_p}: above 0 and at most 1")
+            raise FieldError("", f"top-p {self.top_p}: above 0 and at most 1")
 
     def draw(self, logits_BV: jax.Array, number: jax.Array) -> jax.Array:
         """The next token of each row; `number` counts the tokens drawn before it."""
@@ -145,17 +145,12 @@ def trained(place: Folder, overrides: Sequence[str] = ()) -> Trained:
     if recipe.mesh.least > len(devices):
         recipe = dataclasses.replace(recipe, mesh=Mesh(data=1))  # a mesh changes where numbers are, not what they are
     example: Any = recipe.data.example()
-    made = assemble(recipe, devices[: _fitting(recipe, len(devices))], example, recipe.steps or 2**31)
-    with Store(place.checkpoints.absolute(), recipe.checkpoint) as store:
+    made = assemble(recipe, devices[: recipe.mesh.least], example, recipe.steps or 2**31)
+    if not place.checkpoints.is_dir():
+        raise CheckpointError(f"{place.path} has no checkpoint yet", "train it first: dtrain run")
+    with Store(place.checkpoints.absolute(), recipe.checkpoint, reading=True) as store:
         newest = store.newest()
         if newest is None:
             raise CheckpointError(f"{place.path} has no checkpoint yet", "train it first: dtrain run")
         state = store.restore(newest, made.shapes)
     return Trained(recipe, made, averaged(state.optimizer, state.params), newest)
-
-
-def _fitting(recipe: Recipe, devices: int) -> int:
-    """The largest number of devices on which the recipe's mesh fits."""
-    if recipe.mesh.exact:
-        return recipe.mesh.least
-    return max(recipe.mesh.least, devices // recipe.mesh.least * recipe.mesh.least)

@@ -82,6 +82,9 @@ def run(
 def _train(on: Session) -> None:
     train, test = on.recipe.data.open("train"), on.recipe.data.open("test")
     steps, devices = on.recipe.total_steps(len(train)), jax.devices()
+    unfit = on.recipe.model.mismatch(test.example)
+    if unfit:
+        raise DataError(f"held-out examples: {unfit}", "change the model's sizes, or the data")
 
     made = assemble(on.recipe, devices, train.example, steps)
     on.log.about(devices, visible(made.layout.sizes), steps)

@@ -45,7 +45,7 @@ def test_what_cannot_be_generated_is_refused(dtrain: Dtrain, trained: Path) -> N
     assert not long.stdout
     assert len(dtrain("generate", trained, "--prompt", "the ", "--tokens", "80", "--devices", "4").stdout) > 60
     assert "holds no run" in dtrain("generate", trained.parent / "other", code=2).stderr
-    assert "--top-p 2.0" in dtrain("generate", trained, "--top-p", "2", "--devices", "4", code=2).stderr
+    assert "top-p 2.0" in dtrain("generate", trained, "--top-p", "2", "--devices", "4", code=2).stderr
 
 
 def drawn(logits: Any, **how: Any) -> set[int]:

@@ -26,18 +26,19 @@ class Checkpoint:
     keep: Positive = 2
     """The newest so many are kept."""
     best: str | None = None
-    """Keep the best by this metric too: `eval/accuracy`. Lower is better where it ends in `loss`."""
+    """Keep the best by this metric too: `eval/accuracy`. Lower is better for loss and perplexity."""
 
     @property
     def lower_is_better(self) -> bool:
         """Whether the best is the smallest."""
-        return (self.best or "").endswith("loss")
+        return (self.best or "").endswith(("loss", "perplexity"))
 
 
 class Store:
     """The checkpoints under one folder. Use as a context manager: leaving waits for saves under way."""
 
-    def __init__(self, path: Path, policy: Checkpoint) -> None:
+    def __init__(self, path: Path, policy: Checkpoint, *, reading: bool = False) -> None:
+        """`reading` leaves everything as it is: another process may be saving."""
         import orbax.checkpoint as ocp
         from orbax.checkpoint.checkpoint_managers import preservation_policy as preserve
 
@@ -53,15 +54,17 @@ class Store:
                 )
             )
         self._path, self._best = path, policy.best
-        _empty(path / TRASH)
+        if not reading:
+            _empty(path / TRASH)
         try:
             self._manager = ocp.CheckpointManager(
                 path,
                 item_handlers={"state": ocp.StandardCheckpointHandler(), "about": ocp.JsonCheckpointHandler()},
                 options=ocp.CheckpointManagerOptions(
-                    preservation_policy=preserve.AnyPreservationPolicy(policies),
+                    preservation_policy=None if reading else preserve.AnyPreservationPolicy(policies),
                     todelete_subdir=TRASH,
-                    cleanup_tmp_directories=True,
+                    cleanup_tmp_directories=not reading,
+                    read_only=reading,
                 ),
             )
         except OSError as error:

@@ -2,12 +2,19 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dtrain.cli.arguments import Debug, Devices, Overrides
 from dtrain.cli.exits import exits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy as np
+
+    from dtrain.data.codec import Codec
 
 
 def add_to(app: typer.Typer) -> None:
@@ -19,14 +26,12 @@ def generate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
     overrides: Overrides = None,
     prompt: Annotated[str, typer.Option(help="The text to go on from; - reads standard input.")] = "\n",
-    tokens: Annotated[
-        int | None, typer.Option(min=1, help="How many tokens to add; 200 where not said.")
-    ] = None,
+    tokens: Annotated[int | None, typer.Option(min=1, help="How many tokens to add; 200 where not said.")] = None,
     samples: Annotated[int, typer.Option(min=1, help="How many texts to draw at once.")] = 1,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.8,
     top_k: Annotated[int | None, typer.Option(help="Draw only among so many of the likeliest.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Draw only among the likeliest of this probability.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the draws.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of the draws.")] = 0,
     devices: Devices = None,
     debug: Debug = False,
 ) -> None:
@@ -53,22 +58,22 @@ def generate(
         _print(text, model.tokens(ids, count, samples, sampling), codec, samples)
 
 
-def _print(text: str, drawn: object, codec: object, samples: int) -> None:
+def _print(text: str, drawn: "Iterator[np.ndarray]", codec: "Codec", samples: int) -> None:
     """One text as it comes, or several when all are there."""
-    import numpy as np
+    import numpy
 
     if samples == 1:
         typer.echo(text, nl=False)
         shown, ids = "", []
-        for token in drawn:  # type: ignore[reportGeneralTypeIssues]
+        for token in drawn:
             ids.append(int(token[0]))
-            said = codec.decode(ids)  # type: ignore[reportAttributeAccessIssue]
+            said = codec.decode(ids)
             if not said.endswith("\N{REPLACEMENT CHARACTER}"):
                 typer.echo(said[len(shown) :], nl=False)
                 sys.stdout.flush()
                 shown = said
         typer.echo("")
         return
-    all_ids = np.stack(list(drawn), 1)  # type: ignore[reportArgumentType]
+    all_ids = numpy.stack(list(drawn), 1)
     for row in all_ids:
-        typer.echo(text + codec.decode(row.tolist()) + "\n" + "-" * 20)  # type: ignore[reportAttributeAccessIssue]
+        typer.echo(text + codec.decode(row.tolist()) + "\n" + "-" * 20)

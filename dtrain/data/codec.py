@@ -67,7 +67,10 @@ class File:
         try:
             from tokenizers import Tokenizer
 
-            return Tokenizer.from_str(self.path.read_text())
+            made = Tokenizer.from_str(self.path.read_text())
+            made.no_truncation()  # some files carry the limits of the model they were made for
+            made.no_padding()
+            return made
         except ModuleNotFoundError:
             raise
         except Exception as error:  # the library raises bare Exception

@@ -35,7 +35,7 @@ class Order:
 
     def _permuted(self, epoch: int, places: np.ndarray) -> np.ndarray:
         if self.examples > SMALL:
-            return permuted(places, self.examples, mixed(np.uint64(self.seed)) + np.uint64(epoch))
+            return permuted(places, self.examples, mixed(mixed(np.uint64(self.seed)) + np.uint64(epoch)))
         if epoch not in self._drawn:
             for old in [known for known in self._drawn if known < epoch - 1]:
                 del self._drawn[old]

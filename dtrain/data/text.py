@@ -1,7 +1,7 @@
 """Text files, tokenised once: the tokens are kept in a cache whose name follows from all that made them."""
 
 import hashlib
-import os
+import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -85,7 +85,7 @@ class Text:
 
 
 def _write(path: Path, tokens: np.ndarray) -> None:
-    part = path.with_name(f".{path.name}-{os.getpid()}")
+    part = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with part.open("wb") as file:

@@ -119,6 +119,9 @@ def windows(
         hint = "shorten data.length" + (", or hold out more with data.test" if split == "test" else "")
         named = files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
         raise DataError(f"{named}: {longest:,} tokens to {split} on; a row takes {length} and one more", hint)
+    least = min(int(stream[: 2**16].min()) for stream in streams if len(stream))
+    if least < 0:
+        raise DataError(f"{files[0]}: holds {least}; tokens are not below 0")
     largest = [
         max(int(stream[i : i + SCAN].max()) for i in range(0, len(stream), SCAN)) for stream in streams if len(stream)
     ]

@@ -98,6 +98,8 @@ class Decoder:
             raise FieldError(
                 "head_dim", f"head_dim = {self.size_of_head} is odd; rotary positions turn pairs of values"
             )
+        if self.vocab % (n := self.loss_chunks):
+            raise FieldError("loss_chunks", f"loss_chunks = {n} does not divide vocab = {self.vocab}")
         if self.global_every and (self.window is None or self.layers % self.global_every):
             hint = "set window" if self.window is None else f"{self.layers} layers are no multiple of it"
             raise FieldError("global_every", f"global_every = {self.global_every}: {hint}")
@@ -113,8 +115,8 @@ class Decoder:
         return self.head_dim or self.width // self.heads
 
     def params(self) -> Tree:
-        table = Param((self.vocab, self.width), "vocab embed", declare.normal(self.init))
-        tree: Tree = {"embed": table, "norm": self._norm(self.width, "embed")}
+        tree: Tree = {"embed": Param((self.vocab, self.width), "vocab embed", declare.normal(self.init))}
+        tree["norm"] = self._norm(self.width, "embed")
         tree["blocks"] = declare.stacked(self._block(), self.layers)
         if isinstance(self.position, Learned):
             tree["position"] = Param((self.context, self.width), "_ embed", declare.normal(self.init))
@@ -175,7 +177,8 @@ class Decoder:
         else:
             shared["waves"] = self.position.waves(position_BT, self.size_of_head)
         shared |= {name: batch[name] for name in ("document",) if name in batch}
-        x_BTE, sums = ctx.stack(self._blocks(), params["blocks"], x_BTE, shared, Layers(self.remat, self.unroll))
+        blocks: list[Block] = [partial(self._apply, window) for window in self._windows]
+        x_BTE, sums = ctx.stack(blocks, params["blocks"], x_BTE, shared, Layers(self.remat, self.unroll))
         return self._normalised(ctx.gather(params["norm"]), x_BTE), sums
 
     @property
@@ -185,9 +188,6 @@ class Decoder:
     def unembedding(self, params: Tree) -> Tree:
         """The head's matrix, not yet gathered."""
         return params["embed"] if self.tied else params["head"]
-
-    def _blocks(self) -> list[Block]:
-        return [partial(self._apply, window) for window in self._windows]
 
     @property
     def _windows(self) -> list[int | None]:

@@ -1,7 +1,7 @@
 """The cross-entropy of the next token, in parts of the vocabulary.
 
-Neither the logits nor the head stand whole anywhere: each part of the head is gathered, used, and
-computed again in the backward pass, where its gradient is given back part by part.
+Each part of the head is gathered, used, and computed again in the backward pass, where its gradient
+is given back part by part: with several parts neither the logits nor the head ever stand whole.
 Dims: B batch, T tokens, E embed, V this device's share of the vocabulary or a part of that.
 """
 

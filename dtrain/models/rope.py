@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dtrain.errors import FieldError
 from dtrain.fields import Positive, PositiveFloat
 
 
@@ -40,6 +41,10 @@ class Llama3:
     high: PositiveFloat = 4.0
     original: Positive = 8192
     """The context that the model was first trained on."""
+
+    def __post_init__(self) -> None:
+        if self.high <= self.low:
+            raise FieldError("high", f"high = {self.high} is not above low = {self.low}")
 
     def frequencies(self, plain: np.ndarray, theta: float) -> np.ndarray:
         turns = self.original * plain / (2 * math.pi)
@@ -83,6 +88,10 @@ class Rope:
     kind: Literal["rope"] = "rope"
     theta: PositiveFloat = 10_000.0
     scaling: Linear | Llama3 | Yarn | None = None
+
+    def __post_init__(self) -> None:
+        if self.theta <= 1:
+            raise FieldError("theta", f"theta = {self.theta} is not above 1")
 
     def waves(self, position_BT: jax.Array, dim: int) -> tuple[jax.Array, jax.Array]:
         """Cosine and sine of every angle: (B, T, P) each."""

@@ -37,7 +37,6 @@ def transformation(optimizer: Optimizer, declared: Tree, steps: int) -> "optax.G
         optimizer.direction(declared),
         optax.add_decayed_weights(optimizer.decay, mask) if optimizer.decay else None,
         optax.scale_by_learning_rate(learning_rate(optimizer, steps)),
-        _keep_average(optimizer.ema) if optimizer.ema else None,
     ]
     whole = optax.chain(*(link for link in links if link))
 
@@ -45,7 +44,8 @@ def transformation(optimizer: Optimizer, declared: Tree, steps: int) -> "optax.G
         found, state = whole.update(learned(updates, declared), state, params)
         return jax.tree.map(_by_sign, found, updates, declared), state
 
-    return optax.GradientTransformation(whole.init, moved)
+    stepped = optax.GradientTransformation(whole.init, moved)
+    return optax.chain(stepped, _keep_average(optimizer.ema)) if optimizer.ema else stepped
 
 
 def learned(gradients: Tree, declared: Tree) -> Tree:

@@ -27,7 +27,7 @@ def local_attention(
     if platform == "tpu" and length % LANES == 0 and dim % 64 == 0:
         return splash(q_BTHD, k_BTGD, v_BTGD, reach, document_BT)
     plain_scores = document_BT is None and reach.softcap is None
-    if platform == "gpu" and plain_scores and q_BTHD.dtype in CUDNN_DTYPES and dim <= LANES:
+    if platform == "gpu" and plain_scores and q_BTHD.dtype in CUDNN_DTYPES and dim <= LANES and dim % 8 == 0:
         return cudnn(q_BTHD, k_BTGD, v_BTGD, reach)
     return attention(q_BTHD, k_BTGD, v_BTGD, reach, Side(jnp.arange(length, dtype=jnp.int32), document_BT))
 

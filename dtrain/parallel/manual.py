@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec
 
 from dtrain.attention import Reach
 from dtrain.context import REGATHERED, Block, Layers, scan_layers
+from dtrain.errors import RecipeError
 from dtrain.experts import Apply, grouped
 from dtrain.parallel.experts import exchanged
 from dtrain.parallel.kernels import local_attention
@@ -163,7 +164,12 @@ class Manual:
             kept = Layers("regather", how.unroll) if again else how
             return scan_layers([gathering(block) for block in blocks], params, x, shared, kept, self)
 
-        stages = self.layout.sizes["pipeline"]
+        stages, held = self.layout.sizes["pipeline"], len(jax.tree.leaves(params)[0])
+        if held % len(blocks):
+            raise RecipeError(
+                f"mesh.pipeline = {stages} leaves {held} layers to a stage; they come in groups of {len(blocks)}",
+                "take a pipeline whose stages hold whole groups",
+            )
         if stages == 1:
             return layers(x, shared)
         return pipelined(layers, x, shared, "pipeline", stages, self.microbatches)

@@ -48,6 +48,9 @@ RULES: Mapping[str, tuple[str, ...]] = {
 """Which axes split a dim of that name. A dim without a rule stays whole. `tokens` is `length`, and each
 part of that `kept` by one of the devices that share a layer's matrices."""
 
+SUMMED = ("hidden", "heads", "kv_heads", "vocab")
+"""Dims over whose shares a layer sums: split by `tensor`, or by `fsdp` and gathered."""
+
 FIXED = ("batch", "length", "tokens", "kept", "layer", "experts")
 """Dims whose axes the engines count on."""
 
@@ -85,6 +88,8 @@ class Mesh:
         for dim in self.rules:
             if dim in FIXED:
                 raise FieldError(f"rules.{dim}", f"{dim} is always split by {' and '.join(RULES[dim])}")
+            if dim in SUMMED and self.rules[dim] not in ("tensor", "fsdp"):
+                raise FieldError(f"rules.{dim}", f"{dim} is split by tensor or fsdp; found {self.rules[dim]}")
         for axis, slices in self.slices.items():
             size = getattr(self, axis)
             if size != -1 and size % slices:
@@ -96,8 +101,9 @@ class Mesh:
 
     @property
     def given(self) -> dict[str, int]:
-        """The size of each axis as far as it is said: 1 for the one to be filled."""
-        return dict.fromkeys(LAID, 1) | {axis: max(getattr(self, axis), 1) for axis in AXES}
+        """The size of each axis as far as it is said: its slices, or 1, for the one to be filled."""
+        least = lambda axis: getattr(self, axis) if getattr(self, axis) > 0 else self.slices.get(axis, 1)  # noqa: E731
+        return dict.fromkeys(LAID, 1) | {axis: least(axis) for axis in AXES}
 
     @property
     def least(self) -> int:
@@ -120,11 +126,7 @@ class Mesh:
                 f"set one axis to -1 to fill it, or run on {self.least} devices: --devices {self.least} pretends them",
             )
         fill = devices // self.least
-        found = self.given | {axis: fill for axis in AXES if getattr(self, axis) == -1}
-        for axis, slices in self.slices.items():
-            if found[axis] % slices:
-                raise FieldError(f"slices.{axis}", f"{slices} slices do not divide {axis} = {found[axis]}")
-        return found
+        return self.given | {axis: fill * self.given[axis] for axis in AXES if getattr(self, axis) == -1}
 
     def laid(self, devices: Sequence[Any]) -> dict[str, int]:
         """Every axis of the mesh of JAX with its size on these devices."""

@@ -11,6 +11,7 @@ from dtrain.batch import Batch
 from dtrain.context import Plain
 from dtrain.model import Loss
 from dtrain.parallel.engine import Grads, LossFn, Sums, accumulate
+from dtrain.parallel.mesh import visible
 from dtrain.parallel.rules import Layout
 from dtrain.params import Tree
 
@@ -24,7 +25,7 @@ class Pmap:
     kind: Literal["pmap"] = "pmap"
 
     def refusal(self, layout: Layout, processes: int) -> str:
-        asked = [f"{axis} = {size}" for axis, size in layout.sizes.items() if axis != AXIS and size > 1]
+        asked = [f"{axis} = {size}" for axis, size in visible(layout.sizes).items() if axis != AXIS and size > 1]
         if asked:
             return f"pmap keeps whole replicas and splits only the data axis; the mesh asks for {', '.join(asked)}"
         return f"pmap serves one process; this run has {processes}" if processes > 1 else ""

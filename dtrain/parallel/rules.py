@@ -162,6 +162,8 @@ def fitting(size: int) -> str:
 
 def in_deal(length: int, parts: int) -> np.ndarray:
     """The places 0 to length - 1 in the order in which `parts` parts hold them."""
+    if parts == 1:
+        return np.arange(length)
     chunks = np.arange(length).reshape(2 * parts, -1)
     return np.concatenate([chunks[[s, 2 * parts - 1 - s]].reshape(-1) for s in range(parts)])
 

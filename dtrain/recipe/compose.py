@@ -32,6 +32,8 @@ def _with_preset(tree: Node) -> Node:
     asked = model.value.get("preset") if model and isinstance(model.value, dict) else None
     if asked is None or asked.value is None:
         return tree
+    if not isinstance(asked.value, str):
+        raise RecipeError(f"{asked.mark}  model.preset: the name of a preset; `dtrain recipes presets` lists them")
     if asked.value not in presets():
         near = difflib.get_close_matches(str(asked.value), presets(), 1)
         hint = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(presets())}"
@@ -44,8 +46,13 @@ def _with_preset(tree: Node) -> Node:
 def least_devices(tree: Node) -> int:
     """The fewest devices that the recipe's mesh fits on, as far as it can be read without checking it."""
     mesh = tree.plain().get("mesh", {})
-    sizes = [size for size in mesh.values() if type(size) is int and size > 0] if isinstance(mesh, dict) else []
-    return math.prod(sizes)
+    if not isinstance(mesh, dict):
+        return 1
+    said = mesh.get("slices")
+    slices = said if isinstance(said, dict) else {}
+    open_axes = [axis for axis in slices if mesh.get(axis, -1 if axis == "data" else 1) == -1]
+    found = [*mesh.values(), *(slices[axis] for axis in open_axes)]
+    return math.prod(size for size in found if type(size) is int and size > 0)
 
 
 def _included(path: Path, trail: tuple[Path, ...]) -> Node:

@@ -83,6 +83,11 @@ def _model(recipe: Recipe) -> Iterator[Problem]:
     if mismatch:
         yield "model", mismatch, ""
     layout = Layout(recipe.mesh.given, recipe.mesh.table(), recipe.model.params(), example=example or {})
+    stages, turn = recipe.mesh.given["pipeline"], getattr(recipe.model, "global_every", 0)
+    layers = getattr(recipe.model, "layers", stages)
+    if turn and layers % stages == 0 and layers // stages % turn:
+        held = f"{layers // stages} layers to a stage, no multiple of model.global_every = {turn}"
+        yield "mesh.pipeline", f"pipeline = {stages} leaves {held}", ""
     for axis, message in layout.problems():
         yield f"mesh.{axis}", message, ""
 
@@ -95,6 +100,6 @@ def _schedule(recipe: Recipe) -> Iterator[Problem]:
 
 def _best(recipe: Recipe) -> Iterator[Problem]:
     best = recipe.checkpoint.best
-    known = {"eval/loss", "eval/accuracy"}
+    known = {"eval/loss", "eval/perplexity" if recipe.model.kind == "decoder" else "eval/accuracy"}
     if best is not None and best not in known:
         yield "checkpoint.best", f"no metric {best!r}", f"one of {', '.join(sorted(known))}"

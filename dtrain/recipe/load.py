@@ -16,8 +16,11 @@ from dtrain.recipe.yaml import Mark, Node, dump, walk
 IRRELEVANT = {"name", "steps", "epochs", "engine", "mesh", "accumulate", "evaluate", "checkpoint", "track", "guard"}
 """Sections that may change under a run: they change neither the data nor the mathematics of a step."""
 
-LOADING = {"data.load", "data.root", "data.download", "data.mirrors"}
+LOADING = {"data.load", "data.root", "data.download", "data.mirrors", "data.cache"}
 """Keys of `data` that say where examples lie and how they are read; a fingerprint watches the examples."""
+
+COMPUTING = {"model.remat", "model.unroll", "model.loss_chunks"}
+"""Keys of `model` that say how a step is computed, not what."""
 
 
 def load(path: Path, overrides: Sequence[str] = (), devices: int | None = None) -> Recipe:
@@ -40,7 +43,9 @@ def load(path: Path, overrides: Sequence[str] = (), devices: int | None = None) 
 
 def plain(recipe: Recipe) -> dict[str, Any]:
     """The recipe as plain values, every default written out; what is not set is left out."""
-    return _without_none(dataclasses.asdict(recipe))
+    found = _without_none(dataclasses.asdict(recipe))
+    found["model"].pop("preset", None)  # its fields are written out, and what is not set must stay so
+    return found
 
 
 def text(recipe: Recipe) -> str:
@@ -65,7 +70,7 @@ def _flat(tree: dict[str, Any], path: str = "") -> dict[str, Any]:
     found = {}
     for key, value in tree.items():
         here = f"{path}.{key}" if path else key
-        if here in IRRELEVANT or here in LOADING:
+        if here in IRRELEVANT | LOADING | COMPUTING:
             continue
         found |= _flat(value, here) if isinstance(value, dict) else {here: value}
     return found

@@ -65,7 +65,7 @@ def _best(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
         return {}
     found = {}
     for name in (name for name in measured[0] if name.startswith("eval/")):
-        pick = min if name.endswith("loss") else max
+        pick = max if name.endswith("accuracy") else min
         row = pick((row for row in measured if name in row), key=lambda row, name=name: row[name])
         found[name] = {"value": row[name], "step": row["step"]}
     return found

@@ -41,3 +41,16 @@ def test_slices_that_do_not_divide_their_axis_are_refused() -> None:
 def test_dims_that_the_engines_count_on_keep_their_axes() -> None:
     with pytest.raises(FieldError, match="batch is always split by"):
         Mesh(rules={"batch": "data"})
+
+
+def test_dims_that_a_layer_sums_over_lie_where_it_sums() -> None:
+    with pytest.raises(FieldError, match="hidden is split by tensor or fsdp; found data"):
+        Mesh(rules={"hidden": "data"})
+
+
+def test_an_axis_to_be_filled_has_at_least_its_slices() -> None:
+    mesh = Mesh(fsdp=2, slices={"data": 2})
+    assert mesh.least == 4
+    assert mesh.sizes(8)["data"] == 4
+    with pytest.raises(FieldError, match="4 does not divide 6 devices"):
+        mesh.sizes(6)

@@ -64,6 +64,7 @@ def test_rows_that_the_mesh_does_not_divide_are_refused() -> None:
 
 @pytest.mark.parametrize("parts", [2, 4])
 def test_rows_are_dealt_so_that_every_part_sees_as_much(parts: int) -> None:
+    assert in_deal(33, 1).tolist() == list(range(33))
     order = in_deal(32, parts)
     assert sorted(order) == list(range(32))
     seen = [sum(place + 1 for place in part) for part in np.split(order, parts)]
@@ -77,4 +78,3 @@ def test_a_hand_placed_engine_refuses_rules_it_cannot_keep() -> None:
     assert refusal({}) == refusal({"classes": "fsdp"}) == refusal({"hidden": "fsdp"}) == ""
     assert "shard_map splits classes over fsdp only" in refusal({"classes": "tensor"})
     assert "shard_map splits embed over fsdp only" in refusal({"embed": "tensor"})
-    assert "shard_map splits hidden over tensor or fsdp only" in refusal({"hidden": "expert"})
