@@ -16,7 +16,17 @@ from dtrain.context import Context
 from dtrain.errors import FieldError
 from dtrain.fields import Positive
 from dtrain.model import Flops, Loss
-from dtrain.models.layers import classify, dense, group_norm, grouped_norm, image_mismatch, linear, three_times, weight
+from dtrain.models.layers import (
+    classify,
+    dense,
+    group_norm,
+    grouped_norm,
+    image_mismatch,
+    linear,
+    norm,
+    three_times,
+    weight,
+)
 from dtrain.params import Tree
 
 KERNEL = 3
@@ -59,7 +69,7 @@ class CNN:
         return {
             "stem": _kernel(KERNEL, self.image[2], self.stages[0], "_", "embed"),
             **blocks,
-            "norm": grouped_norm(last, self.group, "embed"),
+            "norm": norm(last, "embed"),
             "head": dense(last, self.classes, "embed classes"),
         }
 
@@ -98,7 +108,7 @@ class CNN:
 
 def _block(inputs: int, out: int, group: int) -> Tree:
     block = {
-        "norm1": grouped_norm(inputs, group, "embed"),
+        "norm1": norm(inputs, "embed"),
         "conv1": _kernel(KERNEL, inputs, out, "embed", "hidden"),
         "norm2": grouped_norm(out, group, "hidden"),
         "conv2": _kernel(KERNEL, out, out, "hidden", "embed"),

@@ -110,7 +110,8 @@ def accumulate(loss: Callable[[Tree, Batch], Loss], params: Tree, batch: Batch, 
     start = jax.tree.map(_zeros, jax.eval_shape(one, first))
 
     def add(sums: Tree, rows: Batch) -> tuple[Tree, None]:
-        found = jax.lax.optimization_barrier(one(rows))  # XLA would sum whole gradients to reduce-scatter them once
+        # XLA would add up whole gradients to reduce-scatter them once; a barrier for each, lest they vary alike
+        found = jax.tree.map(jax.lax.optimization_barrier, one(rows))
         return jax.tree.map(jnp.add, sums, found), None
 
     return jax.lax.scan(add, start, stacked)[0]
