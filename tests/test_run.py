@@ -198,6 +198,6 @@ def test_the_newest_and_the_best_are_kept(dtrain: Dtrain, recipe: Path, tmp_path
 @pytest.mark.slow
 def test_a_mesh_that_does_not_fit_the_machine_is_refused_with_the_arithmetic(dtrain: Dtrain, recipe: Path) -> None:
     refused = dtrain("run", recipe, "mesh={data: 3, tensor: 2}", "--devices", "8", code=2)
-    assert "data 3 x fsdp 1 x tensor 2: 6 != 8 devices" in refused.stderr
+    assert "data 3 x tensor 2: 6 != 8 devices" in refused.stderr
     here = dtrain("run", recipe, "mesh={data: 2}", code=2)
     assert "2 != 1 devices" in here.stderr
