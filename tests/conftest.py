@@ -11,6 +11,9 @@ import pytest
 from dtrain.parallel.devices import pretend
 
 pretend(8)
+# the tests compile much and compute little: all of XLA's passes, and none of LLVM's, which halves their time;
+# tests that run the command compile as the user does
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0".strip()
 
 import jax  # noqa: E402
 

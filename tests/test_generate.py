@@ -29,6 +29,7 @@ def trained(dtrain: Dtrain, tmp_path: Path) -> Path:
     return tmp_path / "runs" / "small"
 
 
+@pytest.mark.slow
 def test_text_is_the_same_for_the_same_seed_and_any_devices(dtrain: Dtrain, trained: Path) -> None:
     ask = ["generate", trained, "--prompt", "the ", "--tokens", "12"]
     found = [dtrain(*ask, *more).stdout for more in (["--devices", "4"], ["--devices", "4"])]

@@ -40,6 +40,7 @@ def wandb_records(folder: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.slow
 def test_wandb_reads_the_run_back(run: Path) -> None:
     fragments = sorted((run / "wandb").glob("offline-run-*"))
     assert len(fragments) == 2
@@ -51,6 +52,7 @@ def test_wandb_reads_the_run_back(run: Path) -> None:
     assert "sizes" in text
 
 
+@pytest.mark.slow
 def test_tensorboard_reads_the_run_back(run: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
