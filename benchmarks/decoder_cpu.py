@@ -15,14 +15,12 @@ from pathlib import Path
 import jax
 import numpy as np
 import torch
-from timing import alternate, median_ratio
+from timing import alternate, median_ratio, run_step
 from torch import nn
 
 from dtrain.assembly import assemble
 from dtrain.data.windows import row_example
-from dtrain.parallel.engine import put
 from dtrain.recipe.load import load
-from dtrain.train.state import born
 
 VOCAB, CONTEXT, LAYERS, WIDTH, HEADS, BATCH, SEGMENT, ROUNDS = 256, 64, 4, 128, 4, 12, 20, 15
 RECIPE = Path(__file__).parents[1] / "recipes" / "decoder-shakespeare.yaml"
@@ -32,16 +30,7 @@ TOKENS = np.random.default_rng(0).integers(0, VOCAB, (BATCH, CONTEXT + 1)).astyp
 def dtrain_step() -> Callable[[], None]:
     """The compiled step of `dtrain run`."""
     made = assemble(load(RECIPE), jax.devices()[:1], row_example(CONTEXT, packed=False), 2000)
-    step = made.train().lower().compile()
-    batch = put(made.recipe.engine, made.layout, {"token": TOKENS[:, :-1], "target": TOKENS[:, 1:]}, BATCH)
-    state = [born(made.make, made.shapes)]
-
-    def segment() -> None:
-        for _ in range(SEGMENT):
-            state[0], metrics = step(state[0], batch)
-        jax.block_until_ready(metrics)
-
-    return segment
+    return run_step(made, {"token": TOKENS[:, :-1], "target": TOKENS[:, 1:]}, SEGMENT)
 
 
 class Layer(nn.Module):

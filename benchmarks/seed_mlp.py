@@ -16,13 +16,11 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from timing import alternate, median_ratio
+from timing import alternate, median_ratio, run_step
 
 from dtrain.assembly import assemble
 from dtrain.data.source import image_example
-from dtrain.parallel.engine import put
 from dtrain.recipe.load import load
-from dtrain.train.state import born
 
 SIZES, BATCH, LR, SEGMENT, ROUNDS = (784, 512, 256, 10), 128, 0.1, 20, 15
 RECIPE = Path(__file__).parents[1] / "recipes" / "mlp-mnist.yaml"
@@ -38,16 +36,7 @@ def dtrain_step() -> Callable[[], None]:
     """The compiled step of `dtrain run`."""
     overrides = [f"optimizer={{kind: sgd, lr: {LR}, momentum: 0.0}}", "steps=100", "epochs=~"]
     made = assemble(load(RECIPE, overrides), jax.devices()[:1], image_example((28, 28, 1), 10), 100)
-    step = made.train().lower().compile()
-    batch = put(made.recipe.engine, made.layout, {"image": IMAGE, "label": LABEL}, BATCH)
-    state = [born(made.make, made.shapes)]
-
-    def segment() -> None:
-        for _ in range(SEGMENT):
-            state[0], metrics = step(state[0], batch)
-        jax.block_until_ready(metrics)
-
-    return segment
+    return run_step(made, {"image": IMAGE, "label": LABEL}, SEGMENT)
 
 
 def eager_step() -> Callable[[], None]:

@@ -3,10 +3,35 @@
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from dtrain.parallel.devices import settle
 
+if TYPE_CHECKING:
+    import numpy as np
+
+    from dtrain.assembly import Assembly
+
 settle()  # what is measured is what `dtrain run` compiles
+
+
+def run_step(made: "Assembly", rows: "dict[str, np.ndarray]", times: int) -> Callable[[], None]:
+    """The compiled step of `dtrain run` on one batch, so many times in a row."""
+    import jax
+
+    from dtrain.parallel.engine import put
+    from dtrain.train.state import born
+
+    step = made.train().lower().compile()
+    batch = put(made.recipe.engine, made.layout, rows, made.recipe.batch)
+    state = [born(made.make, made.shapes)]
+
+    def segment() -> None:
+        for _ in range(times):
+            state[0], metrics = step(state[0], batch)
+        jax.block_until_ready(metrics)
+
+    return segment
 
 
 def alternate(variants: Mapping[str, Callable[[], None]], rounds: int) -> dict[str, list[tuple[float, float]]]:
