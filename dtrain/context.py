@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from dtrain.attention import Reach, Side, attention
-from dtrain.experts import Apply, grouped
+from dtrain.experts import Mixture, Routed, grouped
 from dtrain.params import Tree
 
 Remat = Literal["none", "full", "dots", "attention", "offload"]
@@ -110,20 +110,10 @@ class Context(Protocol):
         """
         ...
 
-    def dispatch(
-        self,
-        x_BTE: jax.Array,
-        chosen_BTK: jax.Array,
-        gates_BTK: jax.Array,
-        experts: Tree,
-        dims: Tree,
-        apply: Apply,
-        capacity: float | None,
-    ) -> jax.Array:
-        """Every token through the experts it chose, whose dims are named in `dims`.
+    def dispatch(self, tokens: Routed, experts: Mixture) -> jax.Array:
+        """Every token through the experts it chose: (B, T, embed).
 
-        This device's share of `hidden` is not yet summed. `capacity` bounds what one device sends
-        another, as a multiple of an even spread; None drops nothing.
+        This device's share of `hidden` is not yet summed.
         """
         ...
 
@@ -174,19 +164,8 @@ class Plain:
     ) -> tuple[jax.Array, Tree]:
         return scan_layers(blocks, params, x, shared, how, self)
 
-    def dispatch(
-        self,
-        x_BTE: jax.Array,
-        chosen_BTK: jax.Array,
-        gates_BTK: jax.Array,
-        experts: Tree,
-        dims: Tree,
-        apply: Apply,
-        capacity: float | None,
-    ) -> jax.Array:
-        K, E = chosen_BTK.shape[-1], x_BTE.shape[-1]
-        out = grouped(x_BTE.reshape(-1, E), chosen_BTK.reshape(-1, K), gates_BTK.reshape(-1, K), experts, apply)
-        return out.reshape(x_BTE.shape)
+    def dispatch(self, tokens: Routed, experts: Mixture) -> jax.Array:
+        return grouped(tokens, experts)
 
 
 def scan_layers(

@@ -4,6 +4,8 @@ Dims: N tokens, K experts chosen by each, E embed.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,20 +16,50 @@ Apply = Callable[[Tree, jax.Array, jax.Array], jax.Array]
 """(experts' parameters, rows sorted by expert, rows of each expert) → rows."""
 
 
-def grouped(x_NE: jax.Array, chosen_NK: jax.Array, gates_NK: jax.Array, experts: Tree, apply: Apply) -> jax.Array:
-    """Every token through each expert it chose, weighed by its gates; no token is dropped."""
-    tokens, active = chosen_NK.shape
-    count = jax.tree.leaves(experts)[0].shape[0]
-    out = in_order(jnp.repeat(x_NE, active, 0), chosen_NK.reshape(-1), count, experts, apply)
-    return combine(out.reshape(tokens, active, -1), gates_NK)
+class Routed(NamedTuple):
+    """Tokens (..., embed), the numbers of the experts that each chose (..., K), and the gates of those."""
+
+    x: jax.Array
+    chosen: jax.Array
+    gates: jax.Array
+
+    @property
+    def rows(self) -> "Routed":
+        """The same with one leading dim: (N, ...)."""
+        return Routed(*(part.reshape(-1, part.shape[-1]) for part in self))
 
 
-def in_order(rows: jax.Array, expert: jax.Array, count: int, experts: Tree, apply: Apply) -> jax.Array:
-    """Each row through the expert of that number; a row whose number is `count` gives zeros."""
+@dataclass(frozen=True)
+class Mixture:
+    """The experts at hand and how rows go through them."""
+
+    params: Tree
+    """Each matrix (experts, ...)."""
+    dims: Tree
+    """The names of each matrix's dims."""
+    apply: Apply
+    capacity: float | None = None
+    """Bound on what one device sends another, as a multiple of an even spread; None drops nothing."""
+
+    @property
+    def count(self) -> int:
+        """Experts at hand."""
+        return jax.tree.leaves(self.params)[0].shape[0]
+
+
+def grouped(tokens: Routed, experts: Mixture) -> jax.Array:
+    """Every token through each expert it chose, weighed by its gates: (..., embed); no token is dropped."""
+    x_NE, chosen_NK, gates_NK = tokens.rows
+    out = in_order(jnp.repeat(x_NE, chosen_NK.shape[1], 0), chosen_NK.reshape(-1), experts)
+    return combine(out.reshape(*chosen_NK.shape, -1), gates_NK).reshape(tokens.x.shape)
+
+
+def in_order(rows: jax.Array, expert: jax.Array, experts: Mixture) -> jax.Array:
+    """Each row through the expert of that number; a row whose number is the experts' count gives zeros."""
     order = jnp.argsort(expert, stable=True)
-    sizes = jnp.zeros(count, jnp.int32).at[expert].add(1, mode="drop")
-    out = apply(experts, rows[order], sizes)[jnp.argsort(order)]
-    return jnp.where((expert < count)[:, None], out, 0)
+    sizes = jnp.zeros(experts.count, jnp.int32).at[expert].add(1, mode="drop")
+    out = experts.apply(experts.params, rows[order], sizes)[jnp.argsort(order)]
+    return jnp.where((expert < experts.count)[:, None], out, 0)
 
 
 def combine(out_NKE: jax.Array, gates_NK: jax.Array) -> jax.Array:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from dtrain import params as declare
 from dtrain.context import Context
 from dtrain.errors import FieldError
+from dtrain.experts import Mixture, Routed
 from dtrain.fields import Natural, NonNegative, Positive, PositiveFloat
 from dtrain.models.feed_forward import Form, gated, hidden
 from dtrain.params import Init, Param, Tree
@@ -64,7 +65,7 @@ class Experts:
     ) -> tuple[jax.Array, Tree]:
         """From x split by `tokens` to this device's share of `hidden`; what the router adds to the loss."""
         chosen_BTK, gates_BTK, sums = self._route(params, x_BTE, ctx.share(weight_BT), ctx)
-        chosen_BTK, gates_BTK, x_BTE = (ctx.collect(part) for part in (chosen_BTK, gates_BTK, x_BTE))
+        tokens = Routed(*(ctx.collect(part) for part in (x_BTE, chosen_BTK, gates_BTK)))
 
         def products(experts: Tree, rows_NE: jax.Array, sizes_X: jax.Array) -> jax.Array:
             up = hidden(form, lambda name: jax.lax.ragged_dot(rows_NE, experts[name], sizes_X))
@@ -73,10 +74,10 @@ class Experts:
         dims = {
             name: "experts hidden embed" if name == "down" else "experts embed hidden" for name in params["experts"]
         }
-        out_BTE = ctx.dispatch(x_BTE, chosen_BTK, gates_BTK, params["experts"], dims, products, self.capacity)
+        out_BTE = ctx.dispatch(tokens, Mixture(params["experts"], dims, products, self.capacity))
         if self.shared:
             shared = params["shared"]
-            out_BTE = out_BTE + hidden(form, lambda name: x_BTE @ shared[name]) @ shared["down"]
+            out_BTE = out_BTE + hidden(form, lambda name: tokens.x @ shared[name]) @ shared["down"]
         return out_BTE, sums
 
     def _route(

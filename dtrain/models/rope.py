@@ -5,7 +5,7 @@ Dims: B batch, T tokens, H heads, D head dim, P pairs of values: half of D.
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -19,21 +19,21 @@ from dtrain.fields import Positive, PositiveFloat
 class Linear:
     """Every position divided by `factor` (Chen et al. 2023)."""
 
+    attention: ClassVar[float] = 1.0
+    """What queries and keys are multiplied by."""
+
     kind: Literal["linear"] = "linear"
     factor: PositiveFloat
 
     def frequencies(self, plain: np.ndarray, theta: float) -> np.ndarray:
         return plain / self.factor
 
-    @property
-    def attention(self) -> float:
-        """What queries and keys are multiplied by."""
-        return 1.0
-
 
 @dataclass(frozen=True, kw_only=True)
 class Llama3:
     """Long waves divided by `factor`, short ones kept, those between mixed (Dubey et al. 2024)."""
+
+    attention: ClassVar[float] = 1.0
 
     kind: Literal["llama3"] = "llama3"
     factor: PositiveFloat = 8.0
@@ -50,11 +50,6 @@ class Llama3:
         turns = self.original * plain / (2 * math.pi)
         kept = np.clip((turns - self.low) / (self.high - self.low), 0.0, 1.0)
         return kept * plain + (1 - kept) * plain / self.factor
-
-    @property
-    def attention(self) -> float:
-        """What queries and keys are multiplied by."""
-        return 1.0
 
 
 @dataclass(frozen=True, kw_only=True)

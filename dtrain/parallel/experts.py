@@ -8,39 +8,30 @@ import math
 import jax
 import jax.numpy as jnp
 
-from dtrain.experts import Apply, combine, in_order
-from dtrain.params import Tree
+from dtrain.experts import Mixture, Routed, combine, in_order
 from dtrain.varying import axes_of, vary
 
 
-def exchanged(
-    x_NE: jax.Array,
-    chosen_NK: jax.Array,
-    gates_NK: jax.Array,
-    experts: Tree,
-    apply: Apply,
-    axis: str,
-    parts: int,
-    capacity: float | None,
-) -> jax.Array:
+def exchanged(tokens: Routed, experts: Mixture, axis: str, parts: int) -> jax.Array:
     """Every token through the experts it chose, wherever along `axis` they are.
 
     Two all-to-alls of equal blocks, one for each other device. A block has room for the worst case,
-    or for `capacity` times the tokens that an even spread would send; what finds no room gives zero.
+    or for the mixture's `capacity` times the tokens that an even spread would send; what finds no room gives zero.
     """
-    (tokens, active), own = chosen_NK.shape, jax.tree.leaves(experts)[0].shape[0]
-    room = tokens * min(active, own)
-    if capacity is not None:
-        room = min(room, math.ceil(tokens * active / parts * capacity))
+    x_NE, chosen_NK, gates_NK = tokens.rows
+    (count, active), own = chosen_NK.shape, experts.count
+    room = count * min(active, own)
+    if experts.capacity is not None:
+        room = min(room, math.ceil(count * active / parts * experts.capacity))
     expert = chosen_NK.reshape(-1)
     slot = _slots(expert // own, parts, room)
     rows = jnp.repeat(x_NE, active, 0)
     sent = _blank(rows, (parts * room, rows.shape[1]), 0).at[slot].set(rows, mode="drop")
     numbers = _blank(expert, (parts * room,), own).at[slot].set(expert % own, mode="drop")
     here, which = (_swapped(block, axis, parts) for block in (sent, numbers))
-    back = _swapped(in_order(here, which, own, experts, apply), axis, parts)
+    back = _swapped(in_order(here, which, experts), axis, parts)
     out = back.at[slot].get(mode="fill", fill_value=0)
-    return combine(out.reshape(tokens, active, -1), gates_NK)
+    return combine(out.reshape(count, active, -1), gates_NK).reshape(tokens.x.shape)
 
 
 def _slots(to: jax.Array, parts: int, room: int) -> jax.Array:

@@ -5,7 +5,7 @@ What a compiler cannot place, because its order is part of the mathematics or it
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import jax
@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from dtrain.attention import Reach
 from dtrain.batch import Batch
 from dtrain.context import Block, Layers, scan_layers
-from dtrain.experts import Apply, grouped
+from dtrain.experts import Mixture, Routed, grouped
 from dtrain.model import Loss
 from dtrain.parallel.engine import Grads, LossFn, Sums, accumulate, flow
 from dtrain.parallel.kernels import local_attention
@@ -134,28 +134,17 @@ class Constrained:
         island = self._island(layers, (specs, tokens, jax.tree.map(rows, shared)), (tokens, PartitionSpec()))
         return island(self.gather(params), x, shared)
 
-    def dispatch(
-        self,
-        x_BTE: jax.Array,
-        chosen_BTK: jax.Array,
-        gates_BTK: jax.Array,
-        experts: Tree,
-        dims: Tree,
-        apply: Apply,
-        capacity: float | None,
-    ) -> jax.Array:
+    def dispatch(self, tokens: Routed, experts: Mixture) -> jax.Array:
         assert self.layout.mesh is not None
         if self.layout.mesh.size == 1:
-            K, E = chosen_BTK.shape[-1], x_BTE.shape[-1]
-            tokens = (x_BTE.reshape(-1, E), chosen_BTK.reshape(-1, K), gates_BTK.reshape(-1, K))
-            return grouped(*tokens, experts, apply).reshape(x_BTE.shape)
+            return grouped(tokens, experts)
         by_hand, rows = Manual(self.layout), self.layout.spec(("batch", "length"))
 
-        def exchange(x: jax.Array, chosen: jax.Array, gates: jax.Array, experts: Tree) -> jax.Array:
-            return by_hand.reduce(by_hand.dispatch(x, chosen, gates, experts, dims, apply, capacity), "hidden")
+        def exchange(tokens: Routed, params: Tree) -> jax.Array:
+            return by_hand.reduce(by_hand.dispatch(tokens, replace(experts, params=params)), "hidden")
 
-        used = jax.tree.map(lambda names: self._without_memory_axes(names.split()), dims)
-        return self._island(exchange, (rows, rows, rows, used), rows)(x_BTE, chosen_BTK, gates_BTK, experts)
+        used = jax.tree.map(lambda names: self._without_memory_axes(names.split()), experts.dims)
+        return self._island(exchange, (rows, used), rows)(tokens, experts.params)
 
     def _without_memory_axes(self, names: Sequence[str]) -> PartitionSpec:
         kept = [tuple(axis for axis in self.layout.axes(dim) if axis not in MEMORY_AXES) for dim in names]

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 from dtrain.attention import Reach
 from dtrain.context import REGATHERED, Block, Layers, scan_layers
 from dtrain.errors import RecipeError
-from dtrain.experts import Apply, grouped
+from dtrain.experts import Mixture, Routed, grouped
 from dtrain.parallel.experts import exchanged
 from dtrain.parallel.kernels import local_attention
 from dtrain.parallel.mesh import MEMORY_AXES
@@ -174,18 +174,6 @@ class Manual:
             return layers(x, shared)
         return pipelined(layers, x, shared, "pipeline", stages, self.microbatches)
 
-    def dispatch(
-        self,
-        x_BTE: jax.Array,
-        chosen_BTK: jax.Array,
-        gates_BTK: jax.Array,
-        experts: Tree,
-        dims: Tree,
-        apply: Apply,
-        capacity: float | None,
-    ) -> jax.Array:
-        K, E, parts = chosen_BTK.shape[-1], x_BTE.shape[-1], self.layout.sizes["expert"]
-        tokens = (x_BTE.reshape(-1, E), chosen_BTK.reshape(-1, K), gates_BTK.reshape(-1, K))
-        if parts == 1:
-            return grouped(*tokens, experts, apply).reshape(x_BTE.shape)
-        return exchanged(*tokens, experts, apply, "expert", parts, capacity).reshape(x_BTE.shape)
+    def dispatch(self, tokens: Routed, experts: Mixture) -> jax.Array:
+        parts = self.layout.sizes["expert"]
+        return grouped(tokens, experts) if parts == 1 else exchanged(tokens, experts, "expert", parts)
