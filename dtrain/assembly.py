@@ -36,6 +36,10 @@ class Assembly:
     """Traces the evaluation step, anew at each call."""
     eval_batch: int
     """Examples of one evaluation step."""
+    batch: Batch
+    """The shapes of one training batch, with their shardings."""
+    steps: int
+    """Optimizer steps of the whole run."""
 
 
 def assemble(recipe: Recipe, devices: Sequence[Any], example: Example, steps: int) -> Assembly:
@@ -44,7 +48,8 @@ def assemble(recipe: Recipe, devices: Sequence[Any], example: Example, steps: in
     mismatch = model.mismatch(example)
     if mismatch:
         raise DataError(mismatch, "change the model's sizes, or the data")
-    sizes = recipe.mesh.laid(devices)
+    by_hand = engine.kind != "jit"  # the compiler finds its own way along a network
+    sizes = recipe.mesh.laid(devices) if by_hand else recipe.mesh.sizes(len(devices))
     layout = Layout(sizes, recipe.mesh.table(), model.params(), recipe.mesh.build(sizes, devices), example)
     layout.check()
     refusal = engine.refusal(layout, len({device.process_index for device in devices}))
@@ -74,6 +79,8 @@ def assemble(recipe: Recipe, devices: Sequence[Any], example: Example, steps: in
             for name, (shape, sharding) in placed.items()
         }
 
+    batch = batch_shapes(dict(example) | ({"row": ROW} if data.keyed else {}), recipe.batch)
+
     def train() -> jax.stages.Traced:
         step = train_step(
             engine.grads(layout, loss_of(model, prepare(True), precision), recipe.accumulate),
@@ -81,12 +88,11 @@ def assemble(recipe: Recipe, devices: Sequence[Any], example: Example, steps: in
             rate,
             layout.declared,
         )
-        batch = batch_shapes(dict(example) | ({"row": ROW} if data.keyed else {}), recipe.batch)
         return engine.trace(layout, step, shapes, batch, out=(states.placement(shapes), whole), donate=True)
 
     def evaluate() -> jax.stages.Traced:
         step = eval_step(engine.sums(layout, loss_of(model, prepare(False), precision), recipe.accumulate))
-        batch = batch_shapes(dict(example) | {"weight": WEIGHT}, eval_batch)
-        return engine.trace(layout, step, shapes, batch, out=whole, donate=False)
+        rows = batch_shapes(dict(example) | {"weight": WEIGHT}, eval_batch)
+        return engine.trace(layout, step, shapes, rows, out=whole, donate=False)
 
-    return Assembly(recipe, layout, make, shapes, train, evaluate, eval_batch)
+    return Assembly(recipe, layout, make, shapes, train, evaluate, eval_batch, batch, steps)

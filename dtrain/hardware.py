@@ -1,39 +1,122 @@
-"""One table of facts about chips. Sources stand beside each family."""
+"""One table of facts about chips: speed, memory, network, the slices they are sold in, prices."""
 
+import math
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from typing import Literal
+
+GIB = 2**30
+PRICED = "2025-10"
+"""When the prices were written down: on-demand list prices of Google Cloud in its cheapest region of the
+United States, dollars an hour for one chip. A price list changes, and contracts differ: `--price` goes over it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chip:
-    """One chip: peak dense bfloat16 FLOP/s, HBM bytes, HBM bytes/s, and how JAX names it."""
+    """One chip: peak dense bfloat16 FLOP/s, HBM bytes, bytes/s, and how JAX and the cloud name it."""
 
     name: str
     flops: float
     hbm: float
     bandwidth: float
     kinds: tuple[str, ...]
+    platform: Literal["tpu", "gpu"] = "gpu"
     devices: int = 1
+    """JAX devices of one chip."""
+    room: float
+    """Bytes that one device lends to a program: of a TPU what its compiler allows (asked of libtpu 0.0.42),
+    of a GPU the three quarters that JAX takes."""
+    price: float | None = None
+    link: float
+    """Bytes/s one way over one link of the fast network: TPU's inter-chip links; all of NVLink to one GPU."""
+    far: float
+    """Bytes/s of one chip to other slices or hosts, one way."""
+    aliases: tuple[str, ...] = ()
+    dims: int = 0
+    """Dimensions of a TPU's torus."""
+    counted: int = 1
+    """What a slice's name counts for each chip: 2 where it counts TensorCores."""
+    most: int = 16384
+    """The largest slice, in chips."""
+    wraps: int = 4
+    """A dimension of the torus closes to a ring where its extent is a multiple of this."""
 
     @property
     def flops_per_device(self) -> float:
         """Peak FLOP/s of one JAX device; a chip may show as several."""
         return self.flops / self.devices
 
+    @cached_property
+    def slices(self) -> dict[int, tuple[int, ...]]:
+        """The shape of the slice of each number of chips that can be had."""
+        if self.dims == 2:
+            shapes = [(1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16)]
+            return {math.prod(shape): shape for shape in shapes}
+        units = range(1, self.most // 64 + 1)
+        cubes = {64 * n: _near_cube(n) for n in units}
+        small = [(2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4)]
+        return {math.prod(shape): shape for shape in small} | {n: shape for n, shape in cubes.items() if shape}
+
+
+def _near_cube(units: int) -> tuple[int, ...] | None:
+    """Cubes of 4 x 4 x 4 put together as compactly as so many can be; None where only a long stick is possible."""
+    sides = [n for n in range(1, units + 1) if units % n == 0]
+    shapes = [(a, b, units // (a * b)) for a, b in product(sides, sides) if units % (a * b) == 0]
+    best = min((tuple(sorted(shape)) for shape in shapes), key=lambda s: (s[2] / s[0], s))
+    return tuple(4 * side for side in best) if best[2] <= 7 else None
+
 
 CHIPS = (
-    # docs.cloud.google.com/tpu/docs: one page for each generation
-    Chip(name="v4", flops=275e12, hbm=32e9, bandwidth=1200e9, kinds=("TPU v4",)),
-    Chip(name="v5e", flops=197e12, hbm=16e9, bandwidth=819e9, kinds=("TPU v5 lite", "TPU v5e")),
-    Chip(name="v5p", flops=459e12, hbm=95e9, bandwidth=2765e9, kinds=("TPU v5", "TPU v5p")),
-    Chip(name="v6e", flops=918e12, hbm=32e9, bandwidth=1638e9, kinds=("TPU v6 lite", "TPU v6e")),
-    Chip(name="tpu7x", flops=2307e12, hbm=192e9, bandwidth=7380e9, kinds=("TPU7x",), devices=2),
-    # vendor data sheets, dense figures, SXM boards
-    Chip(name="a100-40g", flops=312e12, hbm=40e9, bandwidth=1555e9, kinds=("A100-SXM4-40GB",)),
-    Chip(name="a100-80g", flops=312e12, hbm=80e9, bandwidth=2039e9, kinds=("A100-SXM4-80GB",)),
-    Chip(name="h100", flops=989.4e12, hbm=80e9, bandwidth=3350e9, kinds=("H100 80GB HBM3",)),
-    Chip(name="h200", flops=989.4e12, hbm=141e9, bandwidth=4800e9, kinds=("H200",)),
-    Chip(name="b200", flops=2250e12, hbm=180e9, bandwidth=8000e9, kinds=("B200",)),
-)
+    # docs.cloud.google.com/tpu/docs: one page for each generation; links: jax-ml/scaling-book, tpus.md
+    Chip(
+        name="v4", flops=275e12, hbm=32e9, room=30.75 * GIB, bandwidth=1200e9, kinds=("TPU v4",),
+        platform="tpu", price=3.22, link=45e9, far=3.1e9, dims=3, counted=2, most=4096,
+    ),
+    Chip(
+        name="v5e", flops=197e12, hbm=16e9, room=15.75 * GIB, bandwidth=819e9, kinds=("TPU v5 lite", "TPU v5e"),
+        platform="tpu", price=1.20, link=45e9, far=3.1e9, aliases=("v5litepod",), dims=2, most=256, wraps=16,
+    ),
+    Chip(
+        name="v5p", flops=459e12, hbm=95e9, room=95.74 * GIB, bandwidth=2765e9, kinds=("TPU v5", "TPU v5p"),
+        platform="tpu", price=4.20, link=90e9, far=6.25e9, dims=3, counted=2, most=8960,
+    ),
+    Chip(
+        name="v6e", flops=918e12, hbm=32e9, room=31.25 * GIB, bandwidth=1638e9, kinds=("TPU v6 lite", "TPU v6e"),
+        platform="tpu", price=2.70, link=90e9, far=12.5e9, aliases=("trillium",), dims=2, most=256, wraps=16,
+    ),
+    Chip(
+        name="tpu7x", flops=2307e12, hbm=192e9, room=94.75 * GIB, bandwidth=7380e9, kinds=("TPU7x",),
+        platform="tpu", devices=2,
+        price=12.00, link=100e9, far=12.5e9, aliases=("ironwood", "v7x"), dims=3, counted=2, most=9216,
+    ),
+    # vendor data sheets, dense figures, SXM boards; `far` is one network card of each GPU
+    Chip(
+        name="a100-40g", flops=312e12, hbm=40e9, room=0.75 * 40e9, bandwidth=1555e9, kinds=("A100-SXM4-40GB",),
+        price=3.67,
+        link=300e9, far=12.5e9,
+    ),
+    Chip(
+        name="a100", flops=312e12, hbm=80e9, room=0.75 * 80e9, bandwidth=2039e9, kinds=("A100-SXM4-80GB",),
+        price=5.07,
+        link=300e9, far=25e9, aliases=("a100-80g",),
+    ),
+    Chip(
+        name="h100", flops=989.4e12, hbm=80e9, room=0.75 * 80e9, bandwidth=3350e9, kinds=("H100 80GB HBM3",),
+        price=11.06,
+        link=450e9, far=50e9,
+    ),
+    Chip(
+        name="h200", flops=989.4e12, hbm=141e9, room=0.75 * 141e9, bandwidth=4800e9, kinds=("H200",),
+        price=10.60,
+        link=450e9, far=50e9,
+    ),
+    Chip(
+        name="b200", flops=2250e12, hbm=180e9, room=0.75 * 180e9, bandwidth=8000e9, kinds=("B200",),
+        price=16.00,
+        link=900e9, far=50e9,
+    ),
+)  # fmt: skip
 
 
 def chip_of(device_kind: str) -> Chip | None:

@@ -3,7 +3,7 @@
 import typer
 
 from dtrain import __version__
-from dtrain.cli import check, doctor, explain, generate, recipes, report, run
+from dtrain.cli import check, doctor, explain, generate, plan, recipes, report, run
 
 app = typer.Typer(
     name="dtrain",
@@ -32,6 +32,7 @@ def _root(
 
 run.add_to(app)
 check.add_to(app)
+plan.add_to(app)
 explain.add_to(app)
 report.add_to(app)
 generate.add_to(app)

@@ -1,0 +1,1 @@
+"""The same run for hardware that is not there: compiled, read, timed and priced."""

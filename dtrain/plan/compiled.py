@@ -1,0 +1,85 @@
+"""The step of a run, compiled for devices that are not there; running out of memory is a result like another."""
+
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dtrain.assembly import Assembly
+from dtrain.errors import EnvironmentFault
+
+DUMP = {"xla_dump_hlo_as_text": True, "xla_dump_hlo_pass_re": ""}
+NAMES = {"text": "after_optimizations.txt", "live": "after_optimizations-live-range.txt"}
+ABSENT = "XlaRuntimeError"
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What the compiler left: the scheduled program, and what of it was in memory when most was."""
+
+    text: str
+    live: dict[str, int]
+    """Bytes of each value that is alive at the peak, by name; empty where the compiler does not tell."""
+    peak: int
+    """Bytes on one device when most is alive, with arguments and program."""
+    program: int
+    """Bytes of the program's own code."""
+    arena: int = 0
+    """Bytes of arguments and of the block that temporary values are laid out in: what a device sets aside."""
+    fits: bool = True
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def compiled(made: Assembly, options: Mapping[str, Any]) -> Compiled:
+    """The training step by this compiler. EnvironmentFault where it gives up for another reason than memory."""
+    lowered = made.train().lower()
+    with tempfile.TemporaryDirectory(prefix="dtrain-plan-") as folder:
+        try:
+            program = lowered.compile(compiler_options={**options, **DUMP, "xla_dump_to": folder})
+        except Exception as error:
+            if type(error).__name__ not in (ABSENT, "JaxRuntimeError"):
+                raise
+            if "RESOURCE_EXHAUSTED" not in str(error) and "CompileTimeHbmOom" not in str(error):
+                reason = re.sub(r"\s+", " ", str(error))[:300]
+                raise EnvironmentFault(f"the compiler gave up: {reason}", "try --quick, or another mesh") from error
+            return _spilled(Path(folder), options)
+        stats: Any = program.memory_analysis()
+        peak, code = int(stats.peak_memory_in_bytes), int(stats.generated_code_size_in_bytes)
+        arena = int(stats.argument_size_in_bytes + stats.temp_size_in_bytes + stats.output_size_in_bytes)
+        arena -= int(stats.alias_size_in_bytes)
+        text = program.as_text() or ""
+        live = _live(_dumped(Path(folder), "live"))
+        peak = max(peak, sum(live.values()))  # the CPU's own figure leaves temporaries out
+        return Compiled(text, live, peak + code, code, arena + code, options=dict(options))
+
+
+def _spilled(folder: Path, options: Mapping[str, Any]) -> Compiled:
+    """What the compiler wrote before it found that memory is short."""
+    live = _live(_dumped(folder, "live"))
+    total = sum(live.values())
+    return Compiled(_dumped(folder, "text"), live, total, 0, total, fits=False, options=dict(options))
+
+
+def _dumped(folder: Path, what: str) -> str:
+    """The newest dump of that kind; empty where the compiler wrote none."""
+    found = sorted(path for path in folder.rglob(f"*{NAMES[what]}") if ".jit_step" in path.name or "step" in path.name)
+    return found[-1].read_text() if found else ""
+
+
+def _live(text: str) -> dict[str, int]:
+    """Bytes of every value that is alive at the peak of main memory."""
+    sections = re.split(r"\n  Live ranges at \d+ \(peak\):\n", text)[1:]
+    found = [dict(_values(section)) for section in sections]
+    return max(found, key=lambda part: sum(part.values()), default={})
+
+
+def _values(section: str) -> list[tuple[str, int]]:
+    rows = []
+    for line in section.splitlines():
+        row = re.match(r"    ([\w.\-]+)\{([\d,]*)\}: (\d+) bytes", line)
+        if row is None:
+            break
+        rows.append((f"{row.group(1)}{{{row.group(2)}}}", int(row.group(3))))
+    return rows

@@ -1,0 +1,156 @@
+"""What one operation of a compiled program does: floating-point work, and bytes to and from main memory.
+
+Work is that of matrix products and convolutions, exact; all else is bound by memory. Arrays that the
+compiler keeps in fast memory cost no traffic; of an array that is only sliced, the slices count; of
+one that is updated in place, the update.
+"""
+
+import math
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+from dtrain.plan.program import Array, Computation, Op, Program
+
+VIEWS = ("bitcast", "reshape", "copy", "transpose", "convert")
+SLICES = ("dynamic-slice", "slice", "gather")
+FREE = (
+    "parameter", "constant", "get-tuple-element", "tuple", "bitcast", "partition-id", "replica-id", "after-all",
+    "iota", "add-dependency", "opt-barrier", "domain",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Floating-point operations and bytes of main memory."""
+
+    flops: float = 0.0
+    bytes: float = 0.0
+
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(self.flops + other.flops, self.bytes + other.bytes)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """The costs of a program's operations."""
+
+    program: Program
+
+    @cached_property
+    def _known(self) -> dict[str, float]:
+        return {}
+
+    def of(self, op: Op, home: Computation) -> Cost:
+        """The cost of one operation that stands in `home`; loops and collectives are not looked into."""
+        if op.kind in FREE:
+            return Cost()
+        inside = self.program.computations.get(op.called() or "")
+        if op.kind in ("fusion", "call") and inside:
+            return Cost(self.flops(inside), self._traffic(op, home, inside))
+        flops = product_flops(op, home) if op.kind in ("dot", "convolution") else 0.0
+        if op.kind == "dynamic-update-slice":
+            return Cost(0.0, 2.0 * _main(home.ops[op.operands[1]].results))
+        if op.kind in SLICES:
+            return Cost(0.0, 2.0 * _main(op.results))
+        read = sum(_main(home.ops[name].results) for name in dict.fromkeys(op.operands) if name in home.ops)
+        return Cost(flops, read + _main(op.results))
+
+    def flops(self, computation: Computation) -> float:
+        """Work of the products in a fused computation, those nested in it included."""
+        if computation.name not in self._known:
+            total = 0.0
+            for op in computation.ops.values():
+                if op.kind in ("dot", "convolution"):
+                    total += product_flops(op, computation)
+                elif op.kind == "fusion" and (inside := op.called()):
+                    total += self.flops(self.program.computations[inside])
+            self._known[computation.name] = total
+        return self._known[computation.name]
+
+    def _traffic(self, op: Op, home: Computation, inside: Computation) -> float:
+        read = 0.0
+        for number, parameter in inside.parameters.items():
+            source = home.ops.get(op.operands[number])
+            if source is not None and source.results and source.results[0].space == 0:
+                read += self._read(parameter, inside)
+        return read + self._written(inside.root, inside)
+
+    def _read(self, value: Op, home: Computation) -> float:
+        """Bytes of a value that its users look at."""
+        whole = float(sum(array.bytes for array in value.results))
+        total = 0.0
+        for user in home.users[value.name]:
+            first = bool(user.operands) and user.operands[0] == value.name
+            if user.kind in SLICES and first:
+                total += sum(array.bytes for array in user.results)
+            elif user.kind in ("tuple", "get-tuple-element"):
+                continue
+            elif user.kind == "dynamic-update-slice" and first and user.operands.count(value.name) == 1:
+                continue  # changed in place
+            elif user.kind in VIEWS and not user.root:
+                total += self._read(user, home)
+            elif user.kind == "fusion" and (inside := self.program.computations.get(user.called() or "")):
+                places = [place for place, name in enumerate(user.operands) if name == value.name]
+                total += sum(self._read(inside.parameters[place], inside) for place in places)
+            else:
+                return whole
+        return min(total, whole)
+
+    def _written(self, value: Op, home: Computation) -> float:
+        """Bytes of main memory that a result takes."""
+        if value.kind == "tuple":
+            return sum(self._written(home.ops[name], home) for name in value.operands)
+        if value.kind in ("parameter", "get-tuple-element") or _main(value.results) == 0:
+            return 0.0
+        if value.kind == "dynamic-update-slice":
+            return float(sum(array.bytes for array in home.ops[value.operands[1]].results))
+        if value.kind == "bitcast" and home.ops[value.operands[0]].kind in ("dynamic-update-slice", "parameter"):
+            return self._written(home.ops[value.operands[0]], home)
+        if value.kind == "fusion" and (inside := self.program.computations.get(value.called() or "")):
+            return min(self._written(inside.root, inside), _main(value.results))
+        return _main(value.results)
+
+
+def _main(results: tuple[Array, ...]) -> float:
+    """Bytes that lie in main memory."""
+    return float(sum(array.bytes for array in results if array.space == 0))
+
+
+def product_flops(op: Op, home: Computation) -> float:
+    """Two for each multiplication that meets real input on both sides."""
+    left, right = (home.ops[name].results[0] for name in op.operands[:2])
+    out = op.results[0]
+    if op.kind == "dot":
+        contracted = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", op.attributes)
+        dims = [int(dim) for dim in contracted.group(1).split(",") if dim] if contracted else []
+        return 2.0 * out.size * math.prod(left.shape[dim] for dim in dims)
+    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", op.attributes)
+    assert labels, f"a convolution without dim_labels: {op.name}"
+    lhs, rhs, res = labels.groups()
+    window = _window(op.attributes, sum(letter.isdigit() for letter in lhs))
+    taps = 1.0
+    for place, (size, stride, low, left_step, right_step, *_) in enumerate(window):
+        extent, outputs = left.shape[lhs.index(str(place))], out.shape[res.index(str(place))]
+        taps *= _taps(extent, outputs, size, stride, low, left_step, right_step)
+    return 2.0 * out.shape[res.index("b")] * out.shape[res.index("f")] * right.shape[rhs.index("i")] * taps
+
+
+def _window(attributes: str, dims: int) -> list[tuple[int, ...]]:
+    """Size, stride, low padding, and the dilation of both sides, for each spatial dim."""
+    found = re.search(r"window=\{([^}]*)\}", attributes)
+    said = dict(part.split("=") for part in found.group(1).split()) if found else {}
+    per = lambda name, default: (said[name] if name in said else "x".join([default] * dims)).split("x")  # noqa: E731
+    columns = (per("size", "1"), per("stride", "1"), per("pad", "0_0"), per("lhs_dilate", "1"), per("rhs_dilate", "1"))
+    return [tuple(int(part.split("_")[0]) for part in row) for row in zip(*columns, strict=True)] if dims else []
+
+
+def _taps(extent: int, outputs: int, size: int, stride: int, low: int, left: int, right: int) -> int:
+    """Pairs of an output and a place of the window that fall on real input, not on padding or a gap."""
+    end = (extent - 1) * left
+    return sum(
+        1
+        for o in range(outputs)
+        for k in range(size)
+        if 0 <= (at := o * stride + k * right - low) <= end and at % left == 0
+    )

@@ -1,0 +1,135 @@
+"""What a collective costs on a network: which devices take part, over how many links, in how long.
+
+A group that spans dimensions of a TPU's torus sends along all of them at once; a ring takes
+(n - 1) / n of the bytes over each device's links. Slices and hosts are joined by the slow network.
+Figures are nine tenths of the published one-way rates of a link (jax-ml/scaling-book, tpus.md),
+and a microsecond for each hop of the longest ring.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from dtrain.hardware import Chip
+from dtrain.plan.program import Op
+
+HOP = 1e-6
+REACHED = 0.9
+"""The part of a link's published rate that a collective reaches; the rates in the table are already this
+figure for TPUs, whose links are told so by their source."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Devices that talk to each other: how many, along which axes of the mesh, over which dims of the torus."""
+
+    size: int
+    axes: tuple[str, ...]
+    extents: tuple[int, ...]
+    """The extent of the group along each dimension of the torus that it spans."""
+    slices: int = 1
+
+
+@dataclass(frozen=True)
+class Network:
+    """The devices of a mesh in its order: where each stands on the torus, and in which slice."""
+
+    chip: Chip
+    shape: tuple[int, ...]
+    """The torus of one slice; () where devices are joined all to all."""
+    axes: Mapping[str, int]
+    """The mesh: its axes with their sizes."""
+    coords: np.ndarray
+    """(devices, 3), in the order of the mesh."""
+    slice_of: np.ndarray
+    """(devices,): the slice, or for GPUs the host, of each."""
+
+    def group(self, members: Sequence[int]) -> Group:
+        """What is to be known of these devices, by their number in the mesh."""
+        places = np.array(np.unravel_index(list(members), tuple(self.axes.values())))
+        spread = [len(set(row)) > 1 for row in places]
+        axes = tuple(name for name, wide in zip(self.axes, spread, strict=True) if wide)
+        coords, slices = self.coords[list(members)], len(set(self.slice_of[list(members)]))
+        extents = tuple(n for n in (len(set(coords[:, dim])) for dim in range(coords.shape[1])) if n > 1)
+        return Group(len(members), axes, extents, slices)
+
+    def along(self, axes: Sequence[str]) -> Group:
+        """What is to be known of the devices along these axes."""
+        numbers = np.arange(self.devices).reshape(tuple(self.axes.values()))
+        corner = tuple(slice(None) if axis in axes else 0 for axis in self.axes)
+        return self.group([int(number) for number in numbers[corner].reshape(-1)])
+
+    def time(self, kind: str, group: Group, size: float) -> float:
+        """Seconds of one collective. `size` is what is gathered, or what is to be reduced, in bytes."""
+        if group.size == 1:
+            return 0.0
+        if group.slices > 1:
+            return self._across(kind, group, size)
+        return self._inside(kind, group.size, group.extents, size)
+
+    def _inside(self, kind: str, n: int, extents: tuple[int, ...], size: float) -> float:
+        if n == 1:
+            return 0.0
+        share, hops = size * (n - 1) / n, sum(extents) * HOP
+        if not self.shape:  # NVLink: every GPU of a host to every other
+            rate = REACHED * self.chip.link
+            return (2 if kind == "all-reduce" else 1) * share / rate + HOP * 5
+        rings = [extent for extent in extents if self._wraps(extent)]
+        if kind == "collective-permute":
+            return size / self.chip.link + HOP
+        if kind in ("all-to-all", "ragged-all-to-all"):
+            longest = max(extents, default=2)
+            return size * longest / ((8 if longest in rings else 4) * self.chip.link) + hops
+        lanes = len(extents) + len(rings) or 2  # a ring sends both ways; a line's end has one neighbour
+        return (2 if kind == "all-reduce" else 1) * share / (lanes * self.chip.link) + hops
+
+    def _wraps(self, extent: int) -> bool:
+        """Whether a line of so many chips is closed to a ring: whole dimensions are, parts of one are not."""
+        return extent in self.shape and extent % self.chip.wraps == 0
+
+    def _across(self, kind: str, group: Group, size: float) -> float:
+        """Inside each slice first, then the slices' parts over the slow network."""
+        inner = group.size // group.slices
+        within = self._inside(kind, inner, group.extents, size)
+        moved = size / inner * (group.slices - 1) / group.slices
+        return within + (2 if kind == "all-reduce" else 1) * moved / (REACHED * self.chip.far) + 50 * HOP
+
+    @cached_property
+    def devices(self) -> int:
+        """Devices of the mesh."""
+        return math.prod(self.axes.values())
+
+
+def members(op: Op) -> list[int] | None:
+    """The first group of a collective, as numbers of devices; None where all take part."""
+    text = op.attributes
+    pairs = re.search(r"source_target_pairs=\{\{(\d+),(\d+)\}", text)
+    if pairs:
+        return [int(pairs.group(1)), int(pairs.group(2))]
+    listed = re.search(r"replica_groups=\{\{([\d,]+)\}", text)
+    if listed:
+        return [int(number) for number in listed.group(1).split(",")]
+    iota = re.search(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text)
+    if iota:
+        groups, size, dims, order = iota.groups()
+        grid = np.arange(int(groups) * int(size)).reshape([int(dim) for dim in dims.split(",")])
+        grid = grid.transpose([int(dim) for dim in order.split(",")]) if order else grid
+        return [int(number) for number in grid.reshape(int(groups), int(size))[0]]
+    named = re.search(r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\S+)?\s*\{([^}]*)\}", text)
+    return _of_axes(named.group(1), named.group(2)) if named else None
+
+
+def _of_axes(mesh: str, wanted: str) -> list[int]:
+    """The devices along some axes, or parts of axes, of a mesh that the text spells out."""
+    sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", mesh)}
+    number = dict(zip(sizes, np.cumprod([1, *reversed(sizes.values())])[:-1][::-1], strict=True))
+    found = np.zeros(1, int)
+    for name, before, part in re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", wanted):
+        count = int(part) if part else sizes[name]
+        stride = number[name] * (sizes[name] // (int(before) * count) if part else 1)
+        found = (found[:, None] + stride * np.arange(count)[None, :]).reshape(-1)
+    return [int(one) for one in found]

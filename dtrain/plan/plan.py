@@ -1,0 +1,190 @@
+"""A plan: the step of a run assembled for hardware that is not there, read, timed and priced."""
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import jax
+
+from dtrain.assembly import Assembly, assemble
+from dtrain.batch import Example, tokens_in
+from dtrain.errors import RecipeError
+from dtrain.parallel.mesh import visible
+from dtrain.parallel.rules import Layout
+from dtrain.parallel.shard_map import ShardMap
+from dtrain.params import count
+from dtrain.plan import memory, target
+from dtrain.plan.compiled import compiled
+from dtrain.plan.memory import CLASSES, Memory
+from dtrain.plan.money import Money, cost
+from dtrain.plan.network import Network
+from dtrain.plan.program import read
+from dtrain.plan.replay import Replay, Tally
+from dtrain.plan.target import Target, places, stand_ins
+from dtrain.plan.traced import traced
+from dtrain.recipe.recipe import Recipe
+
+HIDDEN = 0.5
+"""The part of the network's time that the quick tier takes to be hidden behind other work."""
+
+Tier = Literal["compiled", "quick"]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One step. Seconds of one device, whose parts add up to the step."""
+
+    seconds: float
+    tally: Tally
+    tokens: int
+    examples: int
+    model_flops: float
+    """Of the whole step, by the model's own convention."""
+    convention: str
+    peak: float
+    """FLOP/s of all devices."""
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs over what the devices could have done meanwhile."""
+        return self.model_flops / (self.seconds * self.peak)
+
+    @property
+    def bound(self) -> str:
+        """What takes most of the step: compute, memory or network."""
+        parts = self.tally.parts
+        sums = {
+            "compute": parts.get("product", 0) + parts.get("kernel", 0),
+            "memory": parts.get("memory", 0) + parts.get("copy", 0),
+            "network": parts.get("network", 0),
+        }
+        return max(sums, key=lambda name: sums[name])
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What would come of a recipe on a target."""
+
+    recipe: Recipe
+    target: Target
+    tier: Tier
+    mesh: dict[str, int]
+    parameters: int
+    memory: Memory
+    timing: Timing | None
+    """None where the chip's speed is not known, or where the program does not fit."""
+    money: Money | None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    took: float = 0.0
+    """Seconds that the plan took to make."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether the run finds room."""
+        return self.memory.fits
+
+
+def plan(recipe: Recipe, on: Target, options: Mapping[str, Any] | None = None, price: float | None = None) -> Plan:
+    """The compiled tier. RecipeError where recipe and target do not go together; running out of memory is a plan."""
+    start = time.perf_counter()
+    made = _assembled(recipe, target.devices(on), on)
+    found = compiled(made, options or {})
+    program = read(found.text)
+    room = on.chip.room if on.chip else float(_host_memory() // on.devices)
+    held = memory.memory(found, program, made.shapes, made.layout, room)
+    if not found.fits:
+        held = dataclasses.replace(held, peak=max(held.peak, int(room) + 1))
+    network = _network(made.layout, on)
+    tally = Replay(program, on.chip, network).run() if on.chip and network and found.fits else None
+    return _plan(made, on, "compiled", held, tally, price, options or {}, time.perf_counter() - start)
+
+
+def quick(recipe: Recipe, on: Target, price: float | None = None) -> Plan:
+    """The quick tier: the step traced for devices that nobody describes, and arithmetic."""
+    start = time.perf_counter()
+    by_hand = recipe
+    if recipe.engine.kind == "jit":
+        layout = Layout(recipe.mesh.sizes(on.devices), recipe.mesh.table(), {})
+        by_hand = recipe if ShardMap().refusal(layout, 1) else dataclasses.replace(recipe, engine=ShardMap())
+    made = _assembled(by_hand, stand_ins(on), on)
+    network = _network(made.layout, on)
+    found = traced(made.train(), network, on.devices)
+    held = sum(memory.share(leaf) for leaf in jax.tree.leaves(made.shapes))
+    inputs = sum(memory.share(leaf) for leaf in jax.tree.leaves(made.batch))
+    classes: dict[str, int] = dict.fromkeys(CLASSES, 0) | {
+        "parameters": sum(memory.share(leaf) for leaf in jax.tree.leaves(made.shapes.params)),
+        "optimizer": sum(memory.share(leaf) for leaf in jax.tree.leaves(made.shapes.optimizer)),
+        "activations and temporaries": found.working,
+        "inputs": inputs,
+    }
+    room = on.chip.room if on.chip else float(_host_memory() // on.devices)
+    filled = Memory(classes, held + inputs + found.working, room, [], memory.replicated(made.shapes))
+    tally = found.tally
+    if tally and on.chip:
+        _with_network(tally, 2.0 * held * on.chip.devices / (0.9 * on.chip.bandwidth))
+    made = dataclasses.replace(made, recipe=recipe)
+    return _plan(made, on, "quick", filled, tally, price, {}, time.perf_counter() - start)
+
+
+def _with_network(tally: Tally, updating: float) -> None:
+    """What the walk leaves out: the optimizer's pass over the state, and how much of the network is waited for."""
+    tally.parts["memory"] += updating
+    exposed = (1 - HIDDEN) * sum(talk.seconds for talk in tally.talk.values())
+    for talk in tally.talk.values():
+        talk.exposed = (1 - HIDDEN) * talk.seconds
+    tally.parts["network"] += exposed
+    tally.seconds += updating + exposed
+
+
+def _assembled(recipe: Recipe, devices: list[Any], on: Target) -> Assembly:
+    example, examples = _example(recipe)
+    try:
+        return assemble(recipe, devices, example, recipe.total_steps(examples))
+    except RecipeError as error:
+        raise RecipeError([f"on {on.name}: {problem}" for problem in error.problems], error.hint) from error
+
+
+def _example(recipe: Recipe) -> tuple[Example, int]:
+    """What one example holds, and how many an epoch has where the recipe counts in epochs."""
+    known = recipe.data.example()
+    if known is not None and recipe.steps is not None:
+        return known, 1
+    source = recipe.data.open("train")
+    return source.example, len(source)
+
+
+def _network(layout: Layout, on: Target) -> Network | None:
+    if on.chip is None or layout.mesh is None:
+        return None
+    coords, slices = places(list(layout.mesh.devices.flat), on)
+    return Network(on.chip, on.shape, dict(layout.mesh.shape), coords, slices)
+
+
+def _plan(
+    made: Assembly,
+    on: Target,
+    tier: Tier,
+    held: Memory,
+    tally: Tally | None,
+    price: float | None,
+    options: Mapping[str, Any],
+    took: float,
+) -> Plan:
+    recipe, layout = made.recipe, made.layout
+    timing, money = None, None
+    if tally is not None and on.chip:
+        flops = recipe.model.flops(layout.example, recipe.batch)
+        tokens = tokens_in(layout.example) * recipe.batch
+        peak = on.chip.flops * on.chips
+        timing = Timing(tally.seconds, tally, tokens, recipe.batch, flops.step, flops.convention, peak)
+        money = cost(on, timing.seconds, tokens, made.steps, price)
+    sizes = visible(layout.sizes)
+    return Plan(recipe, on, tier, sizes, count(layout.declared), held, timing, money, options, took)
+
+
+def _host_memory() -> int:
+    import os
+
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

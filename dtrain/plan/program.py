@@ -1,0 +1,204 @@
+"""The text of a compiled program as a tree: computations, their operations in order of execution, arrays.
+
+The grammar is that of XLA's HLO text: `%name = type kind(operands), attributes`.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+BITS = {"pred": 8, "s4": 4, "u4": 4, "bf16": 16, "f16": 16, "c64": 64, "c128": 128}
+_TILE = re.compile(r"\((\d[\d,]*)\)")
+_ARRAY = re.compile(r"([a-z]\w*)\[([\d,<=]*)\](?:\{([^}]*)\})?")
+_COMMENT = re.compile(r"/\*.*?\*/")
+
+
+@dataclass(frozen=True)
+class Array:
+    """One array: `space` 0 is the device's main memory, others are faster or the host's."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    minor_to_major: tuple[int, ...]
+    tile: tuple[int, ...]
+    space: int
+
+    @property
+    def size(self) -> int:
+        """Values."""
+        return math.prod(self.shape)
+
+    @cached_property
+    def bytes(self) -> int:
+        """Bytes, filled up to whole tiles."""
+        bits = BITS.get(self.dtype) or int(re.sub(r"\D", "", self.dtype.split("e")[0].split("f8")[0]) or 8)
+        shape = [self.shape[dim] for dim in self.minor_to_major]
+        for place, side in enumerate(reversed(self.tile)):
+            if place < len(shape):
+                shape[place] = -(-shape[place] // side) * side
+        return math.prod(shape) * bits // 8
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True)
+class Op:
+    """One operation."""
+
+    name: str
+    kind: str
+    results: tuple[Array, ...]
+    operands: tuple[str, ...]
+    attributes: str
+    root: bool
+
+    def called(self, role: str = "calls") -> str | None:
+        """The computation that it applies in that role: calls, body, condition, to_apply."""
+        found = re.search(rf"\b{role}=%?([\w.\-]+)", self.attributes)
+        return found.group(1) if found else None
+
+    def number(self, name: str) -> int | None:
+        """The attribute of that name, where it is a whole number."""
+        found = re.search(rf"\b{name}=(-?\d+)", self.attributes)
+        return int(found.group(1)) if found else None
+
+    @property
+    def label(self) -> str:
+        """Where in the traced program it comes from: `jit(step)/jvp()/while/body/dot_general`."""
+        found = re.search(r'op_name="([^"]*)"', self.attributes)
+        return found.group(1) if found else ""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all results."""
+        return sum(array.bytes for array in self.results)
+
+
+@dataclass
+class Computation:
+    """Operations in the order of their execution, by name."""
+
+    name: str
+    ops: dict[str, Op] = field(default_factory=dict)
+
+    @property
+    def root(self) -> Op:
+        """What it returns."""
+        return next(op for op in reversed(self.ops.values()) if op.root)
+
+    @cached_property
+    def parameters(self) -> dict[int, Op]:
+        """Its parameters by number."""
+        return {int(op.operands[0]): op for op in self.ops.values() if op.kind == "parameter"}
+
+    @cached_property
+    def users(self) -> dict[str, list[Op]]:
+        """Which operations use each value."""
+        found: dict[str, list[Op]] = {name: [] for name in self.ops}
+        for op in self.ops.values():
+            for name in dict.fromkeys(op.operands):
+                if name in found:
+                    found[name].append(op)
+        return found
+
+
+@dataclass
+class Program:
+    """A compiled program."""
+
+    computations: dict[str, Computation]
+    entry: Computation
+    places: dict[int, str]
+    """Source file and line of each stack frame."""
+
+    def source(self, op: Op) -> str:
+        """`decoder.py:186`: the line that asked for the operation; empty where it is not known."""
+        direct = re.search(r'source_file="([^"]*)" source_line=(\d+)', op.attributes)
+        if direct:
+            return f"{direct.group(1).rpartition('/')[2]}:{direct.group(2)}"
+        return self.places.get(op.number("stack_frame_id") or -1, "")
+
+
+def read(text: str) -> Program:
+    """The program that this text says."""
+    computations: dict[str, Computation] = {}
+    entry, current = None, None
+    for line in text.splitlines():
+        if line[:1] in ("%", "E") and line.rstrip().endswith("{"):
+            name = line.removeprefix("ENTRY ").lstrip("%").split(" ", 1)[0]
+            current = computations[name] = Computation(name)
+            entry = current if line.startswith("ENTRY") else entry
+        elif current is not None and " = " in line and line[:1] == " ":
+            op = _op(line.strip())
+            current.ops[op.name] = op
+    assert entry is not None, "the text holds no program"
+    return Program(computations, entry, dict(_places(text)))
+
+
+def _op(line: str) -> Op:
+    root, line = line.startswith("ROOT "), line.removeprefix("ROOT ")
+    name, _, rest = line.partition(" = ")
+    rest = _COMMENT.sub("", rest) if "/*" in rest else rest
+    end = _closing(rest, 0) + 1 if rest.startswith("(") else rest.index(" ")
+    kind, start = rest[end:].lstrip().partition("(")[0], rest.index("(", end)
+    close = _closing(rest, start)
+    inside = rest[start + 1 : close]
+    operands = tuple(part.split(" ")[-1].lstrip("%") for part in _split(inside)) if inside else ()
+    return Op(name.lstrip("%"), kind, arrays(rest[:end]), operands, rest[close + 1 :], root)
+
+
+def arrays(text: str) -> tuple[Array, ...]:
+    """Every array that a type holds, in order."""
+    found = []
+    for dtype, sizes, layout in _ARRAY.findall(text):
+        shape = tuple(int(size.lstrip("<=")) for size in sizes.split(",") if size)
+        order, _, rest = layout.partition(":")
+        minor = tuple(int(dim) for dim in order.split(",")) if order else tuple(reversed(range(len(shape))))
+        space = re.search(r"S\((\d+)\)", rest)
+        tile = _TILE.search(rest.partition("T")[2]) if "T(" in rest else None
+        sides = tuple(int(side) for side in tile.group(1).split(",")) if tile else ()
+        found.append(Array(dtype, shape, minor, sides, int(space.group(1)) if space else 0))
+    return tuple(found)
+
+
+def _closing(text: str, start: int) -> int:
+    """Where the bracket that opens at `start` closes."""
+    depth = 0
+    for i in range(start, len(text)):
+        depth += (text[i] == "(") - (text[i] == ")")
+        if depth == 0:
+            return i
+    raise ValueError(f"a bracket that never closes: {text[:80]}")
+
+
+def _split(text: str) -> Iterator[str]:
+    """The parts between commas that stand in no bracket."""
+    depth, start = 0, 0
+    for i, letter in enumerate(text):
+        depth += (letter in "([{") - (letter in ")]}")
+        if letter == "," and depth == 0:
+            yield text[start:i].strip()
+            start = i + 1
+    yield text[start:].strip()
+
+
+def _places(text: str) -> Iterator[tuple[int, str]]:
+    """The source line of each stack frame, from the tables at the head of the text.
+
+    Of nested frames it is the innermost of a model that is told; what serves every model says little.
+    """
+    rows = lambda pattern: re.findall(pattern, text[: text.find("\n%")], re.MULTILINE)  # noqa: E731
+    files = dict(rows(r'^(\d+) "([^"]*/[^"]*)"$'))
+    at = {n: (files.get(file, "?"), line) for n, file, line in rows(r"^(\d+) \{file_name_id=(\d+) .*? line=(\d+)")}
+    frames = {n: (place, parent) for n, place, parent in rows(r"^(\d+) \{file_location_id=(\d+) parent_frame_id=(\d+)")}
+    for number in frames:
+        chain, frame = [], number
+        while frame in frames:
+            place, parent = frames[frame]
+            chain.append(at.get(place, ("?", "?")))
+            frame = str(int(parent) - 1)  # parents are counted from one past their number
+        path, line = next((spot for spot in chain if "/models/" in spot[0]), chain[0])
+        yield int(number), f"{path.rpartition('/')[2]}:{line}"

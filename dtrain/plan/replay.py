@@ -1,0 +1,250 @@
+"""A compiled program replayed in its scheduled order on three queues: cores, network, copies.
+
+`X-start` puts work into a queue and `X-done` waits for it: what the cores wait is exposed, the rest is
+hidden behind their work. A loop's body is replayed once and counted as often as it goes round.
+Not in it: vector work, padding of matrices to the hardware's, contention for memory, the host.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from dtrain.hardware import Chip
+from dtrain.plan import kernels
+from dtrain.plan.cost import FREE, Costs
+from dtrain.plan.loops import trips
+from dtrain.plan.network import Network, members
+from dtrain.plan.program import Computation, Op, Program
+
+REACHED = {"product": 0.9, "memory": 0.9, "attention": 0.5, "grouped product": 0.7}
+"""The part of its peak that each kind of work is taken to reach."""
+
+COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute", "ragged-all-to-all")
+COPIES = ("copy", "slice", "dynamic-slice", "dynamic-update-slice")
+
+
+@dataclass
+class Talk:
+    """Collectives of one kind along the same axes: calls, bytes and seconds on the network, seconds waited for."""
+
+    calls: float = 0.0
+    bytes: float = 0.0
+    seconds: float = 0.0
+    exposed: float = 0.0
+
+
+@dataclass
+class Tally:
+    """What a part of a program takes, on one device."""
+
+    seconds: float = 0.0
+    flops: float = 0.0
+    kernel_flops: float = 0.0
+    bytes: float = 0.0
+    parts: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Seconds of `product`, `kernel`, `memory`, `network` (exposed) and `copy` (exposed); they add up."""
+    talk: dict[tuple[str, tuple[str, ...]], Talk] = field(default_factory=lambda: defaultdict(Talk))
+    """By kind and axes of the mesh."""
+    lines: dict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
+    """Seconds by part and source line."""
+
+    def add(self, other: "Tally", times: int) -> None:
+        """The other part, that many times over."""
+        self.seconds += times * other.seconds
+        self.flops += times * other.flops
+        self.kernel_flops += times * other.kernel_flops
+        self.bytes += times * other.bytes
+        for name, seconds in other.parts.items():
+            self.parts[name] += times * seconds
+        for spot, seconds in other.lines.items():
+            self.lines[spot] += times * seconds
+        for key, talk in other.talk.items():
+            mine = self.talk[key]
+            for name, value in vars(talk).items():
+                setattr(mine, name, getattr(mine, name) + times * value)
+
+
+@dataclass
+class _Pending:
+    """Work in a queue: when it will be done, and what it was."""
+
+    end: float
+    part: str
+    line: str
+    talk: Talk | None = None
+
+
+@dataclass(frozen=True)
+class Replay:
+    """How long a program takes on a chip in a network."""
+
+    program: Program
+    chip: Chip
+    network: Network
+    reached: Mapping[str, float] = field(default_factory=lambda: REACHED)
+
+    def run(self) -> Tally:
+        """The whole program."""
+        return _Clock(self, Costs(self.program)).computation(self.program.entry)
+
+
+class _Clock:
+    def __init__(self, replay: Replay, costs: Costs) -> None:
+        self.at, self.costs = replay, costs
+        self.program, self.network = replay.program, replay.network
+        chip, reached = replay.chip, replay.reached
+        self.flops = {
+            part: reached[part] * chip.flops_per_device for part in ("product", "attention", "grouped product")
+        }
+        self.bandwidth = reached["memory"] * chip.bandwidth / chip.devices
+        self.known: dict[str, Tally] = {}
+
+    def computation(self, home: Computation) -> Tally:
+        if home.name not in self.known:
+            self.known[home.name] = _Pass(self, home).run()
+        return self.known[home.name]
+
+
+class _Pass:
+    """One pass through the operations of one computation."""
+
+    def __init__(self, clock: _Clock, home: Computation) -> None:
+        self.clock, self.home, self.found = clock, home, Tally()
+        self.free: dict[str, float] = defaultdict(float)
+        self.pending: dict[str, _Pending] = {}
+
+    def run(self) -> Tally:
+        for op in self.home.ops.values():
+            self._step(op)
+        return self.found
+
+    def _step(self, op: Op) -> None:
+        program = self.clock.program
+        if op.kind in FREE:
+            return
+        if op.kind == "while":
+            body = program.computations[op.called("body") or ""]
+            self.found.add(self.clock.computation(body), trips(program, op, self.home))
+        elif op.kind == "conditional":
+            branch = op.called("true_computation") or (op.called("branch_computations") or "").strip("{%")
+            if branch in program.computations:
+                self.found.add(self.clock.computation(program.computations[branch]), 1)
+        elif op.kind == "call" and (called := op.called("to_apply") or op.called()):
+            self.found.add(self.clock.computation(program.computations[called]), 1)
+        elif op.kind.endswith(("-start", "-done", "-update")):
+            self._asynchronous(op)
+        elif op.kind in COLLECTIVES:
+            self._wait(self._talk(op, op, self.home))
+        elif op.kind in ("send", "recv"):
+            self._send(op)
+        elif op.kind == "fusion" and self._fused_collective(op):
+            return
+        else:
+            self._compute(op)
+
+    def _asynchronous(self, op: Op) -> None:
+        if op.kind.endswith("-update"):
+            return
+        if op.kind.endswith("-done"):
+            origin = op.operands[0]
+            while origin in self.home.ops and self.home.ops[origin].kind.endswith("-update"):
+                origin = self.home.ops[origin].operands[0]
+            self._wait(self.pending.pop(origin, None))
+            return
+        kind = op.kind.removesuffix("-start")
+        if kind in COLLECTIVES:
+            self.pending[op.name] = self._talk(op, op, self.home)
+        elif kind == "async" and (called := op.called()):
+            inside = self.clock.program.computations[called]
+            talk = next((inner for inner in inside.ops.values() if inner.kind in COLLECTIVES), None)
+            seconds = 0.0 if talk else self.clock.computation(inside).seconds
+            self.pending[op.name] = self._talk(op, talk, inside) if talk else self._queue(op, "copy", "copy", seconds)
+        else:
+            moved = max((array.bytes for array in op.results), default=0)
+            moved = min(moved, min((array.bytes for array in op.results if array.size > 1), default=moved))
+            self.pending[op.name] = self._queue(op, "copy", "copy", moved / self.clock.bandwidth)
+
+    def _fused_collective(self, op: Op) -> bool:
+        """A fusion that only starts or ends a collective; one that is merely under way meanwhile is work."""
+        inside = self.clock.program.computations[op.called() or ""]
+        talk = next((inner for inner in inside.ops.values() if inner.kind in COLLECTIVES), None)
+        if talk is None or inside.name.startswith("async_collective_fusion"):
+            return False  # work that a collective, started elsewhere, goes on beside
+        channel = f"channel {talk.number('channel_id')}"
+        targets = {inner.attributes.partition("custom_call_target=")[2][:24] for inner in inside.ops.values()}
+        if any("AsyncCollectiveStart" in target for target in targets):
+            self.pending[channel] = self._talk(op, talk, inside)
+            return True
+        if any("AsyncCollectiveDone" in target for target in targets):
+            self._wait(self.pending.pop(channel, None))
+            return True
+        self._wait(self._talk(op, talk, inside))
+        self._compute(op)
+        return True
+
+    def _talk(self, op: Op, talk: Op, home: Computation) -> _Pending:
+        """A collective, put into the network's queue."""
+        network, kind = self.clock.network, talk.kind.removesuffix("-start")
+        sent = float(sum(home.ops[name].bytes for name in talk.operands if name in home.ops))
+        size = max(sent, _received(talk)) if kind == "all-gather" else sent
+        listed = members(talk)
+        group = network.group(list(range(network.devices)) if listed is None else listed)
+        seconds = network.time(kind, group, size)
+        queue = f"network {talk.operands and _direction(talk)}" if kind == "collective-permute" else "network"
+        told = self.found.talk[kind, group.axes]
+        told.calls, told.bytes, told.seconds = told.calls + 1, told.bytes + size, told.seconds + seconds
+        return self._queue(op, queue, "network", seconds, told)
+
+    def _send(self, op: Op) -> None:
+        """Bytes to another slice, through the hosts."""
+        size = float(max((array.bytes for array in op.results), default=0))
+        told = self.found.talk["send to other slices", ()]
+        seconds = size / (0.9 * self.clock.at.chip.far)
+        if op.kind == "send":
+            told.calls, told.bytes, told.seconds = told.calls + 1, told.bytes + size, told.seconds + seconds
+        self.pending[op.name] = self._queue(op, f"far {op.kind}", "network", seconds, told)
+
+    def _queue(self, op: Op, queue: str, part: str, seconds: float, talk: Talk | None = None) -> _Pending:
+        self.free[queue] = max(self.free[queue], self.found.seconds) + seconds
+        return _Pending(self.free[queue], part, self.clock.program.source(op), talk)
+
+    def _wait(self, work: _Pending | None) -> None:
+        if work is None or work.end <= self.found.seconds:
+            return
+        waited = work.end - self.found.seconds
+        self.found.seconds = work.end
+        self.found.parts[work.part] += waited
+        self.found.lines[work.part, work.line] += waited
+        if work.talk:
+            work.talk.exposed += waited
+
+    def _hidden(self, op: Op) -> float:
+        """The work of a known kernel."""
+        read = [array for name in op.operands if name in self.home.ops for array in self.home.ops[name].results[:1]]
+        return kernels.flops(op.name, [(array.dtype, array.shape) for array in read], op.results[0].shape)
+
+    def _compute(self, op: Op) -> None:
+        clock, cost = self.clock, self.clock.costs.of(op, self.home)
+        name = kernels.kernel(op.name) if op.kind == "custom-call" and "tpu_custom_call" in op.attributes else ""
+        hidden = self._hidden(op) if name else 0.0
+        busy = hidden / clock.flops[name] if name else cost.flops / clock.flops["product"]
+        moving = cost.bytes / clock.bandwidth
+        part = "memory" if moving > busy else ("kernel" if name else "product")
+        self.found.flops += cost.flops
+        self.found.kernel_flops += hidden
+        self.found.bytes += cost.bytes
+        self.found.seconds += max(busy, moving)
+        self.found.parts[part] += max(busy, moving)
+        self.found.lines[part, clock.program.source(op)] += max(busy, moving)
+
+
+def _received(op: Op) -> float:
+    return (
+        float(max((array.bytes for array in op.results), default=0)) if op.kind.endswith("-start") else float(op.bytes)
+    )
+
+
+def _direction(op: Op) -> str:
+    """Which way round the ring a permutation sends: both ways are free at once."""
+    found = members(op) or [0, 1]
+    return "up" if found[1] == found[0] + 1 else "down"

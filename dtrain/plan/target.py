@@ -1,0 +1,164 @@
+"""What a plan is made for: a slice or a set of GPUs that need not be there, by the name the cloud gives it."""
+
+import difflib
+import importlib.util
+import math
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dtrain.errors import EnvironmentFault, RecipeError
+from dtrain.hardware import CHIPS, Chip
+
+PER_HOST = 8
+"""GPUs joined by NVLink."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Chips of one kind in one or several slices; `shape` is the torus of a slice, () where there is none."""
+
+    name: str
+    chip: Chip | None
+    """None for the CPU of this machine."""
+    chips: int
+    """Chips of all slices."""
+    shape: tuple[int, ...] = ()
+    slices: int = 1
+
+    @property
+    def devices(self) -> int:
+        """JAX devices in all."""
+        return self.chips * (self.chip.devices if self.chip else 1)
+
+    @property
+    def platform(self) -> str:
+        """tpu, gpu or cpu."""
+        return self.chip.platform if self.chip else "cpu"
+
+    def __str__(self) -> str:
+        torus = f", {'x'.join(map(str, self.shape))}" if self.shape else ""
+        several = f"{self.slices} x " if self.slices > 1 else ""
+        kind = self.chip.name if self.chip else "CPU"
+        return f"{several}{self.name} ({self.chips} {kind} {'chips' if self.platform == 'tpu' else 'devices'}{torus})"
+
+
+def target(name: str, slices: int = 1) -> Target:
+    """The target of that name: v5e-16, v5p-128, v5p:4x4x12, h100-8, cpu-8. RecipeError lists the nearest names."""
+    family, sign, rest = re.match(r"([a-z0-9]+(?:-\d+g)?)?([-:]?)(.*)", name.lower()).groups()  # pyright: ignore[reportOptionalMemberAccess]
+    chip = next((one for one in CHIPS if family in (one.name, *one.aliases)), None)
+    if family == "cpu" and rest.isdigit() and int(rest) > 0 and slices == 1:
+        return Target(name, None, int(rest))
+    if chip is None or not sign:
+        raise _unknown(name)
+    if chip.platform == "gpu":
+        return _gpus(name, chip, rest, slices)
+    if sign == ":":
+        return _torus(name, chip, rest, slices)
+    if rest.isdigit() and int(rest) % chip.counted == 0 and int(rest) // chip.counted in chip.slices:
+        chips = int(rest) // chip.counted
+        return Target(name, chip, chips * slices, chip.slices[chips], slices)
+    raise _unknown(name)
+
+
+def _gpus(name: str, chip: Chip, rest: str, slices: int) -> Target:
+    if not rest.isdigit() or not 0 < int(rest) <= chip.most or (int(rest) > PER_HOST and int(rest) % PER_HOST):
+        raise RecipeError(f"no {name}", f"{chip.name}-1 to {chip.name}-{PER_HOST}, then multiples of {PER_HOST}")
+    if slices > 1:
+        raise RecipeError(f"--slices {slices}: GPUs come in hosts, not in slices", f"ask for {chip.name}-N in all")
+    return Target(name, chip, int(rest))
+
+
+def _torus(name: str, chip: Chip, rest: str, slices: int) -> Target:
+    sides = [int(side) for side in rest.split("x") if side.isdigit()]
+    known = chip.slices.get(math.prod(sides))
+    whole = chip.dims == 3 and len(sides) == 3 and all(side % 4 == 0 and side for side in sides)
+    if tuple(sides) != known and not (whole and sides == sorted(sides) and math.prod(sides) <= chip.most):
+        raise _unknown(name)
+    return Target(name, chip, math.prod(sides) * slices, tuple(sides), slices)
+
+
+def _unknown(name: str) -> RecipeError:
+    names = [f"{chip.name}-{count * chip.counted}" for chip in CHIPS if chip.dims for count in chip.slices]
+    names += [f"{chip.name}-{count}" for chip in CHIPS if chip.platform == "gpu" for count in (1, 8, 64)] + ["cpu-8"]
+    family = next((one for one in CHIPS if name.lower().startswith((one.name, *one.aliases))), None)
+    near = difflib.get_close_matches(name.lower(), names, 4, 0.5)
+    number = re.search(r"(\d+)$", name)
+    if family and family.dims and number:
+        counts = sorted(family.slices, key=lambda count: abs(count * family.counted - int(number.group(1))))[:4]
+        near = [f"{family.name}-{count * family.counted}" for count in sorted(counts)]
+    hint = f"did you mean {', '.join(near)}?" if near else "such as v5e-16, v5p-128, v6e-256, tpu7x-128, h100-8, cpu-8"
+    counted = f"; a number counts {'TensorCores' if family.counted == 2 else 'chips'}" if family and family.dims else ""
+    return RecipeError(f"no slice is called {name!r}{counted}", hint)
+
+
+@dataclass(frozen=True)
+class StandIn:
+    """What a mesh asks of a device, for one that no library here can describe."""
+
+    id: int
+    platform: str
+    device_kind: str
+    coords: tuple[int, ...]
+    process_index: int
+    slice_index: int
+    core_on_chip: int = 0
+
+
+def stand_ins(on: Target) -> list[Any]:
+    """Devices to trace a step for; nothing can be compiled for them."""
+    kind, shape = on.chip.kinds[0] if on.chip else "cpu", on.shape or (on.chips,)
+    places = [place + (0,) * (3 - len(place)) for place in np.ndindex(*shape)]
+    cores, chips = range(on.chip.devices if on.chip else 1), on.chips // on.slices
+    found = [(cut, place, core) for cut in range(on.slices) for place in places for core in cores]
+    return [
+        StandIn(i, on.platform, kind, place if on.shape else (i, 0, 0), i // PER_HOST, cut, core)
+        for i, (cut, place, core) in enumerate(found[: chips * on.slices * len(cores)])
+    ]
+
+
+QUIET = {
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5e-1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_STDERR_LOG_LEVEL": "3",
+    "TPU_MIN_LOG_LEVEL": "3",
+}
+"""What libtpu is told so that it compiles beside others, looks for no TPU and complains of none."""
+
+
+def devices(on: Target) -> list[Any]:
+    """The target's devices as its compiler describes them. EnvironmentFault where that is not installed."""
+    import jax
+
+    if on.chip is None:
+        found = jax.devices("cpu")
+        assert len(found) == on.devices, "the CPU's devices are pretended before JAX starts"
+        return list(found)
+    if on.chip.platform == "gpu":
+        raise EnvironmentFault("GPU programs are not compiled without a GPU", "--quick reads the traced step instead")
+    if importlib.util.find_spec("libtpu") is None:
+        raise EnvironmentFault("libtpu, which compiles for TPUs, is not installed", "pip install libtpu; or: --quick")
+    os.environ.update(QUIET)
+    from jax.experimental import topologies
+
+    options: dict[str, Any] = {"num_slices": on.slices} if on.slices > 1 else {}
+    options |= {"chips_per_host_bounds": (1, 1, 1)} if math.prod(on.shape) == 1 else {}
+    options |= {"chip_config_name": "megacore"} if on.chip.name == "v4" else {}
+    shape = "x".join(map(str, on.shape))
+    found = topologies.get_topology_desc(platform="tpu", topology_name=f"{on.chip.name}:{shape}", **options).devices
+    assert len(found) == on.devices, f"{on}: libtpu shows {len(found)} devices"
+    return list(found)
+
+
+def places(mesh_devices: Sequence[Any], on: Target) -> tuple[np.ndarray, np.ndarray]:
+    """Where each device stands on its torus, and in which slice or, for GPUs, on which host."""
+    coords = np.array([getattr(device, "coords", (device.id, 0, 0)) for device in mesh_devices])
+    if on.platform == "gpu":
+        return coords, np.array([device.id // PER_HOST for device in mesh_devices])
+    return coords, np.array([getattr(device, "slice_index", 0) or 0 for device in mesh_devices])

@@ -1,0 +1,115 @@
+"""The quick tier: the traced step, not yet compiled, gone through with arithmetic.
+
+What is traced is the step placed by hand (shard_map): its shapes are those of one device and its
+collectives are written out. Where the recipe leaves placing to the compiler, this is its stand-in.
+"""
+
+import math
+from dataclasses import dataclass
+
+import jax
+
+from dtrain.plan import kernels
+from dtrain.plan.flat import MADE, TALK, Flat, Step, bytes_of, flat, materialised, peak
+from dtrain.plan.network import Network
+from dtrain.plan.replay import REACHED, Tally
+
+
+@dataclass(frozen=True)
+class Traced:
+    """What the traced step takes on one device."""
+
+    tally: Tally | None
+    """None without a network of chips whose speed is known."""
+    working: int
+    """Bytes of what is in memory besides arguments, when most is."""
+
+
+def traced(step: jax.stages.Traced, network: Network | None, devices: int) -> Traced:
+    """The step gone through once."""
+    walk = _Walk(network) if network else None
+    outer, working = flat(step.jaxpr.jaxpr), 0
+    for one in outer.steps:
+        if one.name == "shard_map":
+            inner = flat(getattr(one.params["jaxpr"], "jaxpr", one.params["jaxpr"]))
+            working = max(working, peak(inner))
+            if walk:
+                walk.work(inner, walk.tally, 1)
+        elif walk:
+            walk.step(one, walk.tally, 1 / devices)  # whole arrays, of which each device has its part
+    if not any(one.name == "shard_map" for one in outer.steps):
+        working = peak(outer) // devices
+    return Traced(walk.tally if walk else None, working)
+
+
+class _Walk:
+    def __init__(self, network: Network) -> None:
+        self.network, self.tally = network, Tally()
+        chip = network.chip
+        self.flops = {
+            kind: REACHED[kind] * chip.flops_per_device for kind in ("product", "attention", "grouped product")
+        }
+        self.bandwidth = REACHED["memory"] * chip.bandwidth / chip.devices
+
+    def work(self, program: Flat, tally: Tally, times: float) -> None:
+        stays = materialised(program)
+        for step in program.steps:
+            self.step(step, tally, times)
+            if step.name not in MADE:
+                moved = 2.0 * times * sum(program.sizes[var] for var in step.made if var in stays)
+                self._spend("memory", moved / self.bandwidth, tally)
+
+    def step(self, step: Step, tally: Tally, times: float) -> None:
+        if step.name in ("scan", "while"):
+            body = step.params.get("jaxpr") or step.params["body_jaxpr"]
+            self.work(flat(body.jaxpr), tally, times * step.params.get("length", 1))
+        elif step.name == "cond":
+            self.work(flat(step.params["branches"][-1].jaxpr), tally, times)
+        elif step.name in TALK:
+            self._talk(step, tally, times)
+        elif step.name in ("dot_general", "ragged_dot_general", "conv_general_dilated", "pallas_call"):
+            self._product(step, tally, times)
+
+    def _product(self, step: Step, tally: Tally, times: float) -> None:
+        kind, flops = _flops(step)
+        moved = sum(map(bytes_of, (*step.shapes, *step.results)))
+        seconds = max(flops / self.flops[kind], moved / self.bandwidth)
+        tally.bytes += times * moved
+        if kind == "product":
+            tally.flops += times * flops
+        else:
+            tally.kernel_flops += times * flops
+        self._spend("product" if kind == "product" else "kernel", times * seconds, tally)
+
+    def _talk(self, step: Step, tally: Tally, times: float) -> None:
+        axes = step.params.get("axes") or step.params.get("axis_name") or ()
+        axes = (axes,) if isinstance(axes, str) else tuple(axis for axis in axes if isinstance(axis, str))
+        kind, group = TALK[step.name], self.network.along(axes)
+        size = sum(map(bytes_of, step.results if kind == "all-gather" else step.shapes))
+        seconds = self.network.time(kind, group, size)
+        talk = tally.talk[kind, group.axes]
+        talk.calls, talk.bytes, talk.seconds = (
+            talk.calls + times,
+            talk.bytes + times * size,
+            talk.seconds + times * seconds,
+        )
+
+    def _spend(self, part: str, seconds: float, tally: Tally) -> None:
+        tally.parts[part] += seconds
+        tally.seconds += seconds
+
+
+def _flops(step: Step) -> tuple[str, float]:
+    """The kind of a product and its floating-point operations."""
+    left, out = step.shapes[0], step.results[0].shape
+    if step.name == "dot_general":
+        (contracted, _), _ = step.params["dimension_numbers"]
+        return "product", 2.0 * math.prod(out) * math.prod(left.shape[dim] for dim in contracted)
+    if step.name == "conv_general_dilated":
+        numbers, kernel = step.params["dimension_numbers"], step.shapes[1].shape
+        taps = math.prod(kernel[dim] for dim in numbers.rhs_spec[1:])
+        return "product", 2.0 * math.prod(out) * taps
+    inputs = [(str(aval.dtype), tuple(aval.shape)) for aval in step.shapes if hasattr(aval, "dtype")]
+    name = str(step.params.get("name") or "ragged_dot")
+    kind = kernels.kernel(name)
+    return (kind, kernels.flops(name, inputs, tuple(out))) if kind else ("product", 0.0)
