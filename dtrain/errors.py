@@ -14,6 +14,7 @@ A message says what is wrong; the hint says what to do about it.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 
 class DtrainError(Exception):
@@ -26,8 +27,17 @@ class DtrainError(Exception):
         self.message = message
         self.hint = hint
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (type(self), vars(self))  # so that it crosses from one process to another
+
     def __str__(self) -> str:
         return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
+
+
+def _again(kind: type[DtrainError], values: dict[str, Any]) -> DtrainError:
+    error = kind.__new__(kind)
+    vars(error).update(values)
+    return error
 
 
 class RecipeError(DtrainError):

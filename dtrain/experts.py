@@ -12,8 +12,11 @@ import jax.numpy as jnp
 
 from dtrain.params import Tree
 
-Apply = Callable[[Tree, jax.Array, jax.Array], jax.Array]
-"""(experts' parameters, rows sorted by expert, rows of each expert) → rows."""
+Product = Callable[[jax.Array, jax.Array], jax.Array]
+"""(rows sorted by expert (N, in), a matrix for each expert (experts, in, out)) → rows (N, out)."""
+
+Apply = Callable[[Tree, jax.Array, Product], jax.Array]
+"""(experts' parameters, rows sorted by expert, the product of rows with their expert's matrix) → rows."""
 
 
 class Routed(NamedTuple):
@@ -38,6 +41,8 @@ class Mixture:
     dims: Tree
     """The names of each matrix's dims."""
     apply: Apply
+    product: Callable[[jax.Array, jax.Array, jax.Array], jax.Array] = jax.lax.ragged_dot
+    """(rows, matrices, rows of each expert) → rows: the program that the platform has for it."""
     capacity: float | None = None
     """Bound on what one device sends another, as a multiple of an even spread; None drops nothing."""
 
@@ -58,7 +63,8 @@ def in_order(rows: jax.Array, expert: jax.Array, experts: Mixture) -> jax.Array:
     """Each row through the expert of that number; a row whose number is the experts' count gives zeros."""
     order = jnp.argsort(expert, stable=True)
     sizes = jnp.zeros(experts.count, jnp.int32).at[expert].add(1, mode="drop")
-    out = experts.apply(experts.params, rows[order], sizes)[jnp.argsort(order)]
+    times = lambda rows, matrices: experts.product(rows, matrices, sizes)  # noqa: E731
+    out = experts.apply(experts.params, rows[order], times)[jnp.argsort(order)]
     return jnp.where((expert < experts.count)[:, None], out, 0)
 
 

@@ -40,6 +40,11 @@ class Folder:
         return self.path / "log.txt"
 
     @property
+    def plans(self) -> Path:
+        """What `dtrain plan` foretold, a file for each target."""
+        return self.path / "plans"
+
+    @property
     def checkpoints(self) -> Path:
         """A folder for each saved step."""
         return self.path / "checkpoints"

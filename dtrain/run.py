@@ -129,7 +129,8 @@ def _compiled(on: Session, made: Assembly) -> tuple[jax.stages.Compiled, jax.sta
         traced = made.train()
         warnings = guard.captured(traced, on.recipe.guard.constants_mb)
         warnings += guard.impure(made.train, traced) if on.recipe.guard.purity else []
-        step, evaluate = traced.lower().compile(), made.evaluate().lower().compile()
+        platform, engine = made.layout.platform, on.recipe.engine
+        step, evaluate = (engine.compile(part, platform) for part in (traced, made.evaluate()))
     for line in warnings:
         on.console.warn(line)
     on.console.say(f"compiled in {on.clock.of('compile'):.1f} s")

@@ -1,17 +1,24 @@
 """dtrain plan"""
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dtrain.cli.arguments import Debug, Json, Overrides, Recipe
+from dtrain.cli.arguments import Debug, Json, Overrides, Recipe, RunsDir
 from dtrain.cli.exits import exits
+from dtrain.errors import DtrainError, EnvironmentFault, RecipeError
 
 if TYPE_CHECKING:
+    from dtrain.plan.plan import Plan
     from dtrain.plan.target import Target
+    from dtrain.recipe.recipe import Recipe as Loaded
 
 EXAMPLE = "Example: dtrain plan recipe.yaml --on v5p-128"
-On = Annotated[str, typer.Option("--on", help="A slice or GPUs: v5e-16, v5p-128, v5p:4x4x12, h100-8, cpu-8.")]
+On = Annotated[
+    str, typer.Option("--on", help="A slice or GPUs: v5e-16, v5p-128, v5p:4x4x12, h100-8, cpu-8; several with commas.")
+]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -25,42 +32,158 @@ def plan(
     on: On = "",
     slices: Annotated[int, typer.Option(min=1, help="Slices of that kind, joined by the slow network.")] = 1,
     quick: Annotated[bool, typer.Option("--quick", help="Arithmetic alone, in about a second.")] = False,
+    search: Annotated[
+        bool, typer.Option("--search", help="Look for a better mesh, remat policy, microbatch and compiler options.")
+    ] = False,
+    tries: Annotated[int, typer.Option(min=1, help="Variants that a search compiles.")] = 8,
+    jobs: Annotated[int, typer.Option(min=1, help="Compilers at work at once.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="Where a search writes its winner, as a recipe.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="With several targets: draw the curves into this file.")] = None,
     price: Annotated[float | None, typer.Option(min=0, help="Dollars an hour for one chip.")] = None,
+    advice: Annotated[bool, typer.Option(help="Where it does not fit, look for the nearest recipe that does.")] = True,
+    runs_dir: RunsDir = Path("runs"),
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Say whether a run fits on hardware that is not there, how fast it goes and what it costs."""
     with exits(debug):
         from dtrain.cli.recipes import find
-        from dtrain.errors import EnvironmentFault, RecipeError
         from dtrain.plan.target import target
 
         if not on:
             raise RecipeError("plan for what? --on names a slice or GPUs", "as in --on v5e-16, v5p-128, h100-8, cpu-8")
-        wanted = target(on, slices)
-        _settle(wanted)
-        from dtrain.plan import plan as plans
-        from dtrain.plan.report import lines, values
+        targets = [target(name.strip(), slices) for name in on.split(",")]
+        if search and (quick or len(targets) > 1):
+            raise RecipeError("--search compiles for one target", "leave --quick out, and name one slice")
+        _settle(targets)
         from dtrain.recipe.load import load
 
-        loaded = load(find(recipe), overrides or [], wanted.devices)
-        made = plans.quick(loaded, wanted, price) if quick else plans.plan(loaded, wanted, None, price)
-        if as_json:
-            import json
+        path = find(recipe)
+        loaded = [load(path, overrides or [], None if len(targets) > 1 else on.devices) for on in targets]
+        if len(targets) > 1:
+            raise typer.Exit(_curve(loaded[0], targets, quick, jobs, price, plot, as_json))
+        if search:
+            raise typer.Exit(_search(path, loaded[0], targets[0], tries, jobs, price, out, as_json))
+        made = _one(loaded[0], targets[0], quick, price)
+        _keep(made, runs_dir)
+        raise typer.Exit(_show(made, as_json, advice, jobs))
 
-            typer.echo(json.dumps(values(made), indent=2))
-        else:
-            typer.echo("\n".join(lines(made)))
-        if not made.fits:
-            raise typer.Exit(EnvironmentFault.exit_code)
 
-
-def _settle(wanted: "Target") -> None:
+def _settle(targets: "Sequence[Target]") -> None:
     """What JAX must hear before it is imported."""
     import os
 
     from dtrain.parallel.devices import pretend
 
-    if wanted.chip is None:
-        pretend(wanted.devices)
+    pretended = [on.devices for on in targets if on.chip is None]
+    if pretended and len(targets) > 1:
+        raise RecipeError("cpu-N is planned alone", "leave it out of the list")
+    if pretended:
+        pretend(pretended[0])
     os.environ["JAX_PLATFORMS"] = "cpu"
+
+
+def _one(loaded: "Loaded", on: "Target", quick: bool, price: float | None) -> "Plan":
+    from dtrain.plan.workers import Job, outcomes
+
+    job = Job(loaded, on, quick, price)
+    outcome = job.make() if quick else next(outcomes([job], 1))[1]
+    if isinstance(outcome, DtrainError):
+        raise outcome
+    return outcome
+
+
+def _keep(made: "Plan", runs: Path) -> None:
+    """Where `dtrain run` finds it, to hold its own step against."""
+    import json
+
+    from dtrain.folder import folder
+    from dtrain.plan.report import values
+
+    place = folder(runs, made.recipe.name)
+    if made.timing and place.path.is_dir():
+        place.plans.mkdir(exist_ok=True)
+        place.write(
+            place.plans / f"{made.target.name.replace(':', '-').lower()}.json", json.dumps(values(made), indent=2)
+        )
+
+
+def _show(made: "Plan", as_json: bool, advice: bool, jobs: int) -> int:
+    import json
+
+    from dtrain.plan.report import lines, values
+
+    typer.echo(json.dumps(values(made), indent=2) if as_json else "\n".join(lines(made)))
+    if made.fits:
+        return 0
+    if advice and not as_json:
+        from dtrain.plan.advice import nearest
+        from dtrain.plan.report import advised
+
+        typer.echo("looking for the nearest recipe that fits ...", err=True)
+        found = nearest(made.recipe, made.target, jobs, made.tier == "compiled")
+        typer.echo("\n".join(advised(found)))
+    return EnvironmentFault.exit_code
+
+
+def _search(
+    path: Path,
+    loaded: "Loaded",
+    on: "Target",
+    tries: int,
+    jobs: int,
+    price: float | None,
+    out: Path | None,
+    as_json: bool,
+) -> int:
+    import json
+
+    from dtrain.plan.report import found_lines, values
+    from dtrain.plan.search import overlay, search
+
+    found = search(loaded, on, tries, jobs, price, lambda text: typer.echo(text, err=True))
+    if as_json:
+        ranked: list[Any] = [{"changes": one.changes, **values(plan)} for one, plan in found.ranked]
+        typer.echo(json.dumps({"ranked": ranked, "stopped": found.stopped}, indent=2))
+    else:
+        typer.echo("\n".join(found_lines(found)))
+    if found.winner and found.winner[0].changes:
+        target = out or Path(f"{loaded.name}-{on.name.replace(':', '-').lower()}.yaml")
+        try:
+            target.write_text(overlay(path, target.parent, found.winner[0].changes))
+        except OSError as error:
+            raise EnvironmentFault(f"cannot write {target}: {error.strerror}", "choose another with --out") from error
+        typer.echo(f"written to {target}: dtrain run {target}", err=True)
+    return 0 if found.winner else EnvironmentFault.exit_code
+
+
+def _curve(
+    loaded: "Loaded",
+    targets: "Sequence[Target]",
+    quick: bool,
+    jobs: int,
+    price: float | None,
+    plot: Path | None,
+    as_json: bool,
+) -> int:
+    import json
+
+    from dtrain.plan.plan import Plan
+    from dtrain.plan.report import values
+    from dtrain.plan.scale import draw, table
+    from dtrain.plan.workers import Job, outcomes
+
+    wanted = [Job(loaded, on, quick, price) for on in targets]
+    made: list[Any] = [None] * len(wanted)
+    for number, outcome in outcomes(wanted, jobs):
+        made[number] = outcome
+        typer.echo(f"{targets[number].name} done", err=True)
+    plans = [plan for plan in made if isinstance(plan, Plan)]
+    typer.echo(json.dumps([values(plan) for plan in plans], indent=2) if as_json else "\n".join(table(targets, made)))
+    if plot:
+        try:
+            draw(made, plot)
+        except (OSError, ValueError) as error:
+            raise EnvironmentFault(f"cannot draw into {plot}: {error}", "a name ending in .png or .svg") from error
+        typer.echo(f"drawn into {plot}", err=True)
+    return 0 if len(plans) == len(made) and all(plan.fits for plan in plans) else EnvironmentFault.exit_code

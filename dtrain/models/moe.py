@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from dtrain import params as declare
 from dtrain.context import Context
 from dtrain.errors import FieldError
-from dtrain.experts import Mixture, Routed
+from dtrain.experts import Mixture, Product, Routed
 from dtrain.fields import Natural, NonNegative, Positive, PositiveFloat
 from dtrain.models.feed_forward import Form, gated, hidden
 from dtrain.params import Init, Param, Tree
@@ -67,14 +67,13 @@ class Experts:
         chosen_BTK, gates_BTK, sums = self._route(params, x_BTE, ctx.share(weight_BT), ctx)
         tokens = Routed(*(ctx.collect(part) for part in (x_BTE, chosen_BTK, gates_BTK)))
 
-        def products(experts: Tree, rows_NE: jax.Array, sizes_X: jax.Array) -> jax.Array:
-            up = hidden(form, lambda name: jax.lax.ragged_dot(rows_NE, experts[name], sizes_X))
-            return jax.lax.ragged_dot(up, experts["down"], sizes_X)
+        def products(experts: Tree, rows_NE: jax.Array, times: Product) -> jax.Array:
+            return times(hidden(form, lambda name: times(rows_NE, experts[name])), experts["down"])
 
         dims = {
             name: "experts hidden embed" if name == "down" else "experts embed hidden" for name in params["experts"]
         }
-        out_BTE = ctx.dispatch(tokens, Mixture(params["experts"], dims, products, self.capacity))
+        out_BTE = ctx.dispatch(tokens, Mixture(params["experts"], dims, products, capacity=self.capacity))
         if self.shared:
             shared = params["shared"]
             out_BTE = out_BTE + hidden(form, lambda name: tokens.x @ shared[name]) @ shared["down"]

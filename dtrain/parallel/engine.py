@@ -1,6 +1,8 @@
 """What an engine is: how a batch is placed, where gradients are summed, how a step is traced."""
 
+import re
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
@@ -10,6 +12,7 @@ import numpy as np
 
 from dtrain.batch import Batch
 from dtrain.context import Context
+from dtrain.errors import RecipeError
 from dtrain.model import Loss
 from dtrain.parallel.rules import Layout
 from dtrain.params import Tree
@@ -20,8 +23,42 @@ Grads = Callable[[Tree, Batch], tuple[Loss, Tree]]
 Sums = Callable[[Tree, Batch], Loss]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Compiler:
+    """What every engine's section can say to the compiler."""
+
+    xla: dict[str, bool | int | str] = field(default_factory=dict)
+    """Options of XLA: {xla_tpu_overlap_compute_collective_tc: true}. Those of other hardware are passed over."""
+
+    def options(self, platform: str) -> dict[str, bool | str]:
+        """The options that this platform's compiler knows."""
+        others = {"tpu": ("xla_gpu_", "xla_cpu_"), "gpu": ("xla_tpu_", "xla_jf_", "xla_cpu_")}
+        foreign = others.get(platform, ("xla_tpu_", "xla_jf_", "xla_gpu_", "xla_enable_async_"))
+        said = {name: value if isinstance(value, bool) else str(value) for name, value in self.xla.items()}
+        return {name: value for name, value in said.items() if not name.startswith(foreign)}
+
+    def compile(self, step: jax.stages.Traced, platform: str) -> jax.stages.Compiled:
+        """The traced step, compiled. RecipeError names an option that the compiler does not know."""
+        try:
+            return step.lower().compile(compiler_options=self.options(platform) or None)
+        except jax.errors.JaxRuntimeError as error:
+            refuse_unknown(error)
+            raise
+
+
+def refuse_unknown(error: Exception) -> None:
+    """RecipeError where the compiler says that an option of engine.xla does not exist."""
+    unknown = re.search(r"No such compile option: '(\w+)'", str(error))
+    if unknown:
+        raise RecipeError(f"engine.xla.{unknown.group(1)}: this compiler has no such option") from error
+
+
 class Engine(Protocol):
     """`jit`, `shard_map` or `pmap`: the recipe's `engine` section itself. Results are always global."""
+
+    def compile(self, step: jax.stages.Traced, platform: str) -> jax.stages.Compiled:
+        """The traced step, compiled with the section's options."""
+        ...
 
     def refusal(self, layout: Layout, processes: int) -> str:
         """Why this engine cannot serve such a layout; empty where it can."""

@@ -17,7 +17,7 @@ from dtrain.batch import Batch
 from dtrain.context import Block, Layers, scan_layers
 from dtrain.experts import Mixture, Routed, grouped
 from dtrain.model import Loss
-from dtrain.parallel.engine import Grads, LossFn, Sums, accumulate, flow
+from dtrain.parallel.engine import Compiler, Grads, LossFn, Sums, accumulate, flow
 from dtrain.parallel.kernels import local_attention
 from dtrain.parallel.manual import Manual, is_wrapped, summed, wrap
 from dtrain.parallel.mesh import MEMORY_AXES
@@ -26,7 +26,7 @@ from dtrain.params import Tree
 
 
 @dataclass(frozen=True, kw_only=True)
-class Jit:
+class Jit(Compiler):
     """The compiler places every collective."""
 
     kind: Literal["jit"] = "jit"
@@ -136,7 +136,7 @@ class Constrained:
 
     def dispatch(self, tokens: Routed, experts: Mixture) -> jax.Array:
         assert self.layout.mesh is not None
-        if self.layout.mesh.size == 1:
+        if self.layout.mesh.size == 1 and self.layout.platform != "tpu":
             return grouped(tokens, experts)
         by_hand, rows = Manual(self.layout), self.layout.spec(("batch", "length"))
 

@@ -5,6 +5,7 @@ Dims: B batch, T tokens, H query heads, G key-value heads, D head dim.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,9 +14,11 @@ import jax.numpy as jnp
 
 from dtrain.attention import Reach, Side, attention
 from dtrain.params import Tree
+from dtrain.varying import axes_of, vary
 
 LANES = 128
 BLOCK = 512
+TILE = 1024
 CUDNN_DTYPES = (jnp.bfloat16, jnp.float16)
 
 
@@ -92,19 +95,58 @@ def _mask(reach: Reach, length: int, heads: int) -> Any:
     return masks.MultiHeadMask([one] * heads)
 
 
+def grouped_product(platform: str, rows: jax.Array, matrices: jax.Array, sizes: jax.Array) -> jax.Array:
+    """Each row times its expert's matrix, rows (N, in) being sorted by expert: (N, out).
+
+    XLA has a kernel for it on TPU, and for the gradient of rows; that of matrices it computes as one
+    dense product for every expert. There the Pallas kernel that ships with JAX stands in.
+    """
+    if platform != "tpu" or rows.shape[0] % LANES:
+        return jax.lax.ragged_dot(rows, matrices, sizes)
+    axes = (*axes_of(rows), *axes_of(matrices))
+    return _grouped_on_tpu(vary(rows, axes), vary(matrices, axes), sizes)
+
+
+@jax.custom_vjp
+def _grouped_on_tpu(rows: jax.Array, matrices: jax.Array, sizes: jax.Array) -> jax.Array:
+    return jax.lax.ragged_dot(rows, matrices, sizes)
+
+
+def _grouped_forward(rows: jax.Array, matrices: jax.Array, sizes: jax.Array) -> tuple[jax.Array, Tree]:
+    return _grouped_on_tpu(rows, matrices, sizes), (rows, matrices, sizes)
+
+
+def _grouped_backward(kept: Tree, gradient: jax.Array) -> tuple[jax.Array | None, ...]:
+    rows, matrices, sizes = kept
+    of_rows = jax.lax.ragged_dot(gradient, jnp.swapaxes(matrices, 1, 2), sizes)
+    return of_rows, rows_by_rows(rows, gradient, sizes), None
+
+
+_grouped_on_tpu.defvjp(_grouped_forward, _grouped_backward)
+
+
+def rows_by_rows(rows: jax.Array, others: jax.Array, sizes: jax.Array, interpret: bool = False) -> jax.Array:
+    """For each expert the product of its rows (N, in) with their counterparts (N, out): (experts, in, out)."""
+    kernel = import_module("jax.experimental.pallas.ops.tpu.megablox.gmm")  # its package hides it by a function
+    tiling = (_block(rows.shape[0]), min(TILE, rows.shape[1]), min(TILE, others.shape[1]))
+    with _tracked(kernel, others):
+        return kernel.tgmm(rows.T, others, sizes, rows.dtype, tiling, interpret=interpret)
+
+
 def _differentiable(rows: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     """The same function, usable where JAX tracks over which mesh axes each value varies."""
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
 
     @jax.custom_vjp
     def call(q: jax.Array, k: jax.Array, v: jax.Array, document: jax.Array | None) -> jax.Array:
         return forward(q, k, v, document)[0]
 
     def forward(q: jax.Array, k: jax.Array, v: jax.Array, document: jax.Array | None) -> tuple[jax.Array, Tree]:
-        with _tracked(q):
+        with _tracked(kernel, q):
             return jax.vjp(lambda q, k, v: rows(q, k, v, document), q, k, v)
 
     def backward(back: Tree, gradient: jax.Array) -> tuple[jax.Array | None, ...]:
-        with _tracked(gradient):
+        with _tracked(kernel, gradient):
             return *back(gradient), None
 
     call.defvjp(forward, backward)
@@ -112,14 +154,11 @@ def _differentiable(rows: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
 
 
 @contextmanager
-def _tracked(like: jax.Array) -> Iterator[None]:
-    """While inside, the results of splash's kernels are said to vary over the mesh as `like` does.
+def _tracked(module: Any, like: jax.Array) -> Iterator[None]:
+    """While inside, the results of a module's kernels are said to vary over the mesh as `like` does.
 
-    JAX asks every Pallas kernel for this, and splash does not tell.
+    JAX asks every Pallas kernel for this, and those that ship with it do not tell.
     """
-    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
-
-    module: Any = kernel
     plain, kind = module.pl, jax.typeof(like).manual_axis_type
 
     def pallas_call(*args: Any, out_shape: Any, **options: Any) -> Any:

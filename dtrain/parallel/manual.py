@@ -1,7 +1,7 @@
 """The verbs as collectives: what each device says to the others when a model speaks."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from dtrain.context import REGATHERED, Block, Layers, scan_layers
 from dtrain.errors import RecipeError
 from dtrain.experts import Mixture, Routed, grouped
 from dtrain.parallel.experts import exchanged
-from dtrain.parallel.kernels import local_attention
+from dtrain.parallel.kernels import grouped_product, local_attention
 from dtrain.parallel.mesh import MEMORY_AXES
 from dtrain.parallel.pipeline import pipelined
 from dtrain.parallel.ring import held_by, ring_attention
@@ -176,4 +176,5 @@ class Manual:
 
     def dispatch(self, tokens: Routed, experts: Mixture) -> jax.Array:
         parts = self.layout.sizes["expert"]
+        experts = replace(experts, product=partial(grouped_product, self.layout.platform))
         return grouped(tokens, experts) if parts == 1 else exchanged(tokens, experts, "expert", parts)

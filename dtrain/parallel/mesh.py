@@ -143,7 +143,7 @@ class Mesh:
         crossed: Mapping[str, int] = {**self.slices}
         across = tuple(crossed.get(axis, 1) for axis in LAID)
         if math.prod(across) == 1:
-            return jax.make_mesh(shape, LAID, axis_types=types, devices=devices)
+            return jax.sharding.Mesh(_placed(shape, devices), LAID, axis_types=types)
         inside = tuple(size // slices for size, slices in zip(shape, across, strict=True))
         placed = np.stack([_placed(inside, group) for group in _slices(devices, math.prod(across))])
         order = [axis for pair in zip(range(len(LAID)), range(len(LAID), 2 * len(LAID)), strict=True) for axis in pair]
@@ -172,7 +172,10 @@ def _along_the_network(fsdp: int, devices: Sequence[Any]) -> dict[str, int]:
 def _placed(shape: tuple[int, ...], devices: Sequence[Any]) -> np.ndarray:
     from jax.experimental.mesh_utils import create_device_mesh
 
-    return create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    try:
+        return create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    except (NotImplementedError, TypeError):  # JAX knows no way to lay these axes over this torus
+        return np.asarray(devices).reshape(shape)
 
 
 def _slices(devices: Sequence[Any], count: int) -> list[list[Any]]:

@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from dtrain.batch import Batch
 from dtrain.context import Plain
 from dtrain.model import Loss
-from dtrain.parallel.engine import Grads, LossFn, Sums, accumulate
+from dtrain.parallel.engine import Compiler, Grads, LossFn, Sums, accumulate
 from dtrain.parallel.mesh import visible
 from dtrain.parallel.rules import Layout
 from dtrain.params import Tree
@@ -19,7 +19,7 @@ AXIS = "data"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pmap:
+class Pmap(Compiler):
     """Data parallelism by jax.pmap: parameters whole on every device, one process, the data axis only."""
 
     kind: Literal["pmap"] = "pmap"

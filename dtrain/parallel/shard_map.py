@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from dtrain.batch import Batch
 from dtrain.model import Loss
-from dtrain.parallel.engine import Grads, LossFn, Sums, accumulate, flow
+from dtrain.parallel.engine import Compiler, Grads, LossFn, Sums, accumulate, flow
 from dtrain.parallel.manual import Manual, summed, wrap
 from dtrain.parallel.mesh import MEMORY_AXES, RULES
 from dtrain.parallel.rules import Layout, split_axes
@@ -24,7 +24,7 @@ from dtrain.varying import vary
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShardMap:
+class ShardMap(Compiler):
     """Every collective is written out in dtrain's own code."""
 
     kind: Literal["shard_map"] = "shard_map"

@@ -2,17 +2,18 @@
 
 import re
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from dtrain.assembly import Assembly
 from dtrain.errors import EnvironmentFault
+from dtrain.parallel.engine import refuse_unknown
 
 DUMP = {"xla_dump_hlo_as_text": True, "xla_dump_hlo_pass_re": ""}
 NAMES = {"text": "after_optimizations.txt", "live": "after_optimizations-live-range.txt"}
-ABSENT = "XlaRuntimeError"
 
 
 @dataclass(frozen=True)
@@ -29,22 +30,20 @@ class Compiled:
     arena: int = 0
     """Bytes of arguments and of the block that temporary values are laid out in: what a device sets aside."""
     fits: bool = True
-    options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def compiled(made: Assembly, options: Mapping[str, Any]) -> Compiled:
+def compiled(made: Assembly) -> Compiled:
     """The training step by this compiler. EnvironmentFault where it gives up for another reason than memory."""
-    lowered = made.train().lower()
+    options, lowered = made.recipe.engine.options(made.layout.platform), made.train().lower()
     with tempfile.TemporaryDirectory(prefix="dtrain-plan-") as folder:
         try:
             program = lowered.compile(compiler_options={**options, **DUMP, "xla_dump_to": folder})
-        except Exception as error:
-            if type(error).__name__ not in (ABSENT, "JaxRuntimeError"):
-                raise
+        except jax.errors.JaxRuntimeError as error:
+            refuse_unknown(error)
             if "RESOURCE_EXHAUSTED" not in str(error) and "CompileTimeHbmOom" not in str(error):
                 reason = re.sub(r"\s+", " ", str(error))[:300]
                 raise EnvironmentFault(f"the compiler gave up: {reason}", "try --quick, or another mesh") from error
-            return _spilled(Path(folder), options)
+            return _spilled(Path(folder))
         stats: Any = program.memory_analysis()
         peak, code = int(stats.peak_memory_in_bytes), int(stats.generated_code_size_in_bytes)
         arena = int(stats.argument_size_in_bytes + stats.temp_size_in_bytes + stats.output_size_in_bytes)
@@ -52,14 +51,14 @@ def compiled(made: Assembly, options: Mapping[str, Any]) -> Compiled:
         text = program.as_text() or ""
         live = _live(_dumped(Path(folder), "live"))
         peak = max(peak, sum(live.values()))  # the CPU's own figure leaves temporaries out
-        return Compiled(text, live, peak + code, code, arena + code, options=dict(options))
+        return Compiled(text, live, peak + code, code, arena + code)
 
 
-def _spilled(folder: Path, options: Mapping[str, Any]) -> Compiled:
+def _spilled(folder: Path) -> Compiled:
     """What the compiler wrote before it found that memory is short."""
     live = _live(_dumped(folder, "live"))
     total = sum(live.values())
-    return Compiled(_dumped(folder, "text"), live, total, 0, total, fits=False, options=dict(options))
+    return Compiled(_dumped(folder, "text"), live, total, 0, total, fits=False)
 
 
 def _dumped(folder: Path, what: str) -> str:

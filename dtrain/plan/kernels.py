@@ -22,15 +22,18 @@ def kernel(name: str) -> str:
     return "grouped product" if name.startswith(GROUPED) else ""
 
 
-def flops(name: str, inputs: Sequence[Input], out: tuple[int, ...]) -> float:
-    """Floating-point operations of a known kernel; `out` is the shape of its first result."""
+def flops(name: str, inputs: Sequence[Input], out: tuple[int, ...], filled: float = 1.0) -> float:
+    """Floating-point operations of a known kernel; `out` is the shape of its first result.
+
+    `filled` is the part of an expert's rows that hold a token: room that is left over costs nothing.
+    """
     numbers = [shape for dtype, shape in inputs if dtype.startswith(("bf", "f")) and len(shape) >= 2]
     if kernel(name) == "attention":
         q = next(shape for shape in numbers if len(shape) >= 3)
         products = next(count for stem, count in ATTENTION.items() if name.startswith(stem))
         return 2.0 * products * _size(q) * q[-2] * _live(inputs)
     rows = next(shape for shape in numbers if len(shape) == 2)
-    return 2.0 * rows[0] * out[-2] * out[-1] if len(out) == 3 else 2.0 * _size(out) * rows[-1]
+    return 2.0 * filled * (rows[0] * out[-2] * out[-1] if len(out) == 3 else _size(out) * rows[-1])
 
 
 def _live(inputs: Sequence[Input]) -> float:

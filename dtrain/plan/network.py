@@ -113,23 +113,39 @@ def members(op: Op) -> list[int] | None:
     listed = re.search(r"replica_groups=\{\{([\d,]+)\}", text)
     if listed:
         return [int(number) for number in listed.group(1).split(",")]
-    iota = re.search(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text)
+    iota = re.search(rf"replica_groups=(\[\d+,\d+\])<={ORDER}", text)
     if iota:
-        groups, size, dims, order = iota.groups()
-        grid = np.arange(int(groups) * int(size)).reshape([int(dim) for dim in dims.split(",")])
-        grid = grid.transpose([int(dim) for dim in order.split(",")]) if order else grid
-        return [int(number) for number in grid.reshape(int(groups), int(size))[0]]
-    named = re.search(r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\S+)?\s*\{([^}]*)\}", text)
-    return _of_axes(named.group(1), named.group(2)) if named else None
+        groups, size = _numbers(iota.group(1))
+        return [int(number) for number in _ordered(iota.group(2), iota.group(3)).reshape(groups, size)[0]]
+    named = re.search(rf"replica_groups=mesh(\[[^\]]*\])(?:, device_ids=\({ORDER}\))?\s*\{{([^}}]*)\}}", text)
+    if named is None:
+        return None
+    found = _of_axes(named.group(1), named.group(4))
+    order = _ordered(named.group(2), named.group(3)) if named.group(2) else None
+    return [int(place) if order is None else int(order[place]) for place in found]
 
 
-def _of_axes(mesh: str, wanted: str) -> list[int]:
-    """The devices along some axes, or parts of axes, of a mesh that the text spells out."""
+ORDER = r"(\[[\d,]+\])(?:T(\([\d,]+\)))?"
+"""`[4,16]T(1,0)`: the numbers from 0 on as an array of that shape, transposed."""
+
+
+def _ordered(shape: str, permutation: str | None) -> np.ndarray:
+    dims = _numbers(shape)
+    grid = np.arange(math.prod(dims)).reshape(dims)
+    return (grid.transpose(_numbers(permutation)) if permutation else grid).reshape(-1)
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", text)]
+
+
+def _of_axes(mesh: str, wanted: str) -> np.ndarray:
+    """Places along some axes, or parts of axes, of a mesh that the text spells out."""
     sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", mesh)}
-    number = dict(zip(sizes, np.cumprod([1, *reversed(sizes.values())])[:-1][::-1], strict=True))
+    strides = dict(zip(sizes, np.cumprod([1, *reversed(sizes.values())])[:-1][::-1], strict=True))
     found = np.zeros(1, int)
     for name, before, part in re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", wanted):
         count = int(part) if part else sizes[name]
-        stride = number[name] * (sizes[name] // (int(before) * count) if part else 1)
+        stride = strides[name] * (sizes[name] // (int(before) * count) if part else 1)
         found = (found[:, None] + stride * np.arange(count)[None, :]).reshape(-1)
-    return [int(one) for one in found]
+    return found

@@ -2,8 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax
@@ -76,7 +75,6 @@ class Plan:
     timing: Timing | None
     """None where the chip's speed is not known, or where the program does not fit."""
     money: Money | None
-    options: Mapping[str, Any] = field(default_factory=dict)
     took: float = 0.0
     """Seconds that the plan took to make."""
 
@@ -86,19 +84,19 @@ class Plan:
         return self.memory.fits
 
 
-def plan(recipe: Recipe, on: Target, options: Mapping[str, Any] | None = None, price: float | None = None) -> Plan:
+def plan(recipe: Recipe, on: Target, price: float | None = None) -> Plan:
     """The compiled tier. RecipeError where recipe and target do not go together; running out of memory is a plan."""
     start = time.perf_counter()
     made = _assembled(recipe, target.devices(on), on)
-    found = compiled(made, options or {})
+    found = compiled(made)
     program = read(found.text)
     room = on.chip.room if on.chip else float(_host_memory() // on.devices)
     held = memory.memory(found, program, made.shapes, made.layout, room)
     if not found.fits:
         held = dataclasses.replace(held, peak=max(held.peak, int(room) + 1))
     network = _network(made.layout, on)
-    tally = Replay(program, on.chip, network).run() if on.chip and network and found.fits else None
-    return _plan(made, on, "compiled", held, tally, price, options or {}, time.perf_counter() - start)
+    tally = Replay(program, on.chip, network, _filled(made)).run() if on.chip and network and found.fits else None
+    return _plan(made, on, "compiled", held, tally, price, time.perf_counter() - start)
 
 
 def quick(recipe: Recipe, on: Target, price: float | None = None) -> Plan:
@@ -110,7 +108,7 @@ def quick(recipe: Recipe, on: Target, price: float | None = None) -> Plan:
         by_hand = recipe if ShardMap().refusal(layout, 1) else dataclasses.replace(recipe, engine=ShardMap())
     made = _assembled(by_hand, stand_ins(on), on)
     network = _network(made.layout, on)
-    found = traced(made.train(), network, on.devices)
+    found = traced(made.train(), network, on.devices, _filled(made))
     held = sum(memory.share(leaf) for leaf in jax.tree.leaves(made.shapes))
     inputs = sum(memory.share(leaf) for leaf in jax.tree.leaves(made.batch))
     classes: dict[str, int] = dict.fromkeys(CLASSES, 0) | {
@@ -125,7 +123,7 @@ def quick(recipe: Recipe, on: Target, price: float | None = None) -> Plan:
     if tally and on.chip:
         _with_network(tally, 2.0 * held * on.chip.devices / (0.9 * on.chip.bandwidth))
     made = dataclasses.replace(made, recipe=recipe)
-    return _plan(made, on, "quick", filled, tally, price, {}, time.perf_counter() - start)
+    return _plan(made, on, "quick", filled, tally, price, time.perf_counter() - start)
 
 
 def _with_network(tally: Tally, updating: float) -> None:
@@ -169,7 +167,6 @@ def _plan(
     held: Memory,
     tally: Tally | None,
     price: float | None,
-    options: Mapping[str, Any],
     took: float,
 ) -> Plan:
     recipe, layout = made.recipe, made.layout
@@ -181,7 +178,16 @@ def _plan(
         timing = Timing(tally.seconds, tally, tokens, recipe.batch, flops.step, flops.convention, peak)
         money = cost(on, timing.seconds, tokens, made.steps, price)
     sizes = visible(layout.sizes)
-    return Plan(recipe, on, tier, sizes, count(layout.declared), held, timing, money, options, took)
+    return Plan(recipe, on, tier, sizes, count(layout.declared), held, timing, money, took)
+
+
+def _filled(made: Assembly) -> float:
+    """The part of the rows sent to experts that hold a token, where routing is even (parallel/experts.py)."""
+    experts, parts = getattr(made.recipe.model, "experts", None), made.layout.sizes["expert"]
+    if experts is None or parts == 1:
+        return 1.0
+    room = parts * min(experts.active, experts.count // parts) / experts.active
+    return 1 / (room if experts.capacity is None else min(room, experts.capacity))
 
 
 def _host_memory() -> int:

@@ -6,7 +6,6 @@ Not in it: vector work, padding of matrices to the hardware's, contention for me
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dtrain.hardware import Chip
@@ -81,7 +80,8 @@ class Replay:
     program: Program
     chip: Chip
     network: Network
-    reached: Mapping[str, float] = field(default_factory=lambda: REACHED)
+    filled: float = 1.0
+    """The part of the rows sent to experts that hold a token."""
 
     def run(self) -> Tally:
         """The whole program."""
@@ -90,13 +90,12 @@ class Replay:
 
 class _Clock:
     def __init__(self, replay: Replay, costs: Costs) -> None:
-        self.at, self.costs = replay, costs
-        self.program, self.network = replay.program, replay.network
-        chip, reached = replay.chip, replay.reached
+        self.at, self.costs, self.program, self.network = replay, costs, replay.program, replay.network
+        chip = replay.chip
         self.flops = {
-            part: reached[part] * chip.flops_per_device for part in ("product", "attention", "grouped product")
+            part: REACHED[part] * chip.flops_per_device for part in ("product", "attention", "grouped product")
         }
-        self.bandwidth = reached["memory"] * chip.bandwidth / chip.devices
+        self.bandwidth = REACHED["memory"] * chip.bandwidth / chip.devices
         self.known: dict[str, Tally] = {}
 
     def computation(self, home: Computation) -> Tally:
@@ -157,8 +156,8 @@ class _Pass:
         elif kind == "async" and (called := op.called()):
             inside = self.clock.program.computations[called]
             talk = next((inner for inner in inside.ops.values() if inner.kind in COLLECTIVES), None)
-            seconds = 0.0 if talk else self.clock.computation(inside).seconds
-            self.pending[op.name] = self._talk(op, talk, inside) if talk else self._queue(op, "copy", "copy", seconds)
+            beside = self._queue(op, "beside", "copy", 0 if talk else self.clock.computation(inside).seconds)
+            self.pending[op.name] = self._talk(op, talk, inside) if talk else beside
         else:
             moved = max((array.bytes for array in op.results), default=0)
             moved = min(moved, min((array.bytes for array in op.results if array.size > 1), default=moved))
@@ -221,7 +220,8 @@ class _Pass:
     def _hidden(self, op: Op) -> float:
         """The work of a known kernel."""
         read = [array for name in op.operands if name in self.home.ops for array in self.home.ops[name].results[:1]]
-        return kernels.flops(op.name, [(array.dtype, array.shape) for array in read], op.results[0].shape)
+        inputs = [(array.dtype, array.shape) for array in read]
+        return kernels.flops(op.name, inputs, op.results[0].shape, self.clock.at.filled)
 
     def _compute(self, op: Op) -> None:
         clock, cost = self.clock, self.clock.costs.of(op, self.home)

@@ -1,6 +1,6 @@
 """A plan in words and numbers, for a person and for a program."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dtrain.explain import size_text
@@ -10,6 +10,7 @@ from dtrain.parallel.mesh import MEMORY_AXES
 from dtrain.plan.memory import Memory
 from dtrain.plan.money import Money
 from dtrain.plan.plan import HIDDEN, Plan, Timing
+from dtrain.plan.search import Candidate, Found
 
 PARTS = {
     "product": "matrix products",
@@ -31,7 +32,8 @@ def lines(plan: Plan) -> Iterator[str]:
     yield f"{recipe.name} on {plan.target}: {verdict}"
     by = f"mesh {mesh_text(plan.mesh)}, engine {recipe.engine.kind}, batch {recipe.batch}"
     parts = f" in {recipe.accumulate} microbatches" if recipe.accumulate > 1 else ""
-    options = f", {len(plan.options)} compiler options" if plan.options else ""
+    said = recipe.engine.xla
+    options = f", {len(said)} compiler option{'s' * (len(said) > 1)}" if said else ""
     yield f"{recipe.model.kind} of {plan.parameters:,} parameters; {by}{parts}{options}"
     yield f"[{plan.tier}] {TIERS[plan.tier]}"
     yield ""
@@ -133,7 +135,7 @@ def values(plan: Plan) -> dict[str, Any]:
         "engine": plan.recipe.engine.kind,
         "batch": plan.recipe.batch,
         "accumulate": plan.recipe.accumulate,
-        "compiler_options": dict(plan.options),
+        "compiler_options": dict(plan.recipe.engine.xla),
         "parameters": plan.parameters,
         "fits": plan.fits,
         "memory_bytes": {**held.classes, "peak": held.peak, "laid_out": held.arena, "room": int(held.room)},
@@ -152,3 +154,31 @@ def values(plan: Plan) -> dict[str, Any]:
             {"kind": kind, "axes": list(axes), **vars(talk)} for (kind, axes), talk in tally.talk.items()
         ]
     return found | ({"dollars": vars(money)} if money else {})
+
+
+def advised(found: Sequence[tuple[Candidate, Plan]]) -> Iterator[str]:
+    """Recipes near the given one that fit."""
+    if not found:
+        yield "no change of microbatches, remat or mesh was found that fits: take more chips"
+        return
+    how = "compiled" if found[0][1].tier == "compiled" else "by arithmetic; not compiled"
+    yield f"what fits ({how}):"
+    for candidate, plan in found:
+        step = f", {ms(plan.timing.seconds)} a step" if plan.timing else ""
+        yield f"  {candidate.text}: {size_text(max(plan.memory.peak, plan.memory.arena))}{step}"
+
+
+def found_lines(found: Found) -> Iterator[str]:
+    """What a search came to, the best first, against the recipe as it stands."""
+    if found.stopped:
+        yield "interrupted; of what was tried:"
+    base = found.base.timing.seconds if found.base and found.base.timing and found.base.fits else None
+    for candidate, plan in found.ranked:
+        assert plan.timing
+        against = f"  {base / plan.timing.seconds:.2f}x as fast" if base and candidate.changes else ""
+        step = f"{ms(plan.timing.seconds):>9}  MFU {plan.timing.mfu:>5.1%}"
+        yield f"{step}  {size_text(plan.memory.peak):>10}  {candidate.text}{against}"
+    for candidate, reason in found.failed:
+        yield f"   failed  {candidate.text}: {reason}"
+    if not found.ranked:
+        yield "nothing that was tried fits"

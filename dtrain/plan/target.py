@@ -110,13 +110,16 @@ class StandIn:
 
 
 def stand_ins(on: Target) -> list[Any]:
-    """Devices to trace a step for; nothing can be compiled for them."""
+    """Devices to trace a step for; nothing can be compiled for them.
+
+    Those that stand in for GPUs trace the attention kernel of TPUs: cuDNN's asks for a GPU.
+    """
     kind, shape = on.chip.kinds[0] if on.chip else "cpu", on.shape or (on.chips,)
     places = [place + (0,) * (3 - len(place)) for place in np.ndindex(*shape)]
     cores, chips = range(on.chip.devices if on.chip else 1), on.chips // on.slices
     found = [(cut, place, core) for cut in range(on.slices) for place in places for core in cores]
     return [
-        StandIn(i, on.platform, kind, place if on.shape else (i, 0, 0), i // PER_HOST, cut, core)
+        StandIn(i, "tpu" if on.chip else "cpu", kind, place if on.shape else (i, 0, 0), i // PER_HOST, cut, core)
         for i, (cut, place, core) in enumerate(found[: chips * on.slices * len(cores)])
     ]
 

@@ -25,9 +25,9 @@ class Traced:
     """Bytes of what is in memory besides arguments, when most is."""
 
 
-def traced(step: jax.stages.Traced, network: Network | None, devices: int) -> Traced:
+def traced(step: jax.stages.Traced, network: Network | None, devices: int, filled: float = 1.0) -> Traced:
     """The step gone through once."""
-    walk = _Walk(network) if network else None
+    walk = _Walk(network, filled) if network else None
     outer, working = flat(step.jaxpr.jaxpr), 0
     for one in outer.steps:
         if one.name == "shard_map":
@@ -43,8 +43,8 @@ def traced(step: jax.stages.Traced, network: Network | None, devices: int) -> Tr
 
 
 class _Walk:
-    def __init__(self, network: Network) -> None:
-        self.network, self.tally = network, Tally()
+    def __init__(self, network: Network, filled: float) -> None:
+        self.network, self.filled, self.tally = network, filled, Tally()
         chip = network.chip
         self.flops = {
             kind: REACHED[kind] * chip.flops_per_device for kind in ("product", "attention", "grouped product")
@@ -71,7 +71,7 @@ class _Walk:
             self._product(step, tally, times)
 
     def _product(self, step: Step, tally: Tally, times: float) -> None:
-        kind, flops = _flops(step)
+        kind, flops = _flops(step, self.filled)
         moved = sum(map(bytes_of, (*step.shapes, *step.results)))
         seconds = max(flops / self.flops[kind], moved / self.bandwidth)
         tally.bytes += times * moved
@@ -99,7 +99,7 @@ class _Walk:
         tally.seconds += seconds
 
 
-def _flops(step: Step) -> tuple[str, float]:
+def _flops(step: Step, filled: float) -> tuple[str, float]:
     """The kind of a product and its floating-point operations."""
     left, out = step.shapes[0], step.results[0].shape
     if step.name == "dot_general":
@@ -112,4 +112,4 @@ def _flops(step: Step) -> tuple[str, float]:
     inputs = [(str(aval.dtype), tuple(aval.shape)) for aval in step.shapes if hasattr(aval, "dtype")]
     name = str(step.params.get("name") or "ragged_dot")
     kind = kernels.kernel(name)
-    return (kind, kernels.flops(name, inputs, tuple(out))) if kind else ("product", 0.0)
+    return (kind, kernels.flops(name, inputs, tuple(out), filled)) if kind else ("product", 0.0)

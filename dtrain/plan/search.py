@@ -1,0 +1,209 @@
+"""A better mesh, remat policy, microbatch and set of compiler options for a recipe on a target.
+
+First by arithmetic: meshes that fit together, traced and ranked; then the best few are compiled, the
+recipe as it stands among them, so that the winner is never worse than that.
+"""
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dtrain.errors import DtrainError, RecipeError
+from dtrain.parallel.jit import Jit
+from dtrain.parallel.mesh import Mesh
+from dtrain.parallel.shard_map import ShardMap
+from dtrain.plan.cache import remembered
+from dtrain.plan.plan import Plan
+from dtrain.plan.target import Target
+from dtrain.plan.workers import Job, outcomes
+from dtrain.recipe.crosscheck import problems_of
+from dtrain.recipe.recipe import Recipe
+
+OVERLAP = {
+    "xla_tpu_enable_async_collective_fusion": True,
+    "xla_tpu_enable_async_collective_fusion_fuse_all_gather": True,
+    "xla_tpu_enable_async_collective_fusion_fuse_reduce_scatter": True,
+    "xla_tpu_enable_async_collective_fusion_multiple_steps": True,
+    "xla_tpu_overlap_compute_collective_tc": True,
+    "xla_enable_async_all_gather": True,
+    "xla_enable_async_reduce_scatter_fusion": True,
+}
+"""Collectives behind matrix products."""
+
+WHOLE_PRODUCTS = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": 1_000_000}
+"""No product cut up to go with the parts of its operand as they arrive."""
+
+OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "as the compiler would": {},
+    "collectives overlapped": OVERLAP,
+    "products whole": WHOLE_PRODUCTS,
+    "products whole, collectives overlapped": OVERLAP | WHOLE_PRODUCTS,
+}
+REMAT = ("none", "attention", "dots", "full")
+MESHES, BEST = 24, 2
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A recipe that differs from the given one, and how."""
+
+    recipe: Recipe
+    changes: dict[str, Any]
+    """What to write over the recipe: a plain tree."""
+
+    @property
+    def text(self) -> str:
+        """What changed, in a line."""
+        return ", ".join(_said(key, value) for key, value in self.changes.items()) or "the recipe as it is"
+
+
+@dataclass
+class Found:
+    """What a search came to."""
+
+    base: Plan | None
+    """The recipe as it stands."""
+    ranked: list[tuple[Candidate, Plan]] = field(default_factory=list)
+    """Compiled plans that fit, the fastest first."""
+    failed: list[tuple[Candidate, str]] = field(default_factory=list)
+    stopped: bool = False
+    """Interrupted before all was tried."""
+
+    @property
+    def winner(self) -> tuple[Candidate, Plan] | None:
+        """The fastest that fits."""
+        return self.ranked[0] if self.ranked else None
+
+
+def search(recipe: Recipe, on: Target, tries: int, workers: int, price: float | None, say: Say) -> Found:
+    """Try at most `tries` compiled variants, the recipe as it stands being the first."""
+    found = Found(None)
+    base = Candidate(recipe, {})
+    try:
+        shapes = _shapes(recipe, on, workers, price, say)
+        wanted = [base, *_variants(recipe, [base, *shapes])][:tries]
+        say(f"compiling {len(wanted)} variants, {workers} at a time")
+        for number, outcome in remembered([candidate.recipe for candidate in wanted], on, workers, price):
+            candidate = wanted[number]
+            if isinstance(outcome, DtrainError):
+                found.failed.append((candidate, outcome.message))
+                say(f"  {candidate.text}: {outcome.message}")
+                continue
+            found.base = outcome if candidate is base else found.base
+            say(f"  {candidate.text}: {_brief(outcome)}")
+            if outcome.fits and outcome.timing:
+                found.ranked.append((candidate, outcome))
+    except KeyboardInterrupt:
+        found.stopped = True
+    found.ranked.sort(key=lambda pair: pair[1].timing.seconds if pair[1].timing else float("inf"))
+    return found
+
+
+def _brief(plan: Plan) -> str:
+    step = f"{1e3 * plan.timing.seconds:,.0f} ms, MFU {plan.timing.mfu:.1%}, " if plan.timing else ""
+    verdict = "" if plan.fits else " (does not fit)"
+    return f"{step}{plan.memory.peak / 2**30:.1f} GiB{verdict}"
+
+
+def _shapes(recipe: Recipe, on: Target, workers: int, price: float | None, say: Say) -> list[Candidate]:
+    """The best meshes, with the remat and microbatches that suit them, by arithmetic."""
+    known = list(meshes(recipe, on))[:MESHES]
+    say(f"{len(known)} meshes by arithmetic")
+    first = _ranked(known, on, workers, price)
+    near = [variant for candidate in first[:BEST] or [Candidate(recipe, {})] for variant in finer(candidate, on)]
+    say(f"{len(near)} remat policies and microbatches by arithmetic")
+    return _ranked([*first[:BEST], *near], on, workers, price)[: 2 * BEST]
+
+
+def _ranked(wanted: Sequence[Candidate], on: Target, workers: int, price: float | None) -> list[Candidate]:
+    """Those that fit, the fastest first."""
+    jobs = [Job(candidate.recipe, on, quick=True, price=price) for candidate in wanted]
+    plans = [(number, made) for number, made in outcomes(jobs, workers) if isinstance(made, Plan) and made.timing]
+    fitting = [(number, made) for number, made in plans if made.fits] or plans
+    order = sorted(fitting, key=lambda pair: (pair[1].timing.seconds if pair[1].timing else 0.0, pair[0]))
+    return [wanted[number] for number, _ in order]
+
+
+def meshes(recipe: Recipe, on: Target) -> Iterator[Candidate]:
+    """Every mesh of fsdp, data, tensor and expert over the devices that the recipe's sizes allow, plain ones first."""
+    count = getattr(getattr(recipe.model, "experts", None), "count", 1)
+    sizes = [n for n in range(1, on.devices + 1) if on.devices % n == 0]
+    shapes = [
+        (tensor, expert, on.devices // (tensor * expert * fsdp), fsdp)
+        for tensor in sizes
+        if tensor <= 8
+        for expert in sizes
+        if count % expert == 0 and on.devices % (tensor * expert) == 0
+        for fsdp in sizes
+        if on.devices % (tensor * expert * fsdp) == 0
+    ]
+    for tensor, expert, data, fsdp in sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape[2])):
+        if data % on.slices:
+            continue
+        slices = {"slices": {"data": on.slices}} if on.slices > 1 else {}
+        said = {"data": data, "fsdp": fsdp, "tensor": tensor, "expert": expert}
+        changes = {axis: size for axis, size in said.items() if size > 1 or axis == "data"} | slices
+        mesh = Mesh(**said, **slices, rules=recipe.mesh.rules)  # pyright: ignore[reportArgumentType]
+        changed = dataclasses.replace(recipe, mesh=mesh)
+        if not problems_of(changed, on.devices):
+            yield Candidate(changed, {"mesh": changes})
+
+
+def finer(candidate: Candidate, on: Target) -> Iterator[Candidate]:
+    """The same mesh with other remat policies and microbatches."""
+    recipe = candidate.recipe
+    policies = REMAT if hasattr(recipe.model, "remat") else ("",)
+    for policy in policies:
+        for parts in (1, 2, 4, 8):
+            model: Any = dataclasses.replace(recipe.model, remat=policy) if policy else recipe.model  # pyright: ignore
+            changed = dataclasses.replace(recipe, model=model, accumulate=parts)
+            if (model, parts) == (recipe.model, recipe.accumulate) or problems_of(changed, on.devices):
+                continue
+            changes = {"model": {"remat": policy}} if policy != getattr(recipe.model, "remat", "") else {}
+            changes |= {"accumulate": parts} if parts != recipe.accumulate else {}
+            yield Candidate(changed, candidate.changes | changes)
+
+
+def _variants(recipe: Recipe, shapes: Sequence[Candidate]) -> Iterator[Candidate]:
+    """Each shape by both engines and with every set of options, the likeliest first."""
+    for name, options in OPTIONS.items():
+        for engine in (Jit, ShardMap):
+            if engine is ShardMap and "whole" in name:
+                continue  # only the compiler's own placing cuts products up
+            for shape in shapes:
+                made = engine(xla=dict(options))
+                if made == recipe.engine and not shape.changes:
+                    continue
+                changed = dataclasses.replace(shape.recipe, engine=made)
+                said = {"kind": made.kind} | ({"xla": dict(options)} if options else {})
+                if not problems_of(changed, None):
+                    yield Candidate(changed, shape.changes | {"engine": said})
+
+
+def _said(key: str, value: Any) -> str:
+    if key == "mesh":
+        return "mesh " + " x ".join(
+            f"{axis} {size}" for axis, size in value.items() if isinstance(size, int) and size > 1
+        )
+    if key == "engine":
+        names = [name for name, options in OPTIONS.items() if dict(options) == value.get("xla", {})]
+        return f"{value['kind']}, {names[0]}" if names and value.get("xla") else value["kind"]
+    if key == "model":
+        return ", ".join(f"{name} {what}" for name, what in value.items())
+    return f"{value} microbatches" if key == "accumulate" else f"{key} {value}"
+
+
+def overlay(recipe_path: Path, folder: Path, changes: Mapping[str, Any]) -> str:
+    """The text of a recipe that includes the given one and goes over it."""
+    from dtrain.recipe.yaml import dump
+
+    try:
+        path = os.path.relpath(recipe_path.resolve(), folder.resolve())
+    except ValueError as error:
+        raise RecipeError(f"{recipe_path}: cannot be reached from {folder}") from error
+    return dump({"include": path, **changes})
