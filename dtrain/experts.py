@@ -15,8 +15,9 @@ from dtrain.params import Tree
 Product = Callable[[jax.Array, jax.Array], jax.Array]
 """(rows sorted by expert (N, in), a matrix for each expert (experts, in, out)) → rows (N, out)."""
 
-Apply = Callable[[Tree, jax.Array, Product], jax.Array]
-"""(experts' parameters, rows sorted by expert, the product of rows with their expert's matrix) → rows."""
+Apply = Callable[[Tree, jax.Array, jax.Array, Product], jax.Array]
+"""(experts' parameters, rows sorted by expert, their gates (N, 1), the product of rows with their expert's
+matrix) → weighed rows. Gates that act before the last matrix spare its result in the backward pass."""
 
 
 class Routed(NamedTuple):
@@ -55,19 +56,14 @@ class Mixture:
 def grouped(tokens: Routed, experts: Mixture) -> jax.Array:
     """Every token through each expert it chose, weighed by its gates: (..., embed); no token is dropped."""
     x_NE, chosen_NK, gates_NK = tokens.rows
-    out = in_order(jnp.repeat(x_NE, chosen_NK.shape[1], 0), chosen_NK.reshape(-1), experts)
-    return combine(out.reshape(*chosen_NK.shape, -1), gates_NK).reshape(tokens.x.shape)
+    out = in_order(jnp.repeat(x_NE, chosen_NK.shape[1], 0), gates_NK.reshape(-1), chosen_NK.reshape(-1), experts)
+    return out.reshape(*chosen_NK.shape, -1).sum(1).reshape(tokens.x.shape)
 
 
-def in_order(rows: jax.Array, expert: jax.Array, experts: Mixture) -> jax.Array:
-    """Each row through the expert of that number; a row whose number is the experts' count gives zeros."""
+def in_order(rows: jax.Array, gates: jax.Array, expert: jax.Array, experts: Mixture) -> jax.Array:
+    """Each row, times its gate, through the expert of that number; where that is the experts' count, zeros."""
     order = jnp.argsort(expert, stable=True)
     sizes = jnp.zeros(experts.count, jnp.int32).at[expert].add(1, mode="drop")
     times = lambda rows, matrices: experts.product(rows, matrices, sizes)  # noqa: E731
-    out = experts.apply(experts.params, rows[order], times)[jnp.argsort(order)]
+    out = experts.apply(experts.params, rows[order], gates[order, None], times)[jnp.argsort(order)]
     return jnp.where((expert < experts.count)[:, None], out, 0)
-
-
-def combine(out_NKE: jax.Array, gates_NK: jax.Array) -> jax.Array:
-    """The sum of each token's experts, weighed."""
-    return jnp.einsum("NKE,NK->NE", out_NKE, gates_NK.astype(out_NKE.dtype))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import statistics
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from dtrain.data.order import Order
 from dtrain.data.source import Source
 from dtrain.errors import DataError, Stopped
 from dtrain.folder import Folder, folder
+from dtrain.forecast import Forecast, forecast
 from dtrain.introduction import introduction, mesh_text
 from dtrain.parallel.engine import local_rows, put
 from dtrain.parallel.mesh import visible
@@ -91,13 +93,14 @@ def _train(on: Session) -> None:
     for line in introduction(made, train, test, steps, devices):
         on.console.say(line)
     step, evaluate = _compiled(on, made)
+    foretold = forecast(on.place, made, devices)
 
     store = on.stack.enter_context(Store(on.place.checkpoints.absolute(), on.recipe.checkpoint))
     state, start = _first_state(on, made, store, train)
     on.log.step(start)
     end = min(steps, start + DRY_STEPS) if on.dry else steps
 
-    logging = Log(1 if on.dry else on.recipe.track.every, _reporter(on, made, start, end, steps), on.clock)
+    logging = Log(1 if on.dry else on.recipe.track.every, _reporter(on, made, start, end, steps, foretold), on.clock)
     held_out = partial(_eval_batches, made, test, 1 if on.dry else None)
     evaluation = Evaluation(on.recipe.evaluate, evaluate, held_out, logging, on.clock, "token" in train.example)
     saving = Saving(on.recipe.checkpoint.every, on.recipe.checkpoint.best, _saver(on, made, store, train), on.clock)
@@ -117,6 +120,8 @@ def _train(on: Session) -> None:
         )
     with on.clock("save"):
         store.wait()
+    if foretold and logging.step_ms:
+        on.console.say(foretold.against(statistics.median(logging.step_ms)))
     if on.dry:
         _compare(on, made, store, state, end)
     elif stopped and saving.saved < steps:
@@ -163,7 +168,7 @@ def _promise(saved: Mapping[str, Any], made: Assembly) -> str:
     return f"saved on {was}: the same numbers but for rounding"
 
 
-def _reporter(on: Session, made: Assembly, start: int, end: int, steps: int) -> Report:
+def _reporter(on: Session, made: Assembly, start: int, end: int, steps: int, foretold: Forecast | None) -> Report:
     """Where measured values go: the console, metrics.jsonl, the recipe's trackers. Process 0 alone."""
     recipe, trackers = on.recipe, []
     if jax.process_index() == 0:
@@ -176,7 +181,7 @@ def _reporter(on: Session, made: Assembly, start: int, end: int, steps: int) -> 
 
     def report(number: int, values: dict[str, float]) -> None:
         if "train/loss" in values:
-            values = meters.rates(values)
+            values = meters.rates(values) | (foretold.values if foretold else {})
             eta = (end - number) * values["time/step_ms"] / 1e3
             on.console.say(step_line(number, steps, values, eta))
         else:

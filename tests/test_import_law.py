@@ -20,7 +20,7 @@ LAYERS = [
     {"recipe"},
     {"train"},
     {"assembly", "record"},
-    {"introduction"},
+    {"introduction", "forecast"},
     {"run", "generate", "explain", "report", "supervise", "doctor"},
     {"plan"},
     {"cli"},

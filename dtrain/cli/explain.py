@@ -1,5 +1,7 @@
 """dtrain explain"""
 
+from typing import Annotated
+
 import typer
 
 from dtrain.cli.arguments import Debug, Devices, Json, Overrides, Recipe
@@ -12,10 +14,20 @@ def add_to(app: typer.Typer) -> None:
 
 
 def explain(
-    recipe: Recipe, overrides: Overrides = None, devices: Devices = None, as_json: Json = False, debug: Debug = False
+    recipe: Recipe,
+    overrides: Overrides = None,
+    devices: Devices = None,
+    jaxpr: Annotated[bool, typer.Option("--jaxpr", help="Print the traced step instead.")] = False,
+    hlo: Annotated[bool, typer.Option("--hlo", help="Print the compiled step's program instead.")] = False,
+    on: Annotated[str, typer.Option("--on", help="The slice to trace or compile for; else cpu-N, N devices.")] = "",
+    as_json: Json = False,
+    debug: Debug = False,
 ) -> None:
     """Show every parameter: its shape, the rule that splits it, its copies and bytes. Touches no device."""
     with exits(debug):
+        if jaxpr or hlo:
+            typer.echo(_program(recipe, overrides or [], devices, on, compiled=hlo), nl=False)
+            return
         from dtrain.cli.recipes import find
         from dtrain.explain import explain as made
         from dtrain.recipe.load import load
@@ -28,3 +40,19 @@ def explain(
             typer.echo(json.dumps(found.values(), indent=2))
         else:
             typer.echo("\n".join(found.lines()))
+
+
+def _program(recipe: str, overrides: list[str], devices: int | None, on: str, *, compiled: bool) -> str:
+    """The step as a jaxpr, or as the compiler's scheduled HLO."""
+    from dtrain.cli.plan import settle
+    from dtrain.cli.recipes import find
+    from dtrain.plan.target import target
+    from dtrain.recipe.compose import compose, least_devices
+
+    path = find(recipe)
+    wanted = target(on or f"cpu-{devices or least_devices(compose(path, overrides))}")
+    settle([wanted])
+    from dtrain.plan.plan import program
+    from dtrain.recipe.load import load
+
+    return program(load(path, overrides, wanted.devices), wanted, compiled=compiled)

@@ -55,7 +55,7 @@ def plan(
         targets = [target(name.strip(), slices) for name in on.split(",")]
         if search and (quick or len(targets) > 1):
             raise RecipeError("--search compiles for one target", "leave --quick out, and name one slice")
-        _settle(targets)
+        settle(targets)
         from dtrain.recipe.load import load
 
         path = find(recipe)
@@ -69,7 +69,7 @@ def plan(
         raise typer.Exit(_show(made, as_json, advice, jobs))
 
 
-def _settle(targets: "Sequence[Target]") -> None:
+def settle(targets: "Sequence[Target]") -> None:
     """What JAX must hear before it is imported."""
     import os
 

@@ -67,8 +67,8 @@ class Experts:
         chosen_BTK, gates_BTK, sums = self._route(params, x_BTE, ctx.share(weight_BT), ctx)
         tokens = Routed(*(ctx.collect(part) for part in (x_BTE, chosen_BTK, gates_BTK)))
 
-        def products(experts: Tree, rows_NE: jax.Array, times: Product) -> jax.Array:
-            return times(hidden(form, lambda name: times(rows_NE, experts[name])), experts["down"])
+        def products(experts: Tree, rows_NE: jax.Array, gates_N1: jax.Array, times: Product) -> jax.Array:
+            return times(hidden(form, lambda name: times(rows_NE, experts[name])) * gates_N1, experts["down"])
 
         dims = {
             name: "experts hidden embed" if name == "down" else "experts embed hidden" for name in params["experts"]

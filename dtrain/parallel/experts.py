@@ -8,7 +8,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from dtrain.experts import Mixture, Routed, combine, in_order
+from dtrain.experts import Mixture, Routed, in_order
 from dtrain.varying import axes_of, vary
 
 
@@ -28,10 +28,12 @@ def exchanged(tokens: Routed, experts: Mixture, axis: str, parts: int) -> jax.Ar
     rows = jnp.repeat(x_NE, active, 0)
     sent = _blank(rows, (parts * room, rows.shape[1]), 0).at[slot].set(rows, mode="drop")
     numbers = _blank(expert, (parts * room,), own).at[slot].set(expert % own, mode="drop")
-    here, which = (_swapped(block, axis, parts) for block in (sent, numbers))
-    back = _swapped(in_order(here, which, experts), axis, parts)
+    gates = gates_NK.reshape(-1)
+    weights = _blank(gates, (parts * room,), 0).at[slot].set(gates, mode="drop")
+    here, weighed, which = (_swapped(block, axis, parts) for block in (sent, weights, numbers))
+    back = _swapped(in_order(here, weighed, which, experts), axis, parts)
     out = back.at[slot].get(mode="fill", fill_value=0)
-    return combine(out.reshape(count, active, -1), gates_NK).reshape(tokens.x.shape)
+    return out.reshape(count, active, -1).sum(1).reshape(tokens.x.shape)
 
 
 def _slots(to: jax.Array, parts: int, room: int) -> jax.Array:

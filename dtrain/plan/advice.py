@@ -19,10 +19,10 @@ def nearest(recipe: Recipe, on: Target, workers: int, compiling: bool) -> list[t
     """
     same = Candidate(recipe, {})
     single = [one for one in (*finer(same, on), *meshes(recipe, on)) if len(one.changes) == 1]
-    fitting = _fitting(single, on, workers)
+    fitting = _fitting(single, on)
     if not fitting:
         double = [two for one in meshes(recipe, on) for two in finer(one, on)]
-        fitting = _fitting(double[-24:], on, workers)
+        fitting = _fitting(double[-24:], on)
     if not compiling:
         return fitting[:3]
     wanted = [candidate for candidate, _ in fitting[:3]]
@@ -31,8 +31,8 @@ def nearest(recipe: Recipe, on: Target, workers: int, compiling: bool) -> list[t
     return [(wanted[number], plans[number]) for number in sorted(plans)]
 
 
-def _fitting(wanted: Sequence[Candidate], on: Target, workers: int) -> list[tuple[Candidate, Plan]]:
-    made = outcomes([Job(candidate.recipe, on, quick=True) for candidate in wanted], workers)
-    plans = [(wanted[number], plan) for number, plan in made if isinstance(plan, Plan)]
+def _fitting(wanted: Sequence[Candidate], on: Target) -> list[tuple[Candidate, Plan]]:
+    made = [(candidate, Job(candidate.recipe, on, quick=True).make()) for candidate in wanted]
+    plans = [(candidate, plan) for candidate, plan in made if isinstance(plan, Plan)]
     roomy = [(candidate, plan) for candidate, plan in plans if plan.memory.peak < MARGIN * plan.memory.room]
     return sorted(roomy, key=lambda pair: pair[1].timing.seconds if pair[1].timing else 0.0)

@@ -15,7 +15,7 @@ from dtrain.parallel.rules import Layout
 from dtrain.parallel.shard_map import ShardMap
 from dtrain.params import count
 from dtrain.plan import memory, target
-from dtrain.plan.compiled import compiled
+from dtrain.plan.compiled import compiled as compile_step
 from dtrain.plan.memory import CLASSES, Memory
 from dtrain.plan.money import Money, cost
 from dtrain.plan.network import Network
@@ -88,7 +88,7 @@ def plan(recipe: Recipe, on: Target, price: float | None = None) -> Plan:
     """The compiled tier. RecipeError where recipe and target do not go together; running out of memory is a plan."""
     start = time.perf_counter()
     made = _assembled(recipe, target.devices(on), on)
-    found = compiled(made)
+    found = compile_step(made)
     program = read(found.text)
     room = on.chip.room if on.chip else float(_host_memory() // on.devices)
     held = memory.memory(found, program, made.shapes, made.layout, room)
@@ -124,6 +124,14 @@ def quick(recipe: Recipe, on: Target, price: float | None = None) -> Plan:
         _with_network(tally, 2.0 * held * on.chip.devices / (0.9 * on.chip.bandwidth))
     made = dataclasses.replace(made, recipe=recipe)
     return _plan(made, on, "quick", filled, tally, price, time.perf_counter() - start)
+
+
+def program(recipe: Recipe, on: Target, *, compiled: bool) -> str:
+    """The text of the training step: traced, or compiled for the target."""
+    traced_step = _assembled(recipe, target.devices(on) if compiled else stand_ins(on), on)
+    if not compiled:
+        return f"{traced_step.train().jaxpr}\n"
+    return compile_step(traced_step).text
 
 
 def _with_network(tally: Tally, updating: float) -> None:

@@ -18,7 +18,7 @@ from dtrain.parallel.shard_map import ShardMap
 from dtrain.plan.cache import remembered
 from dtrain.plan.plan import Plan
 from dtrain.plan.target import Target
-from dtrain.plan.workers import Job, outcomes
+from dtrain.plan.workers import Job
 from dtrain.recipe.crosscheck import problems_of
 from dtrain.recipe.recipe import Recipe
 
@@ -43,7 +43,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "products whole, collectives overlapped": OVERLAP | WHOLE_PRODUCTS,
 }
 REMAT = ("none", "attention", "dots", "full")
-MESHES, BEST = 24, 2
+MESHES, BEST = 16, 2
 
 Say = Callable[[str], None]
 
@@ -85,7 +85,7 @@ def search(recipe: Recipe, on: Target, tries: int, workers: int, price: float | 
     found = Found(None)
     base = Candidate(recipe, {})
     try:
-        shapes = _shapes(recipe, on, workers, price, say)
+        shapes = _shapes(recipe, on, say)
         wanted = [base, *_variants(recipe, [base, *shapes])][:tries]
         say(f"compiling {len(wanted)} variants, {workers} at a time")
         for number, outcome in remembered([candidate.recipe for candidate in wanted], on, workers, price):
@@ -110,20 +110,21 @@ def _brief(plan: Plan) -> str:
     return f"{step}{plan.memory.peak / 2**30:.1f} GiB{verdict}"
 
 
-def _shapes(recipe: Recipe, on: Target, workers: int, price: float | None, say: Say) -> list[Candidate]:
-    """The best meshes, with the remat and microbatches that suit them, by arithmetic."""
-    known = list(meshes(recipe, on))[:MESHES]
+def _shapes(recipe: Recipe, on: Target, say: Say) -> list[Candidate]:
+    """By arithmetic: the recipe with the best remat and microbatches for its own mesh, then the best other meshes."""
+    base, known = Candidate(recipe, {}), list(meshes(recipe, on))[:MESHES]
     say(f"{len(known)} meshes by arithmetic")
-    first = _ranked(known, on, workers, price)
-    near = [variant for candidate in first[:BEST] or [Candidate(recipe, {})] for variant in finer(candidate, on)]
-    say(f"{len(near)} remat policies and microbatches by arithmetic")
-    return _ranked([*first[:BEST], *near], on, workers, price)[: 2 * BEST]
+    first = _ranked(known, on)[:BEST]
+    say("remat policies and microbatches by arithmetic")
+    own = _ranked(list(finer(base, on)), on)[:BEST]
+    others = [*first, *(variant for candidate in first[:1] for variant in finer(candidate, on))]
+    return [*own, *_ranked(others, on)[:BEST]]
 
 
-def _ranked(wanted: Sequence[Candidate], on: Target, workers: int, price: float | None) -> list[Candidate]:
+def _ranked(wanted: Sequence[Candidate], on: Target) -> list[Candidate]:
     """Those that fit, the fastest first."""
-    jobs = [Job(candidate.recipe, on, quick=True, price=price) for candidate in wanted]
-    plans = [(number, made) for number, made in outcomes(jobs, workers) if isinstance(made, Plan) and made.timing]
+    outcomes = ((number, Job(candidate.recipe, on, quick=True).make()) for number, candidate in enumerate(wanted))
+    plans = [(number, made) for number, made in outcomes if isinstance(made, Plan) and made.timing]
     fitting = [(number, made) for number, made in plans if made.fits] or plans
     order = sorted(fitting, key=lambda pair: (pair[1].timing.seconds if pair[1].timing else 0.0, pair[0]))
     return [wanted[number] for number, _ in order]
@@ -159,7 +160,7 @@ def finer(candidate: Candidate, on: Target) -> Iterator[Candidate]:
     recipe = candidate.recipe
     policies = REMAT if hasattr(recipe.model, "remat") else ("",)
     for policy in policies:
-        for parts in (1, 2, 4, 8):
+        for parts in (1, 2, 4):
             model: Any = dataclasses.replace(recipe.model, remat=policy) if policy else recipe.model  # pyright: ignore
             changed = dataclasses.replace(recipe, model=model, accumulate=parts)
             if (model, parts) == (recipe.model, recipe.accumulate) or problems_of(changed, on.devices):
@@ -170,19 +171,20 @@ def finer(candidate: Candidate, on: Target) -> Iterator[Candidate]:
 
 
 def _variants(recipe: Recipe, shapes: Sequence[Candidate]) -> Iterator[Candidate]:
-    """Each shape by both engines and with every set of options, the likeliest first."""
-    for name, options in OPTIONS.items():
-        for engine in (Jit, ShardMap):
-            if engine is ShardMap and "whole" in name:
-                continue  # only the compiler's own placing cuts products up
-            for shape in shapes:
-                made = engine(xla=dict(options))
-                if made == recipe.engine and not shape.changes:
-                    continue
-                changed = dataclasses.replace(shape.recipe, engine=made)
-                said = {"kind": made.kind} | ({"xla": dict(options)} if options else {})
-                if not problems_of(changed, None):
-                    yield Candidate(changed, shape.changes | {"engine": said})
+    """Each shape by both engines and with every set of options: those that differ least from the likeliest first."""
+    cases = [
+        (place + number + (engine is ShardMap), shape, engine, options)
+        for place, shape in enumerate(shapes)
+        for engine in (Jit, ShardMap)
+        for number, (name, options) in enumerate(OPTIONS.items())
+        if engine is Jit or "whole" not in name  # only the compiler's own placing cuts products up
+    ]
+    for _, shape, engine, options in sorted(cases, key=lambda case: case[0]):
+        made = engine(xla=dict(options))
+        changed = dataclasses.replace(shape.recipe, engine=made)
+        said = {"kind": made.kind} | ({"xla": dict(options)} if options else {})
+        if changed != recipe and not problems_of(changed, None):
+            yield Candidate(changed, shape.changes | ({"engine": said} if made != recipe.engine else {}))
 
 
 def _said(key: str, value: Any) -> str:

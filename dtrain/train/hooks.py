@@ -30,6 +30,8 @@ class Log:
     every: int
     report: Report
     clock: Clock
+    step_ms: list[float] = field(default_factory=list)
+    """Of every time span that was reported."""
     _pending: tuple[int, dict[str, Any], dict[str, float]] | None = None
     _since: tuple[int, float, float] = (0, 0.0, 0.0)
 
@@ -57,7 +59,8 @@ class Log:
         since, start, start_data = self._since
         self._since = (step, now, data)
         steps = max(step - since, 1)
-        return {"time/step_ms": 1e3 * (now - start) / steps, "time/data_ms": 1e3 * (data - start_data) / steps}
+        self.step_ms.append(1e3 * (now - start) / steps)
+        return {"time/step_ms": self.step_ms[-1], "time/data_ms": 1e3 * (data - start_data) / steps}
 
 
 def finite(step: int, metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -1,0 +1,82 @@
+"""Our compiled programs beside MaxText's: peak memory of a chip and predicted step, the same cases.
+
+MaxText's figures are the best of its default and its own tuned flags (snapshot e591f30cb, JAX 0.10.0,
+libtpu 0.0.42.1), its programs read by the method that plan/replay.py follows. Ours are the best of a
+search; the memory is the compiler's peak without the program's own code, as MaxText prints it.
+
+    python benchmarks/plan_vs_maxtext.py [TRIES] [CASE ...]     minutes a try; the bars: less memory, no slower
+"""
+
+import os
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+from dtrain.plan.plan import Plan
+from dtrain.plan.search import search
+from dtrain.plan.target import target
+from dtrain.recipe.load import load
+
+RECIPE = """
+model: {model}
+data: {{kind: tokens, files: [none.bin], length: {length}}}
+optimizer: {{kind: adamw, lr: 1e-4, clip: 1.0, decay: 0.1}}
+precision: {{compute: bfloat16}}
+batch: {batch}
+steps: 1000
+mesh: {{data: 1, fsdp: -1}}
+"""
+SMALL = (
+    "{kind: decoder, vocab: 32768, context: 4096, layers: 16, width: 2048, heads: 16, kv_heads: 8, head_dim: 128, "
+    "hidden: 8192, remat: full, loss_chunks: 8}"
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model on a slice, and MaxText's best."""
+
+    model: str
+    target: str
+    length: int
+    batch: int
+    gigabytes: float
+    ms: float
+
+
+CASES = {
+    "llama3-8b": Case("{kind: decoder, preset: llama3-8b}", "v5e-16", 2048, 16, 10.01, 870),
+    "llama3-8b-long": Case("{kind: decoder, preset: llama3-8b}", "v5p-128", 8192, 128, 15.6, 3235),
+    "1.1b": Case(SMALL, "v5e-16", 4096, 32, 2.7, 574),
+    "mixtral": Case("{kind: decoder, preset: mixtral-8x7b}", "v5p-128", 4096, 128, 21.1, 3552),
+}
+
+
+def row(name: str, case: Case, label: str, plan: Plan) -> str:
+    """One line: ours, MaxText's, and the ratios."""
+    assert plan.timing
+    memory, ms = (plan.memory.peak - plan.memory.classes["program"]) / 1e9, 1e3 * plan.timing.seconds
+    ratios = f"{memory / case.gigabytes:5.2f}x memory {ms / case.ms:5.2f}x time"
+    theirs = f"MaxText {case.gigabytes:5.2f} GB {case.ms:5.0f} ms"
+    return f"{name:<15} {memory:6.2f} GB {ms:6.0f} ms  {theirs}  {ratios}  {label}"
+
+
+def main() -> None:
+    tries = int(sys.argv[1]) if len(sys.argv) > 1 else 6
+    for name, case in CASES.items():
+        if sys.argv[2:] and name not in sys.argv[2:]:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / f"{name.replace('.', '-')}.yaml"
+            path.write_text(RECIPE.format(model=case.model, length=case.length, batch=case.batch))
+            recipe = load(path)
+        found = search(recipe, target(case.target), tries, 1, None, lambda text: print(text, file=sys.stderr))
+        for candidate, plan in found.ranked[:3]:
+            print(row(name, case, candidate.text, plan), flush=True)
+
+
+if __name__ == "__main__":
+    main()
