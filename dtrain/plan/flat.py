@@ -32,6 +32,8 @@ class Step:
     params: dict[str, Any]
     shapes: list[Any]
     results: list[Any]
+    within: str = ""
+    """The function that it stands in, where that was called by name."""
 
 
 @dataclass
@@ -53,7 +55,7 @@ def flat(jaxpr: Any) -> Flat:
         found.sizes[len(found.sizes)] = bytes_of(aval)
         return len(found.sizes) - 1
 
-    def walk(inner: Any, names: dict[Any, int]) -> list[int]:
+    def walk(inner: Any, names: dict[Any, int], within: str = "") -> list[int]:
         def of(var: Any) -> int:
             if hasattr(var, "val"):  # a literal
                 return number(var.aval)
@@ -63,11 +65,13 @@ def flat(jaxpr: Any) -> Flat:
             read, name = [of(var) for var in equation.invars], equation.primitive.name
             body = _body(equation) if name in INLINED else None
             if body is not None:
-                made = walk(body, dict(zip([*body.constvars, *body.invars], read, strict=True)))
+                called = str(equation.params.get("name") or within)
+                own = {var: number(var.aval) for var in body.constvars}
+                made = walk(body, own | dict(zip(body.invars, read, strict=True)), called)
             else:
                 made = [number(var.aval) for var in equation.outvars]
-                avals = [[var.aval for var in side] for side in (equation.invars, equation.outvars)]
-                found.steps.append(Step(name, read, made, equation.params, *avals))
+                shapes, results = ([var.aval for var in side] for side in (equation.invars, equation.outvars))
+                found.steps.append(Step(name, read, made, equation.params, shapes, results, within))
             names.update(zip(equation.outvars, made, strict=True))
         return [of(var) for var in inner.outvars]
 
@@ -78,10 +82,10 @@ def flat(jaxpr: Any) -> Flat:
 
 
 def _body(equation: Any) -> Any:
-    """The program that a call applies, its constants being its first arguments."""
+    """The program that a call applies."""
     inner = equation.params.get("jaxpr") or equation.params.get("call_jaxpr")
     inner = getattr(inner, "jaxpr", inner)
-    fits = inner is not None and len(inner.constvars) + len(inner.invars) == len(equation.invars)
+    fits = inner is not None and len(inner.invars) == len(equation.invars)
     return inner if fits else None
 
 

@@ -32,8 +32,11 @@ def flops(name: str, inputs: Sequence[Input], out: tuple[int, ...], filled: floa
         q = next(shape for shape in numbers if len(shape) >= 3)
         products = next(count for stem, count in ATTENTION.items() if name.startswith(stem))
         return 2.0 * products * _size(q) * q[-2] * _live(inputs)
-    rows = next(shape for shape in numbers if len(shape) == 2)
-    return 2.0 * filled * (rows[0] * out[-2] * out[-1] if len(out) == 3 else _size(out) * rows[-1])
+    left, *others = [shape for shape in numbers if len(shape) == 2]
+    if len(out) == 2:
+        return 2.0 * filled * _size(out) * left[-1]
+    matrix = out[-2] * out[-1]  # of rows and rows: either may be given transposed
+    return 2.0 * filled * matrix * (_size(left) * _size(others[0]) / matrix) ** 0.5
 
 
 def _live(inputs: Sequence[Input]) -> float:

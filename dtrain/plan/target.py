@@ -87,9 +87,10 @@ def _unknown(name: str) -> RecipeError:
     names += [f"{chip.name}-{count}" for chip in CHIPS if chip.platform == "gpu" for count in (1, 8, 64)] + ["cpu-8"]
     family = next((one for one in CHIPS if name.lower().startswith((one.name, *one.aliases))), None)
     near = difflib.get_close_matches(name.lower(), names, 4, 0.5)
-    number = re.search(r"(\d+)$", name)
-    if family and family.dims and number:
-        counts = sorted(family.slices, key=lambda count: abs(count * family.counted - int(number.group(1))))[:4]
+    sides = [int(side) for side in re.findall(r"\d+", name.partition(":")[2] or name.rpartition("-")[2])]
+    if family and family.dims and sides:
+        asked = math.prod(sides) * (family.counted if ":" in name else 1)
+        counts = sorted(family.slices, key=lambda count: abs(count * family.counted - asked))[:4]
         near = [f"{family.name}-{count * family.counted}" for count in sorted(counts)]
     hint = f"did you mean {', '.join(near)}?" if near else "such as v5e-16, v5p-128, v6e-256, tpu7x-128, h100-8, cpu-8"
     counted = f"; a number counts {'TensorCores' if family.counted == 2 else 'chips'}" if family and family.dims else ""

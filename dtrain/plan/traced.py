@@ -110,6 +110,6 @@ def _flops(step: Step, filled: float) -> tuple[str, float]:
         taps = math.prod(kernel[dim] for dim in numbers.rhs_spec[1:])
         return "product", 2.0 * math.prod(out) * taps
     inputs = [(str(aval.dtype), tuple(aval.shape)) for aval in step.shapes if hasattr(aval, "dtype")]
-    name = str(step.params.get("name") or "ragged_dot")
+    name = str(step.params.get("name") or step.within) if step.name == "pallas_call" else "ragged_dot"
     kind = kernels.kernel(name)
     return (kind, kernels.flops(name, inputs, tuple(out), filled)) if kind else ("product", 0.0)

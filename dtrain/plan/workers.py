@@ -79,6 +79,8 @@ def _work(job: Job, back: Any) -> None:
     with suppress(OSError):
         os.nice(5)
     try:
-        back.send(job.make())
+        found = job.make()
     except Exception as error:
-        back.send(error)
+        found = error
+    with suppress(BrokenPipeError):  # nobody listens any more
+        back.send(found)

@@ -1,0 +1,217 @@
+"""What a plan says, held against what a run is and does."""
+
+import importlib.util
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from dtrain.assembly import assemble
+from dtrain.parallel.engine import put
+from dtrain.plan.plan import Plan, plan, quick
+from dtrain.plan.report import advised, lines, values
+from dtrain.plan.scale import draw, table
+from dtrain.plan.search import Candidate, finer
+from dtrain.plan.target import target
+from dtrain.recipe.load import load
+from dtrain.recipe.recipe import Recipe
+from dtrain.train.state import born
+from tests.conftest import Dtrain
+
+RECIPE = """
+model: {{kind: decoder, preset: {preset}}}
+data: {{kind: tokens, files: [none.bin], length: {length}}}
+optimizer: {{kind: adamw, lr: 1e-4, clip: 1.0, decay: 0.1}}
+precision: {{compute: bfloat16}}
+batch: {batch}
+steps: 1000
+mesh: {{data: 1, fsdp: -1}}
+"""
+RECIPES = Path(__file__).parents[2] / "recipes"
+COMPILER = [
+    pytest.mark.tpu_compiler,
+    pytest.mark.timeout(900),
+    pytest.mark.xdist_group("tpu"),
+    pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed"),
+]
+
+
+def recipe(folder: Path, preset: str, length: int, batch: int, *overrides: str) -> Recipe:
+    path = folder / f"{preset.replace('.', '-')}.yaml"
+    path.write_text(RECIPE.format(preset=preset, length=length, batch=batch))
+    return load(path, overrides)
+
+
+def rounded(text: str) -> str:
+    """Every number of more than two figures to two, so that versions of a compiler agree."""
+
+    def two(match: re.Match[str]) -> str:
+        value = float(match.group().replace(",", ""))
+        if "." not in match.group() and value < 100:
+            return match.group()
+        return f"{float(f'{value:.2g}'):,g}"
+
+    kept = [re.sub(r"(?<![\w\[.])\d[\d,]*(?:\.\d+)?(?![\w\]])", two, line) for line in text.splitlines()]
+    return "\n".join(re.sub(r"  +", "  ", line) for line in kept) + "\n"
+
+
+def test_the_quick_tier_counts_every_product(tmp_path: Path) -> None:
+    """By the arithmetic of the shape: 6 for each weight and token, and what full remat computes again."""
+    found = quick(recipe(tmp_path, "llama3-8b", 2048, 16), target("v5e-16"))
+    assert found.timing
+    layer, last, head, tokens = 218_103_808, 4096 * 14336, 4096 * 128256, 2048
+    products = 6 * (32 * layer + head) * tokens + 2 * (32 * (layer - last) + head) * tokens
+    assert found.timing.tally.flops == pytest.approx(products, rel=1e-5)
+    blocks = 2048 // 512
+    kernel = 11 * 2 * 32 * 2048**2 * 128 * (blocks + 1) / (2 * blocks) * 32
+    assert found.timing.tally.kernel_flops == pytest.approx(kernel)
+    assert found.memory.classes["parameters"] == pytest.approx(8_030_261_248 * 4 / 16, rel=1e-3)
+    assert found.memory.classes["optimizer"] == pytest.approx(8_030_261_248 * 8 / 16, rel=1e-3)
+
+
+@pytest.mark.parametrize(("preset", "length", "batch", "on"), [
+    ("llama3-8b", 2048, 16, "v5e-16"),
+    ("mixtral-8x7b", 4096, 128, "v5p-128"),
+    ("gpt2-124m", 1024, 64, "h100-8"),
+])  # fmt: skip
+def test_goldens_of_the_quick_tier(
+    tmp_path: Path, golden: Callable[[str, str], None], preset: str, length: int, batch: int, on: str
+) -> None:
+    found = quick(recipe(tmp_path, preset, length, batch), target(on))
+    golden(f"plan_quick_{preset}.txt", "\n".join(lines(found)) + "\n")
+
+
+def test_golden_of_too_little_memory(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
+    """It says by how much, and what would fit."""
+    wanted = recipe(tmp_path, "gpt2-1.5b", 1024, 64, "model.remat=none")
+    on = target("v5e-4")
+    found = quick(wanted, on)
+    assert not found.fits
+    near = [one for one in finer(Candidate(wanted, {}), on) if one.changes in ({"model": {"remat": "full"}},)]
+    told = [(one, quick(one.recipe, on)) for one in near]
+    golden("plan_too_large.txt", "\n".join([*lines(found), *advised(told)]) + "\n")
+
+
+def test_golden_of_a_curve(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
+    wanted = recipe(tmp_path, "llama3-8b", 2048, 256)
+    targets = [target(name) for name in ("v5e-16", "v5e-64", "v5e-256", "v5p-128")]
+    made = [quick(wanted, on) for on in targets]
+    golden("plan_curve.txt", "\n".join(table(targets, made)) + "\n")
+    draw(made, tmp_path / "curve.png")
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("engine", ["jit", "shard_map"])
+def test_a_plan_is_the_run_that_it_plans(engine: str) -> None:
+    """Planned for eight CPU devices, and run on them: the same arrays, the same program."""
+    mesh = "mesh={data: 2, fsdp: 2, tensor: 2}"
+    wanted = load(RECIPES / "decoder-tiny.yaml", [mesh, f"engine={engine}"], 8)
+    found = plan(wanted, target("cpu-8"))
+    source = wanted.data.open("train")
+    made = assemble(wanted, jax.devices(), source.example, wanted.total_steps(len(source)))
+    step = made.train().lower().compile()
+    state = born(made.make, made.shapes)
+    held = lambda tree: sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(tree))  # noqa: E731
+    assert found.memory.classes["parameters"] >= held(state.params)
+    stats = step.memory_analysis()
+    assert stats is not None
+    arena = stats.argument_size_in_bytes + stats.temp_size_in_bytes + stats.output_size_in_bytes
+    assert found.memory.arena == arena - stats.alias_size_in_bytes
+    rows = source.rows(np.arange(wanted.batch))
+    batch = put(wanted.engine, made.layout, rows, wanted.batch)
+    assert stats.argument_size_in_bytes == held(state.params) + held(state.optimizer) + held(batch) + 4
+    ahead = quick(wanted, target("cpu-8")).memory.classes
+    assert (ahead["parameters"], ahead["optimizer"]) == (held(state.params), held(state.optimizer))
+    assert ahead["inputs"] == held(batch)
+    step(state, batch)
+
+
+def test_as_json_units_stand_in_the_keys(tmp_path: Path) -> None:
+    found = values(quick(recipe(tmp_path, "llama3-8b", 2048, 16), target("v5e-16"), price=2.0))
+    assert found["fits"]
+    assert sum(found["seconds_by_part"].values()) == pytest.approx(found["step_seconds"])
+    assert found["memory_bytes"]["room"] == int(15.75 * 2**30)
+    assert found["dollars"]["per_hour"] == 32.0
+    json.dumps(found)
+
+
+def test_bad_input_is_answered(dtrain: Dtrain, tmp_path: Path) -> None:
+    assert "--on names a slice" in dtrain("plan", "decoder-tiny", code=2).stderr
+    assert "v5e-16" in dtrain("plan", "decoder-tiny", "--on", "v5e-15", code=2).stderr
+    assert "16 devices" in dtrain("plan", "decoder-tiny", "mesh.fsdp=3", "--on", "v5e-16", code=2).stderr
+    assert "compiles for one" in dtrain("plan", "decoder-tiny", "--on", "v5e-4,v5e-8", "--search", code=2).stderr
+    assert "without a GPU" in dtrain("plan", "decoder-tiny", "--on", "h100-8", code=3).stderr
+    large = [
+        "plan",
+        "vit-synthetic-v5e-16",
+        "batch=65536",
+        "mesh={data: 4, fsdp: 1}",
+        "--on",
+        "v5e-4",
+        "--quick",
+        "--no-advice",
+    ]
+    assert "DOES NOT FIT" in dtrain(*large, code=3).stdout
+    assert json.loads(dtrain(*large, "--json", code=3).stdout)["fits"] is False
+
+
+def test_without_libtpu_the_quick_tier_still_works(dtrain: Dtrain, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.util as u\nold = u.find_spec\n"
+        "u.find_spec = lambda name, *a: None if name == 'libtpu' else old(name, *a)\n"
+    )
+    there = {"PYTHONPATH": str(tmp_path)}
+    assert "pip install libtpu" in dtrain("plan", "decoder-tiny", "--on", "v5e-4", code=3, **there).stderr
+    assert "fits" in dtrain("plan", "decoder-tiny", "batch=32", "--on", "v5e-4", "--quick", **there).stdout
+
+
+@pytest.mark.slow
+def test_a_run_holds_its_step_against_the_plan(dtrain: Dtrain, tmp_path: Path) -> None:
+    small = ["mlp-digits", "name=small", "steps=20", "epochs=~", "optimizer.schedule={kind: constant}"]
+    dtrain("run", *small)
+    plans = tmp_path / "runs" / "small" / "plans"
+    plans.mkdir()
+    told = {
+        "devices": 1, "mesh": dict.fromkeys(("pipeline", "data", "fsdp", "sequence", "expert", "tensor"), 1),
+        "engine": "jit", "batch": 64, "accumulate": 1, "device_kinds": ["cpu"], "target": "this", "tier": "compiled",
+        "step_seconds": 0.001,
+    }  # fmt: skip
+    (plans / "this.json").write_text(json.dumps(told))
+    (plans / "damaged.json").write_text("{")
+    done = dtrain("run", *small, "steps=40", "epochs=~")
+    assert re.search(r"planned 1 ms a step \(this, compiled\), measured .* ms: [+-]\d+%", done.stdout + done.stderr)
+    last = (tmp_path / "runs" / "small" / "metrics.jsonl").read_text().splitlines()
+    assert any('"plan/step_ms": 1.0' in line for line in last)
+
+
+@pytest.mark.parametrize(
+    ("preset", "length", "batch", "on"),
+    [
+        pytest.param("llama3-8b", 2048, 16, "v5e-16", marks=COMPILER),
+        pytest.param("mixtral-8x7b", 4096, 128, "v5p-128", marks=COMPILER),
+    ],
+)
+def test_goldens_of_the_compiled_tier(
+    tmp_path: Path, golden: Callable[[str, str], None], preset: str, length: int, batch: int, on: str
+) -> None:
+    wanted = recipe(tmp_path, preset, length, batch)
+    found, ahead = plan(wanted, target(on)), quick(wanted, target(on))
+    golden(f"plan_{preset}.txt", rounded("\n".join(lines(found))))
+    assert ahead.memory.peak == pytest.approx(found.memory.peak, rel=0.15)
+
+
+def out_of_memory(folder: Path) -> Plan:
+    return plan(recipe(folder, "llama3.2-1b", 8192, 16, "model.loss_chunks=1"), target("v5e-4"))
+
+
+@pytest.mark.parametrize("case", [pytest.param(out_of_memory, marks=COMPILER)])
+def test_too_little_memory_is_an_answer(tmp_path: Path, case: Callable[[Path], Plan]) -> None:
+    found = case(tmp_path)
+    assert not found.fits
+    assert len(found.memory.largest) == 10
+    assert found.timing is None
+    assert any("next_token.py" in buffer.line for buffer in found.memory.largest)

@@ -1,0 +1,181 @@
+"""Compiled programs read back: small texts whose arithmetic is done by hand, and programs that JAX compiles here."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from dtrain.hardware import CHIPS
+from dtrain.parallel.mesh import Mesh
+from dtrain.plan.cost import Costs, product_flops
+from dtrain.plan.loops import trips
+from dtrain.plan.network import Network, members
+from dtrain.plan.program import Op, arrays, read
+from dtrain.plan.replay import Replay, Tally
+
+V5E = next(chip for chip in CHIPS if chip.name == "v5e")
+RING = Network(V5E, (4, 4), {"fsdp": 16}, np.array([(i // 4, i % 4, 0) for i in range(16)]), np.zeros(16, int))
+
+OVERLAPPED = """HloModule jit_step, is_scheduled=true
+
+%cond (p: (s32[], f32[1024,1024])) -> pred[] {
+  %p = (s32[], f32[1024,1024]{1,0:T(8,128)}) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %n = s32[] constant(9)
+  ROOT %lt = pred[] compare(%i, %n), direction=LT
+}
+
+%body (q: (s32[], f32[1024,1024])) -> (s32[], f32[1024,1024]) {
+  %q = (s32[], f32[1024,1024]{1,0:T(8,128)}) parameter(0)
+  %j = s32[] get-tuple-element(%q), index=0
+  %two = s32[] constant(2)
+  %next = s32[] add(%j, %two)
+  %x = f32[1024,1024]{1,0:T(8,128)} get-tuple-element(%q), index=1
+  %start = (f32[1024,1024]{1,0}, f32[1024,1024]{1,0}) collective-permute-start(%x), source_target_pairs={{0,1},{1,2}}
+  %y = f32[1024,1024]{1,0:T(8,128)} dot(%x, %x), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  %done = f32[1024,1024]{1,0:T(8,128)} collective-permute-done(%start)
+  ROOT %t = (s32[], f32[1024,1024]{1,0:T(8,128)}) tuple(%next, %done)
+}
+
+ENTRY %main (a: f32[1024,1024]) -> f32[1024,1024] {
+  %a = f32[1024,1024]{1,0:T(8,128)} parameter(0), metadata={op_name="state.params['w']"}
+  %zero = s32[] constant(1)
+  %init = (s32[], f32[1024,1024]{1,0:T(8,128)}) tuple(%zero, %a)
+  %loop = (s32[], f32[1024,1024]{1,0:T(8,128)}) while(%init), condition=%cond, body=%body
+  ROOT %out = f32[1024,1024]{1,0:T(8,128)} get-tuple-element(%loop), index=1
+}
+"""
+
+
+def replayed(text: str) -> Tally:
+    return Replay(read(text), V5E, RING).run()
+
+
+def test_a_loop_is_counted_by_its_bounds() -> None:
+    """From 1 by 2 to 9: four times."""
+    program = read(OVERLAPPED)
+    assert trips(program, program.entry.ops["loop"], program.entry) == 4
+
+
+def test_time_is_that_of_the_longer_of_work_and_network() -> None:
+    found = replayed(OVERLAPPED)
+    product, sent = 2 * 1024**3 / (0.9 * 197e12), 4 * 1024**2 / 45e9 + 1e-6
+    assert sent > product
+    assert found.seconds == pytest.approx(4 * sent)
+    moved = 3 * 4 * 1024**2 / (0.9 * 819e9)  # both operands are one array, read once
+    busy = found.parts["product"] + found.parts["memory"]
+    assert busy == pytest.approx(4 * max(product, moved * 2 / 3), rel=1e-4)
+    talk = found.talk["collective-permute", ("fsdp",)]
+    assert talk.calls == 4
+    assert talk.exposed == pytest.approx(found.parts["network"])
+
+
+def test_tiles_are_filled_up_and_fast_memory_is_told_apart() -> None:
+    (array,) = arrays("bf16[3,100]{1,0:T(8,128)(2,1)S(1)}")
+    assert (array.bytes, array.space) == (8 * 128 * 2, 1)
+    (column,) = arrays("f32[128,1]{0,1:T(1,128)}")
+    assert column.bytes == 128 * 4
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("replica_groups={{0,2},{1,3}}", [0, 2]),
+        ("replica_groups=[2,4]<=[8]", [0, 1, 2, 3]),
+        ("replica_groups=[4,2]<=[2,4]T(1,0)", [0, 4]),
+        ("replica_groups=mesh['a'=2,'b'=4] {'b'}", [0, 1, 2, 3]),
+        ("replica_groups=mesh['a'=2,'b'=4] {'a'}", [0, 4]),
+        ("replica_groups=mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'a'}", [0, 1, 2, 3]),
+        ("replica_groups=mesh['a'=8] {'a':(2)2}", [0, 2]),
+        ("source_target_pairs={{3,0},{0,1}}", [3, 0]),
+        ("dimensions={0}", None),
+    ],
+)
+def test_groups_are_read_in_every_spelling(text: str, found: list[int] | None) -> None:
+    assert members(Op("x", "all-gather", (), (), f", channel_id=1, {text}, dimensions={{0}}", False)) == found
+
+
+def test_a_group_is_named_by_the_axes_it_spans() -> None:
+    network = Network(V5E, (4, 4), {"data": 4, "tensor": 4}, RING.coords, RING.slice_of)
+    assert network.group([0, 4, 8, 12]).axes == ("data",)
+    assert network.along(("tensor",)).extents == (4,)
+    assert network.along(("data", "tensor")).size == 16
+
+
+def test_a_torus_sends_both_ways_and_an_open_line_one() -> None:
+    v5p = next(chip for chip in CHIPS if chip.name == "v5p")
+    coords = np.array(list(np.ndindex(4, 4, 4)))
+    torus = Network(v5p, (4, 4, 4), {"x": 4, "y": 4, "z": 4}, coords, np.zeros(64, int))
+    size = 1e9
+    assert torus.time("all-gather", torus.along(("z",)), size) == pytest.approx(size * 3 / 4 / 180e9, rel=1e-2)
+    whole = torus.time("all-reduce", torus.along(("x", "y", "z")), size)
+    assert whole == pytest.approx(2 * size * 63 / 64 / 540e9, rel=1e-2)
+    line = Network(V5E, (4, 4), {"x": 4, "y": 4}, RING.coords, RING.slice_of)
+    assert line.time("all-gather", line.along(("y",)), size) == pytest.approx(size * 3 / 4 / 45e9, rel=1e-2)
+
+
+def test_slices_talk_over_the_slow_network() -> None:
+    two = Network(V5E, (4, 4), {"data": 2, "fsdp": 16}, np.tile(RING.coords, (2, 1)), np.repeat([0, 1], 16))
+    inside, across = (two.time("all-reduce", two.along((axis,)), 1e9) for axis in ("fsdp", "data"))
+    assert across > 10 * inside
+
+
+@pytest.mark.parametrize("shapes", [((64, 32), (32, 48)), ((8, 64, 32), (8, 32, 16))])
+def test_products_that_jax_compiles_are_counted_exactly(shapes: tuple[tuple[int, ...], ...]) -> None:
+    """Eleven times over, in a scan; XLA's own figure counts the body once."""
+    a, b = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)
+
+    def step(a: jax.Array, b: jax.Array) -> jax.Array:
+        return jax.lax.scan(lambda total, _: (total + (a * total.mean()) @ b, None), a @ b, None, length=10)[0]
+
+    text = jax.jit(step).lower(a, b).compile().as_text()
+    flops = 11 * 2 * np.prod(shapes[0]) * shapes[1][-1]
+    assert replayed(text or "").flops == flops
+
+
+def test_a_convolution_counts_the_taps_that_meet_input() -> None:
+    text = """HloModule m, is_scheduled=true
+
+ENTRY %main (x: f32[1,5,3], w: f32[3,3,7]) -> f32[1,5,7] {
+  %x = f32[1,5,3]{2,1,0} parameter(0)
+  %w = f32[3,3,7]{2,1,0} parameter(1)
+  ROOT %c = f32[1,5,7]{2,1,0} convolution(%x, %w), window={size=3 pad=1_1}, dim_labels=b0f_0io->b0f
+}
+"""
+    entry = read(text).entry
+    assert product_flops(entry.ops["c"], entry) == 2 * 7 * 3 * (3 * 5 - 2)
+
+
+def test_what_is_sliced_or_changed_in_place_costs_its_part() -> None:
+    text = """HloModule m, is_scheduled=true
+
+%fused (p0: f32[64,128], p1: s32[], p2: f32[1,128]) -> f32[64,128] {
+  %p0 = f32[64,128]{1,0} parameter(0)
+  %p1 = s32[] parameter(1)
+  %p2 = f32[1,128]{1,0} parameter(2)
+  %z = s32[] constant(0)
+  ROOT %d = f32[64,128]{1,0} dynamic-update-slice(%p0, %p2, %p1, %z)
+}
+
+ENTRY %main (a: f32[64,128], i: s32[], u: f32[1,128]) -> f32[64,128] {
+  %a = f32[64,128]{1,0} parameter(0)
+  %i = s32[] parameter(1)
+  %u = f32[1,128]{1,0} parameter(2)
+  ROOT %f = f32[64,128]{1,0} fusion(%a, %i, %u), kind=kLoop, calls=%fused
+}
+"""
+    program = read(text)
+    cost = Costs(program).of(program.entry.ops["f"], program.entry)
+    assert cost.bytes == pytest.approx(2 * 128 * 4 + 4, abs=4)
+
+
+def test_collectives_that_jax_compiles_are_found_by_axis() -> None:
+    mesh = Mesh(data=2, fsdp=4)
+    sizes = mesh.sizes(8)
+    made = mesh.build(sizes, jax.devices())
+    x = jax.ShapeDtypeStruct((16, 32), jnp.float32, sharding=NamedSharding(made, PartitionSpec("fsdp")))
+    text = jax.jit(lambda x: x * 2, out_shardings=NamedSharding(made, PartitionSpec())).lower(x).compile().as_text()
+    network = Network(V5E, (2, 4), dict(made.shape), np.array([(i // 4, i % 4, 0) for i in range(8)]), np.zeros(8, int))
+    talk = Replay(read(text or ""), V5E, network).run().talk
+    assert talk["all-gather", ("fsdp",)].bytes == 16 * 32 * 4

@@ -1,0 +1,62 @@
+"""Plans in processes of their own."""
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from dtrain.errors import DtrainError, EnvironmentFault, RecipeError
+from dtrain.plan.workers import outcomes
+
+
+@dataclass(frozen=True)
+class Stub:
+    """What a process does in place of a plan."""
+
+    what: str
+
+    def make(self) -> Any:
+        if self.what == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.what == "is refused":
+            return RecipeError("no", "yes")
+        if self.what == "sleeps":
+            time.sleep(60)
+        return self.what
+
+
+def made(*whats: str, workers: int = 2) -> dict[int, Any]:
+    return dict(outcomes([Stub(what) for what in whats], workers))  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.slow
+def test_a_compiler_that_dies_takes_nobody_with_it() -> None:
+    found = made("dies", "fine", "is refused")
+    assert isinstance(found[0], EnvironmentFault)
+    assert "signal 9" in found[0].message
+    assert found[1] == "fine"
+    assert isinstance(found[2], RecipeError)
+    assert (found[2].message, found[2].hint) == ("no", "yes")
+
+
+@pytest.mark.slow
+def test_who_stops_listening_ends_the_others() -> None:
+    start = time.perf_counter()
+    running = outcomes([Stub("sleeps"), Stub("fine")], 2)  # pyright: ignore[reportArgumentType]
+    assert next(running) == (1, "fine")
+    running.close()  # pyright: ignore[reportAttributeAccessIssue]
+    assert time.perf_counter() - start < 50
+
+
+def test_every_error_crosses_a_process_whole() -> None:
+    import pickle
+
+    from dtrain.errors import FieldError
+
+    for error in (DtrainError("a", "b"), RecipeError(["a", "b"], "c"), FieldError("f", "m", "h")):
+        again = pickle.loads(pickle.dumps(error))
+        assert type(again) is type(error)
+        assert vars(again) == vars(error)
