@@ -157,7 +157,8 @@ class Plain:
     def attend(
         self, q_BTHD: jax.Array, k_BTGD: jax.Array, v_BTGD: jax.Array, reach: Reach, document_BT: jax.Array | None
     ) -> jax.Array:
-        return attention(q_BTHD, k_BTGD, v_BTGD, reach, Side(self.places(q_BTHD.shape[1]), document_BT))
+        side = Side(self.places(q_BTHD.shape[1]), document_BT)
+        return checkpoint_name(attention(q_BTHD, k_BTGD, v_BTGD, reach, side), KEPT)
 
     def stack(
         self, blocks: Sequence[Block], params: Tree, x: jax.Array, shared: Tree = None, how: Layers = Layers()

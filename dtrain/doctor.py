@@ -16,6 +16,7 @@ ROOM = 5 * 2**30
 OPTIONAL = {
     "tensorboardX": ("track.to: [tensorboard]", "pip install tensorboardX"),
     "wandb": ("track.to: [wandb]", "pip install wandb"),
+    "libtpu": ("dtrain plan for TPUs", 'pip install "jax[tpu]"'),
     "PIL": ("data.kind: images", "pip install pillow"),
 }
 

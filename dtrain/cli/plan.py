@@ -35,7 +35,7 @@ def plan(
     search: Annotated[
         bool, typer.Option("--search", help="Look for a better mesh, remat policy, microbatch and compiler options.")
     ] = False,
-    tries: Annotated[int, typer.Option(min=1, help="Variants that a search compiles.")] = 8,
+    tries: Annotated[int, typer.Option(min=1, help="Variants that a search compiles.")] = 12,
     jobs: Annotated[int, typer.Option(min=1, help="Compilers at work at once.")] = 1,
     out: Annotated[Path | None, typer.Option(help="Where a search writes its winner, as a recipe.")] = None,
     plot: Annotated[Path | None, typer.Option(help="With several targets: draw the curves into this file.")] = None,

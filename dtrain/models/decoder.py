@@ -12,12 +12,11 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 
 from dtrain import params as declare
 from dtrain.attention import Reach, keys_seen
 from dtrain.batch import Batch, Example
-from dtrain.context import KEPT, Block, Context, Layers, Remat
+from dtrain.context import Block, Context, Layers, Remat
 from dtrain.errors import FieldError
 from dtrain.fields import Natural, NonNegative, Positive, PositiveFloat
 from dtrain.model import Flops, Loss
@@ -216,7 +215,6 @@ class Decoder:
         q_BTHD, k_BTGD, v_BTGD = project("query", "heads"), project("key", "kv_heads"), project("value", "kv_heads")
         reach = Reach(self.size_of_head**-0.5, window=window, softcap=self.attention_softcap)
         y_BTHD = ctx.attend(q_BTHD, k_BTGD, v_BTGD, reach, shared.get("document"))
-        y_BTHD = checkpoint_name(y_BTHD, KEPT)
         return product(y_BTHD, block["out"]["weight"], inner=2)
 
     def _feed_forward(self, block: Tree, y_BTE: jax.Array, shared: Tree, ctx: Context) -> tuple[jax.Array, Tree]:

@@ -11,8 +11,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from dtrain.attention import Reach, Side, attention
+from dtrain.context import KEPT
 from dtrain.params import Tree
 from dtrain.varying import axes_of, vary
 
@@ -31,8 +33,9 @@ def local_attention(
         return splash(q_BTHD, k_BTGD, v_BTGD, reach, document_BT)
     plain_scores = document_BT is None and reach.softcap is None
     if platform == "gpu" and plain_scores and q_BTHD.dtype in CUDNN_DTYPES and dim <= LANES and dim % 8 == 0:
-        return cudnn(q_BTHD, k_BTGD, v_BTGD, reach)
-    return attention(q_BTHD, k_BTGD, v_BTGD, reach, Side(jnp.arange(length, dtype=jnp.int32), document_BT))
+        return checkpoint_name(cudnn(q_BTHD, k_BTGD, v_BTGD, reach), KEPT)
+    side = Side(jnp.arange(length, dtype=jnp.int32), document_BT)
+    return checkpoint_name(attention(q_BTHD, k_BTGD, v_BTGD, reach, side), KEPT)
 
 
 def cudnn(q_BTHD: jax.Array, k_BTGD: jax.Array, v_BTGD: jax.Array, reach: Reach) -> jax.Array:
@@ -63,6 +66,7 @@ def splash(
     length, heads = q_BTHD.shape[1:3]
     blocks = kernel.BlockSizes(**dict.fromkeys(_BLOCKS, _block(length)))
     options = {"attn_logits_soft_cap": reach.softcap, "block_sizes": blocks, "interpret": interpret}
+    options["residual_checkpoint_name"] = KEPT  # what is kept spares the forward kernel in the backward pass
     one = kernel.make_splash_mha(_mask(reach, length, heads), head_shards=1, q_seq_shards=1, **options)
 
     def rows(q: jax.Array, k: jax.Array, v: jax.Array, document: jax.Array | None) -> jax.Array:

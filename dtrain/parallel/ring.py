@@ -14,8 +14,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from dtrain.attention import Reach, Side, in_chunks, scores, visible, weigh
+from dtrain.context import KEPT
 from dtrain.params import Tree
 
 
@@ -93,7 +95,8 @@ def _forward(
     start = (_weigh(early, first, reach), _merged(_weigh(late, first, reach), _weigh(late, last, reach)))
     (_, found), _ = jax.lax.scan(rest, (own, start), jnp.arange(1, parts))
     out, log = (jnp.concatenate(halves, 1) for halves in zip(*found, strict=True))
-    return out.astype(q.dtype), (q, k, v, document, out.astype(q.dtype), log)
+    out, log = checkpoint_name(out.astype(q.dtype), KEPT), checkpoint_name(log, KEPT)
+    return out, (q, k, v, document, out, log)
 
 
 def _backward(reach: Reach, axis: str, parts: int, kept: Tree, gradient: jax.Array) -> tuple[jax.Array | None, ...]:

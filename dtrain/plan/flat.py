@@ -84,7 +84,7 @@ def flat(jaxpr: Any) -> Flat:
 def _body(equation: Any) -> Any:
     """The program that a call applies."""
     inner = equation.params.get("jaxpr") or equation.params.get("call_jaxpr")
-    inner = getattr(inner, "jaxpr", inner)
+    inner = bare(inner)
     fits = inner is not None and len(inner.invars) == len(equation.invars)
     return inner if fits else None
 
@@ -106,13 +106,26 @@ def peak(program: Flat) -> int:
         made = sum(program.sizes[var] for var in step.made if var in stays)
         carried = 0
         if step.name == "scan":  # a loop's state is changed in place
-            first, count = step.params["num_consts"], step.params["num_carry"]
-            carried = sum(
-                program.sizes[v] for v in step.read[first : first + count] if v in stays and ends.get(v) == at
-            )
+            carried = sum(program.sizes[v] for v in _carried(step) if v in stays and ends.get(v) == at)
         most = max(most, live + made - carried + _inside(step))
         live += made - sum(program.sizes[var] for var in dying.get(at, ()) if var in stays)
     return most
+
+
+def _carried(step: Step) -> list[int]:
+    """What a scan hands from turn to turn: neither its constants, nor what it goes along, which has a dim more."""
+    body = bare(step.params["jaxpr"])
+    along = lambda outside, inside: sum(  # noqa: E731
+        len(a.shape) != len(b.aval.shape) for a, b in zip(outside, inside, strict=True)
+    )
+    count = len(step.made) - along(step.results, body.outvars)
+    last = len(step.read) - along(step.shapes, body.invars)
+    return step.read[last - count : last]
+
+
+def bare(program: Any) -> Any:
+    """A program without its constants, which JAX keeps beside it or, from 0.12 on, within."""
+    return getattr(program, "jaxpr", program)
 
 
 def _inside(step: Step) -> int:
@@ -122,7 +135,7 @@ def _inside(step: Step) -> int:
         bodies = (step.params.get("jaxpr") or step.params["body_jaxpr"],)
     elif step.name == "cond":
         bodies = step.params["branches"]
-    return max((peak(flat(body.jaxpr)) for body in bodies), default=0)
+    return max((peak(flat(bare(body))) for body in bodies), default=0)
 
 
 def materialised(program: Flat) -> set[int]:

@@ -8,6 +8,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "products whole, collectives overlapped": OVERLAP | WHOLE_PRODUCTS,
 }
 REMAT = ("none", "attention", "dots", "full")
+MICROBATCHES = (1, 2, 4)
 MESHES, BEST = 16, 2
 
 Say = Callable[[str], None]
@@ -156,18 +158,23 @@ def meshes(recipe: Recipe, on: Target) -> Iterator[Candidate]:
 
 
 def finer(candidate: Candidate, on: Target) -> Iterator[Candidate]:
-    """The same mesh with other remat policies and microbatches."""
-    recipe = candidate.recipe
-    policies = REMAT if hasattr(recipe.model, "remat") else ("",)
-    for policy in policies:
-        for parts in (1, 2, 4):
-            model: Any = dataclasses.replace(recipe.model, remat=policy) if policy else recipe.model  # pyright: ignore
-            changed = dataclasses.replace(recipe, model=model, accumulate=parts)
-            if (model, parts) == (recipe.model, recipe.accumulate) or problems_of(changed, on.devices):
-                continue
-            changes = {"model": {"remat": policy}} if policy != getattr(recipe.model, "remat", "") else {}
-            changes |= {"accumulate": parts} if parts != recipe.accumulate else {}
-            yield Candidate(changed, candidate.changes | changes)
+    """The same mesh with other remat policies, microbatches, and the logits whole."""
+    recipe, model = candidate.recipe, candidate.recipe.model
+    choices = {
+        "remat": REMAT if hasattr(model, "remat") else (),
+        "loss_chunks": (1,) if getattr(model, "loss_chunks", 1) > 1 else (),
+    }
+    own = {name: getattr(model, name) for name, values in choices.items() if values}
+    for values in product(*(dict.fromkeys((own[name], *choices[name])) for name in own)):
+        fields = {name: value for name, value in zip(own, values, strict=True) if value != own[name]}
+        for parts in (recipe.accumulate, *(n for n in MICROBATCHES if n != recipe.accumulate)):
+            changed_model: Any = dataclasses.replace(model, **fields)  # pyright: ignore[reportArgumentType]
+            changed = dataclasses.replace(recipe, model=changed_model, accumulate=parts)
+            changes = ({"model": fields} if fields else {}) | (
+                {"accumulate": parts} if parts != recipe.accumulate else {}
+            )
+            if changes and not problems_of(changed, on.devices):
+                yield Candidate(changed, candidate.changes | changes)
 
 
 def _variants(recipe: Recipe, shapes: Sequence[Candidate]) -> Iterator[Candidate]:

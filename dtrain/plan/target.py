@@ -147,7 +147,9 @@ def devices(on: Target) -> list[Any]:
     if on.chip.platform == "gpu":
         raise EnvironmentFault("GPU programs are not compiled without a GPU", "--quick reads the traced step instead")
     if importlib.util.find_spec("libtpu") is None:
-        raise EnvironmentFault("libtpu, which compiles for TPUs, is not installed", "pip install libtpu; or: --quick")
+        raise EnvironmentFault(
+            "libtpu, which compiles for TPUs, is not installed", 'pip install "jax[tpu]"; or: --quick'
+        )
     os.environ.update(QUIET)
     from jax.experimental import topologies
 

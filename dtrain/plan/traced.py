@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import jax
 
 from dtrain.plan import kernels
-from dtrain.plan.flat import MADE, TALK, Flat, Step, bytes_of, flat, materialised, peak
+from dtrain.plan.flat import MADE, TALK, Flat, Step, bare, bytes_of, flat, materialised, peak
 from dtrain.plan.network import Network
 from dtrain.plan.replay import REACHED, Tally
 
@@ -28,10 +28,10 @@ class Traced:
 def traced(step: jax.stages.Traced, network: Network | None, devices: int, filled: float = 1.0) -> Traced:
     """The step gone through once."""
     walk = _Walk(network, filled) if network else None
-    outer, working = flat(step.jaxpr.jaxpr), 0
+    outer, working = flat(bare(step.jaxpr)), 0
     for one in outer.steps:
         if one.name == "shard_map":
-            inner = flat(getattr(one.params["jaxpr"], "jaxpr", one.params["jaxpr"]))
+            inner = flat(bare(one.params["jaxpr"]))
             working = max(working, peak(inner))
             if walk:
                 walk.work(inner, walk.tally, 1)
@@ -62,9 +62,9 @@ class _Walk:
     def step(self, step: Step, tally: Tally, times: float) -> None:
         if step.name in ("scan", "while"):
             body = step.params.get("jaxpr") or step.params["body_jaxpr"]
-            self.work(flat(body.jaxpr), tally, times * step.params.get("length", 1))
+            self.work(flat(bare(body)), tally, times * step.params.get("length", 1))
         elif step.name == "cond":
-            self.work(flat(step.params["branches"][-1].jaxpr), tally, times)
+            self.work(flat(bare(step.params["branches"][-1])), tally, times)
         elif step.name in TALK:
             self._talk(step, tally, times)
         elif step.name in ("dot_general", "ragged_dot_general", "conv_general_dilated", "pallas_call"):

@@ -3,6 +3,10 @@
 import importlib.util
 import json
 import re
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,7 +24,7 @@ from dtrain.plan.target import target
 from dtrain.recipe.load import load
 from dtrain.recipe.recipe import Recipe
 from dtrain.train.state import born
-from tests.conftest import Dtrain
+from tests.conftest import Dtrain, bare_environment
 
 RECIPE = """
 model: {{kind: decoder, preset: {preset}}}
@@ -165,7 +169,7 @@ def test_without_libtpu_the_quick_tier_still_works(dtrain: Dtrain, tmp_path: Pat
         "u.find_spec = lambda name, *a: None if name == 'libtpu' else old(name, *a)\n"
     )
     there = {"PYTHONPATH": str(tmp_path)}
-    assert "pip install libtpu" in dtrain("plan", "decoder-tiny", "--on", "v5e-4", code=3, **there).stderr
+    assert 'pip install "jax[tpu]"' in dtrain("plan", "decoder-tiny", "--on", "v5e-4", code=3, **there).stderr
     assert "fits" in dtrain("plan", "decoder-tiny", "batch=32", "--on", "v5e-4", "--quick", **there).stdout
 
 
@@ -215,3 +219,51 @@ def test_too_little_memory_is_an_answer(tmp_path: Path, case: Callable[[Path], P
     assert len(found.memory.largest) == 10
     assert found.timing is None
     assert any("next_token.py" in buffer.line for buffer in found.memory.largest)
+
+
+SMALL = [
+    "model={kind: decoder, vocab: 1024, context: 1024, layers: 4, width: 512, heads: 8, kv_heads: 4, hidden: 1024}",
+    "data={kind: tokens, files: [none.bin], length: 1024}",
+    "batch=64",
+    "precision.compute=bfloat16",
+]
+
+
+@pytest.mark.parametrize("engine", [pytest.param("shard_map", marks=COMPILER)])
+def test_a_search_is_never_worse_and_writes_a_recipe(dtrain: Dtrain, tmp_path: Path, engine: str) -> None:
+    ask = ["plan", "decoder-tiny", *SMALL, f"engine={engine}", "mesh={data: 1, tensor: 4}", "--on", "v5e-4"]
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    done = dtrain(*ask, "--search", "--tries", "3", "--jobs", "2", "--out", "better.yaml", "--json", **cache)
+    ranked = json.loads(done.stdout)["ranked"]
+    base = next(one for one in ranked if not one["changes"])
+    assert ranked[0]["step_seconds"] <= base["step_seconds"]
+    assert ranked[0]["changes"]
+    assert "tensor: 4" not in (tmp_path / "better.yaml").read_text()
+    again = dtrain("plan", "better.yaml", *SMALL, "--on", "v5e-4", "--json")
+    assert json.loads(again.stdout)["step_seconds"] == pytest.approx(ranked[0]["step_seconds"])
+    kept = dtrain(*ask, "--search", "--tries", "3", "--out", "better.yaml", "--json", **cache)
+    assert json.loads(kept.stdout)["ranked"] == ranked
+
+
+@pytest.mark.parametrize("on", [pytest.param("v5e-16", marks=COMPILER)])
+def test_several_slices_are_planned(dtrain: Dtrain, on: str) -> None:
+    mesh = "mesh={data: 2, fsdp: 16, slices: {data: 2}}"
+    small = [*SMALL[:2], "batch=64", SMALL[3]]
+    found = json.loads(dtrain("plan", "decoder-tiny", *small, mesh, "--on", on, "--slices", "2", "--json").stdout)
+    assert (found["chips"], found["slices"]) == (32, 2)
+    across = [talk for talk in found["network"] if "data" in talk["axes"] or "slices" in talk["kind"]]
+    assert sum(talk["bytes"] for talk in across) > 1e6
+
+
+@pytest.mark.parametrize("signal_at", [pytest.param(6.0, marks=COMPILER)])
+def test_interrupted_it_leaves_quietly(tmp_path: Path, signal_at: float) -> None:
+    command = [sys.executable, "-m", "dtrain", "plan", "decoder-tiny", *SMALL, "--on", "v5e-4", "--search"]
+    env = bare_environment() | {"XDG_CACHE_HOME": str(tmp_path)}
+    running = subprocess.Popen(
+        command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    time.sleep(signal_at)
+    running.send_signal(signal.SIGINT)
+    out, err = running.communicate(timeout=60)
+    assert "Traceback" not in err
+    assert "interrupted" in out

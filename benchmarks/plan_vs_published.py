@@ -1,0 +1,83 @@
+"""Predicted MFU beside figures that MaxText's authors measured and published (their tiering page).
+
+Their batch per chip is not published with the figures; those of their recipes are taken. Ours are our
+own programs for the same shapes, chips and lengths, by `shard_map` and by `jit`, collectives overlapped:
+the better is told.
+
+    python benchmarks/plan_vs_published.py [CASE ...]     two minutes a case; the bar: within 20%
+"""
+
+import dataclasses
+import os
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+from dtrain.plan.plan import Plan
+from dtrain.plan.search import OVERLAP
+from dtrain.plan.target import target
+from dtrain.plan.workers import Job, outcomes
+from dtrain.recipe.load import load
+
+RECIPE = """
+model: {{kind: decoder, preset: {preset}, context: {length}}}
+data: {{kind: tokens, files: [none.bin], length: {length}}}
+optimizer: {{kind: adamw, lr: 1e-4, clip: 1.0, decay: 0.1}}
+precision: {{compute: bfloat16}}
+batch: {batch}
+steps: 1000
+mesh: {{data: 1, fsdp: -1}}
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A published figure, and the batch per chip of its recipe."""
+
+    preset: str
+    target: str
+    length: int
+    per_chip: int
+    mfu: float
+
+
+CASES = {
+    "llama2-70b": Case("llama2-70b", "v5p-1024", 4096, 4, 0.654),
+    "llama3.1-8b": Case("llama3.1-8b", "v6e-256", 8192, 3, 0.4546),
+    "llama3.1-70b": Case("llama3.1-70b", "v6e-256", 8192, 2, 0.5033),
+    "mixtral-8x7b": Case("mixtral-8x7b", "v5p-256", 4096, 8, 0.5256),
+}
+
+
+def main() -> None:
+    print(f"{'case':<14}{'target':<11}{'length':>7}{'a chip':>7}{'published':>11}{'predicted':>11}{'ratio':>7}")
+    for name, case in CASES.items():
+        if sys.argv[1:] and name not in sys.argv[1:]:
+            continue
+        on = target(case.target)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / f"{name.replace('.', '-')}.yaml"
+            path.write_text(RECIPE.format(preset=case.preset, length=case.length, batch=case.per_chip * on.chips))
+            recipe = load(path)
+            kinds = [load(path, [f"engine={kind}"]).engine for kind in ("shard_map", "jit")]
+        engines = [dataclasses.replace(kind, xla=dict(OVERLAP)) for kind in kinds]
+        jobs = [Job(dataclasses.replace(recipe, engine=engine), on) for engine in engines]
+        made = [plan for _, plan in outcomes(jobs, 1)]
+        plans = [plan for plan in made if isinstance(plan, Plan)]
+        timed = sorted((plan for plan in plans if plan.timing), key=lambda plan: plan.timing.seconds)
+        start = f"{name:<14}{case.target:<11}{case.length:>7}{case.per_chip:>7}{case.mfu:>11.1%}"
+        if not timed:
+            print(
+                start, [str(plan.memory.peak) if isinstance(plan, Plan) else plan.message for plan in made], flush=True
+            )
+            continue
+        best = timed[0]
+        told = f"{best.memory.peak / 2**30:.1f} GiB, {best.timing.bound}, {best.recipe.engine.kind}"
+        print(f"{start}{best.timing.mfu:>11.1%}{best.timing.mfu / case.mfu:>7.2f}  {told}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
