@@ -1,10 +1,11 @@
 """Our compiled programs beside MaxText's: peak memory of a chip and predicted step, the same cases.
 
 MaxText's figures are the best of its default and its own tuned flags (snapshot e591f30cb, JAX 0.10.0,
-libtpu 0.0.42.1), its programs read by the method that plan/replay.py follows. Ours are the best of a
-search; the memory is the compiler's peak without the program's own code, as MaxText prints it.
+libtpu 0.0.42.1), its programs read by the method that plan/replay.py follows. Ours are the variants that
+searches found to be the fastest with less memory; `--search` looks for them anew. The memory is the
+compiler's peak without the program's own code, as MaxText prints it.
 
-    python benchmarks/plan_vs_maxtext.py [TRIES] [CASE ...]     minutes a try; the bars: less memory, no slower
+    python benchmarks/plan_vs_maxtext.py [--search] [CASE ...]     a minute a case; the bars: less memory, no slower
 """
 
 import os
@@ -45,6 +46,8 @@ class Case:
     batch: int
     gigabytes: float
     ms: float
+    ours: tuple[str, ...]
+    """What searches changed."""
 
 
 CASES = {

@@ -56,10 +56,8 @@ class Head:
 
         zero_BT = jax.lax.stop_gradient(x32_BTE[..., 0]) * 0
         carry, chunks = (zero_BT - 1e30, zero_BT, zero_BT), (jnp.arange(parts), self._in_parts(matrix, parts))
-        if parts == 1:  # kept for the way back are the logits as the product gave them, not in float32
-            kept = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
-            whole = part if dtype == jnp.float32 else jax.checkpoint(part, policy=kept)
-            carry, _ = whole(carry, jax.tree.map(lambda leaf: leaf[0], chunks))
+        if parts == 1:
+            carry, _ = part(carry, jax.tree.map(lambda leaf: leaf[0], chunks))
         else:
             carry, _ = jax.lax.scan(jax.checkpoint(part), carry, chunks)
         top_BT, total_BT, picked_BT = carry

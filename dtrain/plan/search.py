@@ -8,7 +8,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import product, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +37,17 @@ OVERLAP = {
 WHOLE_PRODUCTS = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": 1_000_000}
 """No product cut up to go with the parts of its operand as they arrive."""
 
-OPTIONS: Mapping[str, Mapping[str, Any]] = {
-    "as the compiler would": {},
-    "collectives overlapped": OVERLAP,
-    "products whole": WHOLE_PRODUCTS,
-    "products whole, collectives overlapped": OVERLAP | WHOLE_PRODUCTS,
-}
+WAYS: tuple[tuple[str, type[Jit] | type[ShardMap], Mapping[str, Any], int, int], ...] = (
+    ("", Jit, {}, 0, 1),
+    ("collectives overlapped", ShardMap, OVERLAP, 1, 0),
+    ("collectives overlapped", Jit, OVERLAP, 1, 2),
+    ("products whole", Jit, WHOLE_PRODUCTS, 1, 3),
+    ("products whole, collectives overlapped", Jit, OVERLAP | WHOLE_PRODUCTS, 2, 2),
+    ("", ShardMap, {}, 2, 3),
+)
+"""Ways to compile a step: a name, engine and options; then how far back each stands in the order of trying,
+for the recipe as it is and for shapes that arithmetic found, which goes by what is placed by hand."""
+
 REMAT = ("none", "attention", "dots", "full")
 MICROBATCHES = (1, 2, 4)
 MESHES, BEST = 16, 2
@@ -120,7 +125,8 @@ def _shapes(recipe: Recipe, on: Target, say: Say) -> list[Candidate]:
     say("remat policies and microbatches by arithmetic")
     own = _ranked(list(finer(base, on)), on)[:BEST]
     others = [*first, *(variant for candidate in first[:1] for variant in finer(candidate, on))]
-    return [*own, *_ranked(others, on)[:BEST]]
+    pairs = zip_longest(own, _ranked(others, on)[:BEST])
+    return [shape for pair in pairs for shape in pair if shape]
 
 
 def _ranked(wanted: Sequence[Candidate], on: Target) -> list[Candidate]:
@@ -178,13 +184,11 @@ def finer(candidate: Candidate, on: Target) -> Iterator[Candidate]:
 
 
 def _variants(recipe: Recipe, shapes: Sequence[Candidate]) -> Iterator[Candidate]:
-    """Each shape by both engines and with every set of options: those that differ least from the likeliest first."""
+    """Each shape in every way, the likeliest first; the first shape is the recipe as it is."""
     cases = [
-        (place + number + (engine is ShardMap), shape, engine, options)
+        (place + (found if place else plain), shape, engine, options)
         for place, shape in enumerate(shapes)
-        for engine in (Jit, ShardMap)
-        for number, (name, options) in enumerate(OPTIONS.items())
-        if engine is Jit or "whole" not in name  # only the compiler's own placing cuts products up
+        for _, engine, options, plain, found in WAYS
     ]
     for _, shape, engine, options in sorted(cases, key=lambda case: case[0]):
         made = engine(xla=dict(options))
@@ -200,8 +204,8 @@ def _said(key: str, value: Any) -> str:
             f"{axis} {size}" for axis, size in value.items() if isinstance(size, int) and size > 1
         )
     if key == "engine":
-        names = [name for name, options in OPTIONS.items() if dict(options) == value.get("xla", {})]
-        return f"{value['kind']}, {names[0]}" if names and value.get("xla") else value["kind"]
+        names = [name for name, _, options, *_ in WAYS if dict(options) == value.get("xla", {})]
+        return ", ".join(part for part in (value["kind"], *names[:1]) if part)
     if key == "model":
         return ", ".join(f"{name} {what}" for name, what in value.items())
     return f"{value} microbatches" if key == "accumulate" else f"{key} {value}"
