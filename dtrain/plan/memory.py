@@ -52,7 +52,7 @@ class Memory:
 
 def memory(found: Compiled, program: Program, shapes: State, layout: Layout, room: float) -> Memory:
     """The compiled program's memory. Values that the compiler does not name count as temporaries."""
-    buffers = sorted(_buffers(found, program, layout), key=lambda buffer: -buffer.bytes)
+    buffers = sorted(_buffers(found, program, layout), key=lambda buffer: (-buffer.bytes, buffer.kind, buffer.what))
     classes: dict[str, int] = dict.fromkeys(CLASSES, 0)
     for buffer in buffers:
         classes[buffer.kind] += buffer.bytes
@@ -72,16 +72,17 @@ def _buffers(found: Compiled, program: Program, layout: Layout) -> Iterator[Buff
         if op is None or size == 0:
             continue
         array = op.results[int(place.split(",")[0]) if place and int(place.split(",")[0]) < len(op.results) else 0]
-        yield Buffer(size, str(array), _kind(op, array, shares), _what(op), program.source(op))
+        given = name in program.entry.ops and op.kind == "parameter"  # a loop's state is called one, too
+        kind = _given(op) if given else _made(op, array, shares)
+        yield Buffer(size, str(array), kind, _what(op), program.source(op))
 
 
-def _kind(op: Op, array: Array, shares: set[tuple[int, ...]]) -> str:
-    if op.kind == "parameter":
-        path = op.label
-        for start, kind in (("state.params", "parameters"), ("state.optimizer", "optimizer"), ("batch", "inputs")):
-            if path.startswith(start):
-                return kind
-        return "inputs"
+def _given(op: Op) -> str:
+    kinds = {"state.params": "parameters", "state.optimizer": "optimizer"}
+    return next((kind for start, kind in kinds.items() if op.label.startswith(start)), "inputs")
+
+
+def _made(op: Op, array: Array, shares: set[tuple[int, ...]]) -> str:
     backward = "transpose(" in op.label
     return "gradients" if backward and _squeezed(array.shape) in shares else "activations and temporaries"
 
