@@ -3,27 +3,14 @@
 python benchmarks/plan_tiers.py [PRESET ...]     a minute a case; the bars: 15% of the memory, quick under 2 s
 """
 
-import os
 import sys
-import tempfile
-from pathlib import Path
 
-os.environ["JAX_PLATFORMS"] = "cpu"
+from shapes import decoder
 
 from dtrain.plan.plan import Plan, quick
 from dtrain.plan.target import target
 from dtrain.plan.workers import Job, outcomes
-from dtrain.recipe.load import load
 
-RECIPE = """
-model: {{kind: decoder, preset: {preset}}}
-data: {{kind: tokens, files: [none.bin], length: {length}}}
-optimizer: {{kind: adamw, lr: 1e-4, clip: 1.0, decay: 0.1}}
-precision: {{compute: bfloat16}}
-batch: {batch}
-steps: 1000
-mesh: {{data: 1, fsdp: -1}}
-"""
 CASES = [
     ("gpt2-124m", "v5e-4", 1024, 8),
     ("gpt2-124m", "v5e-16", 1024, 8),
@@ -42,10 +29,8 @@ def main() -> None:
         if sys.argv[1:] and preset not in sys.argv[1:]:
             continue
         on = target(name)
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / f"{preset}.yaml"
-            path.write_text(RECIPE.format(preset=preset, length=length, batch=per_chip * on.chips))
-            recipe = load(path)
+        model = f"{{kind: decoder, preset: {preset}}}"
+        recipe = decoder(preset, model, length, per_chip * on.chips)
         ahead, made = quick(recipe, on), next(outcomes([Job(recipe, on)], 1))[1]
         start = f"{preset:<13}{name:<9}{ahead.memory.peak / 1e9:7.2f} GB quick in {ahead.took:.1f} s"
         if isinstance(made, Plan) and made.timing and ahead.timing:

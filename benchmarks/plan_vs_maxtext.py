@@ -9,29 +9,16 @@ compiler's peak without the program's own code, as MaxText prints it.
 """
 
 import json
-import os
 import sys
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 
-os.environ["JAX_PLATFORMS"] = "cpu"
+from shapes import decoder
 
 from dtrain.plan.plan import Plan
 from dtrain.plan.search import OVERLAP, WHOLE_PRODUCTS, search
 from dtrain.plan.target import target
 from dtrain.plan.workers import Job, outcomes
-from dtrain.recipe.load import load
 
-RECIPE = """
-model: {model}
-data: {{kind: tokens, files: [none.bin], length: {length}}}
-optimizer: {{kind: adamw, lr: 1e-4, clip: 1.0, decay: 0.1}}
-precision: {{compute: bfloat16}}
-batch: {batch}
-steps: 1000
-mesh: {{data: 1, fsdp: -1}}
-"""
 SMALL = (
     "{kind: decoder, vocab: 32768, context: 4096, layers: 16, width: 2048, heads: 16, kv_heads: 8, head_dim: 128, "
     "hidden: 8192, remat: full, loss_chunks: 8}"
@@ -76,10 +63,8 @@ def main() -> None:
     names = [name for name in sys.argv[1:] if name in CASES] or list(CASES)
     for name in names:
         case, on = CASES[name], target(CASES[name].target)
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / f"{name.replace('.', '-')}.yaml"
-            path.write_text(RECIPE.format(model=case.model, length=case.length, batch=case.batch))
-            plain, ours = load(path), load(path, case.ours)
+        recipe = (name, case.model, case.length, case.batch)
+        plain, ours = decoder(*recipe), decoder(*recipe, case.ours)
         if "--search" in sys.argv:
             found = search(plain, on, 12, 1, None, lambda text: print(text, file=sys.stderr))
             for candidate, plan in found.ranked[:3]:

@@ -8,29 +8,17 @@ the better is told.
 """
 
 import dataclasses
-import os
 import sys
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 
-os.environ["JAX_PLATFORMS"] = "cpu"
+from shapes import decoder
 
+from dtrain.parallel.jit import Jit
+from dtrain.parallel.shard_map import ShardMap
 from dtrain.plan.plan import Plan
 from dtrain.plan.search import OVERLAP
 from dtrain.plan.target import target
 from dtrain.plan.workers import Job, outcomes
-from dtrain.recipe.load import load
-
-RECIPE = """
-model: {{kind: decoder, preset: {preset}, context: {length}}}
-data: {{kind: tokens, files: [none.bin], length: {length}}}
-optimizer: {{kind: adamw, lr: 1e-4, clip: 1.0, decay: 0.1}}
-precision: {{compute: bfloat16}}
-batch: {batch}
-steps: 1000
-mesh: {{data: 1, fsdp: -1}}
-"""
 
 
 @dataclass(frozen=True)
@@ -58,12 +46,9 @@ def main() -> None:
         if sys.argv[1:] and name not in sys.argv[1:]:
             continue
         on = target(case.target)
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / f"{name.replace('.', '-')}.yaml"
-            path.write_text(RECIPE.format(preset=case.preset, length=case.length, batch=case.per_chip * on.chips))
-            recipe = load(path)
-            kinds = [load(path, [f"engine={kind}"]).engine for kind in ("shard_map", "jit")]
-        engines = [dataclasses.replace(kind, xla=dict(OVERLAP)) for kind in kinds]
+        model = f"{{kind: decoder, preset: {case.preset}, context: {case.length}}}"
+        recipe = decoder(name, model, case.length, case.per_chip * on.chips)
+        engines = [kind(xla=dict(OVERLAP)) for kind in (ShardMap, Jit)]
         jobs = [Job(dataclasses.replace(recipe, engine=engine), on) for engine in engines]
         made = [plan for _, plan in outcomes(jobs, 1)]
         plans = [plan for plan in made if isinstance(plan, Plan)]
