@@ -69,6 +69,8 @@ def _received(ready: Any, process: BaseProcess) -> Outcome:
         return EnvironmentFault(
             f"the compiler died ({reason})", "it may lack memory: `dtrain doctor`; --quick compiles nothing"
         )
+    process.kill()  # it has said all; on its way out libtpu would complain of a lesser signal
+    process.join()
     if isinstance(found, Exception) and not isinstance(found, DtrainError):
         raise found
     return found
