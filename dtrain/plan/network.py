@@ -19,8 +19,8 @@ from dtrain.plan.program import Op
 
 HOP = 1e-6
 REACHED = 0.9
-"""The part of a link's published rate that a collective reaches; the rates in the table are already this
-figure for TPUs, whose links are told so by their source."""
+"""The part of NVLink's and the slow network's published rates that a collective reaches. The links of TPUs
+stand in the table at this figure already."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,8 @@ class Group:
     axes: tuple[str, ...]
     extents: tuple[int, ...]
     """The extent of the group along each dimension of the torus that it spans."""
+    rings: tuple[int, ...] = ()
+    """Those of the extents that close to a ring: whole dimensions do, parts of one do not."""
     slices: int = 1
 
 
@@ -54,8 +56,10 @@ class Network:
         spread = [len(set(row)) > 1 for row in places]
         axes = tuple(name for name, wide in zip(self.axes, spread, strict=True) if wide)
         coords, slices = self.coords[list(members)], len(set(self.slice_of[list(members)]))
-        extents = tuple(n for n in (len(set(coords[:, dim])) for dim in range(coords.shape[1])) if n > 1)
-        return Group(len(members), axes, extents, slices)
+        spans = [(len(set(coords[:, dim])), dim) for dim in range(coords.shape[1])]
+        extents = tuple(extent for extent, _ in spans if extent > 1)
+        rings = tuple(extent for extent, dim in spans if extent > 1 and self._closed(extent, dim))
+        return Group(len(members), axes, extents, rings, slices)
 
     def along(self, axes: Sequence[str]) -> Group:
         """What is to be known of the devices along these axes."""
@@ -69,32 +73,30 @@ class Network:
             return 0.0
         if group.slices > 1:
             return self._across(kind, group, size)
-        return self._inside(kind, group.size, group.extents, size)
+        return self._inside(kind, group.size, group, size)
 
-    def _inside(self, kind: str, n: int, extents: tuple[int, ...], size: float) -> float:
+    def _inside(self, kind: str, n: int, group: Group, size: float) -> float:
         if n == 1:
             return 0.0
-        share, hops = size * (n - 1) / n, sum(extents) * HOP
+        share, hops = size * (n - 1) / n, sum(group.extents) * HOP
         if not self.shape:  # NVLink: every GPU of a host to every other
             rate = REACHED * self.chip.link
             return (2 if kind == "all-reduce" else 1) * share / rate + HOP * 5
-        rings = [extent for extent in extents if self._wraps(extent)]
         if kind == "collective-permute":
             return size / self.chip.link + HOP
         if kind in ("all-to-all", "ragged-all-to-all"):
-            longest = max(extents, default=2)
-            return size * longest / ((8 if longest in rings else 4) * self.chip.link) + hops
-        lanes = len(extents) + len(rings) or 2  # a ring sends both ways; a line's end has one neighbour
+            longest = max(group.extents, default=2)
+            return size * longest / ((8 if longest in group.rings else 4) * self.chip.link) + hops
+        lanes = len(group.extents) + len(group.rings) or 2  # a ring sends both ways; a line's end has one neighbour
         return (2 if kind == "all-reduce" else 1) * share / (lanes * self.chip.link) + hops
 
-    def _wraps(self, extent: int) -> bool:
-        """Whether a line of so many chips is closed to a ring: whole dimensions are, parts of one are not."""
-        return extent in self.shape and extent % self.chip.wraps == 0
+    def _closed(self, extent: int, dim: int) -> bool:
+        return dim < len(self.shape) and extent == self.shape[dim] and extent % self.chip.wraps == 0
 
     def _across(self, kind: str, group: Group, size: float) -> float:
         """Inside each slice first, then the slices' parts over the slow network."""
         inner = group.size // group.slices
-        within = self._inside(kind, inner, group.extents, size)
+        within = self._inside(kind, inner, group, size)
         moved = size / inner * (group.slices - 1) / group.slices
         return within + (2 if kind == "all-reduce" else 1) * moved / (REACHED * self.chip.far) + 50 * HOP
 
