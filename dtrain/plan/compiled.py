@@ -43,7 +43,7 @@ def compiled(made: Assembly) -> Compiled:
             if "RESOURCE_EXHAUSTED" not in str(error) and "CompileTimeHbmOom" not in str(error):
                 reason = re.sub(r"\s+", " ", str(error))[:300]
                 raise EnvironmentFault(f"the compiler gave up: {reason}", "try --quick, or another mesh") from error
-            return _spilled(Path(folder))
+            return _spilled(Path(folder), str(error))
         stats: Any = program.memory_analysis()
         peak, code = int(stats.peak_memory_in_bytes), int(stats.generated_code_size_in_bytes)
         arena = int(stats.argument_size_in_bytes + stats.temp_size_in_bytes + stats.output_size_in_bytes)
@@ -54,11 +54,13 @@ def compiled(made: Assembly) -> Compiled:
         return Compiled(text, live, peak + code, code, arena + code)
 
 
-def _spilled(folder: Path) -> Compiled:
-    """What the compiler wrote before it found that memory is short."""
+def _spilled(folder: Path, error: str) -> Compiled:
+    """What the compiler wrote before it found that memory is short, and how much it says it needs."""
     live = _live(_dumped(folder, "live"))
+    said = re.search(r"\(([\d.]+)([KMG])\) exceeds", error)
+    needed = int(float(said.group(1)) * 2 ** (10 * (" KMG".index(said.group(2))))) if said else 0
     total = sum(live.values())
-    return Compiled(_dumped(folder, "text"), live, total, 0, total, fits=False)
+    return Compiled(_dumped(folder, "text"), live, total, 0, max(needed, total), fits=False)
 
 
 def _dumped(folder: Path, what: str) -> str:

@@ -92,8 +92,8 @@ def plan(recipe: Recipe, on: Target, price: float | None = None) -> Plan:
     program = read(found.text)
     room = on.chip.room if on.chip else float(_host_memory() // on.devices)
     held = memory.memory(found, program, made.shapes, made.layout, room)
-    if not found.fits:
-        held = dataclasses.replace(held, peak=max(held.peak, int(room) + 1))
+    if not found.fits:  # whatever the table says of the device, its compiler has the last word
+        held = dataclasses.replace(held, arena=max(held.arena, int(room) + 1))
     network = _network(made.layout, on)
     tally = Replay(program, on.chip, network, _filled(made)).run() if on.chip and network and found.fits else None
     return _plan(made, on, "compiled", held, tally, price, time.perf_counter() - start)
