@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -78,6 +79,7 @@ def _received(ready: Any, process: BaseProcess) -> Outcome:
 
 def _work(job: Job, back: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller decides when to stop
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
     with suppress(OSError):
         os.nice(5)
     try:
@@ -86,3 +88,11 @@ def _work(job: Job, back: Any) -> None:
         found = error
     with suppress(BrokenPipeError):  # nobody listens any more
         back.send(found)
+
+
+def _leave_with_parent() -> None:
+    """A caller that is killed leaves no compiler at work."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)

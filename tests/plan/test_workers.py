@@ -2,8 +2,11 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +26,9 @@ class Stub:
             os.kill(os.getpid(), signal.SIGKILL)
         if self.what == "is refused":
             return RecipeError("no", "yes")
-        if self.what == "sleeps":
+        if self.what.startswith("tells "):
+            Path(self.what.removeprefix("tells ")).write_text(str(os.getpid()))
+        if self.what.startswith(("sleeps", "tells ")):
             time.sleep(60)
         return self.what
 
@@ -49,6 +54,22 @@ def test_who_stops_listening_ends_the_others() -> None:
     assert next(running) == (1, "fine")
     running.close()  # pyright: ignore[reportAttributeAccessIssue]
     assert time.perf_counter() - start < 50
+
+
+@pytest.mark.slow
+def test_a_caller_that_is_killed_leaves_nobody_at_work(tmp_path: Path) -> None:
+    told = tmp_path / "pid"
+    program = f"import tests.plan.test_workers as w; list(w.outcomes([w.Stub('tells {told}')], 1))"
+    caller = subprocess.Popen([sys.executable, "-c", program], cwd=Path(__file__).parents[2])
+    deadline = time.monotonic() + 60
+    while not told.exists() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    caller.kill()
+    caller.wait()
+    worker = Path(f"/proc/{told.read_text()}")
+    while worker.exists() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not worker.exists()
 
 
 def test_every_error_crosses_a_process_whole() -> None:
