@@ -52,6 +52,7 @@ def _same(plan: Mapping[str, Any], made: Assembly, devices: Sequence[Any]) -> bo
         "engine": recipe.engine.kind,
         "batch": recipe.batch,
         "accumulate": recipe.accumulate,
+        "compiler_options": dict(recipe.engine.xla),
     }
     kinds = plan.get("device_kinds", ())
     return all(plan.get(key) == value for key, value in here.items()) and (

@@ -8,10 +8,11 @@ import typer
 
 from dtrain.cli.arguments import Debug, Json, Overrides, Recipe, RunsDir
 from dtrain.cli.exits import exits
-from dtrain.errors import DtrainError, EnvironmentFault, RecipeError
+from dtrain.errors import Aborted, DtrainError, EnvironmentFault, RecipeError
 
 if TYPE_CHECKING:
     from dtrain.plan.plan import Plan
+    from dtrain.plan.search import Candidate, Found
     from dtrain.plan.target import Target
     from dtrain.recipe.recipe import Recipe as Loaded
 
@@ -63,10 +64,18 @@ def plan(
         if len(targets) > 1:
             raise typer.Exit(_curve(loaded[0], targets, quick, jobs, price, plot, as_json))
         if search:
-            raise typer.Exit(_search(path, loaded[0], targets[0], tries, jobs, price, out, as_json))
+            found = _search(loaded[0], targets[0], tries, jobs, price, as_json)
+            if found.winner:
+                _keep(found.winner[1], runs_dir)
+                _write(found.winner[0], path, overrides or [], out or _named(loaded[0], targets[0]))
+            code = 0 if found.winner else EnvironmentFault.exit_code
+            raise typer.Exit(Aborted.exit_code if found.stopped else code)
         made = _one(loaded[0], targets[0], quick, price)
+        _show(made, as_json)
         _keep(made, runs_dir)
-        raise typer.Exit(_show(made, as_json, advice, jobs))
+        if advice and not made.fits and not as_json:
+            _advise(made, jobs)
+        raise typer.Exit(0 if made.fits else EnvironmentFault.exit_code)
 
 
 def settle(targets: "Sequence[Target]") -> None:
@@ -94,52 +103,52 @@ def _one(loaded: "Loaded", on: "Target", quick: bool, price: float | None) -> "P
 
 
 def _keep(made: "Plan", runs: Path) -> None:
-    """Where `dtrain run` finds it, to hold its own step against."""
+    """Where `dtrain run` finds it, to hold its own step against; of the quick tier, where there is a run already."""
     import json
 
     from dtrain.folder import folder
     from dtrain.plan.report import values
 
     place = folder(runs, made.recipe.name)
-    if made.timing and place.path.is_dir():
-        place.plans.mkdir(exist_ok=True)
-        place.write(
-            place.plans / f"{made.target.name.replace(':', '-').lower()}.json", json.dumps(values(made), indent=2)
-        )
+    if not made.timing or not (made.tier == "compiled" or place.path.is_dir()):
+        return
+    try:
+        place.plans.mkdir(parents=True, exist_ok=True)
+        place.write(place.plans / f"{_slug(made.target)}-{made.tier}.json", json.dumps(values(made), indent=2))
+    except OSError as error:
+        typer.echo(f"the plan is not kept for the run to compare: {place.plans}: {error.strerror}", err=True)
 
 
-def _show(made: "Plan", as_json: bool, advice: bool, jobs: int) -> int:
+def _slug(on: "Target") -> str:
+    several = f"{on.slices}x" if on.slices > 1 else ""
+    return several + on.name.replace(":", "-").lower()
+
+
+def _named(loaded: "Loaded", on: "Target") -> Path:
+    return Path(f"{loaded.name}-{_slug(on)}.yaml")
+
+
+def _show(made: "Plan", as_json: bool) -> None:
     import json
 
     from dtrain.plan.report import lines, values
 
     typer.echo(json.dumps(values(made), indent=2) if as_json else "\n".join(lines(made)))
-    if made.fits:
-        return 0
-    if advice and not as_json:
-        from dtrain.plan.advice import nearest
-        from dtrain.plan.report import advised
-
-        typer.echo("looking for the nearest recipe that fits ...", err=True)
-        found = nearest(made.recipe, made.target, jobs, made.tier == "compiled")
-        typer.echo("\n".join(advised(found)))
-    return EnvironmentFault.exit_code
 
 
-def _search(
-    path: Path,
-    loaded: "Loaded",
-    on: "Target",
-    tries: int,
-    jobs: int,
-    price: float | None,
-    out: Path | None,
-    as_json: bool,
-) -> int:
+def _advise(made: "Plan", jobs: int) -> None:
+    from dtrain.plan.advice import nearest
+    from dtrain.plan.report import advised
+
+    typer.echo("looking for the nearest recipe that fits ...", err=True)
+    typer.echo("\n".join(advised(nearest(made.recipe, made.target, jobs, made.tier == "compiled"))))
+
+
+def _search(loaded: "Loaded", on: "Target", tries: int, jobs: int, price: float | None, as_json: bool) -> "Found":
     import json
 
     from dtrain.plan.report import found_lines, values
-    from dtrain.plan.search import overlay, search
+    from dtrain.plan.search import search
 
     found = search(loaded, on, tries, jobs, price, lambda text: typer.echo(text, err=True))
     if as_json:
@@ -147,14 +156,20 @@ def _search(
         typer.echo(json.dumps({"ranked": ranked, "stopped": found.stopped}, indent=2))
     else:
         typer.echo("\n".join(found_lines(found)))
-    if found.winner and found.winner[0].changes:
-        target = out or Path(f"{loaded.name}-{on.name.replace(':', '-').lower()}.yaml")
-        try:
-            target.write_text(overlay(path, target.parent, found.winner[0].changes))
-        except OSError as error:
-            raise EnvironmentFault(f"cannot write {target}: {error.strerror}", "choose another with --out") from error
-        typer.echo(f"written to {target}: dtrain run {target}", err=True)
-    return 0 if found.winner else EnvironmentFault.exit_code
+    return found
+
+
+def _write(winner: "Candidate", path: Path, overrides: "Sequence[str]", target: Path) -> None:
+    from dtrain.plan.search import overlay
+
+    if not winner.changes:
+        typer.echo("nothing is written: the recipe as it is was the fastest", err=True)
+        return
+    try:
+        target.write_text(overlay(path, target.parent, overrides, winner))
+    except OSError as error:
+        raise EnvironmentFault(f"cannot write {target}: {error.strerror}", "choose another with --out") from error
+    typer.echo(f"written to {target}: dtrain run {target}", err=True)
 
 
 def _curve(

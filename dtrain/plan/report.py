@@ -171,7 +171,7 @@ def advised(found: Sequence[tuple[Candidate, Plan]]) -> Iterator[str]:
 def found_lines(found: Found) -> Iterator[str]:
     """What a search came to, the best first, against the recipe as it stands."""
     if found.stopped:
-        yield "interrupted; of what was tried:"
+        yield "interrupted; of what was tried:" if found.tried else "interrupted before anything was compiled"
     base = found.base.timing.seconds if found.base and found.base.timing and found.base.fits else None
     for candidate, plan in found.ranked:
         assert plan.timing
@@ -180,5 +180,5 @@ def found_lines(found: Found) -> Iterator[str]:
         yield f"{step}  {size_text(plan.memory.peak):>10}  {candidate.text}{against}"
     for candidate, reason in found.failed:
         yield f"   failed  {candidate.text}: {reason}"
-    if not found.ranked:
+    if found.tried and not found.ranked:
         yield "nothing that was tried fits"

@@ -14,14 +14,16 @@ from typing import Any
 
 from dtrain.errors import DtrainError, RecipeError
 from dtrain.parallel.jit import Jit
-from dtrain.parallel.mesh import Mesh
+from dtrain.parallel.mesh import AXES, Mesh, visible
 from dtrain.parallel.shard_map import ShardMap
 from dtrain.plan.cache import remembered
 from dtrain.plan.plan import Plan
 from dtrain.plan.target import Target
 from dtrain.plan.workers import Job
+from dtrain.recipe.compose import merge, overriding
 from dtrain.recipe.crosscheck import problems_of
 from dtrain.recipe.recipe import Recipe
+from dtrain.recipe.yaml import dump, parse
 
 OVERLAP = {
     "xla_tpu_enable_async_collective_fusion": True,
@@ -66,7 +68,20 @@ class Candidate:
     @property
     def text(self) -> str:
         """What changed, in a line."""
-        return ", ".join(_said(key, value) for key, value in self.changes.items()) or "the recipe as it is"
+        return ", ".join(map(self._said, self.changes)) or "the recipe as it is"
+
+    def _said(self, key: str) -> str:
+        value = self.changes[key]
+        if key == "mesh":
+            sizes = {axis: getattr(self.recipe.mesh, axis) for axis in AXES}
+            return "mesh " + " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size != 1)
+        if key == "engine":
+            known = [(name, set(options.items())) for name, _, options, *_ in WAYS if options]
+            names = [name for name, options in known if options <= set(value.get("xla", {}).items())]
+            return ", ".join([value["kind"], *names[-1:]])
+        if key == "model":
+            return ", ".join(f"{name} {what}" for name, what in value.items())
+        return f"{value} microbatches" if key == "accumulate" else f"{key} {value}"
 
 
 @dataclass
@@ -78,6 +93,8 @@ class Found:
     ranked: list[tuple[Candidate, Plan]] = field(default_factory=list)
     """Compiled plans that fit, the fastest first."""
     failed: list[tuple[Candidate, str]] = field(default_factory=list)
+    tried: int = 0
+    """Variants that were compiled, or failed to."""
     stopped: bool = False
     """Interrupted before all was tried."""
 
@@ -93,10 +110,11 @@ def search(recipe: Recipe, on: Target, tries: int, workers: int, price: float | 
     base = Candidate(recipe, {})
     try:
         shapes = _shapes(recipe, on, say)
-        wanted = [base, *_variants(recipe, [base, *shapes])][:tries]
+        wanted = [base, *variants(recipe, [base, *shapes])][:tries]
         say(f"compiling {len(wanted)} variants, {workers} at a time")
         for number, outcome in remembered([candidate.recipe for candidate in wanted], on, workers, price):
             candidate = wanted[number]
+            found.tried += 1
             if isinstance(outcome, DtrainError):
                 found.failed.append((candidate, outcome.message))
                 say(f"  {candidate.text}: {outcome.message}")
@@ -139,8 +157,9 @@ def _ranked(wanted: Sequence[Candidate], on: Target) -> list[Candidate]:
 
 
 def meshes(recipe: Recipe, on: Target) -> Iterator[Candidate]:
-    """Every mesh of fsdp, data, tensor and expert over the devices that the recipe's sizes allow, plain ones first."""
-    count = getattr(getattr(recipe.model, "experts", None), "count", 1)
+    """Every mesh of fsdp, data, tensor and expert over the devices that the recipe's sizes allow but its own, plain
+    ones first."""
+    count, old = getattr(getattr(recipe.model, "experts", None), "count", 1), recipe.mesh
     sizes = [n for n in range(1, on.devices + 1) if on.devices % n == 0]
     shapes = [
         (tensor, expert, on.devices // (tensor * expert * fsdp), fsdp)
@@ -152,15 +171,15 @@ def meshes(recipe: Recipe, on: Target) -> Iterator[Candidate]:
         if on.devices % (tensor * expert * fsdp) == 0
     ]
     for tensor, expert, data, fsdp in sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape[2])):
-        if data % on.slices:
+        sizes = dict.fromkeys(AXES, 1) | {"data": data, "fsdp": fsdp, "tensor": tensor, "expert": expert}
+        crossed = dict.fromkeys(old.slices, 1) | ({"data": on.slices} if on.slices > 1 else {})
+        if data % on.slices or sizes == visible(old.sizes(on.devices)):
             continue
-        slices = {"slices": {"data": on.slices}} if on.slices > 1 else {}
-        said = {"data": data, "fsdp": fsdp, "tensor": tensor, "expert": expert}
-        changes = {axis: size for axis, size in said.items() if size > 1 or axis == "data"} | slices
-        mesh = Mesh(**said, **slices, rules=recipe.mesh.rules)  # pyright: ignore[reportArgumentType]
+        mesh = Mesh(**sizes, slices=crossed, rules=old.rules)  # pyright: ignore[reportArgumentType]
         changed = dataclasses.replace(recipe, mesh=mesh)
+        said = {key: value for key, value in vars(mesh).items() if value != getattr(old, key)}
         if not problems_of(changed, on.devices):
-            yield Candidate(changed, {"mesh": changes})
+            yield Candidate(changed, {"mesh": said})
 
 
 def finer(candidate: Candidate, on: Target) -> Iterator[Candidate]:
@@ -183,7 +202,7 @@ def finer(candidate: Candidate, on: Target) -> Iterator[Candidate]:
                 yield Candidate(changed, candidate.changes | changes)
 
 
-def _variants(recipe: Recipe, shapes: Sequence[Candidate]) -> Iterator[Candidate]:
+def variants(recipe: Recipe, shapes: Sequence[Candidate]) -> Iterator[Candidate]:
     """Each shape in every way, the likeliest first; the first shape is the recipe as it is."""
     cases = [
         (place + (found if place else plain), shape, engine, options)
@@ -191,32 +210,21 @@ def _variants(recipe: Recipe, shapes: Sequence[Candidate]) -> Iterator[Candidate
         for _, engine, options, plain, found in WAYS
     ]
     for _, shape, engine, options in sorted(cases, key=lambda case: case[0]):
-        made = engine(xla=dict(options))
+        made = engine(xla={**recipe.engine.xla, **options})
         changed = dataclasses.replace(shape.recipe, engine=made)
-        said = {"kind": made.kind} | ({"xla": dict(options)} if options else {})
+        said = {"kind": made.kind} | ({"xla": made.xla} if made.xla else {})
         if changed != recipe and not problems_of(changed, None):
             yield Candidate(changed, shape.changes | ({"engine": said} if made != recipe.engine else {}))
 
 
-def _said(key: str, value: Any) -> str:
-    if key == "mesh":
-        return "mesh " + " x ".join(
-            f"{axis} {size}" for axis, size in value.items() if isinstance(size, int) and size > 1
-        )
-    if key == "engine":
-        names = [name for name, _, options, *_ in WAYS if dict(options) == value.get("xla", {})]
-        return ", ".join(part for part in (value["kind"], *names[:1]) if part)
-    if key == "model":
-        return ", ".join(f"{name} {what}" for name, what in value.items())
-    return f"{value} microbatches" if key == "accumulate" else f"{key} {value}"
+def overlay(recipe_path: Path, folder: Path, overrides: Sequence[str], candidate: Candidate) -> str:
+    """The text of a recipe that loads as the candidate's: it includes the given one, and goes over it.
 
-
-def overlay(recipe_path: Path, folder: Path, changes: Mapping[str, Any]) -> str:
-    """The text of a recipe that includes the given one and goes over it."""
-    from dtrain.recipe.yaml import dump
-
+    It keeps the run's name: what a search changes are numbers of no example and no step.
+    """
     try:
         path = os.path.relpath(recipe_path.resolve(), folder.resolve())
     except ValueError as error:
         raise RecipeError(f"{recipe_path}: cannot be reached from {folder}") from error
-    return dump({"include": path, **changes})
+    changes = parse(dump({"name": candidate.recipe.name, **candidate.changes}), "search")
+    return dump({"include": path, **merge(overriding(overrides), changes).plain()})

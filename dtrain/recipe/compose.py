@@ -14,11 +14,15 @@ PRESETS = Path(__file__).parents[1] / "models" / "presets.yaml"
 
 def compose(path: Path, overrides: Sequence[str] = ()) -> Node:
     """The recipe with its includes under it and the `key=value` overrides over it."""
-    tree = _included(path, ())
-    over = Node({}, tree.mark)
+    return _with_preset(merge(_included(path, ()), overriding(overrides)))
+
+
+def overriding(overrides: Sequence[str]) -> Node:
+    """The `key=value` overrides as one tree."""
+    over = Node({}, Mark("arguments"))
     for override in overrides:
         over = merge(over, _override(override))
-    return _with_preset(merge(tree, over))
+    return over
 
 
 def presets() -> dict[str, Node]:

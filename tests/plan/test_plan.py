@@ -19,7 +19,7 @@ from dtrain.parallel.engine import put
 from dtrain.plan.plan import Plan, plan, quick
 from dtrain.plan.report import advised, lines, values
 from dtrain.plan.scale import draw, table
-from dtrain.plan.search import Candidate, finer, overlay
+from dtrain.plan.search import Candidate, finer, meshes, overlay, variants
 from dtrain.plan.target import target
 from dtrain.recipe.load import load
 from dtrain.recipe.recipe import Recipe
@@ -183,7 +183,7 @@ def test_a_run_holds_its_step_against_the_plan(dtrain: Dtrain, tmp_path: Path) -
     told = {
         "devices": 1, "mesh": dict.fromkeys(("pipeline", "data", "fsdp", "sequence", "expert", "tensor"), 1),
         "engine": "jit", "batch": 64, "accumulate": 1, "device_kinds": ["cpu"], "target": "this", "tier": "compiled",
-        "step_seconds": 0.001,
+        "step_seconds": 0.001, "compiler_options": {},
     }  # fmt: skip
     (plans / "this.json").write_text(json.dumps(told))
     (plans / "damaged.json").write_text("{")
@@ -241,7 +241,8 @@ def test_a_search_is_never_worse_and_writes_a_recipe(dtrain: Dtrain, tmp_path: P
     assert ranked[0]["step_seconds"] <= base["step_seconds"]
     assert bool(ranked[0]["changes"]) == (tmp_path / "better.yaml").exists()
     if ranked[0]["changes"]:
-        dtrain("check", "better.yaml", *SMALL, "--devices", "4")
+        dtrain("check", "better.yaml", "--devices", "4")
+    assert json.loads((tmp_path / "runs/decoder-tiny/plans/v5e-4-compiled.json").read_text())["fits"]
     kept = dtrain(*ask, "--search", "--tries", "2", "--out", "better.yaml", "--json", **cache)
     assert json.loads(kept.stdout)["ranked"] == ranked
 
@@ -270,9 +271,21 @@ def test_interrupted_it_leaves_quietly(tmp_path: Path, signal_at: float) -> None
     assert "interrupted" in out
 
 
-def test_what_a_search_writes_is_a_recipe(tmp_path: Path) -> None:
-    wanted = recipe(tmp_path, "llama3.2-1b", 2048, 16, "mesh={data: 1, fsdp: 4}")
-    chosen = next(one for one in finer(Candidate(wanted, {}), target("v5e-4")) if "accumulate" in one.changes)
-    (tmp_path / "better.yaml").write_text(overlay(tmp_path / "llama3-2-1b.yaml", tmp_path, chosen.changes))
-    again = load(tmp_path / "better.yaml", ["name=llama3-2-1b", "mesh={data: 1, fsdp: 4}"])
-    assert again == chosen.recipe
+@pytest.mark.parametrize(("overrides", "slices"), [
+    ([], 1),
+    (["mesh={data: 1, fsdp: 1, tensor: 4}", "batch=32", "engine=shard_map"], 1),
+    (["mesh={pipeline: 4, data: -1, fsdp: 1}", "accumulate=4", "engine.xla={xla_tpu_scoped_vmem_limit_kib: 65536}"], 1),
+    (["mesh={pipeline: 4, fsdp: 2, slices: {pipeline: 2}}", "accumulate=4"], 2),
+])  # fmt: skip
+def test_what_a_search_writes_loads_as_the_recipe_that_it_tried(
+    tmp_path: Path, overrides: list[str], slices: int
+) -> None:
+    wanted, on = recipe(tmp_path, "llama3.2-1b", 2048, 16, *overrides), target("v5e-4", slices)
+    shapes = [Candidate(wanted, {}), *meshes(wanted, on)]
+    shapes += [one for shape in shapes for one in finer(shape, on)]
+    tried = [*shapes, *variants(wanted, shapes)]
+    assert len(tried) > 50
+    for candidate in tried[:: max(len(tried) // 200, 1)]:
+        (tmp_path / "better.yaml").write_text(overlay(tmp_path / "llama3-2-1b.yaml", tmp_path, overrides, candidate))
+        assert load(tmp_path / "better.yaml") == candidate.recipe
+    assert all(one.recipe.mesh.sizes(on.devices) != wanted.mesh.sizes(on.devices) for one in meshes(wanted, on))
