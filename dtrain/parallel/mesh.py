@@ -1,7 +1,7 @@
 """The mesh: which axes there are, how large each is, and which dims each may split."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Annotated, Any, Literal
@@ -174,8 +174,39 @@ def _placed(shape: tuple[int, ...], devices: Sequence[Any]) -> np.ndarray:
 
     try:
         return create_device_mesh(shape, devices, allow_split_physical_axes=True)
-    except (NotImplementedError, TypeError):  # JAX knows no way to lay these axes over this torus
-        return np.asarray(devices).reshape(shape)
+    except (NotImplementedError, TypeError, ValueError):  # JAX splits the sides of a torus at powers of two only
+        return _in_blocks(shape, devices)
+
+
+def _in_blocks(shape: tuple[int, ...], devices: Sequence[Any]) -> np.ndarray:
+    """Every axis on a block of the torus, the last first: along as many of its dims as can be, whole ones if any."""
+    places = [(*device.coords, getattr(device, "core_on_chip", 0)) for device in devices]
+    torus = [max(column) + 1 for column in zip(*places, strict=True)]
+    grid = np.empty(torus, dtype=object)
+    for place, device in zip(places, devices, strict=True):
+        grid[place] = device
+    left, blocks = list(torus), []
+    for size in reversed(shape):
+        block = max(_blocks(size, left), key=lambda sides: (_lanes(sides, torus), -sum(sides)))
+        left = [side // taken for side, taken in zip(left, block, strict=True)]
+        blocks.insert(0, block)
+    split = grid.reshape([side for sides in zip(*blocks, strict=True) for side in sides])
+    order = [dim * len(shape) + axis for axis in range(len(shape)) for dim in range(len(torus))]
+    return split.transpose(order).reshape(shape)
+
+
+def _blocks(size: int, within: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Every block of that size whose sides divide those of the torus."""
+    if not within:
+        yield from [()] if size == 1 else []
+        return
+    for side in range(1, size + 1):
+        if size % side == 0 and within[0] % side == 0:
+            yield from ((side, *rest) for rest in _blocks(size // side, within[1:]))
+
+
+def _lanes(block: Sequence[int], torus: Sequence[int]) -> int:
+    return sum((side > 1) + (side == whole > 1) for side, whole in zip(block, torus, strict=True))
 
 
 def _slices(devices: Sequence[Any], count: int) -> list[list[Any]]:

@@ -1,8 +1,10 @@
 import jax
+import numpy as np
 import pytest
 
 from dtrain.errors import FieldError
 from dtrain.parallel.mesh import LAID, Mesh
+from dtrain.plan.target import stand_ins, target
 
 
 def test_the_open_axis_takes_what_is_left() -> None:
@@ -54,3 +56,16 @@ def test_an_axis_to_be_filled_has_at_least_its_slices() -> None:
     assert mesh.sizes(8)["data"] == 4
     with pytest.raises(FieldError, match="4 does not divide 6 devices"):
         mesh.sizes(6)
+
+
+@pytest.mark.parametrize("said", [{"fsdp": 64}, {"fsdp": 14}, {"fsdp": 35, "tensor": 4}, {"fsdp": 2, "tensor": 8}])
+def test_on_any_torus_the_devices_of_an_axis_form_a_block(said: dict[str, int]) -> None:
+    """Sides of 20 and 28 have primes that JAX's own placing cannot part."""
+    devices = stand_ins(target("v5p:16x20x28"))
+    mesh = Mesh(data=-1, **said)  # pyright: ignore[reportArgumentType]
+    grid = mesh.build(mesh.laid(devices), devices).devices
+    assert {device.id for device in grid.flat} == set(range(8960))
+    for axis, size in mesh.laid(devices).items():
+        along = np.moveaxis(grid, LAID.index(axis), 0).reshape(size, -1)[:, 0]
+        sides = [len({device.coords[dim] for device in along}) for dim in range(3)]
+        assert np.prod(sides) == size
