@@ -7,8 +7,7 @@ one that is updated in place, the update.
 
 import math
 import re
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 
 from dtrain.plan.program import Array, Computation, Op, Program
 
@@ -27,19 +26,14 @@ class Cost:
     flops: float = 0.0
     bytes: float = 0.0
 
-    def __add__(self, other: "Cost") -> "Cost":
-        return Cost(self.flops + other.flops, self.bytes + other.bytes)
-
 
 @dataclass(frozen=True)
 class Costs:
     """The costs of a program's operations."""
 
     program: Program
-
-    @cached_property
-    def _known(self) -> dict[str, float]:
-        return {}
+    _known: dict[str, float] = field(default_factory=dict, init=False)
+    """Work of fused computations that were looked into before."""
 
     def of(self, op: Op, home: Computation) -> Cost:
         """The cost of one operation that stands in `home`; loops and collectives are not looked into."""

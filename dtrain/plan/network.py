@@ -15,12 +15,11 @@ from functools import cached_property
 import numpy as np
 
 from dtrain.hardware import Chip
+from dtrain.plan.pace import REACHED
 from dtrain.plan.program import Op
 
-HOP = 1e-6
-REACHED = 0.9
-"""The part of NVLink's and the slow network's published rates that a collective reaches. The links of TPUs
-stand in the table at this figure already."""
+HOP, NVLINK_START, FAR_START = 1e-6, 5e-6, 50e-6
+"""Seconds before the first byte arrives: over one link of a torus, through NVLink, and between slices or hosts."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +79,8 @@ class Network:
             return 0.0
         share, hops = size * (n - 1) / n, sum(group.extents) * HOP
         if not self.shape:  # NVLink: every GPU of a host to every other
-            rate = REACHED * self.chip.link
-            return (2 if kind == "all-reduce" else 1) * share / rate + HOP * 5
+            rate = REACHED["network"] * self.chip.link
+            return (2 if kind == "all-reduce" else 1) * share / rate + NVLINK_START
         if kind == "collective-permute":
             return size / self.chip.link + HOP
         if kind in ("all-to-all", "ragged-all-to-all"):
@@ -98,7 +97,11 @@ class Network:
         inner = group.size // group.slices
         within = self._inside(kind, inner, group, size)
         moved = size / inner * (group.slices - 1) / group.slices
-        return within + (2 if kind == "all-reduce" else 1) * moved / (REACHED * self.chip.far) + 50 * HOP
+        return within + self.far((2 if kind == "all-reduce" else 1) * moved)
+
+    def far(self, size: float) -> float:
+        """Seconds that bytes take to another slice or host."""
+        return size / (REACHED["network"] * self.chip.far) + FAR_START
 
     @cached_property
     def devices(self) -> int:

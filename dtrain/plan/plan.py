@@ -1,6 +1,7 @@
 """A plan: the step of a run assembled for hardware that is not there, read, timed and priced."""
 
 import dataclasses
+import os
 import time
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -19,6 +20,7 @@ from dtrain.plan.compiled import compiled as compile_step
 from dtrain.plan.memory import CLASSES, Memory
 from dtrain.plan.money import Money, cost
 from dtrain.plan.network import Network
+from dtrain.plan.pace import Pace
 from dtrain.plan.program import read
 from dtrain.plan.replay import Replay, Tally
 from dtrain.plan.target import Target, places, stand_ins
@@ -90,10 +92,9 @@ def plan(recipe: Recipe, on: Target, price: float | None = None) -> Plan:
     made = _assembled(recipe, target.devices(on), on)
     found = compile_step(made)
     program = read(found.text)
-    room = on.chip.room if on.chip else float(_host_memory() // on.devices)
-    held = memory.memory(found, program, made.shapes, made.layout, room)
+    held = memory.memory(found, program, made.shapes, made.layout, _room(on))
     if not found.fits:  # whatever the table says of the device, its compiler has the last word
-        held = dataclasses.replace(held, arena=max(held.arena, int(room) + 1))
+        held = dataclasses.replace(held, arena=max(held.arena, int(held.room) + 1))
     network = _network(made.layout, on)
     tally = Replay(program, on.chip, network, _filled(made)).run() if on.chip and network and found.fits else None
     return _plan(made, on, "compiled", held, tally, price, time.perf_counter() - start)
@@ -117,11 +118,10 @@ def quick(recipe: Recipe, on: Target, price: float | None = None) -> Plan:
         "activations and temporaries": found.working,
         "inputs": inputs,
     }
-    room = on.chip.room if on.chip else float(_host_memory() // on.devices)
-    filled = Memory(classes, held + inputs + found.working, room, [], memory.replicated(made.shapes))
+    filled = Memory(classes, held + inputs + found.working, _room(on), [], memory.replicated(made.shapes))
     tally = found.tally
     if tally and on.chip:
-        _with_network(tally, 2.0 * held * on.chip.devices / (0.9 * on.chip.bandwidth))
+        _with_network(tally, Pace(on.chip).moving(2.0 * held))
     made = dataclasses.replace(made, recipe=recipe)
     return _plan(made, on, "quick", filled, tally, price, time.perf_counter() - start)
 
@@ -198,7 +198,8 @@ def _filled(made: Assembly) -> float:
     return 1 / (room if experts.capacity is None else min(room, experts.capacity))
 
 
-def _host_memory() -> int:
-    import os
-
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+def _room(on: Target) -> float:
+    """Bytes that one device lends to a program."""
+    if on.chip:
+        return on.chip.room
+    return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // on.devices)

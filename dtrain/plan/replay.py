@@ -13,13 +13,10 @@ from dtrain.plan import kernels
 from dtrain.plan.cost import FREE, Costs
 from dtrain.plan.loops import trips
 from dtrain.plan.network import Network, members
+from dtrain.plan.pace import Pace
 from dtrain.plan.program import Computation, Op, Program
 
-REACHED = {"product": 0.9, "memory": 0.9, "attention": 0.5, "grouped product": 0.7}
-"""The part of its peak that each kind of work is taken to reach."""
-
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute", "ragged-all-to-all")
-COPIES = ("copy", "slice", "dynamic-slice", "dynamic-update-slice")
 
 
 @dataclass
@@ -31,6 +28,12 @@ class Talk:
     seconds: float = 0.0
     exposed: float = 0.0
 
+    def heard(self, times: float, size: float, seconds: float) -> None:
+        """So many calls more, each of that size and time."""
+        self.calls += times
+        self.bytes += times * size
+        self.seconds += times * seconds
+
 
 @dataclass
 class Tally:
@@ -39,7 +42,8 @@ class Tally:
     seconds: float = 0.0
     flops: float = 0.0
     kernel_flops: float = 0.0
-    bytes: float = 0.0
+    moved: float = 0.0
+    """Bytes to and from main memory."""
     parts: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Seconds of `product`, `kernel`, `memory`, `network` (exposed) and `copy` (exposed); they add up."""
     talk: dict[tuple[str, tuple[str, ...]], Talk] = field(default_factory=lambda: defaultdict(Talk))
@@ -52,7 +56,7 @@ class Tally:
         self.seconds += times * other.seconds
         self.flops += times * other.flops
         self.kernel_flops += times * other.kernel_flops
-        self.bytes += times * other.bytes
+        self.moved += times * other.moved
         for name, seconds in other.parts.items():
             self.parts[name] += times * seconds
         for spot, seconds in other.lines.items():
@@ -85,17 +89,13 @@ class Replay:
 
     def run(self) -> Tally:
         """The whole program."""
-        return _Clock(self, Costs(self.program)).computation(self.program.entry)
+        return _Clock(self).computation(self.program.entry)
 
 
 class _Clock:
-    def __init__(self, replay: Replay, costs: Costs) -> None:
-        self.at, self.costs, self.program, self.network = replay, costs, replay.program, replay.network
-        chip = replay.chip
-        self.flops = {
-            part: REACHED[part] * chip.flops_per_device for part in ("product", "attention", "grouped product")
-        }
-        self.bandwidth = REACHED["memory"] * chip.bandwidth / chip.devices
+    def __init__(self, replay: Replay) -> None:
+        self.program, self.network, self.filled = replay.program, replay.network, replay.filled
+        self.costs, self.pace = Costs(replay.program), Pace(replay.chip)
         self.known: dict[str, Tally] = {}
 
     def computation(self, home: Computation) -> Tally:
@@ -161,7 +161,7 @@ class _Pass:
         else:
             moved = max((array.bytes for array in op.results), default=0)
             moved = min(moved, min((array.bytes for array in op.results if array.size > 1), default=moved))
-            self.pending[op.name] = self._queue(op, "copy", "copy", moved / self.clock.bandwidth)
+            self.pending[op.name] = self._queue(op, "copy", "copy", self.clock.pace.moving(moved))
 
     def _fused_collective(self, op: Op) -> bool:
         """A fusion that only starts or ends a collective; one that is merely under way meanwhile is work."""
@@ -191,16 +191,16 @@ class _Pass:
         seconds = network.time(kind, group, size)
         queue = f"network {talk.operands and _direction(talk)}" if kind == "collective-permute" else "network"
         told = self.found.talk[kind, group.axes]
-        told.calls, told.bytes, told.seconds = told.calls + 1, told.bytes + size, told.seconds + seconds
+        told.heard(1, size, seconds)
         return self._queue(op, queue, "network", seconds, told)
 
     def _send(self, op: Op) -> None:
         """Bytes to another slice, through the hosts."""
         size = float(max((array.bytes for array in op.results), default=0))
         told = self.found.talk["send to other slices", ()]
-        seconds = size / (0.9 * self.clock.at.chip.far)
+        seconds = self.clock.network.far(size)
         if op.kind == "send":
-            told.calls, told.bytes, told.seconds = told.calls + 1, told.bytes + size, told.seconds + seconds
+            told.heard(1, size, seconds)
         self.pending[op.name] = self._queue(op, f"far {op.kind}", "network", seconds, told)
 
     def _queue(self, op: Op, queue: str, part: str, seconds: float, talk: Talk | None = None) -> _Pending:
@@ -221,18 +221,18 @@ class _Pass:
         """The work of a known kernel."""
         read = [array for name in op.operands if name in self.home.ops for array in self.home.ops[name].results[:1]]
         inputs = [(array.dtype, array.shape) for array in read]
-        return kernels.flops(op.name, inputs, op.results[0].shape, self.clock.at.filled)
+        return kernels.flops(op.name, inputs, op.results[0].shape, self.clock.filled)
 
     def _compute(self, op: Op) -> None:
         clock, cost = self.clock, self.clock.costs.of(op, self.home)
         name = kernels.kernel(op.name) if op.kind == "custom-call" and "tpu_custom_call" in op.attributes else ""
         hidden = self._hidden(op) if name else 0.0
-        busy = hidden / clock.flops[name] if name else cost.flops / clock.flops["product"]
-        moving = cost.bytes / clock.bandwidth
+        busy = clock.pace.computing(name or "product", hidden if name else cost.flops)
+        moving = clock.pace.moving(cost.bytes)
         part = "memory" if moving > busy else ("kernel" if name else "product")
         self.found.flops += cost.flops
         self.found.kernel_flops += hidden
-        self.found.bytes += cost.bytes
+        self.found.moved += cost.bytes
         self.found.seconds += max(busy, moving)
         self.found.parts[part] += max(busy, moving)
         self.found.lines[part, clock.program.source(op)] += max(busy, moving)

@@ -150,6 +150,7 @@ def values(plan: Plan) -> dict[str, Any]:
         found["tokens_per_second"] = timing.tokens / timing.seconds
         found["mfu"], found["mfu_convention"], found["bound"] = timing.mfu, timing.convention, timing.bound
         found["flops_per_device"] = {"products": tally.flops, "kernels": tally.kernel_flops}
+        found["memory_traffic_bytes_per_device"] = tally.moved
         found["network"] = [
             {"kind": kind, "axes": list(axes), **vars(talk)} for (kind, axes), talk in tally.talk.items()
         ]

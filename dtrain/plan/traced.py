@@ -12,7 +12,8 @@ import jax
 from dtrain.plan import kernels
 from dtrain.plan.flat import MADE, TALK, Flat, Step, bare, bytes_of, flat, materialised, peak
 from dtrain.plan.network import Network
-from dtrain.plan.replay import REACHED, Tally
+from dtrain.plan.pace import Pace
+from dtrain.plan.replay import Tally
 
 
 @dataclass(frozen=True)
@@ -34,9 +35,9 @@ def traced(step: jax.stages.Traced, network: Network | None, devices: int, fille
             inner = flat(bare(one.params["jaxpr"]))
             working = max(working, peak(inner))
             if walk:
-                walk.work(inner, walk.tally, 1)
+                walk.work(inner, 1)
         elif walk:
-            walk.step(one, walk.tally, 1 / devices)  # whole arrays, of which each device has its part
+            walk.step(one, 1 / devices)  # whole arrays, of which each device has its part
     if not any(one.name == "shard_map" for one in outer.steps):
         working = peak(outer) // devices
     return Traced(walk.tally if walk else None, working)
@@ -44,59 +45,49 @@ def traced(step: jax.stages.Traced, network: Network | None, devices: int, fille
 
 class _Walk:
     def __init__(self, network: Network, filled: float) -> None:
-        self.network, self.filled, self.tally = network, filled, Tally()
-        chip = network.chip
-        self.flops = {
-            kind: REACHED[kind] * chip.flops_per_device for kind in ("product", "attention", "grouped product")
-        }
-        self.bandwidth = REACHED["memory"] * chip.bandwidth / chip.devices
+        self.network, self.filled, self.tally, self.pace = network, filled, Tally(), Pace(network.chip)
 
-    def work(self, program: Flat, tally: Tally, times: float) -> None:
+    def work(self, program: Flat, times: float) -> None:
         stays = materialised(program)
         for step in program.steps:
-            self.step(step, tally, times)
+            self.step(step, times)
             if step.name not in MADE:
                 moved = 2.0 * times * sum(program.sizes[var] for var in step.made if var in stays)
-                self._spend("memory", moved / self.bandwidth, tally)
+                self._spend("memory", self.pace.moving(moved))
 
-    def step(self, step: Step, tally: Tally, times: float) -> None:
+    def step(self, step: Step, times: float) -> None:
         if step.name in ("scan", "while"):
             body = step.params.get("jaxpr") or step.params["body_jaxpr"]
-            self.work(flat(bare(body)), tally, times * step.params.get("length", 1))
+            self.work(flat(bare(body)), times * step.params.get("length", 1))
         elif step.name == "cond":
-            self.work(flat(bare(step.params["branches"][-1])), tally, times)
+            self.work(flat(bare(step.params["branches"][-1])), times)
         elif step.name in TALK:
-            self._talk(step, tally, times)
+            self._talk(step, times)
         elif step.name in ("dot_general", "ragged_dot_general", "conv_general_dilated", "pallas_call"):
-            self._product(step, tally, times)
+            self._product(step, times)
 
-    def _product(self, step: Step, tally: Tally, times: float) -> None:
+    def _product(self, step: Step, times: float) -> None:
         kind, flops = _flops(step, self.filled)
         moved = sum(map(bytes_of, (*step.shapes, *step.results)))
-        seconds = max(flops / self.flops[kind], moved / self.bandwidth)
-        tally.bytes += times * moved
+        seconds = max(self.pace.computing(kind, flops), self.pace.moving(moved))
+        self.tally.moved += times * moved
         if kind == "product":
-            tally.flops += times * flops
+            self.tally.flops += times * flops
         else:
-            tally.kernel_flops += times * flops
-        self._spend("product" if kind == "product" else "kernel", times * seconds, tally)
+            self.tally.kernel_flops += times * flops
+        self._spend("product" if kind == "product" else "kernel", times * seconds)
 
-    def _talk(self, step: Step, tally: Tally, times: float) -> None:
+    def _talk(self, step: Step, times: float) -> None:
         axes = step.params.get("axes") or step.params.get("axis_name") or ()
         axes = (axes,) if isinstance(axes, str) else tuple(axis for axis in axes if isinstance(axis, str))
         kind, group = TALK[step.name], self.network.along(axes)
         size = sum(map(bytes_of, step.results if kind == "all-gather" else step.shapes))
         seconds = self.network.time(kind, group, size)
-        talk = tally.talk[kind, group.axes]
-        talk.calls, talk.bytes, talk.seconds = (
-            talk.calls + times,
-            talk.bytes + times * size,
-            talk.seconds + times * seconds,
-        )
+        self.tally.talk[kind, group.axes].heard(times, size, seconds)
 
-    def _spend(self, part: str, seconds: float, tally: Tally) -> None:
-        tally.parts[part] += seconds
-        tally.seconds += seconds
+    def _spend(self, part: str, seconds: float) -> None:
+        self.tally.parts[part] += seconds
+        self.tally.seconds += seconds
 
 
 def _flops(step: Step, filled: float) -> tuple[str, float]:
