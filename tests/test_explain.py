@@ -44,3 +44,13 @@ def test_a_typo_is_answered(dtrain: Dtrain) -> None:
         "no preset 'lama3-8b'; did you mean 'llama3-8b'?"
         in dtrain("explain", "decoder-tiny", "model.preset=lama3-8b", code=2).stderr
     )
+
+
+def test_it_shows_the_program_itself(dtrain: Dtrain) -> None:
+    """The run's own step, traced or compiled, here or for hardware that is not there."""
+    mesh = "mesh={data: 2, fsdp: 2, tensor: 2}"
+    assert "reduce_scatter" in dtrain("explain", "decoder-tiny", mesh, "engine=shard_map", "--jaxpr").stdout
+    assert "all-gather" in dtrain("explain", "decoder-tiny", mesh, "engine=shard_map", "--hlo").stdout
+    wide = ["model.width=512", "model.context=512", "model.heads=8", "model.kv_heads=8", "data.length=512"]
+    assert "splash" in dtrain("explain", "decoder-tiny", *wide, "batch=32", "--jaxpr", "--on", "v5e-4").stdout
+    assert "v5e-16" in dtrain("explain", "decoder-tiny", "--hlo", "--on", "v5e-15", code=2).stderr

@@ -201,3 +201,9 @@ def test_a_mesh_that_does_not_fit_the_machine_is_refused_with_the_arithmetic(dtr
     assert "data 3 x tensor 2: 6 != 8 devices" in refused.stderr
     here = dtrain("run", recipe, "mesh={data: 2}", code=2)
     assert "2 != 1 devices" in here.stderr
+
+
+def test_an_option_that_the_compiler_does_not_know_is_named(dtrain: Dtrain, recipe: Path) -> None:
+    refused = dtrain("run", recipe, "engine.xla={xla_no_such_thing: true}", code=2)
+    assert "engine.xla.xla_no_such_thing: this compiler has no such option" in refused.stderr
+    dtrain("run", recipe, "engine.xla={xla_tpu_scoped_vmem_limit_kib: 65536}")

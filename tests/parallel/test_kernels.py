@@ -9,7 +9,7 @@ import pytest
 
 from dtrain import attention as plain
 from dtrain.attention import Reach, Side
-from dtrain.parallel.kernels import cudnn, splash
+from dtrain.parallel.kernels import cudnn, rows_by_rows, splash
 
 REACHES = {
     "causal": Reach(0.1),
@@ -92,3 +92,14 @@ def test_cudnn_is_the_same(name: str) -> None:
     attend = lambda q, k, v: plain.attention(q, k, v, REACHES[name], Side(jnp.arange(256)))  # noqa: E731
     reference = with_gradients(attend, *(x.astype(jnp.float32) for x in (q, k, v)))
     compare(with_gradients(lambda q, k, v: cudnn(q, k, v, REACHES[name]), q, k, v), reference, 3e-2)
+
+
+@pytest.mark.parametrize("sizes", [(128, 128, 128), (200, 0, 184), (0, 1, 383), (384, 0, 0)])
+def test_the_kernel_of_experts_gives_the_gradient_of_their_matrices(sizes: tuple[int, ...]) -> None:
+    """Against JAX's own, experts without a row included."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    rows, others = jax.random.normal(keys[0], (384, 128)), jax.random.normal(keys[1], (384, 256))
+    counts = jnp.array(sizes, jnp.int32)
+    _, back = jax.vjp(lambda m: jax.lax.ragged_dot(rows, m, counts), jax.random.normal(keys[2], (3, 128, 256)))
+    found = rows_by_rows(rows, others, counts, interpret=True)
+    np.testing.assert_allclose(found, back(others)[0], rtol=1e-4, atol=1e-4)

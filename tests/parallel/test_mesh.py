@@ -1,10 +1,19 @@
+import dataclasses
+from pathlib import Path
+
 import jax
 import numpy as np
 import pytest
 
+from dtrain.assembly import assemble
 from dtrain.errors import FieldError
-from dtrain.parallel.mesh import LAID, Mesh
+from dtrain.parallel.jit import Jit
+from dtrain.parallel.mesh import LAID, MEMORY_AXES, Mesh
+from dtrain.parallel.shard_map import ShardMap
 from dtrain.plan.target import stand_ins, target
+from dtrain.recipe.load import load
+
+RECIPES = Path(__file__).parents[2] / "recipes"
 
 
 def test_the_open_axis_takes_what_is_left() -> None:
@@ -69,3 +78,14 @@ def test_on_any_torus_the_devices_of_an_axis_form_a_block(said: dict[str, int]) 
         along = np.moveaxis(grid, LAID.index(axis), 0).reshape(size, -1)[:, 0]
         sides = [len({device.coords[dim] for device in along}) for dim in range(3)]
         assert np.prod(sides) == size
+
+
+def test_parameters_lie_over_each_dimension_of_the_network_where_they_are_placed_by_hand() -> None:
+    recipe = load(RECIPES / "mlp-digits.yaml", ["mesh={data: 1, fsdp: 64}", "batch=64"], 64)
+    devices, example = stand_ins(target("v5p-128")), recipe.data.open("train").example
+    sizes = {
+        engine.kind: assemble(dataclasses.replace(recipe, engine=engine), devices, example, 100).layout.sizes
+        for engine in (Jit(), ShardMap())
+    }
+    assert [sizes["shard_map"][axis] for axis in MEMORY_AXES] == [4, 4, 4]
+    assert [sizes["jit"][axis] for axis in MEMORY_AXES] == [64, 1, 1]

@@ -16,6 +16,7 @@ import pytest
 
 from dtrain.assembly import assemble
 from dtrain.parallel.engine import put
+from dtrain.plan.advice import nearest
 from dtrain.plan.plan import Plan, plan, quick
 from dtrain.plan.report import advised, lines, values
 from dtrain.plan.scale import draw, table
@@ -75,6 +76,31 @@ def test_the_quick_tier_counts_every_product(tmp_path: Path) -> None:
     assert found.timing.tally.kernel_flops == pytest.approx(kernel)
     assert found.memory.classes["parameters"] == pytest.approx(8_030_261_248 * 4 / 16, rel=1e-3)
     assert found.memory.classes["optimizer"] == pytest.approx(8_030_261_248 * 8 / 16, rel=1e-3)
+
+
+def attention_flops(heads: int, dim: int, length: int) -> float:
+    """Of one product of scores, or with them, over the blocks that a causal mask leaves of one row."""
+    blocks = length // 512
+    return 2 * heads * length**2 * dim * (blocks + 1) / (2 * blocks)
+
+
+@pytest.mark.parametrize(("remat", "products"), [("full", 11), ("attention", 9), ("none", 9)])
+def test_attention_that_is_kept_is_not_computed_again(tmp_path: Path, remat: str, products: int) -> None:
+    """Two products forward, seven backward, and two more where the kernel runs again."""
+    found = quick(recipe(tmp_path, "llama3-8b", 2048, 16, f"model.remat={remat}"), target("v5e-16"))
+    assert found.timing
+    assert found.timing.tally.kernel_flops == pytest.approx(32 * products * attention_flops(32, 128, 2048))
+
+
+def test_experts_work_for_the_rows_that_are_sent_to_them(tmp_path: Path) -> None:
+    """Two of eight experts a token: three matrices each, forward, for both gradients, and all but the last again."""
+    mesh = "mesh={data: 1, fsdp: 8, expert: 8}"
+    found = quick(recipe(tmp_path, "mixtral-8x7b", 4096, 128, mesh), target("v5p-128"))
+    assert found.timing
+    rows, matrix = 2 * 2 * 4096, 4096 * 14336
+    experts = 2 * rows * matrix * (3 * 3 + 2)
+    attention = 2 * 11 * attention_flops(32, 128, 4096)
+    assert found.timing.tally.kernel_flops == pytest.approx(32 * (experts + attention), rel=1e-3)
 
 
 @pytest.mark.parametrize(("preset", "length", "batch", "on"), [
@@ -142,6 +168,18 @@ def test_as_json_units_stand_in_the_keys(tmp_path: Path) -> None:
     assert found["memory_bytes"]["room"] == int(15.75 * 2**30)
     assert found["dollars"]["per_hour"] == 32.0
     json.dumps(found)
+
+
+def test_what_fits_instead_is_found_by_arithmetic(tmp_path: Path) -> None:
+    """One change where one is enough, two where it is not; each leaves room."""
+    one = nearest(recipe(tmp_path, "gpt2-1.5b", 1024, 64, "model.remat=none"), target("v5e-4"), 1, compiling=False)
+    assert one
+    assert all(len(candidate.changes) == 1 and plan.fits for candidate, plan in one)
+    wanted = recipe(tmp_path, "gpt2-1.5b", 1024, 64, "model.remat=none", "mesh={data: -1, fsdp: 1}")
+    two = nearest(wanted, target("v5e-4"), 1, compiling=False)
+    assert two
+    assert all(plan.fits and quick(candidate.recipe, target("v5e-4")).fits for candidate, plan in two)
+    assert "take more chips" in next(iter(advised([])))
 
 
 def test_bad_input_is_answered(dtrain: Dtrain, tmp_path: Path) -> None:
