@@ -26,13 +26,13 @@ quickstart: $(VENV)/.core ## train on real handwritten digits, in seconds
 	$(BIN)/dtrain run mlp-digits
 
 test: $(VENV)/.dev ## the quick tests
-	$(BIN)/pytest -m "not slow and not gpu and not tpu_compiler"
+	$(BIN)/pytest -m "not slow and not gpu and not tpu_compiler and not gpu_compiler"
 
 check: $(VENV)/.dev ## format, lint, types, all tests: what CI runs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/basedpyright --level error --pythonpath $(BIN)/python
-	$(BIN)/pytest -m "not gpu"
+	$(BIN)/pytest -m "not gpu and not gpu_compiler"
 
 format: $(VENV)/.dev ## rewrite files in the house's format
 	$(BIN)/ruff format .

@@ -13,6 +13,28 @@ United States, dollars an hour for one chip. A price list changes, and contracts
 
 
 @dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """What a compiler asks of a GPU that is not there."""
+
+    capability: int
+    """The major number of its compute capability."""
+    multiprocessors: int
+    fpus: int
+    """Lanes of float32 in each."""
+    shared: int
+    """Bytes of shared memory in each."""
+    clock: float
+    """Hertz."""
+    l2: int
+    """Bytes."""
+
+
+AMPERE = Gpu(capability=8, multiprocessors=108, fpus=64, shared=164 * 2**10, clock=1.41e9, l2=40 * 2**20)
+HOPPER = Gpu(capability=9, multiprocessors=132, fpus=128, shared=228 * 2**10, clock=1.98e9, l2=50 * 2**20)
+BLACKWELL = Gpu(capability=10, multiprocessors=148, fpus=128, shared=228 * 2**10, clock=1.965e9, l2=126 * 2**20)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Chip:
     """One chip: peak dense bfloat16 FLOP/s, HBM bytes, bytes/s, and how JAX and the cloud name it."""
 
@@ -41,6 +63,7 @@ class Chip:
     """The largest slice, in chips."""
     wraps: int = 4
     """A dimension of the torus closes to a ring where its extent is a multiple of this."""
+    gpu: Gpu | None = None
 
     @property
     def flops_per_device(self) -> float:
@@ -93,27 +116,27 @@ CHIPS = (
     # vendor data sheets, dense figures, SXM boards; `far` is one network card of each GPU
     Chip(
         name="a100-40g", flops=312e12, hbm=40e9, room=0.75 * 40e9, bandwidth=1555e9, kinds=("A100-SXM4-40GB",),
-        price=3.67,
+        price=3.67, gpu=AMPERE,
         link=300e9, far=12.5e9,
     ),
     Chip(
         name="a100", flops=312e12, hbm=80e9, room=0.75 * 80e9, bandwidth=2039e9, kinds=("A100-SXM4-80GB",),
-        price=5.07,
+        price=5.07, gpu=AMPERE,
         link=300e9, far=25e9, aliases=("a100-80g",),
     ),
     Chip(
         name="h100", flops=989.4e12, hbm=80e9, room=0.75 * 80e9, bandwidth=3350e9, kinds=("H100 80GB HBM3",),
-        price=11.06,
+        price=11.06, gpu=HOPPER,
         link=450e9, far=50e9,
     ),
     Chip(
         name="h200", flops=989.4e12, hbm=141e9, room=0.75 * 141e9, bandwidth=4800e9, kinds=("H200",),
-        price=10.60,
+        price=10.60, gpu=HOPPER,
         link=450e9, far=50e9,
     ),
     Chip(
         name="b200", flops=2250e12, hbm=180e9, room=0.75 * 180e9, bandwidth=8000e9, kinds=("B200",),
-        price=16.00,
+        price=16.00, gpu=BLACKWELL,
         link=900e9, far=50e9,
     ),
 )  # fmt: skip

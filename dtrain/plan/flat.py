@@ -16,7 +16,8 @@ VIEWS = (
     "optimization_barrier", "reshard", "split", "slice", "reduce_precision",
 )  # fmt: skip
 MADE = (
-    "dot_general", "ragged_dot_general", "conv_general_dilated", "pallas_call", "scan", "while", "cond", "gather",
+    "dot_general", "ragged_dot_general", "conv_general_dilated", "pallas_call", "scan", "while",
+    "dot_product_attention_fwd_wrapper", "dot_product_attention_bwd_wrapper", "cond", "gather",
     "scatter", "scatter-add", "sort", "dynamic_update_slice", "concatenate", "cumsum", *TALK,
 )  # fmt: skip
 """What leaves an array in memory. All else is taken to be fused into what uses it, unless one of these does."""

@@ -17,6 +17,7 @@ from dtrain.parallel.shard_map import ShardMap
 from dtrain.params import count
 from dtrain.plan import memory, target
 from dtrain.plan.compiled import compiled as compile_step
+from dtrain.plan.cuda import take_cudnn_as_there
 from dtrain.plan.memory import CLASSES, Memory
 from dtrain.plan.money import Money, cost
 from dtrain.plan.network import Network
@@ -145,6 +146,8 @@ def _with_network(tally: Tally, updating: float) -> None:
 
 
 def _assembled(recipe: Recipe, devices: list[Any], on: Target) -> Assembly:
+    if on.chip and on.chip.platform == "gpu":
+        take_cudnn_as_there(on.chip)
     example, examples = _example(recipe)
     try:
         return assemble(recipe, devices, example, recipe.total_steps(examples))

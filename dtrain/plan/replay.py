@@ -217,19 +217,12 @@ class _Pass:
         if work.talk:
             work.talk.exposed += waited
 
-    def _hidden(self, op: Op) -> float:
-        """The work of a known kernel."""
-        read = [array for name in op.operands if name in self.home.ops for array in self.home.ops[name].results[:1]]
-        inputs = [(array.dtype, array.shape) for array in read]
-        return kernels.flops(op.name, inputs, op.results[0].shape, self.clock.filled)
-
     def _compute(self, op: Op) -> None:
         clock, cost = self.clock, self.clock.costs.of(op, self.home)
-        name = kernels.kernel(op.name) if op.kind == "custom-call" and "tpu_custom_call" in op.attributes else ""
-        hidden = self._hidden(op) if name else 0.0
-        busy = clock.pace.computing(name or "product", hidden if name else cost.flops)
+        kernel, hidden = kernels.hidden(op, self.home, clock.filled)
+        busy = clock.pace.computing(kernel or "product", hidden if kernel else cost.flops)
         moving = clock.pace.moving(cost.bytes)
-        part = "memory" if moving > busy else ("kernel" if name else "product")
+        part = "memory" if moving > busy else ("kernel" if kernel else "product")
         self.found.flops += cost.flops
         self.found.kernel_flops += hidden
         self.found.moved += cost.bytes

@@ -117,7 +117,9 @@ def ms(seconds: float) -> str:
 
 def duration(hours: float) -> str:
     """26.5 → 26.5 hours; 0.2 → 12 minutes."""
-    return f"{hours:,.1f} hours" if hours >= 1 else f"{60 * hours:.0f} minutes" if hours > 1 / 60 else "under a minute"
+    if hours >= 1:
+        return f"{hours:,.1f} hours"
+    return f"{60 * hours:.0f} minutes" if hours > 1.5 / 60 else "a minute at most"
 
 
 def values(plan: Plan) -> dict[str, Any]:

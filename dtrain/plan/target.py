@@ -13,9 +13,7 @@ import numpy as np
 
 from dtrain.errors import EnvironmentFault, RecipeError
 from dtrain.hardware import CHIPS, Chip
-
-PER_HOST = 8
-"""GPUs joined by NVLink."""
+from dtrain.plan.cuda import PER_HOST, described
 
 
 @dataclass(frozen=True)
@@ -111,16 +109,13 @@ class StandIn:
 
 
 def stand_ins(on: Target) -> list[Any]:
-    """Devices to trace a step for; nothing can be compiled for them.
-
-    Those that stand in for GPUs trace the attention kernel of TPUs: cuDNN's asks for a GPU.
-    """
+    """Devices to trace a step for; nothing can be compiled for them."""
     kind, shape = on.chip.kinds[0] if on.chip else "cpu", on.shape or (on.chips,)
     places = [place + (0,) * (3 - len(place)) for place in np.ndindex(*shape)]
     cores, chips = range(on.chip.devices if on.chip else 1), on.chips // on.slices
     found = [(cut, place, core) for cut in range(on.slices) for place in places for core in cores]
     return [
-        StandIn(i, "tpu" if on.chip else "cpu", kind, place if on.shape else (i, 0, 0), i // PER_HOST, cut, core)
+        StandIn(i, on.platform, kind, place if on.shape else (i, 0, 0), i // PER_HOST, cut, core)
         for i, (cut, place, core) in enumerate(found[: chips * on.slices * len(cores)])
     ]
 
@@ -145,7 +140,7 @@ def devices(on: Target) -> list[Any]:
         assert len(found) == on.devices, "the CPU's devices are pretended before JAX starts"
         return list(found)
     if on.chip.platform == "gpu":
-        raise EnvironmentFault("GPU programs are not compiled without a GPU", "--quick reads the traced step instead")
+        return described(on.chip, on.devices)
     if importlib.util.find_spec("libtpu") is None:
         raise EnvironmentFault(
             "libtpu, which compiles for TPUs, is not installed", 'pip install "jax[tpu]"; or: --quick'

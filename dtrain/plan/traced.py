@@ -15,6 +15,11 @@ from dtrain.plan.network import Network
 from dtrain.plan.pace import Pace
 from dtrain.plan.replay import Tally
 
+CUDNN = {"dot_product_attention_fwd_wrapper": 2, "dot_product_attention_bwd_wrapper": 5}
+"""Products of cuDNN's attention."""
+
+PRODUCTS = ("dot_general", "ragged_dot_general", "conv_general_dilated", "pallas_call", *CUDNN)
+
 
 @dataclass(frozen=True)
 class Traced:
@@ -63,7 +68,7 @@ class _Walk:
             self.work(flat(bare(step.params["branches"][-1])), times)
         elif step.name in TALK:
             self._talk(step, times)
-        elif step.name in ("dot_general", "ragged_dot_general", "conv_general_dilated", "pallas_call"):
+        elif step.name in PRODUCTS:
             self._product(step, times)
 
     def _product(self, step: Step, times: float) -> None:
@@ -100,6 +105,10 @@ def _flops(step: Step, filled: float) -> tuple[str, float]:
         numbers, kernel = step.params["dimension_numbers"], step.shapes[1].shape
         taps = math.prod(kernel[dim] for dim in numbers.rhs_spec[1:])
         return "product", 2.0 * math.prod(out) * taps
+    if step.name in CUDNN:
+        (rows, queries, heads, dim), keys = left.shape, step.shapes[1].shape[1]
+        causal, window = "CAUSAL" in str(step.params["mask_type"]), step.params["sliding_window_length"] or 0
+        return "attention", kernels.cudnn(CUDNN[step.name], (rows, heads, queries, keys), dim, causal, window)
     inputs = [(str(aval.dtype), tuple(aval.shape)) for aval in step.shapes if hasattr(aval, "dtype")]
     name = str(step.params.get("name") or step.within) if step.name == "pallas_call" else "ragged_dot"
     kind = kernels.kernel(name)

@@ -187,7 +187,6 @@ def test_bad_input_is_answered(dtrain: Dtrain, tmp_path: Path) -> None:
     assert "v5e-16" in dtrain("plan", "decoder-tiny", "--on", "v5e-15", code=2).stderr
     assert "16 devices" in dtrain("plan", "decoder-tiny", "mesh.fsdp=3", "--on", "v5e-16", code=2).stderr
     assert "compiles for one" in dtrain("plan", "decoder-tiny", "--on", "v5e-4,v5e-8", "--search", code=2).stderr
-    assert "without a GPU" in dtrain("plan", "decoder-tiny", "--on", "h100-8", code=3).stderr
     large = [
         "plan",
         "vit-synthetic-v5e-16",

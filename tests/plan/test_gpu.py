@@ -1,0 +1,71 @@
+"""Plans for GPUs: by arithmetic, and compiled by JAX's CUDA plug-in, which needs no GPU for that."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from dtrain.plan.plan import plan, quick
+from dtrain.plan.target import target
+from tests.conftest import Dtrain
+from tests.plan.test_plan import recipe
+
+COMPILER = [
+    pytest.mark.gpu_compiler,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(importlib.util.find_spec("jax_cuda13_plugin") is None, reason="JAX's CUDA plug-in is missing"),
+]
+LENGTH, LAYERS, HEADS, DIM = 2048, 16, 32, 64
+
+
+def attention(rows: int, products: int) -> float:
+    """Work of cuDNN's kernels on one device."""
+    tiles = LENGTH // 128
+    return 2 * products * rows * LAYERS * HEADS * LENGTH**2 * DIM * (tiles + 1) / (2 * tiles)
+
+
+@pytest.mark.parametrize(("remat", "products"), [("full", 9), ("attention", 9), ("none", 7)])
+def test_cudnn_is_counted_without_a_gpu(tmp_path: Path, remat: str, products: int) -> None:
+    """Two products forward, five backward in one kernel, and two more where it runs again."""
+    found = quick(recipe(tmp_path, "llama3.2-1b", LENGTH, 32, f"model.remat={remat}"), target("h100-8"))
+    assert found.timing
+    assert found.timing.tally.kernel_flops == pytest.approx(attention(4, products))
+
+
+@pytest.mark.parametrize("on", [pytest.param(name, marks=COMPILER) for name in ("h100-8", "a100-8", "b200-16")])
+def test_what_is_compiled_for_gpus_is_what_arithmetic_says(tmp_path: Path, on: str) -> None:
+    wanted = recipe(tmp_path, "llama3.2-1b", LENGTH, 32)
+    found, ahead = plan(wanted, target(on)), quick(wanted, target(on))
+    assert found.fits
+    assert found.timing
+    assert ahead.timing
+    assert found.memory.peak == pytest.approx(ahead.memory.peak, rel=0.15)
+    assert found.timing.tally.kernel_flops == pytest.approx(ahead.timing.tally.kernel_flops)
+    assert found.timing.tally.flops == pytest.approx(ahead.timing.tally.flops, rel=0.02)
+    moved = {kind: sum(t.bytes for (k, _), t in found.timing.tally.talk.items() if k == kind) for kind in KINDS}
+    assert moved["all-gather"] == pytest.approx(2 * GATHERED, rel=0.1)
+    assert moved["reduce-scatter"] == pytest.approx(GATHERED, rel=0.1)
+    assert any("decoder.py" in buffer.line for buffer in found.memory.largest)
+
+
+KINDS = ("all-gather", "reduce-scatter")
+GATHERED = 2 * 1_235_814_400
+"""Bytes of the weights in bfloat16, made whole once for each pass over the layers."""
+
+
+@pytest.mark.parametrize("batch", [pytest.param(512, marks=COMPILER)])
+def test_what_a_gpu_has_no_room_for_does_not_fit(tmp_path: Path, batch: int) -> None:
+    wanted = recipe(tmp_path, "llama3.2-1b", LENGTH, batch, "model.loss_chunks=1", "model.remat=none")
+    found = plan(wanted, target("h100-8"))
+    assert not found.fits
+    assert found.memory.peak > 60e9
+
+
+def test_without_the_plug_in_the_quick_tier_still_works(dtrain: Dtrain, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.util as u\nold = u.find_spec\n"
+        "u.find_spec = lambda name, *a: None if 'cuda' in name else old(name, *a)\n"
+    )
+    there = {"PYTHONPATH": str(tmp_path)}
+    assert 'pip install "jax[cuda13]"' in dtrain("plan", "decoder-tiny", "--on", "h100-8", code=3, **there).stderr
+    assert "fits" in dtrain("plan", "decoder-tiny", "batch=32", "--on", "h100-8", "--quick", **there).stdout
