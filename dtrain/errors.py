@@ -6,7 +6,10 @@
     ├── EnvironmentFault    3  disk, permission, devices, a missing package
     ├── DataError           4  data missing, damaged or of the wrong shape
     ├── CheckpointError     5  no usable checkpoint
+    ├── Locked              6  another run writes to the same folder
     ├── NotFinite           7  loss or gradients are NaN or infinite
+    ├── Exhausted           8  started again too often without getting on
+    ├── Hung                9  no progress
     ├── Stopped            75  asked to stop, saved; run again to go on
     └── Aborted           130  asked to stop a second time; left at once
 
@@ -76,10 +79,28 @@ class CheckpointError(DtrainError):
     exit_code = 5
 
 
+class Locked(DtrainError):
+    """The run folder belongs to another run that is alive."""
+
+    exit_code = 6
+
+
 class NotFinite(DtrainError):
-    """The loss or its gradients became NaN or infinite."""
+    """The loss, its gradients or the state became NaN or infinite."""
 
     exit_code = 7
+
+
+class Exhausted(DtrainError):
+    """The run was started again too often without saving anything new."""
+
+    exit_code = 8
+
+
+class Hung(DtrainError):
+    """A process made no progress for too long."""
+
+    exit_code = 9
 
 
 class Stopped(DtrainError):

@@ -45,6 +45,11 @@ class Folder:
         return self.path / "plans"
 
     @property
+    def lease(self) -> Path:
+        """Which process may write here."""
+        return self.path / "lease.json"
+
+    @property
     def checkpoints(self) -> Path:
         """A folder for each saved step."""
         return self.path / "checkpoints"

@@ -135,7 +135,7 @@ class Trained:
         return step
 
 
-def trained(place: Folder, overrides: Sequence[str] = ()) -> Trained:
+def trained(place: Folder, overrides: Sequence[str], say: Callable[[str], None]) -> Trained:
     """The newest checkpoint of a run; RecipeError or CheckpointError where there is none to generate from."""
     if not place.recipe.exists():
         raise RecipeError(f"{place.path} holds no run: recipe.yaml is missing", "give a run's folder, runs/NAME")
@@ -149,8 +149,8 @@ def trained(place: Folder, overrides: Sequence[str] = ()) -> Trained:
     if not place.checkpoints.is_dir():
         raise CheckpointError(f"{place.path} has no checkpoint yet", "train it first: dtrain run")
     with Store(place.checkpoints.absolute(), recipe.checkpoint, reading=True) as store:
-        newest = store.newest()
+        newest = store.newest(say)
         if newest is None:
             raise CheckpointError(f"{place.path} has no checkpoint yet", "train it first: dtrain run")
-        state = store.restore(newest, made.shapes)
-    return Trained(recipe, made, averaged(state.optimizer, state.params), newest)
+        state = store.restore(newest.step, made.shapes)
+    return Trained(recipe, made, averaged(state.optimizer, state.params), newest.step)

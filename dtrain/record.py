@@ -1,5 +1,6 @@
 """run.json and recipe.yaml: what a run was, whether it may go on, and how it ended."""
 
+import hashlib
 import importlib.metadata
 import platform
 import subprocess
@@ -48,10 +49,11 @@ class Record:
         }
         self.write()
 
-    def step(self, number: int) -> None:
+    def committed(self, step: int | None) -> None:
         """Note the step that a restart would go on from."""
-        self.values["step"] = number
-        self.write()
+        if step is not None:
+            self.values["step"] = step
+            self.write()
 
     def end(self, state: str, reason: str, code: int) -> None:
         """Note how it ended."""
@@ -127,9 +129,9 @@ def refuse_changes(place: Folder, recipe: Recipe, allowed: bool) -> None:
 def beside(recipe: Recipe, mesh: Mapping[str, int], source: Source, step: int) -> dict[str, Any]:
     """What is noted beside the state in a checkpoint."""
     return {
-        "step": step,
         "examples": step * recipe.batch,
         "seed": recipe.seed,
+        "recipe": hashlib.sha256(text(recipe).encode()).hexdigest()[:16],
         "data": source.fingerprint,
         "mesh": dict(mesh),
         "processes": jax.process_count(),

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from dtrain import record
 from dtrain.assembly import Assembly, assemble
@@ -23,21 +22,24 @@ from dtrain.data.source import Source
 from dtrain.errors import DataError, Stopped
 from dtrain.folder import Folder, folder
 from dtrain.forecast import Forecast, forecast
-from dtrain.introduction import introduction, mesh_text
+from dtrain.introduction import introduction
+from dtrain.lease import leased
 from dtrain.parallel.engine import local_rows, put
 from dtrain.parallel.mesh import visible
 from dtrain.recipe.load import plain
 from dtrain.recipe.recipe import Recipe
+from dtrain.resume import compare, first_state
 from dtrain.track.console import Console, eval_line, step_line
 from dtrain.track.jsonl import lines
 from dtrain.track.meters import Meters, peak_of
 from dtrain.track.tracker import About
 from dtrain.train import guard
+from dtrain.train.audit import Audit
 from dtrain.train.clock import Clock
 from dtrain.train.hooks import Evaluation, Log, Report, Saving
 from dtrain.train.interrupt import Interrupt, listening
 from dtrain.train.loop import loop
-from dtrain.train.state import State, born
+from dtrain.train.state import State
 
 DRY_STEPS = 3
 
@@ -53,6 +55,8 @@ class Session:
     interrupt: Interrupt
     stack: ExitStack
     dry: bool
+    holds: Callable[[], None]
+    """Raises where this run may no longer write."""
 
     @property
     def clock(self) -> Clock:
@@ -76,8 +80,13 @@ def run(
         console.say("to train anew, give the run another name: name=...")
         return None
     record.refuse_changes(place, recipe, allow_changes)
-    with record.kept(place, recipe, lead) as log, listening(console.say) as interrupt, ExitStack() as stack:
-        _train(Session(recipe, place, console, log, interrupt, stack, dry))
+    with ExitStack() as stack:
+        holds = stack.enter_context(leased(place.lease, console.warn)).holds if lead else lambda: None
+        log, interrupt = (
+            stack.enter_context(record.kept(place, recipe, lead)),
+            stack.enter_context(listening(console.say)),
+        )
+        _train(Session(recipe, place, console, log, interrupt, stack, dry, holds))
     return place
 
 
@@ -95,15 +104,18 @@ def _train(on: Session) -> None:
     step, evaluate = _compiled(on, made)
     foretold = forecast(on.place, made, devices)
 
-    store = on.stack.enter_context(Store(on.place.checkpoints.absolute(), on.recipe.checkpoint))
-    state, start = _first_state(on, made, store, train)
-    on.log.step(start)
+    store = on.stack.enter_context(Store(on.place.checkpoints.absolute(), on.recipe.checkpoint, holds=on.holds))
+    state, start = first_state(made, store, train, on.console, on.clock)
+    on.log.committed(start)
     end = min(steps, start + DRY_STEPS) if on.dry else steps
 
+    one_at_a_time = _pretended(devices)
     logging = Log(1 if on.dry else on.recipe.track.every, _reporter(on, made, start, end, steps, foretold), on.clock)
     held_out = partial(_eval_batches, made, test, 1 if on.dry else None)
     evaluation = Evaluation(on.recipe.evaluate, evaluate, held_out, logging, on.clock, "token" in train.example)
-    saving = Saving(on.recipe.checkpoint.every, on.recipe.checkpoint.best, _saver(on, made, store, train), on.clock)
+    saving = Saving(
+        on.recipe.checkpoint.every, on.recipe.checkpoint.best, _saver(on, made, store, train), on.clock, one_at_a_time
+    )
 
     with on.console.progress(start, steps), on.clock.rest("step"):
         on.interrupt.training = True
@@ -116,14 +128,15 @@ def _train(on: Session) -> None:
             hooks=[lambda at: on.console.tick(at.step), logging, evaluation, saving],
             stop=on.interrupt.agreed,
             clock=on.clock,
-            one_at_a_time=_pretended(devices),
+            one_at_a_time=one_at_a_time,
         )
     with on.clock("save"):
         store.wait()
+    on.log.committed(store.committed)
     if foretold and logging.step_ms:
         on.console.say(foretold.against(statistics.median(logging.step_ms)))
     if on.dry:
-        _compare(on, made, store, state, end)
+        compare(made, store, state, end, on.console)
     elif stopped and saving.saved < steps:
         raise Stopped(f"stopped at step {saving.saved}/{steps}, saved", "run the same command again to go on")
 
@@ -140,32 +153,6 @@ def _compiled(on: Session, made: Assembly) -> tuple[jax.stages.Compiled, jax.sta
         on.console.warn(line)
     on.console.say(f"compiled in {on.clock.of('compile'):.1f} s")
     return step, evaluate
-
-
-def _first_state(on: Session, made: Assembly, store: Store, train: Source) -> tuple[State, int]:
-    """The state to go on from, and its step: the newest checkpoint, or born sharded."""
-    newest = store.newest()
-    if newest is None:
-        return born(made.make, made.shapes), 0
-    with on.clock("restore"):
-        saved = store.about(newest)
-        if saved["data"] != train.fingerprint:
-            was = f"the run has seen {saved['data']}, now there is {train.fingerprint}"
-            raise DataError(
-                f"the data changed: {was}", "put the same examples back, or give this run another name: name=..."
-            )
-        state = store.restore(newest, made.shapes)
-    on.console.say(f"resumed from step {newest} ({_promise(saved, made)})", "green")
-    return state, newest
-
-
-def _promise(saved: Mapping[str, Any], made: Assembly) -> str:
-    """What a restart keeps: sums are taken in the same order only by the same mesh and processes."""
-    processes = jax.process_count()
-    if (saved["mesh"], saved["processes"]) == (visible(made.layout.sizes), processes):
-        return "same mesh and processes: the same bits"
-    was = f"mesh {mesh_text(saved['mesh'])}, processes {saved['processes']}"
-    return f"saved on {was}: the same numbers but for rounding"
 
 
 def _reporter(on: Session, made: Assembly, start: int, end: int, steps: int, foretold: Forecast | None) -> Report:
@@ -194,10 +181,12 @@ def _reporter(on: Session, made: Assembly, start: int, end: int, steps: int, for
 
 def _saver(
     on: Session, made: Assembly, store: Store, train: Source
-) -> Callable[[int, State, Mapping[str, float]], None]:
-    def save(number: int, state: State, metrics: Mapping[str, float]) -> None:
-        store.save(number, state, record.beside(on.recipe, visible(made.layout.sizes), train, number), metrics)
-        on.log.step(number)
+) -> Callable[[int, State, Mapping[str, float], Audit], None]:
+    about = partial(record.beside, on.recipe, visible(made.layout.sizes), train)
+
+    def save(number: int, state: State, metrics: Mapping[str, float], found: Audit) -> None:
+        store.save(number, state, about(number), metrics, found.checksum)
+        on.log.committed(store.committed)
 
     return save
 
@@ -220,18 +209,3 @@ def _eval_batches(made: Assembly, source: Source, limit: int | None) -> Iterator
 
 def _pretended(devices: list[Any]) -> bool:
     return devices[0].platform == "cpu" and jax.local_device_count() > 1
-
-
-def _compare(on: Session, made: Assembly, store: Store, state: State, step: int) -> None:
-    """Read the dry run's checkpoint back and hold every bit against the state in memory."""
-    restored = store.restore(step, made.shapes)
-    same = jax.tree.map(_same_bits, state, restored)
-    leaves = jax.tree.leaves(same)
-    assert all(leaves), "the restored state differs from the saved one"
-    values = sum(leaf.size for leaf in jax.tree.leaves(state))
-    on.console.say(f"dry run: {step} steps, a save and a restore; {values:,} values equal bit for bit", "green")
-
-
-def _same_bits(a: jax.Array, b: jax.Array) -> bool:
-    pairs = zip(a.addressable_shards, b.addressable_shards, strict=True)
-    return all(np.asarray(x.data).tobytes() == np.asarray(y.data).tobytes() for x, y in pairs)

@@ -11,8 +11,8 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "dtrain"
 
 LAYERS = [
-    {"errors", "fields", "hardware"},
-    {"batch", "params", "folder", "attention", "varying"},
+    {"errors", "fields", "hardware", "faults"},
+    {"batch", "params", "folder", "lease", "attention", "varying"},
     {"experts", "product"},
     {"context", "precision"},
     {"model", "caching"},
@@ -21,6 +21,7 @@ LAYERS = [
     {"train"},
     {"assembly", "record"},
     {"introduction", "forecast"},
+    {"resume"},
     {"run", "generate", "explain", "report", "supervise", "doctor"},
     {"plan"},
     {"cli"},

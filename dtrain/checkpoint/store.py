@@ -1,20 +1,37 @@
-"""Checkpoints of one run, by orbax: asynchronous, each device writing its own part."""
+"""Checkpoints of one run: orbax writes the state, each device its own part; a manifest makes it a checkpoint.
 
+    checkpoints/120/state/...        what orbax wrote
+    checkpoints/120/MANIFEST.json    digests of it, written last
+    checkpoints/.unfinished/         saves under way; a start of the run empties it
+    checkpoints/.trash/              steps that are being deleted
+    checkpoints/.bad-100-.../        a step that was found damaged, set aside and never deleted
+
+A save becomes a checkpoint by one rename, after everything in it is on disk and digested.
+"""
+
+import os
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from dtrain import faults
+from dtrain.checkpoint import manifest
+from dtrain.checkpoint.commit import commit
+from dtrain.checkpoint.differences import differences
+from dtrain.checkpoint.manifest import Manifest, Unsound
 from dtrain.errors import CheckpointError, DtrainError, EnvironmentFault
 from dtrain.fields import Natural, Positive
-from dtrain.params import dotted
 
-TRASH = ".trash"
-"""Steps are moved here before they are deleted, so that no half-deleted step looks whole."""
+TRASH, UNFINISHED, BAD = ".trash", ".unfinished", ".bad-"
+
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,126 +52,188 @@ class Checkpoint:
 
 
 class Store:
-    """The checkpoints under one folder. Use as a context manager: leaving waits for saves under way."""
+    """The checkpoints under one folder. Use as a context manager: leaving waits for the save under way."""
 
-    def __init__(self, path: Path, policy: Checkpoint, *, reading: bool = False) -> None:
-        """`reading` leaves everything as it is: another process may be saving."""
+    def __init__(
+        self, path: Path, policy: Checkpoint, *, reading: bool = False, holds: Callable[[], None] = lambda: None
+    ) -> None:
+        """`reading` leaves everything as it is: another process may be saving. `holds` raises where this run
+        is no longer the one that may write."""
         import orbax.checkpoint as ocp
-        from orbax.checkpoint.checkpoint_managers import preservation_policy as preserve
 
-        policies: list[Any] = [preserve.LatestN(policy.keep)]
-        if policy.best:
-            name = policy.best
-            policies.append(
-                preserve.BestN(
-                    get_metric_fn=lambda metrics: metrics[name],
-                    reverse=policy.lower_is_better,
-                    n=1,
-                    keep_checkpoints_without_metrics=False,
-                )
-            )
-        self._path, self._best = path, policy.best
-        if not reading:
-            _empty(path / TRASH)
+        self._path, self._policy, self._reading, self._holds = path, policy, reading, holds
+        self._rank, self._processes = jax.process_index(), jax.process_count()
+        self.committed: int | None = None
+        """The last step that this process saw become a checkpoint."""
+        self._saving: threading.Thread | None = None
+        self._failed: BaseException | None = None
         try:
-            self._manager = ocp.CheckpointManager(
-                path,
-                item_handlers={"state": ocp.StandardCheckpointHandler(), "about": ocp.JsonCheckpointHandler()},
-                options=ocp.CheckpointManagerOptions(
-                    preservation_policy=None if reading else preserve.AnyPreservationPolicy(policies),
-                    todelete_subdir=TRASH,
-                    cleanup_tmp_directories=not reading,
-                    read_only=reading,
-                ),
-            )
+            if not reading and self._rank == 0:
+                path.mkdir(parents=True, exist_ok=True)
+                _empty(path / TRASH)
+                _empty(path / UNFINISHED)
         except OSError as error:
-            raise EnvironmentFault(f"cannot keep checkpoints in {path}: {error}") from error
+            raise EnvironmentFault(f"cannot keep checkpoints in {path}: {error.strerror}") from error
+        self._orbax = ocp.StandardCheckpointer()
 
     def __enter__(self) -> "Store":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._manager.close()
+        if self._saving:
+            self._saving.join()
+        self._orbax.close()
 
-    def newest(self) -> int | None:
-        """The newest step that was saved to its end, or None."""
-        whole = (step for step in self._manager.all_steps() if (self._path / str(step) / "state").is_dir())
-        return max(whole, default=None)
+    def steps(self) -> list[int]:
+        """Committed steps, the newest first; whether they are sound is another question."""
+        found = self._path.iterdir() if self._path.is_dir() else ()
+        return sorted((int(path.name) for path in found if path.name.isdecimal() and path.is_dir()), reverse=True)
 
-    def save(self, step: int, state: Any, about: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
-        """Begin to save; the state may be given away as soon as this returns."""
-        import orbax.checkpoint as ocp
+    def untouched(self) -> bool:
+        """Whether nothing was ever saved here."""
+        return not self.steps() and not any(self._path.glob(f"{BAD}*"))
 
-        if step in self._manager.all_steps():
+    def newest(self, say: Say) -> Manifest | None:
+        """The newest step whose every file is as it was written; None where nothing was ever saved.
+
+        Damaged steps are set aside and told of. CheckpointError where none is left.
+        """
+        for step in self.steps():
+            found, reason = None, "another process found it damaged"
+            try:
+                found = manifest.check(self._path / str(step), self._rank, self._processes)
+            except Unsound as error:
+                reason = str(error)
+            if _all_agree(found is not None, self._processes):
+                return found
+            self.set_aside(step, reason, say)
+        bad = sorted(path.name for path in self._path.glob(f"{BAD}*"))
+        if bad:
+            message = f"no checkpoint in {self._path} can be used: {len(bad)} damaged, the newest {bad[-1]}"
+            raise CheckpointError(message, "mend one and rename it to its step, or begin anew with name=...")
+        return None
+
+    def set_aside(self, step: int, reason: str, say: Say) -> None:
+        """Rename a damaged step, so that it is never restored and never lost."""
+        if self._reading:
+            say(f"checkpoint {step} is damaged and passed over: {reason}")
             return
-        ranked = {name: value for name, value in metrics.items() if name == self._best} or None
-        items = ocp.args.Composite(state=ocp.args.StandardSave(state), about=ocp.args.JsonSave(dict(about)))
-        try:
-            self._manager.save(step, args=items, metrics=ranked, force=True)
-        except (OSError, ValueError) as error:
-            raise EnvironmentFault(f"could not save step {step} to {self._path}: {_first_line(error)}") from error
+        if self._rank == 0:
+            aside = self._path / f"{BAD}{step}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+            (self._path / str(step)).rename(aside)
+            say(f"checkpoint {step} is damaged and set aside as {aside.name}: {reason}")
+        _all_agree(True, self._processes)  # nobody goes on before it is out of the way
+
+    def save(
+        self,
+        step: int,
+        state: Any,
+        about: Mapping[str, Any],
+        metrics: Mapping[str, float],
+        proof: Callable[[], Sequence[int]] = tuple,
+    ) -> None:
+        """Begin to save; the state may be given away as soon as this returns.
+
+        `proof` gives the checksum of the state, or raises where it must not be kept; it is asked before the
+        save becomes a checkpoint.
+        """
+        self.wait()
+        if step in self.steps():
+            return
+        ranked = {name: value for name, value in metrics.items() if name == self._policy.best}
+        told = Manifest(step, dict(about), ranked)
+        with self._writing(step):
+            faults.strike("save:begin", self._rank)
+            (self._path / UNFINISHED / str(step)).mkdir(parents=True, exist_ok=True)
+            self._orbax.save(self._path / UNFINISHED / str(step) / "state", state)
+        self._saving = threading.Thread(target=self._finish, args=(told, proof), name=f"save {step}", daemon=True)
+        self._saving.start()
 
     def wait(self) -> None:
-        """Until every save under way is on disk."""
-        try:
-            self._manager.wait_until_finished()
-        except (OSError, ValueError) as error:
-            raise EnvironmentFault(f"could not finish saving to {self._path}: {_first_line(error)}") from error
-
-    def about(self, step: int) -> dict[str, Any]:
-        """What was noted beside the state of that step."""
-        import orbax.checkpoint as ocp
-
-        with self._reading(step):
-            return self._manager.restore(step, args=ocp.args.Composite(about=ocp.args.JsonRestore()))["about"]
+        """Until the save under way is a checkpoint. EnvironmentFault where it could not become one."""
+        if self._saving:
+            self._saving.join()
+            self._saving = None
+        failed, self._failed = self._failed, None
+        if failed:
+            raise failed
 
     def restore(self, step: int, shapes: Any) -> Any:
         """The state of that step, laid out as `shapes` says, whatever layout it was saved from.
 
-        CheckpointError lists what differs where the state is of another model, optimizer or dtype.
+        CheckpointError lists what differs where the state is of another model, optimizer or dtype; Unsound
+        where it cannot be read.
         """
-        import orbax.checkpoint as ocp
-
-        with self._reading(step):
-            differences = _differences(self._manager.item_metadata(step)["state"], shapes)
-        if differences:
+        place = self._path / str(step) / "state"
+        with _reading():
+            unlike = differences(self._orbax.metadata(place).item_metadata, shapes)
+        if unlike:
             head = f"checkpoint {self._path / str(step)} is not of this recipe's model and optimizer:"
-            raise CheckpointError("\n  ".join([head, *differences[:8]]), "give this run another name: name=...")
-        with self._reading(step):
-            return self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(shapes)))["state"]
+            raise CheckpointError("\n  ".join([head, *unlike[:8]]), "give this run another name: name=...")
+        with _reading():
+            return self._orbax.restore(place, shapes)
+
+    def _finish(self, told: Manifest, proof: Callable[[], Sequence[int]]) -> None:
+        """In a thread: wait for orbax, digest, commit, and let go of what need not be kept."""
+        try:
+            with self._writing(told.step):
+                self._orbax.wait_until_finished()
+                told = replace(told, checksum=list(proof()))
+                faults.strike("save:digest", self._rank)
+                unfinished, final = self._path / UNFINISHED / str(told.step), self._path / str(told.step)
+                commit(unfinished, final, told, self._rank, self._processes, self._holds)
+                self.committed = told.step
+                if self._rank == 0:
+                    self._retire()
+        except BaseException as error:
+            self._failed = error
+            if self._rank == 0:
+                _empty(self._path / UNFINISHED)  # so that a full disk does not stay full
+
+    def _retire(self) -> None:
+        """Delete what the policy does not keep, by way of a name that is no step's."""
+        ranks = {}
+        for step in self.steps():
+            with suppress(Unsound):
+                ranks[step] = manifest.read(self._path / str(step)).metrics.get(self._policy.best or "")
+        known = [step for step, rank in ranks.items() if rank is not None]
+        best = sorted(known, key=lambda step: ranks[step] or 0.0, reverse=not self._policy.lower_is_better)[:1]
+        trash = self._path / TRASH
+        for step in sorted(ranks, reverse=True)[self._policy.keep :]:
+            if step not in best:
+                trash.mkdir(exist_ok=True)
+                (self._path / str(step)).rename(trash / str(step))
+                faults.strike("retire", self._rank)
+        _empty(trash)
 
     @contextmanager
-    def _reading(self, step: int) -> Iterator[None]:
+    def _writing(self, step: int) -> Iterator[None]:
+        """A fault of the disk as one line."""
         try:
             yield
-        except DtrainError:
-            raise
-        except Exception as error:  # orbax raises bare Exception, and much else, for damaged data
-            message = f"checkpoint {self._path / str(step)} cannot be read: {_first_line(error)}"
-            raise CheckpointError(
-                message, f"move {self._path / str(step)} away to go on from the one before"
-            ) from error
+        except (OSError, ValueError) as error:
+            message = f"could not save step {step} to {self._path}: {_first_line(error)}"
+            raise EnvironmentFault(message, "checkpoints before it are whole; free the disk and run again") from error
 
 
-def _differences(stored: Any, shapes: Any) -> list[str]:
-    """Where stored arrays and wanted ones differ: missing, too many, or of other shape or dtype."""
-    have = {_name(path): (tuple(x.shape), str(x.dtype)) for path, x in _leaves(stored.tree)}
-    want = {_name(path): (tuple(x.shape), str(x.dtype)) for path, x in _leaves(shapes)}
-    found = [f"{name}: saved, but not in the recipe" for name in sorted(have.keys() - want.keys())]
-    found += [f"{name}: in the recipe, but not saved" for name in sorted(want.keys() - have.keys())]
-    return found + [
-        f"{name}: saved as {have[name][1]}{list(have[name][0])}, the recipe has {want[name][1]}{list(want[name][0])}"
-        for name in sorted(have.keys() & want.keys())
-        if have[name] != want[name]
-    ]
+@contextmanager
+def _reading() -> Iterator[None]:
+    try:
+        yield
+    except DtrainError:
+        raise
+    except Exception as error:  # orbax raises bare Exception, and much else, for damaged data
+        raise Unsound(f"it cannot be read: {_first_line(error)}") from error
 
 
-def _leaves(tree: Any) -> list[tuple[Any, Any]]:
-    return jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda leaf: hasattr(leaf, "dtype"))[0]
+def _all_agree(mine: bool, processes: int) -> bool:
+    """Whether it is so in every process; each waits for the others here."""
+    if processes == 1:
+        return mine
+    import numpy as np
+    from jax.experimental import multihost_utils
 
-
-def _name(path: tuple[Any, ...]) -> str:
-    return dotted(path)
+    return bool(multihost_utils.process_allgather(np.array([mine])).all())
 
 
 def _first_line(error: Exception) -> str:

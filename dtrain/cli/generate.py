@@ -49,7 +49,7 @@ def generate(
         from dtrain.generate import Sampling, trained
 
         sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-        model = trained(Folder(run), overrides or [])
+        model = trained(Folder(run), overrides or [], lambda text: typer.echo(text, err=True))
         text = sys.stdin.read() if prompt == "-" else prompt
         codec = model.codec
         ids = [int(token) for token in codec.encode(text.encode())]

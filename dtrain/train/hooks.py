@@ -12,6 +12,7 @@ from dtrain.batch import Batch
 from dtrain.errors import NotFinite
 from dtrain.model import Loss
 from dtrain.recipe.recipe import Evaluate
+from dtrain.train.audit import Audit, audit
 from dtrain.train.clock import Clock
 from dtrain.train.loop import Moment
 from dtrain.train.state import State
@@ -113,8 +114,10 @@ class Saving:
 
     every: int
     best: str | None
-    save: Callable[[int, State, Mapping[str, float]], None]
+    save: Callable[[int, State, Mapping[str, float], Audit], None]
     clock: Clock
+    one_at_a_time: bool = False
+    """As in the loop: nothing may be under way on the devices beside a step."""
     saved: int = field(default=-1)
 
     def __call__(self, at: Moment) -> None:
@@ -123,5 +126,8 @@ class Saving:
             jax.block_until_ready(at.state)  # the step's own time ends here
             finite(at.step, at.metrics)
             with self.clock("save"), jax.transfer_guard("allow"):  # orbax moves what it likes
-                self.save(at.step, at.state, at.results)
+                found = audit(at.step, at.state)
+                if self.one_at_a_time:
+                    jax.block_until_ready(found.sums)
+                self.save(at.step, at.state, at.results, found)
             self.saved = at.step

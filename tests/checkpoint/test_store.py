@@ -1,13 +1,22 @@
-import gc
+"""What is saved comes back bit for bit, or is found to be damaged; nothing half-written looks whole."""
+
+import json
+import random
+import re
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dtrain.checkpoint.store import Checkpoint, Store
-from dtrain.errors import CheckpointError
+from dtrain.checkpoint import manifest
+from dtrain.checkpoint.manifest import Unsound
+from dtrain.checkpoint.store import BAD, TRASH, UNFINISHED, Checkpoint, Store
+from dtrain.errors import CheckpointError, EnvironmentFault, Locked, NotFinite
 
 STATE = {"a": jnp.arange(6.0).reshape(2, 3), "n": jnp.int32(4)}
 
@@ -16,14 +25,48 @@ def shapes(state: object) -> object:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
 
 
-def test_what_is_saved_comes_back(tmp_path: Path) -> None:
-    with Store(tmp_path / "c", Checkpoint()) as store:
-        store.save(3, STATE, {"seed": 1}, {})
+def saved(folder: Path, *steps: int, **options: Any) -> Path:
+    """A folder with these steps in it."""
+    with Store(folder / "c", Checkpoint(keep=9, **options)) as store:
+        for step in steps:
+            store.save(step, STATE, {"seed": step}, {})
         store.wait()
-        assert store.newest() == 3
-    with Store(tmp_path / "c", Checkpoint()) as store:
+    return folder / "c"
+
+
+def newest(folder: Path) -> tuple[int | None, list[str]]:
+    """The newest sound step, and what was said on the way."""
+    said: list[str] = []
+    with Store(folder, Checkpoint()) as store:
+        found = store.newest(said.append)
+    return found.step if found else None, said
+
+
+def largest(step: Path) -> Path:
+    return max((path for path in step.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+
+
+def flip(path: Path, bit: int) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(raw)
+
+
+def test_what_is_saved_comes_back(tmp_path: Path) -> None:
+    with Store(saved(tmp_path, 3), Checkpoint()) as store:
         jax.tree.map(np.testing.assert_array_equal, store.restore(3, shapes(STATE)), STATE)
-        assert store.about(3) == {"seed": 1}
+        found = store.newest(pytest.fail)
+        assert found
+        assert (found.step, found.about) == (3, {"seed": 3})
+        assert set(found.files) == {f"state/{path}" for path in manifest.files_of(tmp_path / "c" / "3" / "state")}
+
+
+def test_another_library_reads_it(tmp_path: Path) -> None:
+    import orbax.checkpoint as ocp
+
+    with ocp.StandardCheckpointer() as orbax:
+        found = orbax.restore(saved(tmp_path, 3) / "3" / "state", shapes(STATE))
+    jax.tree.map(np.testing.assert_array_equal, found, STATE)
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
@@ -33,12 +76,11 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
         store.wait()
         kept = {path.name for path in (tmp_path / "c").iterdir() if path.name.isdigit()}
     assert kept == {"1", "4"}
+    assert not (tmp_path / "c" / TRASH).exists()
 
 
 def test_another_models_state_is_refused_with_the_differences(tmp_path: Path) -> None:
-    with Store(tmp_path / "c", Checkpoint()) as store:
-        store.save(1, STATE, {}, {})
-        store.wait()
+    with Store(saved(tmp_path, 1), Checkpoint()) as store:
         other = {"a": jnp.zeros((2, 4)), "n": jnp.float32(0), "z": jnp.zeros(1)}
         with pytest.raises(CheckpointError) as caught:
             store.restore(1, shapes(other))
@@ -49,20 +91,133 @@ def test_another_models_state_is_refused_with_the_differences(tmp_path: Path) ->
     ]
 
 
-def test_a_folder_without_state_is_no_checkpoint(tmp_path: Path) -> None:
-    with Store(tmp_path / "c", Checkpoint()) as store:
-        store.save(1, STATE, {}, {})
-    (tmp_path / "c" / "999").mkdir()
-    with Store(tmp_path / "c", Checkpoint()) as store:
-        assert store.newest() == 1
+def emptied(step: Path) -> None:
+    shutil.rmtree(step)
+    step.mkdir()
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # what orbax leaves open on failure
-def test_damaged_data_is_an_error_not_a_traceback(tmp_path: Path) -> None:
+def without_manifest(step: Path) -> None:
+    (step / manifest.NAME).unlink()
+
+
+def another_seed(step: Path) -> None:
+    told = json.loads((step / manifest.NAME).read_text())
+    told["about"]["seed"] = 7
+    (step / manifest.NAME).write_text(json.dumps(told))
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda step: flip(largest(step / "state"), 77), "was changed after it was written"),
+        (lambda step: largest(step / "state").write_bytes(b""), r"has 0 bytes, [\d,]+ were written"),
+        (lambda step: largest(step / "state").unlink(), "is missing"),
+        (emptied, "no manifest"),
+        (without_manifest, "its save was never finished"),
+        (another_seed, "its manifest was changed after it was written"),
+        (lambda step: (step / manifest.NAME).write_text("[]"), "its manifest cannot be read"),
+        (lambda step: (step / manifest.NAME).write_bytes(b"\xff{"), "its manifest cannot be read"),
+    ],
+)
+def test_a_damaged_step_is_set_aside_and_the_one_before_is_taken(
+    tmp_path: Path, damage: Callable[[Path], None], reason: str
+) -> None:
+    folder = saved(tmp_path, 1, 2)
+    damage(folder / "2")
+    step, said = newest(folder)
+    assert step == 1
+    assert len(said) == 1
+    assert re.search(reason, said[0]), said
+    assert len(list(folder.glob(f"{BAD}2-*"))) == 1
+    assert newest(folder) == (1, [])
+
+
+def test_a_hundred_flipped_bits_are_found(tmp_path: Path) -> None:
+    """Anywhere in a checkpoint, its manifest included; orbax alone restores most of them silently."""
+    step, chance = saved(tmp_path, 1) / "1", random.Random(0)
+    files = [path for path in sorted(step.rglob("*")) if path.is_file() and path.stat().st_size]
+    manifest.check(step, 0, 1)
+    for _ in range(100):
+        path = chance.choice(files)
+        whole, bit = path.read_bytes(), chance.randrange(8 * path.stat().st_size)
+        flip(path, bit)
+        with pytest.raises(Unsound):
+            manifest.check(step, 0, 1)
+        path.write_bytes(whole)
+    manifest.check(step, 0, 1)
+
+
+def test_where_all_are_damaged_nothing_begins_anew(tmp_path: Path) -> None:
+    folder = saved(tmp_path, 1, 2)
+    for step in ("1", "2"):
+        flip(largest(folder / step / "state"), 5)
+    with Store(folder, Checkpoint()) as store, pytest.raises(CheckpointError, match=r"can be used: 2 damaged"):
+        store.newest([].append)
+    with Store(folder, Checkpoint()) as store, pytest.raises(CheckpointError, match="begin anew with name="):
+        store.newest(pytest.fail)
+
+
+def test_what_is_no_step_is_passed_over(tmp_path: Path) -> None:
+    folder = saved(tmp_path, 1)
+    (folder / "3").write_text("a file")
+    (folder / "7.orbax-checkpoint-tmp").mkdir()
+    (folder / UNFINISHED / "5" / "state").mkdir(parents=True)
+    (folder / TRASH / "4").mkdir(parents=True)
+    assert newest(folder) == (1, [])
+    assert not (folder / UNFINISHED).exists()
+    assert not (folder / TRASH).exists()
+
+
+def test_who_only_reads_changes_nothing(tmp_path: Path) -> None:
+    folder, said = saved(tmp_path, 1, 2), []
+    flip(largest(folder / "2" / "state"), 5)
+    (folder / UNFINISHED / "5").mkdir(parents=True)
+    with Store(folder, Checkpoint(), reading=True) as store:
+        found = store.newest(said.append)
+    assert found
+    assert found.step == 1
+    assert "passed over" in said[0]
+    assert {path.name for path in folder.iterdir()} == {"1", "2", UNFINISHED}
+
+
+@pytest.mark.parametrize("point", ["save:begin", "save:digest", "save:commit"])
+def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str) -> None:
+    folder = saved(tmp_path, 1)
+    with Store(folder, Checkpoint()) as store:
+        monkeypatch.setenv("DTRAIN_FAULT", f"full@{point}")
+        with pytest.raises(EnvironmentFault, match=r"could not save step 2 .*No space left"):
+            store.save(2, STATE, {}, {})
+            store.wait()
+        assert not (folder / UNFINISHED).exists()
+        monkeypatch.delenv("DTRAIN_FAULT")
+        store.save(3, STATE, {}, {})
+        store.wait()
+    assert newest(folder) == (3, [])
+    assert {path.name for path in folder.iterdir()} == {"1", "3"}
+
+
+def test_what_must_not_be_kept_never_becomes_a_checkpoint(tmp_path: Path) -> None:
+    def refuse() -> tuple[int, ...]:
+        raise NotFinite("no")
+
+    def lost() -> None:
+        raise Locked("taken over")
+
     with Store(tmp_path / "c", Checkpoint()) as store:
+        store.save(1, STATE, {}, {}, refuse)
+        with pytest.raises(NotFinite):
+            store.wait()
+        assert store.steps() == []
+    with Store(tmp_path / "c", Checkpoint(), holds=lost) as store:
         store.save(1, STATE, {}, {})
-    for path in (tmp_path / "c" / "1" / "state").rglob("manifest.ocdbt"):
-        path.write_bytes(b"")
-    with Store(tmp_path / "c", Checkpoint()) as store, pytest.raises(CheckpointError, match="cannot be read"):
-        store.restore(1, shapes(STATE))
-    gc.collect()
+        with pytest.raises(Locked):
+            store.wait()
+        assert store.steps() == []
+
+
+def test_each_process_digests_about_as_much() -> None:
+    files = {f"f{n}": 100 - n for n in range(10)}
+    shares = [manifest.share(files, rank, 3) for rank in range(3)]
+    assert sorted(path for one in shares for path in one) == sorted(files)
+    sums = [sum(files[path] for path in one) for one in shares]
+    assert max(sums) - min(sums) <= 100

@@ -1,0 +1,67 @@
+"""How a save becomes a checkpoint: each process digests its share, the first writes the manifest and renames."""
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from dtrain import faults
+from dtrain.checkpoint import manifest
+from dtrain.checkpoint.manifest import Manifest
+
+POLL, PATIENCE = 0.01, 1200.0
+"""Seconds between looks for the parts of other processes, and how long they are waited for."""
+
+
+def commit(unfinished: Path, final: Path, told: Manifest, rank: int, processes: int, holds: Callable[[], None]) -> None:
+    """Called in every process once all of `unfinished` is written; OSError where others do not do their part.
+
+    `holds` raises where this run is no longer the one that may write.
+    """
+    state = unfinished / "state"
+    mine = manifest.digests(state, manifest.share(manifest.files_of(state), rank, processes))
+    _put(_part(unfinished, rank), mine)
+    if rank:
+        _until(final.is_dir, f"process 0 did not commit step {told.step}")
+        return
+    parts = [_part(unfinished, one) for one in range(processes)]
+    _until(lambda: all(part.exists() for part in parts), f"not every process digested its part of step {told.step}")
+    files = {f"state/{path}": digest for part in parts for path, digest in json.loads(part.read_text()).items()}
+    for part in parts:
+        part.unlink()
+    replace(told, files=files).write(unfinished)
+    faults.strike("save:commit", rank)
+    holds()
+    unfinished.rename(final)
+    _sync(final.parent)
+    faults.strike("save:committed", rank)
+
+
+def _part(folder: Path, rank: int) -> Path:
+    return folder / f"digests-{rank}.json"
+
+
+def _put(path: Path, values: object) -> None:
+    """Whole or not at all: another process looks for it."""
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(values))
+    part.replace(path)
+
+
+def _until(done: Callable[[], bool], failure: str) -> None:
+    end = time.monotonic() + PATIENCE
+    while not done():
+        if time.monotonic() > end:
+            raise OSError(failure)
+        time.sleep(POLL)
+
+
+def _sync(folder: Path) -> None:
+    """What was renamed in the folder is on disk when this returns."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

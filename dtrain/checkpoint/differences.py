@@ -1,0 +1,24 @@
+"""Where a saved state and a wanted one differ."""
+
+from typing import Any
+
+import jax
+
+from dtrain.params import dotted
+
+
+def differences(stored: Any, shapes: Any) -> list[str]:
+    """Where stored arrays and wanted ones differ: missing, too many, or of other shape or dtype."""
+    have = {dotted(path): (tuple(x.shape), str(x.dtype)) for path, x in _leaves(stored.tree)}
+    want = {dotted(path): (tuple(x.shape), str(x.dtype)) for path, x in _leaves(shapes)}
+    found = [f"{name}: saved, but not in the recipe" for name in sorted(have.keys() - want.keys())]
+    found += [f"{name}: in the recipe, but not saved" for name in sorted(want.keys() - have.keys())]
+    return found + [
+        f"{name}: saved as {have[name][1]}{list(have[name][0])}, the recipe has {want[name][1]}{list(want[name][0])}"
+        for name in sorted(have.keys() & want.keys())
+        if have[name] != want[name]
+    ]
+
+
+def _leaves(tree: Any) -> list[tuple[Any, Any]]:
+    return jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda leaf: hasattr(leaf, "dtype"))[0]

@@ -1,0 +1,80 @@
+"""One run at a time writes to a folder; a dead owner is taken over."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dtrain import lease
+from dtrain.errors import Locked
+from dtrain.lease import leased
+
+
+def owner(path: Path, **changes: object) -> None:
+    """A lease as its owner wrote it, with some facts changed."""
+    path.write_text(json.dumps({"token": "other", "since": time.time(), **lease._self(), **changes}))
+
+
+def test_it_is_held_and_let_go(tmp_path: Path) -> None:
+    path = tmp_path / "lease.json"
+    with leased(path, pytest.fail) as held:
+        held.holds()
+        with pytest.raises(Locked, match=f"in use by process {os.getpid()} on"), leased(path, pytest.fail):
+            pass
+        held.holds()
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("dead", [
+    {"pid": 2**22 + 1}, {"born": "12"}, {"boot": "another", "host": "here", "stale": True},
+])  # fmt: skip
+def test_that_of_the_dead_is_taken_over(tmp_path: Path, dead: dict[str, object]) -> None:
+    path, said = tmp_path / "lease.json", []
+    owner(path, **dead)
+    if "stale" in dead:
+        os.utime(path, (time.time() - 61, time.time() - 61))
+    with leased(path, said.append):
+        assert "which is gone" in said[0]
+
+
+def test_one_from_elsewhere_lives_while_it_is_touched(tmp_path: Path) -> None:
+    path = tmp_path / "lease.json"
+    owner(path, host="another")
+    with pytest.raises(Locked, match="on another"), leased(path, pytest.fail):
+        pass
+
+
+def test_who_was_taken_over_notices_and_leaves_the_lease_alone(tmp_path: Path) -> None:
+    path = tmp_path / "lease.json"
+    with leased(path, pytest.fail) as held:
+        owner(path, token="newer")
+        with pytest.raises(Locked, match="taken over"):
+            held.holds()
+    assert json.loads(path.read_text())["token"] == "newer"
+
+
+def test_a_damaged_lease_is_nobodys(tmp_path: Path) -> None:
+    path = tmp_path / "lease.json"
+    path.write_text("{")
+    os.utime(path, (time.time() - 61, time.time() - 61))
+    with leased(path, [].append) as held:
+        held.holds()
+
+
+@pytest.mark.slow
+def test_of_many_that_find_a_dead_owner_one_takes_over(tmp_path: Path) -> None:
+    path = tmp_path / "lease.json"
+    owner(path, pid=2**22 + 1)
+    program = (
+        "import sys, time, pathlib; from dtrain.lease import leased\n"
+        "with leased(pathlib.Path(sys.argv[1]), lambda said: None): time.sleep(3)"
+    )
+    command = [sys.executable, "-c", program, str(path)]
+    many = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(4)]
+    said = [one.communicate()[1] for one in many]
+    assert sorted(one.returncode for one in many) == [0, 1, 1, 1]
+    assert sum("Locked" in text for text in said) == 3
