@@ -87,6 +87,7 @@ def assemble(recipe: Recipe, devices: Sequence[Any], example: Example, steps: in
             update,
             rate,
             layout.declared,
+            skip=recipe.guard.not_finite == "skip",
         )
         return engine.trace(layout, step, shapes, batch, out=(states.placement(shapes), whole), donate=True)
 

@@ -49,6 +49,10 @@ class Folder:
         """Which process may write here."""
         return self.path / "lease.json"
 
+    def beat(self, rank: int) -> Path:
+        """A process's sign of life."""
+        return self.path / f"beat-{rank}.json"
+
     @property
     def checkpoints(self) -> Path:
         """A folder for each saved step."""

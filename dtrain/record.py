@@ -12,13 +12,15 @@ from typing import Any
 
 import jax
 
+from dtrain import beat
 from dtrain.data.source import Source
-from dtrain.errors import DtrainError, RecipeError
+from dtrain.errors import DtrainError, NotFinite, RecipeError
 from dtrain.folder import Folder
 from dtrain.recipe import yaml
 from dtrain.recipe.load import differences, text
 from dtrain.recipe.recipe import Recipe
 from dtrain.train.clock import Clock
+from dtrain.train.watch import RolledBack
 
 PACKAGES = ("dtrain", "jax", "jaxlib", "numpy", "optax", "orbax-checkpoint", "grain")
 
@@ -55,6 +57,19 @@ class Record:
             self.values["step"] = step
             self.write()
 
+    @property
+    def next_batch(self) -> int:
+        """The first batch that may be used: those before were passed over, or trained on."""
+        return self.values["next_batch"]
+
+    def went_back(self, spoiled: RolledBack, budget: int) -> None:
+        """Note that the run goes back. NotFinite where it did so too often."""
+        if self.values["went_back"] >= budget:
+            raise NotFinite(f"{spoiled.message}; the run went back {budget} times before (guard.budget)", spoiled.hint)
+        self.values["went_back"] += 1
+        self.values["next_batch"] = spoiled.batch
+        self.write()
+
     def end(self, state: str, reason: str, code: int) -> None:
         """Note how it ended."""
         self.values |= {"state": state, "reason": reason, "exit_code": code, "ended": time.time()}
@@ -62,12 +77,13 @@ class Record:
 
     def write(self) -> None:
         """Bring run.json up to date."""
-        before, now = self.before, self.clock.spent
+        before, now = self.before, self.clock.now()
         total = {
             name: round(before.get(name, 0.0) + now.get(name, 0.0), 3) for name in sorted(before.keys() | now.keys())
         }
         if self.lead:
-            self.place.write_record(self.values | {"seconds": total, "tracker_ids": self.ids})
+            told = {"seconds": total, "tracker_ids": self.ids, "written": time.time()}
+            self.place.write_record(self.values | told)
 
 
 @contextmanager
@@ -83,6 +99,9 @@ def kept(place: Folder, recipe: Recipe, lead: bool) -> Iterator[Record]:
         "started": old.get("started", time.time()),
         "ended": None,
         "starts": old.get("starts", 0) + 1,
+        "lost": _lost(old, beat.read(place.beat(0))),
+        "went_back": old.get("went_back", 0),
+        "next_batch": old.get("next_batch", 0),
         "versions": versions(),
         "git": _git(),
     }
@@ -99,6 +118,25 @@ def kept(place: Folder, recipe: Recipe, lead: bool) -> Iterator[Record]:
         log.end("failed", f"{type(error).__name__}: {error}", DtrainError.exit_code)
         raise
     log.end("finished", "all steps done", 0)
+
+
+def _lost(old: Mapping[str, Any], sign: beat.Sign | None) -> dict[str, float]:
+    """Seconds lost between starts of the run, by cause, the gap before this one added.
+
+    What was done since run.json was written is done again; from the last sign of life on, nothing was done.
+    """
+    found, now = dict(old.get("lost", {})), time.time()
+    if not old:
+        return found
+    killed, written = old.get("state") == "running", old.get("written", now)
+    last = max(written, sign.at if killed and sign else written)
+    for name, seconds in (
+        ("done again", last - written),
+        (f"down, {'killed' if killed else old['state']}", now - last),
+    ):
+        if seconds > 0:
+            found[name] = round(found.get(name, 0.0) + seconds, 3)
+    return found
 
 
 def finished(place: Folder, recipe: Recipe) -> bool:
@@ -126,9 +164,13 @@ def refuse_changes(place: Folder, recipe: Recipe, allowed: bool) -> None:
         raise RecipeError([head, *(f"  {line}" for line in changed)], hint)
 
 
-def beside(recipe: Recipe, mesh: Mapping[str, int], source: Source, step: int) -> dict[str, Any]:
-    """What is noted beside the state in a checkpoint."""
+def beside(
+    recipe: Recipe, mesh: Mapping[str, int], source: Source, passed: int, step: int, owed: bool
+) -> dict[str, Any]:
+    """What is noted beside the state in a checkpoint: batches passed over, and whether an evaluation is owed."""
     return {
+        "passed": passed,
+        "owed": owed,
         "examples": step * recipe.batch,
         "seed": recipe.seed,
         "recipe": hashlib.sha256(text(recipe).encode()).hexdigest()[:16],

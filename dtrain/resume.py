@@ -1,11 +1,13 @@
 """Where a start of a run goes on: the newest checkpoint that is sound, bit for bit what was saved, or the beginning."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
 
+from dtrain import faults
 from dtrain.assembly import Assembly
 from dtrain.checkpoint.manifest import Unsound
 from dtrain.checkpoint.store import Store
@@ -19,11 +21,25 @@ from dtrain.train.clock import Clock
 from dtrain.train.state import State, born
 
 
-def first_state(made: Assembly, store: Store, train: Source, console: Console, clock: Clock) -> tuple[State, int]:
-    """The state to go on from, and its step: the newest checkpoint, or born sharded."""
+@dataclass(frozen=True)
+class Start:
+    """Where a start of a run goes on."""
+
+    step: int = 0
+    passed: int = 0
+    """Batches that were passed over: step k takes batch k + passed."""
+    owed: bool = False
+    """Whether an evaluation was due at this step and not made."""
+
+
+def first_state(
+    made: Assembly, store: Store, train: Source, console: Console, clock: Clock, next_batch: int = 0
+) -> tuple[State, Start]:
+    """The state to go on from: the newest checkpoint, or born sharded. No batch before `next_batch` is used."""
     if store.untouched():
-        return born(made.make, made.shapes), 0
+        return born(made.make, made.shapes), Start(0, next_batch)
     with clock("restore"):
+        faults.strike("restore", jax.process_index())
         while newest := store.newest(console.warn):
             _refuse_other_data(newest.about, train)
             try:
@@ -33,9 +49,12 @@ def first_state(made: Assembly, store: Store, train: Source, console: Console, c
             except Unsound as error:
                 store.set_aside(newest.step, str(error), console.warn)
                 continue
-            console.say(f"resumed from step {newest.step} ({_promise(newest.about, made)})", "green")
-            return state, newest.step
-    return born(made.make, made.shapes), 0
+            told = newest.about
+            start = Start(newest.step, max(told["passed"], next_batch - newest.step), told["owed"])
+            over = f"; {start.passed} batches passed over" if start.passed else ""
+            console.say(f"resumed from step {newest.step} ({_promise(told, made)}{over})", "green")
+            return state, start
+    return born(made.make, made.shapes), Start(0, next_batch)
 
 
 def _refuse_other_data(saved: Mapping[str, Any], train: Source) -> None:

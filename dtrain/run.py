@@ -1,10 +1,9 @@
 """A run, read from top to bottom."""
 
 import dataclasses
-import itertools
 import statistics
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,19 +11,18 @@ from typing import Any
 
 import jax
 
-from dtrain import record
+from dtrain import faults, record
 from dtrain.assembly import Assembly, assemble
-from dtrain.batch import Batch, tokens_in
+from dtrain.batch import tokens_in
+from dtrain.beat import Beat
 from dtrain.checkpoint.store import Store
-from dtrain.data.batches import EvalBatches, TrainBatches, stream
-from dtrain.data.order import Order
 from dtrain.data.source import Source
 from dtrain.errors import DataError, Stopped
+from dtrain.feed import eval_batches, train_batches
 from dtrain.folder import Folder, folder
 from dtrain.forecast import Forecast, forecast
 from dtrain.introduction import introduction
 from dtrain.lease import leased
-from dtrain.parallel.engine import local_rows, put
 from dtrain.parallel.mesh import visible
 from dtrain.recipe.load import plain
 from dtrain.recipe.recipe import Recipe
@@ -38,8 +36,9 @@ from dtrain.train.audit import Audit
 from dtrain.train.clock import Clock
 from dtrain.train.hooks import Evaluation, Log, Report, Saving
 from dtrain.train.interrupt import Interrupt, listening
-from dtrain.train.loop import loop
+from dtrain.train.loop import Moment, loop
 from dtrain.train.state import State
+from dtrain.train.watch import RolledBack, Watch
 
 DRY_STEPS = 3
 
@@ -52,6 +51,7 @@ class Session:
     place: Folder
     console: Console
     log: record.Record
+    beat: Beat
     interrupt: Interrupt
     stack: ExitStack
     dry: bool
@@ -82,15 +82,39 @@ def run(
     record.refuse_changes(place, recipe, allow_changes)
     with ExitStack() as stack:
         holds = stack.enter_context(leased(place.lease, console.warn)).holds if lead else lambda: None
-        log, interrupt = (
-            stack.enter_context(record.kept(place, recipe, lead)),
-            stack.enter_context(listening(console.say)),
-        )
-        _train(Session(recipe, place, console, log, interrupt, stack, dry, holds))
+        log = stack.enter_context(record.kept(place, recipe, lead))
+        beat = stack.enter_context(closing(Beat(place.beat(jax.process_index()), recipe.guard.patience)))
+        log.clock.entered = beat
+        interrupt = stack.enter_context(listening(console.say, lambda: log.end("aborted", "left at once", 130)))
+        _train(Session(recipe, place, console, log, beat, interrupt, stack, dry, holds))
     return place
 
 
+@dataclass(frozen=True)
+class Ready:
+    """What does not change however often the run goes back."""
+
+    made: Assembly
+    train: Source
+    test: Source
+    step: jax.stages.Compiled
+    evaluate: jax.stages.Compiled
+    store: Store
+    foretold: Forecast | None
+
+
 def _train(on: Session) -> None:
+    ready = _ready(on)
+    while True:
+        with ExitStack() as stack:
+            spoiled = _attempt(dataclasses.replace(on, stack=stack), ready)
+        if spoiled is None:
+            return
+        on.log.went_back(spoiled, on.recipe.guard.budget)
+        on.console.warn(f"{spoiled.message}: going back to the newest checkpoint, over the batches since")
+
+
+def _ready(on: Session) -> Ready:
     train, test = on.recipe.data.open("train"), on.recipe.data.open("test")
     steps, devices = on.recipe.total_steps(len(train)), jax.devices()
     unfit = on.recipe.model.mismatch(test.example)
@@ -102,48 +126,71 @@ def _train(on: Session) -> None:
     for line in introduction(made, train, test, steps, devices):
         on.console.say(line)
     step, evaluate = _compiled(on, made)
-    foretold = forecast(on.place, made, devices)
-
     store = on.stack.enter_context(Store(on.place.checkpoints.absolute(), on.recipe.checkpoint, holds=on.holds))
-    state, start = first_state(made, store, train, on.console, on.clock)
-    on.log.committed(start)
-    end = min(steps, start + DRY_STEPS) if on.dry else steps
+    return Ready(made, train, test, step, evaluate, store, forecast(on.place, made, devices))
 
-    one_at_a_time = _pretended(devices)
-    logging = Log(1 if on.dry else on.recipe.track.every, _reporter(on, made, start, end, steps, foretold), on.clock)
-    held_out = partial(_eval_batches, made, test, 1 if on.dry else None)
-    evaluation = Evaluation(on.recipe.evaluate, evaluate, held_out, logging, on.clock, "token" in train.example)
-    saving = Saving(
-        on.recipe.checkpoint.every, on.recipe.checkpoint.best, _saver(on, made, store, train), on.clock, one_at_a_time
+
+def _attempt(on: Session, ready: Ready) -> RolledBack | None:
+    """From the newest checkpoint to the end, or to a step that it is better to go back from."""
+    made, store, steps = ready.made, ready.store, ready.made.steps
+    state, start = first_state(made, store, ready.train, on.console, on.clock, on.log.next_batch)
+    on.log.committed(start.step)
+    end = min(steps, start.step + DRY_STEPS) if on.dry else steps
+
+    pretended, skipping = _pretended(jax.devices()), on.recipe.guard.not_finite == "skip"
+    report = _reporter(on, made, start.step, end, ready.foretold)
+    logging = Log(1 if on.dry else on.recipe.track.every, report, on.clock, skipping)
+    held_out = partial(eval_batches, made, ready.test, 1 if on.dry else None)
+    evaluation = Evaluation(
+        on.recipe.evaluate, ready.evaluate, held_out, logging, on.clock, "token" in ready.train.example
     )
+    save = _saver(on, ready, start.passed, evaluation.due)
+    saving = Saving(on.recipe.checkpoint.every, on.recipe.checkpoint.best, save, on.clock, pretended, skipping)
+    watch = Watch(on.recipe.guard, start.passed)
 
-    with on.console.progress(start, steps), on.clock.rest("step"):
-        on.interrupt.training = True
-        logging.begin(start)
-        state, stopped = loop(
-            step,
-            state,
-            _train_batches(made, train, start, end),
-            span=range(start + 1, end + 1),
-            hooks=[lambda at: on.console.tick(at.step), logging, evaluation, saving],
-            stop=on.interrupt.agreed,
-            clock=on.clock,
-            one_at_a_time=one_at_a_time,
-        )
+    on.interrupt.training = True
+    try:
+        with on.console.progress(start.step, steps), on.clock.rest("step"):
+            logging.begin(start.step)
+            if start.owed:
+                store.note(start.step, evaluation.measure(start.step, state))
+            state, stopped = loop(
+                ready.step,
+                state,
+                train_batches(made, ready.train, start.step + start.passed, end + start.passed),
+                span=range(start.step + 1, end + 1),
+                hooks=[partial(_alive, on), watch, logging, evaluation, saving],
+                stop=on.interrupt.agreed,
+                clock=on.clock,
+                one_at_a_time=pretended,
+            )
+    except RolledBack as spoiled:
+        with on.clock("save"):
+            store.wait()
+        return spoiled.with_traceback(None)  # whose frames would keep the state in memory
     with on.clock("save"):
         store.wait()
     on.log.committed(store.committed)
-    if foretold and logging.step_ms:
-        on.console.say(foretold.against(statistics.median(logging.step_ms)))
+    if ready.foretold and logging.step_ms:
+        on.console.say(ready.foretold.against(statistics.median(logging.step_ms)))
     if on.dry:
         compare(made, store, state, end, on.console)
     elif stopped and saving.saved < steps:
         raise Stopped(f"stopped at step {saving.saved}/{steps}, saved", "run the same command again to go on")
+    return None
+
+
+def _alive(on: Session, at: Moment) -> None:
+    on.console.tick(at.step)
+    on.beat.step = at.step
+    on.beat("step")
+    faults.strike(f"step:{at.step}", jax.process_index())
 
 
 def _compiled(on: Session, made: Assembly) -> tuple[jax.stages.Compiled, jax.stages.Compiled]:
     """The training and the evaluation step, compiled, after a look at what the first is made of."""
     with on.clock("compile"):
+        faults.strike("compile", jax.process_index())
         traced = made.train()
         warnings = guard.captured(traced, on.recipe.guard.constants_mb)
         warnings += guard.impure(made.train, traced) if on.recipe.guard.purity else []
@@ -155,9 +202,9 @@ def _compiled(on: Session, made: Assembly) -> tuple[jax.stages.Compiled, jax.sta
     return step, evaluate
 
 
-def _reporter(on: Session, made: Assembly, start: int, end: int, steps: int, foretold: Forecast | None) -> Report:
+def _reporter(on: Session, made: Assembly, start: int, end: int, foretold: Forecast | None) -> Report:
     """Where measured values go: the console, metrics.jsonl, the recipe's trackers. Process 0 alone."""
-    recipe, trackers = on.recipe, []
+    recipe, steps, trackers = on.recipe, made.steps, []
     if jax.process_index() == 0:
         about = About(on.place, recipe.name, plain(recipe), on.log.ids, start)
         sinks = [lines(on.place.metrics, start), *(sink.open(about) for sink in recipe.track.to)]
@@ -180,31 +227,21 @@ def _reporter(on: Session, made: Assembly, start: int, end: int, steps: int, for
 
 
 def _saver(
-    on: Session, made: Assembly, store: Store, train: Source
+    on: Session, ready: Ready, passed: int, due: Callable[[int], bool]
 ) -> Callable[[int, State, Mapping[str, float], Audit], None]:
-    about = partial(record.beside, on.recipe, visible(made.layout.sizes), train)
+    store, warned = ready.store, []
+    about = partial(record.beside, on.recipe, visible(ready.made.layout.sizes), ready.train, passed)
 
     def save(number: int, state: State, metrics: Mapping[str, float], found: Audit) -> None:
-        store.save(number, state, about(number), metrics, found.checksum)
+        owed = due(number) and not metrics
+        store.save(number, state, about(number, owed), metrics, found.checksum)
         on.log.committed(store.committed)
+        on.beat.committed = -1 if store.committed is None else store.committed
+        grace = on.recipe.checkpoint.grace
+        if store.took > grace and not warned:
+            warned.append(on.console.warn(f"a save takes {store.took:.0f} s; a preempted machine is left {grace:.0f}"))
 
     return save
-
-
-def _train_batches(made: Assembly, source: Source, start: int, steps: int) -> Iterator[Batch]:
-    """Batches `start` to `steps` on the devices."""
-    recipe, layout = made.recipe, made.layout
-    local, order = local_rows(layout, recipe.batch), Order(len(source), recipe.seed, source.starts)
-    host = TrainBatches(source, order, recipe.batch, local, start, steps, recipe.data.keyed)
-    return (put(recipe.engine, layout, batch, recipe.batch) for batch in stream(host, recipe.data.load))
-
-
-def _eval_batches(made: Assembly, source: Source, limit: int | None) -> Iterator[Batch]:
-    """Every held-out example once, on the devices; at most `limit` batches of them."""
-    size, layout = made.eval_batch, made.layout
-    host = EvalBatches(source, size, local_rows(layout, size))
-    load = dataclasses.replace(made.recipe.data.load, workers=0)
-    return (put(made.recipe.engine, layout, batch, size) for batch in itertools.islice(stream(host, load), limit))
 
 
 def _pretended(devices: list[Any]) -> bool:

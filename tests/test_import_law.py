@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parents[1] / "dtrain"
 
 LAYERS = [
     {"errors", "fields", "hardware", "faults"},
-    {"batch", "params", "folder", "lease", "attention", "varying"},
+    {"batch", "params", "folder", "lease", "beat", "attention", "varying"},
     {"experts", "product"},
     {"context", "precision"},
     {"model", "caching"},
@@ -20,7 +20,7 @@ LAYERS = [
     {"recipe"},
     {"train"},
     {"assembly", "record"},
-    {"introduction", "forecast"},
+    {"introduction", "forecast", "feed"},
     {"resume"},
     {"run", "generate", "explain", "report", "supervise", "doctor"},
     {"plan"},
@@ -56,7 +56,7 @@ def test_imports_go_down(path: Path) -> None:
 def test_only_the_recipe_names_every_union() -> None:
     unions = {"models", "data", "parallel", "track"}
     for path in FILES:
-        if room_of(path) in {"recipe", "run", "assembly", "generate", "introduction", "plan"}:
+        if room_of(path) in {"recipe", "run", "assembly", "generate", "introduction", "feed", "resume", "plan"}:
             continue
         assert not unions <= set(imports(path)), path
 

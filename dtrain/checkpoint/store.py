@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,29 +26,12 @@ from dtrain.checkpoint import manifest
 from dtrain.checkpoint.commit import commit
 from dtrain.checkpoint.differences import differences
 from dtrain.checkpoint.manifest import Manifest, Unsound
+from dtrain.checkpoint.policy import Checkpoint
 from dtrain.errors import CheckpointError, DtrainError, EnvironmentFault
-from dtrain.fields import Natural, Positive
 
 TRASH, UNFINISHED, BAD = ".trash", ".unfinished", ".bad-"
 
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Checkpoint:
-    """When state is saved and which of it is kept. It is always saved at the end and when stopped."""
-
-    every: Natural = 0
-    """Steps between saves; 0 saves only at the end and when stopped."""
-    keep: Positive = 2
-    """The newest so many are kept."""
-    best: str | None = None
-    """Keep the best by this metric too: `eval/accuracy`. Lower is better for loss and perplexity."""
-
-    @property
-    def lower_is_better(self) -> bool:
-        """Whether the best is the smallest."""
-        return (self.best or "").endswith(("loss", "perplexity"))
 
 
 class Store:
@@ -65,8 +48,11 @@ class Store:
         self._rank, self._processes = jax.process_index(), jax.process_count()
         self.committed: int | None = None
         """The last step that this process saw become a checkpoint."""
+        self.took = 0.0
+        """Seconds from the beginning of that save to its commit."""
         self._saving: threading.Thread | None = None
         self._failed: BaseException | None = None
+        self._began = 0.0
         try:
             if not reading and self._rank == 0:
                 path.mkdir(parents=True, exist_ok=True)
@@ -141,13 +127,20 @@ class Store:
         if step in self.steps():
             return
         ranked = {name: value for name, value in metrics.items() if name == self._policy.best}
-        told = Manifest(step, dict(about), ranked)
+        told, self._began = Manifest(step, dict(about), ranked), time.monotonic()
         with self._writing(step):
             faults.strike("save:begin", self._rank)
             (self._path / UNFINISHED / str(step)).mkdir(parents=True, exist_ok=True)
             self._orbax.save(self._path / UNFINISHED / str(step) / "state", state)
         self._saving = threading.Thread(target=self._finish, args=(told, proof), name=f"save {step}", daemon=True)
         self._saving.start()
+
+    def note(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Add what was measured of a checkpoint after it was saved."""
+        ranked = {name: value for name, value in metrics.items() if name == self._policy.best}
+        if ranked and self._rank == 0:
+            folder = self._path / str(step)
+            replace(manifest.read(folder), metrics=ranked).write(folder)
 
     def wait(self) -> None:
         """Until the save under way is a checkpoint. EnvironmentFault where it could not become one."""
@@ -182,9 +175,11 @@ class Store:
                 faults.strike("save:digest", self._rank)
                 unfinished, final = self._path / UNFINISHED / str(told.step), self._path / str(told.step)
                 commit(unfinished, final, told, self._rank, self._processes, self._holds)
-                self.committed = told.step
+                self.committed, self.took = told.step, time.monotonic() - self._began
                 if self._rank == 0:
                     self._retire()
+                    with suppress(OSError):
+                        (self._path / UNFINISHED).rmdir()
         except BaseException as error:
             self._failed = error
             if self._rank == 0:

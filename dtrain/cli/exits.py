@@ -2,6 +2,7 @@
 
 import errno
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Iterator
@@ -13,6 +14,10 @@ from dtrain.errors import Aborted, DtrainError, EnvironmentFault
 
 MACHINE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE}
 """What the operating system says when the machine, not the program, is at fault."""
+
+
+AGAIN = 0.5
+"""Seconds until an interrupt that nobody heard is raised again."""
 
 
 @contextmanager
@@ -41,6 +46,37 @@ def exits(debug: bool = False, leave: bool = False) -> Iterator[None]:
         sys.stderr.flush()
         os._exit(code)
     raise typer.Exit(code)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Ctrl-C as a KeyboardInterrupt that is surely heard: raised again until `heard` is called, or this is left.
+
+    JAX has callbacks in which an error, and with it the only KeyboardInterrupt, is lost.
+    """
+
+    def ask(_number: int, _frame: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, AGAIN)
+        raise KeyboardInterrupt
+
+    def lost(told: "sys.UnraisableHookArgs") -> None:
+        if not issubclass(told.exc_type, KeyboardInterrupt):
+            sys.__unraisablehook__(told)
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGALRM)}
+    sys.unraisablehook = lost
+    try:
+        yield
+    finally:
+        heard()
+        sys.unraisablehook = sys.__unraisablehook__
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def heard() -> None:
+    """The interrupt need not be raised again."""
+    signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def _unforeseen(error: Exception, debug: bool) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dtrain.cli.arguments import Debug, Json, Overrides, Recipe, RunsDir
-from dtrain.cli.exits import exits
+from dtrain.cli.exits import exits, heard, interruptible
 from dtrain.errors import Aborted, DtrainError, EnvironmentFault, RecipeError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def plan(
     debug: Debug = False,
 ) -> None:
     """Say whether a run fits on hardware that is not there, how fast it goes and what it costs."""
-    with exits(debug):
+    with exits(debug), interruptible():
         from dtrain.cli.recipes import find
         from dtrain.plan.target import target
 
@@ -150,7 +150,7 @@ def _search(loaded: "Loaded", on: "Target", tries: int, jobs: int, price: float 
     from dtrain.plan.report import found_lines, values
     from dtrain.plan.search import search
 
-    found = search(loaded, on, tries, jobs, price, lambda text: typer.echo(text, err=True))
+    found = search(loaded, on, tries, jobs, price, lambda text: typer.echo(text, err=True), heard)
     if as_json:
         ranked: list[Any] = [{"changes": one.changes, **values(plan)} for one, plan in found.ranked]
         typer.echo(json.dumps({"ranked": ranked, "stopped": found.stopped}, indent=2))

@@ -1,6 +1,8 @@
 """dtrain run"""
 
+import faulthandler
 import logging
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +13,7 @@ from dtrain.cli.arguments import Debug, Devices, Overrides, Recipe, RunsDir
 from dtrain.cli.exits import exits
 from dtrain.errors import RecipeError
 
+RESTARTS = 3
 EXAMPLE = "Example: dtrain run mlp-digits optimizer.lr=3e-4 --devices 8"
 
 
@@ -24,6 +27,10 @@ def run(
     overrides: Overrides = None,
     devices: Devices = None,
     processes: Annotated[int, typer.Option(min=1, help="Run in this many processes on this machine's CPU.")] = 1,
+    restarts: Annotated[
+        int | None,
+        typer.Option(min=0, help="Start again so often without a new checkpoint; 3 with --processes, else 0."),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="A few real steps, a save and a restore, on the CPU; keeps nothing.")
     ] = False,
@@ -34,14 +41,17 @@ def run(
     debug: Debug = False,
 ) -> None:
     """Train. Running the same recipe again goes on where it stopped."""
-    from dtrain.parallel.devices import join, pretend, seat
+    from dtrain.parallel.devices import join, leave_with_parent, pretend, seat, watched
 
     place = seat()
-    with exits(debug, leave=place is not None):
-        if processes > 1 and dry_run:
+    with exits(debug, leave=watched()):
+        if (processes > 1 or restarts) and dry_run:
             raise RecipeError("--dry-run takes one process", "use --devices in place of --processes")
-        if processes > 1 and place is None:
-            raise typer.Exit(_together(recipe, overrides or [], devices, processes))
+        if (processes > 1 or restarts) and not watched():
+            again = restarts if restarts is not None else RESTARTS
+            raise typer.Exit(_supervised(recipe, overrides or [], devices, processes, runs_dir, again))
+        leave_with_parent()
+        faulthandler.register(signal.SIGUSR1, all_threads=True)
         if devices or dry_run:
             pretend(_count(recipe, overrides or [], devices) // (place.processes if place else 1))
         if place:
@@ -88,15 +98,21 @@ def _count(recipe: str, overrides: list[str], devices: int | None) -> int:
     return least_devices(compose(find(recipe), overrides))
 
 
-def _together(recipe: str, overrides: list[str], devices: int | None, processes: int) -> int:
+def _supervised(
+    recipe: str, overrides: list[str], devices: int | None, processes: int, runs: Path, restarts: int
+) -> int:
     from dtrain.cli.recipes import find
+    from dtrain.folder import folder
     from dtrain.recipe.load import load
-    from dtrain.supervise import together
+    from dtrain.supervise import supervise
 
+    if processes == 1:
+        place = folder(runs, load(find(recipe), overrides, devices).name)
+        return supervise(sys.argv[1:], 1, place, restarts)
     total = devices or processes
     if total % processes:
         raise RecipeError(
             f"--devices {total} do not divide by --processes {processes}", f"use {processes} or a multiple"
         )
-    load(find(recipe), overrides, total)
-    return together([*sys.argv[1:], *([] if devices else ["--devices", str(total)])], processes)
+    place = folder(runs, load(find(recipe), overrides, total).name)
+    return supervise([*sys.argv[1:], *([] if devices else ["--devices", str(total)])], processes, place, restarts)

@@ -104,8 +104,19 @@ class Found:
         return self.ranked[0] if self.ranked else None
 
 
-def search(recipe: Recipe, on: Target, tries: int, workers: int, price: float | None, say: Say) -> Found:
-    """Try at most `tries` compiled variants, the recipe as it stands being the first."""
+def search(
+    recipe: Recipe,
+    on: Target,
+    tries: int,
+    workers: int,
+    price: float | None,
+    say: Say,
+    heard: Callable[[], object] = int,
+) -> Found:
+    """Try at most `tries` compiled variants, the recipe as it stands being the first.
+
+    Interrupted, it calls `heard` and gives what it has.
+    """
     found = Found(None)
     base = Candidate(recipe, {})
     try:
@@ -124,6 +135,7 @@ def search(recipe: Recipe, on: Target, tries: int, workers: int, price: float | 
             if outcome.fits and outcome.timing:
                 found.ranked.append((candidate, outcome))
     except KeyboardInterrupt:
+        heard()
         found.stopped = True
     found.ranked.sort(key=lambda pair: pair[1].timing.seconds if pair[1].timing else float("inf"))
     return found
@@ -148,9 +160,17 @@ def _shapes(recipe: Recipe, on: Target, say: Say) -> list[Candidate]:
 
 
 def _ranked(wanted: Sequence[Candidate], on: Target) -> list[Candidate]:
-    """Those that fit, the fastest first."""
-    outcomes = ((number, Job(candidate.recipe, on, quick=True).make()) for number, candidate in enumerate(wanted))
-    plans = [(number, made) for number, made in outcomes if isinstance(made, Plan) and made.timing]
+    """Those that fit, the fastest first. More microbatches are only tried where fewer do not fit."""
+    plans: list[tuple[int, Plan]] = []
+    enough: set[str] = set()
+    for number, candidate in enumerate(wanted):
+        rest = str({key: value for key, value in candidate.changes.items() if key != "accumulate"})
+        if rest in enough:
+            continue
+        made = Job(candidate.recipe, on, quick=True).make()
+        if isinstance(made, Plan) and made.timing:
+            plans.append((number, made))
+            enough |= {rest} if made.fits else set()
     fitting = [(number, made) for number, made in plans if made.fits] or plans
     order = sorted(fitting, key=lambda pair: (pair[1].timing.seconds if pair[1].timing else 0.0, pair[0]))
     return [wanted[number] for number, _ in order]
@@ -192,7 +212,7 @@ def finer(candidate: Candidate, on: Target) -> Iterator[Candidate]:
     own = {name: getattr(model, name) for name, values in choices.items() if values}
     for values in product(*(dict.fromkeys((own[name], *choices[name])) for name in own)):
         fields = {name: value for name, value in zip(own, values, strict=True) if value != own[name]}
-        for parts in (recipe.accumulate, *(n for n in MICROBATCHES if n != recipe.accumulate)):
+        for parts in sorted({recipe.accumulate, *MICROBATCHES}):
             changed_model: Any = dataclasses.replace(model, **fields)  # pyright: ignore[reportArgumentType]
             changed = dataclasses.replace(recipe, model=changed_model, accumulate=parts)
             changes = ({"model": fields} if fields else {}) | (

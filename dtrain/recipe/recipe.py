@@ -1,8 +1,11 @@
 """The recipe: every section is the object that does the work."""
 
 from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
-from dtrain.checkpoint.store import Checkpoint
+from annotated_types import Gt
+
+from dtrain.checkpoint.policy import Checkpoint
 from dtrain.data.digits import Digits
 from dtrain.data.idx import IDX
 from dtrain.data.images import Images
@@ -52,7 +55,20 @@ class Track:
 
 @dataclass(frozen=True, kw_only=True)
 class Guard:
-    """What is watched for in the compiled step."""
+    """What is watched for in the compiled step, and while it runs."""
+
+    not_finite: Literal["stop", "skip", "rollback"] = "stop"
+    """Where the loss or the gradients are not finite: stop (exit code 7), leave the update out, or go back to
+    the newest checkpoint and pass over the batches from there on."""
+    spike: Annotated[float, Gt(1)] | None = None
+    """A loss so many times the median of the last 50 is a spike."""
+    on_spike: Literal["stop", "rollback"] = "rollback"
+    """Where there is one: stop (exit code 7), or go back and pass over the batches."""
+    budget: Natural = 5
+    """How many updates may be left out, or how often the run may go back, before it stops."""
+    patience: PositiveFloat = 300.0
+    """Seconds that a step may take before its process counts as hung; compiling, restoring, saving and
+    evaluating may take ten times as long."""
 
     constants_mb: PositiveFloat = 1.0
     """Arrays baked into the program that are larger than this are reported."""

@@ -37,6 +37,12 @@ class Summary:
         times = [f"{name} {found['seconds'][name]:.1f}" for name in SECTIONS if name in found["seconds"]]
         if times:
             rows.append(f"  time   {'  '.join(times)}  (seconds)")
+        if found["goodput"]:
+            lost = [f"{name} {seconds:.1f}" for name, seconds in found["lost"].items()]
+            starts = f" in {found['starts']} starts" if found["starts"] > 1 else ""
+            rows.append(
+                f"  goodput {found['goodput']:.1%} of {found['wall']:.1f} s{starts}  {'  '.join(lost)}".rstrip()
+            )
         rows.append(f"  folder {found['folder']}")
         return "\n".join(rows)
 
@@ -54,8 +60,17 @@ def summarise(place: Folder) -> Summary:
         last |= {name: value for name, value in row.items() if name.startswith(("train/", "eval/"))}
     values = {key: record.get(key) for key in ("name", "state", "reason", "exit_code", "step", "steps", "starts")}
     values |= {key: record.get(key) for key in ("seconds", "versions", "topology", "git", "started", "ended")}
+    values |= {"lost": record.get("lost", {})} | _goodput(record)
     values |= {"folder": str(place.path), "last": last, "best": _best(rows)} | _speed(rows)
     return Summary(values)
+
+
+def _goodput(record: dict[str, Any]) -> dict[str, float]:
+    """The part of all time since the first start in which steps were done that did not have to be done again."""
+    end, start = record.get("ended") or record.get("written"), record.get("started")
+    if not (end and start and end > start):
+        return {"goodput": 0.0, "wall": 0.0}
+    return {"goodput": record.get("seconds", {}).get("step", 0.0) / (end - start), "wall": end - start}
 
 
 def _best(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:

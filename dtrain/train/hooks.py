@@ -16,6 +16,7 @@ from dtrain.train.audit import Audit, audit
 from dtrain.train.clock import Clock
 from dtrain.train.loop import Moment
 from dtrain.train.state import State
+from dtrain.train.watch import CAUSES
 
 Report = Callable[[int, dict[str, float]], None]
 
@@ -31,6 +32,8 @@ class Log:
     every: int
     report: Report
     clock: Clock
+    skipping: bool = False
+    """Whether updates that are not finite are left out, so that the run goes on after them."""
     step_ms: list[float] = field(default_factory=list)
     """Of every time span that was reported."""
     _pending: tuple[int, dict[str, Any], dict[str, float]] | None = None
@@ -52,6 +55,8 @@ class Log:
         if self._pending:
             step, metrics, times = self._pending
             self._pending = None
+            if self.skipping and not bool(metrics["finite"]):
+                return
             values = finite(step, metrics)
             self.report(step, {f"train/{name}": value for name, value in values.items()} | times)
 
@@ -67,16 +72,18 @@ class Log:
 def finite(step: int, metrics: Mapping[str, Any]) -> dict[str, float]:
     """The metrics as numbers; NotFinite where the loss or the gradients' norm is not finite."""
     values = {name: float(value) for name, value in jax.device_get(dict(metrics)).items()}
-    for name in ("loss", "grad_norm"):
-        if not math.isfinite(values[name]):
-            hint = "lower optimizer.lr, add warm-up, or set optimizer.clip; earlier checkpoints are kept"
-            raise NotFinite(f"{name} is {values[name]} at step {step}", hint)
+    if not values.pop("finite"):
+        bad = next((name for name in ("loss", "grad_norm") if not math.isfinite(values[name])), "the loss")
+        raise NotFinite(f"{bad} is {values.get(bad, 'not finite')} at step {step}", CAUSES)
     return values
 
 
 @dataclass
 class Evaluation:
-    """Measures the held-out examples every so many steps, and at the end."""
+    """Measures the held-out examples every so many steps, and at the end.
+
+    Where the run is to stop, there may be little time: what was due is then owed to the next start.
+    """
 
     section: Evaluate
     compiled: Callable[[State, Batch], Loss]
@@ -87,17 +94,20 @@ class Evaluation:
     """Whether the loss is that of the next token."""
 
     def __call__(self, at: Moment) -> None:
-        due = self.section.every and at.step % self.section.every == 0
-        if due or at.last:
+        if at.last or (self.due(at.step) and not at.stopping):
             at.results.update(self.measure(at.step, at.state))
+
+    def due(self, step: int) -> bool:
+        """Whether it is measured after this step."""
+        return bool(self.section.every) and step % self.section.every == 0
 
     def measure(self, step: int, state: State) -> dict[str, float]:
         """Means over the whole held-out set."""
         jax.block_until_ready(state)  # the step's own time ends here
-        start = time.perf_counter()
-        found = [jax.device_get(self.compiled(state, batch)) for batch in self.batches()]
-        seconds = time.perf_counter() - start
-        self.clock.add("evaluate", seconds)
+        start = self.clock.of("evaluate")
+        with self.clock("evaluate"):
+            found = [jax.device_get(self.compiled(state, batch)) for batch in self.batches()]
+        seconds = self.clock.of("evaluate") - start
         total = jax.tree.map(lambda *parts: sum(float(part) for part in parts), *found)
         sums = {"loss": total.sum, **total.metrics}
         values = {f"eval/{name}": value / total.weight for name, value in sums.items()}
@@ -118,13 +128,16 @@ class Saving:
     clock: Clock
     one_at_a_time: bool = False
     """As in the loop: nothing may be under way on the devices beside a step."""
+    skipping: bool = False
+    """Whether a step that is not finite leaves the state as it was."""
     saved: int = field(default=-1)
 
     def __call__(self, at: Moment) -> None:
         due = (self.every and at.step % self.every == 0) or self.best in at.results
         if due or at.last or at.stopping:
             jax.block_until_ready(at.state)  # the step's own time ends here
-            finite(at.step, at.metrics)
+            if not self.skipping:
+                finite(at.step, at.metrics)
             with self.clock("save"), jax.transfer_guard("allow"):  # orbax moves what it likes
                 found = audit(at.step, at.state)
                 if self.one_at_a_time:

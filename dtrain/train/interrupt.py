@@ -32,8 +32,8 @@ class Interrupt:
 
 
 @contextmanager
-def listening(say: Callable[[str], None]) -> Iterator[Interrupt]:
-    """Catch SIGINT and SIGTERM while inside.
+def listening(say: Callable[[str], None], leave: Callable[[], None]) -> Iterator[Interrupt]:
+    """Catch SIGINT and SIGTERM while inside; `leave` is called before a second one ends the process.
 
     Where processes run together, JAX's own service catches SIGTERM and spreads the word.
     """
@@ -41,6 +41,7 @@ def listening(say: Callable[[str], None]) -> Iterator[Interrupt]:
 
     def asked(number: int, _: FrameType | None) -> None:
         if interrupt.signal:
+            leave()
             os._exit(Aborted.exit_code)
         interrupt.signal = signal.Signals(number).name
         if not interrupt.training:

@@ -36,17 +36,27 @@ def loss_of(model: Model, prepare: Prepare, precision: Precision) -> LossFn:
 
 
 def train_step(
-    grads: Grads, update: "optax.GradientTransformation", rate: Rate, declared: Tree
+    grads: Grads, update: "optax.GradientTransformation", rate: Rate, declared: Tree, *, skip: bool = False
 ) -> Callable[[State, Batch], tuple[State, Metrics]]:
-    """(state, batch) → the next state and the metrics of this step."""
+    """(state, batch) → the next state and the metrics of this step.
+
+    With `skip`, an update from a loss or gradients that are not finite is left out.
+    """
     import optax
 
     def step(state: State, batch: Batch) -> tuple[State, Metrics]:
         found, gradients = grads(state.params, batch)
         gradients = jax.tree.map(lambda g: g / found.weight.astype(g.dtype), gradients)
-        updates, optimizer = update.update(gradients, state.optimizer, state.params)
-        params = optax.apply_updates(state.params, updates)
-        metrics = means(found) | {"grad_norm": optax.tree.norm(learned(gradients, declared)), "lr": rate(state.step)}
+        norm = optax.tree.norm(learned(gradients, declared))
+        finite = jnp.isfinite(found.sum) & jnp.isfinite(norm)
+
+        def updated() -> tuple[Tree, Any]:
+            updates, optimizer = update.update(gradients, state.optimizer, state.params)
+            return optax.apply_updates(state.params, updates), optimizer
+
+        kept = lambda: (state.params, state.optimizer)  # noqa: E731
+        params, optimizer = jax.lax.cond(finite, updated, kept) if skip else updated()
+        metrics = means(found) | {"grad_norm": norm, "lr": rate(state.step), "finite": finite}
         return State(state.step + 1, params, optimizer), metrics
 
     return step

@@ -15,7 +15,8 @@ import pytest
 
 from dtrain.checkpoint import manifest
 from dtrain.checkpoint.manifest import Unsound
-from dtrain.checkpoint.store import BAD, TRASH, UNFINISHED, Checkpoint, Store
+from dtrain.checkpoint.policy import Checkpoint
+from dtrain.checkpoint.store import BAD, TRASH, UNFINISHED, Store
 from dtrain.errors import CheckpointError, EnvironmentFault, Locked, NotFinite
 
 STATE = {"a": jnp.arange(6.0).reshape(2, 3), "n": jnp.int32(4)}
