@@ -45,14 +45,16 @@ Dtrain = Callable[..., subprocess.CompletedProcess[str]]
 def dtrain(tmp_path: Path) -> Dtrain:
     """Run the command line in a process of its own, in an empty folder."""
 
-    def call(*arguments: str | Path, code: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
+    def call(
+        *arguments: str | Path, code: int = 0, seconds: float = 200, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             [sys.executable, "-m", "dtrain", *map(str, arguments)],
             cwd=tmp_path,
             env=bare_environment() | environment,
             capture_output=True,
             text=True,
-            timeout=200,
+            timeout=seconds,
             check=False,
         )
         assert done.returncode == code, f"exit code {done.returncode}, not {code}\n{done.stdout}\n{done.stderr}"

@@ -180,9 +180,18 @@ def test_a_frozen_worker_is_found_and_the_run_goes_on(
 
 @pytest.mark.slow
 def test_a_run_that_does_not_get_on_is_given_up(dtrain: Dtrain, recipe: Path) -> None:
-    failed = dtrain("run", recipe, "--restarts", "1", code=8, DTRAIN_FAULT="raise@step:3")
-    assert "a fault on purpose" in failed.stderr
+    failed = dtrain("run", recipe, "--restarts", "1", code=8, DTRAIN_FAULT="kill@step:3")
+    assert "process 0 ended first: killed by SIGKILL" in failed.stderr
     assert "started again 1 time without a new checkpoint" in failed.stderr
+
+
+@pytest.mark.slow
+def test_an_error_in_one_process_is_shown_as_the_cause(dtrain: Dtrain, recipe: Path) -> None:
+    start = time.monotonic()
+    failed = dtrain("run", recipe, *TWO, "--restarts", "0", code=70, DTRAIN_FAULT="raise@step:5/1")
+    assert "  (1) RuntimeError: a fault on purpose: raise@step:5/1" in failed.stderr
+    assert "process 1 ended first: exit code 70" in failed.stderr
+    assert time.monotonic() - start < 60
 
 
 @pytest.mark.slow

@@ -62,7 +62,7 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     return [
         f"{key}: was {before.get(key, 'not set')}, now {after.get(key, 'not set')}"
         for key in sorted(before.keys() | after.keys())
-        if before.get(key) != after.get(key)
+        if repr(before.get(key)) != repr(after.get(key))  # a NaN is no other than itself
     ]
 
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import random
 import re
 import signal
 import subprocess
@@ -272,7 +273,7 @@ def test_a_search_is_never_worse_and_writes_a_recipe(dtrain: Dtrain, tmp_path: P
     small = [*SMALL, "model.remat=full"]
     ask = ["plan", "decoder-tiny", *small, f"engine={engine}", "mesh={data: 1, fsdp: 4}", "--on", "v5e-4"]
     cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
-    done = dtrain(*ask, "--search", "--tries", "2", "--out", "better.yaml", "--json", **cache)
+    done = dtrain(*ask, "--search", "--tries", "2", "--out", "better.yaml", "--json", seconds=600, **cache)
     ranked = json.loads(done.stdout)["ranked"]
     base = next(one for one in ranked if not one["changes"])
     assert ranked[0]["step_seconds"] <= base["step_seconds"]
@@ -288,24 +289,33 @@ def test_a_search_is_never_worse_and_writes_a_recipe(dtrain: Dtrain, tmp_path: P
 def test_several_slices_are_planned(dtrain: Dtrain, on: str) -> None:
     mesh = "mesh={data: 2, fsdp: 16, slices: {data: 2}}"
     small = [*SMALL[:2], "batch=64", SMALL[3]]
-    found = json.loads(dtrain("plan", "decoder-tiny", *small, mesh, "--on", on, "--slices", "2", "--json").stdout)
+    found = json.loads(
+        dtrain("plan", "decoder-tiny", *small, mesh, "--on", on, "--slices", "2", "--json", seconds=600).stdout
+    )
     assert (found["chips"], found["slices"]) == (32, 2)
     across = [talk for talk in found["network"] if "data" in talk["axes"] or "slices" in talk["kind"]]
     assert sum(talk["bytes"] for talk in across) > 1e6
 
 
-@pytest.mark.parametrize("signal_at", [pytest.param(6.0, marks=COMPILER)])
-def test_interrupted_it_leaves_quietly(tmp_path: Path, signal_at: float) -> None:
+@pytest.mark.parametrize("after", [
+    pytest.param("meshes by arithmetic", marks=pytest.mark.slow), pytest.param("compiling 12", marks=COMPILER),
+])  # fmt: skip
+def test_interrupted_it_leaves_quietly(tmp_path: Path, after: str) -> None:
+    """At a random moment of its tracing, in whose callbacks JAX loses what is raised; and while it compiles."""
     command = [sys.executable, "-m", "dtrain", "plan", "decoder-tiny", *SMALL, "--on", "v5e-4", "--search"]
     env = bare_environment() | {"XDG_CACHE_HOME": str(tmp_path)}
     running = subprocess.Popen(
         command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    time.sleep(signal_at)
+    assert running.stderr
+    while after not in running.stderr.readline():
+        pass
+    time.sleep(random.random())
     running.send_signal(signal.SIGINT)
     out, err = running.communicate(timeout=60)
     assert "Traceback" not in err
-    assert "interrupted" in out
+    assert "interrupted before anything was compiled" in out
+    assert running.returncode == 130
 
 
 @pytest.mark.parametrize(("overrides", "slices"), [
@@ -322,7 +332,7 @@ def test_what_a_search_writes_loads_as_the_recipe_that_it_tried(
     shapes += [one for shape in shapes for one in finer(shape, on)]
     tried = [*shapes, *variants(wanted, shapes)]
     assert len(tried) > 50
-    for candidate in tried[:: max(len(tried) // 200, 1)]:
+    for candidate in tried[:: max(len(tried) // 40, 1)]:
         (tmp_path / "better.yaml").write_text(overlay(tmp_path / "llama3-2-1b.yaml", tmp_path, overrides, candidate))
         assert load(tmp_path / "better.yaml") == candidate.recipe
     assert all(one.recipe.mesh.sizes(on.devices) != wanted.mesh.sizes(on.devices) for one in meshes(wanted, on))
