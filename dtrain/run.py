@@ -127,6 +127,7 @@ def _ready(on: Session) -> Ready:
         on.console.say(line)
     step, evaluate = _compiled(on, made)
     store = on.stack.enter_context(Store(on.place.checkpoints.absolute(), on.recipe.checkpoint, holds=on.holds))
+    store.refuse_without_room(sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(made.shapes)))
     return Ready(made, train, test, step, evaluate, store, forecast(on.place, made, devices))
 
 

@@ -254,3 +254,48 @@ def test_an_evaluation_that_a_stop_left_out_is_made_after_it(dtrain: Dtrain, rec
     assert measured() == [6, 12, 18, 24]
     assert "eval/loss" in json.loads((run / "checkpoints" / "12" / "MANIFEST.json").read_text())["metrics"]
     assert record(run)["lost"]["down, stopped"] > 0
+
+
+SECRETS = ("WANDB_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "GOOGLE_APPLICATION_CREDENTIALS")
+
+
+@pytest.mark.slow
+def test_no_secret_of_the_environment_is_written_anywhere(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
+    canary = "canary-0a1b2c3d4e5f60718293a4b5c6d7e8f901234567"
+    told = dict.fromkeys(SECRETS, canary)
+    done = dtrain("run", recipe, "track.to=[{kind: tensorboard}, {kind: wandb, mode: offline}]", **told)
+    assert canary not in done.stdout + done.stderr
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(written) > 10
+    assert not [path for path in written if canary.encode() in path.read_bytes()]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_campaign_of_kills_loses_nothing(tmp_path: Path) -> None:
+    program = Path(__file__).parents[1] / "benchmarks" / "kill_campaign.py"
+    done = subprocess.run(
+        [sys.executable, program, "10"],
+        cwd=tmp_path,
+        env=bare_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 lost, 0 wrong" in done.stdout
+    assert "the end: the same bits" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_verify_gives_a_certificate(dtrain: Dtrain, recipe: Path) -> None:
+    told = dtrain("verify", recipe, "--kills", "2", "--devices", "2", "--json", seconds=300)
+    found = json.loads(told.stdout)
+    assert found["kept"]
+    assert [one["what"] for one in found["findings"]] == [
+        "killed 2 times, resumed",
+        "engine shard_map",
+        "in two processes",
+    ]
+    assert found["findings"][0]["shown"].startswith("the same bits; ")

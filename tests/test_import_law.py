@@ -22,7 +22,7 @@ LAYERS = [
     {"assembly", "record"},
     {"introduction", "forecast", "feed"},
     {"resume"},
-    {"run", "generate", "explain", "report", "supervise", "doctor"},
+    {"run", "generate", "explain", "report", "supervise", "verify", "doctor"},
     {"plan"},
     {"cli"},
     {"__main__"},

@@ -29,6 +29,8 @@ from dtrain.checkpoint.manifest import Manifest, Unsound
 from dtrain.checkpoint.policy import Checkpoint
 from dtrain.errors import CheckpointError, DtrainError, EnvironmentFault
 
+ROOM = 1.1
+"""Of a checkpoint's arrays: what it takes with all that is written about them."""
 TRASH, UNFINISHED, BAD = ".trash", ".unfinished", ".bad-"
 
 Say = Callable[[str], None]
@@ -74,6 +76,13 @@ class Store:
         """Committed steps, the newest first; whether they are sound is another question."""
         found = self._path.iterdir() if self._path.is_dir() else ()
         return sorted((int(path.name) for path in found if path.name.isdecimal() and path.is_dir()), reverse=True)
+
+    def refuse_without_room(self, size: int) -> None:
+        """EnvironmentFault where a checkpoint of so many bytes finds no room beside the one before it."""
+        free, needed = shutil.disk_usage(self._path if self._path.is_dir() else self._path.parent).free, size * ROOM
+        if self._rank == 0 and free < needed:
+            message = f"a checkpoint takes {size / 2**30:.2f} GiB; {self._path} has {free / 2**30:.2f} GiB free"
+            raise EnvironmentFault(message, "free some, or keep runs elsewhere: --runs-dir")
 
     def untouched(self) -> bool:
         """Whether nothing was ever saved here."""

@@ -222,3 +222,12 @@ def test_each_process_digests_about_as_much() -> None:
     assert sorted(path for one in shares for path in one) == sorted(files)
     sums = [sum(files[path] for path in one) for one in shares]
     assert max(sums) - min(sums) <= 100
+
+
+def test_a_disk_too_small_is_refused_before_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(tmp_path)._replace(free=2**30)
+    monkeypatch.setattr(shutil, "disk_usage", lambda *_: usage)
+    with Store(tmp_path / "c", Checkpoint()) as store:
+        store.refuse_without_room(2**29)
+        with pytest.raises(EnvironmentFault, match=r"a checkpoint takes 2.00 GiB; .* has 1.00 GiB free"):
+            store.refuse_without_room(2**31)

@@ -1,0 +1,86 @@
+"""Kill a run at random moments while it saves after every step; count what was lost or came back wrong.
+
+After each kill every checkpoint that counts as one is verified file by file. At the end the run's last state and its
+metrics are compared, bit by bit, with those of a run that nothing happened to.
+
+    python benchmarks/kill_campaign.py [KILLS]     six seconds a kill; the bar: none lost, none wrong, of 200
+"""
+
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from dtrain import beat
+from dtrain.checkpoint import manifest
+from dtrain.checkpoint.manifest import Unsound
+from dtrain.folder import Folder
+from dtrain.verify import Trial, same_bits
+
+RECIPE = """
+model: {kind: mlp, sizes: [64, 512, 512, 10]}
+data: digits
+optimizer: {kind: adamw, lr: 1e-3, schedule: {kind: constant}}
+batch: 64
+steps: %d
+evaluate: {every: 0}
+checkpoint: {every: 1, keep: 3}
+track: {every: 1}
+guard: {purity: false}
+"""
+STEPS_A_KILL = 25
+
+
+def _steps(place: Folder) -> list[int]:
+    found = place.checkpoints.iterdir() if place.checkpoints.is_dir() else ()
+    return [int(one.name) for one in found if one.name.isdecimal()]
+
+
+def _newest(place: Folder) -> int:
+    return max(_steps(place), default=-1)
+
+
+def _stepping(place: Folder, newest: int) -> bool:
+    sign = beat.read(place.beat(0))
+    return sign is not None and sign.section != "start" and sign.step > max(newest, 0)
+
+
+def main() -> None:
+    kills = int(sys.argv[1]) if len(sys.argv) > 1 else 200
+    chance, wrong, lost, during = random.Random(0), 0, 0, 0
+    with tempfile.TemporaryDirectory(prefix="dtrain-kills-") as folder:
+        path = Path(folder) / "campaign.yaml"
+        path.write_text(RECIPE % (STEPS_A_KILL * (kills + 2)))
+        trial, start = Trial(str(path), [], [], Path(folder) / "runs", print), time.monotonic()
+        place, newest = trial.place("killed"), -1
+        for number in range(kills):
+            running = trial.start("killed", [])
+            early = number % 4 == 0  # in the first save of a start, else in one of those after it
+            while running.poll() is None and not (_stepping(place, newest) if early else _newest(place) > newest):
+                time.sleep(0.002)
+            time.sleep(chance.uniform(0, 2.0 if early else 0.5))
+            ended = running.poll()
+            running.kill()
+            said = running.communicate()[1]
+            assert ended is None, f"the run ended by itself with {ended}: {said[-500:]}"
+            during += any((place.checkpoints / ".unfinished").glob("*"))
+            steps = _steps(place)
+            for step in steps:
+                try:
+                    manifest.check(place.checkpoints / str(step), 0, 1)
+                except Unsound as error:
+                    wrong += 1
+                    print(f"kill {number}: checkpoint {step}: {error}", flush=True)
+            lost += max(steps, default=-1) < newest
+            newest = max(steps, default=-1)
+        said = f"{kills} kills, {during} of them in a save: {lost} lost, {wrong} wrong; at step {newest}"
+        print(f"{said}; {(time.monotonic() - start) / kills:.1f} s each", flush=True)
+        for name in ("killed", "straight"):
+            trial.whole(name, [f"steps={newest + 5}"])
+        print("the end:", same_bits(trial, range(kills)).shown)
+        sys.exit(1 if wrong or lost else 0)
+
+
+if __name__ == "__main__":
+    main()

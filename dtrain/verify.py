@@ -1,0 +1,163 @@
+"""Whether a run keeps its promises: killed at random and resumed it ends with the same bits; other engines and
+other numbers of processes and devices give the same losses but for rounding."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dtrain import beat
+from dtrain.checkpoint import manifest
+from dtrain.errors import DtrainError
+from dtrain.folder import Folder
+from dtrain.track.jsonl import read
+
+TOLERANCE = 1e-3
+"""How far apart, relatively, the losses of another engine or topology may be at any step."""
+
+PATIENCE = 600.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One promise, and whether it was kept."""
+
+    what: str
+    kept: bool
+    shown: str
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What was tried and what came of it."""
+
+    name: str
+    steps: int
+    topology: Mapping[str, Any]
+    versions: Mapping[str, str]
+    checksum: str
+    """Of the last state's bits."""
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def kept(self) -> bool:
+        """Whether every promise was."""
+        return all(finding.kept for finding in self.findings)
+
+    def values(self) -> dict[str, Any]:
+        """For a program."""
+        return asdict(self) | {"kept": self.kept}
+
+    def lines(self) -> list[str]:
+        """For a person."""
+        on = self.topology
+        where = f"{on['devices']} x {on['device']} in {on['processes']} process{'es' * (on['processes'] > 1)}"
+        head = f"{self.name}: {self.steps} steps on {where}, jax {self.versions['jax']}; state {self.checksum}"
+        rows = [f"  {'kept  ' if one.kept else 'BROKEN'}  {one.what:<34}{one.shown}" for one in self.findings]
+        return [head, *rows]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The run to be verified, and how it is started."""
+
+    recipe: str
+    overrides: Sequence[str]
+    where: Sequence[str]
+    """--devices and --processes."""
+    folder: Path
+    """Where the runs go."""
+    say: Callable[[str], None]
+
+    def place(self, name: str) -> Folder:
+        """A run's folder."""
+        return Folder(self.folder / name)
+
+    def start(self, name: str, changes: Sequence[str]) -> subprocess.Popen[str]:
+        """The command in a process of its own."""
+        command = [sys.executable, "-m", "dtrain", "run", self.recipe, *self.overrides, *changes, f"name={name}"]
+        told = [*command, "--runs-dir", str(self.folder)]
+        return subprocess.Popen(told, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+    def whole(self, name: str, changes: Sequence[str] | None = None) -> None:
+        """Run it to its end. DtrainError with what it said where it fails."""
+        running = self.start(name, self.where if changes is None else changes)
+        _, said = running.communicate()
+        if running.returncode:
+            raise DtrainError(f"the run {name} ended with {running.returncode}:\n{said[-2000:]}")
+
+    def killed(self, name: str, at: Sequence[int]) -> None:
+        """Run it to its end, killed (-9) as it gets past each of these steps."""
+        for step in at:
+            running, end = self.start(name, [*self.where, "--restarts", "0"]), time.monotonic() + PATIENCE
+            while running.poll() is None and time.monotonic() < end:
+                sign = beat.read(self.place(name).beat(0))
+                if sign and sign.step >= step:
+                    running.send_signal(signal.SIGKILL)
+                    break
+                time.sleep(0.001)
+            running.communicate()
+        self.whole(name)
+
+
+def verify(trial: Trial, kills: int, seed: int, others: Mapping[str, Sequence[str]]) -> Certificate:
+    """Try the promises: `others` are changes to the command under which losses must agree, by what they are called."""
+    trial.say("an undisturbed run")
+    trial.whole("straight")
+    told = trial.place("straight").read_record()
+    steps = told["steps"]
+    certificate = Certificate(
+        Path(trial.recipe).stem, steps, told["topology"], told["versions"], _checksum(trial, "straight")
+    )
+
+    at = sorted(random.Random(seed).sample(range(1, steps), min(kills, steps - 1)))
+    trial.say(f"killed at steps {', '.join(map(str, at))}")
+    trial.killed("killed", at)
+    certificate.findings.append(same_bits(trial, at))
+    for number, (what, changes) in enumerate(others.items()):
+        trial.say(what)
+        trial.whole(f"other-{number}", changes)
+        certificate.findings.append(_same_losses(trial, what, f"other-{number}"))
+    return certificate
+
+
+def same_bits(trial: Trial, at: Sequence[int]) -> Finding:
+    one, two = (_checksum(trial, name) for name in ("straight", "killed"))
+    rows = [_numbers(trial, name) for name in ("straight", "killed")]
+    what = f"killed {len(at)} times, resumed"
+    if one != two:
+        return Finding(what, False, f"the state differs: {two}")
+    if rows[0] != rows[1]:
+        return Finding(what, False, "the state is the same, the metrics are not")
+    return Finding(what, True, f"the same bits; {len(rows[0])} lines of metrics equal")
+
+
+def _same_losses(trial: Trial, what: str, name: str) -> Finding:
+    straight, other = (
+        {row["step"]: row["train/loss"] for row in read(trial.place(one).metrics) if "train/loss" in row}
+        for one in ("straight", name)
+    )
+    if straight.keys() != other.keys():
+        return Finding(what, False, "other steps were logged")
+    worst = max((abs(other[step] - loss) / max(abs(loss), 1e-12) for step, loss in straight.items()), default=0.0)
+    same = _checksum(trial, "straight") == _checksum(trial, name)
+    return Finding(what, worst <= TOLERANCE, "the same bits" if same else f"losses within {worst:.1e}")
+
+
+def _checksum(trial: Trial, name: str) -> str:
+    place = trial.place(name)
+    folder = place.checkpoints / str(place.read_record()["steps"])
+    return "-".join(f"{word:08x}" for word in manifest.check(folder, 0, 1).checksum)
+
+
+def _numbers(trial: Trial, name: str) -> list[str]:
+    """The metrics without what depends on the clock."""
+    rows = read(trial.place(name).metrics)
+    timed = ("time/", "rate/", "plan/")
+    return [json.dumps({k: v for k, v in row.items() if not k.startswith(timed)}, sort_keys=True) for row in rows]
