@@ -4,12 +4,16 @@ import hashlib
 import importlib.metadata
 import json
 import os
-import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from dtrain.plan.plan import Plan
+from dtrain.plan.memory import Buffer, Memory
+from dtrain.plan.money import Money
+from dtrain.plan.plan import Plan, Timing
+from dtrain.plan.replay import Talk, Tally
 from dtrain.plan.target import Target
 from dtrain.plan.workers import Job, Outcome, outcomes
 from dtrain.recipe.load import plain
@@ -21,7 +25,9 @@ def remembered(
 ) -> Iterator[tuple[int, Outcome]]:
     """What came of each compiled plan, from the cache where it was made before."""
     places = [_place(recipe, on, price) for recipe in wanted]
-    known = {number: kept for number, place in enumerate(places) if (kept := _kept(place))}
+    known = {
+        number: kept for number, place in enumerate(places) if (kept := _kept(place, wanted[number], on)) is not None
+    }
     yield from known.items()
     rest = [number for number in range(len(wanted)) if number not in known]
     jobs = [Job(wanted[number], on, price=price) for number in rest]
@@ -30,14 +36,38 @@ def remembered(
         if isinstance(outcome, Plan):
             with suppress(OSError):
                 places[number].parent.mkdir(parents=True, exist_ok=True)
-                places[number].write_bytes(pickle.dumps(outcome))
+                places[number].write_text(json.dumps(_written(outcome)))
         yield number, outcome
 
 
-def _kept(place: Path) -> Plan | None:
+def _written(plan: Plan) -> dict[str, Any]:
+    """The plan as plain values, without the recipe and the target, which name it."""
+    found = {name: getattr(plan, name) for name in ("tier", "mesh", "parameters", "took")}
+    found["memory"], found["money"] = asdict(plan.memory), asdict(plan.money) if plan.money else None
+    if plan.timing:
+        tally = plan.timing.tally
+        talk = [[kind, list(axes), vars(told)] for (kind, axes), told in tally.talk.items()]
+        lines = [[part, line, seconds] for (part, line), seconds in tally.lines.items()]
+        told = vars(tally) | {"parts": dict(tally.parts), "talk": talk, "lines": lines}
+        found["timing"] = vars(plan.timing) | {"tally": told}
+    return found
+
+
+def _read(recipe: Recipe, on: Target, told: dict[str, Any]) -> Plan:
+    held, timing, money = told.pop("memory"), told.pop("timing", None), told.pop("money")
+    memory = Memory(**held | {"largest": [Buffer(**one) for one in held["largest"]]})
+    if timing:
+        tally = timing["tally"]
+        talk = {(kind, tuple(axes)): Talk(**values) for kind, axes, values in tally["talk"]}
+        lines = {(part, line): seconds for part, line, seconds in tally["lines"]}
+        timing = Timing(**timing | {"tally": Tally(**tally | {"talk": talk, "lines": lines})})
+    return Plan(recipe=recipe, target=on, memory=memory, timing=timing, money=Money(**money) if money else None, **told)
+
+
+def _kept(place: Path, recipe: Recipe, on: Target) -> Plan | None:
     try:
-        return pickle.loads(place.read_bytes())
-    except Exception:  # a damaged or foreign file is no plan
+        return _read(recipe, on, json.loads(place.read_text()))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):  # a damaged or foreign file is no plan
         return None
 
 
@@ -49,7 +79,7 @@ def _place(recipe: Recipe, on: Target, price: float | None) -> Path:
     versions = {name: _version(name) for name in ("jax", "jaxlib", "libtpu")}
     key = json.dumps([plain(recipe), str(on), price, versions, code.hexdigest()], sort_keys=True, default=str)
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return root / "dtrain" / "plans" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.pickle"
+    return root / "dtrain" / "plans" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
 
 
 def _version(name: str) -> str:

@@ -17,6 +17,7 @@ import pytest
 
 from dtrain.assembly import assemble
 from dtrain.parallel.engine import put
+from dtrain.plan import cache
 from dtrain.plan.advice import nearest
 from dtrain.plan.plan import Plan, plan, quick
 from dtrain.plan.report import advised, lines, values
@@ -336,3 +337,19 @@ def test_what_a_search_writes_loads_as_the_recipe_that_it_tried(
         (tmp_path / "better.yaml").write_text(overlay(tmp_path / "llama3-2-1b.yaml", tmp_path, overrides, candidate))
         assert load(tmp_path / "better.yaml") == candidate.recipe
     assert all(one.recipe.mesh.sizes(on.devices) != wanted.mesh.sizes(on.devices) for one in meshes(wanted, on))
+
+
+def test_a_plan_is_read_back_from_the_cache_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted, on = recipe(tmp_path, "llama3-8b", 2048, 16), target("v5e-16")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    made = quick(wanted, on)
+    monkeypatch.setattr(cache, "outcomes", lambda jobs, _: ((number, made) for number, _ in enumerate(jobs)))
+    first = dict(cache.remembered([wanted], on, 1, None))
+    monkeypatch.setattr(cache, "outcomes", lambda jobs, _: pytest.fail("made again") if jobs else iter(()))
+    again = dict(cache.remembered([wanted], on, 1, None))
+    assert values(again[0]) == values(first[0])  # pyright: ignore[reportArgumentType]
+    assert list(lines(again[0])) == list(lines(made))  # pyright: ignore[reportArgumentType]
+    for kept in (tmp_path / "cache").rglob("*.json"):
+        kept.write_text("[]")
+    monkeypatch.setattr(cache, "outcomes", lambda jobs, _: ((number, made) for number, _ in enumerate(jobs)))
+    assert dict(cache.remembered([wanted], on, 1, None))
