@@ -81,7 +81,7 @@ class Store:
         """EnvironmentFault where a checkpoint of so many bytes finds no room beside the one before it."""
         free, needed = shutil.disk_usage(self._path if self._path.is_dir() else self._path.parent).free, size * ROOM
         if self._rank == 0 and free < needed:
-            message = f"a checkpoint takes {size / 2**30:.2f} GiB; {self._path} has {free / 2**30:.2f} GiB free"
+            message = f"a checkpoint takes {size / 1e6:,.1f} MB; {self._path} has {free / 1e6:,.1f} MB free"
             raise EnvironmentFault(message, "free some, or keep runs elsewhere: --runs-dir")
 
     def untouched(self) -> bool:

@@ -229,5 +229,5 @@ def test_a_disk_too_small_is_refused_before_the_first_step(tmp_path: Path, monke
     monkeypatch.setattr(shutil, "disk_usage", lambda *_: usage)
     with Store(tmp_path / "c", Checkpoint()) as store:
         store.refuse_without_room(2**29)
-        with pytest.raises(EnvironmentFault, match=r"a checkpoint takes 2.00 GiB; .* has 1.00 GiB free"):
+        with pytest.raises(EnvironmentFault, match=r"a checkpoint takes 2,147.5 MB; .* has 1,073.7 MB free"):
             store.refuse_without_room(2**31)
