@@ -1,11 +1,11 @@
 """Faults on purpose, for tests: live only where DTRAIN_FAULT is set.
 
     DTRAIN_FAULT=kill@save:commit        kill -9 just before a save is committed
-    DTRAIN_FAULT=nan@step:5              the fifth step's loss is NaN
     DTRAIN_FAULT=freeze@step:8/1         process 1 stands still after step 8
     DTRAIN_FAULT=raise@step:3            once in each start; with DTRAIN_FAULT_NOTES, a folder, once in all
 
-What: kill, term, freeze, raise, full (no space left), sleep (a minute), nan. Several are parted by commas.
+What: kill, term, freeze, raise, full (no space left), stale (a file handle), sleep (a minute). Several are parted
+by commas.
 """
 
 import errno
@@ -28,12 +28,11 @@ class Fault:
     text: str
 
 
-def strike(point: str, rank: int = 0) -> bool:
-    """Do what was asked for at this point; True where the caller is to make a NaN."""
+def strike(point: str, rank: int = 0) -> None:
+    """Do what was asked for at this point."""
     for fault in _asked():
         if fault.point == point and fault.rank in (None, rank) and not _noted(fault):
-            return _do(fault)
-    return False
+            _do(fault)
 
 
 def _asked() -> list[Fault]:
@@ -58,7 +57,7 @@ def _noted(fault: Fault) -> bool:
     return False
 
 
-def _do(fault: Fault) -> bool:
+def _do(fault: Fault) -> None:
     if fault.what in ("kill", "term", "freeze"):
         numbers = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "freeze": signal.SIGSTOP}
         os.kill(os.getpid(), numbers[fault.what])
@@ -66,6 +65,7 @@ def _do(fault: Fault) -> bool:
         raise RuntimeError(f"a fault on purpose: {fault.text}")
     elif fault.what == "full":
         raise OSError(errno.ENOSPC, "No space left on device", "a fault on purpose")
+    elif fault.what == "stale":
+        raise OSError(errno.ESTALE, "Stale file handle", "a fault on purpose")
     elif fault.what == "sleep":
         time.sleep(60)
-    return fault.what == "nan"

@@ -10,6 +10,7 @@ from pathlib import Path
 from dtrain import faults
 from dtrain.checkpoint import manifest
 from dtrain.checkpoint.manifest import Manifest
+from dtrain.checkpoint.retry import retried
 
 POLL, PATIENCE = 0.01, 1200.0
 """Seconds between looks for the parts of other processes, and how long they are waited for."""
@@ -21,8 +22,8 @@ def commit(unfinished: Path, final: Path, told: Manifest, rank: int, processes: 
     `holds` raises where this run is no longer the one that may write.
     """
     state = unfinished / "state"
-    mine = manifest.digests(state, manifest.share(manifest.files_of(state), rank, processes))
-    _put(_part(unfinished, rank), mine)
+    mine = retried(lambda: manifest.digests(state, manifest.share(manifest.files_of(state), rank, processes)))
+    retried(lambda: _put(_part(unfinished, rank), mine))
     if rank:
         _until(final.is_dir, f"process 0 did not commit step {told.step}")
         return
@@ -31,10 +32,10 @@ def commit(unfinished: Path, final: Path, told: Manifest, rank: int, processes: 
     files = {f"state/{path}": digest for part in parts for path, digest in json.loads(part.read_text()).items()}
     for part in parts:
         part.unlink()
-    replace(told, files=files).write(unfinished)
-    faults.strike("save:commit", rank)
+    retried(lambda: replace(told, files=files).write(unfinished))
+    retried(lambda: faults.strike("save:commit", rank))
     holds()
-    unfinished.rename(final)
+    retried(lambda: unfinished.rename(final))
     _sync(final.parent)
     faults.strike("save:committed", rank)
 

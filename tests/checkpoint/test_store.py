@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dtrain.checkpoint import manifest
+from dtrain.checkpoint import manifest, retry
 from dtrain.checkpoint.manifest import Unsound
 from dtrain.checkpoint.policy import Checkpoint
 from dtrain.checkpoint.store import BAD, TRASH, UNFINISHED, Store
@@ -231,3 +231,17 @@ def test_a_disk_too_small_is_refused_before_the_first_step(tmp_path: Path, monke
         store.refuse_without_room(2**29)
         with pytest.raises(EnvironmentFault, match=r"a checkpoint takes 2,147.5 MB; .* has 1,073.7 MB free"):
             store.refuse_without_room(2**31)
+
+
+def test_a_file_system_that_falters_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    monkeypatch.setenv("DTRAIN_FAULT_NOTES", str(notes))
+    monkeypatch.setenv("DTRAIN_FAULT", "stale@save:commit")
+    assert newest(saved(tmp_path, 1)) == (1, [])
+    assert len(list(notes.iterdir())) == 1
+    monkeypatch.delenv("DTRAIN_FAULT_NOTES")
+    monkeypatch.setattr(retry, "PAUSES", (0.0,))
+    with Store(tmp_path / "c", Checkpoint()) as store, pytest.raises(EnvironmentFault, match="Stale file handle"):
+        store.save(2, STATE, {}, {})
+        store.wait()
