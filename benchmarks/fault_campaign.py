@@ -51,7 +51,7 @@ def main() -> None:
             print(f"round {number}: {said:<34} {processes} processes, exit codes {codes}", flush=True)
         whole = ["--devices", "4", "--processes", "2", f"steps={rounds * STEPS}"]
         trial.whole("straight", whole)
-        found = same_bits(trial, range(rounds))
+        found = same_bits(trial, rounds)
         print("the end:", found.shown)
         sys.exit(0 if found.kept else 1)
 

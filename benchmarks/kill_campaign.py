@@ -62,7 +62,8 @@ def main() -> None:
             time.sleep(chance.uniform(0, 2.0 if early else 0.5))
             ended = running.poll()
             running.kill()
-            said = running.communicate()[1]
+            running.wait()
+            said = trial.said("killed").read_text()
             assert ended is None, f"the run ended by itself with {ended}: {said[-500:]}"
             during += any((place.checkpoints / ".unfinished").glob("*"))
             steps = _steps(place)
@@ -78,7 +79,7 @@ def main() -> None:
         print(f"{said}; {(time.monotonic() - start) / kills:.1f} s each", flush=True)
         for name in ("killed", "straight"):
             trial.whole(name, [f"steps={newest + 5}"])
-        print("the end:", same_bits(trial, range(kills)).shown)
+        print("the end:", same_bits(trial, kills).shown)
         sys.exit(1 if wrong or lost else 0)
 
 

@@ -34,7 +34,11 @@ class Lease:
 
     def holds(self) -> None:
         """Locked where another run has taken over meanwhile."""
-        if _read(self.path).get("token") != self.token:
+        try:
+            found = json.loads(self.path.read_text())
+        except FileNotFoundError:
+            found = {}
+        if found.get("token") != self.token:
             raise Locked(f"another run has taken over {self.path.parent}; this one leaves it alone")
 
 
@@ -50,7 +54,7 @@ def leased(path: Path, say: Callable[[str], None]) -> Iterator[Lease]:
     finally:
         done.set()
         beating.join()
-        with suppress(Locked, OSError):
+        with suppress(Locked, OSError, ValueError):
             lease.holds()
             path.unlink()
 
@@ -74,7 +78,7 @@ def _take(lease: Lease, say: Callable[[str], None]) -> None:
 
 def _alive(owner: dict[str, Any], path: Path) -> bool:
     """Whether the process that wrote the lease may still be there."""
-    if owner.get("host") == socket.gethostname() and owner.get("boot") == _boot():
+    if all(owner.get(name) == value for name, value in _here().items()):
         return owner.get("born") is not None and owner["born"] == _born(owner.get("pid"))
     probe = path.with_suffix(".now")
     probe.touch()
@@ -85,19 +89,22 @@ def _alive(owner: dict[str, Any], path: Path) -> bool:
 
 def _beat(lease: Lease, done: threading.Event) -> None:
     while not done.wait(BEAT):
-        with suppress(OSError, Locked):
+        with suppress(OSError, ValueError, Locked):
             lease.holds()
             os.utime(lease.path)
 
 
 def _self() -> dict[str, Any]:
-    return {"host": socket.gethostname(), "boot": _boot(), "pid": os.getpid(), "born": _born(os.getpid())}
+    return _here() | {"pid": os.getpid(), "born": _born(os.getpid())}
 
 
-def _boot() -> str:
+def _here() -> dict[str, str]:
+    """Where a process number means the same process: a host, since it was started, outside of other containers."""
+    found = {"host": socket.gethostname(), "boot": "", "space": ""}
     with suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return ""
+        found["boot"] = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        found["space"] = str(Path("/proc/self/ns/pid").readlink())
+    return found
 
 
 def _born(pid: Any) -> str | None:

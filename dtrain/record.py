@@ -14,7 +14,7 @@ import jax
 
 from dtrain import beat
 from dtrain.data.source import Source
-from dtrain.errors import DtrainError, NotFinite, RecipeError
+from dtrain.errors import DtrainError, Locked, NotFinite, RecipeError
 from dtrain.folder import Folder
 from dtrain.recipe import yaml
 from dtrain.recipe.load import differences, text
@@ -54,8 +54,13 @@ class Record:
     def committed(self, step: int | None) -> None:
         """Note the step that a restart would go on from."""
         if step is not None:
-            self.values["step"] = step
+            self.values["step"], self.values["step_s_kept"] = step, self._seconds().get("step", 0.0)
             self.write()
+
+    @property
+    def reached(self) -> int:
+        """The newest step that was ever saved."""
+        return self.values["step"]
 
     @property
     def next_batch(self) -> int:
@@ -66,6 +71,9 @@ class Record:
         """Note that the run goes back. NotFinite where it did so too often."""
         if self.values["went_back"] >= budget:
             raise NotFinite(f"{spoiled.message}; the run went back {budget} times before (guard.budget)", spoiled.hint)
+        thrown = self._seconds().get("step", 0.0) - self.values["step_s_kept"]
+        self.clock.add("step", -thrown)
+        self.values["lost"]["done again"] = round(self.values["lost"].get("done again", 0.0) + thrown, 3)
         self.values["went_back"] += 1
         self.values["next_batch"] = spoiled.batch
         self.write()
@@ -77,13 +85,15 @@ class Record:
 
     def write(self) -> None:
         """Bring run.json up to date."""
-        before, now = self.before, self.clock.now()
-        total = {
-            name: round(before.get(name, 0.0) + now.get(name, 0.0), 3) for name in sorted(before.keys() | now.keys())
-        }
         if self.lead:
-            told = {"seconds": total, "tracker_ids": self.ids, "written": time.time()}
+            told = {"seconds": self._seconds(), "tracker_ids": self.ids, "written": time.time()}
             self.place.write_record(self.values | told)
+
+    def _seconds(self) -> dict[str, float]:
+        """By section, over all starts."""
+        before, now = self.before, self.clock.now()
+        names = sorted(before.keys() | now.keys())
+        return {name: round(before.get(name, 0.0) + now.get(name, 0.0), 3) for name in names}
 
 
 @contextmanager
@@ -100,17 +110,20 @@ def kept(place: Folder, recipe: Recipe, lead: bool) -> Iterator[Record]:
         "ended": None,
         "starts": old.get("starts", 0) + 1,
         "lost": _lost(old, beat.read(place.beat(0))),
+        "step_s_kept": old.get("step_s_kept", 0.0),
         "went_back": old.get("went_back", 0),
         "next_batch": old.get("next_batch", 0),
         "versions": versions(),
         "git": _git(),
     }
-    log = Record(values, place, lead, before=old.get("seconds", {}), ids=dict(old.get("tracker_ids", {})))
+    log = Record(values, place, lead, before=_counted(old), ids=dict(old.get("tracker_ids", {})))
     if lead:
         place.write(place.recipe, text(recipe))
         log.write()
     try:
         yield log
+    except Locked:
+        raise  # the record is another run's now
     except DtrainError as error:
         log.end("stopped" if error.exit_code == 75 else "failed", error.message, error.exit_code)
         raise
@@ -130,13 +143,21 @@ def _lost(old: Mapping[str, Any], sign: beat.Sign | None) -> dict[str, float]:
         return found
     killed, written = old.get("state") == "running", old.get("written", now)
     last = max(written, sign.at if killed and sign else written)
+    spent = old.get("seconds", {}).get("step", 0.0)
+    again = last - written + max(spent - old.get("step_s_kept", spent), 0.0)
     for name, seconds in (
-        ("done again", last - written),
+        ("done again", again),
         (f"down, {'killed' if killed else old['state']}", now - last),
     ):
         if seconds > 0:
             found[name] = round(found.get(name, 0.0) + seconds, 3)
     return found
+
+
+def _counted(old: Mapping[str, Any]) -> dict[str, float]:
+    """Seconds of earlier starts; of steps, those that were saved."""
+    seconds = dict(old.get("seconds", {}))
+    return seconds | ({"step": old["step_s_kept"]} if "step" in seconds and "step_s_kept" in old else {})
 
 
 def finished(place: Folder, recipe: Recipe) -> bool:
@@ -165,12 +186,14 @@ def refuse_changes(place: Folder, recipe: Recipe, allowed: bool) -> None:
 
 
 def beside(
-    recipe: Recipe, mesh: Mapping[str, int], source: Source, passed: int, step: int, owed: bool
+    recipe: Recipe, mesh: Mapping[str, int], source: Source, passed: int, step: int, owed: bool, seen: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What is noted beside the state in a checkpoint: batches passed over, and whether an evaluation is owed."""
+    """What is noted beside the state in a checkpoint: batches passed over, whether an evaluation is owed, and
+    what the watch over the loss has seen."""
     return {
         "passed": passed,
         "owed": owed,
+        "seen": dict(seen),
         "examples": step * recipe.batch,
         "seed": recipe.seed,
         "recipe": hashlib.sha256(text(recipe).encode()).hexdigest()[:16],

@@ -1,7 +1,7 @@
 """Where a start of a run goes on: the newest checkpoint that is sound, bit for bit what was saved, or the beginning."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ from dtrain.assembly import Assembly
 from dtrain.checkpoint.manifest import Unsound
 from dtrain.checkpoint.store import Store
 from dtrain.data.source import Source
-from dtrain.errors import DataError
+from dtrain.errors import CheckpointError, DataError, NotFinite
 from dtrain.introduction import mesh_text
 from dtrain.parallel.mesh import visible
 from dtrain.track.console import Console
@@ -30,13 +30,21 @@ class Start:
     """Batches that were passed over: step k takes batch k + passed."""
     owed: bool = False
     """Whether an evaluation was due at this step and not made."""
+    seen: Mapping[str, Any] = field(default_factory=lambda: {"skipped": 0, "losses": []})
+    """By the watch over the loss."""
 
 
 def first_state(
-    made: Assembly, store: Store, train: Source, console: Console, clock: Clock, next_batch: int = 0
+    made: Assembly, store: Store, train: Source, console: Console, clock: Clock, reached: int = 0, next_batch: int = 0
 ) -> tuple[State, Start]:
-    """The state to go on from: the newest checkpoint, or born sharded. No batch before `next_batch` is used."""
+    """The state to go on from: the newest checkpoint, or born sharded. No batch before `next_batch` is used.
+
+    CheckpointError where the run had saved step `reached` and nothing of it is there any more.
+    """
     if store.untouched():
+        if reached:
+            message = f"step {reached} was saved, and no checkpoint is where it was"
+            raise CheckpointError(message, "mount or put back the folder, or begin anew with name=...")
         return born(made.make, made.shapes), Start(0, next_batch)
     with clock("restore"):
         faults.strike("restore", jax.process_index())
@@ -46,11 +54,11 @@ def first_state(
                 state = store.restore(newest.step, made.shapes)
                 if list(audit(newest.step, state).checksum()) != list(newest.checksum):
                     raise Unsound("the values that it gives are not those that were saved")
-            except Unsound as error:
+            except (Unsound, NotFinite) as error:  # what is not finite was never saved
                 store.set_aside(newest.step, str(error), console.warn)
                 continue
             told = newest.about
-            start = Start(newest.step, max(told["passed"], next_batch - newest.step), told["owed"])
+            start = Start(newest.step, max(told["passed"], next_batch - newest.step), told["owed"], told["seen"])
             over = f"; {start.passed} batches passed over" if start.passed else ""
             console.say(f"resumed from step {newest.step} ({_promise(told, made)}{over})", "green")
             return state, start

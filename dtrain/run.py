@@ -3,7 +3,7 @@
 import dataclasses
 import statistics
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from dtrain.batch import tokens_in
 from dtrain.beat import Beat
 from dtrain.checkpoint.store import Store
 from dtrain.data.source import Source
-from dtrain.errors import DataError, Stopped
+from dtrain.errors import DataError, NotFinite, Stopped
 from dtrain.feed import eval_batches, train_batches
 from dtrain.folder import Folder, folder
 from dtrain.forecast import Forecast, forecast
@@ -134,7 +134,7 @@ def _ready(on: Session) -> Ready:
 def _attempt(on: Session, ready: Ready) -> RolledBack | None:
     """From the newest checkpoint to the end, or to a step that it is better to go back from."""
     made, store, steps = ready.made, ready.store, ready.made.steps
-    state, start = first_state(made, store, ready.train, on.console, on.clock, on.log.next_batch)
+    state, start = first_state(made, store, ready.train, on.console, on.clock, on.log.reached, on.log.next_batch)
     on.log.committed(start.step)
     end = min(steps, start.step + DRY_STEPS) if on.dry else steps
 
@@ -145,9 +145,10 @@ def _attempt(on: Session, ready: Ready) -> RolledBack | None:
     evaluation = Evaluation(
         on.recipe.evaluate, ready.evaluate, held_out, logging, on.clock, "token" in ready.train.example
     )
-    save = _saver(on, ready, start.passed, evaluation.due)
-    saving = Saving(on.recipe.checkpoint.every, on.recipe.checkpoint.best, save, on.clock, pretended, skipping)
-    watch = Watch(on.recipe.guard, start.passed)
+    watch = Watch(on.recipe.guard, start.passed, lambda step: saving.due(step) or evaluation.due(step))
+    watch.recall(start.seen)
+    save, often = _saver(on, ready, start.passed, evaluation.due, watch), on.recipe.checkpoint
+    saving = Saving(often.every, often.best, save, on.clock, pretended, skipping, logging.flush)
 
     on.interrupt.training = True
     try:
@@ -166,7 +167,7 @@ def _attempt(on: Session, ready: Ready) -> RolledBack | None:
                 one_at_a_time=pretended,
             )
     except RolledBack as spoiled:
-        with on.clock("save"):
+        with on.clock("save"), suppress(NotFinite):  # of a save that is not to be kept either
             store.wait()
         return spoiled.with_traceback(None)  # whose frames would keep the state in memory
     with on.clock("save"):
@@ -228,14 +229,14 @@ def _reporter(on: Session, made: Assembly, start: int, end: int, foretold: Forec
 
 
 def _saver(
-    on: Session, ready: Ready, passed: int, due: Callable[[int], bool]
+    on: Session, ready: Ready, passed: int, due: Callable[[int], bool], watch: Watch
 ) -> Callable[[int, State, Mapping[str, float], Audit], None]:
     store, warned = ready.store, []
     about = partial(record.beside, on.recipe, visible(ready.made.layout.sizes), ready.train, passed)
 
     def save(number: int, state: State, metrics: Mapping[str, float], found: Audit) -> None:
         owed = due(number) and not metrics
-        store.save(number, state, about(number, owed), metrics, found.checksum)
+        store.save(number, state, about(number, owed, watch.seen), metrics, found.checksum)
         on.log.committed(store.committed)
         on.beat.committed = -1 if store.committed is None else store.committed
         grace = on.recipe.checkpoint.grace

@@ -313,3 +313,40 @@ def test_every_line_of_the_matrix_names_a_test_that_exists() -> None:
     written = "\n".join(path.read_text() for path in Path(__file__).parent.rglob("test_*.py"))
     assert len(named) > 20
     assert not [name for name in named if f"def {name}" not in written]
+
+
+@pytest.mark.slow
+def test_where_the_checkpoints_are_gone_it_does_not_begin_anew(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
+    dtrain("run", recipe, *OFTEN, code=-9, DTRAIN_FAULT="kill@step:15")
+    run = tmp_path / "runs" / "small"
+    before = (run / "metrics.jsonl").read_text()
+    (run / "checkpoints").rename(tmp_path / "elsewhere")
+    refused = dtrain("run", recipe, *OFTEN, code=5)
+    assert "no checkpoint is where it was" in refused.stderr
+    assert (run / "metrics.jsonl").read_text() == before
+
+
+@pytest.mark.slow
+def test_asked_to_stop_before_it_began_the_parent_starts_nothing_again(recipe: Path, tmp_path: Path) -> None:
+    parent = started(tmp_path, "--restarts", "3")
+    end = time.monotonic() + 20
+    while not children(parent.pid) and time.monotonic() < end:
+        time.sleep(0.02)
+    time.sleep(0.3)
+    parent.send_signal(signal.SIGTERM)
+    _, said = parent.communicate(timeout=60)
+    assert parent.returncode == 75, said
+    assert "starting again" not in said
+
+
+@pytest.mark.slow
+def test_one_request_that_arrives_twice_is_one(recipe: Path, tmp_path: Path) -> None:
+    """A service manager signals every process, and the parent passes on what it got."""
+    parent = started(tmp_path, "steps=100000", "evaluate.every=0", "--restarts", "3")
+    run = tmp_path / "runs" / "small"
+    reached(run, 3)
+    for pid in (*children(parent.pid), parent.pid):
+        os.kill(pid, signal.SIGTERM)
+    _, said = parent.communicate(timeout=60)
+    assert parent.returncode == 75, said
+    assert record(run)["state"] == "stopped"

@@ -21,7 +21,7 @@ LAYERS = [
     {"train"},
     {"assembly", "record"},
     {"introduction", "forecast", "feed"},
-    {"resume"},
+    {"resume", "crew"},
     {"run", "generate", "explain", "report", "supervise", "verify", "doctor"},
     {"plan"},
     {"cli"},

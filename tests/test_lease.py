@@ -30,7 +30,7 @@ def test_it_is_held_and_let_go(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dead", [
-    {"pid": 2**22 + 1}, {"born": "12"}, {"boot": "another", "host": "here", "stale": True},
+    {"pid": 2**22 + 1}, {"born": "12"}, {"boot": "another", "stale": True}, {"space": "pid:[1]", "stale": True},
 ])  # fmt: skip
 def test_that_of_the_dead_is_taken_over(tmp_path: Path, dead: dict[str, object]) -> None:
     path, said = tmp_path / "lease.json", []
@@ -43,9 +43,10 @@ def test_that_of_the_dead_is_taken_over(tmp_path: Path, dead: dict[str, object])
 
 def test_one_from_elsewhere_lives_while_it_is_touched(tmp_path: Path) -> None:
     path = tmp_path / "lease.json"
-    owner(path, host="another")
-    with pytest.raises(Locked, match="on another"), leased(path, pytest.fail):
-        pass
+    for elsewhere in ({"host": "another"}, {"boot": "another"}, {"space": "pid:[1]"}):
+        owner(path, pid=2**22 + 1, **elsewhere)
+        with pytest.raises(Locked, match="in use by process"), leased(path, pytest.fail):
+            pass
 
 
 def test_who_was_taken_over_notices_and_leaves_the_lease_alone(tmp_path: Path) -> None:

@@ -102,3 +102,22 @@ def test_it_goes_back_and_over_the_batches(dtrain: Dtrain, tmp_path: Path, facto
 def test_going_back_has_a_budget(dtrain: Dtrain, tmp_path: Path) -> None:
     failed = dtrain("run", recipe(tmp_path, "1", "not_finite: rollback, budget: 2"), "optimizer.lr=1e30", code=7)
     assert "the run went back 2 times before" in failed.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("factor", "guard"), [(".nan", "not_finite: rollback"), ("1e4", "spike: 20")])
+def test_it_goes_back_from_a_step_that_would_be_saved(dtrain: Dtrain, tmp_path: Path, factor: str, guard: str) -> None:
+    done = dtrain("run", recipe(tmp_path, factor, guard), f"checkpoint.every={BAD + 1}", "evaluate.every=5")
+    assert "going back to the newest checkpoint" in done.stderr
+    told = json.loads((tmp_path / "runs" / "watched" / "checkpoints" / "48" / "MANIFEST.json").read_text())["about"]
+    assert told["passed"] == BAD + 1
+    assert json.loads((tmp_path / "runs" / "watched" / "run.json").read_text())["lost"]["done again"] > 0
+
+
+@pytest.mark.slow
+def test_what_was_left_out_before_a_restart_counts(dtrain: Dtrain, tmp_path: Path) -> None:
+    path = recipe(tmp_path, ".nan", "not_finite: skip, budget: 1")
+    dtrain("run", path, code=-9, DTRAIN_FAULT="kill@step:44")
+    dtrain("run", path)
+    told = json.loads((tmp_path / "runs" / "watched" / "checkpoints" / "48" / "MANIFEST.json").read_text())["about"]
+    assert told["seen"]["skipped"] == 1

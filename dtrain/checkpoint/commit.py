@@ -32,12 +32,24 @@ def commit(unfinished: Path, final: Path, told: Manifest, rank: int, processes: 
     files = {f"state/{path}": digest for part in parts for path, digest in json.loads(part.read_text()).items()}
     for part in parts:
         part.unlink()
+    if {f"state/{path}" for path in manifest.files_of(state)} != files.keys():
+        raise OSError(f"files of step {told.step} came or went while they were digested")
     retried(lambda: replace(told, files=files).write(unfinished))
     retried(lambda: faults.strike("save:commit", rank))
     holds()
     retried(lambda: unfinished.rename(final))
     _sync(final.parent)
     faults.strike("save:committed", rank)
+
+
+def all_agree(mine: bool, processes: int) -> bool:
+    """Whether it is so in every process; each waits for the others here."""
+    if processes == 1:
+        return mine
+    import numpy as np
+    from jax.experimental import multihost_utils
+
+    return bool(multihost_utils.process_allgather(np.array([mine])).all())
 
 
 def _part(folder: Path, rank: int) -> Path:

@@ -1,5 +1,6 @@
 """What a checkpoint says of itself, written last: every file with its size and digest, and how the state came to be."""
 
+import errno
 import hashlib
 import json
 import os
@@ -43,7 +44,7 @@ class Manifest:
 
 
 def read(folder: Path) -> Manifest:
-    """The manifest of a checkpoint. Unsound where it is missing or damaged itself."""
+    """The manifest of a checkpoint. Unsound where it is missing or damaged itself; OSError where none can tell."""
     try:
         values = json.loads((folder / NAME).read_bytes())
         said = values.pop("sha256")
@@ -51,7 +52,7 @@ def read(folder: Path) -> Manifest:
         found = Manifest(**values | {"files": files})
     except FileNotFoundError:
         raise Unsound("it has no manifest: its save was never finished") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise Unsound(f"its manifest cannot be read: {error}") from error
     if found.format != FORMAT:
         raise Unsound(f"its manifest has format {found.format}; this dtrain reads {FORMAT}")
@@ -81,11 +82,14 @@ def digests(folder: Path, paths: Iterable[str]) -> dict[str, tuple[int, str]]:
 
 
 def check(folder: Path, rank: int, processes: int) -> Manifest:
-    """The manifest, once sizes of all files and the digests of this process's share were found to be as it says."""
+    """The manifest, once sizes of all files and the digests of this process's share were found to be as it says.
+
+    Unsound where they are not; OSError where the machine, and not the checkpoint, is at fault.
+    """
     told = read(folder)
     have = files_of(folder)
     for path, (size, _) in told.files.items():
-        if path not in have:
+        if path not in have and not (folder / path).exists():
             raise Unsound(f"{path} is missing")
         if have[path] != size:
             raise Unsound(f"{path} has {have[path]:,} bytes, {size:,} were written")
@@ -93,7 +97,9 @@ def check(folder: Path, rank: int, processes: int) -> Manifest:
     try:
         found = digests(folder, mine)
     except OSError as error:
-        raise Unsound(f"it cannot be read: {error}") from error
+        if error.errno != errno.EIO:
+            raise
+        raise Unsound(f"its medium fails: {error}") from error
     changed = [path for path in mine if found[path] != told.files[path]]
     if changed:
         raise Unsound(f"{changed[0]} was changed after it was written")

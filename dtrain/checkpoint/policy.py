@@ -1,5 +1,6 @@
 """When state is saved, and which of it is kept: the recipe's section."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dtrain.fields import Natural, Positive, PositiveFloat
@@ -22,3 +23,9 @@ class Checkpoint:
     def lower_is_better(self) -> bool:
         """Whether the best is the smallest."""
         return (self.best or "").endswith(("loss", "perplexity"))
+
+    def superfluous(self, ranks: Mapping[int, float | None]) -> list[int]:
+        """Of the saved steps, each with the metric of `best` where it was measured, those that need not be kept."""
+        known = {step: rank for step, rank in ranks.items() if rank is not None}
+        best = sorted(known, key=lambda step: known[step], reverse=not self.lower_is_better)[:1]
+        return [step for step in sorted(ranks, reverse=True)[self.keep :] if step not in best]

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,12 @@ import jax
 
 from dtrain import faults
 from dtrain.checkpoint import manifest
-from dtrain.checkpoint.commit import commit
+from dtrain.checkpoint.commit import all_agree, commit
 from dtrain.checkpoint.differences import differences
 from dtrain.checkpoint.manifest import Manifest, Unsound
 from dtrain.checkpoint.policy import Checkpoint
-from dtrain.errors import CheckpointError, DtrainError, EnvironmentFault
+from dtrain.checkpoint.retry import retried
+from dtrain.errors import CheckpointError, DtrainError, EnvironmentFault, Locked
 
 ROOM = 1.1
 """Of a checkpoint's arrays: what it takes with all that is written about them."""
@@ -96,10 +98,12 @@ class Store:
         for step in self.steps():
             found, reason = None, "another process found it damaged"
             try:
-                found = manifest.check(self._path / str(step), self._rank, self._processes)
+                found = retried(partial(manifest.check, self._path / str(step), self._rank, self._processes))
             except Unsound as error:
                 reason = str(error)
-            if _all_agree(found is not None, self._processes):
+            except OSError as error:
+                raise EnvironmentFault(f"checkpoint {step} cannot be looked at: {error}") from error
+            if all_agree(found is not None, self._processes):
                 return found
             self.set_aside(step, reason, say)
         bad = sorted(path.name for path in self._path.glob(f"{BAD}*"))
@@ -117,7 +121,7 @@ class Store:
             aside = self._path / f"{BAD}{step}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
             (self._path / str(step)).rename(aside)
             say(f"checkpoint {step} is damaged and set aside as {aside.name}: {reason}")
-        _all_agree(True, self._processes)  # nobody goes on before it is out of the way
+        all_agree(True, self._processes)  # nobody goes on before it is out of the way
 
     def save(
         self,
@@ -145,11 +149,12 @@ class Store:
         self._saving.start()
 
     def note(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add what was measured of a checkpoint after it was saved."""
+        """Add what was measured of a checkpoint after it was saved: no evaluation is owed any more."""
         ranked = {name: value for name, value in metrics.items() if name == self._policy.best}
-        if ranked and self._rank == 0:
+        if self._rank == 0:
             folder = self._path / str(step)
-            replace(manifest.read(folder), metrics=ranked).write(folder)
+            told = manifest.read(folder)
+            replace(told, metrics=ranked, about={**told.about, "owed": False}).write(folder)
 
     def wait(self) -> None:
         """Until the save under way is a checkpoint. EnvironmentFault where it could not become one."""
@@ -163,16 +168,16 @@ class Store:
     def restore(self, step: int, shapes: Any) -> Any:
         """The state of that step, laid out as `shapes` says, whatever layout it was saved from.
 
-        CheckpointError lists what differs where the state is of another model, optimizer or dtype; Unsound
-        where it cannot be read.
+        CheckpointError lists what differs where the state is of another model, optimizer or dtype;
+        EnvironmentFault says why a checkpoint whose bytes are as they were written cannot be read.
         """
         place = self._path / str(step) / "state"
-        with _reading():
+        with _reading(place):
             unlike = differences(self._orbax.metadata(place).item_metadata, shapes)
         if unlike:
             head = f"checkpoint {self._path / str(step)} is not of this recipe's model and optimizer:"
             raise CheckpointError("\n  ".join([head, *unlike[:8]]), "give this run another name: name=...")
-        with _reading():
+        with _reading(place):
             return self._orbax.restore(place, shapes)
 
     def _finish(self, told: Manifest, proof: Callable[[], Sequence[int]]) -> None:
@@ -191,8 +196,11 @@ class Store:
                         (self._path / UNFINISHED).rmdir()
         except BaseException as error:
             self._failed = error
-            if self._rank == 0:
-                _empty(self._path / UNFINISHED)  # so that a full disk does not stay full
+            with suppress(Locked, OSError):
+                self._holds()  # what another run writes there is its own
+                if self._rank == 0:
+                    _empty(self._path / UNFINISHED / str(told.step))  # so that a full disk does not stay full
+                    (self._path / UNFINISHED).rmdir()
 
     def _retire(self) -> None:
         """Delete what the policy does not keep, by way of a name that is no step's."""
@@ -200,14 +208,11 @@ class Store:
         for step in self.steps():
             with suppress(Unsound):
                 ranks[step] = manifest.read(self._path / str(step)).metrics.get(self._policy.best or "")
-        known = [step for step, rank in ranks.items() if rank is not None]
-        best = sorted(known, key=lambda step: ranks[step] or 0.0, reverse=not self._policy.lower_is_better)[:1]
         trash = self._path / TRASH
-        for step in sorted(ranks, reverse=True)[self._policy.keep :]:
-            if step not in best:
-                trash.mkdir(exist_ok=True)
-                (self._path / str(step)).rename(trash / str(step))
-                faults.strike("retire", self._rank)
+        for step in self._policy.superfluous(ranks):
+            trash.mkdir(exist_ok=True)
+            (self._path / str(step)).rename(trash / str(step))
+            faults.strike("retire", self._rank)
         _empty(trash)
 
     @contextmanager
@@ -221,23 +226,14 @@ class Store:
 
 
 @contextmanager
-def _reading() -> Iterator[None]:
+def _reading(place: Path) -> Iterator[None]:
     try:
         yield
     except DtrainError:
         raise
-    except Exception as error:  # orbax raises bare Exception, and much else, for damaged data
-        raise Unsound(f"it cannot be read: {_first_line(error)}") from error
-
-
-def _all_agree(mine: bool, processes: int) -> bool:
-    """Whether it is so in every process; each waits for the others here."""
-    if processes == 1:
-        return mine
-    import numpy as np
-    from jax.experimental import multihost_utils
-
-    return bool(multihost_utils.process_allgather(np.array([mine])).all())
+    except Exception as error:  # orbax raises bare Exception, and much else
+        message = f"checkpoint {place.parent} is whole but cannot be restored: {_first_line(error)}"
+        raise EnvironmentFault(message, "it is left as it is; look for memory, open files, the file system") from error
 
 
 def _first_line(error: Exception) -> str:

@@ -40,7 +40,7 @@ def compiled(made: Assembly) -> Compiled:
             program = lowered.compile(compiler_options={**options, **DUMP, "xla_dump_to": folder})
         except jax.errors.JaxRuntimeError as error:
             refuse_unknown(error)
-            if "RESOURCE_EXHAUSTED" not in str(error) and "CompileTimeHbmOom" not in str(error):
+            if not _lacks_main_memory(str(error)):
                 reason = re.sub(r"\s+", " ", str(error))[:300]
                 raise EnvironmentFault(f"the compiler gave up: {reason}", "try --quick, or another mesh") from error
             return _spilled(Path(folder), str(error))
@@ -52,6 +52,13 @@ def compiled(made: Assembly) -> Compiled:
         live = _live(_dumped(Path(folder), "live"))
         peak = max(peak, sum(live.values()))  # the CPU's own figure leaves temporaries out
         return Compiled(text, live, peak + code, code, arena + code)
+
+
+def _lacks_main_memory(error: str) -> bool:
+    """Whether the program did not fit, rather than one of its kernels the fast memory that it works in."""
+    space = re.search(r"memory space (\w+)", error)
+    out = "RESOURCE_EXHAUSTED" in error or "CompileTimeHbmOom" in error
+    return out and (space is None or space.group(1) == "hbm")
 
 
 def _spilled(folder: Path, error: str) -> Compiled:

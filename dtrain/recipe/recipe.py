@@ -61,7 +61,7 @@ class Guard:
     """Where the loss or the gradients are not finite: stop (exit code 7), leave the update out, or go back to
     the newest checkpoint and pass over the batches from there on."""
     spike: Annotated[float, Gt(1)] | None = None
-    """A loss so many times the median of the last 50 is a spike."""
+    """A loss so many times the median of the last 50 is a spike; losses below zero are not watched."""
     on_spike: Literal["stop", "rollback"] = "rollback"
     """Where there is one: stop (exit code 7), or go back and pass over the batches."""
     budget: Natural = 5

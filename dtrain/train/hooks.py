@@ -130,12 +130,18 @@ class Saving:
     """As in the loop: nothing may be under way on the devices beside a step."""
     skipping: bool = False
     """Whether a step that is not finite leaves the state as it was."""
+    flush: Callable[[], object] = int
+    """Has what was measured written down before the state that it belongs to is."""
     saved: int = field(default=-1)
 
+    def due(self, step: int) -> bool:
+        """Whether the state is saved after this step."""
+        return bool(self.every) and step % self.every == 0
+
     def __call__(self, at: Moment) -> None:
-        due = (self.every and at.step % self.every == 0) or self.best in at.results
-        if due or at.last or at.stopping:
+        if self.due(at.step) or self.best in at.results or at.last or at.stopping:
             jax.block_until_ready(at.state)  # the step's own time ends here
+            self.flush()
             if not self.skipping:
                 finite(at.step, at.metrics)
             with self.clock("save"), jax.transfer_guard("allow"):  # orbax moves what it likes

@@ -2,6 +2,7 @@
 
 import statistics
 from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,9 +37,21 @@ class Watch:
     guard: Guard
     passed: int = 0
     """Batches passed over before: step k takes batch k + passed."""
+    due: Callable[[int], bool] = bool
+    """Whether something is made of the state after a step: it is looked at before that."""
     skipped: int = 0
+    losses: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     _before: tuple[int, dict[str, Any]] | None = None
-    _losses: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+
+    @property
+    def seen(self) -> dict[str, Any]:
+        """What a restart must know to go on watching as if it had never stopped."""
+        return {"skipped": self.skipped, "losses": list(self.losses) if self.guard.spike else []}
+
+    def recall(self, seen: Mapping[str, Any]) -> None:
+        """Go on from what was seen before."""
+        self.skipped = seen["skipped"]
+        self.losses.extend(seen["losses"])
 
     def __call__(self, at: Moment) -> None:
         if self.guard.not_finite == "stop" and self.guard.spike is None:
@@ -46,17 +59,18 @@ class Watch:
         if self._before:
             self._look(*self._before)
         self._before = (at.step, at.metrics)
-        if at.last or at.stopping:
+        if at.last or at.stopping or self.due(at.step):
             self._look(*self._before)
+            self._before = None
 
     def _look(self, step: int, metrics: dict[str, Any]) -> None:
         found = jax.device_get({name: metrics[name] for name in ("loss", "finite")})
         loss = float(found["loss"])
         if not found["finite"]:
             self._not_finite(step, loss)
-        elif self.guard.spike and len(self._losses) >= FEWEST:
-            usual = statistics.median(self._losses)
-            if loss > self.guard.spike * usual:
+        elif self.guard.spike and len(self.losses) >= FEWEST:
+            usual = statistics.median(self.losses)
+            if usual > 0 and loss > self.guard.spike * usual:
                 reason = f"loss is {loss:.4g} at step {step}, {loss / usual:.1f} times the median before it"
                 raise (
                     RolledBack(step + self.passed, reason)
@@ -64,7 +78,7 @@ class Watch:
                     else NotFinite(reason, CAUSES)
                 )
         if found["finite"]:
-            self._losses.append(loss)
+            self.losses.append(loss)
 
     def _not_finite(self, step: int, loss: float) -> None:
         reason = f"loss is {loss} at step {step}, or its gradients are not finite"

@@ -1,0 +1,184 @@
+"""Local processes that train together: started, watched, and taken down together."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from dtrain import beat
+from dtrain.errors import EnvironmentFault, Hung, Stopped
+from dtrain.folder import Folder
+from dtrain.parallel.devices import PARENT, PROCESS, Seat
+
+POLL = 0.02
+LOOK = 0.5
+"""Seconds between looks at the signs of life."""
+GRACE = 120.0
+"""Seconds that processes which agreed to stop are given to save."""
+TAIL = 12
+
+
+@dataclass(frozen=True)
+class End:
+    """How one start of the run ended: the exit code, which process was first, and why."""
+
+    code: int
+    rank: int = 0
+    cause: str = ""
+
+
+@dataclass
+class Crew:
+    """The processes, by rank."""
+
+    logs: Path
+    place: Folder
+    members: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    relays: list[threading.Thread] = field(default_factory=list)
+    before: dict[int, beat.Sign | None] = field(default_factory=dict)
+    """What each process's predecessor said last: no sign of life of this one."""
+    signs: dict[int, tuple[int, float]] = field(default_factory=dict)
+    """The number of each process's last sign of life, and when it was first seen here."""
+
+    def start(self, arguments: Sequence[str], seat: Seat) -> None:
+        self.before[seat.rank] = beat.read(self.place.beat(seat.rank))
+        environment = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+        told = {PARENT: str(os.getpid())} | ({PROCESS: str(seat)} if seat.processes > 1 else {})
+        quiet = None if seat.rank == 0 else self._log(seat.rank).open("wb")
+        member = subprocess.Popen(
+            [sys.executable, "-m", "dtrain", *arguments],
+            env={"TF_CPP_MIN_LOG_LEVEL": "2"} | environment | told,
+            stdout=quiet or subprocess.PIPE,
+            stderr=quiet,
+            start_new_session=True,
+        )
+        self.members.append(member)
+        if member.stdout:
+            self.relays.append(threading.Thread(target=_relay, args=(member.stdout,), daemon=True))
+            self.relays[-1].start()
+
+    def watch(self) -> End:
+        """Until all are done, or one fails and the rest are taken down."""
+        looked = time.monotonic()
+        while True:
+            codes = [member.poll() for member in self.members]
+            failed = next((rank for rank, code in enumerate(codes) if code), None)
+            if failed is not None:
+                return self._down(failed, codes[failed] or 0)
+            if all(code == 0 for code in codes):
+                self._heard()
+                return End(0)
+            if time.monotonic() - looked > LOOK:
+                looked, hung = time.monotonic(), self._hung()
+                if hung:
+                    return hung
+            time.sleep(POLL)
+
+    def _down(self, rank: int, code: int) -> End:
+        """The others go after the one that failed first."""
+        if code == Stopped.exit_code:
+            self._wait(GRACE)  # all agreed to stop; the others are saving too
+            return End(code, rank, "asked to stop")
+        self.kill()
+        if rank:
+            _show(rank, self._log(rank).read_text(errors="replace").splitlines()[-TAIL:])
+        if code < 0:
+            return End(128 - code, rank, f"killed by {signal.Signals(-code).name}")
+        return End(code, rank, f"exit code {code}")
+
+    def _hung(self) -> End | None:
+        """The process that has shown no sign of life for the longest, where that is too long."""
+        now, silent = time.monotonic(), []
+        for rank in range(len(self.members)):
+            sign = beat.read(self.place.beat(rank))
+            sign = beat.Sign() if sign is None or sign == self.before[rank] else sign
+            number, since = self.signs.get(rank, (-1, now))
+            if sign.number != number:
+                self.signs[rank] = sign.number, now
+            elif now - since > sign.patience:
+                silent.append((sign.step, sign.number, rank, sign.section, now - since))
+        if not silent:
+            return None
+        step, _, rank, section, seconds = min(silent)  # those that wait for it got further
+        say(f"process {rank} has been silent for {seconds:.0f} s, in {section} after step {step}; where each is:")
+        self._stacks()
+        self.kill()
+        return End(Hung.exit_code, rank, f"no sign of life for {seconds:.0f} s, in {section} after step {step}")
+
+    def _stacks(self) -> None:
+        """Have every process print where its threads are."""
+        before = {rank: self._log(rank).stat().st_size for rank in range(1, len(self.members))}
+        for member in self.members:
+            if member.poll() is None:
+                member.send_signal(signal.SIGUSR1)
+        time.sleep(1)
+        for rank, size in before.items():
+            _show(rank, self._log(rank).read_bytes()[size:].decode(errors="replace").splitlines())
+
+    def kill(self) -> None:
+        """Nobody is left when this returns."""
+        for member in self.members:
+            if member.poll() is None:
+                member.kill()
+        for member in self.members:
+            member.wait()
+
+    def _log(self, rank: int) -> Path:
+        return self.logs / str(rank)
+
+    def _heard(self) -> None:
+        """Until everything that the first process printed was passed on."""
+        for thread in self.relays:
+            thread.join(timeout=10)
+
+    def _wait(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and any(member.poll() is None for member in self.members):
+            time.sleep(POLL)
+
+    def ask(self) -> None:
+        """Ask every process to save and leave."""
+        for member in self.members:
+            member.send_signal(signal.SIGTERM)
+
+    def __enter__(self) -> "Crew":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        self._heard()
+
+
+def _relay(lines: IO[bytes]) -> None:
+    """Pass on what the first process prints, without the lines in which Gloo counts its peers."""
+    for line in lines:
+        if not line.startswith(b"[Gloo]"):
+            sys.stdout.buffer.write(line)
+            sys.stdout.flush()
+
+
+def _show(rank: int, lines: Sequence[str]) -> None:
+    for line in lines:
+        if "[Gloo]" not in line and "peer ranks" not in line:
+            print(f"  ({rank}) {line}", file=sys.stderr)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", 0))
+        except OSError as error:
+            raise EnvironmentFault(f"no port is free for the processes to meet: {error.strerror}") from error
+        return probe.getsockname()[1]
+
+
+def say(text: str) -> None:
+    """To the terminal, beside what the first process says."""
+    print(text, file=sys.stderr, flush=True)
