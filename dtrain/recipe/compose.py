@@ -14,7 +14,17 @@ PRESETS = Path(__file__).parents[1] / "models" / "presets.yaml"
 
 def compose(path: Path, overrides: Sequence[str] = ()) -> Node:
     """The recipe with its includes under it and the `key=value` overrides over it."""
-    return _with_preset(merge(_included(path, ()), overriding(overrides)))
+    over = overriding(overrides)
+    return _with_preset(merge(_one_length(_included(path, ()), over), over))
+
+
+def _one_length(tree: Node, over: Node) -> Node:
+    """The recipe without its `epochs` where the command line says `steps` alone, and the other way round."""
+    said = {"steps", "epochs"} & over.value.keys()
+    if len(said) != 1:
+        return tree
+    value = {key: node for key, node in tree.value.items() if key not in {"steps", "epochs"} - said}
+    return Node(value, tree.mark, tuple((key, mark) for key, mark in tree.keys if key in value))
 
 
 def overriding(overrides: Sequence[str]) -> Node:

@@ -180,3 +180,11 @@ def test_a_section_without_a_kind_is_of_its_default_kind(tmp_path: Path) -> None
 def test_numbers_that_no_run_can_use_are_refused(override: str) -> None:
     with pytest.raises(RecipeError):
         load(RECIPES / "mlp-digits.yaml", [override])
+
+
+def test_a_length_on_the_command_line_takes_the_place_of_the_recipes() -> None:
+    mlp = Path(__file__).parents[2] / "recipes" / "mlp-digits.yaml"
+    assert (load(mlp).steps, load(mlp).epochs) == (None, 60)
+    assert (load(mlp, ["steps=200"]).steps, load(mlp, ["steps=200"]).epochs) == (200, None)
+    with pytest.raises(RecipeError, match="steps or epochs, one of them"):
+        load(mlp, ["steps=200", "epochs=3"])
