@@ -93,7 +93,11 @@ class Folder:
 
 
 def folder(runs: Path, name: str) -> Folder:
-    """The folder of the run of that name; RecipeError where the name could escape `runs`."""
+    """The folder of the run of that name; RecipeError where the name could escape `runs`, EnvironmentFault
+    where `runs` is an address."""
+    if runs.parts and runs.parts[0].endswith(":"):
+        scheme = runs.parts[0]
+        raise EnvironmentFault(f"runs are kept in a folder; {scheme}// is none", "mount the bucket, as with gcsfuse")
     if not NAME.fullmatch(name):
         raise RecipeError(
             f"{name!r} is no run name: use a to z, 0 to 9 and '-' inside, 63 characters at most",

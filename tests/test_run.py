@@ -202,3 +202,9 @@ def test_an_option_that_the_compiler_does_not_know_is_named(dtrain: Dtrain, reci
     refused = dtrain("run", recipe, "engine.xla={xla_no_such_thing: true}", code=2)
     assert "engine.xla.xla_no_such_thing: this compiler has no such option" in refused.stderr
     dtrain("run", recipe, "engine.xla={xla_tpu_scoped_vmem_limit_kib: 65536}")
+
+
+def test_an_address_is_no_folder(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
+    refused = dtrain("run", recipe, "--runs-dir", "gs://bucket/runs", code=3)
+    assert "gs:// is none" in refused.stderr
+    assert not (tmp_path / "gs:").exists()
