@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import jax
+import pytest
 
 from dtrain.explain import explain
 from dtrain.recipe.load import load
@@ -46,6 +47,7 @@ def test_a_typo_is_answered(dtrain: Dtrain) -> None:
     )
 
 
+@pytest.mark.slow
 def test_it_shows_the_program_itself(dtrain: Dtrain) -> None:
     """The run's own step, traced or compiled, here or for hardware that is not there."""
     mesh = "mesh={data: 2, fsdp: 2, tensor: 2}"

@@ -244,6 +244,7 @@ def test_a_second_signal_leaves_at_once_and_says_so(recipe: Path, tmp_path: Path
     assert record(run)["state"] == "aborted"
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_a_stop_left_out_is_made_after_it(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
     owed = ["evaluate.every=6", "checkpoint.best=eval/loss", "checkpoint.keep=9"]
     dtrain("run", recipe, *owed, code=75, DTRAIN_FAULT="term@step:11")

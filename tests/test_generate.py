@@ -40,6 +40,7 @@ def test_text_is_the_same_for_the_same_seed_and_any_devices(dtrain: Dtrain, trai
     assert len(dtrain(*ask, "--samples", "3", "--devices", "4").stdout.split("-" * 20)) == 4
 
 
+@pytest.mark.slow
 def test_what_cannot_be_generated_is_refused(dtrain: Dtrain, trained: Path) -> None:
     long = dtrain("generate", trained, "--prompt", "x" * 40, "--devices", "4", code=2)
     assert "a prompt of 40 tokens leaves no room in context = 32" in long.stderr

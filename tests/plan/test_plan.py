@@ -172,6 +172,7 @@ def test_as_json_units_stand_in_the_keys(tmp_path: Path) -> None:
     json.dumps(found)
 
 
+@pytest.mark.slow
 def test_what_fits_instead_is_found_by_arithmetic(tmp_path: Path) -> None:
     """One change where one is enough, two where it is not; each leaves room."""
     one = nearest(recipe(tmp_path, "gpt2-1.5b", 1024, 64, "model.remat=none"), target("v5e-4"), 1, compiling=False)
