@@ -22,7 +22,7 @@ optimizer: {kind: adamw, lr: 1e-3, schedule: {kind: constant}}
 batch: 64
 steps: 1
 mesh: {data: 2, fsdp: 2}
-evaluate: {every: 10}
+evaluate: {every: 12}
 checkpoint: {every: 4, keep: 3}
 track: {every: 1}
 guard: {purity: false, patience: 5}
