@@ -13,6 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from dtrain.folder import saved_steps
 from dtrain.verify import Trial, same_bits
 
 RECIPE = """
@@ -72,7 +73,7 @@ def _until_done(trial: Trial, steps: int, processes: int, fault: str, notes: Pat
 
 def _flip(trial: Trial, chance: random.Random) -> None:
     saved = trial.place("killed").checkpoints
-    newest = max((one for one in saved.iterdir() if one.name.isdecimal()), key=lambda one: int(one.name))
+    newest = saved / str(saved_steps(saved)[0])
     path = chance.choice([path for path in newest.rglob("d/*") if path.stat().st_size])
     raw = bytearray(path.read_bytes())
     bit = chance.randrange(8 * len(raw))

@@ -15,7 +15,7 @@ from pathlib import Path
 from dtrain import beat
 from dtrain.checkpoint import manifest
 from dtrain.checkpoint.manifest import Unsound
-from dtrain.folder import Folder
+from dtrain.folder import Folder, saved_steps
 from dtrain.verify import Trial, same_bits
 
 RECIPE = """
@@ -32,13 +32,8 @@ guard: {purity: false}
 STEPS_A_KILL = 25
 
 
-def _steps(place: Folder) -> list[int]:
-    found = place.checkpoints.iterdir() if place.checkpoints.is_dir() else ()
-    return [int(one.name) for one in found if one.name.isdecimal()]
-
-
 def _newest(place: Folder) -> int:
-    return max(_steps(place), default=-1)
+    return next(iter(saved_steps(place.checkpoints)), -1)
 
 
 def _stepping(place: Folder, newest: int) -> bool:
@@ -66,7 +61,7 @@ def main() -> None:
             said = trial.said("killed").read_text()
             assert ended is None, f"the run ended by itself with {ended}: {said[-500:]}"
             during += any((place.checkpoints / ".unfinished").glob("*"))
-            steps = _steps(place)
+            steps = saved_steps(place.checkpoints)
             for step in steps:
                 try:
                     manifest.check(place.checkpoints / str(step), 0, 1)

@@ -21,7 +21,7 @@ class Beat:
         """`patience`: seconds that a step may take."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file, self._patience, self._number = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644), patience, 0
-        self.step, self.committed, self._again = 0, -1, 0.0
+        self.step, self._again = 0, 0.0
         self("start")
 
     def __call__(self, section: str) -> None:
@@ -32,7 +32,7 @@ class Beat:
         self._again = now + APART
         self._number += 1
         patience = self._patience * (1 if short else LONG)
-        line = {"number": self._number, "section": section, "step": self.step, "committed": self.committed}
+        line = {"number": self._number, "section": section, "step": self.step}
         text = json.dumps(line | {"patience": patience, "at": time.time()})
         os.pwrite(self._file, f"{text:<{WIDTH}}\n".encode(), 0)
 
@@ -48,7 +48,6 @@ class Sign:
     number: int = 0
     section: str = "start"
     step: int = 0
-    committed: int = -1
     patience: float = 600.0
     at: float = 0.0
     """Seconds since 1970, by the clock of that process's machine."""

@@ -92,6 +92,12 @@ class Folder:
         part.replace(path)
 
 
+def saved_steps(checkpoints: Path) -> list[int]:
+    """The steps that a folder of checkpoints holds, the newest first; whether they are sound is another question."""
+    found = checkpoints.iterdir() if checkpoints.is_dir() else ()
+    return sorted((int(path.name) for path in found if path.name.isdecimal() and path.is_dir()), reverse=True)
+
+
 def folder(runs: Path, name: str) -> Folder:
     """The folder of the run of that name; RecipeError where the name could escape `runs`, EnvironmentFault
     where `runs` is an address."""

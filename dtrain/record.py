@@ -15,7 +15,7 @@ import jax
 from dtrain import beat
 from dtrain.data.source import Source
 from dtrain.errors import DtrainError, Locked, NotFinite, RecipeError
-from dtrain.folder import Folder
+from dtrain.folder import Folder, saved_steps
 from dtrain.recipe import yaml
 from dtrain.recipe.load import differences, text
 from dtrain.recipe.recipe import Recipe
@@ -172,8 +172,7 @@ def finished(place: Folder, recipe: Recipe) -> bool:
 
 def refuse_changes(place: Folder, recipe: Recipe, allowed: bool) -> None:
     """RecipeError with the differences, where a run that has saved state is started with another recipe."""
-    started = place.checkpoints.is_dir() and any(step.name.isdigit() for step in place.checkpoints.iterdir())
-    if not started or allowed:
+    if allowed or not saved_steps(place.checkpoints):
         return
     if not place.recipe.exists():
         hint = "put it back, give this run another name (name=...), or go on unchecked with --allow-changes"

@@ -238,7 +238,6 @@ def _saver(
         owed = due(number) and not metrics
         store.save(number, state, about(number, owed, watch.seen), metrics, found.checksum)
         on.log.committed(store.committed)
-        on.beat.committed = -1 if store.committed is None else store.committed
         grace = on.recipe.checkpoint.grace
         if store.took > grace and not warned:
             warned.append(on.console.warn(f"a save takes {store.took:.0f} s; a preempted machine is left {grace:.0f}"))

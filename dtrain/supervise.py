@@ -16,7 +16,7 @@ from pathlib import Path
 
 from dtrain.crew import Crew, End, free_port, say
 from dtrain.errors import Aborted, Exhausted, Stopped
-from dtrain.folder import Folder
+from dtrain.folder import Folder, saved_steps
 from dtrain.parallel.devices import Seat
 
 LONGEST_PAUSE = 30.0
@@ -52,7 +52,7 @@ def supervise(arguments: Sequence[str], processes: int, place: Folder, restarts:
             final = end.code == Aborted.exit_code or (end.code < 128 and end.code not in AGAIN)
             if final or watch.asked or not restarts:
                 return end.code
-            committed = _committed(place)
+            committed = next(iter(saved_steps(place.checkpoints)), -1)
             tries, reached = (0, committed) if committed > reached else (tries, reached)
             if tries >= restarts:
                 times = f"{restarts} time{'s' * (restarts > 1)}"
@@ -71,12 +71,6 @@ def _start(arguments: Sequence[str], processes: int, place: Folder, watch: _Watc
         if watch.asked:
             crew.ask()
         return crew.watch()
-
-
-def _committed(place: Folder) -> int:
-    """The newest step on disk."""
-    found = place.checkpoints.iterdir() if place.checkpoints.is_dir() else ()
-    return max((int(path.name) for path in found if path.name.isdecimal()), default=-1)
 
 
 @contextmanager

@@ -30,6 +30,7 @@ from dtrain.checkpoint.manifest import Manifest, Unsound
 from dtrain.checkpoint.policy import Checkpoint
 from dtrain.checkpoint.retry import retried
 from dtrain.errors import CheckpointError, DtrainError, EnvironmentFault, Locked
+from dtrain.folder import saved_steps
 
 ROOM = 1.1
 """Of a checkpoint's arrays: what it takes with all that is written about them."""
@@ -75,9 +76,8 @@ class Store:
         self._orbax.close()
 
     def steps(self) -> list[int]:
-        """Committed steps, the newest first; whether they are sound is another question."""
-        found = self._path.iterdir() if self._path.is_dir() else ()
-        return sorted((int(path.name) for path in found if path.name.isdecimal() and path.is_dir()), reverse=True)
+        """Committed steps, the newest first."""
+        return saved_steps(self._path)
 
     def refuse_without_room(self, size: int) -> None:
         """EnvironmentFault where a checkpoint of so many bytes finds no room beside the one before it."""
