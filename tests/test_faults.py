@@ -8,12 +8,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dtrain import beat
+from dtrain.checkpoint import manifest
+from dtrain.folder import saved_steps
 from tests.conftest import Dtrain, bare_environment
 from tests.test_run import RECIPE, numbers, saved
 
@@ -109,6 +112,28 @@ def test_a_flipped_bit_is_found_and_the_step_before_is_taken(
     assert f"checkpoint {steps[-1]} is damaged and set aside as .bad-{steps[-1]}-" in done.stderr
     assert f"resumed from step {steps[-2]}" in done.stderr
     assert saved(run, 24) == saved(undisturbed(*OFTEN), 24)
+
+
+@pytest.mark.slow
+def test_values_that_are_not_those_that_were_saved_are_not_gone_on_from(
+    dtrain: Dtrain, recipe: Path, tmp_path: Path, undisturbed: Callable[..., Path]
+) -> None:
+    """Every file is as it was written, and yet the devices find another sum: as where memory failed before the write."""
+    dtrain("run", recipe, *OFTEN, code=-9, DTRAIN_FAULT="kill@step:15")
+    run = tmp_path / "runs" / "small"
+    newest, before = saved_steps(run / "checkpoints")[:2]
+    told = manifest.read(run / "checkpoints" / str(newest))
+    replace(told, checksum=[told.checksum[0] ^ 1, told.checksum[1]]).write(run / "checkpoints" / str(newest))
+    done = dtrain("run", recipe, *OFTEN)
+    assert "the values that it gives are not those that were saved" in done.stderr
+    assert f"resumed from step {before}" in done.stderr
+    assert saved(run, 24) == saved(undisturbed(*OFTEN), 24)
+
+
+@pytest.mark.slow
+def test_a_save_that_outlasts_the_grace_is_warned_of_once(dtrain: Dtrain, recipe: Path) -> None:
+    done = dtrain("run", recipe, *OFTEN, "checkpoint.grace=0.001")
+    assert len(re.findall(r"a save takes \d+ s; a preempted machine is left 0", done.stderr)) == 1
 
 
 @pytest.mark.slow

@@ -87,20 +87,21 @@ def check(folder: Path, rank: int, processes: int) -> Manifest:
     Unsound where they are not; OSError where the machine, and not the checkpoint, is at fault.
     """
     told = read(folder)
-    have = files_of(folder)
     for path, (size, _) in told.files.items():
-        if path not in have and not (folder / path).exists():
-            raise Unsound(f"{path} is missing")
-        if have[path] != size:
-            raise Unsound(f"{path} has {have[path]:,} bytes, {size:,} were written")
+        try:
+            found = (folder / path).stat().st_size
+        except FileNotFoundError:
+            raise Unsound(f"{path} is missing") from None
+        if found != size:
+            raise Unsound(f"{path} has {found:,} bytes, {size:,} were written")
     mine = share({path: size for path, (size, _) in told.files.items()}, rank, processes)
     try:
-        found = digests(folder, mine)
+        read_back = digests(folder, mine)
     except OSError as error:
         if error.errno != errno.EIO:
             raise
         raise Unsound(f"its medium fails: {error}") from error
-    changed = [path for path in mine if found[path] != told.files[path]]
+    changed = [path for path in mine if read_back[path] != told.files[path]]
     if changed:
         raise Unsound(f"{changed[0]} was changed after it was written")
     return told
