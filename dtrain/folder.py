@@ -83,13 +83,14 @@ class Folder:
 
     def write_record(self, record: dict[str, Any]) -> None:
         """Replace run.json."""
-        self.write(self.record, json.dumps(record, indent=2) + "\n")
+        overwrite(self.record, json.dumps(record, indent=2) + "\n")
 
-    def write(self, path: Path, text: str) -> None:
-        """Replace a file in one step, so that a reader never sees half of it."""
-        part = path.with_suffix(f"{path.suffix}.part")
-        part.write_text(text)
-        part.replace(path)
+
+def overwrite(path: Path, text: str) -> None:
+    """Replace a file in one step, so that a reader never sees half of it."""
+    part = path.with_suffix(f"{path.suffix}.part")
+    part.write_text(text)
+    part.replace(path)
 
 
 def saved_steps(checkpoints: Path) -> list[int]:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from dtrain.errors import Locked
+from dtrain.folder import overwrite
 
 BEAT, OVER = 5.0, 60.0
 """Seconds between touches, and without one after which a lease from elsewhere is over."""
@@ -71,9 +72,7 @@ def _take(lease: Lease, say: Callable[[str], None]) -> None:
                 raise Locked(message, f"stop that run, or give this one another name: name=... ({lease.path})")
             say(f"took over from {who}, which is gone")
         values = {"token": lease.token, "since": time.time(), **_self()}
-        part = lease.path.with_suffix(".part")
-        part.write_text(json.dumps(values))
-        part.replace(lease.path)
+        overwrite(lease.path, json.dumps(values))
 
 
 def _alive(owner: dict[str, Any], path: Path) -> bool:

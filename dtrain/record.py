@@ -15,7 +15,7 @@ import jax
 from dtrain import beat
 from dtrain.data.source import Source
 from dtrain.errors import DtrainError, Locked, NotFinite, RecipeError
-from dtrain.folder import Folder, saved_steps
+from dtrain.folder import Folder, overwrite, saved_steps
 from dtrain.recipe import yaml
 from dtrain.recipe.load import differences, text
 from dtrain.recipe.recipe import Recipe
@@ -118,7 +118,7 @@ def kept(place: Folder, recipe: Recipe, lead: bool) -> Iterator[Record]:
     }
     log = Record(values, place, lead, before=_counted(old), ids=dict(old.get("tracker_ids", {})))
     if lead:
-        place.write(place.recipe, text(recipe))
+        overwrite(place.recipe, text(recipe))
         log.write()
     try:
         yield log

@@ -118,7 +118,7 @@ def test_a_flipped_bit_is_found_and_the_step_before_is_taken(
 def test_values_that_are_not_those_that_were_saved_are_not_gone_on_from(
     dtrain: Dtrain, recipe: Path, tmp_path: Path, undisturbed: Callable[..., Path]
 ) -> None:
-    """Every file is as it was written, and yet the devices find another sum: as where memory failed before the write."""
+    """Every file is as it was written, yet the devices find another sum, as where memory failed before the write."""
     dtrain("run", recipe, *OFTEN, code=-9, DTRAIN_FAULT="kill@step:15")
     run = tmp_path / "runs" / "small"
     newest, before = saved_steps(run / "checkpoints")[:2]

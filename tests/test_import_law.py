@@ -12,8 +12,8 @@ PACKAGE = Path(__file__).parents[1] / "dtrain"
 
 LAYERS = [
     {"errors", "fields", "hardware", "faults"},
-    {"batch", "params", "folder", "lease", "beat", "attention", "varying"},
-    {"experts", "product"},
+    {"batch", "params", "folder", "beat", "attention", "varying"},
+    {"experts", "product", "lease"},
     {"context", "precision"},
     {"model", "caching"},
     {"models", "parallel", "data", "optim", "checkpoint", "track"},

@@ -11,6 +11,7 @@ from dtrain import faults
 from dtrain.checkpoint import manifest
 from dtrain.checkpoint.manifest import Manifest
 from dtrain.checkpoint.retry import retried
+from dtrain.folder import overwrite
 
 POLL, PATIENCE = 0.01, 1200.0
 """Seconds between looks for the parts of other processes, and how long they are waited for."""
@@ -23,7 +24,7 @@ def commit(unfinished: Path, final: Path, told: Manifest, rank: int, processes: 
     """
     state = unfinished / "state"
     mine = retried(lambda: manifest.digests(state, manifest.share(manifest.files_of(state), rank, processes)))
-    retried(lambda: _put(_part(unfinished, rank), mine))
+    retried(lambda: overwrite(_part(unfinished, rank), json.dumps(mine)))
     if rank:
         _until(final.is_dir, f"process 0 did not commit step {told.step}")
         return
@@ -54,13 +55,6 @@ def all_agree(mine: bool, processes: int) -> bool:
 
 def _part(folder: Path, rank: int) -> Path:
     return folder / f"digests-{rank}.json"
-
-
-def _put(path: Path, values: object) -> None:
-    """Whole or not at all: another process looks for it."""
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(values))
-    part.replace(path)
 
 
 def _until(done: Callable[[], bool], failure: str) -> None:

@@ -106,7 +106,7 @@ def _keep(made: "Plan", runs: Path) -> None:
     """Where `dtrain run` finds it, to hold its own step against; of the quick tier, where there is a run already."""
     import json
 
-    from dtrain.folder import folder
+    from dtrain.folder import folder, overwrite
     from dtrain.plan.report import values
 
     place = folder(runs, made.recipe.name)
@@ -114,7 +114,7 @@ def _keep(made: "Plan", runs: Path) -> None:
         return
     try:
         place.plans.mkdir(parents=True, exist_ok=True)
-        place.write(place.plans / f"{_slug(made.target)}-{made.tier}.json", json.dumps(values(made), indent=2))
+        overwrite(place.plans / f"{_slug(made.target)}-{made.tier}.json", json.dumps(values(made), indent=2))
     except OSError as error:
         typer.echo(f"the plan is not kept for the run to compare: {place.plans}: {error.strerror}", err=True)
 

@@ -51,12 +51,15 @@ def watched() -> bool:
 
 def leave_with_parent() -> None:
     """End this process when the one that watches over it ends, however that comes about."""
-    parent = os.environ.get(PARENT)
-    if not parent:
-        return
+    if watched():
+        leave_with(int(os.environ[PARENT]))
+
+
+def leave_with(parent: int) -> None:
+    """End this process when its parent, the process of that number, does."""
 
     def watch() -> None:
-        while os.getppid() == int(parent):
+        while os.getppid() == parent:
             time.sleep(0.2)
         os._exit(128 + signal.SIGKILL)
 

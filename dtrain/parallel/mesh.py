@@ -175,6 +175,8 @@ def _placed(shape: tuple[int, ...], devices: Sequence[Any]) -> np.ndarray:
     try:
         return create_device_mesh(shape, devices, allow_split_physical_axes=True)
     except (NotImplementedError, TypeError, ValueError):  # JAX splits the sides of a torus at powers of two only
+        if devices[0].platform != "tpu":
+            raise
         return _in_blocks(shape, devices)
 
 

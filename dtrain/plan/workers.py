@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import signal
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from dtrain.errors import DtrainError, EnvironmentFault
+from dtrain.parallel.devices import leave_with
 from dtrain.plan.plan import Plan, plan, quick
 from dtrain.plan.target import Target
 from dtrain.recipe.recipe import Recipe
@@ -79,7 +79,9 @@ def _received(ready: Any, process: BaseProcess) -> Outcome:
 
 def _work(job: Job, back: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller decides when to stop
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    caller = multiprocessing.parent_process()
+    assert caller is not None and caller.pid is not None
+    leave_with(caller.pid)  # one that is killed leaves no compiler at work
     with suppress(OSError):
         os.nice(5)
     try:
@@ -88,11 +90,3 @@ def _work(job: Job, back: Any) -> None:
         found = error
     with suppress(BrokenPipeError):  # nobody listens any more
         back.send(found)
-
-
-def _leave_with_parent() -> None:
-    """A caller that is killed leaves no compiler at work."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    wait([parent.sentinel])
-    os._exit(1)

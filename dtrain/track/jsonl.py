@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from dtrain.errors import EnvironmentFault
+from dtrain.folder import overwrite
 
 
 @dataclass(frozen=True)
@@ -33,10 +34,7 @@ def cut(path: Path, step: int) -> None:
     """Drop the rows after `step`, and a last line that was cut off while being written."""
     if not path.exists():
         return
-    kept = [json.dumps(row) + "\n" for row in read(path) if row["step"] <= step]
-    part = path.with_suffix(".part")
-    part.write_text("".join(kept))
-    part.replace(path)
+    overwrite(path, "".join(json.dumps(row) + "\n" for row in read(path) if row["step"] <= step))
 
 
 def read(path: Path) -> list[dict[str, Any]]:
