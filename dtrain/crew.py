@@ -15,7 +15,8 @@ from typing import IO
 from dtrain import beat
 from dtrain.errors import EnvironmentFault, Hung, Stopped
 from dtrain.folder import Folder
-from dtrain.parallel.devices import PARENT, PROCESS, Seat
+from dtrain.parallel.devices import PROCESS, Seat
+from dtrain.parent import PARENT
 
 POLL = 0.02
 LOOK = 0.5

@@ -2,7 +2,8 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 
 from dtrain.assembly import Assembly
 from dtrain.batch import Batch
@@ -12,12 +13,16 @@ from dtrain.data.source import Source
 from dtrain.parallel.engine import local_rows, put
 
 
-def train_batches(made: Assembly, source: Source, start: int, steps: int) -> Iterator[Batch]:
-    """Batches `start` to `steps` on the devices."""
+def train_batches(
+    made: Assembly, source: Source, start: int, steps: int, warn: Callable[[str], None]
+) -> Generator[Batch, None, None]:
+    """Batches `start` to `steps` on the devices; `warn` hears of workers that died on the way."""
     recipe, layout = made.recipe, made.layout
     local, order = local_rows(layout, recipe.batch), Order(len(source), recipe.seed, source.starts)
     host = TrainBatches(source, order, recipe.batch, local, start, steps, recipe.data.keyed)
-    return (put(recipe.engine, layout, batch, recipe.batch) for batch in stream(host, recipe.data.load))
+    with closing(stream(host, recipe.data.load, warn)) as found:
+        for batch in found:
+            yield put(recipe.engine, layout, batch, recipe.batch)
 
 
 def eval_batches(made: Assembly, source: Source, limit: int | None) -> Iterator[Batch]:

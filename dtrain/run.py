@@ -150,7 +150,7 @@ def _attempt(on: Session, ready: Ready) -> RolledBack | None:
     save, often = _saver(on, ready, start.passed, evaluation.due, watch), on.recipe.checkpoint
     saving = Saving(often.every, often.best, save, on.clock, pretended, skipping, logging.flush)
 
-    on.interrupt.training = True
+    on.interrupt.training, span = True, (start.step + start.passed, end + start.passed)
     try:
         with on.console.progress(start.step, steps), on.clock.rest("step"):
             logging.begin(start.step)
@@ -159,7 +159,7 @@ def _attempt(on: Session, ready: Ready) -> RolledBack | None:
             state, stopped = loop(
                 ready.step,
                 state,
-                train_batches(made, ready.train, start.step + start.passed, end + start.passed),
+                on.stack.enter_context(closing(train_batches(made, ready.train, *span, on.console.warn))),
                 span=range(start.step + 1, end + 1),
                 hooks=[partial(_alive, on), watch, logging, evaluation, saving],
                 stop=on.interrupt.agreed,

@@ -41,7 +41,8 @@ def run(
     debug: Debug = False,
 ) -> None:
     """Train. Running the same recipe again goes on where it stopped."""
-    from dtrain.parallel.devices import join, leave_with_parent, pretend, seat, watched
+    from dtrain.parallel.devices import join, pretend, seat
+    from dtrain.parent import leave_with_parent, watched
 
     place = seat()
     with exits(debug, leave=watched()):

@@ -3,10 +3,7 @@
 import importlib.metadata
 import importlib.util
 import os
-import signal
 import sys
-import threading
-import time
 from dataclasses import dataclass
 from glob import glob
 from typing import Any
@@ -15,9 +12,6 @@ from dtrain.errors import EnvironmentFault
 
 PROCESS = "DTRAIN_PROCESS"
 """`rank/processes@host:port`: set for a process that runs together with others."""
-
-PARENT = "DTRAIN_PARENT"
-"""The process that watches over this one, which goes with it."""
 
 FUSIONS = "--xla_cpu_experimental_ynn_fusion_type"
 
@@ -42,28 +36,6 @@ def seat() -> Seat | None:
     place, _, coordinator = text.partition("@")
     rank, _, processes = place.partition("/")
     return Seat(int(rank), int(processes), coordinator)
-
-
-def watched() -> bool:
-    """Whether another process of dtrain watches over this one."""
-    return PARENT in os.environ
-
-
-def leave_with_parent() -> None:
-    """End this process when the one that watches over it ends, however that comes about."""
-    if watched():
-        leave_with(int(os.environ[PARENT]))
-
-
-def leave_with(parent: int) -> None:
-    """End this process when its parent, the process of that number, does."""
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.2)
-        os._exit(128 + signal.SIGKILL)
-
-    threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
 def settle() -> None:

@@ -11,7 +11,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from dtrain.errors import DtrainError, EnvironmentFault
-from dtrain.parallel.devices import leave_with
+from dtrain.parent import leave_with_caller
 from dtrain.plan.plan import Plan, plan, quick
 from dtrain.plan.target import Target
 from dtrain.recipe.recipe import Recipe
@@ -79,9 +79,7 @@ def _received(ready: Any, process: BaseProcess) -> Outcome:
 
 def _work(job: Job, back: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller decides when to stop
-    caller = multiprocessing.parent_process()
-    assert caller is not None and caller.pid is not None
-    leave_with(caller.pid)  # one that is killed leaves no compiler at work
+    leave_with_caller()
     with suppress(OSError):
         os.nice(5)
     try:

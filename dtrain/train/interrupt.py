@@ -11,7 +11,7 @@ from types import FrameType
 import jax
 
 from dtrain.errors import Aborted, Stopped
-from dtrain.parallel.devices import watched
+from dtrain.parent import watched
 
 SAME = 2.0
 """Seconds within which a second signal may be the first one, sent twice."""

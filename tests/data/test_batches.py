@@ -1,3 +1,10 @@
+import multiprocessing
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -6,6 +13,7 @@ from dtrain.data.digits import Digits
 from dtrain.data.order import SMALL, Order, permuted
 from dtrain.data.source import Load
 from dtrain.data.synthetic import Synthetic
+from dtrain.errors import EnvironmentFault
 
 SOURCE = Synthetic(image=(4, 4, 1), examples=50).open("train")
 
@@ -42,6 +50,48 @@ def test_batch_k_does_not_depend_on_where_the_run_began() -> None:
 def test_reading_ahead_changes_nothing(load: Load) -> None:
     for a, b in zip(stream(batches(range(16), steps=6), load), batches(range(16), steps=6), strict=True):
         assert all(np.array_equal(a[name], b[name]) for name in b)
+
+
+@dataclass(frozen=True)
+class Deadly:
+    """A source whose reader is killed at one row, so often as there are lives."""
+
+    folder: Path
+    lives: int
+    row: int = 7
+
+    def rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        if self.row in indices and multiprocessing.parent_process():
+            for life in range(self.lives):
+                try:
+                    (self.folder / str(life)).touch(exist_ok=False)
+                except FileExistsError:
+                    continue
+                os.kill(os.getpid(), signal.SIGKILL)
+        return SOURCE.rows(indices)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(SOURCE, name)
+
+    def __len__(self) -> int:
+        return len(SOURCE)
+
+
+@pytest.mark.slow
+def test_a_killed_worker_is_replaced_and_no_batch_is_lost(tmp_path: Path) -> None:
+    warned: list[str] = []
+    deadly = TrainBatches(Deadly(tmp_path, 1), Order(50, seed=3), 16, np.arange(16), 0, 6, keyed=True)
+    found = list(stream(deadly, Load(prefetch=2, workers=1), warned.append))
+    for a, b in zip(found, batches(range(16), steps=6), strict=True):
+        assert all(np.array_equal(a[name], b[name]) for name in b)
+    assert warned == ["a data worker died (killed by SIGKILL); others go on from the same batch"]
+
+
+@pytest.mark.slow
+def test_workers_that_die_at_the_same_batch_again_and_again_are_given_up(tmp_path: Path) -> None:
+    deadly = TrainBatches(Deadly(tmp_path, 9), Order(50, seed=3), 16, np.arange(16), 0, 6, keyed=True)
+    with pytest.raises(EnvironmentFault, match="4 times at the same batch: killed by SIGKILL"):
+        list(stream(deadly, Load(prefetch=2, workers=1), lambda _: None))
 
 
 def test_the_last_evaluation_batch_is_padded_with_weight_zero() -> None:
