@@ -7,7 +7,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -16,6 +17,7 @@ from dtrain import beat
 from dtrain.errors import EnvironmentFault, Hung, Stopped
 from dtrain.folder import Folder
 from dtrain.parallel.devices import PROCESS, Seat
+from dtrain.parallel.meeting import LOOPBACK
 from dtrain.parent import PARENT
 
 POLL = 0.02
@@ -171,13 +173,16 @@ def _show(rank: int, lines: Sequence[str]) -> None:
             print(f"  ({rank}) {line}", file=sys.stderr)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
+@contextmanager
+def port() -> Iterator[int]:
+    """A port on which the processes meet; nobody else can take it meanwhile."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         try:
-            probe.bind(("127.0.0.1", 0))
+            holder.bind((LOOPBACK, 0))
         except OSError as error:
             raise EnvironmentFault(f"no port is free for the processes to meet: {error.strerror}") from error
-        return probe.getsockname()[1]
+        yield holder.getsockname()[1]
 
 
 def say(text: str) -> None:

@@ -4,7 +4,7 @@
     DTRAIN_FAULT=freeze@step:8/1         process 1 stands still after step 8
     DTRAIN_FAULT=raise@step:3            once in each start; with DTRAIN_FAULT_NOTES, a folder, once in all
 
-What: kill, term, freeze, raise, full (no space left), stale (a file handle), sleep (a minute). Several are parted
+What: kill, term, freeze, raise, full (no space left), stale (a file handle), sleep (five seconds). Several are parted
 by commas.
 """
 
@@ -68,4 +68,4 @@ def _do(fault: Fault) -> None:
     elif fault.what == "stale":
         raise OSError(errno.ESTALE, "Stale file handle", "a fault on purpose")
     elif fault.what == "sleep":
-        time.sleep(60)
+        time.sleep(5)

@@ -208,7 +208,7 @@ def _reporter(on: Session, made: Assembly, start: int, end: int, foretold: Forec
     """Where measured values go: the console, metrics.jsonl, the recipe's trackers. Process 0 alone."""
     recipe, steps, trackers = on.recipe, made.steps, []
     if jax.process_index() == 0:
-        about = About(on.place, recipe.name, plain(recipe), on.log.ids, start)
+        about = About(on.place, recipe.name, plain(recipe), on.log.ids, start, on.console.warn)
         sinks = [lines(on.place.metrics, start), *(sink.open(about) for sink in recipe.track.to)]
         trackers = [on.stack.enter_context(sink) for sink in sinks]
     example = made.layout.example

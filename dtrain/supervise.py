@@ -14,10 +14,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from dtrain.crew import Crew, End, free_port, say
+from dtrain.crew import Crew, End, port, say
 from dtrain.errors import Aborted, Exhausted, Stopped
 from dtrain.folder import Folder, saved_steps
 from dtrain.parallel.devices import Seat
+from dtrain.parallel.meeting import LOOPBACK
 
 LONGEST_PAUSE = 30.0
 AGAIN = {70, 9}
@@ -64,8 +65,8 @@ def supervise(arguments: Sequence[str], processes: int, place: Folder, restarts:
 
 
 def _start(arguments: Sequence[str], processes: int, place: Folder, watch: _Watch) -> End:
-    with tempfile.TemporaryDirectory(prefix="dtrain-") as logs, Crew(Path(logs), place) as crew:
-        watch.crew, address = crew, f"127.0.0.1:{free_port()}"
+    with tempfile.TemporaryDirectory(prefix="dtrain-") as logs, port() as number, Crew(Path(logs), place) as crew:
+        watch.crew, address = crew, f"{LOOPBACK}:{number}"
         for rank in range(processes):
             crew.start(arguments, Seat(rank, processes, address))
         if watch.asked:

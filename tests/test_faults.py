@@ -63,6 +63,14 @@ def reached(run: Path, step: int, rank: int = 0, seconds: float = 60) -> None:
         time.sleep(0.02)
 
 
+def within(section: str, run: Path, rank: int = 0, seconds: float = 60) -> None:
+    """Wait until a process is in that section."""
+    end = time.monotonic() + seconds
+    while (sign := beat.read(run / f"beat-{rank}.json")) is None or sign.section != section:
+        assert time.monotonic() < end, f"{section} was not begun"
+        time.sleep(0.02)
+
+
 def children(pid: int) -> set[int]:
     found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
     return {int(line) for line in found.stdout.split()}
@@ -188,6 +196,31 @@ def test_a_killed_worker_is_named_and_the_run_goes_on_to_the_same_bits(
     assert f"process {rank} ended first: killed by SIGKILL" in done.stderr
     assert re.search(r"starting again from step (8|12) \(1 of 3", done.stderr)
     assert saved(tmp_path / "runs" / "small", 24) == saved(undisturbed(*TWO), 24)
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_before_it_met_the_others_is_named(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    done = dtrain("run", recipe, *TWO, DTRAIN_FAULT="kill@join/1", DTRAIN_FAULT_NOTES=str(notes))
+    assert "process 1 ended first: killed by SIGKILL" in done.stderr
+    assert "starting again from step 0 (1 of 3" in done.stderr
+
+
+@pytest.mark.slow
+def test_asked_to_stop_while_compiling_two_processes_leave_after_the_first_step(
+    dtrain: Dtrain, recipe: Path, tmp_path: Path, undisturbed: Callable[..., Path]
+) -> None:
+    """JAX's service takes the signal, and says so at the first step that all agree on."""
+    parent = started(tmp_path, *TWO, DTRAIN_FAULT="sleep@compile")
+    run = tmp_path / "runs" / "small"
+    within("compile", run)
+    parent.send_signal(signal.SIGTERM)
+    _, said = parent.communicate(timeout=60)
+    assert parent.returncode == 75, said
+    assert record(run)["step"] in (0, 1)
+    dtrain("run", recipe, *TWO)
+    assert saved(run, 24) == saved(undisturbed(*TWO), 24)
 
 
 @pytest.mark.slow

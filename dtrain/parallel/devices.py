@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from glob import glob
 from typing import Any
 
+from dtrain import faults
 from dtrain.errors import EnvironmentFault
+from dtrain.parallel.meeting import meet
 
 PROCESS = "DTRAIN_PROCESS"
 """`rank/processes@host:port`: set for a process that runs together with others."""
@@ -93,6 +95,8 @@ def join(place: Seat) -> None:
     """Meet the other processes; EnvironmentFault names the address where they do not come."""
     import jax
 
+    faults.strike("join", place.rank)
+    meet(place.rank, place.processes, place.coordinator)
     if os.environ.get("JAX_PLATFORMS") == "cpu":
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
     try:

@@ -1,6 +1,6 @@
 """What a tracker is, and the recipe's `track` section."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -19,6 +19,7 @@ class About:
     """Ids that trackers gave the run, kept in run.json, so that a resumed run stays one run."""
     start: int
     """The step from which this process goes on."""
+    warn: Callable[[str], None]
 
 
 class Tracker(Protocol):

@@ -10,6 +10,9 @@ from typing import Any, Literal
 from dtrain.errors import DtrainError, EnvironmentFault
 from dtrain.track.tracker import About, Tracker
 
+PATIENCE = 30.0
+"""Seconds that a run waits for the service, at its beginning and at its end."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class WandB:
@@ -24,32 +27,52 @@ class WandB:
     @contextmanager
     def open(self, about: About) -> Iterator[Tracker]:
         import wandb
+        from wandb.errors import AuthenticationError, CommError
 
         os.environ.setdefault("WANDB_SILENT", "true")
-        run_id = about.ids.setdefault("wandb", secrets.token_hex(4))
         try:
-            run = wandb.init(  # pyright: ignore[reportAttributeAccessIssue]
-                project=self.project,
-                entity=self.entity,
-                name=about.name,
-                id=run_id,
-                resume="allow",
-                mode=self.mode,
-                tags=list(self.tags),
-                dir=about.folder.path,
-                config=dict(about.recipe),
+            run = self._begin(about, self.mode)
+        except AuthenticationError as error:
+            raise _not_started(error) from error
+        except CommError as error:  # the network, or the service
+            reason = str(error).splitlines()[0]
+            about.warn(
+                f"Weights & Biases cannot be reached ({reason}): kept in {about.folder.path / 'wandb'}, "
+                "to be sent later with `wandb sync`"
             )
+            wandb.teardown(exit_code=0)  # which frees the run's id
+            run = self._begin(about, "offline")
         except DtrainError:
             raise  # a request to stop that came meanwhile
-        except Exception as error:  # wandb raises its own, its client's and the network's
-            hint = "set WANDB_API_KEY, or set the tracker's mode to offline and send it later with `wandb sync`"
-            raise EnvironmentFault(f"Weights & Biases did not start: {error}", hint) from error
+        except Exception as error:
+            raise _not_started(error) from error
         failed = True
         try:
             yield Rows(run)
             failed = False
         finally:
             run.finish(exit_code=int(failed))
+
+    def _begin(self, about: About, mode: Literal["online", "offline", "disabled"]) -> Any:
+        import wandb
+
+        return wandb.init(  # pyright: ignore[reportAttributeAccessIssue]
+            project=self.project,
+            entity=self.entity,
+            name=about.name,
+            id=about.ids.setdefault("wandb", secrets.token_hex(4)),
+            resume="allow",
+            mode=mode,
+            tags=list(self.tags),
+            dir=about.folder.path,
+            config=dict(about.recipe),
+            settings=wandb.Settings(init_timeout=PATIENCE, finish_timeout=PATIENCE),  # pyright: ignore[reportAttributeAccessIssue]
+        )
+
+
+def _not_started(error: Exception) -> EnvironmentFault:
+    hint = "set WANDB_API_KEY, or set the tracker's mode to offline and send it later with `wandb sync`"
+    return EnvironmentFault(f"Weights & Biases did not start: {error}", hint)
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,16 @@ def test_tensorboard_reads_the_run_back(run: Path) -> None:
 
 
 @pytest.mark.slow
+def test_where_wandb_cannot_be_reached_the_run_goes_on_and_keeps_its_numbers(dtrain: Dtrain, tmp_path: Path) -> None:
+    (tmp_path / "small.yaml").write_text(RECIPE.replace("offline", "online"))
+    nobody = {"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_API_KEY": "0" * 40}
+    done = dtrain("run", "small.yaml", seconds=200, **nobody)
+    assert done.stderr.count("Weights & Biases cannot be reached") == 1
+    (kept,) = (tmp_path / "runs" / "small" / "wandb").glob("offline-run-*")
+    assert "train/loss" in json.dumps(wandb_records(kept))
+
+
+@pytest.mark.slow
 def test_no_key_is_written_anywhere(dtrain: Dtrain, tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text(RECIPE)
     dtrain("run", "small.yaml", "steps=2", WANDB_API_KEY="canary0123456789canary0123456789canary01")

@@ -1,0 +1,78 @@
+"""Processes that wait for each other before JAX joins them."""
+
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from dtrain.errors import EnvironmentFault
+from dtrain.parallel import meeting
+from dtrain.parallel.meeting import meet
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    """A port that nobody else can take."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        holder.bind((meeting.LOOPBACK, 0))
+        yield f"{meeting.LOOPBACK}:{holder.getsockname()[1]}"
+
+
+def outcome(rank: int, processes: int, address: str) -> str:
+    try:
+        meet(rank, processes, address)
+    except EnvironmentFault as error:
+        return error.message
+    return "met"
+
+
+def outcomes(ranks: list[int], processes: int, address: str) -> list[str]:
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        return list(pool.map(lambda rank: outcome(rank, processes, address), ranks))
+
+
+def test_all_go_on_when_all_are_there(address: str) -> None:
+    assert outcomes([3, 2, 1, 0], 4, address) == ["met"] * 4
+    assert outcome(0, 1, address) == "met"
+
+
+def test_those_that_did_not_come_are_named_to_all(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "PATIENCE", 1.0)
+    said = f"processes 1, 3 of 5 did not come to {address} in 1 s"
+    assert outcomes([0, 2, 4], 5, address) == [said] * 3
+
+
+def test_where_the_first_does_not_come_it_is_named(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "PATIENCE", 0.5)
+    assert outcomes([1], 2, address) == [f"process 0 of 2 did not come to {address} in 0 s"]
+
+
+def test_strangers_are_passed_over(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "WORD", 0.2)
+    host, _, port = address.rpartition(":")
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(outcome, 0, 2, address)
+        for said in (b"GET / HTTP/1.1\r\n\r\n", b"", b"99\n"):
+            with _connected(host, int(port)) as stranger:
+                stranger.sendall(said)
+        with _connected(host, int(port)):  # says nothing and stays
+            assert outcome(1, 2, address) == "met"
+        assert first.result() == "met"
+
+
+def _connected(host: str, port: int) -> socket.socket:
+    while True:
+        try:
+            return socket.create_connection((host, port), 1)
+        except ConnectionRefusedError:
+            continue
+
+
+def test_an_address_that_another_program_holds_is_refused() -> None:
+    with socket.socket() as other:
+        other.bind((meeting.LOOPBACK, 0))
+        other.listen()
+        taken = f"{meeting.LOOPBACK}:{other.getsockname()[1]}"
+        assert outcome(0, 2, taken) == f"cannot listen at {taken}: Address already in use"
