@@ -1,4 +1,4 @@
-"""run.json and recipe.yaml: what a run was, whether it may go on, and how it ended."""
+"""run.json: what a run was, where its time went, and how it ended."""
 
 import hashlib
 import importlib.metadata
@@ -14,10 +14,9 @@ import jax
 
 from dtrain import beat
 from dtrain.data.source import Source
-from dtrain.errors import DtrainError, Locked, NotFinite, RecipeError
-from dtrain.folder import Folder, overwrite, saved_steps
-from dtrain.recipe import yaml
-from dtrain.recipe.load import differences, text
+from dtrain.errors import DtrainError, Locked, NotFinite
+from dtrain.folder import Folder, overwrite
+from dtrain.recipe.load import text
 from dtrain.recipe.recipe import Recipe
 from dtrain.train.clock import Clock
 from dtrain.train.watch import RolledBack
@@ -35,6 +34,8 @@ class Record:
     clock: Clock = field(default_factory=Clock)
     before: dict[str, float] = field(default_factory=dict)
     """Seconds that earlier starts of the run spent in each section."""
+    step_s: dict[int, float] = field(default_factory=dict)
+    """Seconds spent in steps up to each that was saved."""
     ids: dict[str, str] = field(default_factory=dict)
 
     def about(self, devices: list[Any], mesh: Mapping[str, int], steps: int) -> None:
@@ -51,10 +52,24 @@ class Record:
         }
         self.write()
 
+    def resumed(self, step: int, step_s: float) -> None:
+        """Note the step that the run goes on from. Only the seconds of the steps up to it count."""
+        kept = step_s - self._seconds().get("step", 0.0)
+        self.clock.add("step", kept)
+        if "done again" in self.values["lost"]:
+            self.values["lost"]["done again"] = round(max(self.values["lost"]["done again"] - kept, 0.0), 3)
+        self.saving(step)
+        self.committed(step)
+
+    def saving(self, step: int) -> float:
+        """Seconds spent in steps by now, when the state after this one is about to be saved."""
+        self.step_s[step] = self._seconds().get("step", 0.0)
+        return self.step_s[step]
+
     def committed(self, step: int | None) -> None:
         """Note the step that a restart would go on from."""
         if step is not None:
-            self.values["step"], self.values["step_s_kept"] = step, self._seconds().get("step", 0.0)
+            self.values["step"], self.values["step_s_kept"] = step, self.step_s[step]
             self.write()
 
     @property
@@ -142,7 +157,7 @@ def _lost(old: Mapping[str, Any], sign: beat.Sign | None) -> dict[str, float]:
     if not old:
         return found
     killed, written = old.get("state") == "running", old.get("written", now)
-    last = max(written, sign.at if killed and sign else written)
+    last = min(max(written, sign.at if killed and sign else written), now)
     spent = old.get("seconds", {}).get("step", 0.0)
     again = last - written + max(spent - old.get("step_s_kept", spent), 0.0)
     for name, seconds in (
@@ -160,36 +175,20 @@ def _counted(old: Mapping[str, Any]) -> dict[str, float]:
     return seconds | ({"step": old["step_s_kept"]} if "step" in seconds and "step_s_kept" in old else {})
 
 
-def finished(place: Folder, recipe: Recipe) -> bool:
-    """Whether this very run was done to its end."""
-    old = place.read_record()
-    if old.get("state") != "finished" or not place.recipe.exists():
-        return False
-    before, now = _saved_recipe(place), _plain(recipe)
-    length = lambda tree: (tree.get("steps"), tree.get("epochs"))  # noqa: E731
-    return length(before) == length(now) and not differences(before, now)
-
-
-def refuse_changes(place: Folder, recipe: Recipe, allowed: bool) -> None:
-    """RecipeError with the differences, where a run that has saved state is started with another recipe."""
-    if allowed or not saved_steps(place.checkpoints):
-        return
-    if not place.recipe.exists():
-        hint = "put it back, give this run another name (name=...), or go on unchecked with --allow-changes"
-        raise RecipeError(f"{place.path} has saved steps but no recipe.yaml to hold this recipe against", hint)
-    changed = differences(_saved_recipe(place), _plain(recipe))
-    if changed:
-        hint = "give this run another name (name=...), or go on under the changed recipe with --allow-changes"
-        head = f"the recipe changed under {place.path}, which has saved steps:"
-        raise RecipeError([head, *(f"  {line}" for line in changed)], hint)
-
-
 def beside(
-    recipe: Recipe, mesh: Mapping[str, int], source: Source, passed: int, step: int, owed: bool, seen: Mapping[str, Any]
+    recipe: Recipe,
+    mesh: Mapping[str, int],
+    source: Source,
+    passed: int,
+    step: int,
+    owed: bool,
+    seen: Mapping[str, Any],
+    step_s: float,
 ) -> dict[str, Any]:
-    """What is noted beside the state in a checkpoint: batches passed over, whether an evaluation is owed, and
-    what the watch over the loss has seen."""
+    """What is noted beside the state in a checkpoint: batches passed over, whether an evaluation is owed,
+    what the watch over the loss has seen, and the seconds spent in steps."""
     return {
+        "step_s": step_s,
         "passed": passed,
         "owed": owed,
         "seen": dict(seen),
@@ -222,11 +221,3 @@ def _git() -> str:
     except (OSError, subprocess.SubprocessError):
         return ""
     return found.stdout.strip()
-
-
-def _saved_recipe(place: Folder) -> dict[str, Any]:
-    return yaml.read(place.recipe).plain()
-
-
-def _plain(recipe: Recipe) -> dict[str, Any]:
-    return yaml.parse(text(recipe), "recipe").plain()

@@ -32,6 +32,8 @@ class Start:
     """Whether an evaluation was due at this step and not made."""
     seen: Mapping[str, Any] = field(default_factory=lambda: {"skipped": 0, "losses": []})
     """By the watch over the loss."""
+    step_s: float = 0.0
+    """Seconds that the steps up to here took."""
 
 
 def first_state(
@@ -58,7 +60,8 @@ def first_state(
                 store.set_aside(newest.step, str(error), console.warn)
                 continue
             told = newest.about
-            start = Start(newest.step, max(told["passed"], next_batch - newest.step), told["owed"], told["seen"])
+            passed = max(told["passed"], next_batch - newest.step)
+            start = Start(newest.step, passed, told["owed"], told["seen"], told["step_s"])
             over = f"; {start.passed} batches passed over" if start.passed else ""
             console.say(f"resumed from step {newest.step} ({_promise(told, made)}{over})", "green")
             return state, start

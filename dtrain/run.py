@@ -21,6 +21,7 @@ from dtrain.errors import DataError, NotFinite, Stopped
 from dtrain.feed import eval_batches, train_batches
 from dtrain.folder import Folder, folder
 from dtrain.forecast import Forecast, forecast
+from dtrain.identity import finished, refuse_changes
 from dtrain.introduction import introduction
 from dtrain.lease import leased
 from dtrain.parallel.mesh import visible
@@ -75,11 +76,11 @@ def run(
     if lead:
         place.prepare()
         console.log = place.log
-    if record.finished(place, recipe):
+    if finished(place, recipe):
         console.say(f"{recipe.name} is already finished: `dtrain report {place.path}` shows it", "green")
         console.say("to train anew, give the run another name: name=...")
         return None
-    record.refuse_changes(place, recipe, allow_changes)
+    refuse_changes(place, recipe, allow_changes)
     with ExitStack() as stack:
         holds = stack.enter_context(leased(place.lease, console.warn)).holds if lead else lambda: None
         log = stack.enter_context(record.kept(place, recipe, lead))
@@ -135,7 +136,7 @@ def _attempt(on: Session, ready: Ready) -> RolledBack | None:
     """From the newest checkpoint to the end, or to a step that it is better to go back from."""
     made, store, steps = ready.made, ready.store, ready.made.steps
     state, start = first_state(made, store, ready.train, on.console, on.clock, on.log.reached, on.log.next_batch)
-    on.log.committed(start.step)
+    on.log.resumed(start.step, start.step_s)
     end = min(steps, start.step + DRY_STEPS) if on.dry else steps
 
     pretended, skipping = _pretended(jax.devices()), on.recipe.guard.not_finite == "skip"
@@ -236,7 +237,7 @@ def _saver(
 
     def save(number: int, state: State, metrics: Mapping[str, float], found: Audit) -> None:
         owed = due(number) and not metrics
-        store.save(number, state, about(number, owed, watch.seen), metrics, found.checksum)
+        store.save(number, state, about(number, owed, watch.seen, on.log.saving(number)), metrics, found.checksum)
         on.log.committed(store.committed)
         grace = on.recipe.checkpoint.grace
         if store.took > grace and not warned:

@@ -19,7 +19,7 @@ LAYERS = [
     {"models", "parallel", "data", "optim", "checkpoint", "track"},
     {"recipe"},
     {"train"},
-    {"assembly", "record"},
+    {"assembly", "record", "identity"},
     {"introduction", "forecast", "feed"},
     {"resume", "crew"},
     {"run", "generate", "explain", "report", "supervise", "verify", "doctor"},
