@@ -28,7 +28,7 @@ class Assembly:
 
     recipe: Recipe
     layout: Layout
-    make: Callable[[], State]
+    make: Callable[..., State]
     shapes: State
     train: Callable[[], jax.stages.Traced]
     """Traces the training step, anew at each call."""

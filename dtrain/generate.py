@@ -1,26 +1,19 @@
 """Text from a trained run: the prompt in one pass, then token by token."""
 
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dtrain.assembly import Assembly, assemble
 from dtrain.caching import Cache, Caching
-from dtrain.checkpoint.store import Store
 from dtrain.data.codec import Codec
-from dtrain.errors import CheckpointError, FieldError, RecipeError
+from dtrain.errors import FieldError, RecipeError
 from dtrain.folder import Folder
 from dtrain.models.decoder import Decoder
-from dtrain.optim.update import averaged
-from dtrain.parallel.mesh import Mesh
 from dtrain.params import Tree
-from dtrain.recipe.load import load
-from dtrain.recipe.recipe import Recipe
+from dtrain.trained import Trained, trained
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,13 +58,8 @@ def _unlikely(logits_BV: jax.Array, top_p: float) -> jax.Array:
 
 
 @dataclass(frozen=True)
-class Trained:
-    """A run's newest parameters, on the devices at hand."""
-
-    recipe: Recipe
-    made: Assembly
-    params: Tree
-    step: int
+class Generator(Trained):
+    """A trained decoder that goes on from a prompt."""
 
     @property
     def model(self) -> Decoder:
@@ -135,22 +123,10 @@ class Trained:
         return step
 
 
-def trained(place: Folder, overrides: Sequence[str], say: Callable[[str], None]) -> Trained:
-    """The newest checkpoint of a run; RecipeError or CheckpointError where there is none to generate from."""
-    if not place.recipe.exists():
-        raise RecipeError(f"{place.path} holds no run: recipe.yaml is missing", "give a run's folder, runs/NAME")
-    recipe, devices = load(place.recipe, overrides), jax.devices()
-    if not isinstance(recipe.model, Decoder):
-        raise RecipeError(f"{place.path} trained a model of kind {recipe.model.kind}; a decoder generates text")
-    if recipe.mesh.least > len(devices):
-        recipe = dataclasses.replace(recipe, mesh=Mesh(data=1))  # a mesh changes where numbers are, not what they are
-    example: Any = recipe.data.example()
-    made = assemble(recipe, devices[: recipe.mesh.least], example, recipe.steps or 2**31)
-    if not place.checkpoints.is_dir():
-        raise CheckpointError(f"{place.path} has no checkpoint yet", "train it first: dtrain run")
-    with Store(place.checkpoints.absolute(), recipe.checkpoint, reading=True) as store:
-        newest = store.newest(say)
-        if newest is None:
-            raise CheckpointError(f"{place.path} has no checkpoint yet", "train it first: dtrain run")
-        state = store.restore(newest.step, made.shapes)
-    return Trained(recipe, made, averaged(state.optimizer, state.params), newest.step)
+def generator(place: Folder, overrides: Sequence[str], say: Callable[[str], None]) -> Generator:
+    """The newest checkpoint of a decoder's run; RecipeError or CheckpointError where there is none."""
+    found = trained(place, overrides, say)
+    if not isinstance(found.recipe.model, Decoder):
+        kind = found.recipe.model.kind
+        raise RecipeError(f"{place.path} trained a model of kind {kind}; a decoder generates text")
+    return Generator(**vars(found))

@@ -46,10 +46,10 @@ def generate(
         logging.getLogger("absl").setLevel(logging.ERROR)
         found()
         from dtrain.folder import Folder
-        from dtrain.generate import Sampling, trained
+        from dtrain.generate import Sampling, generator
 
         sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-        model = trained(Folder(run), overrides or [], lambda text: typer.echo(text, err=True))
+        model = generator(Folder(run), overrides or [], lambda text: typer.echo(text, err=True))
         text = sys.stdin.read() if prompt == "-" else prompt
         codec = model.codec
         ids = [int(token) for token in codec.encode(text.encode())]

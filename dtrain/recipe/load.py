@@ -11,6 +11,7 @@ from dtrain.recipe.compose import compose, merge
 from dtrain.recipe.crosscheck import problems_of
 from dtrain.recipe.parse import Problems, section
 from dtrain.recipe.recipe import Recipe
+from dtrain.recipe.secrets import HINT, secrets
 from dtrain.recipe.yaml import Mark, Node, dump, walk
 
 IRRELEVANT = {"name", "steps", "epochs", "engine", "mesh", "accumulate", "evaluate", "checkpoint", "track", "guard"}
@@ -31,9 +32,13 @@ def load(path: Path, overrides: Sequence[str] = (), devices: int | None = None) 
     tree = compose(path, overrides)
     named = Node({"name": Node(_name_of(path), Mark(str(path)))}, tree.mark)
     tree, problems = merge(named, tree), Problems()
+    marks = {where: node.mark for where, node in walk(tree)}
+    for where in secrets(tree):
+        problems.add(marks[where], where, "holds a secret", HINT)
+    if problems.lines:
+        raise RecipeError(problems.lines)  # alone: other complaints show what they found
     recipe: Recipe | None = section(Recipe, tree, "", problems)
     if recipe is not None:
-        marks = {where: node.mark for where, node in walk(tree)}
         for where, message, hint in problems_of(recipe, devices):
             problems.add(_nearest(marks, where), where, message, hint)
     if recipe is None or problems.lines:

@@ -27,17 +27,20 @@ class State:
     optimizer: Any
 
 
-def maker(declared: Tree, update: "optax.GradientTransformation", dtype: str, seed: int) -> Callable[[], State]:
-    """A function that makes the first state; traced only, so that no array is born whole."""
+def maker(declared: Tree, update: "optax.GradientTransformation", dtype: str, seed: int) -> Callable[..., State]:
+    """A function that makes the first state, of parameters that are given or else drawn.
 
-    def make() -> State:
-        params = declare.initial(declared, jax.random.key(seed), dtype)
+    It is traced only, so that no array is born whole.
+    """
+
+    def make(given: Tree | None = None) -> State:
+        params = declare.initial(declared, jax.random.key(seed), dtype) if given is None else given
         return State(jnp.zeros((), jnp.int32), params, update.init(params))
 
     return make
 
 
-def abstract(make: Callable[[], State], update: "optax.GradientTransformation", layout: Layout) -> State:
+def abstract(make: Callable[..., State], update: "optax.GradientTransformation", layout: Layout) -> State:
     """The state as shapes with their shardings.
 
     What the optimizer keeps for a parameter lies where the parameter lies. What has another shape
@@ -69,9 +72,9 @@ def abstract(make: Callable[[], State], update: "optax.GradientTransformation", 
     )
 
 
-def born(make: Callable[[], State], shapes: State) -> State:
-    """The first state, each array made in its place."""
-    return jax.jit(make, out_shardings=placement(shapes))()
+def born(make: Callable[..., State], shapes: State, given: Tree | None = None) -> State:
+    """The first state, of parameters that are given or else drawn, each array made in its place."""
+    return jax.jit(make, out_shardings=placement(shapes))(given)
 
 
 def placement(tree: Any) -> Any:

@@ -1,8 +1,6 @@
 """The decoder against published implementations, by their own recorded logits, and its own promises."""
 
 import dataclasses
-import json
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +11,10 @@ import pytest
 
 from dtrain.batch import Feature
 from dtrain.caching import Cache, Caching
+from dtrain.checkpoint.tensors import opened
 from dtrain.context import Plain
 from dtrain.errors import FieldError
+from dtrain.exchange import read
 from dtrain.models.decoder import Decoder
 from dtrain.models.moe import Experts
 from dtrain.models.rope import Learned, Rope
@@ -39,80 +39,12 @@ PUBLISHED = {
 EVERY_KIND = [name if name == "llama" else pytest.param(name, marks=pytest.mark.slow) for name in LANGUAGE_MODELS]
 
 
-def safetensors(path: Path) -> dict[str, np.ndarray]:
-    raw = path.read_bytes()
-    (size,) = struct.unpack("<Q", raw[:8])
-    header = json.loads(raw[8 : 8 + size])
-    header.pop("__metadata__", None)
-    return {
-        name: np.frombuffer(raw[8 + size :][slice(*entry["data_offsets"])], np.float32).reshape(entry["shape"])
-        for name, entry in header.items()
-    }
-
-
-def from_llama(model: Decoder, w: dict[str, np.ndarray]) -> Any:
-    """The names of Llama and Mixtral in Hugging Face's checkpoints."""
-
-    def layer(i: int) -> Any:
-        at, E, D = f"model.layers.{i}.", model.width, model.size_of_head
-        heads = {
-            name: {"weight": w[f"{at}self_attn.{name[0]}_proj.weight"].T.reshape(E, -1, D)}
-            for name in ("query", "key", "value")
-        }
-        block = heads | {
-            "out": {"weight": w[f"{at}self_attn.o_proj.weight"].T.reshape(-1, D, E)},
-            "norm1": {"scale": w[f"{at}input_layernorm.weight"]},
-            "norm2": {"scale": w[f"{at}post_attention_layernorm.weight"]},
-        }
-        if not model.experts:
-            return block | {"mlp": {name: w[f"{at}mlp.{name}_proj.weight"].T for name in ("up", "gate", "down")}}
-        names = {"gate": "w1", "down": "w2", "up": "w3"}
-        moe = {
-            mine: np.stack([w[f"{at}block_sparse_moe.experts.{x}.{theirs}.weight"].T for x in range(4)])
-            for mine, theirs in names.items()
-        }
-        return block | {"moe": {"router": w[f"{at}block_sparse_moe.gate.weight"].T, "experts": moe}}
-
-    return {
-        "embed": w["model.embed_tokens.weight"],
-        "head": w["lm_head.weight"].T,
-        "norm": {"scale": w["model.norm.weight"]},
-        "blocks": jax.tree.map(lambda *parts: np.stack(parts), *(layer(i) for i in range(model.layers))),
-    }
-
-
-def from_gpt2(model: Decoder, w: dict[str, np.ndarray]) -> Any:
-    """The names of GPT-2 in Hugging Face's checkpoints."""
-
-    def norm(name: str) -> Any:
-        return {"scale": w[f"{name}.weight"], "bias": w[f"{name}.bias"]}
-
-    def layer(i: int) -> Any:
-        at, E, D = f"transformer.h.{i}.", model.width, model.size_of_head
-        parts = zip(
-            ("query", "key", "value"),
-            np.split(w[f"{at}attn.c_attn.weight"], 3, axis=1),
-            np.split(w[f"{at}attn.c_attn.bias"], 3),
-            strict=True,
-        )
-        return {name: {"weight": m.reshape(E, -1, D), "bias": b.reshape(-1, D)} for name, m, b in parts} | {
-            "out": {"weight": w[f"{at}attn.c_proj.weight"].reshape(-1, D, E), "bias": w[f"{at}attn.c_proj.bias"]},
-            "norm1": norm(f"{at}ln_1"),
-            "norm2": norm(f"{at}ln_2"),
-            "mlp": {
-                "up": w[f"{at}mlp.c_fc.weight"],
-                "up_bias": w[f"{at}mlp.c_fc.bias"],
-                "down": w[f"{at}mlp.c_proj.weight"],
-                "down_bias": w[f"{at}mlp.c_proj.bias"],
-            },
-        }
-
-    return {
-        "embed": w["transformer.wte.weight"],
-        "position": w["transformer.wpe.weight"],
-        "norm": norm("transformer.ln_f"),
-        "blocks": jax.tree.map(lambda *parts: np.stack(parts), *(layer(i) for i in range(model.layers))),
-    }
+def published(model: Decoder, folder: Path) -> Any:
+    """The parameters of a checkpoint of Hugging Face's."""
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    shapes = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, "float32", sharding=here), model.params())
+    with opened(folder) as tensors:
+        return read(tensors, model, model.params(), shapes, folder)
 
 
 def logits_of(model: Decoder, params: Any, token: np.ndarray, **more: Any) -> jax.Array:
@@ -127,8 +59,7 @@ def test_logits_and_loss_are_those_of_the_published_implementation(name: str) ->
     if not folder.is_dir():
         pytest.skip("the small published checkpoints are not beside this checkout")
     model, recorded = PUBLISHED[name], np.load(folder / "ref.npz")
-    params = (from_gpt2 if name == "gpt2" else from_llama)(model, safetensors(folder / "model.safetensors"))
-    assert jax.tree.map(lambda p: p.shape, model.params()) == jax.tree.map(lambda p: p.shape, params)
+    params = published(model, folder)
     token = recorded["input_ids"]
     np.testing.assert_allclose(logits_of(model, params, token), recorded["logits"], atol=2e-5)
     found = model.loss(params, {"token": token[:, :-1], "target": token[:, 1:]}, Plain())

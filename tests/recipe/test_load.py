@@ -82,6 +82,28 @@ checkpoint: {best: accuracy}
     golden("recipe_crosschecks.txt", complaints(tmp_path, body, devices=8) + "\n")
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "track: {to: [{kind: wandb, api_key: canary123}]}",
+        "model: {kind: custom, target: 'my:Model', args: {hub_token: canary123}}",
+        "data: {kind: text, files: [hf_canary12345678901234567890123456]}",
+        "data: {kind: idx, root: 'https://me:canary123@example.com/data'}",
+        "name: AKIACANARY1234567890",
+        "seed: '-----BEGIN RSA PRIVATE KEY-----canary123'",
+    ],
+)
+def test_a_secret_in_a_recipe_is_refused_and_not_shown(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "small.yaml"
+    path.write_text(f"{line}\nbatch: none\n")
+    with pytest.raises(RecipeError) as caught:
+        load(path)
+    assert "holds a secret" in str(caught.value)
+    assert "canary" not in str(caught.value).lower()
+    assert len(caught.value.problems) == 1
+    assert caught.value.problems[0].startswith(f"{path}:1:")
+
+
 def test_how_long_is_said_once(tmp_path: Path) -> None:
     assert "steps or epochs, one of them; found steps = 100 and epochs = 2" in complaints(
         tmp_path, GOOD + "epochs: 2\n"
