@@ -39,10 +39,11 @@ class End:
 
 @dataclass
 class Crew:
-    """The processes, by rank."""
+    """The processes of this machine, in the order of their ranks. The first speaks."""
 
     logs: Path
     place: Folder
+    seats: list[Seat] = field(default_factory=list)
     members: list[subprocess.Popen[bytes]] = field(default_factory=list)
     relays: list[threading.Thread] = field(default_factory=list)
     before: dict[int, beat.Sign | None] = field(default_factory=dict)
@@ -54,7 +55,7 @@ class Crew:
         self.before[seat.rank] = beat.read(self.place.beat(seat.rank))
         environment = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
         told = {PARENT: str(os.getpid())} | ({PROCESS: str(seat)} if seat.processes > 1 else {})
-        quiet = None if seat.rank == 0 else self._log(seat.rank).open("wb")
+        quiet = self._log(seat.rank).open("wb") if self.members else None
         member = subprocess.Popen(
             [sys.executable, "-m", "dtrain", *arguments],
             env={"TF_CPP_MIN_LOG_LEVEL": "2"} | environment | told,
@@ -63,6 +64,7 @@ class Crew:
             start_new_session=True,
         )
         self.members.append(member)
+        self.seats.append(seat)
         if member.stdout:
             self.relays.append(threading.Thread(target=_relay, args=(member.stdout,), daemon=True))
             self.relays[-1].start()
@@ -72,7 +74,7 @@ class Crew:
         looked = time.monotonic()
         while True:
             codes = [member.poll() for member in self.members]
-            failed = next((rank for rank, code in enumerate(codes) if code), None)
+            failed = next((number for number, code in enumerate(codes) if code), None)
             if failed is not None:
                 return self._down(failed, codes[failed] or 0)
             if all(code == 0 for code in codes):
@@ -84,13 +86,14 @@ class Crew:
                     return hung
             time.sleep(POLL)
 
-    def _down(self, rank: int, code: int) -> End:
+    def _down(self, number: int, code: int) -> End:
         """The others go after the one that failed first."""
+        rank = self.seats[number].rank
         if code == Stopped.exit_code:
             self._wait(GRACE)  # all agreed to stop; the others are saving too
             return End(code, rank, "asked to stop")
         self.kill()
-        if rank:
+        if number:
             _show(rank, self._log(rank).read_text(errors="replace").splitlines()[-TAIL:])
         if code < 0:
             return End(128 - code, rank, f"killed by {signal.Signals(-code).name}")
@@ -99,7 +102,7 @@ class Crew:
     def _hung(self) -> End | None:
         """The process that has shown no sign of life for the longest, where that is too long."""
         now, silent = time.monotonic(), []
-        for rank in range(len(self.members)):
+        for rank in (seat.rank for seat in self.seats):
             sign = beat.read(self.place.beat(rank))
             sign = beat.Sign() if sign is None or sign == self.before[rank] else sign
             number, since = self.signs.get(rank, (-1, now))
@@ -117,7 +120,7 @@ class Crew:
 
     def _stacks(self) -> None:
         """Have every process print where its threads are."""
-        before = {rank: self._log(rank).stat().st_size for rank in range(1, len(self.members))}
+        before = {seat.rank: self._log(seat.rank).stat().st_size for seat in self.seats[1:]}
         for member in self.members:
             if member.poll() is None:
                 member.send_signal(signal.SIGUSR1)

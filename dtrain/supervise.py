@@ -34,9 +34,9 @@ class _Watch:
     asked: int = 0
 
 
-def supervise(arguments: Sequence[str], processes: int, place: Folder, restarts: int) -> int:
+def supervise(arguments: Sequence[str], processes: int, place: Folder, restarts: int, among: Seat | None = None) -> int:
     """Run `dtrain` with these arguments in that many processes, started again up to `restarts` times without
-    a newly committed step; the exit code.
+    a newly committed step; the exit code. `among` is this machine's place among several that do the same.
 
     The first process speaks; what the others say is shown only where one of them dies first. Raises
     Exhausted where the run does not get on, Stopped where it was asked to stop before it had begun.
@@ -44,7 +44,7 @@ def supervise(arguments: Sequence[str], processes: int, place: Folder, restarts:
     tries, reached = 0, -1
     with _signals() as watch:
         while True:
-            end = _start(arguments, processes, place, watch)
+            end = _start(arguments, processes, place, watch, among)
             if watch.asked and end.code == TERMINATED:
                 raise Stopped("stopped before the first step", "run the same command again to go on")
             if end.code in {0, Stopped.exit_code}:
@@ -64,11 +64,12 @@ def supervise(arguments: Sequence[str], processes: int, place: Folder, restarts:
             time.sleep(pause)
 
 
-def _start(arguments: Sequence[str], processes: int, place: Folder, watch: _Watch) -> End:
+def _start(arguments: Sequence[str], processes: int, place: Folder, watch: _Watch, among: Seat | None) -> End:
     with tempfile.TemporaryDirectory(prefix="dtrain-") as logs, port() as number, Crew(Path(logs), place) as crew:
-        watch.crew, address = crew, f"{LOOPBACK}:{number}"
-        for rank in range(processes):
-            crew.start(arguments, Seat(rank, processes, address))
+        watch.crew, machine = crew, among or Seat(0, 1, f"{LOOPBACK}:{number}")
+        first, total = machine.rank * processes, machine.processes * processes
+        for rank in range(first, first + processes):
+            crew.start(arguments, Seat(rank, total, machine.coordinator))
         if watch.asked:
             crew.ask()
         return crew.watch()

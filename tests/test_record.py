@@ -8,6 +8,7 @@ import pytest
 from dtrain import beat
 from dtrain.crew import Crew
 from dtrain.folder import Folder
+from dtrain.parallel.devices import Seat
 from dtrain.record import Record, _lost
 
 
@@ -52,7 +53,7 @@ def test_a_clock_that_jumps_loses_no_time_that_never_was(jump: float) -> None:
 @pytest.mark.parametrize("jump", [-86400.0, 86400.0])
 def test_a_clock_that_jumps_makes_nobody_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump: float) -> None:
     real, crew = time.time, Crew(tmp_path, Folder(tmp_path))
-    crew.members, crew.before = [object()], {0: None}  # type: ignore[list-item]
+    crew.seats, crew.before = [Seat(0, 1, "")], {0: None}
     sign = beat.Beat(crew.place.beat(0), patience=60)
     assert crew._hung() is None
     monkeypatch.setattr(time, "time", lambda: real() + jump)

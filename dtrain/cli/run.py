@@ -5,13 +5,16 @@ import logging
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dtrain.cli.arguments import Debug, Devices, Overrides, Recipe, RunsDir
 from dtrain.cli.exits import exits
 from dtrain.errors import RecipeError
+
+if TYPE_CHECKING:
+    from dtrain.parallel.devices import Seat
 
 RESTARTS = 3
 EXAMPLE = "Example: dtrain run mlp-digits optimizer.lr=3e-4 --devices 8"
@@ -50,7 +53,7 @@ def run(
             raise RecipeError("--dry-run takes one process", "use --devices in place of --processes")
         if (processes > 1 or restarts) and not watched():
             again = restarts if restarts is not None else RESTARTS
-            raise typer.Exit(_supervised(recipe, overrides or [], devices, processes, runs_dir, again))
+            raise typer.Exit(_supervised(recipe, overrides or [], devices, processes, runs_dir, again, place))
         leave_with_parent()
         faulthandler.register(signal.SIGUSR1, all_threads=True)
         if devices or dry_run:
@@ -100,20 +103,25 @@ def _count(recipe: str, overrides: list[str], devices: int | None) -> int:
 
 
 def _supervised(
-    recipe: str, overrides: list[str], devices: int | None, processes: int, runs: Path, restarts: int
+    recipe: str,
+    overrides: list[str],
+    devices: int | None,
+    processes: int,
+    runs: Path,
+    restarts: int,
+    among: "Seat | None",
 ) -> int:
     from dtrain.cli.recipes import find
     from dtrain.folder import folder
     from dtrain.recipe.load import load
     from dtrain.supervise import supervise
 
-    if processes == 1:
-        place = folder(runs, load(find(recipe), overrides, devices).name)
-        return supervise(sys.argv[1:], 1, place, restarts)
-    total = devices or processes
-    if total % processes:
+    everywhere = processes * (among.processes if among else 1)
+    total = devices or (everywhere if processes > 1 else None)
+    if total and total % everywhere:
         raise RecipeError(
-            f"--devices {total} do not divide by --processes {processes}", f"use {processes} or a multiple"
+            f"--devices {total} do not divide by {everywhere} processes", f"use {everywhere} or a multiple"
         )
     place = folder(runs, load(find(recipe), overrides, total).name)
-    return supervise([*sys.argv[1:], *([] if devices else ["--devices", str(total)])], processes, place, restarts)
+    pretended = ["--devices", str(total)] if total and not devices else []
+    return supervise([*sys.argv[1:], *pretended], processes, place, restarts, among)

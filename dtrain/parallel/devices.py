@@ -10,10 +10,13 @@ from typing import Any
 
 from dtrain import faults
 from dtrain.errors import EnvironmentFault
-from dtrain.parallel.meeting import meet
+from dtrain.parallel.meeting import LOOPBACK, meet
 
 PROCESS = "DTRAIN_PROCESS"
 """`rank/processes@host:port`: set for a process that runs together with others."""
+
+SILENCE, LOCAL_SILENCE = 10, 100
+"""Seconds after which a machine that is not heard of counts as gone; on this one, its parent knows sooner."""
 
 FUSIONS = "--xla_cpu_experimental_ynn_fusion_type"
 
@@ -105,6 +108,7 @@ def join(place: Seat) -> None:
             place.processes,
             place.rank,
             coordinator_bind_address=place.coordinator if place.rank == 0 else None,
+            heartbeat_timeout_seconds=LOCAL_SILENCE if place.coordinator.startswith(LOOPBACK) else SILENCE,
         )
     except RuntimeError as error:
         message = f"process {place.rank} of {place.processes} could not meet the others at {place.coordinator}"

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
-from dtrain.errors import EnvironmentFault
+from dtrain.errors import EnvironmentFault, Hung
 
 LOOPBACK = "127.0.0.1"
 PATIENCE = 300.0
@@ -21,14 +21,14 @@ GO = "go"
 
 
 def meet(rank: int, processes: int, address: str) -> None:
-    """Wait until all are there; EnvironmentFault names those that are not, or what holds the address."""
+    """Wait until all are there. Hung names those that are not, EnvironmentFault what holds the address."""
     host, _, port = address.rpartition(":")
     where, end = (host.strip("[]"), int(port)), time.monotonic() + PATIENCE
     missing = _receive(processes, where, end) if rank == 0 else _report(rank, where, end)
     if missing:
         who = f"process{'es' * (len(missing) > 1)} {', '.join(map(str, sorted(missing)))} of {processes}"
         hint = "see what they say, and whether their machines reach that address"
-        raise EnvironmentFault(f"{who} did not come to {address} in {PATIENCE:.0f} s", hint)
+        raise Hung(f"{who} did not come to {address} in {PATIENCE:.0f} s", hint)
 
 
 def _receive(processes: int, where: tuple[str, int], end: float) -> set[int]:

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from dtrain.errors import EnvironmentFault
+from dtrain.errors import EnvironmentFault, Hung
 from dtrain.parallel import meeting
 from dtrain.parallel.meeting import meet
 
@@ -23,7 +23,7 @@ def address() -> Iterator[str]:
 def outcome(rank: int, processes: int, address: str) -> str:
     try:
         meet(rank, processes, address)
-    except EnvironmentFault as error:
+    except (EnvironmentFault, Hung) as error:
         return error.message
     return "met"
 
