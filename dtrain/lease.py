@@ -78,7 +78,7 @@ def _take(lease: Lease, say: Callable[[str], None]) -> None:
 def _alive(owner: dict[str, Any], path: Path) -> bool:
     """Whether the process that wrote the lease may still be there."""
     if all(owner.get(name) == value for name, value in _here().items()):
-        return owner.get("born") is not None and owner["born"] == _born(owner.get("pid"))
+        return owner.get("born") is not None and owner["born"] == born(owner.get("pid"))
     probe = path.with_suffix(".now")
     probe.touch()
     now = probe.stat().st_mtime
@@ -94,7 +94,7 @@ def _beat(lease: Lease, done: threading.Event) -> None:
 
 
 def _self() -> dict[str, Any]:
-    return _here() | {"pid": os.getpid(), "born": _born(os.getpid())}
+    return _here() | {"pid": os.getpid(), "born": born(os.getpid())}
 
 
 def _here() -> dict[str, str]:
@@ -106,7 +106,7 @@ def _here() -> dict[str, str]:
     return found
 
 
-def _born(pid: Any) -> str | None:
+def born(pid: Any) -> str | None:
     """The moment that a process began, as the system tells it; None where there is no such process."""
     if not isinstance(pid, int):
         return None

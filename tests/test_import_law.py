@@ -16,7 +16,7 @@ LAYERS = [
     {"experts", "product", "lease"},
     {"context", "precision"},
     {"model", "caching"},
-    {"models", "parallel", "data", "optim", "checkpoint", "track"},
+    {"models", "parallel", "data", "optim", "checkpoint", "track", "launch"},
     {"recipe"},
     {"train"},
     {"assembly", "record", "identity"},

@@ -3,7 +3,7 @@
 import typer
 
 from dtrain import __version__
-from dtrain.cli import check, doctor, exchange, explain, generate, plan, recipes, report, run, verify
+from dtrain.cli import check, doctor, exchange, explain, generate, launch, plan, recipes, report, run, verify
 
 app = typer.Typer(
     name="dtrain",
@@ -40,6 +40,7 @@ exchange.add_to(app)
 doctor.add_to(app)
 verify.add_to(app)
 app.add_typer(recipes.app, name="recipes")
+app.add_typer(launch.app, name="launch")
 
 
 def main() -> None:

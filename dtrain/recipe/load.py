@@ -10,11 +10,24 @@ from dtrain.errors import RecipeError
 from dtrain.recipe.compose import compose, merge
 from dtrain.recipe.crosscheck import problems_of
 from dtrain.recipe.parse import Problems, section
+from dtrain.recipe.parse import value as parsed
 from dtrain.recipe.recipe import Recipe
 from dtrain.recipe.secrets import HINT, secrets
-from dtrain.recipe.yaml import Mark, Node, dump, walk
+from dtrain.recipe.yaml import Mark, Node, dump, parse, walk
 
-IRRELEVANT = {"name", "steps", "epochs", "engine", "mesh", "accumulate", "evaluate", "checkpoint", "track", "guard"}
+IRRELEVANT = {
+    "name",
+    "steps",
+    "epochs",
+    "engine",
+    "mesh",
+    "accumulate",
+    "evaluate",
+    "checkpoint",
+    "track",
+    "guard",
+    "launch",
+}
 """Sections that may change under a run: they change neither the data nor the mathematics of a step."""
 
 LOADING = {"data.load", "data.root", "data.download", "data.mirrors", "data.cache"}
@@ -44,6 +57,20 @@ def load(path: Path, overrides: Sequence[str] = (), devices: int | None = None) 
     if recipe is None or problems.lines:
         raise RecipeError(problems.lines)
     return recipe
+
+
+def part(union: Any, values: dict[str, Any], path: str) -> Any:
+    """A section of its own, as `plain` gives it; RecipeError where it is none."""
+    problems = Problems()
+    found = parsed(union, parse(dump(values), path), path, problems, Recipe)
+    if problems.lines:
+        raise RecipeError(problems.lines)
+    return found
+
+
+def plain_part(section: Any) -> dict[str, Any]:
+    """A section as `part` takes it."""
+    return _without_none(dataclasses.asdict(section))
 
 
 def plain(recipe: Recipe) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from dtrain.data.text import Text
 from dtrain.data.tokens import Tokens
 from dtrain.errors import FieldError
 from dtrain.fields import Natural, Positive, PositiveFloat, Seed
+from dtrain.launch.hosts import Local, Ssh
 from dtrain.models.cnn import CNN
 from dtrain.models.custom import Custom
 from dtrain.models.decoder import Decoder
@@ -32,6 +33,7 @@ Model = MLP | CNN | ViT | Decoder | Custom
 Data = Digits | IDX | Images | Text | Tokens | Synthetic
 Engine = Jit | ShardMap | Pmap
 Sink = TensorBoard | WandB
+Launch = Local | Ssh
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +103,8 @@ class Recipe:
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     track: Track = field(default_factory=Track)
     guard: Guard = field(default_factory=Guard)
+    launch: Launch | None = None
+    """Where `dtrain launch` runs it."""
 
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.epochs is None):

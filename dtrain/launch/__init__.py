@@ -1,0 +1,1 @@
+"""Runs on other machines: brought up, watched, stopped and taken down. Nothing here imports JAX."""

@@ -1,0 +1,64 @@
+"""What was launched from here: runs/NAME/launch.json, so that status, logs, stop and down know where to look."""
+
+import json
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dtrain.errors import EnvironmentFault, RecipeError
+from dtrain.folder import Folder, folder, overwrite
+
+NAME = "launch.json"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One launch: the target's section as plain values, and the job."""
+
+    target: dict[str, Any]
+    name: str
+    recipe: str
+    options: tuple[str, ...]
+    since: float
+
+    def write(self, place: Folder) -> None:
+        """Note it. EnvironmentFault where that cannot be done."""
+        try:
+            place.path.mkdir(parents=True, exist_ok=True)
+            overwrite(place.path / NAME, json.dumps(asdict(self), indent=2) + "\n")
+        except OSError as error:
+            raise EnvironmentFault(f"cannot note the launch in {place.path}: {error.strerror}") from error
+
+
+def entry(runs: Path, name: str) -> Entry:
+    """The launch of that name; RecipeError where there is none."""
+    found = _read(folder(runs, name).path / NAME)
+    if found is None:
+        known = ", ".join(one.name for one in entries(runs)) or "none"
+        raise RecipeError(f"no run {name!r} was launched from here; there are: {known}", "dtrain launch list")
+    return found
+
+
+def entries(runs: Path) -> list[Entry]:
+    """All launches, the newest first."""
+    found = [one for one in map(_read, runs.glob(f"*/{NAME}")) if one]
+    return sorted(found, key=lambda one: -one.since)
+
+
+def forget(runs: Path, name: str) -> None:
+    """Strike it off."""
+    (folder(runs, name).path / NAME).unlink(missing_ok=True)
+
+
+def now(target: dict[str, Any], name: str, recipe: str, options: tuple[str, ...]) -> Entry:
+    """An entry of this moment."""
+    return Entry(target, name, recipe, options, time.time())
+
+
+def _read(path: Path) -> Entry | None:
+    try:
+        found = json.loads(path.read_text())
+        return Entry(**{**found, "options": tuple(found["options"])})
+    except (OSError, ValueError, TypeError, KeyError):
+        return None

@@ -1,0 +1,247 @@
+"""Machines that are there already: this one, or any that ssh reaches."""
+
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Le, MinLen
+
+from dtrain.errors import EnvironmentFault, FieldError, Locked
+from dtrain.launch.fanout import SSH, Answer, Line, Machine, ask, follow
+from dtrain.launch.job import Common, Job, Plan, Row, Say
+from dtrain.launch.names import Host, RemotePath
+
+WAIT = 30.0
+"""Seconds in which a machine answers; ssh itself gives up sooner."""
+STOPPED = 90.0
+"""Seconds in which a run that was asked to stop has saved."""
+SKEW = 5.0
+"""Seconds by which clocks may differ before it is told."""
+ROOM = 1e9
+
+Port = Annotated[int, Ge(1024), Le(65535)]
+Told = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Hosts(Common):
+    """What this machine and others have in common: an agent of dtrain on each, that keeps the run."""
+
+    runs: RemotePath = "runs"
+    """The folder of run folders on the machines; all of them see the same one."""
+    folder: RemotePath = "~/.dtrain"
+    """Where each machine keeps its log and its small files; its own, not shared."""
+    python: RemotePath = "python3"
+    """The Python there that dtrain is installed for."""
+    port: Port = 8476
+    """On the first machine, where all meet."""
+
+    def machines(self) -> list[Machine]:
+        """By rank."""
+        raise NotImplementedError
+
+    def address(self) -> str:
+        """Where the processes meet; empty where there is one machine."""
+        raise NotImplementedError
+
+    def plan(self, job: Job) -> Plan:
+        machines = self.machines()
+        steps = [machine.command(verb) for verb in ("look", "met", "start") for machine in machines]
+        return Plan({"recipe.yaml": job.recipe}, steps, len(machines))
+
+    def up(self, job: Job, say: Say) -> None:
+        machines = self.machines()
+        self._preflight(job, machines, say)
+        secret = {name: os.environ[name] for name in self.environment}
+        answers = self._ask("start", job, machines, environment=secret)
+        failed = [f"{one.machine.name}: {one.problem}" for one in answers if one.problem]
+        if failed:
+            self._ask("kill", job, [one.machine for one in answers if not one.problem], forget=True)
+            raise EnvironmentFault("the run did not start:\n  " + "\n  ".join(failed), "nothing was left running")
+
+    def status(self, job: Job) -> list[Row]:
+        return [_row(answer) for answer in self._ask("status", job, self.machines())]
+
+    def logs(self, job: Job, host: int | None, follow: bool) -> Iterator[tuple[str, str]]:
+        chosen = [machine for machine in self.machines() if host in (None, machine.rank)]
+        told = lambda machine: self._told(job, machine) | {"follow": follow}  # noqa: E731
+        return _said(chosen, told, follow)
+
+    def stop(self, job: Job, say: Say) -> None:
+        machines = self.machines()
+        self._ask("stop", job, machines)
+        end = time.monotonic() + STOPPED
+        while time.monotonic() < end:
+            rows = self.status(job)
+            if not any(row.state == "running" for row in rows):
+                for row in rows:
+                    say(f"{row.name}: {row.state} {row.what}".rstrip())
+                return
+            time.sleep(0.5)
+        raise EnvironmentFault(f"not every machine stopped in {STOPPED:.0f} s", f"dtrain launch down {job.name}")
+
+    def down(self, job: Job, say: Say) -> None:
+        failed = []
+        for answer in self._ask("kill", job, self.machines(), forget=True):
+            if answer.problem:
+                failed.append(f"{answer.machine.name}: {answer.problem}")
+            else:
+                say(f"{answer.machine.name}: {answer.value['killed']} processes ended, log removed")
+        if failed:
+            raise EnvironmentFault(
+                "not all could be taken down:\n  " + "\n  ".join(failed), "try again when they answer"
+            )
+
+    def removes(self, job: Job) -> list[str]:
+        return [f"{machine.name}: the run's processes and {self.folder}/{job.name}" for machine in self.machines()]
+
+    def _preflight(self, job: Job, machines: list[Machine], say: Say) -> None:
+        """EnvironmentFault with all that is in the way, on every machine."""
+        missing = [name for name in self.environment if name not in os.environ]
+        problems = [f"{name} is not set here" for name in missing]
+        token = secrets.token_hex(6)
+        looked = self._ask("look", job, machines, token=token)
+        problems += [f"{one.machine.name}: {one.problem}" for one in looked if one.problem]
+        problems += [f"{one.machine.name}: {line}" for one in looked for line in one.value.get("problems", ())]
+        heard = [one for one in looked if not one.problem]
+        problems += [
+            f"{one.machine.name} does not know its own name, {one.value['host']}: add it to /etc/hosts"
+            for one in heard
+            if not one.value["resolves"] and len(machines) > 1
+        ]
+        problems += _other_versions(heard)
+        problems += [
+            f"{one.machine.name}: {one.value['free'] / 1e9:.1f} GB free in {self.runs}"
+            for one in heard
+            if one.value.get("free", ROOM) < ROOM
+        ]
+        alone = [one for one in self._ask("met", job, machines, token=token) if not one.problem]
+        if len(heard) == len(machines) and not problems:
+            every = [machine.rank for machine in machines]
+            problems += [
+                f"{one.machine.name} does not see the {self.runs} of the others: it must be one shared folder"
+                for one in alone
+                if one.value["seen"] != every
+            ]
+        self._ask("met", job, machines, token=token, clear=True)
+        if any("runs here already" in line for line in problems):
+            raise Locked("\n  ".join(["not started:", *problems]), f"dtrain launch status {job.name}")
+        if problems:
+            raise EnvironmentFault("\n  ".join(["not started:", *problems]))
+        for line in _skewed(heard):
+            say(line)
+
+    def _ask(self, verb: str, job: Job, machines: list[Machine], **more: Any) -> list[Answer]:
+        return ask(machines, verb, lambda machine: self._told(job, machine) | more, WAIT)
+
+    def _told(self, job: Job, machine: Machine) -> Told:
+        machines = len(self.machines())
+        return {
+            "name": job.name,
+            "recipe": job.recipe,
+            "runs": self.runs,
+            "folder": self.folder,
+            "rank": machine.rank,
+            "port": self.port,
+            "seat": f"{machine.rank}/{machines}@{self.address()}" if machines > 1 else "",
+            "arguments": self.run_options(job),
+            "hours": self.hours,
+            "environment": {},
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Local(_Hosts):
+    """This machine: the run goes on when the terminal is closed."""
+
+    kind: Literal["local"] = "local"
+
+    def machines(self) -> list[Machine]:
+        import sys
+
+        return [Machine(0, "here", (), sys.executable if self.python == "python3" else self.python)]
+
+    def address(self) -> str:
+        return ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ssh(_Hosts):
+    """Machines that ssh reaches without a question, the first of which is where all meet."""
+
+    kind: Literal["ssh"] = "ssh"
+    hosts: Annotated[tuple[Host, ...], MinLen(1)]
+    """Names or IPv4 addresses, with user@ where it is not yours; the order gives the ranks."""
+    identity: str | None = None
+    """A key file, where ssh would not find it."""
+    known_hosts: str | None = None
+    """A file of host keys in place of your own; a key that is not in it is refused, as always."""
+
+    def __post_init__(self) -> None:
+        twice = {host for host in self.hosts if self.hosts.count(host) > 1}
+        if twice:
+            raise FieldError("hosts", f"{min(twice)} is named twice")
+
+    def machines(self) -> list[Machine]:
+        options = list(SSH)
+        options += ["-i", str(Path(self.identity).expanduser())] if self.identity else []
+        options += ["-o", f"UserKnownHostsFile={Path(self.known_hosts).expanduser()}"] if self.known_hosts else []
+        return [Machine(rank, host, (*options, "--", host), self.python) for rank, host in enumerate(self.hosts)]
+
+    def address(self) -> str:
+        return f"{self.hosts[0].rpartition('@')[2]}:{self.port}"
+
+
+def _row(answer: Answer) -> Row:
+    name, value = answer.machine.name, answer.value
+    if answer.problem:
+        return Row(name, "lost", answer.problem)
+    run, end, sign = value["run"], value["end"], value["sign"]
+    step = f"step {run['step']}/{run['steps']} saved" if run["steps"] else ""
+    if end and not value["alive"]:
+        return Row(name, "ended", f"exit code {end['code']}, {step}".rstrip(", "), end["code"])
+    if not value["alive"]:
+        return Row(name, "lost", f"its keeper is gone; {step}".rstrip("; "))
+    if sign is None:
+        return Row(name, "running", "starting")
+    silent = value["now"] - sign["at"]
+    late = f", silent for {silent:.0f} s" if silent > sign["patience"] / 10 else ""
+    return Row(name, "running", f"in {sign['section']} after step {sign['step']}{late}; {step}".rstrip("; "))
+
+
+def _said(machines: list[Machine], told: Callable[[Machine], Mapping[str, Any]], on: bool) -> Iterator[tuple[str, str]]:
+    for line in follow(machines, told, on=on):
+        yield line.machine.name, _text(line)
+
+
+def _text(line: Line) -> str:
+    if line.lost:
+        return f"-- not heard: {line.lost}"
+    if line.end is None:
+        return line.text
+    return f"-- ended: exit code {line.end['code']}" if line.end else "-- no end was noted"
+
+
+def _other_versions(heard: list[Answer]) -> list[str]:
+    """Where packages differ from those of the first machine."""
+    found = []
+    for one in heard[1:]:
+        for package, version in one.value["versions"].items():
+            first = heard[0].value["versions"][package]
+            if version != first:
+                found.append(f"{one.machine.name} has {package} {version}, {heard[0].machine.name} has {first}")
+    return found
+
+
+def _skewed(heard: list[Answer]) -> list[str]:
+    middle = median(one.value["time"] for one in heard)
+    return [
+        f"the clock of {one.machine.name} is {one.value['time'] - middle:+.0f} s off; its log will read oddly"
+        for one in heard
+        if abs(one.value["time"] - middle) > SKEW
+    ]
