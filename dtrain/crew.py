@@ -1,6 +1,7 @@
 """Local processes that train together: started, watched, and taken down together."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -26,6 +27,8 @@ LOOK = 0.5
 GRACE = 120.0
 """Seconds that processes which agreed to stop are given to save."""
 TAIL = 12
+NOISE = re.compile(rb"^\[Gloo\]|peer ranks|^ +@ +0x|^\*\*\* Check failure")
+"""Gloo counts its peers; C++ prints addresses."""
 
 
 @dataclass(frozen=True)
@@ -60,14 +63,15 @@ class Crew:
             [sys.executable, "-m", "dtrain", *arguments],
             env={"TF_CPP_MIN_LOG_LEVEL": "2"} | environment | told,
             stdout=quiet or subprocess.PIPE,
-            stderr=quiet,
+            stderr=quiet or (None if sys.stderr.isatty() else subprocess.PIPE),  # a terminal keeps its progress bar
             start_new_session=True,
         )
         self.members.append(member)
         self.seats.append(seat)
-        if member.stdout:
-            self.relays.append(threading.Thread(target=_relay, args=(member.stdout,), daemon=True))
-            self.relays[-1].start()
+        for heard, to in ((member.stdout, sys.stdout.buffer), (member.stderr, sys.stderr.buffer)):
+            if heard:
+                self.relays.append(threading.Thread(target=_relay, args=(heard, to), daemon=True))
+                self.relays[-1].start()
 
     def watch(self) -> End:
         """Until all are done, or one fails and the rest are taken down."""
@@ -162,17 +166,17 @@ class Crew:
         self._heard()
 
 
-def _relay(lines: IO[bytes]) -> None:
-    """Pass on what the first process prints, without the lines in which Gloo counts its peers."""
+def _relay(lines: IO[bytes], to: IO[bytes]) -> None:
+    """Pass on what the first process prints, without what says nothing to anybody."""
     for line in lines:
-        if not line.startswith(b"[Gloo]"):
-            sys.stdout.buffer.write(line)
-            sys.stdout.flush()
+        if not NOISE.search(line):
+            to.write(line)
+            to.flush()
 
 
 def _show(rank: int, lines: Sequence[str]) -> None:
     for line in lines:
-        if "[Gloo]" not in line and "peer ranks" not in line:
+        if not NOISE.search(line.encode()):
             print(f"  ({rank}) {line}", file=sys.stderr)
 
 

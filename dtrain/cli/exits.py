@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import signal
 import sys
 import traceback
@@ -10,11 +11,13 @@ from contextlib import contextmanager
 
 import typer
 
-from dtrain.errors import Aborted, DtrainError, EnvironmentFault
+from dtrain.errors import Aborted, DtrainError, EnvironmentFault, Hung
 
 MACHINE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE}
 """What the operating system says when the machine, not the program, is at fault."""
 
+GONE = re.compile(r"Gloo .* failed: .*(reset by peer|closed by peer|Timed out|refused)")
+"""What collectives of CPUs say where a process of the run, here or on another machine, has died."""
 
 AGAIN = 0.5
 """Seconds until an interrupt that nobody heard is raised again."""
@@ -89,6 +92,9 @@ def _unforeseen(error: Exception, debug: bool) -> int:
         hint = "install it, or all that dtrain needs with `make install`"
         _tell(EnvironmentFault(f"the package {error.name} is missing", hint))
         return EnvironmentFault.exit_code
+    if GONE.search(str(error)) and not debug:
+        _tell(Hung(f"another process of the run is gone: {str(error).splitlines()[0][:200]}"))
+        return Hung.exit_code
     traceback.print_exc()
     typer.secho("this is a bug in dtrain, or in a model of your own", fg="red", err=True)
     return DtrainError.exit_code

@@ -75,7 +75,7 @@ def _reason(said: str, machine: Machine) -> str:
     if "No module named" in said and "dtrain" in said:
         return f"dtrain is not installed for {machine.python} there"
     lines = [line for line in said.strip().splitlines() if line.strip()]
-    return lines[-1] if lines else "no answer"
+    return lines[-1] if lines else "the connection was lost"
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,8 @@ class Line:
     """How the run ended there."""
     lost: str = ""
     """Why it cannot be heard."""
+    again: bool = False
+    """It is heard again."""
 
 
 def follow(machines: Sequence[Machine], told: Callable[[Machine], Mapping[str, Any]], *, on: bool) -> Iterator[Line]:
@@ -117,18 +119,18 @@ class _Listener:
     lines: "queue.Queue[Line | None]"
     process: subprocess.Popen[str] | None = None
     left: bool = False
+    lost: bool = False
 
     def listen(self) -> None:
         """Until the log's end, or with one that is not followed until the connection's."""
-        lost = ""
         while not self.left:
             end, problem = self._hear()
             if end is not None:
                 self.lines.put(Line(self.machine, end=end))
                 break
-            if problem != lost:  # said once
+            if not self.lost:
                 self.lines.put(Line(self.machine, lost=problem))
-                lost = problem
+            self.lost = True
             if not self.on:
                 break
             time.sleep(AGAIN)
@@ -152,6 +154,9 @@ class _Listener:
         for line in self.process.stdout:
             with suppress(ValueError):  # a banner of the machine's own
                 found = json.loads(line)
+                if self.lost:
+                    self.lines.put(Line(self.machine, again=True))
+                    self.lost = False
                 if "ended" in found:
                     return found["ended"], ""
                 self.told["offset"] = found["offset"]

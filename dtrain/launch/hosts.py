@@ -222,6 +222,8 @@ def _said(machines: list[Machine], told: Callable[[Machine], Mapping[str, Any]],
 def _text(line: Line) -> str:
     if line.lost:
         return f"-- not heard: {line.lost}"
+    if line.again:
+        return "-- heard again"
     if line.end is None:
         return line.text
     return f"-- ended: exit code {line.end['code']}" if line.end else "-- no end was noted"

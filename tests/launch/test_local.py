@@ -1,0 +1,116 @@
+"""A run that was launched on this machine: it goes on without its terminal, and is watched, stopped and taken down."""
+
+import json
+import os
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from dtrain.launch.keeper import Post
+from tests.conftest import Dtrain
+from tests.launch.test_names import RECIPE
+
+CANARY = "canary-0a1b2c3d4e5f60718293a4b5c6d7e8f901234567"
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "small.yaml"
+    path.write_text(f"{RECIPE}launch: {{kind: local, folder: {tmp_path}/host, environment: [MY_TOKEN]}}\n")
+    return path
+
+
+def told(tmp_path: Path) -> Post:
+    return Post({"folder": str(tmp_path / "host"), "name": "small"})
+
+
+def until(dtrain: Dtrain, state: str, seconds: float = 60) -> str:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        found = dtrain("launch", "status", "small", MY_TOKEN=CANARY).stdout
+        if state in found:
+            return found
+        time.sleep(0.5)
+    raise AssertionError(f"{state!r} was not reached: {found}")
+
+
+def test_plan_changes_nothing_and_says_what_would_be_done(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
+    shown = dtrain("launch", "plan", recipe, MY_TOKEN=CANARY)
+    assert "-m dtrain.launch.agent start" in shown.stdout
+    assert "kind: mlp" in shown.stdout
+    assert "1 host" in shown.stderr
+    assert CANARY not in shown.stdout + shown.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["small.yaml"]
+
+
+@pytest.mark.slow
+def test_it_runs_without_a_terminal_and_leaves_nothing(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
+    long = ["steps=1000000", "evaluate.every=0", "checkpoint.every=200"]
+    started = dtrain("launch", "up", recipe, "--yes", "--detach", *long, MY_TOKEN=CANARY)
+    assert "small is started" in started.stderr
+    again = dtrain("launch", "up", recipe, "--yes", *long, code=6, MY_TOKEN=CANARY)
+    assert "small runs here already, as process" in again.stderr
+    until(dtrain, "in step after")
+    alive = told(tmp_path).living()
+    assert len(alive) == 2
+    for pid in alive:
+        assert CANARY.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
+    assert CANARY.encode() in Path(f"/proc/{alive[1]}/environ").read_bytes()
+    stopped = dtrain("launch", "stop", "small")
+    assert re.search(r"here: ended exit code 75, step \d+/1000000 saved", stopped.stderr)
+    assert not [pid for pid in alive if Path(f"/proc/{pid}").exists()]
+    assert "ended" in dtrain("launch", "logs", "small").stdout
+    saved = json.loads((tmp_path / "runs" / "small" / "run.json").read_text())["step"]
+    finished = dtrain("launch", "up", recipe, "--yes", *long[1:], f"steps={saved + 300}", MY_TOKEN=CANARY)
+    assert f"resumed from step {saved}" in finished.stdout
+    assert "-- ended: exit code 0" in finished.stdout
+    assert dtrain("launch", "list").stdout.startswith("small ")
+    down = dtrain("launch", "down", "small", "--yes")
+    assert "this removes, without saving first:" in down.stderr
+    assert not (tmp_path / "host" / "small").exists()
+    assert (tmp_path / "runs" / "small" / "checkpoints").is_dir()
+    assert dtrain("launch", "list").stdout == ""
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not [path for path in written if CANARY.encode() in path.read_bytes()]
+
+
+@pytest.mark.slow
+def test_down_ends_every_process_at_once(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
+    dtrain("launch", "up", recipe, "--yes", "-d", "steps=1000000", "launch.processes=2", MY_TOKEN=CANARY)
+    until(dtrain, "in ")
+    time.sleep(2)
+    here = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
+    family = [pid for pid in here if _mentions(pid, str(tmp_path / "host"))]
+    assert len(family) == 4  # the keeper, the parent, two workers
+    dtrain("launch", "down", "small", "--yes")
+    assert not [pid for pid in family if _mentions(pid, str(tmp_path / "host"))]
+
+
+@pytest.mark.slow
+def test_a_run_may_take_so_many_hours(dtrain: Dtrain, recipe: Path) -> None:
+    done = dtrain("launch", "up", recipe, "--yes", "steps=1000000", "launch.hours=0.002", code=75, MY_TOKEN=CANARY)
+    assert "hours that it may take are over" in done.stdout
+
+
+def test_what_is_missing_is_told_before_anything_starts(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
+    missing = dtrain("launch", "up", recipe, "--yes", code=3)
+    assert "MY_TOKEN is not set here" in missing.stderr
+    nobody = dtrain("launch", "up", recipe, "--yes", "launch.python=/no/python", code=3, MY_TOKEN=CANARY)
+    assert "/no/python: No such file or directory" in nobody.stderr
+    (tmp_path / "file").touch()
+    blocked = dtrain("launch", "up", recipe, "--yes", f"launch.runs={tmp_path}/file", code=3, MY_TOKEN=CANARY)
+    assert f"cannot write to {tmp_path}/file" in blocked.stderr
+    assert not told(tmp_path).living()
+    assert "no launch section" in dtrain("launch", "up", "mlp-digits", "--yes", code=2).stderr
+    assert "no run 'nix' was launched from here" in dtrain("launch", "status", "nix", code=2).stderr
+    assert "../x" in dtrain("launch", "status", "../x", code=2).stderr
+
+
+def _mentions(pid: int, text: str) -> bool:
+    try:
+        found = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return False
+    return text in found and pid != os.getpid()

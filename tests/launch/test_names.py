@@ -1,0 +1,48 @@
+"""Names that could be something else on a command line or in a script are refused where the recipe is read."""
+
+from pathlib import Path
+
+import pytest
+
+from dtrain.errors import RecipeError
+from dtrain.recipe.load import load
+
+RECIPE = """
+model: {kind: mlp, sizes: [64, 16, 10]}
+data: digits
+optimizer: {kind: sgd, lr: 0.1}
+batch: 64
+steps: 10
+"""
+
+
+def refused(tmp_path: Path, launch: str) -> str:
+    path = tmp_path / "small.yaml"
+    path.write_text(f"{RECIPE}launch: {launch}\n")
+    with pytest.raises(RecipeError) as caught:
+        load(path)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["-oProxyCommand=touch x", "a b", "a;reboot", "$(id)", "a\\nb", "root@", "@a", "a@b@c", "`id`", "", "a" * 70, "ä"],
+)
+def test_a_host_that_could_be_a_command_is_refused(tmp_path: Path, host: str) -> None:
+    assert "launch.hosts" in refused(tmp_path, f'{{kind: ssh, hosts: ["{host}"]}}')
+
+
+@pytest.mark.parametrize("path", ["a b", "../x;id", "$HOME", "-rf", "a\\nb", ""])
+def test_a_path_that_could_be_a_command_is_refused(tmp_path: Path, path: str) -> None:
+    assert "launch.runs" in refused(tmp_path, f'{{kind: ssh, hosts: [a], runs: "{path}"}}')
+
+
+@pytest.mark.parametrize("name", ["lower", "A=b", "A B", "A\\nB", "-A", ""])
+def test_a_variable_is_named_and_never_set(tmp_path: Path, name: str) -> None:
+    assert "launch.environment" in refused(tmp_path, f'{{kind: local, environment: ["{name}"]}}')
+
+
+def test_a_host_stands_once_and_a_typo_is_told(tmp_path: Path) -> None:
+    assert "a is named twice" in refused(tmp_path, "{kind: ssh, hosts: [a, b, a]}")
+    assert "did you mean 'hosts'" in refused(tmp_path, "{kind: ssh, host: [a]}")
+    assert "did you mean 'local'" in refused(tmp_path, "{kind: locl}")

@@ -1,0 +1,161 @@
+"""Runs over real sshd, each in a network namespace of its own: cut off, killed, left alone, stopped."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dtrain.checkpoint import manifest
+from tests.conftest import SHARED, Dtrain, bare_environment
+
+KIT = SHARED / "kits" / "ssh_hosts"
+HOSTS = 4
+RECIPE = """
+include: {tiny}
+name: far
+steps: 60
+optimizer: {{schedule: {{warmup: 5}}}}
+evaluate: {{every: 0}}
+checkpoint: {{every: 5, keep: 3}}
+track: {{every: 5}}
+"""
+LAUNCH = """
+launch:
+  kind: ssh
+  hosts: [{hosts}]
+  runs: {folder}/runs
+  folder: {folder}/host
+  python: {python}
+  identity: {keys}/id
+  known_hosts: {keys}/known
+  devices: {devices}
+"""
+pytestmark = [pytest.mark.ssh, pytest.mark.slow, pytest.mark.xdist_group("ssh"), pytest.mark.timeout(400)]
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Four hosts with sshd; the folder of the key that opens them."""
+    if not KIT.is_dir():
+        pytest.skip("the stand-in for hosts is not beside this checkout")
+    if os.geteuid() or not all(map(shutil.which, ("ip", "ssh", "/usr/sbin/sshd"))):
+        pytest.skip("hosts of our own need root, iproute2 and openssh-server")
+    folder = tmp_path_factory.mktemp("hosts")
+    made = subprocess.run(["bash", KIT / "up.sh", str(HOSTS), folder], capture_output=True, text=True, check=False)
+    if made.returncode:
+        pytest.skip(f"no network namespaces here: {made.stderr.splitlines()[-1:]}")
+    try:
+        addresses = [f"10.99.0.{11 + i}" for i in range(HOSTS)]
+        scanned = subprocess.run(["ssh-keyscan", "-t", "ed25519", *addresses], capture_output=True, check=True)
+        (folder / "known").write_bytes(scanned.stdout)
+        yield folder
+    finally:
+        subprocess.run(["bash", KIT / "down.sh", folder], capture_output=True, check=False)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(tmp_path: Path) -> Iterator[None]:
+    yield
+    for pid in mentioning(f"{tmp_path}/host"):
+        os.kill(pid, signal.SIGKILL)
+
+
+def recipe(tmp_path: Path, keys: Path, hosts: int) -> Path:
+    names = ", ".join(f"root@10.99.0.{11 + i}" for i in range(hosts))
+    tiny = Path(__file__).parents[2] / "recipes" / "decoder-tiny.yaml"
+    filled = LAUNCH.format(hosts=names, folder=tmp_path, python=sys.executable, keys=keys, devices=4)
+    (tmp_path / "far.yaml").write_text(RECIPE.format(tiny=tiny) + filled)
+    return tmp_path / "far.yaml"
+
+
+def following(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "dtrain", "launch", *arguments]
+    return subprocess.Popen(
+        command, cwd=tmp_path, env=bare_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+def read_until(heard: subprocess.Popen[str], pattern: str, seconds: float = 120) -> str:
+    """What is said up to a line that matches."""
+    said, end = "", time.monotonic() + seconds
+    assert heard.stdout
+    for line in heard.stdout:
+        said += line
+        if re.search(pattern, line):
+            return said
+        assert time.monotonic() < end, said
+    raise AssertionError(f"{pattern!r} was not said:\n{said}")
+
+
+def mentioning(text: str) -> set[int]:
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if text in path.read_bytes().replace(b"\0", b" ").decode(errors="replace"):
+                found.add(int(path.parent.name))
+        except OSError:
+            continue
+    return found - {os.getpid()}
+
+
+def checksum(tmp_path: Path, name: str) -> list[int]:
+    return list(manifest.read(tmp_path / "runs" / name / "checkpoints" / "60").checksum)
+
+
+def test_cut_off_killed_and_left_alone_it_ends_with_the_same_bits(dtrain: Dtrain, tmp_path: Path, keys: Path) -> None:
+    up = following(tmp_path, "up", str(recipe(tmp_path, keys, 2)), "--yes")
+    read_until(up, r"10\.99\.0\.11\] step 10/")
+    subprocess.run(["ip", "link", "set", "v2", "down"], check=True)
+    read_until(up, r"10\.99\.0\.12\] -- not heard")
+    read_until(up, r"10\.99\.0\.11\] starting again from step")
+    subprocess.run(["ip", "link", "set", "v2", "up"], check=True)
+    said = read_until(up, r"10\.99\.0\.11\] resumed from step")
+    assert "Check failure stack trace" not in said
+    up.send_signal(signal.SIGINT)  # the laptop is closed
+    assert "far goes on; to come back: dtrain launch logs far -f" in up.communicate(timeout=20)[0]
+    workers = mentioning(f"dtrain run {tmp_path}/host/far/dt-w0/recipe.yaml")
+    os.kill(max(workers), signal.SIGKILL)
+    back = following(tmp_path, "logs", "far", "-f")
+    said = read_until(back, r"10\.99\.0\.11\] -- ended: exit code 0", 200)
+    assert "process 0 ended first: killed by SIGKILL" in said
+    back.communicate(timeout=60)
+    assert back.returncode == 0
+    assert not mentioning(f"{tmp_path}/host")
+    dtrain("run", tmp_path / "far.yaml", "name=straight", "--devices", "4", "--processes", "2")
+    assert checksum(tmp_path, "far") == checksum(tmp_path, "straight")
+
+
+def test_four_hosts_stop_and_go_on_and_nothing_is_left(dtrain: Dtrain, tmp_path: Path, keys: Path) -> None:
+    path = recipe(tmp_path, keys, 4)
+    up = following(tmp_path, "up", str(path), "--yes", "steps=100000")
+    read_until(up, r"step 5/")
+    assert len(mentioning(f"{tmp_path}/host")) == 4 * 3  # keeper, parent, worker
+    stopped = dtrain("launch", "stop", "far")
+    assert stopped.stderr.count("ended exit code 75") == 4
+    up.communicate(timeout=60)
+    assert up.returncode == 75
+    assert not mentioning(f"{tmp_path}/host")
+    alone = dtrain("launch", "logs", "far", "--host", "2").stdout
+    assert set(re.findall(r"^\[(.*?)\]", alone, re.MULTILINE)) == {"root@10.99.0.13"}
+    dtrain("launch", "down", "far", "--yes")
+    assert not (tmp_path / "host" / "far").exists()
+
+
+def test_what_is_wrong_on_a_host_is_told_with_its_name(dtrain: Dtrain, tmp_path: Path, keys: Path) -> None:
+    path = recipe(tmp_path, keys, 2)
+    nobody = dtrain("launch", "up", path, "--yes", "launch.hosts=[root@10.99.0.11, root@10.99.0.77]", code=3)
+    assert "root@10.99.0.77: " in nobody.stderr
+    bare = dtrain("launch", "up", path, "--yes", "launch.python=/usr/bin/python3", code=3)
+    assert "root@10.99.0.12: dtrain is not installed for /usr/bin/python3 there" in bare.stderr
+    stranger = dtrain("launch", "up", path, "--yes", "launch.known_hosts=/dev/null", code=3)
+    assert "Host key verification failed" in stranger.stderr
+    apart = dtrain("launch", "up", path, "--yes", "launch.runs=/proc/self/fd/apart", code=3)
+    assert "root@10.99.0.11: cannot write to /proc/self/fd/apart" in apart.stderr
+    assert not mentioning(f"{tmp_path}/host")
