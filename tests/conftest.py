@@ -1,9 +1,12 @@
 """Strictness for all: eight pretended devices, no silent broadcasting, warnings are errors."""
 
+import fcntl
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -36,6 +39,14 @@ def bare_environment() -> dict[str, str]:
     """The environment without what these tests set for themselves."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "PJRT_", "XLA_", "DTRAIN_"))}
     return kept | {"NO_COLOR": "1", "COLUMNS": "120"}
+
+
+@contextmanager
+def alone(what: str) -> Iterator[None]:
+    """One test process at a time: for what a machine can have but once."""
+    with (Path(tempfile.gettempdir()) / f"dtrain-tests-{what}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 Dtrain = Callable[..., subprocess.CompletedProcess[str]]

@@ -52,6 +52,9 @@ def up(
 ) -> None:
     """Bring the machines up, start the run on all of them, and follow it. It goes on when this ends."""
     with exits(debug):
+        import dataclasses
+        import time
+
         from dtrain.folder import folder
         from dtrain.launch import board
         from dtrain.recipe.load import plain_part
@@ -60,8 +63,12 @@ def up(
         _show(target.plan(job), whole=False)
         if not yes:
             typer.confirm("Start it?", abort=True, err=True)
-        target.up(job, _say)
-        board.now(plain_part(target), job.name, job.recipe, job.options).write(folder(runs_dir, job.name))
+        before, section = board.find(runs_dir, job.name), plain_part(target)
+        if before and before.target["kind"] == section["kind"]:
+            job = dataclasses.replace(job, handle=before.handle)
+        job = dataclasses.replace(job, handle=target.up(job, _say))
+        entry = board.Entry(section, job.name, job.recipe, job.options, dict(job.handle), time.time())
+        entry.write(folder(runs_dir, job.name))
         typer.secho(f"{job.name} is started", fg="green", err=True)
         if not detach:
             _follow(target, job, None)
@@ -164,7 +171,7 @@ def _known(runs: Path, name: str) -> "tuple[Target, Job]":
     from dtrain.recipe.recipe import Launch
 
     found = board.entry(runs, name)
-    return part(Launch, found.target, "launch"), Job(found.name, found.recipe, found.options)
+    return part(Launch, found.target, "launch"), Job(found.name, found.recipe, found.options, found.handle)
 
 
 def _show(found: "Plan", whole: bool) -> None:

@@ -47,8 +47,8 @@ def run(
     from dtrain.parallel.devices import join, pretend, seat
     from dtrain.parent import leave_with_parent, watched
 
-    place = seat()
     with exits(debug, leave=watched()):
+        place = seat()
         if (processes > 1 or restarts) and dry_run:
             raise RecipeError("--dry-run takes one process", "use --devices in place of --processes")
         if (processes > 1 or restarts) and not watched():

@@ -1,7 +1,6 @@
 """What was launched from here: runs/NAME/launch.json, so that status, logs, stop and down know where to look."""
 
 import json
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ class Entry:
     name: str
     recipe: str
     options: tuple[str, ...]
+    handle: dict[str, str]
     since: float
 
     def write(self, place: Folder) -> None:
@@ -31,9 +31,14 @@ class Entry:
             raise EnvironmentFault(f"cannot note the launch in {place.path}: {error.strerror}") from error
 
 
+def find(runs: Path, name: str) -> Entry | None:
+    """The launch of that name, if there is one."""
+    return _read(folder(runs, name).path / NAME)
+
+
 def entry(runs: Path, name: str) -> Entry:
     """The launch of that name; RecipeError where there is none."""
-    found = _read(folder(runs, name).path / NAME)
+    found = find(runs, name)
     if found is None:
         known = ", ".join(one.name for one in entries(runs)) or "none"
         raise RecipeError(f"no run {name!r} was launched from here; there are: {known}", "dtrain launch list")
@@ -49,11 +54,6 @@ def entries(runs: Path) -> list[Entry]:
 def forget(runs: Path, name: str) -> None:
     """Strike it off."""
     (folder(runs, name).path / NAME).unlink(missing_ok=True)
-
-
-def now(target: dict[str, Any], name: str, recipe: str, options: tuple[str, ...]) -> Entry:
-    """An entry of this moment."""
-    return Entry(target, name, recipe, options, time.time())
 
 
 def _read(path: Path) -> Entry | None:

@@ -6,23 +6,21 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le, MinLen
 
 from dtrain.errors import EnvironmentFault, FieldError, Locked
+from dtrain.fields import PositiveFloat
 from dtrain.launch.fanout import SSH, Answer, Line, Machine, ask, follow
 from dtrain.launch.job import Common, Job, Plan, Row, Say
 from dtrain.launch.names import Host, RemotePath
+from dtrain.launch.preflight import THERE, in_the_way, skewed
 
 WAIT = 30.0
 """Seconds in which a machine answers; ssh itself gives up sooner."""
 STOPPED = 90.0
 """Seconds in which a run that was asked to stop has saved."""
-SKEW = 5.0
-"""Seconds by which clocks may differ before it is told."""
-ROOM = 1e9
 
 Port = Annotated[int, Ge(1024), Le(65535)]
 Told = dict[str, Any]
@@ -38,6 +36,8 @@ class _Hosts(Common):
     """Where each machine keeps its log and its small files; its own, not shared."""
     python: RemotePath = "python3"
     """The Python there that dtrain is installed for."""
+    hours: PositiveFloat | None = None
+    """How long the run may take; it is asked to save and stop then."""
     port: Port = 8476
     """On the first machine, where all meet."""
 
@@ -54,7 +54,7 @@ class _Hosts(Common):
         steps = [machine.command(verb) for verb in ("look", "met", "start") for machine in machines]
         return Plan({"recipe.yaml": job.recipe}, steps, len(machines))
 
-    def up(self, job: Job, say: Say) -> None:
+    def up(self, job: Job, say: Say) -> dict[str, str]:
         machines = self.machines()
         self._preflight(job, machines, say)
         secret = {name: os.environ[name] for name in self.environment}
@@ -63,6 +63,7 @@ class _Hosts(Common):
         if failed:
             self._ask("kill", job, [one.machine for one in answers if not one.problem], forget=True)
             raise EnvironmentFault("the run did not start:\n  " + "\n  ".join(failed), "nothing was left running")
+        return {}
 
     def status(self, job: Job) -> list[Row]:
         return [_row(answer) for answer in self._ask("status", job, self.machines())]
@@ -101,39 +102,17 @@ class _Hosts(Common):
         return [f"{machine.name}: the run's processes and {self.folder}/{job.name}" for machine in self.machines()]
 
     def _preflight(self, job: Job, machines: list[Machine], say: Say) -> None:
-        """EnvironmentFault with all that is in the way, on every machine."""
-        missing = [name for name in self.environment if name not in os.environ]
-        problems = [f"{name} is not set here" for name in missing]
+        """EnvironmentFault with all that is in the way, on every machine; Locked where the run is there already."""
         token = secrets.token_hex(6)
         looked = self._ask("look", job, machines, token=token)
-        problems += [f"{one.machine.name}: {one.problem}" for one in looked if one.problem]
-        problems += [f"{one.machine.name}: {line}" for one in looked for line in one.value.get("problems", ())]
-        heard = [one for one in looked if not one.problem]
-        problems += [
-            f"{one.machine.name} does not know its own name, {one.value['host']}: add it to /etc/hosts"
-            for one in heard
-            if not one.value["resolves"] and len(machines) > 1
-        ]
-        problems += _other_versions(heard)
-        problems += [
-            f"{one.machine.name}: {one.value['free'] / 1e9:.1f} GB free in {self.runs}"
-            for one in heard
-            if one.value.get("free", ROOM) < ROOM
-        ]
-        alone = [one for one in self._ask("met", job, machines, token=token) if not one.problem]
-        if len(heard) == len(machines) and not problems:
-            every = [machine.rank for machine in machines]
-            problems += [
-                f"{one.machine.name} does not see the {self.runs} of the others: it must be one shared folder"
-                for one in alone
-                if one.value["seen"] != every
-            ]
+        met = self._ask("met", job, machines, token=token)
         self._ask("met", job, machines, token=token, clear=True)
-        if any("runs here already" in line for line in problems):
-            raise Locked("\n  ".join(["not started:", *problems]), f"dtrain launch status {job.name}")
+        problems = [f"{name} is not set here" for name in self.environment if name not in os.environ]
+        problems += in_the_way(looked, met, self.runs)
         if problems:
-            raise EnvironmentFault("\n  ".join(["not started:", *problems]))
-        for line in _skewed(heard):
+            kind = Locked if any(THERE in line for line in problems) else EnvironmentFault
+            raise kind("\n  ".join(["not started:", *problems]))
+        for line in skewed(looked):
             say(line)
 
     def _ask(self, verb: str, job: Job, machines: list[Machine], **more: Any) -> list[Answer]:
@@ -227,23 +206,3 @@ def _text(line: Line) -> str:
     if line.end is None:
         return line.text
     return f"-- ended: exit code {line.end['code']}" if line.end else "-- no end was noted"
-
-
-def _other_versions(heard: list[Answer]) -> list[str]:
-    """Where packages differ from those of the first machine."""
-    found = []
-    for one in heard[1:]:
-        for package, version in one.value["versions"].items():
-            first = heard[0].value["versions"][package]
-            if version != first:
-                found.append(f"{one.machine.name} has {package} {version}, {heard[0].machine.name} has {first}")
-    return found
-
-
-def _skewed(heard: list[Answer]) -> list[str]:
-    middle = median(one.value["time"] for one in heard)
-    return [
-        f"the clock of {one.machine.name} is {one.value['time'] - middle:+.0f} s off; its log will read oddly"
-        for one in heard
-        if abs(one.value["time"] - middle) > SKEW
-    ]

@@ -1,10 +1,10 @@
 """What is launched: one small value that every target renders, and what every target answers."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from dtrain.fields import Natural, Positive, PositiveFloat
+from dtrain.fields import Natural, Positive
 from dtrain.launch.names import Variable
 
 Say = Callable[[str], None]
@@ -19,6 +19,8 @@ class Job:
     """The recipe as YAML, whole."""
     options: tuple[str, ...] = ()
     """More of `dtrain run`'s command line."""
+    handle: Mapping[str, str] = field(default_factory=dict)
+    """What `up` gave back when it was launched: a number, a name."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,6 @@ class Common:
     """Variables, by name, that the run gets as they are here: keys, tokens. Their values are written nowhere."""
     restarts: Natural = 3
     """How often a host may start the run again without a new checkpoint; preemptions do not count."""
-    hours: PositiveFloat | None = None
-    """How long the run may take; it is asked to save and stop then."""
     processes: Positive = 1
     """On each host."""
     devices: Positive | None = None
@@ -80,8 +80,8 @@ class Target(Protocol):
         """What `up` would do. Touches nothing."""
         ...
 
-    def up(self, job: Job, say: Say) -> None:
-        """Bring up what is needed and start the run. Leaves nothing behind where it fails."""
+    def up(self, job: Job, say: Say) -> dict[str, str]:
+        """Bring up what is needed and start the run; what it is called there. Leaves nothing behind where it fails."""
         ...
 
     def status(self, job: Job) -> list[Row]:

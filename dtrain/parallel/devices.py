@@ -3,6 +3,7 @@
 import importlib.metadata
 import importlib.util
 import os
+import re
 import sys
 from dataclasses import dataclass
 from glob import glob
@@ -34,13 +35,14 @@ class Seat:
 
 
 def seat() -> Seat | None:
-    """This process's place, or None where it runs alone."""
+    """This process's place, or None where it runs alone. EnvironmentFault where it is told wrongly."""
     text = os.environ.get(PROCESS)
     if not text:
         return None
-    place, _, coordinator = text.partition("@")
-    rank, _, processes = place.partition("/")
-    return Seat(int(rank), int(processes), coordinator)
+    found = re.fullmatch(r"(\d+)/(\d+)@(\S+:\d+)", text)
+    if not found or int(found[1]) >= int(found[2]):
+        raise EnvironmentFault(f"{PROCESS}={text} is not rank/processes@host:port", f"as {PROCESS}=0/2@10.0.0.1:8476")
+    return Seat(int(found[1]), int(found[2]), found[3])
 
 
 def settle() -> None:

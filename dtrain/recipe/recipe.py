@@ -15,6 +15,7 @@ from dtrain.data.tokens import Tokens
 from dtrain.errors import FieldError
 from dtrain.fields import Natural, Positive, PositiveFloat, Seed
 from dtrain.launch.hosts import Local, Ssh
+from dtrain.launch.slurm import Slurm
 from dtrain.models.cnn import CNN
 from dtrain.models.custom import Custom
 from dtrain.models.decoder import Decoder
@@ -33,7 +34,7 @@ Model = MLP | CNN | ViT | Decoder | Custom
 Data = Digits | IDX | Images | Text | Tokens | Synthetic
 Engine = Jit | ShardMap | Pmap
 Sink = TensorBoard | WandB
-Launch = Local | Ssh
+Launch = Local | Ssh | Slurm
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from dtrain.launch.keeper import Post
+from dtrain.lease import born
 from tests.conftest import Dtrain
 from tests.launch.test_names import RECIPE
 
@@ -60,7 +61,7 @@ def test_it_runs_without_a_terminal_and_leaves_nothing(dtrain: Dtrain, recipe: P
     assert CANARY.encode() in Path(f"/proc/{alive[1]}/environ").read_bytes()
     stopped = dtrain("launch", "stop", "small")
     assert re.search(r"here: ended exit code 75, step \d+/1000000 saved", stopped.stderr)
-    assert not [pid for pid in alive if Path(f"/proc/{pid}").exists()]
+    assert not [pid for pid in alive if born(pid)]
     assert "ended" in dtrain("launch", "logs", "small").stdout
     saved = json.loads((tmp_path / "runs" / "small" / "run.json").read_text())["step"]
     finished = dtrain("launch", "up", recipe, "--yes", *long[1:], f"steps={saved + 300}", MY_TOKEN=CANARY)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dtrain.checkpoint import manifest
-from tests.conftest import SHARED, Dtrain, bare_environment
+from tests.conftest import SHARED, Dtrain, alone, bare_environment
 
 KIT = SHARED / "kits" / "ssh_hosts"
 HOSTS = 4
@@ -37,7 +37,7 @@ launch:
   known_hosts: {keys}/known
   devices: {devices}
 """
-pytestmark = [pytest.mark.ssh, pytest.mark.slow, pytest.mark.xdist_group("ssh"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.ssh, pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,11 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         pytest.skip("the stand-in for hosts is not beside this checkout")
     if os.geteuid() or not all(map(shutil.which, ("ip", "ssh", "/usr/sbin/sshd"))):
         pytest.skip("hosts of our own need root, iproute2 and openssh-server")
-    folder = tmp_path_factory.mktemp("hosts")
+    with alone("ssh"):
+        yield from _hosts(tmp_path_factory.mktemp("hosts"))
+
+
+def _hosts(folder: Path) -> Iterator[Path]:
     made = subprocess.run(["bash", KIT / "up.sh", str(HOSTS), folder], capture_output=True, text=True, check=False)
     if made.returncode:
         pytest.skip(f"no network namespaces here: {made.stderr.splitlines()[-1:]}")

@@ -1,0 +1,129 @@
+"""Jobs on a real SLURM of four nodes, all of them on this machine."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from dtrain.launch.templates import filled
+from tests.conftest import SHARED, Dtrain, alone
+from tests.launch.test_names import RECIPE, refused
+
+KIT = SHARED / "kits" / "slurm"
+NODES = 4
+pytestmark = [pytest.mark.timeout(400)]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The environment in which sbatch finds it."""
+    if not KIT.is_dir():
+        pytest.skip("the stand-in for a cluster is not beside this checkout")
+    if os.geteuid() or not all(map(shutil.which, ("slurmctld", "slurmd", "munged", "unshare"))):
+        pytest.skip("a cluster of our own needs root, slurm-wlm and munge")
+    folder = tmp_path_factory.mktemp("slurm")
+    told = {"SLURM_CONF": str(folder / "slurm.conf")}
+    with alone("slurm"), (folder / "said").open("w") as said:
+        yield from _cluster(folder, told, said)
+
+
+def _cluster(folder: Path, told: dict[str, str], said: IO[str]) -> Iterator[dict[str, str]]:
+    up = subprocess.Popen(["bash", KIT / "up.sh", str(NODES), folder], stdout=said, stderr=said)
+    try:
+        _until(lambda: "idle" in _said("sinfo", told), "the cluster did not come up")
+        yield told
+    finally:
+        for path in folder.glob("*.pid"):
+            subprocess.run(["kill", "-9", path.read_text().strip()], check=False, capture_output=True)
+        up.kill()
+        up.wait()
+
+
+def _said(command: str, told: dict[str, str]) -> str:
+    done = subprocess.run(command.split(), env=os.environ | told, capture_output=True, text=True, check=False)
+    return done.stdout + done.stderr
+
+
+def _until(done: Callable[[], bool], failure: str, seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < end, failure
+        time.sleep(0.5)
+
+
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "small.yaml"
+    section = f"{{kind: slurm, nodes: 2, python: {sys.executable}, devices: 4, environment: [MY_TOKEN]}}"
+    path.write_text(f"{RECIPE}track: {{every: 50}}\ncheckpoint: {{every: 50}}\nlaunch: {section}\n")
+    return path
+
+
+@pytest.mark.slurm
+@pytest.mark.slow
+def test_a_job_on_two_nodes_stops_is_taken_up_again_and_cancelled(
+    dtrain: Dtrain, tmp_path: Path, cluster: dict[str, str]
+) -> None:
+    canary = "canary-0a1b2c3d4e5f6071"
+    told = cluster | {"MY_TOKEN": canary}
+    state = lambda: dtrain("launch", "status", "small", **told).stdout  # noqa: E731
+    dtrain("launch", "up", recipe(tmp_path), "--yes", "-d", "steps=1000000", **told)
+    again = dtrain("launch", "up", recipe(tmp_path), "--yes", code=6, **told)
+    assert re.search(r"small is in the queue as job \d+", again.stderr)
+    _until(lambda: "step 50/1000000 saved" in state(), "no step was saved")
+    dtrain("launch", "stop", "small", **told)
+    assert re.search(r"job \d+  stopped   dt\[1-2\], step \d+/1000000 saved", state())
+    said = dtrain("launch", "logs", "small", **told).stdout
+    assert "[0] compiled in" in said
+    assert "[job] == exit code 75" in said
+    assert "[0]" not in dtrain("launch", "logs", "small", "--host", "1", **told).stdout
+    dtrain("launch", "up", recipe(tmp_path), "--yes", "-d", "steps=1000000", **told)
+    _until(lambda: "resumed from step" in dtrain("launch", "logs", "small", **told).stdout, "it was not taken up")
+    dtrain("launch", "down", "small", "--yes", **told)
+    _until(lambda: not _mentions(str(tmp_path / "runs")), "processes were left")
+    _until(lambda: "small" not in _said("squeue", cluster), "the job stays in the queue")
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not [path for path in written if canary.encode() in path.read_bytes()]
+
+
+@pytest.mark.slurm
+@pytest.mark.slow
+def test_what_slurm_refuses_is_told_in_its_words(dtrain: Dtrain, tmp_path: Path, cluster: dict[str, str]) -> None:
+    failed = dtrain("launch", "up", recipe(tmp_path), "--yes", "launch.partition=nix", code=3, **cluster)
+    assert "sbatch" in failed.stderr
+    assert "invalid partition specified: nix" in failed.stderr
+    assert not (tmp_path / "runs" / "small" / "launch.json").exists()
+
+
+def test_where_there_is_no_slurm_it_says_so(dtrain: Dtrain, tmp_path: Path) -> None:
+    missing = dtrain("launch", "up", recipe(tmp_path), "--yes", code=3, PATH="/nowhere")
+    assert "sbatch is not installed here" in missing.stderr
+
+
+@pytest.mark.parametrize("field", ["partition", "account", "qos", "constraint", "memory", "time"])
+@pytest.mark.parametrize("value", ["a\\n#SBATCH --wrap=id", "a b", "$(id)", "-x", "a;b", "`id`"])
+def test_a_directive_cannot_be_smuggled_in(tmp_path: Path, field: str, value: str) -> None:
+    assert f"launch.{field}" in refused(tmp_path, f'{{kind: slurm, {field}: "{value}"}}')
+
+
+def test_the_script_is_one_that_bash_reads(golden: Callable[[str, str], None]) -> None:
+    words = {"NAME": "small", "NODES": "2", "FOLDER": "/runs/small/launch", "GRACE": "120", "EXPORT": "PATH,HOME"}
+    script = filled("slurm.sbatch", words | {"DIRECTIVES": "#SBATCH --partition=main", "COMMAND": "dtrain run x.yaml"})
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    golden("launch_slurm.sbatch", script)
+
+
+def _mentions(text: str) -> bool:
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if text in path.read_bytes().decode(errors="replace"):
+                return True
+        except OSError:
+            continue
+    return False
