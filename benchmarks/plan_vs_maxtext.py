@@ -16,8 +16,8 @@ from shapes import decoder
 
 from dtrain.plan.plan import Plan
 from dtrain.plan.search import OVERLAP, WHOLE_PRODUCTS, search
-from dtrain.plan.target import target
 from dtrain.plan.workers import Job, outcomes
+from dtrain.slices import target
 
 SMALL = (
     "{kind: decoder, vocab: 32768, context: 4096, layers: 16, width: 2048, heads: 16, kv_heads: 8, head_dim: 128, "

@@ -17,8 +17,8 @@ from dtrain.parallel.jit import Jit
 from dtrain.parallel.shard_map import ShardMap
 from dtrain.plan.plan import Plan
 from dtrain.plan.search import OVERLAP
-from dtrain.plan.target import target
 from dtrain.plan.workers import Job, outcomes
+from dtrain.slices import target
 
 
 @dataclass(frozen=True)

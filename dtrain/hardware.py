@@ -7,6 +7,8 @@ from itertools import product
 from typing import Literal
 
 GIB = 2**30
+PER_HOST = 8
+"""GPUs of one host, joined by NVLink."""
 PRICED = "2025-10"
 """When the prices were written down: on-demand list prices of Google Cloud in its cheapest region of the
 United States, dollars an hour for one chip. A price list changes, and contracts differ: `--price` goes over it."""
@@ -32,6 +34,20 @@ class Gpu:
 AMPERE = Gpu(capability=8, multiprocessors=108, fpus=64, shared=164 * 2**10, clock=1.41e9, l2=40 * 2**20)
 HOPPER = Gpu(capability=9, multiprocessors=132, fpus=128, shared=228 * 2**10, clock=1.98e9, l2=50 * 2**20)
 BLACKWELL = Gpu(capability=10, multiprocessors=148, fpus=128, shared=228 * 2**10, clock=1.965e9, l2=126 * 2**20)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cloud:
+    """What Google Cloud calls a chip, where it rents it."""
+
+    label: str
+    """Of its nodes on GKE."""
+    machine: str = ""
+    """The machine of a slice of several hosts, four chips each."""
+    accelerator: str = ""
+    """What its slices' names begin with in the TPU API; empty where that does not serve it."""
+    runtime: str = ""
+    """The TPU API's software for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +80,7 @@ class Chip:
     wraps: int = 4
     """A dimension of the torus closes to a ring where its extent is a multiple of this."""
     gpu: Gpu | None = None
+    cloud: Cloud | None = None
 
     @property
     def flops_per_device(self) -> float:
@@ -95,49 +112,63 @@ CHIPS = (
     Chip(
         name="v4", flops=275e12, hbm=32e9, room=30.75 * GIB, bandwidth=1200e9, kinds=("TPU v4",),
         platform="tpu", price=3.22, link=45e9, far=3.1e9, dims=3, counted=2, most=4096,
+        cloud=Cloud(label="tpu-v4-podslice", machine="ct4p-hightpu-4t",
+                    accelerator="v4", runtime="tpu-ubuntu2204-base"),
     ),
     Chip(
         name="v5e", flops=197e12, hbm=16e9, room=15.75 * GIB, bandwidth=819e9, kinds=("TPU v5 lite", "TPU v5e"),
         platform="tpu", price=1.20, link=45e9, far=3.1e9, aliases=("v5litepod",), dims=2, most=256, wraps=16,
+        cloud=Cloud(label="tpu-v5-lite-podslice", machine="ct5lp-hightpu-4t",
+                    accelerator="v5litepod", runtime="v2-alpha-tpuv5-lite"),
     ),
     Chip(
         name="v5p", flops=459e12, hbm=95e9, room=95.74 * GIB, bandwidth=2765e9, kinds=("TPU v5", "TPU v5p"),
         platform="tpu", price=4.20, link=90e9, far=6.25e9, dims=3, counted=2, most=8960,
+        cloud=Cloud(label="tpu-v5p-slice", machine="ct5p-hightpu-4t",
+                    accelerator="v5p", runtime="v2-alpha-tpuv5"),
     ),
     Chip(
         name="v6e", flops=918e12, hbm=32e9, room=31.25 * GIB, bandwidth=1638e9, kinds=("TPU v6 lite", "TPU v6e"),
         platform="tpu", price=2.70, link=90e9, far=12.5e9, aliases=("trillium",), dims=2, most=256, wraps=16,
+        cloud=Cloud(label="tpu-v6e-slice", machine="ct6e-standard-4t",
+                    accelerator="v6e", runtime="v2-alpha-tpuv6e"),
     ),
     Chip(
         name="tpu7x", flops=2307e12, hbm=192e9, room=94.75 * GIB, bandwidth=7380e9, kinds=("TPU7x",),
         platform="tpu", devices=2,
         price=12.00, link=100e9, far=12.5e9, aliases=("ironwood", "v7x"), dims=3, counted=2, most=9216,
+        cloud=Cloud(label="tpu7x", machine="tpu7x-standard-4t"),
     ),
     # vendor data sheets, dense figures, SXM boards; `far` is one network card of each GPU
     Chip(
         name="a100-40g", flops=312e12, hbm=40e9, room=0.75 * 40e9, bandwidth=1555e9, kinds=("A100-SXM4-40GB",),
         price=3.67, gpu=AMPERE,
         link=300e9, far=12.5e9,
+        cloud=Cloud(label="nvidia-tesla-a100", machine="a2-highgpu-8g"),
     ),
     Chip(
         name="a100", flops=312e12, hbm=80e9, room=0.75 * 80e9, bandwidth=2039e9, kinds=("A100-SXM4-80GB",),
         price=5.07, gpu=AMPERE,
         link=300e9, far=25e9, aliases=("a100-80g",),
+        cloud=Cloud(label="nvidia-a100-80gb", machine="a2-ultragpu-8g"),
     ),
     Chip(
         name="h100", flops=989.4e12, hbm=80e9, room=0.75 * 80e9, bandwidth=3350e9, kinds=("H100 80GB HBM3",),
         price=11.06, gpu=HOPPER,
         link=450e9, far=50e9,
+        cloud=Cloud(label="nvidia-h100-80gb", machine="a3-highgpu-8g"),
     ),
     Chip(
         name="h200", flops=989.4e12, hbm=141e9, room=0.75 * 141e9, bandwidth=4800e9, kinds=("H200",),
         price=10.60, gpu=HOPPER,
         link=450e9, far=50e9,
+        cloud=Cloud(label="nvidia-h200-141gb", machine="a3-ultragpu-8g"),
     ),
     Chip(
         name="b200", flops=2250e12, hbm=180e9, room=0.75 * 180e9, bandwidth=8000e9, kinds=("B200",),
         price=16.00, gpu=BLACKWELL,
         link=900e9, far=50e9,
+        cloud=Cloud(label="nvidia-b200", machine="a4-highgpu-8g"),
     ),
 )  # fmt: skip
 

@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parents[1] / "dtrain"
 
 LAYERS = [
     {"errors", "fields", "hardware", "faults"},
-    {"batch", "params", "folder", "beat", "parent", "attention", "varying"},
+    {"batch", "params", "folder", "beat", "parent", "slices", "attention", "varying"},
     {"experts", "product", "lease"},
     {"context", "precision"},
     {"model", "caching"},

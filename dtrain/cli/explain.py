@@ -46,8 +46,8 @@ def _program(recipe: str, overrides: list[str], devices: int | None, on: str, *,
     """The step as a jaxpr, or as the compiler's scheduled HLO."""
     from dtrain.cli.plan import settle
     from dtrain.cli.recipes import find
-    from dtrain.plan.target import target
     from dtrain.recipe.compose import compose, least_devices
+    from dtrain.slices import target
 
     path = find(recipe)
     wanted = target(on or f"cpu-{devices or least_devices(compose(path, overrides))}")

@@ -13,8 +13,8 @@ from dtrain.errors import Aborted, DtrainError, EnvironmentFault, RecipeError
 if TYPE_CHECKING:
     from dtrain.plan.plan import Plan
     from dtrain.plan.search import Candidate, Found
-    from dtrain.plan.target import Target
     from dtrain.recipe.recipe import Recipe as Loaded
+    from dtrain.slices import Target
 
 EXAMPLE = "Example: dtrain plan recipe.yaml --on v5p-128"
 On = Annotated[
@@ -49,7 +49,7 @@ def plan(
     """Say whether a run fits on hardware that is not there, how fast it goes and what it costs."""
     with exits(debug), interruptible():
         from dtrain.cli.recipes import find
-        from dtrain.plan.target import target
+        from dtrain.slices import target
 
         if not on:
             raise RecipeError("plan for what? --on names a slice or GPUs", "as in --on v5e-16, v5p-128, h100-8, cpu-8")

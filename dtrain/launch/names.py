@@ -21,5 +21,7 @@ Resource = Annotated[str, _like(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?")]
 """A resource, network or service of the cloud (RFC 1035)."""
 Project = Annotated[str, _like(r"[a-z][-a-z0-9]{4,28}[a-z0-9]")]
 Zone = Annotated[str, _like(r"[a-z]{2,20}-[a-z]{2,20}[0-9]{1,2}-[a-z]")]
+Bucket = Annotated[str, _like(r"[a-z0-9][a-z0-9_-]{1,61}[a-z0-9]")]
+"""A bucket, without gs://."""
 Word = Annotated[str, _like(r"[A-Za-z0-9][A-Za-z0-9_.:/@,=+-]{0,199}")]
 """A word that a scheduler takes: a partition, an account, a size, a time."""

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from dtrain.plan.plan import Plan
 from dtrain.plan.search import Candidate, finer, meshes
-from dtrain.plan.target import Target
 from dtrain.plan.workers import Job, outcomes
 from dtrain.recipe.recipe import Recipe
+from dtrain.slices import Target
 
 MARGIN = 0.97
 """By arithmetic a change must leave this much room before it is compiled."""

@@ -14,10 +14,10 @@ from dtrain.plan.memory import Buffer, Memory
 from dtrain.plan.money import Money
 from dtrain.plan.plan import Plan, Timing
 from dtrain.plan.replay import Talk, Tally
-from dtrain.plan.target import Target
 from dtrain.plan.workers import Job, Outcome, outcomes
 from dtrain.recipe.load import plain
 from dtrain.recipe.recipe import Recipe
+from dtrain.slices import Target
 
 
 def remembered(

@@ -4,10 +4,7 @@ import importlib.util
 from typing import Any
 
 from dtrain.errors import EnvironmentFault
-from dtrain.hardware import Chip
-
-PER_HOST = 8
-"""GPUs joined by NVLink."""
+from dtrain.hardware import PER_HOST, Chip
 
 CUDNN = 90800
 """The version of cuDNN that programs are traced for, which JAX asks the GPU's own machine for: 9.8.0."""

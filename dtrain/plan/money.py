@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from dtrain.plan.target import Target
+from dtrain.slices import Target
 
 
 @dataclass(frozen=True)

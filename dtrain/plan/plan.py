@@ -24,9 +24,10 @@ from dtrain.plan.network import Network
 from dtrain.plan.pace import Pace
 from dtrain.plan.program import read
 from dtrain.plan.replay import Replay, Tally
-from dtrain.plan.target import Target, places, stand_ins
+from dtrain.plan.target import places, stand_ins
 from dtrain.plan.traced import traced
 from dtrain.recipe.recipe import Recipe
+from dtrain.slices import Target
 
 HIDDEN = 0.5
 """The part of the network's time that the quick tier takes to be hidden behind other work."""

@@ -6,8 +6,8 @@ from pathlib import Path
 from dtrain.explain import size_text
 from dtrain.plan.plan import Plan, Timing
 from dtrain.plan.report import ms
-from dtrain.plan.target import Target
 from dtrain.plan.workers import Outcome
+from dtrain.slices import Target
 
 BAR = 20
 

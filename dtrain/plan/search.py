@@ -18,12 +18,12 @@ from dtrain.parallel.mesh import AXES, Mesh, visible
 from dtrain.parallel.shard_map import ShardMap
 from dtrain.plan.cache import remembered
 from dtrain.plan.plan import Plan
-from dtrain.plan.target import Target
 from dtrain.plan.workers import Job
 from dtrain.recipe.compose import merge, overriding
 from dtrain.recipe.crosscheck import problems_of
 from dtrain.recipe.recipe import Recipe
 from dtrain.recipe.yaml import dump, parse
+from dtrain.slices import Target
 
 OVERLAP = {
     "xla_tpu_enable_async_collective_fusion": True,

@@ -1,98 +1,18 @@
-"""What a plan is made for: a slice or a set of GPUs that need not be there, by the name the cloud gives it."""
+"""The devices of a slice or a set of GPUs that need not be there."""
 
-import difflib
 import importlib.util
 import math
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from dtrain.errors import EnvironmentFault, RecipeError
-from dtrain.hardware import CHIPS, Chip
-from dtrain.plan.cuda import PER_HOST, described
-
-
-@dataclass(frozen=True)
-class Target:
-    """Chips of one kind in one or several slices; `shape` is the torus of a slice, () where there is none."""
-
-    name: str
-    chip: Chip | None
-    """None for the CPU of this machine."""
-    chips: int
-    """Chips of all slices."""
-    shape: tuple[int, ...] = ()
-    slices: int = 1
-
-    @property
-    def devices(self) -> int:
-        """JAX devices in all."""
-        return self.chips * (self.chip.devices if self.chip else 1)
-
-    @property
-    def platform(self) -> str:
-        """tpu, gpu or cpu."""
-        return self.chip.platform if self.chip else "cpu"
-
-    def __str__(self) -> str:
-        torus = f", {'x'.join(map(str, self.shape))}" if self.shape else ""
-        several = f"{self.slices} x " if self.slices > 1 else ""
-        kind = self.chip.name if self.chip else "CPU"
-        return f"{several}{self.name} ({self.chips} {kind} {'chips' if self.platform == 'tpu' else 'devices'}{torus})"
-
-
-def target(name: str, slices: int = 1) -> Target:
-    """The target of that name: v5e-16, v5p-128, v5p:4x4x12, h100-8, cpu-8. RecipeError lists the nearest names."""
-    family, sign, rest = re.match(r"([a-z0-9]+(?:-\d+g)?)?([-:]?)(.*)", name.lower()).groups()  # pyright: ignore[reportOptionalMemberAccess]
-    chip = next((one for one in CHIPS if family in (one.name, *one.aliases)), None)
-    if family == "cpu" and rest.isdigit() and int(rest) > 0 and slices == 1:
-        return Target(name, None, int(rest))
-    if chip is None or not sign:
-        raise _unknown(name)
-    if chip.platform == "gpu":
-        return _gpus(name, chip, rest, slices)
-    if sign == ":":
-        return _torus(name, chip, rest, slices)
-    if rest.isdigit() and int(rest) % chip.counted == 0 and int(rest) // chip.counted in chip.slices:
-        chips = int(rest) // chip.counted
-        return Target(name, chip, chips * slices, chip.slices[chips], slices)
-    raise _unknown(name)
-
-
-def _gpus(name: str, chip: Chip, rest: str, slices: int) -> Target:
-    if not rest.isdigit() or not 0 < int(rest) <= chip.most or (int(rest) > PER_HOST and int(rest) % PER_HOST):
-        raise RecipeError(f"no {name}", f"{chip.name}-1 to {chip.name}-{PER_HOST}, then multiples of {PER_HOST}")
-    if slices > 1:
-        raise RecipeError(f"--slices {slices}: GPUs come in hosts, not in slices", f"ask for {chip.name}-N in all")
-    return Target(name, chip, int(rest))
-
-
-def _torus(name: str, chip: Chip, rest: str, slices: int) -> Target:
-    sides = [int(side) for side in rest.split("x") if side.isdigit()]
-    known = chip.slices.get(math.prod(sides))
-    whole = chip.dims == 3 and len(sides) == 3 and all(side % 4 == 0 and side for side in sides)
-    if tuple(sides) != known and not (whole and sides == sorted(sides) and math.prod(sides) <= chip.most):
-        raise _unknown(name)
-    return Target(name, chip, math.prod(sides) * slices, tuple(sides), slices)
-
-
-def _unknown(name: str) -> RecipeError:
-    names = [f"{chip.name}-{count * chip.counted}" for chip in CHIPS if chip.dims for count in chip.slices]
-    names += [f"{chip.name}-{count}" for chip in CHIPS if chip.platform == "gpu" for count in (1, 8, 64)] + ["cpu-8"]
-    family = next((one for one in CHIPS if name.lower().startswith((one.name, *one.aliases))), None)
-    near = difflib.get_close_matches(name.lower(), names, 4, 0.5)
-    sides = [int(side) for side in re.findall(r"\d+", name.partition(":")[2] or name.rpartition("-")[2])]
-    if family and family.dims and sides:
-        asked = math.prod(sides) * (family.counted if ":" in name else 1)
-        counts = sorted(family.slices, key=lambda count: abs(count * family.counted - asked))[:4]
-        near = [f"{family.name}-{count * family.counted}" for count in sorted(counts)]
-    hint = f"did you mean {', '.join(near)}?" if near else "such as v5e-16, v5p-128, v6e-256, tpu7x-128, h100-8, cpu-8"
-    counted = f"; a number counts {'TensorCores' if family.counted == 2 else 'chips'}" if family and family.dims else ""
-    return RecipeError(f"no slice is called {name!r}{counted}", hint)
+from dtrain.errors import EnvironmentFault
+from dtrain.hardware import PER_HOST
+from dtrain.plan.cuda import described
+from dtrain.slices import Target
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from typing import Any
 from dtrain.errors import DtrainError, EnvironmentFault
 from dtrain.parent import leave_with_caller
 from dtrain.plan.plan import Plan, plan, quick
-from dtrain.plan.target import Target
 from dtrain.recipe.recipe import Recipe
+from dtrain.slices import Target
 
 Outcome = Plan | DtrainError
 

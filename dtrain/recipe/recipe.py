@@ -14,6 +14,7 @@ from dtrain.data.text import Text
 from dtrain.data.tokens import Tokens
 from dtrain.errors import FieldError
 from dtrain.fields import Natural, Positive, PositiveFloat, Seed
+from dtrain.launch.gke import GKE
 from dtrain.launch.hosts import Local, Ssh
 from dtrain.launch.slurm import Slurm
 from dtrain.models.cnn import CNN
@@ -34,7 +35,7 @@ Model = MLP | CNN | ViT | Decoder | Custom
 Data = Digits | IDX | Images | Text | Tokens | Synthetic
 Engine = Jit | ShardMap | Pmap
 Sink = TensorBoard | WandB
-Launch = Local | Ssh | Slurm
+Launch = Local | Ssh | Slurm | GKE
 
 
 @dataclass(frozen=True, kw_only=True)

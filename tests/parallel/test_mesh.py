@@ -10,8 +10,9 @@ from dtrain.errors import FieldError
 from dtrain.parallel.jit import Jit
 from dtrain.parallel.mesh import LAID, MEMORY_AXES, Mesh
 from dtrain.parallel.shard_map import ShardMap
-from dtrain.plan.target import stand_ins, target
+from dtrain.plan.target import stand_ins
 from dtrain.recipe.load import load
+from dtrain.slices import target
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 

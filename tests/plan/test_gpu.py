@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dtrain.plan.plan import plan, quick
-from dtrain.plan.target import target
+from dtrain.slices import target
 from tests.conftest import Dtrain
 from tests.plan.test_plan import recipe
 

@@ -23,9 +23,9 @@ from dtrain.plan.plan import Plan, plan, quick
 from dtrain.plan.report import advised, lines, values
 from dtrain.plan.scale import draw, table
 from dtrain.plan.search import Candidate, finer, meshes, overlay, variants
-from dtrain.plan.target import target
 from dtrain.recipe.load import load
 from dtrain.recipe.recipe import Recipe
+from dtrain.slices import target
 from dtrain.train.state import born
 from tests.conftest import Dtrain, bare_environment
 

@@ -4,7 +4,8 @@ import pytest
 
 from dtrain.errors import RecipeError
 from dtrain.hardware import CHIPS
-from dtrain.plan.target import devices, stand_ins, target
+from dtrain.plan.target import devices, stand_ins
+from dtrain.slices import target
 
 
 @pytest.mark.parametrize(
