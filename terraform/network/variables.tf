@@ -1,0 +1,57 @@
+variable "project" {
+  description = "The Google Cloud project."
+  type        = string
+  validation {
+    condition     = can(regex("^[a-z][-a-z0-9]{4,28}[a-z0-9]$", var.project))
+    error_message = "A project is 6 to 30 lower-case letters, digits and hyphens."
+  }
+}
+
+variable "region" {
+  description = "Where machines will be, as us-east5."
+  type        = string
+  validation {
+    condition     = can(regex("^[a-z]+-[a-z]+[0-9]+$", var.region))
+    error_message = "A region looks like us-east5; a zone has a letter more."
+  }
+}
+
+variable "name" {
+  description = "Of the network and all in it."
+  type        = string
+  default     = "dtrain"
+  validation {
+    condition     = can(regex("^[a-z]([-a-z0-9]{0,50}[a-z0-9])?$", var.name))
+    error_message = "A name is lower-case letters, digits and hyphens, 52 at most."
+  }
+}
+
+variable "range" {
+  description = "Addresses of machines."
+  type        = string
+  default     = "10.0.0.0/20"
+  validation {
+    condition     = can(cidrhost(var.range, 0))
+    error_message = "A range looks like 10.0.0.0/20."
+  }
+}
+
+variable "pods" {
+  description = "Addresses of pods."
+  type        = string
+  default     = "10.4.0.0/14"
+  validation {
+    condition     = can(cidrhost(var.pods, 0))
+    error_message = "A range looks like 10.4.0.0/14."
+  }
+}
+
+variable "services" {
+  description = "Addresses of Kubernetes services."
+  type        = string
+  default     = "10.8.0.0/20"
+  validation {
+    condition     = can(cidrhost(var.services, 0))
+    error_message = "A range looks like 10.8.0.0/20."
+  }
+}

@@ -1,0 +1,24 @@
+variable "project" {
+  description = "The Google Cloud project."
+  type        = string
+  validation {
+    condition     = can(regex("^[a-z][-a-z0-9]{4,28}[a-z0-9]$", var.project))
+    error_message = "A project is 6 to 30 lower-case letters, digits and hyphens."
+  }
+}
+
+variable "name" {
+  description = "The account's name before the @."
+  type        = string
+  default     = "dtrain"
+  validation {
+    condition     = can(regex("^[a-z][-a-z0-9]{4,28}[a-z0-9]$", var.name))
+    error_message = "An account is 6 to 30 lower-case letters, digits and hyphens."
+  }
+}
+
+variable "images" {
+  description = "The Artifact Registry repository that holds the image."
+  type        = object({ location = string, repository = string })
+  default     = null
+}
