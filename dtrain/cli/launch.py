@@ -1,5 +1,6 @@
 """dtrain launch: plan, up, status, logs, stop, down, list"""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from dtrain.launch.job import Job, Plan, Target
 
 app = typer.Typer(
-    help="Run a recipe on other machines: on hosts that ssh reaches, SLURM, GKE, or TPUs that are rented for it.",
+    help="Run a recipe elsewhere: without this terminal, on hosts that ssh reaches, on SLURM, on GKE.",
     no_args_is_help=True,
 )
 
@@ -61,8 +62,7 @@ def up(
 
         target, job = _asked(recipe, overrides or [])
         _show(target.plan(job), whole=False)
-        if not yes:
-            typer.confirm("Start it?", abort=True, err=True)
+        _be_sure("Start it?", yes)
         before, section = board.find(runs_dir, job.name), plain_part(target)
         if before and before.target["kind"] == section["kind"]:
             job = dataclasses.replace(job, handle=before.handle)
@@ -127,8 +127,7 @@ def down(name: Name, yes: Yes = False, runs_dir: RunsDir = Path("runs"), debug: 
         typer.echo("this removes, without saving first:", err=True)
         for line in target.removes(job):
             typer.echo(f"  {line}", err=True)
-        if not yes:
-            typer.confirm("Go on?", abort=True, err=True)
+        _be_sure("Go on?", yes)
         target.down(job, _say)
         board.forget(runs_dir, name)
         typer.secho(f"{name} is down; what it saved is where it was", fg="green", err=True)
@@ -145,6 +144,23 @@ def list_(runs_dir: RunsDir = Path("runs"), debug: Debug = False) -> None:
         for one in board.entries(runs_dir):
             since = time.strftime("%Y-%m-%d %H:%M", time.localtime(one.since))
             typer.echo(f"{one.name:<30} {one.target['kind']:<8} since {since}")
+
+
+def _be_sure(question: str, yes: bool) -> None:
+    """Ask, unless that is answered. RecipeError where nobody can be asked."""
+    from dtrain.errors import Aborted, RecipeError
+
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise RecipeError("nobody can be asked here", "add --yes")
+    try:
+        agreed = typer.confirm(question, err=True)
+    except typer.Abort:
+        agreed = False
+    if not agreed:
+        typer.echo("nothing was changed", err=True)
+        raise typer.Exit(Aborted.exit_code)
 
 
 def _asked(recipe: str, overrides: list[str]) -> "tuple[Target, Job]":

@@ -10,6 +10,10 @@ locals {
 }
 
 resource "google_container_cluster" "this" {
+  #checkov:skip=CKV_GCP_12:Dataplane V2 (datapath_provider) enforces network policies by itself
+  #checkov:skip=CKV_GCP_66:which images may run is for the organisation to say
+  #checkov:skip=CKV_GCP_65:so are the groups that may operate it
+  #checkov:skip=CKV_GCP_69:the default pool is removed; every other has workload_metadata_config
   project             = var.project
   name                = var.name
   location            = var.region
@@ -17,11 +21,13 @@ resource "google_container_cluster" "this" {
   subnetwork          = var.subnetwork
   deletion_protection = var.protected
 
-  remove_default_node_pool = true
-  initial_node_count       = 1
-  datapath_provider        = "ADVANCED_DATAPATH"
-  enable_shielded_nodes    = true
-  enable_legacy_abac       = false
+  remove_default_node_pool    = true
+  initial_node_count          = 1
+  datapath_provider           = "ADVANCED_DATAPATH"
+  enable_shielded_nodes       = true
+  enable_intranode_visibility = true
+  resource_labels             = { tool = "dtrain" }
+  enable_legacy_abac          = false
 
   release_channel {
     channel = "RAPID"

@@ -104,6 +104,8 @@ def test_what_is_missing_is_told_before_anything_starts(dtrain: Dtrain, recipe: 
     blocked = dtrain("launch", "up", recipe, "--yes", f"launch.runs={tmp_path}/file", code=3, MY_TOKEN=CANARY)
     assert f"cannot write to {tmp_path}/file" in blocked.stderr
     assert not told(tmp_path).living()
+    asked = dtrain("launch", "up", recipe, code=2, MY_TOKEN=CANARY)
+    assert "nobody can be asked here" in asked.stderr
     assert "no launch section" in dtrain("launch", "up", "mlp-digits", "--yes", code=2).stderr
     assert "no run 'nix' was launched from here" in dtrain("launch", "status", "nix", code=2).stderr
     assert "../x" in dtrain("launch", "status", "../x", code=2).stderr
