@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +38,8 @@ class End:
     code: int
     rank: int = 0
     cause: str = ""
+    elsewhere: bool = False
+    """On another machine, for good."""
 
 
 @dataclass
@@ -56,7 +58,8 @@ class Crew:
 
     def start(self, arguments: Sequence[str], seat: Seat) -> None:
         self.before[seat.rank] = beat.read(self.place.beat(seat.rank))
-        environment = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+        past = ",".join(filter(None, (seat.coordinator.rpartition(":")[0], os.environ.get("no_proxy"))))
+        environment = os.environ | {"no_grpc_proxy": past}  # JAX's processes talk to each other directly
         told = {PARENT: str(os.getpid())} | ({PROCESS: str(seat)} if seat.processes > 1 else {})
         quiet = self._log(seat.rank).open("wb") if self.members else None
         member = subprocess.Popen(
@@ -73,8 +76,8 @@ class Crew:
                 self.relays.append(threading.Thread(target=_relay, args=(heard, to), daemon=True))
                 self.relays[-1].start()
 
-    def watch(self) -> End:
-        """Until all are done, or one fails and the rest are taken down."""
+    def watch(self, elsewhere: Callable[[], End | None]) -> End:
+        """Until all are done, or one fails and the rest are taken down; or the run has ended on another machine."""
         looked = time.monotonic()
         while True:
             codes = [member.poll() for member in self.members]
@@ -88,6 +91,9 @@ class Crew:
                 looked, hung = time.monotonic(), self._hung()
                 if hung:
                     return hung
+                if ended := elsewhere():
+                    self.kill()
+                    return ended
             time.sleep(POLL)
 
     def _down(self, number: int, code: int) -> End:

@@ -14,7 +14,7 @@ from dtrain.errors import DataError, RecipeError
 from dtrain.folder import Folder, folder, overwrite, saved_steps
 from dtrain.lease import leased
 from dtrain.models.decoder import Decoder
-from dtrain.models.published import UNUSED, Place, Whole, places
+from dtrain.models.published import HEAD, UNUSED, Place, Whole, places
 from dtrain.parallel.mesh import visible
 from dtrain.params import Param, Tree, paths
 from dtrain.recipe.load import text
@@ -82,7 +82,12 @@ def read(tensors: Tensors, model: Any, declared: Tree, shapes: Tree, source: Pat
         for name, param in ours.items()
         for tensor in table[name].names(param)
     }
-    _refuse_unlike(tensors, wanted, source)
+    twice = {HEAD} if HEAD in tensors and HEAD not in wanted and "embed" in table else set()
+    _refuse_unlike(tensors, wanted, twice, source)
+    if twice and not np.array_equal(tensors[HEAD], tensors[f"{prefix}{table['embed'].name}"]):
+        raise DataError(
+            f"{source}: {HEAD} is not the embedding, and the recipe's model is tied", "set model.tied: false"
+        )
 
     def leaf(name: str, like: jax.ShapeDtypeStruct) -> jax.Array:
         place, param = table[name], ours[name]
@@ -93,10 +98,14 @@ def read(tensors: Tensors, model: Any, declared: Tree, shapes: Tree, source: Pat
     return jax.tree.map(leaf, paths(declared), shapes)
 
 
-def _refuse_unlike(tensors: Tensors, wanted: Mapping[str, tuple[int, ...]], source: Path) -> None:
+def _refuse_unlike(tensors: Tensors, wanted: Mapping[str, tuple[int, ...]], passed: set[str], source: Path) -> None:
     problems = [
         *(f"{name} is missing" for name in wanted if name not in tensors),
-        *(f"{name} is no parameter of the model" for name in tensors if name not in wanted and not UNUSED.search(name)),
+        *(
+            f"{name} is no parameter of the model"
+            for name in tensors
+            if name not in wanted.keys() | passed and not UNUSED.search(name)
+        ),
         *(
             f"{name} is {tensors.shape(name)}, the model's is {shape}"
             for name, shape in wanted.items()

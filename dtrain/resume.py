@@ -61,7 +61,7 @@ def first_state(
                 continue
             told = newest.about
             passed = max(told["passed"], next_batch - newest.step)
-            start = Start(newest.step, passed, told["owed"], told["seen"], told["step_s"])
+            start = Start(newest.step, passed, told["owed"], told["seen"], told.get("step_s", 0.0))
             over = f"; {start.passed} batches passed over" if start.passed else ""
             console.say(f"resumed from step {newest.step} ({_promise(told, made)}{over})", "green")
             return state, start

@@ -145,6 +145,25 @@ def test_a_file_that_is_not_what_it_says_is_refused(tmp_path: Path, name: str, c
             pass
 
 
+def test_a_head_that_is_not_the_embedding_is_not_dropped(tmp_path: Path) -> None:
+    model = dataclasses.replace(LLAMA, tied=True)
+    declared = dict(zip(jax.tree.leaves(paths(model.params())), jax.tree.leaves(model.params()), strict=True))
+    table, draw = places(model), np.random.default_rng(0)
+    tensors = {
+        one: draw.normal(size=table[ours].shape(param)).astype(np.float32)
+        for ours, param in declared.items()
+        for one in table[ours].names(param)
+    }
+    for head, fits in ((tensors["model.embed_tokens.weight"], True), (draw.normal(size=(32, 8)), False)):
+        save_file(tensors | {"lm_head.weight": head.astype(np.float32)}, tmp_path / "m.safetensors")
+        with opened(tmp_path / "m.safetensors") as found:
+            if fits:
+                read(found, model, model.params(), here(model), tmp_path)
+            else:
+                with pytest.raises(DataError, match="is not the embedding, and the recipe's model is tied"):
+                    read(found, model, model.params(), here(model), tmp_path)
+
+
 def test_tensors_of_another_model_are_named(tmp_path: Path) -> None:
     model = MLP(sizes=(4, 3))
     names = jax.tree.leaves(paths(model.params()))

@@ -7,6 +7,7 @@ import typer
 
 from dtrain.cli.arguments import Debug, Devices, Overrides, RunsDir
 from dtrain.cli.exits import exits
+from dtrain.errors import RecipeError
 
 
 def add_to(app: typer.Typer) -> None:
@@ -32,7 +33,7 @@ def bring(
         from dtrain.recipe.load import load
 
         if not source.exists():
-            raise typer.BadParameter(f"{source} does not exist")
+            raise RecipeError(f"{source} does not exist")
         loaded = load(find(recipe), overrides or [], devices)
         place = brought(loaded, runs_dir, source, lambda text: typer.echo(text, err=True))
         typer.secho(f"{place.path} begins with the parameters of {source}", fg="green", err=True)

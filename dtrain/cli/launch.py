@@ -8,6 +8,7 @@ import typer
 
 from dtrain.cli.arguments import Debug, Json, Overrides, Recipe, RunsDir
 from dtrain.cli.exits import exits
+from dtrain.cli.launched import asked, known, refuse_while_alive
 
 if TYPE_CHECKING:
     from dtrain.launch.job import Job, Plan, Target
@@ -31,7 +32,7 @@ def plan(
 ) -> None:
     """Show the files, commands, machines and price of `up`, and change nothing."""
     with exits(debug):
-        target, job = _asked(recipe, overrides or [])
+        target, job = asked(recipe, overrides or [])
         found = target.plan(job)
         if as_json:
             import dataclasses
@@ -60,12 +61,14 @@ def up(
         from dtrain.launch import board
         from dtrain.recipe.load import plain_part
 
-        target, job = _asked(recipe, overrides or [])
+        target, job = asked(recipe, overrides or [])
         _show(target.plan(job), whole=False)
         _be_sure("Start it?", yes)
         before, section = board.find(runs_dir, job.name), plain_part(target)
-        if before and before.target["kind"] == section["kind"]:
+        if before and before.target == section:
             job = dataclasses.replace(job, handle=before.handle)
+        elif before:
+            refuse_while_alive(before)
         job = dataclasses.replace(job, handle=target.up(job, _say))
         entry = board.Entry(section, job.name, job.recipe, job.options, dict(job.handle), time.time())
         entry.write(folder(runs_dir, job.name))
@@ -78,7 +81,7 @@ def up(
 def status(name: Name, as_json: Json = False, runs_dir: RunsDir = Path("runs"), debug: Debug = False) -> None:
     """How a launched run stands, machine by machine."""
     with exits(debug):
-        target, job = _known(runs_dir, name)
+        target, job = known(runs_dir, name)
         rows = target.status(job)
         if as_json:
             import dataclasses
@@ -101,7 +104,7 @@ def logs(
 ) -> None:
     """What a launched run says, each line with its machine. Ctrl-C detaches; the run goes on."""
     with exits(debug):
-        target, job = _known(runs_dir, name)
+        target, job = known(runs_dir, name)
         if follow:
             _follow(target, job, host)
         else:
@@ -112,7 +115,7 @@ def logs(
 def stop(name: Name, runs_dir: RunsDir = Path("runs"), debug: Debug = False) -> None:
     """Have a launched run save and leave. `launch up` goes on from there."""
     with exits(debug):
-        target, job = _known(runs_dir, name)
+        target, job = known(runs_dir, name)
         target.stop(job, _say)
         typer.secho(f"{name} is stopped; `dtrain launch up` goes on from what it saved", fg="green", err=True)
 
@@ -123,7 +126,7 @@ def down(name: Name, yes: Yes = False, runs_dir: RunsDir = Path("runs"), debug: 
     with exits(debug):
         from dtrain.launch import board
 
-        target, job = _known(runs_dir, name)
+        target, job = known(runs_dir, name)
         typer.echo("this removes, without saving first:", err=True)
         for line in target.removes(job):
             typer.echo(f"  {line}", err=True)
@@ -163,33 +166,6 @@ def _be_sure(question: str, yes: bool) -> None:
         raise typer.Exit(Aborted.exit_code)
 
 
-def _asked(recipe: str, overrides: list[str]) -> "tuple[Target, Job]":
-    """The target that the recipe names, and the run without it."""
-    import dataclasses
-
-    from dtrain.cli.recipes import find
-    from dtrain.errors import RecipeError
-    from dtrain.launch.job import Job
-    from dtrain.recipe.load import load, text
-
-    loaded = load(find(recipe), overrides)
-    if loaded.launch is None:
-        message = f"{recipe} does not say where to run: it has no launch section"
-        raise RecipeError(message, "add one, as launch='{kind: ssh, hosts: [a, b]}', or launch=local")
-    return loaded.launch, Job(loaded.name, text(dataclasses.replace(loaded, launch=None)))
-
-
-def _known(runs: Path, name: str) -> "tuple[Target, Job]":
-    """What was launched under that name."""
-    from dtrain.launch import board
-    from dtrain.launch.job import Job
-    from dtrain.recipe.load import part
-    from dtrain.recipe.recipe import Launch
-
-    found = board.entry(runs, name)
-    return part(Launch, found.target, "launch"), Job(found.name, found.recipe, found.options, found.handle)
-
-
 def _show(found: "Plan", whole: bool) -> None:
     import shlex
 
@@ -214,9 +190,9 @@ def _follow(target: "Target", job: "Job", host: int | None) -> None:
     except KeyboardInterrupt:
         typer.secho(f"\n{job.name} goes on; to come back: dtrain launch logs {job.name} -f", fg="yellow", err=True)
         return
-    codes = [row.code for row in target.status(job) if row.code]
-    if codes:
-        raise typer.Exit(codes[0])
+    bad = next((row.code for row in target.status(job) if row.code), 0)
+    if bad:
+        raise typer.Exit(bad)
 
 
 def _print(lines: Any) -> None:

@@ -41,7 +41,7 @@ def look(told: Told) -> Told:
         found["free"] = shutil.disk_usage(runs).free
     except OSError as error:
         found["problems"].append(f"cannot write to {runs}: {error.strerror}")
-    if told["rank"] == 0 and not _free(told["port"]):
+    if told["seat"].startswith("0/") and not _free(told["port"]):
         found["problems"].append(f"port {told['port']} is taken")
     alive = Post(told).living()
     if alive:
@@ -77,7 +77,7 @@ def stop(told: Told) -> Told:
     """Ask the run to save and leave, and the keeper not to start it again."""
     post = Post(told)
     keeper = post.keeper()
-    if keeper:
+    if keeper and not post.stopping.exists():  # a second signal would end it unsaved
         post.stopping.touch()
         os.kill(keeper["pid"], signal.SIGTERM)
     return {"asked": keeper is not None}

@@ -34,7 +34,9 @@ class Machine:
     def command(self, verb: str) -> list[str]:
         """The argv that asks its agent."""
         asked = [self.python, "-m", "dtrain.launch.agent", verb]
-        return [*self.prefix, shlex.join(asked)] if self.prefix else asked
+        home = "~/" if self.python.startswith("~/") else ""  # which the shell there fills in, where it is not quoted
+        there = f"{home}{shlex.join([self.python.removeprefix('~/'), *asked[1:]])}"
+        return [*self.prefix, there] if self.prefix else asked
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,13 @@ from typing import Annotated, Any, Literal
 import yaml
 from annotated_types import Ge
 
-from dtrain.errors import EnvironmentFault, FieldError, Locked, RecipeError
+from dtrain.errors import DtrainError, FieldError, Locked, RecipeError
 from dtrain.fields import Positive
 from dtrain.hardware import PER_HOST
 from dtrain.launch.job import Common, Job, Plan, Row, Say
 from dtrain.launch.names import Bucket, Resource, Word
 from dtrain.launch.templates import filled
-from dtrain.launch.tool import asked, run
+from dtrain.launch.tool import run
 from dtrain.slices import Target, target
 
 RUNS = "/runs"
@@ -85,7 +85,7 @@ class GKE(Common):
 
     def up(self, job: Job, say: Say) -> dict[str, str]:
         found = self._state(job)
-        if found and not _ended(found) and not found["spec"].get("suspend"):
+        if found and not _ended(found):
             raise Locked(f"JobSet {job.name} is there already", f"dtrain launch status {job.name}")
         if found:
             run(self._kubectl("delete", "jobset", job.name, "--wait=true"))
@@ -103,8 +103,9 @@ class GKE(Common):
             Row(one["name"], "jobs", ", ".join(f"{one.get(word, 0)} {word}" for word in words))
             for one in told.get("replicatedJobsStatus", [])
         ]
-        state = _ended(found) or ("suspended" if found["spec"].get("suspend") else "running")
-        return [Row(f"jobset {job.name}", state, f"restarted {told.get('restarts', 0)} times"), *rows]
+        state = _ended(found) or ("waiting" if found["spec"].get("suspend") else "running")
+        code = {"completed": 0, "failed": DtrainError.exit_code}.get(state)
+        return [Row(f"jobset {job.name}", state, f"restarted {told.get('restarts', 0)} times", code), *rows]
 
     def logs(self, job: Job, host: int | None, follow: bool) -> Iterator[tuple[str, str]]:
         chosen = f"jobset.sigs.k8s.io/jobset-name={job.name}"
@@ -113,25 +114,23 @@ class GKE(Common):
             chosen += f",batch.kubernetes.io/job-completion-index={host % self.hosts}"
         options = ["--prefix", "--tail=-1", f"--max-log-requests={self.hosts * self.slices}"]
         command = self._kubectl("logs", "-l", chosen, *options, *(["-f"] if follow else []))
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, errors="replace") as process:
-            assert process.stdout
-            for line in process.stdout:
-                pod, _, text = line.rstrip("\n").partition("] ")
-                yield pod.lstrip("[").removeprefix("pod/").partition("/")[0], text
-        if process.returncode:
-            raise EnvironmentFault(f"kubectl logs ended with {process.returncode}")
+        since: list[str] = []
+        while True:  # pods come late, and others after a restart
+            now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            with subprocess.Popen([*command, *since], stdout=subprocess.PIPE, text=True, errors="replace") as process:
+                assert process.stdout
+                for line in process.stdout:
+                    pod, _, text = line.rstrip("\n").partition("] ")
+                    yield pod.lstrip("[").removeprefix("pod/").partition("/")[0], text
+                    since = [f"--since-time={now}"]
+            if not follow or self._over(job):
+                return
+            time.sleep(POLL)
 
     def stop(self, job: Job, say: Say) -> None:
-        """A JobSet that is suspended ends its pods, which save within `grace`."""
-        suspended = json.dumps({"spec": {"suspend": True}})
-        run(self._kubectl("patch", "jobset", job.name, "--type=merge", "-p", suspended))
-        end = time.monotonic() + STOPPED
-        pods = self._kubectl("get", "pods", "-l", f"jobset.sigs.k8s.io/jobset-name={job.name}", "-o", "json")
-        while asked(pods)["items"]:
-            if time.monotonic() > end:
-                raise EnvironmentFault(f"pods of {job.name} are there after {STOPPED:.0f} s")
-            time.sleep(POLL)
-        say(f"jobset {job.name} is suspended; no pod is left")
+        """A JobSet that is deleted ends its pods, which save within `grace`; one suspended, Kueue would wake."""
+        run(self._kubectl("delete", "jobset", job.name, "--ignore-not-found", "--cascade=foreground"), wait=STOPPED)
+        say(f"jobset {job.name} is deleted, and its pods have ended; what they saved is where it was")
 
     def down(self, job: Job, say: Say) -> None:
         for kind in ("jobset", "configmap"):
@@ -140,6 +139,10 @@ class GKE(Common):
 
     def removes(self, job: Job) -> list[str]:
         return [f"jobset {job.name} and its pods", f"configmap {job.name}"]
+
+    def _over(self, job: Job) -> bool:
+        found = self._state(job)
+        return not found or bool(_ended(found))
 
     def _state(self, job: Job) -> Any:
         said = run(self._kubectl("get", "jobset", job.name, "--ignore-not-found", "-o", "json"))
@@ -185,7 +188,7 @@ class GKE(Common):
             },
         )
         recipe: dict[str, Any] = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": job.name}}
-        return f"{jobset}---\n{yaml.safe_dump(recipe | {'data': {'recipe.yaml': job.recipe}}, sort_keys=False)}"
+        return f"{yaml.safe_dump(recipe | {'data': {'recipe.yaml': job.recipe}}, sort_keys=False)}---\n{jobset}"
 
     def _resource(self) -> tuple[str, int]:
         """What a pod asks for, and how many."""

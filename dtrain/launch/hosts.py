@@ -17,9 +17,10 @@ from dtrain.launch.job import Common, Job, Plan, Row, Say
 from dtrain.launch.names import Host, RemotePath
 from dtrain.launch.preflight import THERE, in_the_way, skewed
 
+GONE = EnvironmentFault.exit_code
 WAIT = 30.0
 """Seconds in which a machine answers; ssh itself gives up sooner."""
-STOPPED = 90.0
+STOPPED = 180.0
 """Seconds in which a run that was asked to stop has saved."""
 
 Port = Annotated[int, Ge(1024), Le(65535)]
@@ -60,9 +61,12 @@ class _Hosts(Common):
         secret = {name: os.environ[name] for name in self.environment}
         answers = self._ask("start", job, machines, environment=secret)
         failed = [f"{one.machine.name}: {one.problem}" for one in answers if one.problem]
-        if failed:
-            self._ask("kill", job, [one.machine for one in answers if not one.problem], forget=True)
-            raise EnvironmentFault("the run did not start:\n  " + "\n  ".join(failed), "nothing was left running")
+        if failed:  # one that did not answer may have begun all the same; one where it ran before is left alone
+            begun = [one.machine for one in answers if THERE not in one.problem]
+            ended = self._ask("kill", job, begun, forget=True)
+            left = ", ".join(one.machine.name for one in ended if one.problem)
+            hint = f"it may be running on {left}" if left else "nothing was left running"
+            raise EnvironmentFault("the run did not start:\n  " + "\n  ".join(failed), hint)
         return {}
 
     def status(self, job: Job) -> list[Row]:
@@ -74,8 +78,12 @@ class _Hosts(Common):
         return _said(chosen, told, follow)
 
     def stop(self, job: Job, say: Say) -> None:
-        machines = self.machines()
-        self._ask("stop", job, machines)
+        silent = [
+            f"{one.machine.name}: {one.problem}" for one in self._ask("stop", job, self.machines()) if one.problem
+        ]
+        if silent:
+            hint = "ask again when they answer: until then they start the run again"
+            raise EnvironmentFault("\n  ".join(["not every machine could be asked:", *silent]), hint)
         end = time.monotonic() + STOPPED
         while time.monotonic() < end:
             rows = self.status(job)
@@ -84,7 +92,8 @@ class _Hosts(Common):
                     say(f"{row.name}: {row.state} {row.what}".rstrip())
                 return
             time.sleep(0.5)
-        raise EnvironmentFault(f"not every machine stopped in {STOPPED:.0f} s", f"dtrain launch down {job.name}")
+        hint = f"dtrain launch status {job.name}; `down` would end it unsaved"
+        raise EnvironmentFault(f"it is still saving after {STOPPED:.0f} s", hint)
 
     def down(self, job: Job, say: Say) -> None:
         failed = []
@@ -143,7 +152,8 @@ class Local(_Hosts):
     def machines(self) -> list[Machine]:
         import sys
 
-        return [Machine(0, "here", (), sys.executable if self.python == "python3" else self.python)]
+        python = sys.executable if self.python == "python3" else str(Path(self.python).expanduser())
+        return [Machine(0, "here", (), python)]
 
     def address(self) -> str:
         return ""
@@ -179,13 +189,13 @@ class Ssh(_Hosts):
 def _row(answer: Answer) -> Row:
     name, value = answer.machine.name, answer.value
     if answer.problem:
-        return Row(name, "lost", answer.problem)
+        return Row(name, "lost", answer.problem, GONE)
     run, end, sign = value["run"], value["end"], value["sign"]
     step = f"step {run['step']}/{run['steps']} saved" if run["steps"] else ""
     if end and not value["alive"]:
         return Row(name, "ended", f"exit code {end['code']}, {step}".rstrip(", "), end["code"])
     if not value["alive"]:
-        return Row(name, "lost", f"its keeper is gone; {step}".rstrip("; "))
+        return Row(name, "lost", f"its keeper is gone; {step}".rstrip("; "), GONE)
     if sign is None:
         return Row(name, "running", "starting")
     silent = value["now"] - sign["at"]

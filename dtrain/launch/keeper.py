@@ -42,7 +42,7 @@ class Post:
 
     def _living(self, name: str) -> Told | None:
         found = read(self.path / f"{name}.json")
-        return found if found and born(found.get("pid")) == found.get("born") else None
+        return found if found and found.get("born") and born(found.get("pid")) == found["born"] else None
 
     def end(self) -> Told | None:
         """How the run ended on this host; None while it has not."""
@@ -85,11 +85,11 @@ def keep(job: Told) -> int:
     end = time.monotonic() + (job["hours"] or math.inf) * 3600
     child: subprocess.Popen[bytes] | None = None
 
-    def ask(number: int, _frame: object) -> None:
+    def ask(_number: int, _frame: object) -> None:
         nonlocal asked
+        if child and not asked:  # a second one would end it unsaved
+            child.terminate()
         asked = True
-        if child:
-            child.send_signal(number)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, ask)
@@ -97,6 +97,8 @@ def keep(job: Told) -> int:
     while True:
         child = subprocess.Popen(command, env=os.environ | seat, start_new_session=True)
         post.note("run", {"pid": child.pid, "born": born(child.pid)})
+        if asked:  # while it was started
+            child.terminate()
         code = _waited(child, end)
         if code is None:
             print(f"the {job['hours']:g} hours that it may take are over: it is asked to save and stop", flush=True)

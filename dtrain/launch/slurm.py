@@ -1,14 +1,16 @@
 """A SLURM cluster whose nodes see this machine's folders: one task a node, requeued until it is done."""
 
+import os
+import re
 import shlex
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from dtrain.errors import EnvironmentFault, Locked, Stopped
+from dtrain.errors import DtrainError, EnvironmentFault, FieldError, Locked, RecipeError, Stopped
 from dtrain.fields import Natural, Positive
 from dtrain.folder import Folder, overwrite
 from dtrain.launch.job import Common, Job, Plan, Row, Say
@@ -16,7 +18,21 @@ from dtrain.launch.names import RemotePath, Word
 from dtrain.launch.templates import filled
 from dtrain.launch.tool import run
 
-OVER = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE"}
+OVER = {
+    "COMPLETED",
+    "FAILED",
+    "CANCELLED",
+    "TIMEOUT",
+    "NODE_FAIL",
+    "OUT_OF_MEMORY",
+    "BOOT_FAIL",
+    "DEADLINE",
+    "PREEMPTED",
+}
+PATH = re.compile(r"/[A-Za-z0-9_./-]+")
+TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
+LOST = DtrainError.exit_code
+"""Of a job that ended badly and left no code of its own."""
 POLL = 1.0
 STOPPED = 300.0
 """Seconds in which a job that was asked to stop has saved and left the queue."""
@@ -48,12 +64,25 @@ class Slurm(Common):
     grace: Positive = 120
     """Seconds before the end of its time in which it is asked to save."""
 
+    def __post_init__(self) -> None:
+        seconds = _seconds(self.time) if self.time else None
+        if self.time and seconds is None:
+            raise FieldError(
+                "time", f"{self.time!r} is no time", "minutes, hours:minutes:seconds or days-hours:minutes:seconds"
+            )
+        if seconds is not None and seconds <= self.grace:
+            message = f"time = {self.time} leaves nothing beside grace = {self.grace} seconds"
+            raise FieldError("time", message, "more time, or less grace")
+
     def plan(self, job: Job) -> Plan:
         folder = self._folder(job)
         submit = ["sbatch", "--parsable", str(folder / "job.sbatch")]
         return Plan({"recipe.yaml": job.recipe, "job.sbatch": self._script(job)}, [submit], self.nodes)
 
     def up(self, job: Job, say: Say) -> dict[str, str]:
+        missing = [name for name in self.environment if name not in os.environ]
+        if missing:
+            raise EnvironmentFault(f"{missing[0]} is not set here")
         folder, plan = self._folder(job), self.plan(job)
         if job.handle and self._state(job)[0] not in OVER:
             raise Locked(f"{job.name} is in the queue as job {job.handle['id']}", f"dtrain launch status {job.name}")
@@ -71,20 +100,22 @@ class Slurm(Common):
 
     def status(self, job: Job) -> list[Row]:
         state, nodes, code, restarts = self._state(job)
-        record = Folder(self._folder(job).parent).read_record()
+        record = self._record(job)
         step = f"step {record['step']}/{record.get('steps', '?')} saved" if record else "not begun"
         again = f", requeued {restarts} times" if restarts not in ("", "0") else ""
-        ended = int(code) if state in OVER and code.isdecimal() else None
+        ended = code if state in OVER else None
         word = "stopped" if ended == Stopped.exit_code else state.lower()
         return [Row(f"job {job.handle['id']}", word, f"{nodes or 'no node yet'}, {step}{again}", ended)]
 
     def logs(self, job: Job, host: int | None, follow: bool) -> Iterator[tuple[str, str]]:
         log, offset, mine = self._folder(job) / "log.txt", 0, None if host is None else str(host)
         while True:
-            over = not follow or self._state(job)[0] in OVER
+            over = not follow or self._is_over(job)
             with suppress(FileNotFoundError), log.open("rb") as file:
                 file.seek(offset)
                 for line in file:
+                    if not line.endswith(b"\n") and not over:
+                        break
                     offset += len(line)
                     task, found, text = line.decode(errors="replace").rstrip("\n").partition(": ")
                     rank = task.strip() if found and task.strip().isdecimal() else ""
@@ -95,23 +126,23 @@ class Slurm(Common):
             time.sleep(POLL)
 
     def stop(self, job: Job, say: Say) -> None:
-        (self._folder(job) / "stop").touch()
-        state = self._state(job)[0]
-        if state in OVER:
-            return
-        if state == "PENDING":
-            run(["scancel", job.handle["id"]])
-        else:
-            run(["scancel", "--batch", "--signal=TERM", job.handle["id"]])
+        mark, number, asked = self._folder(job) / "stop", job.handle["id"], False
+        mark.touch()
         end = time.monotonic() + STOPPED
-        while self._state(job)[0] not in OVER:
+        while (state := self._state(job)[0]) not in OVER:
+            if state == "PENDING":  # again, where SLURM itself requeued it meanwhile
+                run(["scancel", "--state=PENDING", number])
+            elif state == "RUNNING" and not asked:
+                run(["scancel", "--batch", "--signal=TERM", number])
+                asked = True
             if time.monotonic() > end:
-                raise EnvironmentFault(f"job {job.handle['id']} did not stop in {STOPPED:.0f} s")
+                raise EnvironmentFault(f"job {number} is still saving after {STOPPED:.0f} s", "ask for its status")
             time.sleep(POLL)
         say(f"job {job.handle['id']}: {self.status(job)[0].what}")
 
     def down(self, job: Job, say: Say) -> None:
         if self._state(job)[0] not in OVER:
+            (self._folder(job) / "stop").touch()  # so that it does not requeue itself on its way out
             run(["scancel", job.handle["id"]])
             say(f"job {job.handle['id']} is cancelled")
 
@@ -119,27 +150,48 @@ class Slurm(Common):
         return [f"job {job.handle['id']} from the queue"]
 
     def _folder(self, job: Job) -> Path:
-        return Path(self.runs).expanduser().absolute() / job.name / "launch"
+        found = Path(self.runs).expanduser().absolute() / job.name / "launch"
+        if not PATH.fullmatch(str(found)):
+            message = f"{found}: SLURM's scripts take letters, digits and _ . / - in a path"
+            raise RecipeError(message, "set launch.runs to such a folder")
+        return found
 
-    def _state(self, job: Job) -> tuple[str, str, str, str]:
+    def _record(self, job: Job) -> dict[str, Any]:
+        return Folder(self._folder(job).parent).read_record()
+
+    def _is_over(self, job: Job) -> bool:
+        try:
+            return self._state(job)[0] in OVER
+        except EnvironmentFault:
+            return False  # its controller may be starting again
+
+    def _state(self, job: Job) -> tuple[str, str, int, str]:
         """State, nodes, exit code, restarts; of a job that SLURM has forgotten, as its run's folder tells."""
         try:
             said = run(["scontrol", "show", "job", "--oneliner", job.handle["id"]])
         except EnvironmentFault as error:
             if "Invalid job id" not in error.message:
                 raise
-            return "COMPLETED", "", "", ""
+            code = self._record(job).get("exit_code")
+            return ("COMPLETED" if code == 0 else "FAILED"), "", LOST if code is None else code, ""
         found = {word.partition("=")[0]: word.partition("=")[2] for word in said.split()}
-        code = found.get("ExitCode", "").partition(":")[0]
-        nodes = found.get("NodeList", "").replace("(null)", "")
-        return found.get("JobState", ""), nodes, code, found.get("Restarts", "")
+        code, _, number = found.get("ExitCode", "0:0").partition(":")
+        state, nodes = found.get("JobState", ""), found.get("NodeList", "").replace("(null)", "")
+        ended = int(code) or (128 + int(number) if int(number) else 0)
+        return state, nodes, ended or (0 if state == "COMPLETED" else LOST), found.get("Restarts", "")
 
     def _script(self, job: Job) -> str:
         folder = self._folder(job)
         given = {"time": self.time, "partition": self.partition, "account": self.account, "qos": self.qos}
         given |= {"constraint": self.constraint, "cpus-per-task": self.cpus, "mem": self.memory}
         given |= {"gpus-per-node": self.gpus or None}
-        command = [self.python, "-m", "dtrain", "run", str(folder / "recipe.yaml")]
+        command = [
+            str(Path(self.python).expanduser()) if self.python.startswith("~") else self.python,
+            "-m",
+            "dtrain",
+            "run",
+            str(folder / "recipe.yaml"),
+        ]
         command += ["--runs-dir", str(folder.parents[1]), *self.run_options(job)]
         return filled(
             "slurm.sbatch",
@@ -153,3 +205,14 @@ class Slurm(Common):
                 "COMMAND": shlex.join(command),
             },
         )
+
+
+def _seconds(time: str) -> int | None:
+    """SLURM's minutes, minutes:seconds, hours:minutes:seconds, with days- before hours; None for anything else."""
+    found = TIME.fullmatch(time)
+    if not found:
+        return None
+    days, *parts = found.groups()
+    numbers = [int(part) for part in parts if part is not None]
+    scales = (3600, 60, 1) if days or len(numbers) == 3 else (60, 1)
+    return int(days or 0) * 86400 + sum(number * scale for number, scale in zip(numbers, scales, strict=False))

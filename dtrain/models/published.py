@@ -15,8 +15,11 @@ from dtrain.models.decoder import Decoder
 from dtrain.models.rope import Learned
 from dtrain.params import Param
 
-UNUSED = re.compile(r"(^|\.)(attn\.(masked_)?bias|rotary_emb\.inv_freq)$|^lm_head\.weight$")
-"""Tensors of some files that are no parameters: masks, waves that are computed, an embedding told twice."""
+UNUSED = re.compile(r"(^|\.)(attn\.(masked_)?bias|rotary_emb\.inv_freq)$")
+"""Tensors of some files that are no parameters: masks, and waves that are computed."""
+
+HEAD = "lm_head.weight"
+"""Which some files of tied models have, too: the embedding told twice."""
 
 QKV = ("query", "key", "value")
 

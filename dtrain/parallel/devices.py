@@ -102,6 +102,8 @@ def join(place: Seat) -> None:
 
     faults.strike("join", place.rank)
     meet(place.rank, place.processes, place.coordinator)
+    local = place.coordinator.startswith(LOOPBACK)
+    inside = LOOPBACK if local else "[::]" if place.coordinator.startswith("[") else "0.0.0.0"
     if os.environ.get("JAX_PLATFORMS") == "cpu":
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
     try:
@@ -109,8 +111,8 @@ def join(place: Seat) -> None:
             place.coordinator,
             place.processes,
             place.rank,
-            coordinator_bind_address=place.coordinator if place.rank == 0 else None,
-            heartbeat_timeout_seconds=LOCAL_SILENCE if place.coordinator.startswith(LOOPBACK) else SILENCE,
+            coordinator_bind_address=f"{inside}:{place.coordinator.rpartition(':')[2]}" if place.rank == 0 else None,
+            heartbeat_timeout_seconds=LOCAL_SILENCE if local else SILENCE,
         )
     except RuntimeError as error:
         message = f"process {place.rank} of {place.processes} could not meet the others at {place.coordinator}"

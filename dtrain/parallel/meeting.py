@@ -4,6 +4,7 @@ The first process listens at the coordinator's address; each other says its rank
 or who is missing.
 """
 
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ PATIENCE = 300.0
 WORD = 5.0
 """Seconds in which one that has connected says its rank."""
 AGAIN = 0.1
-GO = "go"
+GO, RANKS = "go", re.compile(r"\d+(,\d+)*")
 
 
 def meet(rank: int, processes: int, address: str) -> None:
@@ -58,8 +59,10 @@ def _report(rank: int, where: tuple[str, int], end: float) -> set[int]:
             host.sendall(f"{rank}\n".encode())
             host.settimeout(end - time.monotonic() + WORD)
             said = _line(host)
-            if said:
-                return set() if said == GO else {int(one) for one in said.split(",")}
+            if said == GO:
+                return set()
+            if RANKS.fullmatch(said):  # else another program answers there
+                return {int(one) for one in said.split(",")}
         time.sleep(AGAIN)
     return {0}
 
@@ -68,14 +71,15 @@ def _report(rank: int, where: tuple[str, int], end: float) -> set[int]:
 def _listening(where: tuple[str, int]) -> Iterator[socket.socket]:
     family = socket.AF_INET6 if ":" in where[0] else socket.AF_INET
     beside = where[0] == LOOPBACK  # the parent's own socket, which keeps the port from others
+    here = LOOPBACK if beside else ""  # a name or an outer address may be none of this machine's own
     with socket.socket(family) as listener:
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT if beside else socket.SO_REUSEADDR, 1)
-            listener.bind(where)
+            listener.bind((here, where[1]))
             listener.listen()
         except OSError as error:
             hint = "another program may hold it: choose another port"
-            raise EnvironmentFault(f"cannot listen at {where[0]}:{where[1]}: {error.strerror}", hint) from error
+            raise EnvironmentFault(f"cannot listen on port {where[1]}: {error.strerror}", hint) from error
         yield listener
 
 

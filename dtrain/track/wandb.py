@@ -35,7 +35,7 @@ class WandB:
         except AuthenticationError as error:
             raise _not_started(error) from error
         except CommError as error:  # the network, or the service
-            reason = str(error).splitlines()[0]
+            reason = (str(error) or type(error).__name__).splitlines()[0]
             about.warn(
                 f"Weights & Biases cannot be reached ({reason}): kept in {about.folder.path / 'wandb'}, "
                 "to be sent later with `wandb sync`"

@@ -27,7 +27,7 @@ SHAPES = {
 
 
 def manifest(shape: str) -> dict[str, Any]:
-    jobset, recipe = yaml.safe_load_all(SHAPES[shape].plan(JOB).files["manifest.yaml"])
+    recipe, jobset = yaml.safe_load_all(SHAPES[shape].plan(JOB).files["manifest.yaml"])
     assert recipe["data"] == {"recipe.yaml": JOB.recipe}
     return jobset
 
@@ -133,7 +133,7 @@ def test_kubectl_is_asked_in_words_and_never_in_a_line(
     up = dtrain("launch", "up", "small.yaml", "--yes", "-d", **told)
     assert "jobset.jobset.x-k8s.io/small created" in up.stderr
     given = list(yaml.safe_load_all((tmp_path / "given").read_text()))
-    assert [one["kind"] for one in given] == ["JobSet", "ConfigMap"]
+    assert [one["kind"] for one in given] == ["ConfigMap", "JobSet"]
     running = {
         "spec": {},
         "status": {"restarts": 2, "replicatedJobsStatus": [{"name": "slice", "active": 1, "ready": 1}]},
@@ -144,8 +144,10 @@ def test_kubectl_is_asked_in_words_and_never_in_a_line(
     status = dtrain("launch", "status", "small", **told).stdout
     assert "jobset small  running   restarted 2 times" in status
     assert dtrain("launch", "up", "small.yaml", "--yes", code=6, **told).stderr.count("is there already") == 1
+    failed = {"spec": {}, "status": {"conditions": [{"type": "Failed", "status": "True"}]}}
     assert dtrain("launch", "logs", "small", "--host", "1", **told).stdout == "[small-slice-0-1-x] hello\n"
-    (tmp_path / "answers.json").write_text(json.dumps({"get": '{"items": []}'}))
+    (tmp_path / "answers.json").write_text(json.dumps({"get": json.dumps(failed)}))
+    dtrain("launch", "logs", "small", "-f", code=70, **told)
     dtrain("launch", "stop", "small", **told)
     dtrain("launch", "down", "small", "--yes", **told)
     words = [" ".join(json.loads(line)) for line in (tmp_path / "words").read_text().splitlines()]

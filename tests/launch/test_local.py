@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dtrain import beat
 from dtrain.launch.keeper import Post
 from dtrain.lease import born
 from tests.conftest import Dtrain
@@ -27,14 +28,11 @@ def told(tmp_path: Path) -> Post:
     return Post({"folder": str(tmp_path / "host"), "name": "small"})
 
 
-def until(dtrain: Dtrain, state: str, seconds: float = 60) -> str:
+def until_it_trains(tmp_path: Path, seconds: float = 100) -> None:
     end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        found = dtrain("launch", "status", "small", MY_TOKEN=CANARY).stdout
-        if state in found:
-            return found
-        time.sleep(0.5)
-    raise AssertionError(f"{state!r} was not reached: {found}")
+    while (sign := beat.read(tmp_path / "runs" / "small" / "beat-0.json")) is None or not sign.step:
+        assert time.monotonic() < end, "it did not begin"
+        time.sleep(0.2)
 
 
 def test_plan_changes_nothing_and_says_what_would_be_done(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
@@ -53,7 +51,8 @@ def test_it_runs_without_a_terminal_and_leaves_nothing(dtrain: Dtrain, recipe: P
     assert "small is started" in started.stderr
     again = dtrain("launch", "up", recipe, "--yes", *long, code=6, MY_TOKEN=CANARY)
     assert "small runs here already, as process" in again.stderr
-    until(dtrain, "in step after")
+    until_it_trains(tmp_path)
+    assert " after step " in dtrain("launch", "status", "small").stdout
     alive = told(tmp_path).living()
     assert len(alive) == 2
     for pid in alive:
@@ -80,8 +79,7 @@ def test_it_runs_without_a_terminal_and_leaves_nothing(dtrain: Dtrain, recipe: P
 @pytest.mark.slow
 def test_down_ends_every_process_at_once(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
     dtrain("launch", "up", recipe, "--yes", "-d", "steps=1000000", "launch.processes=2", MY_TOKEN=CANARY)
-    until(dtrain, "in ")
-    time.sleep(2)
+    until_it_trains(tmp_path)
     here = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
     family = [pid for pid in here if _mentions(pid, str(tmp_path / "host"))]
     assert len(family) == 4  # the keeper, the parent, two workers

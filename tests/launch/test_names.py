@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from dtrain.errors import RecipeError
+from dtrain.launch.fanout import Machine
 from dtrain.recipe.load import load
 
 RECIPE = """
@@ -40,6 +41,11 @@ def test_a_path_that_could_be_a_command_is_refused(tmp_path: Path, path: str) ->
 @pytest.mark.parametrize("name", ["lower", "A=b", "A B", "A\\nB", "-A", ""])
 def test_a_variable_is_named_and_never_set(tmp_path: Path, name: str) -> None:
     assert "launch.environment" in refused(tmp_path, f'{{kind: local, environment: ["{name}"]}}')
+
+
+def test_a_python_in_the_home_folder_is_found_there() -> None:
+    machine = Machine(0, "a", ("ssh", "--", "a"), "~/venv/bin/python")
+    assert machine.command("look")[-1] == "~/venv/bin/python -m dtrain.launch.agent look"
 
 
 def test_a_host_stands_once_and_a_typo_is_told(tmp_path: Path) -> None:

@@ -12,8 +12,10 @@ from typing import IO
 
 import pytest
 
+from dtrain.folder import saved_steps
+from dtrain.launch.slurm import _seconds
 from dtrain.launch.templates import filled
-from tests.conftest import SHARED, Dtrain, alone
+from tests.conftest import SHARED, Dtrain, alone, bare_environment
 from tests.launch.test_names import RECIPE, refused
 
 KIT = SHARED / "kits" / "slurm"
@@ -76,7 +78,8 @@ def test_a_job_on_two_nodes_stops_is_taken_up_again_and_cancelled(
     dtrain("launch", "up", recipe(tmp_path), "--yes", "-d", "steps=1000000", **told)
     again = dtrain("launch", "up", recipe(tmp_path), "--yes", code=6, **told)
     assert re.search(r"small is in the queue as job \d+", again.stderr)
-    _until(lambda: "step 50/1000000 saved" in state(), "no step was saved")
+    _until(lambda: saved_steps(tmp_path / "runs" / "small" / "checkpoints") != [], "no step was saved")
+    assert re.search(r"running   dt\[1-2\], step \d+/1000000 saved", state())
     dtrain("launch", "stop", "small", **told)
     assert re.search(r"job \d+  stopped   dt\[1-2\], step \d+/1000000 saved", state())
     said = dtrain("launch", "logs", "small", **told).stdout
@@ -84,7 +87,8 @@ def test_a_job_on_two_nodes_stops_is_taken_up_again_and_cancelled(
     assert "[job] == exit code 75" in said
     assert "[0]" not in dtrain("launch", "logs", "small", "--host", "1", **told).stdout
     dtrain("launch", "up", recipe(tmp_path), "--yes", "-d", "steps=1000000", **told)
-    _until(lambda: "resumed from step" in dtrain("launch", "logs", "small", **told).stdout, "it was not taken up")
+    log = tmp_path / "runs" / "small" / "launch" / "log.txt"
+    _until(lambda: log.exists() and "resumed from step" in log.read_text(), "it was not taken up")
     dtrain("launch", "down", "small", "--yes", **told)
     _until(lambda: not _mentions(str(tmp_path / "runs")), "processes were left")
     _until(lambda: "small" not in _said("squeue", cluster), "the job stays in the queue")
@@ -95,14 +99,14 @@ def test_a_job_on_two_nodes_stops_is_taken_up_again_and_cancelled(
 @pytest.mark.slurm
 @pytest.mark.slow
 def test_what_slurm_refuses_is_told_in_its_words(dtrain: Dtrain, tmp_path: Path, cluster: dict[str, str]) -> None:
-    failed = dtrain("launch", "up", recipe(tmp_path), "--yes", "launch.partition=nix", code=3, **cluster)
+    failed = dtrain("launch", "up", recipe(tmp_path), "--yes", "launch.partition=nix", code=3, **cluster, MY_TOKEN="x")
     assert "sbatch" in failed.stderr
     assert "invalid partition specified: nix" in failed.stderr
     assert not (tmp_path / "runs" / "small" / "launch.json").exists()
 
 
 def test_where_there_is_no_slurm_it_says_so(dtrain: Dtrain, tmp_path: Path) -> None:
-    missing = dtrain("launch", "up", recipe(tmp_path), "--yes", code=3, PATH="/nowhere")
+    missing = dtrain("launch", "up", recipe(tmp_path), "--yes", code=3, PATH="/nowhere", MY_TOKEN="x")
     assert "sbatch is not installed here" in missing.stderr
 
 
@@ -110,6 +114,29 @@ def test_where_there_is_no_slurm_it_says_so(dtrain: Dtrain, tmp_path: Path) -> N
 @pytest.mark.parametrize("value", ["a\\n#SBATCH --wrap=id", "a b", "$(id)", "-x", "a;b", "`id`"])
 def test_a_directive_cannot_be_smuggled_in(tmp_path: Path, field: str, value: str) -> None:
     assert f"launch.{field}" in refused(tmp_path, f'{{kind: slurm, {field}: "{value}"}}')
+
+
+@pytest.mark.parametrize(
+    ("time", "told"),
+    [("2", "leaves nothing beside grace = 120"), ("00:02:00", "leaves nothing"), ("soon", "is no time")],
+)
+def test_a_time_in_which_nothing_could_be_saved_is_refused(tmp_path: Path, time: str, told: str) -> None:
+    assert told in refused(tmp_path, f'{{kind: slurm, time: "{time}"}}')
+
+
+@pytest.mark.parametrize(("time", "seconds"), [("3", 180), ("1:30", 90), ("24:00:00", 86400), ("2-12:00:00", 216000)])
+def test_times_are_read_as_slurm_does(time: str, seconds: int) -> None:
+    assert _seconds(time) == seconds
+
+
+def test_a_folder_that_bash_would_read_otherwise_is_refused(dtrain: Dtrain, tmp_path: Path) -> None:
+    (tmp_path / "my $(id)").mkdir()
+    path = tmp_path / "my $(id)" / "small.yaml"
+    path.write_text(f"{RECIPE}launch: slurm\n")
+    command = [sys.executable, "-m", "dtrain", "launch", "plan", "small.yaml"]
+    done = subprocess.run(command, cwd=path.parent, env=bare_environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "SLURM's scripts take letters, digits" in done.stderr
 
 
 def test_the_script_is_one_that_bash_reads(golden: Callable[[str, str], None]) -> None:

@@ -136,6 +136,13 @@ def test_cut_off_killed_and_left_alone_it_ends_with_the_same_bits(dtrain: Dtrain
     assert checksum(tmp_path, "far") == checksum(tmp_path, "straight")
 
 
+def test_what_ends_it_on_one_host_ends_it_on_all(dtrain: Dtrain, tmp_path: Path, keys: Path) -> None:
+    path = recipe(tmp_path, keys, 2)
+    failed = dtrain("launch", "up", path, "--yes", "optimizer.lr=1e30", "guard.not_finite=stop", code=7)
+    assert failed.stdout.count("-- ended: exit code 7") == 2
+    assert not mentioning(f"{tmp_path}/host")
+
+
 def test_four_hosts_stop_and_go_on_and_nothing_is_left(dtrain: Dtrain, tmp_path: Path, keys: Path) -> None:
     path = recipe(tmp_path, keys, 4)
     up = following(tmp_path, "up", str(path), "--yes", "steps=100000")

@@ -62,6 +62,30 @@ def test_strangers_are_passed_over(address: str, monkeypatch: pytest.MonkeyPatch
         assert first.result() == "met"
 
 
+def test_a_name_that_is_not_this_machines_own_is_no_hindrance() -> None:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port = probe.getsockname()[1]
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(outcome, 0, 2, f"no-such-name.invalid:{port}")  # as one that DNS does not know yet
+        assert outcome(1, 2, f"{meeting.LOOPBACK}:{port}") == "met"
+        assert first.result() == "met"
+
+
+def test_another_program_at_the_address_is_waited_for(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "PATIENCE", 1.0)
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        other.bind((meeting.LOOPBACK, int(address.rpartition(":")[2])))
+        other.listen()
+        with ThreadPoolExecutor(1) as pool:
+            first = pool.submit(outcome, 1, 2, address)
+            guest = other.accept()[0]
+            guest.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            guest.close()
+            assert first.result() == f"process 0 of 2 did not come to {address} in 1 s"
+
+
 def _connected(host: str, port: int) -> socket.socket:
     while True:
         try:
@@ -75,4 +99,4 @@ def test_an_address_that_another_program_holds_is_refused() -> None:
         other.bind((meeting.LOOPBACK, 0))
         other.listen()
         taken = f"{meeting.LOOPBACK}:{other.getsockname()[1]}"
-        assert outcome(0, 2, taken) == f"cannot listen at {taken}: Address already in use"
+        assert outcome(0, 2, taken) == f"cannot listen on port {taken.partition(':')[2]}: Address already in use"

@@ -1,0 +1,52 @@
+"""Which launch is meant: the one that a recipe asks for, or one that was noted here."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dtrain.launch.board import Entry
+    from dtrain.launch.job import Job, Target
+
+
+def asked(recipe: str, overrides: list[str]) -> "tuple[Target, Job]":
+    """The target that the recipe names, and the run without it."""
+    import dataclasses
+
+    from dtrain.cli.recipes import find
+    from dtrain.errors import RecipeError
+    from dtrain.launch.job import Job
+    from dtrain.recipe.load import load, text
+
+    loaded = load(find(recipe), overrides)
+    if loaded.launch is None:
+        message = f"{recipe} does not say where to run: it has no launch section"
+        raise RecipeError(message, "add one, as launch='{kind: ssh, hosts: [a, b]}', or launch=local")
+    return loaded.launch, Job(loaded.name, text(dataclasses.replace(loaded, launch=None)))
+
+
+def known(runs: Path, name: str) -> "tuple[Target, Job]":
+    """What was launched under that name."""
+    from dtrain.launch import board
+    from dtrain.launch.job import Job
+    from dtrain.recipe.load import part
+    from dtrain.recipe.recipe import Launch
+
+    found = board.entry(runs, name)
+    return part(Launch, found.target, "launch"), Job(found.name, found.recipe, found.options, found.handle)
+
+
+def refuse_while_alive(before: "Entry") -> None:
+    """Locked where the run still lives in another place, which would be forgotten."""
+    from dtrain.errors import Locked
+    from dtrain.launch.job import Job
+    from dtrain.recipe.load import part
+    from dtrain.recipe.recipe import Launch
+
+    there = part(Launch, before.target, "launch")
+    rows = there.status(Job(before.name, before.recipe, before.options, before.handle))
+    alive = [
+        f"{row.name}: {row.state} {row.what}".rstrip() for row in rows if row.code is None and row.state != "absent"
+    ]
+    if alive:
+        head = f"{before.name} was launched in another place, and lives there:"
+        raise Locked("\n  ".join([head, *alive]), f"dtrain launch stop {before.name}, or give this one another name")
