@@ -1,7 +1,6 @@
 """A run that was launched on this machine: it goes on without its terminal, and is watched, stopped and taken down."""
 
 import json
-import os
 import re
 import time
 from pathlib import Path
@@ -12,6 +11,7 @@ from dtrain import beat
 from dtrain.launch.keeper import Post
 from dtrain.lease import born
 from tests.conftest import Dtrain
+from tests.launch.processes import mentioning
 from tests.launch.test_names import RECIPE
 
 CANARY = "canary-0a1b2c3d4e5f60718293a4b5c6d7e8f901234567"
@@ -80,11 +80,10 @@ def test_it_runs_without_a_terminal_and_leaves_nothing(dtrain: Dtrain, recipe: P
 def test_down_ends_every_process_at_once(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
     dtrain("launch", "up", recipe, "--yes", "-d", "steps=1000000", "launch.processes=2", MY_TOKEN=CANARY)
     until_it_trains(tmp_path)
-    here = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
-    family = [pid for pid in here if _mentions(pid, str(tmp_path / "host"))]
+    family = mentioning(str(tmp_path / "host"))
     assert len(family) == 4  # the keeper, the parent, two workers
     dtrain("launch", "down", "small", "--yes")
-    assert not [pid for pid in family if _mentions(pid, str(tmp_path / "host"))]
+    assert not mentioning(str(tmp_path / "host"))
 
 
 @pytest.mark.slow
@@ -107,11 +106,3 @@ def test_what_is_missing_is_told_before_anything_starts(dtrain: Dtrain, recipe: 
     assert "no launch section" in dtrain("launch", "up", "mlp-digits", "--yes", code=2).stderr
     assert "no run 'nix' was launched from here" in dtrain("launch", "status", "nix", code=2).stderr
     assert "../x" in dtrain("launch", "status", "../x", code=2).stderr
-
-
-def _mentions(pid: int, text: str) -> bool:
-    try:
-        found = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
-    except OSError:
-        return False
-    return text in found and pid != os.getpid()

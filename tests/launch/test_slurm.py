@@ -16,6 +16,7 @@ from dtrain.folder import saved_steps
 from dtrain.launch.slurm import _seconds
 from dtrain.launch.templates import filled
 from tests.conftest import SHARED, Dtrain, alone, bare_environment
+from tests.launch.processes import mentioning
 from tests.launch.test_names import RECIPE, refused
 
 KIT = SHARED / "kits" / "slurm"
@@ -90,7 +91,7 @@ def test_a_job_on_two_nodes_stops_is_taken_up_again_and_cancelled(
     log = tmp_path / "runs" / "small" / "launch" / "log.txt"
     _until(lambda: log.exists() and "resumed from step" in log.read_text(), "it was not taken up")
     dtrain("launch", "down", "small", "--yes", **told)
-    _until(lambda: not _mentions(str(tmp_path / "runs")), "processes were left")
+    _until(lambda: not mentioning(str(tmp_path / "runs")), "processes were left")
     _until(lambda: "small" not in _said("squeue", cluster), "the job stays in the queue")
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert not [path for path in written if canary.encode() in path.read_bytes()]
@@ -144,13 +145,3 @@ def test_the_script_is_one_that_bash_reads(golden: Callable[[str, str], None]) -
     script = filled("slurm.sbatch", words | {"DIRECTIVES": "#SBATCH --partition=main", "COMMAND": "dtrain run x.yaml"})
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
     golden("launch_slurm.sbatch", script)
-
-
-def _mentions(text: str) -> bool:
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if text in path.read_bytes().decode(errors="replace"):
-                return True
-        except OSError:
-            continue
-    return False

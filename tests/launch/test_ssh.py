@@ -14,6 +14,7 @@ import pytest
 
 from dtrain.checkpoint import manifest
 from tests.conftest import SHARED, Dtrain, alone, bare_environment
+from tests.launch.processes import mentioning
 
 KIT = SHARED / "kits" / "ssh_hosts"
 HOSTS = 4
@@ -96,17 +97,6 @@ def read_until(heard: subprocess.Popen[str], pattern: str, seconds: float = 120)
             return said
         assert time.monotonic() < end, said
     raise AssertionError(f"{pattern!r} was not said:\n{said}")
-
-
-def mentioning(text: str) -> set[int]:
-    found = set()
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if text in path.read_bytes().replace(b"\0", b" ").decode(errors="replace"):
-                found.add(int(path.parent.name))
-        except OSError:
-            continue
-    return found - {os.getpid()}
 
 
 def checksum(tmp_path: Path, name: str) -> list[int]:
