@@ -4,11 +4,16 @@ import re
 
 from dtrain.recipe.yaml import Node, walk
 
-NAMES = re.compile(r"(^|[_-])((api|access|private)_?key|token|secret|password|passwd|credentials?)$", re.IGNORECASE)
+NAMES = re.compile(
+    r"(api|access|private|secret)[_-]?key$ | (^|[_-])(tokens?|secrets?|password|passwd|credentials?)$",
+    re.IGNORECASE | re.VERBOSE,
+)
+LEAST = 8
+"""Characters of what may be a secret by its key's name alone: an end_token is none."""
 SHAPES = re.compile(
     r"""hf_[A-Za-z0-9]{30,} | gh[pousr]_[A-Za-z0-9]{30,} | github_pat_\w{30,} | glpat-[\w-]{20,}
     | sk-[\w-]{20,} | wandb_v\d_\w{20,} | AKIA[A-Z0-9]{16} | AIza[\w-]{35} | ya29\.[\w-]{20,} | xox[abp]-[\w-]{10,}
-    | -----BEGIN[ ][A-Z ]*PRIVATE[ ]KEY | ://[^/\s:@]+:[^/\s@]+@""",
+    | -----BEGIN[ ][A-Z ]*PRIVATE[ ]KEY | ://[^/\s:@]+:[^/\s@]+@ | ://[^/\s:@]{16,}@""",
     re.VERBOSE,
 )
 """Of tokens whose makers gave them a shape, private keys, and passwords in addresses."""
@@ -20,7 +25,7 @@ def secrets(tree: Node) -> list[str]:
     return [
         path
         for path, node in walk(tree)
-        if isinstance(node.value, str) and node.value and (_named(path) or SHAPES.search(node.value))
+        if isinstance(node.value, str) and ((len(node.value) >= LEAST and _named(path)) or SHAPES.search(node.value))
     ]
 
 

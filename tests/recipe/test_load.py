@@ -90,6 +90,9 @@ checkpoint: {best: accuracy}
         "data: {kind: text, files: [hf_canary12345678901234567890123456]}",
         "data: {kind: idx, root: 'https://me:canary123@example.com/data'}",
         "name: AKIACANARY1234567890",
+        "model: {kind: custom, target: 'my:Model', args: {wandbApiKey: canary123}}",
+        "model: {kind: custom, target: 'my:Model', args: {api-key: canary123}}",
+        "data: {kind: idx, root: 'https://canary1234567890123456@example.com/data'}",
         "seed: '-----BEGIN RSA PRIVATE KEY-----canary123'",
     ],
 )
@@ -102,6 +105,14 @@ def test_a_secret_in_a_recipe_is_refused_and_not_shown(tmp_path: Path, line: str
     assert "canary" not in str(caught.value).lower()
     assert len(caught.value.problems) == 1
     assert caught.value.problems[0].startswith(f"{path}:1:")
+
+
+def test_a_token_of_a_text_is_no_secret(tmp_path: Path) -> None:
+    path = tmp_path / "small.yaml"
+    path.write_text("model: {kind: custom, target: 'my:Model', args: {end_token: '<eos>', token: 5}}\n")
+    with pytest.raises(RecipeError) as caught:
+        load(path)
+    assert "holds a secret" not in str(caught.value)
 
 
 def test_how_long_is_said_once(tmp_path: Path) -> None:
