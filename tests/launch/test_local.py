@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 from dtrain import beat
 from dtrain.launch.keeper import Post
 from dtrain.lease import born
-from tests.conftest import Dtrain
+from tests.conftest import Dtrain, bare_environment
 from tests.launch.processes import mentioning
 from tests.launch.test_names import RECIPE
 
@@ -84,6 +86,24 @@ def test_down_ends_every_process_at_once(dtrain: Dtrain, recipe: Path, tmp_path:
     assert len(family) == 4  # the keeper, the parent, two workers
     dtrain("launch", "down", "small", "--yes")
     assert not mentioning(str(tmp_path / "host"))
+
+
+@pytest.mark.slow
+def test_asked_twice_to_stop_it_still_saves(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
+    told_of = {"MY_TOKEN": CANARY, "DTRAIN_FAULT": "sleep@save:begin"}
+    dtrain("launch", "up", recipe, "--yes", "-d", "steps=1000000", "evaluate.every=0", **told_of)
+    until_it_trains(tmp_path)
+    first = subprocess.Popen(
+        [sys.executable, "-m", "dtrain", "launch", "stop", "small"], cwd=tmp_path, env=bare_environment(),
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    end = time.monotonic() + 60
+    while not told(tmp_path).stopping.exists():
+        assert time.monotonic() < end, "it was not asked"
+        time.sleep(0.05)
+    second = dtrain("launch", "stop", "small")
+    for said in (second.stderr, first.communicate(timeout=60)[1]):
+        assert re.search(r"here: ended exit code 75, step \d+/1000000 saved", said)
 
 
 @pytest.mark.slow
