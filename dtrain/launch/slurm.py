@@ -90,8 +90,8 @@ class Slurm(Common):
             folder.mkdir(parents=True, exist_ok=True)
             for name, text in plan.files.items():
                 overwrite(folder / name, text)
-            (folder / "stop").unlink(missing_ok=True)
-            (folder / "log.txt").unlink(missing_ok=True)
+            for name in ("stop", "stuck", "log.txt"):
+                (folder / name).unlink(missing_ok=True)
         except OSError as error:
             raise EnvironmentFault(f"cannot write to {folder}: {error.strerror}") from error
         number = run(plan.commands[0]).strip().partition(";")[0]

@@ -140,6 +140,39 @@ def test_a_folder_that_bash_would_read_otherwise_is_refused(dtrain: Dtrain, tmp_
     assert "SLURM's scripts take letters, digits" in done.stderr
 
 
+def test_a_job_that_saves_nothing_new_is_not_requeued_for_ever(tmp_path: Path) -> None:
+    """The script itself, with commands of SLURM's names that note how they were called."""
+    folder = tmp_path / "run" / "launch"
+    folder.mkdir(parents=True)
+    (tmp_path / "bin").mkdir()
+    saves = f"[ -e {tmp_path}/saves ] && mkdir -p {folder.parent}/checkpoints/10; exit 75"
+    for name, does in {"srun": saves, "scancel": "exit 0", "scontrol": f'echo "$1" >> {tmp_path}/asked'}.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    words = {"NAME": "small", "NODES": "1", "FOLDER": str(folder), "GRACE": "120", "EXPORT": "PATH"}
+    script = filled("slurm.sbatch", words | {"DIRECTIVES": "", "COMMAND": "true"})
+    told = {
+        "PATH": f"{tmp_path}/bin:/usr/bin:/bin",
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "a",
+        "SLURM_NNODES": "1",
+    }
+
+    def start() -> tuple[int, bool]:
+        (tmp_path / "asked").write_text("")
+        code = subprocess.run(["bash"], input=script, env=told, text=True, capture_output=True, check=False).returncode
+        return code, "requeue" in (tmp_path / "asked").read_text()
+
+    assert start() == (75, True)
+    assert start() == (75, True)
+    (tmp_path / "saves").touch()
+    assert [start() for _ in range(3)] == [(75, True)] * 3  # the first of them saved, and is counted from
+    assert start() == (8, False)
+    (folder / "stuck").unlink()
+    (folder / "stop").touch()
+    assert start() == (75, False)
+
+
 def test_the_script_is_one_that_bash_reads(golden: Callable[[str, str], None]) -> None:
     words = {"NAME": "small", "NODES": "2", "FOLDER": "/runs/small/launch", "GRACE": "120", "EXPORT": "PATH,HOME"}
     script = filled("slurm.sbatch", words | {"DIRECTIVES": "#SBATCH --partition=main", "COMMAND": "dtrain run x.yaml"})
