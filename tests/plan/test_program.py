@@ -8,6 +8,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from dtrain.hardware import CHIPS
 from dtrain.parallel.mesh import Mesh
+from dtrain.plan.compiled import _lacks_main_memory
 from dtrain.plan.cost import Costs, product_flops
 from dtrain.plan.loops import trips
 from dtrain.plan.network import Network, members
@@ -179,3 +180,16 @@ def test_collectives_that_jax_compiles_are_found_by_axis() -> None:
     network = Network(V5E, (2, 4), dict(made.shape), np.array([(i // 4, i % 4, 0) for i in range(8)]), np.zeros(8, int))
     talk = Replay(read(text or ""), V5E, network).run().talk
     assert talk["all-gather", ("fsdp",)].bytes == 16 * 32 * 4
+
+
+@pytest.mark.parametrize(
+    ("said", "main"),
+    [
+        ("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 29.52G of 15.75G hbm.", True),
+        ("RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: XLA:TPU compile permanent error.", True),
+        ("RESOURCE_EXHAUSTED: E1001: CompileTimeScopedVmemOom: Ran out of memory in memory space vmem", False),
+        ("INTERNAL: Mosaic failed to compile", False),
+    ],
+)
+def test_a_kernel_short_of_fast_memory_is_no_plan_that_does_not_fit(said: str, main: bool) -> None:
+    assert _lacks_main_memory(said) == main
