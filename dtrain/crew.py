@@ -58,8 +58,8 @@ class Crew:
 
     def start(self, arguments: Sequence[str], seat: Seat) -> None:
         self.before[seat.rank] = beat.read(self.place.beat(seat.rank))
-        past = ",".join(filter(None, (seat.coordinator.rpartition(":")[0], os.environ.get("no_proxy"))))
-        environment = os.environ | {"no_grpc_proxy": past}  # JAX's processes talk to each other directly
+        together = seat.processes > 1  # and talk to each other directly: JAX would ask a proxy
+        environment = {k: v for k, v in os.environ.items() if not (together and k.lower().endswith("_proxy"))}
         told = {PARENT: str(os.getpid())} | ({PROCESS: str(seat)} if seat.processes > 1 else {})
         quiet = self._log(seat.rank).open("wb") if self.members else None
         member = subprocess.Popen(
