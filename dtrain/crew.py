@@ -27,8 +27,8 @@ LOOK = 0.5
 GRACE = 120.0
 """Seconds that processes which agreed to stop are given to save."""
 TAIL = 12
-NOISE = re.compile(rb"^\[Gloo\]|peer ranks|^ +@ +0x|^\*\*\* Check failure")
-"""Gloo counts its peers; C++ prints addresses."""
+NOISE = re.compile(rb"^\[Gloo\]|peer ranks")
+"""Lines in which Gloo counts its peers."""
 
 
 @dataclass(frozen=True)
@@ -66,15 +66,14 @@ class Crew:
             [sys.executable, "-m", "dtrain", *arguments],
             env={"TF_CPP_MIN_LOG_LEVEL": "2"} | environment | told,
             stdout=quiet or subprocess.PIPE,
-            stderr=quiet or (None if sys.stderr.isatty() else subprocess.PIPE),  # a terminal keeps its progress bar
+            stderr=quiet,
             start_new_session=True,
         )
         self.members.append(member)
         self.seats.append(seat)
-        for heard, to in ((member.stdout, sys.stdout.buffer), (member.stderr, sys.stderr.buffer)):
-            if heard:
-                self.relays.append(threading.Thread(target=_relay, args=(heard, to), daemon=True))
-                self.relays[-1].start()
+        if member.stdout:
+            self.relays.append(threading.Thread(target=_relay, args=(member.stdout,), daemon=True))
+            self.relays[-1].start()
 
     def watch(self, elsewhere: Callable[[], End | None]) -> End:
         """Until all are done, or one fails and the rest are taken down; or the run has ended on another machine."""
@@ -172,12 +171,12 @@ class Crew:
         self._heard()
 
 
-def _relay(lines: IO[bytes], to: IO[bytes]) -> None:
+def _relay(lines: IO[bytes]) -> None:
     """Pass on what the first process prints, without what says nothing to anybody."""
     for line in lines:
         if not NOISE.search(line):
-            to.write(line)
-            to.flush()
+            sys.stdout.buffer.write(line)
+            sys.stdout.flush()
 
 
 def _show(rank: int, lines: Sequence[str]) -> None:

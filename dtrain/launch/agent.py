@@ -8,6 +8,7 @@ ended. Secrets come on standard input and stay in the keeper's environment: no f
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -23,6 +24,8 @@ from dtrain.errors import DtrainError
 from dtrain.folder import Folder
 from dtrain.launch.keeper import Post, Told, keep, kill, read, start
 
+ADDRESSES = re.compile(r" +@ +0x|\*\*\* Check failure stack trace")
+"""What C++ adds where JAX ends a process; it stays in the log."""
 PACKAGES = ("jax", "jaxlib", "numpy", "orbax-checkpoint")
 
 
@@ -96,7 +99,9 @@ def logs(told: Told) -> Iterator[Told]:
                 if not line.endswith(b"\n") and not over:
                     break
                 offset += len(line)
-                yield {"offset": offset, "text": line.decode(errors="replace").rstrip("\n")}
+                text = line.decode(errors="replace").rstrip("\n")
+                if not ADDRESSES.match(text):
+                    yield {"offset": offset, "text": text}
         if over:
             yield {"ended": post.end() or {}}
             return
