@@ -70,7 +70,7 @@ def up(
         elif before:
             refuse_while_alive(before)
         job = dataclasses.replace(job, handle=target.up(job, _say))
-        entry = board.Entry(section, job.name, job.recipe, job.options, dict(job.handle), time.time())
+        entry = board.Entry(section, job.name, job.recipe, dict(job.handle), time.time())
         entry.write(folder(runs_dir, job.name))
         typer.secho(f"{job.name} is started", fg="green", err=True)
         if not detach:

@@ -32,7 +32,7 @@ def known(runs: Path, name: str) -> "tuple[Target, Job]":
     from dtrain.recipe.recipe import Launch
 
     found = board.entry(runs, name)
-    return part(Launch, found.target, "launch"), Job(found.name, found.recipe, found.options, found.handle)
+    return part(Launch, found.target, "launch"), Job(found.name, found.recipe, found.handle)
 
 
 def refuse_while_alive(before: "Entry") -> None:
@@ -43,7 +43,7 @@ def refuse_while_alive(before: "Entry") -> None:
     from dtrain.recipe.recipe import Launch
 
     there = part(Launch, before.target, "launch")
-    rows = there.status(Job(before.name, before.recipe, before.options, before.handle))
+    rows = there.status(Job(before.name, before.recipe, before.handle))
     alive = [
         f"{row.name}: {row.state} {row.what}".rstrip() for row in rows if row.code is None and row.state != "absent"
     ]

@@ -18,7 +18,6 @@ class Entry:
     target: dict[str, Any]
     name: str
     recipe: str
-    options: tuple[str, ...]
     handle: dict[str, str]
     since: float
 
@@ -59,6 +58,6 @@ def forget(runs: Path, name: str) -> None:
 def _read(path: Path) -> Entry | None:
     try:
         found = json.loads(path.read_text())
-        return Entry(**{**found, "options": tuple(found["options"])})
+        return Entry(**found)
     except (OSError, ValueError, TypeError, KeyError):
         return None

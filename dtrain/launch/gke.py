@@ -162,7 +162,7 @@ class GKE(Common):
         secrets = [
             {"name": name, "valueFrom": {"secretKeyRef": {"name": "dtrain", "key": name}}} for name in self.environment
         ]
-        command = ["python3", "-m", "dtrain", "run", "/recipe/recipe.yaml", "--runs-dir", RUNS, *self.run_options(job)]
+        command = ["python3", "-m", "dtrain", "run", "/recipe/recipe.yaml", "--runs-dir", RUNS, *self.run_options()]
         jobset = filled(
             "jobset.yaml",
             {

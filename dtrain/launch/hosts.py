@@ -3,6 +3,7 @@
 import os
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,7 @@ Told = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Hosts(Common):
+class _Hosts(Common, ABC):
     """What this machine and others have in common: an agent of dtrain on each, that keeps the run."""
 
     runs: RemotePath = "runs"
@@ -42,13 +43,13 @@ class _Hosts(Common):
     port: Port = 8476
     """On the first machine, where all meet."""
 
+    @abstractmethod
     def machines(self) -> list[Machine]:
         """By rank."""
-        raise NotImplementedError
 
+    @abstractmethod
     def address(self) -> str:
         """Where the processes meet; empty where there is one machine."""
-        raise NotImplementedError
 
     def plan(self, job: Job) -> Plan:
         machines = self.machines()
@@ -137,7 +138,7 @@ class _Hosts(Common):
             "rank": machine.rank,
             "port": self.port,
             "seat": f"{machine.rank}/{machines}@{self.address()}" if machines > 1 else "",
-            "arguments": self.run_options(job),
+            "arguments": self.run_options(),
             "hours": self.hours,
             "environment": {},
         }

@@ -17,8 +17,6 @@ class Job:
     name: str
     recipe: str
     """The recipe as YAML, whole."""
-    options: tuple[str, ...] = ()
-    """More of `dtrain run`'s command line."""
     handle: Mapping[str, str] = field(default_factory=dict)
     """What `up` gave back when it was launched: a number, a name."""
 
@@ -62,12 +60,12 @@ class Common:
     devices: Positive | None = None
     """Pretend so many on the hosts' CPUs, all hosts together."""
 
-    def run_options(self, job: Job) -> list[str]:
+    def run_options(self) -> list[str]:
         """The command line of `dtrain run` on a host, after the recipe and the folder."""
         options = ["--restarts", str(self.restarts)]
         options += ["--processes", str(self.processes)] if self.processes > 1 else []
         options += ["--devices", str(self.devices)] if self.devices else []
-        return [*options, *job.options]
+        return options
 
 
 class Target(Protocol):

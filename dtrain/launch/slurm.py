@@ -192,7 +192,7 @@ class Slurm(Common):
             "run",
             str(folder / "recipe.yaml"),
         ]
-        command += ["--runs-dir", str(folder.parents[1]), *self.run_options(job)]
+        command += ["--runs-dir", str(folder.parents[1]), *self.run_options()]
         return filled(
             "slurm.sbatch",
             {

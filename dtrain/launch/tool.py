@@ -1,9 +1,7 @@
 """Commands of other programs: run without a shell, their failures told in their own words."""
 
-import json
 import subprocess
 from collections.abc import Sequence
-from typing import Any
 
 from dtrain.errors import EnvironmentFault
 
@@ -26,12 +24,3 @@ def run(command: Sequence[str], *, given: str | None = None, wait: float = WAIT)
         said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
         raise EnvironmentFault(f"{' '.join(command[:4])} failed ({done.returncode}): " + " ".join(said[-4:]))
     return done.stdout
-
-
-def asked(command: Sequence[str], *, wait: float = WAIT) -> Any:
-    """What it printed, as JSON."""
-    said = run(command, wait=wait)
-    try:
-        return json.loads(said)
-    except ValueError as error:
-        raise EnvironmentFault(f"{' '.join(command[:4])} printed no JSON: {said[:200]}") from error
