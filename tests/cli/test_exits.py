@@ -7,6 +7,12 @@ from dtrain.cli.exits import exits
 from dtrain.errors import CheckpointError, DataError, NotFinite, RecipeError, Stopped
 
 
+CLOSED = (
+    "Gloo AllReduce failed: [external/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.12]:4711"
+)
+"""What JAX says on CPUs when another process of the run has died."""
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [
@@ -17,6 +23,7 @@ from dtrain.errors import CheckpointError, DataError, NotFinite, RecipeError, St
         (Stopped("x"), 75),
         (OSError(errno.ENOSPC, "No space left on device", "runs/a"), 3),
         (KeyboardInterrupt(), 130),
+        (RuntimeError(CLOSED), 9),
         (ZeroDivisionError("x"), 70),
     ],
 )

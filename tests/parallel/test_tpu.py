@@ -13,7 +13,6 @@ from dtrain.recipe.load import load
 pytestmark = [
     pytest.mark.tpu_compiler,
     pytest.mark.timeout(900),
-    pytest.mark.xdist_group("tpu"),
     pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed"),
 ]
 RECIPE = """

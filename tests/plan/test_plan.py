@@ -43,7 +43,6 @@ OLDEST = pytest.mark.skipif(sys.version_info >= (3, 12), reason="a newer JAX tra
 COMPILER = [
     pytest.mark.tpu_compiler,
     pytest.mark.timeout(900),
-    pytest.mark.xdist_group("tpu"),
     pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed"),
 ]
 

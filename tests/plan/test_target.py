@@ -55,7 +55,6 @@ def test_an_unknown_slice_is_answered_with_the_nearest(name: str, hint: str) -> 
 
 
 @pytest.mark.tpu_compiler
-@pytest.mark.xdist_group("tpu")
 def test_libtpu_knows_every_slice_that_can_be_had() -> None:
     pytest.importorskip("libtpu", reason="libtpu is not installed")
     for chip in CHIPS:
