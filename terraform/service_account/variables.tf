@@ -22,3 +22,19 @@ variable "images" {
   type        = object({ location = string, repository = string })
   default     = null
 }
+
+variable "secrets" {
+  description = "Secrets of Secret Manager that its machines may read, by name: those of `launch.environment`."
+  type        = list(string)
+  default     = []
+  validation {
+    condition     = alltrue([for name in var.secrets : can(regex("^[A-Z][A-Z0-9_]{0,99}$", name))])
+    error_message = "A secret is called as its variable: WANDB_API_KEY."
+  }
+}
+
+variable "keeper" {
+  description = "Whether its machines may delete and make machines: `launch` of kind tpu-vm, queued and group, which give themselves back."
+  type        = bool
+  default     = false
+}
