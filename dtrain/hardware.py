@@ -48,6 +48,8 @@ class Cloud:
     """What its slices' names begin with in the TPU API; empty where that does not serve it."""
     runtime: str = ""
     """The TPU API's software for it."""
+    family: str = ""
+    """The system that its machines start on Compute Engine: an image family of ubuntu-os-accelerator-images."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +109,8 @@ def _near_cube(units: int) -> tuple[int, ...] | None:
     return tuple(4 * side for side in best) if best[2] <= 7 else None
 
 
+TPU_SYSTEM = "ubuntu-accel-2204-amd64-tpu-v5e-v5p-v6e"
+GPU_SYSTEM = "ubuntu-accelerator-2404-amd64-with-nvidia-580"
 CHIPS = (
     # docs.cloud.google.com/tpu/docs: one page for each generation; links: jax-ml/scaling-book, tpus.md
     Chip(
@@ -125,13 +129,13 @@ CHIPS = (
         name="v5p", flops=459e12, hbm=95e9, room=95.74 * GIB, bandwidth=2765e9, kinds=("TPU v5", "TPU v5p"),
         platform="tpu", price=4.20, link=90e9, far=6.25e9, dims=3, counted=2, most=8960,
         cloud=Cloud(label="tpu-v5p-slice", machine="ct5p-hightpu-4t",
-                    accelerator="v5p", runtime="v2-alpha-tpuv5"),
+                    accelerator="v5p", runtime="v2-alpha-tpuv5", family=TPU_SYSTEM),
     ),
     Chip(
         name="v6e", flops=918e12, hbm=32e9, room=31.25 * GIB, bandwidth=1638e9, kinds=("TPU v6 lite", "TPU v6e"),
         platform="tpu", price=2.70, link=90e9, far=12.5e9, aliases=("trillium",), dims=2, most=256, wraps=16,
         cloud=Cloud(label="tpu-v6e-slice", machine="ct6e-standard-4t",
-                    accelerator="v6e", runtime="v2-alpha-tpuv6e"),
+                    accelerator="v6e", runtime="v2-alpha-tpuv6e", family=TPU_SYSTEM),
     ),
     Chip(
         name="tpu7x", flops=2307e12, hbm=192e9, room=94.75 * GIB, bandwidth=7380e9, kinds=("TPU7x",),
@@ -144,31 +148,31 @@ CHIPS = (
         name="a100-40g", flops=312e12, hbm=40e9, room=0.75 * 40e9, bandwidth=1555e9, kinds=("A100-SXM4-40GB",),
         price=3.67, gpu=AMPERE,
         link=300e9, far=12.5e9,
-        cloud=Cloud(label="nvidia-tesla-a100", machine="a2-highgpu-8g"),
+        cloud=Cloud(label="nvidia-tesla-a100", machine="a2-highgpu-8g", family=GPU_SYSTEM),
     ),
     Chip(
         name="a100", flops=312e12, hbm=80e9, room=0.75 * 80e9, bandwidth=2039e9, kinds=("A100-SXM4-80GB",),
         price=5.07, gpu=AMPERE,
         link=300e9, far=25e9, aliases=("a100-80g",),
-        cloud=Cloud(label="nvidia-a100-80gb", machine="a2-ultragpu-8g"),
+        cloud=Cloud(label="nvidia-a100-80gb", machine="a2-ultragpu-8g", family=GPU_SYSTEM),
     ),
     Chip(
         name="h100", flops=989.4e12, hbm=80e9, room=0.75 * 80e9, bandwidth=3350e9, kinds=("H100 80GB HBM3",),
         price=11.06, gpu=HOPPER,
         link=450e9, far=50e9,
-        cloud=Cloud(label="nvidia-h100-80gb", machine="a3-highgpu-8g"),
+        cloud=Cloud(label="nvidia-h100-80gb", machine="a3-highgpu-8g", family=GPU_SYSTEM),
     ),
     Chip(
         name="h200", flops=989.4e12, hbm=141e9, room=0.75 * 141e9, bandwidth=4800e9, kinds=("H200",),
         price=10.60, gpu=HOPPER,
         link=450e9, far=50e9,
-        cloud=Cloud(label="nvidia-h200-141gb", machine="a3-ultragpu-8g"),
+        cloud=Cloud(label="nvidia-h200-141gb", machine="a3-ultragpu-8g", family=GPU_SYSTEM),
     ),
     Chip(
         name="b200", flops=2250e12, hbm=180e9, room=0.75 * 180e9, bandwidth=8000e9, kinds=("B200",),
         price=16.00, gpu=BLACKWELL,
         link=900e9, far=50e9,
-        cloud=Cloud(label="nvidia-b200", machine="a4-highgpu-8g"),
+        cloud=Cloud(label="nvidia-b200", machine="a4-highgpu-8g", family=GPU_SYSTEM),
     ),
 )  # fmt: skip
 

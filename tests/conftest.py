@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -14,6 +15,9 @@ import pytest
 
 from dtrain.parallel.devices import pretend
 
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    # started in the background: what the tests start would not hear Ctrl-C either
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 pretend(8)
 # the tests compile much and compute little: all of XLA's passes, and none of LLVM's, which halves their time;
 # tests that run the command compile as the user does

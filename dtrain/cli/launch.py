@@ -1,17 +1,14 @@
 """dtrain launch: plan, up, status, logs, stop, down, list"""
 
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from dtrain.cli.arguments import Debug, Json, Overrides, Recipe, RunsDir
 from dtrain.cli.exits import exits
-from dtrain.cli.launched import asked, known, refuse_while_alive
-
-if TYPE_CHECKING:
-    from dtrain.launch.job import Job, Plan, Target
+from dtrain.cli.launch_output import be_sure, follow_run, print_lines, say, show
+from dtrain.cli.launched import applied, asked, kept, known, refuse_while_alive, rented
 
 app = typer.Typer(
     help="Run a recipe elsewhere: without this terminal, on hosts that ssh reaches, on SLURM, on GKE.",
@@ -19,20 +16,23 @@ app = typer.Typer(
 )
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The run's name, as `dtrain launch list` shows it.")]
+On = Annotated[str | None, typer.Option("--on", help="What to rent, as v5e-64 or h100-16: the recipe's launch.on.")]
+Spot = Annotated[bool, typer.Option("--spot", help="As spot capacity: the recipe's launch.spot.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-HOST_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "bright_cyan", "bright_magenta", "bright_yellow")
 
 
 @app.command(epilog="Example: dtrain launch plan recipe.yaml")
 def plan(
     recipe: Recipe,
     overrides: Overrides = None,
+    on: On = None,
+    spot: Spot = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Show the files, commands, machines and price of `up`, and change nothing."""
     with exits(debug):
-        target, job = asked(recipe, overrides or [])
+        target, job = asked(recipe, rented(on, spot) + (overrides or []))
         found = target.plan(job)
         if as_json:
             import dataclasses
@@ -40,13 +40,19 @@ def plan(
 
             typer.echo(json.dumps(dataclasses.asdict(found), indent=2))
         else:
-            _show(found, whole=True)
+            show(found, whole=True)
 
 
 @app.command(epilog="Example: dtrain launch up recipe.yaml --yes --detach")
 def up(
     recipe: Recipe,
     overrides: Overrides = None,
+    on: On = None,
+    spot: Spot = False,
+    terraform: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Apply this Terraform first; its output `launch` says where.")
+    ] = None,
+    var: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="A variable of the Terraform.")] = None,
     yes: Yes = False,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when it is started; do not follow.")] = False,
     runs_dir: RunsDir = Path("runs"),
@@ -55,26 +61,28 @@ def up(
     """Bring the machines up, start the run on all of them, and follow it. It goes on when this ends."""
     with exits(debug):
         import dataclasses
-        import time
 
         from dtrain.folder import folder
         from dtrain.launch import board
-        from dtrain.recipe.load import plain_part
+        from dtrain.launch.terraform import Ground
 
-        target, job = asked(recipe, overrides or [])
-        _show(target.plan(job), whole=False)
-        _be_sure("Start it?", yes)
-        before, section = board.find(runs_dir, job.name), plain_part(target)
-        if before and before.target == section:
-            job = dataclasses.replace(job, handle=before.handle)
-        elif before:
-            refuse_while_alive(before)
-        job = dataclasses.replace(job, handle=target.up(job, _say))
-        entry = board.Entry(section, job.name, job.recipe, dict(job.handle), time.time())
-        entry.write(folder(runs_dir, job.name))
+        ground = Ground(terraform, tuple(var or ())) if terraform else None
+        made = applied(ground, yes) if ground else []
+        with kept(ground):
+            target, job = asked(recipe, made + rented(on, spot) + (overrides or []))
+            show(target.plan(job), whole=False)
+            be_sure("Start it?", yes)
+            before = board.find(runs_dir, job.name)
+            if before and before.target == job.section:
+                job = dataclasses.replace(job, handle=before.handle)
+            elif before:
+                refuse_while_alive(before)
+            job = dataclasses.replace(job, handle=target.up(job, say))
+            entry = dataclasses.replace(board.entry_of(job), ground=dataclasses.asdict(ground) if ground else {})
+            entry.write(folder(runs_dir, job.name))
         typer.secho(f"{job.name} is started", fg="green", err=True)
         if not detach:
-            _follow(target, job, None)
+            follow_run(target, job, None)
 
 
 @app.command(epilog="Example: dtrain launch status my-run")
@@ -106,9 +114,34 @@ def logs(
     with exits(debug):
         target, job = known(runs_dir, name)
         if follow:
-            _follow(target, job, host)
+            follow_run(target, job, host)
         else:
-            _print(target.logs(job, host, follow=False))
+            print_lines(target.logs(job, host, follow=False))
+
+
+@app.command(epilog="Example: dtrain launch watch my-run")
+def watch(
+    name: Name,
+    pause: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 30.0,
+    runs_dir: RunsDir = Path("runs"),
+    debug: Debug = False,
+) -> None:
+    """Ask for TPU VMs again when they are preempted, until the run is over: what the watcher does that `up` leaves."""
+    with exits(debug):
+        from dtrain.errors import RecipeError
+        from dtrain.launch.rented import Rented
+        from dtrain.launch.watch import Watch
+
+        target, job = known(runs_dir, name)
+        if not isinstance(target, Rented) or not target.GONE:
+            raise RecipeError(f"nothing to watch: with {target.kind} machines come back by themselves")
+        try:
+            code = Watch(target, job, say).run(pause)
+        except KeyboardInterrupt:
+            typer.secho(f"\n{name} is not watched any more; it goes on until it is preempted", fg="yellow", err=True)
+            return
+        if code:
+            raise typer.Exit(code)
 
 
 @app.command(epilog="Example: dtrain launch stop my-run")
@@ -116,7 +149,7 @@ def stop(name: Name, runs_dir: RunsDir = Path("runs"), debug: Debug = False) -> 
     """Have a launched run save and leave. `launch up` goes on from there."""
     with exits(debug):
         target, job = known(runs_dir, name)
-        target.stop(job, _say)
+        target.stop(job, say)
         typer.secho(f"{name} is stopped; `dtrain launch up` goes on from what it saved", fg="green", err=True)
 
 
@@ -125,13 +158,17 @@ def down(name: Name, yes: Yes = False, runs_dir: RunsDir = Path("runs"), debug: 
     """Take down all that `up` brought. What the run saved stays."""
     with exits(debug):
         from dtrain.launch import board
+        from dtrain.launch.terraform import Ground
 
         target, job = known(runs_dir, name)
+        ground = board.entry(runs_dir, name).ground
         typer.echo("this removes, without saving first:", err=True)
-        for line in target.removes(job):
+        for line in (*target.removes(job), *(Ground(**ground).holds() if ground else ())):
             typer.echo(f"  {line}", err=True)
-        _be_sure("Go on?", yes)
-        target.down(job, _say)
+        be_sure("Go on?", yes)
+        target.down(job, say)
+        if ground:
+            Ground(**ground).destroy(say)
         board.forget(runs_dir, name)
         typer.secho(f"{name} is down; what it saved is where it was", fg="green", err=True)
 
@@ -147,65 +184,3 @@ def list_(runs_dir: RunsDir = Path("runs"), debug: Debug = False) -> None:
         for one in board.entries(runs_dir):
             since = time.strftime("%Y-%m-%d %H:%M", time.localtime(one.since))
             typer.echo(f"{one.name:<30} {one.target['kind']:<8} since {since}")
-
-
-def _be_sure(question: str, yes: bool) -> None:
-    """Ask, unless that is answered. RecipeError where nobody can be asked."""
-    from dtrain.errors import Aborted, RecipeError
-
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise RecipeError("nobody can be asked here", "add --yes")
-    try:
-        agreed = typer.confirm(question, err=True)
-    except typer.Abort:
-        agreed = False
-    if not agreed:
-        typer.echo("nothing was changed", err=True)
-        raise typer.Exit(Aborted.exit_code)
-
-
-def _show(found: "Plan", whole: bool) -> None:
-    import shlex
-
-    if whole:
-        for name, text in found.files.items():
-            typer.secho(f"--- {name}", bold=True)
-            typer.echo(text.rstrip("\n"))
-        typer.secho("--- commands", bold=True)
-        for command in found.commands:
-            typer.echo(shlex.join(command))
-    for note in found.notes:
-        typer.echo(note, err=True)
-    price = f", {found.dollars_hour:,.2f} dollars an hour" if found.dollars_hour is not None else ""
-    chips = f", {found.chips} chips" if found.chips else ""
-    typer.secho(f"{found.hosts} host{'s' * (found.hosts != 1)}{chips}{price}", bold=True, err=True)
-
-
-def _follow(target: "Target", job: "Job", host: int | None) -> None:
-    """Until the run has ended everywhere; Ctrl-C leaves it alone."""
-    try:
-        _print(target.logs(job, host, follow=True))
-    except KeyboardInterrupt:
-        typer.secho(f"\n{job.name} goes on; to come back: dtrain launch logs {job.name} -f", fg="yellow", err=True)
-        return
-    bad = next((row.code for row in target.status(job) if row.code), 0)
-    if bad:
-        raise typer.Exit(bad)
-
-
-def _print(lines: Any) -> None:
-    colours: dict[str, str] = {}
-    for name, text in lines:
-        colour = colours.setdefault(name, HOST_COLOURS[len(colours) % len(HOST_COLOURS)])
-        typer.echo(f"{typer.style(f'[{name}]', fg=colour)} {_plain(text)}")
-
-
-def _plain(text: str) -> str:
-    """Without characters that would steer the terminal."""
-    return "".join(one for one in text if one.isprintable() or one == "\t")
-
-
-def _say(text: str) -> None:
-    typer.echo(text, err=True)

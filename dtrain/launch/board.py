@@ -1,12 +1,14 @@
 """What was launched from here: runs/NAME/launch.json, so that status, logs, stop and down know where to look."""
 
 import json
-from dataclasses import asdict, dataclass
+import time
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dtrain.errors import EnvironmentFault, RecipeError
 from dtrain.folder import Folder, folder, overwrite
+from dtrain.launch.job import Job
 
 NAME = "launch.json"
 
@@ -20,14 +22,25 @@ class Entry:
     recipe: str
     handle: dict[str, str]
     since: float
+    ground: dict[str, Any] = field(default_factory=dict)
+    """The Terraform that was applied before, if any: its folder and variables."""
+
+    def text(self) -> str:
+        """As it is noted."""
+        return json.dumps(asdict(self), indent=2) + "\n"
 
     def write(self, place: Folder) -> None:
         """Note it. EnvironmentFault where that cannot be done."""
         try:
             place.path.mkdir(parents=True, exist_ok=True)
-            overwrite(place.path / NAME, json.dumps(asdict(self), indent=2) + "\n")
+            overwrite(place.path / NAME, self.text())
         except OSError as error:
             raise EnvironmentFault(f"cannot note the launch in {place.path}: {error.strerror}") from error
+
+
+def entry_of(job: Job) -> Entry:
+    """A launch that begins now."""
+    return Entry(dict(job.section), job.name, job.recipe, dict(job.handle), time.time())
 
 
 def find(runs: Path, name: str) -> Entry | None:

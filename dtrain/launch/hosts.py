@@ -17,6 +17,7 @@ from dtrain.launch.fanout import SSH, Answer, Line, Machine, ask, follow
 from dtrain.launch.job import Common, Job, Plan, Row, Say
 from dtrain.launch.names import Host, RemotePath
 from dtrain.launch.preflight import THERE, in_the_way, skewed
+from dtrain.launch.roll import where
 
 GONE = EnvironmentFault.exit_code
 WAIT = 30.0
@@ -191,17 +192,13 @@ def _row(answer: Answer) -> Row:
     name, value = answer.machine.name, answer.value
     if answer.problem:
         return Row(name, "lost", answer.problem, GONE)
-    run, end, sign = value["run"], value["end"], value["sign"]
+    run, end = value["run"], value["end"]
     step = f"step {run['step']}/{run['steps']} saved" if run["steps"] else ""
     if end and not value["alive"]:
         return Row(name, "ended", f"exit code {end['code']}, {step}".rstrip(", "), end["code"])
     if not value["alive"]:
         return Row(name, "lost", f"its keeper is gone; {step}".rstrip("; "), GONE)
-    if sign is None:
-        return Row(name, "running", "starting")
-    silent = value["now"] - sign["at"]
-    late = f", silent for {silent:.0f} s" if silent > sign["patience"] / 10 else ""
-    return Row(name, "running", f"in {sign['section']} after step {sign['step']}{late}; {step}".rstrip("; "))
+    return Row(name, "running", where(value["sign"], run, value["now"]))
 
 
 def _said(machines: list[Machine], told: Callable[[Machine], Mapping[str, Any]], on: bool) -> Iterator[tuple[str, str]]:

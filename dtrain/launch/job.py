@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from dtrain.fields import Natural, Positive
 from dtrain.launch.names import Variable
@@ -19,6 +19,8 @@ class Job:
     """The recipe as YAML, whole."""
     handle: Mapping[str, str] = field(default_factory=dict)
     """What `up` gave back when it was launched: a number, a name."""
+    section: Mapping[str, Any] = field(default_factory=dict)
+    """The target, as plain values."""
 
 
 @dataclass(frozen=True)

@@ -23,5 +23,8 @@ Project = Annotated[str, _like(r"[a-z][-a-z0-9]{4,28}[a-z0-9]")]
 Zone = Annotated[str, _like(r"[a-z]{2,20}-[a-z]{2,20}[0-9]{1,2}-[a-z]")]
 Bucket = Annotated[str, _like(r"[a-z0-9][a-z0-9_-]{1,61}[a-z0-9]")]
 """A bucket, without gs://."""
+Email = Annotated[str, _like(r"[a-z0-9][a-z0-9._-]{0,98}@[a-z0-9][a-z0-9.-]{0,98}")]
+"""A service account."""
+Wheel = Annotated[str, _like(r"(?:[^\n]{0,4000}/)?[A-Za-z0-9][A-Za-z0-9_.+-]{0,200}\.whl")]
 Word = Annotated[str, _like(r"[A-Za-z0-9][A-Za-z0-9_.:/@,=+-]{0,199}")]
 """A word that a scheduler takes: a partition, an account, a size, a time."""

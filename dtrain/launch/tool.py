@@ -1,17 +1,30 @@
 """Commands of other programs: run without a shell, their failures told in their own words."""
 
+import re
 import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 
 from dtrain.errors import EnvironmentFault
 
 WAIT = 120.0
+HINTS = {
+    "gcloud auth login|active account|Reauthentication|invalid_grant": "gcloud auth login",
+    "RESOURCE_EXHAUSTED|[Qq]uota": "ask for more quota, for less, or in another zone",
+    "ZONE_RESOURCE_POOL_EXHAUSTED|no more capacity": "another zone, `spot: false`, or launch.kind: queued, which waits",
+    "PERMISSION_DENIED|permission": "ask for the role that is named, or another project",
+    "connection to the server|current-context|no configuration": "gcloud container clusters get-credentials CLUSTER",
+}
+"""What helps, by what a program says."""
 
 
-def run(command: Sequence[str], *, given: str | None = None, wait: float = WAIT) -> str:
-    """What it printed. EnvironmentFault where the program is missing, fails, or takes too long."""
+def run(command: Sequence[str], *, given: str | None = None, wait: float = WAIT, folder: Path | None = None) -> str:
+    """What it printed, run in a folder. EnvironmentFault where the program is missing, fails, or takes too long."""
     try:
-        done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=wait, check=False)
+        done = subprocess.run(
+            command, input=given, capture_output=True, text=True, timeout=wait, check=False, cwd=folder,
+            stdin=subprocess.DEVNULL if given is None else None,
+        )  # fmt: skip
     except FileNotFoundError as error:
         raise EnvironmentFault(
             f"{command[0]} is not installed here", f"it is needed for {' '.join(command[:4])}"
@@ -21,6 +34,18 @@ def run(command: Sequence[str], *, given: str | None = None, wait: float = WAIT)
     except subprocess.TimeoutExpired as error:
         raise EnvironmentFault(f"{' '.join(command[:4])} did not answer in {wait:.0f} s") from error
     if done.returncode:
-        said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        raise EnvironmentFault(f"{' '.join(command[:4])} failed ({done.returncode}): " + " ".join(said[-4:]))
+        raise EnvironmentFault(
+            f"{' '.join(command[:4])} failed ({done.returncode}): {_reason(done.stderr)}", _help(done)
+        )
     return done.stdout
+
+
+def _reason(said: str) -> str:
+    """From the first line that calls itself an error, where there is one; else the last ones."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    first = next((i for i, line in enumerate(lines) if line.startswith("ERROR")), max(len(lines) - 4, 0))
+    return " ".join(lines[first : first + 4])
+
+
+def _help(done: subprocess.CompletedProcess[str]) -> str:
+    return next((hint for sign, hint in HINTS.items() if re.search(sign, done.stderr)), "")

@@ -15,8 +15,10 @@ from dtrain.data.tokens import Tokens
 from dtrain.errors import FieldError
 from dtrain.fields import Natural, Positive, PositiveFloat, Seed
 from dtrain.launch.gke import GKE
+from dtrain.launch.group import Group
 from dtrain.launch.hosts import Local, Ssh
 from dtrain.launch.slurm import Slurm
+from dtrain.launch.tpu import Queued, TpuVm
 from dtrain.models.cnn import CNN
 from dtrain.models.custom import Custom
 from dtrain.models.decoder import Decoder
@@ -35,7 +37,7 @@ Model = MLP | CNN | ViT | Decoder | Custom
 Data = Digits | IDX | Images | Text | Tokens | Synthetic
 Engine = Jit | ShardMap | Pmap
 Sink = TensorBoard | WandB
-Launch = Local | Ssh | Slurm | GKE
+Launch = Local | Ssh | Slurm | GKE | TpuVm | Queued | Group
 
 
 @dataclass(frozen=True, kw_only=True)

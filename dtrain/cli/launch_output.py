@@ -1,0 +1,77 @@
+"""What `dtrain launch` asks and shows."""
+
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from dtrain.launch.job import Job, Plan, Target
+
+HOST_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "bright_cyan", "bright_magenta", "bright_yellow")
+
+
+def be_sure(question: str, yes: bool) -> None:
+    """Ask, unless that is answered. RecipeError where nobody can be asked."""
+    from dtrain.errors import Aborted, RecipeError
+
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise RecipeError("nobody can be asked here", "add --yes")
+    try:
+        agreed = typer.confirm(question, err=True)
+    except typer.Abort:
+        agreed = False
+    if not agreed:
+        typer.echo("not done", err=True)
+        raise typer.Exit(Aborted.exit_code)
+
+
+def show(found: "Plan", whole: bool) -> None:
+    """A plan; its files and commands too where it is shown whole."""
+    import shlex
+
+    if whole:
+        for name, text in found.files.items():
+            typer.secho(f"--- {name}", bold=True)
+            typer.echo(text.rstrip("\n"))
+        typer.secho("--- commands", bold=True)
+        for command in found.commands:
+            typer.echo(shlex.join(command))
+    for note in found.notes:
+        typer.echo(note, err=True)
+    price = f", {found.dollars_hour:,.2f} dollars an hour" if found.dollars_hour is not None else ""
+    chips = f", {found.chips} chips" if found.chips else ""
+    typer.secho(f"{found.hosts} host{'s' * (found.hosts != 1)}{chips}{price}", bold=True, err=True)
+
+
+def follow_run(target: "Target", job: "Job", host: int | None) -> None:
+    """Until the run has ended everywhere; Ctrl-C leaves it alone."""
+    try:
+        print_lines(target.logs(job, host, follow=True))
+    except KeyboardInterrupt:
+        typer.secho(f"\n{job.name} goes on; to come back: dtrain launch logs {job.name} -f", fg="yellow", err=True)
+        return
+    bad = next((row.code for row in target.status(job) if row.code), 0)
+    if bad:
+        raise typer.Exit(bad)
+
+
+def print_lines(lines: Iterable[tuple[str, str]]) -> None:
+    """Each line with its machine, in a colour of its own."""
+    colours: dict[str, str] = {}
+    for name, text in lines:
+        colour = colours.setdefault(name, HOST_COLOURS[len(colours) % len(HOST_COLOURS)])
+        typer.echo(f"{typer.style(f'[{name}]', fg=colour)} {_plain(text)}")
+
+
+def _plain(text: str) -> str:
+    """Without characters that would steer the terminal."""
+    return "".join(one for one in text if one.isprintable() or one == "\t")
+
+
+def say(text: str) -> None:
+    """A line beside the data."""
+    typer.echo(text, err=True)
