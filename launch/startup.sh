@@ -2,7 +2,7 @@
 # What a machine of @NAME@ does at every start: mount the bucket, install dtrain, keep it running as a unit.
 # Nothing in here is secret: it is kept as the machine's metadata, which everything on the machine can read.
 set -euo pipefail
-bucket=@BUCKET@ image=@IMAGE@ wheel=@WHEEL@ extra=@EXTRA@
+bucket="@BUCKET@" image="@IMAGE@" wheel="@WHEEL@" extra="@EXTRA@"
 runs=/mnt/dtrain home=/opt/dtrain
 here=$runs/@NAME@/launch
 fuse=https://github.com/GoogleCloudPlatform/gcsfuse/releases/download/v3.4.0/gcsfuse_3.4.0_amd64.deb
@@ -58,7 +58,7 @@ RestartSec=5
 RestartForceExitStatus=75
 RestartPreventExitStatus=2 3 4 5 6 7 8
 # over, and nobody took the machine away: it leaves by itself
-ExecStopPost=/bin/sh -c 'case "\$EXIT_CODE \$EXIT_STATUS" in exited\\ [0-8]) shutdown -h +10 dtrain is over;; esac'
+ExecStopPost=/bin/sh -c 'case "\$EXIT_CODE-\$EXIT_STATUS" in exited-[0-8]) shutdown -h +10 dtrain is over;; esac'
 UNIT
 systemctl daemon-reload
 systemctl start --no-block dtrain

@@ -1,0 +1,64 @@
+#!/bin/bash
+# What a machine of far does at every start: mount the bucket, install dtrain, keep it running as a unit.
+# Nothing in here is secret: it is kept as the machine's metadata, which everything on the machine can read.
+set -euo pipefail
+bucket="my-bucket" image="" wheel="dtrain-0.1.0-py3-none-any.whl" extra="tpu"
+runs=/mnt/dtrain home=/opt/dtrain
+here=$runs/far/launch
+fuse=https://github.com/GoogleCloudPlatform/gcsfuse/releases/download/v3.4.0/gcsfuse_3.4.0_amd64.deb
+
+again() { # a command, until it succeeds: networks and package locks come late on a machine that starts
+  for pause in 2 5 10 20 40 60; do "$@" && return; sleep "$pause"; done
+  "$@"
+}
+
+install() { # with the versions of who launched it, where this python can have them
+  "$home/bin/pip" install --quiet -c "$here/constraints.txt" "$1" || "$home/bin/pip" install --quiet "$1"
+}
+
+if ! command -v gcsfuse >/dev/null; then
+  again curl -fsSL -o /tmp/gcsfuse.deb "$fuse"
+  again apt-get install -y /tmp/gcsfuse.deb
+fi
+mkdir -p "$runs"
+# files are looked up anew each time, since other hosts write them
+mountpoint -q "$runs" || again gcsfuse --implicit-dirs --metadata-cache-ttl-secs 0 -o allow_other "$bucket" "$runs"
+
+if [ -n "$image" ]; then
+  again docker pull "$image"
+  gpus=
+  if [ "$extra" = cuda ]; then gpus="--gpus all"; fi
+  python="/usr/bin/docker run --rm --name dtrain --privileged --network host $gpus --volume $runs:$runs --entrypoint python3 $image"
+else
+  python3=$(compgen -c | grep -E '^python3\.1[1-9]$' | sort -V | tail -n 1 || true)
+  if [ -z "$python3" ] || ! "$python3" -c 'import ensurepip' 2>/dev/null; then
+    again apt-get update
+    again apt-get install -y python3.11 python3.11-venv
+    python3=python3.11
+  fi
+  [ -x "$home/bin/python" ] || "$python3" -m venv "$home"
+  again install "$here/$wheel${extra:+[$extra]}"
+  python=$home/bin/python
+fi
+
+cat > /etc/systemd/system/dtrain.service <<UNIT
+[Unit]
+Description=dtrain: far
+After=network-online.target
+StartLimitIntervalSec=0
+[Service]
+Environment=HOME=/root PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/snap/bin
+ExecStart=$python -m dtrain.launch.host /mnt/dtrain/far/launch/job.json
+# SIGTERM to the one that keeps the run, which has it save; the rest is killed when the time is over
+KillMode=mixed
+TimeoutStopSec=120
+# 75 is preempted, and a death may be: both are started again; 2 to 8 would come again
+Restart=on-failure
+RestartSec=5
+RestartForceExitStatus=75
+RestartPreventExitStatus=2 3 4 5 6 7 8
+# over, and nobody took the machine away: it leaves by itself
+ExecStopPost=/bin/sh -c 'case "\$EXIT_CODE-\$EXIT_STATUS" in exited-[0-8]) shutdown -h +10 dtrain is over;; esac'
+UNIT
+systemctl daemon-reload
+systemctl start --no-block dtrain
