@@ -78,7 +78,8 @@ def up(
             elif before:
                 refuse_while_alive(before)
             job = dataclasses.replace(job, handle=target.up(job, say))
-            entry = dataclasses.replace(board.entry_of(job), ground=dataclasses.asdict(ground) if ground else {})
+            made_on = dataclasses.asdict(ground) if ground else before.ground if before else {}
+            entry = dataclasses.replace(board.entry_of(job), ground=made_on)
             entry.write(folder(runs_dir, job.name))
         typer.secho(f"{job.name} is started", fg="green", err=True)
         if not detach:

@@ -5,6 +5,7 @@ back when it is over. What is done from here is put files, create, look, and del
 """
 
 import json
+import re
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
@@ -25,6 +26,8 @@ from dtrain.slices import Target, target
 
 GRACE = 120
 PORT = 8476
+LETTER = re.compile(r"[a-z]")
+LONGEST = 50
 PINNED = ("jax", "jaxlib", "numpy", "optax", "orbax-checkpoint", "grain")
 
 
@@ -107,6 +110,9 @@ class Cloud(Common, ABC):
         """The same as a host asks for it itself: method, interface, path with ZONE for its zone."""
 
     def plan(self, job: Job) -> Plan:
+        if not LETTER.match(job.name) or len(job.name) > LONGEST:
+            message = f"{job.name}: machines' names begin with a letter and have at most {LONGEST}"
+            raise RecipeError(message, "give the run another name: name=...")
         files = self.files(job)
         commands = [self.copying(job, files), *self.creating(job, self.zones[0]), *self.accompanying(job)]
         return Plan(files, commands, self.hosts * self.slices, self.shape.chips, self.rate, self.notes())

@@ -19,6 +19,7 @@ from dtrain.checkpoint import manifest
 from dtrain.launch.group import Group
 from dtrain.launch.job import Job
 from dtrain.launch.tpu import Queued, TpuVm
+from dtrain.recipe.load import plain_part
 from tests.conftest import Dtrain, bare_environment
 from tests.launch.cloud import Cloud, serving
 from tests.launch.processes import mentioning
@@ -34,8 +35,9 @@ launch:
   wheel: dtrain-0.1.0-py3-none-any.whl
   devices: 4
 """
-LONG = ("steps=200",)
-PROJECT = {"project": "my-project", "zones": ("us-central1-a", "europe-west4-b"), "bucket": "my-bucket"}
+TINY = Path(__file__).parents[2] / "recipes" / "decoder-tiny.yaml"
+LONG = ("steps=120",)
+PROJECT: dict[str, Any] = {"project": "my-project", "zones": ("us-central1-a", "europe-west4-b"), "bucket": "my-bucket"}
 needs_gcloud = pytest.mark.skipif(not shutil.which("gcloud"), reason="gcloud is not installed here")
 
 
@@ -49,30 +51,31 @@ def cloud(tmp_path: Path) -> Iterator[Cloud]:
 
 
 def recipe(tmp_path: Path, kind: str) -> Path:
-    tiny = Path(__file__).parents[2] / "recipes" / "decoder-tiny.yaml"
-    (tmp_path / "far.yaml").write_text(RECIPE.format(tiny=tiny) + LAUNCH.format(kind=kind))
+    (tmp_path / "far.yaml").write_text(RECIPE.format(tiny=TINY) + LAUNCH.format(kind=kind))
     return tmp_path / "far.yaml"
 
 
-TARGETS = [
-    TpuVm(on="v5e-16", image="images/dtrain:1", watcher=False, **PROJECT),
-    TpuVm(on="v6e-8", wheel="a.whl", reserved=True, network="net", subnetwork="sub", **PROJECT),
-    Queued(on="v5e-64", wheel="a.whl", spot=True, wait=60, account="a@my-project.iam.gserviceaccount.com", **PROJECT),
-    Queued(on="v5p-128", slices=2, wheel="a.whl", guaranteed=True, **PROJECT),
-    Group(on="v6e-16", wheel="a.whl", spot=True, network="net", subnetwork="sub", **PROJECT),
-    Group(on="h100-16", image="images/dtrain:1", watcher=False, reservation="mine", **PROJECT),
-]
-NAMES = ("vm", "vm-reserved", "queued-spot", "queued-slices", "group-spot", "group-gpu")
+SPOT: dict[str, Any] = {"spot": True, "wheel": "a.whl", "network": "net", "subnetwork": "sub"}
+TARGETS = {
+    "vm": TpuVm(on="v5e-16", image="images/dtrain:1", watcher=False, hours=12, **PROJECT),
+    "vm-reserved": TpuVm(on="v6e-8", wheel="a.whl", reserved=True, **PROJECT),
+    "queued-spot": Queued(
+        on="v5e-64", wait=60, budget=500, account="a@my-project.iam.gserviceaccount.com", **SPOT, **PROJECT
+    ),
+    "queued-slices": Queued(on="v5p-128", slices=2, wheel="a.whl", guaranteed=True, **PROJECT),
+    "group-spot": Group(on="v6e-16", **SPOT, **PROJECT),
+    "group-gpu": Group(on="h100-16", image="images/dtrain:1", watcher=False, reservation="mine", **PROJECT),
+}
+JOB = Job("far", "", {"launch": "0"})
 
 
 @needs_gcloud
 @pytest.mark.slow
 def test_gcloud_accepts_every_command(tmp_path: Path) -> None:
-    job = Job("far", "", {"launch": "0"})
     commands = []
-    for one in TARGETS:
-        commands += [*one.plan(job).commands, one.looking(job, "us-central1-a"), *one.dismissing(job)]
-        commands += [*one.deleting(job, "us-central1-a"), one.place(job).clearing()]
+    for one in TARGETS.values():
+        commands += [*one.plan(JOB).commands, one.looking(JOB, "us-central1-a"), *one.dismissing(JOB)]
+        commands += [*one.deleting(JOB, "us-central1-a"), one.place(JOB).clearing()]
     listed = tmp_path / "commands.json"
     said_once = sorted({" ".join(one) for one in commands})
     listed.write_text(json.dumps([{"command_string": one} for one in said_once]))
@@ -84,25 +87,30 @@ def test_gcloud_accepts_every_command(tmp_path: Path) -> None:
     assert [one for one in answers if not one["success"]] == []
 
 
+@pytest.mark.parametrize("name", TARGETS)
+def test_golden_commands(golden: Callable[[str, str], None], name: str) -> None:
+    plan = TARGETS[name].plan(JOB)
+    taken = [*TARGETS[name].deleting(JOB, "us-central1-a"), *TARGETS[name].dismissing(JOB)]
+    lines = [" ".join(command) for command in (*plan.commands, TARGETS[name].looking(JOB, "us-central1-a"), *taken)]
+    price = f"{plan.hosts} hosts, {plan.chips} chips, {plan.dollars_hour} dollars an hour"
+    text = "\n\n".join([*lines, *plan.notes, price]) + "\n"
+    golden(f"launch_{name}.txt", text.replace(f"{Path.cwd()}/", ""))
+
+
 @needs_gcloud
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "name"), list(enumerate(NAMES)))
+@pytest.mark.parametrize("name", ["queued-spot", "group-spot"])
 def test_golden_what_is_asked_of_the_cloud(
-    dtrain: Dtrain, tmp_path: Path, cloud: Cloud, golden: Callable[[str, str], None], number: int, name: str
+    dtrain: Dtrain, tmp_path: Path, cloud: Cloud, golden: Callable[[str, str], None], name: str
 ) -> None:
-    from dtrain.recipe.load import plain_part
-
-    section = {key: value for key, value in plain_part(TARGETS[number]).items() if key != "wheel"}
-    if TARGETS[number].wheel:
-        section["wheel"] = "dtrain-0.1.0-py3-none-any.whl"
-    path = recipe(tmp_path, "tpu-vm")
-    path.write_text(RECIPE.format(tiny=Path(__file__).parents[2] / "recipes" / "decoder-tiny.yaml"))
+    section = plain_part(TARGETS[name]) | {"wheel": "dtrain-0.1.0-py3-none-any.whl"}
+    (tmp_path / "far.yaml").write_text(RECIPE.format(tiny=TINY))
     told = cloud.environment(tmp_path / "config")
-    dtrain("launch", "up", path, f"launch={json.dumps(section)}", "--yes", "--detach", **told)
+    dtrain("launch", "up", "far.yaml", f"launch={json.dumps(section)}", "--yes", "--detach", **told)
     dtrain("launch", "down", "far", "--yes", **told)
     assert cloud.resources == {}
     assert list((tmp_path / "mnt" / "my-bucket" / "far").glob("launch/*")) == []
-    golden(f"launch-{name}.json", _calls(cloud))
+    golden(f"launch_{name}.json", _calls(cloud))
 
 
 def _calls(cloud: Cloud) -> str:
@@ -168,7 +176,7 @@ def _until(done: Callable[[], object], seconds: float = 120) -> None:
 
 
 def _checksum(folder: Path, name: str) -> list[int]:
-    return list(manifest.read(folder / name / "checkpoints" / "200").checksum)
+    return list(manifest.read(folder / name / "checkpoints" / "120").checksum)
 
 
 @needs_gcloud
@@ -215,7 +223,7 @@ def test_preempted_made_again_and_given_back_when_done_with_the_same_bits(
     said = logs.communicate(timeout=60)[0]
     assert "the machine is being preempted: it is asked to save and leave" in (tmp_path / "host-1.txt").read_text()
     assert "resumed from step" in said
-    assert said.count("-- ended: exit code 0, step 200 saved") == 2
+    assert said.count("-- ended: exit code 0, step 120 saved") == 2
     assert ("DELETE", "/v2/projects/my-project/locations/us-central1-a/queuedResources/far") in [
         call[:2] for call in cloud.calls
     ]
@@ -227,3 +235,71 @@ def test_preempted_made_again_and_given_back_when_done_with_the_same_bits(
     assert b"canary-4711" not in written
     assert b"CANARY_TOKEN" in written
     assert "canary-4711" not in str(cloud.calls)
+
+
+@needs_gcloud
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_zones_are_asked_in_order_and_what_was_half_made_is_taken_back(
+    dtrain: Dtrain, tmp_path: Path, cloud: Cloud
+) -> None:
+    path, told = recipe(tmp_path, "queued"), cloud.environment(tmp_path / "config")
+    quota = (429, "Quota limit 'TPUV4sPodPerProjectPerZoneForTPUAPI' has been exceeded. Limit: 0")
+    cloud.refuse = {"*/us-central1-a/queuedResources": quota, "*/instances": (403, "Required permission denied")}
+    half = dtrain("launch", "up", path, "--yes", code=3, **told)
+    assert re.search(r"us-central1-a: gcloud compute tpus queued-resources failed .1.: ERROR.*Quota limit", half.stderr)
+    assert "Required permission denied" in half.stderr
+    assert "asking for v4-16 (8 v4 chips, 2x2x2) in europe-west4-b" in half.stderr
+    assert cloud.resources == {}
+    cloud.refuse = {"*/queuedResources": quota}
+    none = dtrain("launch", "up", path, "--yes", code=3, **told)
+    assert "no zone has them:" in none.stderr
+    assert "hint: ask for more quota, for less, or in another zone; nothing was left behind" in none.stderr
+    assert not (tmp_path / "runs").exists()
+    cloud.refuse = {"*/us-central1-a/queuedResources": quota}
+    dtrain("launch", "up", path, "--yes", "--detach", "launch.watcher=false", **told)
+    again = dtrain("launch", "up", path, "--yes", "launch.watcher=false", code=6, **told)
+    assert "far is there already, ACTIVE in europe-west4-b" in again.stderr
+    cloud.force("far", "SUSPENDED")
+    assert dtrain("launch", "status", "far", **told).stdout.split() == ["v4-16", "suspended", "in", "europe-west4-b"]
+    stopped = dtrain("launch", "stop", "far", **told)
+    assert "no machine had begun" in stopped.stderr
+    assert cloud.resources == {}
+
+
+@needs_gcloud
+@pytest.mark.slow
+def test_without_gcloud_credentials_bucket_or_wheel_nothing_is_made(
+    dtrain: Dtrain, tmp_path: Path, cloud: Cloud
+) -> None:
+    path, told = recipe(tmp_path, "queued"), cloud.environment(tmp_path / "config")
+    wheel = dtrain("launch", "up", path, "--yes", "launch.wheel=none.whl", code=3, **told)
+    assert "there is no none.whl" in wheel.stderr
+    bucket = dtrain("launch", "up", path, "--yes", "launch.bucket=another", code=3, **told)
+    assert "gs://another not found" in bucket.stderr
+    missing = dtrain("launch", "up", path, "--yes", code=3, PATH="/nowhere")
+    assert "gcloud is not installed here" in missing.stderr
+    nobody = dtrain("launch", "up", path, "--yes", code=3, **(told | {"CLOUDSDK_AUTH_ACCESS_TOKEN": ""}))
+    assert "hint: gcloud auth login" in nobody.stderr
+    named = dtrain("launch", "plan", path, "name=0far", code=2)
+    assert "begin with a letter" in named.stderr
+    assert cloud.calls == []
+
+
+@needs_gcloud
+@pytest.mark.slow
+def test_who_took_the_machines_away_is_believed_and_failures_are_counted(
+    dtrain: Dtrain, tmp_path: Path, cloud: Cloud
+) -> None:
+    path, told = recipe(tmp_path, "queued"), cloud.environment(tmp_path / "config")
+    dtrain("launch", "up", path, "--yes", "--detach", "launch.watcher=false", "launch.restarts=0", **told)
+    cloud.force("far", "FAILED")
+    failed = dtrain("launch", "watch", "far", "--pause", "0.1", code=8, **told)
+    assert "FAILED in us-central1-a" in failed.stderr
+    assert "the machines failed 1 times, and nothing new was saved" in failed.stderr
+    assert cloud.resources == {}
+    taken = dtrain("launch", "watch", "far", "--pause", "0.1", code=3, **told)
+    assert "somebody took the machines away" in taken.stderr
+    local = dtrain("launch", "up", path, "name=here", "launch=local", "steps=6", "--yes")
+    assert "is started" in local.stderr
+    assert "nothing to watch" in dtrain("launch", "watch", "here", code=2).stderr

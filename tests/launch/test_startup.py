@@ -31,7 +31,7 @@ esac
 
 
 def test_golden_what_machines_start_with(golden: Callable[[str, str], None]) -> None:
-    golden("launch-startup.sh", BY_WHEEL.files(JOB)["startup.sh"])
+    golden("launch_startup.sh", BY_WHEEL.files(JOB)["startup.sh"])
     watch = BY_WHEEL.files(JOB)["watch.sh"]
     assert "\nExecStart=$python -m dtrain launch watch far --runs-dir /mnt/dtrain\n" in watch
     assert 'wheel="dtrain-0.1.0-py3-none-any.whl" extra=""\n' in watch
