@@ -7,6 +7,7 @@ import typer
 
 from dtrain.cli.arguments import Debug, Json, Overrides, Recipe, RunsDir
 from dtrain.cli.exits import exits
+from dtrain.cli.foretold import foretell
 from dtrain.cli.launch_output import be_sure, follow_run, print_lines, say, show
 from dtrain.cli.launched import applied, asked, kept, known, refuse_while_alive, rented
 
@@ -53,6 +54,12 @@ def up(
         str | None, typer.Option(metavar="FOLDER", help="Apply this Terraform first; its output `launch` says where.")
     ] = None,
     var: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="A variable of the Terraform.")] = None,
+    plan_first: Annotated[
+        bool,
+        typer.Option(
+            "--plan/--no-plan", help="Foretell memory, time and price of what is rented, and hold it to that."
+        ),
+    ] = True,
     yes: Yes = False,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when it is started; do not follow.")] = False,
     runs_dir: RunsDir = Path("runs"),
@@ -71,6 +78,8 @@ def up(
         with kept(ground):
             target, job = asked(recipe, made + rented(on, spot) + (overrides or []))
             show(target.plan(job), whole=False)
+            if plan_first:
+                foretell(job)
             be_sure("Start it?", yes)
             before = board.find(runs_dir, job.name)
             if before and before.target == job.section:

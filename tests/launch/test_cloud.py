@@ -303,3 +303,20 @@ def test_who_took_the_machines_away_is_believed_and_failures_are_counted(
     local = dtrain("launch", "up", path, "name=here", "launch=local", "steps=6", "--yes")
     assert "is started" in local.stderr
     assert "nothing to watch" in dtrain("launch", "watch", "here", code=2).stderr
+
+
+@pytest.mark.slow
+def test_what_is_rented_is_foretold_and_what_cannot_run_there_is_not_rented(dtrain: Dtrain, tmp_path: Path) -> None:
+    path = recipe(tmp_path, "queued")
+    seen = dtrain("launch", "up", path, "launch.devices=null", "--on", "v5e-16", "--spot", code=2)
+    assert re.search(
+        r"foretold: 0\.\d\d of 15\.75 GiB a device, 0\.\d ms a step, 0\.0 hours and 0 dollars", seen.stderr
+    )
+    assert "nobody can be asked here" in seen.stderr
+    assert "spot capacity" in seen.stderr
+    wrong = dtrain("launch", "up", path, "launch.devices=null", "mesh.data=3", "batch=15", "--yes", code=2)
+    assert "on v4-16: " in wrong.stderr
+    assert "8 devices" in wrong.stderr
+    large = dtrain("launch", "up", path, "launch.devices=null", "model.context=100000", "data.length=100000", code=2)
+    assert "it does not fit on v4-16" in large.stderr
+    assert "nobody can be asked" in dtrain("launch", "up", path, "--no-plan", "mesh.data=3", "batch=15", code=2).stderr
