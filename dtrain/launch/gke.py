@@ -74,14 +74,41 @@ class GKE(Common):
 
     def plan(self, job: Job) -> Plan:
         price = self.shape.chip.price if self.shape.chip else None
+        queue = {"kueue.yaml": self._kueue()} if self.queue else {}
         return Plan(
-            {"manifest.yaml": self._manifest(job)},
+            {"manifest.yaml": self._manifest(job)} | queue,
             [self._kubectl("apply", "-f", "-")],
             self.hosts * self.slices,
             self.shape.chips,
-            price * self.shape.chips if price and not self.spot else None,
-            ("spot capacity: the price varies, and is not known here",) if self.spot else (),
+            price * self.shape.chips if price else None,
+            self._notes(),
         )
+
+    def _notes(self) -> tuple[str, ...]:
+        notes = ["spot capacity: the price below is that of the list, of which it costs a part"] if self.spot else []
+        if self.queue:
+            notes.append(f"kueue.yaml makes the queue {self.queue}; who runs the cluster applies it, `up` does not")
+        return tuple(notes)
+
+    def _kueue(self) -> str:
+        """A queue with room for one such run."""
+        chip, (name, _) = self.shape.chip, self._resource()
+        assert chip
+        return filled(
+            "kueue.yaml",
+            {
+                "QUEUE": self.queue or "",
+                "FLAVOR": f"{chip.name}{'-spot' if self.spot else ''}",
+                "LABELS": self._labels(),
+                "NAMESPACE": self.namespace,
+                "RESOURCE": name,
+                "CHIPS": str(self.shape.chips),
+            },
+        )
+
+    def _labels(self) -> str:
+        """Of the nodes that will do, as YAML."""
+        return ", ".join(f"cloud.google.com/{key}: {json.dumps(one)}" for key, one in self._nodes().items())
 
     def up(self, job: Job, say: Say) -> dict[str, str]:
         found = self._state(job)
@@ -175,9 +202,7 @@ class GKE(Common):
                 "TOTAL": str(self.hosts * self.slices),
                 "GRACE": str(self.grace),
                 "ACCOUNT": self.account,
-                "SELECTOR": ", ".join(
-                    f"cloud.google.com/{key}: {json.dumps(one)}" for key, one in self._nodes().items()
-                ),
+                "SELECTOR": self._labels(),
                 "TOLERATIONS": ", ".join(map(json.dumps, tolerations)),
                 "IMAGE": json.dumps(self.image),
                 "SECRETS": "".join(f"\n              - {json.dumps(one)}" for one in secrets),

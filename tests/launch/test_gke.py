@@ -48,6 +48,24 @@ def test_manifests_are_what_jobset_defines(tmp_path: Path, shape: str) -> None:
     assert "OK jobset.x-k8s.io/v1alpha2 JobSet small" in done.stdout
 
 
+def test_its_queue_is_what_kueue_defines(tmp_path: Path) -> None:
+    if not KIT.is_dir():
+        pytest.skip("Kueue's definition is not beside this checkout")
+    path = tmp_path / "kueue.yaml"
+    path.write_text(SHAPES["multislice"].plan(JOB).files["kueue.yaml"])
+    kinds = ",".join(str(KIT / f"kueue_{kind}.yaml") for kind in ("clusterqueues", "localqueues", "resourceflavors"))
+    command = [sys.executable, str(KIT / "validate.py"), kinds, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("OK kueue.x-k8s.io/v1beta2") == 3
+    flavor, cluster, local = yaml.safe_load_all(path.read_text())
+    assert manifest("multislice")["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == local["metadata"]["name"]
+    assert local["spec"]["clusterQueue"] == cluster["metadata"]["name"]
+    pods = manifest("multislice")["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    assert pods["nodeSelector"] == flavor["spec"]["nodeLabels"]
+    assert "kueue.yaml" not in SHAPES["gpu"].plan(JOB).files
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_no_field_is_unknown_to_the_published_types(shape: str) -> None:
     kinds = pytest.importorskip("kubeflow_trainer_api.models")
@@ -86,7 +104,8 @@ def test_hosts_ranks_and_resources_follow_the_shape() -> None:
     )  # fmt: skip
     assert said.stdout.strip() == "19/32@small-slice-0-0.small:8476"
     assert found["gpu"].dollars_hour == pytest.approx(16 * 11.06)
-    assert found["multi-host"].dollars_hour is None
+    assert found["multi-host"].dollars_hour == pytest.approx(16 * 2.70)
+    assert "of the list" in found["multi-host"].notes[0]
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,13 @@ def test_a_job_on_two_nodes_stops_is_taken_up_again_and_cancelled(
     dtrain("launch", "up", recipe(tmp_path), "--yes", "-d", "steps=1000000", **told)
     log = tmp_path / "runs" / "small" / "launch" / "log.txt"
     _until(lambda: log.exists() and "resumed from step" in log.read_text(), "it was not taken up")
+    number = re.findall(r"job (\d+)", state())[0]
+    _said(f"scontrol requeue {number}", cluster)
+    _until(lambda: "PENDING" in _said("squeue --noheader --format=%T", cluster), "it does not wait to start again")
+    # SLURM puts what it requeues off for two minutes
+    _until(lambda: not _said(f"scontrol update JobId={number} StartTime=now", cluster), "it cannot start at once")
+    _until(lambda: log.read_text().count("resumed from step") == 2, "it was not requeued")
+    assert "requeued 1 times" in state()
     dtrain("launch", "down", "small", "--yes", **told)
     _until(lambda: not mentioning(str(tmp_path / "runs")), "processes were left")
     _until(lambda: "small" not in _said("squeue", cluster), "the job stays in the queue")
