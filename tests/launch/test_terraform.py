@@ -64,7 +64,7 @@ def test_the_ground_is_made_and_taken_away_but_for_the_bucket(dtrain: Dtrain, tm
     assert "google_compute_network" in state(tmp_path)
     assert not (tmp_path / "terraform/examples/tpu/.dtrain.tfplan").exists()
     down = dtrain("launch", "down", "far", "--yes")
-    assert "module.network.google_compute_network.this" in down.stderr
+    assert "module.ground.module.network.google_compute_network.this" in down.stderr
     assert cloud.resources == {}
     assert state(tmp_path) == ["google_storage_bucket"]
 

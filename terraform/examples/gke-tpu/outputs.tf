@@ -5,5 +5,5 @@ output "credentials" {
 
 output "launch" {
   description = "Fields of the recipe's `launch` section."
-  value       = { kind = "gke", bucket = module.bucket.bucket, context = module.gke.context, spot = var.spot, slices = var.slices }
+  value       = { kind = "gke", bucket = module.ground.bucket, context = module.gke.context, spot = var.spot, slices = var.slices }
 }

@@ -20,23 +20,11 @@ provider "google" {
   region  = var.region
 }
 
-module "network" {
-  source  = "../../network"
+module "ground" {
+  source  = "../../ground"
   project = var.project
+  bucket  = var.bucket
   region  = var.region
-}
-
-module "service_account" {
-  source  = "../../service_account"
-  project = var.project
-}
-
-module "bucket" {
-  source   = "../../bucket"
-  project  = var.project
-  name     = var.bucket
-  location = var.region
-  writers  = { training = module.service_account.member }
 }
 
 module "gpu" {
@@ -44,7 +32,7 @@ module "gpu" {
   project         = var.project
   zone            = var.zone
   hosts           = var.hosts
-  network         = module.network.network
-  subnetwork      = module.network.subnetwork
-  service_account = module.service_account.email
+  network         = module.ground.network.id
+  subnetwork      = module.ground.subnetwork.id
+  service_account = module.ground.account
 }

@@ -29,23 +29,11 @@ provider "google-beta" {
   region  = var.region
 }
 
-module "network" {
-  source  = "../../network"
+module "ground" {
+  source  = "../../ground"
   project = var.project
+  bucket  = var.bucket
   region  = var.region
-}
-
-module "service_account" {
-  source  = "../../service_account"
-  project = var.project
-}
-
-module "bucket" {
-  source   = "../../bucket"
-  project  = var.project
-  name     = var.bucket
-  location = var.region
-  writers  = { training = module.service_account.member }
 }
 
 module "tpu_vm" {
@@ -53,7 +41,7 @@ module "tpu_vm" {
   project          = var.project
   zone             = var.zone
   accelerator_type = var.accelerator_type
-  network          = module.network.network
-  subnetwork       = module.network.subnetwork
-  service_account  = module.service_account.email
+  network          = module.ground.network.id
+  subnetwork       = module.ground.subnetwork.id
+  service_account  = module.ground.account
 }

@@ -20,22 +20,11 @@ provider "google" {
   region  = var.region
 }
 
-module "network" {
-  source  = "../../network"
+module "ground" {
+  source  = "../../ground"
   project = var.project
+  bucket  = var.bucket
   region  = var.region
-}
-
-module "service_account" {
-  source  = "../../service_account"
-  project = var.project
   keeper  = true
-}
-
-module "bucket" {
-  source   = "../../bucket"
-  project  = var.project
-  name     = var.bucket
-  location = var.region
-  writers  = { training = module.service_account.member }
+  secrets = var.secrets
 }

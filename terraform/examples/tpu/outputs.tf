@@ -6,9 +6,9 @@ output "launch" {
     spot       = var.spot
     project    = var.project
     zones      = [var.zone]
-    bucket     = module.bucket.bucket
-    network    = module.network.name
-    subnetwork = module.network.subnetwork_name
-    account    = module.service_account.email
+    bucket     = module.ground.bucket
+    network    = module.ground.network.name
+    subnetwork = module.ground.subnetwork.name
+    account    = module.ground.account
   }
 }

@@ -41,3 +41,9 @@ variable "kind" {
     error_message = "The kind is queued or group."
   }
 }
+
+variable "secrets" {
+  description = "Secrets of Secret Manager that the runs read: those of `launch.environment`."
+  type        = list(string)
+  default     = []
+}
