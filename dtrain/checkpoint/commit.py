@@ -11,7 +11,7 @@ from dtrain import faults
 from dtrain.checkpoint import manifest
 from dtrain.checkpoint.manifest import Manifest
 from dtrain.checkpoint.retry import retried
-from dtrain.folder import overwrite
+from dtrain.folder import Folder, overwrite
 
 POLL, PATIENCE = 0.01, 1200.0
 """Seconds between looks for the parts of other processes, and how long they are waited for."""
@@ -38,6 +38,9 @@ def commit(unfinished: Path, final: Path, told: Manifest, rank: int, processes: 
     retried(lambda: replace(told, files=files).write(unfinished))
     retried(lambda: faults.strike("save:commit", rank))
     holds()
+    metrics = Folder(final.parents[1]).metrics
+    if metrics.exists():  # what was measured up to this step is kept before it is one to go on from
+        _sync(metrics)
     retried(lambda: unfinished.rename(final))
     _sync(final.parent)
     faults.strike("save:committed", rank)
@@ -65,9 +68,9 @@ def _until(done: Callable[[], bool], failure: str) -> None:
         time.sleep(POLL)
 
 
-def _sync(folder: Path) -> None:
-    """What was renamed in the folder is on disk when this returns."""
-    handle = os.open(folder, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    """What was written to the file, or renamed in the folder, is on disk when this returns."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

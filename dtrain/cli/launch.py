@@ -73,9 +73,9 @@ def up(
         from dtrain.launch import board
         from dtrain.launch.terraform import Ground
 
-        ground = Ground(terraform, tuple(var or ())) if terraform else None
-        made = applied(ground, yes) if ground else []
+        ground = Ground(str(Path(terraform).absolute()), tuple(var or ())) if terraform else None
         with kept(ground):
+            made = applied(ground, yes) if ground else []
             target, job = asked(recipe, made + rented(on, spot) + (overrides or []))
             show(target.plan(job), whole=False)
             if plan_first:
@@ -86,10 +86,12 @@ def up(
                 job = dataclasses.replace(job, handle=before.handle)
             elif before:
                 refuse_while_alive(before)
-            job = dataclasses.replace(job, handle=target.up(job, say))
+            job = dataclasses.replace(job, handle=target.begins(job))
             made_on = dataclasses.asdict(ground) if ground else before.ground if before else {}
             entry = dataclasses.replace(board.entry_of(job), ground=made_on)
-            entry.write(folder(runs_dir, job.name))
+            with board.noted(runs_dir, entry, before):  # so that what is half made can be found and taken down
+                job = dataclasses.replace(job, handle=target.up(job, say))
+            dataclasses.replace(entry, handle=dict(job.handle)).write(folder(runs_dir, job.name))
         typer.secho(f"{job.name} is started", fg="green", err=True)
         if not detach:
             follow_run(target, job, None)
@@ -177,7 +179,10 @@ def down(name: Name, yes: Yes = False, runs_dir: RunsDir = Path("runs"), debug: 
             typer.echo(f"  {line}", err=True)
         be_sure("Go on?", yes)
         target.down(job, say)
-        if ground:
+        others = [one.name for one in board.entries(runs_dir) if one.name != name and one.ground == ground]
+        if ground and others:
+            say(f"{ground['folder']} stays: {', '.join(others)} stands on it")
+        elif ground:
             Ground(**ground).destroy(say)
         board.forget(runs_dir, name)
         typer.secho(f"{name} is down; what it saved is where it was", fg="green", err=True)

@@ -2,11 +2,13 @@
 
 import json
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dtrain.errors import EnvironmentFault, RecipeError
+from dtrain.errors import DtrainError, EnvironmentFault, RecipeError
 from dtrain.folder import Folder, folder, overwrite
 from dtrain.launch.job import Job
 
@@ -41,6 +43,24 @@ class Entry:
 def entry_of(job: Job) -> Entry:
     """A launch that begins now."""
     return Entry(dict(job.section), job.name, job.recipe, dict(job.handle), time.time())
+
+
+@contextmanager
+def noted(runs: Path, entry: Entry, before: Entry | None) -> Iterator[None]:
+    """Note a launch while it is made; where that fails and nothing is left, what was noted before stands again."""
+    place = folder(runs, entry.name)
+    fresh = not place.path.exists()
+    entry.write(place)
+    try:
+        yield
+    except DtrainError:
+        (place.path / NAME).unlink()
+        if before:
+            before.write(place)
+        elif fresh:
+            with suppress(OSError):
+                place.path.rmdir()
+        raise
 
 
 def find(runs: Path, name: str) -> Entry | None:

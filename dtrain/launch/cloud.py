@@ -122,6 +122,8 @@ class Cloud(Common, ABC):
         notes = [f"where {self.zones[0]} has none: {', '.join(self.zones[1:])}"] if self.zones[1:] else []
         if self.spot and self.rate:
             notes.append("spot capacity: the price below is that of the list, of which it costs a part")
+        if not self.network:
+            notes.append("machines have no address of the world: the default network must lead out by Cloud NAT")
         if self.limit and self.rate:
             paid = f"{self.limit * self.rate:,.2f} dollars buy {self.limit:.1f} hours"
             notes.append(f"{paid}; the run is asked to save and leave then")

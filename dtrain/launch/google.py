@@ -6,6 +6,7 @@ Both are found where Google's own tools find them: GCE_METADATA_HOST and CLOUDSD
 import base64
 import json
 import os
+import time
 import urllib.error
 import urllib.request
 from typing import Any
@@ -13,6 +14,10 @@ from typing import Any
 from dtrain.errors import EnvironmentFault
 
 WAIT = 10.0
+PAUSES = (1.0, 2.0, 5.0, 10.0, 20.0)
+"""Seconds until it is asked again."""
+PASSING = {401, 408, 429}
+"""Refusals that may pass: a token that was not to be had, too many at once."""
 METADATA = "metadata.google.internal"
 
 
@@ -26,17 +31,26 @@ def metadata(path: str) -> str | None:
 
 
 def ask(method: str, service: str, path: str) -> dict[str, Any]:
-    """The answer of one of the interfaces: tpu, compute, secretmanager. EnvironmentFault in its words."""
+    """The answer of one of the interfaces: tpu, compute, secretmanager; asked again where it may pass.
+
+    EnvironmentFault in its words."""
+    for pause in (*PAUSES, None):
+        try:
+            return _asked(method, service, path)
+        except (OSError, ValueError) as error:
+            code = error.code if isinstance(error, urllib.error.HTTPError) else 0
+            if pause is None or (400 <= code < 500 and code not in PASSING):
+                said = f"{code}, {_words(error)}" if isinstance(error, urllib.error.HTTPError) else str(error)
+                raise EnvironmentFault(f"{method} {service} {path}: {said}") from error
+            time.sleep(pause)
+    raise AssertionError
+
+
+def _asked(method: str, service: str, path: str) -> dict[str, Any]:
     base = os.environ.get(f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{service.upper()}", _endpoint(service))
     token = json.loads(metadata("instance/service-accounts/default/token") or "{}").get("access_token", "")
     given = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
-    request = urllib.request.Request(base + path, method=method, headers=given)
-    try:
-        return json.loads(_answer(request) or b"{}")
-    except urllib.error.HTTPError as error:
-        raise EnvironmentFault(f"{method} {service} {path}: {error.code}, {_words(error)}") from error
-    except (OSError, ValueError) as error:
-        raise EnvironmentFault(f"{method} {service} {path}: {error}") from error
+    return json.loads(_answer(urllib.request.Request(base + path, method=method, headers=given)) or b"{}")
 
 
 def secret(project: str, name: str) -> str:

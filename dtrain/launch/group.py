@@ -12,7 +12,7 @@ from dtrain.launch.rented import Rented
 CHIPS_A_HOST = 4
 SYSTEMS = "ubuntu-os-accelerator-images"
 DISK = "200GB"
-LOST = {"STOPPING", "STOPPED", "SUSPENDING", "SUSPENDED", "TERMINATED"}
+LOST = {"STOPPED", "SUSPENDED", "TERMINATED"}
 AT_WORK = {"CREATING", "CREATING_WITHOUT_RETRIES", "RECREATING", "STARTING", "RESUMING", "RESTARTING"}
 
 
@@ -27,6 +27,8 @@ class Group(Rented):
     """The image family of the machines' system, where the usual one will not do."""
 
     GONE: ClassVar[frozenset[str]] = frozenset({"LOST"})
+    UP: ClassVar[frozenset[str]] = frozenset({"CREATING", "RUNNING"})
+    SETTLED: ClassVar[float] = 300.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -69,7 +71,9 @@ class Group(Rented):
         region = zone.rpartition("-")[0]
         where = self.where(zone)
         make = ["gcloud", "compute", "instance-groups", "managed", "create", job.name, *where]
-        make += [f"--size={self.hosts}", f"--template={job.name}", "--default-action-on-vm-failure=repair"]
+        # a slice is made again as a whole, by the watcher; a host of GPUs by the group
+        make += [f"--size={self.hosts}", f"--template={job.name}"]
+        make += [f"--default-action-on-vm-failure={'do-nothing' if self._tpu else 'repair'}"]
         if not self._tpu or self.hosts == 1:
             return [self._template(job, region), make]
         topology = "x".join(map(str, self.shape.shape))

@@ -12,32 +12,39 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import asdict, dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from dtrain import beat
-from dtrain.errors import DtrainError, EnvironmentFault, Exhausted
+from dtrain.errors import DtrainError, EnvironmentFault, Exhausted, Hung
 from dtrain.folder import Folder, overwrite, saved_steps
 from dtrain.launch import google, roll
 from dtrain.launch.seat import Seat, seat_of
+from dtrain.launch.voice import SAID, Voice
 
 PREEMPTED = 75
 FINAL = {0, *range(2, Exhausted.exit_code + 1)}
 """Exit codes after which another start would end the same way."""
 TICK = 1.0
-SAID = 10.0
-"""Seconds between what is said while nothing changes."""
 QUIET = 120.0
 """Seconds in which the other hosts have said how they ended."""
+INSIST = 540.0
+"""Seconds in which it asks to be taken away, again and again; then it shuts itself down."""
+PAUSE = 30.0
 Told = dict[str, Any]
 
 
 def main() -> int:
     """Keep the run of one job; its exit code, 0 where another start is not wanted."""
     path = Path(sys.argv[1])
-    told = json.loads(path.read_text())
-    host = Host(told, path.parent, seat_of(told))
+    try:
+        told = json.loads(path.read_text())
+        host = Host(told, path.parent, seat_of(told))
+    except (DtrainError, OSError, ValueError) as error:  # the unit starts it again
+        print(f"this host does not know its place yet: {error}", flush=True)
+        return PREEMPTED
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: host.leave())
     try:
@@ -66,11 +73,10 @@ class Host:
     deaths: int = 0
     reached: int = -1
     """The newest step that was saved when this start began."""
-    _said: tuple[float, str] = (0.0, "")
-    _lines: list[bytes] = field(default_factory=list)
-    _shipped: float = 0.0
     _counted: float = -SAID
-    _since: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self.voice = Voice(self.place, self.told["launch"], self.seat)
 
     @property
     def run(self) -> Folder:
@@ -102,7 +108,7 @@ class Host:
     def end(self, code: int, why: str = "") -> int:
         """Say that it is over for good here; what the unit is told."""
         if code == PREEMPTED and not self.stopped:
-            self._say("waiting", f"preempted, step {self._saved()} saved", soon=True)
+            self._say(roll.LEAVING, f"preempted, step {self._saved()} saved", soon=True)
             return PREEMPTED
         self.over = True
         reason = why or str(self.run.read_record().get("reason") or "")
@@ -120,10 +126,14 @@ class Host:
                 break
             time.sleep(TICK)
         for method, service, path in self.told["give_back"]:
-            try:
-                google.ask(method, service, path.replace("ZONE", self.seat.zone))
-            except EnvironmentFault as error:
-                print(f"not given back: {error.message}", flush=True)
+            end = time.monotonic() + INSIST
+            while time.monotonic() < end:
+                try:
+                    google.ask(method, service, path.replace("ZONE", self.seat.zone))
+                    break
+                except EnvironmentFault as error:
+                    print(f"not given back: {error.message}", flush=True)
+                    time.sleep(PAUSE)
 
     def _gathered(self) -> int | None:
         """Wait until all hosts are heard; an exit code where the run has ended meanwhile."""
@@ -133,13 +143,16 @@ class Host:
             if elsewhere:
                 self.stopped = f"ended on {elsewhere.host}: {elsewhere.what}"
                 return elsewhere.code
-            if self._stop():
-                self.stopped = "asked to stop"
+            self.stopped = "asked to stop" if self._stop() else self._spent()
+            if self.stopped:
                 return PREEMPTED
-            there = sum(time.time() - mark.at < roll.FRESH for mark in heard.values() if mark.rank != self.seat.rank)
-            self._say("waiting", f"{there + 1} of {self.seat.hosts} hosts are there")
-            if there + 1 >= self.seat.hosts:
-                return None
+            if self._taken():
+                self._say(roll.LEAVING, "the machine is being preempted")
+            else:
+                there = sum(mark.there() for mark in heard.values() if mark.rank != self.seat.rank)
+                self._say("waiting", f"{there + 1} of {self.seat.hosts} hosts are there")
+                if there + 1 >= self.seat.hosts:
+                    return None
             time.sleep(TICK)
         return PREEMPTED
 
@@ -149,23 +162,36 @@ class Host:
         command = [sys.executable, "-m", "dtrain", "run", str(recipe), "--runs-dir", str(runs), *self.told["arguments"]]
         given = os.environ | secrets | self.seat.environment()
         self.child = subprocess.Popen(command, env=given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        reader = threading.Thread(target=self._hear, daemon=True)
+        reader = threading.Thread(target=self.voice.hear, args=(self.child.stdout,), daemon=True)
         reader.start()
         while self.child.poll() is None:
-            reason = "" if self.asked else self._reason()
-            if reason:
-                print(f"{reason}: it is asked to save and leave", flush=True)
-                self.leave()
-            sign = beat.read(self.run.beat(self.seat.rank * self.told["processes"]))
-            self._say("running", roll.where(asdict(sign) if sign else None, self.run.read_record(), time.time()))
-            self._ship()
+            try:
+                self._tick()
+            except (DtrainError, OSError, ValueError) as error:  # the run is worth more than what is said of it
+                print(f"not said: {error}", flush=True)
             time.sleep(TICK)
         reader.join(5)
-        self._ship(last=True)
+        with suppress(OSError):
+            self.voice.ship(last=True)
         return self.child.returncode if self.child.returncode >= 0 else 128 - self.child.returncode
+
+    def _tick(self) -> None:
+        """Have the run leave if it must, and say how it stands."""
+        reason = "" if self.asked else self._reason()
+        if reason:
+            print(f"{reason}: it is asked to save and leave", flush=True)
+            self.leave()
+        sign = beat.read(self.run.beat(self.seat.rank * self.told["processes"]))
+        self._say("running", roll.where(asdict(sign) if sign else None, self.run.read_record(), time.time()))
+        self.voice.ship()
 
     def _ended(self, code: int) -> int:
         """What an exit code means here: over, or to be started again."""
+        heard = roll.read(self.place, self.told["launch"])
+        missing = [rank for rank in range(self.seat.hosts) if rank not in heard or not heard[rank].there()]
+        if code in (Hung.exit_code, Exhausted.exit_code) and set(missing) - {self.seat.rank}:
+            self._say("waiting", f"host {missing[0]} is gone, step {self._saved()} saved", soon=True)
+            return PREEMPTED  # no fault of the run: it waits for that host
         if code in FINAL:
             return self.end(code)
         if code == PREEMPTED or self.asked:
@@ -178,12 +204,14 @@ class Host:
 
     def _reason(self) -> str:
         """Why the run must leave now, if it must."""
-        if google.metadata("instance/preempted") == "TRUE":
+        if self._taken():
             return "the machine is being preempted"
-        if (google.metadata("instance/maintenance-event") or "NONE") != "NONE":
-            return "the machine is being maintained"
         self.stopped = "asked to stop" if self._stop() else self._spent()
         return self.stopped
+
+    def _taken(self) -> bool:
+        """A notice; of maintenance the system itself ends units, when it is time."""
+        return google.metadata("instance/preempted") == "TRUE"
 
     def _stop(self) -> bool:
         return (self.place / f"stop-{self.told['launch']}").exists()
@@ -201,49 +229,11 @@ class Host:
         spent = sum(hours.values())
         return f"{spent:.1f} of {self.told['hours']:.1f} hours are spent" if spent >= self.told["hours"] else ""
 
+    def _say(self, state: str, what: str, code: int | None = None, soon: bool = False) -> None:
+        self.voice.say(state, what, code, self._saved(), self.deaths, soon)
+
     def _saved(self) -> int:
         return next(iter(saved_steps(self.run.checkpoints)), -1)
-
-    def _say(self, state: str, what: str, code: int | None = None, soon: bool = False) -> None:
-        """Leave a mark, where there is something new or it is time."""
-        now, words = time.monotonic(), f"{state} {what}"
-        if code is None and not soon and now - self._said[0] < (TICK if words != self._said[1] else SAID):
-            return
-        self._said = (now, words)
-        mark = roll.Mark(
-            self.told["launch"],
-            self.seat.rank,
-            self.seat.name,
-            time.time(),
-            state,
-            what,
-            code,
-            self._saved(),
-            self.deaths,
-        )
-        try:
-            mark.write(self.place)
-        except OSError as error:
-            print(f"nothing can be said in {self.place}: {error.strerror}", flush=True)
-
-    def _hear(self) -> None:
-        assert self.child
-        assert self.child.stdout
-        for line in self.child.stdout:
-            sys.stdout.buffer.write(line)
-            sys.stdout.buffer.flush()
-            self._lines.append(line)
-
-    def _ship(self, last: bool = False) -> None:
-        """Pass on what was printed: soon at first, then every half minute."""
-        now = time.monotonic()
-        apart = min(30.0, 2.0 + (now - self._since) / 20)
-        if not self._lines or (now - self._shipped < apart and not last):
-            return
-        lines, self._lines, self._shipped = self._lines, [], now
-        name = f"{self.told['launch']}-{self.seat.rank:05d}-{time.time_ns() // 10**6:013d}.txt"
-        (self.place / "log").mkdir(exist_ok=True)
-        overwrite(self.place / "log" / name, b"".join(lines).decode(errors="replace"))
 
 
 if __name__ == "__main__":

@@ -62,6 +62,10 @@ class Common:
     devices: Positive | None = None
     """Pretend so many on the hosts' CPUs, all hosts together."""
 
+    def begins(self, job: Job) -> dict[str, str]:
+        """What a launch is known by before anything is made: of an earlier one, where it lives on."""
+        return dict(job.handle)
+
     def run_options(self) -> list[str]:
         """The command line of `dtrain run` on a host, after the recipe and the folder."""
         options = ["--restarts", str(self.restarts)]
@@ -78,6 +82,10 @@ class Target(Protocol):
 
     def plan(self, job: Job) -> Plan:
         """What `up` would do. Touches nothing."""
+        ...
+
+    def begins(self, job: Job) -> dict[str, str]:
+        """What a launch is known by before anything is made."""
         ...
 
     def up(self, job: Job, say: Say) -> dict[str, str]:

@@ -6,7 +6,7 @@ import time
 from abc import ABC
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -42,6 +42,10 @@ class Rented(Watched, ABC):
     """States in which the machines are lost, and are deleted and asked for again."""
     FAILED: ClassVar[frozenset[str]] = frozenset()
     """States in which they never came; this is counted."""
+    UP: ClassVar[frozenset[str]] = frozenset()
+    """States in which machines are paid for."""
+    SETTLED: ClassVar[float] = 0.0
+    """Seconds after which a loss is not mended by the cloud itself."""
 
     def up(self, job: Job, say: Say) -> dict[str, str]:
         if self.wheel and not Path(self.wheel).expanduser().is_file():
@@ -51,7 +55,8 @@ class Rented(Watched, ABC):
             raise Locked(
                 f"{job.name} is there already, {there.state} in {there.zone}", f"dtrain launch down {job.name}"
             )
-        job = replace(job, handle={"launch": secrets.token_hex(4)})
+        if job.handle.get("before"):  # what an earlier launch left: a template, a policy, its watcher
+            self.release(job, say)
         with self.written(job) as folder:
             run(self.copying(job, self.files(job)), folder=folder)
             self.create(job, self.zones, say, folder)
@@ -62,6 +67,19 @@ class Rented(Watched, ABC):
                 self.release(job, say)
                 raise
         return dict(job.handle)
+
+    def begins(self, job: Job) -> dict[str, str]:
+        """A name of its own for each launch, by which its marks are known from those of earlier ones."""
+        return {"launch": secrets.token_hex(4), "before": job.handle.get("launch", "")}
+
+    def is_of(self, job: Job) -> bool:
+        """Whether the machines that there are belong to this launch."""
+        told = self.place(job).read("job.json")
+        return not told or json.loads(told)["launch"] == job.handle["launch"]
+
+    def is_stopped(self, job: Job) -> bool:
+        """Whether it was asked to stop."""
+        return bool(self.place(job).names(f"stop-{job.handle['launch']}"))
 
     def want(self, job: Job, again: bool) -> None:
         """Note that the machines are about to be made again, or that they are."""
@@ -154,7 +172,10 @@ class Rented(Watched, ABC):
         with self.written(job) as folder:
             self.place(job).put(f"stop-{job.handle['launch']}", folder)
         end = time.monotonic() + STOPPED
-        while marks := self.marks(job):
+        while True:
+            marks = self.marks(job)
+            if not any(mark.there() or mark.code is not None for mark in marks.values()):
+                break
             if self.is_over(marks):
                 for mark in marks.values():
                     say(f"{mark.host}: {mark.what}")
@@ -163,7 +184,7 @@ class Rented(Watched, ABC):
                 hint = f"dtrain launch status {job.name}; `down` would end it unsaved"
                 raise EnvironmentFault(f"it is still saving after {STOPPED:.0f} s", hint)
             time.sleep(POLL)
-        say("no machine had begun")
+        say("no machine runs it")
         self.release(job, say)
 
     def down(self, job: Job, say: Say) -> None:
@@ -173,8 +194,14 @@ class Rented(Watched, ABC):
 
     def release(self, job: Job, say: Say) -> None:
         """Take all machines away; what they said stays. The watcher goes last: it may be who does this."""
+        problems = []
         for zone in self.zones:
-            self.remove(job, zone)
+            try:
+                self.remove(job, zone)
+            except EnvironmentFault as error:
+                problems.append(error)
+        if problems:
+            raise problems[0]
         left = self.find(job)
         if left:
             raise EnvironmentFault(

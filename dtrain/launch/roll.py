@@ -1,6 +1,7 @@
 """The roll of a run's hosts: what each says of itself, in a small file that all of them and the laptop can read."""
 
 import json
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 from dtrain.folder import overwrite
 
 PATTERN = "host-*.json"
+LEAVING = "leaving"
 FRESH = 60.0
 """Seconds after which a host that has said nothing is taken as gone."""
 
@@ -24,7 +26,7 @@ class Mark:
     at: float
     """Seconds since 1970, by its own clock."""
     state: str
-    """waiting, running, or ended."""
+    """waiting, running, leaving (it will be back, or another in its place), or ended."""
     what: str = ""
     code: int | None = None
     """How the run ended there for good."""
@@ -32,6 +34,10 @@ class Mark:
     """The newest step that was saved."""
     deaths: int = 0
     """Starts that ended badly since then."""
+
+    def there(self) -> bool:
+        """Whether it was heard lately, and is not on its way out."""
+        return self.state != LEAVING and time.time() - self.at < FRESH
 
     def write(self, folder: Path) -> None:
         """Say it."""

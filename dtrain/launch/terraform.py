@@ -42,11 +42,13 @@ class Ground:
             say("terraform apply")
             self._terraform("apply", "-input=false", FILE)
             found = json.loads(self._terraform("output", "-json"))
-        except EnvironmentFault as error:
+        except (EnvironmentFault, KeyboardInterrupt) as error:
             left = [] if before else self.holds()
             if left:
                 say(f"terraform destroy: {len(left)} that were made")
                 self._destroy(left)
+            if isinstance(error, KeyboardInterrupt):
+                raise
             hint = f"{len(before)} resources of {self.folder} were there before, and are left" if before else error.hint
             raise EnvironmentFault(error.message, hint) from error
         finally:
@@ -85,4 +87,4 @@ class Ground:
         return [f"-var={one}" for one in self.variables]
 
     def _terraform(self, verb: str, *words: str) -> str:
-        return run(["terraform", f"-chdir={self.folder}", verb, "-no-color", *words], wait=LONG)
+        return run(["terraform", f"-chdir={self.folder}", verb, "-no-color", *words], wait=LONG, patient=True)

@@ -1,6 +1,7 @@
 """Commands of other programs: run without a shell, their failures told in their own words."""
 
 import re
+import signal
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,13 +19,17 @@ HINTS = {
 """What helps, by what a program says."""
 
 
-def run(command: Sequence[str], *, given: str | None = None, wait: float = WAIT, folder: Path | None = None) -> str:
+def run(
+    command: Sequence[str],
+    *,
+    given: str | None = None,
+    wait: float = WAIT,
+    folder: Path | None = None,
+    patient: bool = False,
+) -> str:
     """What it printed, run in a folder. EnvironmentFault where the program is missing, fails, or takes too long."""
     try:
-        done = subprocess.run(
-            command, input=given, capture_output=True, text=True, timeout=wait, check=False, cwd=folder,
-            stdin=subprocess.DEVNULL if given is None else None,
-        )  # fmt: skip
+        done = _done(command, given, wait, folder, patient)
     except FileNotFoundError as error:
         raise EnvironmentFault(
             f"{command[0]} is not installed here", f"it is needed for {' '.join(command[:4])}"
@@ -38,6 +43,28 @@ def run(command: Sequence[str], *, given: str | None = None, wait: float = WAIT,
             f"{' '.join(command[:4])} failed ({done.returncode}): {_reason(done.stderr)}", _help(done)
         )
     return done.stdout
+
+
+def _done(
+    command: Sequence[str], given: str | None, wait: float, folder: Path | None, patient: bool
+) -> subprocess.CompletedProcess[str]:
+    """With `patient` it is asked to end, by Ctrl-C or at the end of its time, and then waited for: what it has begun to
+    make it must also note."""
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL if given is None else subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, cwd=folder, start_new_session=patient,
+    )  # fmt: skip
+    with process:
+        try:
+            said = process.communicate(given, timeout=wait)
+        except (KeyboardInterrupt, subprocess.TimeoutExpired):
+            if patient:
+                process.send_signal(signal.SIGINT)
+            else:
+                process.kill()
+            process.communicate()
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, *said)
 
 
 def _reason(said: str) -> str:

@@ -68,6 +68,7 @@ class TpuVm(_Tpu):
     GONE: ClassVar[frozenset[str]] = frozenset(
         {"STOPPED", "STOPPING", "PREEMPTED", "TERMINATED", "HIDING", "HIDDEN", "UNHIDING", "UNKNOWN"}
     )
+    UP: ClassVar[frozenset[str]] = frozenset({"READY"})
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -101,6 +102,7 @@ class Queued(_Tpu):
     """Minutes in which they must come, before the next zone is asked."""
 
     GONE: ClassVar[frozenset[str]] = frozenset({"SUSPENDING", "SUSPENDED"})
+    UP: ClassVar[frozenset[str]] = frozenset({"ACTIVE"})
     FAILED: ClassVar[frozenset[str]] = frozenset({"FAILED"})
 
     def __post_init__(self) -> None:

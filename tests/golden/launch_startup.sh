@@ -1,7 +1,7 @@
 #!/bin/bash
 # What a machine of far does at every start: mount the bucket, install dtrain, keep it running as a unit.
 # Nothing in here is secret: it is kept as the machine's metadata, which everything on the machine can read.
-set -euo pipefail
+set -Eeuo pipefail
 bucket="my-bucket" image="" wheel="dtrain-0.1.0-py3-none-any.whl" extra="tpu"
 runs=/mnt/dtrain home=/opt/dtrain
 here=$runs/far/launch
@@ -12,19 +12,38 @@ again() { # a command, until it succeeds: networks and package locks come late o
   "$@"
 }
 
-install() { # with the versions of who launched it, where this python can have them
-  "$home/bin/pip" install --quiet -c "$here/constraints.txt" "$1" || "$home/bin/pip" install --quiet "$1"
+apt() { # waiting for whoever else installs while a machine starts
+  apt-get -o DPkg::Lock::Timeout=600 -y "$@"
 }
+
+install() { # with the versions of who launched it, or, where this python cannot have them, with the newest
+  "$home/bin/pip" install --quiet -c "$here/constraints.txt" "$1" 2> /tmp/pip && return
+  cat /tmp/pip >&2
+  grep -qE "No matching distribution|ResolutionImpossible|requires a different Python" /tmp/pip &&
+    "$home/bin/pip" install --quiet "$1"
+}
+
+# a machine that cannot begin is not kept
+trap 'shutdown -h +10 "dtrain cannot be started"' ERR
 
 if ! command -v gcsfuse >/dev/null; then
   again curl -fsSL -o /tmp/gcsfuse.deb "$fuse"
-  again apt-get install -y /tmp/gcsfuse.deb
+  again apt update
+  again apt install /tmp/gcsfuse.deb
 fi
 mkdir -p "$runs"
 # files are looked up anew each time, since other hosts write them
 mountpoint -q "$runs" || again gcsfuse --implicit-dirs --metadata-cache-ttl-secs 0 -o allow_other "$bucket" "$runs"
 
 if [ -n "$image" ]; then
+  case "$image" in
+    *-docker.pkg.dev/*) # by the machine's own account
+      token=http://metadata.google.internal/computeMetadata/v1/instance/service-accounts/default/token
+      again curl -fsS -H "Metadata-Flavor: Google" -o /run/token "$token"
+      sed 's/.*"access_token":"\([^"]*\)".*/\1/' /run/token |
+        docker login --username oauth2accesstoken --password-stdin "https://${image%%/*}"
+      rm /run/token ;;
+  esac
   again docker pull "$image"
   gpus=
   if [ "$extra" = cuda ]; then gpus="--gpus all"; fi
@@ -32,8 +51,8 @@ if [ -n "$image" ]; then
 else
   python3=$(compgen -c | grep -E '^python3\.1[1-9]$' | sort -V | tail -n 1 || true)
   if [ -z "$python3" ] || ! "$python3" -c 'import ensurepip' 2>/dev/null; then
-    again apt-get update
-    again apt-get install -y python3.11 python3.11-venv
+    again apt update
+    again apt install python3.11 python3.11-venv
     python3=python3.11
   fi
   [ -x "$home/bin/python" ] || "$python3" -m venv "$home"
@@ -48,6 +67,7 @@ After=network-online.target
 StartLimitIntervalSec=0
 [Service]
 Environment=HOME=/root PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/snap/bin
+ExecStartPre=-/bin/sh -c 'shutdown -c'
 ExecStart=$python -m dtrain.launch.host /mnt/dtrain/far/launch/job.json
 # SIGTERM to the one that keeps the run, which has it save; the rest is killed when the time is over
 KillMode=mixed
@@ -58,7 +78,7 @@ RestartSec=5
 RestartForceExitStatus=75
 RestartPreventExitStatus=2 3 4 5 6 7 8
 # over, and nobody took the machine away: it leaves by itself
-ExecStopPost=/bin/sh -c 'case "\$EXIT_CODE-\$EXIT_STATUS" in exited-[0-8]) shutdown -h +10 dtrain is over;; esac'
+ExecStopPost=/bin/sh -c 'case "\$EXIT_CODE-\$EXIT_STATUS" in exited-0 | exited-[2-8]) shutdown -h +10 dtrain is over;; esac'
 UNIT
 systemctl daemon-reload
 systemctl start --no-block dtrain

@@ -35,6 +35,8 @@ class Cloud:
     refuse: dict[str, tuple[int, str]] = field(default_factory=dict)
     """A pattern of paths of creations, with the error that answers them."""
     secrets: dict[str, str] = field(default_factory=dict)
+    fails: int = 0
+    """How many requests for secrets are put off."""
     metadata: dict[str, str] = field(default_factory=dict)
     """What the metadata server answers, by host and path: 0/instance/preempted."""
 
@@ -76,6 +78,9 @@ class Cloud:
         if method != "GET" and not path.endswith("/listManagedInstances"):
             self.calls.append((method, path, json.loads(body) if body else None))
         if secret := re.search(r"/secrets/(\w+)/versions/latest:access", path):
+            if self.fails:
+                self.fails -= 1
+                return 503, _error(503, "not now")
             found = self.secrets.get(secret[1])
             data = {"payload": {"data": base64.b64encode((found or "").encode()).decode()}}
             return (200, data) if found else (404, _error(404, f"Secret [{secret[1]}] not found"))

@@ -23,7 +23,7 @@ from dtrain.recipe.load import plain_part
 from tests.conftest import Dtrain, bare_environment
 from tests.launch.cloud import Cloud, serving
 from tests.launch.processes import mentioning
-from tests.launch.test_ssh import RECIPE, following, read_until
+from tests.launch.test_ssh import RECIPE, following
 
 LAUNCH = """
 launch:
@@ -48,6 +48,13 @@ def cloud(tmp_path: Path) -> Iterator[Cloud]:
     (tmp_path / "dtrain-0.1.0-py3-none-any.whl").touch()
     with serving(tmp_path / "mnt") as found:
         yield found
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(tmp_path: Path) -> Iterator[None]:
+    yield
+    for pid in mentioning(f"{tmp_path}/mnt"):
+        os.kill(pid, signal.SIGKILL)
 
 
 def recipe(tmp_path: Path, kind: str) -> Path:
@@ -204,10 +211,9 @@ def test_preempted_made_again_and_given_back_when_done_with_the_same_bits(
     job = json.loads((bucket / "far" / "launch" / "job.json").read_text())
     (bucket / "far" / "launch" / "job.json").write_text(json.dumps(job | {"port": 8496}))
     hosts = [Unit(cloud, tmp_path, rank) for rank in (0, 1)]
-    watch = following(tmp_path, "watch", "far", "--pause", "0.2")
-    logs = following(tmp_path, "logs", "far", "-f")
-    read_until(logs, r"t1v-w-0\] step 10/")
-
+    watch, logs = (following(tmp_path, *words) for words in (("watch", "far", "--pause", "0.2"), ("logs", "far", "-f")))
+    metrics = bucket / "far" / "metrics.jsonl"
+    _until(lambda: metrics.exists() and '{"step": 10,' in metrics.read_text())
     cloud.metadata["1/instance/preempted"] = "TRUE"
     _until(lambda: 75 in hosts[1].codes)
     for host in hosts:

@@ -130,6 +130,7 @@ def test_a_stop_before_it_began_is_the_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize("code", [0, 2, 7, 8])
 def test_some_ends_are_for_good(tmp_path: Path, code: int) -> None:
     found = host(tmp_path)
+    mark(found, 1, "running")
     assert found._ended(code) == code
     assert last(found).code == code
 
@@ -137,7 +138,7 @@ def test_some_ends_are_for_good(tmp_path: Path, code: int) -> None:
 def test_a_preemption_is_no_death_and_a_death_counts_until_something_is_saved(tmp_path: Path) -> None:
     found = host(tmp_path)
     assert found._ended(75) == 75
-    assert (last(found).state, last(found).deaths) == ("waiting", 0)
+    assert (last(found).state, last(found).deaths) == ("leaving", 0)
     for deaths in (1, 2):
         assert found._ended(137) == 137
         assert last(found).deaths == deaths
@@ -159,8 +160,7 @@ def test_a_death_while_it_was_told_to_leave_is_none(tmp_path: Path) -> None:
 
 def test_notices_of_the_machine_have_it_leave(tmp_path: Path, cloud: Cloud) -> None:
     found = host(tmp_path, hours=1e-9)
-    cloud.metadata["0/instance/maintenance-event"] = "TERMINATE_ON_HOST_MAINTENANCE"
-    assert found._reason() == "the machine is being maintained"
+
     cloud.metadata["0/instance/preempted"] = "TRUE"
     assert found._reason() == "the machine is being preempted"
     assert not found.stopped
@@ -211,3 +211,43 @@ def test_alone_it_runs_to_the_end_and_ships_what_it_said(tmp_path: Path, cloud: 
     failed = subprocess.run(command, env=told, capture_output=True, text=True, check=False)
     assert failed.returncode == 3
     assert "Secret [WANDB_API_KEY] not found" in roll.read(place, "again")[0].what
+
+
+def test_who_is_leaving_or_silent_is_waited_for_and_the_run_is_not_to_blame(tmp_path: Path) -> None:
+    found = host(tmp_path)
+    mark(found, 1, roll.LEAVING)
+    assert not roll.read(found.place, "now")[1].there()
+    for code in (8, 9):  # the others waited for it in vain
+        assert found._ended(code) == 75
+    assert (last(found).what, last(found).deaths) == ("host 1 is gone, step -1 saved", 0)
+    mark(found, 1, "running")
+    assert found._ended(8) == 8
+
+
+def test_hours_end_the_waiting_too(tmp_path: Path) -> None:
+    found = host(tmp_path, hours=1e-9)
+    assert found.keep() == 0
+    assert "of 0.0 hours are spent" in last(found).what
+
+
+def test_a_cloud_that_does_not_answer_at_once_is_asked_again(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(google, "PAUSES", (0.01, 0.01))
+    cloud.secrets["HF_TOKEN"] = "hf-4711"
+    cloud.fails = 2
+    assert google.secret("my-project", "HF_TOKEN") == "hf-4711"
+    cloud.fails = 3
+    with pytest.raises(EnvironmentFault, match="503, not now"):
+        google.secret("my-project", "HF_TOKEN")
+
+
+def test_what_cannot_be_said_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = host(tmp_path)
+    found.run.record.write_text("{")  # half written, as another host may see it
+
+    def command(*_: Any, **given: Any) -> subprocess.Popen[bytes]:
+        return real([sys.executable, "-c", "import time; print('on', flush=True); time.sleep(3)"], **given)
+
+    real = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", command)
+    assert found._ran({}) == 0
+    assert [path.read_text() for path in (found.place / "log").iterdir()] == ["on\n"]

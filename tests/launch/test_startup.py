@@ -25,7 +25,7 @@ case "$*" in
   "-m venv /opt/dtrain") mkdir -p /opt/dtrain/bin; cp /tmp/machine/bin/pip "$0" /opt/dtrain/bin; cd /opt/dtrain/bin
     mv python3.13 python ;;
   *) echo "python $*" >> /tmp/machine/said; n=$(grep -c ^python /tmp/machine/said)
-    case $n in 1) exit 75 ;; 2) kill -9 $$ ;; 3) exit 70 ;; *) exit 8 ;; esac ;;
+    case $n in 1) exit 75 ;; 2) kill -9 $$ ;; 3) exit 70 ;; 4) exit 1 ;; *) exit 8 ;; esac ;;
 esac
 """
 
@@ -81,7 +81,7 @@ def test_a_machine_starts_the_unit_which_restarts_by_exit_code(tmp_path: Path) -
     wheel = "dtrain-0.1.0-py3-none-any.whl[tpu]"
     assert said[1] == f"pip install --quiet -c {here}/constraints.txt {here}/{wheel}"
     assert said[2:4] == ["systemctl daemon-reload", "systemctl start --no-block dtrain"]
-    assert said[4:] == [job] * 4 + ["shutdown -h +10 dtrain is over"]  # after 75, a kill and 70; not after 8
+    assert said[4:] == ["shutdown -c", job] * 5 + ["shutdown -h +10 dtrain is over"]  # after 75, a kill, 70 and 1
     verified = ["systemd-analyze", "verify", str(tmp_path / "dtrain.service")]
     words = subprocess.run(verified, capture_output=True, text=True, check=False).stderr
     assert [line for line in words.splitlines() if "dtrain.service:" in line and "Command /opt" not in line] == []
@@ -92,7 +92,7 @@ def _said(folder: Path, machine: "subprocess.Popen[bytes]") -> list[str]:
     end = time.monotonic() + 60
     while True:
         said = (folder / "said").read_text().splitlines() if (folder / "said").exists() else []
-        if len(said) >= 8:
+        if len(said) >= 14:
             time.sleep(8)
             return (folder / "said").read_text().splitlines()
         problem = (folder / "out").read_text()
