@@ -4,6 +4,7 @@
     ├── RecipeError         2  the recipe or the command line
     │   └── FieldError      2  one field of one section
     ├── EnvironmentFault    3  disk, permission, devices, a missing package
+    │   └── LeftBehind      3  something rented is still there
     ├── DataError           4  data missing, damaged or of the wrong shape
     ├── CheckpointError     5  no usable checkpoint
     ├── Locked              6  another run writes to the same folder
@@ -65,6 +66,10 @@ class EnvironmentFault(DtrainError):
     """The machine cannot do what was asked."""
 
     exit_code = 3
+
+
+class LeftBehind(EnvironmentFault):
+    """Something that was rented could not be taken away, and may cost money."""
 
 
 class DataError(DtrainError):

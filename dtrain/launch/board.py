@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dtrain.errors import DtrainError, EnvironmentFault, RecipeError
+from dtrain.errors import DtrainError, EnvironmentFault, LeftBehind, RecipeError
 from dtrain.folder import Folder, folder, overwrite
 from dtrain.launch.job import Job
 
@@ -53,6 +53,8 @@ def noted(runs: Path, entry: Entry, before: Entry | None) -> Iterator[None]:
     entry.write(place)
     try:
         yield
+    except LeftBehind:
+        raise
     except DtrainError:
         (place.path / NAME).unlink()
         if before:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from dtrain.errors import EnvironmentFault, Locked, Stopped
+from dtrain.errors import EnvironmentFault, LeftBehind, Locked, Stopped
 from dtrain.launch import roll
 from dtrain.launch.job import Job, Row, Say
 from dtrain.launch.said import Said
@@ -122,7 +122,7 @@ class Rented(Watched, ABC):
             except EnvironmentFault as error:
                 problems.append(error.message)
         if problems:
-            raise EnvironmentFault("\n  ".join(["not all is taken away:", *problems]), "look for it, it may cost money")
+            raise LeftBehind("\n  ".join(["not all is taken away:", *problems]), "look for it, it may cost money")
 
     def find(self, job: Job) -> Found | None:
         """What there is, in the first zone that has it."""
@@ -204,9 +204,7 @@ class Rented(Watched, ABC):
             raise problems[0]
         left = self.find(job)
         if left:
-            raise EnvironmentFault(
-                f"{job.name} is still {left.state} in {left.zone}", "delete it by hand: it costs money"
-            )
+            raise LeftBehind(f"{job.name} is still {left.state} in {left.zone}", "delete it by hand: it costs money")
         say(f"{self.on}: nothing is left in {', '.join(self.zones)}")
         for command in self.dismissing(job):
             _without(command)
