@@ -113,7 +113,7 @@ def test_golden_what_is_asked_of_the_cloud(
     section = plain_part(TARGETS[name]) | {"wheel": "dtrain-0.1.0-py3-none-any.whl"}
     (tmp_path / "far.yaml").write_text(RECIPE.format(tiny=TINY))
     told = cloud.environment(tmp_path / "config")
-    dtrain("launch", "up", "far.yaml", f"launch={json.dumps(section)}", "--yes", "--detach", **told)
+    dtrain("launch", "up", "far.yaml", f"launch={json.dumps(section)}", "--no-plan", "--yes", "--detach", **told)
     dtrain("launch", "down", "far", "--yes", **told)
     assert cloud.resources == {}
     assert list((tmp_path / "mnt" / "my-bucket" / "far").glob("launch/*")) == []
