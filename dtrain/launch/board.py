@@ -60,8 +60,9 @@ def noted(runs: Path, entry: Entry, before: Entry | None) -> Iterator[None]:
         if before:
             before.write(place)
         elif fresh:
-            with suppress(OSError):
+            with suppress(OSError):  # those that are empty
                 place.path.rmdir()
+                place.path.parent.rmdir()
         raise
 
 

@@ -104,6 +104,8 @@ def keep(job: Told) -> int:
             print(f"the {job['hours']:g} hours that it may take are over: it is asked to save and stop", flush=True)
             ask(signal.SIGTERM, None)
             code = child.wait()
+        if asked and code == -signal.SIGTERM:  # it came before the run heard signals, or after it had saved and left
+            code = PREEMPTED
         if code != PREEMPTED or asked or post.stopping.exists():
             break
         print(f"preempted; starting again in {PAUSE:.0f} s", flush=True)

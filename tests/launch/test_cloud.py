@@ -269,7 +269,7 @@ def test_zones_are_asked_in_order_and_what_was_half_made_is_taken_back(
     cloud.force("far", "SUSPENDED")
     assert dtrain("launch", "status", "far", **told).stdout.split() == ["v4-16", "suspended", "in", "europe-west4-b"]
     stopped = dtrain("launch", "stop", "far", **told)
-    assert "no machine had begun" in stopped.stderr
+    assert "no machine runs it" in stopped.stderr
     assert cloud.resources == {}
 
 
