@@ -244,7 +244,7 @@ def test_what_cannot_be_said_does_not_end_the_run(tmp_path: Path, monkeypatch: p
     found = host(tmp_path)
     found.run.record.write_text("{")  # half written, as another host may see it
 
-    def command(*_: Any, **given: Any) -> subprocess.Popen[bytes]:
+    def command(*_: Any, **given: Any) -> Any:
         return real([sys.executable, "-c", "import time; print('on', flush=True); time.sleep(3)"], **given)
 
     real = subprocess.Popen
