@@ -1,29 +1,90 @@
-# Where runs are kept. Folders are renamed in one step (hierarchical namespace): so a checkpoint becomes one. What was
-# deleted or overwritten can be had back for some days, and the bucket goes only when it is empty.
+# The bucket of the runs, with a hierarchical namespace: folders are listed and deleted faster. `terraform destroy` leaves it, with all that is in it. Machines may write everywhere but in launch/, which
+# holds the wheel and the lock file that they install as root.
+
+locals {
+  objects = "projects/_/buckets/${var.name}"
+  name    = var.create ? google_storage_bucket.this[0].name : data.google_storage_bucket.existing[0].name
+  launch  = [for kind in ["objects", "folders", "managedFolders"] : "resource.name.startsWith('${local.objects}/${kind}/launch/')"]
+}
 
 resource "google_storage_bucket" "this" {
-  #checkov:skip=CKV_GCP_78:a bucket with a hierarchical namespace has no versions; soft delete keeps what was removed
-  #checkov:skip=CKV_GCP_62:who reads it is in Cloud Audit Logs; usage logs would need another bucket
+  #checkov:skip=CKV_GCP_78:a bucket with a hierarchical namespace has no versions
+  #checkov:skip=CKV_GCP_62:access is in Cloud Audit Logs; usage logs would need another bucket
+  count = var.create ? 1 : 0
+
   project                     = var.project
   name                        = var.name
-  location                    = var.location
+  location                    = var.region
+  labels                      = merge({ tool = "dtrain" }, var.labels)
   uniform_bucket_level_access = true
   public_access_prevention    = "enforced"
   force_destroy               = false
+  deletion_policy             = "ABANDON" # destroy forgets it and deletes nothing
 
   hierarchical_namespace {
     enabled = true
   }
 
+  # every day of soft delete bills a day of deleted checkpoints: 10 GB that rotate every 10 minutes are 10 TB in a week
   soft_delete_policy {
-    retention_duration_seconds = var.kept_days * 24 * 60 * 60
+    retention_duration_seconds = var.soft_delete_days * 24 * 60 * 60
+  }
+
+  lifecycle_rule {
+    action {
+      type = "AbortIncompleteMultipartUpload"
+    }
+    condition {
+      age = 1
+    }
+  }
+}
+
+data "google_storage_bucket" "existing" {
+  count = var.create ? 0 : 1
+
+  project = var.project
+  name    = var.name
+
+  lifecycle {
+    postcondition {
+      condition     = lower(self.location) == var.region
+      error_message = "The bucket ${var.name} is in ${self.location}, not in ${var.region}: traffic between regions is slow and billed."
+    }
   }
 }
 
 resource "google_storage_bucket_iam_member" "writers" {
   for_each = var.writers
 
-  bucket = google_storage_bucket.this.name
+  bucket = local.name
   role   = "roles/storage.objectUser"
   member = each.value
+
+  condition {
+    title      = "all but launch"
+    expression = join(" && ", [for clause in local.launch : "!${clause}"])
+  }
+}
+
+resource "google_storage_bucket_iam_member" "launch_readers" {
+  for_each = var.writers
+
+  bucket = local.name
+  role   = "roles/storage.objectViewer"
+  member = each.value
+
+  condition {
+    title      = "launch"
+    expression = local.launch[0]
+  }
+}
+
+# by content: other content is another object, so that machines are replaced when what they install changes
+resource "google_storage_bucket_object" "launch" {
+  for_each = var.files
+
+  bucket = local.name
+  name   = "launch/${var.stack}/${substr(filesha256(each.value), 0, 12)}/${basename(each.value)}"
+  source = each.value
 }

@@ -8,7 +8,7 @@ variable "project" {
 }
 
 variable "name" {
-  description = "The bucket's name, unique in the world."
+  description = "The name of the bucket, unique in the world, without gs://."
   type        = string
   validation {
     condition     = can(regex("^[a-z0-9][-_a-z0-9]{1,61}[a-z0-9]$", var.name))
@@ -16,27 +16,58 @@ variable "name" {
   }
 }
 
-variable "location" {
-  description = "The region of the machines that use it: traffic between regions is slow and is paid for."
+variable "region" {
+  description = "The region of the machines that use it, as us-east5: traffic between regions is slow and billed."
   type        = string
+  validation {
+    condition     = can(regex("^[a-z]+-[a-z]+[0-9]+$", var.region))
+    error_message = "A region looks like us-east5; a zone has a letter more."
+  }
 }
 
-variable "kept_days" {
-  description = "Days for which what was deleted can be had back."
+variable "labels" {
+  description = "Labels of everything that takes them, such as owner and run: cost reports are split by them."
+  type        = map(string)
+  default     = {}
+}
+
+variable "create" {
+  description = "Whether to create it; false for one that is there, such as the one that an earlier `terraform destroy` left."
+  type        = bool
+  default     = true
+}
+
+variable "soft_delete_days" {
+  description = "Days for which deleted objects can be restored, and are billed: 0, or 7 to 90."
   type        = number
-  default     = 7
+  default     = 0
   validation {
-    condition     = var.kept_days >= 7 && var.kept_days <= 90
-    error_message = "Google Cloud keeps what was deleted for 7 to 90 days."
+    condition     = var.soft_delete_days == 0 || (var.soft_delete_days >= 7 && var.soft_delete_days <= 90)
+    error_message = "Cloud Storage keeps deleted objects for 0 days, or for 7 to 90."
   }
 }
 
 variable "writers" {
-  description = "Who may read, write and delete what is in it, by a name of your own: serviceAccount:..., user:..."
+  description = "Who may read and write runs, by a name of your own: serviceAccount:..., user:..."
   type        = map(string)
   default     = {}
   validation {
     condition     = alltrue([for member in values(var.writers) : can(regex("^(serviceAccount|user|group|principal|principalSet):", member))])
     error_message = "A member begins with serviceAccount:, user:, group:, principal: or principalSet:; never allUsers."
   }
+}
+
+variable "stack" {
+  description = "The name of the stack: its `files` are in launch/STACK/."
+  type        = string
+  validation {
+    condition     = can(regex("^[a-z][-a-z0-9]*$", var.stack))
+    error_message = "A stack is lower-case letters, digits and hyphens."
+  }
+}
+
+variable "files" {
+  description = "Local files to copy to launch/STACK/, by a name of your own: { wheel = \"dist/dtrain-0.1.0-py3-none-any.whl\" }."
+  type        = map(string)
+  default     = {}
 }

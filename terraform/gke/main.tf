@@ -1,7 +1,9 @@
-# A cluster for `launch: {kind: gke}`: a small pool for the system, and a pool of accelerators for each slice, from none to
-# all of its hosts. JobSet and Kueue are put on it with kubectl.
+# A cluster for `launch: {kind: gke}`: a small pool for the system, and one pool of accelerators for each slice, which the
+# autoscaler grows from no host to all of them when a JobSet asks for it. Output `setup`: the commands that install JobSet
+# and the Kubernetes service account.
 
 locals {
+  labels = merge({ tool = "dtrain" }, var.labels)
   pools = merge([
     for name, pool in var.pools : {
       for slice in range(pool.slices) : (pool.slices > 1 ? "${name}-${slice}" : name) => pool
@@ -9,10 +11,24 @@ locals {
   ]...)
 }
 
+resource "google_project_service" "this" {
+  for_each = toset(["container.googleapis.com", "cloudresourcemanager.googleapis.com"])
+
+  project            = var.project
+  service            = each.value
+  disable_on_destroy = false # another stack may need it
+}
+
+data "google_project" "this" {
+  project_id = var.project
+  depends_on = [google_project_service.this]
+}
+
 resource "google_container_cluster" "this" {
+  #checkov:skip=CKV_GCP_21:it has local.labels, which checkov does not resolve
   #checkov:skip=CKV_GCP_12:Dataplane V2 (datapath_provider) enforces network policies by itself
-  #checkov:skip=CKV_GCP_66:which images may run is for the organisation to say
-  #checkov:skip=CKV_GCP_65:so are the groups that may operate it
+  #checkov:skip=CKV_GCP_66:which images may run is a policy of the organisation
+  #checkov:skip=CKV_GCP_65:so are the groups that operate it
   #checkov:skip=CKV_GCP_69:the default pool is removed; every other has workload_metadata_config
   project             = var.project
   name                = var.name
@@ -26,11 +42,20 @@ resource "google_container_cluster" "this" {
   datapath_provider           = "ADVANCED_DATAPATH"
   enable_shielded_nodes       = true
   enable_intranode_visibility = true
-  resource_labels             = { tool = "dtrain" }
+  resource_labels             = local.labels
   enable_legacy_abac          = false
 
   release_channel {
-    channel = "RAPID"
+    channel = "REGULAR"
+  }
+
+  # upgrades and repairs that can wait happen here; a JobSet resumes from its last checkpoint after them
+  maintenance_policy {
+    recurring_window {
+      start_time = var.maintenance.start
+      end_time   = var.maintenance.end
+      recurrence = var.maintenance.recurrence
+    }
   }
 
   workload_identity_config {
@@ -73,16 +98,20 @@ resource "google_container_cluster" "this" {
   lifecycle {
     ignore_changes = [initial_node_count]
   }
+
+  depends_on = [google_project_service.this, google_project_iam_member.nodes]
 }
 
 resource "google_container_node_pool" "system" {
-  project    = var.project
-  name       = "system"
-  cluster    = google_container_cluster.this.id
-  node_count = 1
+  project        = var.project
+  name           = "system"
+  cluster        = google_container_cluster.this.id
+  node_locations = distinct([for pool in values(var.pools) : pool.zone])
+  node_count     = 1
 
   node_config {
     machine_type    = "e2-standard-4"
+    resource_labels = local.labels
     image_type      = "COS_CONTAINERD"
     service_account = var.service_account
     oauth_scopes    = ["https://www.googleapis.com/auth/cloud-platform"]
@@ -131,9 +160,12 @@ resource "google_container_node_pool" "accelerators" {
     machine_type    = each.value.machine
     image_type      = "COS_CONTAINERD"
     spot            = each.value.spot
-    service_account = var.service_account
-    oauth_scopes    = ["https://www.googleapis.com/auth/cloud-platform"]
-    metadata        = { disable-legacy-endpoints = "true" }
+    resource_labels = local.labels
+    # bounds each node, not the run: for a JobSet that is still there, the autoscaler creates another
+    max_run_duration = var.hours == null ? null : "${ceil(var.hours * 3600)}s"
+    service_account  = var.service_account
+    oauth_scopes     = ["https://www.googleapis.com/auth/cloud-platform"]
+    metadata         = { disable-legacy-endpoints = "true" }
 
     dynamic "guest_accelerator" {
       for_each = each.value.gpu == null ? [] : [each.value.gpu]
@@ -177,7 +209,14 @@ resource "google_container_node_pool" "accelerators" {
   }
 }
 
-# pods of one Kubernetes service account act as the nodes' account: that is how they reach the bucket
+# what a node needs to be healthy
+resource "google_project_iam_member" "nodes" {
+  project = var.project
+  role    = "roles/container.defaultNodeServiceAccount"
+  member  = "serviceAccount:${var.service_account}"
+}
+
+# pods of one Kubernetes service account act as the account of the nodes
 resource "google_service_account_iam_member" "pods" {
   service_account_id = "projects/${var.project}/serviceAccounts/${var.service_account}"
   role               = "roles/iam.workloadIdentityUser"

@@ -8,7 +8,7 @@ variable "project" {
 }
 
 variable "region" {
-  description = "Of the cluster, as us-east5."
+  description = "The region, as us-east5."
   type        = string
   validation {
     condition     = can(regex("^[a-z]+-[a-z]+[0-9]+$", var.region))
@@ -17,28 +17,47 @@ variable "region" {
 }
 
 variable "name" {
-  description = "Of the cluster."
+  description = "The name of the cluster. Two stacks in one project need two names."
   type        = string
-  default     = "dtrain"
+  validation {
+    condition     = can(regex("^[a-z]([-a-z0-9]{4,38}[a-z0-9])$", var.name))
+    error_message = "A name is 6 to 40 lower-case letters, digits and hyphens, and begins with a letter."
+  }
+}
+
+variable "labels" {
+  description = "Labels of everything that takes them, such as owner and run: cost reports are split by them."
+  type        = map(string)
+  default     = {}
 }
 
 variable "network" {
-  description = "The network's id, as the module `network` gives it."
+  description = "The id of the network, from the module `network`."
   type        = string
 }
 
 variable "subnetwork" {
-  description = "The subnetwork's id, with ranges called pods and services."
+  description = "The id of the subnetwork, with secondary ranges called pods and services."
   type        = string
 }
 
 variable "service_account" {
-  description = "Who the nodes are: an address, as the module `service_account` gives it."
+  description = "The email of the service account of the nodes and the pods, from the module `service_account`."
   type        = string
 }
 
+variable "hours" {
+  description = "Hours after its creation at which a node of a pool of accelerators is deleted. null: no limit, it is billed until it is destroyed."
+  type        = number
+  default     = 24
+  validation {
+    condition     = var.hours == null || try(var.hours > 0 && var.hours <= 2880, false)
+    error_message = "A limit is more than 0 and at most 2880 hours (120 days), the limit of Compute Engine; null for none."
+  }
+}
+
 variable "control_plane" {
-  description = "Addresses of the control plane: 16 of them, used by nothing else."
+  description = "IP addresses of the control plane: 16 of them, used by nothing else."
   type        = string
   default     = "172.16.0.0/28"
   validation {
@@ -48,29 +67,49 @@ variable "control_plane" {
 }
 
 variable "operators" {
-  description = "Addresses from which kubectl may be used, by a name of your own: { office = \"203.0.113.0/24\" }."
+  description = "IP ranges from which kubectl may be used, by a name of your own: { office = \"203.0.113.0/24\" }."
   type        = map(string)
   validation {
     condition     = alltrue([for range in values(var.operators) : can(cidrhost(range, 0)) && range != "0.0.0.0/0"])
-    error_message = "Each is a range of addresses, and not the whole world."
+    error_message = "Each is a range of IP addresses, and not 0.0.0.0/0."
   }
 }
 
 variable "pods" {
-  description = "The Kubernetes service account that acts as `service_account`, as `launch: {namespace, account}` name it."
+  description = "The Kubernetes service account of the runs, as `launch: {namespace, account}` name it."
   type        = object({ namespace = string, account = string })
-  default     = { namespace = "default", account = "default" }
+  default     = { namespace = "default", account = "dtrain" }
+}
+
+variable "maintenance" {
+  description = "When GKE may upgrade: a window of at least 4 hours, 48 hours in 32 days (RFC 3339 and RFC 5545)."
+  type        = object({ start = string, end = string, recurrence = string })
+  default = {
+    start      = "2026-01-03T02:00:00Z"
+    end        = "2026-01-03T10:00:00Z"
+    recurrence = "FREQ=WEEKLY;BYDAY=SA,SU"
+  }
+}
+
+variable "jobset" {
+  description = "The version of JobSet."
+  type        = string
+  default     = "v0.12.0"
+  validation {
+    condition     = can(regex("^v[0-9]+[.][0-9]+[.][0-9]+$", var.jobset))
+    error_message = "A version looks like v0.12.0."
+  }
 }
 
 variable "protected" {
-  description = "Whether `terraform destroy` leaves the cluster alone."
+  description = "Whether `terraform destroy` refuses to delete the cluster."
   type        = bool
   default     = false
 }
 
 variable "pools" {
   description = <<-EOT
-    Accelerators by a name of your own. A slice of TPUs: machine, hosts, topology; slices of them, each a pool of its own.
+    Accelerators by a name of your own. A slice of TPUs: machine, hosts, topology; slices: how many, each a pool of its own.
     GPUs: machine, hosts, gpu.
   EOT
   type = map(object({
@@ -83,7 +122,10 @@ variable "pools" {
     spot        = optional(bool, false)
     reservation = optional(string)
   }))
-  default = {}
+  validation {
+    condition     = length(var.pools) > 0
+    error_message = "Name one pool at least."
+  }
   validation {
     condition     = alltrue([for pool in values(var.pools) : (pool.topology == null) != (pool.gpu == null)])
     error_message = "A pool has either a topology, of TPUs, or a gpu."
@@ -94,7 +136,7 @@ variable "pools" {
   }
   validation {
     condition     = alltrue([for pool in values(var.pools) : !(startswith(pool.machine, "tpu7x") && pool.hosts > 1)])
-    error_message = "Slices of several tpu7x hosts need a workload policy, which this module does not make yet."
+    error_message = "Slices of several tpu7x hosts need a workload policy, which a node pool of Terraform cannot name: create that pool with gcloud."
   }
   validation {
     condition     = alltrue([for pool in values(var.pools) : pool.hosts >= 1 && pool.slices >= 1])

@@ -1,9 +1,9 @@
 terraform {
-  required_version = ">= 1.7"
+  required_version = ">= 1.9"
   required_providers {
     google = {
       source  = "hashicorp/google"
-      version = ">= 6.25, < 9"
+      version = "~> 7.45"
     }
   }
 }

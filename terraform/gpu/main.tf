@@ -1,8 +1,16 @@
-# Hosts of eight GPUs that stay until they are destroyed, near each other, reached over ssh: `launch: {kind: ssh}`. They have
-# one network card each; the cards beside the GPUs need networks of their own, which are not made here.
+# Hosts with GPUs near each other: `launch: {kind: ssh}`. Each has one network interface; the interfaces beside the GPUs of
+# a3-ultragpu and a4 need networks of their own, which are not made here. Hosts come one by one: when there is no room for
+# all of them, `apply` fails and those that came are billed until `terraform destroy` or `hours`.
+
+module "host" {
+  source = "../host"
+  bucket = var.bucket
+  wheel  = var.wheel
+  lock   = var.lock
+}
 
 resource "google_compute_resource_policy" "near" {
-  count = var.hosts > 1 ? 1 : 0
+  count = var.hosts > 1 && var.reservation == null ? 1 : 0 # a reservation has its own placement
 
   project = var.project
   region  = join("-", slice(split("-", var.zone), 0, 2))
@@ -14,22 +22,23 @@ resource "google_compute_resource_policy" "near" {
 }
 
 resource "google_compute_instance" "host" {
-  #checkov:skip=CKV_GCP_38:Google's own keys are enough for a disk that holds nothing but the system
+  #checkov:skip=CKV_GCP_38:the keys of Google are enough for a disk that holds the system only
   count = var.hosts
 
   project                 = var.project
   zone                    = var.zone
   name                    = "${var.name}-${count.index}"
   machine_type            = var.machine
-  labels                  = { tool = "dtrain" }
-  metadata_startup_script = var.startup_script
-  metadata                = { "block-project-ssh-keys" = "true", "enable-oslogin" = "true" }
+  labels                  = merge({ tool = "dtrain" }, var.labels)
+  metadata_startup_script = module.host.script
+  metadata                = { "block-project-ssh-keys" = "true", "enable-oslogin" = "TRUE" }
   resource_policies       = google_compute_resource_policy.near[*].id
 
   boot_disk {
     initialize_params {
-      image = var.image
-      size  = 200
+      image  = var.image
+      size   = 200
+      labels = merge({ tool = "dtrain" }, var.labels)
     }
   }
 
@@ -42,9 +51,28 @@ resource "google_compute_instance" "host" {
   scheduling {
     provisioning_model          = var.spot ? "SPOT" : "STANDARD"
     preemptible                 = var.spot
-    automatic_restart           = !var.spot
+    automatic_restart           = false # a restart would begin max_run_duration anew
     on_host_maintenance         = "TERMINATE"
-    instance_termination_action = var.spot ? "STOP" : null
+    instance_termination_action = var.hours == null && !var.spot ? null : "DELETE"
+
+    dynamic "max_run_duration" {
+      for_each = var.hours == null ? [] : [var.hours]
+      content {
+        seconds = ceil(max_run_duration.value * 3600)
+      }
+    }
+  }
+
+  reservation_affinity {
+    type = var.reservation == null ? "NO_RESERVATION" : "SPECIFIC_RESERVATION"
+
+    dynamic "specific_reservation" {
+      for_each = var.reservation == null ? [] : [var.reservation]
+      content {
+        key    = "compute.googleapis.com/reservation-name"
+        values = [specific_reservation.value]
+      }
+    }
   }
 
   service_account {
@@ -53,7 +81,7 @@ resource "google_compute_instance" "host" {
   }
 
   shielded_instance_config {
-    enable_secure_boot          = false # the drivers are not signed
+    enable_secure_boot          = false # the modules of the NVIDIA driver are not signed
     enable_vtpm                 = true
     enable_integrity_monitoring = true
   }

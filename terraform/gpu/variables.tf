@@ -8,7 +8,7 @@ variable "project" {
 }
 
 variable "zone" {
-  description = "Of the chips, as us-east5-b."
+  description = "The zone of the accelerators, as us-east5-b."
   type        = string
   validation {
     condition     = can(regex("^[a-z]+-[a-z]+[0-9]+-[a-z]$", var.zone))
@@ -17,54 +17,81 @@ variable "zone" {
 }
 
 variable "name" {
-  description = "What the machines are called."
+  description = "The first part of the names of the hosts. Two stacks in one project need two names."
   type        = string
-  default     = "dtrain"
   validation {
-    condition     = can(regex("^[a-z]([-a-z0-9]{0,50}[a-z0-9])?$", var.name))
-    error_message = "A name is up to 52 lower-case letters, digits and hyphens, and begins with a letter."
+    condition     = can(regex("^[a-z]([-a-z0-9]{4,38}[a-z0-9])$", var.name))
+    error_message = "A name is 6 to 40 lower-case letters, digits and hyphens, and begins with a letter."
   }
 }
 
+variable "labels" {
+  description = "Labels of everything that takes them, such as owner and run: cost reports are split by them."
+  type        = map(string)
+  default     = {}
+}
+
 variable "network" {
-  description = "The network's id, as the module `network` gives it."
+  description = "The id of the network, from the module `network`."
   type        = string
 }
 
 variable "subnetwork" {
-  description = "The subnetwork's id."
+  description = "The id of the subnetwork."
   type        = string
 }
 
 variable "service_account" {
-  description = "Who the machines are: an address, as the module `service_account` gives it."
+  description = "The email of the service account of the machines, from the module `service_account`."
   type        = string
 }
 
-variable "spot" {
-  description = "Whether they are spot: cheaper, and taken away at any time."
-  type        = bool
-  default     = false
+variable "bucket" {
+  description = "The bucket that is mounted at /mnt/dtrain, without gs://."
+  type        = string
 }
 
-variable "startup_script" {
-  description = "What they do when they start; it is readable on them, so nothing secret."
+variable "wheel" {
+  description = "The wheel of dtrain, as gs://BUCKET/OBJECT.whl."
   type        = string
-  default     = ""
+}
+
+variable "lock" {
+  description = "The requirements that the wheel needs, all with hashes, as gs://BUCKET/OBJECT."
+  type        = string
+}
+
+variable "hours" {
+  description = "Hours after its start at which Compute Engine deletes a host. null: no limit, it is billed until it is destroyed."
+  type        = number
+  default     = 24
+  validation {
+    condition     = var.hours == null || try(var.hours > 0 && var.hours <= 2880, false)
+    error_message = "A limit is more than 0 and at most 2880 hours (120 days), the limit of Compute Engine; null for none."
+  }
+}
+
+variable "user" {
+  description = "The user of OS Login to log in as: gcloud compute os-login describe-profile --format 'value(posixAccounts[0].username)'."
+  type        = string
+  validation {
+    condition     = can(regex("^[a-z_][a-z0-9_-]{0,31}$", var.user))
+    error_message = "A user is lower-case letters, digits, hyphens and underscores."
+  }
 }
 
 variable "machine" {
-  description = "A host: a3-highgpu-8g, a3-ultragpu-8g, a4-highgpu-8g, a2-ultragpu-8g."
+  description = "The machine type of a host."
   type        = string
   default     = "a3-highgpu-8g"
   validation {
-    condition     = can(regex("^a[234]-[a-z]+gpu-[1248]g$", var.machine))
-    error_message = "A host with GPUs looks like a3-highgpu-8g."
+    condition     = can(regex("^(a2-highgpu-[1248]g|a2-megagpu-16g|a2-ultragpu-[1248]g|a3-highgpu-[1248]g|a3-(edge|mega|ultra)gpu-8g|a4-highgpu-8g)$", var.machine))
+    error_message = "A host with GPUs is a2-highgpu-8g, a2-ultragpu-8g, a3-highgpu-8g, a3-megagpu-8g, a3-ultragpu-8g or a4-highgpu-8g, or a smaller one of a2 or a3-highgpu."
   }
 }
 
 variable "hosts" {
-  description = "How many there are."
+  description = "Hosts."
   type        = number
   default     = 1
   validation {
@@ -73,8 +100,24 @@ variable "hosts" {
   }
 }
 
+variable "spot" {
+  description = "Whether the machines are spot: cheaper, and reclaimed at any time."
+  type        = bool
+  default     = false
+}
+
+variable "reservation" {
+  description = "The reservation to use, by name."
+  type        = string
+  default     = null
+  validation {
+    condition     = var.reservation == null || !var.spot
+    error_message = "Spot and a reservation are two kinds of capacity: choose one."
+  }
+}
+
 variable "image" {
-  description = "The system they start with, drivers included."
+  description = "The image, with the NVIDIA driver (580 or newer for CUDA 13)."
   type        = string
   default     = "projects/ubuntu-os-accelerator-images/global/images/family/ubuntu-accelerator-2404-amd64-with-nvidia-580"
 }

@@ -1,11 +1,21 @@
-# A network of its own for training: no address of a machine is public, ssh comes in by IAP alone, and machines
-# reach the outside, for packages and images, through NAT.
+# A private network: no machine has a public IP, ssh enters through Identity-Aware Proxy (IAP) only, and machines reach
+# the internet, for packages and images, through Cloud NAT.
+
+resource "google_project_service" "this" {
+  for_each = toset(["compute.googleapis.com", "iap.googleapis.com"])
+
+  project            = var.project
+  service            = each.value
+  disable_on_destroy = false # another stack may need it
+}
 
 resource "google_compute_network" "this" {
   project                 = var.project
   name                    = var.name
   auto_create_subnetworks = false
   mtu                     = 8896
+
+  depends_on = [google_project_service.this]
 }
 
 resource "google_compute_subnetwork" "this" {
@@ -51,7 +61,7 @@ resource "google_compute_firewall" "iap_ssh" {
   project       = var.project
   name          = "${var.name}-iap-ssh"
   network       = google_compute_network.this.id
-  description   = "ssh, from Google's identity-aware proxy alone"
+  description   = "ssh, from Identity-Aware Proxy only"
   source_ranges = ["35.235.240.0/20"]
 
   allow {
@@ -64,7 +74,7 @@ resource "google_compute_firewall" "inside" {
   project       = var.project
   name          = "${var.name}-inside"
   network       = google_compute_network.this.id
-  description   = "machines and pods of this network among themselves: collectives and JAX's coordinator"
+  description   = "between machines and pods of this network: collectives and the JAX coordinator"
   source_ranges = [var.range, var.pods]
 
   allow {

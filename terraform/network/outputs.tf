@@ -1,19 +1,10 @@
 output "network" {
-  description = "The network's id."
+  description = "The id of the network."
   value       = google_compute_network.this.id
 }
 
 output "subnetwork" {
-  description = "The subnetwork's id."
+  description = "The id of the subnetwork, known once machines in it can reach the internet and be reached through IAP."
   value       = google_compute_subnetwork.this.id
-}
-
-output "name" {
-  description = "The network's name, as `launch.network` takes it."
-  value       = google_compute_network.this.name
-}
-
-output "subnetwork_name" {
-  description = "The subnetwork's name, as `launch.subnetwork` takes it."
-  value       = google_compute_subnetwork.this.name
+  depends_on  = [google_compute_router_nat.this, google_compute_firewall.iap_ssh, google_compute_firewall.inside]
 }

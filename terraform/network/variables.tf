@@ -8,7 +8,7 @@ variable "project" {
 }
 
 variable "region" {
-  description = "Where machines will be, as us-east5."
+  description = "The region, as us-east5."
   type        = string
   validation {
     condition     = can(regex("^[a-z]+-[a-z]+[0-9]+$", var.region))
@@ -17,17 +17,16 @@ variable "region" {
 }
 
 variable "name" {
-  description = "Of the network and all in it."
+  description = "The name of the network and of what belongs to it. Two stacks in one project need two names."
   type        = string
-  default     = "dtrain"
   validation {
-    condition     = can(regex("^[a-z]([-a-z0-9]{0,50}[a-z0-9])?$", var.name))
-    error_message = "A name is lower-case letters, digits and hyphens, 52 at most."
+    condition     = can(regex("^[a-z]([-a-z0-9]{4,38}[a-z0-9])$", var.name))
+    error_message = "A name is 6 to 40 lower-case letters, digits and hyphens, and begins with a letter."
   }
 }
 
 variable "range" {
-  description = "Addresses of machines."
+  description = "IP addresses of machines."
   type        = string
   default     = "10.0.0.0/20"
   validation {
@@ -37,7 +36,7 @@ variable "range" {
 }
 
 variable "pods" {
-  description = "Addresses of pods."
+  description = "IP addresses of pods."
   type        = string
   default     = "10.4.0.0/14"
   validation {
@@ -47,7 +46,7 @@ variable "pods" {
 }
 
 variable "services" {
-  description = "Addresses of Kubernetes services."
+  description = "IP addresses of Kubernetes services."
   type        = string
   default     = "10.8.0.0/20"
   validation {

@@ -1,9 +1,9 @@
 output "email" {
-  description = "The account's address."
+  description = "The email of the account."
   value       = google_service_account.this.email
 }
 
 output "member" {
-  description = "The account as IAM names it, as the bucket's `writers` take it."
-  value       = "serviceAccount:${google_service_account.this.email}"
+  description = "The account as IAM names it, as `writers` of the module `bucket` takes it."
+  value       = local.member
 }

@@ -1,9 +1,15 @@
-output "credentials" {
-  description = "The command that lets kubectl reach the cluster."
-  value       = module.gke.credentials
+output "launch" {
+  description = "The recipe's `launch` section."
+  value = merge(module.gke.launch, {
+    on     = "v6e-16"
+    slices = var.slices
+    spot   = var.spot
+    image  = local.image
+    bucket = module.bucket.bucket
+  })
 }
 
-output "launch" {
-  description = "Fields of the recipe's `launch` section."
-  value       = { kind = "gke", bucket = module.ground.bucket, context = module.gke.context, spot = var.spot, slices = var.slices }
+output "setup" {
+  description = "Commands to run once after apply."
+  value       = module.gke.setup
 }

@@ -3,26 +3,63 @@ variable "project" {
   type        = string
 }
 
-variable "bucket" {
-  description = "A name for the bucket, unique in the world."
+variable "name" {
+  description = "The name of everything in this stack. A second stack in the project needs another, and another prefix of the state: terraform init -backend-config=prefix=dtrain/NAME."
   type        = string
+  default     = "dtrain-gke"
+  validation {
+    condition     = can(regex("^[a-z][-a-z0-9]{4,28}[a-z0-9]$", var.name))
+    error_message = "A name is 6 to 30 lower-case letters, digits and hyphens."
+  }
 }
 
-variable "operators" {
-  description = "Addresses from which kubectl may be used, by a name of your own."
+variable "owner" {
+  description = "Who answers for the cost: the label owner."
+  type        = string
+  validation {
+    condition     = can(regex("^[a-z0-9_-]{1,63}$", var.owner))
+    error_message = "A label is up to 63 lower-case letters, digits, hyphens and underscores."
+  }
+}
+
+variable "labels" {
+  description = "More labels."
   type        = map(string)
+  default     = {}
 }
 
-variable "region" {
-  description = "Of all of it."
+variable "bucket" {
+  description = "The name of the bucket of the runs, unique in the world."
   type        = string
-  default     = "us-east5"
+}
+
+variable "create_bucket" {
+  description = "Whether to create it; false for one that is there, such as the one that an earlier destroy left."
+  type        = bool
+  default     = true
 }
 
 variable "zone" {
-  description = "Of the chips, in the region."
+  description = "The zone of the accelerators; all else is in its region."
   type        = string
   default     = "us-east5-b"
+}
+
+variable "hours" {
+  description = "Hours after which the machines are deleted; null: never."
+  type        = number
+  default     = 24
+}
+
+variable "operators" {
+  description = "IP ranges from which kubectl may be used, by a name of your own."
+  type        = map(string)
+}
+
+variable "tag" {
+  description = "The tag of the image."
+  type        = string
+  default     = "1"
 }
 
 variable "slices" {
@@ -35,4 +72,10 @@ variable "spot" {
   description = "Whether the chips are spot."
   type        = bool
   default     = true
+}
+
+variable "reservation" {
+  description = "The reservation to use, by name; set spot=false."
+  type        = string
+  default     = null
 }

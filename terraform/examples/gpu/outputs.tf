@@ -1,4 +1,9 @@
 output "launch" {
-  description = "Fields of the recipe's `launch` section."
-  value       = { kind = "ssh", hosts = module.gpu.hosts }
+  description = "The recipe's `launch` section."
+  value       = module.gpu.launch
+}
+
+output "setup" {
+  description = "Commands to run once after apply."
+  value       = module.gpu.setup
 }

@@ -1,14 +1,9 @@
 output "launch" {
-  description = "Fields of the recipe's `launch` section; `wheel` or `image` is said there."
-  value = {
-    kind       = var.kind
-    on         = var.on
-    spot       = var.spot
-    project    = var.project
-    zones      = [var.zone]
-    bucket     = module.ground.bucket
-    network    = module.ground.network.name
-    subnetwork = module.ground.subnetwork.name
-    account    = module.ground.account
-  }
+  description = "The recipe's `launch` section."
+  value       = module.tpu.launch
+}
+
+output "setup" {
+  description = "Commands to run once after apply."
+  value       = module.tpu.setup
 }

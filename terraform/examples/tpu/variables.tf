@@ -3,25 +3,71 @@ variable "project" {
   type        = string
 }
 
+variable "name" {
+  description = "The name of everything in this stack. A second stack in the project needs another, and another prefix of the state: terraform init -backend-config=prefix=dtrain/NAME."
+  type        = string
+  default     = "dtrain-tpu"
+  validation {
+    condition     = can(regex("^[a-z][-a-z0-9]{4,28}[a-z0-9]$", var.name))
+    error_message = "A name is 6 to 30 lower-case letters, digits and hyphens."
+  }
+}
+
+variable "owner" {
+  description = "Who answers for the cost: the label owner."
+  type        = string
+  validation {
+    condition     = can(regex("^[a-z0-9_-]{1,63}$", var.owner))
+    error_message = "A label is up to 63 lower-case letters, digits, hyphens and underscores."
+  }
+}
+
+variable "labels" {
+  description = "More labels."
+  type        = map(string)
+  default     = {}
+}
+
 variable "bucket" {
-  description = "A name for the bucket, unique in the world."
+  description = "The name of the bucket of the runs, unique in the world."
   type        = string
 }
 
-variable "region" {
-  description = "Of all of it."
-  type        = string
-  default     = "us-east5"
+variable "create_bucket" {
+  description = "Whether to create it; false for one that is there, such as the one that an earlier destroy left."
+  type        = bool
+  default     = true
 }
 
 variable "zone" {
-  description = "Of the chips, in the region."
+  description = "The zone of the accelerators; all else is in its region."
   type        = string
   default     = "us-east5-b"
 }
 
-variable "on" {
-  description = "The slice, as dtrain calls it."
+variable "hours" {
+  description = "Hours after which the machines are deleted; null: never."
+  type        = number
+  default     = 24
+}
+
+variable "wheel" {
+  description = "The wheel of dtrain, a local file."
+  type        = string
+}
+
+variable "lock" {
+  description = "The requirements of the wheel with hashes, a local file."
+  type        = string
+}
+
+variable "user" {
+  description = "The Linux user to log in as."
+  type        = string
+}
+
+variable "accelerator_type" {
+  description = "The slice, as the TPU API names it."
   type        = string
   default     = "v6e-16"
 }
@@ -29,21 +75,11 @@ variable "on" {
 variable "spot" {
   description = "Whether it is spot."
   type        = bool
-  default     = true
+  default     = false
 }
 
-variable "kind" {
-  description = "How the chips are asked for: queued, or group for v5p, v6e and TPU7x."
-  type        = string
-  default     = "queued"
-  validation {
-    condition     = contains(["queued", "group"], var.kind)
-    error_message = "The kind is queued or group."
-  }
-}
-
-variable "secrets" {
-  description = "Secrets of Secret Manager that the runs read: those of `launch.environment`."
-  type        = list(string)
-  default     = []
+variable "reserved" {
+  description = "Whether it comes from the reservation of the project."
+  type        = bool
+  default     = false
 }

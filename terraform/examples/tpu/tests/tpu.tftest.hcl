@@ -5,36 +5,58 @@ mock_provider "google" {
       email = "dtrain@my-project.iam.gserviceaccount.com"
     }
   }
+  mock_data "google_storage_bucket" {
+    defaults = {
+      location               = "US-EAST5"
+      hierarchical_namespace = [{ enabled = true }]
+    }
+  }
+}
+
+mock_provider "google-beta" {
+  mock_resource "google_tpu_v2_vm" {
+    defaults = {
+      network_endpoints = [
+        { ip_address = "10.0.0.2", port = 8470, access_config = [] },
+        { ip_address = "10.0.0.3", port = 8470, access_config = [] },
+      ]
+    }
+  }
 }
 
 variables {
   project = "my-project"
   bucket  = "my-runs"
+  owner   = "ada"
+  user    = "ada"
+  wheel   = "../tests/dtrain-0.1.0-py3-none-any.whl"
+  lock    = "../tests/lock.txt"
 }
 
-run "its_outputs_are_what_launch_takes" {
-  command = apply
-
-  assert {
-    condition = output.launch == {
-      kind       = "queued"
-      on         = "v6e-16"
-      spot       = true
-      project    = "my-project"
-      zones      = ["us-east5-b"]
-      bucket     = "my-runs"
-      network    = "dtrain"
-      subnetwork = "dtrain"
-      account    = "dtrain@my-project.iam.gserviceaccount.com"
-    }
-    error_message = "fields of the launch section"
-  }
+run "planned" {
+  command = plan
 }
 
-run "other_ways_are_refused" {
+run "second_stack" {
   command = plan
   variables {
-    kind = "tpu"
+    name          = "other-stack"
+    create_bucket = false
   }
-  expect_failures = [var.kind]
+}
+
+run "up" {
+  command = apply
+  assert {
+    condition     = output.launch.hosts == ["ada@10.0.0.2", "ada@10.0.0.3"] && output.launch.addresses == tolist(["10.0.0.2", "10.0.0.3"])
+    error_message = "the hosts are not in the order of the workers"
+  }
+  assert {
+    condition     = output.launch.kind == "ssh" && output.launch.ready == "/var/lib/dtrain/ready" && output.launch.runs == "/mnt/dtrain"
+    error_message = "up cannot wait for the hosts"
+  }
+  assert {
+    condition     = length(split("\n", output.setup)) == 4
+    error_message = "a command registers the key, and one for each host records its host key"
+  }
 }

@@ -1,0 +1,59 @@
+mock_provider "google" {
+  mock_resource "google_service_account" {
+    defaults = {
+      name  = "projects/my-project/serviceAccounts/dtrain@my-project.iam.gserviceaccount.com"
+      email = "dtrain@my-project.iam.gserviceaccount.com"
+    }
+  }
+  mock_data "google_storage_bucket" {
+    defaults = {
+      location               = "US-EAST5"
+      hierarchical_namespace = [{ enabled = true }]
+    }
+  }
+  mock_data "google_compute_instance_group" {
+    defaults = {
+      instances = ["zones/us-east5-b/instances/dtrain-slice-zzzz", "zones/us-east5-b/instances/dtrain-slice-aaaa"]
+    }
+  }
+  mock_data "google_compute_instance" {
+    defaults = {
+      network_interface = [{ network_ip = "10.0.0.2" }]
+    }
+  }
+}
+
+variables {
+  project  = "my-project"
+  bucket   = "my-runs"
+  owner    = "ada"
+  user     = "ada"
+  wheel    = "../tests/dtrain-0.1.0-py3-none-any.whl"
+  lock     = "../tests/lock.txt"
+  hosts    = 2
+  topology = "2x4"
+}
+
+run "planned" {
+  command = plan
+}
+
+run "second_stack" {
+  command = plan
+  variables {
+    name          = "other-stack"
+    create_bucket = false
+  }
+}
+
+run "up" {
+  command = apply
+  assert {
+    condition     = output.launch.hosts == ["ada@dtrain-slice-aaaa", "ada@dtrain-slice-zzzz"]
+    error_message = "the hosts are not named in one order"
+  }
+  assert {
+    condition     = output.launch.proxy == "gcloud compute start-iap-tunnel %h 22 --listen-on-stdin --zone us-east5-b --project my-project"
+    error_message = "ssh does not go through the tunnel"
+  }
+}

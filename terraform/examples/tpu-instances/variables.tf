@@ -1,0 +1,97 @@
+variable "project" {
+  description = "The Google Cloud project."
+  type        = string
+}
+
+variable "name" {
+  description = "The name of everything in this stack. A second stack in the project needs another, and another prefix of the state: terraform init -backend-config=prefix=dtrain/NAME."
+  type        = string
+  default     = "dtrain-slice"
+  validation {
+    condition     = can(regex("^[a-z][-a-z0-9]{4,28}[a-z0-9]$", var.name))
+    error_message = "A name is 6 to 30 lower-case letters, digits and hyphens."
+  }
+}
+
+variable "owner" {
+  description = "Who answers for the cost: the label owner."
+  type        = string
+  validation {
+    condition     = can(regex("^[a-z0-9_-]{1,63}$", var.owner))
+    error_message = "A label is up to 63 lower-case letters, digits, hyphens and underscores."
+  }
+}
+
+variable "labels" {
+  description = "More labels."
+  type        = map(string)
+  default     = {}
+}
+
+variable "bucket" {
+  description = "The name of the bucket of the runs, unique in the world."
+  type        = string
+}
+
+variable "create_bucket" {
+  description = "Whether to create it; false for one that is there, such as the one that an earlier destroy left."
+  type        = bool
+  default     = true
+}
+
+variable "zone" {
+  description = "The zone of the accelerators; all else is in its region."
+  type        = string
+  default     = "us-east5-b"
+}
+
+variable "hours" {
+  description = "Hours after which the machines are deleted; null: never."
+  type        = number
+  default     = 24
+}
+
+variable "wheel" {
+  description = "The wheel of dtrain, a local file."
+  type        = string
+}
+
+variable "lock" {
+  description = "The requirements of the wheel with hashes, a local file."
+  type        = string
+}
+
+variable "user" {
+  description = "The user to log in as, of OS Login: gcloud compute os-login describe-profile --format 'value(posixAccounts[0].username)'."
+  type        = string
+}
+
+variable "machine" {
+  description = "The machine type of a host."
+  type        = string
+  default     = "ct6e-standard-4t"
+}
+
+variable "hosts" {
+  description = "Hosts of the slice."
+  type        = number
+  default     = 4
+}
+
+variable "topology" {
+  description = "How the chips of several hosts are connected; null for one host."
+  type        = string
+  default     = "4x4"
+}
+
+variable "reservation" {
+  description = "The reservation to use, by name; null: flex-start."
+  type        = string
+  default     = null
+}
+
+variable "image" {
+  description = "The image; needed for TPU7x."
+  type        = string
+  default     = null
+}

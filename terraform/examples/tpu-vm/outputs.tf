@@ -1,4 +1,0 @@
-output "launch" {
-  description = "Fields of the recipe's `launch` section."
-  value       = { kind = "ssh", hosts = module.tpu_vm.hosts }
-}

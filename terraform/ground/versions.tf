@@ -1,9 +1,0 @@
-terraform {
-  required_version = ">= 1.7"
-  required_providers {
-    google = {
-      source  = "hashicorp/google"
-      version = ">= 6.25, < 9"
-    }
-  }
-}

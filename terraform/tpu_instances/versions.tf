@@ -1,0 +1,9 @@
+terraform {
+  required_version = ">= 1.9"
+  required_providers {
+    google = {
+      source  = "hashicorp/google"
+      version = "~> 7.45"
+    }
+  }
+}

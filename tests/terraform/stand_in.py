@@ -1,0 +1,73 @@
+"""A real terraform with a stand-in for the providers of Google: it knows every argument, and creates nothing."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import SHARED
+
+ROOT = Path(__file__).parents[2] / "terraform"
+KIT = SHARED / "kits" / "terraform"
+SCHEMA = KIT / "google_schema.json"
+
+needs_terraform = pytest.mark.skipif(not shutil.which("terraform"), reason="terraform is not installed here")
+
+
+def terraform(folder: Path, *words: str, provider: bool = True) -> str:
+    """The stdout of a command in a folder; the test fails where the command does, and is skipped without the kit."""
+    stand_in = [sys.executable, str(KIT / "google_stub.py"), str(_schema(folder)), "--"] if provider else []
+    environment = os.environ | {"TF_CLI_CONFIG_FILE": "/dev/null", "TF_IN_AUTOMATION": "1"}
+    command = [*stand_in, "terraform", *words]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def copied(tmp_path: Path, folder: Path) -> Path:
+    """A folder of terraform/ beside all others, in a copy, with `terraform init` done."""
+    shutil.copytree(ROOT, tmp_path / "terraform", ignore=shutil.ignore_patterns(".terraform*"))
+    terraform(tmp_path / "terraform" / folder, "init", "-no-color", "-backend=false")
+    return tmp_path / "terraform" / folder
+
+
+def runs(here: Path) -> dict[str, Any]:
+    """What each `run` of the tests of a folder planned, or left as state, by its name."""
+    lines = map(json.loads, terraform(here, "test", "-json", "-verbose").splitlines())
+    found = [
+        (line["@testrun"], line.get("test_plan") or line.get("test_state")) for line in lines if "@testrun" in line
+    ]
+    return {name: value for name, value in found if value}
+
+
+def _schema(folder: Path) -> Path:
+    """The schema of the kit, with two data sources that it lacks, and with its rules as the provider has them."""
+    if not KIT.is_dir():
+        pytest.skip("the stand-in for the providers of Google is not beside this checkout")
+    pytest.importorskip("grpc")
+    pytest.importorskip("msgpack")
+    path = next(parent for parent in folder.parents if parent.name == "terraform").parent / "schema.json"
+    if path.exists():
+        return path
+    schema = json.loads(SCHEMA.read_text())
+    text, given = {"type": "string", "computed": True}, {"type": "string", "optional": True, "computed": True}
+    common = {"id": text, "name": given, "project": given, "zone": given, "self_link": given}
+    interfaces = {"type": ["list", ["object", {"network_ip": "string"}]], "computed": True}
+    more = {
+        "google_compute_instance": common | {"network_interface": interfaces},
+        "google_compute_instance_group": common | {"instances": {"type": ["set", "string"], "computed": True}},
+    }
+    google = next(value for name, value in schema["provider_schemas"].items() if name.endswith("/google"))
+    for name, attributes in more.items():
+        google["data_source_schemas"].setdefault(name, {"version": 0, "block": {"attributes": attributes}})
+    for provider in schema["provider_schemas"].values():
+        for rule in (rule for rules in provider.get("rules", {}).values() for rule in rules):
+            if rule["path"] not in rule.get("exactly_one_of", [rule["path"]]):
+                rule["exactly_one_of"].append(rule["path"])  # an argument is always one of its own group
+    path.write_text(json.dumps(schema))
+    return path
