@@ -7,19 +7,26 @@ import typer
 
 from dtrain.cli.arguments import Debug, Json, Overrides, Recipe, RunsDir
 from dtrain.cli.exits import exits
-from dtrain.cli.foretold import foretell
-from dtrain.cli.launch_output import be_sure, follow_run, print_lines, say, show
-from dtrain.cli.launched import applied, asked, kept, known, refuse_while_alive, rented
+from dtrain.cli.launch_list import launches
+from dtrain.cli.launch_lookup import from_terraform, known, refuse_while_alive, rented, requested
+from dtrain.cli.launch_output import confirm, follow_run, print_lines, say, show, start_lines
+from dtrain.cli.preflight_plan import predict, require_limit
 
 app = typer.Typer(
-    help="Run a recipe elsewhere: without this terminal, on hosts that ssh reaches, on SLURM, on GKE.",
+    help="Run a recipe elsewhere: without this terminal, on hosts that ssh reaches, on SLURM, GKE or SkyPilot.",
     no_args_is_help=True,
 )
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The run's name, as `dtrain launch list` shows it.")]
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", help="The run's name, as `dtrain launch list` shows it, or its recipe file.")
+]
 On = Annotated[str | None, typer.Option("--on", help="What to rent, as v5e-64 or h100-16: the recipe's launch.on.")]
 Spot = Annotated[bool, typer.Option("--spot", help="As spot capacity: the recipe's launch.spot.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Terraform = Annotated[
+    Path | None,
+    typer.Option(metavar="FOLDER", help="Where to run: output `launch` of this Terraform, which is applied already."),
+]
 
 
 @app.command(epilog="Example: dtrain launch plan recipe.yaml")
@@ -28,12 +35,13 @@ def plan(
     overrides: Overrides = None,
     on: On = None,
     spot: Spot = False,
+    terraform: Terraform = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Show the files, commands, machines and price of `up`, and change nothing."""
     with exits(debug):
-        target, job = asked(recipe, rented(on, spot) + (overrides or []))
+        target, job = requested(recipe, from_terraform(terraform) + rented(on, spot) + (overrides or []))
         found = target.plan(job)
         if as_json:
             import dataclasses
@@ -50,48 +58,48 @@ def up(
     overrides: Overrides = None,
     on: On = None,
     spot: Spot = False,
-    terraform: Annotated[
-        str | None, typer.Option(metavar="FOLDER", help="Apply this Terraform first; its output `launch` says where.")
-    ] = None,
-    var: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="A variable of the Terraform.")] = None,
+    terraform: Terraform = None,
     plan_first: Annotated[
-        bool,
-        typer.Option(
-            "--plan/--no-plan", help="Foretell memory, time and price of what is rented, and hold it to that."
-        ),
+        bool, typer.Option("--plan/--no-plan", help="Predict memory, time and price, and refuse what does not fit.")
+    ] = True,
+    limit: Annotated[
+        bool, typer.Option("--limit/--no-limit", help="Require a limit in hours or dollars for what is rented.")
     ] = True,
     yes: Yes = False,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when it is started; do not follow.")] = False,
     runs_dir: RunsDir = Path("runs"),
     debug: Debug = False,
 ) -> None:
-    """Bring the machines up, start the run on all of them, and follow it. It goes on when this ends."""
+    """Start the run on all machines, and follow it. It keeps running when this command ends."""
     with exits(debug):
         import dataclasses
+        import secrets
 
         from dtrain.folder import folder
-        from dtrain.launch import board
-        from dtrain.launch.terraform import Ground
+        from dtrain.launch import registry
 
-        ground = Ground(str(Path(terraform).absolute()), tuple(var or ())) if terraform else None
-        with kept(ground):
-            made = applied(ground, yes) if ground else []
-            target, job = asked(recipe, made + rented(on, spot) + (overrides or []))
-            show(target.plan(job), whole=False)
-            if plan_first:
-                foretell(job)
-            be_sure("Start it?", yes)
-            before = board.find(runs_dir, job.name)
-            if before and before.target == job.section:
-                job = dataclasses.replace(job, handle=before.handle)
-            elif before:
-                refuse_while_alive(before)
-            job = dataclasses.replace(job, handle=target.begins(job))
-            made_on = dataclasses.asdict(ground) if ground else before.ground if before else {}
-            entry = dataclasses.replace(board.entry_of(job), ground=made_on)
-            with board.noted(runs_dir, entry, before):  # so that what is half made can be found and taken down
-                job = dataclasses.replace(job, handle=target.up(job, say))
-            dataclasses.replace(entry, handle=dict(job.handle)).write(folder(runs_dir, job.name))
+        target, job = requested(recipe, from_terraform(terraform) + rented(on, spot) + (overrides or []))
+        job = dataclasses.replace(job, launch=secrets.token_hex(4), folder=folder(runs_dir, job.name).path)
+        found = target.plan(job)
+        if limit:
+            require_limit(found)
+        notes = target.check(job)
+        show(found, whole=False)
+        if plan_first:
+            predict(job)
+        for line in [*start_lines(target, job), *notes]:
+            say(line)
+        confirm("Start it?", yes)
+        before = registry.find(runs_dir, job.name)
+        if before and before.target == job.section:
+            job = dataclasses.replace(job, handle=before.handle)
+        elif before:
+            refuse_while_alive(before)
+        job = dataclasses.replace(job, handle=target.start_handle(job))
+        record = registry.record_of(job, found.dollars_hour)
+        with registry.recorded(runs_dir, record, before):  # so that what is half made can be found and taken down
+            job = dataclasses.replace(job, handle=target.up(job, say))
+        dataclasses.replace(record, handle=dict(job.handle)).write(folder(runs_dir, job.name))
         typer.secho(f"{job.name} is started", fg="green", err=True)
         if not detach:
             follow_run(target, job, None)
@@ -99,7 +107,7 @@ def up(
 
 @app.command(epilog="Example: dtrain launch status my-run")
 def status(name: Name, as_json: Json = False, runs_dir: RunsDir = Path("runs"), debug: Debug = False) -> None:
-    """How a launched run stands, machine by machine."""
+    """Show the state of a launched run, machine by machine."""
     with exits(debug):
         target, job = known(runs_dir, name)
         rows = target.status(job)
@@ -117,12 +125,12 @@ def status(name: Name, as_json: Json = False, runs_dir: RunsDir = Path("runs"), 
 @app.command(epilog="Example: dtrain launch logs my-run --follow --host 1")
 def logs(
     name: Name,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the run ends.")] = False,
     host: Annotated[int | None, typer.Option(min=0, help="Of one machine alone, by its number from 0.")] = None,
     runs_dir: RunsDir = Path("runs"),
     debug: Debug = False,
 ) -> None:
-    """What a launched run says, each line with its machine. Ctrl-C detaches; the run goes on."""
+    """Show what a launched run prints, each line with its machine. Ctrl-C detaches; the run continues."""
     with exits(debug):
         target, job = known(runs_dir, name)
         if follow:
@@ -131,71 +139,54 @@ def logs(
             print_lines(target.logs(job, host, follow=False))
 
 
-@app.command(epilog="Example: dtrain launch watch my-run")
-def watch(
-    name: Name,
-    pause: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 30.0,
-    runs_dir: RunsDir = Path("runs"),
-    debug: Debug = False,
-) -> None:
-    """Ask for TPU VMs again when they are preempted, until the run is over: what the watcher does that `up` leaves."""
-    with exits(debug):
-        from dtrain.errors import RecipeError
-        from dtrain.launch.rented import Rented
-        from dtrain.launch.watch import Watch
-
-        target, job = known(runs_dir, name)
-        if not isinstance(target, Rented) or not target.GONE:
-            raise RecipeError(f"nothing to watch: with {target.kind} machines come back by themselves")
-        try:
-            code = Watch(target, job, say).run(pause)
-        except KeyboardInterrupt:
-            typer.secho(f"\n{name} is not watched any more; it goes on until it is preempted", fg="yellow", err=True)
-            return
-        if code:
-            raise typer.Exit(code)
-
-
 @app.command(epilog="Example: dtrain launch stop my-run")
 def stop(name: Name, runs_dir: RunsDir = Path("runs"), debug: Debug = False) -> None:
-    """Have a launched run save and leave. `launch up` goes on from there."""
+    """Have a launched run save and end. `launch up` resumes it."""
     with exits(debug):
         target, job = known(runs_dir, name)
         target.stop(job, say)
-        typer.secho(f"{name} is stopped; `dtrain launch up` goes on from what it saved", fg="green", err=True)
+        typer.secho(f"{job.name} is stopped; `dtrain launch up` resumes from what it saved", fg="green", err=True)
 
 
 @app.command(epilog="Example: dtrain launch down my-run --yes")
 def down(name: Name, yes: Yes = False, runs_dir: RunsDir = Path("runs"), debug: Debug = False) -> None:
-    """Take down all that `up` brought. What the run saved stays."""
+    """Remove all that `up` made, without waiting for a save. What the run saved before stays."""
     with exits(debug):
-        from dtrain.launch import board
-        from dtrain.launch.terraform import Ground
+        from dtrain.launch import registry
 
         target, job = known(runs_dir, name)
-        ground = board.entry(runs_dir, name).ground
-        typer.echo("this removes, without saving first:", err=True)
-        for line in (*target.removes(job), *(Ground(**ground).holds() if ground else ())):
+        typer.echo("this removes, without waiting for a save:", err=True)
+        for line in target.removes(job):
             typer.echo(f"  {line}", err=True)
-        be_sure("Go on?", yes)
+        confirm("Remove it?", yes)
         target.down(job, say)
-        others = [one.name for one in board.entries(runs_dir) if one.name != name and one.ground == ground]
-        if ground and others:
-            say(f"{ground['folder']} stays: {', '.join(others)} stands on it")
-        elif ground:
-            Ground(**ground).destroy(say)
-        board.forget(runs_dir, name)
-        typer.secho(f"{name} is down; what it saved is where it was", fg="green", err=True)
+        registry.forget(runs_dir, job.name)
+        typer.secho(f"{job.name} is down; what it saved stays where it was", fg="green", err=True)
 
 
 @app.command("list", epilog="Example: dtrain launch list")
-def list_(runs_dir: RunsDir = Path("runs"), debug: Debug = False) -> None:
-    """The runs that were launched from here."""
+def list_(
+    state: Annotated[bool, typer.Option("--state/--no-state", help="Ask each target for the run's state.")] = True,
+    as_json: Json = False,
+    runs_dir: RunsDir = Path("runs"),
+    debug: Debug = False,
+) -> None:
+    """List the launched runs: target, state, owner, age and, where it is known, the cost so far."""
     with exits(debug):
-        import time
+        from dtrain.launch import registry
 
-        from dtrain.launch import board
+        rows = launches(runs_dir, state)
+        for path in registry.unreadable(runs_dir):
+            say(f"no launch record that can be read: {path}")
+        if as_json:
+            import json
 
-        for one in board.entries(runs_dir):
-            since = time.strftime("%Y-%m-%d %H:%M", time.localtime(one.since))
-            typer.echo(f"{one.name:<30} {one.target['kind']:<8} since {since}")
+            typer.echo(json.dumps(rows, indent=2))
+            return
+        if not rows:
+            say(f"no launch is recorded in {runs_dir}; dtrain launch up RECIPE makes one")
+            return
+        columns = {key: max(len(key), *(len(row[key]) for row in rows)) for key in rows[0]}
+        typer.secho("  ".join(f"{key:<{width}}" for key, width in columns.items()).rstrip(), bold=True)
+        for row in rows:
+            typer.echo("  ".join(f"{row[key]:<{width}}" for key, width in columns.items()).rstrip())

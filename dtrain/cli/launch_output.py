@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 HOST_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "bright_cyan", "bright_magenta", "bright_yellow")
 
 
-def be_sure(question: str, yes: bool) -> None:
-    """Ask, unless that is answered. RecipeError where nobody can be asked."""
+def confirm(question: str, yes: bool) -> None:
+    """Ask, unless `yes` answers. RecipeError where standard input is not a terminal."""
     from dtrain.errors import Aborted, RecipeError
 
     if yes:
         return
     if not sys.stdin.isatty():
-        raise RecipeError("nobody can be asked here", "add --yes")
+        raise RecipeError("standard input is not a terminal, so this question cannot be answered", "add --yes")
     try:
         agreed = typer.confirm(question, err=True)
     except typer.Abort:
@@ -42,9 +42,33 @@ def show(found: "Plan", whole: bool) -> None:
             typer.echo(shlex.join(command))
     for note in found.notes:
         typer.echo(note, err=True)
-    price = f", {found.dollars_hour:,.2f} dollars an hour" if found.dollars_hour is not None else ""
     chips = f", {found.chips} chips" if found.chips else ""
-    typer.secho(f"{found.hosts} host{'s' * (found.hosts != 1)}{chips}{price}", bold=True, err=True)
+    typer.secho(f"{found.hosts} host{'s' * (found.hosts != 1)}{chips}{_price(found)}", bold=True, err=True)
+
+
+def _price(found: "Plan") -> str:
+    """Dollars an hour, and what bounds the sum."""
+    price = f", {found.dollars_hour:,.2f} dollars an hour" if found.dollars_hour is not None else ""
+    if found.hours is None:
+        return f"{price}, no limit in time" if price else ""
+    most = f", about {found.hours * found.dollars_hour:,.2f} dollars" if found.dollars_hour is not None else ""
+    return f"{price}, at most {found.hours:g} hours of `dtrain run`{most}"
+
+
+def start_lines(target: "Target", job: "Job") -> list[str]:
+    """What agreeing starts: on which hosts, which program, with which environment variables, and whose model."""
+    import shlex
+
+    from dtrain.recipe.yaml import parse
+
+    lines = target.describe()
+    if target.sends_environment:
+        lines.append(f"environment variables sent: {', '.join(target.environment) or 'none'}")
+    recipe = parse(job.recipe, "recipe").plain()
+    lines += [f"model code: {recipe['model']['target']}"] if recipe["model"]["kind"] == "custom" else []
+    notify = recipe.get("track", {}).get("notify", {}).get("command", [])
+    lines += [f"command run at the run's events: {shlex.join(notify)}"] if notify else []
+    return [_plain(line) for line in lines]
 
 
 def follow_run(target: "Target", job: "Job", host: int | None) -> None:
@@ -52,7 +76,9 @@ def follow_run(target: "Target", job: "Job", host: int | None) -> None:
     try:
         print_lines(target.logs(job, host, follow=True))
     except KeyboardInterrupt:
-        typer.secho(f"\n{job.name} goes on; to come back: dtrain launch logs {job.name} -f", fg="yellow", err=True)
+        typer.secho(
+            f"\n{job.name} continues; to follow it again: dtrain launch logs {job.name} -f", fg="yellow", err=True
+        )
         return
     bad = next((row.code for row in target.status(job) if row.code), 0)
     if bad:

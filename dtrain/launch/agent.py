@@ -1,14 +1,13 @@
-"""What dtrain does on a host of a launched run. It is asked in JSON on standard input, and answers in JSON.
+"""What dtrain does on a host of a launched run: `python -m dtrain.launch.agent` answers requests, a line of JSON each,
+from standard input on standard output, until standard input ends.
 
-    python -m dtrain.launch.agent look | start | status | stop | kill | logs
-
-`start` leaves a keeper behind, which runs `dtrain run`, again where the run was preempted (75), and notes how it
-ended. Secrets come on standard input and stay in the keeper's environment: no file and no command line has them.
+`start` leaves a runner behind, which runs `dtrain run`, again where the run was preempted (75), and writes down how it
+ended. Secrets come on standard input and stay in the runner's environment: no file and no command line has them.
 """
 
-import json
 import os
 import re
+import select
 import shutil
 import signal
 import socket
@@ -16,84 +15,97 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 
 from dtrain import __version__, beat
 from dtrain.errors import DtrainError
-from dtrain.folder import Folder
-from dtrain.launch.keeper import Post, Told, keep, kill, read, start
+from dtrain.launch.registry import NAME as RECORD
+from dtrain.launch.runner import RunnerDir, kill, run_folder, start, supervise
+from dtrain.launch.wire import RUNS_HERE, HostJob, Reply, Request, decode, encode
 
 ADDRESSES = re.compile(r" +@ +0x|\*\*\* Check failure stack trace")
 """What C++ adds where JAX ends a process; it stays in the log."""
 PACKAGES = ("jax", "jaxlib", "numpy", "orbax-checkpoint")
+ROOM = 1e9
+"""Bytes that must be free where checkpoints go."""
+POLL = 0.2
 
 
-def look(told: Told) -> Told:
+def look(request: Request) -> Reply:
     """What this host is, before anything is started: versions, clock, disk, its own name, what it can write."""
     import importlib.metadata
 
-    runs = Path(told["runs"]).expanduser()
-    found: Told = {"host": socket.gethostname(), "time": time.time(), "python": sys.version.split()[0]}
-    found["versions"] = {name: importlib.metadata.version(name) for name in PACKAGES} | {"dtrain": __version__}
-    found["resolves"] = _resolves(socket.gethostname())
-    found["problems"] = []
+    if request.ready and not Path(request.ready).expanduser().exists():
+        return Reply()
+    job, runs, alive = request.job, run_folder(request.job).path.parent, RunnerDir(request.job).living()
+    port, host, problems = job.coordinator.rpartition(":")[2], socket.gethostname(), []
     try:
         runs.mkdir(parents=True, exist_ok=True)
-        (runs / f".look-{told['token']}-{told['rank']}").touch()
-        found["free"] = shutil.disk_usage(runs).free
+        if request.token:
+            (runs / f".look-{request.token}-{job.rank}").touch()
+        free = shutil.disk_usage(runs).free
+        problems += [f"{free / 1e9:.1f} GB free in {runs}"] if free < ROOM else []
     except OSError as error:
-        found["problems"].append(f"cannot write to {runs}: {error.strerror}")
-    if told["seat"].startswith("0/") and not _free(told["port"]):
-        found["problems"].append(f"port {told['port']} is taken")
-    alive = Post(told).living()
+        problems.append(f"cannot write to {runs}: {error.strerror}")
+    if port and job.rank == 0 and not _works(lambda: socket.create_server(("", int(port))).close()):
+        problems.append(f"port {port} is taken")
+    problems += [f"{job.name} {RUNS_HERE}, as process {alive[0]}"] if alive else []
+    if job.world_size > 1 and not _works(lambda: socket.getaddrinfo(host, None)):
+        problems.append(f"it does not resolve its own name, {host}: add it to /etc/hosts")
+    versions = {name: importlib.metadata.version(name) for name in PACKAGES} | {"dtrain": __version__}
+    return Reply(ready=True, time=time.time(), versions=versions, problems=tuple(problems))
+
+
+def marks(request: Request) -> Reply:
+    """The ranks whose marks of `look` are seen here."""
+    paths = list(run_folder(request.job).path.parent.glob(f".look-{request.token}-*"))
+    for path in paths:
+        path.unlink(missing_ok=True)
+    return Reply(items=tuple(sorted(int(path.name.rpartition("-")[2]) for path in paths)))
+
+
+def status(request: Request) -> Reply:
+    """Whether the runner is alive, how it ended, and what the run folder has."""
+    own, run, values = RunnerDir(request.job), run_folder(request.job), {}
+    with suppress(DtrainError):  # a damaged one
+        values = run.read_record()
+    alive = own.runner() is not None
+    text = f"step {values['step']}/{values['steps']} saved" if values.get("steps") else ""
     if alive:
-        found["problems"].append(f"{told['name']} runs here already, as process {alive[0]}")
-    return found
+        text = f"{_where(beat.read(run.beat(request.job.rank)))}; {text}".rstrip("; ")
+    recorded = (run.path / RECORD).exists()
+    return Reply(alive=alive, code=own.end(), state=values.get("state", ""), recorded=recorded, text=text)
 
 
-def met(told: Told) -> Told:
-    """Which ranks' marks of `look` are seen in the run's folder here; they are removed by the first."""
-    marks = list(Path(told["runs"]).expanduser().glob(f".look-{told['token']}-*"))
-    seen = sorted(int(mark.name.rpartition("-")[2]) for mark in marks)
-    if told.get("clear"):
-        for mark in marks:
-            mark.unlink(missing_ok=True)
-    return {"seen": seen}
+def _where(heartbeat: beat.Sign | None) -> str:
+    if heartbeat is None:
+        return "starting"
+    silent = time.time() - heartbeat.at
+    late = f", silent for {silent:.0f} s" if silent > heartbeat.patience / 10 else ""
+    return f"in {heartbeat.section} after step {heartbeat.step}{late}"
 
 
-def status(told: Told) -> Told:
-    """Whether the keeper is alive, how it ended, and what the run's folder tells."""
-    post, run = Post(told), Folder(Path(told["runs"]).expanduser() / told["name"])
-    sign = beat.read(run.beat(told["rank"]))
-    record = read(run.record) or {}
-    return {
-        "alive": post.keeper() is not None,
-        "end": post.end(),
-        "sign": asdict(sign) if sign else None,
-        "now": time.time(),
-        "run": {key: record.get(key) for key in ("state", "step", "steps", "reason", "exit_code", "starts")},
-    }
+def stop(request: Request) -> Reply:
+    """Ask the run to save and leave, and the runner not to start it again."""
+    own = RunnerDir(request.job)
+    with suppress(OSError):  # for hosts that cannot be asked; the signal is quicker, and needs no clock in common
+        run_folder(request.job).stop_request.touch()
+    runner = own.runner()
+    if runner and not own.stopping.exists():  # a second signal would end it unsaved
+        own.stopping.touch()
+        os.kill(runner.pid, signal.SIGTERM)
+    return Reply(items=(runner.pid,) if runner else ())
 
 
-def stop(told: Told) -> Told:
-    """Ask the run to save and leave, and the keeper not to start it again."""
-    post = Post(told)
-    keeper = post.keeper()
-    if keeper and not post.stopping.exists():  # a second signal would end it unsaved
-        post.stopping.touch()
-        os.kill(keeper["pid"], signal.SIGTERM)
-    return {"asked": keeper is not None}
-
-
-def logs(told: Told) -> Iterator[Told]:
-    """What the run said on this host since its last start, line by line, and where wished until it ends."""
-    post, offset = Post(told), told.get("offset")
-    started = read(post.path / "keeper.json") or {}
-    offset = started.get("from", 0) if offset is None else offset
+def logs(request: Request) -> Iterator[Reply]:
+    """What the run printed on this host since its last start; to be followed, until it ends or standard input does."""
+    own, offset = RunnerDir(request.job), request.offset
+    if offset is None:
+        runner = own.read("runner")
+        offset = runner.log_offset if runner else 0
     while True:
-        over = not told.get("follow") or post.keeper() is None
-        with suppress(FileNotFoundError), post.log.open("rb") as log:
+        over = not request.follow or own.runner() is None
+        with suppress(FileNotFoundError), own.log.open("rb") as log:
             log.seek(offset)
             for line in log:
                 if not line.endswith(b"\n") and not over:
@@ -101,47 +113,37 @@ def logs(told: Told) -> Iterator[Told]:
                 offset += len(line)
                 text = line.decode(errors="replace").rstrip("\n")
                 if not ADDRESSES.match(text):
-                    yield {"offset": offset, "text": text}
-        if over:
-            yield {"ended": post.end() or {}}
-            return
-        time.sleep(0.2)
+                    yield Reply(offset=offset, text=text)
+        if over or select.select([sys.stdin], [], [], POLL)[0]:
+            break
+    yield Reply(code=own.end())
 
 
-def _resolves(name: str) -> bool:
+def _works(call: Callable[[], object]) -> bool:
     try:
-        return bool(socket.getaddrinfo(name, None))
+        call()
     except OSError:
         return False
+    return True
 
 
-def _free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return False
-        return True
-
-
-VERBS: dict[str, Callable[[Told], Told]] = {verb.__name__: verb for verb in (look, met, start, status, stop, kill)}
+VERBS: dict[str, Callable[[Request], Reply]] = {
+    verb.__name__: verb for verb in (look, marks, start, status, stop, kill)
+}
 
 
 def main() -> int:
-    """One verb; the answer is the last line of standard output."""
-    verb = sys.argv[1]
-    if verb == "keep":
-        return keep(json.loads(sys.argv[2]))
-    told = json.load(sys.stdin)
+    """Answer requests, or be the runner."""
+    if sys.argv[1:2] == ["runner"]:
+        return supervise(decode(sys.argv[2], HostJob))
     try:
-        if verb == "logs":
-            for line in logs(told):
-                print(json.dumps(line), flush=True)
-        else:
-            print(json.dumps({"answer": VERBS[verb](told)}))
-    except DtrainError as error:
-        print(json.dumps({"error": error.message}))
+        for line in sys.stdin:
+            try:
+                request = decode(line, Request)
+                for answer in logs(request) if request.verb == "logs" else [VERBS[request.verb](request)]:
+                    print(encode(answer), flush=True)
+            except DtrainError as error:
+                print(encode(Reply(problem=error.message)), flush=True)
     except BrokenPipeError:
         os._exit(0)  # nobody listens any more
     return 0

@@ -1,65 +1,124 @@
-"""A run's launch folder in its bucket, as the laptop sees it: by gcloud, an object at a time."""
+"""Buckets, with the account of this machine: checks by gcloud, and the stop requests in them."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+import json
+import secrets
 
 from dtrain.errors import EnvironmentFault
-from dtrain.launch.tool import run
+from dtrain.launch.commands import run
 
-NOTHING = "matched no objects"
+ABSENT, FORBIDDEN = "not found: 404", "does not have permission"
+"""What gcloud prints of a bucket that does not exist, and of what its account may not do."""
+NO_OBJECT = "matched no objects"
+"""What gcloud prints where an object does not exist; aws removes such a one without an error."""
+TOOLS = {"gs": ("gcloud", "storage"), "s3": ("aws", "s3")}
 
 
-@dataclass(frozen=True)
-class Place:
-    """gs://BUCKET/NAME/launch: what hosts have mounted."""
+def check_bucket(url: str, writer: str = "") -> list[str]:
+    """Whether the bucket at `url`, as gs://my-runs, exists and takes an object, which is deleted again.
 
-    bucket: str
-    name: str
-    project: str
+    `writer` names the account that the run writes with, where it is another than that of this machine: what this
+    machine may not do is then a note. EnvironmentFault where the bucket does not exist or cannot be written."""
+    if not url.startswith("gs://"):
+        return [f"not checked: {url}: only buckets of Google Cloud are"]
+    notes: list[str] = []
+    try:
+        notes += _settings(url)
+        _write_and_remove(url)
+    except EnvironmentFault as error:
+        if ABSENT in error.message:
+            raise EnvironmentFault(f"there is no bucket {url}", f"gcloud storage buckets create {url}") from error
+        if FORBIDDEN in error.message and not writer:
+            raise
+        return [*notes, f"not checked: that {writer or 'the run'} may write to {url}: {error.message}"]
+    return [*notes, *([f"not checked: that {writer} may write to {url}; this account may"] if writer else [])]
 
-    @property
-    def url(self) -> str:
-        """Its address."""
-        return f"gs://{self.bucket}/{self.name}/launch"
 
-    def copying(self, files: Sequence[str]) -> list[str]:
-        """The argv that puts files here."""
-        return self._storage("cp", *files, f"{self.url}/")
+def stop_url(bucket: str, name: str) -> str:
+    """Of the stop request of the run `name`, whose folder is in the bucket at the URL `bucket`."""
+    return f"{bucket}/{name}/stop"
 
-    def noting(self, file: str) -> list[str]:
-        """The argv that puts a file beside this folder, into that of the run."""
-        return self._storage("cp", file, f"gs://{self.bucket}/{self.name}/")
 
-    def put(self, name: str, folder: Path) -> None:
-        """An empty object; its name says it all."""
-        (folder / name).touch()
-        run(self.copying([str(folder / name)]))
+def write_object(url: str, text: str) -> None:
+    """Write an object, as gs://my-runs/name/stop or s3://... EnvironmentFault where that fails."""
+    run([*_tool(url), "cp", "-", url], given=text)
 
-    def read(self, *names: str) -> str:
-        """What objects hold, one after the other, found by name or pattern; empty where there are none."""
-        return self._unless_nothing("cat", *(f"{self.url}/{name}" for name in names))
 
-    def names(self, pattern: str) -> list[str]:
-        """Which objects there are, in order."""
-        found = self._unless_nothing("ls", f"{self.url}/{pattern}").split()
-        return sorted(name.removeprefix(f"{self.url}/") for name in found)
-
-    def drop(self, name: str) -> None:
-        """Remove an object."""
-        self._unless_nothing("rm", f"{self.url}/{name}")
-
-    def clearing(self) -> list[str]:
-        """The argv that removes all of it; the run itself stays."""
-        return self._storage("rm", f"{self.url}/**")
-
-    def _unless_nothing(self, *words: str) -> str:
-        try:
-            return run(self._storage(*words))
-        except EnvironmentFault as error:
-            if NOTHING in error.message or "404" in error.message:  # or it was replaced meanwhile
-                return ""
+def remove_object(url: str) -> None:
+    """Remove an object, or nothing where it does not exist. EnvironmentFault where that fails."""
+    try:
+        run([*_tool(url), "rm", url])
+    except EnvironmentFault as error:
+        if NO_OBJECT not in error.message:
             raise
 
-    def _storage(self, *words: str) -> list[str]:
-        return ["gcloud", "storage", *words, f"--project={self.project}"]
+
+def check_stop_request(url: str) -> list[str]:
+    """A note where the stop request of an earlier launch is at the URL of Google Cloud, or cannot be looked for.
+
+    EnvironmentFault where it is there and this account may not remove objects. Leaves it as it is."""
+    try:
+        if not _exists(url):
+            return []
+    except EnvironmentFault as error:
+        return [f"not checked: that {url} is absent; a run that finds this stop request ends at once: {error.message}"]
+    try:
+        _write_and_remove("/".join(url.split("/")[:3]))
+    except EnvironmentFault as error:
+        raise _in_the_way(url, error) from error
+    return [f"{url} is the stop request of an earlier launch, which `up` removes"]
+
+
+def remove_stop_request(url: str) -> list[str]:
+    """Remove the stop request of an earlier launch at the URL of Google Cloud; a note where that is not known to be.
+
+    EnvironmentFault where it is there and stays."""
+    try:
+        remove_object(url)
+    except EnvironmentFault as error:
+        try:
+            there = _exists(url)
+        except EnvironmentFault:
+            what = "is not known to be absent; a run that finds this stop request ends at once"
+            return [f"{url} {what}: {error.message}"]
+        if there:
+            raise _in_the_way(url, error) from error
+    return []
+
+
+def _in_the_way(url: str, error: EnvironmentFault) -> EnvironmentFault:
+    message = f"{url} is a stop request, at which the run would end at once, and cannot be removed: {error.message}"
+    return EnvironmentFault(message, f"with an account that may: {' '.join(_tool(url))} rm {url}")
+
+
+def _tool(url: str) -> tuple[str, str]:
+    return TOOLS[url.partition(":")[0]]
+
+
+def _exists(url: str) -> bool:
+    try:
+        run(["gcloud", "storage", "ls", url])
+    except EnvironmentFault as error:
+        if NO_OBJECT not in error.message:
+            raise
+        return False
+    return True
+
+
+def _write_and_remove(url: str) -> None:
+    """An object of its own in the bucket at `url`."""
+    probe = f"{url}/dtrain-check-{secrets.token_hex(4)}"
+    write_object(probe, "dtrain\n")
+    run(["gcloud", "storage", "rm", probe])
+
+
+def _settings(url: str) -> list[str]:
+    """What is worth knowing of how it is set up, where this account may see that."""
+    try:
+        found = json.loads(run(["gcloud", "storage", "buckets", "describe", url, "--raw", "--format=json"]))
+    except EnvironmentFault as error:
+        if FORBIDDEN not in error.message:
+            raise
+        return [f"not checked: the settings of {url}, which this account may not read"]
+    if days := int(found.get("softDeletePolicy", {}).get("retentionDurationSeconds", 0)) // 86400:
+        return [f"{url} keeps, and bills, deleted checkpoints for {days} days more (soft delete)"]
+    return []

@@ -1,172 +1,212 @@
-"""The same question to many machines at once, each answer with its machine; what they say, line by line."""
+"""Requests to many hosts at once, over one connection each; their answers, and their logs line by line."""
 
-import json
+import os
 import queue
 import shlex
+import signal
 import subprocess
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass, field
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
 from typing import Any
+
+from dtrain.errors import DtrainError, EnvironmentFault
+from dtrain.launch.wire import HostJob, Reply, Request, Verb, decode, encode
 
 AGAIN = 2.0
 """Seconds until a lost connection is tried again."""
-SSH = (
-    *("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5"),
-    *("-o", "ServerAliveInterval=1", "-o", "ServerAliveCountMax=3", "-o", "LogLevel=ERROR"),
-)
-"""A machine that does not answer is told in three to four seconds."""
+WAIT = 30.0
+"""Seconds in which a host answers; ssh itself gives up sooner."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """One machine of a run, by rank."""
+    """One host of a run, by rank."""
 
     rank: int
     name: str
     prefix: tuple[str, ...] = ()
-    """What reaches it; nothing where it is this one."""
+    """What reaches it; nothing where it is this machine."""
     python: str = "python3"
 
-    def command(self, verb: str) -> list[str]:
-        """The argv that asks its agent."""
-        asked = [self.python, "-m", "dtrain.launch.agent", verb]
+    def command(self) -> list[str]:
+        """The argv that starts its agent."""
+        module = ["-m", "dtrain.launch.agent"]
         home = "~/" if self.python.startswith("~/") else ""  # which the shell there fills in, where it is not quoted
-        there = f"{home}{shlex.join([self.python.removeprefix('~/'), *asked[1:]])}"
-        return [*self.prefix, there] if self.prefix else asked
+        there = f"{home}{shlex.join([self.python.removeprefix('~/'), *module])}"
+        return [*self.prefix, there] if self.prefix else [self.python, *module]
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a machine answered, or why it did not."""
+    """What a host answered, or why it did not, as the reply's `problem`."""
 
     machine: Machine
-    value: Mapping[str, Any] = field(default_factory=dict)
-    problem: str = ""
+    reply: Reply
+    asked: float = 0.0
+    """The middle between request and answer by this machine's clock, and half the time between them."""
+    uncertainty: float = 0.0
 
 
-def ask(
-    machines: Sequence[Machine], verb: str, told: Callable[[Machine], Mapping[str, Any]], wait: float
-) -> list[Answer]:
-    """All at once; in the order of the machines."""
-    with ThreadPoolExecutor(max(len(machines), 1)) as pool:
-        return list(pool.map(lambda machine: _ask(machine, verb, told(machine), wait), machines))
+class Session:
+    """A connection to a host's agent, which answers one request after the other.
 
+    ssh gets a process group of its own, so that a ProxyCommand ends with it. Where this process is killed the agent
+    reads the end of its standard input, and leaves."""
 
-def _ask(machine: Machine, verb: str, told: Mapping[str, Any], wait: float) -> Answer:
-    try:
-        done = subprocess.run(
-            machine.command(verb), input=json.dumps(told), capture_output=True, text=True, timeout=wait, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return Answer(machine, problem=f"no answer in {wait:.0f} s")
-    except OSError as error:
-        return Answer(machine, problem=f"{error.filename or machine.command(verb)[0]}: {error.strerror}")
-    last = done.stdout.strip().rpartition("\n")[2]
-    try:
-        found = json.loads(last)
-        return Answer(machine, found["answer"]) if "answer" in found else Answer(machine, problem=found["error"])
-    except (ValueError, KeyError, TypeError):  # ssh itself failed, or Python did: 255 would not say which
-        return Answer(machine, problem=_reason(done.stderr, machine))
-
-
-def _reason(said: str, machine: Machine) -> str:
-    if "No module named" in said and "dtrain" in said:
-        return f"dtrain is not installed for {machine.python} there"
-    lines = [line for line in said.strip().splitlines() if line.strip()]
-    return lines[-1] if lines else "the connection was lost"
-
-
-@dataclass(frozen=True)
-class Line:
-    """One line of a machine's log, or what became of it."""
-
-    machine: Machine
-    text: str = ""
-    end: Mapping[str, Any] | None = None
-    """How the run ended there."""
-    lost: str = ""
-    """Why it cannot be heard."""
-    again: bool = False
-    """It is heard again."""
-
-
-def follow(machines: Sequence[Machine], told: Callable[[Machine], Mapping[str, Any]], *, on: bool) -> Iterator[Line]:
-    """What the machines say as they say it; with `on` until the run ended on each, through lost connections."""
-    lines: queue.Queue[Line | None] = queue.Queue()
-    listeners = [_Listener(machine, dict(told(machine)), on, lines) for machine in machines]
-    for listener in listeners:
-        threading.Thread(target=listener.listen, daemon=True).start()
-    left = len(listeners)
-    try:
-        while left:
-            line = lines.get()
-            if line is None:
-                left -= 1
-            else:
-                yield line
-    finally:
-        for listener in listeners:
-            listener.leave()
-
-
-@dataclass
-class _Listener:
-    machine: Machine
-    told: dict[str, Any]
-    on: bool
-    lines: "queue.Queue[Line | None]"
-    process: subprocess.Popen[str] | None = None
-    left: bool = False
-    lost: bool = False
-
-    def listen(self) -> None:
-        """Until the log's end, or with one that is not followed until the connection's."""
-        while not self.left:
-            end, problem = self._hear()
-            if end is not None:
-                self.lines.put(Line(self.machine, end=end))
-                break
-            if not self.lost:
-                self.lines.put(Line(self.machine, lost=problem))
-            self.lost = True
-            if not self.on:
-                break
-            time.sleep(AGAIN)
-        self.lines.put(None)
-
-    def _hear(self) -> tuple[Mapping[str, Any] | None, str]:
-        command = self.machine.command("logs")
-        try:
-            self.process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                errors="replace",
+    def __init__(self, machine: Machine) -> None:
+        """OSError where the program that connects is missing."""
+        with ExitStack() as unless_started:
+            self._machine, self._stderr = machine, unless_started.enter_context(tempfile.TemporaryFile())
+            self._process = subprocess.Popen(
+                machine.command(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, text=True,
+                errors="replace", start_new_session=True,
             )  # fmt: skip
-        except OSError as error:
-            return None, f"{error.filename}: {error.strerror}"
-        assert self.process.stdin
-        assert self.process.stdout
-        assert self.process.stderr
-        with suppress(BrokenPipeError):
-            json.dump(self.told, self.process.stdin)
-            self.process.stdin.close()
-        for line in self.process.stdout:
-            with suppress(ValueError):  # a banner of the machine's own
-                found = json.loads(line)
-                if self.lost:
-                    self.lines.put(Line(self.machine, again=True))
-                    self.lost = False
-                if "ended" in found:
-                    return found["ended"], ""
-                self.told["offset"] = found["offset"]
-                self.lines.put(Line(self.machine, found["text"]))
-        return None, _reason(self.process.stderr.read(), self.machine)
+            unless_started.pop_all()
 
-    def leave(self) -> None:
-        """Hang up."""
-        self.left = True
-        if self.process:
-            self.process.kill()
+    def replies(self, request: Request) -> Iterator[Reply]:
+        """What the agent answers; the last one has a problem where it cannot do it, or where the connection ends."""
+        assert self._process.stdin
+        assert self._process.stdout
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(encode(request) + "\n")
+            self._process.stdin.flush()
+        for line in self._process.stdout:
+            with suppress(ValueError):  # a banner of the host's own
+                yield decode(line, Reply)
+        self._stderr.seek(0)
+        text = self._stderr.read().decode(errors="replace")
+        if "No module named" in text and "dtrain" in text:
+            text = f"dtrain is not installed for {self._machine.python} there"
+        yield Reply(problem=([line for line in text.splitlines() if line.strip()] or ["the connection was lost"])[-1])
+
+    def kill(self) -> None:
+        """Hang up; from any thread."""
+        if self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Hang up and leave nothing behind; from the thread that reads."""
+        self.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout, self._stderr):
+            with suppress(BrokenPipeError):
+                pipe.close()  # pyright: ignore[reportOptionalMemberAccess]
+
+
+class Connections:
+    """At most `limit` connections at a time and one to each host, kept for its next request where all of them fit."""
+
+    def __init__(self, machines: Sequence[Machine], limit: int, job: HostJob) -> None:
+        self.machines, self._limit, self._job = machines, limit, job
+        self._sessions: dict[Machine, Session] = {}
+        self._lock, self._closed = threading.Lock(), threading.Event()
+
+    def __enter__(self) -> "Connections":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
+        with self._lock:
+            self._closed.set()
+            for session in list(self._sessions.values()):
+                session.kill()  # which ends what still reads, after Ctrl-C
+        if kind is None or issubclass(kind, Exception):
+            self.drop(self.machines)
+
+    def ask(self, verb: Verb, machines: Sequence[Machine] | None = None, **more: Any) -> list[Answer]:
+        """The answers of these machines, or all, in their order."""
+        chosen, pool = self.machines if machines is None else machines, ThreadPoolExecutor(self._limit)
+        try:
+            return list(pool.map(lambda machine: self._ask(machine, verb, more), chosen))
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def follow(self, *, on: bool) -> Iterator[tuple[str, str]]:
+        """(host, line) as they come; with `on` until the run ended on each, through lost connections. The logs of more
+        hosts than connections come when those of others have ended."""
+        lines: queue.Queue[tuple[str, str] | None] = queue.Queue()
+        free = threading.Semaphore(self._limit)
+
+        def listen(machine: Machine) -> None:
+            try:
+                with free:
+                    for line in self._lines(machine, on):
+                        lines.put((machine.name, line))
+            finally:
+                lines.put(None)
+
+        for machine in self.machines:
+            threading.Thread(target=listen, args=[machine], daemon=True).start()
+        for _ in self.machines:
+            while line := lines.get():
+                yield line
+
+    def drop(self, machines: Sequence[Machine]) -> None:
+        """Hang up; the next request makes a new connection."""
+        for machine in machines:
+            if session := self._sessions.pop(machine, None):
+                session.close()
+
+    def _ask(self, machine: Machine, verb: Verb, more: dict[str, Any]) -> Answer:
+        begin = time.time()
+        try:
+            session = self._session(machine)
+            timer = threading.Timer(WAIT, session.kill)
+            timer.start()
+            try:
+                reply = next(session.replies(self._request(machine, verb, **more)))
+            finally:
+                timer.cancel()
+        except DtrainError as error:
+            reply = Reply(problem=error.message)
+        end = time.time()
+        if reply.problem or len(self.machines) > self._limit:
+            self.drop([machine])
+        if reply.problem and end - begin >= WAIT:
+            reply = Reply(problem=f"no answer in {WAIT:.0f} s")
+        return Answer(machine, reply, (begin + end) / 2, (end - begin) / 2)
+
+    def _request(self, machine: Machine, verb: Verb, **more: Any) -> Request:
+        return Request(verb=verb, job=replace(self._job, rank=machine.rank), **more)
+
+    def _session(self, machine: Machine) -> Session:
+        """The connection to a host. EnvironmentFault where none can be made."""
+        with self._lock:
+            if self._closed.is_set():
+                raise EnvironmentFault("interrupted")
+            try:
+                return self._sessions.get(machine) or self._sessions.setdefault(machine, Session(machine))
+            except OSError as error:
+                raise EnvironmentFault(f"{error.filename or machine.command()[0]}: {error.strerror}") from error
+
+    def _lines(self, machine: Machine, on: bool) -> Iterator[str]:
+        """A host's log, to its end, with what becomes of the connection."""
+        request, problem = self._request(machine, "logs", follow=on), ""
+        while not self._closed.is_set():
+            try:
+                for reply in self._session(machine).replies(request):
+                    if reply.problem:
+                        raise EnvironmentFault(reply.problem)
+                    if problem:
+                        yield "-- connected again"
+                        problem = ""
+                    if reply.text is None:
+                        if on or reply.code is not None:
+                            yield f"-- ended: exit code {'unknown' if reply.code is None else reply.code}"
+                        return
+                    request = replace(request, offset=reply.offset)
+                    yield reply.text
+            except DtrainError as error:
+                if not problem:
+                    yield f"-- not connected: {error.message}"
+                problem = error.message
+            finally:
+                self.drop([machine])
+            if not on:
+                return
+            self._closed.wait(AGAIN)

@@ -1,146 +1,140 @@
-"""Google Kubernetes Engine: a JobSet with a Job for each slice, and a pod for each host."""
+"""Google Kubernetes Engine: a JobSet, submitted and followed by kubectl."""
 
 import json
-import shlex
 import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar, Literal
 
-import yaml
-from annotated_types import Ge
+from dtrain.errors import EnvironmentFault, LeftBehind, Locked
+from dtrain.launch.bucket import check_bucket, check_stop_request, remove_stop_request, stop_url
+from dtrain.launch.checks import Check, check_image, run_checks
+from dtrain.launch.commands import run
+from dtrain.launch.gke_manifest import LABEL, SECRET, JobSet
+from dtrain.launch.gke_state import ended, launch_of, rows
+from dtrain.launch.job import Job, Plan, Row, Say
+from dtrain.launch.names import Word
 
-from dtrain.errors import DtrainError, FieldError, Locked, RecipeError
-from dtrain.fields import Positive
-from dtrain.hardware import PER_HOST
-from dtrain.launch.job import Common, Job, Plan, Row, Say
-from dtrain.launch.names import Bucket, Resource, Word
-from dtrain.launch.templates import filled
-from dtrain.launch.tool import run
-from dtrain.slices import Target, target
-
-RUNS = "/runs"
-CHIPS_A_HOST = 4
+APPLY = ("apply", "-f", "-")
+NO = "failed (1): "
+"""The end of a message where a program has ended with 1, and printed no reason."""
+SPOT_GRACE = 15
+"""Seconds that GKE leaves the pods of a spot node that is taken back, at most."""
 POLL = 2.0
 STOPPED = 300.0
+"""Seconds, beside `grace`, in which the pods of a JobSet that is deleted have ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class GKE(Common):
+class GKE(JobSet):
     """A cluster that kubectl reaches, with JobSet on it, and a node pool for each slice."""
 
+    sends_environment: ClassVar[bool] = False
+    """The values of `environment` are those of a secret in the cluster, not those of this machine."""
     kind: Literal["gke"] = "gke"
-    on: Word
-    """What is asked for: v5e-64, v5p-128, tpu7x-32, h100-16."""
-    slices: Positive = 1
-    image: Word
-    """That has dtrain: `launch/Dockerfile` builds it."""
-    claim: Resource | None = None
-    """A volume claim that all pods may write to, for the run folders."""
-    bucket: Bucket | None = None
-    """Or a bucket, by the Cloud Storage FUSE driver; one with a hierarchical namespace."""
-    queue: Resource | None = None
-    """Kueue's local queue."""
-    spot: bool = False
-    namespace: Resource = "default"
-    account: Resource = "default"
-    """The Kubernetes service account of the pods."""
     context: Word | None = None
-    """Of kubectl; the current one where not said."""
-    grace: Annotated[int, Ge(10)] = 60
-    """Seconds that a pod has to save when it must go."""
-
-    def __post_init__(self) -> None:
-        if (self.claim is None) == (self.bucket is None):
-            raise FieldError("claim", "say where run folders go: claim or bucket, one of them")
-        try:
-            shape = self.shape
-        except RecipeError as error:
-            raise FieldError("on", error.message, error.hint) from error
-        if shape.chip is None or shape.chip.cloud is None:
-            raise FieldError("on", f"{self.on} is not rented on GKE")
-
-    @property
-    def shape(self) -> Target:
-        """The slice, or the GPUs."""
-        return target(self.on, self.slices)
-
-    @property
-    def hosts(self) -> int:
-        """Of one slice."""
-        chips = self.shape.chips // self.slices
-        return max(1, chips // (CHIPS_A_HOST if self.shape.platform == "tpu" else PER_HOST))
+    """Of kubectl; the one that is current when `up` is typed, where it is not set."""
 
     def plan(self, job: Job) -> Plan:
-        price = self.shape.chip.price if self.shape.chip else None
-        queue = {"kueue.yaml": self._kueue()} if self.queue else {}
-        return Plan(
-            {"manifest.yaml": self._manifest(job)} | queue,
-            [self._kubectl("apply", "-f", "-")],
-            self.hosts * self.slices,
-            self.shape.chips,
-            price * self.shape.chips if price else None,
-            self._notes(),
-        )
-
-    def _notes(self) -> tuple[str, ...]:
-        notes = ["spot capacity: the price below is that of the list, of which it costs a part"] if self.spot else []
+        files, notes = {"manifest.yaml": self.manifest(job)}, [*self.price_notes()]
         if self.queue:
+            files["kueue.yaml"] = self.kueue()
             notes.append(f"kueue.yaml makes the queue {self.queue}; who runs the cluster applies it, `up` does not")
-        return tuple(notes)
+        if self.spot and self.grace > SPOT_GRACE:
+            notes.append(f"a spot node gives its pods {SPOT_GRACE} s to save, not the {self.grace} s of launch.grace")
+        apply, hosts, chips = self._kubectl(job, *APPLY), self.hosts * self.slices, self.shape.chips
+        return Plan(files, [apply], hosts, chips, self.rate, self.limit(), rented=True, notes=tuple(notes))
 
-    def _kueue(self) -> str:
-        """A queue with room for one such run."""
-        chip, (name, _) = self.shape.chip, self._resource()
-        assert chip
-        return filled(
-            "kueue.yaml",
-            {
-                "QUEUE": self.queue or "",
-                "FLAVOR": f"{chip.name}{'-spot' if self.spot else ''}",
-                "LABELS": self._labels(),
-                "NAMESPACE": self.namespace,
-                "RESOURCE": name,
-                "CHIPS": str(self.shape.chips),
-            },
-        )
+    def describe(self) -> list[str]:
+        secret = f"variables: {', '.join(self.environment)}, with the values in secret {SECRET}"
+        return [
+            f"hosts: {self.hosts * self.slices} {'spot ' * self.spot}nodes, {self.slices} x {self.on}",
+            f"cluster: {self._current()}, namespace {self.namespace}, service account {self.account}",
+            f"program: image {self.image}",
+            f"run folders: {f'gs://{self.bucket}' if self.bucket else f'volume claim {self.claim}'}",
+            *([secret] if self.environment else []),
+        ]
 
-    def _labels(self) -> str:
-        """Of the nodes that will do, as YAML."""
-        return ", ".join(f"cloud.google.com/{key}: {json.dumps(one)}" for key, one in self._nodes().items())
+    def check(self, job: Job) -> list[str]:
+        """All that can be known before anything is made; the cluster itself judges the manifest, and keeps nothing."""
+        self._ended_before(job)  # the cluster answers, and has JobSet
+        there = {"serviceaccount": self.account, "persistentvolumeclaim": self.claim, "localqueue": self.queue}
+        checks: list[Check] = [partial(self._exists, kind, name) for kind, name in there.items() if name]
+        checks += [partial(self._exists, "secret", SECRET, self.environment)] if self.environment else []
+        checks += [partial(self._accepted, job), partial(self._may_delete, job), partial(check_image, self.image)]
+        if self.bucket:
+            checks.append(partial(check_bucket, f"gs://{self.bucket}", f"service account {self.account}"))
+            checks.append(partial(check_stop_request, stop_url(f"gs://{self.bucket}", job.name)))
+        return run_checks(checks)
+
+    def _accepted(self, job: Job) -> list[str]:
+        """Under a name that is free: a JobSet that has ended could not be changed to this one."""
+        probe = replace(job, name=f"dtrain-{job.launch}".ljust(len(job.name), "0"))
+        run(self._kubectl(job, *APPLY, "--dry-run=server"), given=self.manifest(probe))
+        return []
+
+    def _may_delete(self, job: Job) -> list[str]:
+        try:
+            run(self._kubectl(job, "auth", "can-i", "delete", "jobsets.jobset.x-k8s.io", "--quiet"))
+        except EnvironmentFault as error:
+            if not error.message.endswith(NO):
+                return [f"not checked: that you may delete JobSets: {error.message}"]
+            message = f"you may not delete JobSets in namespace {self.namespace}, as `stop` and `down` do"
+            raise EnvironmentFault(message, "the role roles/container.developer allows it") from error
+        return []
+
+    def _exists(self, kind: str, name: str, keys: tuple[str, ...] = ()) -> list[str]:
+        """Of a secret, only the names in it are printed."""
+        shown = "go-template={{range $key, $value := .data}}{{$key}} {{end}}" if keys else "name"
+        try:
+            found = run(self._kubectl(None, "get", kind, name, "--ignore-not-found", "-o", shown)).split()
+        except EnvironmentFault as error:
+            if "(Forbidden)" not in error.message:
+                raise
+            return [f"not checked: {kind} {name}, which this account may not read"]
+        if not found:
+            raise EnvironmentFault(f"namespace {self.namespace} has no {kind} {name}")
+        if missing := [key for key in keys if key not in found]:
+            raise EnvironmentFault(f"{kind} {name} in namespace {self.namespace} has no {', '.join(missing)}")
+        return []
+
+    def start_handle(self, job: Job) -> dict[str, str]:
+        if "context" in job.handle:
+            self._ended_before(job)  # an earlier launch, which may be in another cluster
+        return {"jobset": job.name, "context": self._current(), "launch": job.launch}
+
+    def find(self, job: Job) -> dict[str, str] | None:
+        found = self._made_here(self._state(job), job)
+        return {"jobset": job.name, "launch": launch_of(found)} if found else None
 
     def up(self, job: Job, say: Say) -> dict[str, str]:
-        found = self._state(job)
-        if found and not _ended(found):
-            raise Locked(f"JobSet {job.name} is there already", f"dtrain launch status {job.name}")
-        if found:
-            run(self._kubectl("delete", "jobset", job.name, "--wait=true"))
-        for line in run(self._kubectl("apply", "-f", "-"), given=self._manifest(job)).splitlines():
+        ended_before = self._ended_before(job)
+        for line in remove_stop_request(stop_url(f"gs://{self.bucket}", job.name)) if self.bucket else []:
             say(line)
-        return {"jobset": job.name}
+        if ended_before:
+            run(self._kubectl(job, "delete", "jobset", job.name, "--wait=true"))
+        try:
+            printed = run(self._kubectl(job, *APPLY), given=self.manifest(job))
+        except EnvironmentFault as error:
+            message = f"{error.message}; part of it may have been made"
+            raise LeftBehind(message, f"dtrain launch down {job.name}") from error
+        for line in printed.splitlines():
+            say(line)
+        return dict(job.handle) or self.start_handle(job)
 
     def status(self, job: Job) -> list[Row]:
-        found = self._state(job)
-        if not found:
-            return [Row(f"jobset {job.name}", "absent")]
-        told = found.get("status", {})
-        words = ("active", "ready", "succeeded", "failed")
-        rows = [
-            Row(one["name"], "jobs", ", ".join(f"{one.get(word, 0)} {word}" for word in words))
-            for one in told.get("replicatedJobsStatus", [])
-        ]
-        state = _ended(found) or ("waiting" if found["spec"].get("suspend") else "running")
-        code = {"completed": 0, "failed": DtrainError.exit_code}.get(state)
-        return [Row(f"jobset {job.name}", state, f"restarted {told.get('restarts', 0)} times", code), *rows]
+        found = self._own(job)
+        return rows(found) if found else [Row(f"jobset {job.name}", "absent")]
 
     def logs(self, job: Job, host: int | None, follow: bool) -> Iterator[tuple[str, str]]:
         chosen = f"jobset.sigs.k8s.io/jobset-name={job.name}"
         if host is not None:
             chosen += f",jobset.sigs.k8s.io/job-index={host // self.hosts}"
             chosen += f",batch.kubernetes.io/job-completion-index={host % self.hosts}"
-        options = ["--prefix", "--tail=-1", f"--max-log-requests={self.hosts * self.slices}"]
-        command = self._kubectl("logs", "-l", chosen, *options, *(["-f"] if follow else []))
+        options = ["-c", "train", "--prefix", "--tail=-1", f"--max-log-requests={self.hosts * self.slices}"]
+        command = self._kubectl(job, "logs", "-l", chosen, *options, *(["-f"] if follow else []))
         since: list[str] = []
         while True:  # pods come late, and others after a restart
             now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -156,93 +150,73 @@ class GKE(Common):
 
     def stop(self, job: Job, say: Say) -> None:
         """A JobSet that is deleted ends its pods, which save within `grace`; one suspended, Kueue would wake."""
-        run(self._kubectl("delete", "jobset", job.name, "--ignore-not-found", "--cascade=foreground"), wait=STOPPED)
+        if not self._to_delete(job, say):
+            return
+        words = ["delete", "jobset", *self._chosen(job), "--ignore-not-found", "--cascade=foreground"]
+        run(self._kubectl(job, *words), wait=STOPPED + self.grace)
         say(f"jobset {job.name} is deleted, and its pods have ended; what they saved is where it was")
 
     def down(self, job: Job, say: Say) -> None:
-        for kind in ("jobset", "configmap"):
-            for line in run(self._kubectl("delete", kind, job.name, "--ignore-not-found", "--wait=true")).splitlines():
+        for kind in ("jobset", "configmap") if self._to_delete(job, say) else ("configmap",):
+            words = ["delete", kind, *self._chosen(job), "--ignore-not-found", "--wait=true"]
+            for line in run(self._kubectl(job, *words)).splitlines():
                 say(line)
 
     def removes(self, job: Job) -> list[str]:
-        return [f"jobset {job.name} and its pods", f"configmap {job.name}"]
+        pods = f"its pods, which get SIGTERM and at most {self.grace} s to save"
+        return [f"jobset {job.name} and {pods}", f"configmap {job.name}"]
 
     def _over(self, job: Job) -> bool:
+        found = self._own(job)
+        return not found or bool(ended(found))
+
+    def _to_delete(self, job: Job, say: Say) -> bool:
+        """Whether the JobSet of this launch is there. EnvironmentFault where that of another launch has its name."""
+        if self._own(job):
+            return True
+        if self._made_here(self._state(job), job):
+            hint = "to end that one: remove this run's launch.json, and give the recipe file in place of the name"
+            raise EnvironmentFault(f"JobSet {job.name} belongs to another launch; nothing was deleted", hint)
+        say(f"jobset {job.name} is absent from namespace {self.namespace}: there was nothing to delete")
+        return False
+
+    def _chosen(self, job: Job) -> list[str]:
+        """By the id of the launch, so that another of the same name stays."""
+        return ["-l", f"{LABEL}={_launch(job)}"]
+
+    def _own(self, job: Job) -> Any:
+        """The JobSet, where it is that of this launch."""
         found = self._state(job)
-        return not found or bool(_ended(found))
+        return found if found and launch_of(found) == _launch(job) != "" else None
+
+    def _made_here(self, found: Any, job: Job) -> Any:
+        """The JobSet, or None. EnvironmentFault where dtrain did not make it: it is neither replaced nor deleted."""
+        if found and not launch_of(found):
+            message = f"JobSet {job.name} in namespace {self.namespace} was not made by dtrain: it has no label {LABEL}"
+            raise EnvironmentFault(message, "give this run another name, as name=...")
+        return found
+
+    def _ended_before(self, job: Job) -> Any:
+        """The JobSet of that name, if there is one and it has ended. Locked where it has not."""
+        found = self._state(job)
+        if found and not ended(found):
+            raise Locked(f"JobSet {job.name} is there already", f"dtrain launch status {job.name}")
+        return self._made_here(found, job)
 
     def _state(self, job: Job) -> Any:
-        said = run(self._kubectl("get", "jobset", job.name, "--ignore-not-found", "-o", "json"))
-        return json.loads(said) if said.strip() else None
+        printed = run(self._kubectl(job, "get", "jobset", job.name, "--ignore-not-found", "-o", "json"))
+        return json.loads(printed) if printed.strip() else None
 
-    def _kubectl(self, *words: str) -> list[str]:
-        context = ["--context", self.context] if self.context else []
-        return ["kubectl", *context, "--namespace", self.namespace, *words]
+    def _current(self) -> str:
+        """The context: that of the recipe, or kubectl's own."""
+        return self.context or run(["kubectl", "config", "current-context"]).strip()
 
-    def _manifest(self, job: Job) -> str:
-        """The JobSet, and the recipe as a ConfigMap beside it."""
-        name, each = self._resource()
-        tolerations = [{"key": name, "operator": "Exists", "effect": "NoSchedule"}]
-        if self.spot:
-            spot = {"key": "cloud.google.com/gke-spot", "operator": "Equal", "value": "true", "effect": "NoSchedule"}
-            tolerations.append(spot)
-        secrets = [
-            {"name": name, "valueFrom": {"secretKeyRef": {"name": "dtrain", "key": name}}} for name in self.environment
-        ]
-        command = ["python3", "-m", "dtrain", "run", "/recipe/recipe.yaml", "--runs-dir", RUNS, *self.run_options()]
-        jobset = filled(
-            "jobset.yaml",
-            {
-                "NAME": job.name,
-                "LABELS": f"kueue.x-k8s.io/queue-name: {self.queue}" if self.queue else "",
-                "ANNOTATIONS": 'gke-gcsfuse/volumes: "true"' if self.bucket else "",
-                "RESTARTS": str(self.restarts),
-                "SLICES": str(self.slices),
-                "HOSTS": str(self.hosts),
-                "TOTAL": str(self.hosts * self.slices),
-                "GRACE": str(self.grace),
-                "ACCOUNT": self.account,
-                "SELECTOR": self._labels(),
-                "TOLERATIONS": ", ".join(map(json.dumps, tolerations)),
-                "IMAGE": json.dumps(self.image),
-                "SECRETS": "".join(f"\n              - {json.dumps(one)}" for one in secrets),
-                "COMMAND": shlex.join(command),
-                "RESOURCE": f'{name}: "{each}"',
-                "RUNS": RUNS,
-                "VOLUME": json.dumps(self._volume()),
-            },
-        )
-        recipe: dict[str, Any] = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": job.name}}
-        return f"{yaml.safe_dump(recipe | {'data': {'recipe.yaml': job.recipe}}, sort_keys=False)}---\n{jobset}"
-
-    def _resource(self) -> tuple[str, int]:
-        """What a pod asks for, and how many."""
-        if self.shape.platform == "tpu":
-            return "google.com/tpu", min(CHIPS_A_HOST, self.shape.chips // self.slices)
-        return "nvidia.com/gpu", min(PER_HOST, self.shape.chips)
-
-    def _nodes(self) -> dict[str, str]:
-        """Labels of the nodes that will do."""
-        chip = self.shape.chip
-        assert chip
-        assert chip.cloud
-        spot = {"gke-spot": "true"} if self.spot else {}
-        if self.shape.platform == "gpu":
-            return {"gke-accelerator": chip.cloud.label} | spot
-        topology = "x".join(map(str, self.shape.shape))
-        return {"gke-tpu-accelerator": chip.cloud.label, "gke-tpu-topology": topology} | spot
-
-    def _volume(self) -> dict[str, Any]:
-        """Where run folders go."""
-        if self.claim:
-            return {"name": "runs", "persistentVolumeClaim": {"claimName": self.claim}}
-        fuse = {"driver": "gcsfuse.csi.storage.gke.io", "volumeAttributes": {"bucketName": self.bucket}}
-        return {"name": "runs", "csi": fuse}
+    def _kubectl(self, job: Job | None, *words: str) -> list[str]:
+        """In the context in which the job was launched, whatever is current now."""
+        context = (job.handle.get("context") if job else None) or self.context
+        return ["kubectl", *words, *(["--context", context] if context else []), "--namespace", self.namespace]
 
 
-def _ended(found: Any) -> str:
-    """completed or failed, where it has ended."""
-    for one in found.get("status", {}).get("conditions", []):
-        if one["type"] in ("Completed", "Failed") and one["status"] == "True":
-            return one["type"].lower()
-    return ""
+def _launch(job: Job) -> str:
+    """The id of the launch that is meant: the one that was recorded or found, or this one."""
+    return job.handle.get("launch") or job.launch

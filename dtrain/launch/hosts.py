@@ -1,37 +1,36 @@
-"""Machines that are there already: this one, or any that ssh reaches."""
+"""Machines that are there already, reached by an agent of dtrain on each: what kinds `local` and `ssh` share."""
 
 import os
 import secrets
+import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from annotated_types import Ge, Le, MinLen
+from annotated_types import Ge, Le
 
-from dtrain.errors import EnvironmentFault, FieldError, Locked
-from dtrain.fields import PositiveFloat
-from dtrain.launch.fanout import SSH, Answer, Line, Machine, ask, follow
+from dtrain.errors import EnvironmentFault, LeftBehind, Locked, Stopped
+from dtrain.launch.checks import check_variables
+from dtrain.launch.fanout import Answer, Connections, Machine
 from dtrain.launch.job import Common, Job, Plan, Row, Say
-from dtrain.launch.names import Host, RemotePath
-from dtrain.launch.preflight import THERE, in_the_way, skewed
-from dtrain.launch.roll import where
+from dtrain.launch.names import RemotePath
+from dtrain.launch.preflight import in_the_way, skewed
+from dtrain.launch.registry import record_of
+from dtrain.launch.wire import RUNS_HERE, HostJob
 
-GONE = EnvironmentFault.exit_code
-WAIT = 30.0
-"""Seconds in which a machine answers; ssh itself gives up sooner."""
+HOSTS_SHOWN = 20
 STOPPED = 180.0
 """Seconds in which a run that was asked to stop has saved."""
 
 Port = Annotated[int, Ge(1024), Le(65535)]
-Told = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Hosts(Common, ABC):
-    """What this machine and others have in common: an agent of dtrain on each, that keeps the run."""
+class Hosts(Common, ABC):
+    """What this machine and others have in common: an agent of dtrain on each, and the runner that it leaves behind."""
 
     runs: RemotePath = "runs"
     """The folder of run folders on the machines; all of them see the same one."""
@@ -39,8 +38,6 @@ class _Hosts(Common, ABC):
     """Where each machine keeps its log and its small files; its own, not shared."""
     python: RemotePath = "python3"
     """The Python there that dtrain is installed for."""
-    hours: PositiveFloat | None = None
-    """How long the run may take; it is asked to save and stop then."""
     port: Port = 8476
     """On the first machine, where all meet."""
 
@@ -48,169 +45,149 @@ class _Hosts(Common, ABC):
     def machines(self) -> list[Machine]:
         """By rank."""
 
-    @abstractmethod
-    def address(self) -> str:
-        """Where the processes meet; empty where there is one machine."""
+    def coordinator(self) -> str:
+        """host:port, where the processes meet; empty where there is one machine."""
+        return ""
+
+    def most_connections(self) -> int:
+        """At a time."""
+        return 1
+
+    def await_ready(self, link: Connections, say: Say) -> None:
+        """Return when all machines are set up; EnvironmentFault where that takes too long."""
 
     def plan(self, job: Job) -> Plan:
+        commands = [machine.command() for machine in self.machines()]
+        return Plan({"recipe.yaml": job.recipe}, commands, len(commands), hours=self.limit())
+
+    def check(self, job: Job) -> list[str]:
+        return check_variables(self.environment)
+
+    def describe(self) -> list[str]:
         machines = self.machines()
-        steps = [machine.command(verb) for verb in ("look", "met", "start") for machine in machines]
-        return Plan({"recipe.yaml": job.recipe}, steps, len(machines))
+        return [f"hosts: {names(machines)}", f"program: {machines[0].python} -m dtrain run"]
+
+    def find(self, job: Job) -> dict[str, str] | None:
+        with self._connect(job, host=0) as link:
+            (answer,) = link.ask("status")
+        if failed := _problems([answer]):
+            raise EnvironmentFault(failed[0])
+        return {} if answer.reply.recorded or answer.reply.alive or answer.reply.code is not None else None
 
     def up(self, job: Job, say: Say) -> dict[str, str]:
-        machines = self.machines()
-        self._preflight(job, machines, say)
-        secret = {name: os.environ[name] for name in self.environment}
-        answers = self._ask("start", job, machines, environment=secret)
-        failed = [f"{one.machine.name}: {one.problem}" for one in answers if one.problem]
-        if failed:  # one that did not answer may have begun all the same; one where it ran before is left alone
-            begun = [one.machine for one in answers if THERE not in one.problem]
-            ended = self._ask("kill", job, begun, forget=True)
-            left = ", ".join(one.machine.name for one in ended if one.problem)
-            hint = f"it may be running on {left}" if left else "nothing was left running"
-            raise EnvironmentFault("the run did not start:\n  " + "\n  ".join(failed), hint)
+        with self._connect(job) as link:
+            self.await_ready(link, say)
+            self._preflight(link, say)
+            self._start(link, job)
         return {}
 
     def status(self, job: Job) -> list[Row]:
-        return [_row(answer) for answer in self._ask("status", job, self.machines())]
+        with self._connect(job) as link:
+            return _rows(link)
 
     def logs(self, job: Job, host: int | None, follow: bool) -> Iterator[tuple[str, str]]:
-        chosen = [machine for machine in self.machines() if host in (None, machine.rank)]
-        told = lambda machine: self._told(job, machine) | {"follow": follow}  # noqa: E731
-        return _said(chosen, told, follow)
+        with self._connect(job, host) as link:
+            yield from link.follow(on=follow)
 
     def stop(self, job: Job, say: Say) -> None:
-        silent = [
-            f"{one.machine.name}: {one.problem}" for one in self._ask("stop", job, self.machines()) if one.problem
-        ]
+        with self._connect(job) as link:
+            silent = _problems(link.ask("stop"))
+            end = time.monotonic() + STOPPED
+            while "running" in {row.state for row in _rows(link)}:
+                if time.monotonic() > end:
+                    hint = f"dtrain launch status {job.name}; `down` would end it unsaved"
+                    raise EnvironmentFault(f"it is still saving after {STOPPED:.0f} s", hint)
+                time.sleep(0.5)
+            rows = _rows(link)
+        for row in rows:
+            say(f"{row.name}: {row.state} {row.what}".rstrip())
         if silent:
-            hint = "ask again when they answer: until then they start the run again"
-            raise EnvironmentFault("\n  ".join(["not every machine could be asked:", *silent]), hint)
-        end = time.monotonic() + STOPPED
-        while time.monotonic() < end:
-            rows = self.status(job)
-            if not any(row.state == "running" for row in rows):
-                for row in rows:
-                    say(f"{row.name}: {row.state} {row.what}".rstrip())
-                return
-            time.sleep(0.5)
-        hint = f"dtrain launch status {job.name}; `down` would end it unsaved"
-        raise EnvironmentFault(f"it is still saving after {STOPPED:.0f} s", hint)
+            some = f"the others stop when they see {self.runs}/{job.name}/stop; " if len(silent) < len(rows) else ""
+            raise EnvironmentFault("\n  ".join(["not every machine could be asked:", *silent]), f"{some}ask again")
 
     def down(self, job: Job, say: Say) -> None:
-        failed = []
-        for answer in self._ask("kill", job, self.machines(), forget=True):
-            if answer.problem:
-                failed.append(f"{answer.machine.name}: {answer.problem}")
-            else:
-                say(f"{answer.machine.name}: {answer.value['killed']} processes ended, log removed")
-        if failed:
-            raise EnvironmentFault(
-                "not all could be taken down:\n  " + "\n  ".join(failed), "try again when they answer"
-            )
+        with self._connect(job) as link:
+            answers = link.ask("kill")
+        for one in answers:
+            if not one.reply.problem:
+                say(f"{one.machine.name}: {len(one.reply.items)} processes ended, log removed")
+        if failed := _problems(answers):
+            raise EnvironmentFault("\n  ".join(["not all could be taken down:", *failed]), "try again when they answer")
 
     def removes(self, job: Job) -> list[str]:
         return [f"{machine.name}: the run's processes and {self.folder}/{job.name}" for machine in self.machines()]
 
-    def _preflight(self, job: Job, machines: list[Machine], say: Say) -> None:
+    def _preflight(self, link: Connections, say: Say) -> None:
         """EnvironmentFault with all that is in the way, on every machine; Locked where the run is there already."""
         token = secrets.token_hex(6)
-        looked = self._ask("look", job, machines, token=token)
-        met = self._ask("met", job, machines, token=token)
-        self._ask("met", job, machines, token=token, clear=True)
-        problems = [f"{name} is not set here" for name in self.environment if name not in os.environ]
-        problems += in_the_way(looked, met, self.runs)
-        if problems:
-            kind = Locked if any(THERE in line for line in problems) else EnvironmentFault
+        looked = link.ask("look", token=token)
+        heard = [one.machine for one in looked if not one.reply.problem]
+        seen = link.ask("marks", heard[:1], token=token)[0].reply.items if heard else ()
+        if apart := [machine for machine in heard if machine.rank not in seen]:
+            link.ask("marks", apart, token=token)  # which removes them
+        if problems := in_the_way(looked, seen, self.runs):
+            kind = Locked if any(RUNS_HERE in line for line in problems) else EnvironmentFault
             raise kind("\n  ".join(["not started:", *problems]))
         for line in skewed(looked):
             say(line)
 
-    def _ask(self, verb: str, job: Job, machines: list[Machine], **more: Any) -> list[Answer]:
-        return ask(machines, verb, lambda machine: self._told(job, machine) | more, WAIT)
+    def _start(self, link: Connections, job: Job) -> None:
+        """Start the run, on the first machine before the others, as that removes an earlier stop request.
 
-    def _told(self, job: Job, machine: Machine) -> Told:
-        machines = len(self.machines())
-        return {
-            "name": job.name,
-            "recipe": job.recipe,
-            "runs": self.runs,
-            "folder": self.folder,
-            "rank": machine.rank,
-            "port": self.port,
-            "seat": f"{machine.rank}/{machines}@{self.address()}" if machines > 1 else "",
-            "arguments": self.run_options(),
-            "hours": self.hours,
-            "environment": {},
-        }
+        Where one does not start, none is left running; LeftBehind names those where it may run all the same."""
+        given = {"recipe": job.recipe, "environment": job.environment()}
+        given["environment"] |= {name: os.environ[name] for name in self.environment}
+        answers = link.ask("start", link.machines[:1], record=record_of(job).text(), **given)
+        answers += link.ask("start", link.machines[1:], **given) if not _problems(answers) else []
+        if failed := _problems(answers):  # one that did not answer may have begun; where it ran before it is left alone
+            begun = [one.machine for one in answers if RUNS_HERE not in one.reply.problem]
+            left = [one.machine for one in link.ask("kill", begun) if one.reply.problem]
+            hint = f"it may be running on {names(left)}" if left else "nothing was left running"
+            kind = LeftBehind if left else EnvironmentFault
+            raise kind("\n  ".join(["the run did not start:", *failed]), hint)
+
+    def _connect(self, job: Job, host: int | None = None) -> Connections:
+        machines = self.machines()
+        part = HostJob(
+            name=job.name, folder=self.folder, runs=self.runs, arguments=tuple(self.run_options()),
+            world_size=len(machines), coordinator=self.coordinator(),
+        )  # fmt: skip
+        chosen = [machine for machine in machines if host in (None, machine.rank)]
+        return Connections(chosen, self.most_connections(), part)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Local(_Hosts):
-    """This machine: the run goes on when the terminal is closed."""
+class Local(Hosts):
+    """This machine: the run continues when the terminal is closed."""
 
     kind: Literal["local"] = "local"
 
     def machines(self) -> list[Machine]:
-        import sys
-
         python = sys.executable if self.python == "python3" else str(Path(self.python).expanduser())
         return [Machine(0, "here", (), python)]
 
-    def address(self) -> str:
-        return ""
+
+def names(machines: Sequence[Machine]) -> str:
+    """Of the first ones, and how many more there are."""
+    more = f" and {len(machines) - HOSTS_SHOWN:,} more" if len(machines) > HOSTS_SHOWN else ""
+    return ", ".join(machine.name for machine in machines[:HOSTS_SHOWN]) + more
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ssh(_Hosts):
-    """Machines that ssh reaches without a question, the first of which is where all meet."""
+def _problems(answers: Sequence[Answer]) -> list[str]:
+    return [f"{one.machine.name}: {one.reply.problem}" for one in answers if one.reply.problem]
 
-    kind: Literal["ssh"] = "ssh"
-    hosts: Annotated[tuple[Host, ...], MinLen(1)]
-    """Names or IPv4 addresses, with user@ where it is not yours; the order gives the ranks."""
-    identity: str | None = None
-    """A key file, where ssh would not find it."""
-    known_hosts: str | None = None
-    """A file of host keys in place of your own; a key that is not in it is refused, as always."""
 
-    def __post_init__(self) -> None:
-        twice = {host for host in self.hosts if self.hosts.count(host) > 1}
-        if twice:
-            raise FieldError("hosts", f"{min(twice)} is named twice")
-
-    def machines(self) -> list[Machine]:
-        options = list(SSH)
-        options += ["-i", str(Path(self.identity).expanduser())] if self.identity else []
-        options += ["-o", f"UserKnownHostsFile={Path(self.known_hosts).expanduser()}"] if self.known_hosts else []
-        return [Machine(rank, host, (*options, "--", host), self.python) for rank, host in enumerate(self.hosts)]
-
-    def address(self) -> str:
-        return f"{self.hosts[0].rpartition('@')[2]}:{self.port}"
+def _rows(link: Connections) -> list[Row]:
+    return [_row(answer) for answer in link.ask("status")]
 
 
 def _row(answer: Answer) -> Row:
-    name, value = answer.machine.name, answer.value
-    if answer.problem:
-        return Row(name, "lost", answer.problem, GONE)
-    run, end = value["run"], value["end"]
-    step = f"step {run['step']}/{run['steps']} saved" if run["steps"] else ""
-    if end and not value["alive"]:
-        return Row(name, "ended", f"exit code {end['code']}, {step}".rstrip(", "), end["code"])
-    if not value["alive"]:
-        return Row(name, "lost", f"its keeper is gone; {step}".rstrip("; "), GONE)
-    return Row(name, "running", where(value["sign"], run, value["now"]))
-
-
-def _said(machines: list[Machine], told: Callable[[Machine], Mapping[str, Any]], on: bool) -> Iterator[tuple[str, str]]:
-    for line in follow(machines, told, on=on):
-        yield line.machine.name, _text(line)
-
-
-def _text(line: Line) -> str:
-    if line.lost:
-        return f"-- not heard: {line.lost}"
-    if line.again:
-        return "-- heard again"
-    if line.end is None:
-        return line.text
-    return f"-- ended: exit code {line.end['code']}" if line.end else "-- no end was noted"
+    name, reply, text = answer.machine.name, answer.reply, answer.reply.text or ""
+    if reply.alive:
+        return Row(name, "running", text)
+    if reply.problem or reply.code is None:
+        state, reason = ("unreachable", reply.problem) if reply.problem else ("lost", f"its runner is gone; {text}")
+        return Row(name, state, reason.rstrip("; "), EnvironmentFault.exit_code)
+    if reply.code == Stopped.exit_code or (reply.code == 0 and reply.state == "stopped"):
+        return Row(name, "stopped", text, 0)  # by the signal or by the stop request, whichever came first
+    return Row(name, "ended", f"exit code {reply.code}, {text}".rstrip(", "), reply.code)

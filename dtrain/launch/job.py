@@ -2,25 +2,35 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
 
-from dtrain.fields import Natural, Positive
+from dtrain.fields import Natural, Positive, PositiveFloat
 from dtrain.launch.names import Variable
+from dtrain.process_info import LAUNCH
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Job:
-    """A run that is to be launched."""
+    """A run that is to be launched, or was."""
 
     name: str
     recipe: str
-    """The recipe as YAML, whole."""
+    """The recipe as YAML, whole, without its launch section."""
+    launch: str = ""
+    """An id of this launch, the same for all its starts."""
     handle: Mapping[str, str] = field(default_factory=dict)
-    """What `up` gave back when it was launched: a number, a name."""
+    """What `up` returned when it was launched: the number or name that the target knows it by."""
     section: Mapping[str, Any] = field(default_factory=dict)
     """The target, as plain values."""
+    folder: Path | None = None
+    """The run's folder on this machine; what is submitted stays in `launch/` there."""
+
+    def environment(self) -> dict[str, str]:
+        """What every process of the run gets."""
+        return {LAUNCH: self.launch}
 
 
 @dataclass(frozen=True)
@@ -32,7 +42,11 @@ class Plan:
     hosts: int
     chips: int = 0
     dollars_hour: float | None = None
-    """None where nothing is rented."""
+    """By list prices, all chips together; None where nothing is rented."""
+    hours: float | None = None
+    """The longest that all starts together may take."""
+    rented: bool = False
+    """Paid by the hour, whether or not the price is known."""
     notes: tuple[str, ...] = ()
 
 
@@ -42,35 +56,51 @@ class Row:
 
     name: str
     state: str
-    """waiting, running, ended, lost, or the target's own word."""
+    """waiting, running, ended, lost, unreachable, absent, or the target's own word."""
     what: str = ""
     """Where the run is, or what went wrong."""
     code: int | None = None
-    """How the run ended there."""
+    """How the run ended there; None while it has not."""
+    seconds: float | None = None
+    """How long its machines have been paid for, where that is known."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Common:
-    """What every target can be told."""
+    """The settings of every target."""
 
     environment: tuple[Variable, ...] = ()
     """Variables, by name, that the run gets as they are here: keys, tokens. Their values are written nowhere."""
     restarts: Natural = 3
-    """How often a host may start the run again without a new checkpoint; preemptions do not count."""
+    """How often in a row the run may be started again without a new checkpoint, whatever ended it before; then 8."""
     processes: Positive = 1
     """On each host."""
     devices: Positive | None = None
-    """Pretend so many on the hosts' CPUs, all hosts together."""
+    """Fake so many devices on the hosts' CPUs, all hosts together."""
+    hours: PositiveFloat | None = None
+    """How long all starts together may take; the run saves and ends then."""
 
-    def begins(self, job: Job) -> dict[str, str]:
-        """What a launch is known by before anything is made: of an earlier one, where it lives on."""
+    sends_environment: ClassVar[bool] = True
+    """Whether the values of `environment` are those of this machine."""
+
+    def start_handle(self, job: Job) -> dict[str, str]:
+        """The handle before anything is made: that of an earlier launch, where it is still needed."""
         return dict(job.handle)
+
+    def check(self, job: Job) -> list[str]:
+        """What could not be checked. EnvironmentFault where something that `up` needs is missing. Makes nothing."""
+        return []
+
+    def limit(self) -> float | None:
+        """The hours that all starts together may take."""
+        return self.hours
 
     def run_options(self) -> list[str]:
         """The command line of `dtrain run` on a host, after the recipe and the folder."""
         options = ["--restarts", str(self.restarts)]
         options += ["--processes", str(self.processes)] if self.processes > 1 else []
         options += ["--devices", str(self.devices)] if self.devices else []
+        options += ["--hours", f"{limit:g}"] if (limit := self.limit()) else []
         return options
 
 
@@ -80,16 +110,34 @@ class Target(Protocol):
     @property
     def kind(self) -> str: ...
 
+    @property
+    def environment(self) -> tuple[str, ...]: ...
+
+    sends_environment: ClassVar[bool]
+
     def plan(self, job: Job) -> Plan:
         """What `up` would do. Touches nothing."""
         ...
 
-    def begins(self, job: Job) -> dict[str, str]:
-        """What a launch is known by before anything is made."""
+    def check(self, job: Job) -> list[str]:
+        """What could not be checked, a line each. EnvironmentFault where something that `up` needs is missing. Makes
+        nothing."""
+        ...
+
+    def describe(self) -> list[str]:
+        """The hosts and the program, a line each, as `up` shows them before it asks."""
+        ...
+
+    def start_handle(self, job: Job) -> dict[str, str]:
+        """The handle before anything is made."""
         ...
 
     def up(self, job: Job, say: Say) -> dict[str, str]:
-        """Bring up what is needed and start the run; what it is called there. Leaves nothing behind where it fails."""
+        """Start the run; its handle. Leaves nothing behind where it fails."""
+        ...
+
+    def find(self, job: Job) -> dict[str, str] | None:
+        """The handle of a run of that name that was launched from another machine; None where there is none."""
         ...
 
     def status(self, job: Job) -> list[Row]:
@@ -97,17 +145,17 @@ class Target(Protocol):
         ...
 
     def logs(self, job: Job, host: int | None, follow: bool) -> Iterator[tuple[str, str]]:
-        """(machine, line) as they are said; of one host, or all."""
+        """(machine, line) in order of arrival; of one host, or all."""
         ...
 
     def stop(self, job: Job, say: Say) -> None:
-        """Have the run save and leave; what was brought up stays."""
+        """Have the run save and end; returns when it has."""
         ...
 
     def down(self, job: Job, say: Say) -> None:
-        """Take down all that `up` brought; the run's folder stays."""
+        """Remove all that `up` made; the run's folder stays."""
         ...
 
     def removes(self, job: Job) -> list[str]:
-        """What `down` takes away, in words."""
+        """What `down` removes, a line each."""
         ...

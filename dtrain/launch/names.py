@@ -4,6 +4,8 @@ from typing import Annotated
 
 from pydantic import StringConstraints
 
+from dtrain.fields import Sentence
+
 
 def _like(pattern: str) -> StringConstraints:
     return StringConstraints(pattern=f"^(?:{pattern})$")
@@ -11,20 +13,44 @@ def _like(pattern: str) -> StringConstraints:
 
 LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 
-Host = Annotated[str, _like(rf"(?:[a-z_][a-z0-9_-]{{0,31}}@)?{LABEL}(?:\.{LABEL}){{0,8}}")]
+Host = Annotated[
+    str,
+    _like(rf"(?:[a-z_][a-z0-9_-]{{0,31}}@)?{LABEL}(?:\.{LABEL}){{0,8}}"),
+    Sentence("a host: a name or an IPv4 address, with user@ before it where needed, as ada@tpu-0"),
+]
 """A machine, as user@name or an IPv4 address; never an option of ssh."""
-Variable = Annotated[str, _like(r"[A-Z][A-Z0-9_]{0,99}")]
+Variable = Annotated[
+    str,
+    _like(r"[A-Z][A-Z0-9_]{0,99}"),
+    Sentence("the name of an environment variable: capital letters, digits and '_', as HF_TOKEN"),
+]
 """An environment variable, by name: its value is never written down."""
-RemotePath = Annotated[str, _like(r"(?:/|~/)?[A-Za-z0-9_.][A-Za-z0-9_./-]{0,254}|/")]
+RemotePath = Annotated[
+    str,
+    _like(r"(?:/|~/)?[A-Za-z0-9_.][A-Za-z0-9_./-]{0,254}|/"),
+    Sentence("a path: letters, digits, '.', '_', '-' and '/', with ~/ or / before it if need be"),
+]
 """A path on another machine."""
-Resource = Annotated[str, _like(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?")]
+Resource = Annotated[
+    str,
+    _like(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?"),
+    Sentence("the name of a cloud resource: lower-case letters, digits and '-' inside, 63 characters at most"),
+]
 """A resource, network or service of the cloud (RFC 1035)."""
-Project = Annotated[str, _like(r"[a-z][-a-z0-9]{4,28}[a-z0-9]")]
-Zone = Annotated[str, _like(r"[a-z]{2,20}-[a-z]{2,20}[0-9]{1,2}-[a-z]")]
-Bucket = Annotated[str, _like(r"[a-z0-9][a-z0-9_-]{1,61}[a-z0-9]")]
+Bucket = Annotated[
+    str,
+    _like(r"[a-z0-9][a-z0-9_-]{1,61}[a-z0-9]"),
+    Sentence("a bucket without gs://: lower-case letters, digits, '-' and '_'"),
+]
 """A bucket, without gs://."""
-Email = Annotated[str, _like(r"[a-z0-9][a-z0-9._-]{0,98}@[a-z0-9][a-z0-9.-]{0,98}")]
-"""A service account."""
-Wheel = Annotated[str, _like(r"(?:[^\n]{0,4000}/)?[A-Za-z0-9][A-Za-z0-9_.+-]{0,200}\.whl")]
-Word = Annotated[str, _like(r"[A-Za-z0-9][A-Za-z0-9_.:/@,=+-]{0,199}")]
+Wheel = Annotated[
+    str,
+    _like(r"(?:[^\n]{0,4000}/)?[A-Za-z0-9][A-Za-z0-9_.+-]{0,200}\.whl"),
+    Sentence("the path of a wheel, a file that ends in .whl"),
+]
+Word = Annotated[
+    str,
+    _like(r"[A-Za-z0-9][A-Za-z0-9_.:/@,=+-]{0,199}"),
+    Sentence("one word: letters, digits and any of _.:/@,=+- inside, 200 characters at most"),
+]
 """A word that a scheduler takes: a partition, an account, a size, a time."""

@@ -1,42 +1,35 @@
 """A SLURM cluster whose nodes see this machine's folders: one task a node, requeued until it is done."""
 
-import os
 import re
 import shlex
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from dtrain.errors import DtrainError, EnvironmentFault, FieldError, Locked, RecipeError, Stopped
+from dtrain.errors import EnvironmentFault, FieldError, LeftBehind, Locked, RecipeError, Stopped
 from dtrain.fields import Natural, Positive
 from dtrain.folder import Folder, overwrite
+from dtrain.launch import registry
+from dtrain.launch.checks import check_variables, run_checks
+from dtrain.launch.commands import run
 from dtrain.launch.job import Common, Job, Plan, Row, Say
 from dtrain.launch.names import RemotePath, Word
+from dtrain.launch.slurm_job import LOST, JobState, job_state, seconds_of
 from dtrain.launch.templates import filled
-from dtrain.launch.tool import run
+from dtrain.process_info import COORDINATOR, exports
 
-OVER = {
-    "COMPLETED",
-    "FAILED",
-    "CANCELLED",
-    "TIMEOUT",
-    "NODE_FAIL",
-    "OUT_OF_MEMORY",
-    "BOOT_FAIL",
-    "DEADLINE",
-    "PREEMPTED",
-}
 PATH = re.compile(r"/[A-Za-z0-9_./-]+")
-TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
-LOST = DtrainError.exit_code
-"""Of a job that ended badly and left no code of its own."""
 POLL = 1.0
 STOPPED = 300.0
 """Seconds in which a job that was asked to stop has saved and left the queue."""
+PROCESS = exports("$SLURM_PROCID", "$SLURM_NTASKS", f"${COORDINATOR}")
+"""What a task of the job puts into its environment; the batch script has set the coordinator."""
 PASSED_ON = ("PATH", "HOME", "USER", "LANG")
+UNPLACED = "node configuration is not available"
+"""`sbatch --test-only`, of a request that no node could ever take, and of one whose nodes are drained for now."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +43,7 @@ class Slurm(Common):
     python: RemotePath = "python3"
     """The Python on the nodes that dtrain is installed for."""
     time: Word | None = None
-    """The longest that a start may take, as 24:00:00; the run is asked to save before, and requeued."""
+    """SLURM's limit of one start, as 24:00:00: the run saves before it, and is requeued. `hours` bounds all starts."""
     partition: Word | None = None
     account: Word | None = None
     qos: Word | None = None
@@ -65,47 +58,81 @@ class Slurm(Common):
     """Seconds before the end of its time in which it is asked to save."""
 
     def __post_init__(self) -> None:
-        seconds = _seconds(self.time) if self.time else None
+        seconds = seconds_of(self.time) if self.time else None
         if self.time and seconds is None:
-            raise FieldError(
-                "time", f"{self.time!r} is no time", "minutes, hours:minutes:seconds or days-hours:minutes:seconds"
-            )
+            allowed = "minutes, hours:minutes:seconds or days-hours:minutes:seconds"
+            raise FieldError("time", f"{self.time!r} is no time", allowed)
         if seconds is not None and seconds <= self.grace:
             message = f"time = {self.time} leaves nothing beside grace = {self.grace} seconds"
             raise FieldError("time", message, "more time, or less grace")
 
     def plan(self, job: Job) -> Plan:
-        folder = self._folder(job)
-        submit = ["sbatch", "--parsable", str(folder / "job.sbatch")]
-        return Plan({"recipe.yaml": job.recipe, "job.sbatch": self._script(job)}, [submit], self.nodes)
+        files = {"recipe.yaml": job.recipe, "job.sbatch": self._script(job)}
+        submit = ["sbatch", "--parsable", str(self._folder(job) / "job.sbatch")]
+        bound = f"time = {self.time} bounds each start, which is then requeued; launch.hours bounds all starts together"
+        notes = (bound,) if self.time and not self.hours else ()
+        return Plan(files, [submit], self.nodes, hours=self.limit(), notes=notes)
+
+    def describe(self) -> list[str]:
+        asked = "".join(f", {name} {value}" for name, value in self._directives().items())
+        return [
+            f"hosts: {self.nodes} nodes of the cluster that sbatch reaches{asked}",
+            f"program: {self.python} -m dtrain run",
+            f"run folders: {Path(self.runs).expanduser().absolute()}, the same on this machine and on the nodes",
+        ]
+
+    def check(self, job: Job) -> list[str]:
+        notes = run_checks([lambda: check_variables(self.environment), lambda: self._accepted(job)])
+        runs = self._folder(job).parents[1]
+        return [*notes, f"not checked: that the nodes share {runs}, and that {self.python} there has dtrain"]
+
+    def _accepted(self, job: Job) -> list[str]:
+        """Whether SLURM would take the script; nothing is submitted."""
+        try:
+            run(["sbatch", "--test-only"], given=self._script(job))
+        except EnvironmentFault as error:
+            if UNPLACED not in error.message:
+                raise
+            return [f"no node can take the job now: {error.message}"]
+        return []
+
+    def find(self, job: Job) -> dict[str, str] | None:
+        found = registry.find(self._folder(job).parents[1], job.name)
+        return found.handle if found and found.target.get("kind") == self.kind else None
+
+    def start_handle(self, job: Job) -> dict[str, str]:
+        before = replace(job, handle=job.handle or self.find(job) or {})
+        if "id" in before.handle and not self._state(before).over:
+            raise Locked(f"{job.name} is in the queue as job {_number(before)}", f"dtrain launch status {job.name}")
+        return {}  # an interrupted `up` must not leave the number of the job before
 
     def up(self, job: Job, say: Say) -> dict[str, str]:
-        missing = [name for name in self.environment if name not in os.environ]
-        if missing:
-            raise EnvironmentFault(f"{missing[0]} is not set here")
+        self.start_handle(job)
         folder, plan = self._folder(job), self.plan(job)
-        if job.handle and self._state(job)[0] not in OVER:
-            raise Locked(f"{job.name} is in the queue as job {job.handle['id']}", f"dtrain launch status {job.name}")
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for name, text in plan.files.items():
                 overwrite(folder / name, text)
-            for name in ("stop", "stuck", "log.txt"):
-                (folder / name).unlink(missing_ok=True)
+            for old in (folder / "log.txt", Folder(folder.parent).stop_request):
+                old.unlink(missing_ok=True)
         except OSError as error:
             raise EnvironmentFault(f"cannot write to {folder}: {error.strerror}") from error
         number = run(plan.commands[0]).strip().partition(";")[0]
         say(f"job {number}")
-        return {"id": number}
+        handle = {"id": number, "folder": str(folder)}
+        try:  # where `find` looks, on every machine
+            registry.record_of(replace(job, handle=handle)).write(Folder(folder.parent))
+        except EnvironmentFault as error:
+            raise LeftBehind(f"job {number} is submitted, but {error.message}", f"scancel {number}") from error
+        return handle
 
     def status(self, job: Job) -> list[Row]:
-        state, nodes, code, restarts = self._state(job)
-        record = self._record(job)
+        found, record = self._state(job), self._record(job)
         step = f"step {record['step']}/{record.get('steps', '?')} saved" if record else "not begun"
-        again = f", requeued {restarts} times" if restarts not in ("", "0") else ""
-        ended = code if state in OVER else None
-        word = "stopped" if ended == Stopped.exit_code else state.lower()
-        return [Row(f"job {job.handle['id']}", word, f"{nodes or 'no node yet'}, {step}{again}", ended)]
+        again = f", requeued {found.restarts} times" if found.restarts else ""
+        saved = found.code == Stopped.exit_code or (found.code == 0 and record.get("state") == "stopped")
+        state, what = "stopped" if saved else found.state.lower(), f"{found.nodes or 'no node yet'}, {step}{again}"
+        return [Row(f"job {_number(job)}", state, what, found.code, found.seconds)]
 
     def logs(self, job: Job, host: int | None, follow: bool) -> Iterator[tuple[str, str]]:
         log, offset, mine = self._folder(job) / "log.txt", 0, None if host is None else str(host)
@@ -126,30 +153,40 @@ class Slurm(Common):
             time.sleep(POLL)
 
     def stop(self, job: Job, say: Say) -> None:
-        mark, number, asked = self._folder(job) / "stop", job.handle["id"], False
-        mark.touch()
+        asked, number = False, self._request_stop(job)
         end = time.monotonic() + STOPPED
-        while (state := self._state(job)[0]) not in OVER:
-            if state == "PENDING":  # again, where SLURM itself requeued it meanwhile
+        while not (found := self._state(job)).over:
+            if found.state == "PENDING":  # again, where SLURM itself requeued it meanwhile
                 run(["scancel", "--state=PENDING", number])
-            elif state == "RUNNING" and not asked:
+            elif found.state == "RUNNING" and not asked:
                 run(["scancel", "--batch", "--signal=TERM", number])
                 asked = True
             if time.monotonic() > end:
                 raise EnvironmentFault(f"job {number} is still saving after {STOPPED:.0f} s", "ask for its status")
             time.sleep(POLL)
-        say(f"job {job.handle['id']}: {self.status(job)[0].what}")
+        say(f"job {number}: {self.status(job)[0].what}")
 
     def down(self, job: Job, say: Say) -> None:
-        if self._state(job)[0] not in OVER:
-            (self._folder(job) / "stop").touch()  # so that it does not requeue itself on its way out
-            run(["scancel", job.handle["id"]])
-            say(f"job {job.handle['id']} is cancelled")
+        if not self._state(job).over:
+            run(["scancel", self._request_stop(job)])  # with the request it does not requeue itself on its way out
+            say(f"job {_number(job)} is cancelled")
+        registry.forget(self._folder(job).parents[1], job.name)
 
     def removes(self, job: Job) -> list[str]:
-        return [f"job {job.handle['id']} from the queue"]
+        return [f"job {_number(job)} from the queue"]
+
+    def _request_stop(self, job: Job) -> str:
+        """The file by which the run saves and leaves with 0, and its script does not requeue; the job's number."""
+        path = Folder(self._folder(job).parent).stop_request
+        try:
+            path.touch()
+        except OSError as error:
+            raise EnvironmentFault(f"cannot write {path}: {error.strerror}") from error
+        return _number(job)
 
     def _folder(self, job: Job) -> Path:
+        if "folder" in job.handle:  # `runs` may be relative to where `up` was typed
+            return Path(job.handle["folder"])
         found = Path(self.runs).expanduser().absolute() / job.name / "launch"
         if not PATH.fullmatch(str(found)):
             message = f"{found}: SLURM's scripts take letters, digits and _ . / - in a path"
@@ -161,58 +198,38 @@ class Slurm(Common):
 
     def _is_over(self, job: Job) -> bool:
         try:
-            return self._state(job)[0] in OVER
+            return self._state(job).over
         except EnvironmentFault:
             return False  # its controller may be starting again
 
-    def _state(self, job: Job) -> tuple[str, str, int, str]:
-        """State, nodes, exit code, restarts; of a job that SLURM has forgotten, as its run's folder tells."""
-        try:
-            said = run(["scontrol", "show", "job", "--oneliner", job.handle["id"]])
-        except EnvironmentFault as error:
-            if "Invalid job id" not in error.message:
-                raise
-            code = self._record(job).get("exit_code")
-            return ("COMPLETED" if code == 0 else "FAILED"), "", LOST if code is None else code, ""
-        found = {word.partition("=")[0]: word.partition("=")[2] for word in said.split()}
-        code, _, number = found.get("ExitCode", "0:0").partition(":")
-        state, nodes = found.get("JobState", ""), found.get("NodeList", "").replace("(null)", "")
-        ended = int(code) or (128 + int(number) if int(number) else 0)
-        return state, nodes, ended or (0 if state == "COMPLETED" else LOST), found.get("Restarts", "")
+    def _state(self, job: Job) -> JobState:
+        """Of a job that SLURM has forgotten, from its run folder."""
+        if found := job_state(_number(job)):
+            return found
+        code = self._record(job).get("exit_code")
+        return JobState("COMPLETED" if code == 0 else "FAILED", code=LOST if code is None else code)
+
+    def _directives(self) -> dict[str, Any]:
+        given = {"time": self.time, "partition": self.partition, "account": self.account, "qos": self.qos}
+        given |= {"constraint": self.constraint, "cpus-per-task": self.cpus, "mem": self.memory}
+        return {name: value for name, value in (given | {"gpus-per-node": self.gpus}).items() if value}
 
     def _script(self, job: Job) -> str:
         folder = self._folder(job)
-        given = {"time": self.time, "partition": self.partition, "account": self.account, "qos": self.qos}
-        given |= {"constraint": self.constraint, "cpus-per-task": self.cpus, "mem": self.memory}
-        given |= {"gpus-per-node": self.gpus or None}
-        command = [
-            str(Path(self.python).expanduser()) if self.python.startswith("~") else self.python,
-            "-m",
-            "dtrain",
-            "run",
-            str(folder / "recipe.yaml"),
-        ]
-        command += ["--runs-dir", str(folder.parents[1]), *self.run_options()]
+        python = str(Path(self.python).expanduser()) if self.python.startswith("~") else self.python
+        command = [python, "-m", "dtrain", "run", str(folder / "recipe.yaml"), "--runs-dir", str(folder.parents[1])]
+        variables = [f"{name}={value}" for name, value in job.environment().items()]
+        words = {"NAME": job.name, "NODES": str(self.nodes), "FOLDER": str(folder), "GRACE": str(self.grace)}
+        words["EXPORT"] = ",".join((*PASSED_ON, *self.environment, *variables))
+        words["DIRECTIVES"] = "\n".join(f"#SBATCH --{name}={value}" for name, value in self._directives().items())
         return filled(
-            "slurm.sbatch",
-            {
-                "NAME": job.name,
-                "NODES": str(self.nodes),
-                "FOLDER": str(folder),
-                "GRACE": str(self.grace),
-                "EXPORT": ",".join((*PASSED_ON, *self.environment)),
-                "DIRECTIVES": "\n".join(f"#SBATCH --{name}={value}" for name, value in given.items() if value),
-                "COMMAND": shlex.join(command),
-            },
+            "slurm.sbatch", words | {"PROCESS": PROCESS, "COMMAND": shlex.join([*command, *self.run_options()])}
         )
 
 
-def _seconds(time: str) -> int | None:
-    """SLURM's minutes, minutes:seconds, hours:minutes:seconds, with days- before hours; None for anything else."""
-    found = TIME.fullmatch(time)
-    if not found:
-        return None
-    days, *parts = found.groups()
-    numbers = [int(part) for part in parts if part is not None]
-    scales = (3600, 60, 1) if days or len(numbers) == 3 else (60, 1)
-    return int(days or 0) * 86400 + sum(number * scale for number, scale in zip(numbers, scales, strict=False))
+def _number(job: Job) -> str:
+    """SLURM's number of the job."""
+    if "id" not in job.handle:
+        message = f"`up` was interrupted, and whether sbatch accepted {job.name} is not known"
+        raise RecipeError(message, f"squeue --me --name={job.name}; scancel takes it out of the queue")
+    return job.handle["id"]

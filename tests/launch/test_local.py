@@ -1,4 +1,4 @@
-"""A run that was launched on this machine: it goes on without its terminal, and is watched, stopped and taken down."""
+"""A run on this machine: it continues without its terminal, and is watched, stopped and taken down."""
 
 import json
 import re
@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from dtrain import beat
-from dtrain.launch.keeper import Post
+from dtrain.launch.runner import RunnerDir
+from dtrain.launch.wire import HostJob
 from dtrain.lease import born
 from tests.conftest import Dtrain, bare_environment
 from tests.launch.processes import mentioning
@@ -26,8 +27,8 @@ def recipe(tmp_path: Path) -> Path:
     return path
 
 
-def told(tmp_path: Path) -> Post:
-    return Post({"folder": str(tmp_path / "host"), "name": "small"})
+def runner_dir(tmp_path: Path) -> RunnerDir:
+    return RunnerDir(HostJob(name="small", folder=str(tmp_path / "host"), runs="runs"))
 
 
 def until_it_trains(tmp_path: Path, seconds: float = 100) -> None:
@@ -39,7 +40,7 @@ def until_it_trains(tmp_path: Path, seconds: float = 100) -> None:
 
 def test_plan_changes_nothing_and_says_what_would_be_done(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
     shown = dtrain("launch", "plan", recipe, MY_TOKEN=CANARY)
-    assert "-m dtrain.launch.agent start" in shown.stdout
+    assert "-m dtrain.launch.agent" in shown.stdout
     assert "kind: mlp" in shown.stdout
     assert "1 host" in shown.stderr
     assert CANARY not in shown.stdout + shown.stderr
@@ -55,22 +56,26 @@ def test_it_runs_without_a_terminal_and_leaves_nothing(dtrain: Dtrain, recipe: P
     assert "small runs here already, as process" in again.stderr
     until_it_trains(tmp_path)
     assert " after step " in dtrain("launch", "status", "small").stdout
-    alive = told(tmp_path).living()
+    alive = runner_dir(tmp_path).living()
     assert len(alive) == 2
     for pid in alive:
         assert CANARY.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
     assert CANARY.encode() in Path(f"/proc/{alive[1]}/environ").read_bytes()
     stopped = dtrain("launch", "stop", "small")
-    assert re.search(r"here: ended exit code 75, step \d+/1000000 saved", stopped.stderr)
+    assert re.search(r"here: stopped step \d+/1000000 saved", stopped.stderr)
     assert not [pid for pid in alive if born(pid)]
     assert "ended" in dtrain("launch", "logs", "small").stdout
     saved = json.loads((tmp_path / "runs" / "small" / "run.json").read_text())["step"]
+    assert (tmp_path / "runs" / "small" / "stop").exists()
     finished = dtrain("launch", "up", recipe, "--yes", *long[1:], f"steps={saved + 300}", MY_TOKEN=CANARY)
     assert f"resumed from step {saved}" in finished.stdout
     assert "-- ended: exit code 0" in finished.stdout
-    assert dtrain("launch", "list").stdout.startswith("small ")
+    assert not (tmp_path / "runs" / "small" / "stop").exists()
+    other = ("--runs-dir", tmp_path / "other")  # as on a machine that shares the host, not the folder
+    assert "ended" in dtrain("launch", "status", recipe, *other).stdout
+    assert "\nsmall  local   ended" in dtrain("launch", "list").stdout
     down = dtrain("launch", "down", "small", "--yes")
-    assert "this removes, without saving first:" in down.stderr
+    assert "this removes, without waiting for a save:" in down.stderr
     assert not (tmp_path / "host" / "small").exists()
     assert (tmp_path / "runs" / "small" / "checkpoints").is_dir()
     assert dtrain("launch", "list").stdout == ""
@@ -83,46 +88,49 @@ def test_down_ends_every_process_at_once(dtrain: Dtrain, recipe: Path, tmp_path:
     dtrain("launch", "up", recipe, "--yes", "-d", "steps=1000000", "launch.processes=2", MY_TOKEN=CANARY)
     until_it_trains(tmp_path)
     family = mentioning(str(tmp_path / "host"))
-    assert len(family) == 4  # the keeper, the parent, two workers
+    assert len(family) == 4  # the runner, the parent, two workers
     dtrain("launch", "down", "small", "--yes")
     assert not mentioning(str(tmp_path / "host"))
 
 
 @pytest.mark.slow
 def test_asked_twice_to_stop_it_still_saves(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
-    told_of = {"MY_TOKEN": CANARY, "DTRAIN_FAULT": "sleep@save:begin"}
-    dtrain("launch", "up", recipe, "--yes", "-d", "steps=1000000", "evaluate.every=0", **told_of)
+    variables = {"MY_TOKEN": CANARY, "DTRAIN_FAULT": "sleep@save:begin"}
+    dtrain("launch", "up", recipe, "--yes", "-d", "steps=1000000", "evaluate.every=0", **variables)
     until_it_trains(tmp_path)
     first = subprocess.Popen(
         [sys.executable, "-m", "dtrain", "launch", "stop", "small"], cwd=tmp_path, env=bare_environment(),
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     end = time.monotonic() + 60
-    while not told(tmp_path).stopping.exists():
+    while not runner_dir(tmp_path).stopping.exists():
         assert time.monotonic() < end, "it was not asked"
         time.sleep(0.05)
     second = dtrain("launch", "stop", "small")
-    for said in (second.stderr, first.communicate(timeout=60)[1]):
-        assert re.search(r"here: ended exit code 75, step \d+/1000000 saved", said)
+    for text in (second.stderr, first.communicate(timeout=60)[1]):
+        assert re.search(r"here: stopped step \d+/1000000 saved", text)
 
 
 @pytest.mark.slow
 def test_a_run_may_take_so_many_hours(dtrain: Dtrain, recipe: Path) -> None:
-    done = dtrain("launch", "up", recipe, "--yes", "steps=1000000", "launch.hours=0.002", code=75, MY_TOKEN=CANARY)
+    done = dtrain("launch", "up", recipe, "--yes", "steps=1000000", "launch.hours=0.002", MY_TOKEN=CANARY)
     assert "hours that it may take are over" in done.stdout
 
 
 def test_what_is_missing_is_told_before_anything_starts(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
     missing = dtrain("launch", "up", recipe, "--yes", code=3)
-    assert "MY_TOKEN is not set here" in missing.stderr
+    assert "not set here: MY_TOKEN" in missing.stderr
     nobody = dtrain("launch", "up", recipe, "--yes", "launch.python=/no/python", code=3, MY_TOKEN=CANARY)
     assert "/no/python: No such file or directory" in nobody.stderr
     (tmp_path / "file").touch()
     blocked = dtrain("launch", "up", recipe, "--yes", f"launch.runs={tmp_path}/file", code=3, MY_TOKEN=CANARY)
     assert f"cannot write to {tmp_path}/file" in blocked.stderr
-    assert not told(tmp_path).living()
+    started = dtrain("launch", "up", recipe, "--yes", f"launch.folder={tmp_path}/file", code=3, MY_TOKEN=CANARY)
+    assert "Not a directory" in started.stderr
+    assert not (tmp_path / "runs" / "small").exists()
+    assert not runner_dir(tmp_path).living()
     asked = dtrain("launch", "up", recipe, code=2, MY_TOKEN=CANARY)
-    assert "nobody can be asked here" in asked.stderr
+    assert "standard input is not a terminal" in asked.stderr
     assert "no launch section" in dtrain("launch", "up", "mlp-digits", "--yes", code=2).stderr
-    assert "no run 'nix' was launched from here" in dtrain("launch", "status", "nix", code=2).stderr
+    assert "no launch record of 'nix'" in dtrain("launch", "status", "nix", code=2).stderr
     assert "../x" in dtrain("launch", "status", "../x", code=2).stderr

@@ -1,0 +1,51 @@
+"""Checks before a launch, which make nothing: every problem is reported, and what could not be checked."""
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from dtrain.errors import EnvironmentFault
+from dtrain.launch.commands import run
+
+Check = Callable[[], list[str]]
+"""Returns notes for the user; raises EnvironmentFault where the launch would fail."""
+
+
+def run_checks(checks: Sequence[Check]) -> list[str]:
+    """The notes of all checks, which run at once. EnvironmentFault with every problem that they raise."""
+    notes: list[str] = []
+    problems: list[EnvironmentFault] = []
+    with ThreadPoolExecutor(len(checks)) as pool:
+        for answer in [pool.submit(check) for check in checks]:
+            try:
+                notes += answer.result()
+            except EnvironmentFault as error:
+                problems.append(error)
+    if len(problems) > 1:
+        lines = [f"{one.message} ({one.hint})" if one.hint else one.message for one in problems]
+        raise EnvironmentFault("\n  ".join([f"{len(problems)} problems:", *lines]))
+    if problems:
+        raise problems[0]
+    return notes
+
+
+def check_variables(names: Sequence[str]) -> list[str]:
+    """Whether the environment variables that a run gets are set here."""
+    if missing := [name for name in names if name not in os.environ]:
+        raise EnvironmentFault(f"not set here: {', '.join(missing)}", "export it, or remove it from launch.environment")
+    return []
+
+
+def check_image(image: str) -> list[str]:
+    """Whether a container image exists, by the credentials of this machine."""
+    command = ["docker", "manifest", "inspect", image]
+    if "-docker.pkg.dev/" in image:
+        command = ["gcloud", "artifacts", "docker", "images", "describe", image, "--format=value(image_summary.digest)"]
+    try:
+        run(command, wait=60)
+    except EnvironmentFault as error:
+        if re.search("Image not found|no such manifest|manifest unknown", error.message):
+            raise EnvironmentFault(f"there is no image {image}", "launch/Dockerfile builds one") from error
+        return [f"not checked: image {image}: {error.message}"]
+    return []

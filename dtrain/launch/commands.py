@@ -1,0 +1,65 @@
+"""Commands of other programs: run without a shell, their failures shown in their own words."""
+
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from dtrain.errors import EnvironmentFault
+
+WAIT = 120.0
+HINTS = {
+    "gcloud auth login|active account|Reauthentication|invalid_grant": "gcloud auth login",
+    "RESOURCE_EXHAUSTED|[Qq]uota": "request more quota, or use less, or another zone",
+    "ZONE_RESOURCE_POOL_EXHAUSTED|no more capacity": "another zone, or `spot: false`",
+    "PERMISSION_DENIED|permission": "request the role that is named, or use another project",
+    "Could not connect to SkyPilot API server": "`sky api info` shows which server; launch.server names another",
+    "connect(ion)? to the server|current-context|context .*(not found|not exist)|no configuration": (
+        "gcloud container clusters get-credentials CLUSTER"
+    ),
+    "resource type .jobset|no matches for kind .JobSet": "install JobSet: https://jobset.sigs.k8s.io/docs/installation",
+}
+"""What helps, by a pattern in what a program printed."""
+KLOG = re.compile(r"[IWE]\d{4} ")
+"""The log that kubectl prints before its message."""
+
+
+def run(
+    command: Sequence[str],
+    *,
+    given: str | None = None,
+    wait: float = WAIT,
+    folder: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> str:
+    """Its standard output; `given` is its standard input. EnvironmentFault where the program is missing, fails, or
+    takes longer than `wait` seconds."""
+    try:
+        done = subprocess.run(
+            command, input=given, stdin=subprocess.DEVNULL if given is None else None, capture_output=True,
+            text=True, timeout=wait, cwd=folder, env=environment, check=False,
+        )  # fmt: skip
+    except FileNotFoundError as error:
+        raise EnvironmentFault(
+            f"{command[0]} is not installed here", f"it is needed for {' '.join(command[:4])}"
+        ) from error
+    except OSError as error:
+        raise EnvironmentFault(f"{command[0]}: {error.strerror}") from error
+    except subprocess.TimeoutExpired as error:
+        raise EnvironmentFault(f"{' '.join(command[:4])} did not answer in {wait:.0f} s") from error
+    if done.returncode:
+        raise EnvironmentFault(
+            f"{' '.join(command[:4])} failed ({done.returncode}): {_reason(done.stderr)}", _help(done.stderr)
+        )
+    return done.stdout
+
+
+def _reason(stderr: str) -> str:
+    """From the first line that calls itself an error, where there is one; else the last ones."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip() and not KLOG.match(line)]
+    first = next((i for i, line in enumerate(lines) if line.startswith("ERROR")), max(len(lines) - 4, 0))
+    return " ".join(lines[first : first + 4])
+
+
+def _help(stderr: str) -> str:
+    return next((hint for pattern, hint in HINTS.items() if re.search(pattern, stderr)), "")

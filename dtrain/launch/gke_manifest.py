@@ -1,0 +1,117 @@
+"""What a launch on GKE submits: a JobSet, with a Job for each slice and a pod for each host, and its recipe."""
+
+import json
+import shlex
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import yaml
+from annotated_types import Ge
+
+from dtrain.errors import FieldError, RecipeError
+from dtrain.hardware import PER_HOST
+from dtrain.launch.capacity import CHIPS_A_HOST, Capacity
+from dtrain.launch.job import Job
+from dtrain.launch.names import Bucket, Resource, Word
+from dtrain.launch.templates import filled
+from dtrain.process_info import exports
+
+LABEL = "dtrain-launch"
+"""Of all that a launch makes: the id of the launch."""
+SECRET = "dtrain"
+"""The Kubernetes secret with the values of `environment`."""
+SIDECAR = {"volumes": "true", "cpu-limit": "0", "memory-limit": "0", "ephemeral-storage-limit": "0"}
+"""gke-gcsfuse/ annotations: mount buckets, without the default limits (a checkpoint under way may exceed 5 GiB)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSet(Capacity):
+    """The pods of a launch, and where they run."""
+
+    image: Word
+    """That has dtrain: `launch/Dockerfile` builds it."""
+    claim: Resource | None = None
+    """A volume claim that all pods may write to, for the run folders."""
+    bucket: Bucket | None = None
+    """Or a bucket, by the Cloud Storage FUSE driver."""
+    queue: Resource | None = None
+    """Kueue's local queue."""
+    namespace: Resource = "default"
+    account: Resource = "default"
+    """The Kubernetes service account of the pods."""
+    grace: Annotated[int, Ge(10)] = 60
+    """Seconds that a pod has to save when it must go."""
+
+    def __post_init__(self) -> None:
+        if (self.claim is None) == (self.bucket is None):
+            raise FieldError("claim", "say where run folders go: claim or bucket, one of them")
+        super().__post_init__()
+        if self.shape.chip is None or self.shape.chip.cloud is None:
+            raise FieldError("on", f"{self.on} is not rented on GKE")
+
+    def manifest(self, job: Job) -> str:
+        """The JobSet, and the recipe as a ConfigMap. RecipeError where the names of its pods would be too long."""
+        room = 63 - len(f"-slice-{self.slices - 1}-{self.hosts - 1}-abcde")  # a DNS label; JobSet adds the letters
+        if len(job.name) > room or not job.name[0].isalpha():
+            message = f"name: {job.name!r} has {len(job.name)} characters; on GKE it has {room} at most, a letter first"
+            raise RecipeError(message, "give another, as name=...")
+        name, each = self._resource()
+        queue = {"kueue.x-k8s.io/queue-name": self.queue} if self.queue else {}
+        mounts = {f"gke-gcsfuse/{key}": value for key, value in SIDECAR.items()} if self.bucket else {}
+        taints = [name, "cloud.google.com/gke-spot"] if self.spot else [name]
+        variables: list[dict[str, Any]] = [{"name": key, "value": value} for key, value in job.environment().items()]
+        for key in self.environment:
+            variables.append({"name": key, "valueFrom": {"secretKeyRef": {"name": SECRET, "key": key}}})
+        command = ["python3", "-m", "dtrain", "run", "/recipe/recipe.yaml", "--runs-dir", "/runs", *self.run_options()]
+        words = {"NAME": job.name, "LABELS": _flow({LABEL: job.launch} | queue), "ANNOTATIONS": _flow(mounts)}
+        words |= {"RESTARTS": str(self.restarts), "SLICES": str(self.slices), "HOSTS": str(self.hosts)}
+        first = f"{job.name}-slice-0-0.{job.name}:8476"
+        words |= {
+            "PROCESS": exports("$rank", str(self.hosts * self.slices), first),
+            "GRACE": str(self.grace),
+            "ACCOUNT": self.account,
+        }
+        words |= {"SELECTOR": _flow(self._nodes()), "IMAGE": json.dumps(self.image), "COMMAND": shlex.join(command)}
+        words["TOLERATIONS"] = ", ".join(f"{{key: {key}, operator: Exists, effect: NoSchedule}}" for key in taints)
+        words["ENVIRONMENT"] = "".join(f"\n              - {json.dumps(one)}" for one in variables)
+        words |= {"RESOURCE": f'{name}: "{each}"', "VOLUME": json.dumps(self._volume())}
+        recipe: dict[str, Any] = {"apiVersion": "v1", "kind": "ConfigMap"}
+        recipe |= {"metadata": {"name": job.name, "labels": {LABEL: job.launch}}, "data": {"recipe.yaml": job.recipe}}
+        return f"{yaml.safe_dump(recipe, sort_keys=False)}---\n{filled('jobset.yaml', words)}"
+
+    def kueue(self) -> str:
+        """A queue with room for one such run."""
+        assert self.shape.chip
+        words = {"QUEUE": self.queue or "", "FLAVOR": f"{self.shape.chip.name}{'-spot' if self.spot else ''}"}
+        words |= {"LABELS": _flow(self._nodes()), "NAMESPACE": self.namespace, "RESOURCE": self._resource()[0]}
+        return filled("kueue.yaml", words | {"CHIPS": str(self.shape.chips)})
+
+    def _resource(self) -> tuple[str, int]:
+        """What a pod asks for, and how many."""
+        if self.shape.platform == "tpu":
+            return "google.com/tpu", min(CHIPS_A_HOST, self.shape.chips // self.slices)
+        return "nvidia.com/gpu", min(PER_HOST, self.shape.chips)
+
+    def _nodes(self) -> dict[str, str]:
+        """Labels of the nodes that will do."""
+        assert self.shape.chip
+        assert self.shape.chip.cloud
+        found = {"gke-accelerator": self.shape.chip.cloud.label}
+        if self.shape.platform == "tpu":
+            topology = "x".join(map(str, self.shape.shape))
+            found = {"gke-tpu-accelerator": self.shape.chip.cloud.label, "gke-tpu-topology": topology}
+        found |= {"gke-spot": "true"} if self.spot else {}
+        return {f"cloud.google.com/{key}": value for key, value in found.items()}
+
+    def _volume(self) -> dict[str, Any]:
+        """Where run folders go. Hosts wait for files of each other, so metadata of a bucket is not cached; in pods on
+        the network of their host, the driver has the pod's identity only where it is asked to."""
+        if self.claim:
+            return {"name": "runs", "persistentVolumeClaim": {"claimName": self.claim}}
+        attributes = {"bucketName": self.bucket, "hostNetworkPodKSA": "true", "metadataCacheTTLSeconds": "0"}
+        return {"name": "runs", "csi": {"driver": "gcsfuse.csi.storage.gke.io", "volumeAttributes": attributes}}
+
+
+def _flow(values: dict[str, str]) -> str:
+    """The inside of a YAML flow mapping."""
+    return ", ".join(f"{key}: {json.dumps(value)}" for key, value in values.items())

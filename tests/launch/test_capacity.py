@@ -1,0 +1,56 @@
+"""What is paid by the hour: its price, what bounds it, and who asks for a bound."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dtrain.launch.capacity import Capacity
+from tests.conftest import Dtrain
+from tests.launch.test_names import RECIPE, refused
+
+CLUSTER = {"kind": "gke", "on": "v5e-16", "image": "an/image:1", "claim": "runs"}
+
+
+def test_hours_and_dollars_bound_the_time_whichever_is_less() -> None:
+    assert Capacity(on="v5e-16").limit() is None
+    assert Capacity(on="v5e-16").rate == pytest.approx(16 * 1.20)
+    assert Capacity(on="v5e-16", budget=192.0).limit() == pytest.approx(10)
+    assert Capacity(on="v5e-16", budget=192.0, hours=4.0).limit() == 4
+    assert Capacity(on="v5e-16", budget=192.0, hours=40.0).limit() == pytest.approx(10)
+    assert "--hours" in Capacity(on="v5e-16", budget=192.0).run_options()
+    assert "--hours" not in Capacity(on="v5e-16").run_options()
+
+
+def test_gpus_are_paid_by_whole_machines() -> None:
+    assert Capacity(on="h200-2").rate == pytest.approx(8 * 10.60)
+    assert Capacity(on="h100-16").hosts == 2
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [({"on": "v5e-15"}, "no slice is called"), ({"budgett": 3}, "did you mean 'budget'")],
+)
+def test_what_cannot_be_rented_is_refused(tmp_path: Path, more: dict[str, object], message: str) -> None:
+    assert message in refused(tmp_path, json.dumps(CLUSTER | more))
+
+
+def test_up_requires_a_limit_for_what_is_paid_by_the_hour(dtrain: Dtrain, tmp_path: Path) -> None:
+    path = tmp_path / "small.yaml"
+    path.write_text(f"{RECIPE}launch: {json.dumps(CLUSTER)}\n")
+    missing = dtrain("launch", "up", path, "--yes", code=2)
+    assert "19.20 dollars an hour without a limit" in missing.stderr
+    assert "launch.hours=24 or launch.budget=500" in missing.stderr
+    shown = dtrain("launch", "plan", path, "launch.budget=192")
+    assert "19.20 dollars an hour, at most 10 hours of `dtrain run`, about 192.00 dollars" in shown.stderr
+    assert "--hours 10" in shown.stdout
+
+
+def test_a_section_is_taken_from_a_file(dtrain: Dtrain, tmp_path: Path) -> None:
+    (tmp_path / "small.yaml").write_text(RECIPE)
+    (tmp_path / "pod.json").write_text(json.dumps(CLUSTER))
+    assert "16 chips" in dtrain("launch", "plan", "small.yaml", "launch=@pod.json").stderr
+    (tmp_path / "pod.json").write_text(json.dumps(CLUSTER | {"on": "v5e-17"}))
+    wrong = dtrain("launch", "plan", "small.yaml", "launch=@pod.json", code=2)
+    assert "pod.json:1" in wrong.stderr and "launch.on" in wrong.stderr
+    assert "nowhere.json" in dtrain("launch", "plan", "small.yaml", "launch=@nowhere.json", code=2).stderr
