@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,18 +17,20 @@ from typing import IO
 from dtrain import beat
 from dtrain.errors import EnvironmentFault, Hung, Stopped
 from dtrain.folder import Folder
-from dtrain.parallel.devices import PROCESS, Seat
 from dtrain.parallel.meeting import LOOPBACK
 from dtrain.parent import PARENT
+from dtrain.process_info import ProcessInfo
 
 POLL = 0.02
 LOOK = 0.5
 """Seconds between looks at the signs of life."""
 GRACE = 120.0
 """Seconds that processes which agreed to stop are given to save."""
+UNSTARTED = 5.0
+"""Seconds that the others are given where one stopped before its first step: there is nothing to save."""
 TAIL = 12
-NOISE = re.compile(rb"^\[Gloo\]|peer ranks")
-"""Lines in which Gloo counts its peers."""
+NOISE = re.compile(rb"^\[Gloo\]|peer ranks|preemption_notifier\.cc")
+"""Lines in which Gloo counts its peers, and JAX notes a signal that the run answers by itself."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,10 @@ class End:
     cause: str = ""
     elsewhere: bool = False
     """On another machine, for good."""
+    peer: bool = False
+    """Perhaps because a process on another host is gone: that one is not known here."""
+    unstarted: bool = False
+    """Stopped before it had met the others, which cannot know."""
 
 
 @dataclass
@@ -48,7 +54,7 @@ class Crew:
 
     logs: Path
     place: Folder
-    seats: list[Seat] = field(default_factory=list)
+    infos: list[ProcessInfo] = field(default_factory=list)
     members: list[subprocess.Popen[bytes]] = field(default_factory=list)
     relays: list[threading.Thread] = field(default_factory=list)
     before: dict[int, beat.Sign | None] = field(default_factory=dict)
@@ -56,21 +62,22 @@ class Crew:
     signs: dict[int, tuple[int, float]] = field(default_factory=dict)
     """The number of each process's last sign of life, and when it was first seen here."""
 
-    def start(self, arguments: Sequence[str], seat: Seat) -> None:
-        self.before[seat.rank] = beat.read(self.place.beat(seat.rank))
-        together = seat.processes > 1  # and talk to each other directly: JAX would ask a proxy
+    def start(self, arguments: Sequence[str], info: ProcessInfo, more: Mapping[str, str]) -> None:
+        """Start one process with these variables besides its own."""
+        self.before[info.rank] = beat.read(self.place.beat(info.rank))
+        together = info.world_size > 1  # and talk to each other directly: JAX would ask a proxy
         environment = {k: v for k, v in os.environ.items() if not (together and k.lower().endswith("_proxy"))}
-        told = {PARENT: str(os.getpid())} | ({PROCESS: str(seat)} if seat.processes > 1 else {})
-        quiet = self._log(seat.rank).open("wb") if self.members else None
+        own = {PARENT: str(os.getpid())} | info.environment()
+        quiet = self._log(info.rank).open("wb") if self.members else None
         member = subprocess.Popen(
             [sys.executable, "-m", "dtrain", *arguments],
-            env={"TF_CPP_MIN_LOG_LEVEL": "2"} | environment | told,
+            env={"TF_CPP_MIN_LOG_LEVEL": "2"} | environment | own | dict(more),
             stdout=quiet or subprocess.PIPE,
             stderr=quiet,
             start_new_session=True,
         )
         self.members.append(member)
-        self.seats.append(seat)
+        self.infos.append(info)
         if member.stdout:
             self.relays.append(threading.Thread(target=_relay, args=(member.stdout,), daemon=True))
             self.relays[-1].start()
@@ -97,28 +104,32 @@ class Crew:
 
     def _down(self, number: int, code: int) -> End:
         """The others go after the one that failed first."""
-        rank = self.seats[number].rank
+        rank = self.infos[number].rank
         if code == Stopped.exit_code:
-            self._wait(GRACE)  # all agreed to stop; the others are saving too
-            return End(code, rank, "asked to stop")
+            sign = beat.read(self.place.beat(rank))
+            begun = sign is not None and sign != self.before[rank]
+            saves = begun and sign is not None and sign.step > 0
+            self._wait(GRACE if saves else UNSTARTED)  # all agreed to stop; the others are saving too
+            return End(code, rank, "asked to stop", unstarted=not begun)
         self.kill()
         if number:
             _show(rank, self._log(rank).read_text(errors="replace").splitlines()[-TAIL:])
         if code < 0:
-            return End(128 - code, rank, f"killed by {signal.Signals(-code).name}")
-        return End(code, rank, f"exit code {code}")
+            cause = f"killed by {signal.Signals(-code).name}"
+            return End(128 - code, rank, cause, peer=-code == signal.SIGABRT)  # how JAX ends those that are left
+        return End(code, rank, f"exit code {code}", peer=code == Hung.exit_code)
 
     def _hung(self) -> End | None:
         """The process that has shown no sign of life for the longest, where that is too long."""
         now, silent = time.monotonic(), []
-        for rank in (seat.rank for seat in self.seats):
+        for rank in (info.rank for info in self.infos):
             sign = beat.read(self.place.beat(rank))
             sign = beat.Sign() if sign is None or sign == self.before[rank] else sign
             number, since = self.signs.get(rank, (-1, now))
             if sign.number != number:
                 self.signs[rank] = sign.number, now
             elif now - since > sign.patience:
-                silent.append((sign.step, sign.number, rank, sign.section, now - since))
+                silent.append((sign.step, sign.turn, rank, sign.section, now - since))
         if not silent:
             return None
         step, _, rank, section, seconds = min(silent)  # those that wait for it got further
@@ -129,7 +140,7 @@ class Crew:
 
     def _stacks(self) -> None:
         """Have every process print where its threads are."""
-        before = {seat.rank: self._log(seat.rank).stat().st_size for seat in self.seats[1:]}
+        before = {info.rank: self._log(info.rank).stat().st_size for info in self.infos[1:]}
         for member in self.members:
             if member.poll() is None:
                 member.send_signal(signal.SIGUSR1)

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dtrain.errors import Locked
-from dtrain.folder import overwrite
+from dtrain.errors import EnvironmentFault, Locked, Taken
+from dtrain.folder import overwrite, read_json
+from dtrain.process_info import launch_id
 
 BEAT, OVER = 5.0, 60.0
 """Seconds between touches, and without one after which a lease from elsewhere is over."""
@@ -32,21 +33,34 @@ class Lease:
 
     path: Path
     token: str
+    folder: tuple[int, int]
+    """Device and number of the folder that it is about."""
 
     def holds(self) -> None:
-        """Locked where another run has taken over meanwhile."""
-        try:
-            found = json.loads(self.path.read_text())
-        except FileNotFoundError:
-            found = {}
-        if found.get("token") != self.token:
-            raise Locked(f"another run has taken over {self.path.parent}; this one leaves it alone")
+        """Locked where another run has taken over meanwhile; EnvironmentFault where the folder is not there."""
+        found = _read(self.path)
+        if found.get("token") == self.token:
+            return
+        if found:
+            raise Taken(f"another run has taken over {self.path.parent}; this one leaves it alone")
+        if _identity(self.path.parent) != self.folder:
+            message = f"{self.path.parent} is gone: it was moved or deleted while the run wrote to it"
+            raise EnvironmentFault(message, "move it back and run the same command again; its checkpoints are in it")
+        message = f"{self.path} was removed or damaged; another run may write to that folder, so this one stops"
+        raise Locked(message, "run the same command again")
+
+    def release(self) -> None:
+        """Free the folder for other runs."""
+        self.holds()
+        self.path.unlink()
 
 
 @contextmanager
 def leased(path: Path, say: Callable[[str], None]) -> Iterator[Lease]:
     """Hold the lease kept in that file while inside. Locked where a living run holds it."""
-    lease, done = Lease(path, secrets.token_hex(8)), threading.Event()
+    lease, done = Lease(path, secrets.token_hex(8), _identity(path.parent)), threading.Event()
+    if launch_id():
+        _outwait(path, say)
     _take(lease, say)
     beating = threading.Thread(target=_beat, args=(lease, done), name="lease", daemon=True)
     beating.start()
@@ -55,29 +69,64 @@ def leased(path: Path, say: Callable[[str], None]) -> Iterator[Lease]:
     finally:
         done.set()
         beating.join()
-        with suppress(Locked, OSError, ValueError):
-            lease.holds()
-            path.unlink()
+        with suppress(Locked, EnvironmentFault, OSError):
+            lease.release()
+
+
+def in_use(path: Path) -> bool:
+    """Whether a living run may hold the lease kept in that file."""
+    try:
+        return path.exists() and _alive(_read(path), path)
+    except OSError:
+        return False
+
+
+def _outwait(path: Path, say: Callable[[str], None]) -> None:
+    """Return when the lease of another host is over, or is kept. An engine starts a launched run again within seconds
+    of a hard kill, in a new container or on a new machine, from where a dead owner is not seen at once."""
+    if not in_use(path) or _is_here(_read(path)):
+        return
+    written, end = _written(path), time.monotonic() + 1.5 * OVER
+    say(f"waiting up to {OVER:.0f} s: the owner of {path}, on another host, may be gone")
+    while in_use(path) and _written(path) == written and time.monotonic() < end:
+        time.sleep(min(BEAT, OVER / 10))
+
+
+def _written(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _take(lease: Lease, say: Callable[[str], None]) -> None:
-    with (lease.path.parent / ".lock").open("w") as guard:
+    lock = os.open(lease.path.parent / ".lock", os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    with os.fdopen(lock, "wb") as guard:
         fcntl.flock(guard, fcntl.LOCK_EX)  # two that find the same dead owner take turns
         if lease.path.exists():
             owner = _read(lease.path)
             who = f"process {owner.get('pid', '?')} on {owner.get('host', 'a host that it does not name')}"
             if _alive(owner, lease.path):
-                since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(owner.get("since", 0)))
-                message = f"{lease.path.parent} is in use by {who}, since {since}"
-                raise Locked(message, f"stop that run, or give this one another name: name=... ({lease.path})")
-            say(f"took over from {who}, which is gone")
+                raise _locked(lease.path, owner, who)
+            say(f"took over from {who}, which is gone" if owner else f"took over {lease.path}, which names no process")
         values = {"token": lease.token, "since": time.time(), **_self()}
         overwrite(lease.path, json.dumps(values))
 
 
+def _locked(path: Path, owner: dict[str, Any], who: str) -> Locked:
+    if not owner:
+        message = f"{path} names no process and was written less than {OVER:.0f} s ago: a run may be using the folder"
+        return Locked(message, f"wait {OVER:.0f} s and try again, or remove that file if no run is using the folder")
+    since = ""
+    with suppress(KeyError, TypeError, ValueError, OverflowError, OSError):  # where that is no time
+        since = time.strftime(", since %Y-%m-%d %H:%M:%S", time.localtime(float(owner["since"])))
+    message = f"{path.parent} is in use by {who}{since}"
+    return Locked(message, f"stop that run, or give this one another name: name=... ({path})")
+
+
 def _alive(owner: dict[str, Any], path: Path) -> bool:
     """Whether the process that wrote the lease may still be there."""
-    if all(owner.get(name) == value for name, value in _here().items()):
+    if _is_here(owner):
         return owner.get("born") is not None and owner["born"] == born(owner.get("pid"))
     probe = path.with_suffix(".now")
     probe.touch()
@@ -86,11 +135,23 @@ def _alive(owner: dict[str, Any], path: Path) -> bool:
     return now - path.stat().st_mtime < OVER
 
 
+def _is_here(owner: dict[str, Any]) -> bool:
+    return all(owner.get(name) == value for name, value in _here().items())
+
+
 def _beat(lease: Lease, done: threading.Event) -> None:
     while not done.wait(BEAT):
-        with suppress(OSError, ValueError, Locked):
+        with suppress(Locked, EnvironmentFault, OSError):
             lease.holds()
             os.utime(lease.path)
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    try:
+        found = folder.stat()
+    except OSError:
+        return (0, 0)
+    return found.st_dev, found.st_ino
 
 
 def _self() -> dict[str, Any]:
@@ -121,8 +182,9 @@ def born(pid: Any) -> str | None:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    """What the lease holds; empty where it cannot be read."""
     with suppress(OSError, ValueError):
-        found = json.loads(path.read_text())
+        found = read_json(path)
         if isinstance(found, dict):
             return found
     return {}

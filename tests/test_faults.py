@@ -88,7 +88,7 @@ def record(run: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "point",
     ["step:9", *(pytest.param(p, marks=pytest.mark.slow) for p in (
-        "save:begin", "save:digest", "save:commit", "save:committed", "retire", "compile", "restore",
+        "save:begin", "save:digest", "save:commit", "save:manifest", "save:committed", "retire", "compile", "restore",
     ))],
 )  # fmt: skip
 def test_killed_anywhere_it_goes_on_to_the_same_bits(
@@ -111,7 +111,7 @@ def test_a_flipped_bit_is_found_and_the_step_before_is_taken(
 ) -> None:
     dtrain("run", recipe, *OFTEN, code=-9, DTRAIN_FAULT="kill@step:15")
     run = tmp_path / "runs" / "small"
-    steps = sorted(int(path.name) for path in (run / "checkpoints").iterdir() if path.name.isdecimal())
+    steps = sorted(saved_steps(run / "checkpoints"))
     data = max((run / "checkpoints" / str(steps[-1])).rglob("d/*"), key=lambda path: path.stat().st_size)
     raw = bytearray(data.read_bytes())
     raw[len(raw) // 2] ^= 4
@@ -177,7 +177,7 @@ def test_a_full_disk_is_a_fault_of_the_machine_and_nothing_is_lost(
     assert "No space left on device" in failed.stderr
     run = tmp_path / "runs" / "small"
     assert record(run)["exit_code"] == 3
-    assert not (run / "checkpoints" / ".unfinished").exists()
+    assert not list((run / "checkpoints").glob(".*"))
     dtrain("run", recipe, *OFTEN)
     assert saved(run, 24) == saved(undisturbed(*OFTEN), 24)
 
@@ -223,6 +223,32 @@ def test_asked_to_stop_while_compiling_two_processes_leave_after_the_first_step(
     assert saved(run, 24) == saved(undisturbed(*TWO), 24)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_while_xla_compiles_ends_one_process_at_once(recipe: Path, tmp_path: Path, number: int) -> None:
+    """An orderly exit would end in a crash: a thread is inside the compiler."""
+    one = started(tmp_path, XDG_CACHE_HOME=str(tmp_path / "empty"))
+    run = tmp_path / "runs" / "small"
+    within("compile", run)
+    time.sleep(0.3)
+    one.send_signal(number)
+    _, shown = one.communicate(timeout=20)
+    assert one.returncode == 75, shown
+    assert (record(run)["state"], record(run)["exit_code"], record(run)["step"]) == ("stopped", 75, 0)
+    assert not (run / "lease.json").exists()
+
+
+def test_a_stop_in_the_last_evaluation_leaves_it_to_the_next_start(
+    dtrain: Dtrain, recipe: Path, tmp_path: Path
+) -> None:
+    dtrain("run", recipe, "evaluate.every=0", code=75, DTRAIN_FAULT="term@step:24")
+    run = tmp_path / "runs" / "small"
+    assert (record(run)["state"], record(run)["step"]) == ("stopped", 24)
+    assert not [row for row in numbers(run) if "eval/loss" in row]
+    dtrain("run", recipe, "evaluate.every=0")
+    assert [row["step"] for row in numbers(run) if "eval/loss" in row] == [24]
+    assert record(run)["state"] == "finished"
+
+
 @pytest.mark.slow
 def test_a_frozen_worker_is_found_and_the_run_goes_on(
     dtrain: Dtrain, recipe: Path, tmp_path: Path, undisturbed: Callable[..., Path]
@@ -254,7 +280,7 @@ def test_an_error_in_one_process_is_shown_as_the_cause(dtrain: Dtrain, recipe: P
 
 @pytest.mark.slow
 def test_what_would_come_again_is_not_tried_again(dtrain: Dtrain, recipe: Path) -> None:
-    failed = dtrain("run", recipe, "--restarts", "3", "optimizer={kind: sgd, lr: 1e30}", code=7)
+    failed = dtrain("run", recipe, "--restarts", "3", "optimizer={kind: adamw, lr: 1e4, decay: 0.9}", code=7)
     assert "starting again" not in failed.stderr
 
 
@@ -302,6 +328,17 @@ def test_a_second_signal_leaves_at_once_and_says_so(recipe: Path, tmp_path: Path
     one.communicate(timeout=20)
     assert one.returncode == 130
     assert record(run)["state"] == "aborted"
+
+
+@pytest.mark.slow
+def test_two_processes_save_by_time_at_the_same_steps_and_end_with_the_same_bits(
+    dtrain: Dtrain, recipe: Path, tmp_path: Path, undisturbed: Callable[..., Path]
+) -> None:
+    two = [*TWO[:-2], "checkpoint.keep=9"]
+    dtrain("run", recipe, *two, "checkpoint.minutes=0.0001")
+    run = tmp_path / "runs" / "small"
+    assert len(saved_steps(run / "checkpoints")) > 2
+    assert saved(run, 24) == saved(undisturbed(*two), 24)
 
 
 @pytest.mark.slow

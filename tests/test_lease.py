@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dtrain import lease
-from dtrain.errors import Locked
+from dtrain.errors import EnvironmentFault, Locked
 from dtrain.lease import leased
 
 
@@ -64,6 +65,60 @@ def test_a_damaged_lease_is_nobodys(tmp_path: Path) -> None:
     os.utime(path, (time.time() - 61, time.time() - 61))
     with leased(path, [].append) as held:
         held.holds()
+
+
+@pytest.mark.parametrize("since", [1e300, None, "x", float("nan"), -1e20])
+def test_a_start_time_that_is_none_is_left_out(tmp_path: Path, since: object) -> None:
+    path = tmp_path / "lease.json"
+    owner(path, since=since)
+    with pytest.raises(Locked) as caught, leased(path, pytest.fail):
+        pass
+    assert re.search(r"in use by process \d+ on \S+$", caught.value.message)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "[" * 100_000])
+def test_one_that_names_no_process_holds_the_folder_for_a_minute(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "lease.json"
+    path.write_text(text)
+    with pytest.raises(Locked, match="names no process and was written less than 60 s ago"), leased(path, pytest.fail):
+        pass
+
+
+def test_a_folder_that_was_moved_away_is_no_other_run(tmp_path: Path) -> None:
+    place = tmp_path / "run"
+    place.mkdir()
+    with leased(place / "lease.json", pytest.fail) as held:
+        place.rename(tmp_path / "moved")
+        with pytest.raises(EnvironmentFault, match="moved or deleted while the run wrote to it"):
+            held.holds()
+
+
+def test_a_launched_run_waits_for_the_lease_of_another_host_to_be_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine starts it again within seconds of a hard kill, in another container or on another machine."""
+    path, said = tmp_path / "lease.json", []
+    monkeypatch.setattr(lease, "OVER", 0.5)
+    owner(path, boot="another")
+    with pytest.raises(Locked), leased(path, said.append):
+        pass  # typed by a person
+    monkeypatch.setenv("DTRAIN_LAUNCH", "a1")
+    with leased(path, said.append) as held:
+        held.holds()
+    assert re.search(r"waiting up to 0 s|waiting up to 1 s", said[0])
+    assert "took over from process" in said[1]
+
+
+def test_a_launched_run_leaves_the_lease_of_a_living_run_on_another_host_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "lease.json"
+    monkeypatch.setattr(lease, "OVER", 0.5)
+    monkeypatch.setenv("DTRAIN_LAUNCH", "a1")
+    owner(path, boot="another")
+    monkeypatch.setattr(lease.time, "sleep", lambda _: os.utime(path))
+    with pytest.raises(Locked, match="in use by process"), leased(path, [].append):
+        pass
 
 
 @pytest.mark.slow

@@ -87,20 +87,28 @@ def test_it_goes_back_and_over_the_batches(dtrain: Dtrain, tmp_path: Path, facto
     path = recipe(tmp_path, factor, guard)
     done = dtrain("run", path)
     assert "going back to the newest checkpoint" in done.stderr
-    assert "resumed from step 24 (same mesh and processes: the same bits; 6 batches passed over)" in done.stderr
+    assert (
+        "resumed from step 24 (same recipe, code, software, devices and mesh: the same bits; 6 batches skipped)"
+        in done.stderr
+    )
     run = tmp_path / "runs" / "watched"
     assert steps(run) == list(range(1, 49))
     told = json.loads((run / "checkpoints" / "48" / "MANIFEST.json").read_text())["about"]
     assert told["passed"] == 6
     dtrain("run", path, "name=twice", code=-9, DTRAIN_FAULT="kill@step:44")
     again = dtrain("run", path, "name=twice")
-    assert "6 batches passed over" in again.stderr
+    assert "6 batches skipped" in again.stderr
     assert saved(tmp_path / "runs" / "twice", 48) == saved(run, 48)
 
 
 @pytest.mark.slow
 def test_going_back_has_a_budget(dtrain: Dtrain, tmp_path: Path) -> None:
-    failed = dtrain("run", recipe(tmp_path, "1", "not_finite: rollback, budget: 2"), "optimizer.lr=1e30", code=7)
+    failed = dtrain(
+        "run",
+        recipe(tmp_path, "1", "not_finite: rollback, budget: 2"),
+        "optimizer={kind: adamw, lr: 1e4, decay: 0.9}",
+        code=7,
+    )
     assert "the run went back 2 times before" in failed.stderr
 
 

@@ -1,0 +1,75 @@
+"""Requests to stop, in the order in which they can come."""
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from dtrain import signals
+from dtrain.folder import Folder
+from dtrain.run_control import Limits, Request, RunControl
+from dtrain.train.interrupt import Interrupt
+
+TERM, INT = signal.SIGTERM, signal.SIGINT
+
+
+class Left(Exception):
+    """The process would have ended."""
+
+
+@pytest.fixture
+def interrupt(monkeypatch: pytest.MonkeyPatch) -> Interrupt:
+    def leave(code: int, text: str) -> None:
+        raise Left(code, text)
+
+    monkeypatch.setattr(signals, "leave", leave)
+    return Interrupt(say=str, phase="training")
+
+
+@pytest.mark.parametrize("numbers", [[TERM, TERM], [TERM] * 5, [INT, TERM, TERM]])
+def test_sigterm_asks_for_a_save_however_often_it_comes(interrupt: Interrupt, numbers: list[int]) -> None:
+    for number in numbers:
+        interrupt.react(number)
+    assert interrupt.agreed()
+
+
+@pytest.mark.parametrize("numbers", [[INT, INT], [TERM, INT], [TERM, TERM, INT]])
+def test_ctrl_c_after_a_request_leaves_at_once(interrupt: Interrupt, numbers: list[int]) -> None:
+    for number in numbers[:-1]:
+        interrupt.react(number)
+    with pytest.raises(Left) as left:
+        interrupt.react(numbers[-1])
+    assert left.value.args[0] == 130
+
+
+def requested(tmp_path: Path) -> RunControl:
+    control = RunControl(Folder(tmp_path), Limits("a1", hours=2), lead=True)
+    control.requested = Request.HOURS
+    return control
+
+
+def test_a_request_of_the_control_is_one_too(interrupt: Interrupt, tmp_path: Path) -> None:
+    interrupt.attach(requested(tmp_path))
+    assert interrupt.agreed()
+    interrupt.react(TERM)
+    end = interrupt.end(7, 10, lambda values: values)
+    assert (end.exit_code, end.message) == (0, "the 2 hours that it may take are over; saved at step 7")
+    with pytest.raises(Left) as left:
+        interrupt.react(INT)
+    assert left.value.args[0] == 130
+
+
+def test_before_the_first_step_a_request_of_the_control_ends_the_run_at_once(
+    interrupt: Interrupt, tmp_path: Path
+) -> None:
+    interrupt.phase = "starting"
+    with pytest.raises(Left) as left:
+        interrupt.attach(requested(tmp_path))
+    assert left.value.args[0] == 0
+    assert "the 2 hours that it may take are over" in left.value.args[1]
+
+
+def test_without_a_request_of_the_control_a_signal_is_75(interrupt: Interrupt) -> None:
+    interrupt.react(TERM)
+    end = interrupt.end(7, 10, lambda values: values)
+    assert (end.exit_code, end.message) == (75, "saved at step 7 of 10")
