@@ -10,6 +10,8 @@ from rich.console import Console as Rich
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
+from dtrain.track.appender import Appender
+
 
 @dataclass
 class Console:
@@ -19,15 +21,31 @@ class Console:
     rich: Rich = field(default_factory=lambda: Rich(stderr=True, highlight=False, soft_wrap=True))
     log: Path | None = None
     _bar: Progress | None = None
+    _file: Appender | None = None
 
     def say(self, text: str, style: str = "") -> None:
         """A line for the person and the log."""
         if self.silent:
             return
+        self._show(text, style)
+        self.note(text)
+
+    def _show(self, text: str, style: str) -> None:
         (self._bar.console if self._bar else self.rich).print(Text(text, style=style))
-        if self.log:
-            with self.log.open("a") as file:
-                file.write(text + "\n")
+
+    def note(self, text: str) -> None:
+        """A line for the log alone."""
+        if self.log and not self.silent:
+            if self._file is None or self._file.path != self.log:
+                self.close()
+                self._file = Appender(self.log, lambda text: self._show(f"warning: {text}", "yellow"))
+            self._file.write(text + "\n")
+
+    def close(self) -> None:
+        """Close the log; the next line opens it again."""
+        if self._file:
+            self._file.close()
+            self._file = None
 
     def warn(self, text: str) -> None:
         """A line that should not be overlooked."""

@@ -1,54 +1,91 @@
 """metrics.jsonl: the primary record of a run, one JSON object a line, only ever appended to."""
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from dtrain.errors import EnvironmentFault
-from dtrain.folder import overwrite
+from dtrain.errors import EnvironmentFault, cause
+from dtrain.folder import overwrite, read_regular
+from dtrain.track.appender import Appender
 
 
 @dataclass(frozen=True)
 class Lines:
-    """Appends a line for each call, on disk before the next."""
+    """Appends a line for each call: readers see it at once, and a loss of the machine spares what was synced."""
 
-    file: IO[str]
+    file: Appender
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         self.file.write(json.dumps({"step": step, **values}) + "\n")
-        self.file.flush()
+
+    def sync(self) -> None:
+        """All rows are on the disk, or in the bucket, when this returns; OSError where they are not."""
+        self.file.sync()
 
 
 @contextmanager
-def lines(path: Path, start: int) -> Iterator[Lines]:
-    """The record, cut back to step `start`: what came after it is about to be done again."""
-    cut(path, start)
-    with path.open("a") as file:
+def lines(path: Path, start: int, warn: Callable[[str], None]) -> Iterator[Lines]:
+    """The record, cut back to step `start`: what came after it is about to be computed again."""
+    cut(path, start, warn)
+    with closing(Appender(path, warn)) as file:
         yield Lines(file)
 
 
-def cut(path: Path, step: int) -> None:
-    """Drop the rows after `step`, and a last line that was cut off while being written."""
+def cut(path: Path, step: int, warn: Callable[[str], None]) -> None:
+    """Drop the rows after `step`, and a last line that was cut off while being written. Where other lines cannot
+    be read, the file as it was is kept beside it."""
     if not path.exists():
         return
-    overwrite(path, "".join(json.dumps(row) + "\n" for row in read(path) if row["step"] <= step))
+    rows, bad = rows_of(path)
+    if bad:
+        aside = path.with_name(f"{path.name}.bad-{time.strftime('%Y%m%d-%H%M%S')}")
+        shutil.copyfile(path, aside)
+        warn(f"{path}: {damage(bad)}; a copy of the file is kept as {aside.name}")
+    overwrite(path, "".join(json.dumps(row) + "\n" for row in rows if row["step"] <= step))
+
+
+def damage(bad: list[int]) -> str:
+    """What to say of lines that cannot be read."""
+    return f"{len(bad)} damaged line{'s' * (len(bad) > 1)} left out, the first is line {bad[0]}"
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Every whole row; EnvironmentFault where the file cannot be read."""
-    rows = []
+    """Every row that can be read; EnvironmentFault where the file cannot."""
+    return rows_of(path)[0]
+
+
+def rows_of(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
+    """The rows, and the numbers of the lines that are none; EnvironmentFault where the file cannot be read.
+
+    A last line without an end is what a dying process left unfinished, and no damage.
+    """
     try:
-        written = path.read_bytes().splitlines() if path.exists() else []
+        written = read_regular(path).splitlines(keepends=True) if path.exists() else []
     except OSError as error:
-        raise EnvironmentFault(f"{path} cannot be read: {error.strerror}", "move it away to go on") from error
-    for line in written:
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue  # a line that a dying process left unfinished
-        if isinstance(row, dict) and isinstance(row.get("step"), int):
+        raise EnvironmentFault(f"{path} cannot be read: {cause(error)}", "move it away to resume without it") from error
+    rows, bad = [], []
+    for number, line in enumerate(written, 1):
+        row = _row(line)
+        if row is not None:
             rows.append(row)
-    return rows
+        elif line.endswith(b"\n"):
+            bad.append(number)
+    return rows, bad
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    """A step and numbers, by name; None where the line is anything else."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    numbers = isinstance(row, dict) and all(
+        isinstance(value, int | float) and not isinstance(value, bool) for value in row.values()
+    )
+    step = row.get("step") if numbers else None
+    return row if isinstance(step, int) and 0 <= step < 2**63 else None

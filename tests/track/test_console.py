@@ -36,9 +36,12 @@ def test_a_terminal_gets_a_bar_and_the_log_plain_lines(tmp_path: Path) -> None:
         console.tick(5)
         console.say("step 5/10")
         console.warn("mind this")
+    console.close()
+    console.note("later")
+    console.close()
     assert "step 5/10" in screen.getvalue()
     assert "50%" in screen.getvalue() or "step 5" in screen.getvalue()
-    assert (tmp_path / "log.txt").read_text() == "step 5/10\nwarning: mind this\n"
+    assert (tmp_path / "log.txt").read_text() == "step 5/10\nwarning: mind this\nlater\n"
 
 
 def test_a_silent_console_says_nothing(tmp_path: Path) -> None:

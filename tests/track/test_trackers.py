@@ -85,14 +85,27 @@ def test_no_key_is_written_anywhere(dtrain: Dtrain, tmp_path: Path) -> None:
 
 def test_a_resumed_record_is_cut_back(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    with lines(path, 0) as sink:
+    with lines(path, 0, pytest.fail) as sink:
         for step in (1, 2, 3):
             sink.log(step, {"train/loss": step / 7})
     with path.open("a") as file:
         file.write('{"step": 4, "train/lo')
     assert [row["step"] for row in read(path)] == [1, 2, 3]
-    cut(path, 2)
+    cut(path, 2, pytest.fail)
     assert (
         path.read_text()
         == '{"step": 1, "train/loss": 0.14285714285714285}\n{"step": 2, "train/loss": 0.2857142857142857}\n'
     )
+
+
+def test_damaged_lines_are_reported_and_the_file_is_kept(tmp_path: Path) -> None:
+    path, lines_said = tmp_path / "metrics.jsonl", []
+    good = '{"step": 1, "train/loss": 0.5}\n'
+    damaged = ['{"step": "2"}', '{"step": true}', '{"step": 3, "train/loss": "x"}', "[" * 100_000, "{", '{"step": -1}']
+    path.write_text(good + "".join(f"{line}\n" for line in damaged))
+    before = path.read_text()
+    cut(path, 9, lines_said.append)
+    assert path.read_text() == good
+    (kept,) = tmp_path.glob("metrics.jsonl.bad-*")
+    assert kept.read_text() == before
+    assert "6 damaged lines left out, the first is line 2" in lines_said[0]

@@ -1,0 +1,109 @@
+"""What is appended is seen at once, waits for no sync, and is synced on a schedule."""
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from dtrain.errors import EnvironmentFault
+from dtrain.track import appender
+from dtrain.track.appender import Appender
+
+
+@contextmanager
+def held_sync(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, threading.Event]]:
+    """Each sync says that it began, and waits until it may go on."""
+    began, go_on = threading.Event(), threading.Event()
+
+    def fsync(_handle: int) -> None:
+        began.set()
+        assert go_on.wait(20)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        yield began, go_on
+        go_on.set()
+
+
+def test_a_write_is_seen_at_once_and_waits_for_no_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "rows"
+    with held_sync(monkeypatch) as (began, go_on), closing(Appender(path, pytest.fail, every=0.01)) as file:
+        file.write("one\n")
+        assert path.read_text() == "one\n"
+        assert began.wait(20)
+        file.write("two\n")
+        file.write("three\n")
+        assert path.read_text() == "one\n"
+        go_on.set()
+        file.sync()
+        assert path.read_text() == "one\ntwo\nthree\n"
+
+
+def test_what_many_threads_write_is_whole_and_in_their_order(tmp_path: Path) -> None:
+    path = tmp_path / "rows"
+    with closing(Appender(path, pytest.fail, every=0.001)) as file:
+        writers = [
+            threading.Thread(target=lambda name=name: [file.write(f"{name} {n}\n") for n in range(300)])
+            for name in "abc"
+        ]
+        for writer in writers:
+            writer.start()
+        for writer in writers:
+            writer.join()
+        end = time.monotonic() + 20
+        while len(rows := path.read_text().splitlines()) < 900:  # the thread that synced writes what had to wait
+            assert time.monotonic() < end
+            time.sleep(0.01)
+    assert len(rows) == 900
+    for name in "abc":
+        assert [row for row in rows if row[0] == name] == [f"{name} {n}" for n in range(300)]
+
+
+def test_nothing_new_is_not_synced_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    done = threading.Event()
+    monkeypatch.setattr(os, "fsync", lambda handle: (synced.append(handle), done.set()))
+    with closing(Appender(tmp_path / "rows", pytest.fail, every=0.01)) as file:
+        file.write("one\n")
+        assert done.wait(20)
+        assert not threading.Event().wait(0.2)
+        assert len(synced) == 1
+
+
+def test_a_sync_that_fails_is_reported_and_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said, again = [], threading.Event()
+
+    def fsync(_handle: int) -> None:
+        if not said:
+            raise OSError(5, "Input/output error")
+        again.set()
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with closing(Appender(tmp_path / "rows", said.append, every=0.01)) as file:
+        file.write("one\n")
+        assert again.wait(20)
+    assert said == [f"{tmp_path / 'rows'} could not be brought to the disk: Input/output error"]
+
+
+def test_a_text_that_had_to_wait_and_finds_no_room_is_an_error_of_the_next_write(tmp_path: Path) -> None:
+    with closing(Appender(tmp_path / "rows", lambda _: None)) as file:
+        with Path("/dev/full").open("ab") as full:
+            os.dup2(full.fileno(), file._file.fileno())
+        with file._lock:
+            file.write("one\n")
+        with pytest.raises(EnvironmentFault, match=r"cannot write to .*rows: No space left on device"):
+            file.write("two\n")
+
+
+def test_the_larger_the_file_the_rarer_it_is_synced(tmp_path: Path) -> None:
+    path = tmp_path / "rows"
+    with path.open("wb") as file:
+        file.truncate(int(100 * appender.EVERY * appender.RATE))
+    with closing(Appender(path, pytest.fail)) as large:
+        assert large._pause() == 100 * appender.EVERY
+    with closing(Appender(tmp_path / "new", pytest.fail)) as small:
+        assert small._pause() == appender.EVERY
