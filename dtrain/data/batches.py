@@ -76,13 +76,15 @@ def stream(
 
     A worker that is killed is replaced; EnvironmentFault where that comes again without a batch in between.
     """
-    ahead = load.prefetch if load.prefetch is not None else 0 if isinstance(batches.source, Arrays) else 2
-    if not ahead and not load.workers:
+    in_memory = isinstance(batches.source, Arrays)
+    ahead = load.prefetch if load.prefetch is not None else 0 if in_memory else 2
+    workers = 0 if in_memory else load.workers  # each would hold a copy of all examples
+    if not ahead and not workers:
         yield from (batches[index] for index in range(len(batches)))
         return
     given, deaths = 0, 0
     while True:
-        with closing(_read_ahead(_After(batches, given), load.workers, ahead)) as found:
+        with closing(_read_ahead(_After(batches, given), workers, ahead)) as found:
             try:
                 for batch in found:
                     yield batch

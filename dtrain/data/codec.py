@@ -1,6 +1,8 @@
 """Text to tokens and back."""
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -8,9 +10,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from dtrain.data.files import expanded, reason
 from dtrain.errors import DataError
 
 BYTES = "bytes"
+NAMED = 'set data.tokenizer to "bytes", to a tokenizer.json or to a folder that holds one'
 
 
 class Codec(Protocol):
@@ -58,33 +62,41 @@ class File:
 
     @property
     def key(self) -> str:
-        import hashlib
+        return hashlib.sha256(self._content).hexdigest()
 
-        return hashlib.sha256(self.path.read_bytes()).hexdigest()
+    @cached_property
+    def _content(self) -> bytes:
+        try:
+            return self.path.read_bytes()
+        except OSError as error:
+            raise DataError(f"{self.path}: cannot be read: {error.strerror}", NAMED) from error
 
     @cached_property
     def _tokenizer(self) -> Any:
-        try:
-            from tokenizers import Tokenizer
+        from tokenizers import Tokenizer
 
-            made = Tokenizer.from_str(self.path.read_text())
+        with _refusing(f"{self.path}: no tokenizer.json"):
+            made = Tokenizer.from_str(self._content.decode())
             made.no_truncation()  # some files carry the limits of the model they were made for
             made.no_padding()
             return made
-        except ModuleNotFoundError:
-            raise
-        except Exception as error:  # the library raises bare Exception
-            reason = str(error).splitlines()[0][:200]
-            raise DataError(f"{self.path}: no tokenizer.json: {reason}", 'or set tokenizer to "bytes"') from error
+
+    @cached_property
+    def _dtype(self) -> type[np.unsignedinteger]:
+        """By the largest number of a token, which may lie above how many there are."""
+        largest = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
+        if largest >= 2**31:
+            raise DataError(f"{self.path}: numbers a token {largest:,}; 2,147,483,647 is the largest that can be used")
+        return np.uint32 if largest >= 2**16 else np.uint16
 
     def encode(self, text: bytes) -> np.ndarray:
         try:
-            ids = self._tokenizer.encode(text.decode(), add_special_tokens=False).ids
+            decoded = text.decode()
         except UnicodeDecodeError as error:
-            raise DataError(
-                f"the text is not UTF-8: {error}", 'set tokenizer to "bytes" to read it as it is'
-            ) from error
-        return np.asarray(ids, np.uint32 if self._tokenizer.get_vocab_size() > 2**16 else np.uint16)
+            hint = 'convert it to UTF-8; or set tokenizer to "bytes" to train on its bytes'
+            raise DataError(f"the text is not UTF-8: {error}", hint) from error
+        with _refusing(f"the tokenizer {self.path} cannot encode the text"):
+            return np.asarray(self._tokenizer.encode(decoded, add_special_tokens=False).ids, self._dtype)
 
     def decode(self, tokens: Sequence[int]) -> str:
         return self._tokenizer.decode(list(tokens), skip_special_tokens=False)
@@ -96,13 +108,31 @@ class File:
         return found
 
 
+@contextmanager
+def _refusing(what: str) -> Iterator[None]:
+    """DataError for what the library raises: bare Exception, and PanicException, which is none."""
+    try:
+        yield
+    except (DataError, MemoryError):
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise DataError(f"{what}: {reason(error)}", "use another tokenizer.json") from error
+
+
 def codec(tokenizer: str | None) -> Codec:
     """The tokenizer of that name; DataError where there is none."""
     if tokenizer is None:
-        raise DataError("the recipe names no tokenizer", 'set data.tokenizer to "bytes" or to a tokenizer.json')
+        raise DataError("the recipe names no tokenizer", NAMED)
     if tokenizer == BYTES:
         return Bytes()
-    path = Path(tokenizer).expanduser()
+    path = expanded(tokenizer)
+    if path.is_dir():
+        path = path / "tokenizer.json"
+        if not path.is_file():
+            hint = "`tokenizer.save_pretrained(folder)` of the transformers library writes one"
+            raise DataError(f"{path.parent}: a folder without a tokenizer.json", hint)
     if not path.is_file():
-        raise DataError(f"{path}: no such tokenizer", 'set data.tokenizer to "bytes" or to a tokenizer.json')
+        raise DataError(f"{path}: no such tokenizer", NAMED)
     return File(path)

@@ -14,12 +14,13 @@ import zlib
 from dataclasses import dataclass, field
 from http.client import HTTPException
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 
 import jax
 import numpy as np
 
 from dtrain.batch import Batch, Example
+from dtrain.data.files import expanded
 from dtrain.data.pixels import Pixels
 from dtrain.data.source import Arrays, Load, Source, Split, image_example
 from dtrain.errors import DataError
@@ -40,6 +41,8 @@ MIRRORS = (
     "https://ossci-datasets.s3.amazonaws.com/mnist",
 )
 UNSIGNED_BYTE = 8
+DEFLATE = 1032
+"""A byte of a .gz stands for at most so many."""
 UNREADABLE = (OSError, EOFError, zlib.error)
 """What reading a damaged or missing file raises."""
 
@@ -50,7 +53,7 @@ class IDX:
 
     kind: Literal["idx"] = "idx"
     root: str = "data/mnist"
-    """Folder of the files, relative to where dtrain starts."""
+    """Folder of the files, relative to the recipe, else to the working folder."""
     classes: Positive = 10
     download: bool = True
     """Fetch MNIST where `root` lacks the files."""
@@ -65,10 +68,14 @@ class IDX:
 
     def example(self) -> Example | None:
         path = self._find(FILES["train"][0])
-        return image_example(_image_shape(_header(path)[0]), self.classes) if path else None
+        return image_example(_image_shape(path, _header(path)[0]), self.classes) if path else None
 
     def open(self, split: Split) -> Source:
-        images, labels = (read(self._have(name)) for name in FILES[split])
+        paths = [self._have(name) for name in FILES[split]]
+        images, labels = (read(path) for path in paths)
+        shape = _image_shape(paths[0], images.shape)
+        if labels.ndim != 1:
+            raise DataError(f"{paths[1]}: labels have {labels.ndim} dims; 1 is read")
         if len(images) != len(labels):
             raise DataError(f"{self.root}: {len(images)} images but {len(labels)} labels in the {split} files")
         if not len(labels):
@@ -76,16 +83,17 @@ class IDX:
         if labels.max() >= self.classes:
             hint = f"set data.classes to {labels.max() + 1}"
             raise DataError(f"{self.root}: a label {labels.max()} where there are {self.classes} classes", hint)
-        digest = hashlib.sha256(images.tobytes()).hexdigest()[:16]
-        shape = _image_shape(images.shape)
+        digest = hashlib.sha256(repr((images.shape, hashlib.sha256(labels.data).digest())).encode())
+        digest.update(images.data)
         features = {"image": images.reshape(-1, *shape), "label": labels.astype(np.int32)}
-        return Arrays(features, image_example(shape, self.classes), f"idx:{split}:{len(labels)}:{digest}")
+        fingerprint = f"idx:{split}:{len(labels)}:{digest.hexdigest()[:16]}"
+        return Arrays(features, image_example(shape, self.classes), fingerprint)
 
     def prepare(self, batch: Batch, key: jax.Array, train: bool) -> Batch:
         return self.pixels.apply(batch, 255.0, key, train)
 
     def _find(self, name: str) -> Path | None:
-        root = Path(self.root).expanduser()
+        root = expanded(self.root)
         return next((path for path in (root / name, root / f"{name}.gz") if path.is_file()), None)
 
     def _have(self, name: str) -> Path:
@@ -106,11 +114,17 @@ def offline_hint(root: str | Path) -> str:
 def read(path: Path) -> np.ndarray:
     """The array of an IDX file of unsigned bytes; DataError names the file and what is wrong with it."""
     dims, offset = _header(path)
-    content = _content(path)
-    expected, found = math.prod(dims), len(content) - offset
+    expected = math.prod(dims)
+    try:
+        most = path.stat().st_size * (DEFLATE if path.suffix == ".gz" else 1) + 1  # whatever the header promises
+        with _opened(path) as file:
+            content = file.read(min(offset + expected + 1, most))
+    except (*UNREADABLE, MemoryError) as error:
+        raise DataError(f"{path}: cannot be read: {error or type(error).__name__}", _again(path)) from error
+    found = len(content) - offset
     if expected != found:
-        shape = " x ".join(map(str, dims))
-        raise DataError(f"{path}: the header promises {shape} = {expected} bytes; {found} follow", _again(path))
+        shape, more = " x ".join(map(str, dims)), "more" if found > expected else f"{found}"
+        raise DataError(f"{path}: the header promises {shape} = {expected} bytes; {more} follow", _again(path))
     return np.frombuffer(content, np.uint8, offset=offset).reshape(dims)
 
 
@@ -141,18 +155,14 @@ def fetch(name: str, root: Path, mirrors: tuple[str, ...]) -> Path:
     raise DataError(f"could not download {name}:\n" + "\n".join(f"  {line}" for line in failures), offline_hint(root))
 
 
-def _content(path: Path) -> bytes:
-    try:
-        content = path.read_bytes()
-        return gzip.decompress(content) if path.suffix == ".gz" else content
-    except UNREADABLE as error:
-        raise DataError(f"{path}: cannot be read: {error}", _again(path)) from error
+def _opened(path: Path) -> BinaryIO | gzip.GzipFile:
+    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")
 
 
 def _header(path: Path) -> tuple[tuple[int, ...], int]:
     """The dims of the array and where its values begin."""
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        with _opened(path) as file:
             start = file.read(4 + 4 * 255)
     except UNREADABLE as error:
         raise DataError(f"{path}: cannot be read: {error}", _again(path)) from error
@@ -160,16 +170,20 @@ def _header(path: Path) -> tuple[tuple[int, ...], int]:
         raise DataError(f"{path}: no IDX file: it begins with {start[:4].hex(' ') or 'nothing'}", _again(path))
     if start[2] != UNSIGNED_BYTE:
         raise DataError(f"{path}: holds values of IDX type {start[2]}; only unsigned bytes (8) are read")
+    if not 1 <= start[3] <= 4:
+        raise DataError(f"{path}: an array of {start[3]} dims; 1 to 4 are read", _again(path))
     offset = 4 + 4 * start[3]
     if len(start) < offset:
         raise DataError(f"{path}: ends within its header", _again(path))
     return struct.unpack(f">{start[3]}I", start[4:offset]), offset
 
 
-def _image_shape(dims: tuple[int, ...]) -> tuple[int, int, int]:
+def _image_shape(path: Path, dims: tuple[int, ...]) -> tuple[int, int, int]:
     """Height, width, channels of arrays (examples, height, width[, channels])."""
     if len(dims) not in (3, 4):
-        raise DataError(f"images have {len(dims)} dims; 3 or 4 are read: examples, height, width, channels")
+        raise DataError(f"{path}: images have {len(dims)} dims; 3 or 4 are read: examples, height, width, channels")
+    if 0 in dims[1:]:
+        raise DataError(f"{path}: images of {' x '.join(map(str, dims[1:]))} hold nothing")
     return (dims[1], dims[2], dims[3] if len(dims) == 4 else 1)
 
 

@@ -1,19 +1,23 @@
 """Image files, a folder for each class, in a directory or a zip."""
 
 import hashlib
+import os
+import stat
 import zipfile
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, Literal
+from typing import Literal, NamedTuple
 
 import jax
-import numpy as np
 
 from dtrain.batch import Batch, Example
+from dtrain.data.files import expanded, reason
+from dtrain.data.image_files import ImageFile, ImageFiles
+from dtrain.data.known import file_digest, known, stamp
 from dtrain.data.pixels import Pixels
-from dtrain.data.source import Load, Source, Split, image_example
+from dtrain.data.source import Load, Source, Split
 from dtrain.errors import DataError
 from dtrain.fields import Fraction, Positive
 
@@ -35,6 +39,8 @@ class Images:
     test: Fraction = 0.1
     """The part held out for testing where there is no test folder, chosen by file name."""
     pixels: Pixels = field(default_factory=Pixels)
+    cache: str = "~/.cache/dtrain"
+    """Where digests of files are kept, so that each is read for its digest but once."""
     load: Load = field(default_factory=Load)
 
     @property
@@ -45,101 +51,97 @@ class Images:
         return None
 
     def open(self, split: Split) -> Source:
-        root = Path(self.root).expanduser()
-        files = sorted(_files(root))
-        if not files:
+        root = expanded(self.root)
+        found = sorted(_files(root))
+        if not found:
             raise DataError(f"{root} holds no image of a class", f"dtrain expects {LAYOUT}")
-        classes = sorted({name for _, name, _, _ in files})
-        split_folders = any(part == "test" for part, _, _, _ in files)
+        names = sorted({name for _, name, _ in found})
+        labels = {name: label for label, name in enumerate(names)}
+        split_folders = any(part == "test" for part, _, _ in found)
         chosen = [
-            (path, classes.index(name), size)
-            for part, name, path, size in files
-            if (part if split_folders else _drawn(path, self.test)) == split
+            (labels[name], entry)
+            for part, name, entry in found
+            if (part if split_folders else _drawn(entry.path, self.test)) == split
         ]
         if not chosen:
             raise DataError(f"{root} holds no image to {split} on", f"dtrain expects {LAYOUT}")
-        return ImageFiles(root, tuple(chosen), (*self.size, self.channels), len(classes), split)
+        shape = (*self.size, self.channels)
+        digests = [entry.digest for _, entry in chosen]
+        if root.is_dir():
+            digests = known(self.cache, f"images {split}", [root / entry.path for _, entry in chosen], file_digest)
+        content = [(entry.path, label, digest) for (label, entry), digest in zip(chosen, digests, strict=True)]
+        digest = hashlib.sha256(repr((content, shape)).encode(errors="surrogateescape")).hexdigest()[:16]
+        files = tuple(ImageFile(entry.path, label, entry.size, entry.mtime_ns) for label, entry in chosen)
+        size, mtime, *_ = stamp(root)
+        zipped = None if root.is_dir() else (size, mtime)
+        fingerprint = f"images:{split}:{len(files)}:{digest}"
+        return ImageFiles(root, files, shape, tuple(names), fingerprint, zipped)
 
     def prepare(self, batch: Batch, key: jax.Array, train: bool) -> Batch:
         return self.pixels.apply(batch, 255.0, key, train)
 
 
-@dataclass(frozen=True)
-class ImageFiles:
-    """(path, class, bytes) of each image, decoded when asked for."""
+class Entry(NamedTuple):
+    """A file below the root."""
 
-    root: Path
-    files: tuple[tuple[str, int, int], ...]
-    shape: tuple[int, int, int]
-    classes: int
-    split: str
-    starts: None = None
-
-    @property
-    def example(self) -> Example:
-        return image_example(self.shape, self.classes)
-
-    @property
-    def fingerprint(self) -> str:
-        digest = hashlib.sha256(repr((self.files, self.shape)).encode()).hexdigest()[:16]
-        return f"images:{self.split}:{len(self.files)}:{digest}"
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def rows(self, indices: np.ndarray) -> Batch:
-        images = np.empty((len(indices), *self.shape), np.uint8)
-        for row, index in enumerate(indices):
-            images[row] = self._decode(self.files[index][0])
-        return {"image": images, "label": np.array([self.files[i][1] for i in indices], np.int32)}
-
-    def _decode(self, path: str) -> np.ndarray:
-        from PIL import Image, UnidentifiedImageError
-
-        height, width, channels = self.shape
-        try:
-            with self._open(path) as file, Image.open(file) as image:
-                scaled = image.convert("L" if channels == 1 else "RGB").resize((width, height))
-        except (OSError, UnidentifiedImageError, zipfile.BadZipFile, SyntaxError, ValueError) as error:
-            where = f"{self.root}/{path}"
-            raise DataError(f"{where}: cannot be read as an image: {error}", "mend or remove the file") from error
-        return np.asarray(scaled, np.uint8).reshape(self.shape)
-
-    def _open(self, path: str) -> IO[bytes]:
-        return self._zip.open(path) if self.root.is_file() else (self.root / path).open("rb")
-
-    @cached_property
-    def _zip(self) -> zipfile.ZipFile:
-        return zipfile.ZipFile(self.root)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_zip"}
+    path: str
+    size: int
+    mtime_ns: int
+    digest: str = ""
+    """Of a file in a zip: the checksum that the zip holds, against which every read is compared."""
 
 
-def _files(root: Path) -> Iterator[tuple[str, str, str, int]]:
-    """(split, class, path below root, bytes) of every image."""
-    for path, size in _listing(root):
-        parts = PurePosixPath(path).parts
-        if PurePosixPath(path).suffix.lower() not in SUFFIXES or len(parts) < 2:
+def _files(root: Path) -> Iterator[tuple[str, str, Entry]]:
+    """(split, class, file) of every image."""
+    for entry in _entries(root):
+        parts = PurePosixPath(entry.path).parts
+        if not _is_image(entry.path) or len(parts) < 2 or any(part.startswith((".", "__MACOSX")) for part in parts):
             continue
         split = SPLITS.get(parts[0], "") if len(parts) > 2 else ""
-        yield split or "train", parts[1] if split else parts[0], path, size
+        yield split or "train", parts[1] if split else parts[0], entry
 
 
-def _listing(root: Path) -> Iterator[tuple[str, int]]:
-    if root.is_dir():
-        yield from ((str(p.relative_to(root).as_posix()), p.stat().st_size) for p in root.rglob("*") if p.is_file())
-    elif not root.exists():
-        raise DataError(f"{root} does not exist", f"set data.root to {LAYOUT}; or to a .zip of that")
-    else:
-        try:
-            with zipfile.ZipFile(root) as file:
-                yield from ((entry.filename, entry.file_size) for entry in file.infolist() if not entry.is_dir())
-        except (OSError, zipfile.BadZipFile) as error:
-            raise DataError(f"{root}: cannot be read as a zip: {error}") from error
+def _entries(root: Path) -> Iterator[Entry]:
+    try:
+        if not root.exists():
+            raise DataError(f"{root} does not exist", f"set data.root to {LAYOUT}; or to a .zip of that")
+        yield from _below(root) if root.is_dir() else _zipped(root)
+    except OSError as error:
+        raise DataError(f"{error.filename or root}: cannot be read: {error.strerror or error}") from error
+
+
+def _below(root: Path) -> Iterator[Entry]:
+    def fail(error: OSError) -> None:
+        raise error  # a folder that may not be read would be a class that is missing
+
+    for folder, below, names in os.walk(root, onerror=fail, followlinks=True):
+        for link in (path for path in (Path(folder, name) for name in below) if path.is_symlink()):
+            if Path(folder).resolve().is_relative_to(link.resolve()):
+                raise DataError(f"{link}: links to a folder that holds it", "remove the link")
+        for path in (Path(folder, name) for name in names if _is_image(name)):
+            status = path.stat()
+            if stat.S_ISREG(status.st_mode):
+                yield Entry(path.relative_to(root).as_posix(), status.st_size, status.st_mtime_ns)
+
+
+def _is_image(name: str) -> bool:
+    return PurePosixPath(name).suffix.lower() in SUFFIXES
+
+
+def _zipped(root: Path) -> list[Entry]:
+    try:
+        with zipfile.ZipFile(root) as file:
+            found = [entry for entry in file.infolist() if not entry.is_dir()]
+    except Exception as error:  # a damaged directory raises more than BadZipFile
+        raise DataError(f"{root}: cannot be read as a zip: {reason(error)}") from error
+    names = [entry.filename for entry in found]
+    for name, count in Counter(names).most_common(1):
+        if count > 1:
+            raise DataError(f"{root}: holds {name} {count} times", "write it again, with each name once")
+    return [Entry(entry.filename, entry.file_size, 0, f"{entry.CRC:08x}:{entry.file_size}") for entry in found]
 
 
 def _drawn(path: str, test: float) -> Split:
     """The split of a file, drawn from its name alone, so that adding files moves none."""
-    draw = int.from_bytes(hashlib.sha256(path.encode()).digest()[:4], "big") / 2**32
-    return "test" if draw < test else "train"
+    digest = hashlib.sha256(path.encode(errors="surrogateescape")).digest()
+    return "test" if int.from_bytes(digest[:4], "big") / 2**32 < test else "train"

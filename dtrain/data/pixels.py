@@ -11,14 +11,14 @@ import jax
 import jax.numpy as jnp
 
 from dtrain.batch import Batch
-from dtrain.fields import Natural, PositiveFloat
+from dtrain.fields import Float, Natural, PositiveFloat
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pixels:
     """Images scaled to 0..1, then shifted and scaled; when training, moved and mirrored at random."""
 
-    mean: float = 0.0
+    mean: Float = 0.0
     """Taken off the scaled image."""
     std: PositiveFloat = 1.0
     """The image is divided by it."""

@@ -2,25 +2,29 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
 import jax
 import numpy as np
+from annotated_types import Ge, Le
 
 from dtrain.batch import Batch, Example, Feature
-from dtrain.fields import Natural
+from dtrain.errors import DataError
 
 Split = Literal["train", "test"]
+Readers = Annotated[int, Ge(0), Le(1024)]
+CHANGED = "put the same file back and start again to resume; other data need another name: name=..."
 
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
     """How examples are read ahead. Neither number changes which examples a batch holds."""
 
-    prefetch: Natural | None = None
+    prefetch: Readers | None = None
     """Batches read ahead by a thread; where not said, 2, or none where the examples lie in memory."""
-    workers: Natural = 0
-    """Processes that read; they pay where a batch takes more than about a millisecond to make."""
+    workers: Readers = 0
+    """Processes that read; they pay where a batch takes more than about a millisecond to make. None starts where the
+    examples lie in memory."""
 
 
 class Source(Protocol):
@@ -44,7 +48,14 @@ class Source(Protocol):
     def __len__(self) -> int: ...
 
     def rows(self, indices: np.ndarray) -> Batch:
-        """Many examples at once, as host arrays. Pure: the same numbers give the same rows."""
+        """Many examples at once, as host arrays. Pure: the same numbers give the same rows.
+
+        DataError where a file that they are read from changed since it was opened.
+        """
+        ...
+
+    def changed(self) -> str:
+        """Which file differs from what was opened; empty where none does, or none is read any more."""
         ...
 
 
@@ -72,6 +83,10 @@ class Data(Protocol):
         ...
 
 
+UNKNOWN = "not known before the first run"
+"""The fingerprint of data that has not been read: the first run accepts what it finds and records it."""
+
+
 @dataclass(frozen=True)
 class Arrays:
     """Examples held in memory, a feature an array."""
@@ -86,6 +101,15 @@ class Arrays:
 
     def rows(self, indices: np.ndarray) -> Batch:
         return {name: values[indices] for name, values in self.features.items()}
+
+    def changed(self) -> str:
+        return ""
+
+
+def refuse_changed(*sources: Source) -> None:
+    """DataError where a file that examples come from is no longer what it was when it was opened."""
+    for changed in filter(None, (source.changed() for source in sources)):
+        raise DataError(changed, CHANGED)
 
 
 def image_example(shape: tuple[int, ...], classes: int) -> Example:

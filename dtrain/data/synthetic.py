@@ -70,6 +70,9 @@ class Patterns:
         noise = (mixed(number[:, None] * np.uint64(pixel.size) + pixel[None, :]) >> np.uint64(57)).astype(np.uint8)
         return {"image": self._patterns[label] + noise.reshape(-1, *self.image), "label": label}
 
+    def changed(self) -> str:
+        return ""
+
     @cached_property
     def _patterns(self) -> np.ndarray:
         return np.random.default_rng(self.classes).integers(0, 128, (self.classes, *self.image), np.uint8)

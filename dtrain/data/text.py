@@ -1,7 +1,7 @@
-"""Text files, tokenised once: the tokens are kept in a cache whose name follows from all that made them."""
+"""Rows from text files. They are tokenised once, into a cache whose name follows from all that made the tokens."""
 
 import hashlib
-import secrets
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -11,12 +11,26 @@ import numpy as np
 
 from dtrain.batch import Batch, Example
 from dtrain.data.codec import Codec, codec
-from dtrain.data.files import matching
+from dtrain.data.files import matching, refuse_suffix
+from dtrain.data.known import file_digest, known
 from dtrain.data.source import Load, Source, Split
+from dtrain.data.stream import Stream
+from dtrain.data.token_cache import cached
 from dtrain.data.tokens import held_out, windows
 from dtrain.data.windows import row_example
-from dtrain.errors import DataError, EnvironmentFault
+from dtrain.errors import DataError
 from dtrain.fields import Fraction, Positive
+
+_RECORDS = "its records would train as raw text: write the text that counts to .txt files"
+_PACKED = "unpack it first"
+_TOKENS = "for tokens, set data.kind to tokens"
+FORMATS = {
+    **dict.fromkeys((".json", ".jsonl", ".ndjson", ".parquet", ".arrow", ".feather"), _RECORDS),
+    **dict.fromkeys((".tfrecord", ".array_record", ".sqlite"), _RECORDS),
+    **dict.fromkeys((".pdf", ".docx", ".epub"), "convert it to .txt first"),
+    **dict.fromkeys((".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip", ".tar", ".tgz", ".7z"), _PACKED),
+    **dict.fromkeys((".npy", ".npz", ".bin"), _TOKENS),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +55,7 @@ class Text:
     end: str = "<|endoftext|>"
     """The token that ends a document, where they are packed; for bytes it is 0."""
     cache: str = "~/.cache/dtrain"
-    """Where tokens are kept."""
+    """Where tokens are kept, and digests of files."""
     load: Load = field(default_factory=Load)
 
     @property
@@ -54,12 +68,15 @@ class Text:
     def open(self, split: Split) -> Source:
         made, names = self.codec(), self.test_files if split == "test" and self.test_files else self.files
         files = matching(names, "text")
+        for file in files:
+            refuse_suffix(file, "text", FORMATS)
         separator = made.number(self.end) if self.pack else None
         stream = self._tokenised(files, made, separator)
         if not self.test_files:
             stream = held_out(stream, self.test, split)
         named = str(files[0]) if len(files) == 1 else f"one of {len(files)} files, {files[0]} first"
-        return windows([named], [stream], self.length, self.random and split == "train", separator, split)
+        random = self.random and split == "train"
+        return windows([named], [stream], self.length, random, separator, split, self.cache)
 
     def prepare(self, batch: Batch, key: jax.Array, train: bool) -> Batch:
         return batch
@@ -68,30 +85,27 @@ class Text:
         """How text becomes tokens and back."""
         return codec(self.tokenizer)
 
-    def _tokenised(self, files: list[Path], made: Codec, separator: int | None) -> np.ndarray:
+    def _tokenised(self, files: list[Path], made: Codec, separator: int | None) -> Stream:
         """The tokens of all files, from the cache where they are in it."""
-        try:
-            texts = [path.read_bytes() for path in files]
-        except OSError as error:
-            raise DataError(f"{error.filename}: cannot be read: {error.strerror}") from error
-        digests = [hashlib.sha256(text).hexdigest() for text in texts]
+        digests = known(self.cache, "text", files, file_digest)
         name = hashlib.sha256("\n".join([made.key, str(separator), *digests]).encode()).hexdigest()[:24]
-        path = Path(self.cache).expanduser() / f"tokens-{name}.npy"
-        if not path.exists():
-            ending = [] if separator is None else [np.array([separator])]
-            parts = [made.encode(text) for text in texts]
-            _write(path, np.concatenate([part for p in parts for part in (p, *(e.astype(p.dtype) for e in ending))]))
-        return np.load(path, mmap_mode="r", allow_pickle=False)
+        return cached(self.cache, name, lambda: _tokens(files, digests, made, separator))
 
 
-def _write(path: Path, tokens: np.ndarray) -> None:
-    part = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("wb") as file:
-            np.save(file, tokens, allow_pickle=False)
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        hint = "set data.cache to a folder you may write"
-        raise EnvironmentFault(f"cannot keep tokens in {path.parent}: {error.strerror}", hint) from error
+def _tokens(files: Sequence[Path], digests: Sequence[str], made: Codec, separator: int | None) -> Iterator[np.ndarray]:
+    """The tokens of one file after the other."""
+    made.encode(b"")  # a tokenizer that cannot be read is reported without the name of a text
+    for path, digest in zip(files, digests, strict=True):
+        try:
+            text = path.read_bytes()
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+        if hashlib.sha256(text).hexdigest() != digest:
+            raise DataError(f"{path}: changed while it was read", "start again when nothing writes to it")
+        try:
+            tokens = made.encode(text)
+        except DataError as error:
+            raise DataError(f"{path}: {error.message}", error.hint) from error
+        yield tokens
+        if separator is not None:
+            yield np.array([separator], tokens.dtype)

@@ -11,7 +11,7 @@ import pytest
 from dtrain.data.batches import EvalBatches, TrainBatches, stream
 from dtrain.data.digits import Digits
 from dtrain.data.order import SMALL, Order, permuted
-from dtrain.data.source import Load
+from dtrain.data.source import Arrays, Load
 from dtrain.data.synthetic import Synthetic
 from dtrain.errors import EnvironmentFault
 
@@ -50,6 +50,13 @@ def test_batch_k_does_not_depend_on_where_the_run_began() -> None:
 def test_reading_ahead_changes_nothing(load: Load) -> None:
     for a, b in zip(stream(batches(range(16), steps=6), load), batches(range(16), steps=6), strict=True):
         assert all(np.array_equal(a[name], b[name]) for name in b)
+
+
+def test_examples_in_memory_are_sent_to_no_worker() -> None:
+    source = Arrays({"image": np.zeros((50, 4, 4, 1), np.uint8)}, {}, "")
+    object.__setattr__(source, "unpicklable", lambda: None)
+    host = TrainBatches(source, Order(50, seed=3), 16, np.arange(16), 0, 2, keyed=False)
+    assert len(list(stream(host, Load(workers=2)))) == 2
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@ import gzip
 import http.server
 import struct
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -41,6 +42,10 @@ def test_both_plain_and_packed_files_are_read(tmp_path: Path) -> None:
         (b"\0\0\x0d\1" + b"\0\0\0\1" + b"\0" * 4, "IDX type 13"),
         (b"\0\0\x08\3\0\0\0\1", "ends within its header"),
         (idx(np.zeros((2, 5, 4), np.uint8))[:-1], "promises 2 x 5 x 4 = 40 bytes; 39 follow"),
+        (idx(np.zeros((2, 5, 4), np.uint8)) + b"\0", "promises 2 x 5 x 4 = 40 bytes; more follow"),
+        (b"\0\0\x08\xff" + b"\0\0\0\1" * 255 + b"\0", "an array of 255 dims; 1 to 4 are read"),
+        (b"\0\0\x08\0\0", "an array of 0 dims"),
+        (b"\0\0\x08\4" + b"\xff" * 16, "promises 4294967295 x .* bytes; 0 follow"),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path: Path, content: bytes, message: str) -> None:
@@ -58,6 +63,43 @@ def test_a_damaged_gzip_is_named(tmp_path: Path) -> None:
         with pytest.raises(DataError, match="cannot be read") as caught:
             read(path)
         assert str(path) in caught.value.message
+
+
+def test_a_small_gzip_is_not_unpacked_beyond_what_its_header_promises(tmp_path: Path) -> None:
+    path = tmp_path / "images.gz"
+    path.write_bytes(gzip.compress(idx(np.zeros((2, 5, 4), np.uint8)) + bytes(2**26)))
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match="promises 2 x 5 x 4 = 40 bytes; more follow"):
+            read(path)
+        assert tracemalloc.get_traced_memory()[1] < 2**22
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "message"),
+    [
+        ((12, 0, 0), (12,), "images of 0 x 0 hold nothing"),
+        ((12, 5), (12,), "images have 2 dims"),
+        ((12, 5, 4), (12, 1), "labels have 2 dims"),
+        ((0, 5, 4), (0,), "hold no example"),
+    ],
+)
+def test_arrays_of_other_shapes_are_refused(
+    tmp_path: Path, images: tuple[int, ...], labels: tuple[int, ...], message: str
+) -> None:
+    for name, shape in zip(FILES["train"], (images, labels), strict=True):
+        (tmp_path / name).write_bytes(idx(np.zeros(shape, np.uint8)))
+    with pytest.raises(DataError, match=message):
+        IDX(root=str(tmp_path)).open("train")
+
+
+def test_other_labels_are_other_data(tmp_path: Path) -> None:
+    write(tmp_path)
+    before = IDX(root=str(tmp_path)).open("train").fingerprint
+    (tmp_path / f"{FILES['train'][1]}.gz").write_bytes(gzip.compress(idx(np.zeros(12, np.uint8))))
+    assert IDX(root=str(tmp_path)).open("train").fingerprint != before
 
 
 def test_labels_must_fit_the_classes_and_the_images(tmp_path: Path) -> None:

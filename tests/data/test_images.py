@@ -1,11 +1,16 @@
+import os
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from dtrain.data.image_files import ImageFiles
 from dtrain.data.images import Images
+from dtrain.data.source import refuse_changed
 from dtrain.errors import DataError
 
 
@@ -57,10 +62,10 @@ def test_split_folders_are_used_where_they_are(tmp_path: Path) -> None:
 
 
 def test_adding_files_moves_none_between_the_splits(folder: Path) -> None:
-    data = Images(root=str(folder), size=(2, 2), test=0.3)
-    before = {path for path, _, _ in data.open("test").files}  # pyright: ignore[reportAttributeAccessIssue]
+    data = Images(root=str(folder), size=(2, 2), test=0.3, cache=str(folder.parent / "cache"))
+    before = {file.path for file in data.open("test").files}  # pyright: ignore[reportAttributeAccessIssue]
     picture(folder / "ant" / "new.png", 3)
-    after = {path for path, _, _ in data.open("test").files}  # pyright: ignore[reportAttributeAccessIssue]
+    after = {file.path for file in data.open("test").files}  # pyright: ignore[reportAttributeAccessIssue]
     assert before <= after
 
 
@@ -90,3 +95,132 @@ def test_a_cut_off_image_and_a_damaged_zip_are_named(folder: Path, tmp_path: Pat
     (tmp_path / "x.zip").write_bytes(b"PK nothing")
     with pytest.raises(DataError, match=r"x\.zip: cannot be read as a zip"):
         Images(root=str(tmp_path / "x.zip"), size=(2, 2)).open("train")
+
+
+def images(root: Path, **more: Any) -> Images:
+    options = {"root": str(root), "size": (2, 2), "test": 0.0, "cache": str(root.parent / "cache")}
+    return Images(**(options | more))
+
+
+def refused(data: Images, message: str) -> DataError:
+    with pytest.raises(DataError, match=message) as caught:
+        source = data.open("train")
+        source.rows(np.arange(len(source)))
+    return caught.value
+
+
+def test_only_the_formats_of_images_are_decoded_whatever_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "gs").write_text(f"#!/bin/sh\ntouch {tmp_path}/called\n")
+    (tmp_path / "bin" / "gs").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    (tmp_path / "eps" / "a").mkdir(parents=True)
+    (tmp_path / "eps" / "a" / "x.png").write_text(
+        "%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\n%%EOF\n"
+    )
+    refused(images(tmp_path / "eps"), r"eps/a/x\.png: cannot be read as an image")
+    assert not (tmp_path / "called").exists()
+
+
+def test_an_image_of_too_many_pixels_is_not_decoded(tmp_path: Path) -> None:
+    for number, side in enumerate((8_200, 12_000, 60_000)):  # Pillow warns of the second and refuses the third
+        path = tmp_path / str(number) / "a" / "x.ppm"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(f"P6 {side} {side} 255\n".encode())
+        refused(images(tmp_path / str(number)), r"x\.ppm: ")
+
+
+def test_values_of_more_than_8_bits_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "set" / "a").mkdir(parents=True)
+    Image.fromarray(np.full((4, 4), 40_000, np.uint16)).save(tmp_path / "set" / "a" / "x.png")
+    refused(images(tmp_path / "set"), r"x\.png: more than 8 bits a value")
+
+
+def zipped(path: Path, change: Callable[[bytearray], None]) -> Images:
+    picture(path.with_suffix(".png"), 7)
+    with zipfile.ZipFile(path, "w") as file:
+        file.write(path.with_suffix(".png"), "a/x.png")
+    content = bytearray(path.read_bytes())
+    change(content)
+    path.write_bytes(content)
+    return images(path)
+
+
+def both_headers(content: bytearray, local: int, value: int) -> None:
+    """Set a byte of a file's own header, and of its entry in the directory, where it is two bytes later."""
+    content[local] = value
+    content[content.index(b"PK\1\2") + local + 2] = value
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda content: both_headers(content, 6, 1), r"x\.png: cannot be read as an image: .*encrypted"),
+        (lambda content: both_headers(content, 8, 99), r"x\.png: cannot be read as an image: .*compression"),
+        (lambda content: both_headers(content, 8, 8), r"x\.png: cannot be read as an image: Error -3"),
+        (lambda content: both_headers(content, 8, 14), r"x\.png: cannot be read as an image"),
+        (lambda content: content.__setitem__(content.index(b"IEND") - 1, 9), r"x\.png: cannot be read .*CRC-32"),
+        (lambda content: content.__setitem__(content.index(b"PK\1\2") + 6, 99), r"cannot be read as a zip: .*version"),
+    ],
+    ids=["encrypted", "unknown compression", "no deflate", "no lzma", "flipped", "version"],
+)
+def test_a_damaged_or_encrypted_zip_is_refused(
+    tmp_path: Path, change: Callable[[bytearray], None], message: str
+) -> None:
+    refused(zipped(tmp_path / "x.zip", change), message)
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_a_zip_that_holds_a_name_twice_is_refused(tmp_path: Path) -> None:
+    picture(tmp_path / "x.png", 7)
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as file:
+        for _ in range(2):
+            file.write(tmp_path / "x.png", "a/x.png")
+    refused(images(tmp_path / "x.zip"), r"holds a/x\.png 2 times")
+
+
+@pytest.mark.parametrize("kind", ["folder", "zip"])
+def test_other_pixels_in_files_of_the_same_size_are_other_data(tmp_path: Path, kind: str) -> None:
+    found, root = [], tmp_path / ("set.zip" if kind == "zip" else "set")
+    for shade in (1, 2, 1):
+        picture(tmp_path / "set" / "a" / "x.bmp", shade)
+        os.utime(tmp_path / "set" / "a" / "x.bmp", (10**9, 10**9))
+        if kind == "zip":
+            with zipfile.ZipFile(root, "w") as file:
+                file.write(tmp_path / "set" / "a" / "x.bmp", "a/x.bmp")
+        found.append(images(root).open("train").fingerprint)
+    assert found[0] == found[2] != found[1]
+
+
+def test_an_image_that_is_replaced_during_a_run_is_named(folder: Path, tmp_path: Path) -> None:
+    source = images(folder).open("train")
+    source.rows(np.arange(3))
+    path = folder / "cat" / "0.png"
+    path.write_bytes(path.read_bytes() + b"\0")
+    with pytest.raises(DataError, match=r"cat/0\.png: was written to or replaced"):
+        source.rows(np.arange(len(source)))
+    data = zipped(tmp_path / "x.zip", lambda _: None)
+    source = data.open("train")
+    (tmp_path / "x.zip").write_bytes((tmp_path / "x.zip").read_bytes()[:-9])
+    with pytest.raises(DataError, match=r"x\.zip: was written to or replaced"):
+        refuse_changed(source)
+
+
+def test_classes_keep_their_names_and_hidden_files_are_none(folder: Path) -> None:
+    picture(folder / ".thumbnails" / "a.png", 1)
+    picture(folder / "__MACOSX" / "a.png", 1)
+    picture(folder / "cat" / "._1.png", 1)
+    source = images(folder).open("train")
+    assert isinstance(source, ImageFiles)
+    assert source.names == ("cat", "dog")
+    assert len(source) == 40
+
+
+def test_linked_folders_are_classes_and_circles_are_refused(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / "cats").symlink_to(folder / "cat")
+    assert len(images(tmp_path / "linked").open("train")) == 20
+    (folder / "cat" / "again").symlink_to(folder)
+    refused(images(folder), "cat/again: links to a folder that holds it")

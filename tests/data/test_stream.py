@@ -1,0 +1,149 @@
+"""Files of tokens: mapped where they are read, never sent, and compared with what was opened."""
+
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dtrain.data import known
+from dtrain.data.source import refuse_changed
+from dtrain.data.stream import Stream, opened
+from dtrain.data.tokens import Tokens
+from dtrain.errors import DataError
+
+STREAM = np.arange(1000, dtype=np.uint16)
+
+
+def tokens(tmp_path: Path, array: np.ndarray = STREAM, **more: Any) -> Tokens:
+    path = tmp_path / "a.npy"
+    np.save(path, array)
+    options = {"files": (str(path),), "length": 10, "random": False, "cache": str(tmp_path / "cache")}
+    return Tokens(**(options | more))
+
+
+def test_a_source_pickles_without_its_tokens(tmp_path: Path) -> None:
+    source = tokens(tmp_path, np.zeros(10**6, np.uint16)).open("train")
+    rows = source.rows(np.arange(3))
+    sent = pickle.dumps(source)
+    assert len(sent) < 10_000
+    assert all(np.array_equal(pickle.loads(sent).rows(np.arange(3))[name], rows[name]) for name in rows)
+
+
+def test_tokens_are_a_plain_array(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", STREAM)
+    assert type(opened(tmp_path / "a.npy", "uint16").tokens) is np.ndarray
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "message"),
+    [
+        (-3, np.int64, "holds -3; tokens are not below 0"),
+        (2**31, np.uint32, "holds 2,147,483,648; tokens are at most 2,147,483,647"),
+        (2**63, np.uint64, "holds 9,223,372,036,854,775,808; tokens are at most"),
+    ],
+)
+def test_a_token_out_of_range_is_refused_wherever_it_is(tmp_path: Path, value: int, dtype: Any, message: str) -> None:
+    array = np.zeros(100_000, dtype)
+    array[80_000] = value
+    with pytest.raises(DataError, match=message) as caught:
+        tokens(tmp_path, array).open("train")
+    assert "a.npy" in caught.value.message
+
+
+def test_the_largest_token_that_fits_is_read(tmp_path: Path) -> None:
+    source = tokens(tmp_path, np.full(100, 2**31 - 1, np.uint32)).open("train")
+    assert source.rows(np.array([0]))["token"].tolist() == [[2**31 - 1] * 10]
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda content: b"PK\3\4" + content, "cannot be read as tokens: the magic string"),
+        (lambda content: content[:40], "cannot be read as tokens"),
+        (lambda content: content.replace(b"'shape': (1000,)", b"'shape': ((((((("), "cannot be read as tokens"),
+        (lambda content: content[:-2], "the header promises 1,000 tokens; 999 follow"),
+        (lambda content: content + b"\0\0", "the header promises 1,000 tokens; 1,001 follow"),
+        (lambda content: content + b"\0", "2,001 bytes are no whole number of <u2"),
+    ],
+)
+def test_a_damaged_array_is_refused(tmp_path: Path, damage: Callable[[bytes], bytes], message: str) -> None:
+    data, path = tokens(tmp_path), tmp_path / "a.npy"
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(DataError, match=message) as caught:
+        data.open("train")
+    assert str(path) in caught.value.message
+
+
+def test_an_array_under_another_name_is_not_read_as_bare_numbers(tmp_path: Path) -> None:
+    tokens(tmp_path)
+    (tmp_path / "a.npy").rename(tmp_path / "a.bin")
+    assert opened(tmp_path / "a.bin", "uint16").count == 1000
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.bin.gz", "a.npz", "a.txt", "a.parquet"])
+def test_files_of_other_formats_are_refused_by_name(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(STREAM.tobytes())
+    with pytest.raises(DataError, match="is not a file of tokens") as caught:
+        Tokens(files=(str(tmp_path / name),), length=10).open("train")
+    assert caught.value.hint
+
+
+def later(path: Path) -> None:
+    """Set the time of change on: it may advance in steps of milliseconds."""
+    status = path.stat()
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 10**7))
+
+
+def cut(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.truncate(200)
+
+
+def replace(path: Path) -> None:
+    np.save(path.with_name("b.npy"), STREAM[::-1].copy())
+    path.with_name("b.npy").replace(path)
+    later(path)
+
+
+def rewrite(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(500)
+        file.write(b"\1")
+    later(path)
+
+
+@pytest.mark.parametrize("change", [cut, replace, rewrite, Path.unlink])
+@pytest.mark.parametrize("mapped", [True, False])
+def test_a_file_that_changes_during_a_run_is_named(
+    tmp_path: Path, change: Callable[[Path], None], mapped: bool
+) -> None:
+    source = tokens(tmp_path).open("train")
+    if mapped:
+        source.rows(np.arange(3))
+    refuse_changed(source)
+    change(tmp_path / "a.npy")
+    for use in (lambda: source.rows(np.arange(3)), lambda: refuse_changed(source)):
+        with pytest.raises(DataError, match=r"a\.npy") as caught:
+            use()
+        assert "put the same file back" in caught.value.hint
+
+
+def test_a_second_open_reads_no_tokens_and_a_changed_one_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, scans = tmp_path / "large.bin", []
+    with path.open("wb") as file:
+        file.truncate(2**26)
+    data = Tokens(files=(str(path),), length=10, cache=str(tmp_path / "cache"))
+    monkeypatch.setattr(known, "FRESH_NS", 0)
+    scan = Stream._scan
+    monkeypatch.setattr(Stream, "_scan", lambda self: scans.append(self.count) or scan(self))
+    first, second = data.open("train").fingerprint, data.open("train").fingerprint
+    assert first == second
+    assert len(scans) == 1
+    rewrite(path)
+    assert data.open("train").fingerprint != first
