@@ -1,12 +1,12 @@
 """One tree of nodes from a recipe, what it includes, and the overrides of the command line."""
 
-import difflib
 import math
 from collections.abc import Sequence
 from pathlib import Path
 
 from dtrain.errors import RecipeError
-from dtrain.recipe.yaml import Mark, Node, parse, read
+from dtrain.recipe.problems import nearest
+from dtrain.recipe.yaml import MAX_DEPTH, Budget, Mark, Node, parse, read, shown
 
 MAX_INCLUDES = 16
 PRESETS = Path(__file__).parents[1] / "models" / "presets.yaml"
@@ -15,16 +15,16 @@ PRESETS = Path(__file__).parents[1] / "models" / "presets.yaml"
 def compose(path: Path, overrides: Sequence[str] = ()) -> Node:
     """The recipe with its includes under it and the `key=value` overrides over it."""
     over = overriding(overrides)
-    return _with_preset(merge(_one_length(_included(path, ()), over), over))
+    return _with_preset(merge(_one_length(_included(path, (), Budget()), over), over))
 
 
 def _one_length(tree: Node, over: Node) -> Node:
     """The recipe without its `epochs` where the command line says `steps` alone, and the other way round."""
-    said = {"steps", "epochs"} & over.value.keys()
-    if len(said) != 1:
+    given = {"steps", "epochs"} & over.value.keys()
+    if len(given) != 1:
         return tree
-    value = {key: node for key, node in tree.value.items() if key not in {"steps", "epochs"} - said}
-    return Node(value, tree.mark, tuple((key, mark) for key, mark in tree.keys if key in value))
+    value = {key: node for key, node in tree.value.items() if key not in {"steps", "epochs"} - given}
+    return Node(value, tree.mark, {key: mark for key, mark in tree.keys.items() if key in value})
 
 
 def overriding(overrides: Sequence[str]) -> Node:
@@ -43,17 +43,18 @@ def presets() -> dict[str, Node]:
 def _with_preset(tree: Node) -> Node:
     """The tree, with the fields of the model's preset under those that it has."""
     model = tree.value.get("model") if isinstance(tree.value, dict) else None
-    asked = model.value.get("preset") if model and isinstance(model.value, dict) else None
-    if asked is None or asked.value is None:
+    preset = model.value.get("preset") if model and isinstance(model.value, dict) else None
+    if preset is None or preset.value is None:
         return tree
-    if not isinstance(asked.value, str):
-        raise RecipeError(f"{asked.mark}  model.preset: the name of a preset; `dtrain recipes presets` lists them")
-    if asked.value not in presets():
-        near = difflib.get_close_matches(str(asked.value), presets(), 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(presets())}"
-        raise RecipeError(f"{asked.mark}  model.preset: no preset {asked.value!r}; {hint}")
-    mark = Mark(f"preset {asked.value}")
-    under = Node({"model": _placed(presets()[asked.value], mark)}, mark, (("model", mark),))
+    if not isinstance(preset.value, str):
+        raise RecipeError(f"{preset.mark}  model.preset: the name of a preset; `dtrain recipes presets` lists them")
+    known = presets()
+    if preset.value not in known:
+        near = nearest(preset.value, known)
+        hint = f"did you mean {near!r}?" if near else f"one of {', '.join(known)}"
+        raise RecipeError(f"{preset.mark}  model.preset: no preset {shown(repr(preset.value))}; {hint}")
+    mark = Mark(f"preset {preset.value}")
+    under = Node({"model": _placed(known[preset.value], mark)}, mark, {"model": mark})
     return merge(under, tree)
 
 
@@ -62,18 +63,18 @@ def least_devices(tree: Node) -> int:
     mesh = tree.plain().get("mesh", {})
     if not isinstance(mesh, dict):
         return 1
-    said = mesh.get("slices")
-    slices = said if isinstance(said, dict) else {}
+    given = mesh.get("slices")
+    slices = given if isinstance(given, dict) else {}
     open_axes = [axis for axis in slices if mesh.get(axis, -1 if axis == "data" else 1) == -1]
     found = [*mesh.values(), *(slices[axis] for axis in open_axes)]
     return math.prod(size for size in found if type(size) is int and size > 0)
 
 
-def _included(path: Path, trail: tuple[Path, ...]) -> Node:
+def _included(path: Path, trail: tuple[Path, ...], budget: Budget) -> Node:
+    own = read(path, budget)
     if path.resolve() in trail or len(trail) >= MAX_INCLUDES:
         chain = " -> ".join(str(step) for step in (*trail, path.resolve()))
         raise RecipeError(f"include: goes in a circle or too deep: {chain}")
-    own = read(path)
     if not isinstance(own.value, dict):
         raise RecipeError(f"{own.mark}  a recipe is a mapping of keys to values")
     if "include" not in own.value:
@@ -84,7 +85,7 @@ def _included(path: Path, trail: tuple[Path, ...]) -> Node:
     for file in files:
         if not isinstance(file.value, str):
             raise RecipeError(f"{file.mark}  include: is a path, or a list of paths, relative to this file")
-        tree = merge(tree, _included(path.parent / file.value, (*trail, path.resolve())))
+        tree = merge(tree, _included(path.parent / file.value, (*trail, path.resolve()), budget))
     rest = {key: value for key, value in own.value.items() if key != "include"}
     return merge(tree, Node(rest, own.mark, own.keys))
 
@@ -92,9 +93,9 @@ def _included(path: Path, trail: tuple[Path, ...]) -> Node:
 def merge(under: Node, over: Node) -> Node:
     """`over` laid on `under`, key by key. A section of another `kind` replaces the one below it."""
     if isinstance(under.value, str) and isinstance(over.value, dict) and "kind" not in over.value:
-        under = Node({"kind": under}, under.mark, (("kind", under.mark),))  # `data: digits` says the kind alone
+        under = Node({"kind": under}, under.mark, {"kind": under.mark})  # `data: digits` is the kind alone
     if isinstance(over.value, str) and isinstance(under.value, dict) and "kind" in under.value:
-        over = Node({"kind": over}, over.mark, (("kind", over.mark),))
+        over = Node({"kind": over}, over.mark, {"kind": over.mark})
     if not (isinstance(under.value, dict) and isinstance(over.value, dict)):
         return over
     kinds = [node.value["kind"].value for node in (under, over) if "kind" in node.value]
@@ -103,18 +104,21 @@ def merge(under: Node, over: Node) -> Node:
     value = dict(under.value)
     for key, node in over.value.items():
         value[key] = merge(value[key], node) if key in value else node
-    return Node(value, under.mark if under.value else over.mark, (*under.keys, *over.keys))
+    return Node(value, under.mark if under.value else over.mark, {**under.keys, **over.keys})
 
 
 def _override(text: str) -> Node:
-    """`optimizer.lr=3e-4` as a tree that holds this one value."""
+    """`optimizer.lr=3e-4` as a tree that holds this one value; `launch=@pod.json` takes it from a YAML or JSON file."""
     key, equals, value = text.partition("=")
-    if not equals or not all(key.split(".")):
-        raise RecipeError(f"argument {text!r}: an override is key=value, as in optimizer.lr=3e-4")
-    mark = Mark(f"argument {text!r}")
-    node = _placed(parse(value, mark.source), mark) if value else Node("", mark)
+    mark = Mark(f"argument {shown(repr(text))}")
+    if not equals or not all(key.split(".")) or key.count(".") >= MAX_DEPTH:
+        raise RecipeError(f"{mark}: an override is key=value, as in optimizer.lr=3e-4")
+    if value.startswith("@"):  # no YAML value begins so
+        node = read(Path(value[1:]))
+    else:
+        node = _placed(parse(value, mark.source), mark) if value else Node("", mark)
     for part in reversed(key.split(".")):
-        node = Node({part: node}, mark, ((part, mark),))
+        node = Node({part: node}, mark, {part: mark})
     return node
 
 
@@ -122,5 +126,5 @@ def _placed(node: Node, mark: Mark) -> Node:
     """The same nodes, all pointing to the argument."""
     if isinstance(node.value, dict):
         value = {key: _placed(child, mark) for key, child in node.value.items()}
-        return Node(value, mark, tuple((key, mark) for key in value))
+        return Node(value, mark, dict.fromkeys(value, mark))
     return Node(tuple(_placed(c, mark) for c in node.value) if isinstance(node.value, tuple) else node.value, mark)

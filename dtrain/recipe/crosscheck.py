@@ -1,30 +1,77 @@
-"""What two sections must agree on, said with the arithmetic, before a device is touched."""
+"""What two sections must agree on, with the arithmetic, before a device is touched."""
 
 import math
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any
 
+from dtrain.batch import Example
+from dtrain.data.synthetic import Synthetic
 from dtrain.errors import FieldError
 from dtrain.folder import NAME
 from dtrain.models.custom import Custom
 from dtrain.parallel.mesh import BATCH_AXES, visible
 from dtrain.parallel.rules import Layout
-from dtrain.recipe.recipe import Recipe
+from dtrain.params import count
+from dtrain.recipe.recipe import Recipe, length_problem
+from dtrain.recipe.values import FAILED
 
 Problem = tuple[str, str, str]
 """Dotted path, message, hint."""
 
 
-def problems_of(recipe: Recipe, devices: int | None) -> list[Problem]:
-    """Everything that the sections disagree on, as far as it is known without devices and data."""
-    return [
-        *_name(recipe),
-        *_mesh(recipe, devices),
-        *_batch(recipe, devices),
-        *_engine(recipe),
-        *_model(recipe),
-        *_schedule(recipe),
-        *_best(recipe),
-    ]
+FILES = re.compile(r"_(dir|path|file|directory|from|to)(_|$)")
+"""In names of XLA's options whose values name files: those of the compiler's own programs among them."""
+MOST_PARAMETERS = 10**15
+MOST_VALUES = 2**40
+"""In one batch."""
+MOST_PATTERNS = 2**34
+"""Values of all patterns of synthetic images, which are held in memory."""
+
+
+class Unread(Exception):
+    """A section that is needed could not be read; its own problem is reported already."""
+
+
+class Parts:
+    """The sections of a recipe that could be read, as attributes; `Unread` for the others."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = values
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if self._values.get(name, FAILED) is FAILED:
+            raise Unread(name)
+        return self._values[name]
+
+
+def problems_of(recipe: Recipe, devices: int | None, example: Example | None = None) -> list[Problem]:
+    """Everything that the sections disagree on, as far as it is known without devices.
+
+    `example` is what the data turned out to hold, where it was looked at.
+    """
+    on, with_data = {"devices": devices}, {"example": example}
+    checks = (_length, _name, partial(_mesh, **on), partial(_batch, **on), _engine)
+    checks += (partial(_bytes, **with_data), partial(_model, **with_data), _schedule, _best, _notify)
+    return [problem for check in checks for problem in _read(check, recipe)]
+
+
+def _read(check: Callable[[Recipe], Iterator[Problem]], recipe: Recipe) -> list[Problem]:
+    """What a check finds, until it needs a section that could not be read."""
+    found: list[Problem] = []
+    with suppress(Unread):
+        found.extend(check(recipe))
+    return found
+
+
+def _length(recipe: Recipe) -> Iterator[Problem]:
+    problem = length_problem(recipe.steps, recipe.epochs)
+    if problem:
+        yield "steps", problem, ""
 
 
 def _name(recipe: Recipe) -> Iterator[Problem]:
@@ -73,12 +120,20 @@ def _engine(recipe: Recipe) -> Iterator[Problem]:
     refusal = recipe.engine.refusal(layout, processes=1)
     if refusal:
         yield "engine", refusal, "use engine: shard_map or jit"
+    if recipe.engine.kind == "pmap" and recipe.precision.reduce == "compute":
+        message = "pmap sums the gradients of parameters, which are float32"
+        yield "precision.reduce", message, "leave it out, or use engine: shard_map or jit"
+    for name, value in recipe.engine.xla.items():
+        if "dump" in name or (isinstance(value, str) and (FILES.search(name) or "/" in value)):
+            hint = "a recipe may come from a stranger: set it in XLA_FLAGS"
+            yield f"engine.xla.{name}", "an option that names a file, or writes one", hint
 
 
-def _model(recipe: Recipe) -> Iterator[Problem]:
+def _model(recipe: Recipe, example: Example | None) -> Iterator[Problem]:
     if isinstance(recipe.model, Custom):
         return  # building it would run the user's code
-    example = recipe.data.example()
+    example = recipe.data.example() if example is None else example
+    yield from _sizes(recipe, example or {})
     mismatch = recipe.model.mismatch(example) if example else ""
     if mismatch:
         yield "model", mismatch, ""
@@ -92,14 +147,54 @@ def _model(recipe: Recipe) -> Iterator[Problem]:
         yield f"mesh.{axis}", message, ""
 
 
+def _bytes(recipe: Recipe, example: Example | None) -> Iterator[Problem]:
+    example = (recipe.data.example() if example is None else example) or {}
+    size = max((math.prod(feature.shape) for feature in example.values()), default=0)
+    if recipe.batch * size > MOST_VALUES:
+        yield "batch", f"{recipe.batch} examples of {size:,} values each; at most {MOST_VALUES:.1e} values", ""
+    if isinstance(recipe.data, Synthetic) and recipe.data.classes * size > MOST_PATTERNS:
+        message = f"{recipe.data.classes} patterns of {size:,} values each; at most {MOST_PATTERNS:.1e} values"
+        yield "data.classes", message, "use fewer classes or smaller images"
+
+
+def _sizes(recipe: Recipe, example: Example) -> Iterator[Problem]:
+    """What no machine holds, and moves that leave nothing of an image."""
+    parameters = count(recipe.model.params())
+    if parameters > MOST_PARAMETERS:
+        yield "model", f"{parameters:.1e} parameters; at most {MOST_PARAMETERS:.0e}", "make the sizes smaller"
+    pixels = getattr(recipe.data, "pixels", None)
+    if pixels and "image" in example and pixels.crop >= min(example["image"].shape[:2]):
+        height, width, *_ = example["image"].shape
+        yield "data.pixels.crop", f"moves of {pixels.crop} pixels in images of {height} x {width}", ""
+
+
 def _schedule(recipe: Recipe) -> Iterator[Problem]:
-    if recipe.steps is not None and recipe.optimizer.schedule.warmup >= recipe.steps:
-        warmup = recipe.optimizer.schedule.warmup
-        yield "optimizer.schedule.warmup", f"{warmup} warm-up steps in a run of {recipe.steps}", ""
+    if recipe.steps is not None:
+        yield from warmup_problem(recipe, recipe.steps)
+
+
+def warmup_problem(recipe: Recipe, steps: int) -> Iterator[Problem]:
+    """Whether the run ends before its warm-up does."""
+    warmup = recipe.optimizer.schedule.warmup
+    if warmup >= steps:
+        yield "optimizer.schedule.warmup", f"{warmup} warm-up steps in a run of {steps}", ""
 
 
 def _best(recipe: Recipe) -> Iterator[Problem]:
     best = recipe.checkpoint.best
+    if isinstance(recipe.model, Custom):  # what it measures is known once it is built: the run checks it
+        if best is not None and not best.startswith("eval/"):
+            yield "checkpoint.best", f"no metric {best!r}", f"a metric of the evaluation: eval/{best}"
+        return
     known = {"eval/loss", "eval/perplexity" if recipe.model.kind == "decoder" else "eval/accuracy"}
     if best is not None and best not in known:
         yield "checkpoint.best", f"no metric {best!r}", f"one of {', '.join(sorted(known))}"
+
+
+def _notify(recipe: Recipe) -> Iterator[Problem]:
+    """Whether the machines of a launch get the webhook's URL; those of `local` have this machine's environment."""
+    notify, launch = recipe.track.notify, recipe.launch
+    variable = notify.webhook if notify else None
+    if variable and launch and launch.kind != "local" and variable not in launch.environment:
+        message = f"the launched run would not have {variable}, in which track.notify.webhook looks for its URL"
+        yield "launch.environment", message, f"add it: launch.environment: [{variable}]"

@@ -3,14 +3,17 @@
 import dataclasses
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from dtrain.errors import RecipeError
 from dtrain.recipe.compose import compose, merge
-from dtrain.recipe.crosscheck import problems_of
-from dtrain.recipe.parse import Problems, section
+from dtrain.recipe.crosscheck import Parts, Problem, problems_of
+from dtrain.recipe.parse import fields
 from dtrain.recipe.parse import value as parsed
+from dtrain.recipe.paths import anchored, homeless, unusable
+from dtrain.recipe.problems import Problems
 from dtrain.recipe.recipe import Recipe
 from dtrain.recipe.secrets import HINT, secrets
 from dtrain.recipe.yaml import Mark, Node, dump, parse, walk
@@ -30,40 +33,95 @@ IRRELEVANT = {
 }
 """Sections that may change under a run: they change neither the data nor the mathematics of a step."""
 
-LOADING = {"data.load", "data.root", "data.download", "data.mirrors", "data.cache"}
-"""Keys of `data` that say where examples lie and how they are read; a fingerprint watches the examples."""
+LOADING = {
+    "data.load",
+    "data.root",
+    "data.files",
+    "data.test_files",
+    "data.tokenizer",
+    "data.download",
+    "data.mirrors",
+    "data.cache",
+    "model.folder",
+}
+"""Keys that say where examples and code are and how they are read; a fingerprint of the examples is compared."""
 
 COMPUTING = {"model.remat", "model.unroll", "model.loss_chunks"}
 """Keys of `model` that say how a step is computed, not what."""
 
 
+@dataclass(frozen=True)
+class Draft:
+    """A recipe as far as it could be read."""
+
+    tree: Node
+    values: dict[str, Any]
+    """The sections that could be read, with the defaults of what is not given."""
+    problems: Problems
+    beside: dict[str, str]
+    """Paths that were found beside the recipe, by their key."""
+
+    @property
+    def parts(self) -> Recipe:
+        """What was read, by attributes as in a Recipe; `Unread` where a section was refused."""
+        return cast(Recipe, Parts(self.values))
+
+    def add(self, problem: Problem) -> None:
+        """A problem of sections that could be read."""
+        where, message, hint = problem
+        self.problems.add(mark_of(self.tree, where), where, message, hint)
+
+    def recipe(self) -> Recipe:
+        """The recipe; RecipeError with every problem, each at its file:line:column."""
+        if self.problems.count:
+            raise RecipeError(self.problems.lines)
+        return Recipe(**self.values)
+
+
 def load(path: Path, overrides: Sequence[str] = (), devices: int | None = None) -> Recipe:
     """The recipe; RecipeError with every problem, each at its file:line:column.
 
-    `devices`, where known, is held against the mesh.
+    `devices`, where known, is compared with the mesh.
     """
+    found = draft(path, overrides)
+    for problem in problems_of(found.parts, devices):
+        found.add(problem)
+    return found.recipe()
+
+
+def draft(path: Path, overrides: Sequence[str] = ()) -> Draft:
+    """The recipe as far as it can be read, with the problems of single keys; RecipeError where it is no YAML."""
     tree = compose(path, overrides)
     named = Node({"name": Node(_name_of(path), Mark(str(path)))}, tree.mark)
     tree, problems = merge(named, tree), Problems()
-    marks = {where: node.mark for where, node in walk(tree)}
     for where in secrets(tree):
-        problems.add(marks[where], where, "holds a secret", HINT)
-    if problems.lines:
+        mark = mark_of(tree, where)  # of an override it would quote the value
+        problems.add(mark if mark.line else Mark("an argument"), where, "holds a secret", HINT)
+    if problems.count:
         raise RecipeError(problems.lines)  # alone: other complaints show what they found
-    recipe: Recipe | None = section(Recipe, tree, "", problems)
-    if recipe is not None:
-        for where, message, hint in problems_of(recipe, devices):
-            problems.add(_nearest(marks, where), where, message, hint)
-    if recipe is None or problems.lines:
+    for where, node in walk(tree):
+        wrong = unusable(node.value) if isinstance(node.value, str) else ""
+        wrong = wrong or next((wrong for key in node.keys if (wrong := unusable(key))), "")
+        if wrong:
+            problems.add(node.mark, where, wrong)
+    for where, wrong in homeless(tree):
+        problems.add(mark_of(tree, where), where, wrong)
+    if problems.count:
         raise RecipeError(problems.lines)
-    return recipe
+    tree, beside = anchored(tree)
+    values = fields(Recipe, tree, "", problems, Recipe)
+    rest = {f.name: f for f in dataclasses.fields(Recipe) if f.name not in values}
+    values |= {
+        name: f.default if f.default_factory is dataclasses.MISSING else f.default_factory() for name, f in rest.items()
+    }
+    return Draft(tree, values, problems, beside)
 
 
 def part(union: Any, values: dict[str, Any], path: str) -> Any:
     """A section of its own, as `plain` gives it; RecipeError where it is none."""
     problems = Problems()
     found = parsed(union, parse(dump(values), path), path, problems, Recipe)
-    if problems.lines:
+    if problems.count:
         raise RecipeError(problems.lines)
     return found
 
@@ -120,8 +178,15 @@ def _name_of(path: Path) -> str:
     return re.sub(r"[^a-z0-9]+", "-", path.stem.lower()).strip("-")[:63]
 
 
-def _nearest(marks: dict[str, Mark], path: str) -> Mark:
-    """The mark of the path, or of the nearest section around it."""
-    while path not in marks:
-        path = path.rpartition(".")[0]
-    return marks[path]
+def mark_of(tree: Node, path: str) -> Mark:
+    """The mark of the dotted path, or of the nearest section around it."""
+    node = tree
+    for part in path.split(".") if path else ():
+        inside: Any = node.value
+        if isinstance(inside, dict) and part in inside:
+            node = inside[part]
+        elif isinstance(inside, tuple) and part.isdecimal() and int(part) < len(inside):
+            node = inside[int(part)]
+        else:
+            break
+    return node.mark

@@ -1,60 +1,58 @@
 """From nodes to the frozen dataclasses of the recipe, with every problem found at once.
 
 Structure (keys, kinds, what is missing) is walked here, so that each message can point to its place
-and offer the nearest right spelling; pydantic judges the values.
+and offer the nearest right spelling; `values` judges what is no section.
 """
 
 import dataclasses
-import difflib
 import types
 import typing
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from dtrain.errors import FieldError
-from dtrain.recipe.yaml import Mark, Node
+from dtrain.recipe.field_docs import field_docs
+from dtrain.recipe.problems import Problems, described, listed, nearest
+from dtrain.recipe.values import FAILED, accepts, judged
+from dtrain.recipe.yaml import Node, shown
 
 MISSING = dataclasses.MISSING
 
 
-@dataclass
-class Problems:
-    """What is wrong, each with its place."""
-
-    lines: list[str] = field(default_factory=list)
-
-    def add(self, mark: Mark, path: str, message: str, hint: str = "") -> None:
-        """One more problem."""
-        self.lines.append(f"{mark}  {path + ': ' if path else ''}{message}" + (f"; {hint}" if hint else ""))
-
-
 def section(cls: type, node: Node, path: str, problems: Problems, root: type | None = None) -> Any:
-    """An object of the dataclass, or None where problems were added."""
-    root = root or cls
-    if not isinstance(node.value, dict):
-        problems.add(node.mark, path, f"expected a mapping with {_listed(_names(cls))}; found {_shown(node)}")
-        return None
-    before, hints, values = len(problems.lines), _hints(cls), {}
-    for key, child in node.value.items():
-        here = f"{path}.{key}" if path else key
-        if key in hints:
-            values[key] = value(hints[key], _of_default_kind(cls, key, child), here, problems, root)
-        else:
-            problems.add(node.key(key), here, "unknown key", _suggestion(key, cls, path, root))
-    for missing in (f for f in dataclasses.fields(cls) if _required(f) and f.name not in node.value):
-        wanted = f"{path}.{missing.name}" if path else missing.name
-        problems.add(node.mark, wanted, "missing", _described(hints[missing.name]))
-    if len(problems.lines) > before:
-        return None
+    """An object of the dataclass, or FAILED. An unknown key is a problem, and the object is made without it."""
+    values = fields(cls, node, path, problems, root or cls)
+    if any(value is FAILED for value in values.values()):
+        return FAILED
     try:
         return cls(**values)
     except FieldError as error:
         at = next((node.value[part].mark for part in [error.field.split(".")[0]] if part in node.value), node.mark)
         where = ".".join(part for part in (path, error.field) if part)
         problems.add(at, where, error.message, error.hint)
-        return None
+        return FAILED
+
+
+def fields(cls: type, node: Node, path: str, problems: Problems, root: type) -> dict[str, Any]:
+    """The values of the keys that are there, FAILED for each that was refused or is missing."""
+    if not isinstance(node.value, dict):
+        hint = partial(_example, cls, node)
+        problems.add(node.mark, path, f"expected a mapping with {listed(_names(cls))}; found {described(node)}", hint)
+        return {"": FAILED}
+    hints, values = _hints(cls), {}
+    for key, child in node.value.items():
+        here = f"{path}.{key}" if path else key
+        if key in hints:
+            doc = partial(_doc, cls, key)
+            values[key] = value(hints[key], _of_default_kind(cls, key, child), here, problems, root, doc)
+        else:
+            problems.add(node.key(key), here, "unknown key", partial(_suggestion, key, cls, path, root))
+    for missing in (f for f in dataclasses.fields(cls) if _required(f) and f.name not in node.value):
+        wanted = f"{path}.{missing.name}" if path else missing.name
+        problems.add(node.mark, wanted, "missing", _described(hints[missing.name]))
+        values[missing.name] = FAILED
+    return values
 
 
 def _of_default_kind(cls: type, key: str, node: Node) -> Node:
@@ -67,8 +65,8 @@ def _of_default_kind(cls: type, key: str, node: Node) -> Node:
     return Node({"kind": Node(_kind(made), node.mark)} | node.value, node.mark, node.keys)
 
 
-def value(hint: Any, node: Node, path: str, problems: Problems, root: type) -> Any:
-    """A value of the hinted type: a section, one of a union of sections, or what pydantic judges."""
+def value(hint: Any, node: Node, path: str, problems: Problems, root: type, doc: Any = str) -> Any:
+    """A value of the hinted type: a section, one of a union of sections, or what `values` judges."""
     sections, optional = _sections(hint)
     if optional and node.value is None:
         return None
@@ -77,52 +75,52 @@ def value(hint: Any, node: Node, path: str, problems: Problems, root: type) -> A
     if sections:
         return _member(sections, node, path, problems, root)
     inner = _tuple_of_sections(hint)
+    if inner and isinstance(node.value, str | dict):
+        return _all((value(inner, node, path, problems, root),))  # one for a list of one
     if inner and isinstance(node.value, tuple):
-        return tuple(value(inner, child, f"{path}.{i}", problems, root) for i, child in enumerate(node.value))
-    return _plain(hint, node, path, problems)
+        return _all(tuple(value(inner, child, f"{path}.{i}", problems, root) for i, child in enumerate(node.value)))
+    return judged(hint, node, path, problems, doc)
+
+
+def _all(items: tuple[Any, ...]) -> Any:
+    return FAILED if any(item is FAILED for item in items) else items
 
 
 def _member(members: list[type], node: Node, path: str, problems: Problems, root: type) -> Any:
     """The union's member that `kind` names; a word alone is a kind without further keys."""
     kinds = {_kind(member): member for member in members}
-    given = Node({"kind": node}, node.mark, (("kind", node.mark),)) if isinstance(node.value, str) else node
+    given = Node({"kind": node}, node.mark, {"kind": node.mark}) if isinstance(node.value, str) else node
     if not isinstance(given.value, dict):
-        problems.add(node.mark, path, f"expected a mapping with kind: {_listed(kinds)}; found {_shown(node)}")
-        return None
+        message = f"expected one of {listed(kinds)}, or a mapping with that as its kind; found {described(node)}"
+        problems.add(node.mark, path, message)
+        return FAILED
     kind = given.value.get("kind")
     if kind is None:
-        problems.add(node.mark, f"{path}.kind", "missing", f"one of {_listed(kinds)}")
-        return None
-    if kind.value not in kinds:
-        near = difflib.get_close_matches(str(kind.value), kinds, 1)
-        hint = f"did you mean '{near[0]}'?" if near else f"one of {_listed(kinds)}"
-        problems.add(kind.mark, f"{path}.kind", f"no kind {_shown(kind)}", hint)
-        return None
+        problems.add(node.mark, f"{path}.kind", "missing", f"one of {listed(kinds)}")
+        return FAILED
+    if not isinstance(kind.value, str) or kind.value not in kinds:
+        if not isinstance(kind.value, str):
+            problems.add(kind.mark, f"{path}.kind", f"expected one of {listed(kinds)}; found {described(kind)}")
+            return FAILED
+        near = nearest(kind.value, kinds)
+        hint = f"did you mean '{near}'?" if near else f"one of {listed(kinds)}"
+        problems.add(kind.mark, f"{path}.kind", f"no kind {described(kind)}", hint)
+        return FAILED
     return section(kinds[kind.value], given, path, problems, root)
 
 
-def _plain(hint: Any, node: Node, path: str, problems: Problems) -> Any:
-    from pydantic import ValidationError
-
-    try:
-        return _adapter(hint).validate_python(node.plain(), strict=True)
-    except ValidationError as error:
-        for detail in error.errors(include_url=False):
-            at, where = node, path
-            for part in (p for p in detail["loc"] if isinstance(at.value, dict | tuple)):
-                children: Any = at.value
-                inside = part in children if isinstance(children, dict) else isinstance(part, int)
-                at, where = (children[part], f"{where}.{part}") if inside else (at, where)
-            message = detail["msg"].replace("Input should be", "expected", 1).replace("valid tuple", "list")
-            problems.add(at.mark, where, f"{message[0].lower()}{message[1:]}; found {_shown(at)}")
-        return None
+def _example(cls: type, node: Node) -> str:
+    """How the section is written, with the value that was found where a key takes it."""
+    if node.value is None or isinstance(node.value, dict | tuple):
+        return ""
+    plain = [name for name, hint in _hints(cls).items() if name != "kind" and not _sections(hint)[0]]
+    fitting = [name for name in plain if accepts(_hints(cls)[name], node)][:3]
+    written = str(node.value).lower() if isinstance(node.value, bool) else shown(str(node.value))
+    return f"write {' or '.join(f'{{{name}: {written}}}' for name in fitting)}" if fitting else ""
 
 
-@cache
-def _adapter(hint: Any) -> Any:
-    from pydantic import ConfigDict, TypeAdapter
-
-    return TypeAdapter(hint, config=ConfigDict(allow_inf_nan=False))
+def _doc(cls: type, key: str) -> str:
+    return field_docs(cls).get(key, "")
 
 
 @cache
@@ -158,15 +156,15 @@ def _kind(cls: type) -> str:
 
 
 def _suggestion(key: str, cls: type, path: str, root: type) -> str:
-    near = difflib.get_close_matches(key, _names(cls), 1, cutoff=0.6)
+    near = nearest(key, _names(cls))
     if near:
-        return f"did you mean '{near[0]}'?"
+        return f"did you mean '{near}'?"
     here = f"{path}.{key}" if path else key
     elsewhere = [known for known in _everywhere(root) if known.rpartition(".")[2] == key and known != here]
     if elsewhere:
         return f"did you mean {' or '.join(sorted(set(elsewhere))[:3])}?"
     name = f"{path} of kind {_kind(cls)}" if "kind" in _hints(cls) else path or "a recipe"
-    return f"{name} has {_listed(_names(cls))}"
+    return f"{name} has {listed(_names(cls))}"
 
 
 @cache
@@ -186,18 +184,5 @@ def _everywhere(cls: type, path: str = "") -> tuple[str, ...]:
 def _described(hint: Any) -> str:
     sections, _ = _sections(hint)
     if len(sections) > 1:
-        return f"a mapping with kind: {_listed([_kind(s) for s in sections])}"
+        return f"a mapping with kind: {listed([_kind(s) for s in sections])}"
     return "a mapping" if sections else ""
-
-
-def _listed(names: Any) -> str:
-    return ", ".join(names)
-
-
-def _shown(node: Node) -> str:
-    found = node.value
-    if isinstance(found, dict):
-        return f"a mapping with {_listed(list(found)[:4]) or 'no key'}"
-    if isinstance(found, tuple):
-        return f"a list of {len(found)}"
-    return "nothing" if found is None else str(found).lower() if isinstance(found, bool) else repr(found)

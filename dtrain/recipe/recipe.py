@@ -12,13 +12,13 @@ from dtrain.data.images import Images
 from dtrain.data.synthetic import Synthetic
 from dtrain.data.text import Text
 from dtrain.data.tokens import Tokens
-from dtrain.errors import FieldError
-from dtrain.fields import Natural, Positive, PositiveFloat, Seed
+from dtrain.errors import FieldError, RecipeError
+from dtrain.fields import Natural, Positive, PositiveFloat, Seconds, Seed
 from dtrain.launch.gke import GKE
-from dtrain.launch.group import Group
-from dtrain.launch.hosts import Local, Ssh
+from dtrain.launch.hosts import Local
+from dtrain.launch.sky import Sky
 from dtrain.launch.slurm import Slurm
-from dtrain.launch.tpu import Queued, TpuVm
+from dtrain.launch.ssh import Ssh
 from dtrain.models.cnn import CNN
 from dtrain.models.custom import Custom
 from dtrain.models.decoder import Decoder
@@ -30,6 +30,7 @@ from dtrain.parallel.mesh import Mesh
 from dtrain.parallel.pmap import Pmap
 from dtrain.parallel.shard_map import ShardMap
 from dtrain.precision import Precision
+from dtrain.track.notify import Notify
 from dtrain.track.tensorboard import TensorBoard
 from dtrain.track.wandb import WandB
 
@@ -37,7 +38,9 @@ Model = MLP | CNN | ViT | Decoder | Custom
 Data = Digits | IDX | Images | Text | Tokens | Synthetic
 Engine = Jit | ShardMap | Pmap
 Sink = TensorBoard | WandB
-Launch = Local | Ssh | Slurm | GKE | TpuVm | Queued | Group
+MOST_STEPS = 2**31
+"""The step is counted in 32 bits."""
+Launch = Local | Ssh | Slurm | GKE | Sky
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +60,8 @@ class Track:
     every: Positive = 50
     """Steps between log lines."""
     to: tuple[Sink, ...] = ()
+    notify: Notify | None = None
+    """Who is notified when the run ends, resumes, or has spent a share of its time limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +77,7 @@ class Guard:
     """Where there is one: stop (exit code 7), or go back and pass over the batches."""
     budget: Natural = 5
     """How many updates may be left out, or how often the run may go back, before it stops."""
-    patience: PositiveFloat = 300.0
+    patience: Seconds = 300.0
     """Seconds that a step may take before its process counts as hung; compiling, restoring, saving and
     evaluating may take ten times as long."""
 
@@ -80,6 +85,8 @@ class Guard:
     """Arrays baked into the program that are larger than this are reported."""
     purity: bool = True
     """Trace the step twice and report where the two differ."""
+    contract: bool = True
+    """Before the first step of a custom model, check that its loss is a sum over examples by their weight."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,13 +118,25 @@ class Recipe:
     """Where `dtrain launch` runs it."""
 
     def __post_init__(self) -> None:
-        if (self.steps is None) == (self.epochs is None):
-            found = "neither" if self.steps is None else f"steps = {self.steps} and epochs = {self.epochs}"
-            raise FieldError("steps", f"say how long to train: steps or epochs, one of them; found {found}")
+        problem = length_problem(self.steps, self.epochs)
+        if problem:
+            raise FieldError("steps", problem)
 
     def total_steps(self, examples: int) -> int:
-        """How many steps the run has, given the examples in an epoch."""
+        """How many steps the run has, given the examples in an epoch; RecipeError where they are too many."""
         if self.steps is not None:
             return self.steps
         assert self.epochs is not None
-        return -(-self.epochs * examples // self.batch)
+        steps = -(-self.epochs * examples // self.batch)
+        if steps >= MOST_STEPS:
+            made_of = f"{self.epochs:,} epochs of {examples:,} examples in batches of {self.batch:,}"
+            raise RecipeError(f"epochs: {made_of} are {steps:,} steps; a run has fewer than {MOST_STEPS:,}")
+        return steps
+
+
+def length_problem(steps: int | None, epochs: int | None) -> str:
+    """Why a run has no one length; empty where it has."""
+    if (steps is None) != (epochs is None):
+        return ""
+    found = "neither" if steps is None else f"steps = {steps} and epochs = {epochs}"
+    return f"how long to train is steps or epochs, one of them; found {found}"

@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 from typing import Any
 
+from dtrain.recipe.field_docs import field_docs
 from dtrain.recipe.recipe import Recipe
 
 
@@ -17,6 +18,7 @@ def schema() -> dict[str, Any]:
             _refine(made["$defs"][name], cls)
     _refine(made, Recipe)
     _allow_kind_alone(made, made["$defs"])
+    _allow_one_string(made)
     made["properties"]["include"] = {"description": "Recipes that this one is laid over.", "type": ["string", "array"]}
     made["required"] = [key for key in made["required"] if key != "name"]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}
@@ -45,7 +47,7 @@ def _refine(part: dict[str, Any], cls: type) -> None:
     part["description"] = inspect.getdoc(cls) or ""
     if "kind" in part["properties"]:
         part["required"] = [*part.get("required", []), "kind"]
-    for key, text in _field_docs(cls).items():
+    for key, text in field_docs(cls).items():
         if key in part["properties"]:
             part["properties"][key]["description"] = text
 
@@ -64,21 +66,14 @@ def _allow_kind_alone(part: Any, defs: dict[str, Any]) -> None:
             part["anyOf"] = [*part["anyOf"], {"enum": kinds}]
 
 
-def _field_docs(cls: type) -> dict[str, str]:
-    """The string that stands below a field in the source."""
-    import ast
-    import textwrap
-
-    found = {}
-    for owner in reversed(cls.__mro__[:-1]):
-        body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]
-        assert isinstance(body, ast.ClassDef)
-        for this, after in zip(body.body, body.body[1:], strict=False):
-            if (
-                isinstance(this, ast.AnnAssign)
-                and isinstance(after, ast.Expr)
-                and isinstance(after.value, ast.Constant)
-            ):
-                assert isinstance(this.target, ast.Name)
-                found[this.target.id] = str(after.value.value)
-    return found
+def _allow_one_string(part: Any) -> None:
+    """One string stands for a list of one: `files: books.txt`."""
+    if isinstance(part, list):
+        for inner in part:
+            _allow_one_string(inner)
+    elif isinstance(part, dict):
+        for inner in part.values():
+            _allow_one_string(inner)
+        items = part.get("items")
+        if part.get("type") == "array" and isinstance(items, dict) and items.get("type") == "string":
+            part["type"] = ["array", "string"]

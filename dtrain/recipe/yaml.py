@@ -1,12 +1,15 @@
 """Strict YAML: every value keeps its place in the file; nothing is guessed.
 
 YAML 1.2's core schema, so that `1e-4` is a number, `no` a word and `010` ten. Refused: aliases,
-tags, duplicate keys, keys that are not strings, files over 256 KB or nested over 32 deep.
+tags, duplicate keys, keys that are not strings, nesting over 32 deep, what is not a regular file.
+A recipe may come from a stranger, so it is bounded together with all that it includes: see `Budget`.
 """
 
+import os
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,11 @@ from dtrain.errors import RecipeError
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 32
 MAX_DIGITS = 100
+MAX_KEY = 200
+MAX_FILES = 64
+MAX_VALUES = 10_000
+SHOWN = 60
+"""Characters of a value that a message shows."""
 
 RESOLVERS = (
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
@@ -45,7 +53,7 @@ class Node:
 
     value: Any
     mark: Mark
-    keys: tuple[tuple[str, Mark], ...] = ()
+    keys: Mapping[str, Mark] = field(default_factory=dict)
 
     def plain(self) -> Any:
         """The value without places; lists as tuples."""
@@ -55,7 +63,16 @@ class Node:
 
     def key(self, name: str) -> Mark:
         """Where that key stands."""
-        return dict(self.keys).get(name, self.mark)
+        return self.keys.get(name, self.mark)
+
+
+@dataclass
+class Budget:
+    """What is left for a recipe and all that it includes, together."""
+
+    files: int = MAX_FILES
+    bytes: int = MAX_BYTES
+    values: int = MAX_VALUES
 
 
 class _Loader(yaml.SafeLoader):
@@ -66,47 +83,74 @@ for _name, _pattern, _first in RESOLVERS:
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(f"^(?:{_pattern})$"), _first)
 
 
-def read(path: Path) -> Node:
-    """The file as nodes; RecipeError with file:line:column where it is not strict YAML."""
+def read(path: Path, budget: Budget | None = None) -> Node:
+    """The file as nodes; RecipeError with file:line:column where it is not strict YAML or too large."""
+    budget = budget or Budget()
     try:
-        raw = path.read_bytes()
-    except OSError as error:
+        raw, size = _content(path, budget.bytes)
+    except (OSError, ValueError) as error:
         near = ", ".join(sorted(p.name for p in path.parent.glob("*.yaml"))[:8]) if path.parent.is_dir() else ""
         hint = f"{path.parent}/ has {near}" if near else "`dtrain recipes ls` lists those that come with dtrain"
-        raise RecipeError(f"{path}: {error.strerror}", hint) from error
-    if len(raw) > MAX_BYTES:
-        raise RecipeError(f"{path}: {len(raw):,} bytes; a recipe has at most {MAX_BYTES:,}")
+        raise RecipeError(f"{shown(str(path))}: {getattr(error, 'strerror', '') or error}", hint) from error
+    budget.files, budget.bytes = budget.files - 1, budget.bytes - len(raw)
+    if budget.files < 0:
+        raise RecipeError(f"{path}: a recipe has at most {MAX_FILES} files, with all that it includes")
+    if budget.bytes < 0:
+        found = f"{path}: {size:,} bytes"
+        raise RecipeError(f"{found}; a recipe has at most {MAX_BYTES:,}, with all that it includes")
     try:
-        return parse(raw.decode(), str(path))
+        return parse(raw.decode(), str(path), budget)
     except UnicodeDecodeError as error:
         raise RecipeError(f"{path}: not UTF-8: {error}") from error
 
 
-def parse(text: str, source: str) -> Node:
+def _content(path: Path, most: int) -> tuple[bytes, int]:
+    """What a regular file holds, one byte more than `most` at the most, and its size; OSError for anything else."""
+    if not stat.S_ISREG(path.stat().st_mode):  # before it is opened: opening a device can act on it
+        raise OSError(0, "not a regular file")
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(0, "not a regular file")
+        raw = file.read(most + 1)
+        return raw, max(len(raw), os.fstat(file.fileno()).st_size)
+
+
+def parse(text: str, source: str, budget: Budget | None = None) -> Node:
     """YAML text as nodes; an empty text is an empty mapping."""
     try:
-        _refuse_aliases(text, source)
+        _scan(text, source, budget or Budget())
         root = yaml.compose(text, _Loader)
     except yaml.MarkedYAMLError as error:
         at = _mark(source, error.problem_mark or error.context_mark)
-        raise RecipeError(f"{at}  {error.problem or error.context}") from error
-    except yaml.YAMLError as error:
-        raise RecipeError(f"{source}: {error}") from error
+        raise RecipeError(f"{at}  {shown(error.problem or error.context or '', 200)}") from error
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # as of "\UFFFFFFFF", which is no character
+        raise RecipeError(f"{source}: {shown(' '.join(str(error).split()), 200)}") from error
     return _node(root, source) if root else Node({}, Mark(source, 1, 1))
 
 
-def _refuse_aliases(text: str, source: str) -> None:
+def _scan(text: str, source: str, budget: Budget) -> None:
     """Read the events alone first: they cost little however far aliases or nesting would expand."""
     depth = 0
     for event in yaml.parse(text, _Loader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        at = _mark(source, event.start_mark)
         if isinstance(event, yaml.AliasEvent):
-            raise RecipeError(f"{at}  aliases (*{event.anchor}) are not read; write the value out, or use include:")
+            message = f"aliases (*{shown(event.anchor)}) are not read; write the value out, or use include:"
+            raise RecipeError(f"{_mark(source, event.start_mark)}  {message}")
         if depth > MAX_DEPTH:
-            raise RecipeError(f"{at}  nested more than {MAX_DEPTH} deep")
+            raise RecipeError(f"{_mark(source, event.start_mark)}  nested more than {MAX_DEPTH} deep")
         if isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent) and event.tag:
-            raise RecipeError(f"{at}  tags ({event.tag}) are not read")
+            raise RecipeError(f"{_mark(source, event.start_mark)}  tags ({shown(event.tag)}) are not read")
+        if isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent | yaml.DocumentStartEvent):
+            budget.values -= 1
+        if budget.values < 0:
+            message = f"a recipe has at most {MAX_VALUES:,} keys and values, with all that it includes"
+            raise RecipeError(f"{_mark(source, event.start_mark)}  {message}")
+
+
+def shown(text: str, most: int = SHOWN) -> str:
+    """A text of a recipe as a message can show it: its first characters, and none that acts on the terminal."""
+    cut = text if len(text) <= most else f"{text[:most]}..."
+    return cut if cut.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in cut)
 
 
 def _node(node: Any, source: str) -> Node:
@@ -120,16 +164,17 @@ def _node(node: Any, source: str) -> Node:
 
 def _mapping(node: Any, source: str, at: Mark) -> Node:
     found: dict[str, Node] = {}
-    keys = []
+    keys: dict[str, Mark] = {}
     for key, value in node.value:
         where = _mark(source, key.start_mark)
         if not isinstance(key, yaml.ScalarNode) or not isinstance(_scalar(key.tag.rpartition(":")[2], key.value), str):
             raise RecipeError(f"{where}  keys are words; quote this one if it is meant as a word")
+        if len(key.value) > MAX_KEY:
+            raise RecipeError(f"{where}  a key of {len(key.value):,} characters; at most {MAX_KEY}")
         if key.value in found:
-            raise RecipeError(f"{where}  {key.value}: this key stands twice; first at {dict(keys)[key.value]}")
-        found[key.value] = _node(value, source)
-        keys.append((key.value, where))
-    return Node(found, at, tuple(keys))
+            raise RecipeError(f"{where}  {shown(key.value)}: duplicate key; first at {keys[key.value]}")
+        found[key.value], keys[key.value] = _node(value, source), where
+    return Node(found, at, keys)
 
 
 def _scalar(tag: str, text: str) -> Any:
@@ -139,7 +184,7 @@ def _scalar(tag: str, text: str) -> Any:
         return text.lower() == "true"
     if tag == "int":
         if len(text) > MAX_DIGITS:
-            raise RecipeError(f"a number of {len(text):,} digits: {text[:20]}...")
+            raise RecipeError(f"a number of {len(text):,} digits: {text[:20]}...; at most {MAX_DIGITS}")
         return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
     if tag == "float":
         return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))

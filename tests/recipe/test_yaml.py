@@ -32,13 +32,16 @@ def test_scalars_are_those_of_yaml_1_2(text: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: 1\nb: 2\na: 3", r"x:3:1  a: this key stands twice; first at x:1:1"),
+        ("a: 1\nb: 2\na: 3", r"x:3:1  a: duplicate key; first at x:1:1"),
         ("a: &b 1\nc: *b", r"x:2:4  aliases"),
         ("a: !!python/name:os.system x", r"x:1:4  tags"),
         ("1: a", r"x:1:1  keys are words"),
         ("a: [1, 2", r"x:1:9"),
         ("\ta: 1", r"x:1:1"),
         ("a: " + "[" * 40, r"nested more than 32 deep"),
+        ("k" * 300 + ": 1", r"x:1:1  a key of 300 characters; at most 200"),
+        ('a: "\\UFFFFFFFF"', r"x: "),
+        ("a: [" + "1," * 15_000 + "]", r"x:1:19997  a recipe has at most 10,000 keys and values"),
     ],
 )
 def test_what_is_not_strict_is_refused_with_its_place(text: str, message: str) -> None:

@@ -1,0 +1,109 @@
+"""Paths in a recipe: relative to the file that they are written in, else to the working folder.
+
+A path is taken from beside its file where its fixed first part, up to a glob, exists there; it is then
+absolute, so that it means the same in the run folder's copy of the recipe. A glob without a fixed first
+part (`*.txt`, unlike `./*.txt`) and everything on the command line is relative to the working folder.
+"""
+
+import glob
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from dtrain.recipe.yaml import Node, shown
+
+GLOBS = ("data.files", "data.test_files")
+PATHS = ("data.root", "data.tokenizer", "model.folder", *GLOBS)
+"""The keys that hold paths of this machine."""
+ELSEWHERE = ("/", "~", "{dtrain}", "bytes")
+"""What begins a path that is not relative, or is no path."""
+
+
+def anchored(tree: Node) -> tuple[Node, dict[str, str]]:
+    """The recipe with paths that are beside their file made absolute, and these by their key."""
+    taken: dict[str, str] = {}
+    for key in PATHS:
+        tree = _at(tree, key.split("."), key, taken)
+    return _module(tree, taken), taken
+
+
+def _at(tree: Node, parts: Sequence[str], key: str, taken: dict[str, str]) -> Node:
+    """The tree with the path, or each of the list of paths, at `parts` replaced."""
+    if not parts:
+        if isinstance(tree.value, tuple):
+            return Node(tuple(_at(item, [], f"{key}.{i}", taken) for i, item in enumerate(tree.value)), tree.mark)
+        return Node(_beside(tree, key, taken), tree.mark) if isinstance(tree.value, str) else tree
+    if not isinstance(tree.value, dict) or parts[0] not in tree.value:
+        return tree
+    child = _at(tree.value[parts[0]], parts[1:], key, taken)
+    return Node({**tree.value, parts[0]: child}, tree.mark, tree.keys)
+
+
+def _beside(node: Node, key: str, taken: dict[str, str]) -> str:
+    text: str = node.value
+    if not node.mark.line or not text or text.startswith(ELSEWHERE) or "://" in text or "\0" in text:
+        return text  # without a line, it is from the command line
+    folder, parts = _folder(node), Path(text).parts
+    fixed = next((i for i, part in enumerate(parts) if glob.has_magic(part)), len(parts))
+    if folder == Path.cwd() and parts[:1] != ("..",):
+        return str(Path(text))
+    dots = text.startswith("./")
+    if not (fixed or dots) or not _exists(folder.joinpath(*parts[:fixed])):
+        return text
+    whole = str(Path(glob.escape(str(folder)) if key.startswith(GLOBS) else folder) / text)
+    taken[key] = whole
+    return whole
+
+
+def _module(tree: Node, taken: dict[str, str]) -> Node:
+    """The recipe with the folder of a custom model's module, where that is beside the recipe."""
+    model = tree.value.get("model")
+    if not model or not isinstance(model.value, dict) or "folder" in model.value:
+        return tree
+    target: Any = model.value.get("target")
+    if target is None or not isinstance(target.value, str) or not target.mark.line:
+        return tree
+    folder, name = _folder(target), target.value.partition(":")[0].partition(".")[0]
+    if not name.isidentifier() or folder == Path.cwd():
+        return tree
+    if not (_exists(folder / f"{name}.py") or _exists(folder / name)):
+        return tree
+    taken["model.folder"] = str(folder)
+    section = {**model.value, "folder": Node(str(folder), target.mark)}
+    return Node({**tree.value, "model": Node(section, model.mark, model.keys)}, tree.mark, tree.keys)
+
+
+def _folder(node: Node) -> Path:
+    return Path(node.mark.source).parent.resolve()
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a name that is too long, or no name
+        return False
+
+
+def unusable(text: str) -> str:
+    """Why no program can use the string; empty where one can."""
+    if "\0" in text:
+        return "holds a NUL character"
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return "holds half a character (a surrogate)"
+    return ""
+
+
+def homeless(tree: Node) -> Iterator[tuple[str, str]]:
+    """(key, why) for each path whose ~ stands for no folder."""
+    for key in (*PATHS, "data.cache", "launch.identity", "launch.known_hosts"):
+        node: Node | None = tree
+        for part in key.split("."):
+            node = node.value.get(part) if node and isinstance(node.value, dict) else None
+        for one in (node.value if isinstance(node.value, tuple) else (node,)) if node else ():
+            if isinstance(one.value, str) and one.value.startswith("~"):
+                try:
+                    Path(one.value).expanduser()
+                except RuntimeError:
+                    yield key, f"no home folder for {shown(one.value.partition('/')[0])}"

@@ -1,0 +1,108 @@
+import gzip
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dtrain.data.idx import FILES
+from dtrain.errors import DataError, DtrainError, RecipeError
+from dtrain.recipe import examine as module
+from dtrain.recipe.examine import Examined, examine
+from tests.recipe.test_load import GOOD, write
+
+TEXT = """
+model: {kind: decoder, vocab: 256, context: 64, layers: 1, width: 8, heads: 1}
+data: {kind: text, files: [words.txt], length: 16}
+optimizer: {kind: sgd, lr: 0.1}
+batch: 4
+steps: 30
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with some data, on a machine of one device."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(module, "devices_here", lambda: 1)
+    Path("words.txt").write_text("to be or not to be " * 40)
+    np.save("tokens.npy", np.arange(300, dtype=np.uint16))
+    for split, count in (("train", 20), ("test", 10)):
+        for name, dims in zip(FILES[split], ((count, 8, 8), (count,)), strict=True):
+            header = bytes([0, 0, 8, len(dims)]) + struct.pack(f">{len(dims)}I", *dims)
+            Path("idx").mkdir(exist_ok=True)
+            Path(f"idx/{name}.gz").write_bytes(gzip.compress(header + bytes(int(np.prod(dims)))))
+    return tmp_path
+
+
+def found(body: str, *overrides: str, devices: int | None = None, data: bool = True) -> Examined:
+    return examine(write(Path(), body), overrides, devices, data)
+
+
+def refusal(body: str, *overrides: str, data: bool = True) -> DtrainError:
+    with pytest.raises((RecipeError, DataError)) as caught:
+        found(body, *overrides, data=data)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("body", "override", "code", "message"),
+    [
+        (TEXT, "data.files=[nope/*.txt]", 4, "data.files: no file of text matches nope/*.txt"),
+        (TEXT, "data.tokenizer=gpt2", 4, "data.tokenizer: gpt2: no such tokenizer"),
+        (TEXT, "data.length=70", 2, "model: rows of 70 tokens are longer than context = 64"),
+        (TEXT, "model.vocab=100", 2, "model: the data's largest token is 116 (words.txt); the model's vocab is 100"),
+        (TEXT, "data={kind: tokens, files: [tokens.npy], length: 16}", 2, "largest token is 269 (tokens.npy)"),
+        (GOOD, "data={kind: idx, root: idx, classes: 7}", 2, "model: sizes ends with 10; the data has 7 classes"),
+        (GOOD, "data={kind: idx, root: none, download: false}", 4, "data.root: none does not hold train-images"),
+        (GOOD, "data={kind: images, root: idx, size: 8}", 4, "data.root: idx holds no image of a class"),
+        (GOOD, "data={kind: synthetic, image: [8, 8, 3]}", 2, "model: sizes begins with 64; the data's images are 8"),
+        (GOOD, "data.pixels.crop=9", 2, "data.pixels.crop: moves of 9 pixels in images of 8 x 8"),
+    ],
+)
+def test_what_a_run_would_refuse_is_found_before_it(body: str, override: str, code: int, message: str) -> None:
+    error = refusal(body, override)
+    assert (error.exit_code, error.message.count("\n")) == (code, 0)
+    assert message in error.message
+
+
+def test_a_warm_up_longer_than_the_epochs_is_found() -> None:
+    body = GOOD.replace("steps: 100", "epochs: 3")
+    error = refusal(body, "optimizer.schedule.warmup=5000")
+    assert error.exit_code == 2
+    assert "optimizer.schedule.warmup: 5000 warm-up steps in a run of 135" in error.message
+    assert "not checked: the data (--no-data); whether the warm-up is" in found(body, data=False).verdict()
+    assert "epochs: 2,000,000,000 epochs of 1,437 examples" in refusal(body, "epochs=2000000000", "batch=1").message
+
+
+def test_everything_is_found_at_once() -> None:
+    error = refusal(
+        TEXT, "data.files=[nope]", "checkpoint.best=eval/acuracy", "model.hiden=3", "batch=0", "mesh.tensor=3"
+    )
+    places = {line.partition(": ")[0].rpartition("  ")[2] for line in error.message.splitlines()}
+    assert places == {"model.hiden", "batch", "mesh.tensor", "checkpoint.best", "data.files"}
+    assert error.exit_code == 2
+
+
+def test_the_last_line_names_what_was_not_checked() -> None:
+    assert found(GOOD).verdict() == "recipe: no mistake found in the recipe, its data, its mesh on 1 device"
+    assert found(GOOD, devices=8).verdict().endswith("its data, its mesh on 8 devices")
+    verdict = found(GOOD, "data={kind: idx, root: none}").verdict()
+    assert verdict.endswith("not checked: data: none lacks train-images-idx3-ubyte; the run fetches MNIST into it")
+    assert "its data" not in verdict
+    assert "the devices (the mesh needs 1 device or a multiple)" in found(GOOD, "launch=local").verdict()
+
+
+def test_a_mesh_that_needs_more_devices_is_named() -> None:
+    examined = found(GOOD, "mesh.fsdp=4")
+    (warning,) = examined.warnings
+    assert "the mesh needs 4 devices or a multiple; this machine has 1" in warning
+    assert "not checked: the mesh on other machines" in examined.verdict()
+
+
+def test_what_never_comes_is_warned_of() -> None:
+    assert found(GOOD, "evaluate.every=101", "checkpoint.every=500").warnings == [
+        "evaluate.every = 101: the run has 100 steps, so that it is done only at the end",
+        "checkpoint.every = 500: the run has 100 steps, so that it is done only at the end",
+    ]
+    assert not found(GOOD, "evaluate.every=100").warnings

@@ -1,0 +1,81 @@
+from pathlib import Path
+
+import pytest
+
+from dtrain.recipe.load import differences, load, plain, text
+from tests.recipe.test_load import write
+
+BODY = """
+model: {kind: custom, target: "my_net:Net"}
+data: {kind: text, files: [FILE], length: 8}
+optimizer: {kind: sgd, lr: 0.1}
+batch: 2
+steps: 3
+"""
+
+
+@pytest.fixture
+def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of a recipe and its files, beside the working folder."""
+    folder = tmp_path / "recipes"
+    for path in (folder / "books" / "a.txt", folder / "my_net.py", folder / "b.txt", tmp_path / "work" / "b.txt"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    monkeypatch.chdir(tmp_path / "work")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("books/*.txt", "{beside}/books/*.txt"),
+        ("b.txt", "{beside}/b.txt"),
+        ("./*.txt", "{beside}/*.txt"),
+        ("../work/b.txt", "{beside}/../work/b.txt"),
+        ("*.txt", "*.txt"),
+        ("nowhere/*.txt", "nowhere/*.txt"),
+        ("~/x.txt", "~/x.txt"),
+        ("/x.txt", "/x.txt"),
+        ("{dtrain}/**/*.py", "{dtrain}/**/*.py"),
+    ],
+)
+def test_a_path_is_relative_to_its_file_where_it_is_there(beside: Path, written: str, meant: str) -> None:
+    recipe = load(write(beside, BODY.replace("FILE", f"'{written}'")))
+    assert recipe.data.files == (meant.replace("{beside}", str(beside)),)
+
+
+def test_a_path_on_the_command_line_is_relative_to_the_working_folder(beside: Path) -> None:
+    path = write(beside, BODY.replace("FILE", "books/a.txt"))
+    assert load(path, ["data.files=b.txt"]).data.files == ("b.txt",)
+    assert load(path).data.files == (f"{beside}/books/a.txt",)
+
+
+def test_a_path_of_an_included_file_is_relative_to_that(beside: Path, tmp_path: Path) -> None:
+    write(beside, BODY.replace("FILE", "books/a.txt"), "base.yaml")
+    over = write(tmp_path, "include: recipes/base.yaml", "over.yaml")
+    assert load(over).data.files == (f"{beside}/books/a.txt",)
+
+
+def test_a_run_folders_copy_means_the_same(beside: Path, tmp_path: Path) -> None:
+    for file in ("books/a.txt", "*.txt", "./*.txt"):
+        made = load(write(beside, BODY.replace("FILE", f"'{file}'")))
+        place = tmp_path / "work" / "runs" / "recipe"
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "log.txt").write_text("of the run")
+        assert load(write(place, text(made))) == made
+
+
+def test_in_the_working_folder_paths_stay_as_they_are(beside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(beside)
+    made = load(write(beside, BODY.replace("FILE", "./books/*.txt")))
+    assert (made.data.files, made.model.folder) == (("books/*.txt",), None)
+
+
+def test_where_files_are_is_no_difference_of_a_run(beside: Path) -> None:
+    path = write(beside, BODY.replace("FILE", "b.txt"))
+    assert not differences(plain(load(path)), plain(load(path, ["data.files=b.txt", "model.folder=x"])))
+
+
+def test_a_model_is_imported_from_the_recipes_folder(beside: Path) -> None:
+    (beside / "my_net.py").write_text("class Net:\n    params = loss = flops = mismatch = None\n    here = __file__\n")
+    assert load(write(beside, BODY.replace("FILE", "b.txt"))).model.model.here == str(beside / "my_net.py")
