@@ -1,4 +1,4 @@
-"""Where a start of a run goes on: the newest checkpoint that is sound, bit for bit what was saved, or the beginning."""
+"""Where a start of a run begins: the newest checkpoint that is sound, bit for bit what was saved, or step 0."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,13 +11,12 @@ from dtrain import faults
 from dtrain.assembly import Assembly
 from dtrain.checkpoint.manifest import Unsound
 from dtrain.checkpoint.store import Store
-from dtrain.data.source import Source
+from dtrain.data.source import UNKNOWN, Source
 from dtrain.errors import CheckpointError, DataError, NotFinite
-from dtrain.introduction import mesh_text
-from dtrain.parallel.mesh import visible
+from dtrain.provenance import promise
+from dtrain.record import Record
 from dtrain.track.console import Console
 from dtrain.train.audit import audit
-from dtrain.train.clock import Clock
 from dtrain.train.state import State, born
 
 
@@ -34,21 +33,30 @@ class Start:
     """By the watch over the loss."""
     step_s: float = 0.0
     """Seconds that the steps up to here took."""
+    now: Mapping[str, Any] = field(default_factory=dict)
+    """What the numbers of this start depend on."""
 
 
 def first_state(
-    made: Assembly, store: Store, train: Source, console: Console, clock: Clock, reached: int = 0, next_batch: int = 0
+    made: Assembly,
+    store: Store,
+    train: Source,
+    now: Mapping[str, Any],
+    console: Console,
+    log: Record,
 ) -> tuple[State, Start]:
-    """The state to go on from: the newest checkpoint, or born sharded. No batch before `next_batch` is used.
+    """The state to resume from: the newest checkpoint, or initialised sharded. No batch before the record's
+    `next_batch` is used. `now` is what the numbers of this start depend on.
 
-    CheckpointError where the run had saved step `reached` and nothing of it is there any more.
+    CheckpointError where the run had saved a step and nothing of it is there any more.
     """
+    reached = log.reached
     if store.untouched():
         if reached:
             message = f"step {reached} was saved, and no checkpoint is where it was"
             raise CheckpointError(message, "mount or put back the folder, or begin anew with name=...")
-        return born(made.make, made.shapes), Start(0, next_batch)
-    with clock("restore"):
+        return born(made.make, made.shapes), Start(0, log.next_batch, now=now)
+    with log.clock("restore"):
         faults.strike("restore", jax.process_index())
         while newest := store.newest(console.warn):
             _refuse_other_data(newest.about, train)
@@ -59,29 +67,36 @@ def first_state(
             except (Unsound, NotFinite) as error:  # what is not finite was never saved
                 store.set_aside(newest.step, str(error), console.warn)
                 continue
-            told = newest.about
-            passed = max(told["passed"], next_batch - newest.step)
-            start = Start(newest.step, passed, told["owed"], told["seen"], told.get("step_s", 0.0))
-            over = f"; {start.passed} batches passed over" if start.passed else ""
-            console.say(f"resumed from step {newest.step} ({_promise(told, made)}{over})", "green")
+            start = _start(newest.step, newest.about, log.next_batch, now)
+            if newest.step < reached and not store.damaged(reached):
+                message = f"run.json says that step {reached} was saved; its checkpoint is gone"
+                console.warn(f"{message}, so the run resumes from step {newest.step}")
+            for line in _report(start, promise(newest.about, now, made.recipe, newest.step)):
+                console.say(line, "green")
             return state, start
-    return born(made.make, made.shapes), Start(0, next_batch)
+    return born(made.make, made.shapes), Start(0, log.next_batch, now=now)
+
+
+def _start(step: int, about: Mapping[str, Any], next_batch: int, now: Mapping[str, Any]) -> Start:
+    passed = max(about["passed"], next_batch - step)
+    now = dict(now) | {"imported": about["imported"]} if "imported" in about else now
+    return Start(step, passed, about["owed"], about["seen"], about.get("step_s", 0.0), now)
+
+
+def _report(start: Start, kept: list[str]) -> list[str]:
+    """What is resumed, and what that keeps of the numbers."""
+    if start.step == 0 and "imported" in start.now:
+        return [f"starting from the parameters of {start.now['imported']}"]
+    over = f"; {start.passed} batches skipped" if start.passed else ""
+    head = f"resumed from step {start.step}"
+    return [f"{head} ({kept[0]}{over})"] if len(kept) == 1 else [f"{head}{over}; {kept[0]}", *kept[1:]]
 
 
 def _refuse_other_data(saved: Mapping[str, Any], train: Source) -> None:
-    if saved["data"] != train.fingerprint:
+    if saved["data"] not in (train.fingerprint, UNKNOWN):
         was = f"the run has seen {saved['data']}, now there is {train.fingerprint}"
         hint = "put the same examples back, or give this run another name: name=..."
         raise DataError(f"the data changed: {was}", hint)
-
-
-def _promise(saved: Mapping[str, Any], made: Assembly) -> str:
-    """What a restart keeps: sums are taken in the same order only by the same mesh and processes."""
-    processes = jax.process_count()
-    if (saved["mesh"], saved["processes"]) == (visible(made.layout.sizes), processes):
-        return "same mesh and processes: the same bits"
-    was = f"mesh {mesh_text(saved['mesh'])}, processes {saved['processes']}"
-    return f"saved on {was}: the same numbers but for rounding"
 
 
 def compare(made: Assembly, store: Store, state: State, step: int, console: Console) -> None:

@@ -1,4 +1,4 @@
-"""How a save becomes a checkpoint: each process digests its share, the first writes the manifest and renames."""
+"""How a save becomes a checkpoint: each process digests its share, the first writes the manifest, last of all."""
 
 import json
 import os
@@ -8,41 +8,40 @@ from dataclasses import replace
 from pathlib import Path
 
 from dtrain import faults
-from dtrain.checkpoint import manifest
+from dtrain.checkpoint import incomplete, manifest
 from dtrain.checkpoint.manifest import Manifest
 from dtrain.checkpoint.retry import retried
-from dtrain.folder import Folder, overwrite
+from dtrain.folder import overwrite
 
 POLL, PATIENCE = 0.01, 1200.0
 """Seconds between looks for the parts of other processes, and how long they are waited for."""
 
 
-def commit(unfinished: Path, final: Path, told: Manifest, rank: int, processes: int, holds: Callable[[], None]) -> None:
-    """Called in every process once all of `unfinished` is written; OSError where others do not do their part.
+def commit(folder: Path, pending: Manifest, rank: int, processes: int, holds: Callable[[], None]) -> None:
+    """Called in every process once all of the step's `folder` is written; OSError where others do not do their part.
 
     `holds` raises where this run is no longer the one that may write.
     """
-    state = unfinished / "state"
+    state = folder / "state"
     mine = retried(lambda: manifest.digests(state, manifest.share(manifest.files_of(state), rank, processes)))
-    retried(lambda: overwrite(_part(unfinished, rank), json.dumps(mine)))
+    retried(lambda: overwrite(_part(folder, rank), json.dumps(mine)))
     if rank:
-        _until(final.is_dir, f"process 0 did not commit step {told.step}")
+        _until((folder / manifest.NAME).exists, f"process 0 did not commit step {pending.step}")
         return
-    parts = [_part(unfinished, one) for one in range(processes)]
-    _until(lambda: all(part.exists() for part in parts), f"not every process digested its part of step {told.step}")
+    parts = [_part(folder, one) for one in range(processes)]
+    _until(lambda: all(part.exists() for part in parts), f"not every process digested its part of step {pending.step}")
     files = {f"state/{path}": digest for part in parts for path, digest in json.loads(part.read_text()).items()}
     for part in parts:
         part.unlink()
     if {f"state/{path}" for path in manifest.files_of(state)} != files.keys():
-        raise OSError(f"files of step {told.step} came or went while they were digested")
-    retried(lambda: replace(told, files=files).write(unfinished))
+        raise OSError(f"files of step {pending.step} came or went while they were digested")
     retried(lambda: faults.strike("save:commit", rank))
     holds()
-    metrics = Folder(final.parents[1]).metrics
-    if metrics.exists():  # what was measured up to this step is kept before it is one to go on from
-        _sync(metrics)
-    retried(lambda: unfinished.rename(final))
-    _sync(final.parent)
+    retried(lambda: replace(pending, files=files).write(folder))
+    _sync(folder)
+    faults.strike("save:manifest", rank)
+    incomplete.end(folder.parent, pending.step)
+    _sync(folder.parent)
     faults.strike("save:committed", rank)
 
 

@@ -4,13 +4,15 @@ from typing import Any
 
 import jax
 
+from dtrain.checkpoint.partial import UNREAD
 from dtrain.params import dotted
 
 
 def differences(stored: Any, shapes: Any) -> list[str]:
     """Where stored arrays and wanted ones differ: missing, too many, or of other shape or dtype."""
-    have = {dotted(path): (tuple(x.shape), str(x.dtype)) for path, x in _leaves(stored.tree)}
-    want = {dotted(path): (tuple(x.shape), str(x.dtype)) for path, x in _leaves(shapes)}
+    have = {dotted(path): _kind(x) for path, x in _leaves(stored.tree)}
+    want = {dotted(path): _kind(x) for path, x in _leaves(shapes)}
+    have |= {name: _kind(UNREAD) for name in have.keys() & want.keys() if want[name] == _kind(UNREAD)}
     found = [f"{name}: saved, but not in the recipe" for name in sorted(have.keys() - want.keys())]
     found += [f"{name}: in the recipe, but not saved" for name in sorted(want.keys() - have.keys())]
     return found + [
@@ -18,6 +20,10 @@ def differences(stored: Any, shapes: Any) -> list[str]:
         for name in sorted(have.keys() & want.keys())
         if have[name] != want[name]
     ]
+
+
+def _kind(leaf: Any) -> tuple[tuple[int, ...], str]:
+    return ((), "unread") if leaf is UNREAD else (tuple(leaf.shape), str(leaf.dtype))
 
 
 def _leaves(tree: Any) -> list[tuple[Any, Any]]:

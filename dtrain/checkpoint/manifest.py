@@ -4,12 +4,16 @@ import errno
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-NAME = "MANIFEST.json"
+from dtrain.errors import OTHER_KIND
+from dtrain.folder import MANIFEST as NAME
+from dtrain.folder import read_json
+
 FORMAT = 1
 
 
@@ -32,7 +36,8 @@ class Manifest:
     format: int = FORMAT
 
     def write(self, folder: Path) -> None:
-        """Put it into the folder in one step, on disk when this returns."""
+        """Put it into the folder in one step, on disk when this returns. A file is renamed, never a folder: on a
+        bucket that is one object, which is there whole or not at all."""
         values = asdict(self)
         values["sha256"] = _digest_of(values)
         part = folder / f"{NAME}.part"
@@ -44,20 +49,27 @@ class Manifest:
 
 
 def read(folder: Path) -> Manifest:
-    """The manifest of a checkpoint. Unsound where it is missing or damaged itself; OSError where none can tell."""
+    """The manifest of a checkpoint. Unsound where it is missing or damaged itself; OSError where the machine,
+    and not the checkpoint, is at fault."""
     try:
-        values = json.loads((folder / NAME).read_bytes())
-        said = values.pop("sha256")
+        values = read_json(folder / NAME)
+        digest = values.pop("sha256")
+        if _digest_of(values) != digest:
+            raise Unsound("its manifest was changed after it was written")
         files = {path: (int(size), str(digest)) for path, (size, digest) in values["files"].items()}
         found = Manifest(**values | {"files": files})
     except FileNotFoundError:
         raise Unsound("it has no manifest: its save was never finished") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise Unsound(f"its manifest cannot be read: {error}") from error
+    except OSError as error:
+        if error.errno not in OTHER_KIND:
+            raise
+        raise Unsound(f"its manifest cannot be read: {error.strerror}") from error
     if found.format != FORMAT:
         raise Unsound(f"its manifest has format {found.format}; this dtrain reads {FORMAT}")
-    if _digest_of(values) != said:
-        raise Unsound("its manifest was changed after it was written")
+    if str(found.step) != folder.name and folder.name.isdecimal():
+        raise Unsound(f"it holds step {found.step}, renamed or copied; under the name {found.step} it can be used")
     return found
 
 
@@ -86,25 +98,29 @@ def check(folder: Path, rank: int, processes: int) -> Manifest:
 
     Unsound where they are not; OSError where the machine, and not the checkpoint, is at fault.
     """
-    told = read(folder)
-    for path, (size, _) in told.files.items():
+    recorded = read(folder)
+    for path, (size, _) in recorded.files.items():
         try:
-            found = (folder / path).stat().st_size
-        except FileNotFoundError:
+            found = (folder / path).stat()
+        except OSError as error:
+            if error.errno not in OTHER_KIND | {errno.ENOENT}:
+                raise
             raise Unsound(f"{path} is missing") from None
-        if found != size:
-            raise Unsound(f"{path} has {found:,} bytes, {size:,} were written")
-    mine = share({path: size for path, (size, _) in told.files.items()}, rank, processes)
+        if not stat.S_ISREG(found.st_mode):
+            raise Unsound(f"{path} is no file")
+        if found.st_size != size:
+            raise Unsound(f"{path} has {found.st_size:,} bytes, {size:,} were written")
+    mine = share({path: size for path, (size, _) in recorded.files.items()}, rank, processes)
     try:
         read_back = digests(folder, mine)
     except OSError as error:
         if error.errno != errno.EIO:
             raise
         raise Unsound(f"its medium fails: {error}") from error
-    changed = [path for path in mine if read_back[path] != told.files[path]]
+    changed = [path for path in mine if read_back[path] != recorded.files[path]]
     if changed:
         raise Unsound(f"{changed[0]} was changed after it was written")
-    return told
+    return recorded
 
 
 def _digest_of(values: Mapping[str, Any]) -> str:

@@ -1,10 +1,14 @@
 """What is saved comes back bit for bit, or is found to be damaged; nothing half-written looks whole."""
 
+import itertools
 import json
+import math
+import os
 import random
 import re
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dtrain.checkpoint import manifest, retry
+from dtrain.checkpoint import incomplete, manifest, retry
 from dtrain.checkpoint.manifest import Unsound
 from dtrain.checkpoint.policy import Checkpoint
-from dtrain.checkpoint.store import BAD, TRASH, UNFINISHED, Store
+from dtrain.checkpoint.store import BAD, Store
 from dtrain.errors import CheckpointError, EnvironmentFault, Locked, NotFinite
+from dtrain.folder import INCOMPLETE, marker
 
 STATE = {"a": jnp.arange(6.0).reshape(2, 3), "n": jnp.int32(4)}
 
@@ -70,14 +75,35 @@ def test_another_library_reads_it(tmp_path: Path) -> None:
     jax.tree.map(np.testing.assert_array_equal, found, STATE)
 
 
+def test_a_checkpoint_that_was_renamed_into_place_is_read(tmp_path: Path) -> None:
+    """As earlier versions saved: orbax without its commit file, and a manifest."""
+    import orbax.checkpoint as ocp
+
+    with ocp.StandardCheckpointer() as orbax:
+        orbax.save(tmp_path / "c" / "3" / "state", STATE)
+    (tmp_path / "c" / "3" / "state" / "commit_success.txt").unlink(missing_ok=True)
+    digests = manifest.digests(tmp_path / "c" / "3", manifest.files_of(tmp_path / "c" / "3"))
+    manifest.Manifest(3, {}, files=digests).write(tmp_path / "c" / "3")
+    with Store(tmp_path / "c", Checkpoint()) as store:
+        assert store.newest(pytest.fail)
+        jax.tree.map(np.testing.assert_array_equal, store.restore(3, shapes(STATE)), STATE)
+
+
+def test_a_step_whose_manifest_was_written_counts_though_its_marker_is_left(tmp_path: Path) -> None:
+    folder = saved(tmp_path, 1, 2)
+    for step in (1, 2):
+        marker(folder, step).touch()
+    (folder / "2" / manifest.NAME).unlink()
+    assert newest(folder) == (1, [])
+    assert {path.name for path in folder.iterdir()} == {"1"}
+
+
 def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     with Store(tmp_path / "c", Checkpoint(keep=1, best="eval/accuracy")) as store:
         for step, accuracy in enumerate([0.2, 0.9, 0.5, None, 0.1]):
             store.save(step, STATE, {}, {"eval/accuracy": accuracy} if accuracy else {})
         store.wait()
-        kept = {path.name for path in (tmp_path / "c").iterdir() if path.name.isdigit()}
-    assert kept == {"1", "4"}
-    assert not (tmp_path / "c" / TRASH).exists()
+    assert {path.name for path in (tmp_path / "c").iterdir()} == {"1", "4"}
 
 
 def test_another_models_state_is_refused_with_the_differences(tmp_path: Path) -> None:
@@ -152,33 +178,107 @@ def test_where_all_are_damaged_nothing_begins_anew(tmp_path: Path) -> None:
     folder = saved(tmp_path, 1, 2)
     for step in ("1", "2"):
         flip(largest(folder / step / "state"), 5)
-    with Store(folder, Checkpoint()) as store, pytest.raises(CheckpointError, match=r"can be used: 2 damaged"):
+    with Store(folder, Checkpoint()) as store, pytest.raises(CheckpointError, match=r"can be used: 2 set aside"):
         store.newest([].append)
-    with Store(folder, Checkpoint()) as store, pytest.raises(CheckpointError, match="begin anew with name="):
+    with Store(folder, Checkpoint()) as store, pytest.raises(CheckpointError, match="start a new run: name="):
         store.newest(pytest.fail)
 
 
-def test_what_is_no_step_is_passed_over(tmp_path: Path) -> None:
+def test_what_is_no_step_is_reported_and_never_restored(tmp_path: Path) -> None:
     folder = saved(tmp_path, 1)
     (folder / "3").write_text("a file")
+    (folder / "4").symlink_to("4")
+    (folder / "0099").mkdir()
     (folder / "7.orbax-checkpoint-tmp").mkdir()
-    (folder / UNFINISHED / "5" / "state").mkdir(parents=True)
-    (folder / TRASH / "4").mkdir(parents=True)
-    assert newest(folder) == (1, [])
-    assert not (folder / UNFINISHED).exists()
-    assert not (folder / TRASH).exists()
+    (folder / "5" / "state").mkdir(parents=True)
+    marker(folder, 5).touch()
+    marker(folder, 6).touch()
+    for former in incomplete.FORMER:
+        (folder / former / "4").mkdir(parents=True)
+    step, said = newest(folder)
+    assert step == 1
+    assert [line.rpartition(" ")[2] for line in said] == ["ignored", "aside", "aside"]
+    assert len(list(folder.glob(f"{BAD}[34]-*"))) == 2
+    assert {path.name for path in folder.iterdir() if not path.name.startswith(BAD)} == {
+        "1", "0099", "7.orbax-checkpoint-tmp",
+    }  # fmt: skip
+
+
+def deep(step: Path) -> None:
+    (step / manifest.NAME).write_text("[" * 100_000)
+
+
+def folder_in_place(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def fifo_in_place(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def loop_in_place(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path.name)
+
+
+def signed(step: Path) -> None:
+    """A manifest of other types with a digest that fits."""
+    values = json.loads((step / manifest.NAME).read_text())
+    del values["sha256"]
+    values["files"] = {"state/_METADATA": 7}
+    (step / manifest.NAME).write_text(json.dumps(values | {"sha256": manifest._digest_of(values)}))
+
+
+@pytest.mark.parametrize("damage", [
+    deep, signed,
+    *(partial(lambda replace, name, step: replace(step / name), replace, name)
+      for replace in (folder_in_place, fifo_in_place, loop_in_place) for name in (manifest.NAME, "state/_METADATA")),
+])  # fmt: skip
+def test_other_kinds_of_files_in_a_checkpoint_are_damage_and_block_nothing(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    folder = saved(tmp_path, 1, 2)
+    damage(folder / "2")
+    assert newest(folder)[0] == 1
+    assert len(list(folder.glob(f"{BAD}2-*"))) == 1
+
+
+def test_a_renamed_or_copied_checkpoint_is_never_taken_for_the_step_of_its_name(tmp_path: Path) -> None:
+    folder = saved(tmp_path, 1, 2)
+    (folder / "2").rename(folder / "30")
+    shutil.copytree(folder / "1", folder / "31")
+    step, said = newest(folder)
+    assert step == 1
+    assert "it holds step 1, renamed or copied" in said[0]
+    assert "it holds step 2, renamed or copied; under the name 2 it can be used" in said[1]
+    next(folder.glob(f"{BAD}30-*")).rename(folder / "2")
+    assert newest(folder) == (2, [])
+
+
+def test_the_best_of_a_metric_that_rises_and_of_one_that_falls_is_kept(tmp_path: Path) -> None:
+    for name, rising, kept in (("top1", {"top1": True}, {"1", "3"}), ("mse", {"mse": False}, {"0", "3"})):
+        policy = Checkpoint(keep=1, best=f"eval/{name}")
+        with Store(tmp_path / name, policy, rising=rising) as store:
+            for step, value in enumerate([0.2, 0.9, math.nan, 0.5]):
+                store.save(step, STATE, {}, {f"eval/{name}": value})
+            store.wait()
+        assert {path.name for path in (tmp_path / name).iterdir()} == kept
 
 
 def test_who_only_reads_changes_nothing(tmp_path: Path) -> None:
     folder, said = saved(tmp_path, 1, 2), []
     flip(largest(folder / "2" / "state"), 5)
-    (folder / UNFINISHED / "5").mkdir(parents=True)
+    (folder / "5" / "state").mkdir(parents=True)
+    marker(folder, 5).touch()
     with Store(folder, Checkpoint(), reading=True) as store:
         found = store.newest(said.append)
     assert found
     assert found.step == 1
-    assert "passed over" in said[0]
-    assert {path.name for path in folder.iterdir()} == {"1", "2", UNFINISHED}
+    assert "skipped" in said[0]
+    assert len(said) == 1
+    assert {path.name for path in folder.iterdir()} == {"1", "2", "5", f"{INCOMPLETE}5"}
 
 
 @pytest.mark.parametrize("point", ["save:begin", "save:digest", "save:commit"])
@@ -189,7 +289,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.M
         with pytest.raises(EnvironmentFault, match=r"could not save step 2 .*No space left"):
             store.save(2, STATE, {}, {})
             store.wait()
-        assert not (folder / UNFINISHED).exists()
+        assert {path.name for path in folder.iterdir()} == {"1"}
         monkeypatch.delenv("DTRAIN_FAULT")
         store.save(3, STATE, {}, {})
         store.wait()
@@ -201,19 +301,29 @@ def test_what_must_not_be_kept_never_becomes_a_checkpoint(tmp_path: Path) -> Non
     def refuse() -> tuple[int, ...]:
         raise NotFinite("no")
 
-    def lost() -> None:
-        raise Locked("taken over")
+    def lost_at(call: int) -> Callable[[], None]:
+        calls = itertools.count(1)
+
+        def holds() -> None:
+            if next(calls) >= call:
+                raise Locked("taken over")
+
+        return holds
 
     with Store(tmp_path / "c", Checkpoint()) as store:
         store.save(1, STATE, {}, {}, refuse)
         with pytest.raises(NotFinite):
             store.wait()
         assert store.steps() == []
-    with Store(tmp_path / "c", Checkpoint(), holds=lost) as store:
-        store.save(1, STATE, {}, {})
-        with pytest.raises(Locked):
+    for call in (1, 2):  # before anything is written, and before the commit
+        with Store(tmp_path / "c", Checkpoint(), holds=lost_at(call)) as store, pytest.raises(Locked):
+            store.save(1, STATE, {}, {})
             store.wait()
-        assert store.steps() == []
+        left = {path.name for path in (tmp_path / "c").iterdir()}
+        assert left == ({"1", f"{INCOMPLETE}1"} if call == 2 else set())  # the other run removes it
+        with Store(tmp_path / "c", Checkpoint()) as store:
+            assert store.untouched()
+        assert not list((tmp_path / "c").iterdir())
 
 
 def test_each_process_digests_about_as_much() -> None:

@@ -1,0 +1,66 @@
+"""Mounts the bucket of `server.py` for a test, or skips it where that is not possible."""
+
+import ctypes
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.bucket.objects import operations
+
+DETACH = 2
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A mounted bucket."""
+
+    point: Path
+    journal: Path
+    server: subprocess.Popen[str]
+
+    def lose(self) -> None:
+        """As where the machine is lost: nothing more is uploaded."""
+        self.server.kill()
+        self.server.wait()
+
+    def uploads(self, path: str) -> int:
+        """How often an object was uploaded."""
+        return sum(one["do"] == "put" and one["path"] == path for one in operations(self.journal))
+
+
+@contextmanager
+def mounted(folder: Path, *options: str) -> Iterator[Mount]:
+    """The bucket whose journal is in this folder, by a server of its own."""
+    point = folder / "mounted"
+    point.mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "tests.bucket.server", str(folder / "journal"), str(point), *options]
+    with subprocess.Popen(command, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          text=True) as server:  # fmt: skip
+        assert server.stdout
+        assert server.stderr
+        try:
+            if server.stdout.readline() != "mounted\n":
+                why = server.stderr.read().strip().splitlines()[-1:]
+                pytest.skip(
+                    f"a FUSE file system cannot be mounted here, for which root and /dev/fuse are needed: {why}"
+                )
+            yield Mount(point, folder / "journal", server)
+        finally:
+            server.kill()
+            server.wait()
+            ctypes.CDLL(None).umount2(os.fsencode(point), DETACH)
+
+
+def until(found: Iterator[bool], seconds: float = 20) -> None:
+    """Wait until one of these is true."""
+    end = time.monotonic() + seconds
+    while not next(found):
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.02)
