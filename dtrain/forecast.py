@@ -1,12 +1,12 @@
 """What a plan foretold of a run, held against what the run measures."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from dtrain.assembly import Assembly
-from dtrain.folder import Folder
+from dtrain.folder import Folder, read_json
 from dtrain.parallel.mesh import visible
 
 
@@ -33,15 +33,19 @@ class Forecast:
 def forecast(place: Folder, made: Assembly, devices: Sequence[Any]) -> Forecast | None:
     """The newest plan for these devices, mesh, engine and batch, a compiled one first; None where there is none."""
     found = []
-    for path in sorted(place.plans.glob("*.json"), key=lambda path: path.stat().st_mtime):
+    for path in sorted((path for path in place.plans.glob("*.json") if path.is_file()), key=_written):
         try:
-            plan = json.loads(path.read_text())
-        except (OSError, ValueError):
-            continue
-        if isinstance(plan, dict) and _same(plan, made, devices):
-            found.append(Forecast(str(plan["target"]), str(plan["tier"]), 1e3 * float(plan["step_seconds"])))
+            plan = read_json(path)
+            if isinstance(plan, dict) and _same(plan, made, devices) and plan["step_seconds"] > 0:
+                found.append(Forecast(str(plan["target"]), str(plan["tier"]), 1e3 * float(plan["step_seconds"])))
+        except (OSError, ValueError, TypeError, KeyError, OverflowError):
+            continue  # a plan that cannot be read is none
     found.sort(key=lambda one: one.tier == "compiled")
     return found[-1] if found else None
+
+
+def _written(path: Path) -> float:
+    return path.stat().st_mtime
 
 
 def _same(plan: Mapping[str, Any], made: Assembly, devices: Sequence[Any]) -> bool:

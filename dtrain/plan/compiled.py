@@ -10,6 +10,7 @@ import jax
 
 from dtrain.assembly import Assembly
 from dtrain.errors import EnvironmentFault
+from dtrain.parallel import compile_cache
 from dtrain.parallel.engine import refuse_unknown
 
 DUMP = {"xla_dump_hlo_as_text": True, "xla_dump_hlo_pass_re": ""}
@@ -37,7 +38,8 @@ def compiled(made: Assembly) -> Compiled:
     options, lowered = made.recipe.engine.options(made.layout.platform), made.train().lower()
     with tempfile.TemporaryDirectory(prefix="dtrain-plan-") as folder:
         try:
-            program = lowered.compile(compiler_options={**options, **DUMP, "xla_dump_to": folder})
+            with compile_cache.off():  # nothing is dumped of a program that is read
+                program = lowered.compile(compiler_options={**options, **DUMP, "xla_dump_to": folder})
         except jax.errors.JaxRuntimeError as error:
             refuse_unknown(error)
             if not _lacks_main_memory(str(error)):

@@ -2,7 +2,8 @@
 
 Work is that of matrix products and convolutions, exact; all else is bound by memory. Arrays that the
 compiler keeps in fast memory cost no traffic; of an array that is only sliced, the slices count; of
-one that is updated in place, the update.
+one that is updated in place, the update. What a collective brings is the network's work, however many
+fusions it is under way through.
 """
 
 import math
@@ -17,6 +18,11 @@ FREE = (
     "parameter", "constant", "get-tuple-element", "tuple", "bitcast", "partition-id", "replica-id", "after-all",
     "iota", "add-dependency", "opt-barrier", "domain",
 )  # fmt: skip
+COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute", "ragged-all-to-all")
+UNMOVED = (
+    "AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound", "AsyncCollectiveStart", "AsyncCollectiveDone",
+)  # fmt: skip
+"""Custom calls of XLA that reserve, rename or promise something and move nothing."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +43,7 @@ class Costs:
 
     def of(self, op: Op, home: Computation) -> Cost:
         """The cost of one operation that stands in `home`; loops and collectives are not looked into."""
-        if op.kind in FREE:
+        if op.kind in FREE or _unmoved(op):
             return Cost()
         inside = self.program.computations.get(op.called() or "")
         if op.kind in ("fusion", "call") and inside:
@@ -78,7 +84,7 @@ class Costs:
             first = bool(user.operands) and user.operands[0] == value.name
             if user.kind in SLICES and first:
                 total += sum(array.bytes for array in user.results)
-            elif user.kind in ("tuple", "get-tuple-element"):
+            elif user.kind in ("tuple", "get-tuple-element", *COLLECTIVES) or _unmoved(user):
                 continue
             elif user.kind == "dynamic-update-slice" and first and user.operands.count(value.name) == 1:
                 continue  # changed in place
@@ -95,7 +101,7 @@ class Costs:
         """Bytes of main memory that a result takes."""
         if value.kind == "tuple":
             return sum(self._written(home.ops[name], home) for name in value.operands)
-        if value.kind in ("parameter", "get-tuple-element") or _main(value.results) == 0:
+        if value.kind in ("parameter", "get-tuple-element", *COLLECTIVES) or _unmoved(value):
             return 0.0
         if value.kind == "dynamic-update-slice":
             return float(sum(array.bytes for array in home.ops[value.operands[1]].results))
@@ -104,6 +110,10 @@ class Costs:
         if value.kind == "fusion" and (inside := self.program.computations.get(value.called() or "")):
             return min(self._written(inside.root, inside), _main(value.results))
         return _main(value.results)
+
+
+def _unmoved(op: Op) -> bool:
+    return op.kind == "custom-call" and any(f'custom_call_target="{name}"' in op.attributes for name in UNMOVED)
 
 
 def _main(results: tuple[Array, ...]) -> float:

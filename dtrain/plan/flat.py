@@ -1,7 +1,7 @@
 """A traced program as one list of operations, and what of it is in memory at once."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,9 @@ MADE = (
     "scatter", "scatter-add", "sort", "dynamic_update_slice", "concatenate", "cumsum", *TALK,
 )  # fmt: skip
 """What leaves an array in memory. All else is taken to be fused into what uses it, unless one of these does."""
+
+CUT = ("slice", "dynamic_slice", "split")
+"""What reads a part of an array."""
 
 
 @dataclass
@@ -157,6 +160,50 @@ def materialised(program: Flat) -> set[int]:
         else:
             found.add(var)
     return found - set(program.given)
+
+
+def traffic(program: Flat) -> list[float]:
+    """Bytes that each step moves which is neither a product nor a collective.
+
+    A result that stands in memory is written, and everything in memory that is fused into it is read. A reduction
+    reads its operand whether or not its result stays; those over the same arrays do so in one pass.
+    """
+    stays, moved = materialised(program), [0.0] * len(program.steps)
+    reduced: set[frozenset[int]] = set()
+    sources: dict[int, frozenset[int]] = {var: frozenset((var,)) for var in program.given}
+    for at, step in enumerate(program.steps):
+        read: frozenset[int] = frozenset().union(*(sources.get(var, frozenset()) for var in step.read))
+        written = [var for var in step.made if var in stays]
+        reduces = step.name.startswith("reduce_") and step.name != "reduce_precision"
+        own = step.name in MADE or step.name in CUT or bool(written) or reduces
+        if step.name not in MADE and (written or reduces):
+            again = reduces and not written and read in reduced
+            moved[at] = float(sum(program.sizes[var] for var in (*step.made, *(() if again else read))))
+        if reduces:
+            reduced.add(read)
+        for var in step.made:
+            sources[var] = frozenset((var,)) if own else read
+    return moved
+
+
+def gathered(program: Flat, along: Collection[str]) -> dict[int, tuple[int, tuple[str, ...]]]:
+    """Of every variable that is gathered along some of these axes, the dim that was split, and the axes."""
+    found: dict[int, tuple[int, tuple[str, ...]]] = {}
+    for step in program.steps:
+        if TALK.get(step.name) == "all-gather":
+            axes = step.params["axis_name"]
+            axes = (axes,) if isinstance(axes, str) else tuple(axes)
+            if set(axes) <= set(along):
+                found[step.made[0]] = step.params["all_gather_dimension"], axes
+        elif step.name in VIEWS and step.read and step.read[0] in found:
+            dim, axes = found[step.read[0]]
+            before, after = step.shapes[0].shape, step.results[0].shape
+            from_end = len(after) - (len(before) - dim)
+            for at in (dim, from_end):  # a reshape joins or parts dims on one side
+                if step.name != "transpose" and 0 <= at < len(after) and before[dim] == after[at]:
+                    found[step.made[0]] = at, axes
+                    break
+    return found
 
 
 def _last_uses(program: Flat) -> dict[int, int]:

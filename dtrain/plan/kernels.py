@@ -13,6 +13,10 @@ from dtrain.plan.program import Computation, Op
 ATTENTION = {"splash_mha_fwd": 2, "splash_mha_dq": 3, "splash_mha_dkv": 4}
 """Matrix products of each kernel; the two of the backward pass compute scores again."""
 
+FUSED = 5
+"""Products of the kernel that computes all gradients: `splash_mha_dkv` with the queries' gradient, block by block of
+keys, among its results: one dim more than the queries have."""
+
 GROUPED = ("ragged-dot-none", "ragged_dot", "gmm", "tgmm")
 
 CUDNN = {"__cudnn$fmhaSoftmax": 2, "__cudnn$fmhaSoftmaxBackward": 5}
@@ -35,7 +39,7 @@ def hidden(op: Op, home: Computation, filled: float) -> tuple[str, float]:
         return "", 0.0
     read = [array for name in op.operands if name in home.ops for array in home.ops[name].results[:1]]
     inputs = [(array.dtype, array.shape) for array in read]
-    return kernel(op.name), flops(op.name, inputs, op.results[0].shape, filled)
+    return kernel(op.name), flops(op.name, inputs, [result.shape for result in op.results], filled)
 
 
 def _cudnn(op: Op, home: Computation, products: int) -> float:
@@ -63,8 +67,8 @@ def kernel(name: str) -> str:
     return "grouped product" if name.startswith(GROUPED) else ""
 
 
-def flops(name: str, inputs: Sequence[Input], out: tuple[int, ...], filled: float = 1.0) -> float:
-    """Floating-point operations of a known kernel; `out` is the shape of its first result.
+def flops(name: str, inputs: Sequence[Input], results: Sequence[tuple[int, ...]], filled: float = 1.0) -> float:
+    """Floating-point operations of a known kernel, by the shapes of its results.
 
     `filled` is the part of an expert's rows that hold a token: room that is left over costs nothing.
     """
@@ -72,7 +76,10 @@ def flops(name: str, inputs: Sequence[Input], out: tuple[int, ...], filled: floa
     if kernel(name) == "attention":
         q = next(shape for shape in numbers if len(shape) >= 3)
         products = next(count for stem, count in ATTENTION.items() if name.startswith(stem))
+        fused = name.startswith("splash_mha_dkv") and max(map(len, results)) > len(q)
+        products = FUSED if fused else products
         return 2.0 * products * math.prod(q) * q[-2] * _live(inputs)
+    out = results[0]
     left, *others = [shape for shape in numbers if len(shape) == 2]
     if len(out) == 2:
         return 2.0 * filled * math.prod(out) * left[-1]

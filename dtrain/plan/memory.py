@@ -8,10 +8,15 @@ from typing import Any
 
 import jax
 
+from dtrain.batch import Batch
 from dtrain.parallel.rules import Layout
 from dtrain.plan.compiled import Compiled
 from dtrain.plan.program import Array, Op, Program
 from dtrain.train.state import State
+
+RESERVED = (1.01, 1.31)
+"""What TPU compilers reserved for a device, over the peak: the least and the most of five programs that were
+compiled for v5e and v5p. The quick tier knows the peak alone."""
 
 CLASSES = ("parameters", "optimizer", "gradients", "activations and temporaries", "inputs", "program")
 SHOWN = 10
@@ -42,12 +47,22 @@ class Memory:
     replicated: int = 0
     """Bytes of parameters and optimizer state that other devices hold, too."""
     arena: int = 0
-    """What is set aside: arguments, program, and the block that temporaries are laid out in; 0 where not known."""
+    """What is reserved: arguments, program, and the block that temporaries are laid out in; 0 where not known."""
+
+    @property
+    def needed(self) -> int:
+        """The figure that must find room: what is reserved where that is known, else the peak."""
+        return max(self.peak, self.arena)
 
     @property
     def fits(self) -> bool:
-        """Whether the larger of the two figures finds room."""
-        return max(self.peak, self.arena) <= self.room
+        """Whether what is needed finds room."""
+        return self.needed <= self.room
+
+
+def roomy(found: Memory, platform: str) -> bool:
+    """Whether a peak by arithmetic leaves room for the least that a TPU's compiler reserved over it."""
+    return found.needed * (RESERVED[0] if platform == "tpu" else 1.0) <= found.room
 
 
 def memory(found: Compiled, program: Program, shapes: State, layout: Layout, room: float) -> Memory:
@@ -60,6 +75,16 @@ def memory(found: Compiled, program: Program, shapes: State, layout: Layout, roo
     rest = "activations and temporaries"
     classes[rest] += max(found.peak - sum(classes.values()), 0)
     return Memory(classes, found.peak, room, buffers[:SHOWN], replicated(shapes), found.arena)
+
+
+def state_alone(shapes: State, batch: Batch, room: float) -> Memory:
+    """Parameters, optimizer state and inputs, which any program of the step holds at least."""
+    classes = dict.fromkeys(CLASSES, 0) | {
+        "parameters": sum(map(share, jax.tree.leaves(shapes.params))),
+        "optimizer": sum(map(share, jax.tree.leaves(shapes.optimizer))),
+        "inputs": sum(map(share, jax.tree.leaves(batch))),
+    }
+    return Memory(classes, sum(classes.values()), room, replicated=replicated(shapes))
 
 
 def _buffers(found: Compiled, program: Program, layout: Layout) -> Iterator[Buffer]:

@@ -1,7 +1,8 @@
 """What a collective costs on a network: which devices take part, over how many links, in how long.
 
-A group that spans dimensions of a TPU's torus sends along all of them at once; a ring takes
-(n - 1) / n of the bytes over each device's links. Slices and hosts are joined by the slow network.
+A group that spans dimensions of a TPU's torus can send along all of them at once, or along one ring that
+passes through all: the compiled text names the algorithm. A ring takes (n - 1) / n of the bytes over each
+device's links. Slices and hosts are joined by the slow network.
 Figures are nine tenths of the published one-way rates of a link (jax-ml/scaling-book, tpus.md),
 and a microsecond for each hop of the longest ring.
 """
@@ -66,18 +67,23 @@ class Network:
         corner = tuple(slice(None) if axis in axes else 0 for axis in self.axes)
         return self.group([int(number) for number in numbers[corner].reshape(-1)])
 
-    def time(self, kind: str, group: Group, size: float) -> float:
-        """Seconds of one collective. `size` is what is gathered, or what is to be reduced, in bytes."""
+    def time(self, kind: str, group: Group, size: float, dims: int | None = None) -> float:
+        """Seconds of one collective. `size` is what is gathered, or what is to be reduced, in bytes.
+
+        `dims` is the number of dimensions of the torus that its algorithm uses at once; None for all of the group's.
+        """
         if group.size == 1:
             return 0.0
         if group.slices > 1:
-            return self._across(kind, group, size)
-        return self._inside(kind, group.size, group, size)
+            return self._across(kind, group, size, dims)
+        return self._inside(kind, group.size, group, size, dims)
 
-    def _inside(self, kind: str, n: int, group: Group, size: float) -> float:
+    def _inside(self, kind: str, n: int, group: Group, size: float, dims: int | None) -> float:
         if n == 1:
             return 0.0
-        share, hops = size * (n - 1) / n, sum(group.extents) * HOP
+        spans = len(group.extents)
+        used = min(dims or spans, spans)
+        share, hops = size * (n - 1) / n, (n if used == 1 else sum(group.extents)) * HOP
         if not self.shape:  # NVLink: every GPU of a host to every other
             rate = REACHED["network"] * self.chip.link
             return (2 if kind == "all-reduce" else 1) * share / rate + NVLINK_START
@@ -86,16 +92,17 @@ class Network:
         if kind in ("all-to-all", "ragged-all-to-all"):
             longest = max(group.extents, default=2)
             return size * longest / ((8 if longest in group.rings else 4) * self.chip.link) + hops
-        lanes = len(group.extents) + len(group.rings) or 2  # a ring sends both ways; a line's end has one neighbour
+        lanes = spans + len(group.rings) or 2  # a ring sends both ways; a line's end has one neighbour
+        lanes = 2 * used if used < spans else lanes  # one ring through several dimensions closes within them
         return (2 if kind == "all-reduce" else 1) * share / (lanes * self.chip.link) + hops
 
     def _closed(self, extent: int, dim: int) -> bool:
         return dim < len(self.shape) and extent == self.shape[dim] and extent % self.chip.wraps == 0
 
-    def _across(self, kind: str, group: Group, size: float) -> float:
+    def _across(self, kind: str, group: Group, size: float, dims: int | None) -> float:
         """Inside each slice first, then the slices' parts over the slow network."""
         inner = group.size // group.slices
-        within = self._inside(kind, inner, group, size)
+        within = self._inside(kind, inner, group, size, dims)
         moved = size / inner * (group.slices - 1) / group.slices
         return within + self.far((2 if kind == "all-reduce" else 1) * moved)
 
@@ -107,6 +114,19 @@ class Network:
     def devices(self) -> int:
         """Devices of the mesh."""
         return math.prod(self.axes.values())
+
+
+def dims_used(op: Op) -> int | None:
+    """Dimensions of a torus that the compiler's algorithm for this collective uses at once; None where not named.
+
+    A gather's emitter starts with the number (`1DAllGatherOnMajorDim`); a strategy of rings lists the extents
+    of one ring's phases (`cores:{4 4}`).
+    """
+    emitter = re.search(r'"emitter":"(\d)D', op.attributes)
+    if emitter:
+        return int(emitter.group(1))
+    phases = re.search(r"\bcores:\{([\d ]+)\}", op.attributes)
+    return len(phases.group(1).split()) if phases else None
 
 
 def members(op: Op) -> list[int] | None:

@@ -1,9 +1,9 @@
 """A plan: the step of a run assembled for hardware that is not there, read, timed and priced."""
 
-import dataclasses
 import os
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import jax
@@ -11,7 +11,7 @@ import jax
 from dtrain.assembly import Assembly, assemble
 from dtrain.batch import Example, tokens_in
 from dtrain.errors import RecipeError
-from dtrain.parallel.mesh import visible
+from dtrain.parallel.mesh import Mesh, visible
 from dtrain.parallel.rules import Layout
 from dtrain.parallel.shard_map import ShardMap
 from dtrain.params import count
@@ -21,18 +21,17 @@ from dtrain.plan.cuda import take_cudnn_as_there
 from dtrain.plan.memory import CLASSES, Memory
 from dtrain.plan.money import Money, cost
 from dtrain.plan.network import Network
+from dtrain.plan.overlap import overlap
 from dtrain.plan.pace import Pace
 from dtrain.plan.program import read
 from dtrain.plan.replay import Replay, Tally
 from dtrain.plan.target import places, stand_ins
-from dtrain.plan.traced import traced
+from dtrain.plan.traced import ALL, traced
 from dtrain.recipe.recipe import Recipe
 from dtrain.slices import Target
 
-HIDDEN = 0.5
-"""The part of the network's time that the quick tier takes to be hidden behind other work."""
-
-Tier = Literal["compiled", "quick"]
+Tier = Literal["compiled", "quick", "state"]
+"""`state`: neither compiled nor traced, as the state alone leaves no room."""
 
 
 @dataclass(frozen=True)
@@ -43,16 +42,30 @@ class Timing:
     tally: Tally
     tokens: int
     examples: int
+    unit: str
+    """What a rate counts: tokens, images, or examples of another kind."""
     model_flops: float
     """Of the whole step, by the model's own convention."""
     convention: str
     peak: float
     """FLOP/s of all devices."""
+    devices: int
 
     @property
     def mfu(self) -> float:
         """Model FLOPs over what the devices could have done meanwhile."""
         return self.model_flops / (self.seconds * self.peak)
+
+    @property
+    def hfu(self) -> float:
+        """The same with what is computed again. Of a program that does less than the convention counts, the MFU."""
+        executed = (self.tally.flops + self.tally.kernel_flops) * self.devices
+        return max(executed, self.model_flops) / (self.seconds * self.peak)
+
+    @property
+    def amount(self) -> int:
+        """Tokens of a step, or examples where they have none."""
+        return self.tokens or self.examples
 
     @property
     def bound(self) -> str:
@@ -79,6 +92,7 @@ class Plan:
     timing: Timing | None
     """None where the chip's speed is not known, or where the program does not fit."""
     money: Money | None
+    """None where there is no time or no price, or where the run does not fit."""
     took: float = 0.0
     """Seconds that the plan took to make."""
 
@@ -92,11 +106,13 @@ def plan(recipe: Recipe, on: Target, price: float | None = None) -> Plan:
     """The compiled tier. RecipeError where recipe and target do not go together; running out of memory is a plan."""
     start = time.perf_counter()
     made = _assembled(recipe, target.devices(on), on)
+    if short := _short(made, on, start):
+        return short
     found = compile_step(made)
     program = read(found.text)
     held = memory.memory(found, program, made.shapes, made.layout, _room(on))
     if not found.fits:  # whatever the table says of the device, its compiler has the last word
-        held = dataclasses.replace(held, arena=max(held.arena, int(held.room) + 1))
+        held = replace(held, arena=max(held.arena, int(held.room) + 1))
     network = _network(made.layout, on)
     tally = Replay(program, on.chip, network, _filled(made)).run() if on.chip and network and found.fits else None
     return _plan(made, on, "compiled", held, tally, price, time.perf_counter() - start)
@@ -108,10 +124,14 @@ def quick(recipe: Recipe, on: Target, price: float | None = None) -> Plan:
     by_hand = recipe
     if recipe.engine.kind == "jit":
         layout = Layout(recipe.mesh.sizes(on.devices), recipe.mesh.table(), {})
-        by_hand = recipe if ShardMap().refusal(layout, 1) else dataclasses.replace(recipe, engine=ShardMap())
+        mesh = _OneAxis(**vars(recipe.mesh))
+        by_hand = recipe if ShardMap().refusal(layout, 1) else replace(recipe, engine=ShardMap(), mesh=mesh)
     made = _assembled(by_hand, stand_ins(on), on)
+    if short := _short(replace(made, recipe=recipe), on, start):
+        return short
     network = _network(made.layout, on)
-    found = traced(made.train(), network, on.devices, _filled(made))
+    hides = overlap(recipe.engine, by_hand is not recipe, on.chip) if on.chip else ALL
+    found = traced(made.train(), network, on.devices, _filled(made), hides)
     held = sum(memory.share(leaf) for leaf in jax.tree.leaves(made.shapes))
     inputs = sum(memory.share(leaf) for leaf in jax.tree.leaves(made.batch))
     classes: dict[str, int] = dict.fromkeys(CLASSES, 0) | {
@@ -123,9 +143,17 @@ def quick(recipe: Recipe, on: Target, price: float | None = None) -> Plan:
     filled = Memory(classes, held + inputs + found.working, _room(on), [], memory.replicated(made.shapes))
     tally = found.tally
     if tally and on.chip:
-        _with_network(tally, Pace(on.chip).moving(2.0 * held))
-    made = dataclasses.replace(made, recipe=recipe)
+        updating = Pace(on.chip).moving(2.0 * held)  # the optimizer's pass over the state
+        tally.parts["memory"] += updating
+        tally.seconds += updating
+    made = replace(made, recipe=recipe)
     return _plan(made, on, "quick", filled, tally, price, time.perf_counter() - start)
+
+
+def _short(made: Assembly, on: Target, start: float) -> Plan | None:
+    """The plan of a run whose state alone finds no room; None of any other."""
+    alone = memory.state_alone(made.shapes, made.batch, _room(on))
+    return None if alone.fits else _plan(made, on, "state", alone, None, None, time.perf_counter() - start)
 
 
 def program(recipe: Recipe, on: Target, *, compiled: bool) -> str:
@@ -136,14 +164,11 @@ def program(recipe: Recipe, on: Target, *, compiled: bool) -> str:
     return compile_step(traced_step).text
 
 
-def _with_network(tally: Tally, updating: float) -> None:
-    """What the walk leaves out: the optimizer's pass over the state, and how much of the network is waited for."""
-    tally.parts["memory"] += updating
-    exposed = (1 - HIDDEN) * sum(talk.seconds for talk in tally.talk.values())
-    for talk in tally.talk.values():
-        talk.exposed = (1 - HIDDEN) * talk.seconds
-    tally.parts["network"] += exposed
-    tally.seconds += updating + exposed
+class _OneAxis(Mesh):
+    """A mesh whose `fsdp` is one axis to the network, as the compiler has it that places by itself."""
+
+    def laid(self, devices: Sequence[Any]) -> dict[str, int]:
+        return self.sizes(len(devices))
 
 
 def _assembled(recipe: Recipe, devices: list[Any], on: Target) -> Assembly:
@@ -187,8 +212,11 @@ def _plan(
         flops = recipe.model.flops(layout.example, recipe.batch)
         tokens = tokens_in(layout.example) * recipe.batch
         peak = on.chip.flops * on.chips
-        timing = Timing(tally.seconds, tally, tokens, recipe.batch, flops.step, flops.convention, peak)
-        money = cost(on, timing.seconds, tokens, made.steps, price)
+        unit = "tokens" if tokens else ("images" if "image" in layout.example else "examples")
+        timing = Timing(
+            tally.seconds, tally, tokens, recipe.batch, unit, flops.step, flops.convention, peak, on.devices
+        )
+        money = cost(on, timing.seconds, tokens, recipe.batch, made.steps, price) if held.fits else None
     sizes = visible(layout.sizes)
     return Plan(recipe, on, tier, sizes, count(layout.declared), held, timing, money, took)
 

@@ -10,13 +10,11 @@ from dataclasses import dataclass, field
 
 from dtrain.hardware import Chip
 from dtrain.plan import kernels
-from dtrain.plan.cost import FREE, Costs
+from dtrain.plan.cost import COLLECTIVES, FREE, Costs
 from dtrain.plan.loops import trips
-from dtrain.plan.network import Network, members
+from dtrain.plan.network import Network, dims_used, members
 from dtrain.plan.pace import Pace
 from dtrain.plan.program import Computation, Op, Program
-
-COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute", "ragged-all-to-all")
 
 
 @dataclass
@@ -188,7 +186,7 @@ class _Pass:
         size = max(sent, _received(talk)) if kind == "all-gather" else sent
         listed = members(talk)
         group = network.group(list(range(network.devices)) if listed is None else listed)
-        seconds = network.time(kind, group, size)
+        seconds = network.time(kind, group, size, dims_used(talk))
         queue = f"network {talk.operands and _direction(talk)}" if kind == "collective-permute" else "network"
         told = self.found.talk[kind, group.axes]
         told.heard(1, size, seconds)

@@ -1,16 +1,25 @@
 """A plan in words and numbers, for a person and for a program."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from datetime import date
 
 from dtrain.explain import size_text
 from dtrain.hardware import PRICED
 from dtrain.introduction import mesh_text
 from dtrain.parallel.mesh import MEMORY_AXES
-from dtrain.plan.memory import Memory
-from dtrain.plan.money import Money
-from dtrain.plan.plan import HIDDEN, Plan, Timing
-from dtrain.plan.search import Candidate, Found
+from dtrain.plan.capacity import state
+from dtrain.plan.memory import RESERVED
+from dtrain.plan.money import Money, stale
+from dtrain.plan.plan import Plan, Timing
+from dtrain.plan.replay import Talk
+from dtrain.plan.search import Found
+from dtrain.slices import Target
+
+RESERVING = (
+    f"a compiler reserved {RESERVED[0]} to {RESERVED[1]} times the peak of other programs: compile it to be sure"
+)
+SHOWN = 2**10
+"""Bytes from which on replicated state is shown; less is step counts and rounding."""
 
 PARTS = {
     "product": "matrix products",
@@ -22,51 +31,84 @@ PARTS = {
 TIERS = {
     "compiled": "read from the program that the compiler made of the run's own step",
     "quick": "worked out from the traced step; nothing was compiled",
+    "state": "the size of parameters, optimizer state and inputs; nothing was compiled",
 }
 
 
-def lines(plan: Plan) -> Iterator[str]:
-    """The report of one plan."""
-    recipe, held = plan.recipe, plan.memory
-    verdict = "fits" if plan.fits else "DOES NOT FIT"
-    yield f"{recipe.name} on {plan.target}: {verdict}"
+def lines(plan: Plan, today: date | None = None) -> Iterator[str]:
+    """The report of one plan; `today` decides whether its prices are old."""
+    recipe, memory = plan.recipe, plan.memory
+    yield f"{recipe.name} on {plan.target}: {verdict(plan)}"
     by = f"mesh {mesh_text(plan.mesh)}, engine {recipe.engine.kind}, batch {recipe.batch}"
     parts = f" in {recipe.accumulate} microbatches" if recipe.accumulate > 1 else ""
-    said = recipe.engine.xla
-    options = f", {len(said)} compiler option{'s' * (len(said) > 1)}" if said else ""
+    count = len(recipe.engine.xla)
+    options = f", {count} compiler option{'s' * (count > 1)}" if count else ""
     yield f"{recipe.model.kind} of {plan.parameters:,} parameters; {by}{parts}{options}"
     yield f"[{plan.tier}] {TIERS[plan.tier]}"
     yield ""
-    yield from _memory(held, plan.tier == "compiled")
+    yield from _memory(plan)
+    if not memory.fits:
+        return
+    yield ""
     if plan.timing:
-        yield ""
         yield from _timing(plan.timing, plan)
-    elif plan.fits:
-        yield ""
-        yield "time: not told; the peak speed of this device is not known"
+    else:
+        yield "step time unknown: there is no figure for the peak speed of this device"
     if plan.money:
         yield ""
-        yield from _money(plan.money)
+        yield from _money(plan.money, plan.timing.unit if plan.timing else "examples", plan.target)
+        yield from price_warning([plan.money], today)
 
 
-def _memory(held: Memory, compiled: bool) -> Iterator[str]:
+def verdict(plan: Plan) -> str:
+    """Whether it fits. By arithmetic only the peak is known, of which a TPU's compiler reserves more."""
+    if not plan.fits:
+        return "DOES NOT FIT"
+    reserved = RESERVED[1] if plan.tier == "quick" and plan.target.platform == "tpu" else 1.0
+    return "fits" if plan.memory.needed * reserved <= plan.memory.room else "may fit"
+
+
+def _memory(plan: Plan) -> Iterator[str]:
+    memory = plan.memory
     yield "memory of a device"
-    for kind, size in held.classes.items():
+    for kind, size in memory.classes.items():
         if size:
             yield f"  {kind:<28}{size_text(size):>11}"
-    used = max(held.peak, held.arena)
-    yield f"  {'at the peak':<28}{size_text(held.peak):>11}  of {size_text(held.room)} ({held.peak / held.room:.0%})"
-    if held.arena > held.peak:
-        yield f"  {'as it is laid out':<28}{size_text(held.arena):>11}  what the device sets aside"
-    if used > held.room:
-        yield f"  {'too much by':<28}{size_text(used - held.room):>11}"
-    if held.replicated:
-        yield f"  {'of it held elsewhere, too':<28}{size_text(held.replicated):>11}"
-    if compiled and held.largest:
+    share = f"  of {size_text(memory.room)} ({memory.peak / memory.room:.0%})"
+    if plan.tier == "state":
+        yield f"  {'state and inputs':<28}{size_text(memory.peak):>11}{share}, activations left out"
+    else:
+        yield f"  {'at the peak':<28}{size_text(memory.peak):>11}{share}"
+    if memory.arena > memory.peak:
+        yield f"  {'reserved':<28}{size_text(memory.arena):>11}  by the compiler; this must find room"
+    if verdict(plan) == "may fit":
+        yield f"  ({RESERVING})"
+    if not memory.fits:
+        yield f"  {'over by':<28}{size_text(memory.needed - memory.room):>11}"
+    if memory.replicated >= SHOWN:
+        yield f"  {'replicated':<28}{size_text(memory.replicated):>11}  of parameters and optimizer state"
+    if plan.tier == "state":
+        yield from _state(plan)
+    if plan.tier == "quick" and getattr(plan.recipe.model, "remat", "") == "offload":
+        yield "  (what remat offload moves to the host is counted as if it stayed, and its transfers are not counted)"
+    if plan.tier == "compiled" and memory.largest:
         yield "largest at the peak"
-        for buffer in held.largest:
+        for buffer in memory.largest:
             where = f"  {buffer.line}" if buffer.line else ""
             yield f"  {size_text(buffer.bytes):>10}  {buffer.shape:<26}{buffer.kind}: {buffer.what}{where}"
+
+
+def _state(plan: Plan) -> Iterator[str]:
+    """What the state takes where no byte is replicated, and the smallest slice with room for it."""
+    found = state(plan.memory, plan.target)
+    yield f"state split evenly over {plan.target.devices} devices: {size_text(found.share)} each"
+    if found.share <= plan.memory.room:
+        yield "  that has room: a mesh with more fsdp holds it"
+    elif found.smallest:
+        share = size_text(found.total / found.smallest.devices)
+        yield f"  the smallest slice that holds it is {found.smallest}: {share} a device"
+    elif plan.target.chip:
+        yield f"  no slice of {plan.target.chip.name} holds it"
 
 
 def _timing(timing: Timing, plan: Plan) -> Iterator[str]:
@@ -76,23 +118,37 @@ def _timing(timing: Timing, plan: Plan) -> Iterator[str]:
         if tally.parts.get(part, 0) > 5e-4 * step:
             yield f"  {name:<28}{ms(tally.parts[part]):>11}  {tally.parts[part] / step:4.0%}"
     if plan.tier == "quick" and tally.parts.get("network"):
-        yield f"  ({HIDDEN:.0%} of the network's time is taken to be hidden)"
-    rate = timing.tokens or timing.examples
-    unit = "tokens" if timing.tokens else "examples"
-    yield f"  {rate / step:,.0f} {unit}/s, {rate / step / plan.target.chips:,.0f} a chip"
-    hardware = (tally.flops + tally.kernel_flops) * plan.target.devices / (step * timing.peak)
-    yield f"  MFU {timing.mfu:.1%} ({timing.convention}); with what is computed again {hardware:.1%}"
+        yield "  (the network by rule: a compiled plan reads what is hidden)"
+    rate = timing.amount / step
+    yield f"  {rate:,.0f} {timing.unit}/s, {rate / plan.target.chips:,.0f} a chip"
+    again = f"; HFU {timing.hfu:.1%}, with what is computed again" if timing.hfu > timing.mfu else ""
+    yield f"  MFU {timing.mfu:.1%} ({timing.convention}){again}"
     costs = sorted(_costs(timing), key=lambda item: -item[1])[:3]
     if costs:
         yield "costs most: " + "; ".join(f"{name} {seconds / step:.0%}" for name, seconds in costs)
-    talk = [(key, told) for key, told in tally.talk.items() if told.seconds > 1e-3 * step]
-    if talk:
-        yield "network of a step"
-        for (kind, axes), told in sorted(talk, key=lambda item: -item[1].seconds)[:8]:
-            over = " and ".join(dict.fromkeys("fsdp" if axis in MEMORY_AXES else axis for axis in axes))
-            exposed = f", {ms(told.exposed)} exposed" if plan.tier == "compiled" else ""
-            volume = f"{told.calls:>7,.0f} calls {size_text(told.bytes):>10}"
-            yield f"  {kind:<20}over {over or 'all':<10}{volume} in all  {ms(told.seconds)}{exposed}"
+    yield from _network(timing, plan)
+
+
+def _network(timing: Timing, plan: Plan) -> Iterator[str]:
+    """Collectives by kind and axes as a recipe names them, the slowest first."""
+    rows: dict[tuple[str, str], Talk] = {}
+    for (kind, axes), talk in timing.tally.talk.items():
+        over = " and ".join(dict.fromkeys("fsdp" if axis in MEMORY_AXES else axis for axis in axes)) or "all"
+        row = rows.setdefault((kind, over), Talk())
+        for name, value in vars(talk).items():
+            setattr(row, name, getattr(row, name) + value)
+    shown = [(key, row) for key, row in rows.items() if row.seconds > 1e-3 * timing.seconds]
+    if not shown:
+        return
+    chip, on = plan.target.chip, plan.target
+    between = (
+        f"; {on.machine} has {chip.far / 1e9:.3g} GB/s for each GPU between hosts" if chip and on.hosts > 1 else ""
+    )
+    yield f"network of a step{between}"
+    for (kind, over), row in sorted(shown, key=lambda item: -item[1].seconds)[:8]:
+        exposed = f", {ms(row.exposed)} exposed"
+        volume = f"{row.calls:>7,.0f} calls {size_text(row.bytes):>10}"
+        yield f"  {kind:<20}over {over:<10}{volume} in all  {ms(row.seconds)}{exposed}"
 
 
 def _costs(timing: Timing) -> Iterator[tuple[str, float]]:
@@ -103,11 +159,23 @@ def _costs(timing: Timing) -> Iterator[tuple[str, float]]:
         yield from ((PARTS[part], seconds) for part, seconds in timing.tally.parts.items())
 
 
-def _money(money: Money) -> Iterator[str]:
-    source = f"list price of {PRICED}; --price sets yours" if money.listed else "your price"
-    yield f"money at ${money.per_chip_hour:,.2f} a chip and hour ({source})"
-    tokens = f"${money.per_billion_tokens:,.2f} a billion tokens; " if money.per_billion_tokens else ""
-    yield f"  ${money.per_hour:,.2f} an hour; {tokens}the whole run {duration(money.hours)}, ${money.total:,.2f}"
+def _money(money: Money, unit: str, on: Target) -> Iterator[str]:
+    machine = f" of {on.machine}" if on.machine else ""
+    listed = f"on-demand list price{machine}, {PRICED:%Y-%m}; --price sets yours"
+    yield f"money at ${money.per_chip_hour:,.2f} a chip and hour ({listed if money.listed else 'your price'})"
+    whole = f" for the {money.chips} chips of a whole {on.machine}" if money.chips != on.chips else ""
+    rate = money.per_billion_tokens
+    each = f"${money.per_million_examples:,.2f} a million" if rate is None else f"${rate:,.2f} a billion"
+    yield f"  ${money.per_hour:,.2f} an hour{whole}; {each} {unit}"
+    steps = f"{money.steps:,} step{'s take' if money.steps > 1 else ' takes'}"
+    yield f"  {steps} {duration(money.hours)}, ${money.total:,.2f}; compiling, evaluation and saves come on top"
+
+
+def price_warning(money: Sequence[Money], today: date | None = None) -> Iterator[str]:
+    """A line where list prices are used and are old."""
+    warning = stale(today or date.today()) if any(one.listed for one in money) else ""
+    if warning:
+        yield warning
 
 
 def ms(seconds: float) -> str:
@@ -116,59 +184,10 @@ def ms(seconds: float) -> str:
 
 
 def duration(hours: float) -> str:
-    """26.5 → 26.5 hours; 0.2 → 12 minutes."""
-    if hours >= 1:
-        return f"{hours:,.1f} hours"
-    return f"{60 * hours:.0f} minutes" if hours > 1.5 / 60 else "a minute at most"
-
-
-def values(plan: Plan) -> dict[str, Any]:
-    """The plan for a program: bytes in bytes, times in seconds."""
-    held, timing, money = plan.memory, plan.timing, plan.money
-    found: dict[str, Any] = {
-        "name": plan.recipe.name,
-        "target": plan.target.name,
-        "slices": plan.target.slices,
-        "chips": plan.target.chips,
-        "devices": plan.target.devices,
-        "device_kinds": list(plan.target.chip.kinds) if plan.target.chip else ["cpu"],
-        "tier": plan.tier,
-        "mesh": plan.mesh,
-        "engine": plan.recipe.engine.kind,
-        "batch": plan.recipe.batch,
-        "accumulate": plan.recipe.accumulate,
-        "compiler_options": dict(plan.recipe.engine.xla),
-        "parameters": plan.parameters,
-        "fits": plan.fits,
-        "memory_bytes": {**held.classes, "peak": held.peak, "laid_out": held.arena, "room": int(held.room)},
-        "replicated_bytes": held.replicated,
-        "largest_buffers": [vars(buffer) for buffer in held.largest],
-        "plan_seconds": plan.took,
-    }
-    if timing:
-        tally = timing.tally
-        found["step_seconds"] = timing.seconds
-        found["seconds_by_part"] = {name: tally.parts.get(name, 0.0) for name in PARTS}
-        found["tokens_per_second"] = timing.tokens / timing.seconds
-        found["mfu"], found["mfu_convention"], found["bound"] = timing.mfu, timing.convention, timing.bound
-        found["flops_per_device"] = {"products": tally.flops, "kernels": tally.kernel_flops}
-        found["memory_traffic_bytes_per_device"] = tally.moved
-        found["network"] = [
-            {"kind": kind, "axes": list(axes), **vars(talk)} for (kind, axes), talk in tally.talk.items()
-        ]
-    return found | ({"dollars": vars(money)} if money else {})
-
-
-def advised(found: Sequence[tuple[Candidate, Plan]]) -> Iterator[str]:
-    """Recipes near the given one that fit."""
-    if not found:
-        yield "no change of microbatches, remat or mesh was found that fits: take more chips"
-        return
-    how = "compiled" if found[0][1].tier == "compiled" else "by arithmetic; not compiled"
-    yield f"what fits ({how}):"
-    for candidate, plan in found:
-        step = f", {ms(plan.timing.seconds)} a step" if plan.timing else ""
-        yield f"  {candidate.text}: {size_text(max(plan.memory.peak, plan.memory.arena))}{step}"
+    """26.53 → 26.5 hours; 0.2 → 12 minutes; 0.0225 → 81 seconds. Three figures, so that it agrees with its price."""
+    value, unit = (hours, "hours") if hours >= 1 else (60 * hours, "minutes")
+    value, unit = (60 * value, "seconds") if unit == "minutes" and value < 2 else (value, unit)
+    return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
 
 
 def found_lines(found: Found) -> Iterator[str]:
@@ -180,7 +199,7 @@ def found_lines(found: Found) -> Iterator[str]:
         assert plan.timing
         against = f"  {base / plan.timing.seconds:.2f}x as fast" if base and candidate.changes else ""
         step = f"{ms(plan.timing.seconds):>9}  MFU {plan.timing.mfu:>5.1%}"
-        yield f"{step}  {size_text(plan.memory.peak):>10}  {candidate.text}{against}"
+        yield f"{step}  {size_text(plan.memory.needed):>10}  {candidate.text}{against}"
     for candidate, reason in found.failed:
         yield f"   failed  {candidate.text}: {reason}"
     if found.tried and not found.ranked:

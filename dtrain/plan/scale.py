@@ -1,76 +1,104 @@
 """One recipe on several targets: step time, MFU and cost against chips, as a table and as a picture."""
 
 from collections.abc import Iterator, Sequence
+from datetime import date
 from pathlib import Path
 
+from dtrain.errors import EnvironmentFault
 from dtrain.explain import size_text
+from dtrain.plan.money import Money
 from dtrain.plan.plan import Plan, Timing
-from dtrain.plan.report import ms
+from dtrain.plan.report import RESERVING, ms, price_warning, verdict
 from dtrain.plan.workers import Outcome
 from dtrain.slices import Target
 
 BAR = 20
 
 
-def table(targets: Sequence[Target], made: Sequence[Outcome]) -> Iterator[str]:
-    """A line for each target, and why there is none where there is none."""
-    head = f"{'target':<16}{'chips':>7}{'step':>11}{'tokens/s':>14}{'MFU':>7}"
-    yield f"{head}{'memory':>11}{'$/hour':>11}{'$/1e9 tokens':>14}"
+def table(targets: Sequence[Target], made: Sequence[Outcome], today: date | None = None) -> Iterator[str]:
+    """A line for each target, and why there is none where there is none. Memory is what must find room."""
+    unit, priced = _units(made)
+    head = f"{'target':<16}{'chips':>7}{'step':>11}{f'{unit}/s':>14}{'MFU':>7}"
+    yield f"{head}{'memory':>11}{'$/hour':>11}{f'$/{priced} {unit}':>14}"
     for on, plan in zip(targets, made, strict=True):
         start = f"{on.name:<16}{on.chips:>7,}"
         if not isinstance(plan, Plan):
             yield f"{start}  {plan.message}"
+        elif not plan.fits:
+            alone = "; state and inputs alone" if plan.tier == "state" else ""
+            needed = f"{size_text(plan.memory.needed)} of {size_text(plan.memory.room)} a device"
+            yield f"{start}  DOES NOT FIT: {needed}{alone}"
         elif not plan.timing:
-            reason = "time not known" if plan.fits else "does not fit"
-            yield f"{start}  {reason}: {size_text(max(plan.memory.peak, plan.memory.arena))} a device"
+            yield f"{start}  step time unknown: {size_text(plan.memory.needed)} a device"
         else:
             yield start + _row(plan, plan.timing)
+    if any(isinstance(plan, Plan) and verdict(plan) == "may fit" for plan in made):
+        yield f"may fit: {RESERVING}"
+    yield from price_warning([plan.money for plan in made if isinstance(plan, Plan) and plan.money], today)
+
+
+def _units(made: Sequence[Outcome]) -> tuple[str, str]:
+    """What a rate counts, and of how many the price is given: of tokens a billion, of examples a million."""
+    units = [plan.timing.unit for plan in made if isinstance(plan, Plan) and plan.timing]
+    unit = units[0] if units else "examples"
+    return unit, "1e9" if unit == "tokens" else "1e6"
+
+
+def _each(money: Money) -> float:
+    return money.per_million_examples if money.per_billion_tokens is None else money.per_billion_tokens
 
 
 def _row(plan: Plan, timing: Timing) -> str:
     money = plan.money
-    rate = f"{money.per_hour:>11,.2f}" if money else f"{'':>11}"
-    tokens = f"{money.per_billion_tokens:>14,.2f}" if money and money.per_billion_tokens else f"{'':>14}"
-    fits = "" if plan.fits else "  DOES NOT FIT"
+    rate = f"{money.per_hour:>11,.2f}{_each(money):>14,.2f}" if money else f"{'':>25}"
     bar = "#" * round(BAR * min(timing.mfu, 1.0))
-    numbers = f"{ms(timing.seconds):>11}{timing.tokens / timing.seconds:>14,.0f}{timing.mfu:>7.1%}"
-    return f"{numbers}{size_text(plan.memory.peak):>11}{rate}{tokens}  {bar}{fits}"
+    numbers = f"{ms(timing.seconds):>11}{timing.amount / timing.seconds:>14,.0f}{timing.mfu:>7.1%}"
+    may = "  may fit" if verdict(plan) == "may fit" else ""
+    return f"{numbers}{size_text(plan.memory.needed):>11}{rate}  {bar}{may}"
+
+
+def refuse_undrawable(path: Path) -> None:
+    """EnvironmentFault, before anything is planned, where no picture can be written to that path."""
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    known = sorted(FigureCanvasBase.get_supported_filetypes())
+    if path.suffix.lower().removeprefix(".") not in known:
+        raise EnvironmentFault(f"--plot {path}: no kind of picture ends so", f"one of .{', .'.join(known)}")
+    if not path.parent.is_dir():
+        raise EnvironmentFault(f"--plot {path}: there is no folder {path.parent}", f"mkdir -p {path.parent}")
 
 
 def draw(made: Sequence[Outcome], path: Path) -> None:
-    """Step time, MFU and dollars per billion tokens over chips, into an image file."""
+    """Step time, MFU and price over chips of the plans that fit, into an image file. EnvironmentFault without any."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    plans = sorted(
-        (plan for plan in made if isinstance(plan, Plan) and plan.timing), key=lambda plan: plan.target.chips
-    )
-    figure, panels = pyplot.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
-    kinds = list(dict.fromkeys(plan.target.chip.name for plan in plans if plan.target.chip))
-    for kind in kinds:
+    fitting = [plan for plan in made if isinstance(plan, Plan) and plan.timing and plan.fits]
+    plans = sorted(fitting, key=lambda plan: plan.target.chips)
+    if not plans:
+        raise EnvironmentFault(f"nothing to draw into {path}: no target has a plan that fits and a step time")
+    priced = all(plan.money for plan in plans)
+    figure, panels = pyplot.subplots(1, 3 if priced else 2, figsize=(12, 3.6), layout="constrained")
+    for kind in dict.fromkeys(plan.target.chip.name for plan in plans if plan.target.chip):
         mine = [plan for plan in plans if plan.target.chip and plan.target.chip.name == kind]
-        chips = [plan.target.chips for plan in mine]
         timings = [plan.timing for plan in mine if plan.timing]
-        series = (
-            [1e3 * timing.seconds for timing in timings],
-            [100 * timing.mfu for timing in timings],
-            [(plan.money.per_billion_tokens or 0.0) if plan.money else 0.0 for plan in mine],
-        )
+        series = [[1e3 * timing.seconds for timing in timings], [100 * timing.mfu for timing in timings]]
+        series += [[_each(plan.money) for plan in mine if plan.money]] if priced else []
         for panel, values in zip(panels, series, strict=True):
-            panel.plot(chips, values, marker="o", label=kind)
+            panel.plot([plan.target.chips for plan in mine], values, marker="o", label=kind)
             panel.set_ylim(0, max(1.1 * max(values), panel.get_ylim()[1]))
-            short = [(x, y) for x, y, plan in zip(chips, values, mine, strict=True) if not plan.fits]
-            if short:
-                panel.plot(*zip(*short, strict=True), "kx", markersize=10, label="does not fit")
-    for panel, name in zip(panels, ("step (ms)", "MFU (%)", "$ per billion tokens"), strict=True):
+    unit, per = _units(plans)
+    names = ("step (ms)", "MFU (%)", f"$ per {'billion' if per == '1e9' else 'million'} {unit}")
+    for panel, name in zip(panels, names, strict=False):
         panel.set(xlabel="chips", title=name, xscale="log")
         panel.set_xticks(ticks := sorted({plan.target.chips for plan in plans}), [f"{tick:,}" for tick in ticks])
         panel.minorticks_off()
         panel.grid(alpha=0.3)
     panels[0].legend()
     tiers = " and ".join(sorted({plan.tier for plan in plans}))
-    figure.suptitle(f"{plans[0].recipe.name}: predicted, {tiers}" if plans else "nothing to draw")
+    left_out = f"; {len(made) - len(plans)} of {len(made)} targets left out" if len(plans) < len(made) else ""
+    figure.suptitle(f"{plans[0].recipe.name}: predicted, {tiers}{left_out}")
     figure.savefig(path, dpi=120)
     pyplot.close(figure)

@@ -5,18 +5,25 @@ collectives are written out. Where the recipe leaves placing to the compiler, th
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import jax
 
+from dtrain.parallel.mesh import MEMORY_AXES
 from dtrain.plan import kernels
-from dtrain.plan.flat import MADE, TALK, Flat, Step, bare, bytes_of, flat, materialised, peak
+from dtrain.plan.flat import TALK, Flat, Step, bare, bytes_of, flat, gathered, peak, traffic
 from dtrain.plan.network import Network
+from dtrain.plan.overlap import Overlap
 from dtrain.plan.pace import Pace
-from dtrain.plan.replay import Tally
+from dtrain.plan.replay import Talk, Tally
 
 CUDNN = {"dot_product_attention_fwd_wrapper": 2, "dot_product_attention_bwd_wrapper": 5}
 """Products of cuDNN's attention."""
+
+FAST_MEMORY = 128 * 2**20
+"""Bytes of the memory beside a core of v5e and v6e."""
+
+ALL = Overlap(gathers=True, sums=True)
 
 PRODUCTS = ("dot_general", "ragged_dot_general", "conv_general_dilated", "pallas_call", *CUDNN)
 
@@ -31,9 +38,11 @@ class Traced:
     """Bytes of what is in memory besides arguments, when most is."""
 
 
-def traced(step: jax.stages.Traced, network: Network | None, devices: int, filled: float = 1.0) -> Traced:
-    """The step gone through once."""
-    walk = _Walk(network, filled) if network else None
+def traced(
+    step: jax.stages.Traced, network: Network | None, devices: int, filled: float = 1.0, hides: Overlap = ALL
+) -> Traced:
+    """The step gone through once; `hides` is what its compiler runs beside work."""
+    walk = _Walk(network, filled, hides) if network else None
     outer, working = flat(bare(step.jaxpr)), 0
     for one in outer.steps:
         if one.name == "shard_map":
@@ -48,17 +57,39 @@ def traced(step: jax.stages.Traced, network: Network | None, devices: int, fille
     return Traced(walk.tally if walk else None, working)
 
 
+@dataclass
+class _Body:
+    """One pass through the body of a loop: seconds of work that hides collectives, and those that it can hide."""
+
+    work: float = 0.0
+    hidden: float = 0.0
+    talks: list[tuple[Talk, float]] = field(default_factory=list)
+    """Collectives that can be hidden, with their seconds."""
+
+
 class _Walk:
-    def __init__(self, network: Network, filled: float) -> None:
+    def __init__(self, network: Network, filled: float, hides: Overlap) -> None:
         self.network, self.filled, self.tally, self.pace = network, filled, Tally(), Pace(network.chip)
+        self.hides, self.body = hides, _Body()
+        self.gathered: dict[int, tuple[int, tuple[str, ...]]] = {}
 
     def work(self, program: Flat, times: float) -> None:
-        stays = materialised(program)
-        for step in program.steps:
+        moved, around = traffic(program), self.body
+        self.body = _Body()
+        self.gathered = gathered(program, MEMORY_AXES)
+        for at, step in enumerate(program.steps):
             self.step(step, times)
-            if step.name not in MADE:
-                moved = 2.0 * times * sum(program.sizes[var] for var in step.made if var in stays)
-                self._spend("memory", self.pace.moving(moved))
+            self._spend("memory", times * self.pace.moving(moved[at]))
+        self._expose()
+        self.body = around
+
+    def _expose(self) -> None:
+        """What the body's work is too short to hide is waited for."""
+        body = self.body
+        waited = max(1.0 - body.work / body.hidden, 0.0) if body.hidden else 0.0
+        for talk, seconds in body.talks:
+            talk.exposed += waited * seconds
+            self._spend("network", waited * seconds)
 
     def step(self, step: Step, times: float) -> None:
         if step.name in ("scan", "while"):
@@ -73,22 +104,43 @@ class _Walk:
 
     def _product(self, step: Step, times: float) -> None:
         kind, flops = _flops(step, self.filled)
-        moved = sum(map(bytes_of, (*step.shapes, *step.results)))
+        moved = sum(map(bytes_of, (*step.shapes, *step.results))) + self._accumulated(step)
         seconds = max(self.pace.computing(kind, flops), self.pace.moving(moved))
         self.tally.moved += times * moved
         if kind == "product":
             self.tally.flops += times * flops
         else:
             self.tally.kernel_flops += times * flops
+        self.body.work += times * seconds if kind == "product" or self.hides.kernels else 0.0
         self._spend("product" if kind == "product" else "kernel", times * seconds)
+
+    def _accumulated(self, step: Step) -> float:
+        """Bytes of a result that a windowed product adds to in main memory, once for every two parts of its operand."""
+        if not self.hides.windowed or step.name != "dot_general" or bytes_of(step.results[0]) < FAST_MEMORY:
+            return 0.0
+        contracted = step.params["dimension_numbers"][0]
+        for var, dims in zip(step.read, contracted, strict=True):
+            dim, axes = self.gathered.get(var, (-1, ()))
+            if dim in dims:
+                return self.network.along(axes).size * bytes_of(step.results[0])
+        return 0.0
 
     def _talk(self, step: Step, times: float) -> None:
         axes = step.params.get("axes") or step.params.get("axis_name") or ()
         axes = (axes,) if isinstance(axes, str) else tuple(axis for axis in axes if isinstance(axis, str))
-        kind, group = TALK[step.name], self.network.along(axes)
+        group = self.network.along(axes)
+        kind = self.hides.kind(TALK[step.name], group)
         size = sum(map(bytes_of, step.results if kind == "all-gather" else step.shapes))
-        seconds = self.network.time(kind, group, size)
-        self.tally.talk[kind, group.axes].heard(times, size, seconds)
+        dims = None if kind == "all-reduce" else self.hides.dims(group, len(self.network.shape))
+        seconds = self.network.time(kind, group, size, dims)
+        talk = self.tally.talk[kind, group.axes]
+        talk.heard(times, size, seconds)
+        if self.hides.hides(kind, group.axes):
+            self.body.hidden += times * seconds
+            self.body.talks.append((talk, times * seconds))
+        else:
+            talk.exposed += times * seconds
+            self._spend("network", times * seconds)
 
     def _spend(self, part: str, seconds: float) -> None:
         self.tally.parts[part] += seconds
@@ -112,4 +164,5 @@ def _flops(step: Step, filled: float) -> tuple[str, float]:
     inputs = [(str(aval.dtype), tuple(aval.shape)) for aval in step.shapes if hasattr(aval, "dtype")]
     name = str(step.params.get("name") or step.within) if step.name == "pallas_call" else "ragged_dot"
     kind = kernels.kernel(name)
-    return (kind, kernels.flops(name, inputs, tuple(out), filled)) if kind else ("product", 0.0)
+    results = [tuple(aval.shape) for aval in step.results]
+    return (kind, kernels.flops(name, inputs, results, filled)) if kind else ("product", 0.0)

@@ -11,7 +11,7 @@ from dtrain.parallel.mesh import Mesh
 from dtrain.plan.compiled import _lacks_main_memory
 from dtrain.plan.cost import Costs, product_flops
 from dtrain.plan.loops import trips
-from dtrain.plan.network import Network, members
+from dtrain.plan.network import Network, dims_used, members
 from dtrain.plan.program import Op, arrays, read
 from dtrain.plan.replay import Replay, Tally
 
@@ -114,6 +114,90 @@ def test_a_torus_sends_both_ways_and_an_open_line_one() -> None:
     assert whole == pytest.approx(2 * size * 63 / 64 / 540e9, rel=1e-2)
     line = Network(V5E, (4, 4), {"x": 4, "y": 4}, RING.coords, RING.slice_of)
     assert line.time("all-gather", line.along(("y",)), size) == pytest.approx(size * 3 / 4 / 45e9, rel=1e-2)
+
+
+RINGS = [
+    ('"emitter":"3DAllGatherOnMajorDim"', 3),
+    ('"emitter":"1DAllGatherNonMajorDimImbalanced","debug":"group_size = 16"', 1),
+    ('"emitter":"RotatedPincerEmitter","strategy":"StrategyND","debug":"{colors:2 phases:2 cores:{4 4},{4 4} n:0}"', 2),
+    ('"emitter":"SingleInputAllReduceScatterFusion","debug":"StrategyRing{colors:1 phases:1 cores:{4} n:0}"', 1),
+    ('"emitter":"AllToAllEmitter"', None),
+]
+
+
+@pytest.mark.parametrize(("config", "dims"), RINGS)
+def test_the_dimensions_that_a_collective_uses_are_read(config: str, dims: int | None) -> None:
+    attributes = f', channel_id=1, backend_config={{"collective_algorithm_config":{{{config}}}}}'
+    assert dims_used(Op("x", "all-gather", (), (), attributes, False)) == dims
+
+
+def test_one_ring_through_a_torus_is_slower_than_all_its_dimensions() -> None:
+    v5p = next(chip for chip in CHIPS if chip.name == "v5p")
+    coords = np.array(list(np.ndindex(4, 4, 4)))
+    torus = Network(v5p, (4, 4, 4), {"x": 64}, coords, np.zeros(64, int))
+    one, two, three = (torus.time("all-gather", torus.along(("x",)), 1e9, dims) for dims in (1, 2, 3))
+    assert three == torus.time("all-gather", torus.along(("x",)), 1e9)
+    assert [one / three, two / three] == pytest.approx([3, 1.5], rel=0.05)
+    line = Network(V5E, (4, 4), {"x": 4, "y": 4}, RING.coords, RING.slice_of)
+    assert line.time("all-gather", line.along(("y",)), 1e9, 1) == line.time("all-gather", line.along(("y",)), 1e9)
+
+
+GATHER = """all-gather(%p0), channel_id=3, replica_groups=[1,16]<=[16], dimensions={0}, \
+backend_config={"collective_algorithm_config":{"emitter":"1DAllGatherOnMajorDim"}}""".replace("\\\n", "")
+IN_FLIGHT = f"""HloModule m, is_scheduled=true
+
+%starting (p0: bf16[64,1024]) -> (bf16[64,1024], bf16[1024,1024], u32[]) {{
+  %p0 = bf16[64,1024]{{1,0:T(8,128)(2,1)}} parameter(0)
+  %g = bf16[1024,1024]{{1,0:T(8,128)(2,1)}} {GATHER}
+  ROOT %s = (bf16[64,1024]{{1,0}}, bf16[1024,1024]{{1,0}}, u32[]) custom-call(%p0, %g), \
+custom_call_target="AsyncCollectiveStart"
+}}
+
+%async_collective_fusion.1 (p0: bf16[64,1024], p1: bf16[1024,1024], p2: bf16[512,512]) \
+-> (bf16[512,512], bf16[64,1024], bf16[1024,1024]) {{
+  %p0 = bf16[64,1024]{{1,0:T(8,128)(2,1)}} parameter(0)
+  %p1 = bf16[1024,1024]{{1,0:T(8,128)(2,1)}} parameter(1)
+  %p2 = bf16[512,512]{{1,0:T(8,128)(2,1)}} parameter(2)
+  %d = bf16[512,512]{{1,0:T(8,128)(2,1)}} dot(%p2, %p2), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
+  %g = bf16[1024,1024]{{1,0:T(8,128)(2,1)}} {GATHER}
+  ROOT %t = (bf16[512,512]{{1,0}}, bf16[64,1024]{{1,0}}, bf16[1024,1024]{{1,0}}) tuple(%d, %p0, %g)
+}}
+
+%ending (p0: bf16[64,1024], p1: bf16[1024,1024]) -> bf16[1024,1024] {{
+  %p0 = bf16[64,1024]{{1,0:T(8,128)(2,1)}} parameter(0)
+  %p1 = bf16[1024,1024]{{1,0:T(8,128)(2,1)}} parameter(1)
+  %g = bf16[1024,1024]{{1,0:T(8,128)(2,1)}} {GATHER}
+  ROOT %c = bf16[1024,1024]{{1,0:T(8,128)(2,1)}} custom-call(%p0, %p1, %g), custom_call_target="AsyncCollectiveDone"
+}}
+
+ENTRY %main (a: bf16[64,1024], b: bf16[512,512]) -> bf16[1024,1024] {{
+  %a = bf16[64,1024]{{1,0:T(8,128)(2,1)}} parameter(0)
+  %b = bf16[512,512]{{1,0:T(8,128)(2,1)}} parameter(1)
+  %room = bf16[32,1024,1024]{{2,1,0:T(8,128)(2,1)}} custom-call(), custom_call_target="AllocateBuffer"
+  %joined = bf16[1024,1024]{{1,0:T(8,128)(2,1)}} custom-call(%a, %b), custom_call_target="ConcatBitcast"
+  %s = (bf16[64,1024]{{1,0}}, bf16[1024,1024]{{1,0}}, u32[]) fusion(%a), kind=kCustom, calls=%starting
+  %s0 = bf16[64,1024]{{1,0:T(8,128)(2,1)}} get-tuple-element(%s), index=0
+  %s1 = bf16[1024,1024]{{1,0:T(8,128)(2,1)}} get-tuple-element(%s), index=1
+  %w1 = (bf16[512,512]{{1,0}}, bf16[64,1024]{{1,0}}, bf16[1024,1024]{{1,0}}) fusion(%s0, %s1, %b), kind=kCustom, \
+calls=%async_collective_fusion.1
+  %x = bf16[512,512]{{1,0:T(8,128)(2,1)}} get-tuple-element(%w1), index=0
+  %w2 = (bf16[512,512]{{1,0}}, bf16[64,1024]{{1,0}}, bf16[1024,1024]{{1,0}}) fusion(%s0, %s1, %x), kind=kCustom, \
+calls=%async_collective_fusion.1
+  %y0 = bf16[64,1024]{{1,0:T(8,128)(2,1)}} get-tuple-element(%w2), index=1
+  %y1 = bf16[1024,1024]{{1,0:T(8,128)(2,1)}} get-tuple-element(%w2), index=2
+  ROOT %e = bf16[1024,1024]{{1,0:T(8,128)(2,1)}} fusion(%y0, %y1), kind=kCustom, calls=%ending
+}}
+""".replace("\\\n", "")
+
+
+def test_a_gather_in_flight_is_counted_once() -> None:
+    """By the network alone: neither the fusions that it is under way through nor reserved buffers move its bytes."""
+    found = replayed(IN_FLIGHT)
+    assert found.moved == 2 * 2 * 2 * 512 * 512  # each of two products reads one matrix and writes one
+    talk = found.talk["all-gather", ("fsdp",)]
+    assert (talk.calls, talk.bytes) == (1, 2 * 1024 * 1024)
+    assert talk.seconds == pytest.approx(2 * 1024**2 * 15 / 16 / 90e9 + 16e-6)
+    assert found.seconds == pytest.approx(talk.seconds)
 
 
 def test_slices_talk_over_the_slow_network() -> None:

@@ -16,7 +16,8 @@ from dtrain.slices import target
         ("v4-32", 16, 16, (2, 2, 4)),
         ("v5p-128", 64, 64, (4, 4, 4)),
         ("v5p-12288", 6144, 6144, (16, 16, 24)),
-        ("v5p:16x20x28", 8960, 8960, (16, 20, 28)),
+        ("v5p:8x20x28", 4480, 4480, (8, 20, 28)),
+        ("tpu7x-18432", 9216, 18432, (16, 24, 24)),
         ("v6e-8", 8, 8, (2, 4)),
         ("tpu7x-128", 64, 128, (4, 4, 4)),
         ("h100-64", 64, 64, ()),
@@ -43,7 +44,15 @@ def test_slices_multiply() -> None:
         ("v6-8", "v6e-8"),
         ("h100-12", "multiples of 8"),
         ("v5p:4x4x6", "v5p-128"),
-        ("v5e:32x32", "v5e-256"),
+        ("v5p:8x4x4", "rising order: v5p:4x4x8"),
+        ("v5e:32x32", "the largest slice that can be rented is v5e-256"),
+        ("v5p-17920", "the largest slice that can be rented is v5p-12288"),
+        ("v5p-100000", "v5p-12288; --slices N joins several"),
+        ("v5p:16x20x28", "v5p-12288"),
+        ("v4-16384", "v4-8192"),
+        ("v6e-512", "v6e-256"),
+        ("tpu7x-20480", "tpu7x-18432"),
+        ("h100-100000", "multiples of 8 up to h100-16384"),
         ("nonsense", "such as v5e-16"),
         ("", "such as v5e-16"),
     ],
@@ -52,6 +61,34 @@ def test_an_unknown_slice_is_answered_with_the_nearest(name: str, hint: str) -> 
     with pytest.raises(RecipeError) as error:
         target(name)
     assert hint in error.value.hint
+
+
+def test_no_name_or_hint_gives_more_chips_than_the_largest_slice() -> None:
+    """Google Cloud's largest: 6144 chips of v5p (a pod has 8960), 4096 of v4, 9216 of TPU7x, 256 of v5e and v6e."""
+    largest = {"v4": 4096, "v5e": 256, "v5p": 6144, "v6e": 256, "tpu7x": 9216}
+    assert {chip.name: max(chip.slices) for chip in CHIPS if chip.dims} == largest
+
+
+def test_the_network_between_gpu_hosts_is_that_of_the_machine_that_is_priced() -> None:
+    """Gbit/s of a machine of eight GPUs: docs.cloud.google.com/compute/docs/gpus/gpu-network-bandwidth."""
+    machines = {"a2-highgpu-8g": 100, "a2-ultragpu-8g": 100, "a3-highgpu-8g": 800}
+    machines |= {"a3-ultragpu-8g": 3200, "a4-highgpu-8g": 3200}
+    gpus = [chip for chip in CHIPS if chip.platform == "gpu"]
+    assert {chip.cloud.machine: 8 * 8 * chip.far / 1e9 for chip in gpus if chip.cloud} == machines
+
+
+@pytest.mark.parametrize(
+    ("name", "rented", "machine"),
+    [
+        ("h100-16", 16, "a3-highgpu-8g"),
+        ("h100-3", 4, "a3-highgpu-4g"),
+        ("h200-1", 8, "a3-ultragpu-8g"),
+        ("v5p-128", 64, ""),
+        ("cpu-8", 8, ""),
+    ],
+)
+def test_gpus_are_rented_by_the_machine(name: str, rented: int, machine: str) -> None:
+    assert (target(name).rented, target(name).machine) == (rented, machine)
 
 
 @pytest.mark.tpu_compiler

@@ -1,0 +1,59 @@
+"""A plan for a program: plain values, as JSON takes them."""
+
+from typing import Any
+
+from dtrain.hardware import PRICED
+from dtrain.plan.capacity import state
+from dtrain.plan.plan import Plan
+from dtrain.plan.report import PARTS, verdict
+
+
+def values(plan: Plan) -> dict[str, Any]:
+    """The plan for a program: bytes in bytes, times in seconds."""
+    memory, timing, money = plan.memory, plan.timing, plan.money
+    smallest = state(memory, plan.target).smallest if plan.tier == "state" else None
+    found: dict[str, Any] = {
+        "name": plan.recipe.name,
+        "target": plan.target.name,
+        "slices": plan.target.slices,
+        "chips": plan.target.chips,
+        "devices": plan.target.devices,
+        "device_kinds": list(plan.target.chip.kinds) if plan.target.chip else ["cpu"],
+        "tier": plan.tier,
+        "mesh": plan.mesh,
+        "engine": plan.recipe.engine.kind,
+        "batch": plan.recipe.batch,
+        "accumulate": plan.recipe.accumulate,
+        "compiler_options": dict(plan.recipe.engine.xla),
+        "parameters": plan.parameters,
+        "fits": plan.fits,
+        "verdict": verdict(plan).lower(),
+        "memory_bytes": {
+            **memory.classes,
+            "peak": memory.peak,
+            "reserved": memory.arena,
+            "needed": memory.needed,
+            "room": int(memory.room),
+        },
+        "replicated_bytes": memory.replicated,
+        **({"smallest_slice": smallest.name} if smallest else {}),
+        "largest_buffers": [vars(buffer) for buffer in memory.largest],
+        "plan_seconds": plan.took,
+    }
+    if timing:
+        tally = timing.tally
+        found["step_seconds"] = timing.seconds
+        found["seconds_by_part"] = {name: tally.parts.get(name, 0.0) for name in PARTS}
+        found["examples_per_second"] = timing.examples / timing.seconds
+        if timing.tokens:
+            found["tokens_per_second"] = timing.tokens / timing.seconds
+        found["mfu"], found["hfu"], found["mfu_convention"] = timing.mfu, timing.hfu, timing.convention
+        found["bound"] = timing.bound
+        found["flops_per_device"] = {"products": tally.flops, "kernels": tally.kernel_flops}
+        found["memory_traffic_bytes_per_device"] = tally.moved
+        found["network"] = [
+            {"kind": kind, "axes": list(axes), **vars(talk)} for (kind, axes), talk in tally.talk.items()
+        ]
+    if money:
+        found["dollars"] = vars(money) | ({"list_price_of": f"{PRICED:%Y-%m}"} if money.listed else {})
+    return found

@@ -1,0 +1,127 @@
+"""Recipes near a given one: other meshes, remat policies and microbatches, and other ways to compile them."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from dtrain.parallel.jit import Jit
+from dtrain.parallel.mesh import AXES, Mesh, visible
+from dtrain.parallel.shard_map import ShardMap
+from dtrain.recipe.crosscheck import problems_of
+from dtrain.recipe.recipe import Recipe
+from dtrain.slices import Target
+
+OVERLAP = {
+    "xla_tpu_enable_async_collective_fusion": True,
+    "xla_tpu_enable_async_collective_fusion_fuse_all_gather": True,
+    "xla_tpu_enable_async_collective_fusion_fuse_reduce_scatter": True,
+    "xla_tpu_enable_async_collective_fusion_multiple_steps": True,
+    "xla_tpu_overlap_compute_collective_tc": True,
+    "xla_enable_async_all_gather": True,
+    "xla_enable_async_reduce_scatter_fusion": True,
+}
+"""Collectives behind matrix products."""
+
+WHOLE_PRODUCTS = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": 1_000_000}
+"""No product cut up to go with the parts of its operand as they arrive."""
+
+WAYS: tuple[tuple[str, type[Jit] | type[ShardMap], Mapping[str, Any]], ...] = (
+    ("collectives overlapped", ShardMap, OVERLAP),
+    ("collectives overlapped", Jit, OVERLAP),
+    ("products whole", Jit, WHOLE_PRODUCTS),
+    ("products whole, collectives overlapped", Jit, OVERLAP | WHOLE_PRODUCTS),
+    ("", ShardMap, {}),
+    ("", Jit, {}),
+)
+"""Ways to compile a step, in the order of trying: a name, engine and options."""
+
+REMAT = ("none", "attention", "dots", "full")
+MICROBATCHES = (1, 2, 4)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A recipe that differs from the given one, and how."""
+
+    recipe: Recipe
+    changes: dict[str, Any]
+    """What to write over the recipe: a plain tree."""
+
+    @property
+    def text(self) -> str:
+        """What changed, in a line."""
+        return ", ".join(map(self._described, self.changes)) or "the recipe as it is"
+
+    def _described(self, key: str) -> str:
+        value = self.changes[key]
+        if key == "mesh":
+            sizes = {axis: getattr(self.recipe.mesh, axis) for axis in AXES}
+            return "mesh " + " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size != 1)
+        if key == "engine":
+            known = [(name, set(options.items())) for name, _, options, *_ in WAYS if options]
+            names = [name for name, options in known if options <= set(value.get("xla", {}).items())]
+            return ", ".join([value["kind"], *names[-1:]])
+        if key == "model":
+            return ", ".join(f"{name} {what}" for name, what in value.items())
+        return f"{value} microbatches" if key == "accumulate" else f"{key} {value}"
+
+
+def meshes(recipe: Recipe, on: Target) -> Iterator[Candidate]:
+    """Every mesh of fsdp, data, tensor and expert over the devices that the recipe's sizes allow but its own, plain
+    ones first."""
+    count, old = getattr(getattr(recipe.model, "experts", None), "count", 1), recipe.mesh
+    sizes = [n for n in range(1, on.devices + 1) if on.devices % n == 0]
+    shapes = [
+        (tensor, expert, on.devices // (tensor * expert * fsdp), fsdp)
+        for tensor in sizes
+        if tensor <= 8
+        for expert in sizes
+        if count % expert == 0 and on.devices % (tensor * expert) == 0
+        for fsdp in sizes
+        if on.devices % (tensor * expert * fsdp) == 0
+    ]
+    for tensor, expert, data, fsdp in sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape[2])):
+        sizes = dict.fromkeys(AXES, 1) | {"data": data, "fsdp": fsdp, "tensor": tensor, "expert": expert}
+        crossed = dict.fromkeys(old.slices, 1) | ({"data": on.slices} if on.slices > 1 else {})
+        if data % on.slices or sizes == visible(old.sizes(on.devices)):
+            continue
+        mesh = Mesh(**sizes, slices=crossed, rules=old.rules)  # pyright: ignore[reportArgumentType]
+        changed = dataclasses.replace(recipe, mesh=mesh)
+        changed_axes = {key: value for key, value in vars(mesh).items() if value != getattr(old, key)}
+        if not problems_of(changed, on.devices):
+            yield Candidate(changed, {"mesh": changed_axes})
+
+
+def finer(candidate: Candidate, on: Target, microbatches: Sequence[int] = MICROBATCHES) -> Iterator[Candidate]:
+    """The same mesh with other remat policies, microbatches, and the logits whole."""
+    recipe, model = candidate.recipe, candidate.recipe.model
+    choices = {
+        "remat": REMAT if hasattr(model, "remat") else (),
+        "loss_chunks": (1,) if getattr(model, "loss_chunks", 1) > 1 else (),
+    }
+    own = {name: getattr(model, name) for name, values in choices.items() if values}
+    for values in product(*(dict.fromkeys((own[name], *choices[name])) for name in own)):
+        fields = {name: value for name, value in zip(own, values, strict=True) if value != own[name]}
+        for parts in sorted({recipe.accumulate, *microbatches}):
+            changed_model: Any = dataclasses.replace(model, **fields)  # pyright: ignore[reportArgumentType]
+            changed = dataclasses.replace(recipe, model=changed_model, accumulate=parts)
+            changes = ({"model": fields} if fields else {}) | (
+                {"accumulate": parts} if parts != recipe.accumulate else {}
+            )
+            if changes and not problems_of(changed, on.devices):
+                yield Candidate(changed, candidate.changes | changes)
+
+
+def ways(candidate: Candidate, base: Recipe, on: Target) -> Iterator[Candidate]:
+    """The candidate in every other way to compile it. The options are those of TPUs: other compilers drop them."""
+    recipe = candidate.recipe
+    for _, engine, options in WAYS:
+        made = engine(xla={**recipe.engine.xla, **options})
+        changed = dataclasses.replace(recipe, engine=made)
+        if (options and on.platform != "tpu") or changed == recipe or problems_of(changed, None):
+            continue
+        section = {"kind": made.kind} | ({"xla": made.xla} if made.xla else {})
+        rest = {key: value for key, value in candidate.changes.items() if key != "engine"}
+        yield Candidate(changed, rest | ({"engine": section} if made != base.engine else {}))

@@ -1,0 +1,102 @@
+"""What the quick tier takes to be hidden behind work, and the memory traffic that it counts."""
+
+import math
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from dtrain.hardware import CHIPS
+from dtrain.parallel.jit import Jit
+from dtrain.parallel.shard_map import ShardMap
+from dtrain.plan.flat import bare, flat, gathered, traffic
+from dtrain.plan.network import Group
+from dtrain.plan.overlap import overlap
+from dtrain.plan.plan import quick
+from dtrain.plan.variants import OVERLAP, WHOLE_PRODUCTS
+from dtrain.slices import target
+from tests.plan.test_plan import recipe
+
+FSDP, TENSOR = ("fsdp", "fsdp_y"), ("tensor",)
+
+
+@pytest.mark.parametrize(
+    ("chip", "engine", "gathers", "sums"),
+    [
+        ("v5e", Jit(), True, True),
+        ("v5e", Jit(xla=dict(WHOLE_PRODUCTS)), True, False),
+        ("v5e", ShardMap(), True, False),
+        ("v5p", Jit(), False, False),
+        ("v5p", ShardMap(xla=dict(OVERLAP)), True, False),
+        ("h100", ShardMap(), True, True),
+    ],
+)
+def test_what_a_compiler_hides(chip: str, engine: Jit | ShardMap, gathers: bool, sums: bool) -> None:
+    found = overlap(engine, engine.kind == "jit", next(one for one in CHIPS if one.name == chip))
+    assert [found.hides(kind, FSDP) for kind in ("all-gather", "reduce-scatter")] == [gathers, sums]
+    assert not any(found.hides(kind, TENSOR) for kind in ("all-gather", "reduce-scatter", "all-reduce"))
+    assert found.hides("collective-permute", TENSOR)
+
+
+def test_a_sum_over_a_plane_is_an_all_reduce_to_the_compiler_that_places_it() -> None:
+    v5e, plane = next(one for one in CHIPS if one.name == "v5e"), Group(16, ("fsdp",), (4, 4))
+    whole = overlap(Jit(xla=dict(WHOLE_PRODUCTS)), True, v5e)
+    assert whole.kind("reduce-scatter", plane) == "all-reduce"
+    assert whole.kind("reduce-scatter", Group(4, ("fsdp",), (4,))) == "reduce-scatter"
+    assert overlap(Jit(), True, v5e).kind("reduce-scatter", plane) == "reduce-scatter"
+    assert whole.dims(plane, 2) == 1
+    assert whole.dims(Group(64, ("fsdp",), (4, 4, 4), (4, 4, 4)), 3) is None
+
+
+@pytest.mark.parametrize(("length", "hidden"), [(2048, True), (128, False)])
+def test_gathers_are_hidden_as_far_as_products_last(tmp_path: Path, length: int, hidden: bool) -> None:
+    found = quick(recipe(tmp_path, "llama3-8b", length, 16), target("v5e-16"))
+    assert found.timing
+    tally = found.timing.tally
+    gathers = tally.talk["all-gather", ("fsdp",)]
+    assert tally.seconds == pytest.approx(sum(tally.parts.values()))
+    assert tally.parts["network"] == pytest.approx(sum(talk.exposed for talk in tally.talk.values()))
+    assert (
+        gathers.exposed < 1e-3 * gathers.seconds
+        if hidden
+        else (0.2 * gathers.seconds < gathers.exposed < gathers.seconds)
+    )
+
+
+def test_a_windowed_product_adds_up_in_main_memory_where_its_result_is_large(tmp_path: Path) -> None:
+    """Half of 128 MiB stays in fast memory; the whole of it is read and written again for the parts of its operand."""
+
+    def seconds_per_flop(batch: int, *overrides: str) -> float:
+        found = quick(recipe(tmp_path, "llama3.2-1b", 4096, batch, *overrides), target("v5e-16")).timing
+        assert found
+        return found.tally.parts["product"] / found.tally.flops
+
+    small, large = seconds_per_flop(16), seconds_per_flop(32)
+    assert large > 1.2 * small
+    assert seconds_per_flop(32, "engine=shard_map") == pytest.approx(small, rel=0.02)
+
+
+def test_a_gathered_dim_is_followed_through_views() -> None:
+    mesh = jax.sharding.AbstractMesh((4,), ("fsdp",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("fsdp")
+
+    def whole(w: jax.Array) -> jax.Array:
+        w = jax.lax.all_gather(w, "fsdp", axis=0, tiled=True)
+        return w.reshape(w.shape[0], -1) @ jnp.ones((6, 2))
+
+    mapped = jax.shard_map(whole, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    outer = jax.make_jaxpr(mapped)(jax.ShapeDtypeStruct((8, 2, 3), jnp.float32))
+    program = flat(bare(outer.jaxpr.eqns[-1].params["jaxpr"]))
+    product = next(step for step in program.steps if step.name == "dot_general")
+    assert gathered(program, ("fsdp",))[product.read[0]] == (0, ("fsdp",))
+
+
+def test_what_is_fused_is_read_from_memory_once() -> None:
+    """Two arrays into one; a reduction reads its operand though its result is small."""
+    a, b = jax.ShapeDtypeStruct((64, 128), jnp.float32), jax.ShapeDtypeStruct((64, 128), jnp.float32)
+    size = 4 * math.prod(a.shape)
+    moved = lambda function: sum(traffic(flat(jax.make_jaxpr(function)(a, b).jaxpr)))  # noqa: E731
+    assert moved(lambda a, b: jnp.exp(a) * b + a) == 3 * size
+    assert moved(lambda a, b: (a * b).sum()) == pytest.approx(2 * size, abs=8)
+    assert moved(lambda a, b: jnp.exp(a[:8] + b[:8])) == 3 * size / 8

@@ -1,0 +1,153 @@
+"""What the report of a plan says: each figure is computed, and figures that belong together agree."""
+
+import dataclasses
+import re
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from dtrain.errors import EnvironmentFault, RecipeError
+from dtrain.plan.money import cost
+from dtrain.plan.plan import Plan, quick
+from dtrain.plan.report import duration, lines, verdict
+from dtrain.plan.scale import draw, refuse_undrawable, table
+from dtrain.plan.values import values
+from dtrain.recipe.load import load
+from dtrain.slices import target
+from tests.conftest import Dtrain
+from tests.plan.test_plan import FRESH, recipe
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+
+
+@pytest.fixture(scope="module")
+def images() -> Plan:
+    """A ViT on v5e-16."""
+    return quick(load(RECIPES / "vit-synthetic-v5e-16.yaml", [], 16), target("v5e-16"))
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    """A decoder on v5p-8, where fsdp lies over two dims of the network."""
+    return quick(recipe(tmp_path_factory.mktemp("recipe"), "llama3.2-1b", 2048, 16), target("v5p-8"))
+
+
+def text(plan: Plan) -> str:
+    return "\n".join(lines(plan, FRESH))
+
+
+@pytest.mark.parametrize("seconds", [0.02, 59.6, 81, 119, 121, 1249, 3599, 3601, 95_000, 1e7])
+def test_the_time_and_the_money_of_a_run_agree(images: Plan, seconds: float) -> None:
+    """As they are shown: hours times dollars an hour are the dollars."""
+    money = cost(images.target, seconds / 1000, 0, 64, 1000, None)
+    assert money
+    assert images.timing
+    shown = text(dataclasses.replace(images, money=money))
+    amount, unit, total = re.findall(r"take ([\d,.e+]+) (\w+), \$([\d,.]+);", shown)[0]
+    hours = float(amount.replace(",", "")) / {"hours": 1, "minutes": 60, "seconds": 3600}[unit]
+    assert hours * 19.20 == pytest.approx(float(total.replace(",", "")), rel=0.006, abs=0.006)
+
+
+def test_a_short_run_is_given_in_seconds() -> None:
+    assert duration(81 / 3600) == "81 seconds"
+    assert (duration(0.2), duration(26.53)) == ("12 minutes", "26.5 hours")
+
+
+def test_images_are_counted_as_images(images: Plan) -> None:
+    assert images.timing
+    shown, rate = text(images), 1024 / images.timing.seconds
+    assert f"{rate:,.0f} images/s" in shown
+    assert f"${19.20 / 3600 / rate * 1e6:,.2f} a million images" in shown
+    assert "tokens" not in shown
+    head, row, *_ = table([images.target], [images], FRESH)
+    assert "images/s" in head
+    assert "$/1e6 images" in head
+    assert f"{rate:,.0f}" in row
+    assert "tokens_per_second" not in values(images)
+
+
+@pytest.mark.parametrize("executed", [0.9, 1.0, 1.3])
+def test_what_is_computed_again_never_lowers_the_utilisation(images: Plan, executed: float) -> None:
+    """MFU and HFU follow one convention; a program that does less than it counts has no HFU of its own."""
+    timing = images.timing
+    assert timing
+    flops = executed * timing.model_flops / images.target.devices
+    changed = dataclasses.replace(timing, tally=dataclasses.replace(timing.tally, flops=flops, kernel_flops=0.0))
+    assert changed.hfu == pytest.approx(max(executed, 1.0) * changed.mfu)
+    assert ("HFU" in text(dataclasses.replace(images, timing=changed))) == (executed > 1)
+
+
+def test_collectives_over_one_axis_of_the_recipe_are_one_row(tokens: Plan) -> None:
+    assert tokens.timing
+    once = tokens.timing.tally.talk
+    talk = once | {(kind, ("fsdp_y",)): part for (kind, _), part in once.items()}
+    tally = dataclasses.replace(tokens.timing.tally, talk=talk)
+    tokens = dataclasses.replace(tokens, timing=dataclasses.replace(tokens.timing, tally=tally))
+    assert tokens.timing
+    rows = re.findall(r"^  ([a-z-]+) +over (\w+)", text(tokens), re.MULTILINE)
+    assert len(rows) == len(set(rows)) > 1
+    calls = sum(talk.calls for (kind, _), talk in tokens.timing.tally.talk.items() if kind == "all-gather")
+    assert re.search(rf"all-gather +over fsdp +{calls:,.0f} calls", text(tokens))
+
+
+@pytest.mark.parametrize(("today", "months"), [(date(2026, 4, 30), 0), (date(2026, 5, 1), 7), (date(2027, 1, 1), 15)])
+def test_list_prices_older_than_six_months_are_shown_with_a_warning(images: Plan, today: date, months: int) -> None:
+    warning = f"list prices are {months} months old"
+    assert (warning in "\n".join(lines(images, today))) == bool(months)
+    assert (warning in "\n".join(table([images.target], [images], today))) == bool(months)
+    own = dataclasses.replace(images, money=cost(images.target, 1.0, 0, 1, 1, price=2.0))
+    assert "months old" not in "\n".join(lines(own, today))
+    assert "2025-10" in text(images)
+
+
+def test_no_time_and_no_money_stand_beside_what_does_not_fit(images: Plan) -> None:
+    large = dataclasses.replace(images.memory, peak=int(images.memory.room) + 1)
+    shown = text(dataclasses.replace(images, memory=large, money=None))
+    assert "DOES NOT FIT" in shown
+    assert not re.search(r"\$|time of a step|MFU", shown)
+    row = list(table([images.target], [dataclasses.replace(images, memory=large, money=None)], FRESH))[1]
+    assert "DOES NOT FIT" in row
+    assert "%" not in row
+
+
+def test_arithmetic_alone_does_not_promise_what_a_compiler_may_need(images: Plan) -> None:
+    """1.31 times the peak was reserved at most; above that only the compiler knows."""
+    room = images.memory.room
+    for peak, found in ((room / 1.32, "fits"), (room / 1.30, "may fit"), (room * 1.01, "DOES NOT FIT")):
+        near = dataclasses.replace(images, memory=dataclasses.replace(images.memory, peak=int(peak)))
+        assert verdict(near) == found
+        assert ("1.01 to 1.31 times" in text(near)) == (found == "may fit")
+    compiled = dataclasses.replace(images, tier="compiled", memory=dataclasses.replace(images.memory, arena=int(room)))
+    assert verdict(compiled) == "fits"
+
+
+def test_gpus_are_priced_by_the_machine_and_timed_on_its_network(tmp_path: Path) -> None:
+    wanted = recipe(tmp_path, "llama3.2-1b", 2048, 16)
+    shown = text(quick(wanted, target("h100-16")))
+    assert "a3-highgpu-8g has 12.5 GB/s for each GPU" in shown
+    assert "list price of a3-highgpu-8g" in shown
+    part = quick(wanted, target("h200-4"))
+    assert part.money
+    assert part.money.per_hour == pytest.approx(8 * 10.60)
+    assert "for the 8 chips of a whole a3-ultragpu-8g" in text(part)
+
+
+def test_one_target_is_drawn(dtrain: Dtrain, tmp_path: Path) -> None:
+    done = dtrain("plan", "vit-synthetic-v5e-16", "--on", "v5e-16", "--quick", "--plot", "one.png")
+    assert "drawn into one.png" in done.stderr
+    assert (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("name", "why"), [("nosuch/a.png", "there is no folder"), ("a.xls", "no kind of picture")])
+def test_a_picture_that_cannot_be_written_is_refused_before_the_plan(tmp_path: Path, name: str, why: str) -> None:
+    with pytest.raises(EnvironmentFault, match=why):
+        refuse_undrawable(tmp_path / name)
+
+
+def test_a_picture_without_a_plan_that_fits_is_refused(images: Plan, tmp_path: Path) -> None:
+    large = dataclasses.replace(images, memory=dataclasses.replace(images.memory, peak=10**12))
+    for made in ([RecipeError("no")], [dataclasses.replace(images, timing=None)], [large]):
+        with pytest.raises(EnvironmentFault, match="nothing to draw"):
+            draw(made, tmp_path / "a.png")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,109 @@
+"""What a search tries, and in which order: stand-ins take the place of arithmetic and of the compiler."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from dtrain.plan import search as searching
+from dtrain.plan.plan import Plan, quick
+from dtrain.plan.search import Found, search
+from dtrain.plan.variants import Candidate, finer, meshes, ways
+from dtrain.plan.workers import Job, Outcome
+from dtrain.recipe.recipe import Recipe
+from dtrain.slices import Target, target
+from tests.plan.test_plan import recipe
+
+# seconds and the part of the memory that a recipe takes
+Cost = Callable[[Recipe], tuple[float, float]]
+Compiled = Callable[[Cost, int, str], tuple[Found, list[Recipe]]]
+
+
+def product(wanted: Recipe) -> tuple[float, float]:
+    """Factors of remat, mesh and engine that do not depend on each other; remat none has no room."""
+    remat = {"none": (0.70, 1.5), "dots": (0.85, 0.8), "attention": (0.95, 0.6), "full": (1.0, 0.5)}
+    seconds, memory = remat[wanted.model.remat]  # pyright: ignore[reportAttributeAccessIssue]
+    if wanted.model.loss_chunks == 1:  # pyright: ignore[reportAttributeAccessIssue]
+        seconds, memory = 0.99 * seconds, memory + 0.3
+    seconds *= 1.05 ** (wanted.mesh.tensor - 1) * 1.1 ** (wanted.accumulate - 1)
+    overlapped = 0.9 if any("async_collective_fusion" in option for option in wanted.engine.xla) else 1.0
+    return seconds * overlapped * (0.99 if wanted.engine.kind == "jit" else 1.0), memory
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Compiled:
+    """Search with `product` for arithmetic and that cost for the compiler; gives what it found and what it compiled."""
+    template = quick(recipe(tmp_path, "llama3.2-1b", 2048, 16), target("v5e-4"))
+
+    def searched(cost: Cost, tries: int, on: str) -> tuple[Found, list[Recipe]]:
+        wanted, attempts = recipe(tmp_path, "llama3.2-1b", 2048, 16), list[Recipe]()
+
+        def planned(one: Recipe, cost: Cost) -> Plan:
+            seconds, memory = cost(one)
+            assert template.timing
+            timing = dataclasses.replace(template.timing, seconds=seconds)
+            held = dataclasses.replace(template.memory, peak=int(memory * template.memory.room), arena=0)
+            return dataclasses.replace(template, recipe=one, memory=held, timing=timing)
+
+        def remembered(wanted: Sequence[Recipe], _on: Target, _w: int, _p: object) -> Iterator[tuple[int, Outcome]]:
+            attempts.extend(wanted)
+            yield from enumerate(planned(one, cost) for one in wanted)
+
+        monkeypatch.setattr(searching, "remembered", remembered)
+        monkeypatch.setattr(Job, "make", lambda job: planned(job.recipe, product))
+        return search(wanted, target(on), tries, 1, None, lambda _: None), attempts
+
+    return searched
+
+
+def test_five_tries_find_the_best_of_the_space(compiled: Compiled, tmp_path: Path) -> None:
+    """Of every mesh, remat policy, number of microbatches, engine and set of options that fits."""
+    found, attempts = compiled(product, 5, "v5e-4")
+    base = Candidate(recipe(tmp_path, "llama3.2-1b", 2048, 16), {})
+    shapes = [base, *meshes(base.recipe, target("v5e-4"))]
+    shapes += [one for shape in shapes for one in finer(shape, target("v5e-4"))]
+    space = [*shapes, *(way for shape in shapes for way in ways(shape, base.recipe, target("v5e-4")))]
+    assert len(space) > 100
+    best = min(product(one.recipe)[0] for one in space if product(one.recipe)[1] <= 1)
+    assert found.winner
+    assert product(found.winner[0].recipe)[0] == pytest.approx(best)
+    assert len(attempts) == len({str(one) for one in attempts}) == 5
+
+
+def test_meshes_and_remat_come_before_compiler_options(compiled: Compiled) -> None:
+    """The recipe as it is, remat alone, another mesh; then options, for the fastest of those."""
+    found, attempts = compiled(product, 5, "v5e-4")
+    base, remat, mesh, *rest = attempts
+    assert base == found.tried[0].recipe
+    assert (remat.mesh, remat.model.remat) == (base.mesh, "dots")  # pyright: ignore[reportAttributeAccessIssue]
+    assert mesh.mesh != base.mesh
+    assert all(one.engine == base.engine for one in (remat, mesh))
+    fastest = min((base, remat, mesh), key=lambda one: product(one)[0])
+    assert [dataclasses.replace(one, engine=base.engine) for one in rest] == [fastest, fastest]
+    assert all(one.engine != base.engine for one in rest)
+
+
+def test_in_place_of_a_shape_that_does_not_fit_the_next_is_compiled(
+    compiled: Compiled,
+) -> None:
+    """What the compiler has no room for, though arithmetic had."""
+
+    def cost(wanted: Recipe) -> tuple[float, float]:
+        seconds, memory = product(wanted)
+        return seconds, 1.01 if wanted.model.remat == "dots" else memory  # pyright: ignore[reportAttributeAccessIssue]
+
+    found, attempts = compiled(cost, 5, "v5e-4")
+    assert [one.model.remat for one in attempts[1:4]] == ["dots", "dots", "attention"]  # pyright: ignore[reportAttributeAccessIssue]
+    assert found.winner
+    assert found.winner[0].recipe == attempts[3]
+    assert attempts[3].engine == attempts[0].engine
+
+
+def test_other_hardware_is_not_given_the_options_of_tpus(
+    compiled: Compiled,
+) -> None:
+    """They would be dropped, and the same program compiled again."""
+    _, attempts = compiled(product, 12, "h100-8")
+    assert len(attempts) > 3
+    assert not any(one.engine.xla for one in attempts)
