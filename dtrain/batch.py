@@ -1,7 +1,7 @@
 """What data promises and a model takes: named arrays, examples along the first dim."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 Batch = dict[str, Any]
@@ -23,6 +23,19 @@ class Feature:
 
 Example = Mapping[str, Feature]
 """The features of one example, by name."""
+
+
+def plain_example(example: Example) -> dict[str, Any]:
+    """The example as JSON can hold it."""
+    return {name: asdict(feature) | {"origin": ""} for name, feature in example.items()}
+
+
+def example_of(plain: Mapping[str, Any]) -> Example:
+    """The other way."""
+    return {
+        name: Feature(**feature | {"shape": tuple(feature["shape"]), "dims": tuple(feature["dims"])})
+        for name, feature in plain.items()
+    }
 
 
 def tokens_in(example: Example) -> int:

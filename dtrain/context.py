@@ -10,7 +10,7 @@ activations. `collect` and `scatter` go from one to the other.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -19,29 +19,21 @@ from jax.ad_checkpoint import checkpoint_name
 from dtrain.attention import Reach, Side, attention
 from dtrain.experts import Mixture, Routed, grouped
 from dtrain.params import Tree
-
-Remat = Literal["none", "full", "dots", "attention", "offload"]
-"""What of a layer is kept for the backward pass, the rest being computed again: all; its input
-alone; also the results of matrix products; also those of attention; its input, in the host's memory."""
+from dtrain.remat import ATTENTION, INPUT, Policy, Remat, policy
 
 
 @dataclass(frozen=True)
 class Layers:
     """How a stack of equal layers is gone through."""
 
-    remat: Remat | Literal["regather"] = "none"
-    """`regather`: all is kept but parameters gathered to be whole."""
+    remat: Remat | Policy = "none"
+    """What is kept for the backward pass, by its name or as a policy of `jax.checkpoint`."""
     unroll: int = 1
     """Layers compiled one after the other in place of a loop over one."""
 
 
 Block = Callable[[Tree, jax.Array, Tree, Any], tuple[jax.Array, Tree]]
 """(parameters of one layer, activations, what all layers share, context) → activations, sums."""
-
-KEPT = "attention"
-INPUT = "layer_input"
-REGATHERED = "gathered"
-"""Names of values that `Remat` tells apart: results of attention, inputs of layers, gathered parameters."""
 
 
 class Context(Protocol):
@@ -66,6 +58,10 @@ class Context(Protocol):
 
     def largest(self, x: jax.Array, dim: str) -> jax.Array:
         """The largest over all shares of `dim`; passes no gradient."""
+        ...
+
+    def parts(self, dim: str) -> int:
+        """Among how many devices the work along `dim` is split: 1 where each has all of it."""
         ...
 
     def first(self, dim: str, size: int) -> jax.Array | int:
@@ -95,10 +91,21 @@ class Context(Protocol):
         """From `length` to `tokens`, summing over the shares of `dim`."""
         ...
 
+    def whole_row(self, x_BT: jax.Array) -> jax.Array:
+        """From `tokens` to all tokens of the row, in their order: an all-gather of something small."""
+        ...
+
+    def part_of_row(self, x_BT: jax.Array) -> jax.Array:
+        """The other way: of a whole row the tokens at hand."""
+        ...
+
     def attend(
         self, q_BTHD: jax.Array, k_BTGD: jax.Array, v_BTGD: jax.Array, reach: Reach, document_BT: jax.Array | None
     ) -> jax.Array:
-        """Attention, heads apart, within documents where rows hold several."""
+        """Attention, heads apart, within documents where rows hold several.
+
+        Queries are split by `heads`, keys and values by `kv_heads`.
+        """
         ...
 
     def stack(
@@ -136,6 +143,9 @@ class Plain:
     def largest(self, x: jax.Array, dim: str) -> jax.Array:
         return jax.lax.stop_gradient(x)
 
+    def parts(self, dim: str) -> int:
+        return 1
+
     def first(self, dim: str, size: int) -> jax.Array | int:
         return 0
 
@@ -154,11 +164,17 @@ class Plain:
     def scatter(self, x_BTE: jax.Array, dim: str) -> jax.Array:
         return x_BTE
 
+    def whole_row(self, x_BT: jax.Array) -> jax.Array:
+        return x_BT
+
+    def part_of_row(self, x_BT: jax.Array) -> jax.Array:
+        return x_BT
+
     def attend(
         self, q_BTHD: jax.Array, k_BTGD: jax.Array, v_BTGD: jax.Array, reach: Reach, document_BT: jax.Array | None
     ) -> jax.Array:
         side = Side(self.places(q_BTHD.shape[1]), document_BT)
-        return checkpoint_name(attention(q_BTHD, k_BTGD, v_BTGD, reach, side), KEPT)
+        return checkpoint_name(attention(q_BTHD, k_BTGD, v_BTGD, reach, side), ATTENTION)
 
     def stack(
         self, blocks: Sequence[Block], params: Tree, x: jax.Array, shared: Tree = None, how: Layers = Layers()
@@ -189,26 +205,12 @@ def scan_layers(
 
 
 def rematerialised(
-    block: Block, remat: Remat | Literal["regather"], ctx: Context
+    block: Block, remat: Remat | Policy, ctx: Context
 ) -> Callable[[Tree, jax.Array, Tree], tuple[jax.Array, Tree]]:
     """The block in this context, with what `remat` says kept for the backward pass."""
 
     def inside(layer: Tree, x: jax.Array, shared: Tree) -> tuple[jax.Array, Tree]:
         return block(layer, checkpoint_name(x, INPUT), shared, ctx)
 
-    if remat == "none":
-        return inside
-    policies = jax.checkpoint_policies
-    policy = {
-        "regather": policies.save_anything_except_these_names(REGATHERED),
-        "full": policies.nothing_saveable,
-        "dots": policies.dots_with_no_batch_dims_saveable,
-        "attention": policies.save_only_these_names(KEPT),
-        "offload": policies.save_and_offload_only_these_names(
-            names_which_can_be_saved=[],
-            names_which_can_be_offloaded=[INPUT],
-            offload_src="device",
-            offload_dst="pinned_host",
-        ),
-    }[remat]
-    return jax.checkpoint(inside, policy=policy, prevent_cse=False)
+    kept = remat if callable(remat) else policy(remat)
+    return inside if kept is None else jax.checkpoint(inside, policy=kept, prevent_cse=False)

@@ -9,8 +9,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from dtrain.params import Tree
+from dtrain.remat import PRODUCT
 
 Product = Callable[[jax.Array, jax.Array], jax.Array]
 """(rows sorted by expert (N, in), a matrix for each expert (experts, in, out)) → rows (N, out)."""
@@ -44,8 +46,8 @@ class Mixture:
     apply: Apply
     product: Callable[[jax.Array, jax.Array, jax.Array], jax.Array] = jax.lax.ragged_dot
     """(rows, matrices, rows of each expert) → rows: the program that the platform has for it."""
-    capacity: float | None = None
-    """Bound on what one device sends another, as a multiple of an even spread; None drops nothing."""
+    most: int | None = None
+    """Tokens of one row that one expert takes at most, where that is bounded: those beyond have no expert's number."""
 
     @property
     def count(self) -> int:
@@ -64,6 +66,9 @@ def in_order(rows: jax.Array, gates: jax.Array, expert: jax.Array, experts: Mixt
     """Each row, times its gate, through the expert of that number; where that is the experts' count, zeros."""
     order = jnp.argsort(expert, stable=True)
     sizes = jnp.zeros(experts.count, jnp.int32).at[expert].add(1, mode="drop")
-    times = lambda rows, matrices: experts.product(rows, matrices, sizes)  # noqa: E731
+
+    def times(rows: jax.Array, matrices: jax.Array) -> jax.Array:
+        return checkpoint_name(experts.product(rows, matrices, sizes), PRODUCT)
+
     out = experts.apply(experts.params, rows[order], gates[order, None], times)[jnp.argsort(order)]
     return jnp.where((expert < experts.count)[:, None], out, 0)

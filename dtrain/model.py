@@ -17,6 +17,13 @@ class Loss(NamedTuple):
     metrics: dict[str, jax.Array]
 
 
+class Metric(NamedTuple):
+    """A metric that a model returns, declared in its `metrics`, so that a best value can be named and kept."""
+
+    name: str
+    higher_is_better: bool
+
+
 class Flops(NamedTuple):
     """Floating-point operations of one training step, and the convention they are counted by."""
 

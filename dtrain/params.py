@@ -10,6 +10,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from dtrain.errors import RecipeError
+
+CUT = 0.87962566103423978
+"""Standard deviation of a standard normal distribution that is cut at -2 and 2."""
+
 Tree = Any
 """A nested dict of leaves."""
 
@@ -20,11 +25,13 @@ Init = Callable[[jax.Array, tuple[int, ...]], jax.Array]
 @dataclass(frozen=True)
 class Param:
     """A parameter: its shape, the name of each dim ("embed hidden"; `_` for one no rule may split),
-    how it is born, and whether weight decay acts on it.
+    how it is initialised, and whether weight decay acts on it.
 
     `fan_in` names the dims that are summed over when the parameter is applied: a matrix optimizer
     takes those as rows and the rest, less `layer` and `experts`, as columns. `rate`, where given, makes
     the parameter move by that much against the sign of its gradient at each step, and by nothing else.
+    `exact` keeps it in float32 whatever precision is computed in. `unpadded`, where given, is the shape
+    without padding: what lies beyond it is zero, and the model must see to it that it stays so.
     """
 
     shape: tuple[int, ...]
@@ -33,6 +40,8 @@ class Param:
     decay: bool = True
     fan_in: tuple[str, ...] = ()
     rate: float | None = None
+    exact: bool = False
+    unpadded: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         assert len(self.names) == len(self.shape), f"{self.dims!r} does not name {self.shape}"
@@ -59,12 +68,21 @@ def dotted(path: tuple[Any, ...]) -> str:
 
 
 def initial(tree: Tree, key: jax.Array, dtype: str) -> Tree:
-    """Initial values. Each parameter's key comes from its path, so adding one changes no other."""
+    """Initial values. Each parameter's key comes from its path, so adding one changes no other.
 
-    def born(name: str, param: Param) -> jax.Array:
-        return param.init(jax.random.fold_in(key, zlib.crc32(name.encode())), param.shape).astype(dtype)
+    RecipeError where an initial value is not floating-point, or not of the declared shape.
+    """
 
-    return jax.tree.map(born, paths(tree), tree)
+    def value(name: str, param: Param) -> jax.Array:
+        shape = param.unpadded or param.shape
+        found = param.init(jax.random.fold_in(key, zlib.crc32(name.encode())), shape)
+        if not jnp.issubdtype(found.dtype, jnp.floating) or found.shape != shape:
+            gives = f"its init gives {found.dtype}{list(found.shape)}"
+            hint = "keep whole numbers and constants in the model's own fields, not in parameters"
+            raise RecipeError(f"parameter {name} is declared as float{list(shape)}; {gives}", hint)
+        return jnp.pad(found, [(0, whole - part) for whole, part in zip(param.shape, shape)]).astype(dtype)
+
+    return jax.tree.map(value, paths(tree), tree)
 
 
 def abstract(tree: Tree, dtype: str) -> Tree:
@@ -73,8 +91,8 @@ def abstract(tree: Tree, dtype: str) -> Tree:
 
 
 def count(tree: Tree) -> int:
-    """Number of values in the whole tree."""
-    return sum(param.size for param in jax.tree.leaves(tree))
+    """Number of values in the whole tree, padding left out."""
+    return sum(math.prod(param.unpadded or param.shape) for param in jax.tree.leaves(tree))
 
 
 def stacked(tree: Tree, layers: int) -> Tree:
@@ -91,8 +109,8 @@ def stacked(tree: Tree, layers: int) -> Tree:
 
 
 def normal(std: float) -> Init:
-    """A normal distribution of standard deviation `std`, cut at two of them."""
-    return lambda key, shape: std * jax.random.truncated_normal(key, -2.0, 2.0, shape, jnp.float32)
+    """A normal distribution cut at two standard deviations, scaled so that `std` is its own."""
+    return lambda key, shape: std / CUT * jax.random.truncated_normal(key, -2.0, 2.0, shape, jnp.float32)
 
 
 def zeros(_: jax.Array, shape: tuple[int, ...]) -> jax.Array:

@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from dtrain.checkpoint.tensors import opened
-from dtrain.errors import DataError, RecipeError
+from dtrain.errors import DataError
 from dtrain.exchange import read
 from dtrain.models.decoder import Decoder
 from dtrain.models.mlp import MLP
@@ -32,6 +32,7 @@ steps: 10
 LLAMA = Decoder(vocab=32, context=16, layers=2, width=8, heads=2, kv_heads=1, hidden=12)
 FAMILIES = {
     "llama": (LLAMA, "model.layers.1.self_attn.k_proj.weight", (4, 8)),
+    "llama-bias": (dataclasses.replace(LLAMA, bias=True), "model.layers.1.mlp.gate_proj.bias", (12,)),
     "qwen2": (dataclasses.replace(LLAMA, qkv_bias=True, tied=True), "model.layers.0.self_attn.v_proj.bias", (4,)),
     "gemma2": (
         dataclasses.replace(LLAMA, post_norm=True, norm_offset=True, tied=True),
@@ -85,19 +86,24 @@ def test_a_published_checkpoint_goes_in_and_comes_out_as_it_was(dtrain: Dtrain, 
         "gpt2": "feed_forward: gelu_tanh, position: {kind: learned}, norm: layer, norm_bias: true, bias: true,"
         " tied: true",
     }[name]
-    (tmp_path / "words.txt").write_text("to be or not to be " * 400)
     (tmp_path / "small.yaml").write_text(
         f"model: {{kind: decoder, vocab: {vocab}, context: 128, layers: 2, width: 64, heads: 4, {model}}}\n"
         "data: {kind: text, files: [words.txt], length: 32}\noptimizer: {kind: adamw, lr: 1e-3}\nbatch: 8\nsteps: 2\n"
     )
-    dtrain("import", "small.yaml", folder)
+    shown = dtrain("import", "small.yaml", folder).stderr  # without the data
+    assert "checked" not in shown
+    refused = dtrain("import", "small.yaml", folder, "name=other", "model.epsilon=1e-3", code=4).stderr
+    assert "model.epsilon: 0.001" in refused
     dtrain("export", "runs/small", "out.safetensors", "--names", "published")
     before, after = load_file(folder / "model.safetensors"), load_file(tmp_path / "out.safetensors")
     bare = {name.removeprefix("transformer."): values for name, values in before.items()}
     tied = {"lm_head.weight"} if "lm_head.weight" not in after else set()
     assert bare.keys() - tied == after.keys()
     assert all(np.array_equal(values, bare[name]) for name, values in after.items())
-    assert "resumed from step 0" in dtrain("run", "small.yaml").stderr
+    (tmp_path / "words.txt").write_text("to be or not to be " * 400)
+    done = dtrain("run", "small.yaml")
+    assert f"starting from the parameters of {folder.absolute()}" in done.stderr
+    assert "the same bits" not in done.stderr
 
 
 @pytest.mark.slow
@@ -110,13 +116,6 @@ def test_what_one_run_learned_another_begins_with(dtrain: Dtrain, tmp_path: Path
     first, second = load_file(tmp_path / "out.safetensors"), load_file(tmp_path / "again.safetensors")
     assert all(np.array_equal(first[name], second[name]) for name in first)
     assert first.keys() == second.keys()
-    refused = dtrain("import", "small.yaml", "out.safetensors", "name=next", "batch=32", code=2)
-    assert "has saved steps already" in refused.stderr
-    other = dtrain("import", "small.yaml", "out.safetensors", "name=other", "model.sizes=[64, 8, 10]", code=4)
-    assert "is (64, 16), the model's is (64, 8)" in other.stderr
-    nameless = dtrain("export", "runs/small", "x.safetensors", "--names", "published", code=2)
-    assert "models of kind mlp go by dtrain's own names" in nameless.stderr
-    assert not (tmp_path / "x.safetensors").exists()
 
 
 def header(values: Any, body: bytes = b"") -> bytes:
@@ -171,11 +170,29 @@ def test_tensors_of_another_model_are_named(tmp_path: Path) -> None:
 
     def problem(tensors: dict[str, np.ndarray]) -> str:
         save_file(tensors, tmp_path / "m.safetensors")
-        with pytest.raises((DataError, RecipeError)) as caught, opened(tmp_path / "m.safetensors") as found:
+        with pytest.raises(DataError) as caught, opened(tmp_path / "m.safetensors") as found:
             read(found, model, model.params(), here(model), tmp_path / "m.safetensors")
         return caught.value.message
 
     assert "stranger is no parameter of the model" in problem(good | {"stranger": np.zeros(2, np.float32)})
     assert "the model's is" in problem(good | {names[0]: np.zeros((9, 9), np.float32)})
     assert "holds I32" in problem({name: values.astype(np.int32) for name, values in good.items()})
-    assert "go by dtrain's own names" in problem({"w": np.zeros(2, np.float32)})
+    other = problem({"w": np.zeros(2, np.float32)})
+    assert "holds another model: none of its 1 tensors has a name of the recipe's" in other
+    assert f"{names[0]} is missing" in other
+
+
+def test_a_file_of_another_architecture_is_named(tmp_path: Path) -> None:
+    """Whichever of the two families of published names it has, and with a prefix or without."""
+    gpt2 = FAMILIES["gpt2"][0]
+    for model, name, family in (
+        (LLAMA, "wte.weight", "GPT-2"),
+        (LLAMA, "transformer.wte.weight", "GPT-2"),
+        (gpt2, "model.embed_tokens.weight", "Llama"),
+    ):
+        save_file({name: np.zeros((32, 8), np.float32)}, tmp_path / "m.safetensors")
+        with opened(tmp_path / "m.safetensors") as found, pytest.raises(DataError, match=f"names of {family}'s arch"):
+            read(found, model, model.params(), here(model), tmp_path)
+    save_file({"gpt_neox.embed_in.weight": np.zeros((32, 8), np.float32)}, tmp_path / "m.safetensors")
+    with opened(tmp_path / "m.safetensors") as found, pytest.raises(DataError, match="holds another model: none of"):
+        read(found, LLAMA, LLAMA.params(), here(LLAMA), tmp_path)

@@ -7,14 +7,16 @@ Dims: B batch, H height, W width, C channels.
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import jax
+import jax.numpy as jnp
 
 from dtrain.batch import Batch, Example
 from dtrain.context import Context
 from dtrain.errors import FieldError
-from dtrain.fields import Positive
+from dtrain.fields import Depth, Positive
 from dtrain.model import Flops, Loss
 from dtrain.models.layers import (
     classify,
@@ -28,8 +30,10 @@ from dtrain.models.layers import (
     weight,
 )
 from dtrain.params import Tree
+from dtrain.varying import axes_of, varied, vary
 
 KERNEL = 3
+MOST_BLOCKS = 1_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +46,7 @@ class CNN:
     classes: Positive
     stages: tuple[Positive, ...] = (16, 32, 64)
     """Channels of each stage."""
-    blocks: Positive = 1
+    blocks: Depth = 1
     """Residual blocks in a stage."""
     group: Positive = 8
     """Channels normalised together."""
@@ -50,6 +54,10 @@ class CNN:
     def __post_init__(self) -> None:
         if not self.stages:
             raise FieldError("stages", "needs at least one stage")
+        if self.blocks * len(self.stages) > MOST_BLOCKS:
+            raise FieldError(
+                "blocks", f"{len(self.stages)} stages of {self.blocks} blocks; at most {MOST_BLOCKS} in all"
+            )
         for i, channels in enumerate(self.stages):
             if channels % self.group:
                 raise FieldError(f"stages.{i}", f"group = {self.group} does not divide {channels} channels")
@@ -122,5 +130,30 @@ def _kernel(size: int, inputs: int, out: int, rows: str, columns: str) -> Tree:
 
 
 def _conv(x_BHWC: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
+    return _convolved(vary(x_BHWC, axes_of(kernel)), varied(kernel, axes_of(x_BHWC)), stride)
+
+
+def _plain(x_BHWC: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
     layout = ("NHWC", "HWIO", "NHWC")
     return jax.lax.conv_general_dilated(x_BHWC, kernel, (stride, stride), "SAME", dimension_numbers=layout)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _convolved(x_BHWC: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
+    return _plain(x_BHWC, kernel, stride)
+
+
+def _convolved_forward(x_BHWC: jax.Array, kernel: jax.Array, stride: int) -> tuple[jax.Array, Tree]:
+    return _plain(x_BHWC, kernel, stride), (x_BHWC, kernel)
+
+
+def _convolved_backward(stride: int, kept: Tree, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The kernel's gradient in float32: the compiler sums it over the devices that hold other examples."""
+    x_BHWC, kernel = kept
+    x32, kernel32 = x_BHWC.astype(jnp.float32), kernel.astype(jnp.float32)
+    (of_x,) = jax.vjp(lambda x: _plain(x, kernel, stride), x_BHWC)[1](gradient)
+    (of_kernel,) = jax.vjp(lambda kernel: _plain(x32, kernel, stride), kernel32)[1](gradient.astype(jnp.float32))
+    return of_x, of_kernel.astype(kernel.dtype)
+
+
+_convolved.defvjp(_convolved_forward, _convolved_backward)

@@ -18,11 +18,12 @@ from dtrain.attention import Reach, keys_seen
 from dtrain.batch import Batch, Example
 from dtrain.context import Block, Context, Layers, Remat
 from dtrain.errors import FieldError
-from dtrain.fields import Natural, NonNegative, Positive, PositiveFloat
+from dtrain.fields import Depth, Natural, NonNegative, Positive, PositiveFloat
 from dtrain.model import Flops, Loss
+from dtrain.models.decoder_layer import layer, norm
 from dtrain.models.feed_forward import Form, hidden
-from dtrain.models.layers import bias, lift, normalised, scale
-from dtrain.models.moe import Experts, matrices
+from dtrain.models.layers import added, normalised
+from dtrain.models.moe import Experts
 from dtrain.models.next_token import Head, row_mismatch
 from dtrain.models.rope import Learned, Rope, turned
 from dtrain.params import Param, Tree
@@ -39,7 +40,7 @@ class Decoder:
     vocab: Positive
     context: Positive
     """Tokens that a row can have."""
-    layers: Positive
+    layers: Depth
     width: Positive
     heads: Positive
     kv_heads: Positive | None = None
@@ -73,6 +74,8 @@ class Decoder:
     """Keys that a query sees, itself included; all before it where not said."""
     global_every: Natural = 0
     """Of so many layers the last sees all keys, the others the window; 0: every layer has the window."""
+    query_pre_attn_scalar: PositiveFloat | None = None
+    """Attention scores are divided by its square root (Gemma 2); head_dim where not given."""
     attention_softcap: PositiveFloat | None = None
     logit_softcap: PositiveFloat | None = None
     init: PositiveFloat = 0.02
@@ -82,11 +85,15 @@ class Decoder:
     z_loss: NonNegative = 0.0
     """Weight of the z-loss of the logits."""
     remat: Remat = "none"
-    """What is kept for the backward pass: none (of it recomputed), full, dots, attention, offload."""
+    """What a layer keeps for the backward pass: none: everything; dots: results of matrix products and attention;
+    attention: those of attention; full: its input alone; offload: its input, in the host's memory."""
     unroll: Positive = 1
     """Layers compiled one after the other, in place of a loop over one: faster on a CPU, slower to compile."""
     loss_chunks: Positive = 1
     """Parts of the vocabulary in which logits are computed."""
+    pad_vocab: Positive = 8
+    """Embedding and head have a multiple of so many words, so that `mesh.tensor` divides them; those beyond `vocab`
+    stay zero, are never predicted and never exported."""
 
     def __post_init__(self) -> None:
         if self.head_dim is None and self.width % self.heads:
@@ -94,14 +101,18 @@ class Decoder:
         if self.heads % self.groups:
             raise FieldError("kv_heads", f"kv_heads = {self.groups} does not divide heads = {self.heads}")
         if isinstance(self.position, Rope) and self.size_of_head % 2:
-            raise FieldError(
-                "head_dim", f"head_dim = {self.size_of_head} is odd; rotary positions turn pairs of values"
-            )
-        if self.vocab % (n := self.loss_chunks):
-            raise FieldError("loss_chunks", f"loss_chunks = {n} does not divide vocab = {self.vocab}")
+            raise FieldError("head_dim", f"head_dim = {self.size_of_head} is odd; rotary positions rotate pairs")
+        if self.words % (n := self.loss_chunks):
+            padded = f", padded to {self.words} (pad_vocab)" if self.words > self.vocab else ""
+            raise FieldError("loss_chunks", f"loss_chunks = {n} does not divide vocab = {self.vocab}{padded}")
         if self.global_every and (self.window is None or self.layers % self.global_every):
             hint = "set window" if self.window is None else f"{self.layers} layers are no multiple of it"
             raise FieldError("global_every", f"global_every = {self.global_every}: {hint}")
+
+    @property
+    def words(self) -> int:
+        """Rows of the embedding, padding included."""
+        return -(-self.vocab // self.pad_vocab) * self.pad_vocab
 
     @property
     def groups(self) -> int:
@@ -114,54 +125,27 @@ class Decoder:
         return self.head_dim or self.width // self.heads
 
     def params(self) -> Tree:
-        tree: Tree = {"embed": Param((self.vocab, self.width), "vocab embed", declare.normal(self.init))}
-        tree["norm"] = self._norm(self.width, "embed")
-        tree["blocks"] = declare.stacked(self._block(), self.layers)
+        normal, words, width = declare.normal(self.init), self.words, self.width
+        tree: Tree = {"embed": Param((words, width), "vocab embed", normal, unpadded=(self.vocab, width))}
+        tree["norm"] = norm(self, self.width, "embed")
+        tree["blocks"] = declare.stacked(layer(self), self.layers)
         if isinstance(self.position, Learned):
-            tree["position"] = Param((self.context, self.width), "_ embed", declare.normal(self.init))
+            normal = declare.normal(self.init)  # exact: many tokens add up their gradients in one row
+            tree["position"] = Param((self.context, self.width), "_ embed", normal, exact=True)
         if not self.tied:
-            tree["head"] = Param((self.width, self.vocab), "embed vocab", declare.normal(self.init), fan_in=("embed",))
+            shape = (width, self.vocab)
+            tree["head"] = Param((width, words), "embed vocab", normal, fan_in=("embed",), unpadded=shape)
         return tree
-
-    def _block(self) -> Tree:
-        width, dim = self.width, self.size_of_head
-        inner = declare.normal(self.init)
-        outer = declare.normal(self.init / (math.sqrt(2 * self.layers) if self.depth_init else 1))
-        q, kv = ((width, self.heads, dim), "embed heads _"), ((width, self.groups, dim), "embed kv_heads _")
-        tree: Tree = {"norm1": self._norm(width, "embed"), "norm2": self._norm(width, "embed")}
-        for name, (shape, dims) in {"query": q, "key": kv, "value": kv}.items():
-            tree[name] = {"weight": Param(shape, dims, inner, fan_in=("embed",))}
-            if self.bias or self.qkv_bias:
-                tree[name]["bias"] = bias(shape[1:], dims.partition(" ")[2])
-        tree["out"] = {"weight": Param((self.heads, dim, width), "heads _ embed", outer, fan_in=("heads", "_"))}
-        if self.experts:
-            tree["moe"] = self.experts.params(width, self.feed_forward, inner, outer)
-        else:
-            size = self.hidden or 4 * width
-            tree["mlp"] = matrices(width, size, self.feed_forward, inner, outer)
-            if self.bias:
-                inside = {f"{name}_bias": bias((size,), "hidden") for name in tree["mlp"] if name != "down"}
-                tree["mlp"] |= inside | {"down_bias": bias((width,), "embed")}
-        if self.bias:
-            tree["out"]["bias"] = bias((width,), "embed")
-        if self.qk_norm:
-            tree |= {f"{name}_norm": self._norm(dim, "_")["scale"] for name in ("query", "key")}
-        if self.post_norm:
-            tree |= {"post1": self._norm(width, "embed"), "post2": self._norm(width, "embed")}
-        return tree
-
-    def _norm(self, size: int, dim: str) -> Tree:
-        one = bias((size,), dim) if self.norm_offset else scale((size,), dim)
-        return {"scale": one} | ({"bias": bias((size,), dim)} if self.norm_bias else {})
 
     def loss(self, params: Tree, batch: Batch, ctx: Context) -> Loss:
         target_BT = batch["target"]
         weight_BT = (target_BT >= 0).astype(jnp.float32)  # a target of -1 is no target
         weight_BT = weight_BT * batch["weight"][:, None] if "weight" in batch else weight_BT
         x_BTE, sums = self.activations(params, batch, weight_BT, ctx)
-        x_BTE, target_BT = ctx.collect(x_BTE), jnp.maximum(target_BT, 0)
-        nll, z = self.head.losses(x_BTE, self.unembedding(params), target_BT, weight_BT, ctx)
+        nll, z = self.head.losses(x_BTE, self.unembedding(params), jnp.maximum(target_BT, 0), weight_BT, ctx)
         metrics = {"nll": nll} if self.experts or self.z_loss else {}
+        if "dropped" in sums:
+            metrics["dropped"] = sums.pop("dropped") / self.layers
         return Loss(sum(sums.values(), nll + z), weight_BT.sum(), metrics)
 
     def activations(self, params: Tree, batch: Batch, weight_BT: jax.Array, ctx: Context) -> tuple[jax.Array, Tree]:
@@ -172,7 +156,8 @@ class Decoder:
         x_BTE = x_BTE * math.sqrt(self.width) if self.embed_scale else x_BTE
         shared: Tree = {"weight": weight_BT}
         if isinstance(self.position, Learned):
-            x_BTE = x_BTE + ctx.gather(params["position"])[ctx.share(position_BT)]
+            position_BTE = ctx.gather(params["position"])[ctx.share(position_BT)]
+            x_BTE = (x_BTE + position_BTE).astype(x_BTE.dtype)
         else:
             shared["waves"] = self.position.waves(position_BT, self.size_of_head)
         shared |= {name: batch[name] for name in ("document",) if name in batch}
@@ -182,7 +167,8 @@ class Decoder:
 
     @property
     def head(self) -> Head:
-        return Head(self.tied, self.logit_softcap, self.z_loss, self.loss_chunks)
+        padded = self.words > self.vocab
+        return Head(self.vocab, self.tied, self.logit_softcap, self.z_loss, self.loss_chunks, padded)
 
     def unembedding(self, params: Tree) -> Tree:
         """The head's matrix, not yet gathered."""
@@ -190,7 +176,7 @@ class Decoder:
 
     @property
     def _windows(self) -> list[int | None]:
-        return [self.window] * max(1, self.global_every - 1) + [None] * bool(self.global_every)
+        return [self.window] * (self.global_every - 1) + [None] if self.global_every else [self.window]
 
     def _apply(
         self, window: int | None, block: Tree, x_BTE: jax.Array, shared: Tree, ctx: Context
@@ -198,7 +184,7 @@ class Decoder:
         """One layer: attention, then the feed-forward layer, each added to the stream."""
         y_BTE = ctx.collect(self._normalised(block["norm1"], x_BTE))
         y_BTE = ctx.scatter(self._attention(block, y_BTE, shared, window, ctx), "heads")
-        y_BTE = y_BTE + lift(block["out"]["bias"], y_BTE) if self.bias else y_BTE
+        y_BTE = added(y_BTE, block["out"]["bias"]) if self.bias else y_BTE
         x_BTE = x_BTE + (self._normalised(block["post1"], y_BTE) if self.post_norm else y_BTE)
         y_BTE, sums = self._feed_forward(block, self._normalised(block["norm2"], x_BTE), shared, ctx)
         return x_BTE + (self._normalised(block["post2"], y_BTE) if self.post_norm else y_BTE), sums
@@ -206,14 +192,15 @@ class Decoder:
     def _attention(self, block: Tree, y_BTE: jax.Array, shared: Tree, window: int | None, ctx: Context) -> jax.Array:
         def project(name: str, heads: str) -> jax.Array:
             x_BTHD = product(y_BTE, block[name]["weight"])
-            x_BTHD = x_BTHD + block[name]["bias"][None, None] if "bias" in block[name] else x_BTHD
+            x_BTHD = added(x_BTHD, block[name]["bias"]) if "bias" in block[name] else x_BTHD
             x_BTHD = ctx.shard(x_BTHD, "batch", "length", heads, None)
             if name != "value" and self.qk_norm:
                 x_BTHD = self._normalised({"scale": block[f"{name}_norm"]}, x_BTHD)
             return turned(x_BTHD, shared["waves"]) if name != "value" and "waves" in shared else x_BTHD
 
         q_BTHD, k_BTGD, v_BTGD = project("query", "heads"), project("key", "kv_heads"), project("value", "kv_heads")
-        reach = Reach(self.size_of_head**-0.5, window=window, softcap=self.attention_softcap)
+        scale = (self.query_pre_attn_scalar or self.size_of_head) ** -0.5
+        reach = Reach(scale, window=window, softcap=self.attention_softcap)
         y_BTHD = ctx.attend(q_BTHD, k_BTGD, v_BTGD, reach, shared.get("document"))
         return product(y_BTHD, block["out"]["weight"], inner=2)
 
@@ -225,11 +212,11 @@ class Decoder:
 
         def times(name: str) -> jax.Array:
             y_BTF = product(y_BTE, mlp[name])
-            y_BTF = y_BTF + lift(mlp[f"{name}_bias"], y_BTF) if self.bias else y_BTF
+            y_BTF = added(y_BTF, mlp[f"{name}_bias"]) if self.bias else y_BTF
             return ctx.shard(y_BTF, "batch", "length", "hidden")
 
         y_BTE = ctx.scatter(product(hidden(self.feed_forward, times), mlp["down"]), "hidden")
-        return (y_BTE + lift(mlp["down_bias"], y_BTE) if self.bias else y_BTE), {}
+        return (added(y_BTE, mlp["down_bias"]) if self.bias else y_BTE), {}
 
     def _normalised(self, params: Tree, x: jax.Array) -> jax.Array:
         return normalised(params, x, self.norm, self.epsilon, self.norm_offset)

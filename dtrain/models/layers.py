@@ -13,6 +13,7 @@ from dtrain.batch import Batch, Example
 from dtrain.context import Context
 from dtrain.model import Flops, Loss
 from dtrain.params import Param, Tree
+from dtrain.product import product
 
 
 def weight(shape: tuple[int, ...], dims: str, fan_in: str, gain: float = 1.0) -> Param:
@@ -68,14 +69,19 @@ def group_norm(params: Tree, x_BHWC: jax.Array, group: int, epsilon: float = 1e-
 
 
 def affine(params: Tree, x: jax.Array) -> jax.Array:
-    """x times a scale plus a bias, both along its last dim."""
-    return x * lift(params["scale"], x) + lift(params["bias"], x)
+    """x times a scale plus a bias, both along its last dim; in float32, as the sums that are their gradients."""
+    scale, offset = (params[name].astype(jnp.float32) for name in ("scale", "bias"))
+    return (x * lift(scale, x) + lift(offset, x)).astype(x.dtype)
 
 
 def linear(params: Tree, x: jax.Array) -> jax.Array:
     """x times a weight matrix plus a bias."""
-    x = x @ params["weight"]
-    return x + lift(params["bias"], x)
+    return added(product(x, params["weight"]), params["bias"])
+
+
+def added(x: jax.Array, bias: jax.Array) -> jax.Array:
+    """x plus a bias along its last dims; in float32, and so is the sum over examples that is its gradient."""
+    return (x + lift(bias.astype(jnp.float32), x)).astype(x.dtype)
 
 
 def lift(value: jax.Array, like: jax.Array) -> jax.Array:

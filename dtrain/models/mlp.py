@@ -15,10 +15,14 @@ from dtrain.context import Context
 from dtrain.errors import FieldError
 from dtrain.fields import Positive
 from dtrain.model import Flops, Loss
-from dtrain.models.layers import classify, dense, three_times
+from dtrain.models.layers import added, classify, dense, three_times
 from dtrain.params import Tree
+from dtrain.product import product
 
 ACTIVATIONS = {"relu": jax.nn.relu, "gelu": jax.nn.gelu, "tanh": jax.nn.tanh}
+
+
+MOST_LAYERS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +37,8 @@ class MLP:
     def __post_init__(self) -> None:
         if len(self.sizes) < 2:
             raise FieldError("sizes", f"needs at least two sizes, inputs and classes; found {len(self.sizes)}")
+        if len(self.sizes) - 1 > MOST_LAYERS:
+            raise FieldError("sizes", f"{len(self.sizes) - 1} layers; at most {MOST_LAYERS}")
 
     def params(self) -> Tree:
         return {f"layer{i}": self._layer(i) for i in range(len(self.sizes) - 1)}
@@ -43,19 +49,18 @@ class MLP:
             columns = "classes"
         return dense(self.sizes[i], self.sizes[i + 1], f"{rows} {columns}", gain=math.sqrt(2))
 
-    def logits(self, params: Tree, image_HWC: jax.Array, ctx: Context) -> jax.Array:
-        """One example's logits (classes,)."""
-        x = image_HWC.reshape(-1)
+    def logits(self, params: Tree, image_BHWC: jax.Array, ctx: Context) -> jax.Array:
+        """Logits (batch, classes)."""
+        x = image_BHWC.reshape(len(image_BHWC), -1)
         for i in range(len(self.sizes) - 1):
             layer = ctx.gather(params[f"layer{i}"])
-            x = x @ layer["weight"]
-            x = (ctx.reduce(x, "hidden") if i % 2 else x) + layer["bias"]
+            x = product(x, layer["weight"])
+            x = added(ctx.reduce(x, "hidden") if i % 2 else x, layer["bias"])
             x = ACTIVATIONS[self.activation](x) if i < len(self.sizes) - 2 else x
         return x
 
     def loss(self, params: Tree, batch: Batch, ctx: Context) -> Loss:
-        logits_BK = jax.vmap(lambda image: self.logits(params, image, ctx))(batch["image"])
-        return classify(logits_BK, batch, ctx)
+        return classify(self.logits(params, batch["image"], ctx), batch, ctx)
 
     def flops(self, example: Example, examples: int) -> Flops:
         return three_times(2.0 * sum(a * b for a, b in zip(self.sizes, self.sizes[1:], strict=False)), examples)

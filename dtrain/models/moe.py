@@ -3,11 +3,13 @@
 Dims: B batch, T tokens, E embed, X experts, K experts chosen by a token, N rows.
 """
 
+import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
+from annotated_types import Gt, Le
 
 from dtrain import params as declare
 from dtrain.context import Context
@@ -16,14 +18,15 @@ from dtrain.experts import Mixture, Product, Routed
 from dtrain.fields import Natural, NonNegative, Positive, PositiveFloat
 from dtrain.models.feed_forward import Form, gated, hidden
 from dtrain.params import Init, Param, Tree
+from dtrain.product import product
 
 
 @dataclass(frozen=True, kw_only=True)
 class Experts:
     """Of `count` experts each token goes through `active`, and through those that all share."""
 
-    count: Positive
-    active: Positive
+    count: Annotated[int, Gt(0), Le(2**20)]
+    active: Annotated[int, Gt(0), Le(1024)]
     hidden: Positive
     """Width of one expert."""
     shared: Natural = 0
@@ -34,14 +37,16 @@ class Experts:
     scale: PositiveFloat = 1.0
     """Gates are multiplied by this."""
     balance: NonNegative = 0.01
-    """Weight of the load-balance loss, taken row by row (DeepSeek-AI 2024, section 2.1.2)."""
+    """Weight of each layer's load-balance loss, taken row by row: 1 where the load is even (DeepSeek-AI 2024,
+    section 2.1.2). Hugging Face's `router_aux_loss_coef` c, of a model with L layers, is c x active / L here."""
     z_loss: NonNegative = 0.0
     """Weight of the router's z-loss (Zoph et al. 2022)."""
     bias_rate: NonNegative = 0.0
     """Step of a bias that evens out the load without a loss (Wang et al. 2024); 0 for none."""
     capacity: PositiveFloat | None = None
-    """Bound on what devices of the expert axis send each other, as a multiple of an even spread;
-    where not said, nothing is dropped."""
+    """Tokens of a row that one expert takes at most, as a multiple of an even spread: earlier tokens come first, the
+    others skip that expert, when training and when evaluating, on every mesh the same. The metric `dropped` is their
+    part. Where not given, and when generating, nothing is dropped."""
 
     def __post_init__(self) -> None:
         if self.active > self.count:
@@ -51,11 +56,11 @@ class Experts:
     def params(self, width: int, form: Form, inner: Init, outer: Init) -> Tree:
         """Router, experts, and what all tokens share. `inner` and `outer` are how matrices are born."""
         tree: Tree = {
-            "router": Param((width, self.count), "embed _", inner, fan_in=("embed",)),
+            "router": Param((width, self.count), "embed _", inner, fan_in=("embed",), exact=True),
             "experts": matrices(width, self.hidden, form, inner, outer, self.count),
         }
         if self.bias_rate:
-            tree["bias"] = Param((self.count,), "_", declare.zeros, decay=False, rate=self.bias_rate)
+            tree["bias"] = Param((self.count,), "_", declare.zeros, decay=False, rate=self.bias_rate, exact=True)
         if self.shared:
             tree["shared"] = matrices(width, self.shared * self.hidden, form, inner, outer)
         return tree
@@ -64,7 +69,12 @@ class Experts:
         self, params: Tree, x_BTE: jax.Array, weight_BT: jax.Array, form: Form, ctx: Context
     ) -> tuple[jax.Array, Tree]:
         """From x split by `tokens` to this device's share of `hidden`; what the router adds to the loss."""
-        chosen_BTK, gates_BTK, sums = self._route(params, x_BTE, ctx.share(weight_BT), ctx)
+        weight_BT, most = ctx.share(weight_BT), None
+        chosen_BTK, gates_BTK, sums = self._route(params, x_BTE, weight_BT, ctx)
+        if self.capacity is not None:
+            kept_BTK, most = self._kept(chosen_BTK, self.capacity, ctx)
+            chosen_BTK = jnp.where(kept_BTK, chosen_BTK, self.count)
+            sums["dropped"] = ctx.reduce(((~kept_BTK).mean(-1, dtype=jnp.float32) * weight_BT).sum(), "kept")
         tokens = Routed(*(ctx.collect(part) for part in (x_BTE, chosen_BTK, gates_BTK)))
 
         def products(experts: Tree, rows_NE: jax.Array, gates_N1: jax.Array, times: Product) -> jax.Array:
@@ -73,17 +83,19 @@ class Experts:
         dims = {
             name: "experts hidden embed" if name == "down" else "experts embed hidden" for name in params["experts"]
         }
-        out_BTE = ctx.dispatch(tokens, Mixture(params["experts"], dims, products, capacity=self.capacity))
+        out_BTE = ctx.dispatch(tokens, Mixture(params["experts"], dims, products, most=most))
         if self.shared:
             shared = params["shared"]
-            out_BTE = out_BTE + hidden(form, lambda name: tokens.x @ shared[name]) @ shared["down"]
+            out_BTE = out_BTE + product(hidden(form, lambda name: product(tokens.x, shared[name])), shared["down"])
         return out_BTE, sums
 
     def _route(
         self, params: Tree, x_BTE: jax.Array, weight_BT: jax.Array, ctx: Context
     ) -> tuple[jax.Array, jax.Array, Tree]:
         """Each token's experts and gates, and the router's losses as sums over tokens."""
-        logits_BTX = (x_BTE @ params["router"]).astype(jnp.float32)
+        # a choice, unlike a sum, does not forgive rounding: in float32 whatever the layers compute in
+        exact = [x.astype(jnp.float32) for x in (x_BTE, params["router"])]
+        logits_BTX = jnp.einsum("BTE,EX->BTX", *exact, precision=jax.lax.Precision.HIGHEST)
         scores_BTX = jax.nn.softmax(logits_BTX) if self.score == "softmax" else jax.nn.sigmoid(logits_BTX)
         ranked_BTX = scores_BTX + (params["bias"].astype(jnp.float32)[None, None] if self.bias_rate else 0)
         _, chosen_BTK = jax.lax.top_k(jax.lax.stop_gradient(ranked_BTX), self.active)
@@ -97,6 +109,14 @@ class Experts:
         if self.bias_rate:
             sums["router"] += self._pressure(params["bias"], ctx.reduce(hits_BTX.sum((0, 1)), "kept"))
         return chosen_BTK, (gates_BTK * self.scale).astype(x_BTE.dtype), sums
+
+    def _kept(self, chosen_BTK: jax.Array, capacity: float, ctx: Context) -> tuple[jax.Array, int]:
+        """Which choices find room with their expert, of whole rows so that no split matters; and how many can."""
+        row_BTK = ctx.whole_row(chosen_BTK)
+        most = math.ceil(capacity * row_BTK.shape[1] * self.active / self.count)
+        onto_BNX = jax.nn.one_hot(row_BTK.reshape(len(row_BTK), -1), self.count, dtype=jnp.int32)
+        place_BN = (jnp.cumsum(onto_BNX, 1) * onto_BNX).sum(-1)  # 1 for the first that an expert takes
+        return ctx.part_of_row((place_BN <= most).reshape(row_BTK.shape)), most
 
     def _imbalance(self, scores_BTX: jax.Array, hits_BTX: jax.Array, weight_BT: jax.Array, ctx: Context) -> jax.Array:
         """One for each token where a row's tokens are spread evenly, more where they are not.

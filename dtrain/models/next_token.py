@@ -6,13 +6,15 @@ Dims: B batch, T tokens, E embed, V this device's share of the vocabulary or a p
 """
 
 from dataclasses import dataclass
-from math import gcd
 
 import jax
 import jax.numpy as jnp
 
+from dtrain.attention import HIDDEN
 from dtrain.batch import Example
 from dtrain.context import Context
+from dtrain.errors import RecipeError
+from dtrain.models.layers import lift
 from dtrain.params import Tree
 from dtrain.product import product
 
@@ -21,6 +23,8 @@ from dtrain.product import product
 class Head:
     """How activations become logits."""
 
+    vocab: int
+    """Words; columns of the matrix beyond them are padding, and are never predicted."""
     tied: bool
     """The matrix is the embedding's (vocab, embed); else it is (embed, vocab)."""
     softcap: float | None = None
@@ -29,24 +33,49 @@ class Head:
     """Weight of the squared log of the summed exponentials (Chowdhery et al. 2022, section 5)."""
     parts: int = 1
     """Parts in which the vocabulary is taken."""
+    padded: bool = False
+    """Whether the matrix has more columns than there are words."""
 
-    def logits(self, x_BTE: jax.Array, matrix: jax.Array, dtype: str) -> jax.Array:
-        """Logits (B, T, V)."""
+    def logits(
+        self, x_BTE: jax.Array, matrix: jax.Array, dtype: str, first: jax.Array | int = 0, stride: int = 1
+    ) -> jax.Array:
+        """Logits (B, T, V) of every `stride`-th word from word `first` on."""
         logits_BTV = product(x_BTE, matrix.T if self.tied else matrix).astype(dtype)
-        return self.softcap * jnp.tanh(logits_BTV / self.softcap) if self.softcap else logits_BTV
+        logits_BTV = self.softcap * jnp.tanh(logits_BTV / self.softcap) if self.softcap else logits_BTV
+        if not self.padded:
+            return logits_BTV
+        word_V = first + stride * jnp.arange(logits_BTV.shape[-1])
+        return jnp.where(lift(word_V < self.vocab, logits_BTV), logits_BTV, HIDDEN)
 
     def losses(
         self, x_BTE: jax.Array, matrix: Tree, target_BT: jax.Array, weight_BT: jax.Array, ctx: Context
     ) -> tuple[jax.Array, jax.Array]:
-        """The summed cross-entropy and the summed z-loss, weighed. `matrix` is not yet gathered."""
+        """The summed cross-entropy and the summed z-loss, weighed. `matrix` is not yet gathered.
+
+        x is split by `tokens`. Devices that split the vocabulary take all tokens of a row, each for its share
+        of the words; where no device splits it, each takes its own tokens for all words.
+        """
+        if ctx.parts("vocab") > 1:
+            return self._losses(ctx.collect(x_BTE), matrix, target_BT, weight_BT, ctx)
+        own = self._losses(x_BTE, matrix, ctx.share(target_BT), ctx.share(weight_BT), ctx)
+        return ctx.reduce(own[0], "kept"), ctx.reduce(own[1], "kept")
+
+    def _losses(
+        self, x_BTE: jax.Array, matrix: Tree, target_BT: jax.Array, weight_BT: jax.Array, ctx: Context
+    ) -> tuple[jax.Array, jax.Array]:
         size = jax.tree.leaves(matrix)[0].shape[0 if self.tied else 1]
-        parts, place_BT = gcd(self.parts, size), target_BT - ctx.first("vocab", size)
+        parts, first = self.parts, ctx.first("vocab", size)
+        if size % parts:
+            message = f"model.loss_chunks = {parts} does not divide the {size} words of a device's share"
+            raise RecipeError(f"{message} of the vocabulary", "use a divisor of that, or 1")
+        place_BT = target_BT - first
         dtype, x32_BTE = x_BTE.dtype, x_BTE.astype(jnp.float32)  # gradients of the parts add up in float32
 
         def part(carry: Tree, chunk: Tree) -> tuple[Tree, None]:
             top_BT, total_BT, picked_BT = carry
             number, piece = chunk
-            logits_BTV = self.logits(x32_BTE.astype(dtype), ctx.gather(piece), ctx.loss_dtype).astype(jnp.float32)
+            x_BTE, words = x32_BTE.astype(dtype), ctx.gather(piece)
+            logits_BTV = self.logits(x_BTE, words, ctx.loss_dtype, first + number, parts).astype(jnp.float32)
             higher_BT = jnp.maximum(top_BT, jax.lax.stop_gradient(logits_BTV.max(-1)))
             total_BT = total_BT * jnp.exp(top_BT - higher_BT) + jnp.exp(logits_BTV - higher_BT[..., None]).sum(-1)
             here_BT = (place_BT >= 0) & (place_BT < size) & (place_BT % parts == number)

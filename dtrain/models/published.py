@@ -138,6 +138,7 @@ def _llama(model: Decoder) -> dict[str, Place]:
     mixtral = {"gate": "w1", "down": "w2", "up": "w3"}
     for ours, short in mixtral.items():
         found[f"blocks.mlp.{ours}"] = Place(f"{layer}mlp.{ours}_proj.weight", turned=True)
+        found[f"blocks.mlp.{ours}_bias"] = Place(f"{layer}mlp.{ours}_proj.bias")
         name = f"{ours}_proj" if model.qk_norm else short
         found[f"blocks.moe.experts.{ours}"] = Place(f"{experts}.experts.{{expert}}.{name}.weight", turned=True)
     return found | {"blocks.moe.router": Place(f"{experts}.gate.weight", turned=True)}

@@ -7,27 +7,27 @@ from dataclasses import dataclass
 from typing import Literal
 
 import jax
-import jax.numpy as jnp
 
 from dtrain import params as declare
 from dtrain.attention import Reach
 from dtrain.batch import Batch, Example
 from dtrain.context import Context
 from dtrain.errors import FieldError
-from dtrain.fields import Positive
+from dtrain.fields import Depth, Positive
 from dtrain.model import Flops, Loss
 from dtrain.models.layers import (
+    added,
     classify,
     dense,
     image_mismatch,
     layer_norm,
-    lift,
     linear,
     norm,
     three_times,
     weight,
 )
 from dtrain.params import Param, Tree
+from dtrain.product import product
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class ViT:
     classes: Positive
     patch: Positive = 4
     """Side of a patch in pixels."""
-    layers: Positive = 4
+    layers: Depth = 4
     width: Positive = 64
     heads: Positive = 4
     hidden: Positive = 256
@@ -69,12 +69,12 @@ class ViT:
 
     def _block(self) -> Tree:
         width, heads, size = self.width, self.heads, self.width // self.heads
-        project = weight((width, heads, size), "embed heads _", fan_in="embed")
+        shape = (width, heads, size)
         return {
             "norm1": norm(width, "embed"),
-            "query": project,
-            "key": project,
-            "value": project,
+            "query": weight(shape, "embed heads _", fan_in="embed"),
+            "key": weight(shape, "embed kv_heads _", fan_in="embed"),
+            "value": weight(shape, "embed kv_heads _", fan_in="embed"),
             "out": weight((heads, size, width), "heads _ embed", fan_in="heads _"),
             "norm2": norm(width, "embed"),
             "up": dense(width, self.hidden, "embed hidden"),
@@ -84,7 +84,7 @@ class ViT:
     def logits(self, params: Tree, image_BHWC: jax.Array, ctx: Context) -> jax.Array:
         """Logits (batch, classes)."""
         x_BTE = linear(ctx.gather(params["embed"]), _patches(image_BHWC, self.patch))
-        x_BTE = ctx.shard(x_BTE + lift(ctx.gather(params["position"]), x_BTE), "batch", None, None)
+        x_BTE = ctx.shard(added(x_BTE, ctx.gather(params["position"])), "batch", None, None)
         x_BTE, _ = ctx.stack([_apply], params["blocks"], x_BTE)
         x_BE = layer_norm(ctx.gather(params["norm"]), x_BTE).mean(1)
         return linear(ctx.gather(params["head"]), x_BE)
@@ -106,15 +106,15 @@ def _apply(block: Tree, x_BTE: jax.Array, _: Tree, ctx: Context) -> tuple[jax.Ar
     """One block: attention, then the feed-forward layer, each added to its input."""
     y_BTE = layer_norm(block["norm1"], x_BTE)
     q_BTHD, k_BTHD, v_BTHD = (
-        ctx.shard(jnp.einsum("BTE,EHD->BTHD", y_BTE, block[name]), "batch", None, "heads", None)
-        for name in ("query", "key", "value")
+        ctx.shard(product(y_BTE, block[name]), "batch", None, heads, None)
+        for name, heads in (("query", "heads"), ("key", "kv_heads"), ("value", "kv_heads"))
     )
     y_BTHD = ctx.attend(q_BTHD, k_BTHD, v_BTHD, Reach(q_BTHD.shape[-1] ** -0.5, causal=False), None)
-    x_BTE = x_BTE + ctx.reduce(jnp.einsum("BTHD,HDE->BTE", y_BTHD, block["out"]), "heads")
+    x_BTE = x_BTE + ctx.reduce(product(y_BTHD, block["out"], inner=2), "heads")
     y_BTE = layer_norm(block["norm2"], x_BTE)
     y_BTF = ctx.shard(jax.nn.gelu(linear(block["up"], y_BTE)), "batch", None, "hidden")
-    y_BTE = ctx.reduce(y_BTF @ block["down"]["weight"], "hidden")
-    y_BTE = y_BTE + lift(block["down"]["bias"], y_BTE)
+    y_BTE = ctx.reduce(product(y_BTF, block["down"]["weight"]), "hidden")
+    y_BTE = added(y_BTE, block["down"]["bias"])
     return ctx.shard(x_BTE + y_BTE, "batch", None, None), {}
 
 

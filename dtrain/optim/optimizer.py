@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import jax
 import jax.numpy as jnp
 
-from dtrain.fields import Decay, Natural, NonNegative, PositiveFloat
+from dtrain.fields import Decay, Natural, NonNegative, PositiveFloat, Rate
+from dtrain.optim.moments import Factored, adam, factored
 from dtrain.optim.schedule import Constant, Schedule
 from dtrain.params import Param, Tree
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 class Shared:
     """What every optimizer takes."""
 
-    lr: PositiveFloat
+    lr: Rate
     """Peak learning rate."""
     schedule: Schedule = field(default_factory=Constant)
     decay: NonNegative = 0.0
@@ -30,6 +31,11 @@ class Shared:
     """Largest global norm of the gradients."""
     ema: Decay | None = None
     """Decay of an average of the parameters, which evaluation then uses."""
+
+    def state_dims(self, declared: Tree, state: Any) -> Any:
+        """The names of dims of each array in a part of the optimizer's state, as a tree of the same structure;
+        None for parts whose arrays are shaped as the parameters are, which are laid out as those."""
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +48,7 @@ class AdamW(Shared):
     epsilon: PositiveFloat = 1e-8
 
     def direction(self, declared: Tree) -> "optax.GradientTransformation":
-        import optax
-
-        return optax.scale_by_adam(self.b1, self.b2, self.epsilon)
+        return adam(self.b1, self.b2, self.epsilon)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,17 +81,17 @@ class Lion(Shared):
 
 @dataclass(frozen=True, kw_only=True)
 class Adafactor(Shared):
-    """Second moments kept as rows and columns (Shazeer & Stern 2018); updates clipped to unit RMS."""
+    """Second moments kept as rows and columns (Shazeer & Stern 2018); each matrix's update clipped to unit RMS."""
 
     kind: Literal["adafactor"] = "adafactor"
     factor_from: Natural = 128
-    """Both of a matrix's larger dims must reach this for its moments to be factored."""
+    """Rows and columns of a matrix must both reach this number for its moments to be factored."""
 
     def direction(self, declared: Tree) -> "optax.GradientTransformation":
-        import optax
+        return factored(declared, self.factor_from)
 
-        moments = optax.scale_by_factored_rms(min_dim_size_to_factor=self.factor_from)
-        return optax.chain(moments, optax.clip_by_block_rms(1.0))
+    def state_dims(self, declared: Tree, state: Any) -> Any:
+        return state.dims(declared, self.factor_from) if isinstance(state, Factored) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +118,7 @@ class Muon(Shared):
         )
         scales = jax.tree.map(_adam_size, declared, numbers)
         size = optax.stateless(lambda updates, _: jax.tree.map(jnp.multiply, updates, scales))
-        return optax.partition({"muon": optax.chain(muon, size), "adam": optax.scale_by_adam(self.b1, self.b2)}, labels)
+        return optax.partition({"muon": optax.chain(muon, size), "adam": adam(self.b1, self.b2, 1e-8)}, labels)
 
 
 Optimizer = AdamW | SGD | Lion | Adafactor | Muon

@@ -27,8 +27,11 @@ class Average(NamedTuple):
     averaged: Tree
 
 
-def transformation(optimizer: Optimizer, declared: Tree, steps: int) -> "optax.GradientTransformation":
-    """The whole update as one optax transformation; its updates are to be added to the parameters."""
+def transformation(optimizer: Optimizer, declared: Tree, steps: int) -> "optax.GradientTransformationExtraArgs":
+    """The whole update as one optax transformation; its updates are to be added to the parameters.
+
+    Its `update` takes the number of the `step`, whose learning rate it uses.
+    """
     import optax
 
     mask = jax.tree.map(lambda param: optimizer.decay_all or param.decay, declared)
@@ -36,16 +39,27 @@ def transformation(optimizer: Optimizer, declared: Tree, steps: int) -> "optax.G
         optax.clip_by_global_norm(optimizer.clip) if optimizer.clip else None,
         optimizer.direction(declared),
         optax.add_decayed_weights(optimizer.decay, mask) if optimizer.decay else None,
-        optax.scale_by_learning_rate(learning_rate(optimizer, steps)),
+        _by_rate(learning_rate(optimizer, steps)),
     ]
     whole = optax.chain(*(link for link in links if link))
 
-    def moved(updates: Tree, state: Any, params: Tree = None) -> tuple[Tree, Any]:
-        found, state = whole.update(learned(updates, declared), state, params)
+    def moved(updates: Tree, state: Any, params: Tree = None, **more: Any) -> tuple[Tree, Any]:
+        found, state = whole.update(learned(updates, declared), state, params, **more)
         return jax.tree.map(_by_sign, found, updates, declared), state
 
-    stepped = optax.GradientTransformation(whole.init, moved)
+    stepped = optax.GradientTransformationExtraArgs(whole.init, moved)
     return optax.chain(stepped, _keep_average(optimizer.ema)) if optimizer.ema else stepped
+
+
+def _by_rate(rate: Rate) -> "optax.GradientTransformationExtraArgs":
+    """Updates times the negative learning rate of `step`: the one that is reported, whatever updates were skipped."""
+    import optax
+
+    def update(updates: Tree, state: Any, params: Tree = None, **more: Any) -> tuple[Tree, Any]:
+        step = more["step"]
+        return jax.tree.map(lambda u: -rate(step).astype(u.dtype) * u, updates), state
+
+    return optax.GradientTransformationExtraArgs(optax.identity().init, update)
 
 
 def learned(gradients: Tree, declared: Tree) -> Tree:

@@ -3,46 +3,21 @@
 import importlib.metadata
 import importlib.util
 import os
-import re
 import sys
-from dataclasses import dataclass
 from glob import glob
 from typing import Any
 
-from dtrain import faults
-from dtrain.errors import EnvironmentFault
-from dtrain.parallel.meeting import LOOPBACK, meet
-
-PROCESS = "DTRAIN_PROCESS"
-"""`rank/processes@host:port`: set for a process that runs together with others."""
+from dtrain import faults, signals
+from dtrain.errors import EnvironmentFault, HostLost
+from dtrain.parallel.meeting import LOOPBACK, Missing, Refusal, meet
+from dtrain.process_info import ProcessInfo, replaces_hosts
 
 SILENCE, LOCAL_SILENCE = 10, 100
 """Seconds after which a machine that is not heard of counts as gone; on this one, its parent knows sooner."""
 
+COMPILING = 2 * 3600 * 1000
+"""Milliseconds by which compiling may take longer in one process than in another."""
 FUSIONS = "--xla_cpu_experimental_ynn_fusion_type"
-
-
-@dataclass(frozen=True)
-class Seat:
-    """This process's place among those that run together."""
-
-    rank: int
-    processes: int
-    coordinator: str
-
-    def __str__(self) -> str:
-        return f"{self.rank}/{self.processes}@{self.coordinator}"
-
-
-def seat() -> Seat | None:
-    """This process's place, or None where it runs alone. EnvironmentFault where it is told wrongly."""
-    text = os.environ.get(PROCESS)
-    if not text:
-        return None
-    found = re.fullmatch(r"(\d+)/(\d+)@(\S+:\d+)", text)
-    if not found or int(found[1]) >= int(found[2]):
-        raise EnvironmentFault(f"{PROCESS}={text} is not rank/processes@host:port", f"as {PROCESS}=0/2@10.0.0.1:8476")
-    return Seat(int(found[1]), int(found[2]), found[3])
 
 
 def settle() -> None:
@@ -83,6 +58,13 @@ def pretend(devices: int) -> None:
     os.environ["JAX_NUM_CPU_DEVICES"] = str(devices)
 
 
+def are_pretended(devices: list[Any]) -> bool:
+    """Whether the CPU shows several devices to this process."""
+    import jax
+
+    return devices[0].platform == "cpu" and jax.local_device_count() > 1
+
+
 def found() -> list[Any]:
     """JAX's devices; EnvironmentFault where the platform that was asked for has none."""
     import jax
@@ -96,24 +78,55 @@ def found() -> list[Any]:
         raise EnvironmentFault(f"no device can be used: {reason}", hint) from error
 
 
-def join(place: Seat) -> None:
-    """Meet the other processes; EnvironmentFault names the address where they do not come."""
+def join(info: ProcessInfo, *, local: int = 1, refusal: Refusal = lambda: None) -> None:
+    """Meet the other processes, of which each host has `local`; EnvironmentFault names the address where they do not
+    come, HostLost the host where the engine replaces it. Raises the `refusal` of the first process."""
     import jax
 
-    faults.strike("join", place.rank)
-    meet(place.rank, place.processes, place.coordinator)
-    local = place.coordinator.startswith(LOOPBACK)
-    inside = LOOPBACK if local else "[::]" if place.coordinator.startswith("[") else "0.0.0.0"
+    faults.strike("join", info.rank)
+    replaced = replaces_hosts() and info.world_size > local
+    try:
+        meet(info.rank, info.world_size, info.coordinator, refusal)
+    except Missing as missing:
+        hosts = sorted({rank // local for rank in missing.ranks} - {info.rank // local})
+        if not (replaced and hosts):
+            raise
+        which = f"host{'s' * (len(hosts) > 1)} {', '.join(map(str, hosts))} of {info.world_size // local}"
+        raise HostLost(f"{which} lost: {missing.message}", "the engine replaces it and starts the run again") from None
+    on_this_host = info.coordinator.startswith(LOOPBACK)
+    inside = LOOPBACK if on_this_host else "[::]" if info.coordinator.startswith("[") else "0.0.0.0"
     if os.environ.get("JAX_PLATFORMS") == "cpu":
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
     try:
         jax.distributed.initialize(
-            place.coordinator,
-            place.processes,
-            place.rank,
-            coordinator_bind_address=f"{inside}:{place.coordinator.rpartition(':')[2]}" if place.rank == 0 else None,
-            heartbeat_timeout_seconds=LOCAL_SILENCE if local else SILENCE,
+            info.coordinator,
+            info.world_size,
+            info.rank,
+            coordinator_bind_address=f"{inside}:{info.coordinator.rpartition(':')[2]}" if info.rank == 0 else None,
+            heartbeat_timeout_seconds=LOCAL_SILENCE if on_this_host else SILENCE,
         )
     except RuntimeError as error:
-        message = f"process {place.rank} of {place.processes} could not meet the others at {place.coordinator}"
-        raise EnvironmentFault(f"{message}: {error}") from error
+        message = f"process {info.rank} of {info.world_size} could not meet the others at {info.coordinator}: {error}"
+        raise (HostLost if replaced else EnvironmentFault)(message) from error
+
+
+def await_compiled() -> None:
+    """Wait until all processes have compiled: one that read its programs from the cache would be minutes early at the
+    first sum over all, where Gloo waits 30 s. A process that dies meanwhile ends the others, as later."""
+    import jax
+
+    if jax.process_count() > 1:
+        from jax._src import distributed  # orbax uses the same service; JAX has no public name for it
+
+        client = distributed.global_state.client
+        assert client is not None
+        client.wait_at_barrier("dtrain compiled", COMPILING)
+
+
+def part() -> None:
+    """Wait until the other processes are done too: the end of the first one would end theirs."""
+    import jax
+
+    if jax.process_count() > 1:
+        jax.distributed.shutdown()
+        signals.renew()  # JAX takes its own handler of SIGTERM away, and none is left

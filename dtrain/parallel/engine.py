@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import jax
@@ -88,23 +88,46 @@ class Engine(Protocol):
         ...
 
 
-def put(engine: Engine, layout: Layout, batch: Batch, examples: int) -> Batch:
-    """This process's rows of a batch of `examples` → one global batch on the devices."""
-    places = {name: engine.place(layout, name, (examples, *rows.shape[1:])) for name, rows in batch.items()}
-    local = {name: _dealt(layout, name, rows).reshape(-1, *places[name][0][1:]) for name, rows in batch.items()}
-    if all(sharding.is_fully_addressable for _, sharding in places.values()):
-        return jax.device_put(local, {name: sharding for name, (_, sharding) in places.items()})
-    with jax.transfer_guard("allow"):  # this is the explicit transfer; JAX takes its inside for an implicit one
-        held = local_rows(layout, examples)
-        return {
-            name: jax.make_array_from_callback(shape, sharding, partial(_part, local[name], held, examples))
-            for name, (shape, sharding) in places.items()
+@dataclass(frozen=True)
+class Put:
+    """This process's rows of a batch of `examples` → one global batch on the devices.
+
+    Where each array lies is worked out once, with the first batch.
+    """
+
+    engine: Engine
+    layout: Layout
+    examples: int
+    _places: dict[str, tuple[tuple[int, ...], jax.sharding.NamedSharding, np.ndarray | None]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+
+    def __call__(self, batch: Batch) -> Batch:
+        if not self._places.keys() >= batch.keys():
+            self._places.update({name: self._place(name, rows) for name, rows in batch.items()})
+        places = {name: self._places[name] for name in batch}
+        local = {
+            name: (rows if places[name][2] is None else rows[:, places[name][2]]).reshape(-1, *places[name][0][1:])
+            for name, rows in batch.items()
         }
+        if all(sharding.is_fully_addressable for _, sharding, _ in places.values()):
+            return jax.device_put(local, {name: sharding for name, (_, sharding, _) in places.items()})
+        with jax.transfer_guard("allow"):  # this is the explicit transfer; JAX takes its inside for an implicit one
+            return {
+                name: jax.make_array_from_callback(
+                    shape, sharding, partial(_part, local[name], self.held, self.examples)
+                )
+                for name, (shape, sharding, _) in places.items()
+            }
 
+    def _place(self, name: str, rows: np.ndarray) -> tuple[tuple[int, ...], jax.sharding.NamedSharding, Any]:
+        """The global shape and sharding of an array, and the order in which a row's tokens are laid out."""
+        return *self.engine.place(self.layout, name, (self.examples, *rows.shape[1:])), self.layout.dealt(name)
 
-def _dealt(layout: Layout, name: str, rows: np.ndarray) -> np.ndarray:
-    order = layout.dealt(name)
-    return rows if order is None else rows[:, order]
+    @cached_property
+    def held(self) -> np.ndarray:
+        """Which rows of the global batch this process holds."""
+        return local_rows(self.layout, self.examples)
 
 
 def _part(rows: np.ndarray, held: np.ndarray, examples: int, index: Any) -> np.ndarray:

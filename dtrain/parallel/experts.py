@@ -15,14 +15,15 @@ from dtrain.varying import axes_of, vary
 def exchanged(tokens: Routed, experts: Mixture, axis: str, parts: int) -> jax.Array:
     """Every token through the experts it chose, wherever along `axis` they are.
 
-    Two all-to-alls of equal blocks, one for each other device. A block has room for the worst case,
-    or for the mixture's `capacity` times the tokens that an even spread would send; what finds no room gives zero.
+    Two all-to-alls of equal blocks, one for each other device. A block has room for the worst case: every token
+    here to the experts of one device, or of each row as many as those experts take. Nothing is dropped here; what
+    the router dropped has no expert's number and gives zero.
     """
     x_NE, chosen_NK, gates_NK = tokens.rows
     (count, active), own = chosen_NK.shape, experts.count
     room = count * min(active, own)
-    if experts.capacity is not None:
-        room = min(room, math.ceil(count * active / parts * experts.capacity))
+    if experts.most is not None:
+        room = min(room, math.prod(tokens.x.shape[:-2]) * own * experts.most)
     expert = chosen_NK.reshape(-1)
     slot = _slots(expert // own, parts, room)
     rows = jnp.repeat(x_NE, active, 0)
@@ -40,7 +41,7 @@ def _slots(to: jax.Array, parts: int, room: int) -> jax.Array:
     """Where each row goes in the blocks sent: its device's block, in order of arrival; none where it is full."""
     onto = jax.nn.one_hot(to, parts, dtype=jnp.int32)
     place = (jnp.cumsum(onto, 0) * onto).sum(1) - 1
-    return jnp.where(place < room, to * room + place, parts * room)
+    return jnp.where((to < parts) & (place < room), to * room + place, parts * room)
 
 
 def _blank(like: jax.Array, shape: tuple[int, ...], value: int) -> jax.Array:

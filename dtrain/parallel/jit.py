@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from dtrain.attention import Reach
@@ -18,11 +19,13 @@ from dtrain.context import Block, Layers, scan_layers
 from dtrain.experts import Mixture, Routed, grouped
 from dtrain.model import Loss
 from dtrain.parallel.engine import Compiler, Grads, LossFn, Sums, accumulate, flow
+from dtrain.parallel.gather import is_wrapped, looked_up, summed, unwrapped, wrap
 from dtrain.parallel.kernels import local_attention
-from dtrain.parallel.manual import Manual, is_wrapped, summed, wrap
-from dtrain.parallel.mesh import MEMORY_AXES
+from dtrain.parallel.manual import Manual
+from dtrain.parallel.mesh import MEMORY_AXES, RULES
 from dtrain.parallel.rules import Layout, in_deal
 from dtrain.params import Tree
+from dtrain.varying import varied
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +35,13 @@ class Jit(Compiler):
     kind: Literal["jit"] = "jit"
 
     def refusal(self, layout: Layout, processes: int) -> str:
+        """Islands placed by hand split by `tensor` only the dims that they know."""
+        own = {dim for dim in layout.rules if dim not in RULES and "tensor" in layout.axes(dim)}
+        for param in jax.tree.leaves(layout.declared):
+            island = "layer" if layout.parts("layer") > 1 else "experts"
+            split = own & set(param.names)
+            if split and island in param.names:
+                return f"{min(split)} is a dim of stacked {island} parameters; mesh.rules splits it over fsdp only"
         return ""
 
     def place(self, layout: Layout, name: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], NamedSharding]:
@@ -67,11 +77,16 @@ class Constrained:
     loss_dtype: str = "float32"
 
     def shard(self, x: jax.Array, *dims: str | None) -> jax.Array:
-        dims = (None, *dims[1:]) if x.shape[0] == 1 else dims
-        return jax.lax.with_sharding_constraint(x, self.layout.sharding(self.layout.spec(dims)))
+        kept = [dim if dim == "batch" or not self._saves_memory(dim) else None for dim in dims]
+        kept = [None, *kept[1:]] if x.shape[0] == 1 else kept
+        return jax.lax.with_sharding_constraint(x, self.layout.sharding(self.layout.spec(kept)))
+
+    def _saves_memory(self, dim: str | None) -> bool:
+        """Whether parameters are split along this dim to save memory alone, and activations not at all."""
+        return bool(set(self.layout.axes(dim)) & set(MEMORY_AXES))
 
     def gather(self, params: Tree) -> Tree:
-        return jax.tree.map(lambda part: part.value if is_wrapped(part) else part, params, is_leaf=is_wrapped)
+        return unwrapped(params)
 
     def reduce(self, x: jax.Array, dim: str) -> jax.Array:
         return x
@@ -82,20 +97,30 @@ class Constrained:
     def first(self, dim: str, size: int) -> jax.Array | int:
         return 0
 
+    def parts(self, dim: str) -> int:
+        return self.layout.shares(dim)
+
     def lookup(self, table: Tree, token_BT: jax.Array) -> jax.Array:
-        return self.gather(table)[token_BT]
+        return looked_up(table, token_BT)
 
     def places(self, length: int) -> jax.Array:
         return jnp.asarray(in_deal(length, max(1, self.layout.sizes["sequence"])), jnp.int32)
 
     def share(self, x_BT: jax.Array) -> jax.Array:
-        return self.shard(x_BT, "batch", "tokens")
+        return self.shard(x_BT, "batch", "tokens", *[None] * (x_BT.ndim - 2))
 
     def collect(self, x_BTE: jax.Array) -> jax.Array:
         return self.shard(x_BTE, "batch", "length", None)
 
     def scatter(self, x_BTE: jax.Array, dim: str) -> jax.Array:
         return self.shard(x_BTE, "batch", "tokens", None)
+
+    def whole_row(self, x_BT: jax.Array) -> jax.Array:
+        order = np.argsort(in_deal(x_BT.shape[1], self.layout.sizes["sequence"]))
+        return self.shard(x_BT[:, order], "batch", *[None] * (x_BT.ndim - 1))
+
+    def part_of_row(self, x_BT: jax.Array) -> jax.Array:
+        return self.share(x_BT[:, in_deal(x_BT.shape[1], self.layout.sizes["sequence"])])
 
     def _island(self, function: Callable[..., Any], dims: Sequence[Any], out: Any) -> Callable[..., Any]:
         """`function` placed by hand: each of its arguments a tree whose leaves have these dims."""
@@ -125,22 +150,26 @@ class Constrained:
         by_hand, axes = Manual(self.layout, self.microbatches, self.loss_dtype), self.layout.token_axes
 
         def layers(params: Tree, x: jax.Array, shared: Tree) -> tuple[jax.Array, Tree]:
-            out, sums = by_hand.stack(blocks, wrap(params, specs), x, shared, how)
+            parts = jax.tree.map(lambda part, value: replace(part, value=value), wrapped, params, is_leaf=is_wrapped)
+            out, sums = by_hand.stack(blocks, parts, x, shared, how)
             return out, jax.tree.map(lambda s: summed(s, axes), sums)
 
-        specs = jax.tree.map(lambda part: part.spec, params, is_leaf=is_wrapped)
+        wrapped, specs = params, jax.tree.map(lambda part: part.spec, params, is_leaf=is_wrapped)
         rows = lambda leaf: self.layout.spec(("batch" if leaf.shape[0] == x.shape[0] else None, "length"))  # noqa: E731
         tokens = self.layout.spec(("batch", "tokens"))
         island = self._island(layers, (specs, tokens, jax.tree.map(rows, shared)), (tokens, PartitionSpec()))
-        return island(self.gather(params), x, shared)
+        values = jax.tree.map(lambda part: part.value, params, is_leaf=is_wrapped)
+        return island(values, x, shared)  # cast inside, so that gradients are summed as they are kept
 
     def dispatch(self, tokens: Routed, experts: Mixture) -> jax.Array:
         assert self.layout.mesh is not None
         if self.layout.mesh.size == 1 and self.layout.platform != "tpu":
             return grouped(tokens, experts)
         by_hand, rows = Manual(self.layout), self.layout.spec(("batch", "length"))
+        axes = self.layout.token_axes
 
         def exchange(tokens: Routed, params: Tree) -> jax.Array:
+            params = jax.tree.map(lambda p: varied(p, axes), params)
             return by_hand.reduce(by_hand.dispatch(tokens, replace(experts, params=params)), "hidden")
 
         used = jax.tree.map(lambda names: self._without_memory_axes(names.split()), experts.dims)

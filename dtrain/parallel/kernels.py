@@ -14,13 +14,19 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from dtrain.attention import Reach, Side, attention
-from dtrain.context import KEPT
 from dtrain.params import Tree
+from dtrain.remat import ATTENTION, PRODUCT
 from dtrain.varying import axes_of, vary
 
 LANES = 128
 BLOCK = 512
 TILE = 1024
+PARTIALS = 16
+"""Blocks of keys up to which one kernel computes all gradients of attention: five products in place of seven.
+
+It writes a part of the queries' gradient for each block of keys, in the queries' dtype, to be summed afterwards:
+with many blocks that takes more memory than it saves work. Under a window most of these parts would be zeros.
+"""
 CUDNN_DTYPES = (jnp.bfloat16, jnp.float16)
 
 
@@ -33,9 +39,9 @@ def local_attention(
         return splash(q_BTHD, k_BTGD, v_BTGD, reach, document_BT)
     plain_scores = document_BT is None and reach.softcap is None
     if platform == "gpu" and plain_scores and q_BTHD.dtype in CUDNN_DTYPES and dim <= LANES and dim % 8 == 0:
-        return checkpoint_name(cudnn(q_BTHD, k_BTGD, v_BTGD, reach), KEPT)
+        return checkpoint_name(cudnn(q_BTHD, k_BTGD, v_BTGD, reach), ATTENTION)
     side = Side(jnp.arange(length, dtype=jnp.int32), document_BT)
-    return checkpoint_name(attention(q_BTHD, k_BTGD, v_BTGD, reach, side), KEPT)
+    return checkpoint_name(attention(q_BTHD, k_BTGD, v_BTGD, reach, side), ATTENTION)
 
 
 def cudnn(q_BTHD: jax.Array, k_BTGD: jax.Array, v_BTGD: jax.Array, reach: Reach) -> jax.Array:
@@ -64,13 +70,18 @@ def splash(
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
 
     length, heads = q_BTHD.shape[1:3]
-    blocks = kernel.BlockSizes(**dict.fromkeys(_BLOCKS, _block(length)))
+    block = _block(length)
+    fused = reach.window is None and length // block <= PARTIALS
+    sizes = dict.fromkeys(_BLOCKS if fused else (*_BLOCKS, *_BLOCKS_DQ), block)
+    blocks = kernel.BlockSizes(**sizes, use_fused_bwd_kernel=fused)
     options = {"attn_logits_soft_cap": reach.softcap, "block_sizes": blocks, "interpret": interpret}
-    options["residual_checkpoint_name"] = KEPT  # what is kept spares the forward kernel in the backward pass
+    options["residual_checkpoint_name"] = ATTENTION  # what is kept spares the forward kernel in the backward pass
     one = kernel.make_splash_mha(_mask(reach, length, heads), head_shards=1, q_seq_shards=1, **options)
 
     def rows(q: jax.Array, k: jax.Array, v: jax.Array, document: jax.Array | None) -> jax.Array:
-        q, k, v = (jnp.swapaxes(x, 1, 2) for x in (q, k, v))
+        q, k, v = (
+            checkpoint_name(jnp.swapaxes(x, 1, 2), PRODUCT) for x in (q, k, v)
+        )  # as the backward kernels take them
         ids = None if document is None else kernel.SegmentIds(document, document)
         out: Any = jax.vmap(one, in_axes=(0, 0, 0, None if ids is None else 0))(q, k, v, ids)
         return jnp.swapaxes(out, 1, 2)
@@ -80,7 +91,7 @@ def splash(
 
 
 _BLOCKS = ("block_q", "block_kv", "block_kv_compute", "block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute")
-_BLOCKS += ("block_q_dq", "block_kv_dq")
+_BLOCKS_DQ = ("block_q_dq", "block_kv_dq")
 
 
 def _block(length: int) -> int:

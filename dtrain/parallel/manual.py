@@ -7,57 +7,23 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.ad_checkpoint import checkpoint_name
-from jax.sharding import PartitionSpec
 
 from dtrain.attention import Reach
-from dtrain.context import REGATHERED, Block, Layers, scan_layers
+from dtrain.context import Block, Layers, scan_layers
 from dtrain.errors import RecipeError
 from dtrain.experts import Mixture, Routed, grouped
 from dtrain.parallel.experts import exchanged
+from dtrain.parallel.gather import NotGathered, gathered, is_wrapped, summed
 from dtrain.parallel.kernels import grouped_product, local_attention
 from dtrain.parallel.mesh import MEMORY_AXES
 from dtrain.parallel.pipeline import pipelined
 from dtrain.parallel.ring import held_by, ring_attention
-from dtrain.parallel.rules import Layout
+from dtrain.parallel.rules import Layout, in_deal
 from dtrain.params import Tree
-from dtrain.varying import axes_of, vary
-
-
-@partial(jax.tree_util.register_dataclass, data_fields=["value"], meta_fields=["axes"])
-@dataclass(frozen=True)
-class NotGathered:
-    """A parameter and the axes that split each of its dims; `ctx.gather` turns it into an array.
-
-    A scan over layers takes leading dims away or adds some, so the axes are matched from the last one.
-    """
-
-    value: jax.Array
-    axes: tuple[Any, ...]
-
-    @property
-    def spec(self) -> PartitionSpec:
-        """Where the whole parameter lies."""
-        return PartitionSpec(*self.axes)
-
-
-def wrap(params: Tree, specs: Tree) -> Tree:
-    """Every parameter with what splits it."""
-
-    def part(value: jax.Array, spec: PartitionSpec) -> NotGathered:
-        return NotGathered(value, (*spec, *[None] * (value.ndim - len(spec))))
-
-    return jax.tree.map(part, params, specs)
-
-
-def is_wrapped(leaf: Any) -> bool:
-    """Whether this leaf is a parameter that was not yet gathered."""
-    return isinstance(leaf, NotGathered)
-
-
-def summed(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
-    """The sum over devices along these axes."""
-    return jax.lax.psum(x, axes) if axes else x
+from dtrain.remat import PRODUCT, regather
+from dtrain.varying import axes_of, varied, vary
 
 
 @dataclass(frozen=True)
@@ -74,11 +40,9 @@ class Manual:
 
     def gather(self, params: Tree) -> Tree:
         def whole(part: NotGathered) -> jax.Array:
-            x = part.value
-            for dim, entry in enumerate(part.axes[len(part.axes) - x.ndim :]):
-                for axis in reversed(self._savers(entry)):
-                    x = checkpoint_name(jax.lax.all_gather(x, axis, axis=dim, tiled=True), REGATHERED)
-            return x
+            x, entries = part.value, enumerate(part.axes[len(part.axes) - part.value.ndim :])
+            cuts = tuple((dim, axis) for dim, entry in entries for axis in reversed(self._savers(entry)))
+            return gathered(x, cuts, part.dtype or str(x.dtype), str(x.dtype))
 
         return jax.tree.map(whole, params, is_leaf=is_wrapped)
 
@@ -92,12 +56,19 @@ class Manual:
         return tuple(axis for axis in self.layout.axes(dim) if axis not in MEMORY_AXES)
 
     def reduce(self, x: jax.Array, dim: str) -> jax.Array:
+        same = [axis for axis in self._shares(dim) if axis not in axes_of(x)]
+        if same:  # a sum would count it once for each device
+            message = f"ctx.reduce(x, {dim!r}): x is the same on every device of {same[0]}, not a share of a sum"
+            raise RecipeError(message, f"call it only after a product over a dim named {dim}")
         return summed(x, self._shares(dim))
 
     def largest(self, x: jax.Array, dim: str) -> jax.Array:
         axes = tuple(axis for axis in self._shares(dim) if axis in axes_of(x))
         x = jax.lax.stop_gradient(x)
         return jax.lax.pmax(x, axes) if axes else x
+
+    def parts(self, dim: str) -> int:
+        return self.layout.shares(dim)
 
     def first(self, dim: str, size: int) -> jax.Array | int:
         axes = self._shares(dim)
@@ -112,6 +83,7 @@ class Manual:
         place_BT = token_BT - self.first("vocab", part.shape[0])
         here_BT1 = ((place_BT >= 0) & (place_BT < part.shape[0]))[..., None]
         row_BTE = jnp.where(here_BT1, part[jnp.clip(place_BT, 0, part.shape[0] - 1)], 0)
+        row_BTE = row_BTE.astype(table.dtype or row_BTE.dtype)
         for axis in reversed(axes):
             row_BTE = jax.lax.all_to_all(row_BTE, axis, split_axis=0, concat_axis=2, tiled=True)
         return row_BTE
@@ -142,16 +114,41 @@ class Manual:
         axes = self._keepers()
         if not axes or not self._shares(dim):
             return self.share(x_BTE)
-        return jax.lax.psum_scatter(x_BTE, axes, scatter_dimension=1, tiled=True)
+        summed = jax.lax.psum_scatter(x_BTE, axes, scatter_dimension=1, tiled=True)
+        return checkpoint_name(summed, PRODUCT)  # kept, it spares the product and its sum over devices
+
+    def whole_row(self, x_BT: jax.Array) -> jax.Array:
+        x_BT, parts = self.collect(x_BT), self.layout.sizes["sequence"]
+        if parts == 1:
+            return x_BT
+        x_BT = jax.lax.all_gather(x_BT, "sequence", axis=1, tiled=True)
+        return x_BT[:, np.argsort(in_deal(x_BT.shape[1], parts))]
+
+    def part_of_row(self, x_BT: jax.Array) -> jax.Array:
+        return self.share(x_BT[:, self.places(x_BT.shape[1] // self.layout.sizes["sequence"])])
 
     def attend(
         self, q_BTHD: jax.Array, k_BTGD: jax.Array, v_BTGD: jax.Array, reach: Reach, document_BT: jax.Array | None
     ) -> jax.Array:
-        parts = self.layout.sizes["sequence"]
+        parts, heads = self.layout.sizes["sequence"], q_BTHD.shape[2]
+        k_BTGD, v_BTGD = (self._groups_of_own_heads(x_BTGD, heads) for x_BTGD in (k_BTGD, v_BTGD))
         if parts == 1:
             return local_attention(self.layout.platform, q_BTHD, k_BTGD, v_BTGD, reach, document_BT)
-        assert reach.causal, "rows are dealt over the sequence axis for a causal mask"
+        if not reach.causal:
+            message = f"mesh.sequence = {parts} serves causal attention only; this model's attention is not causal"
+            raise RecipeError(message, "use sequence: 1")
         return ring_attention(q_BTHD, k_BTGD, v_BTGD, document_BT, reach, "sequence", parts)
+
+    def _groups_of_own_heads(self, x_BTGD: jax.Array, heads: int) -> jax.Array:
+        """Of keys or values that every device has, the groups of this device's share of `heads` query heads."""
+        axes = self._shares("heads")
+        if not axes or self._shares("kv_heads"):
+            return x_BTGD
+        each = heads * self.parts("heads") // x_BTGD.shape[2]  # query heads of one group
+        first, x_BTGD = self.first("heads", heads), vary(x_BTGD, axes)
+        if heads % each == 0 or each % heads == 0:  # whole groups, or a part of one
+            return jax.lax.dynamic_slice_in_dim(x_BTGD, first // each, max(1, heads // each), axis=2)
+        return jnp.take(x_BTGD, (first + jnp.arange(heads)) // each, axis=2)
 
     def stack(
         self, blocks: Sequence[Block], params: Tree, x: jax.Array, shared: Tree = None, how: Layers = Layers()
@@ -161,7 +158,7 @@ class Manual:
 
         def layers(x: jax.Array, shared: Tree) -> tuple[jax.Array, Tree]:
             again = how.remat == "none" and self.layout.parts("embed") > 1
-            kept = Layers("regather", how.unroll) if again else how
+            kept = Layers(regather(MEMORY_AXES), how.unroll) if again else how
             return scan_layers([gathering(block) for block in blocks], params, x, shared, kept, self)
 
         stages, held = self.layout.sizes["pipeline"], len(jax.tree.leaves(params)[0])
@@ -176,5 +173,6 @@ class Manual:
 
     def dispatch(self, tokens: Routed, experts: Mixture) -> jax.Array:
         parts = self.layout.sizes["expert"]
-        experts = replace(experts, product=partial(grouped_product, self.layout.platform))
+        params = jax.tree.map(lambda p: varied(p, axes_of(tokens.x)), experts.params)
+        experts = replace(experts, params=params, product=partial(grouped_product, self.layout.platform))
         return grouped(tokens, experts) if parts == 1 else exchanged(tokens, experts, "expert", parts)

@@ -1,16 +1,18 @@
 """Where processes find each other before JAX joins them: JAX ends a process that waits in vain, and names nobody.
 
-The first process listens at the coordinator's address; each other says its rank there, and is told either to go on
-or who is missing.
+The first process listens at the coordinator's address; each other sends its rank there, and gets one of three answers:
+to go on, who is missing, or why the run is not to start.
 """
 
+import json
 import re
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
-from dtrain.errors import EnvironmentFault, Hung
+from dtrain.errors import DtrainError, EnvironmentFault, Exhausted, Hung, Stopped, StopRequested
+from dtrain.process_info import rendezvous_seconds
 
 LOOPBACK = "127.0.0.1"
 PATIENCE = 300.0
@@ -18,42 +20,81 @@ PATIENCE = 300.0
 WORD = 5.0
 """Seconds in which one that has connected says its rank."""
 AGAIN = 0.1
-GO, RANKS = "go", re.compile(r"\d+(,\d+)*")
+ASK = 1.0
+"""Seconds between questions for a refusal."""
+LINGER = 30.0
+"""Seconds in which the first process passes on why the run is not to start, where not all are there yet."""
+GO, REFUSED, RANKS = "go", "refused ", re.compile(r"\d+(,\d+)*")
+KINDS: dict[int, type[DtrainError]] = {0: StopRequested, Exhausted.exit_code: Exhausted}
+
+Refusal = Callable[[], DtrainError | None]
+"""Why the run is not to start, as far as the first process knows by now."""
 
 
-def meet(rank: int, processes: int, address: str) -> None:
-    """Wait until all are there. Hung names those that are not, EnvironmentFault what holds the address."""
-    host, _, port = address.rpartition(":")
-    where, end = (host.strip("[]"), int(port)), time.monotonic() + PATIENCE
-    missing = _receive(processes, where, end) if rank == 0 else _report(rank, where, end)
-    if missing:
-        who = f"process{'es' * (len(missing) > 1)} {', '.join(map(str, sorted(missing)))} of {processes}"
+class Missing(Hung):
+    """Processes did not come to the rendezvous in time; `ranks` are theirs."""
+
+    def __init__(self, ranks: set[int], processes: int, address: str, seconds: float) -> None:
+        self.ranks = sorted(ranks)
+        who = f"process{'es' * (len(ranks) > 1)} {', '.join(map(str, self.ranks))} of {processes}"
         hint = "see what they say, and whether their machines reach that address"
-        raise Hung(f"{who} did not come to {address} in {PATIENCE:.0f} s", hint)
+        super().__init__(f"{who} did not come to {address} in {seconds:.0f} s", hint)
 
 
-def _receive(processes: int, where: tuple[str, int], end: float) -> set[int]:
-    """The ranks that did not come; those that did are told."""
-    missing = set(range(1, processes))
+def meet(rank: int, processes: int, address: str, refusal: Refusal = lambda: None) -> None:
+    """Wait until all are there. Missing names those that are not, EnvironmentFault what holds the address.
+
+    Where the first process has a `refusal`, before or while it waits, it is raised in every process; another one's
+    own counts where the first does not answer.
+    """
+    host, _, port = address.rpartition(":")
+    seconds = rendezvous_seconds(PATIENCE)
+    where, end = (host.strip("[]"), int(port)), time.monotonic() + seconds
+    missing = _receive(processes, where, end, refusal) if rank == 0 else _report(rank, where, end, refusal)
+    if missing:
+        raise Missing(missing, processes, address, seconds)
+
+
+def _receive(processes: int, where: tuple[str, int], end: float, refusal: Refusal) -> set[int]:
+    """The ranks that did not come; those that did get the answer. Raises what `refusal` gives."""
+    missing, refused = set(range(1, processes)), None
     with ExitStack() as stack:
         listener = stack.enter_context(_listening(where))
-        guests = []
+        guests: list[socket.socket] = []
         while missing and (left := end - time.monotonic()) > 0:
-            listener.settimeout(left)
+            if refused is None and (refused := refusal()):
+                end = min(end, time.monotonic() + LINGER)
+                _answer(guests, refused, missing)
+            listener.settimeout(min(left, ASK))
             with suppress(OSError, ValueError):  # nobody, or somebody else
                 guest = stack.enter_context(listener.accept()[0])
                 guest.settimeout(WORD)
                 missing.discard(int(_line(guest)))
                 guests.append(guest)
-        said = ",".join(map(str, missing)) or GO
-        for guest in guests:
-            with suppress(OSError):  # it left meanwhile: JAX will find out
-                guest.sendall(f"{said}\n".encode())
+                if refused:
+                    _answer(guests, refused, missing)
+        refused = refused or refusal()
+        _answer(guests, refused, missing)
+    if refused:
+        raise refused
     return missing
 
 
-def _report(rank: int, where: tuple[str, int], end: float) -> set[int]:
-    """The ranks that did not come, as the first process says; 0 where it says nothing."""
+def _answer(guests: list[socket.socket], refused: DtrainError | None, missing: set[int]) -> None:
+    """Answer those that wait, each once."""
+    text = ",".join(map(str, missing)) or GO
+    if refused:
+        text = REFUSED + json.dumps([refused.exit_code, refused.message, refused.hint])
+    for guest in guests:
+        with suppress(OSError):  # it left meanwhile: JAX will find out
+            guest.sendall(f"{text}\n".encode())
+    guests.clear()
+
+
+def _report(rank: int, where: tuple[str, int], end: float, refusal: Refusal) -> set[int]:
+    """The ranks that did not come, as the first process says; 0 where it says nothing. Raises its refusal, or what
+    this process knows by itself where the first one is not there: it may have left for the same reason."""
+    patient = time.monotonic() + LINGER
     while time.monotonic() < end:
         with suppress(OSError), socket.create_connection(where, WORD) as host:
             host.sendall(f"{rank}\n".encode())
@@ -61,8 +102,13 @@ def _report(rank: int, where: tuple[str, int], end: float) -> set[int]:
             said = _line(host)
             if said == GO:
                 return set()
+            if said.startswith(REFUSED):
+                code, message, hint = json.loads(said.removeprefix(REFUSED))
+                raise KINDS.get(code, Stopped)(message, hint)
             if RANKS.fullmatch(said):  # else another program answers there
                 return {int(one) for one in said.split(",")}
+        if time.monotonic() > patient and (refused := refusal()):
+            raise refused
         time.sleep(AGAIN)
     return {0}
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import jax
 import numpy as np
-from annotated_types import Ge
+from annotated_types import Ge, Le
 from jax.sharding import AxisType
 
 from dtrain.errors import FieldError
@@ -48,13 +48,13 @@ RULES: Mapping[str, tuple[str, ...]] = {
 """Which axes split a dim of that name. A dim without a rule stays whole. `tokens` is `length`, and each
 part of that `kept` by one of the devices that share a layer's matrices."""
 
-SUMMED = ("hidden", "heads", "kv_heads", "vocab")
-"""Dims over whose shares a layer sums: split by `tensor`, or by `fsdp` and gathered."""
+Rule = Literal["fsdp", "tensor", "replicated"]
+"""Split to save memory and gathered before use; split with the work; or the same on every device."""
 
 FIXED = ("batch", "length", "tokens", "kept", "layer", "experts")
 """Dims whose axes the engines count on."""
 
-Size = Annotated[int, Ge(-1)]
+Size = Annotated[int, Ge(-1), Le(2**20)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,9 +74,10 @@ class Mesh:
     tensor: Size = 1
     """Parts of every layer's matrices."""
     slices: dict[Axis, Positive] = field(default_factory=dict)
-    """How many slices an axis crosses: {data: 2} for two slices joined by the slow network."""
-    rules: dict[str, Axis] = field(default_factory=dict)
-    """Further dims to split, or other axes for the known ones: {classes: fsdp}."""
+    """How many slices an axis crosses: {data: 2} for two slices joined by the slow network. Left out, `data` crosses
+    all slices of TPUs."""
+    rules: dict[str, Rule] = field(default_factory=dict)
+    """Further dims to split, or another rule for the known ones: {classes: fsdp, kv_heads: replicated}."""
 
     def __post_init__(self) -> None:
         sizes = [getattr(self, axis) for axis in AXES]
@@ -85,11 +86,13 @@ class Mesh:
         if sizes.count(-1) > 1:
             hint = "give data a size, or leave the other to it" if self.data == -1 else ""
             raise FieldError(AXES[sizes.index(-1)], f"only one axis may be -1; found {self._product()}", hint)
-        for dim in self.rules:
+        for dim, rule in self.rules.items():
             if dim in FIXED:
                 raise FieldError(f"rules.{dim}", f"{dim} is always split by {' and '.join(RULES[dim])}")
-            if dim in SUMMED and self.rules[dim] not in ("tensor", "fsdp"):
-                raise FieldError(f"rules.{dim}", f"{dim} is split by tensor or fsdp; found {self.rules[dim]}")
+            if dim == "_":
+                raise FieldError("rules._", "_ names the dims that no rule may split")
+            if dim == "embed" and rule == "tensor":
+                raise FieldError("rules.embed", "embed is split by fsdp, or replicated; found tensor")
         for axis, slices in self.slices.items():
             size = getattr(self, axis)
             if size != -1 and size % slices:
@@ -135,12 +138,25 @@ class Mesh:
 
     def table(self) -> dict[str, tuple[str, ...]]:
         """The rules with the recipe's own over them."""
-        return {**RULES, **{dim: MEMORY_AXES if axis == "fsdp" else (axis,) for dim, axis in self.rules.items()}}
+        axes: dict[Rule, tuple[str, ...]] = {"fsdp": MEMORY_AXES, "tensor": ("tensor",), "replicated": ()}
+        return {**RULES, **{dim: axes[rule] for dim, rule in self.rules.items()}}
+
+    def crossed(self, sizes: Mapping[str, int], devices: Sequence[Any]) -> Mapping[str, int]:
+        """How many slices each axis crosses: as the recipe gives it, else all of them along `data`."""
+        count = len({getattr(device, "slice_index", 0) for device in devices})
+        if self.slices or count == 1 or devices[0].platform != "tpu":
+            return {**self.slices}
+        if sizes["data"] % count:
+            able = [axis for axis, size in visible(sizes).items() if size % count == 0]
+            other = f", or set mesh.slices={{{able[0]}: {count}}}" if able else ""
+            message = f"the devices are in {count} slices, and data = {sizes['data']} does not divide by {count}"
+            raise FieldError("slices", message, f"make mesh.data a multiple of {count}{other}")
+        return {"data": count}
 
     def build(self, sizes: Mapping[str, int], devices: Sequence[Any]) -> jax.sharding.Mesh:
         """The mesh of JAX, its devices placed by their position on the network and by slice."""
         shape, types = tuple(sizes[axis] for axis in LAID), (AxisType.Auto,) * len(LAID)
-        crossed: Mapping[str, int] = {**self.slices}
+        crossed = self.crossed(sizes, devices)
         across = tuple(crossed.get(axis, 1) for axis in LAID)
         if math.prod(across) == 1:
             return jax.sharding.Mesh(_placed(shape, devices), LAID, axis_types=types)
@@ -218,5 +234,6 @@ def _slices(devices: Sequence[Any], count: int) -> list[list[Any]]:
         size = len(devices) // count
         return [list(devices[i * size : (i + 1) * size]) for i in range(count)]
     if len(known) != count:
-        raise FieldError("slices", f"the mesh crosses {count} slices; the devices are in {len(known)}")
+        hint = f"set mesh.slices so that its product is {len(known)}"
+        raise FieldError("slices", f"the mesh crosses {count} slices; the devices are in {len(known)}", hint)
     return [[device for device in devices if device.slice_index == index] for index in sorted(known)]

@@ -1,6 +1,6 @@
 """The engine of replicas: every device runs the whole step on its own examples."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -8,14 +8,31 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from dtrain.batch import Batch
-from dtrain.context import Plain
+from dtrain.context import Block, Layers, Plain
 from dtrain.model import Loss
 from dtrain.parallel.engine import Compiler, Grads, LossFn, Sums, accumulate
+from dtrain.parallel.gather import looked_up, unwrapped, wrap
 from dtrain.parallel.mesh import visible
 from dtrain.parallel.rules import Layout
 from dtrain.params import Tree
 
 AXIS = "data"
+
+
+@dataclass(frozen=True)
+class Replica(Plain):
+    """The verbs on one of several replicas: nothing is split, and parameters are cast where they are used."""
+
+    def gather(self, params: Tree) -> Tree:
+        return unwrapped(params)
+
+    def lookup(self, table: Tree, token_BT: jax.Array) -> jax.Array:
+        return looked_up(table, token_BT)
+
+    def stack(
+        self, blocks: Sequence[Block], params: Tree, x: jax.Array, shared: Tree = None, how: Layers = Layers()
+    ) -> tuple[jax.Array, Tree]:
+        return super().stack(blocks, unwrapped(params), x, shared, how)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,14 +52,17 @@ class Pmap(Compiler):
         return (devices, shape[0] // devices, *shape[1:]), layout.sharding(PartitionSpec(AXIS))
 
     def grads(self, layout: Layout, loss: LossFn, microbatches: int) -> Grads:
+        specs = layout.specs()
+
         def grads(params: Tree, batch: Batch) -> tuple[Loss, Tree]:
-            found = accumulate(lambda p, rows: loss(p, rows, Plain()), params, batch, microbatches)
+            found = accumulate(lambda p, rows: loss(wrap(p, specs), rows, Replica()), params, batch, microbatches)
             return jax.lax.psum(found, AXIS)
 
         return grads
 
     def sums(self, layout: Layout, loss: LossFn, microbatches: int) -> Sums:
-        return lambda params, batch: jax.lax.psum(loss(params, batch, Plain()), AXIS)
+        specs = layout.specs()
+        return lambda params, batch: jax.lax.psum(loss(wrap(params, specs), batch, Replica()), AXIS)
 
     def trace(
         self, layout: Layout, function: Callable[..., Any], *args: Any, out: Any, donate: bool

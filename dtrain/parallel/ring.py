@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from dtrain.attention import Reach, Side, in_chunks, scores, visible, weigh
-from dtrain.context import KEPT
 from dtrain.params import Tree
+from dtrain.remat import ATTENTION
 
 
 class Keys(NamedTuple):
@@ -95,7 +95,7 @@ def _forward(
     start = (_weigh(early, first, reach), _merged(_weigh(late, first, reach), _weigh(late, last, reach)))
     (_, found), _ = jax.lax.scan(rest, (own, start), jnp.arange(1, parts))
     out, log = (jnp.concatenate(halves, 1) for halves in zip(*found, strict=True))
-    out, log = checkpoint_name(out.astype(q.dtype), KEPT), checkpoint_name(log, KEPT)
+    out, log = checkpoint_name(out.astype(q.dtype), ATTENTION), checkpoint_name(log, ATTENTION)
     return out, (q, k, v, document, out, log)
 
 

@@ -1,5 +1,6 @@
 """From the names of a parameter's dims to its place on the mesh."""
 
+import difflib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from dtrain.batch import Example
 from dtrain.errors import RecipeError
-from dtrain.parallel.mesh import AXES
+from dtrain.parallel.mesh import AXES, MEMORY_AXES, RULES
 from dtrain.params import Param, Tree, paths
 
 Rules = Mapping[str, tuple[str, ...]]
@@ -38,6 +39,10 @@ class Layout:
     def parts(self, dim: str) -> int:
         """Into how many parts this dim is split."""
         return math.prod(self.sizes[axis] for axis in self.axes(dim))
+
+    def shares(self, dim: str) -> int:
+        """How many devices split the work along this dim; those that only save memory do not count."""
+        return math.prod(self.sizes[axis] for axis in self.axes(dim) if axis not in MEMORY_AXES)
 
     def spec(self, dims: Iterable[str | None]) -> PartitionSpec:
         """Where each of these dims lies; PartitionSpec() where nothing is split."""
@@ -95,7 +100,32 @@ class Layout:
             (axis, messages[0] + (f" (and {len(messages) - 1} more alike)" if len(messages) > 1 else ""))
             for (axis, _, _), messages in alike.items()
         ]
-        return found + self._idle() + self._uneven()
+        return found + self._unused() + self._heads() + self._idle() + self._uneven()
+
+    @property
+    def dims(self) -> set[str]:
+        """The names of the parameters' dims."""
+        return {dim for param in jax.tree.leaves(self.declared) for dim in param.names}
+
+    def _unused(self) -> list[tuple[str, str]]:
+        """Rules of the recipe for dims that no parameter has."""
+        known, found = self.dims - {"_"}, []
+        for dim in (dim for dim, axes in self.rules.items() if axes != RULES.get(dim) and dim not in known):
+            near = difflib.get_close_matches(dim, known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"this model has {', '.join(sorted(known))}"
+            found.append((f"rules.{dim}", f"no parameter has a dim {dim!r}; {hint}"))
+        return found
+
+    def _heads(self) -> list[tuple[str, str]]:
+        """Query heads on every device whose keys and values are not."""
+        if (
+            not {"heads", "kv_heads"} <= self.dims
+            or "tensor" in self.axes("heads")
+            or "tensor" not in self.axes("kv_heads")
+        ):
+            return []
+        why = "heads are on every device and kv_heads split by tensor: a query head would not find its keys"
+        return [("rules.heads", f"{why}; give kv_heads the same rule")]
 
     def _unplaced(self, path: str, param: Param) -> list[tuple[str, str, int, str]]:
         """(axis, dim, its size, message) for each dim that cannot be split as the rules say."""
@@ -109,13 +139,13 @@ class Layout:
                 taken[axis] = dim
                 if size % self.parts(dim):
                     message = f"{axis} = {self.parts(dim)} does not divide {dim} = {size} of {path} {param.shape}"
-                    found.append((axis, dim, size, f"{message}; {fitting(size)}"))
+                    way = ", or mesh.rules: {kv_heads: replicated}" if dim == "kv_heads" else ""
+                    found.append((axis, dim, size, f"{message}; {fitting(size)}{way}"))
         return found
 
     def _idle(self) -> list[tuple[str, str]]:
         """Axes whose devices would all do the same work."""
-        dims = {dim for param in jax.tree.leaves(self.declared) for dim in param.names}
-        dims |= {dim for feature in self.example.values() for dim in feature.dims}
+        dims = self.dims | {dim for feature in self.example.values() for dim in feature.dims}
         busy = {axis for dim in dims for axis in self.axes(dim)} | {"data", "fsdp"}
         what = {"pipeline": "layers", "sequence": "tokens", "expert": "experts", "tensor": "matrices"}
         return [

@@ -14,13 +14,15 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from dtrain.batch import Batch
+from dtrain.errors import RecipeError
 from dtrain.model import Loss
 from dtrain.parallel.engine import Compiler, Grads, LossFn, Sums, accumulate, flow
-from dtrain.parallel.manual import Manual, summed, wrap
+from dtrain.parallel.gather import summed, wrap
+from dtrain.parallel.manual import Manual
 from dtrain.parallel.mesh import MEMORY_AXES, RULES
 from dtrain.parallel.rules import Layout, split_axes
 from dtrain.params import Tree
-from dtrain.varying import vary
+from dtrain.varying import axes_of, vary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +32,8 @@ class ShardMap(Compiler):
     kind: Literal["shard_map"] = "shard_map"
 
     def refusal(self, layout: Layout, processes: int) -> str:
+        if layout.rules["vocab"] and layout.axes("vocab") and set(layout.axes("vocab")) <= set(MEMORY_AXES):
+            return "shard_map gathers an embedding by its columns: mesh.rules.vocab: fsdp serves only where fsdp is 1"
         for dim, axes in layout.rules.items():
             if axes != RULES.get(dim) and not set(axes) <= set(MEMORY_AXES):
                 usual = " and ".join(RULES.get(dim, ()))
@@ -52,6 +56,7 @@ class ShardMap(Compiler):
             params = jax.tree.map(lambda p, s: vary(p, missing(s)), params, specs)
             own = lambda p, rows: loss(wrap(p, specs), rows, ctx)  # noqa: E731
             found, gradients = accumulate(own, params, batch, parts)
+            _refuse_shares(found, axes)
             gradients = jax.tree.map(lambda g, s: summed(g, missing(s)), gradients, specs)
             return jax.tree.map(lambda x: summed(x, axes), found), gradients
 
@@ -63,7 +68,9 @@ class ShardMap(Compiler):
 
         def local(params: Tree, batch: Batch) -> Loss:
             params = jax.tree.map(lambda p: vary(p, axes), params)
-            return jax.tree.map(lambda x: summed(x, axes), loss(wrap(params, specs), batch, ctx))
+            found = loss(wrap(params, specs), batch, ctx)
+            _refuse_shares(found, axes)
+            return jax.tree.map(lambda x: summed(x, axes), found)
 
         return self._over(layout, local, PartitionSpec())
 
@@ -81,3 +88,11 @@ class ShardMap(Compiler):
         self, layout: Layout, function: Callable[..., Any], *args: Any, out: Any, donate: bool
     ) -> jax.stages.Traced:
         return jax.jit(function, donate_argnums=(0,) if donate else (), out_shardings=out).trace(*args)
+
+
+def _refuse_shares(found: Loss, axes: tuple[str, ...]) -> None:
+    """RecipeError where the loss still differs between devices that hold the same examples."""
+    rest = {axis for leaf in jax.tree.leaves(found) for axis in axes_of(leaf)} - set(axes)
+    if rest:
+        message = f"the loss differs between the devices of {min(rest)}, which have the same examples"
+        raise RecipeError(message, "call ctx.reduce(x, dim) after a product over a dim that this axis splits")

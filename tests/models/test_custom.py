@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -6,7 +7,8 @@ from tests.conftest import Dtrain
 
 MODULE = """
 from dataclasses import dataclass
-from dtrain.model import Flops
+import jax
+from dtrain.model import Flops, Loss
 from dtrain.models.layers import classify, dense, linear
 
 @dataclass(frozen=True)
@@ -33,6 +35,51 @@ class Net:
 class Half:
     def __init__(self, **_): pass
     def params(self): return {}
+
+class Mean(Net):
+    def loss(self, params, batch, ctx):
+        found = Net.loss(self, params, {k: v for k, v in batch.items() if k != "weight"}, ctx)
+        return found._replace(weight=len(batch["label"]))
+
+class Pairs(Net):
+    def loss(self, params, batch, ctx):
+        import jax.numpy as jnp
+        x = linear(ctx.gather(params["out"]), batch["image"].reshape(len(batch["image"]), -1))
+        weight = batch["weight"] if "weight" in batch else jnp.ones(len(x))
+        return Loss((jnp.tanh(x @ x.T).mean(1) * weight).sum(), weight.sum(), {})
+
+class Forgetful(Net):
+    def loss(self, params, batch, ctx):
+        return classify(batch["image"].reshape(len(batch["image"]), -1) @ params["out"]["weight"], batch, ctx)
+
+class Recurrent(Net):
+    def loss(self, params, batch, ctx):
+        import jax, jax.numpy as jnp
+        x = batch["image"].reshape(len(batch["image"]), 8, 8)
+        h, _ = jax.lax.scan(lambda h, t: (h + x[:, t], None), jnp.zeros((len(x), 8)), jnp.arange(8))
+        return classify(linear(ctx.gather(params["out"]), jnp.tile(h, (1, 8))), batch, ctx)
+
+@jax.tree_util.register_pytree_with_keys_class
+class Node:
+    def __init__(self, **parts): self.parts = parts
+    def tree_flatten_with_keys(self):
+        return [(jax.tree_util.GetAttrKey(k), v) for k, v in self.parts.items()], tuple(self.parts)
+    @classmethod
+    def tree_unflatten(cls, keys, parts): return cls(**dict(zip(keys, parts)))
+
+class Noded(Net):
+    def params(self):
+        return Node(inner=Node(hidden=dense(64, 32, "embed hidden")), out=[dense(32, self.classes, "hidden classes")])
+
+    def loss(self, params, batch, ctx):
+        x = batch["image"].reshape(len(batch["image"]), -1)
+        x = linear(ctx.gather(params.parts["inner"].parts["hidden"]), x)
+        return classify(linear(ctx.gather(params.parts["out"][0]), x), batch, ctx)
+
+class Whole(Net):
+    def params(self):
+        import numpy as np
+        return {"out": dense(64, self.classes, "embed classes"), "count": np.zeros(3, np.int32)}
 """
 RECIPE = """
 model: {kind: custom, target: "my_net:Net", args: {classes: 10}}
@@ -58,6 +105,60 @@ def test_checking_does_not_run_its_code(dtrain: Dtrain, tmp_path: Path) -> None:
     (tmp_path / "my_net.py").write_text("open('ran', 'w')")
     dtrain("check", "mine.yaml")
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "message"),
+    [
+        ("Mean", (), "examples of weight 0 change the loss: its sum is"),
+        ("Pairs", ("mesh.data=4", "--devices", "4"), "the loss is no sum over examples: its sum is"),
+        ("Forgetful", (), "a parameter is used before it is gathered"),
+        ("Recurrent", ("engine=shard_map", "--devices", "2"), "dtrain.varying.vary"),
+        ("Whole", (), "params() gives count: ndarray, not a Param"),
+    ],
+)
+def test_what_would_compute_something_else_is_refused_before_the_first_step(
+    dtrain: Dtrain, tmp_path: Path, name: str, more: tuple[str, ...], message: str
+) -> None:
+    done = dtrain("run", "mine.yaml", f"model.target=my_net:{name}", *more, code=2)
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    if name in ("Forgetful", "Recurrent"):
+        assert f"{tmp_path / 'my_net.py'}:" in done.stderr
+
+
+@pytest.mark.slow
+def test_the_check_of_the_contract_can_be_left_out(dtrain: Dtrain) -> None:
+    dtrain("run", "mine.yaml", "model.target=my_net:Pairs", "guard.contract=false")
+
+
+@pytest.mark.parametrize("optimizer", [{}, pytest.param({"kind": "muon"}, marks=pytest.mark.slow)])
+def test_a_tree_of_registered_nodes_resumes(dtrain: Dtrain, tmp_path: Path, optimizer: dict[str, str]) -> None:
+    changes = [f"optimizer={{kind: {optimizer['kind']}, lr: 0.01}}"] if optimizer else []
+    dtrain("run", "mine.yaml", "model.target=my_net:Noded", *changes, "steps=20", "name=a")
+    dtrain("run", "mine.yaml", "model.target=my_net:Noded", *changes, "steps=40", "name=a")
+    dtrain("run", "mine.yaml", "model.target=my_net:Noded", *changes, "steps=40", "name=b")
+    sums = [json.loads((tmp_path / f"runs/{n}/checkpoints/40/MANIFEST.json").read_text())["checksum"] for n in "ab"]
+    assert sums[0] == sums[1]
+
+
+LANGUAGE = """
+model: {kind: custom, target: "my_net:Net", args: {classes: 10}}
+data: {kind: text, files: ["words.txt"], length: 16}
+optimizer: {kind: sgd, lr: 0.05}
+batch: 8
+steps: 4
+mesh: {data: 1, sequence: 2}
+"""
+
+
+def test_a_model_that_does_not_state_that_it_takes_split_rows_is_refused_on_sequence(
+    dtrain: Dtrain, tmp_path: Path
+) -> None:
+    (tmp_path / "words.txt").write_text("to be or not to be " * 400)
+    (tmp_path / "text.yaml").write_text(LANGUAGE)
+    done = dtrain("run", "text.yaml", "--devices", "2", code=2)
+    assert "mesh.sequence = 2 splits every row, and the model does not state that it takes parts" in done.stderr
 
 
 @pytest.mark.slow

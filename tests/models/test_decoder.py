@@ -19,6 +19,8 @@ from dtrain.models.decoder import Decoder
 from dtrain.models.moe import Experts
 from dtrain.models.rope import Learned, Rope
 from dtrain.params import initial
+from dtrain.recipe.compose import presets
+from dtrain.recipe.parse import Problems, section
 from tests.conftest import SHARED
 from tests.engines import DECODER, LANGUAGE_MODELS, LENGTH, places_in, random_batch
 
@@ -64,6 +66,34 @@ def test_logits_and_loss_are_those_of_the_published_implementation(name: str) ->
     np.testing.assert_allclose(logits_of(model, params, token), recorded["logits"], atol=2e-5)
     found = model.loss(params, {"token": token[:, :-1], "target": token[:, 1:]}, Plain())
     assert float(found.sum / found.weight) == pytest.approx(float(recorded["loss"]), rel=1e-5)
+
+
+def gemma2_attention(q_TD: np.ndarray, k_TD: np.ndarray, v_TD: np.ndarray, scalar: float, cap: float) -> np.ndarray:
+    """One causal head as Gemma 2's paper and code define it, in float64."""
+    scores_TS = cap * np.tanh(q_TD @ k_TD.T * scalar**-0.5 / cap)
+    weights_TS = np.exp(np.where(np.tril(np.ones_like(scores_TS)) > 0, scores_TS, -np.inf))
+    return weights_TS / weights_TS.sum(-1, keepdims=True) @ v_TD
+
+
+@pytest.mark.parametrize("scalar", [None, 6.0])
+def test_attention_scores_are_divided_by_the_root_of_the_query_scalar(scalar: float | None) -> None:
+    """One layer whose feed-forward part adds nothing, against attention written out in NumPy."""
+    dim, length, cap = 16, 12, 2.0
+    model = Decoder(
+        vocab=32, context=length, layers=1, width=dim, heads=1, position=Learned(), attention_softcap=cap,
+        query_pre_attn_scalar=scalar, epsilon=1e-6,
+    )  # fmt: skip
+    draw = np.random.default_rng(0)
+    params = jax.tree.map(lambda p: draw.normal(size=p.shape), model.params())
+    params["blocks"]["mlp"] = jax.tree.map(np.zeros_like, params["blocks"]["mlp"])
+    token = draw.integers(32, size=(1, length))
+    x = params["embed"][token[0]] + params["position"]
+    y = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * params["blocks"]["norm1"]["scale"][0]
+    q, k, v = (y @ params["blocks"][name]["weight"][0, :, 0] for name in ("query", "key", "value"))
+    x = x + gemma2_attention(q, k, v, scalar or dim, cap) @ params["blocks"]["out"]["weight"][0, 0]
+    wanted = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * params["norm"]["scale"] @ params["head"]
+    found = logits_of(model, jax.tree.map(lambda p: jnp.asarray(p, jnp.float32), params), token)
+    np.testing.assert_allclose(found[0], wanted, atol=1e-5 * np.abs(wanted).max())
 
 
 def born(model: Decoder) -> Any:
@@ -124,6 +154,19 @@ def test_the_loss_in_chunks_is_the_same() -> None:
         np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(b).max())
 
 
+def test_a_padded_vocabulary_gives_the_loss_and_gradients_of_the_plain_one() -> None:
+    plain, padded = (dataclasses.replace(DECODER, vocab=45, pad_vocab=pad, tied=True) for pad in (1, 8))
+    assert padded.params()["embed"].shape == (48, 32)
+    batch = random_batch(plain)
+    found = [
+        jax.jit(jax.value_and_grad(lambda p, m=m: m.loss(p, batch, Plain()).sum))(born(m)) for m in (plain, padded)
+    ]
+    assert float(found[1][0]) == pytest.approx(float(found[0][0]), rel=1e-6)
+    np.testing.assert_allclose(found[1][1]["embed"][:45], found[0][1]["embed"], atol=1e-5)
+    assert not found[1][1]["embed"][45:].any()
+    assert logits_of(padded, born(padded), batch["token"])[..., 45:].max() < -1e29
+
+
 @pytest.mark.parametrize(
     "remat", ["full", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dots", "attention", "offload"))]
 )
@@ -156,6 +199,22 @@ def test_generating_with_a_cache_gives_the_logits_of_the_whole_row(name: str) ->
         logits, cache = step(cache, token[:, start:end])
         found.append(logits)
     np.testing.assert_allclose(np.concatenate(found, 1), whole, atol=3e-5)
+
+
+@pytest.mark.parametrize(("preset", "published"), [("mixtral-8x7b", 0.02), ("qwen3-30b-a3b", 0.001)])
+def test_the_balance_of_a_preset_is_the_published_loss_at_an_even_load(preset: str, published: float) -> None:
+    """Hugging Face adds c x count x sum(tokens of an expert x its probability), means over all layers' tokens, to the
+    mean loss: c x active at an even load. Here each layer adds `balance`."""
+    model = section(Decoder, presets()[preset], "model", Problems())
+    even = published * model.experts.count * model.experts.count * (model.experts.active / model.experts.count**2)
+    assert model.layers * model.experts.balance == pytest.approx(even, rel=5e-3)
+
+
+def test_the_balance_is_one_for_each_token_at_an_even_load() -> None:
+    experts = Experts(count=4, active=1, hidden=8)
+    score = jnp.tile(0.25 + 0.01 * jnp.eye(4), (2, 2, 1))  # the tokens of each row choose one expert after the other
+    hits = jnp.tile(jnp.eye(4), (2, 2, 1))
+    assert float(experts._imbalance(score, hits, jnp.ones((2, 8)), Plain())) == pytest.approx(16, rel=1e-5)
 
 
 def test_positions_restart_with_each_document() -> None:

@@ -10,11 +10,11 @@ import pytest
 from dtrain.attention import Reach
 from dtrain.batch import Example, Feature
 from dtrain.context import Plain
-from dtrain.errors import FieldError
+from dtrain.errors import FieldError, RecipeError
 from dtrain.models.cnn import CNN
 from dtrain.models.mlp import MLP
 from dtrain.models.vit import ViT
-from dtrain.params import Param, abstract, count, initial
+from dtrain.params import Param, abstract, count, initial, normal
 from tests.engines import MODELS, random_batch
 
 EXAMPLE: Example = {"image": Feature((8, 8, 1), "uint8"), "label": Feature((), "int32", 10)}
@@ -22,6 +22,16 @@ EXAMPLE: Example = {"image": Feature((8, 8, 1), "uint8"), "label": Feature((), "
 
 def born(model: object) -> object:
     return initial(model.params(), jax.random.key(1), "float32")  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_a_normal_distribution_has_the_standard_deviation_of_its_name() -> None:
+    assert float(normal(0.02)(jax.random.key(0), (400, 400)).std()) == pytest.approx(0.02, rel=0.01)
+
+
+def test_initial_values_that_are_no_floats_or_of_another_shape_are_refused() -> None:
+    for init in (lambda _, shape: jnp.zeros(shape, jnp.int32), lambda *_: jnp.zeros(3)):
+        with pytest.raises(RecipeError, match=r"parameter w is declared as float\[2\]"):
+            initial({"w": Param((2,), "_", init)}, jax.random.key(0), "float32")
 
 
 @pytest.mark.parametrize("name", MODELS)

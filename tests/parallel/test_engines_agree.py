@@ -1,14 +1,31 @@
 """Every engine on every mesh gives the one-device losses and gradients, on every model."""
 
+import dataclasses
+import typing
 from functools import cache
 from typing import Any
 
+import jax
 import pytest
 
+from dtrain.errors import RecipeError
+from dtrain.models.moe import Experts
 from dtrain.optim.optimizer import SGD, Adafactor, AdamW, Lion, Muon
 from dtrain.parallel.jit import Jit
-from dtrain.parallel.mesh import LAID, Mesh
-from tests.engines import AXIS_MESHES, ENGINES, LANGUAGE_MODELS, MESHES, MODELS, gradients, place, train, worst
+from dtrain.parallel.mesh import LAID, Mesh, Rule
+from tests.engines import (
+    AXIS_MESHES,
+    DECODER,
+    ENGINES,
+    LANGUAGE_MODELS,
+    MESHES,
+    MODELS,
+    Placed,
+    gradients,
+    place,
+    train,
+    worst,
+)
 
 PAIRS = [(engine, mesh) for engine in ENGINES for mesh in MESHES if engine != "pmap" or mesh == "data8"]
 CASES = [(model, engine, mesh, 1) for model in MODELS for engine, mesh in PAIRS]
@@ -56,6 +73,84 @@ def test_losses_and_gradients_are_those_of_one_device(model: str, engine: str, m
     reference_loss, reference = one_device(model)
     assert loss == pytest.approx(reference_loss, rel=2e-6)
     assert worst(found, reference) < 1e-5
+
+
+SMALL = dataclasses.replace(DECODER, layers=2, window=None, global_every=0, vocab=45)
+"""A vocabulary that no axis divides: padded."""
+SPLITS = {"tensor": {"tensor": 2}, "fsdp-tensor": {"fsdp": 2, "tensor": 2}, "tensor4": {"tensor": 4}}
+DIMS = ("vocab", "embed", "heads", "kv_heads", "hidden")
+USUAL = {"embed": "fsdp"}
+TABLES: list[dict[str, Any]] = [
+    {dim: rule} for dim in DIMS for rule in typing.get_args(Rule) if rule != USUAL.get(dim, "tensor")
+]
+TABLES += [{"heads": rule, "kv_heads": rule} for rule in ("fsdp", "replicated")]
+TABLES += [{"embed": "replicated", dim: "fsdp"} for dim in ("vocab", "hidden", "kv_heads")]
+WHERE = [("shard_map", "tensor"), ("shard_map", "fsdp-tensor"), ("jit", "fsdp-tensor")]
+RULED = [(rules, engine, split) for rules in TABLES for engine, split in WHERE]
+RULED += [({"kv_heads": "replicated"}, engine, "tensor4") for engine in ("jit", "shard_map")]
+QUICK_RULED = [({"kv_heads": "replicated"}, "shard_map", "tensor4"), ({"vocab": "fsdp"}, "shard_map", "tensor")]
+
+
+@cache
+def small_on_one_device() -> tuple[float, Any]:
+    return gradients(place(SMALL, Jit(), Mesh(data=1)))
+
+
+@pytest.mark.parametrize(
+    ("rules", "engine", "split"),
+    [pytest.param(*case, marks=() if case in QUICK_RULED else pytest.mark.slow) for case in RULED],
+)
+def test_every_rule_is_refused_or_gives_the_numbers_of_one_device(
+    rules: dict[str, Rule], engine: str, split: str
+) -> None:
+    try:
+        placed = place(SMALL, ENGINES[engine], Mesh(data=1, **SPLITS[split], rules=rules))
+        if ENGINES[engine].refusal(placed.layout, 1):
+            return
+    except RecipeError:
+        return
+    loss, found = gradients(placed)
+    reference_loss, reference = small_on_one_device()
+    assert loss == pytest.approx(reference_loss, rel=2e-6)
+    assert worst(found, reference) < 1e-5
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "tensor"), [(12, 6, 4), (8, 4, 2), (8, 1, 8)])
+@pytest.mark.slow
+def test_query_heads_find_their_groups_where_keys_are_replicated(heads: int, kv_heads: int, tensor: int) -> None:
+    """Groups that a device's heads share with others, whole groups, and one group for all."""
+    model = dataclasses.replace(SMALL, heads=heads, kv_heads=kv_heads, width=48, context=48)
+    mesh = Mesh(data=1, tensor=tensor, rules={"kv_heads": "replicated", "vocab": "replicated"})
+    loss, found = gradients(place(model, ENGINES["shard_map"], mesh))
+    reference_loss, reference = gradients(place(model, Jit(), Mesh(data=1)))
+    assert loss == pytest.approx(reference_loss, rel=2e-6)
+    assert worst(found, reference) < 1e-5
+
+
+CROWDED = dataclasses.replace(
+    LANGUAGE_MODELS["mixtral"], experts=Experts(count=8, active=2, hidden=16, capacity=0.8), remat="none"
+)
+SPREAD = {"expert": {"expert": 4}, "sequence": {"sequence": 2, "tensor": 2}, "pipeline": {"pipeline": 2, "expert": 2}}
+
+
+def sums(placed: Placed) -> dict[str, float]:
+    found = placed.engine.trace(placed.layout, placed.grads, placed.now.params, placed.rows, out=None, donate=False)
+    loss, _ = jax.device_get(jax.block_until_ready(found.lower().compile()(placed.now.params, placed.rows)))
+    return {name: float(value / loss.weight) for name, value in {"loss": loss.sum, **loss.metrics}.items()}
+
+
+@pytest.mark.parametrize(
+    ("engine", "spread"),
+    [
+        pytest.param(engine, spread, marks=() if (engine, spread) == ("shard_map", "expert") else pytest.mark.slow)
+        for engine in ("jit", "shard_map")
+        for spread in SPREAD
+    ],
+)
+def test_experts_drop_the_same_tokens_on_every_mesh(engine: str, spread: str) -> None:
+    whole = sums(place(CROWDED, Jit(), Mesh(data=1)))
+    assert 0.1 < whole["dropped"] < 0.5
+    assert sums(place(CROWDED, ENGINES[engine], Mesh(data=1, **SPREAD[spread]))) == pytest.approx(whole, rel=2e-6)
 
 
 @cache

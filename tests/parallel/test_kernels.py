@@ -9,6 +9,7 @@ import pytest
 
 from dtrain import attention as plain
 from dtrain.attention import Reach, Side
+from dtrain.parallel import kernels
 from dtrain.parallel.kernels import cudnn, rows_by_rows, splash
 
 REACHES = {
@@ -74,8 +75,11 @@ def test_in_chunks_it_is_the_same(name: str, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("name", REACHES)
-def test_splash_is_the_same(name: str, packed: bool) -> None:
-    """Pallas's own interpreter runs the TPU kernel."""
+@pytest.mark.parametrize("partials", [0, 2], ids=["two backward kernels", "one"])
+def test_splash_is_the_same(name: str, packed: bool, partials: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pallas's own interpreter runs the TPU kernel, over two blocks of keys."""
+    monkeypatch.setattr(kernels, "BLOCK", 128)
+    monkeypatch.setattr(kernels, "PARTIALS", partials)
     (q, k, v), document = arrays(256, 128)
     kept = document if packed else None
     reference = with_gradients(

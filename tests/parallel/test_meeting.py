@@ -1,14 +1,17 @@
 """Processes that wait for each other before JAX joins them."""
 
 import socket
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from dtrain.errors import EnvironmentFault, Hung
+from dtrain.errors import DtrainError, EnvironmentFault, Exhausted, Hung, StopRequested
 from dtrain.parallel import meeting
-from dtrain.parallel.meeting import meet
+from dtrain.parallel.devices import join
+from dtrain.parallel.meeting import Refusal, meet
+from dtrain.process_info import ProcessInfo
 
 
 @pytest.fixture
@@ -47,6 +50,56 @@ def test_those_that_did_not_come_are_named_to_all(address: str, monkeypatch: pyt
 def test_where_the_first_does_not_come_it_is_named(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meeting, "PATIENCE", 0.5)
     assert outcomes([1], 2, address) == [f"process 0 of 2 did not come to {address} in 0 s"]
+
+
+def ends(rank: int, processes: int, address: str, refusal: Refusal) -> tuple[type[DtrainError], int, str, str]:
+    with pytest.raises(DtrainError) as ended:
+        meet(rank, processes, address, refusal)
+    error = ended.value
+    return type(error), error.exit_code, error.message, error.hint
+
+
+REFUSED = Exhausted('4 starts saved "nothing"\nnew', "look")
+
+
+@pytest.mark.parametrize("error", [REFUSED, StopRequested("stopped on request", "remove it")])
+def test_what_the_first_process_refuses_ends_all_alike(address: str, error: DtrainError) -> None:
+    refusals: list[Refusal] = [lambda: error, lambda: None, lambda: None]
+    with ThreadPoolExecutor(3) as pool:
+        found = set(pool.map(lambda rank: ends(rank, 3, address, refusals[rank]), range(3)))
+    assert found == {(type(error), error.exit_code, error.message, error.hint)}
+
+
+def test_a_refusal_that_comes_while_they_wait_ends_those_that_are_there(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(meeting, "LINGER", 0.5)
+    come = threading.Event()
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(ends, 0, 3, address, lambda: REFUSED if come.is_set() else None)
+        second = pool.submit(ends, 1, 3, address, lambda: None)
+        threading.Timer(0.5, come.set).start()
+        assert {first.result()[0], second.result()[0]} == {Exhausted}
+
+
+def test_one_that_knows_a_reason_by_itself_leaves_where_the_first_has_left(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(meeting, "LINGER", 0.2)
+    assert ends(1, 2, address, lambda: REFUSED)[0] is Exhausted
+
+
+@pytest.mark.parametrize("value", ["1", "0"])
+def test_where_hosts_are_replaced_a_missing_one_ends_the_others_with_75(
+    address: str, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("DTRAIN_RENDEZVOUS_S", "0.5")
+    monkeypatch.setenv("DTRAIN_REPLACES_HOSTS", value)
+    with pytest.raises(DtrainError) as missing:
+        join(ProcessInfo(0, 6, address), local=2)
+    said = f"processes 1, 2, 3, 4, 5 of 6 did not come to {address} in 0 s"
+    wanted = (75, f"hosts 1, 2 of 3 lost: {said}") if value == "1" else (9, said)
+    assert (missing.value.exit_code, missing.value.message) == wanted
 
 
 def test_strangers_are_passed_over(address: str, monkeypatch: pytest.MonkeyPatch) -> None:

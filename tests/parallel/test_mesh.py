@@ -1,4 +1,5 @@
 import dataclasses
+import re
 from pathlib import Path
 
 import jax
@@ -45,6 +46,27 @@ def test_an_axis_crosses_slices_where_it_is_said_to() -> None:
     assert slices == [{0}, {0}, {1}, {1}]
 
 
+def test_without_a_key_data_crosses_the_slices() -> None:
+    devices = stand_ins(target("v5e-4", 2))
+    mesh = Mesh(data=4, fsdp=2)
+    grid = mesh.build(mesh.laid(devices), devices).devices.reshape(4, 2)
+    assert [{device.slice_index for device in row} for row in grid] == [{0}, {0}, {1}, {1}]
+
+
+@pytest.mark.parametrize(
+    ("mesh", "message", "hint"),
+    [
+        (Mesh(data=1, fsdp=-1), "data = 1 does not divide by 2", r"mesh.slices=\{fsdp: 2\}"),
+        (Mesh(data=1, fsdp=8, slices={"fsdp": 4}), "crosses 4 slices; the devices are in 2", "product is 2"),
+    ],
+)
+def test_slices_that_no_axis_crosses_are_refused_with_the_key_to_set(mesh: Mesh, message: str, hint: str) -> None:
+    devices = stand_ins(target("v5e-4", 2))
+    with pytest.raises(FieldError, match=message) as error:
+        mesh.build(mesh.laid(devices), devices)
+    assert re.search(hint, error.value.hint)
+
+
 def test_slices_that_do_not_divide_their_axis_are_refused() -> None:
     with pytest.raises(FieldError, match="3 slices do not divide data = 4"):
         Mesh(data=4, slices={"data": 3})
@@ -55,9 +77,11 @@ def test_dims_that_the_engines_count_on_keep_their_axes() -> None:
         Mesh(rules={"batch": "data"})
 
 
-def test_dims_that_a_layer_sums_over_lie_where_it_sums() -> None:
-    with pytest.raises(FieldError, match="hidden is split by tensor or fsdp; found data"):
-        Mesh(rules={"hidden": "data"})
+def test_dims_that_stay_whole_in_every_product_are_not_split_with_the_work() -> None:
+    with pytest.raises(FieldError, match="embed is split by fsdp, or replicated; found tensor"):
+        Mesh(rules={"embed": "tensor"})
+    with pytest.raises(FieldError, match="_ names the dims that no rule may split"):
+        Mesh(rules={"_": "tensor"})
 
 
 def test_an_axis_to_be_filled_has_at_least_its_slices() -> None:
@@ -71,10 +95,10 @@ def test_an_axis_to_be_filled_has_at_least_its_slices() -> None:
 @pytest.mark.parametrize("said", [{"fsdp": 64}, {"fsdp": 14}, {"fsdp": 35, "tensor": 4}, {"fsdp": 2, "tensor": 8}])
 def test_on_any_torus_the_devices_of_an_axis_form_a_block(said: dict[str, int]) -> None:
     """Sides of 20 and 28 have primes that JAX's own placing cannot part."""
-    devices = stand_ins(target("v5p:16x20x28"))
+    devices = stand_ins(target("v5p:8x20x28"))
     mesh = Mesh(data=-1, **said)  # pyright: ignore[reportArgumentType]
     grid = mesh.build(mesh.laid(devices), devices).devices
-    assert {device.id for device in grid.flat} == set(range(8960))
+    assert {device.id for device in grid.flat} == set(range(4480))
     for axis, size in mesh.laid(devices).items():
         along = np.moveaxis(grid, LAID.index(axis), 0).reshape(size, -1)[:, 0]
         sides = [len({device.coords[dim] for device in along}) for dim in range(3)]

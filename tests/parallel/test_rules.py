@@ -1,15 +1,23 @@
+from dataclasses import dataclass
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
 from dtrain.batch import Feature
+from dtrain.context import Context
 from dtrain.errors import RecipeError
 from dtrain.models.layers import bias, weight
+from dtrain.models.mlp import MLP
+from dtrain.parallel.jit import Jit
 from dtrain.parallel.mesh import LAID, Mesh
 from dtrain.parallel.rules import Layout, in_deal
 from dtrain.parallel.shard_map import ShardMap
+from dtrain.params import Tree
+from dtrain.product import product
+from tests.engines import gradients, place
 
 ONE = dict.fromkeys(LAID, 1)
 MESH = ONE | {"data": 2, "fsdp": 2, "tensor": 4}
@@ -27,6 +35,22 @@ def test_dims_lie_where_the_rules_say() -> None:
 def test_a_recipe_may_split_further_dims() -> None:
     specs = layout({"b": bias((8,), "classes")}, Mesh(rules={"classes": "tensor"})).specs()
     assert specs == {"b": PartitionSpec("tensor")}
+
+
+def test_a_rule_for_a_dim_that_no_parameter_has_is_refused() -> None:
+    declared = {"w": weight((8, 8), "embed hidden", "embed")}
+    found = layout(declared, Mesh(rules={"embd": "fsdp", "vocab": "replicated"})).problems()
+    assert dict(found) == {
+        "rules.embd": "no parameter has a dim 'embd'; did you mean embed?",
+        "rules.vocab": "no parameter has a dim 'vocab'; this model has embed, hidden",
+    }
+
+
+def test_query_heads_on_every_device_need_their_keys_there() -> None:
+    declared = {"q": bias((8,), "heads"), "k": bias((8,), "kv_heads")}
+    assert [where for where, _ in layout(declared, Mesh(rules={"heads": "replicated"})).problems()] == ["rules.heads"]
+    same = layout(declared, Mesh(rules={"heads": "replicated", "kv_heads": "fsdp"})).problems()
+    assert [where for where, _ in same] == ["tensor"]  # which then has nothing to split
 
 
 def test_what_does_not_divide_is_refused_with_both_numbers_and_what_would_do() -> None:
@@ -77,4 +101,42 @@ def test_a_hand_placed_engine_refuses_rules_it_cannot_keep() -> None:
 
     assert refusal({}) == refusal({"classes": "fsdp"}) == refusal({"hidden": "fsdp"}) == ""
     assert "shard_map splits classes over fsdp only" in refusal({"classes": "tensor"})
-    assert "shard_map splits embed over fsdp only" in refusal({"embed": "tensor"})
+    assert "vocab: fsdp serves only where fsdp is 1" in refusal({"vocab": "fsdp"})
+
+
+def test_a_dim_of_ones_own_cannot_be_split_inside_what_is_placed_by_hand() -> None:
+    declared = {"w": bias((2, 8), "layer wide")}
+    rules = Mesh(rules={"wide": "tensor"}).table()
+    assert "mesh.rules splits it over fsdp only" in Jit().refusal(Layout(MESH | {"pipeline": 2}, rules, declared), 1)
+    assert Jit().refusal(Layout(MESH, rules, declared), 1) == ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Twice(MLP):
+    """Sums what is no share."""
+
+    def logits(self, params: Tree, image_BHWC: jax.Array, ctx: Context) -> jax.Array:
+        return ctx.reduce(super().logits(params, image_BHWC, ctx), "hidden")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Never(MLP):
+    """Forgets to sum the shares of a product."""
+
+    def logits(self, params: Tree, image_BHWC: jax.Array, ctx: Context) -> jax.Array:
+        x = image_BHWC.reshape(len(image_BHWC), -1)
+        for i in range(2):
+            x = product(x, ctx.gather(params[f"layer{i}"])["weight"])
+        return x
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (Twice(sizes=(64, 32, 10)), "x is the same on every device of tensor"),
+        (Never(sizes=(64, 32, 10)), "the loss differs between the devices of tensor"),
+    ],
+)
+def test_sums_over_devices_that_are_missing_or_too_many_are_refused(model: MLP, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        gradients(place(model, ShardMap(), Mesh(data=1, tensor=2)))

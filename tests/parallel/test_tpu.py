@@ -75,9 +75,9 @@ def test_every_axis_compiles(tmp_path: Path, axis: str, topology: str, engine: s
 
 
 def test_llama3_8b_fits_sixteen_small_chips(tmp_path: Path) -> None:
-    """MaxText's own figure for the same case is 10.0 GB."""
+    """MaxText's own figure for the same case, with gradients summed in bfloat16, is 10.0 GB."""
     model = "{kind: decoder, preset: llama3-8b}"
-    mesh = ["mesh={data: 1, fsdp: 16}", "engine=shard_map"]
+    mesh = ["mesh={data: 1, fsdp: 16}", "engine=shard_map", "precision.reduce=compute"]
     step = compiled(tmp_path, "v5e:4x4", *mesh, model=model, length=2048, batch=16)
     assert step.memory_analysis().peak_memory_in_bytes < 10.0e9
     text = step.as_text()

@@ -1,0 +1,47 @@
+"""The parameters of one layer of a decoder, by the fields of its section."""
+
+import math
+from typing import TYPE_CHECKING
+
+from dtrain import params as declare
+from dtrain.models.layers import bias, scale
+from dtrain.models.moe import matrices
+from dtrain.params import Param, Tree
+
+if TYPE_CHECKING:
+    from dtrain.models.decoder import Decoder
+
+
+def layer(model: "Decoder") -> Tree:
+    """One layer: attention, then a feed-forward layer or a mixture of experts."""
+    width, dim = model.width, model.size_of_head
+    inner = declare.normal(model.init)
+    outer = declare.normal(model.init / (math.sqrt(2 * model.layers) if model.depth_init else 1))
+    q, kv = ((width, model.heads, dim), "embed heads _"), ((width, model.groups, dim), "embed kv_heads _")
+    tree: Tree = {"norm1": norm(model, width, "embed"), "norm2": norm(model, width, "embed")}
+    for name, (shape, dims) in {"query": q, "key": kv, "value": kv}.items():
+        tree[name] = {"weight": Param(shape, dims, inner, fan_in=("embed",))}
+        if model.bias or model.qkv_bias:
+            tree[name]["bias"] = bias(shape[1:], dims.partition(" ")[2])
+    tree["out"] = {"weight": Param((model.heads, dim, width), "heads _ embed", outer, fan_in=("heads", "_"))}
+    if model.experts:
+        tree["moe"] = model.experts.params(width, model.feed_forward, inner, outer)
+    else:
+        size = model.hidden or 4 * width
+        tree["mlp"] = matrices(width, size, model.feed_forward, inner, outer)
+        if model.bias:
+            inside = {f"{name}_bias": bias((size,), "hidden") for name in tree["mlp"] if name != "down"}
+            tree["mlp"] |= inside | {"down_bias": bias((width,), "embed")}
+    if model.bias:
+        tree["out"]["bias"] = bias((width,), "embed")
+    if model.qk_norm:
+        tree |= {f"{name}_norm": norm(model, dim, "_")["scale"] for name in ("query", "key")}
+    if model.post_norm:
+        tree |= {"post1": norm(model, width, "embed"), "post2": norm(model, width, "embed")}
+    return tree
+
+
+def norm(model: "Decoder", size: int, dim: str) -> Tree:
+    """Scale, and bias where there is one, of a normalisation over `dim`."""
+    one = bias((size,), dim) if model.norm_offset else scale((size,), dim)
+    return {"scale": one} | ({"bias": bias((size,), dim)} if model.norm_bias else {})

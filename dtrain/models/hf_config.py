@@ -1,0 +1,235 @@
+"""The decoder that a config.json of Hugging Face describes."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dtrain.errors import DataError, FieldError
+from dtrain.models.decoder import Decoder
+from dtrain.models.hf_fields import COMMON, DEFAULTS, IGNORED, NEUTRAL, Fields
+from dtrain.models.moe import Experts
+from dtrain.models.rope import Learned, Linear, Llama3, Rope, Yarn
+from dtrain.models.settings import settings
+
+ACTIVATIONS = {"silu": "swiglu", "swish": "swiglu", "gelu_pytorch_tanh": "geglu", "gelu_new": "geglu"}
+GPT2_ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
+GEMMA_GELU = {None, "gelu", "gelu_new", "gelu_pytorch_tanh"}
+"""Gemma's first files have gelu where they mean its tanh form."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """A decoder as config.json describes it."""
+
+    model: Decoder
+    sources: Mapping[str, str]
+    """What config.json has for each setting of the decoder: "rms_norm_eps: 1e-06"."""
+    unserved: tuple[str, ...]
+    """What it has that no decoder of dtrain can be."""
+    unchecked: tuple[str, ...]
+    """Fields that dtrain does not know."""
+    positions: int | None
+    """The longest context that it gives."""
+
+
+def published_model(config: Mapping[str, Any], context: int, path: Path) -> Published:
+    """The decoder of a config.json, for rows of at most `context` tokens.
+
+    DataError where dtrain does not serve its architecture, or a field is missing or cannot be.
+    """
+    kind = str(config["model_type"])
+    if kind not in DEFAULTS:
+        named = ", ".join(config.get("architectures") or []) or "no architecture named"
+        served = ", ".join(sorted(DEFAULTS))
+        raise DataError(f"{path}: dtrain does not serve model_type {kind} ({named})", f"served are {served}")
+    fields = Fields(config, DEFAULTS[kind] if kind == "gpt2" else COMMON | DEFAULTS[kind], path)
+    for name, neutral in NEUTRAL.items():
+        if config.get(name) is not None and config[name] not in neutral:
+            fields.refuse(f"{name}: {config[name]}")
+    try:
+        own: dict[str, Any] = {"context": context} | (
+            _gpt2(fields) if kind == "gpt2" else _llama(fields, kind, context)
+        )
+        model = Decoder(**own)
+    except (FieldError, KeyError, TypeError, ArithmeticError, AttributeError) as error:
+        raise DataError(f"{path} describes no decoder: {type(error).__name__} {error}") from error
+    sources = dict.fromkeys(settings(model), f"model_type: {kind}") | fields.sources
+    unchecked = sorted(config.keys() - fields.known - IGNORED - NEUTRAL.keys())
+    positions = config.get("n_positions" if kind == "gpt2" else "max_position_embeddings")
+    return Published(model, sources, tuple(fields.unserved), tuple(unchecked), positions)
+
+
+def _gpt2(fields: Fields) -> dict[str, Any]:
+    width = fields("n_embd", "width")
+    fields.known.add("n_inner")
+    fields.sources["hidden"] = f"n_inner: {fields.values.get('n_inner')}, n_embd: {width}"
+    return {
+        "vocab": fields("vocab_size", "vocab"),
+        "context": fields("n_positions", "context"),
+        "layers": fields("n_layer", "layers"),
+        "width": width,
+        "heads": fields("n_head", "heads"),
+        "hidden": fields.values.get("n_inner") or 4 * width,
+        "feed_forward": _activation(fields, "activation_function", GPT2_ACTIVATIONS),
+        "epsilon": fields("layer_norm_epsilon", "epsilon"),
+        "tied": fields("tie_word_embeddings", "tied"),
+        "position": Learned(),
+        "norm": "layer",
+        "norm_bias": True,
+        "bias": True,
+    }
+
+
+def _llama(fields: Fields, kind: str, context: int) -> dict[str, Any]:
+    """Llama, Mistral, Mixtral, Qwen and Gemma."""
+    width, heads = fields("hidden_size", "width"), fields("num_attention_heads", "heads")
+    gemma, layers = kind.startswith("gemma"), fields("num_hidden_layers", "layers")
+    act = "hidden_activation" if gemma and fields("hidden_activation") else "hidden_act"
+    gelu = gemma and fields.values.get(act) in GEMMA_GELU
+    fields.known |= {"hidden_act", "max_position_embeddings"}
+    own = {
+        "vocab": fields("vocab_size", "vocab"),
+        "layers": layers,
+        "width": width,
+        "heads": heads,
+        "kv_heads": fields("num_key_value_heads", "kv_heads") or heads,
+        "head_dim": fields("head_dim", "head_dim") or width // heads,
+        "epsilon": fields("rms_norm_eps", "epsilon"),
+        "tied": fields("tie_word_embeddings", "tied"),
+        "position": _rope(fields),
+        "bias": _bias(fields, kind),
+        "qkv_bias": kind == "qwen2",
+        "qk_norm": kind.startswith("qwen3"),
+        "feed_forward": "geglu" if gelu else _activation(fields, act, ACTIVATIONS),
+        **_windows(fields, kind, layers, context),
+        **_feed_forward(fields, kind),
+    }
+    if gemma:
+        own |= {"norm_offset": True, "embed_scale": True, "post_norm": kind == "gemma2"}
+    if kind == "gemma2":
+        own["query_pre_attn_scalar"] = fields("query_pre_attn_scalar", "query_pre_attn_scalar")
+        own["attention_softcap"] = fields("attn_logit_softcapping", "attention_softcap")
+        own["logit_softcap"] = fields("final_logit_softcapping", "logit_softcap")
+    return own
+
+
+def _activation(fields: Fields, name: str, known: Mapping[str, str]) -> str:
+    value = fields(name, "feed_forward")
+    if value not in known:
+        fields.refuse(f"{name}: {value}")
+    return known.get(value, next(iter(known.values())))
+
+
+def _bias(fields: Fields, kind: str) -> bool:
+    """Whether every product has one; attention's alone, its output's included, are not to be had."""
+    if kind in ("mistral", "mixtral", "qwen2"):
+        return False
+    attention, inner = bool(fields("attention_bias", "bias")), kind == "llama" and bool(fields("mlp_bias"))
+    if attention != inner:
+        fields.refuse(f"attention_bias: {attention}, mlp_bias: {inner}")
+    return attention and inner
+
+
+def _feed_forward(fields: Fields, kind: str) -> dict[str, Any]:
+    if kind == "mixtral":
+        count, size, gates = "num_local_experts", "intermediate_size", True
+    elif kind == "qwen3_moe":
+        count = "num_local_experts" if "num_local_experts" in fields.values else "num_experts"
+        size, gates = "moe_intermediate_size", fields("norm_topk_prob", "experts.renormalise")
+        fields.known |= {"decoder_sparse_step", "mlp_only_layers", "intermediate_size"}
+        if fields.values.get("decoder_sparse_step", 1) != 1 or fields.values.get("mlp_only_layers"):
+            fields.refuse("decoder_sparse_step, mlp_only_layers: layers without experts")
+    else:
+        return {"hidden": fields("intermediate_size", "hidden")}
+    active = fields("num_experts_per_tok", "experts.active")
+    experts = Experts(
+        count=fields(count, "experts.count"), active=active, hidden=fields(size, "experts.hidden"), renormalise=gates
+    )
+    return {"experts": experts}
+
+
+def _windows(fields: Fields, kind: str, layers: int, context: int) -> dict[str, Any]:
+    """`window` and `global_every`, from the window of each layer."""
+    if "sliding_window" not in fields.defaults:
+        return {}
+    size, types = fields("sliding_window", "window"), fields.values.get("layer_types")
+    fields.known |= {"layer_types", "use_sliding_window", "max_window_layers"}
+    size = None if "use_sliding_window" in fields.defaults and not fields("use_sliding_window") else size
+    if kind == "qwen3_moe" and size and size < context:  # whose layers have it differs between versions
+        fields.refuse(f"use_sliding_window: True, sliding_window: {size}")
+    first = fields("max_window_layers") if "max_window_layers" in fields.defaults else 0
+    found = [None if number < first or (kind == "gemma2" and number % 2) else size for number in range(layers)]
+    if types:
+        if len(types) != layers or set(types) - {"sliding_attention", "full_attention"}:
+            fields.refuse(f"layer_types: {', '.join(sorted(set(types)))}, {len(types)} of {layers} layers")
+            return {}
+        found = [size if one == "sliding_attention" else None for one in types]
+    found = [None if one is None or one >= context else one for one in found]
+    spread = f"sliding_window: {size} in {layers - found.count(None)} of {layers} layers"
+    fields.sources |= {"window": spread, "global_every": spread}
+    if len(set(found)) == 1:
+        return {"window": found[0]}
+    for every in range(2, layers + 1):
+        if layers % every == 0 and found == ([size] * (every - 1) + [None]) * (layers // every):
+            return {"window": size, "global_every": every}
+    fields.refuse(spread)
+    return {}
+
+
+SCALINGS: dict[str, set[str]] = {
+    "default": set(),
+    "linear": {"factor"},
+    "llama3": {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
+    "yarn": {"factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "attention_factor", "truncate"},
+}
+"""The kinds of scaling that are served, and the fields of each."""
+
+
+def _rope(fields: Fields) -> Rope:
+    """From `rope_parameters`, or from `rope_theta` and `rope_scaling` of older files."""
+    new, old = fields.values.get("rope_parameters") or {}, fields.values.get("rope_scaling") or {}
+    fields.known |= {"rope_parameters", "rope_scaling"}
+    top = fields("rope_theta", "position.theta")
+    if any(isinstance(value, dict) for value in new.values()):
+        fields.refuse("rope_parameters: other ones for some layers")
+        return Rope()
+    theta = new.get("rope_theta", top)
+    if "rope_theta" in new:
+        fields.sources["position.theta"] = f"rope_parameters.rope_theta: {theta}"
+        if theta != fields.values.get("rope_theta", theta):
+            fields.refuse(f"rope_theta: {top} beside rope_parameters.rope_theta: {theta}")
+    plain = {"rope_theta", "partial_rotary_factor"}
+    scaled = {name: value for name, value in new.items() if name not in plain and value is not None}
+    if new.get("partial_rotary_factor") not in (None, 1):
+        fields.refuse(f"rope_parameters.partial_rotary_factor: {new['partial_rotary_factor']}")
+    where, found = ("rope_parameters", scaled) if scaled else ("rope_scaling", dict(old))
+    fields.sources["position.scaling"] = f"{where}: {found or None}"
+    return Rope(theta=theta, scaling=_scaling(fields, found, where))
+
+
+def _scaling(fields: Fields, found: Mapping[str, Any], where: str) -> Linear | Llama3 | Yarn | None:
+    kind = found.get("rope_type", found.get("type", "default"))
+    known = SCALINGS.get(kind)
+    if known is None:
+        fields.refuse(f"{where}.rope_type: {kind}")
+        return None
+    for name in sorted(found.keys() - known - {"rope_type", "type"}):
+        fields.refuse(f"{where}.{name}: {found[name]}")
+    if kind == "linear":
+        return Linear(factor=found["factor"])
+    if kind == "llama3":
+        low, high = found["low_freq_factor"], found["high_freq_factor"]
+        return Llama3(factor=found["factor"], low=low, high=high, original=found["original_max_position_embeddings"])
+    if kind == "default":
+        return None
+    original = found.get("original_max_position_embeddings") or fields("max_position_embeddings")
+    fast, slow = found.get("beta_fast") or 32.0, found.get("beta_slow") or 1.0
+    yarn = Yarn(factor=found["factor"], original=original, fast=fast, slow=slow)
+    attention = found.get("attention_factor")
+    if attention is not None and not math.isclose(attention, yarn.attention, rel_tol=1e-6):
+        fields.refuse(f"{where}.attention_factor: {attention}")
+    if not found.get("truncate", True):
+        fields.refuse(f"{where}.truncate: False")
+    return yarn

@@ -1,0 +1,128 @@
+"""The config.json with which Hugging Face's `transformers` computes what a decoder of ours does, where there is one."""
+
+from pathlib import Path
+from typing import Any
+
+from dtrain.errors import DataError
+from dtrain.models.decoder import Decoder
+from dtrain.models.hf_config import ACTIVATIONS, GPT2_ACTIVATIONS, published_model
+from dtrain.models.rope import Learned, Linear, Llama3, Rope, Yarn
+from dtrain.models.settings import differing, settings
+
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gemma": "GemmaForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
+}
+
+
+def config_of(model: Decoder) -> dict[str, Any] | None:
+    """The fields of config.json; None where no architecture that is served computes the same.
+
+    What is returned gives this very decoder when it is read back.
+    """
+    for kind, architecture in ARCHITECTURES.items():
+        config = {"architectures": [architecture], "model_type": kind} | _fields(model, kind)
+        try:
+            found = published_model(config, model.context, Path("config.json"))
+        except DataError:
+            continue
+        if not found.unserved and not differing(settings(model), settings(found.model), model.context):
+            return config
+    return None
+
+
+def _fields(model: Decoder, kind: str) -> dict[str, Any]:
+    if kind == "gpt2":
+        return _gpt2(model)
+    act = {form: name for name, form in reversed(ACTIVATIONS.items())}.get(model.feed_forward)
+    found: dict[str, Any] = {
+        "vocab_size": model.vocab,
+        "max_position_embeddings": model.context,
+        "hidden_size": model.width,
+        "intermediate_size": model.experts.hidden if model.experts else model.hidden or 4 * model.width,
+        "num_hidden_layers": model.layers,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.groups,
+        "head_dim": model.size_of_head,
+        "rms_norm_eps": model.epsilon,
+        "tie_word_embeddings": model.tied,
+        "hidden_act": act,
+        **(_rope(model.position) if isinstance(model.position, Rope) else {}),
+    }
+    found |= {"attention_bias": model.bias} if kind not in ("mistral", "mixtral", "qwen2") else {}
+    found |= {"mlp_bias": model.bias} if kind == "llama" else {}
+    if kind in ("mistral", "mixtral", "gemma2") or kind.startswith("qwen"):
+        found |= _windows(model, kind)
+    if kind.startswith("gemma"):
+        found["hidden_activation"] = act
+    if kind == "gemma2":
+        found["query_pre_attn_scalar"] = model.query_pre_attn_scalar or model.size_of_head
+        found["attn_logit_softcapping"] = model.attention_softcap
+        found["final_logit_softcapping"] = model.logit_softcap
+    return found | _experts(model, kind)
+
+
+def _gpt2(model: Decoder) -> dict[str, Any]:
+    acts = {form: name for name, form in reversed(GPT2_ACTIVATIONS.items())}
+    return {
+        "vocab_size": model.vocab,
+        "n_positions": model.context if isinstance(model.position, Learned) else None,
+        "n_embd": model.width,
+        "n_layer": model.layers,
+        "n_head": model.heads,
+        "n_inner": model.hidden,
+        "activation_function": acts.get(model.feed_forward),
+        "layer_norm_epsilon": model.epsilon,
+        "tie_word_embeddings": model.tied,
+    }
+
+
+def _windows(model: Decoder, kind: str) -> dict[str, Any]:
+    found: dict[str, Any] = {"sliding_window": model.window}
+    if kind.startswith("qwen"):
+        found |= {"use_sliding_window": model.window is not None, "max_window_layers": 0}
+    if model.global_every and kind != "gemma2":  # whose own pattern has every second layer see all
+        types = ["sliding_attention"] * (model.global_every - 1) + ["full_attention"]
+        found["layer_types"] = types * (model.layers // model.global_every)
+    return found
+
+
+def _experts(model: Decoder, kind: str) -> dict[str, Any]:
+    experts = model.experts
+    if experts is None:
+        return {}
+    if kind == "mixtral":
+        return {"num_local_experts": experts.count, "num_experts_per_tok": experts.active}
+    return {
+        "num_experts": experts.count,
+        "num_experts_per_tok": experts.active,
+        "moe_intermediate_size": experts.hidden,
+        "norm_topk_prob": experts.renormalise,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
+
+
+def _rope(position: Rope) -> dict[str, Any]:
+    """In the spelling that both older and newer versions read."""
+    scaling = position.scaling
+    if scaling is None:
+        return {"rope_theta": position.theta, "rope_scaling": None}
+    found: dict[str, Any] = {"rope_type": scaling.kind, "factor": scaling.factor}
+    match scaling:
+        case Llama3():
+            found |= {"low_freq_factor": scaling.low, "high_freq_factor": scaling.high}
+            found["original_max_position_embeddings"] = scaling.original
+        case Yarn():
+            found |= {"beta_fast": scaling.fast, "beta_slow": scaling.slow}
+            found["original_max_position_embeddings"] = scaling.original
+        case Linear():
+            pass
+    return {"rope_theta": position.theta, "rope_scaling": found}

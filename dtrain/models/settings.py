@@ -1,0 +1,66 @@
+"""What decides a model's outputs besides its parameters: the settings that two models must share to compute the same.
+
+Settings of training, and of how a step is computed, are left out.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from dtrain.models.decoder import Decoder
+from dtrain.models.rope import Learned
+
+TRAINING = {"preset", "context", "init", "depth_init", "z_loss", "balance", "capacity"}
+COMPUTING = {"remat", "unroll", "loss_chunks", "pad_vocab"}
+
+ABSENT = "not set"
+
+Settings = dict[str, Any]
+"""Plain values by dotted name, as JSON can hold them."""
+
+
+def settings(model: Any) -> Settings:
+    """The settings of a model, with every default resolved."""
+    found = _flat({field.name: getattr(model, field.name) for field in dataclasses.fields(model)})
+    return found | (_resolved(model) if isinstance(model, Decoder) else {})
+
+
+def differing(ours: Mapping[str, Any], theirs: Mapping[str, Any], context: int) -> list[str]:
+    """The names under which the two differ, for rows of at most `context` tokens."""
+    if ours.get("kind") != theirs.get("kind"):
+        return ["kind"]
+    names = [name for name in [*theirs, *(ours.keys() - theirs.keys())] if ours.get(name) != theirs.get(name)]
+    if "layers" in ours and "layers" in theirs and windows(ours, context) == windows(theirs, context):
+        return [name for name in names if name not in ("window", "global_every")]
+    return names
+
+
+def windows(found: Mapping[str, Any], context: int) -> list[int | None]:
+    """The window of each layer; None where a query sees all keys of a row of `context` tokens."""
+    window, every = found.get("window"), found.get("global_every") or 0
+    window = None if window is None or window >= context else window
+    return [None if every and number % every == 0 else window for number in range(1, found["layers"] + 1)]
+
+
+def _resolved(model: Decoder) -> Settings:
+    scalar = model.query_pre_attn_scalar
+    return {
+        "kv_heads": model.groups,
+        "head_dim": model.size_of_head,
+        "hidden": None if model.experts else model.hidden or 4 * model.width,
+        "qkv_bias": model.bias or model.qkv_bias,
+        "query_pre_attn_scalar": None if scalar == model.size_of_head else scalar,
+    } | ({"context": model.context} if isinstance(model.position, Learned) else {})
+
+
+def _flat(values: Mapping[str, Any], path: str = "") -> Settings:
+    found: Settings = {}
+    for name, value in values.items():
+        if name in TRAINING | COMPUTING:
+            continue
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            plain = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+            found |= {f"{path}{name}": plain} if name == "scaling" else _flat(plain, f"{path}{name}.")
+        else:
+            found[f"{path}{name}"] = list(value) if isinstance(value, tuple) else value
+    return found

@@ -1,0 +1,112 @@
+"""Parameters that are split to save memory: how they are made whole, and how their gradients are summed."""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+from dtrain.errors import RecipeError
+from dtrain.params import Tree
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["value"], meta_fields=["axes", "dtype"])
+@dataclass(frozen=True)
+class NotGathered:
+    """A parameter and the axes that split each of its dims; `ctx.gather` turns it into an array.
+
+    A scan over layers takes leading dims away or adds some, so the axes are matched from the last one.
+    """
+
+    value: jax.Array
+    axes: tuple[Any, ...]
+    dtype: str | None = None
+    """In which it is gathered, its gradient being summed in the dtype of the value; None: that of the value."""
+
+    def computed_in(self, dtype: str, reduce: str) -> "NotGathered":
+        """The same, gathered in that dtype; the gradient is summed in float32, or in that dtype too."""
+        if reduce == "compute":
+            return replace(self, value=self.value.astype(dtype))
+        return replace(self, dtype=dtype)
+
+    def _misused(self, *_: Any) -> Any:
+        message = "a parameter is used before it is gathered"
+        raise RecipeError(message, "call ctx.gather on the parameters of a layer before they are used")
+
+    __jax_array__ = __array__ = __getitem__ = __matmul__ = __rmatmul__ = __mul__ = __rmul__ = _misused
+    __add__ = __radd__ = __sub__ = __rsub__ = __truediv__ = __pow__ = __neg__ = __iter__ = __len__ = _misused
+
+    @property
+    def shape(self) -> Any:
+        self._misused()
+
+    @property
+    def T(self) -> Any:
+        self._misused()
+
+    @property
+    def spec(self) -> PartitionSpec:
+        """Where the whole parameter lies."""
+        return PartitionSpec(*self.axes)
+
+
+def wrap(params: Tree, specs: Tree) -> Tree:
+    """Every parameter with what splits it."""
+
+    def part(value: jax.Array, spec: PartitionSpec) -> NotGathered:
+        return NotGathered(value, (*spec, *[None] * (value.ndim - len(spec))))
+
+    return jax.tree.map(part, params, specs)
+
+
+def is_wrapped(leaf: Any) -> bool:
+    """Whether this leaf is a parameter that was not yet gathered."""
+    return isinstance(leaf, NotGathered)
+
+
+def unwrapped(params: Tree) -> Tree:
+    """The parameters as arrays of the dtype that they are computed with, for devices that hold all of each."""
+
+    def array(part: Any) -> Any:
+        return part.value.astype(part.dtype or part.value.dtype) if is_wrapped(part) else part
+
+    return jax.tree.map(array, params, is_leaf=is_wrapped)
+
+
+def looked_up(table: Tree, token_BT: jax.Array) -> jax.Array:
+    """Rows of a table of which each device holds all; gradients of one row add up in the dtype of the table."""
+    if not is_wrapped(table):
+        return table[token_BT]
+    row_BTE = table.value[token_BT]
+    return row_BTE.astype(table.dtype or row_BTE.dtype)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
+def gathered(x: jax.Array, cuts: tuple[tuple[int, str], ...], dtype: str, sums: str) -> jax.Array:
+    """x gathered in `dtype` along each (dim, axis); its gradient is summed over devices in `sums`."""
+    return _gather_forward(x, cuts, dtype, sums)[0]
+
+
+def _gather_forward(x: jax.Array, cuts: tuple[tuple[int, str], ...], dtype: str, _: str) -> tuple[jax.Array, None]:
+    x = x.astype(dtype)
+    for dim, axis in cuts:
+        x = jax.lax.all_gather(x, axis, axis=dim, tiled=True)
+    return x, None
+
+
+def _gather_backward(
+    cuts: tuple[tuple[int, str], ...], _: str, sums: str, __: None, gradient: jax.Array
+) -> tuple[jax.Array]:
+    gradient = gradient.astype(sums)
+    for dim, axis in reversed(cuts):
+        gradient = jax.lax.psum_scatter(gradient, axis, scatter_dimension=dim, tiled=True)
+    return (gradient,)
+
+
+gathered.defvjp(_gather_forward, _gather_backward)
+
+
+def summed(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    """The sum over devices along these axes."""
+    return jax.lax.psum(x, axes) if axes else x

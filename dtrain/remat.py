@@ -1,0 +1,67 @@
+"""What the forward pass keeps for the backward pass (rematerialisation), and the names of the values concerned."""
+
+from collections.abc import Callable, Collection
+from typing import Any, Literal
+
+import jax
+
+Remat = Literal["none", "full", "dots", "attention", "offload"]
+"""What of a layer is kept for the backward pass, the rest being computed again:
+none: everything is kept; full: its input alone; attention: also the results of attention;
+dots: also those of matrix products, of experts too; offload: its input, in the host's memory."""
+
+ATTENTION = "attention"
+PRODUCT = "product"
+INPUT = "layer_input"
+"""Names of values that a policy keeps: results of attention and of matrix products, inputs of layers."""
+
+Policy = Callable[..., Any]
+"""(primitive, its inputs, its parameters) → whether its results are kept."""
+
+CUDNN_ATTENTION = "dot_product_attention_fwd_wrapper"
+"""The primitive of NVIDIA's kernel: its statistics have no name, and without them it runs again."""
+
+VIEWS = ("reshape", "squeeze", "pvary", "pcast", "name")
+"""Primitives without work. Kept, such a view of a gathered parameter would keep the whole parameter."""
+
+
+def policy(remat: Remat) -> Policy | None:
+    """The policy for `jax.checkpoint`; None where nothing is computed again."""
+    policies = jax.checkpoint_policies
+    attention = _either(policies.save_only_these_names(ATTENTION), _cudnn)
+    products = policies.save_only_these_names(PRODUCT)
+    if remat == "offload":
+        return policies.save_and_offload_only_these_names(
+            names_which_can_be_saved=[],
+            names_which_can_be_offloaded=[INPUT],
+            offload_src="device",
+            offload_dst="pinned_host",
+        )
+    return {
+        "none": None,
+        "full": policies.nothing_saveable,
+        "attention": attention,
+        "dots": _either(attention, products, policies.dots_with_no_batch_dims_saveable),
+    }[remat]
+
+
+def regather(axes: Collection[str]) -> Policy:
+    """Everything is kept but what is gathered along these axes: parameters that are split to save memory."""
+
+    def keeps(primitive: Any, *_: Any, **params: Any) -> bool:
+        gathers = primitive.name.startswith("all_gather") and set(_names(params["axis_name"])) <= set(axes)
+        return not gathers and primitive.name not in VIEWS
+
+    return keeps
+
+
+def _names(axis: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (axis,) if isinstance(axis, str) else axis
+
+
+def _either(*several: Policy) -> Policy:
+    return lambda primitive, *inputs, **params: any(one(primitive, *inputs, **params) for one in several)
+
+
+def _cudnn(primitive: Any, *_: Any, **__: Any) -> bool:
+    return primitive.name == CUDNN_ATTENTION
