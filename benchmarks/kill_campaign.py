@@ -15,7 +15,7 @@ from pathlib import Path
 from dtrain import beat
 from dtrain.checkpoint import manifest
 from dtrain.checkpoint.manifest import Unsound
-from dtrain.folder import Folder, saved_steps
+from dtrain.folder import INCOMPLETE, Folder, saved_steps
 from dtrain.verify import Trial, same_bits
 
 RECIPE = """
@@ -60,7 +60,7 @@ def main() -> None:
             running.wait()
             said = trial.said("killed").read_text()
             assert ended is None, f"the run ended by itself with {ended}: {said[-500:]}"
-            during += any((place.checkpoints / ".unfinished").glob("*"))
+            during += any(place.checkpoints.glob(f"{INCOMPLETE}*"))
             steps = saved_steps(place.checkpoints)
             for step in steps:
                 try:

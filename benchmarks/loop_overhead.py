@@ -34,9 +34,10 @@ from dtrain.beat import Beat
 from dtrain.data.source import Arrays, image_example
 from dtrain.feed import train_batches
 from dtrain.folder import Folder
-from dtrain.parallel.engine import put
+from dtrain.parallel.engine import Put
 from dtrain.recipe.load import load
 from dtrain.record import Record
+from dtrain.reporting import reporter
 from dtrain.track.console import Console
 from dtrain.train.hooks import Evaluation, Log, Saving
 from dtrain.train.interrupt import Interrupt
@@ -64,7 +65,7 @@ def main() -> None:
     made = assemble(recipe, jax.devices()[:1], source.example, 1_000_000)
     step, evaluate = made.train().lower().compile(), made.evaluate().lower().compile()
     held = {name: born(made.make, made.shapes) for name in ("resident", "twin", "unwatched", "bare", "run")}
-    resident = put(recipe.engine, made.layout, source.rows(np.arange(128)), 128)
+    resident = Put(recipe.engine, made.layout, 128)(source.rows(np.arange(128)))
 
     order = np.random.default_rng(0).permutation(60_000)
 
@@ -90,13 +91,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         place = Folder(Path(folder))
         console = Console(rich=Rich(file=io.StringIO()), log=place.log)
+        stack.callback(console.close)
         beat = Beat(place.beat(0), recipe.guard.patience)
         log_of_run = Record({}, place, lead=True)
         session = whole.Session(
-            recipe, place, console, log_of_run, beat, Interrupt(), stack, dry=False, holds=lambda: None
+            recipe, place, console, log_of_run, beat, Interrupt(print), stack, dry=False, holds=lambda: None
         )
         session.clock.entered = beat
-        report = whole._reporter(session, made, 0, 1_000_000, None)
+        report, _ = reporter(made, place, console, {}, stack, span=(0, 1_000_000), planned=None)
         log = Log(recipe.track.every, report, session.clock)
         evaluation = Evaluation(recipe.evaluate, evaluate, lambda: iter(()), log, session.clock)
         saving = Saving(0, None, lambda *_: None, session.clock)

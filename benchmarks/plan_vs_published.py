@@ -16,7 +16,7 @@ from shapes import decoder
 from dtrain.parallel.jit import Jit
 from dtrain.parallel.shard_map import ShardMap
 from dtrain.plan.plan import Plan
-from dtrain.plan.search import OVERLAP
+from dtrain.plan.variants import OVERLAP
 from dtrain.plan.workers import Job, outcomes
 from dtrain.slices import target
 

@@ -14,7 +14,7 @@ TEXT = """
 model: {model}
 data: {{kind: tokens, files: [none.bin], length: {length}}}
 optimizer: {{kind: adamw, lr: 1e-4, clip: 1.0, decay: 0.1}}
-precision: {{compute: bfloat16}}
+precision: {{compute: bfloat16, reduce: compute}}
 batch: {batch}
 steps: 1000
 mesh: {{data: 1, fsdp: -1}}

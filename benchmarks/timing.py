@@ -19,11 +19,11 @@ def run_step(made: "Assembly", rows: "dict[str, np.ndarray]", times: int) -> Cal
     """The compiled step of `dtrain run` on one batch, so many times in a row."""
     import jax
 
-    from dtrain.parallel.engine import put
+    from dtrain.parallel.engine import Put
     from dtrain.train.state import born
 
     step = made.train().lower().compile()
-    batch = put(made.recipe.engine, made.layout, rows, made.recipe.batch)
+    batch = Put(made.recipe.engine, made.layout, made.recipe.batch)(rows)
     state = [born(made.make, made.shapes)]
 
     def segment() -> None:
