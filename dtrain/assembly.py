@@ -52,6 +52,10 @@ def assemble(recipe: Recipe, devices: Sequence[Any], example: Example, steps: in
     sizes = recipe.mesh.laid(devices) if by_hand else recipe.mesh.sizes(len(devices))
     layout = Layout(sizes, recipe.mesh.table(), model.params(), recipe.mesh.build(sizes, devices), example)
     layout.check()
+    if sizes["sequence"] > 1 and not getattr(model, "split_rows", True):
+        why = "splits every row, and the model does not state that it takes parts"
+        hint = "give its class split_rows = True once it uses ctx.places and ctx.attend, or use sequence: 1"
+        raise RecipeError(f"mesh.sequence = {sizes['sequence']} {why}", hint)
     refusal = engine.refusal(layout, len({device.process_index for device in devices}))
     if refusal:
         raise RecipeError(f"engine: {refusal}", "use engine: shard_map or jit")
@@ -66,7 +70,7 @@ def assemble(recipe: Recipe, devices: Sequence[Any], example: Example, steps: in
     update = transformation(recipe.optimizer, layout.declared, steps)
     rate = learning_rate(recipe.optimizer, steps)
     make = states.maker(layout.declared, update, precision.params, recipe.seed)
-    shapes = states.abstract(make, update, layout)
+    shapes = states.abstract(make, update, layout, recipe.optimizer.state_dims)
     whole = layout.sharding(PartitionSpec())
 
     def prepare(train: bool) -> Callable[[Batch], Batch]:
@@ -89,11 +93,13 @@ def assemble(recipe: Recipe, devices: Sequence[Any], example: Example, steps: in
             layout.declared,
             skip=recipe.guard.not_finite == "skip",
         )
-        return engine.trace(layout, step, shapes, batch, out=(states.placement(shapes), whole), donate=True)
+        with precision.tracing():
+            return engine.trace(layout, step, shapes, batch, out=(states.placement(shapes), whole), donate=True)
 
     def evaluate() -> jax.stages.Traced:
         step = eval_step(engine.sums(layout, loss_of(model, prepare(False), precision), recipe.accumulate))
         rows = batch_shapes(dict(example) | {"weight": WEIGHT}, eval_batch)
-        return engine.trace(layout, step, shapes, rows, out=whole, donate=False)
+        with precision.tracing():
+            return engine.trace(layout, step, shapes, rows, out=whole, donate=False)
 
     return Assembly(recipe, layout, make, shapes, train, evaluate, eval_batch, batch, steps)

@@ -1,7 +1,8 @@
 """Text from a trained run: the prompt in one pass, then token by token."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -29,8 +30,8 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.temperature < 0:
-            raise FieldError("", f"temperature {self.temperature}: not below 0")
+        if not 0 <= self.temperature < math.inf:
+            raise FieldError("", f"temperature {self.temperature}: a finite number, 0 or above")
         if self.top_k is not None and self.top_k < 1:
             raise FieldError("", f"top-k {self.top_k}: at least 1")
         if self.top_p is not None and not 0 < self.top_p <= 1:
@@ -42,29 +43,37 @@ class Sampling:
             return logits_BV.argmax(-1)
         scaled_BV = logits_BV / self.temperature
         if self.top_k is not None:
-            least = jax.lax.top_k(scaled_BV, min(self.top_k, scaled_BV.shape[-1]))[0][:, -1:]
-            scaled_BV = jnp.where(scaled_BV < least, -jnp.inf, scaled_BV)
+            top_BK, at_BK = jax.lax.top_k(scaled_BV, min(self.top_k, scaled_BV.shape[-1]))
+            scaled_BV = _scattered(top_BK, at_BK, scaled_BV)
         if self.top_p is not None:
-            scaled_BV = jnp.where(_unlikely(scaled_BV, self.top_p), -jnp.inf, scaled_BV)
+            scaled_BV = _likeliest(scaled_BV, self.top_p)
         return jax.random.categorical(jax.random.fold_in(jax.random.key(self.seed), number), scaled_BV)
 
 
-def _unlikely(logits_BV: jax.Array, top_p: float) -> jax.Array:
-    """What is not among the likeliest tokens that together reach `top_p`."""
-    sorted_BV = jnp.flip(jnp.sort(logits_BV, axis=-1), -1)
+def _likeliest(logits_BV: jax.Array, top_p: float) -> jax.Array:
+    """The logits of the fewest tokens that together reach `top_p`; of equal ones the first; -inf for the rest."""
+    at_BV = jnp.argsort(logits_BV, axis=-1, descending=True)
+    sorted_BV = jnp.take_along_axis(logits_BV, at_BV, -1)
     before_BV = jnp.cumsum(jax.nn.softmax(sorted_BV, -1), -1) - jax.nn.softmax(sorted_BV, -1)
-    least_B1 = jnp.where(before_BV < top_p, sorted_BV, jnp.inf).min(-1, keepdims=True)
-    return logits_BV < least_B1
+    return _scattered(jnp.where(before_BV < top_p, sorted_BV, -jnp.inf), at_BV, logits_BV)
+
+
+def _scattered(values_BK: jax.Array, at_BK: jax.Array, like_BV: jax.Array) -> jax.Array:
+    """The values at their places in a row, -inf elsewhere."""
+    row_B1 = jnp.arange(like_BV.shape[0])[:, None]
+    return jnp.full_like(like_BV, -jnp.inf).at[row_B1, at_BK].set(values_BK)
 
 
 @dataclass(frozen=True)
 class Generator(Trained):
-    """A trained decoder that goes on from a prompt."""
+    """A trained decoder that continues a prompt. Its parameters have the dtype that it computes with."""
 
     @property
     def model(self) -> Decoder:
-        assert isinstance(self.recipe.model, Decoder)
-        return self.recipe.model
+        """As trained, but that its experts drop nothing: what comes token by token has no row to share out."""
+        model = self.recipe.model
+        assert isinstance(model, Decoder)
+        return replace(model, experts=replace(model.experts, capacity=None)) if model.experts else model
 
     @property
     def codec(self) -> Codec:
@@ -83,9 +92,10 @@ class Generator(Trained):
             message = f"a prompt of {len(prompt)} tokens leaves no room in context = {model.context}"
             raise RecipeError(message, f"shorten it to {model.context - 1} tokens")
         if not len(prompt):
-            raise RecipeError("an empty prompt: there is nothing to go on from", "give at least one token")
-        if max(prompt) >= model.vocab:
-            raise RecipeError(f"the prompt holds token {max(prompt)}; the model's vocab is {model.vocab}")
+            raise RecipeError("an empty prompt: there is nothing to continue", "give at least one token")
+        if unknown := [token for token in prompt if not 0 <= token < model.vocab]:
+            message = f"the prompt holds token {unknown[0]}; the model's vocab is {model.vocab}"
+            raise RecipeError(message, "use the tokenizer that the model was trained with")
         return self._drawn(np.tile(np.asarray(prompt, np.int32), (rows, 1)), count, sampling)
 
     def _drawn(self, text_BT: np.ndarray, count: int, sampling: Sampling) -> Iterator[np.ndarray]:
@@ -115,18 +125,22 @@ class Generator(Trained):
 
         def step(params: Tree, cache: Cache, token_BT: jax.Array, number: jax.Array) -> tuple[jax.Array, Cache]:
             ctx = Caching(precision.loss, cache)
-            params, weight_BT = precision.cast(params), jnp.ones(token_BT.shape, jnp.float32)
-            x_BTE, _ = model.activations(params, {"token": token_BT}, weight_BT, ctx)
-            logits_BTV = model.head.logits(x_BTE[:, -1:], model.unembedding(params), "float32")
+            weight_BT = jnp.ones(token_BT.shape, jnp.float32)
+            with precision.tracing():
+                x_BTE, _ = model.activations(params, {"token": token_BT}, weight_BT, ctx)
+                logits_BTV = model.head.logits(x_BTE[:, -1:], model.unembedding(params), "float32")
             return sampling.draw(logits_BTV[:, 0], number).astype(jnp.int32), ctx.grown[-1]
 
         return step
 
 
-def generator(place: Folder, overrides: Sequence[str], say: Callable[[str], None]) -> Generator:
-    """The newest checkpoint of a decoder's run; RecipeError or CheckpointError where there is none."""
-    found = trained(place, overrides, say)
+def generator(
+    place: Folder, overrides: Sequence[str], say: Callable[[str], None], *, step: int | None = None, best: bool = False
+) -> Generator:
+    """A checkpoint of a decoder's run, as `trained` chooses it; RecipeError or CheckpointError where there is none."""
+    found = trained(place, overrides, say, step=step, best=best)
     if not isinstance(found.recipe.model, Decoder):
         kind = found.recipe.model.kind
         raise RecipeError(f"{place.path} trained a model of kind {kind}; a decoder generates text")
-    return Generator(**vars(found))
+    cast = found.recipe.precision.cast(found.params, found.recipe.model.params())  # once, not at every token
+    return Generator(**vars(found) | {"params": cast})

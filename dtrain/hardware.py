@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from datetime import date
 from functools import cached_property
 from itertools import product
 from typing import Literal
@@ -9,9 +10,9 @@ from typing import Literal
 GIB = 2**30
 PER_HOST = 8
 """GPUs of one host, joined by NVLink."""
-PRICED = "2025-10"
-"""When the prices were written down: on-demand list prices of Google Cloud in its cheapest region of the
-United States, dollars an hour for one chip. A price list changes, and contracts differ: `--price` goes over it."""
+PRICED = date(2025, 10, 1)
+"""The month of the prices: on-demand list prices of Google Cloud in its cheapest region of the United States,
+dollars an hour for one chip. A price list changes, and contracts differ: `--price` replaces it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,13 +44,16 @@ class Cloud:
     label: str
     """Of its nodes on GKE."""
     machine: str = ""
-    """The machine of a slice of several hosts, four chips each."""
+    """The machine type that is priced: of TPUs one of a slice of several hosts, four chips each; of GPUs the one
+    with eight."""
+    sold: tuple[int, ...] = ()
+    """How many GPUs a machine of this family can have: a3-highgpu-1g, -2g, -4g, -8g."""
     accelerator: str = ""
     """What its slices' names begin with in the TPU API; empty where that does not serve it."""
     runtime: str = ""
     """The TPU API's software for it."""
-    family: str = ""
-    """The system that its machines start on Compute Engine: an image family of ubuntu-os-accelerator-images."""
+    sky: str = ""
+    """What SkyPilot calls a GPU; a TPU it calls tpu- and `accelerator`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,14 +75,14 @@ class Chip:
     link: float
     """Bytes/s one way over one link of the fast network: TPU's inter-chip links; all of NVLink to one GPU."""
     far: float
-    """Bytes/s of one chip to other slices or hosts, one way."""
+    """Bytes/s of one chip to other slices or hosts, one way, on the machine type of `cloud`."""
     aliases: tuple[str, ...] = ()
     dims: int = 0
     """Dimensions of a TPU's torus."""
     counted: int = 1
     """What a slice's name counts for each chip: 2 where it counts TensorCores."""
     most: int = 16384
-    """The largest slice, in chips."""
+    """The largest slice that can be rented, in chips; a pod may have more. Of GPUs, the most that are planned."""
     wraps: int = 4
     """A dimension of the torus closes to a ring where its extent is a multiple of this."""
     gpu: Gpu | None = None
@@ -88,6 +92,11 @@ class Chip:
     def flops_per_device(self) -> float:
         """Peak FLOP/s of one JAX device; a chip may show as several."""
         return self.flops / self.devices
+
+    @property
+    def largest(self) -> str:
+        """The name of the largest slice."""
+        return f"{self.name}-{max(self.slices) * self.counted if self.dims else self.most}"
 
     @cached_property
     def slices(self) -> dict[int, tuple[int, ...]]:
@@ -109,8 +118,6 @@ def _near_cube(units: int) -> tuple[int, ...] | None:
     return tuple(4 * side for side in best) if best[2] <= 7 else None
 
 
-TPU_SYSTEM = "ubuntu-accel-2204-amd64-tpu-v5e-v5p-v6e"
-GPU_SYSTEM = "ubuntu-accelerator-2404-amd64-with-nvidia-580"
 CHIPS = (
     # docs.cloud.google.com/tpu/docs: one page for each generation; links: jax-ml/scaling-book, tpus.md
     Chip(
@@ -127,15 +134,15 @@ CHIPS = (
     ),
     Chip(
         name="v5p", flops=459e12, hbm=95e9, room=95.74 * GIB, bandwidth=2765e9, kinds=("TPU v5", "TPU v5p"),
-        platform="tpu", price=4.20, link=90e9, far=6.25e9, dims=3, counted=2, most=8960,
+        platform="tpu", price=4.20, link=90e9, far=6.25e9, dims=3, counted=2, most=6144,
         cloud=Cloud(label="tpu-v5p-slice", machine="ct5p-hightpu-4t",
-                    accelerator="v5p", runtime="v2-alpha-tpuv5", family=TPU_SYSTEM),
+                    accelerator="v5p", runtime="v2-alpha-tpuv5"),
     ),
     Chip(
         name="v6e", flops=918e12, hbm=32e9, room=31.25 * GIB, bandwidth=1638e9, kinds=("TPU v6 lite", "TPU v6e"),
         platform="tpu", price=2.70, link=90e9, far=12.5e9, aliases=("trillium",), dims=2, most=256, wraps=16,
         cloud=Cloud(label="tpu-v6e-slice", machine="ct6e-standard-4t",
-                    accelerator="v6e", runtime="v2-alpha-tpuv6e", family=TPU_SYSTEM),
+                    accelerator="v6e", runtime="v2-alpha-tpuv6e"),
     ),
     Chip(
         name="tpu7x", flops=2307e12, hbm=192e9, room=94.75 * GIB, bandwidth=7380e9, kinds=("TPU7x",),
@@ -143,36 +150,42 @@ CHIPS = (
         price=12.00, link=100e9, far=12.5e9, aliases=("ironwood", "v7x"), dims=3, counted=2, most=9216,
         cloud=Cloud(label="tpu7x", machine="tpu7x-standard-4t"),
     ),
-    # vendor data sheets, dense figures, SXM boards; `far` is one network card of each GPU
+    # vendor data sheets, dense figures, SXM boards; `far` of the machine named in `cloud`, an eighth to each GPU:
+    # docs.cloud.google.com/compute/docs/gpus/gpu-network-bandwidth
     Chip(
         name="a100-40g", flops=312e12, hbm=40e9, room=0.75 * 40e9, bandwidth=1555e9, kinds=("A100-SXM4-40GB",),
         price=3.67, gpu=AMPERE,
-        link=300e9, far=12.5e9,
-        cloud=Cloud(label="nvidia-tesla-a100", machine="a2-highgpu-8g", family=GPU_SYSTEM),
+        link=300e9, far=100e9 / 8 / 8,  # 100 Gbit/s a machine
+        cloud=Cloud(label="nvidia-tesla-a100", machine="a2-highgpu-8g", sold=(1, 2, 4, 8),
+                    sky="A100"),
     ),
     Chip(
         name="a100", flops=312e12, hbm=80e9, room=0.75 * 80e9, bandwidth=2039e9, kinds=("A100-SXM4-80GB",),
         price=5.07, gpu=AMPERE,
-        link=300e9, far=25e9, aliases=("a100-80g",),
-        cloud=Cloud(label="nvidia-a100-80gb", machine="a2-ultragpu-8g", family=GPU_SYSTEM),
+        link=300e9, far=100e9 / 8 / 8, aliases=("a100-80g",),  # 100 Gbit/s a machine
+        cloud=Cloud(label="nvidia-a100-80gb", machine="a2-ultragpu-8g", sold=(1, 2, 4, 8),
+                    sky="A100-80GB"),
     ),
     Chip(
         name="h100", flops=989.4e12, hbm=80e9, room=0.75 * 80e9, bandwidth=3350e9, kinds=("H100 80GB HBM3",),
         price=11.06, gpu=HOPPER,
-        link=450e9, far=50e9,
-        cloud=Cloud(label="nvidia-h100-80gb", machine="a3-highgpu-8g", family=GPU_SYSTEM),
+        link=450e9, far=4 * 200e9 / 8 / 8,  # four cards of 200 Gbit/s for eight GPUs
+        cloud=Cloud(label="nvidia-h100-80gb", machine="a3-highgpu-8g", sold=(1, 2, 4, 8),
+                    sky="H100"),
     ),
     Chip(
         name="h200", flops=989.4e12, hbm=141e9, room=0.75 * 141e9, bandwidth=4800e9, kinds=("H200",),
         price=10.60, gpu=HOPPER,
-        link=450e9, far=50e9,
-        cloud=Cloud(label="nvidia-h200-141gb", machine="a3-ultragpu-8g", family=GPU_SYSTEM),
+        link=450e9, far=8 * 400e9 / 8 / 8,  # a card of 400 Gbit/s for each GPU
+        cloud=Cloud(label="nvidia-h200-141gb", machine="a3-ultragpu-8g", sold=(8,),
+                    sky="H200"),
     ),
     Chip(
         name="b200", flops=2250e12, hbm=180e9, room=0.75 * 180e9, bandwidth=8000e9, kinds=("B200",),
         price=16.00, gpu=BLACKWELL,
-        link=900e9, far=50e9,
-        cloud=Cloud(label="nvidia-b200", machine="a4-highgpu-8g", family=GPU_SYSTEM),
+        link=900e9, far=8 * 400e9 / 8 / 8,  # a card of 400 Gbit/s for each GPU
+        cloud=Cloud(label="nvidia-b200", machine="a4-highgpu-8g", sold=(8,),
+                    sky="B200"),
     ),
 )  # fmt: skip
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from dtrain.errors import RecipeError
-from dtrain.folder import Folder, saved_steps
+from dtrain.errors import EnvironmentFault, RecipeError, cause
+from dtrain.folder import Folder, read_regular, saved_steps
 from dtrain.recipe import yaml
 from dtrain.recipe.load import differences, text
 from dtrain.recipe.recipe import Recipe
@@ -12,7 +12,7 @@ from dtrain.recipe.recipe import Recipe
 def finished(place: Folder, recipe: Recipe) -> bool:
     """Whether this very run was done to its end."""
     old = place.read_record()
-    if old.get("state") != "finished" or not place.recipe.exists():
+    if old.get("state") != "finished" or not place.recipe.exists() or old["step"] < (recipe.steps or 0):
         return False
     before, now = _saved_recipe(place), _plain(recipe)
     length = lambda tree: (tree.get("steps"), tree.get("epochs"))  # noqa: E731
@@ -34,7 +34,19 @@ def refuse_changes(place: Folder, recipe: Recipe, allowed: bool) -> None:
 
 
 def _saved_recipe(place: Folder) -> dict[str, Any]:
-    return yaml.read(place.recipe).plain()
+    """recipe.yaml as plain values; EnvironmentFault where it is damaged."""
+    hint = "put it back, give this run another name (name=...), or move it away and resume with --allow-changes"
+    try:
+        found = yaml.parse(read_regular(place.recipe).decode(), str(place.recipe)).plain()
+    except (OSError, UnicodeDecodeError) as error:
+        raise EnvironmentFault(f"{place.recipe} cannot be read: {cause(error)}", hint) from error
+    except RecipeError as error:
+        raise EnvironmentFault(f"{place.recipe} is damaged: {' '.join(error.message.split())}", hint) from error
+    if not isinstance(found, dict) or not found.keys() >= {"model", "data", "optimizer"}:
+        raise EnvironmentFault(f"{place.recipe} is damaged: it holds no recipe", hint)
+    if not all(isinstance(found[key], dict) for key in ("model", "data", "optimizer")):
+        raise EnvironmentFault(f"{place.recipe} is damaged: a section of it is no mapping", hint)
+    return found
 
 
 def _plain(recipe: Recipe) -> dict[str, Any]:

@@ -1,26 +1,28 @@
 """run.json: what a run was, where its time went, and how it ended."""
 
-import hashlib
 import importlib.metadata
 import platform
 import subprocess
+import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 
 from dtrain import beat
-from dtrain.data.source import Source
-from dtrain.errors import DtrainError, Locked, NotFinite
+from dtrain.errors import DtrainError, NotFinite, Taken, user_error
 from dtrain.folder import Folder, overwrite
 from dtrain.recipe.load import text
 from dtrain.recipe.recipe import Recipe
 from dtrain.train.clock import Clock
 from dtrain.train.watch import RolledBack
 
+CLOSE = 5.0
+"""Seconds that a process which has to leave at once waits for run.json."""
 PACKAGES = ("dtrain", "jax", "jaxlib", "numpy", "optax", "orbax-checkpoint", "grain")
 
 
@@ -37,11 +39,22 @@ class Record:
     step_s: dict[int, float] = field(default_factory=dict)
     """Seconds spent in steps up to each that was saved."""
     ids: dict[str, str] = field(default_factory=dict)
+    lock: Any = field(default_factory=threading.RLock)
+    """Held while run.json is written: a signal may be handled in another thread."""
 
-    def about(self, devices: list[Any], mesh: Mapping[str, int], steps: int) -> None:
-        """Note what the run runs on and how long it is."""
+    def about(
+        self,
+        devices: list[Any],
+        mesh: Mapping[str, int],
+        steps: int,
+        rising: Mapping[str, bool],
+        classes: Sequence[str] = (),
+    ) -> None:
+        """Note what the run runs on, how long it is, which metrics the model declares to rise or fall, and the
+        names of the data's classes where it has them."""
         self.values |= {
             "steps": steps,
+            "rising": dict(rising),
             "topology": {
                 "platform": devices[0].platform,
                 "device": devices[0].device_kind,
@@ -50,6 +63,8 @@ class Record:
                 "mesh": dict(mesh),
             },
         }
+        if classes:
+            self.values["classes"] = list(classes)
         self.write()
 
     def resumed(self, step: int, step_s: float) -> None:
@@ -95,14 +110,27 @@ class Record:
 
     def end(self, state: str, reason: str, code: int) -> None:
         """Note how it ended."""
-        self.values |= {"state": state, "reason": reason, "exit_code": code, "ended": time.time()}
-        self.write()
+        with self.lock:
+            self.values |= {"state": state, "reason": reason, "exit_code": code, "ended": time.time()}
+            self.write()
+
+    def close(self, state: str, reason: str, code: int) -> int:
+        """Note how it ended, if that is not noted yet, and let no other thread write any more; the exit code."""
+        if self.lock.acquire(timeout=CLOSE) and self.values["exit_code"] is None:
+            with suppress(OSError):
+                self.end(state, reason, code)
+                if self.lead:
+                    with self.place.log.open("a") as file:
+                        file.write(f"stopped: {reason}\n")
+        noted = self.values["exit_code"]
+        return code if noted is None else noted
 
     def write(self) -> None:
         """Bring run.json up to date."""
         if self.lead:
             told = {"seconds": self._seconds(), "tracker_ids": self.ids, "written": time.time()}
-            self.place.write_record(self.values | told)
+            with self.lock:
+                self.place.write_record(self.values | told)
 
     def _seconds(self) -> dict[str, float]:
         """By section, over all starts."""
@@ -128,6 +156,7 @@ def kept(place: Folder, recipe: Recipe, lead: bool) -> Iterator[Record]:
         "step_s_kept": old.get("step_s_kept", 0.0),
         "went_back": old.get("went_back", 0),
         "next_batch": old.get("next_batch", 0),
+        "pure_trace": old.get("pure_trace", ""),
         "versions": versions(),
         "git": _git(),
     }
@@ -137,15 +166,26 @@ def kept(place: Folder, recipe: Recipe, lead: bool) -> Iterator[Record]:
         log.write()
     try:
         yield log
-    except Locked:
-        raise  # the record is another run's now
-    except DtrainError as error:
-        log.end("stopped" if error.exit_code == 75 else "failed", error.message, error.exit_code)
-        raise
+    except Taken:
+        raise  # the record is the other run's now
     except BaseException as error:
-        log.end("failed", f"{type(error).__name__}: {error}", DtrainError.exit_code)
+        with suppress(OSError):  # of a disk that is full, or gone
+            _failed(log, error)
         raise
     log.end("finished", "all steps done", 0)
+
+
+def _failed(log: Record, error: BaseException) -> None:
+    """Note an error in run.json and log.txt, by the mapping that gives the exit code."""
+    known = user_error(error)
+    code = known.exit_code if known else DtrainError.exit_code
+    state = {0: "stopped", 75: "stopped", 130: "aborted"}.get(code, "failed")
+    reason = known.message if known else f"{type(error).__name__}: {error}"
+    log.end(state, reason, code)
+    if log.lead:
+        text = str(known) if known else "".join(traceback.format_exception(error)).rstrip()
+        with log.place.log.open("a") as file:
+            file.write(f"{'stopped' if state == 'stopped' else 'error'}: {text}\n")
 
 
 def _lost(old: Mapping[str, Any], sign: beat.Sign | None) -> dict[str, float]:
@@ -173,33 +213,6 @@ def _counted(old: Mapping[str, Any]) -> dict[str, float]:
     """Seconds of earlier starts; of steps, those that were saved."""
     seconds = dict(old.get("seconds", {}))
     return seconds | ({"step": old["step_s_kept"]} if "step" in seconds and "step_s_kept" in old else {})
-
-
-def beside(
-    recipe: Recipe,
-    mesh: Mapping[str, int],
-    source: Source,
-    passed: int,
-    step: int,
-    owed: bool,
-    seen: Mapping[str, Any],
-    step_s: float,
-) -> dict[str, Any]:
-    """What is noted beside the state in a checkpoint: batches passed over, whether an evaluation is owed,
-    what the watch over the loss has seen, and the seconds spent in steps."""
-    return {
-        "step_s": step_s,
-        "passed": passed,
-        "owed": owed,
-        "seen": dict(seen),
-        "examples": step * recipe.batch,
-        "seed": recipe.seed,
-        "recipe": hashlib.sha256(text(recipe).encode()).hexdigest()[:16],
-        "data": source.fingerprint,
-        "mesh": dict(mesh),
-        "processes": jax.process_count(),
-        "versions": versions(),
-    }
 
 
 def versions() -> dict[str, str]:

@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -81,8 +82,8 @@ class Trial:
 
     def start(self, name: str, changes: Sequence[str]) -> subprocess.Popen[bytes]:
         """The command in a process of its own."""
-        command = [sys.executable, "-m", "dtrain", "run", self.recipe, *self.overrides, *changes, f"name={name}"]
-        told = [*command, "--runs-dir", str(self.folder)]
+        command = [sys.executable, "-m", "dtrain", "run", self.recipe, *self.overrides, "track.notify=null"]
+        told = [*command, *changes, f"name={name}", "--runs-dir", str(self.folder)]
         self.folder.mkdir(parents=True, exist_ok=True)
         with self.said(name).open("w") as said:  # a pipe that nobody reads would fill
             return subprocess.Popen(told, stdout=subprocess.DEVNULL, stderr=said)
@@ -93,8 +94,9 @@ class Trial:
 
     def whole(self, name: str, changes: Sequence[str] | None = None) -> None:
         """Run it to its end. DtrainError with what it said where it fails."""
-        running = self.start(name, self.where if changes is None else changes)
-        if running.wait():
+        with _killed_at_last(self.start(name, self.where if changes is None else changes)) as running:
+            running.wait()
+        if running.returncode:
             said = self.said(name).read_text(errors="replace")[-2000:]
             raise DtrainError(f"the run {name} ended with {running.returncode}:\n{said}")
 
@@ -103,16 +105,25 @@ class Trial:
         struck = 0
         for step in at:
             before, end = beat.read(self.place(name).beat(0)), time.monotonic() + PATIENCE
-            running = self.start(name, [*self.where, "--restarts", "0"])
-            while running.poll() is None and time.monotonic() < end:
-                sign = beat.read(self.place(name).beat(0))
-                if sign and sign != before and sign.step >= step:
-                    break
-                time.sleep(0.001)
-            running.kill()
-            struck += running.wait() == -signal.SIGKILL
+            with _killed_at_last(self.start(name, [*self.where, "--restarts", "0"])) as running:
+                while running.poll() is None and time.monotonic() < end:
+                    sign = beat.read(self.place(name).beat(0))
+                    if sign and sign != before and sign.step >= step:
+                        break
+                    time.sleep(0.001)
+            struck += running.returncode == -signal.SIGKILL
         self.whole(name)
         return struck
+
+
+@contextmanager
+def _killed_at_last(running: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    """Nothing of it is left after this, also where this process is interrupted."""
+    try:
+        yield running
+    finally:
+        running.kill()
+        running.wait()
 
 
 def verify(trial: Trial, kills: int, seed: int, others: Mapping[str, Sequence[str]]) -> Certificate:

@@ -19,7 +19,7 @@ from dtrain.models.rope import Learned
 from dtrain.models.vit import ViT
 from dtrain.optim.optimizer import AdamW
 from dtrain.optim.update import learning_rate, transformation
-from dtrain.parallel.engine import Engine, put
+from dtrain.parallel.engine import Engine, Put
 from dtrain.parallel.jit import Jit
 from dtrain.parallel.mesh import Mesh
 from dtrain.parallel.pmap import Pmap
@@ -135,13 +135,14 @@ def place(
     layout = Layout(sizes, mesh.table(), model.params(), mesh.build(sizes, devices), example_of(model))
     layout.check()
     update = transformation(optimizer, layout.declared, 100)
-    shapes = state.abstract(state.maker(layout.declared, update, "float32", 0), update, layout)
+    make = state.maker(layout.declared, update, "float32", 0)
+    shapes = state.abstract(make, update, layout, optimizer.state_dims)
     params = jax.device_put(first_params(model), state.placement(shapes.params))
     make = jax.jit(
         lambda params: state.State(np.int32(0), params, update.init(params)), out_shardings=state.placement(shapes)
     )
     grads = engine.grads(layout, step.loss_of(model, lambda rows: rows, Precision()), parts)
-    rows = put(engine, layout, random_batch(model), EXAMPLES)
+    rows = Put(engine, layout, EXAMPLES)(random_batch(model))
     return Placed(engine, layout, update, shapes, make(params), rows, grads)
 
 

@@ -11,17 +11,30 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "dtrain"
 
 LAYERS = [
-    {"errors", "fields", "hardware", "faults"},
-    {"batch", "params", "folder", "beat", "parent", "slices", "attention", "varying"},
-    {"experts", "product", "lease"},
-    {"context", "precision"},
+    {"errors", "fields", "hardware", "faults", "signals", "mounts", "run_json"},
+    {
+        "batch",
+        "params",
+        "folder",
+        "beat",
+        "parent",
+        "slices",
+        "attention",
+        "varying",
+        "remat",
+        "direction",
+        "lockfile",
+        "process_info",
+    },
+    {"experts", "product", "lease", "usage", "preemption"},
+    {"context", "precision", "run_control"},
     {"model", "caching"},
     {"models", "parallel", "data", "optim", "checkpoint", "track", "launch"},
     {"recipe"},
     {"train"},
     {"assembly", "record", "identity"},
-    {"introduction", "forecast", "feed"},
-    {"resume", "crew"},
+    {"introduction", "forecast", "feed", "provenance"},
+    {"resume", "crew", "session", "reporting"},
     {"trained"},
     {"run", "generate", "exchange", "explain", "report", "supervise", "verify", "doctor"},
     {"plan"},
@@ -57,7 +70,18 @@ def test_imports_go_down(path: Path) -> None:
 def test_only_the_recipe_names_every_union() -> None:
     unions = {"models", "data", "parallel", "track"}
     for path in FILES:
-        if room_of(path) in {"recipe", "run", "assembly", "generate", "introduction", "feed", "resume", "plan"}:
+        if room_of(path) in {
+            "recipe",
+            "run",
+            "assembly",
+            "generate",
+            "introduction",
+            "feed",
+            "resume",
+            "session",
+            "reporting",
+            "plan",
+        }:
             continue
         assert not unions <= set(imports(path)), path
 

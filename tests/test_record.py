@@ -3,12 +3,13 @@
 import time
 from pathlib import Path
 
+import jax
 import pytest
 
 from dtrain import beat
 from dtrain.crew import Crew
 from dtrain.folder import Folder
-from dtrain.parallel.devices import Seat
+from dtrain.process_info import ProcessInfo
 from dtrain.record import Record, _lost
 
 
@@ -53,7 +54,7 @@ def test_a_clock_that_jumps_loses_no_time_that_never_was(jump: float) -> None:
 @pytest.mark.parametrize("jump", [-86400.0, 86400.0])
 def test_a_clock_that_jumps_makes_nobody_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump: float) -> None:
     real, crew = time.time, Crew(tmp_path, Folder(tmp_path))
-    crew.seats, crew.before = [Seat(0, 1, "")], {0: None}
+    crew.infos, crew.before = [ProcessInfo(0, 1, "")], {0: None}
     sign = beat.Beat(crew.place.beat(0), patience=60)
     assert crew._hung() is None
     monkeypatch.setattr(time, "time", lambda: real() + jump)
@@ -61,3 +62,9 @@ def test_a_clock_that_jumps_makes_nobody_hang(tmp_path: Path, monkeypatch: pytes
     sign("save")
     assert crew._hung() is None
     sign.close()
+
+
+def test_the_names_of_classes_are_kept(tmp_path: Path) -> None:
+    log = record(tmp_path, before=0.0, again=0.0)
+    log.about(jax.devices(), {}, 10, {}, ("cat", "dog"))
+    assert log.values["classes"] == ["cat", "dog"]

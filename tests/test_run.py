@@ -1,6 +1,7 @@
 """A run as a user starts it, in a process of its own."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -72,6 +73,15 @@ def test_a_run_folder_explains_itself(dtrain: Dtrain, recipe: Path, tmp_path: Pa
     assert dtrain("run", run / "recipe.yaml", "name=small").stderr == again.stderr
 
 
+def test_after_the_first_step_nothing_is_compiled_but_what_orbax_needs(dtrain: Dtrain, recipe: Path) -> None:
+    """A save may have half a minute: its checksum is compiled before."""
+    shown = dtrain("run", recipe, "evaluate.every=0", JAX_LOG_COMPILES="1").stderr
+    before, _, after = shown.partition("step 1/24")
+    compiled = "Finished XLA compilation of jit(_audited)"
+    assert compiled in before
+    assert compiled not in after
+
+
 @pytest.mark.parametrize(
     "engine", ["jit", *(pytest.param(engine, marks=pytest.mark.slow) for engine in ("shard_map", "pmap"))]
 )
@@ -80,7 +90,7 @@ def test_stop_and_go_on_equals_never_stopped(dtrain: Dtrain, recipe: Path, tmp_p
     dtrain("run", recipe, "name=straight", *options)
     dtrain("run", recipe, "name=twice", "steps=10", *options)
     resumed = dtrain("run", recipe, "name=twice", *options)
-    assert "resumed from step 10 (same mesh and processes: the same bits)" in resumed.stderr
+    assert "resumed from step 10 (same recipe, code, software, devices and mesh: the same bits)" in resumed.stderr
     straight, twice = tmp_path / "runs" / "straight", tmp_path / "runs" / "twice"
     assert saved(straight, 24) == saved(twice, 24)
     assert [row for row in numbers(twice) if row["step"] > 10] == [row for row in numbers(straight) if row["step"] > 10]
@@ -113,7 +123,8 @@ def test_eight_devices_go_on_as_four(dtrain: Dtrain, recipe: Path, tmp_path: Pat
     dtrain("run", recipe, "name=eight", "--devices", "8")
     dtrain("run", recipe, "name=four", "steps=10", "--devices", "8", "mesh={data: 2, fsdp: 2, tensor: 2}")
     resumed = dtrain("run", recipe, "name=four", "--devices", "4", "mesh={data: 1, fsdp: 4}")
-    assert "saved on mesh data 2 x fsdp 2 x tensor 2, processes 1" in resumed.stderr
+    assert "the same numbers but for rounding:" in resumed.stderr
+    assert "mesh tensor: was 2, now not set" in resumed.stderr
     eight, four = (
         [row for row in numbers(tmp_path / "runs" / name) if "train/loss" in row] for name in ("eight", "four")
     )
@@ -134,7 +145,7 @@ def test_two_processes_train_as_one(dtrain: Dtrain, recipe: Path, tmp_path: Path
 @pytest.mark.slow
 def test_a_worker_that_fails_takes_the_others_along(dtrain: Dtrain, recipe: Path) -> None:
     start = time.monotonic()
-    failed = dtrain("run", recipe, "--processes", "2", "optimizer.lr=1e30", code=7)
+    failed = dtrain("run", recipe, "--processes", "2", "optimizer={kind: adamw, lr: 1e4, decay: 0.9}", code=7)
     assert "ended first: exit code 7" in failed.stderr
     assert time.monotonic() - start < 60
 
@@ -142,11 +153,12 @@ def test_a_worker_that_fails_takes_the_others_along(dtrain: Dtrain, recipe: Path
 def test_a_changed_recipe_is_refused_and_nothing_is_lost(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
     dtrain("run", recipe)
     run = tmp_path / "runs" / "small"
-    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    counted = run / "usage.json"  # the time of all starts
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path != counted}
     refused = dtrain("run", recipe, "optimizer.lr=2e-3", "batch=32", code=2)
     assert "batch: was 64, now 32" in refused.stderr
     assert "optimizer.lr: was 0.001, now 0.002" in refused.stderr
-    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path != counted} == before
 
 
 @pytest.mark.slow
@@ -157,7 +169,14 @@ def test_what_does_not_bear_on_the_numbers_may_change(dtrain: Dtrain, recipe: Pa
 
 @pytest.mark.slow
 def test_a_run_that_is_not_finite_keeps_nothing_of_it(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
-    failed = dtrain("run", recipe, "optimizer={kind: sgd, lr: 1e30}", "checkpoint.every=1", "track.every=100", code=7)
+    failed = dtrain(
+        "run",
+        recipe,
+        "optimizer={kind: adamw, lr: 1e4, decay: 0.9}",
+        "checkpoint.every=1",
+        "track.every=100",
+        code=7,
+    )
     assert "at step" in failed.stderr
     run = tmp_path / "runs" / "small"
     assert json.loads((run / "run.json").read_text())["exit_code"] == 7
@@ -208,3 +227,35 @@ def test_an_address_is_no_folder(dtrain: Dtrain, recipe: Path, tmp_path: Path) -
     refused = dtrain("run", recipe, "--runs-dir", "gs://bucket/runs", code=3)
     assert "gs:// is none" in refused.stderr
     assert not (tmp_path / "gs:").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "workers"), [("train", 1), ("test", 0)])  # in a batch, at a save
+def test_a_data_file_that_is_cut_during_a_run_ends_it_with_its_name(tmp_path: Path, name: str, workers: int) -> None:
+    for file in ("train", "test"):
+        (tmp_path / f"{file}.bin").write_bytes(np.zeros(200_000, np.uint16).tobytes())
+    (tmp_path / "cut.yaml").write_text(
+        "model: {kind: decoder, vocab: 16, context: 16, layers: 1, width: 8, heads: 1}\n"
+        f"data: {{kind: tokens, files: [train.bin], test_files: [test.bin], length: 9, load: {{workers: {workers}}}}}\n"
+        "checkpoint: {every: 100}\n"
+        "evaluate: {every: 0}\n"
+        "optimizer: {kind: sgd, lr: 1e-3}\n"
+        "batch: 8\n"
+        "steps: 1000000\n"
+        "track: {every: 1}\n"
+    )
+    run = tmp_path / "runs" / "cut"
+    command = [sys.executable, "-m", "dtrain", "run", "cut.yaml"]
+    environment = bare_environment() | {"HOME": str(tmp_path)}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        limit = time.monotonic() + 100
+        while not (run / "metrics.jsonl").exists() or not (run / "metrics.jsonl").read_text():
+            assert process.poll() is None and time.monotonic() < limit
+            time.sleep(0.1)
+        os.truncate(tmp_path / f"{name}.bin", 4096)
+        _, stderr = process.communicate(timeout=100)
+    assert process.returncode == 4, stderr
+    assert f"{name}.bin: had 400,000 bytes when it was opened, now 4,096" in stderr
+    assert "Traceback" not in stderr
+    record = json.loads((run / "run.json").read_text())
+    assert (record["state"], record["exit_code"]) == ("failed", 4)

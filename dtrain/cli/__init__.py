@@ -44,5 +44,7 @@ app.add_typer(launch.app, name="launch")
 
 
 def main() -> None:
-    """The `dtrain` command."""
-    app()
+    """The `dtrain` command of installations made before it was `dtrain.__main__:main`."""
+    import runpy
+
+    runpy.run_module("dtrain", run_name="__main__")

@@ -11,5 +11,20 @@ Overrides = Annotated[
 ]
 Devices = Annotated[int | None, typer.Option(min=1, help="Pretend this many devices on the CPU.")]
 RunsDir = Annotated[Path, typer.Option(help="Folder that holds the run folders.")]
+Step = Annotated[int | None, typer.Option(min=0, help="Take the checkpoint of this step; else the newest.")]
+Best = Annotated[bool, typer.Option("--best", help="Take the best checkpoint, by the recipe's checkpoint.best.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+RunCode = Annotated[
+    bool, typer.Option("--run-code", help="Import a custom model's module, which runs its code with your rights.")
+]
+
+
+def refuse_code(model: object, agreed: bool) -> None:
+    """RecipeError where building the model would run code that a recipe names, unless that is agreed to."""
+    from dtrain.errors import RecipeError
+    from dtrain.models.custom import Custom
+
+    if isinstance(model, Custom) and not agreed:
+        message = f"model.target: {model.target} is code of its own, and this verb needs the model"
+        raise RecipeError(message, "read the module, then add --run-code; `dtrain check` runs no code")

@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from dtrain.cli.arguments import Debug, Devices, Overrides, RunsDir
-from dtrain.cli.exits import exits
+from dtrain.cli.arguments import Best, Debug, Devices, Overrides, RunsDir, Step
+from dtrain.cli.exits import exits, interruptible
 from dtrain.errors import RecipeError
 
 
@@ -19,14 +19,23 @@ def add_to(app: typer.Typer) -> None:
 
 def bring(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe's path, or the name of one of dtrain's.")],
-    source: Annotated[Path, typer.Argument(metavar="FILE", help="A .safetensors file, or a folder of several.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="SOURCE", help="A .safetensors file, a folder of such files, or a run's folder.")
+    ],
     overrides: Overrides = None,
+    allow_changes: Annotated[
+        bool,
+        typer.Option("--allow-changes", help="Import even where the source's settings contradict the recipe's model."),
+    ] = False,
     devices: Devices = None,
     runs_dir: RunsDir = Path("runs"),
     debug: Debug = False,
 ) -> None:
-    """Begin a run with parameters of another one, or of a published model; `dtrain run` goes on from there."""
-    with exits(debug):
+    """Start a run from the parameters of another run or of a published model; `dtrain run` then trains it.
+
+    A config.json beside published weights is compared with the recipe's model.
+    """
+    with exits(debug), interruptible():
         _settle(devices)
         from dtrain.cli.recipes import find
         from dtrain.exchange import bring as brought
@@ -35,39 +44,55 @@ def bring(
         if not source.exists():
             raise RecipeError(f"{source} does not exist")
         loaded = load(find(recipe), overrides or [], devices)
-        place = brought(loaded, runs_dir, source, lambda text: typer.echo(text, err=True))
+        place = brought(loaded, runs_dir, source, _note, allow_changes=allow_changes)
         typer.secho(f"{place.path} begins with the parameters of {source}", fg="green", err=True)
         typer.secho("train it with the same command line: dtrain run in place of import, without the file", err=True)
 
 
 def take(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The .safetensors file to write.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="The .safetensors file to write; in a folder, model.safetensors.")
+    ],
     overrides: Overrides = None,
     names: Annotated[
         Literal["own", "published"], typer.Option(help="dtrain's names, or those of Hugging Face's checkpoints.")
     ] = "own",
+    step: Step = None,
+    best: Best = False,
     devices: Devices = None,
     debug: Debug = False,
 ) -> None:
-    """Write the parameters of a run's newest checkpoint to one file that other libraries read."""
-    with exits(debug):
+    """Write the parameters of one of a run's checkpoints to a file that other libraries read."""
+    with exits(debug), interruptible():
         _settle(devices)
         from dtrain.exchange import take as taken
+        from dtrain.exchange import target, write_config
         from dtrain.folder import Folder
         from dtrain.trained import trained
 
-        found = trained(Folder(run), overrides or [], lambda text: typer.echo(text, err=True))
-        taken(found, file, published=names == "published")
-        typer.secho(f"{file}: {run} at step {found.step}, {file.stat().st_size / 1e6:,.1f} MB", fg="green", err=True)
+        path = target(file)
+        found = trained(Folder(run), overrides or [], _note, step=step, best=best)
+        taken(found, path, published=names == "published")
+        size = path.stat().st_size / 1e6
+        typer.secho(f"{path}: {run} at {found.chosen}, {size:,.1f} MB", fg="green", err=True)
+        if names == "published":
+            alone = "it holds tensors alone; with a folder in place of a file, export writes a config.json too"
+            _note(alone if path == file else write_config(found.recipe.model, path.parent))
+
+
+def _note(text: str) -> None:
+    typer.echo(text, err=True)
 
 
 def _settle(devices: int | None) -> None:
     import logging
 
+    from dtrain.parallel import compile_cache
     from dtrain.parallel.devices import found, pretend
 
     if devices:
         pretend(devices)
     logging.getLogger("absl").setLevel(logging.ERROR)
     found()
+    compile_cache.use()

@@ -1,66 +1,76 @@
 """From an error to a message and an exit code."""
 
-import errno
-import os
-import re
 import signal
 import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 import typer
 
-from dtrain.errors import Aborted, DtrainError, EnvironmentFault, Hung
-
-MACHINE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE}
-"""What the operating system says when the machine, not the program, is at fault."""
-
-GONE = re.compile(r"Gloo .* failed: .*(reset by peer|closed by peer|Timed out|refused)")
-"""What collectives of CPUs say where a process of the run, here or on another machine, has died."""
+from dtrain import signals
+from dtrain.errors import Aborted, DtrainError, Stopped, user_error
 
 AGAIN = 0.5
-"""Seconds until an interrupt that nobody heard is raised again."""
+"""Seconds until an interrupt that was lost is raised again."""
+SOON = 0.05
+"""The same for one that came while a module was being imported."""
 
 
 @contextmanager
-def exits(debug: bool = False, leave: bool = False) -> Iterator[None]:
+def exits(debug: bool = False, stoppable: bool = False) -> Iterator[None]:
     """Turn errors into a few lines on stderr and the right exit code.
 
-    A traceback is shown for our own bugs, and with `debug` for all. `leave` ends the process at
-    once, without waiting for others that it runs together with.
+    A traceback is shown for our own bugs, and with `debug` for all. A verb that is `stoppable` reacts to
+    signals by itself; in the others Ctrl-C is a KeyboardInterrupt from here on.
     """
+    listener = signals.current()
     try:
+        if listener and not stoppable:
+            listener.release()
         yield
         return
     except DtrainError as error:
+        stopped = not stoppable and listener is not None and listener.interrupted()
+        signals.settle()
         if debug:
             traceback.print_exc()
         _tell(error)
-        code = error.exit_code
+        code = Aborted.exit_code if stopped else error.exit_code
     except KeyboardInterrupt:
+        signals.settle()
         code = Aborted.exit_code
+        typer.echo("interrupted", err=True)
     except (typer.Exit, BrokenPipeError):
         raise
     except Exception as error:
-        code = _unforeseen(error, debug)
-    if leave:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        stopped = listener is not None and listener.interrupted()
+        signals.settle()
+        code = Aborted.exit_code if stopped else _unforeseen(error, debug)
+        if stopped:
+            typer.echo("interrupted", err=True)
     raise typer.Exit(code)
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Ctrl-C as a KeyboardInterrupt that is surely heard: raised again until `heard` is called, or this is left.
+    """Ctrl-C as a KeyboardInterrupt that is not lost: raised again until `heard` is called, or this is left.
 
     JAX has callbacks in which an error, and with it the only KeyboardInterrupt, is lost.
     """
 
-    def ask(_number: int, _frame: object) -> None:
-        signal.setitimer(signal.ITIMER_REAL, AGAIN)
-        raise KeyboardInterrupt
+    postponed = 0
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        nonlocal postponed
+        importing = _importing(frame)
+        postponed += importing and number == signal.SIGINT
+        if postponed > 1:
+            signals.leave(Aborted.exit_code, "interrupted\n")  # asked twice: do not wait for the import
+        signal.setitimer(signal.ITIMER_REAL, SOON if importing else AGAIN)
+        if not importing:
+            raise KeyboardInterrupt
 
     def lost(told: "sys.UnraisableHookArgs") -> None:
         if not issubclass(told.exc_type, KeyboardInterrupt):
@@ -77,6 +87,15 @@ def interruptible() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def _importing(frame: FrameType | None) -> bool:
+    """Whether a module is being imported: extension modules print the error and turn it into another one."""
+    while frame:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
+
+
 def heard() -> None:
     """The interrupt need not be raised again."""
     signal.setitimer(signal.ITIMER_REAL, 0)
@@ -84,25 +103,18 @@ def heard() -> None:
 
 def _unforeseen(error: Exception, debug: bool) -> int:
     """A fault of the machine in a few lines; our own with all that is known of it."""
-    if isinstance(error, OSError) and error.errno in MACHINE and not debug:
-        where = error.filename or "while writing"
-        _tell(EnvironmentFault(f"{error.strerror}: {where}", "`dtrain doctor` looks at the machine"))
-        return EnvironmentFault.exit_code
-    if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("dtrain") and not debug:
-        hint = "install it, or all that dtrain needs with `make install`"
-        _tell(EnvironmentFault(f"the package {error.name} is missing", hint))
-        return EnvironmentFault.exit_code
-    if GONE.search(str(error)) and not debug:
-        _tell(Hung(f"another process of the run is gone: {str(error).splitlines()[0][:200]}"))
-        return Hung.exit_code
-    traceback.print_exc()
-    typer.secho("this is a bug in dtrain, or in a model of your own", fg="red", err=True)
-    return DtrainError.exit_code
+    known = user_error(error)
+    if debug or known is None:
+        traceback.print_exc()
+    if known is None:
+        typer.secho("this is a bug in dtrain, or in a model of your own", fg="red", err=True)
+        return DtrainError.exit_code
+    _tell(known)
+    return known.exit_code
 
 
 def _tell(error: DtrainError) -> None:
-    stopped = error.exit_code == 75
-    label, colour = ("stopped", "yellow") if stopped else ("error", "red")
+    label, colour = ("stopped", "yellow") if isinstance(error, Stopped) else ("error", "red")
     typer.secho(f"{label}: ", fg=colour, bold=True, err=True, nl=False)
     typer.echo(error.message, err=True)
     if error.hint:

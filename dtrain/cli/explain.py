@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from dtrain.cli.arguments import Debug, Devices, Json, Overrides, Recipe
-from dtrain.cli.exits import exits
+from dtrain.cli.arguments import Debug, Devices, Json, Overrides, Recipe, RunCode, refuse_code
+from dtrain.cli.exits import exits, interruptible
 
 
 def add_to(app: typer.Typer) -> None:
@@ -20,19 +20,21 @@ def explain(
     jaxpr: Annotated[bool, typer.Option("--jaxpr", help="Print the traced step instead.")] = False,
     hlo: Annotated[bool, typer.Option("--hlo", help="Print the compiled step's program instead.")] = False,
     on: Annotated[str, typer.Option("--on", help="The slice to trace or compile for; else cpu-N, N devices.")] = "",
+    run_code: RunCode = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Show every parameter: its shape, the rule that splits it, its copies and bytes. Touches no device."""
-    with exits(debug):
+    with exits(debug), interruptible():
         if jaxpr or hlo:
-            typer.echo(_program(recipe, overrides or [], devices, on, compiled=hlo), nl=False)
+            typer.echo(_program(recipe, overrides or [], devices, on, run_code, compiled=hlo), nl=False)
             return
         from dtrain.cli.recipes import find
         from dtrain.explain import explain as made
         from dtrain.recipe.load import load
 
         loaded = load(find(recipe), overrides or [], devices)
+        refuse_code(loaded.model, run_code)
         found = made(loaded, devices or loaded.mesh.least)
         if as_json:
             import json
@@ -42,7 +44,7 @@ def explain(
             typer.echo("\n".join(found.lines()))
 
 
-def _program(recipe: str, overrides: list[str], devices: int | None, on: str, *, compiled: bool) -> str:
+def _program(recipe: str, overrides: list[str], devices: int | None, on: str, run_code: bool, *, compiled: bool) -> str:
     """The step as a jaxpr, or as the compiler's scheduled HLO."""
     from dtrain.cli.plan import settle
     from dtrain.cli.recipes import find
@@ -55,4 +57,6 @@ def _program(recipe: str, overrides: list[str], devices: int | None, on: str, *,
     from dtrain.plan.plan import program
     from dtrain.recipe.load import load
 
-    return program(load(path, overrides, wanted.devices), wanted, compiled=compiled)
+    loaded = load(path, overrides, wanted.devices)
+    refuse_code(loaded.model, run_code)
+    return program(loaded, wanted, compiled=compiled)

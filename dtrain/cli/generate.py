@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dtrain.cli.arguments import Debug, Devices, Overrides
-from dtrain.cli.exits import exits
+from dtrain.cli.arguments import Best, Debug, Devices, Overrides, Step
+from dtrain.cli.exits import exits, interruptible
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,42 +19,47 @@ if TYPE_CHECKING:
 
 def add_to(app: typer.Typer) -> None:
     """Register the verb."""
-    app.command(epilog="Example: dtrain generate runs/decoder-tiny --prompt 'def ' --tokens 100 --top-k 20")(generate)
+    app.command(epilog="Example: dtrain generate runs/decoder-tiny --prompt 'Alice said ' --top-k 20")(generate)
 
 
 def generate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
     overrides: Overrides = None,
-    prompt: Annotated[str, typer.Option(help="The text to go on from; - reads standard input.")] = "\n",
+    prompt: Annotated[str, typer.Option(help="The text to continue; - reads standard input.")] = "\n",
     tokens: Annotated[int | None, typer.Option(min=1, help="How many tokens to add; 200 where not said.")] = None,
     samples: Annotated[int, typer.Option(min=1, help="How many texts to draw at once.")] = 1,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.8,
     top_k: Annotated[int | None, typer.Option(help="Draw only among so many of the likeliest.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Draw only among the likeliest of this probability.")] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of the draws.")] = 0,
+    step: Step = None,
+    best: Best = False,
     devices: Devices = None,
     debug: Debug = False,
 ) -> None:
-    """Let a trained decoder go on from a prompt."""
+    """Continue a prompt with a trained decoder."""
+    from dtrain.parallel import compile_cache
     from dtrain.parallel.devices import found, pretend
 
-    with exits(debug):
+    with exits(debug), interruptible():
         if devices:
             pretend(devices)
         import logging
 
         logging.getLogger("absl").setLevel(logging.ERROR)
         found()
+        compile_cache.use()
         from dtrain.folder import Folder
         from dtrain.generate import Sampling, generator
 
         sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-        model = generator(Folder(run), overrides or [], lambda text: typer.echo(text, err=True))
+        note = lambda text: typer.echo(text, err=True)  # noqa: E731
+        model = generator(Folder(run), overrides or [], note, step=step, best=best)
         text = sys.stdin.read() if prompt == "-" else prompt
         codec = model.codec
         ids = [int(token) for token in codec.encode(text.encode())]
         count = tokens or 200
-        typer.secho(f"{run} at step {model.step}", dim=True, err=True)
+        typer.secho(f"{run} at {model.chosen}", dim=True, err=True)
         _print(text, model.tokens(ids, count, samples, sampling), codec, samples)
 
 

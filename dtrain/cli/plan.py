@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dtrain.cli.arguments import Debug, Json, Overrides, Recipe, RunsDir
+from dtrain.cli.arguments import Debug, Json, Overrides, Recipe, RunCode, RunsDir, refuse_code
 from dtrain.cli.exits import exits, heard, interruptible
 from dtrain.errors import Aborted, DtrainError, EnvironmentFault, RecipeError
 
 if TYPE_CHECKING:
     from dtrain.plan.plan import Plan
-    from dtrain.plan.search import Candidate, Found
+    from dtrain.plan.search import Found
+    from dtrain.plan.variants import Candidate
     from dtrain.recipe.recipe import Recipe as Loaded
     from dtrain.slices import Target
 
@@ -32,16 +33,17 @@ def plan(
     overrides: Overrides = None,
     on: On = "",
     slices: Annotated[int, typer.Option(min=1, help="Slices of that kind, joined by the slow network.")] = 1,
-    quick: Annotated[bool, typer.Option("--quick", help="Arithmetic alone, in about a second.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Arithmetic alone, in about two seconds.")] = False,
     search: Annotated[
         bool, typer.Option("--search", help="Look for a better mesh, remat policy, microbatch and compiler options.")
     ] = False,
     tries: Annotated[int, typer.Option(min=1, help="Variants that a search compiles.")] = 12,
     jobs: Annotated[int, typer.Option(min=1, help="Compilers at work at once.")] = 1,
     out: Annotated[Path | None, typer.Option(help="Where a search writes its winner, as a recipe.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="With several targets: draw the curves into this file.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw step time, MFU and price into this file.")] = None,
     price: Annotated[float | None, typer.Option(min=0, help="Dollars an hour for one chip.")] = None,
     advice: Annotated[bool, typer.Option(help="Where it does not fit, look for the nearest recipe that does.")] = True,
+    run_code: RunCode = False,
     runs_dir: RunsDir = Path("runs"),
     as_json: Json = False,
     debug: Debug = False,
@@ -54,13 +56,17 @@ def plan(
         if not on:
             raise RecipeError("plan for what? --on names a slice or GPUs", "as in --on v5e-16, v5p-128, h100-8, cpu-8")
         targets = [target(name.strip(), slices) for name in on.split(",")]
-        if search and (quick or len(targets) > 1):
-            raise RecipeError("--search compiles for one target", "leave --quick out, and name one slice")
+        _refuse_together(targets, quick, search, plot, out)
         settle(targets)
+        if plot:
+            from dtrain.plan.scale import refuse_undrawable
+
+            refuse_undrawable(plot)
         from dtrain.recipe.load import load
 
         path = find(recipe)
         loaded = [load(path, overrides or [], None if len(targets) > 1 else on.devices) for on in targets]
+        refuse_code(loaded[0].model, run_code)
         if len(targets) > 1:
             raise typer.Exit(_curve(loaded[0], targets, quick, jobs, price, plot, as_json))
         if search:
@@ -73,9 +79,23 @@ def plan(
         made = _one(loaded[0], targets[0], quick, price)
         _show(made, as_json)
         _keep(made, runs_dir)
+        if plot and made.fits:
+            _draw([made], plot)
         if advice and not made.fits and not as_json:
             _advise(made, jobs)
         raise typer.Exit(0 if made.fits else EnvironmentFault.exit_code)
+
+
+def _refuse_together(
+    targets: "Sequence[Target]", quick: bool, search: bool, plot: Path | None, out: Path | None
+) -> None:
+    """RecipeError for options that do not go together, before anything is planned."""
+    if search and (quick or len(targets) > 1):
+        raise RecipeError("--search compiles for one target", "leave --quick out, and name one slice")
+    if search and plot:
+        raise RecipeError("--plot draws plans, and a search makes many", "plan its winner with --plot")
+    if out and not search:
+        raise RecipeError(f"--out {out}: only a search writes a recipe", "add --search, or leave --out out")
 
 
 def settle(targets: "Sequence[Target]") -> None:
@@ -107,7 +127,7 @@ def _keep(made: "Plan", runs: Path) -> None:
     import json
 
     from dtrain.folder import folder, overwrite
-    from dtrain.plan.report import values
+    from dtrain.plan.values import values
 
     place = folder(runs, made.recipe.name)
     if not made.timing or not (made.tier == "compiled" or place.path.is_dir()):
@@ -131,24 +151,26 @@ def _named(loaded: "Loaded", on: "Target") -> Path:
 def _show(made: "Plan", as_json: bool) -> None:
     import json
 
-    from dtrain.plan.report import lines, values
+    from dtrain.plan.report import lines
+    from dtrain.plan.values import values
 
     typer.echo(json.dumps(values(made), indent=2) if as_json else "\n".join(lines(made)))
 
 
 def _advise(made: "Plan", jobs: int) -> None:
-    from dtrain.plan.advice import nearest
-    from dtrain.plan.report import advised
+    from dtrain.plan.advice import advice
 
     typer.echo("looking for the nearest recipe that fits ...", err=True)
-    typer.echo("\n".join(advised(nearest(made.recipe, made.target, jobs, made.tier == "compiled"))))
+    for line in advice(made.recipe, made.target, jobs, made.tier == "compiled"):
+        typer.echo(line)
 
 
 def _search(loaded: "Loaded", on: "Target", tries: int, jobs: int, price: float | None, as_json: bool) -> "Found":
     import json
 
-    from dtrain.plan.report import found_lines, values
+    from dtrain.plan.report import found_lines
     from dtrain.plan.search import search
+    from dtrain.plan.values import values
 
     found = search(loaded, on, tries, jobs, price, lambda text: typer.echo(text, err=True), heard)
     if as_json:
@@ -184,8 +206,8 @@ def _curve(
     import json
 
     from dtrain.plan.plan import Plan
-    from dtrain.plan.report import values
-    from dtrain.plan.scale import draw, table
+    from dtrain.plan.scale import table
+    from dtrain.plan.values import values
     from dtrain.plan.workers import Job, outcomes
 
     wanted = [Job(loaded, on, quick, price) for on in targets]
@@ -194,11 +216,24 @@ def _curve(
         made[number] = outcome
         typer.echo(f"{targets[number].name} done", err=True)
     plans = [plan for plan in made if isinstance(plan, Plan)]
-    typer.echo(json.dumps([values(plan) for plan in plans], indent=2) if as_json else "\n".join(table(targets, made)))
+    if as_json:
+        named = zip(targets, made, strict=True)
+        found = [
+            values(plan) if isinstance(plan, Plan) else {"target": on.name, "error": plan.message} for on, plan in named
+        ]
+        typer.echo(json.dumps(found, indent=2))
+    else:
+        typer.echo("\n".join(table(targets, made)))
     if plot:
-        try:
-            draw(made, plot)
-        except (OSError, ValueError) as error:
-            raise EnvironmentFault(f"cannot draw into {plot}: {error}", "a name ending in .png or .svg") from error
-        typer.echo(f"drawn into {plot}", err=True)
+        _draw(made, plot)
     return 0 if len(plans) == len(made) and all(plan.fits for plan in plans) else EnvironmentFault.exit_code
+
+
+def _draw(made: "Sequence[Any]", path: Path) -> None:
+    from dtrain.plan.scale import draw
+
+    try:
+        draw(made, path)
+    except (OSError, ValueError) as error:
+        raise EnvironmentFault(f"cannot draw into {path}: {error}", "choose another with --plot") from error
+    typer.echo(f"drawn into {path}", err=True)

@@ -82,7 +82,8 @@ def presets() -> None:
         from dtrain.models.decoder import Decoder
         from dtrain.params import count
         from dtrain.recipe.compose import presets as known
-        from dtrain.recipe.parse import Problems, section
+        from dtrain.recipe.parse import section
+        from dtrain.recipe.problems import Problems
 
         for name, node in known().items():
             model = section(Decoder, node, "model", Problems())

@@ -4,6 +4,8 @@ import faulthandler
 import logging
 import signal
 import sys
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,13 +13,30 @@ import typer
 
 from dtrain.cli.arguments import Debug, Devices, Overrides, Recipe, RunsDir
 from dtrain.cli.exits import exits
-from dtrain.errors import RecipeError
+from dtrain.errors import Exhausted, HostLost, RecipeError, Stopped
 
 if TYPE_CHECKING:
-    from dtrain.parallel.devices import Seat
+    from dtrain.process_info import ProcessInfo
+    from dtrain.recipe.recipe import Recipe as Loaded
+    from dtrain.run_control import RunControl
 
 RESTARTS = 3
 EXAMPLE = "Example: dtrain run mlp-digits optimizer.lr=3e-4 --devices 8"
+
+
+@dataclass(frozen=True)
+class _Command:
+    """What was typed."""
+
+    recipe: str
+    overrides: list[str]
+    devices: int | None
+    processes: int
+    restarts: int
+    hours: float | None
+    runs: Path
+    allow_changes: bool
+    dry: bool
 
 
 def add_to(app: typer.Typer) -> None:
@@ -34,6 +53,9 @@ def run(
         int | None,
         typer.Option(min=0, help="Start again so often without a new checkpoint; 3 with --processes, else 0."),
     ] = None,
+    hours: Annotated[
+        float | None, typer.Option(help="Save and leave when all starts of the run together have taken so long.")
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="A few real steps, a save and a restore, on the CPU; keeps nothing.")
     ] = False,
@@ -44,37 +66,93 @@ def run(
     debug: Debug = False,
 ) -> None:
     """Train. Running the same recipe again goes on where it stopped."""
-    from dtrain.parallel.devices import join, pretend, seat
-    from dtrain.parent import leave_with_parent, watched
+    from dtrain.parent import watched
+    from dtrain.process_info import launch_id, process_info, replaces_hosts
 
-    with exits(debug, leave=watched()):
-        place = seat()
-        if (processes > 1 or restarts) and dry_run:
-            raise RecipeError("--dry-run takes one process", "use --devices in place of --processes")
-        if (processes > 1 or restarts) and not watched():
-            again = restarts if restarts is not None else RESTARTS
-            raise typer.Exit(_supervised(recipe, overrides or [], devices, processes, runs_dir, again, place))
-        leave_with_parent()
-        faulthandler.register(signal.SIGUSR1, all_threads=True)
-        if devices or dry_run:
-            pretend(_count(recipe, overrides or [], devices) // (place.processes if place else 1))
-        if place:
-            join(place)
-        _train(recipe, overrides or [], runs_dir, devices, allow_changes=allow_changes, dry=dry_run)
+    with exits(debug, stoppable=True):
+        info = process_info()
+        if dry_run and (processes > 1 or restarts or hours is not None):
+            raise RecipeError("--dry-run takes one process and no --hours", "use --devices in place of --processes")
+        if hours is not None and not hours > 0:
+            raise RecipeError(f"--hours {hours:g} is not above 0")
+        again = (RESTARTS if processes > 1 or launch_id() else 0) if restarts is None else restarts
+        command = _Command(
+            recipe, overrides or [], devices, processes, again, hours, runs_dir, allow_changes, dry_run
+        )  # fmt: skip
+        supervised = processes > 1 or again or (info is not None and replaces_hosts())
+        if supervised and not dry_run and not watched():
+            raise typer.Exit(_supervised(command, info))
+        _process(command, info)
 
 
-def _train(
-    recipe: str, overrides: list[str], runs: Path, devices: int | None, *, allow_changes: bool, dry: bool
-) -> None:
+def _process(command: _Command, info: "ProcessInfo | None") -> None:
+    """Train in this process, together with others where there are some."""
+    from dtrain import preemption
+    from dtrain.parallel.devices import part, pretend
+    from dtrain.parent import leave_with_parent
+
+    leave_with_parent()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    preemption.watch()
+    if command.devices or command.dry:
+        pretend(_count(command) // (info.world_size if info else 1))
+    from dtrain.cli.recipes import find
+    from dtrain.recipe.load import load  # imports JAX
+
+    loaded = load(find(command.recipe), command.overrides, command.devices)
+    with ExitStack() as stack:
+        control = None if command.dry else stack.enter_context(closing(_control(command, loaded, info)))
+        _meet(command, loaded, info, control)
+        try:
+            _train(command, loaded, control)
+        except Stopped:
+            with suppress(RuntimeError):  # another one is gone: what was agreed on is saved
+                part()
+            raise
+        part()
+
+
+def _control(command: _Command, loaded: "Loaded", info: "ProcessInfo | None") -> "RunControl":
+    from dtrain.folder import folder
+    from dtrain.parent import watched
+    from dtrain.process_info import launch_id
+    from dtrain.run_control import Limits, RunControl, clear_stale_request
+
+    place, launch, lead = folder(command.runs, loaded.name), launch_id(), info is None or info.rank == 0
+    if lead and not launch and not watched():
+        clear_stale_request(place, _say)
+    control = RunControl(place, Limits(launch, command.hours, command.restarts), lead=lead)
+    control.begin()
+    return control
+
+
+def _meet(
+    command: _Command, loaded: "Loaded", info: "ProcessInfo | None", control: "RunControl | None"
+) -> None:  # fmt: skip
+    """Join the other processes, unless the run is not to start. Raises why not, in every process the same."""
+    from dtrain.folder import folder
+    from dtrain.parallel.devices import join
+    from dtrain.run_control import note_end
+
+    try:
+        if info:
+            join(info, local=command.processes, refusal=control.refusal if control else lambda: None)
+        elif control and (refused := control.refusal()):
+            raise refused
+    except (Stopped, Exhausted) as error:
+        if info is None or info.rank == 0 or isinstance(error, HostLost):
+            note_end(folder(command.runs, loaded.name), error)
+        raise
+
+
+def _train(command: _Command, loaded: "Loaded", control: "RunControl | None") -> None:
     import tempfile
 
-    from dtrain.cli.recipes import find
-    from dtrain.recipe.load import load
-
-    loaded = load(find(recipe), overrides, devices)
     logging.getLogger("absl").setLevel(logging.ERROR)  # orbax and JAX tell of each save and each signal
+    from dtrain.parallel import compile_cache
     from dtrain.parallel.devices import found
 
+    uncached = compile_cache.use()
     found()
     import jax
 
@@ -83,45 +161,53 @@ def _train(
     from dtrain.track.console import Console
 
     console = Console(silent=jax.process_index() > 0)
-    if dry:
+    if uncached:
+        console.warn(uncached)
+    if command.dry:
         with tempfile.TemporaryDirectory(prefix="dtrain-dry-") as folder:
             train(loaded, Path(folder), console, dry=True)
         return
-    done = train(loaded, runs, console, allow_changes=allow_changes)
+    done = train(loaded, command.runs, console, allow_changes=command.allow_changes, control=control)
     if done and not console.silent:
-        typer.echo(summarise(done).text())
+        summary = summarise(done).text()
+        typer.echo(summary)
+        console.note(summary)
 
 
-def _count(recipe: str, overrides: list[str], devices: int | None) -> int:
+def _count(command: _Command) -> int:
     """How many devices to pretend: what was asked for, or in a dry run the fewest that the mesh fits on."""
-    if devices:
-        return devices
+    if command.devices:
+        return command.devices
     from dtrain.cli.recipes import find
     from dtrain.recipe.compose import compose, least_devices
 
-    return least_devices(compose(find(recipe), overrides))
+    return least_devices(compose(find(command.recipe), command.overrides))
 
 
-def _supervised(
-    recipe: str,
-    overrides: list[str],
-    devices: int | None,
-    processes: int,
-    runs: Path,
-    restarts: int,
-    among: "Seat | None",
-) -> int:
+def _supervised(command: _Command, among: "ProcessInfo | None") -> int:
     from dtrain.cli.recipes import find
     from dtrain.folder import folder
+    from dtrain.process_info import launch_id
     from dtrain.recipe.load import load
+    from dtrain.run_control import clear_stale_request
     from dtrain.supervise import supervise
+    from dtrain.track.notifier import supervising
 
-    everywhere = processes * (among.processes if among else 1)
-    total = devices or (everywhere if processes > 1 else None)
+    everywhere = command.processes * (among.world_size if among else 1)
+    total = command.devices or (everywhere if command.processes > 1 else None)
     if total and total % everywhere:
         raise RecipeError(
             f"--devices {total} do not divide by {everywhere} processes", f"use {everywhere} or a multiple"
         )
-    place = folder(runs, load(find(recipe), overrides, total).name)
-    pretended = ["--devices", str(total)] if total and not devices else []
-    return supervise([*sys.argv[1:], *pretended], processes, place, restarts, among)
+    loaded = load(find(command.recipe), command.overrides, total)
+    lead = among is None or among.rank == 0
+    place, notify = folder(command.runs, loaded.name), loaded.track.notify if lead else None
+    if not launch_id() and lead:
+        clear_stale_request(place, _say)
+    pretended = ["--devices", str(total)] if total and not command.devices else []
+    with supervising(notify, place, lambda text: _say(f"warning: {text}")) as ended:
+        return ended(supervise([*sys.argv[1:], *pretended], command.processes, place, command.restarts, among))
+
+
+def _say(text: str) -> None:
+    typer.echo(text, err=True)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from dtrain.cli.arguments import Debug, Devices, Json, Overrides, Recipe
-from dtrain.cli.exits import exits
+from dtrain.cli.exits import exits, interruptible
 from dtrain.errors import DtrainError
 
 EXAMPLE = "Example: dtrain verify mlp-digits steps=200 --kills 3 --devices 4"
@@ -31,7 +31,7 @@ def verify(
     debug: Debug = False,
 ) -> None:
     """Train, kill at random, resume, and compare bit by bit; compare engines and topologies; print a certificate."""
-    with exits(debug):
+    with exits(debug), interruptible():
         import json
 
         from dtrain.cli.recipes import find

@@ -49,6 +49,7 @@ def _audited(state: State) -> tuple[jax.Array, jax.Array]:
     return jnp.stack(floats), total
 
 
+@jax.jit  # traced once for all arrays of a shape
 def _sums(x: jax.Array) -> jax.Array:
     """Two sums modulo 2^32 over the words of an array, each word with its place: uint32 (2,).
 

@@ -1,12 +1,15 @@
 """What is looked at in a step before it runs: arrays baked into it, and a trace that is not pure."""
 
 import difflib
+import hashlib
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 
 LINE = 160
+ADDRESS = re.compile(r"\b0x[0-9a-f]+")
 
 
 def captured(traced: jax.stages.Traced, megabytes: float) -> list[str]:
@@ -18,6 +21,11 @@ def captured(traced: jax.stages.Traced, megabytes: float) -> list[str]:
             what = f"{constant.dtype}{list(constant.shape)}"
             found.append(f"the step carries {what}, {size / 1e6:.1f} MB, as a constant; pass it in as an argument")
     return found
+
+
+def fingerprint(traced: jax.stages.Traced) -> str:
+    """Of the program, the same in every process: without the addresses of objects."""
+    return hashlib.sha256(ADDRESS.sub("", str(traced.jaxpr)).encode()).hexdigest()[:16]
 
 
 def impure(trace: Callable[[], jax.stages.Traced], first: jax.stages.Traced) -> list[str]:

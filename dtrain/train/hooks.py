@@ -9,18 +9,21 @@ from typing import Any
 import jax
 
 from dtrain.batch import Batch
-from dtrain.errors import NotFinite
+from dtrain.errors import DataError, NotFinite
 from dtrain.model import Loss
 from dtrain.recipe.recipe import Evaluate
 from dtrain.train.audit import Audit, audit
 from dtrain.train.clock import Clock
 from dtrain.train.loop import Moment
+from dtrain.train.save_timer import SaveTimer
 from dtrain.train.state import State
 from dtrain.train.watch import CAUSES
 
 Report = Callable[[int, dict[str, float]], None]
 
 LARGEST_EXPONENT = 700.0
+IN_FLIGHT = 3
+"""Batches of an evaluation that may be on their way at once, so that memory is bounded."""
 ASIDE = ("evaluate", "save")
 """Sections that are no part of a step's time."""
 
@@ -55,7 +58,7 @@ class Log:
         if self._pending:
             step, metrics, times = self._pending
             self._pending = None
-            if self.skipping and not bool(metrics["finite"]):
+            if self.skipping and not jax.device_get(metrics["finite"]):
                 return
             values = finite(step, metrics)
             self.report(step, {f"train/{name}": value for name, value in values.items()} | times)
@@ -82,7 +85,7 @@ def finite(step: int, metrics: Mapping[str, Any]) -> dict[str, float]:
 class Evaluation:
     """Measures the held-out examples every so many steps, and at the end.
 
-    Where the run is to stop, there may be little time: what was due is then owed to the next start.
+    Where the run is to stop, there may be little time: what was due is then left to the next start.
     """
 
     section: Evaluate
@@ -92,23 +95,40 @@ class Evaluation:
     clock: Clock
     perplexity: bool = False
     """Whether the loss is that of the next token."""
+    stop: Callable[[], bool] = bool
+    """Whether to stop here; with several processes, all answer alike."""
+    one_at_a_time: bool = False
+    """As in the loop: nothing may be under way on the devices beside a step."""
+    abandoned: bool = False
+    """Whether the last measurement was given up, because the run is to stop."""
 
     def __call__(self, at: Moment) -> None:
         if at.last or (self.due(at.step) and not at.stopping):
-            at.results.update(self.measure(at.step, at.state))
+            measured = self.measure(at.step, at.state)
+            at.stopping |= measured is None
+            at.results.update(measured or {})
 
     def due(self, step: int) -> bool:
         """Whether it is measured after this step."""
         return bool(self.section.every) and step % self.section.every == 0
 
-    def measure(self, step: int, state: State) -> dict[str, float]:
-        """Means over the whole held-out set."""
+    def measure(self, step: int, state: State) -> dict[str, float] | None:
+        """Means over the whole held-out set; None where the run is to stop before they are known."""
         jax.block_until_ready(state)  # the step's own time ends here
-        start = self.clock.of("evaluate")
+        start, found = self.clock.of("evaluate"), []
         with self.clock("evaluate"):
-            found = [jax.device_get(self.compiled(state, batch)) for batch in self.batches()]
+            for batch in self.batches():
+                self.abandoned = self.stop()
+                if self.abandoned:
+                    return None
+                found.append(self.compiled(state, batch))
+                jax.block_until_ready(found[-1 if self.one_at_a_time else -IN_FLIGHT :][0])
+            found = jax.device_get(found)
         seconds = self.clock.of("evaluate") - start
         total = jax.tree.map(lambda *parts: sum(float(part) for part in parts), *found)
+        if not total.weight > 0:
+            hint = "hold out other examples, or more of them (data.test)"
+            raise DataError("no held-out example has any weight: every target of theirs is masked", hint)
         sums = {"loss": total.sum, **total.metrics}
         values = {f"eval/{name}": value / total.weight for name, value in sums.items()}
         if self.perplexity:
@@ -131,12 +151,13 @@ class Saving:
     skipping: bool = False
     """Whether a step that is not finite leaves the state as it was."""
     flush: Callable[[], object] = int
-    """Has what was measured written down before the state that it belongs to is."""
+    """Writes the metrics that are pending, before the state that they belong to is saved."""
+    timer: SaveTimer = field(default_factory=SaveTimer)
     saved: int = field(default=-1)
 
     def due(self, step: int) -> bool:
-        """Whether the state is saved after this step."""
-        return bool(self.every) and step % self.every == 0
+        """Whether the state is saved after this step. With several processes, all ask at every step."""
+        return self.timer.due(step) or (bool(self.every) and step % self.every == 0)
 
     def __call__(self, at: Moment) -> None:
         if self.due(at.step) or self.best in at.results or at.last or at.stopping:
@@ -150,3 +171,4 @@ class Saving:
                     jax.block_until_ready(found.sums)
                 self.save(at.step, at.state, at.results, found)
             self.saved = at.step
+            self.timer.restart()

@@ -25,18 +25,17 @@ Prepare = Callable[[Batch], Batch]
 
 def loss_of(model: Model, prepare: Prepare, precision: Precision) -> LossFn:
     """The model's loss on prepared examples, each number in its precision."""
+    declared = model.params()
 
     def loss(params: Tree, batch: Batch, ctx: Context) -> Loss:
         ctx = dataclasses.replace(ctx, loss_dtype=precision.loss)  # pyright: ignore[reportArgumentType]
-        ready = prepare(batch)
-        counted = {name: ready[name] for name in ready if name == "weight"}  # a count is no measurement: kept exact
-        return model.loss(precision.cast(params), precision.cast(ready) | counted, ctx)
+        return model.loss(precision.cast(params, declared), precision.cast_batch(prepare(batch)), ctx)
 
     return loss
 
 
 def train_step(
-    grads: Grads, update: "optax.GradientTransformation", rate: Rate, declared: Tree, *, skip: bool = False
+    grads: Grads, update: "optax.GradientTransformationExtraArgs", rate: Rate, declared: Tree, *, skip: bool = False
 ) -> Callable[[State, Batch], tuple[State, Metrics]]:
     """(state, batch) → the next state and the metrics of this step.
 
@@ -46,12 +45,13 @@ def train_step(
 
     def step(state: State, batch: Batch) -> tuple[State, Metrics]:
         found, gradients = grads(state.params, batch)
-        gradients = jax.tree.map(lambda g: g / found.weight.astype(g.dtype), gradients)
+        weight = divisor(found.weight)
+        gradients = jax.tree.map(lambda g: g / weight.astype(g.dtype), gradients)
         norm = optax.tree.norm(learned(gradients, declared))
         finite = jnp.isfinite(found.sum) & jnp.isfinite(norm)
 
         def updated() -> tuple[Tree, Any]:
-            updates, optimizer = update.update(gradients, state.optimizer, state.params)
+            updates, optimizer = update.update(gradients, state.optimizer, state.params, step=state.step)
             return optax.apply_updates(state.params, updates), optimizer
 
         kept = lambda: (state.params, state.optimizer)  # noqa: E731
@@ -72,6 +72,11 @@ def eval_step(sums: Sums) -> Callable[[State, Batch], Loss]:
 
 
 def means(found: Loss) -> dict[str, Any]:
-    """Loss and metrics as means over what was weighed."""
-    weight = jnp.maximum(found.weight, 1)
+    """Loss and metrics as means over what was weighed; 0 where nothing was."""
+    weight = divisor(found.weight)
     return {name: value / weight for name, value in {"loss": found.sum, **found.metrics}.items()}
+
+
+def divisor(weight: jax.Array) -> jax.Array:
+    """What sums are divided by: their weight, or 1 where that is 0 and the sums with it."""
+    return jnp.where(weight > 0, weight, 1)

@@ -1,4 +1,5 @@
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,24 @@ def test_the_numbers_are_those_of_the_record(run: Folder) -> None:
     assert found["last"] == {"train/loss": 0.1, "eval/loss": 0.7, "eval/accuracy": 0.8}
     assert found["best"]["eval/loss"] == {"value": 0.5, "step": 15}
     assert found["steps_per_s"] == pytest.approx(200)
+
+
+def test_the_best_follows_what_the_model_declares_and_nothing_is_guessed(run: Folder) -> None:
+    rows = [{"step": n, "eval/top1": x, "eval/other": x} for n, x in enumerate([0.069, 0.191, math.nan, 0.212, 0.205])]
+    run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run.write_record(run.read_record() | {"rising": {"top1": True}})
+    assert summarise(run).values["best"] == {"eval/top1": {"value": 0.212, "step": 3}}
+
+
+def test_a_stopped_run_says_where_once(run: Folder) -> None:
+    run.write_record(run.read_record() | {"state": "stopped", "step": 20, "reason": "saved at step 20 of 30"})
+    assert summarise(run).text().splitlines()[0] == "trial: stopped at step 20 of 30"
+
+
+def test_damaged_lines_are_reported(run: Folder) -> None:
+    with run.metrics.open("a") as file:
+        file.write("{}\n")
+    assert "metrics.jsonl: 1 damaged line left out, the first is line 6" in summarise(run).text()
 
 
 def test_the_command_prints_text_and_json(run: Folder, dtrain: Dtrain) -> None:

@@ -2,7 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dtrain.train.guard import captured, impure
+from dtrain.train.guard import captured, fingerprint, impure
 
 BIG = np.ones((600, 500), np.float32)
 
@@ -26,3 +26,10 @@ def test_a_trace_that_changes_is_found() -> None:
     assert len(found) > 1
     pure = lambda: jax.jit(lambda x: x * 2).trace(jnp.ones(3))  # noqa: E731
     assert impure(pure, pure()) == []
+
+
+def test_a_program_is_known_again_by_its_fingerprint() -> None:
+    draws = iter(range(10))
+    trace = lambda factor: jax.jit(lambda x: x * factor).trace(jnp.ones(3))  # noqa: E731
+    assert fingerprint(trace(2)) == fingerprint(trace(2))
+    assert fingerprint(trace(next(draws))) != fingerprint(trace(next(draws)))

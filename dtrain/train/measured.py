@@ -1,0 +1,38 @@
+"""What an evaluation measures, known from the compiled step before the run begins."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from dtrain.direction import higher_is_better
+from dtrain.errors import RecipeError
+
+
+def declared_rising(model: Any) -> dict[str, bool]:
+    """The metrics that a model declares in `metrics`, each with whether more of it is better."""
+    metrics = getattr(model, "metrics", None) or getattr(getattr(model, "model", None), "metrics", ())
+    try:
+        return {str(metric.name): bool(metric.higher_is_better) for metric in metrics}
+    except (AttributeError, TypeError) as error:
+        hint = "metrics = (Metric('top1', higher_is_better=True),), from dtrain.model"
+        raise RecipeError(f"model: its `metrics` are not declarations: {error}", hint) from error
+
+
+def refuse_unmeasured(
+    best: str | None, evaluate: jax.stages.Compiled, perplexity: bool, rising: Mapping[str, bool]
+) -> None:
+    """RecipeError where no evaluation would measure `checkpoint.best`, or nobody knows which way it is better.
+
+    `perplexity`: whether the loss is that of the next token.
+    """
+    if best is None:
+        return
+    sums = jax.tree.unflatten(evaluate.out_tree, range(evaluate.out_tree.num_leaves))
+    names = {"eval/loss", *(f"eval/{name}" for name in sums.metrics)} | ({"eval/perplexity"} if perplexity else set())
+    if best not in names:
+        raise RecipeError(f"checkpoint.best: {best} is not measured", f"one of {', '.join(sorted(names))}")
+    if higher_is_better(best, rising) is None:
+        short = best.partition("/")[2]
+        hint = f"declare it in the model: metrics = (Metric({short!r}, higher_is_better=True),), from dtrain.model"
+        raise RecipeError(f"checkpoint.best: it is not known whether a higher or a lower {best} is better", hint)
