@@ -1,9 +1,10 @@
 """SIGINT and SIGTERM, from the first lines of dtrain to its last: none is lost, whatever the main thread is doing.
 
-Python calls a signal handler in the main thread alone, between two of its instructions: not while XLA compiles. An
-exception raised by a handler is lost in some callbacks. So each signal also wakes a thread, through a pipe, and
-whichever of the two comes first calls the current reaction, which notes the request or ends the process. This file is
-imported before all others and imports little: until then a signal ends the process as any other.
+Python calls a signal handler in the main thread alone, between two of its instructions: not while XLA compiles, and
+where it interrupts code that holds a lock, also the lock of imports, nothing that needs the lock can be done. An
+exception raised by a handler is lost in some callbacks. So each signal wakes a thread, through a pipe, which calls the
+current reaction: that notes the request or ends the process. This file is imported before all others and imports
+little: until then a signal ends the process as any other.
 """
 
 import os
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 
 Reaction = Callable[[int], object]
-"""What is done about the signal of that number; called in the main thread or in another, one at a time."""
+"""What is done about the signal of that number; called in a thread, one at a time, or where `held` is left."""
 
 STOPPED, ABORTED = 75, 130
 WAIT = 0.05
@@ -47,6 +48,10 @@ def leave(code: int, text: str) -> None:
     os._exit(code)
 
 
+def _caught(_number: int, _frame: object) -> None:
+    """The handler: its number is in the pipe by now."""
+
+
 class Listener:
     """Catches signals and passes them to `reaction`. An ordinary class: a dataclass takes 20 ms to import."""
 
@@ -63,7 +68,7 @@ class Listener:
         for end in self._pipe:
             os.set_blocking(end, False)
         self._wakeup = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
-        self._before = {number: signal.signal(number, self._handle) for number in numbers}
+        self._before = {number: signal.signal(number, _caught) for number in numbers}
         threading.Thread(target=self._watch, name="signals", daemon=True).start()
 
     def stop(self) -> None:
@@ -76,7 +81,7 @@ class Listener:
     def renew(self) -> None:
         """Put the handlers back where a library has replaced them without Python's knowledge."""
         for number in self._numbers:
-            signal.signal(number, self._handle)
+            signal.signal(number, _caught)
 
     def release(self) -> None:
         """SIGINT is a KeyboardInterrupt again, and SIGTERM ends the process, as in any program."""
@@ -101,9 +106,6 @@ class Listener:
                 yield
             finally:
                 self._held -= 1
-        self._take(WAIT)
-
-    def _handle(self, _number: int, _frame: object) -> None:
         self._take(WAIT)
 
     def _watch(self) -> None:

@@ -20,6 +20,31 @@ print("ready", flush=True)
 hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # minutes, and Python calls no handler meanwhile, as in XLA
 """
 
+IN_IMPORT = """
+import os, signal, sys, threading, time
+from dtrain import signals
+
+class Finder:
+    def find_spec(name, path, target=None):
+        if name == "absent":
+            os.kill(os.getpid(), signal.SIGTERM)
+            for _ in range(100):
+                time.sleep(0.01)
+
+def react(number):
+    importing = threading.Thread(target=__import__, args=("stringprep",))
+    importing.start()
+    importing.join(5)
+    signals.leave(1 if importing.is_alive() else 75, "")
+
+sys.meta_path.insert(0, Finder)
+with signals.reacting(react):
+    try:
+        import absent
+    except ImportError:
+        time.sleep(20)
+"""
+
 
 def settled(seen: list[int], count: int) -> list[int]:
     end = time.monotonic() + 10
@@ -59,6 +84,11 @@ def test_a_process_that_is_inside_a_compiler_leaves_at_once(number: int) -> None
     _, shown = process.communicate(timeout=20)
     assert process.returncode == 75
     assert f"stopped: {signal.Signals(number).name}: stopped before the first step" in shown
+
+
+def test_a_reaction_may_import_although_the_main_thread_is_importing() -> None:
+    done = subprocess.run([sys.executable, "-c", IN_IMPORT], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 75, done.stderr
 
 
 @pytest.mark.parametrize("seconds", [0.3, 2.5])

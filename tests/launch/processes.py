@@ -14,3 +14,13 @@ def mentioning(text: str) -> set[int]:
         except OSError:
             continue
     return found - {os.getpid()}
+
+
+def youngest(processes: set[int]) -> int:
+    """The one that was started last; numbers of processes are used again."""
+    return max(processes, key=_started)
+
+
+def _started(pid: int) -> int:
+    """Clock ticks from boot to the start of the process: field 22 of proc(5), counted behind its name."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])

@@ -15,7 +15,7 @@ import pytest
 
 from dtrain.checkpoint import manifest
 from tests.conftest import SHARED, Dtrain, alone, bare_environment
-from tests.launch.processes import mentioning
+from tests.launch.processes import mentioning, youngest
 
 KIT = SHARED / "kits" / "ssh_hosts"
 HOSTS = 4
@@ -122,7 +122,7 @@ def test_cut_off_killed_and_left_alone_it_ends_with_the_same_bits(dtrain: Dtrain
     up.send_signal(signal.SIGINT)  # the laptop is closed
     assert "far continues; to follow it again: dtrain launch logs far -f" in up.communicate(timeout=20)[0]
     workers = mentioning(f"dtrain run {tmp_path}/host/far/dt-w0/recipe.yaml")
-    os.kill(max(workers), signal.SIGKILL)
+    os.kill(youngest(workers), signal.SIGKILL)
     back = following(tmp_path, "logs", "far", "-f")
     said = read_until(back, r"10\.99\.0\.11\] -- ended: exit code 0", 200)
     assert "process 0 ended first: killed by SIGKILL" in said
