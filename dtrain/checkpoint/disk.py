@@ -56,8 +56,9 @@ class _Repeated(logging.Filter):
         text = f"{record.msg}{error}"
         if OS_CODE.search(text) or "_SignalingThread.run() raised" in text:
             return False
-        frames = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(trace)]
-        return not (record.name == "asyncio" and any("/orbax/" in path for path in frames))
+        if record.name != "asyncio" and not isinstance(error, OSError):
+            return True
+        return not any("/orbax/" in frame.f_code.co_filename for frame, _ in traceback.walk_tb(trace))
 
 
 _REPEATED = _Repeated()

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import logging
 import math
 import os
 import random
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 
 from dtrain.checkpoint import incomplete, manifest, retry
+from dtrain.checkpoint.disk import once
 from dtrain.checkpoint.manifest import Unsound
 from dtrain.checkpoint.policy import Checkpoint
 from dtrain.checkpoint.store import BAD, Store
@@ -355,3 +357,16 @@ def test_a_file_system_that_falters_is_tried_again(tmp_path: Path, monkeypatch: 
     with Store(tmp_path / "c", Checkpoint()) as store, pytest.raises(EnvironmentFault, match="Stale file handle"):
         store.save(2, STATE, {}, {})
         store.wait()
+
+
+@pytest.mark.parametrize(("file", "shown"), [("/x/orbax/metadata.py", False), ("/x/another.py", True)])
+def test_an_error_of_the_disk_that_is_raised_is_not_logged_by_orbax_as_well(
+    file: str, shown: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    failing = compile("raise OSError(28, 'No space left on device')", file, "exec")
+    with once():
+        try:
+            exec(failing)
+        except OSError:
+            logging.getLogger("absl").exception("Failed to write metadata")
+    assert bool(caplog.records) == shown
