@@ -91,15 +91,14 @@ def up(
             say(line)
         confirm("Start it?", yes)
         before = registry.find(runs_dir, job.name)
-        if before and before.target == job.section:
+        if before and before.target == job.target:
             job = dataclasses.replace(job, handle=before.handle)
         elif before:
             refuse_while_alive(before)
-        job = dataclasses.replace(job, handle=target.start_handle(job))
-        record = registry.record_of(job, found.dollars_hour)
-        with registry.recorded(runs_dir, record, before):  # so that what is half made can be found and taken down
+        job = registry.record_of(dataclasses.replace(job, handle=target.start_handle(job)), found.dollars_hour)
+        with registry.recorded(runs_dir, job, before):  # so that what is half made can be found and taken down
             job = dataclasses.replace(job, handle=target.up(job, say))
-        dataclasses.replace(record, handle=dict(job.handle)).write(folder(runs_dir, job.name))
+        registry.write(folder(runs_dir, job.name), job)
         typer.secho(f"{job.name} is started", fg="green", err=True)
         if not detach:
             follow_run(target, job, None)

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dtrain.launch.job import Job, Target
-    from dtrain.launch.registry import LaunchRecord
 
 SUFFIXES = (".yaml", ".yml")
 
@@ -24,7 +23,7 @@ def requested(recipe: str, overrides: list[str]) -> "tuple[Target, Job]":
         message = f"{recipe} does not say where to run: it has no launch section"
         raise RecipeError(message, "add one, as launch='{kind: ssh, hosts: [a, b]}', or launch=local")
     return loaded.launch, Job(
-        loaded.name, text(dataclasses.replace(loaded, launch=None)), section=plain_part(loaded.launch)
+        loaded.name, text(dataclasses.replace(loaded, launch=None)), target=plain_part(loaded.launch)
     )
 
 
@@ -39,18 +38,18 @@ def known(runs: Path, name: str) -> "tuple[Target, Job]":
 
     if not name.endswith(SUFFIXES):
         found = registry.record(runs, name)
-        return target_of(found), found.job()
+        return target_of(found), found
     target, job = requested(name, [])
     found = registry.find(runs, job.name)
-    if found and found.target == job.section:
-        return target, found.job()
+    if found and found.target == job.target:
+        return target, found
     handle = target.find(job)
     if handle is None:
         raise RecipeError(f"no run {job.name!r} was found where {name} launches it", f"dtrain launch up {name}")
     return target, dataclasses.replace(job, handle=handle)
 
 
-def target_of(record: "LaunchRecord") -> "Target":
+def target_of(record: "Job") -> "Target":
     """The target that a record was launched on. RecipeError where this version does not have its kind."""
     from dtrain.errors import RecipeError
     from dtrain.recipe.load import part
@@ -66,11 +65,11 @@ def target_of(record: "LaunchRecord") -> "Target":
         ) from error
 
 
-def refuse_while_alive(before: "LaunchRecord") -> None:
+def refuse_while_alive(before: "Job") -> None:
     """Locked where the run is alive on another target, whose record would be overwritten."""
     from dtrain.errors import Locked
 
-    rows = target_of(before).status(before.job())
+    rows = target_of(before).status(before)
     alive = [
         f"{row.name}: {row.state} {row.what}".rstrip()
         for row in rows

@@ -31,7 +31,7 @@ def predict(job: "Job") -> None:
     from dtrain.cli.launch_output import say
     from dtrain.errors import RecipeError
 
-    if not job.section.get("on") or job.section.get("devices"):
+    if not job.target.get("on") or job.target.get("devices"):
         return
     if _custom(job):
         say("not predicted: the model is custom code, which runs only where the run does")
@@ -42,7 +42,7 @@ def predict(job: "Job") -> None:
         done = _planned(path, job)
         reason = done.stderr.replace(f"{path}:", "").removeprefix("error: ").strip()
     if done.returncode == RecipeError.exit_code:
-        raise RecipeError(f"on {job.section['on']}: {reason}", "--no-plan starts it without a prediction")
+        raise RecipeError(f"on {job.target['on']}: {reason}", "--no-plan starts it without a prediction")
     try:
         found = json.loads(done.stdout)
     except ValueError:
@@ -51,8 +51,8 @@ def predict(job: "Job") -> None:
     say(_line(found))
     if not found["fits"]:
         raise RecipeError(
-            f"it does not fit on {job.section['on']}",
-            f"dtrain plan RECIPE --on {job.section['on']} --search looks for what does; --no-plan starts it anyway",
+            f"it does not fit on {job.target['on']}",
+            f"dtrain plan RECIPE --on {job.target['on']} --search looks for what does; --no-plan starts it anyway",
         )
 
 
@@ -63,8 +63,8 @@ def _custom(job: "Job") -> bool:
 
 
 def _planned(path: Path, job: "Job") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "dtrain", "plan", str(path), "--on", job.section["on"]]
-    command += ["--slices", str(job.section.get("slices", 1)), "--quick", "--json", "--runs-dir", str(path.parent)]
+    command = [sys.executable, "-m", "dtrain", "plan", str(path), "--on", job.target["on"]]
+    command += ["--slices", str(job.target.get("slices", 1)), "--quick", "--json", "--runs-dir", str(path.parent)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from dtrain.errors import EnvironmentFault, LeftBehind, Locked
 from dtrain.launch.bucket import check_bucket, check_stop_request, remove_stop_request, stop_url
-from dtrain.launch.checks import Check, check_image, run_checks
+from dtrain.launch.checks import Check, check_image
 from dtrain.launch.commands import run
 from dtrain.launch.gke_manifest import LABEL, SECRET, JobSet
 from dtrain.launch.gke_state import ended, launch_of, rows
@@ -38,7 +38,9 @@ class GKE(JobSet):
     """Of kubectl; the one that is current when `up` is typed, where it is not set."""
 
     def plan(self, job: Job) -> Plan:
-        files, notes = {"manifest.yaml": self.manifest(job)}, [*self.price_notes()]
+        files, notes = {"manifest.yaml": self.manifest(job)}, list[str]()
+        if self.spot and self.rate:
+            notes.append("spot capacity: the price is that of the list, of which it costs a part")
         if self.queue:
             files["kueue.yaml"] = self.kueue()
             notes.append(f"kueue.yaml makes the queue {self.queue}; who runs the cluster applies it, `up` does not")
@@ -57,7 +59,7 @@ class GKE(JobSet):
             *([secret] if self.environment else []),
         ]
 
-    def check(self, job: Job) -> list[str]:
+    def checks(self, job: Job) -> list[Check]:
         """All that can be known before anything is made; the cluster itself judges the manifest, and keeps nothing."""
         self._ended_before(job)  # the cluster answers, and has JobSet
         there = {"serviceaccount": self.account, "persistentvolumeclaim": self.claim, "localqueue": self.queue}
@@ -67,7 +69,7 @@ class GKE(JobSet):
         if self.bucket:
             checks.append(partial(check_bucket, f"gs://{self.bucket}", f"service account {self.account}"))
             checks.append(partial(check_stop_request, stop_url(f"gs://{self.bucket}", job.name)))
-        return run_checks(checks)
+        return checks
 
     def _accepted(self, job: Job) -> list[str]:
         """Under a name that is free: a JobSet that has ended could not be changed to this one."""
@@ -122,7 +124,7 @@ class GKE(JobSet):
             raise LeftBehind(message, f"dtrain launch down {job.name}") from error
         for line in printed.splitlines():
             say(line)
-        return dict(job.handle) or self.start_handle(job)
+        return job.handle or self.start_handle(job)
 
     def status(self, job: Job) -> list[Row]:
         found = self._own(job)
@@ -144,31 +146,25 @@ class GKE(JobSet):
                     pod, _, text = line.rstrip("\n").partition("] ")
                     yield pod.lstrip("[").removeprefix("pod/").partition("/")[0], text
                     since = [f"--since-time={now}"]
-            if not follow or self._over(job):
+            found = self._own(job) if follow else None
+            if not found or ended(found):
                 return
             time.sleep(POLL)
 
     def stop(self, job: Job, say: Say) -> None:
         """A JobSet that is deleted ends its pods, which save within `grace`; one suspended, Kueue would wake."""
-        if not self._to_delete(job, say):
-            return
-        words = ["delete", "jobset", *self._chosen(job), "--ignore-not-found", "--cascade=foreground"]
-        run(self._kubectl(job, *words), wait=STOPPED + self.grace)
-        say(f"jobset {job.name} is deleted, and its pods have ended; what they saved is where it was")
+        if self._to_delete(job, say):
+            self._delete(job, "jobset", "--cascade=foreground")
+            say(f"jobset {job.name} is deleted, and its pods have ended; what they saved is where it was")
 
     def down(self, job: Job, say: Say) -> None:
         for kind in ("jobset", "configmap") if self._to_delete(job, say) else ("configmap",):
-            words = ["delete", kind, *self._chosen(job), "--ignore-not-found", "--wait=true"]
-            for line in run(self._kubectl(job, *words)).splitlines():
+            for line in self._delete(job, kind, "--wait=true").splitlines():
                 say(line)
 
     def removes(self, job: Job) -> list[str]:
         pods = f"its pods, which get SIGTERM and at most {self.grace} s to save"
         return [f"jobset {job.name} and {pods}", f"configmap {job.name}"]
-
-    def _over(self, job: Job) -> bool:
-        found = self._own(job)
-        return not found or bool(ended(found))
 
     def _to_delete(self, job: Job, say: Say) -> bool:
         """Whether the JobSet of this launch is there. EnvironmentFault where that of another launch has its name."""
@@ -180,9 +176,10 @@ class GKE(JobSet):
         say(f"jobset {job.name} is absent from namespace {self.namespace}: there was nothing to delete")
         return False
 
-    def _chosen(self, job: Job) -> list[str]:
+    def _delete(self, job: Job, kind: str, how: str) -> str:
         """By the id of the launch, so that another of the same name stays."""
-        return ["-l", f"{LABEL}={_launch(job)}"]
+        command = self._kubectl(job, "delete", kind, "-l", f"{LABEL}={_launch(job)}", "--ignore-not-found", how)
+        return run(command, wait=STOPPED + self.grace)
 
     def _own(self, job: Job) -> Any:
         """The JobSet, where it is that of this launch."""

@@ -8,13 +8,15 @@ from typing import Annotated, Any
 import yaml
 from annotated_types import Ge
 
-from dtrain.errors import FieldError, RecipeError
+from dtrain.errors import RecipeError
+from dtrain.fields import Positive
 from dtrain.hardware import PER_HOST
-from dtrain.launch.capacity import CHIPS_A_HOST, Capacity
+from dtrain.launch.capacity import CHIPS_A_HOST, Rented, shape_of
 from dtrain.launch.job import Job
-from dtrain.launch.names import Bucket, Resource, Word
+from dtrain.launch.names import Bucket, Resource, Word, refuse
 from dtrain.launch.templates import filled
 from dtrain.process_info import exports
+from dtrain.slices import Target as Slice
 
 LABEL = "dtrain-launch"
 """Of all that a launch makes: the id of the launch."""
@@ -25,9 +27,13 @@ SIDECAR = {"volumes": "true", "cpu-limit": "0", "memory-limit": "0", "ephemeral-
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobSet(Capacity):
+class JobSet(Rented):
     """The pods of a launch, and where they run."""
 
+    on: Word
+    """What is asked for: v5e-64, v5p-128, tpu7x-32, h100-16."""
+    slices: Positive = 1
+    spot: bool = False
     image: Word
     """That has dtrain: `launch/Dockerfile` builds it."""
     claim: Resource | None = None
@@ -43,11 +49,28 @@ class JobSet(Capacity):
     """Seconds that a pod has to save when it must go."""
 
     def __post_init__(self) -> None:
-        if (self.claim is None) == (self.bucket is None):
-            raise FieldError("claim", "say where run folders go: claim or bucket, one of them")
-        super().__post_init__()
-        if self.shape.chip is None or self.shape.chip.cloud is None:
-            raise FieldError("on", f"{self.on} is not rented on GKE")
+        cloud, folders = self.shape.chip and self.shape.chip.cloud, (self.claim, self.bucket)
+        refuse(
+            (folders.count(None) != 1, "claim", "say where run folders go: claim or bucket, one of them", ""),
+            (not cloud, "on", f"{self.on} is not rented on GKE", ""),
+            (self.budget and not self.rate, "budget", f"no price of {self.on} is known", "set launch.hours instead"),
+        )
+
+    @property
+    def shape(self) -> Slice:
+        """The slices, or the GPUs."""
+        return shape_of(self.on, self.slices)
+
+    @property
+    def hosts(self) -> int:
+        """Of one slice, with a pod each."""
+        return -(-self.shape.chips // self.slices // self._resource[1])
+
+    @property
+    def rate(self) -> float | None:
+        """By list prices; GPUs by whole machines."""
+        price = self.shape.chip and self.shape.chip.price
+        return price * self.shape.rented if price else None
 
     def manifest(self, job: Job) -> str:
         """The JobSet, and the recipe as a ConfigMap. RecipeError where the names of its pods would be too long."""
@@ -55,7 +78,7 @@ class JobSet(Capacity):
         if len(job.name) > room or not job.name[0].isalpha():
             message = f"name: {job.name!r} has {len(job.name)} characters; on GKE it has {room} at most, a letter first"
             raise RecipeError(message, "give another, as name=...")
-        name, each = self._resource()
+        name, most = self._resource
         queue = {"kueue.x-k8s.io/queue-name": self.queue} if self.queue else {}
         mounts = {f"gke-gcsfuse/{key}": value for key, value in SIDECAR.items()} if self.bucket else {}
         taints = [name, "cloud.google.com/gke-spot"] if self.spot else [name]
@@ -66,15 +89,12 @@ class JobSet(Capacity):
         words = {"NAME": job.name, "LABELS": _flow({LABEL: job.launch} | queue), "ANNOTATIONS": _flow(mounts)}
         words |= {"RESTARTS": str(self.restarts), "SLICES": str(self.slices), "HOSTS": str(self.hosts)}
         first = f"{job.name}-slice-0-0.{job.name}:8476"
-        words |= {
-            "PROCESS": exports("$rank", str(self.hosts * self.slices), first),
-            "GRACE": str(self.grace),
-            "ACCOUNT": self.account,
-        }
-        words |= {"SELECTOR": _flow(self._nodes()), "IMAGE": json.dumps(self.image), "COMMAND": shlex.join(command)}
+        words |= {"PROCESS": exports("$rank", str(self.hosts * self.slices), first), "COMMAND": shlex.join(command)}
+        words |= {"GRACE": str(self.grace), "ACCOUNT": self.account, "IMAGE": json.dumps(self.image)}
         words["TOLERATIONS"] = ", ".join(f"{{key: {key}, operator: Exists, effect: NoSchedule}}" for key in taints)
         words["ENVIRONMENT"] = "".join(f"\n              - {json.dumps(one)}" for one in variables)
-        words |= {"RESOURCE": f'{name}: "{each}"', "VOLUME": json.dumps(self._volume())}
+        words["RESOURCE"] = f'{name}: "{min(most, self.shape.chips // self.slices)}"'
+        words |= {"SELECTOR": _flow(self._nodes()), "VOLUME": json.dumps(self._volume())}
         recipe: dict[str, Any] = {"apiVersion": "v1", "kind": "ConfigMap"}
         recipe |= {"metadata": {"name": job.name, "labels": {LABEL: job.launch}}, "data": {"recipe.yaml": job.recipe}}
         return f"{yaml.safe_dump(recipe, sort_keys=False)}---\n{filled('jobset.yaml', words)}"
@@ -83,23 +103,22 @@ class JobSet(Capacity):
         """A queue with room for one such run."""
         assert self.shape.chip
         words = {"QUEUE": self.queue or "", "FLAVOR": f"{self.shape.chip.name}{'-spot' if self.spot else ''}"}
-        words |= {"LABELS": _flow(self._nodes()), "NAMESPACE": self.namespace, "RESOURCE": self._resource()[0]}
+        words |= {"LABELS": _flow(self._nodes()), "NAMESPACE": self.namespace, "RESOURCE": self._resource[0]}
         return filled("kueue.yaml", words | {"CHIPS": str(self.shape.chips)})
 
+    @property
     def _resource(self) -> tuple[str, int]:
-        """What a pod asks for, and how many."""
-        if self.shape.platform == "tpu":
-            return "google.com/tpu", min(CHIPS_A_HOST, self.shape.chips // self.slices)
-        return "nvidia.com/gpu", min(PER_HOST, self.shape.chips)
+        """What a pod asks for, and how many at most."""
+        return ("google.com/tpu", CHIPS_A_HOST) if self.shape.platform == "tpu" else ("nvidia.com/gpu", PER_HOST)
 
     def _nodes(self) -> dict[str, str]:
         """Labels of the nodes that will do."""
-        assert self.shape.chip
-        assert self.shape.chip.cloud
-        found = {"gke-accelerator": self.shape.chip.cloud.label}
+        chip = self.shape.chip
+        assert chip and chip.cloud
+        found = {"gke-accelerator": chip.cloud.label}
         if self.shape.platform == "tpu":
             topology = "x".join(map(str, self.shape.shape))
-            found = {"gke-tpu-accelerator": self.shape.chip.cloud.label, "gke-tpu-topology": topology}
+            found = {"gke-tpu-accelerator": chip.cloud.label, "gke-tpu-topology": topology}
         found |= {"gke-spot": "true"} if self.spot else {}
         return {f"cloud.google.com/{key}": value for key, value in found.items()}
 

@@ -4,7 +4,7 @@ import os
 import secrets
 import sys
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +13,11 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Le
 
 from dtrain.errors import EnvironmentFault, LeftBehind, Locked, Stopped
-from dtrain.launch.checks import check_variables
+from dtrain.launch import registry
 from dtrain.launch.fanout import Answer, Connections, Machine
-from dtrain.launch.job import Common, Job, Plan, Row, Say
+from dtrain.launch.job import Job, Plan, Row, Say, Target
 from dtrain.launch.names import RemotePath
 from dtrain.launch.preflight import in_the_way, skewed
-from dtrain.launch.registry import record_of
 from dtrain.launch.wire import RUNS_HERE, HostJob
 
 HOSTS_SHOWN = 20
@@ -29,7 +28,7 @@ Port = Annotated[int, Ge(1024), Le(65535)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hosts(Common, ABC):
+class Hosts(Target):
     """What this machine and others have in common: an agent of dtrain on each, and the runner that it leaves behind."""
 
     runs: RemotePath = "runs"
@@ -59,9 +58,6 @@ class Hosts(Common, ABC):
     def plan(self, job: Job) -> Plan:
         commands = [machine.command() for machine in self.machines()]
         return Plan({"recipe.yaml": job.recipe}, commands, len(commands), hours=self.limit())
-
-    def check(self, job: Job) -> list[str]:
-        return check_variables(self.environment)
 
     def describe(self) -> list[str]:
         machines = self.machines()
@@ -137,7 +133,7 @@ class Hosts(Common, ABC):
         Where one does not start, none is left running; LeftBehind names those where it may run all the same."""
         given = {"recipe": job.recipe, "environment": job.environment()}
         given["environment"] |= {name: os.environ[name] for name in self.environment}
-        answers = link.ask("start", link.machines[:1], record=record_of(job).text(), **given)
+        answers = link.ask("start", link.machines[:1], record=registry.text(job), **given)
         answers += link.ask("start", link.machines[1:], **given) if not _problems(answers) else []
         if failed := _problems(answers):  # one that did not answer may have begun; where it ran before it is left alone
             begun = [one.machine for one in answers if RUNS_HERE not in one.reply.problem]

@@ -1,32 +1,45 @@
 """What is launched: one small value that every target renders, and what every target answers."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar
+
+from annotated_types import Le
 
 from dtrain.fields import Natural, Positive, PositiveFloat
+from dtrain.launch.checks import Check, check_variables, run_checks
 from dtrain.launch.names import Variable
 from dtrain.process_info import LAUNCH
 
 Say = Callable[[str], None]
+VERSION = 2
+"""Of launch records; goes up where a field of `Job` changes."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A run that is to be launched, or was."""
+    """A run that is to be launched, or was: what a launch record holds."""
 
     name: str
     recipe: str
     """The recipe as YAML, whole, without its launch section."""
     launch: str = ""
     """An id of this launch, the same for all its starts."""
-    handle: Mapping[str, str] = field(default_factory=dict)
+    handle: dict[str, str] = field(default_factory=dict)
     """What `up` returned when it was launched: the number or name that the target knows it by."""
-    section: Mapping[str, Any] = field(default_factory=dict)
-    """The target, as plain values."""
+    target: dict[str, Any] = field(default_factory=dict)
+    """The launch section, as plain values."""
     folder: Path | None = None
-    """The run's folder on this machine; what is submitted stays in `launch/` there."""
+    """The run's folder on this machine; what is submitted stays in `launch/` there. Not recorded."""
+    since: float = 0.0
+    """When it was launched, in seconds since 1970."""
+    owner: str = ""
+    """Who launched it: user@machine."""
+    dollars_hour: float | None = None
+    version: Annotated[int, Le(VERSION)] = VERSION
 
     def environment(self) -> dict[str, str]:
         """What every process of the run gets."""
@@ -66,8 +79,8 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Common:
-    """The settings of every target."""
+class Target(ABC):
+    """Where a run is launched: a member of the recipe's `launch` section; here the settings and verbs of every one."""
 
     environment: tuple[Variable, ...] = ()
     """Variables, by name, that the run gets as they are here: keys, tokens. Their values are written nowhere."""
@@ -83,13 +96,54 @@ class Common:
     sends_environment: ClassVar[bool] = True
     """Whether the values of `environment` are those of this machine."""
 
-    def start_handle(self, job: Job) -> dict[str, str]:
-        """The handle before anything is made: that of an earlier launch, where it is still needed."""
-        return dict(job.handle)
+    @abstractmethod
+    def plan(self, job: Job) -> Plan:
+        """What `up` would do. Touches nothing."""
+
+    @abstractmethod
+    def describe(self) -> list[str]:
+        """The hosts and the program, a line each, as `up` shows them before it asks."""
+
+    @abstractmethod
+    def up(self, job: Job, say: Say) -> dict[str, str]:
+        """Start the run; its handle. Leaves nothing behind where it fails."""
+
+    @abstractmethod
+    def find(self, job: Job) -> dict[str, str] | None:
+        """The handle of a run of that name that was launched from another machine; None where there is none."""
+
+    @abstractmethod
+    def status(self, job: Job) -> list[Row]:
+        """How it stands."""
+
+    @abstractmethod
+    def logs(self, job: Job, host: int | None, follow: bool) -> Iterator[tuple[str, str]]:
+        """(machine, line) in order of arrival; of one host, or all."""
+
+    @abstractmethod
+    def stop(self, job: Job, say: Say) -> None:
+        """Have the run save and end; returns when it has."""
+
+    @abstractmethod
+    def down(self, job: Job, say: Say) -> None:
+        """Remove all that `up` made; the run's folder stays."""
+
+    @abstractmethod
+    def removes(self, job: Job) -> list[str]:
+        """What `down` removes, a line each."""
+
+    def checks(self, job: Job) -> list[Check]:
+        """What `check` runs."""
+        return [partial(check_variables, self.environment)]
 
     def check(self, job: Job) -> list[str]:
-        """What could not be checked. EnvironmentFault where something that `up` needs is missing. Makes nothing."""
-        return []
+        """What could not be checked, a line each. EnvironmentFault with all that `up` needs and is missing. Makes
+        nothing."""
+        return run_checks(self.checks(job))
+
+    def start_handle(self, job: Job) -> dict[str, str]:
+        """The handle before anything is made: that of an earlier launch, where it is still needed."""
+        return job.handle
 
     def limit(self) -> float | None:
         """The hours that all starts together may take."""
@@ -102,60 +156,3 @@ class Common:
         options += ["--devices", str(self.devices)] if self.devices else []
         options += ["--hours", f"{limit:g}"] if (limit := self.limit()) else []
         return options
-
-
-class Target(Protocol):
-    """Where a run is launched: one member of the recipe's `launch` section, a frozen dataclass."""
-
-    @property
-    def kind(self) -> str: ...
-
-    @property
-    def environment(self) -> tuple[str, ...]: ...
-
-    sends_environment: ClassVar[bool]
-
-    def plan(self, job: Job) -> Plan:
-        """What `up` would do. Touches nothing."""
-        ...
-
-    def check(self, job: Job) -> list[str]:
-        """What could not be checked, a line each. EnvironmentFault where something that `up` needs is missing. Makes
-        nothing."""
-        ...
-
-    def describe(self) -> list[str]:
-        """The hosts and the program, a line each, as `up` shows them before it asks."""
-        ...
-
-    def start_handle(self, job: Job) -> dict[str, str]:
-        """The handle before anything is made."""
-        ...
-
-    def up(self, job: Job, say: Say) -> dict[str, str]:
-        """Start the run; its handle. Leaves nothing behind where it fails."""
-        ...
-
-    def find(self, job: Job) -> dict[str, str] | None:
-        """The handle of a run of that name that was launched from another machine; None where there is none."""
-        ...
-
-    def status(self, job: Job) -> list[Row]:
-        """How it stands."""
-        ...
-
-    def logs(self, job: Job, host: int | None, follow: bool) -> Iterator[tuple[str, str]]:
-        """(machine, line) in order of arrival; of one host, or all."""
-        ...
-
-    def stop(self, job: Job, say: Say) -> None:
-        """Have the run save and end; returns when it has."""
-        ...
-
-    def down(self, job: Job, say: Say) -> None:
-        """Remove all that `up` made; the run's folder stays."""
-        ...
-
-    def removes(self, job: Job) -> list[str]:
-        """What `down` removes, a line each."""
-        ...

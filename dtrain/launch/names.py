@@ -4,6 +4,7 @@ from typing import Annotated
 
 from pydantic import StringConstraints
 
+from dtrain.errors import FieldError
 from dtrain.fields import Sentence
 
 
@@ -54,3 +55,10 @@ Word = Annotated[
     Sentence("one word: letters, digits and any of _.:/@,=+- inside, 200 characters at most"),
 ]
 """A word that a scheduler takes: a partition, an account, a size, a time."""
+
+
+def refuse(*rules: tuple[object, str, str, str]) -> None:
+    """FieldError for the first rule that is broken: (whether it is, key, message, hint)."""
+    for broken, key, message, hint in rules:
+        if broken:
+            raise FieldError(key, message, hint)

@@ -11,73 +11,47 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from dtrain.errors import DtrainError, EnvironmentFault, LeftBehind, RecipeError
 from dtrain.folder import Folder, folder, overwrite
 from dtrain.launch.job import Job
+from dtrain.launch.wire import adapter
 
 NAME = "launch.json"
-VERSION = 2
 
 
-@dataclass(frozen=True)
-class LaunchRecord:
-    """One launch: the target's section as plain values, the job, who launched it and when."""
-
-    target: dict[str, Any]
-    name: str
-    recipe: str
-    handle: dict[str, str]
-    since: float
-    """Seconds since 1970."""
-    launch: str = ""
-    owner: str = ""
-    """user@machine."""
-    dollars_hour: float | None = None
-    version: int = field(default=VERSION, kw_only=True)
-
-    def text(self) -> str:
-        """As it is written."""
-        return json.dumps(asdict(self), indent=2) + "\n"
-
-    def write(self, place: Folder) -> None:
-        """Write it. EnvironmentFault where that cannot be done."""
-        try:
-            place.path.mkdir(parents=True, exist_ok=True)
-            overwrite(place.path / NAME, self.text())
-        except OSError as error:
-            raise EnvironmentFault(f"cannot write the launch record in {place.path}: {error.strerror}") from error
-
-    def job(self) -> Job:
-        """The job, as the target's verbs take it."""
-        return Job(self.name, self.recipe, self.launch, self.handle, self.target)
-
-
-def record_of(job: Job, dollars_hour: float | None = None) -> LaunchRecord:
+def record_of(job: Job, dollars_hour: float | None = None) -> Job:
     """The record of a launch that begins now."""
-    handle, target = dict(job.handle), dict(job.section)
-    return LaunchRecord(target, job.name, job.recipe, handle, time.time(), job.launch, owner(), dollars_hour)
-
-
-def owner() -> str:
-    """user@machine, of this process."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a user id without a name
         user = "unknown"
-    return f"{user}@{socket.gethostname()}"
+    return replace(job, since=time.time(), owner=f"{user}@{socket.gethostname()}", dollars_hour=dollars_hour)
+
+
+def text(job: Job) -> str:
+    """A record as it is written."""
+    return json.dumps({key: value for key, value in asdict(job).items() if key != "folder"}, indent=2) + "\n"
+
+
+def write(place: Folder, job: Job) -> None:
+    """Write a record. EnvironmentFault where that cannot be done."""
+    try:
+        place.path.mkdir(parents=True, exist_ok=True)
+        overwrite(place.path / NAME, text(job))
+    except OSError as error:
+        raise EnvironmentFault(f"cannot write the launch record in {place.path}: {error.strerror}") from error
 
 
 @contextmanager
-def recorded(runs: Path, record: LaunchRecord, before: LaunchRecord | None) -> Iterator[None]:
+def recorded(runs: Path, record: Job, before: Job | None) -> Iterator[None]:
     """Keep a record while the launch is made. Where `up` fails and leaves nothing behind, the one before is put back;
     after LeftBehind or an interrupt the record stays, so that `down` finds what may still run."""
     place = folder(runs, record.name)
     fresh = not place.path.exists()
-    record.write(place)
+    write(place, record)
     try:
         yield
     except LeftBehind:
@@ -85,7 +59,7 @@ def recorded(runs: Path, record: LaunchRecord, before: LaunchRecord | None) -> I
     except DtrainError:
         (place.path / NAME).unlink(missing_ok=True)
         if before:
-            before.write(place)
+            write(place, before)
         elif fresh:
             with suppress(OSError):  # removes empty folders alone
                 place.path.rmdir()
@@ -93,22 +67,21 @@ def recorded(runs: Path, record: LaunchRecord, before: LaunchRecord | None) -> I
         raise
 
 
-def find(runs: Path, name: str) -> LaunchRecord | None:
+def find(runs: Path, name: str) -> Job | None:
     """The record of that name, if there is one."""
     return _read(folder(runs, name).path / NAME)
 
 
-def record(runs: Path, name: str) -> LaunchRecord:
+def record(runs: Path, name: str) -> Job:
     """The record of that name; RecipeError where there is none."""
-    found = find(runs, name)
-    if found is None:
-        known = ", ".join(one.name for one in records(runs)) or "none"
-        message = f"no launch record of {name!r} in {runs}; there are: {known}"
-        raise RecipeError(message, "for a run that was launched from another machine, give its recipe file instead")
-    return found
+    if found := find(runs, name):
+        return found
+    known = ", ".join(one.name for one in records(runs)) or "none"
+    message = f"no launch record of {name!r} in {runs}; there are: {known}"
+    raise RecipeError(message, "for a run that was launched from another machine, give its recipe file instead")
 
 
-def records(runs: Path) -> list[LaunchRecord]:
+def records(runs: Path) -> list[Job]:
     """All records that can be read, the newest first."""
     found = [one for one in map(_read, runs.glob(f"*/{NAME}")) if one]
     return sorted(found, key=lambda one: -one.since)
@@ -124,26 +97,10 @@ def forget(runs: Path, name: str) -> None:
     (folder(runs, name).path / NAME).unlink(missing_ok=True)
 
 
-def _read(path: Path) -> LaunchRecord | None:
+def _read(path: Path) -> Job | None:
     """What earlier versions wrote has other keys beside these, which are ignored. A record of another user is not
     read: it can name commands, as `proxy` of kind ssh, that would run here."""
-    try:
-        if path.stat().st_uid not in (os.getuid(), 0):
-            return None
-        found = json.loads(path.read_text())
-        known = {one.name for one in fields(LaunchRecord)}
-        record = LaunchRecord(**{key: value for key, value in found.items() if key in known})
-        return record if _is_sound(record) else None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return None
-
-
-def _is_sound(record: LaunchRecord) -> bool:
-    texts = (record.name, record.recipe, record.launch, record.owner, *record.handle, *record.handle.values())
-    numbers = (record.since, record.version, record.dollars_hour or 0.0)
-    return (
-        isinstance(record.target, dict)
-        and all(isinstance(text, str) for text in texts)
-        and all(isinstance(number, int | float) and not isinstance(number, bool) for number in numbers)
-        and record.version <= VERSION
-    )
+    with suppress(OSError, ValueError):
+        if path.stat().st_uid in (os.getuid(), 0):
+            return adapter(Job).validate_json(path.read_text(), strict=True)
+    return None

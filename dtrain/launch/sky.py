@@ -15,10 +15,10 @@ from dtrain.fields import Positive, PositiveFloat
 from dtrain.folder import overwrite
 from dtrain.launch.bucket import check_bucket, remove_object, stop_url, write_object
 from dtrain.launch.checks import Check, check_image, check_variables, run_checks
-from dtrain.launch.job import Common, Job, Plan, Row, Say
-from dtrain.launch.names import RemotePath, Wheel, Word
+from dtrain.launch.job import Job, Plan, Row, Say, Target
+from dtrain.launch.names import RemotePath, Wheel, Word, refuse
 from dtrain.launch.sky_client import INSTALL, OVER, PROVED, UNDER_CANCEL, WAITING, Client, ManagedJob
-from dtrain.launch.sky_names import OWNED, BucketUrl, Label, Offer, refuse
+from dtrain.launch.sky_names import OWNED, BucketUrl, Label, Offer
 from dtrain.launch.sky_task import task
 from dtrain.lockfile import check_lock
 
@@ -27,7 +27,7 @@ LAUNCHING, STOPPING, CANCELLING, POLL = 1800.0, 900.0, 300.0, 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sky(Offer, Common):
+class Sky(Offer, Target):
     """A managed job of SkyPilot, on one slice of TPUs, on GPUs, or on CPU nodes."""
 
     kind: Literal["sky"] = "sky"

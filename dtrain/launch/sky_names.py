@@ -9,7 +9,7 @@ from dtrain.errors import FieldError, RecipeError
 from dtrain.fields import Sentence
 from dtrain.hardware import PER_HOST
 from dtrain.launch.capacity import CHIPS_A_HOST
-from dtrain.launch.names import Word, _like
+from dtrain.launch.names import Word, _like, refuse
 from dtrain.slices import Target as Slice
 from dtrain.slices import target
 
@@ -108,10 +108,3 @@ def _name(shape: Slice | None) -> str:
     if cloud.sky:
         return f"{cloud.sky}:{min(shape.chips, PER_HOST)}"
     return f"tpu-{cloud.accelerator}-{shape.chips * chip.counted}" if cloud.accelerator else ""
-
-
-def refuse(*rules: tuple[object, str, str, str]) -> None:
-    """FieldError for the first rule that is broken: (whether it is, key, message, hint)."""
-    for broken, key, message, hint in rules:
-        if broken:
-            raise FieldError(key, message, hint)

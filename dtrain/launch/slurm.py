@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from dtrain.errors import EnvironmentFault, FieldError, LeftBehind, Locked, RecipeError, Stopped
+from dtrain.errors import EnvironmentFault, LeftBehind, Locked, RecipeError, Stopped
 from dtrain.fields import Natural, Positive
 from dtrain.folder import Folder, overwrite
 from dtrain.launch import registry
 from dtrain.launch.checks import check_variables, run_checks
 from dtrain.launch.commands import run
-from dtrain.launch.job import Common, Job, Plan, Row, Say
-from dtrain.launch.names import RemotePath, Word
+from dtrain.launch.job import Job, Plan, Row, Say, Target
+from dtrain.launch.names import RemotePath, Word, refuse
 from dtrain.launch.slurm_job import LOST, JobState, job_state, seconds_of
 from dtrain.launch.templates import filled
 from dtrain.process_info import COORDINATOR, exports
@@ -33,7 +33,7 @@ UNPLACED = "node configuration is not available"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slurm(Common):
+class Slurm(Target):
     """One batch job. Its script, log and recipe lie in the run's folder, under launch/."""
 
     kind: Literal["slurm"] = "slurm"
@@ -59,12 +59,12 @@ class Slurm(Common):
 
     def __post_init__(self) -> None:
         seconds = seconds_of(self.time) if self.time else None
-        if self.time and seconds is None:
-            allowed = "minutes, hours:minutes:seconds or days-hours:minutes:seconds"
-            raise FieldError("time", f"{self.time!r} is no time", allowed)
-        if seconds is not None and seconds <= self.grace:
-            message = f"time = {self.time} leaves nothing beside grace = {self.grace} seconds"
-            raise FieldError("time", message, "more time, or less grace")
+        short = f"time = {self.time} leaves nothing beside grace = {self.grace} seconds"
+        allowed = "minutes, hours:minutes:seconds or days-hours:minutes:seconds"
+        refuse(
+            (self.time and seconds is None, "time", f"{self.time!r} is no time", allowed),
+            (seconds is not None and seconds <= self.grace, "time", short, "more time, or less grace"),
+        )
 
     def plan(self, job: Job) -> Plan:
         files = {"recipe.yaml": job.recipe, "job.sbatch": self._script(job)}
@@ -121,7 +121,7 @@ class Slurm(Common):
         say(f"job {number}")
         handle = {"id": number, "folder": str(folder)}
         try:  # where `find` looks, on every machine
-            registry.record_of(replace(job, handle=handle)).write(Folder(folder.parent))
+            registry.write(Folder(folder.parent), replace(job, handle=handle))
         except EnvironmentFault as error:
             raise LeftBehind(f"job {number} is submitted, but {error.message}", f"scancel {number}") from error
         return handle

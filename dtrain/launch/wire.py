@@ -113,7 +113,7 @@ def decode(text: str, kind: type[T]) -> T:
     problem = f"{found['type']} of version {found['version']}, not {kind.__name__} of version {VERSION}"
     if (found["type"], found["version"]) == (kind.__name__, VERSION):
         try:
-            message = _adapter(kind).validate_json(json.dumps(found["value"]), strict=True)
+            message = adapter(kind).validate_json(json.dumps(found["value"]), strict=True)
             if json.loads(encode(message))["value"] == found["value"]:
                 return message
             problem = f"{kind.__name__} has other keys"
@@ -124,5 +124,6 @@ def decode(text: str, kind: type[T]) -> T:
 
 
 @cache
-def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
+def adapter(kind: type[Any]) -> TypeAdapter[Any]:
+    """What reads such a value from JSON."""
     return TypeAdapter(kind)

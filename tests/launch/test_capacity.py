@@ -5,26 +5,30 @@ from pathlib import Path
 
 import pytest
 
-from dtrain.launch.capacity import Capacity
+from dtrain.launch.gke import GKE
 from tests.conftest import Dtrain
 from tests.launch.test_names import RECIPE, refused
 
 CLUSTER = {"kind": "gke", "on": "v5e-16", "image": "an/image:1", "claim": "runs"}
 
 
+def rented(on: str, **bounds: float) -> GKE:
+    return GKE(on=on, image="an/image:1", claim="runs", **bounds)  # type: ignore[arg-type]
+
+
 def test_hours_and_dollars_bound_the_time_whichever_is_less() -> None:
-    assert Capacity(on="v5e-16").limit() is None
-    assert Capacity(on="v5e-16").rate == pytest.approx(16 * 1.20)
-    assert Capacity(on="v5e-16", budget=192.0).limit() == pytest.approx(10)
-    assert Capacity(on="v5e-16", budget=192.0, hours=4.0).limit() == 4
-    assert Capacity(on="v5e-16", budget=192.0, hours=40.0).limit() == pytest.approx(10)
-    assert "--hours" in Capacity(on="v5e-16", budget=192.0).run_options()
-    assert "--hours" not in Capacity(on="v5e-16").run_options()
+    assert rented("v5e-16").limit() is None
+    assert rented("v5e-16").rate == pytest.approx(16 * 1.20)
+    assert rented("v5e-16", budget=192.0).limit() == pytest.approx(10)
+    assert rented("v5e-16", budget=192.0, hours=4.0).limit() == 4
+    assert rented("v5e-16", budget=192.0, hours=40.0).limit() == pytest.approx(10)
+    assert "--hours" in rented("v5e-16", budget=192.0).run_options()
+    assert "--hours" not in rented("v5e-16").run_options()
 
 
 def test_gpus_are_paid_by_whole_machines() -> None:
-    assert Capacity(on="h200-2").rate == pytest.approx(8 * 10.60)
-    assert Capacity(on="h100-16").hosts == 2
+    assert rented("h200-2").rate == pytest.approx(8 * 10.60)
+    assert rented("h100-16").hosts == 2
 
 
 @pytest.mark.parametrize(

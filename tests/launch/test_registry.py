@@ -16,7 +16,7 @@ from dtrain.launch.job import Job, Row
 from dtrain.launch.slurm import Slurm
 
 
-def record(launch: str) -> registry.LaunchRecord:
+def record(launch: str) -> Job:
     return registry.record_of(Job("far", "steps: 1", launch, {"id": launch}, {"kind": "slurm"}))
 
 
