@@ -19,6 +19,7 @@ from pathlib import Path
 
 from dtrain import __version__, beat
 from dtrain.errors import DtrainError
+from dtrain.launch.commands import followed
 from dtrain.launch.registry import NAME as RECORD
 from dtrain.launch.runner import RunnerDir, kill, run_folder, start, supervise
 from dtrain.launch.wire import RUNS_HERE, HostJob, Reply, Request, decode, encode
@@ -99,23 +100,13 @@ def stop(request: Request) -> Reply:
 
 def logs(request: Request) -> Iterator[Reply]:
     """What the run printed on this host since its last start; to be followed, until it ends or standard input does."""
-    own, offset = RunnerDir(request.job), request.offset
-    if offset is None:
-        runner = own.read("runner")
-        offset = runner.log_offset if runner else 0
-    while True:
-        over = not request.follow or own.runner() is None
-        with suppress(FileNotFoundError), own.log.open("rb") as log:
-            log.seek(offset)
-            for line in log:
-                if not line.endswith(b"\n") and not over:
-                    break
-                offset += len(line)
-                text = line.decode(errors="replace").rstrip("\n")
-                if not ADDRESSES.match(text):
-                    yield Reply(offset=offset, text=text)
-        if over or select.select([sys.stdin], [], [], POLL)[0]:
-            break
+    own = RunnerDir(request.job)
+    runner = own.read("runner")
+    begin = runner.log_offset if runner and request.offset is None else request.offset or 0
+    over, left = lambda: not request.follow or own.runner() is None, lambda: select.select([sys.stdin], [], [], POLL)[0]
+    for offset, text in followed(own.log, begin, over, left):
+        if not ADDRESSES.match(text):
+            yield Reply(offset=offset, text=text)
     yield Reply(code=own.end())
 
 

@@ -1,8 +1,9 @@
-"""Commands of other programs: run without a shell, their failures shown in their own words."""
+"""Commands of other programs: run without a shell, their failures shown in their own words; and logs, as they grow."""
 
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from dtrain.errors import EnvironmentFault
@@ -52,6 +53,21 @@ def run(
             f"{' '.join(command[:4])} failed ({done.returncode}): {_reason(done.stderr)}", _help(done.stderr)
         )
     return done.stdout
+
+
+def followed(log: Path, offset: int, over: Callable[[], bool], wait: Callable[[], object]) -> Iterator[tuple[int, str]]:
+    """(offset after it, line) of a log from `offset` on, until `over`, or until what `wait` returns is true."""
+    while True:
+        last = over()
+        with suppress(FileNotFoundError), log.open("rb") as file:
+            file.seek(offset)
+            for line in file:
+                if not line.endswith(b"\n") and not last:
+                    break
+                offset += len(line)
+                yield offset, line.decode(errors="replace").rstrip("\n")
+        if last or wait():
+            return
 
 
 def _reason(stderr: str) -> str:

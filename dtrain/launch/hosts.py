@@ -5,7 +5,7 @@ import secrets
 import sys
 import time
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -17,12 +17,13 @@ from dtrain.launch import registry
 from dtrain.launch.fanout import Answer, Connections, Machine
 from dtrain.launch.job import Job, Plan, Row, Say, Target
 from dtrain.launch.names import RemotePath
-from dtrain.launch.preflight import in_the_way, skewed
 from dtrain.launch.wire import RUNS_HERE, HostJob
 
 HOSTS_SHOWN = 20
 STOPPED = 180.0
 """Seconds in which a run that was asked to stop has saved."""
+SKEW = 5.0
+"""Seconds by which a clock may differ from this machine's, besides what the time between request and answer hides."""
 
 Port = Annotated[int, Ge(1024), Le(65535)]
 
@@ -87,14 +88,13 @@ class Hosts(Target):
 
     def stop(self, job: Job, say: Say) -> None:
         with self._connect(job) as link:
-            silent = _problems(link.ask("stop"))
-            end = time.monotonic() + STOPPED
-            while "running" in {row.state for row in _rows(link)}:
+            silent, rows, end = _problems(link.ask("stop")), _rows(link), time.monotonic() + STOPPED
+            while "running" in {row.state for row in rows}:
                 if time.monotonic() > end:
                     hint = f"dtrain launch status {job.name}; `down` would end it unsaved"
                     raise EnvironmentFault(f"it is still saving after {STOPPED:.0f} s", hint)
                 time.sleep(0.5)
-            rows = _rows(link)
+                rows = _rows(link)
         for row in rows:
             say(f"{row.name}: {row.state} {row.what}".rstrip())
         if silent:
@@ -167,6 +167,31 @@ def names(machines: Sequence[Machine]) -> str:
     """Of the first ones, and how many more there are."""
     more = f" and {len(machines) - HOSTS_SHOWN:,} more" if len(machines) > HOSTS_SHOWN else ""
     return ", ".join(machine.name for machine in machines[:HOSTS_SHOWN]) + more
+
+
+def in_the_way(looked: Sequence[Answer], seen: Collection[int], runs: str) -> list[str]:
+    """Every problem, each with its host: of one alone first, then between them; `seen` are the ranks whose marks the
+    first host has in its folder of runs."""
+    heard = [one for one in looked if not one.reply.problem]
+    problems = [*_problems(looked), *(f"{one.machine.name}: {line}" for one in heard for line in one.reply.problems)]
+    problems += [
+        f"{one.machine.name} has {package} {version}, {heard[0].machine.name} has {heard[0].reply.versions[package]}"
+        for one in heard[1:]
+        for package, version in one.reply.versions.items()
+        if version != heard[0].reply.versions[package]
+    ]
+    apart = [one.machine.name for one in looked if one.machine.rank not in seen and not problems]
+    shared = f"{runs} of {looked[0].machine.name}: it must be one shared folder"
+    return problems + [f"{name} does not write into the {shared}" for name in apart]
+
+
+def skewed(looked: Sequence[Answer]) -> list[str]:
+    """Hosts whose clocks are off, compared with the time at which each was asked."""
+    off = {one.machine.name: one.reply.time - one.asked for one in looked}
+    wrong = [one.machine.name for one in looked if abs(off[one.machine.name]) > one.uncertainty + SKEW]
+    if len(wrong) == len(looked) > 1:
+        return [f"this machine's clock differs from those of all hosts, by {min(off.values()):+.0f} s and more"]
+    return [f"the clock of {name} is {off[name]:+.0f} s off; times in its log are wrong" for name in wrong]
 
 
 def _problems(answers: Sequence[Answer]) -> list[str]:

@@ -4,8 +4,8 @@ import re
 import shlex
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,8 +13,8 @@ from dtrain.errors import EnvironmentFault, LeftBehind, Locked, RecipeError, Sto
 from dtrain.fields import Natural, Positive
 from dtrain.folder import Folder, overwrite
 from dtrain.launch import registry
-from dtrain.launch.checks import check_variables, run_checks
-from dtrain.launch.commands import run
+from dtrain.launch.checks import Check
+from dtrain.launch.commands import followed, run
 from dtrain.launch.job import Job, Plan, Row, Say, Target
 from dtrain.launch.names import RemotePath, Word, refuse
 from dtrain.launch.slurm_job import LOST, JobState, job_state, seconds_of
@@ -68,7 +68,7 @@ class Slurm(Target):
 
     def plan(self, job: Job) -> Plan:
         files = {"recipe.yaml": job.recipe, "job.sbatch": self._script(job)}
-        submit = ["sbatch", "--parsable", str(self._folder(job) / "job.sbatch")]
+        submit = ["sbatch", "--parsable", str(self._submitted(job) / "job.sbatch")]
         bound = f"time = {self.time} bounds each start, which is then requeued; launch.hours bounds all starts together"
         notes = (bound,) if self.time and not self.hours else ()
         return Plan(files, [submit], self.nodes, hours=self.limit(), notes=notes)
@@ -81,23 +81,23 @@ class Slurm(Target):
             f"run folders: {Path(self.runs).expanduser().absolute()}, the same on this machine and on the nodes",
         ]
 
-    def check(self, job: Job) -> list[str]:
-        notes = run_checks([lambda: check_variables(self.environment), lambda: self._accepted(job)])
-        runs = self._folder(job).parents[1]
-        return [*notes, f"not checked: that the nodes share {runs}, and that {self.python} there has dtrain"]
+    def checks(self, job: Job) -> list[Check]:
+        return [*super().checks(job), partial(self._accepted, job)]
 
     def _accepted(self, job: Job) -> list[str]:
         """Whether SLURM would take the script; nothing is submitted."""
+        runs = self._run(job).path.parent
+        notes = [f"not checked: that the nodes share {runs}, and that {self.python} there has dtrain"]
         try:
             run(["sbatch", "--test-only"], given=self._script(job))
         except EnvironmentFault as error:
             if UNPLACED not in error.message:
                 raise
-            return [f"no node can take the job now: {error.message}"]
-        return []
+            notes.insert(0, f"no node can take the job now: {error.message}")
+        return notes
 
     def find(self, job: Job) -> dict[str, str] | None:
-        found = registry.find(self._folder(job).parents[1], job.name)
+        found = registry.find(self._run(job).path.parent, job.name)
         return found.handle if found and found.target.get("kind") == self.kind else None
 
     def start_handle(self, job: Job) -> dict[str, str]:
@@ -108,12 +108,12 @@ class Slurm(Target):
 
     def up(self, job: Job, say: Say) -> dict[str, str]:
         self.start_handle(job)
-        folder, plan = self._folder(job), self.plan(job)
+        folder, plan = self._submitted(job), self.plan(job)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for name, text in plan.files.items():
                 overwrite(folder / name, text)
-            for old in (folder / "log.txt", Folder(folder.parent).stop_request):
+            for old in (folder / "log.txt", self._run(job).stop_request):
                 old.unlink(missing_ok=True)
         except OSError as error:
             raise EnvironmentFault(f"cannot write to {folder}: {error.strerror}") from error
@@ -121,13 +121,13 @@ class Slurm(Target):
         say(f"job {number}")
         handle = {"id": number, "folder": str(folder)}
         try:  # where `find` looks, on every machine
-            registry.write(Folder(folder.parent), replace(job, handle=handle))
+            registry.write(self._run(job), replace(job, handle=handle))
         except EnvironmentFault as error:
             raise LeftBehind(f"job {number} is submitted, but {error.message}", f"scancel {number}") from error
         return handle
 
     def status(self, job: Job) -> list[Row]:
-        found, record = self._state(job), self._record(job)
+        found, record = self._state(job), self._run(job).read_record()
         step = f"step {record['step']}/{record.get('steps', '?')} saved" if record else "not begun"
         again = f", requeued {found.restarts} times" if found.restarts else ""
         saved = found.code == Stopped.exit_code or (found.code == 0 and record.get("state") == "stopped")
@@ -135,22 +135,12 @@ class Slurm(Target):
         return [Row(f"job {_number(job)}", state, what, found.code, found.seconds)]
 
     def logs(self, job: Job, host: int | None, follow: bool) -> Iterator[tuple[str, str]]:
-        log, offset, mine = self._folder(job) / "log.txt", 0, None if host is None else str(host)
-        while True:
-            over = not follow or self._is_over(job)
-            with suppress(FileNotFoundError), log.open("rb") as file:
-                file.seek(offset)
-                for line in file:
-                    if not line.endswith(b"\n") and not over:
-                        break
-                    offset += len(line)
-                    task, found, text = line.decode(errors="replace").rstrip("\n").partition(": ")
-                    rank = task.strip() if found and task.strip().isdecimal() else ""
-                    if mine in (None, rank):
-                        yield (rank or "job"), (text if rank else f"{task}{found}{text}")
-            if over:
-                return
-            time.sleep(POLL)
+        log, over = self._submitted(job) / "log.txt", lambda: not follow or self._is_over(job)
+        for _, line in followed(log, 0, over, lambda: time.sleep(POLL)):
+            task, found, text = line.partition(": ")
+            rank = task.strip() if found and task.strip().isdecimal() else ""
+            if host is None or rank == str(host):
+                yield (rank or "job"), (text if rank else line)
 
     def stop(self, job: Job, say: Say) -> None:
         asked, number = False, self._request_stop(job)
@@ -170,21 +160,25 @@ class Slurm(Target):
         if not self._state(job).over:
             run(["scancel", self._request_stop(job)])  # with the request it does not requeue itself on its way out
             say(f"job {_number(job)} is cancelled")
-        registry.forget(self._folder(job).parents[1], job.name)
+        registry.forget(self._run(job).path.parent, job.name)
 
     def removes(self, job: Job) -> list[str]:
         return [f"job {_number(job)} from the queue"]
 
     def _request_stop(self, job: Job) -> str:
         """The file by which the run saves and leaves with 0, and its script does not requeue; the job's number."""
-        path = Folder(self._folder(job).parent).stop_request
+        path = self._run(job).stop_request
         try:
             path.touch()
         except OSError as error:
             raise EnvironmentFault(f"cannot write {path}: {error.strerror}") from error
         return _number(job)
 
-    def _folder(self, job: Job) -> Path:
+    def _run(self, job: Job) -> Folder:
+        return Folder(self._submitted(job).parent)
+
+    def _submitted(self, job: Job) -> Path:
+        """The folder of what is submitted, in that of the run."""
         if "folder" in job.handle:  # `runs` may be relative to where `up` was typed
             return Path(job.handle["folder"])
         found = Path(self.runs).expanduser().absolute() / job.name / "launch"
@@ -192,9 +186,6 @@ class Slurm(Target):
             message = f"{found}: SLURM's scripts take letters, digits and _ . / - in a path"
             raise RecipeError(message, "set launch.runs to such a folder")
         return found
-
-    def _record(self, job: Job) -> dict[str, Any]:
-        return Folder(self._folder(job).parent).read_record()
 
     def _is_over(self, job: Job) -> bool:
         try:
@@ -206,7 +197,7 @@ class Slurm(Target):
         """Of a job that SLURM has forgotten, from its run folder."""
         if found := job_state(_number(job)):
             return found
-        code = self._record(job).get("exit_code")
+        code = self._run(job).read_record().get("exit_code")
         return JobState("COMPLETED" if code == 0 else "FAILED", code=LOST if code is None else code)
 
     def _directives(self) -> dict[str, Any]:
@@ -215,16 +206,14 @@ class Slurm(Target):
         return {name: value for name, value in (given | {"gpus-per-node": self.gpus}).items() if value}
 
     def _script(self, job: Job) -> str:
-        folder = self._folder(job)
+        folder = self._submitted(job)
         python = str(Path(self.python).expanduser()) if self.python.startswith("~") else self.python
         command = [python, "-m", "dtrain", "run", str(folder / "recipe.yaml"), "--runs-dir", str(folder.parents[1])]
         variables = [f"{name}={value}" for name, value in job.environment().items()]
         words = {"NAME": job.name, "NODES": str(self.nodes), "FOLDER": str(folder), "GRACE": str(self.grace)}
-        words["EXPORT"] = ",".join((*PASSED_ON, *self.environment, *variables))
+        words |= {"EXPORT": ",".join((*PASSED_ON, *self.environment, *variables)), "PROCESS": PROCESS}
         words["DIRECTIVES"] = "\n".join(f"#SBATCH --{name}={value}" for name, value in self._directives().items())
-        return filled(
-            "slurm.sbatch", words | {"PROCESS": PROCESS, "COMMAND": shlex.join([*command, *self.run_options()])}
-        )
+        return filled("slurm.sbatch", words | {"COMMAND": shlex.join([*command, *self.run_options()])})
 
 
 def _number(job: Job) -> str:

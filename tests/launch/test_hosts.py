@@ -1,7 +1,7 @@
 """What stands in the way of a start, and clocks compared with the time of asking."""
 
 from dtrain.launch.fanout import Answer, Machine
-from dtrain.launch.preflight import in_the_way, skewed
+from dtrain.launch.hosts import in_the_way, skewed
 from dtrain.launch.wire import Reply
 
 
