@@ -21,7 +21,7 @@ from dtrain import __version__, beat
 from dtrain.errors import DtrainError
 from dtrain.launch.commands import followed
 from dtrain.launch.registry import NAME as RECORD
-from dtrain.launch.runner import RunnerDir, kill, run_folder, start, supervise
+from dtrain.launch.runner import RunnerDir, kill, start, supervise
 from dtrain.launch.wire import RUNS_HERE, HostJob, Reply, Request, decode, encode
 
 ADDRESSES = re.compile(r" +@ +0x|\*\*\* Check failure stack trace")
@@ -38,8 +38,8 @@ def look(request: Request) -> Reply:
 
     if request.ready and not Path(request.ready).expanduser().exists():
         return Reply()
-    job, runs, alive = request.job, run_folder(request.job).path.parent, RunnerDir(request.job).living()
-    port, host, problems = job.coordinator.rpartition(":")[2], socket.gethostname(), []
+    job, own = request.job, RunnerDir(request.job)
+    runs, port, host, problems = own.run.path.parent, job.coordinator.rpartition(":")[2], socket.gethostname(), []
     try:
         runs.mkdir(parents=True, exist_ok=True)
         if request.token:
@@ -50,7 +50,7 @@ def look(request: Request) -> Reply:
         problems.append(f"cannot write to {runs}: {error.strerror}")
     if port and job.rank == 0 and not _works(lambda: socket.create_server(("", int(port))).close()):
         problems.append(f"port {port} is taken")
-    problems += [f"{job.name} {RUNS_HERE}, as process {alive[0]}"] if alive else []
+    problems += [f"{job.name} {RUNS_HERE}, as process {pid}" for pid in own.living()[:1]]
     if job.world_size > 1 and not _works(lambda: socket.getaddrinfo(host, None)):
         problems.append(f"it does not resolve its own name, {host}: add it to /etc/hosts")
     versions = {name: importlib.metadata.version(name) for name in PACKAGES} | {"dtrain": __version__}
@@ -59,7 +59,7 @@ def look(request: Request) -> Reply:
 
 def marks(request: Request) -> Reply:
     """The ranks whose marks of `look` are seen here."""
-    paths = list(run_folder(request.job).path.parent.glob(f".look-{request.token}-*"))
+    paths = list(RunnerDir(request.job).run.path.parent.glob(f".look-{request.token}-*"))
     for path in paths:
         path.unlink(missing_ok=True)
     return Reply(items=tuple(sorted(int(path.name.rpartition("-")[2]) for path in paths)))
@@ -67,14 +67,14 @@ def marks(request: Request) -> Reply:
 
 def status(request: Request) -> Reply:
     """Whether the runner is alive, how it ended, and what the run folder has."""
-    own, run, values = RunnerDir(request.job), run_folder(request.job), {}
+    own, values = RunnerDir(request.job), {}
     with suppress(DtrainError):  # a damaged one
-        values = run.read_record()
-    alive = own.runner() is not None
+        values = own.run.read_record()
+    alive = own.process("runner") is not None
     text = f"step {values['step']}/{values['steps']} saved" if values.get("steps") else ""
     if alive:
-        text = f"{_where(beat.read(run.beat(request.job.rank)))}; {text}".rstrip("; ")
-    recorded = (run.path / RECORD).exists()
+        text = f"{_where(beat.read(own.run.beat(request.job.rank)))}; {text}".rstrip("; ")
+    recorded = (own.run.path / RECORD).exists()
     return Reply(alive=alive, code=own.end(), state=values.get("state", ""), recorded=recorded, text=text)
 
 
@@ -90,8 +90,8 @@ def stop(request: Request) -> Reply:
     """Ask the run to save and leave, and the runner not to start it again."""
     own = RunnerDir(request.job)
     with suppress(OSError):  # for hosts that cannot be asked; the signal is quicker, and needs no clock in common
-        run_folder(request.job).stop_request.touch()
-    runner = own.runner()
+        own.run.stop_request.touch()
+    runner = own.process("runner")
     if runner and not own.stopping.exists():  # a second signal would end it unsaved
         own.stopping.touch()
         os.kill(runner.pid, signal.SIGTERM)
@@ -103,7 +103,10 @@ def logs(request: Request) -> Iterator[Reply]:
     own = RunnerDir(request.job)
     runner = own.read("runner")
     begin = runner.log_offset if runner and request.offset is None else request.offset or 0
-    over, left = lambda: not request.follow or own.runner() is None, lambda: select.select([sys.stdin], [], [], POLL)[0]
+    over, left = (
+        lambda: not request.follow or own.process("runner") is None,
+        lambda: select.select([sys.stdin], [], [], POLL)[0],
+    )
     for offset, text in followed(own.log, begin, over, left):
         if not ADDRESSES.match(text):
             yield Reply(offset=offset, text=text)

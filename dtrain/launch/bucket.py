@@ -56,11 +56,9 @@ def check_stop_request(url: str) -> list[str]:
     """A note where the stop request of an earlier launch is at the URL of Google Cloud, or cannot be looked for.
 
     EnvironmentFault where it is there and this account may not remove objects. Leaves it as it is."""
-    try:
-        if not _exists(url):
-            return []
-    except EnvironmentFault as error:
-        return [f"not checked: that {url} is absent; a run that finds this stop request ends at once: {error.message}"]
+    there, notes = _look_for(url)
+    if not there:
+        return notes
     try:
         _write_and_remove("/".join(url.split("/")[:3]))
     except EnvironmentFault as error:
@@ -75,14 +73,21 @@ def remove_stop_request(url: str) -> list[str]:
     try:
         remove_object(url)
     except EnvironmentFault as error:
-        try:
-            there = _exists(url)
-        except EnvironmentFault:
-            what = "is not known to be absent; a run that finds this stop request ends at once"
-            return [f"{url} {what}: {error.message}"]
+        there, notes = _look_for(url)
         if there:
             raise _in_the_way(url, error) from error
+        return notes
     return []
+
+
+def _look_for(url: str) -> tuple[bool, list[str]]:
+    """Whether a stop request is there; with a note where that cannot be seen."""
+    try:
+        run(["gcloud", "storage", "ls", url])
+    except EnvironmentFault as error:
+        what = f"not checked: that {url} is absent; a run that finds this stop request ends at once: {error.message}"
+        return False, [] if NO_OBJECT in error.message else [what]
+    return True, []
 
 
 def _in_the_way(url: str, error: EnvironmentFault) -> EnvironmentFault:
@@ -92,16 +97,6 @@ def _in_the_way(url: str, error: EnvironmentFault) -> EnvironmentFault:
 
 def _tool(url: str) -> tuple[str, str]:
     return TOOLS[url.partition(":")[0]]
-
-
-def _exists(url: str) -> bool:
-    try:
-        run(["gcloud", "storage", "ls", url])
-    except EnvironmentFault as error:
-        if NO_OBJECT not in error.message:
-            raise
-        return False
-    return True
 
 
 def _write_and_remove(url: str) -> None:

@@ -12,8 +12,7 @@ from dtrain.errors import EnvironmentFault, LeftBehind, Locked
 from dtrain.launch.bucket import check_bucket, check_stop_request, remove_stop_request, stop_url
 from dtrain.launch.checks import Check, check_image
 from dtrain.launch.commands import run
-from dtrain.launch.gke_manifest import LABEL, SECRET, JobSet
-from dtrain.launch.gke_state import ended, launch_of, rows
+from dtrain.launch.gke_jobset import LABEL, SECRET, JobSet, ended, launch_of, rows
 from dtrain.launch.job import Job, Plan, Row, Say
 from dtrain.launch.names import Word
 

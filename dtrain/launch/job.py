@@ -1,4 +1,4 @@
-"""What is launched: one small value that every target renders, and what every target answers."""
+"""What is launched: one small value that every target renders; what every target answers; what is paid by the hour."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -9,14 +9,19 @@ from typing import Annotated, Any, ClassVar
 
 from annotated_types import Le
 
+from dtrain.errors import FieldError, RecipeError
 from dtrain.fields import Natural, Positive, PositiveFloat
 from dtrain.launch.checks import Check, check_variables, run_checks
 from dtrain.launch.names import Variable
 from dtrain.process_info import LAUNCH
+from dtrain.slices import Target as Slice
+from dtrain.slices import target as slice_of
 
 Say = Callable[[str], None]
 VERSION = 2
 """Of launch records; goes up where a field of `Job` changes."""
+CHIPS_A_HOST = 4
+"""TPU chips of one host of a slice of several."""
 
 
 @dataclass(frozen=True)
@@ -156,3 +161,29 @@ class Target(ABC):
         options += ["--devices", str(self.devices)] if self.devices else []
         options += ["--hours", f"{limit:g}"] if (limit := self.limit()) else []
         return options
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rented(Target):
+    """A target whose machines are paid by the hour."""
+
+    budget: PositiveFloat | None = None
+    """Dollars that all starts together may cost, at the price that `up` shows; the run saves and ends then."""
+
+    @property
+    @abstractmethod
+    def rate(self) -> float | None:
+        """Dollars an hour at most, all machines together; None where that is not known."""
+
+    def limit(self) -> float | None:
+        """The hours that `hours` and `budget` allow."""
+        bought = self.budget / self.rate if self.budget and self.rate else None
+        return min((hours for hours in (self.hours, bought) if hours), default=None)
+
+
+def shape_of(on: str, slices: int = 1) -> Slice:
+    """The slices, or the GPUs, of that name. FieldError where there are none."""
+    try:
+        return slice_of(on, slices)
+    except RecipeError as error:
+        raise FieldError("on", error.message, error.hint) from error

@@ -22,21 +22,19 @@ PAUSE = 10.0
 
 
 class RunnerDir:
-    """The folder of one launched run on this host."""
+    """The folder of one launched run on this host; `run` is where the run itself is kept, perhaps on a shared disk."""
 
     def __init__(self, job: HostJob) -> None:
+        self.run = Folder(Path(job.runs).expanduser().absolute() / job.name)
         self.path = Path(job.folder).expanduser() / job.name / socket.gethostname()  # of a home that all share
         self.log, self.recipe, self.stopping = self.path / "log.txt", self.path / "recipe.yaml", self.path / "stop"
 
-    def runner(self) -> ProcessFile | None:
-        """The living runner, if there is one."""
-        return self._living("runner")
-
     def living(self) -> list[int]:
         """The runner and the run that it started, those of them that live."""
-        return [process.pid for process in map(self._living, ("runner", "run")) if process]
+        return [process.pid for process in map(self.process, ("runner", "run")) if process]
 
-    def _living(self, name: str) -> ProcessFile | None:
+    def process(self, name: str) -> ProcessFile | None:
+        """The process of such a file, where it lives."""
         process = self.read(name)
         return process if process and process.start_time and born(process.pid) == process.start_time else None
 
@@ -57,27 +55,21 @@ class RunnerDir:
         overwrite(self.path / f"{name}.json", encode(process))
 
 
-def run_folder(job: HostJob) -> Folder:
-    """Where the run itself is kept, on this host or on a disk that all hosts share."""
-    return Folder(Path(job.runs).expanduser().absolute() / job.name)
-
-
 def start(request: Request) -> Reply:
     """Leave a runner behind. Locked where one is alive."""
-    own, run = RunnerDir(request.job), run_folder(request.job)
-    alive = own.living()
-    if alive:
+    own = RunnerDir(request.job)
+    if alive := own.living():
         raise Locked(f"{request.job.name} {RUNS_HERE}, as process {alive[0]}")
     own.path.mkdir(parents=True, exist_ok=True)
     own.path.chmod(0o700)
-    stale = [run.stop_request] if request.job.rank == 0 else []
+    stale = [own.run.stop_request] if request.job.rank == 0 else []
     for path in (own.path / "run.json", own.stopping, *stale):
         path.unlink(missing_ok=True)
     overwrite(own.recipe, request.recipe)
     if request.record:
-        run.path.mkdir(parents=True, exist_ok=True)
-        overwrite(run.path / RECORD, request.record)
-    job = replace(request.job, runs=str(run.path.parent))
+        own.run.path.mkdir(parents=True, exist_ok=True)
+        overwrite(own.run.path / RECORD, request.record)
+    job = replace(request.job, runs=str(own.run.path.parent))
     with os.fdopen(os.open(own.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
         offset = os.fstat(log.fileno()).st_size
         runner = subprocess.Popen(
@@ -115,7 +107,7 @@ def supervise(job: HostJob) -> int:
         code = child.wait()
         if asked and code == -signal.SIGTERM:  # it came before the run handled signals, or after it had saved and left
             code = Stopped.exit_code
-        if code != Stopped.exit_code or asked or own.stopping.exists() or run_folder(job).stop_request.exists():
+        if code != Stopped.exit_code or asked or own.stopping.exists() or own.run.stop_request.exists():
             break
         print(f"preempted; starting again in {PAUSE:.0f} s", flush=True)
         time.sleep(PAUSE)
@@ -135,14 +127,13 @@ def kill(request: Request) -> Reply:
     end = time.monotonic() + 10
     while any(born(pid) for pid in family) and time.monotonic() < end:
         time.sleep(0.05)
-    left = [pid for pid in family if born(pid)]
-    if left:
+    if left := [pid for pid in family if born(pid)]:
         raise EnvironmentFault(f"processes {left} do not end")
     shutil.rmtree(own.path, ignore_errors=True)
     with suppress(OSError):
         own.path.parent.rmdir()
     if request.job.rank == 0:
-        (run_folder(request.job).path / RECORD).unlink(missing_ok=True)
+        (own.run.path / RECORD).unlink(missing_ok=True)
     return Reply(items=tuple(family))
 
 

@@ -8,7 +8,7 @@ from annotated_types import MinLen
 from dtrain.errors import FieldError, RecipeError
 from dtrain.fields import Sentence
 from dtrain.hardware import PER_HOST
-from dtrain.launch.capacity import CHIPS_A_HOST
+from dtrain.launch.job import CHIPS_A_HOST
 from dtrain.launch.names import Word, _like, refuse
 from dtrain.slices import Target as Slice
 from dtrain.slices import target

@@ -111,7 +111,7 @@ NO_LIST = DENIED.format("ls", "objects.list")
         (
             {"ls": NO_LIST, "rm": NO_DELETE},
             [f"not checked: that {STOP} is absent; a run that finds this stop request ends at once"],
-            [f"{STOP} is not known to be absent; a run that finds this stop request ends at once"],
+            [f"not checked: that {STOP} is absent; a run that finds this stop request ends at once"],
         ),
     ],
 )

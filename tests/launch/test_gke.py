@@ -14,7 +14,7 @@ import yaml
 
 from dtrain.errors import EnvironmentFault, LeftBehind, Locked, RecipeError
 from dtrain.launch.gke import GKE
-from dtrain.launch.gke_state import seconds as node_seconds
+from dtrain.launch.gke_jobset import seconds as node_seconds
 from dtrain.launch.job import Job
 from dtrain.process_info import ProcessInfo
 from tests.conftest import SHARED, Dtrain
@@ -470,7 +470,7 @@ def test_up_says_where_a_stop_request_cannot_be_looked_for(tmp_path: Path, monke
     monkeypatch.setenv("PATH", stand_in(tmp_path, {"storage ls": no_account, "storage rm": no_account})["PATH"])
     said: list[str] = []
     FULL.up(JOB, said.append)
-    assert said[0].startswith("gs://my-bucket/small/stop is not known to be absent")
+    assert said[0].startswith("not checked: that gs://my-bucket/small/stop is absent")
     assert said[1] == "jobset.jobset.x-k8s.io/small created"
 
 

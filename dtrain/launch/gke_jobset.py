@@ -1,18 +1,19 @@
-"""What a launch on GKE submits: a JobSet, with a Job for each slice and a pod for each host, and its recipe."""
+"""What a launch on GKE submits: a JobSet, with a Job for each slice and a pod for each host; and how it stands."""
 
 import json
 import shlex
+import time
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Annotated, Any
 
 import yaml
 from annotated_types import Ge
 
-from dtrain.errors import RecipeError
+from dtrain.errors import DtrainError, RecipeError
 from dtrain.fields import Positive
 from dtrain.hardware import PER_HOST
-from dtrain.launch.capacity import CHIPS_A_HOST, Rented, shape_of
-from dtrain.launch.job import Job
+from dtrain.launch.job import CHIPS_A_HOST, Job, Rented, Row, shape_of
 from dtrain.launch.names import Bucket, Resource, Word, refuse
 from dtrain.launch.templates import filled
 from dtrain.process_info import exports
@@ -24,6 +25,7 @@ SECRET = "dtrain"
 """The Kubernetes secret with the values of `environment`."""
 SIDECAR = {"volumes": "true", "cpu-limit": "0", "memory-limit": "0", "ephemeral-storage-limit": "0"}
 """gke-gcsfuse/ annotations: mount buckets, without the default limits (a checkpoint under way may exceed 5 GiB)."""
+COUNTS = ("active", "ready", "succeeded", "failed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,3 +136,44 @@ class JobSet(Rented):
 def _flow(values: dict[str, str]) -> str:
     """The inside of a YAML flow mapping."""
     return ", ".join(f"{key}: {json.dumps(value)}" for key, value in values.items())
+
+
+def launch_of(found: Any) -> str:
+    """The id of the launch that made it; empty where dtrain did not make it."""
+    return found["metadata"].get("labels", {}).get(LABEL) or ""
+
+
+def _times(found: Any) -> dict[tuple[str, str], str]:
+    """When each condition came to be True or False."""
+    return {
+        (one["type"], one["status"]): one["lastTransitionTime"] for one in found.get("status", {}).get("conditions", [])
+    }
+
+
+def ended(found: Any) -> str:
+    """completed or failed, where it has ended."""
+    return next((word for word in ("Completed", "Failed") if (word, "True") in _times(found)), "").lower()
+
+
+def seconds(found: Any) -> float | None:
+    """How long it has had its nodes: since Kueue let it start, or since it was made. None while it waits."""
+    times, end = _times(found), time.time()
+    if found["spec"].get("suspend"):
+        return None
+    began = times.get(("Suspended", "False")) or found["metadata"]["creationTimestamp"]
+    if word := ended(found):
+        end = datetime.fromisoformat(times[word.capitalize(), "True"]).timestamp()
+    return end - datetime.fromisoformat(began).timestamp()
+
+
+def rows(found: Any) -> list[Row]:
+    """One of the JobSet, with its exit code where it has ended, and one with that code for each group of its Jobs."""
+    status = found.get("status", {})
+    state = ended(found) or ("waiting" if found["spec"].get("suspend") else "running")
+    code = {"completed": 0, "failed": DtrainError.exit_code}.get(state)
+    jobs = [
+        Row(one["name"], "jobs", ", ".join(f"{one.get(word, 0)} {word}" for word in COUNTS), code)
+        for one in status.get("replicatedJobsStatus", [])
+    ]
+    what = f"restarted {status.get('restarts', 0)} times"
+    return [Row(f"jobset {found['metadata']['name']}", state, what, code, seconds(found)), *jobs]
