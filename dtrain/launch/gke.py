@@ -167,13 +167,13 @@ class GKE(JobSet):
 
     def _to_delete(self, job: Job, say: Say) -> bool:
         """Whether the JobSet of this launch is there. EnvironmentFault where that of another launch has its name."""
-        if self._own(job):
-            return True
-        if self._made_here(self._state(job), job):
+        found = self._made_here(self._state(job), job)
+        if found and launch_of(found) != _launch(job):
             hint = "to end that one: remove this run's launch.json, and give the recipe file in place of the name"
             raise EnvironmentFault(f"JobSet {job.name} belongs to another launch; nothing was deleted", hint)
-        say(f"jobset {job.name} is absent from namespace {self.namespace}: there was nothing to delete")
-        return False
+        if not found:
+            say(f"jobset {job.name} is absent from namespace {self.namespace}: there was nothing to delete")
+        return bool(found)
 
     def _delete(self, job: Job, kind: str, how: str) -> str:
         """By the id of the launch, so that another of the same name stays."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any
 
-import yaml
 from annotated_types import Ge
 
 from dtrain.errors import DtrainError, RecipeError
@@ -88,25 +87,23 @@ class JobSet(Rented):
         for key in self.environment:
             variables.append({"name": key, "valueFrom": {"secretKeyRef": {"name": SECRET, "key": key}}})
         command = ["python3", "-m", "dtrain", "run", "/recipe/recipe.yaml", "--runs-dir", "/runs", *self.run_options()]
-        words = {"NAME": job.name, "LABELS": _flow({LABEL: job.launch} | queue), "ANNOTATIONS": _flow(mounts)}
-        words |= {"RESTARTS": str(self.restarts), "SLICES": str(self.slices), "HOSTS": str(self.hosts)}
-        first = f"{job.name}-slice-0-0.{job.name}:8476"
+        own, first = {LABEL: job.launch}, f"{job.name}-slice-0-0.{job.name}:8476"
+        words = {"NAME": job.name, "OWN": _flow(own), "LABELS": _flow(own | queue), "ANNOTATIONS": _flow(mounts)}
+        words |= {"RESTARTS": self.restarts, "SLICES": self.slices, "HOSTS": self.hosts, "GRACE": self.grace}
+        words |= {"ACCOUNT": self.account, "IMAGE": json.dumps(self.image), "RECIPE": json.dumps(job.recipe)}
         words |= {"PROCESS": exports("$rank", str(self.hosts * self.slices), first), "COMMAND": shlex.join(command)}
-        words |= {"GRACE": str(self.grace), "ACCOUNT": self.account, "IMAGE": json.dumps(self.image)}
+        words |= {"SELECTOR": _flow(self._nodes()), "VOLUME": json.dumps(self._volume())}
         words["TOLERATIONS"] = ", ".join(f"{{key: {key}, operator: Exists, effect: NoSchedule}}" for key in taints)
         words["ENVIRONMENT"] = "".join(f"\n              - {json.dumps(one)}" for one in variables)
         words["RESOURCE"] = f'{name}: "{min(most, self.shape.chips // self.slices)}"'
-        words |= {"SELECTOR": _flow(self._nodes()), "VOLUME": json.dumps(self._volume())}
-        recipe: dict[str, Any] = {"apiVersion": "v1", "kind": "ConfigMap"}
-        recipe |= {"metadata": {"name": job.name, "labels": {LABEL: job.launch}}, "data": {"recipe.yaml": job.recipe}}
-        return f"{yaml.safe_dump(recipe, sort_keys=False)}---\n{filled('jobset.yaml', words)}"
+        return filled("jobset.yaml", words)
 
     def kueue(self) -> str:
         """A queue with room for one such run."""
         assert self.shape.chip
         words = {"QUEUE": self.queue or "", "FLAVOR": f"{self.shape.chip.name}{'-spot' if self.spot else ''}"}
         words |= {"LABELS": _flow(self._nodes()), "NAMESPACE": self.namespace, "RESOURCE": self._resource[0]}
-        return filled("kueue.yaml", words | {"CHIPS": str(self.shape.chips)})
+        return filled("kueue.yaml", words | {"CHIPS": self.shape.chips})
 
     @property
     def _resource(self) -> tuple[str, int]:

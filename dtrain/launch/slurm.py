@@ -210,7 +210,7 @@ class Slurm(Target):
         python = str(Path(self.python).expanduser()) if self.python.startswith("~") else self.python
         command = [python, "-m", "dtrain", "run", str(folder / "recipe.yaml"), "--runs-dir", str(folder.parents[1])]
         variables = [f"{name}={value}" for name, value in job.environment().items()]
-        words = {"NAME": job.name, "NODES": str(self.nodes), "FOLDER": str(folder), "GRACE": str(self.grace)}
+        words = {"NAME": job.name, "NODES": self.nodes, "FOLDER": folder, "GRACE": self.grace}
         words |= {"EXPORT": ",".join((*PASSED_ON, *self.environment, *variables)), "PROCESS": PROCESS}
         words["DIRECTIVES"] = "\n".join(f"#SBATCH --{name}={value}" for name, value in self._directives().items())
         return filled("slurm.sbatch", words | {"COMMAND": shlex.join([*command, *self.run_options()])})

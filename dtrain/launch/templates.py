@@ -9,12 +9,12 @@ PACKAGED = Path(__file__).parent / "templates"
 CHECKOUT = Path(__file__).parents[2] / "launch"
 
 
-def filled(name: str, values: Mapping[str, str]) -> str:
+def filled(name: str, values: Mapping[str, object]) -> str:
     """The template with each @WORD@ replaced; what is left or not used is our own mistake."""
     text = _read(name)
     words = set(re.findall(r"@([A-Z_]+)@", text))
     assert words == set(values), f"{name} has {sorted(words)}, given are {sorted(values)}"
-    return re.sub(r"@([A-Z_]+)@", lambda found: values[found.group(1)], text)
+    return re.sub(r"@([A-Z_]+)@", lambda found: str(values[found.group(1)]), text)
 
 
 @cache
