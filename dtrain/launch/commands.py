@@ -30,28 +30,25 @@ def run(
     *,
     given: str | None = None,
     wait: float = WAIT,
-    folder: Path | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> str:
     """Its standard output; `given` is its standard input. EnvironmentFault where the program is missing, fails, or
     takes longer than `wait` seconds."""
+    shown = " ".join(command[:4])
     try:
         done = subprocess.run(
             command, input=given, stdin=subprocess.DEVNULL if given is None else None, capture_output=True,
-            text=True, timeout=wait, cwd=folder, env=environment, check=False,
+            text=True, timeout=wait, env=environment, check=False,
         )  # fmt: skip
     except FileNotFoundError as error:
-        raise EnvironmentFault(
-            f"{command[0]} is not installed here", f"it is needed for {' '.join(command[:4])}"
-        ) from error
+        raise EnvironmentFault(f"{command[0]} is not installed here", f"it is needed for {shown}") from error
     except OSError as error:
         raise EnvironmentFault(f"{command[0]}: {error.strerror}") from error
     except subprocess.TimeoutExpired as error:
-        raise EnvironmentFault(f"{' '.join(command[:4])} did not answer in {wait:.0f} s") from error
+        raise EnvironmentFault(f"{shown} did not answer in {wait:.0f} s") from error
     if done.returncode:
-        raise EnvironmentFault(
-            f"{' '.join(command[:4])} failed ({done.returncode}): {_reason(done.stderr)}", _help(done.stderr)
-        )
+        hint = next((hint for pattern, hint in HINTS.items() if re.search(pattern, done.stderr)), "")
+        raise EnvironmentFault(f"{shown} failed ({done.returncode}): {_reason(done.stderr)}", hint)
     return done.stdout
 
 
@@ -75,7 +72,3 @@ def _reason(stderr: str) -> str:
     lines = [line.strip() for line in stderr.splitlines() if line.strip() and not KLOG.match(line)]
     first = next((i for i, line in enumerate(lines) if line.startswith("ERROR")), max(len(lines) - 4, 0))
     return " ".join(lines[first : first + 4])
-
-
-def _help(stderr: str) -> str:
-    return next((hint for pattern, hint in HINTS.items() if re.search(pattern, stderr)), "")

@@ -4,6 +4,7 @@ import re
 import shlex
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -135,8 +136,12 @@ class Slurm(Target):
         return [Row(f"job {_number(job)}", state, what, found.code, found.seconds)]
 
     def logs(self, job: Job, host: int | None, follow: bool) -> Iterator[tuple[str, str]]:
-        log, over = self._submitted(job) / "log.txt", lambda: not follow or self._is_over(job)
-        for _, line in followed(log, 0, over, lambda: time.sleep(POLL)):
+        def over() -> bool:
+            with suppress(EnvironmentFault):  # its controller may be starting again
+                return not follow or self._state(job).over
+            return False
+
+        for _, line in followed(self._submitted(job) / "log.txt", 0, over, lambda: time.sleep(POLL)):
             task, found, text = line.partition(": ")
             rank = task.strip() if found and task.strip().isdecimal() else ""
             if host is None or rank == str(host):
@@ -186,12 +191,6 @@ class Slurm(Target):
             message = f"{found}: SLURM's scripts take letters, digits and _ . / - in a path"
             raise RecipeError(message, "set launch.runs to such a folder")
         return found
-
-    def _is_over(self, job: Job) -> bool:
-        try:
-            return self._state(job).over
-        except EnvironmentFault:
-            return False  # its controller may be starting again
 
     def _state(self, job: Job) -> JobState:
         """Of a job that SLURM has forgotten, from its run folder."""
