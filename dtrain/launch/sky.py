@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -181,7 +182,9 @@ class Sky(Offer, Target):
     def logs(self, job: Job, host: int | None, follow: bool) -> Iterator[tuple[str, str]]:
         if not (found := self._job(job)):
             raise EnvironmentFault(f"SkyPilot does not list a job of {job.name}", f"dtrain launch status {job.name}")
-        lines = self._client.lines(found.id, follow)
+        state = [("sky", None, f"{found}: {found.details()}")] if found.state in WAITING else []
+        # without a run `sky jobs logs` waits for one in silence, with --no-follow too
+        lines = chain(state, self._client.lines(found.id, follow) if follow or not state else ())
         return ((machine, text) for machine, rank, text in lines if host in (None, rank))
 
     def stop(self, job: Job, say: Say) -> None:

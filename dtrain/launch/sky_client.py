@@ -23,6 +23,8 @@ OVER |= {f"FAILED_{what}": 3 for what in ("SETUP", "PRECHECKS", "NO_RESOURCE", "
 """Final states, with the exit code where the run itself left none."""
 LINE = re.compile(r"\(([^,()]+)(?:, rank=(\d+))?, pid=\d+[^)]*\) ?(.*)")
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+NOT_FINISHED = 101
+"""Code of `sky jobs logs --follow` where the run left with a code that restarts it: the next start is not awaited."""
 KILLED = (0, 137)
 """Codes of hosts that SkyPilot ended after another had failed."""
 
@@ -62,11 +64,11 @@ class ManagedJob:
         return f"job {self.id}{f' of {self.user}' if self.user else ''}"
 
     def details(self) -> str:
-        """Its state, where, how often again, and why it failed."""
-        again = self.row.get("recovery_count")
-        parts = [self.state.lower(), self.row.get("infra"), f"started again {again} times" if again else ""]
+        """Its state, where, how often it was restarted, and why it failed, in one line."""
+        restarts = self.row.get("recovery_count")
+        parts = [self.state.lower(), self.row.get("infra"), f"restarts: {restarts}" if restarts else ""]
         parts.append(self.row.get("failure_reason") or self.row.get("details"))
-        return ", ".join(one for one in parts if one and one != "-")
+        return ", ".join(" ".join(one.split()) for one in parts if one and one != "-")
 
 
 @dataclass(frozen=True)
@@ -122,14 +124,16 @@ class Client:
         )
 
     def lines(self, number: str, follow: bool) -> Iterator[tuple[str, int | None, str]]:
-        """(machine, rank, line) of a job's log; SkyPilot's own lines without a rank."""
+        """(machine, rank, line) of a job's log, followed through restarts; SkyPilot's own lines without a rank."""
         words = ["sky", "jobs", "logs", number, "--tail", "0", "--follow" if follow else "--no-follow"]
-        pipe, both = subprocess.PIPE, subprocess.STDOUT
-        with subprocess.Popen(words, stdout=pipe, stderr=both, errors="replace", env=self._environment()) as process:
-            for text in (COLOUR.sub("", line.rstrip("\n")) for line in process.stdout or ()):
-                part = LINE.fullmatch(text)
-                yield (part[1], int(part[2] or 0), part[3]) if part else ("sky", None, text)
-        if process.returncode == 1:  # others say how the job ended
+        pipe, both, code = subprocess.PIPE, subprocess.STDOUT, NOT_FINISHED
+        while code == NOT_FINISHED:
+            with subprocess.Popen(words, stdout=pipe, stderr=both, errors="replace", env=self._environment()) as sky:
+                for text in (COLOUR.sub("", line.rstrip("\n")) for line in sky.stdout or ()):
+                    part = LINE.fullmatch(text)
+                    yield (part[1], int(part[2] or 0), part[3]) if part else ("sky", None, text)
+            code = sky.returncode
+        if code == 1:  # others say how the job ended
             raise EnvironmentFault("sky jobs logs failed", "its last lines say why")
 
     def _environment(self) -> dict[str, str]:

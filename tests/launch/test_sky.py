@@ -333,6 +333,20 @@ UNREACHABLE = {
     "code": 1,
     "stderr": "sky.exceptions.ApiServerConnectionError: Could not connect to SkyPilot API server at http://127.0.0.1:9.",
 }
+NO_OFFER = """[sky.exceptions.ResourcesUnavailableError] Catalog does not contain any instances satisfying: \
+1x Slurm(cpus=64+, region=here, zone=main).
+To fix: relax or change the resource requirements.
+
+Hint: sky gpus list to list available accelerators.
+"""
+QUEUED = "Launching (pending: Resources; partition: main)"
+RESTARTED = """\
+\x1b[2m\u251c\u2500\u2500 \x1b[0m\x1b[2mWaiting for task resources on 1 node.\x1b[0m
+\x1b[36m(small, pid=30431)\x1b[0m stopped: saved at step 27 of 60
+ERROR: Job 1 failed with return code list: [75]
+\x1b[32m\u2713 Managed job finished: 12 (status: RUNNING).\x1b[0m
+"""
+"""Answers of SkyPilot 0.14.1 over SLURM; the last is all that --follow prints of a run that left with 75."""
 GPU = SHAPES["gpu"]
 
 
@@ -364,9 +378,9 @@ def test_up_submits_and_keeps_the_number(tmp_path: Path, program: Program) -> No
         (row("PENDING"), "waiting", None, "pending"),
         (row("STARTING"), "waiting", None, "starting"),
         (row("RUNNING", infra="GCP (us-central1-a)"), "running", None, "running, GCP (us-central1-a)"),
-        (row("RECOVERING", recovery_count=2), "waiting", None, "recovering, started again 2 times"),
+        (row("RECOVERING", recovery_count=2), "waiting", None, "recovering, restarts: 2"),
         (row("CANCELLING"), "running", None, "cancelling"),
-        (row("SUCCEEDED", recovery_count=1), "ended", 0, "succeeded, started again 1 times"),
+        (row("SUCCEEDED", recovery_count=1), "ended", 0, "succeeded, restarts: 1"),
         (
             row("FAILED", failure_reason="Job exited with exit code 3 (user program failure)."),
             "ended",
@@ -376,6 +390,9 @@ def test_up_submits_and_keeps_the_number(tmp_path: Path, program: Program) -> No
         (row("FAILED", failure_reason="Job exited with exit codes [137, 7, 137] (user)."), "ended", 7, "exit codes"),
         (row("FAILED", failure_reason="Job failed (FAILED) (user program failure)."), "ended", 70, "failed"),
         (row("FAILED_SETUP"), "ended", 3, "failed_setup"),
+        (row("FAILED_PRECHECKS", failure_reason=NO_OFFER), "ended", 3, "failed_prechecks, [sky.exceptions.Resources"),
+        (row("PENDING", infra="-", details="Job is in backoff"), "waiting", None, "pending, Job is in backoff"),
+        (row("STARTING", infra="Slurm (here)", details=QUEUED), "waiting", None, f"starting, Slurm (here), {QUEUED}"),
         (row("FAILED_NO_RESOURCE", failure_reason="no capacity"), "ended", 3, "failed_no_resource, no capacity"),
         (row("CANCELLED"), "ended", 130, "cancelled"),
     ],
@@ -387,6 +404,7 @@ def test_states_are_those_of_other_targets(
     (line,) = GPU.status(submitted(tmp_path))
     assert (line.name, line.state, line.code) == ("job 12 of ada", state, code)
     assert what in line.what
+    assert "\n" not in line.what
 
 
 def test_no_jobs_are_absent_and_a_server_that_is_gone_is_not(tmp_path: Path, program: Program) -> None:
@@ -604,6 +622,24 @@ def test_logs_are_by_machine_and_by_rank(tmp_path: Path, program: Program) -> No
     program.answer(queue=NOTHING)
     with pytest.raises(EnvironmentFault, match="does not list"):
         GPU.logs(job, None, follow=True)
+
+
+def test_logs_are_followed_through_a_restart(tmp_path: Path, program: Program) -> None:
+    restarted = {"code": 101, "stderr": RESTARTED}
+    end = {"code": 100, "stderr": "(small, pid=9) loss is nan\n"}
+    program.answer(queue=[row("RUNNING")], logs=(restarted, end))
+    lines = list(GPU.logs(submitted(tmp_path), 0, follow=True))
+    assert lines == [("small", "stopped: saved at step 27 of 60"), ("small", "loss is nan")]
+    assert program.asked("logs") == ["sky jobs logs 12 --tail 0 --follow"] * 2
+
+
+def test_logs_of_a_job_that_waits_are_its_state(tmp_path: Path, program: Program) -> None:
+    """`sky jobs logs --no-follow` waits for a run, and prints nothing until there is one."""
+    program.answer(queue=[row("STARTING", details=QUEUED)], logs="(small, pid=7) step 1\n")
+    state = ("sky", f"job 12 of ada: starting, {QUEUED}")
+    assert list(GPU.logs(submitted(tmp_path), None, follow=False)) == [state]
+    assert not program.asked("logs")
+    assert list(GPU.logs(submitted(tmp_path), None, follow=True)) == [state, ("small", "step 1")]
 
 
 @pytest.mark.parametrize(
