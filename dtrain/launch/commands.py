@@ -21,6 +21,8 @@ HINTS = {
     "resource type .jobset|no matches for kind .JobSet": "install JobSet: https://jobset.sigs.k8s.io/docs/installation",
 }
 """What helps, by a pattern in what a program printed."""
+INSTALL = {"sky": 'uv tool install "skypilot[gcp]==0.14.1"'}
+"""How to get a program."""
 KLOG = re.compile(r"[IWE]\d{4} ")
 """The log that kubectl prints before its message."""
 
@@ -41,7 +43,8 @@ def run(
             text=True, timeout=wait, env=environment, check=False,
         )  # fmt: skip
     except FileNotFoundError as error:
-        raise EnvironmentFault(f"{command[0]} is not installed here", f"it is needed for {shown}") from error
+        hint = INSTALL.get(command[0], f"it is needed for {shown}")
+        raise EnvironmentFault(f"{command[0]} is not installed here", hint) from error
     except OSError as error:
         raise EnvironmentFault(f"{command[0]}: {error.strerror}") from error
     except subprocess.TimeoutExpired as error:

@@ -15,12 +15,12 @@ from dtrain.errors import EnvironmentFault, LeftBehind, Locked, RecipeError
 from dtrain.fields import Positive, PositiveFloat
 from dtrain.folder import overwrite
 from dtrain.launch.bucket import check_bucket, remove_object, stop_url, write_object
-from dtrain.launch.checks import Check, check_image, check_variables, run_checks
-from dtrain.launch.job import Job, Plan, Row, Say, Target
+from dtrain.launch.checks import Check, check_image
+from dtrain.launch.commands import INSTALL
+from dtrain.launch.job import Job, Plan, Rented, Row, Say
 from dtrain.launch.names import RemotePath, Wheel, Word, refuse
-from dtrain.launch.sky_client import INSTALL, OVER, PROVED, UNDER_CANCEL, WAITING, Client, ManagedJob
-from dtrain.launch.sky_names import OWNED, BucketUrl, Label, Offer
-from dtrain.launch.sky_task import task
+from dtrain.launch.sky_client import PROVED, UNDER_CANCEL, WAITING, Client, ManagedJob
+from dtrain.launch.sky_task import OWNED, BucketUrl, Label, Offer, task
 from dtrain.lockfile import check_lock
 
 LAUNCHING, STOPPING, CANCELLING, POLL = 1800.0, 900.0, 300.0, 5.0
@@ -28,7 +28,7 @@ LAUNCHING, STOPPING, CANCELLING, POLL = 1800.0, 900.0, 300.0, 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sky(Offer, Target):
+class Sky(Offer, Rented):
     """A managed job of SkyPilot, on one slice of TPUs, on GPUs, or on CPU nodes."""
 
     kind: Literal["sky"] = "sky"
@@ -46,8 +46,6 @@ class Sky(Offer, Target):
     """Of each node, at least, in GB."""
     max_hourly_cost: PositiveFloat | None = None
     """Dollars an hour for each node, above which no offer is taken; a TPU slice is one node."""
-    budget: PositiveFloat | None = None
-    """Dollars that all starts together may cost; the run saves and ends then."""
     bucket: BucketUrl | None = None
     """For run folders, mounted on every host: gs://my-runs, s3://my-runs."""
     runs: RemotePath | None = None
@@ -102,43 +100,38 @@ class Sky(Offer, Target):
         prices = [one.price for one in rented if one.price and one.clouds <= {"gcp", *OWNED}]
         return max(prices) if rented and len(prices) == len(rented) else None
 
-    def limit(self) -> float | None:
-        bought = self.budget / self.rate if self.budget and self.rate else None
-        return min((hours for hours in (self.hours, bought) if hours), default=None)
-
     def plan(self, job: Job) -> Plan:
         if not job.name[0].isalpha():
             raise RecipeError(f"{job.name}: SkyPilot's jobs have names that begin with a letter", "name=...")
         others = dict.fromkeys(one.on for one in self.fallbacks if one.on != self.on)
         notes = [f"fallback {on} is not predicted: `dtrain plan RECIPE --on {on}` does" for on in others]
-        if self.rate and not self.max_hourly_cost:
-            notes.append("the price is of Google Cloud's cheapest region, on demand; spot, regions and clouds differ")
-        elif self.max_hourly_cost and self.platform == "gpu":
-            notes.append("on gcp SkyPilot compares max_hourly_cost with the GPUs alone; their hosts cost extra")
         paid = any(one.clouds - OWNED for one in self.offers)
-        if paid and not self.rate:
+        if self.max_hourly_cost and self.platform == "gpu":
+            notes.append("on gcp SkyPilot compares max_hourly_cost with the GPUs alone; their hosts cost extra")
+        elif self.rate and not self.max_hourly_cost:
+            notes.append("the price is of Google Cloud's cheapest region, on demand; spot, regions and clouds differ")
+        elif paid and not self.rate:
             notes.append("not all prices are known: set max_hourly_cost for a bound on what an hour costs")
         notes.append("waiting for machines has no limit in time and costs nothing; `dtrain launch down` ends it")
         notes.append("SkyPilot's jobs controller, where the server does not do its work, is a machine that costs too")
         files, hosts = {"task.yaml": task(self, job)}, self.hosts if self.on else self.nodes
-        chips = self.shape.chips if self.shape else 0
-        rate, hours = self.rate, self.limit()
-        return Plan(files, [self._launch(job)], hosts, chips, rate, hours, rented=paid, notes=tuple(notes))
+        chips, hours = self.shape.chips if self.shape else 0, self.limit()
+        return Plan(files, [self._launch(job)], hosts, chips, self.rate, hours, rented=paid, notes=tuple(notes))
 
     def describe(self) -> list[str]:
         what = [f"{one.on or f'{self.nodes} CPU nodes'} on {', '.join(one.infra)}" for one in self.offers]
         return [f"hosts: {', or '.join(what)}", f"program: {self.image or self.wheel or self.python}"]
 
-    def check(self, job: Job) -> list[str]:
-        checks: list[Check] = [lambda: check_variables(self.environment), self._check_program]
+    def checks(self, job: Job) -> list[Check]:
+        checks = [*super().checks(job), self._check_program]
         checks += [partial(check_bucket, self.bucket, "the account of the hosts")] if self.bucket else []
-        return run_checks([*checks, partial(check_image, self.image)] if self.image else checks)
+        return [*checks, partial(check_image, self.image)] if self.image else checks
 
     def _check_program(self) -> list[str]:
         if self.wheel and self.lock:
             check_lock(Path(self.lock).expanduser(), Path(self.wheel).expanduser(), self.platform)
         if not PROVED.search(version := self._client.sky("--version").strip()):
-            raise EnvironmentFault(f"{version}: dtrain was tried with 0.14.1", INSTALL)
+            raise EnvironmentFault(f"{version}: dtrain was tried with 0.14.1", INSTALL["sky"])
         return []
 
     def start_handle(self, job: Job) -> dict[str, str]:
@@ -147,9 +140,9 @@ class Sky(Offer, Target):
         return {"after": max([job.handle.get("id", "0"), *listed], key=int)}
 
     def up(self, job: Job, say: Say) -> dict[str, str]:
-        if alive := self._alive(job):
+        if alive := next((one for one in self._client.jobs(job.name) if not one.over), None):
             raise Locked(f"{alive} is {alive.state.lower()}", f"dtrain launch status {job.name}, or name=...")
-        self._stop_file(job, write=False)
+        self._remove_stop_request(job)
         path = Path(self._launch(job)[-1])
         path.parent.mkdir(parents=True, exist_ok=True)
         overwrite(path, task(self, job))
@@ -206,7 +199,7 @@ class Sky(Offer, Target):
             if request in asked or found.state == UNDER_CANCEL:
                 pass
             elif request:
-                self._stop_file(job, write=True)
+                self._request_stop(job)
             else:
                 self._client.sky("jobs", "cancel", "-y", found.id)
             asked.add(request)
@@ -217,22 +210,21 @@ class Sky(Offer, Target):
             found = self._client.own(job.name, {"id": found.id})
         say(f"{found}: {found.details()}")
 
-    def _stop_file(self, job: Job, write: bool) -> None:
-        """The request in the run's folder that a run reads: write it, or remove an earlier one."""
-        if self.bucket:
-            url = stop_url(self.bucket, job.name)
-            if write:
-                write_object(url, "stop\n")
-            else:
-                remove_object(url)
-            return
+    def _request_stop(self, job: Job) -> None:
+        """In the run's folder, where a run reads it."""
         stop = Path(self.runs or "").expanduser() / job.name / "stop"
-        if not write:
-            stop.unlink(missing_ok=True)
+        if self.bucket:
+            write_object(stop_url(self.bucket, job.name), "stop\n")
         elif stop.parent.is_dir():
             stop.touch()
         else:
             raise EnvironmentFault(f"{stop.parent} is not visible here", f"create {stop} on a machine that sees it")
+
+    def _remove_stop_request(self, job: Job) -> None:
+        if self.bucket:
+            remove_object(stop_url(self.bucket, job.name))
+        else:
+            Path(self.runs or "", job.name, "stop").expanduser().unlink(missing_ok=True)
 
     def _launch(self, job: Job) -> list[str]:
         secrets = [word for name in self.environment for word in ("--secret", name)]  # `sky` reads the values itself
@@ -242,9 +234,6 @@ class Sky(Offer, Target):
     @property
     def _client(self) -> Client:
         return Client(self.server)
-
-    def _alive(self, job: Job) -> ManagedJob | None:
-        return next((one for one in self._client.jobs(job.name) if one.state not in OVER), None)
 
     def _job(self, job: Job) -> ManagedJob | None:
         return self._client.find(job.name, job.handle)

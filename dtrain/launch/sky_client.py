@@ -11,7 +11,6 @@ from typing import Any
 from dtrain.errors import Aborted, DtrainError, EnvironmentFault
 from dtrain.launch.commands import WAIT, run
 
-INSTALL = 'uv tool install "skypilot[gcp]==0.14.1"'
 PROVED = re.compile(r"version 0\.14\.[1-9]")
 """The versions of `sky` that this was tried with."""
 WAITING = {"PENDING", "SUBMITTED", "STARTING", "RECOVERING"}
@@ -80,12 +79,7 @@ class Client:
 
     def sky(self, *words: str, wait: float = WAIT) -> str:
         """What it printed, without colours. EnvironmentFault as of `run`."""
-        try:
-            return COLOUR.sub("", run(["sky", *words], wait=wait, environment=self._environment()))
-        except EnvironmentFault as error:
-            if isinstance(error.__cause__, FileNotFoundError):
-                raise EnvironmentFault("sky is not installed here", INSTALL) from error.__cause__
-            raise
+        return COLOUR.sub("", run(["sky", *words], wait=wait, environment=self._environment()))
 
     def jobs(self, name: str, own: bool = False) -> list[ManagedJob]:
         """The jobs of that name, the newest first: of all users, or of the one that the server takes this one for."""

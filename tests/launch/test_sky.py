@@ -20,7 +20,7 @@ from dtrain.hardware import CHIPS, PER_HOST
 from dtrain.launch import sky
 from dtrain.launch.job import Job
 from dtrain.launch.sky import Sky
-from dtrain.launch.sky_names import Offer
+from dtrain.launch.sky_task import Offer
 from dtrain.recipe.yaml import parse
 from tests.conftest import Dtrain
 from tests.launch import sky_program
@@ -476,7 +476,7 @@ def test_a_launch_that_did_not_start_leaves_nothing(
     tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program.answer(queue=NOTHING)
-    monkeypatch.setattr(Sky, "_stop_file", lambda *_, **__: (program.folder / "sky").unlink())
+    monkeypatch.setattr(Sky, "_remove_stop_request", lambda *_: (program.folder / "sky").unlink())
     with pytest.raises(EnvironmentFault, match="sky is not installed here") as caught:
         GPU.up(dataclasses.replace(submitted(tmp_path), handle={}), print)
     assert not isinstance(caught.value, LeftBehind)
