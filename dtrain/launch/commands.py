@@ -25,6 +25,8 @@ INSTALL = {"sky": 'uv tool install "skypilot[gcp]==0.14.1"'}
 """How to get a program."""
 KLOG = re.compile(r"[IWE]\d{4} ")
 """The log that kubectl prints before its message."""
+CAUSED = "direct cause of the following exception:"
+"""Before the last exception of several that a Python program prints."""
 
 
 def run(
@@ -72,6 +74,7 @@ def followed(log: Path, offset: int, over: Callable[[], bool], wait: Callable[[]
 
 def _reason(stderr: str) -> str:
     """From the first line that calls itself an error, where there is one; else the last ones."""
-    lines = [line.strip() for line in stderr.splitlines() if line.strip() and not KLOG.match(line)]
+    last = stderr.rpartition(CAUSED)[2]
+    lines = [line.strip() for line in last.splitlines() if line.strip() and not KLOG.match(line)]
     first = next((i for i, line in enumerate(lines) if line.startswith("ERROR")), max(len(lines) - 4, 0))
     return " ".join(lines[first : first + 4])

@@ -329,10 +329,12 @@ def row(status: str, number: int = 12, name: str = "small", **more: Any) -> dict
 
 LAUNCHED = "\x1b[0mUseful Commands\nManaged Job ID: 12\n"
 NOTHING = {"code": 1, "stderr": "sky.exceptions.ClusterNotUpError: No in-progress managed jobs."}
-UNREACHABLE = {
-    "code": 1,
-    "stderr": "sky.exceptions.ApiServerConnectionError: Could not connect to SkyPilot API server at http://127.0.0.1:9.",
-}
+NO_SERVER = """\
+sky.exceptions.ApiServerConnectionError: Could not connect to SkyPilot API server at http://127.0.0.1:9. \
+Please ensure that the server is running. Try: curl http://127.0.0.1:9/api/health
+"""
+CAUSE = "\nThe above exception was the direct cause of the following exception:\n\n"
+UNREACHABLE = {"code": 1, "stderr": f"{NO_SERVER}{CAUSE}{NO_SERVER}"}
 NO_OFFER = """[sky.exceptions.ResourcesUnavailableError] Catalog does not contain any instances satisfying: \
 1x Slurm(cpus=64+, region=here, zone=main).
 To fix: relax or change the resource requirements.
@@ -418,6 +420,7 @@ def test_no_jobs_are_absent_and_a_server_that_is_gone_is_not(tmp_path: Path, pro
         with pytest.raises(EnvironmentFault, match="Could not connect") as caught:
             ask(job)
         assert "launch.server" in caught.value.hint
+        assert caught.value.message.count("Could not connect") == 1
     assert not program.asked("cancel")
 
 
