@@ -18,9 +18,9 @@ import torch
 from timing import alternate, median_ratio, run_step
 from torch import nn
 
-from dtrain.assembly import assemble
 from dtrain.data.windows import row_example
 from dtrain.recipe.load import load
+from dtrain.train.assembly import assemble
 
 VOCAB, CONTEXT, LAYERS, WIDTH, HEADS, BATCH, SEGMENT, ROUNDS = 256, 64, 4, 128, 4, 12, 20, 15
 RECIPE = Path(__file__).parents[1] / "recipes" / "decoder-shakespeare.yaml"

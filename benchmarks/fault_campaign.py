@@ -13,8 +13,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from dtrain.folder import saved_steps
-from dtrain.verify import Trial, same_bits
+from dtrain.core.run_dir import saved_steps
+from dtrain.runtime.verify import Trial, same_bits
 
 RECIPE = """
 model: {kind: mlp, sizes: [64, 128, 10]}

@@ -27,13 +27,13 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from dtrain.core.errors import DataError, EnvironmentFault
 from dtrain.data import known
 from dtrain.data.idx import FILES, IDX
 from dtrain.data.images import Images
 from dtrain.data.source import Data, Source
 from dtrain.data.text import Text
 from dtrain.data.tokens import Tokens
-from dtrain.errors import DataError, EnvironmentFault
 
 LIMIT = 2.0
 TEXT = b"to be, or not to be, that is the question: whether 'tis nobler in the mind to suffer\n" * 40

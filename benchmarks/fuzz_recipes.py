@@ -26,13 +26,13 @@ pretend(8)
 
 import jax  # noqa: E402
 
-from dtrain.assembly import assemble  # noqa: E402
 from dtrain.cli.recipes import shipped  # noqa: E402
-from dtrain.errors import DtrainError  # noqa: E402
-from dtrain.params import count  # noqa: E402
+from dtrain.core.errors import DtrainError  # noqa: E402
+from dtrain.models.nn.param import count  # noqa: E402
 from dtrain.recipe import yaml  # noqa: E402
 from dtrain.recipe.examine import examine  # noqa: E402
 from dtrain.recipe.recipe import Recipe  # noqa: E402
+from dtrain.train.assembly import assemble  # noqa: E402
 
 LIMIT, HANG = 2.0, 10  # CPU seconds that a recipe may take, and seconds after which it counts as endless
 ASSEMBLED = 30  # one in so many of the accepted recipes is assembled

@@ -62,8 +62,8 @@ class Trial:
     def run(self, runs: Path, overrides: list[str]) -> Path:
         """The run folder."""
         from dtrain.recipe.load import load
-        from dtrain.run import run
         from dtrain.track.console import Console
+        from dtrain.train.run import run
 
         quiet = Rich(file=Path(os.devnull).open("w"))  # noqa: SIM115
         run(load(self.recipe, overrides), runs, Console(rich=quiet))
@@ -91,8 +91,8 @@ class Trial:
         import jax
         import numpy as np
 
-        from dtrain.folder import Folder
-        from dtrain.generate import generator
+        from dtrain.core.run_dir import Folder
+        from dtrain.train.generate import generator
 
         found, digest = generator(Folder(place), [], lambda _: None), hashlib.sha256()
         for leaf in jax.tree.leaves(found.params):
@@ -111,8 +111,8 @@ class Trial:
 
     def use_report(self, place: Path) -> str:
         """Text from whatever is there."""
-        from dtrain.folder import Folder
-        from dtrain.report.summary import summarise
+        from dtrain.core.run_dir import Folder
+        from dtrain.track.summary import summarise
 
         return "" if summarise(Folder(place)).text() else "an empty report"
 
@@ -124,7 +124,7 @@ class Trial:
 
 def outcome(use: Callable[[Path], str], place: Path) -> tuple[int, str, float]:
     """Exit code, what is wrong, seconds of processor time."""
-    from dtrain.errors import DtrainError, user_error
+    from dtrain.core.errors import DtrainError, user_error
 
     def hang(*_: Any) -> None:
         raise _HangError

@@ -12,11 +12,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from dtrain import beat
 from dtrain.checkpoint import manifest
 from dtrain.checkpoint.manifest import Unsound
-from dtrain.folder import INCOMPLETE, Folder, saved_steps
-from dtrain.verify import Trial, same_bits
+from dtrain.core import heartbeat
+from dtrain.core.run_dir import INCOMPLETE, Folder, saved_steps
+from dtrain.runtime.verify import Trial, same_bits
 
 RECIPE = """
 model: {kind: mlp, sizes: [64, 512, 512, 10]}
@@ -37,7 +37,7 @@ def _newest(place: Folder) -> int:
 
 
 def _stepping(place: Folder, newest: int) -> bool:
-    sign = beat.read(place.beat(0))
+    sign = heartbeat.read(place.beat(0))
     return sign is not None and sign.section != "start" and sign.step > max(newest, 0)
 
 

@@ -28,22 +28,22 @@ import numpy as np
 from rich.console import Console as Rich
 from timing import alternate, median_ratio
 
-from dtrain import run as whole
-from dtrain.assembly import assemble
-from dtrain.beat import Beat
+from dtrain.core.heartbeat import Beat
+from dtrain.core.run_dir import Folder
 from dtrain.data.source import Arrays, image_example
-from dtrain.feed import train_batches
-from dtrain.folder import Folder
 from dtrain.parallel.engine import Put
 from dtrain.recipe.load import load
-from dtrain.record import Record
-from dtrain.reporting import reporter
 from dtrain.track.console import Console
+from dtrain.train import run as whole
+from dtrain.train.assembly import assemble
 from dtrain.train.hooks import Evaluation, Log, Saving
+from dtrain.train.input import train_batches
 from dtrain.train.interrupt import Interrupt
 from dtrain.train.loop import loop
+from dtrain.train.loss_guard import Watch
+from dtrain.train.record import Record
+from dtrain.train.reporting import reporter
 from dtrain.train.state import born
-from dtrain.train.watch import Watch
 
 SEGMENT, ROUNDS = 200, 15
 RECIPE = Path(__file__).parents[1] / "recipes" / "mlp-mnist.yaml"

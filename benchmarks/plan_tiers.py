@@ -7,9 +7,9 @@ import sys
 
 from shapes import decoder
 
+from dtrain.core.slices import target
 from dtrain.plan.plan import Plan, quick
 from dtrain.plan.workers import Job, outcomes
-from dtrain.slices import target
 
 CASES = [
     ("gpt2-124m", "v5e-4", 1024, 8),

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 
 from shapes import decoder
 
+from dtrain.core.slices import Target, target
 from dtrain.plan.plan import Plan, quick
 from dtrain.plan.search import search
 from dtrain.plan.variants import OVERLAP, WHOLE_PRODUCTS
 from dtrain.plan.workers import Job, outcomes
 from dtrain.recipe.recipe import Recipe
-from dtrain.slices import Target, target
 
 SMALL = (
     "{kind: decoder, vocab: 32768, context: 4096, layers: 16, width: 2048, heads: 16, kv_heads: 8, head_dim: 128, "

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 from shapes import decoder
 
+from dtrain.core.slices import target
 from dtrain.parallel.jit import Jit
 from dtrain.parallel.shard_map import ShardMap
 from dtrain.plan.plan import Plan
 from dtrain.plan.variants import OVERLAP
 from dtrain.plan.workers import Job, outcomes
-from dtrain.slices import target
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import orbax.checkpoint as ocp
 from dtrain.checkpoint import manifest
 from dtrain.checkpoint.policy import Checkpoint
 from dtrain.checkpoint.store import Store
-from dtrain.train.audit import audit
+from dtrain.train.checksum import audit
 from dtrain.train.state import State
 
 ROUNDS = 5

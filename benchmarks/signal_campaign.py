@@ -22,9 +22,9 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from dtrain import beat
 from dtrain.checkpoint import manifest
-from dtrain.folder import Folder
+from dtrain.core import heartbeat
+from dtrain.core.run_dir import Folder
 
 RECIPE = """
 model: {kind: mlp, sizes: [64, 32, 10]}
@@ -75,7 +75,7 @@ class Campaign:
         time.sleep(delay)
         for pause, number in numbers:
             time.sleep(pause)
-            sign = beat.read(place.beat(0))
+            sign = heartbeat.read(place.beat(0))
             section = section or (sign.section if sign else "imports")
             if running.poll() is not None:
                 break

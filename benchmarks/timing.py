@@ -10,7 +10,7 @@ from dtrain.parallel.devices import settle
 if TYPE_CHECKING:
     import numpy as np
 
-    from dtrain.assembly import Assembly
+    from dtrain.train.assembly import Assembly
 
 settle()  # what is measured is what `dtrain run` compiles
 

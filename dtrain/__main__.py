@@ -2,7 +2,7 @@
 
 import sys
 
-from dtrain import signals
+from dtrain.core import signals
 
 
 def main() -> None:

@@ -9,12 +9,14 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from dtrain.batch import Batch, Example, Feature
+from dtrain.data.batch import Batch, Example, Feature
 from dtrain.data.source import image_example
 from dtrain.models.cnn import CNN
 from dtrain.models.decoder import Decoder
 from dtrain.models.mlp import MLP
 from dtrain.models.moe import Experts
+from dtrain.models.nn.param import initial
+from dtrain.models.nn.precision import Precision
 from dtrain.models.rope import Learned
 from dtrain.models.vit import ViT
 from dtrain.optim.optimizer import AdamW
@@ -25,8 +27,6 @@ from dtrain.parallel.mesh import Mesh
 from dtrain.parallel.pmap import Pmap
 from dtrain.parallel.rules import Layout
 from dtrain.parallel.shard_map import ShardMap
-from dtrain.params import initial
-from dtrain.precision import Precision
 from dtrain.train import state, step
 
 EXAMPLES = 16

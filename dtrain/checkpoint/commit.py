@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from dtrain import faults
 from dtrain.checkpoint import incomplete, manifest
 from dtrain.checkpoint.manifest import Manifest
 from dtrain.checkpoint.retry import retried
-from dtrain.folder import overwrite
+from dtrain.core import fault_injection
+from dtrain.core.run_dir import overwrite
 
 POLL, PATIENCE = 0.01, 1200.0
 """Seconds between looks for the parts of other processes, and how long they are waited for."""
@@ -35,14 +35,14 @@ def commit(folder: Path, pending: Manifest, rank: int, processes: int, holds: Ca
         part.unlink()
     if {f"state/{path}" for path in manifest.files_of(state)} != files.keys():
         raise OSError(f"files of step {pending.step} came or went while they were digested")
-    retried(lambda: faults.strike("save:commit", rank))
+    retried(lambda: fault_injection.strike("save:commit", rank))
     holds()
     retried(lambda: replace(pending, files=files).write(folder))
     _sync(folder)
-    faults.strike("save:manifest", rank)
+    fault_injection.strike("save:manifest", rank)
     incomplete.end(folder.parent, pending.step)
     _sync(folder.parent)
-    faults.strike("save:committed", rank)
+    fault_injection.strike("save:committed", rank)
 
 
 def all_agree(mine: bool, processes: int) -> bool:

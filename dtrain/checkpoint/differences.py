@@ -5,7 +5,7 @@ from typing import Any
 import jax
 
 from dtrain.checkpoint.partial import UNREAD
-from dtrain.params import dotted
+from dtrain.models.nn.param import dotted
 
 
 def differences(stored: Any, shapes: Any) -> list[str]:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dtrain.checkpoint import incomplete
-from dtrain.errors import OS_CODE, DtrainError, EnvironmentFault, cause, way_out
+from dtrain.core.errors import OS_CODE, DtrainError, EnvironmentFault, cause, way_out
 
 
 @contextmanager

@@ -9,8 +9,8 @@ A marker is one object, as a manifest is.
 import shutil
 from pathlib import Path
 
-from dtrain import faults
-from dtrain.folder import INCOMPLETE, MANIFEST, is_step, marker
+from dtrain.core import fault_injection
+from dtrain.core.run_dir import INCOMPLETE, MANIFEST, is_step, marker
 
 FORMER = (".trash", ".unfinished")
 """Where earlier versions kept steps that were being deleted or written."""
@@ -34,7 +34,7 @@ def retire(checkpoints: Path, step: int) -> None:
     """Delete a step, its manifest first: from then on it counts no more."""
     marker(checkpoints, step).touch()
     (checkpoints / str(step) / MANIFEST).unlink(missing_ok=True)
-    faults.strike("retire")
+    fault_injection.strike("retire")
     drop(checkpoints, step)
 
 

@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dtrain.errors import OTHER_KIND
-from dtrain.folder import MANIFEST as NAME
-from dtrain.folder import read_json
+from dtrain.core.errors import OTHER_KIND
+from dtrain.core.run_dir import MANIFEST as NAME
+from dtrain.core.run_dir import read_json
 
 FORMAT = 1
 

@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dtrain.direction import higher_is_better
-from dtrain.fields import Natural, NonNegative, Positive, Seconds
+from dtrain.core.metrics import higher_is_better
+from dtrain.core.types import Natural, NonNegative, Positive, Seconds
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,6 @@ from typing import Any
 
 import jax
 
-from dtrain import faults
 from dtrain.checkpoint import disk, incomplete, manifest
 from dtrain.checkpoint.commit import all_agree, commit
 from dtrain.checkpoint.differences import differences
@@ -29,8 +28,9 @@ from dtrain.checkpoint.manifest import Manifest, Unsound
 from dtrain.checkpoint.partial import is_partial, restore_part
 from dtrain.checkpoint.policy import Checkpoint
 from dtrain.checkpoint.retry import retried
-from dtrain.errors import CheckpointError, EnvironmentFault, Locked, cause, way_out
-from dtrain.folder import is_step, saved_steps
+from dtrain.core import fault_injection
+from dtrain.core.errors import CheckpointError, EnvironmentFault, Locked, cause, way_out
+from dtrain.core.run_dir import is_step, saved_steps
 
 ROOM = 1.1
 """Of a checkpoint's arrays: what it takes with all that is written about them."""
@@ -175,7 +175,7 @@ class Store:
         pending, self._began = Manifest(step, dict(about), ranked), time.monotonic()
         self._holds()
         with disk.writing(self._path, step, self._holds):
-            faults.strike("save:begin", self._rank)
+            fault_injection.strike("save:begin", self._rank)
             if self._rank == 0:
                 incomplete.begin(self._path, step)
             self._orbax.save(self._path / str(step) / "state", state)
@@ -221,7 +221,7 @@ class Store:
             with disk.writing(self._path, pending.step, self._holds):
                 self._orbax.wait_until_finished()
                 pending = replace(pending, checksum=list(proof()))
-                faults.strike("save:digest", self._rank)
+                fault_injection.strike("save:digest", self._rank)
                 commit(self._path / str(pending.step), pending, self._rank, self._processes, self._holds)
                 self.committed, self.took = pending.step, time.monotonic() - self._began
                 if self._rank == 0:

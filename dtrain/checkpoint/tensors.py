@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dtrain.errors import DataError, EnvironmentFault
+from dtrain.core.errors import DataError, EnvironmentFault
 
 PICKLES = {".bin", ".ckpt", ".npy", ".npz", ".pickle", ".pkl", ".pt", ".pth"}
 FLOATS = {"F64", "F32", "F16", "BF16"}

@@ -3,7 +3,7 @@
 import typer
 
 from dtrain import __version__
-from dtrain.cli import check, doctor, exchange, explain, generate, launch, plan, recipes, report, run, verify
+from dtrain.cli import check, convert, doctor, explain, generate, launch, plan, recipes, report, run, verify
 
 app = typer.Typer(
     name="dtrain",
@@ -36,7 +36,7 @@ plan.add_to(app)
 explain.add_to(app)
 report.add_to(app)
 generate.add_to(app)
-exchange.add_to(app)
+convert.add_to(app)
 doctor.add_to(app)
 verify.add_to(app)
 app.add_typer(recipes.app, name="recipes")

@@ -22,7 +22,7 @@ RunCode = Annotated[
 
 def refuse_code(model: object, agreed: bool) -> None:
     """RecipeError where building the model would run code that a recipe names, unless that is agreed to."""
-    from dtrain.errors import RecipeError
+    from dtrain.core.errors import RecipeError
     from dtrain.models.custom import Custom
 
     if isinstance(model, Custom) and not agreed:

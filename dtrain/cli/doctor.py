@@ -17,7 +17,7 @@ def doctor(as_json: Json = False, debug: Debug = False) -> None:
         import dataclasses
         import json
 
-        from dtrain.doctor import examine
+        from dtrain.runtime.doctor import examine
 
         findings = examine()
         if as_json:

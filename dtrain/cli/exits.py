@@ -9,8 +9,8 @@ from types import FrameType
 
 import typer
 
-from dtrain import signals
-from dtrain.errors import Aborted, DtrainError, Stopped, user_error
+from dtrain.core import signals
+from dtrain.core.errors import Aborted, DtrainError, Stopped, user_error
 
 AGAIN = 0.5
 """Seconds until an interrupt that was lost is raised again."""

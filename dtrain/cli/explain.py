@@ -30,8 +30,8 @@ def explain(
             typer.echo(_program(recipe, overrides or [], devices, on, run_code, compiled=hlo), nl=False)
             return
         from dtrain.cli.recipes import find
-        from dtrain.explain import explain as made
         from dtrain.recipe.load import load
+        from dtrain.train.explain import explain as made
 
         loaded = load(find(recipe), overrides or [], devices)
         refuse_code(loaded.model, run_code)
@@ -48,8 +48,8 @@ def _program(recipe: str, overrides: list[str], devices: int | None, on: str, ru
     """The step as a jaxpr, or as the compiler's scheduled HLO."""
     from dtrain.cli.plan import settle
     from dtrain.cli.recipes import find
+    from dtrain.core.slices import target
     from dtrain.recipe.compose import compose, least_devices
-    from dtrain.slices import target
 
     path = find(recipe)
     wanted = target(on or f"cpu-{devices or least_devices(compose(path, overrides))}")

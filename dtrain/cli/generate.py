@@ -49,8 +49,8 @@ def generate(
         logging.getLogger("absl").setLevel(logging.ERROR)
         found()
         compile_cache.use()
-        from dtrain.folder import Folder
-        from dtrain.generate import Sampling, generator
+        from dtrain.core.run_dir import Folder
+        from dtrain.train.generate import Sampling, generator
 
         sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
         note = lambda text: typer.echo(text, err=True)  # noqa: E731

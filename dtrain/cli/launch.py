@@ -75,7 +75,7 @@ def up(
         import dataclasses
         import secrets
 
-        from dtrain.folder import folder
+        from dtrain.core.run_dir import folder
         from dtrain.launch import registry
 
         target, job = requested(recipe, from_terraform(terraform) + rented(on, spot) + (overrides or []))

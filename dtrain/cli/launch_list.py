@@ -27,7 +27,7 @@ def launches(runs: Path, state: bool) -> list[dict[str, str]]:
 def _answer(record: "Job") -> "tuple[list[Row], str]":
     """The target's rows, or why there are none."""
     from dtrain.cli.launch_lookup import target_of
-    from dtrain.errors import DtrainError
+    from dtrain.core.errors import DtrainError
 
     try:
         return target_of(record).status(record), ""

@@ -14,7 +14,7 @@ def requested(recipe: str, overrides: list[str]) -> "tuple[Target, Job]":
     import dataclasses
 
     from dtrain.cli.recipes import find
-    from dtrain.errors import RecipeError
+    from dtrain.core.errors import RecipeError
     from dtrain.launch.job import Job
     from dtrain.recipe.load import load, plain_part, text
 
@@ -33,7 +33,7 @@ def known(runs: Path, name: str) -> "tuple[Target, Job]":
     RecipeError where there is none."""
     import dataclasses
 
-    from dtrain.errors import RecipeError
+    from dtrain.core.errors import RecipeError
     from dtrain.launch import registry
 
     if not name.endswith(SUFFIXES):
@@ -51,7 +51,7 @@ def known(runs: Path, name: str) -> "tuple[Target, Job]":
 
 def target_of(record: "Job") -> "Target":
     """The target that a record was launched on. RecipeError where this version does not have its kind."""
-    from dtrain.errors import RecipeError
+    from dtrain.core.errors import RecipeError
     from dtrain.recipe.load import part
     from dtrain.recipe.recipe import Launch
 
@@ -67,7 +67,7 @@ def target_of(record: "Job") -> "Target":
 
 def refuse_while_alive(before: "Job") -> None:
     """Locked where the run is alive on another target, whose record would be overwritten."""
-    from dtrain.errors import Locked
+    from dtrain.core.errors import Locked
 
     rows = target_of(before).status(before)
     alive = [

@@ -14,7 +14,7 @@ HOST_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "bright_cyan", "br
 
 def confirm(question: str, yes: bool) -> None:
     """Ask, unless `yes` answers. RecipeError where standard input is not a terminal."""
-    from dtrain.errors import Aborted, RecipeError
+    from dtrain.core.errors import Aborted, RecipeError
 
     if yes:
         return

@@ -8,14 +8,14 @@ import typer
 
 from dtrain.cli.arguments import Debug, Json, Overrides, Recipe, RunCode, RunsDir, refuse_code
 from dtrain.cli.exits import exits, heard, interruptible
-from dtrain.errors import Aborted, DtrainError, EnvironmentFault, RecipeError
+from dtrain.core.errors import Aborted, DtrainError, EnvironmentFault, RecipeError
 
 if TYPE_CHECKING:
+    from dtrain.core.slices import Target
     from dtrain.plan.plan import Plan
     from dtrain.plan.search import Found
     from dtrain.plan.variants import Candidate
     from dtrain.recipe.recipe import Recipe as Loaded
-    from dtrain.slices import Target
 
 EXAMPLE = "Example: dtrain plan recipe.yaml --on v5p-128"
 On = Annotated[
@@ -51,7 +51,7 @@ def plan(
     """Say whether a run fits on hardware that is not there, how fast it goes and what it costs."""
     with exits(debug), interruptible():
         from dtrain.cli.recipes import find
-        from dtrain.slices import target
+        from dtrain.core.slices import target
 
         if not on:
             raise RecipeError("plan for what? --on names a slice or GPUs", "as in --on v5e-16, v5p-128, h100-8, cpu-8")
@@ -126,7 +126,7 @@ def _keep(made: "Plan", runs: Path) -> None:
     """Where `dtrain run` finds it, to hold its own step against; of the quick tier, where there is a run already."""
     import json
 
-    from dtrain.folder import folder, overwrite
+    from dtrain.core.run_dir import folder, overwrite
     from dtrain.plan.values import values
 
     place = folder(runs, made.recipe.name)

@@ -15,7 +15,7 @@ GIB = 2**30
 
 def require_limit(found: "Plan") -> None:
     """RecipeError where something is paid by the hour and nothing bounds the hours."""
-    from dtrain.errors import RecipeError
+    from dtrain.core.errors import RecipeError
 
     if found.rented and found.hours is None:
         rate = f"{found.dollars_hour:,.2f} dollars an hour" if found.dollars_hour is not None else "rented machines"
@@ -29,7 +29,7 @@ def predict(job: "Job") -> None:
     RecipeError where the run cannot be laid out there or does not fit; where it cannot be planned for another reason,
     a line says so."""
     from dtrain.cli.launch_output import say
-    from dtrain.errors import RecipeError
+    from dtrain.core.errors import RecipeError
 
     if not job.target.get("on") or job.target.get("devices"):
         return

@@ -32,7 +32,7 @@ def find(recipe: str) -> Path:
 def _known(name: str) -> Path:
     import difflib
 
-    from dtrain.errors import RecipeError
+    from dtrain.core.errors import RecipeError
 
     if name not in shipped():
         near = difflib.get_close_matches(name, shipped(), 1)
@@ -61,7 +61,7 @@ def show(name: Name) -> None:
 def cp(name: Name, to: Annotated[Path, typer.Argument(help="Where to put the copy.")]) -> None:
     """Copy a recipe, to make it your own. Never overwrites."""
     with exits():
-        from dtrain.errors import EnvironmentFault, RecipeError
+        from dtrain.core.errors import EnvironmentFault, RecipeError
 
         target = to / f"{name}.yaml" if to.is_dir() else to
         text = _known(name).read_text()
@@ -80,7 +80,7 @@ def presets() -> None:
     """List the published shapes that a decoder's `preset` can name, with their sizes."""
     with exits():
         from dtrain.models.decoder import Decoder
-        from dtrain.params import count
+        from dtrain.models.nn.param import count
         from dtrain.recipe.compose import presets as known
         from dtrain.recipe.parse import section
         from dtrain.recipe.problems import Problems

@@ -23,8 +23,8 @@ def report(
     with exits(debug):
         import json
 
-        from dtrain.folder import Folder
-        from dtrain.report.summary import summarise
+        from dtrain.core.run_dir import Folder
+        from dtrain.track.summary import summarise
 
         summaries = [summarise(Folder(path)) for path in folders]
         if as_json:

@@ -13,12 +13,12 @@ import typer
 
 from dtrain.cli.arguments import Debug, Devices, Overrides, Recipe, RunsDir
 from dtrain.cli.exits import exits
-from dtrain.errors import Exhausted, HostLost, RecipeError, Stopped
+from dtrain.core.errors import Exhausted, HostLost, RecipeError, Stopped
 
 if TYPE_CHECKING:
-    from dtrain.process_info import ProcessInfo
+    from dtrain.core.process_info import ProcessInfo
+    from dtrain.core.run_control import RunControl
     from dtrain.recipe.recipe import Recipe as Loaded
-    from dtrain.run_control import RunControl
 
 RESTARTS = 3
 EXAMPLE = "Example: dtrain run mlp-digits optimizer.lr=3e-4 --devices 8"
@@ -66,8 +66,8 @@ def run(
     debug: Debug = False,
 ) -> None:
     """Train. Running the same recipe again goes on where it stopped."""
-    from dtrain.parent import watched
-    from dtrain.process_info import launch_id, process_info, replaces_hosts
+    from dtrain.core.parent import watched
+    from dtrain.core.process_info import launch_id, process_info, replaces_hosts
 
     with exits(debug, stoppable=True):
         info = process_info()
@@ -87,9 +87,9 @@ def run(
 
 def _process(command: _Command, info: "ProcessInfo | None") -> None:
     """Train in this process, together with others where there are some."""
-    from dtrain import preemption
+    from dtrain.core import preemption
+    from dtrain.core.parent import leave_with_parent
     from dtrain.parallel.devices import part, pretend
-    from dtrain.parent import leave_with_parent
 
     leave_with_parent()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
@@ -113,10 +113,10 @@ def _process(command: _Command, info: "ProcessInfo | None") -> None:
 
 
 def _control(command: _Command, loaded: "Loaded", info: "ProcessInfo | None") -> "RunControl":
-    from dtrain.folder import folder
-    from dtrain.parent import watched
-    from dtrain.process_info import launch_id
-    from dtrain.run_control import Limits, RunControl, clear_stale_request
+    from dtrain.core.parent import watched
+    from dtrain.core.process_info import launch_id
+    from dtrain.core.run_control import Limits, RunControl, clear_stale_request
+    from dtrain.core.run_dir import folder
 
     place, launch, lead = folder(command.runs, loaded.name), launch_id(), info is None or info.rank == 0
     if lead and not launch and not watched():
@@ -130,9 +130,9 @@ def _meet(
     command: _Command, loaded: "Loaded", info: "ProcessInfo | None", control: "RunControl | None"
 ) -> None:  # fmt: skip
     """Join the other processes, unless the run is not to start. Raises why not, in every process the same."""
-    from dtrain.folder import folder
+    from dtrain.core.run_control import note_end
+    from dtrain.core.run_dir import folder
     from dtrain.parallel.devices import join
-    from dtrain.run_control import note_end
 
     try:
         if info:
@@ -156,9 +156,9 @@ def _train(command: _Command, loaded: "Loaded", control: "RunControl | None") ->
     found()
     import jax
 
-    from dtrain.report.summary import summarise
-    from dtrain.run import run as train
     from dtrain.track.console import Console
+    from dtrain.track.summary import summarise
+    from dtrain.train.run import run as train
 
     console = Console(silent=jax.process_index() > 0)
     if uncached:
@@ -186,11 +186,11 @@ def _count(command: _Command) -> int:
 
 def _supervised(command: _Command, among: "ProcessInfo | None") -> int:
     from dtrain.cli.recipes import find
-    from dtrain.folder import folder
-    from dtrain.process_info import launch_id
+    from dtrain.core.process_info import launch_id
+    from dtrain.core.run_control import clear_stale_request
+    from dtrain.core.run_dir import folder
     from dtrain.recipe.load import load
-    from dtrain.run_control import clear_stale_request
-    from dtrain.supervise import supervise
+    from dtrain.runtime.supervisor import supervise
     from dtrain.track.notifier import supervising
 
     everywhere = command.processes * (among.world_size if among else 1)

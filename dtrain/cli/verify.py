@@ -8,7 +8,7 @@ import typer
 
 from dtrain.cli.arguments import Debug, Devices, Json, Overrides, Recipe
 from dtrain.cli.exits import exits, interruptible
-from dtrain.errors import DtrainError
+from dtrain.core.errors import DtrainError
 
 EXAMPLE = "Example: dtrain verify mlp-digits steps=200 --kills 3 --devices 4"
 ENGINES = ("jit", "shard_map")
@@ -36,8 +36,8 @@ def verify(
 
         from dtrain.cli.recipes import find
         from dtrain.recipe.load import load
-        from dtrain.verify import Trial
-        from dtrain.verify import verify as tried
+        from dtrain.runtime.verify import Trial
+        from dtrain.runtime.verify import verify as tried
 
         loaded = load(find(recipe), overrides or [], devices or (processes if processes > 1 else None))
         steps = loaded.steps or loaded.total_steps(len(loaded.data.open("train")))

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from dtrain.batch import Batch
+from dtrain.core.errors import EnvironmentFault
+from dtrain.core.parent import leave_with_caller
+from dtrain.data.batch import Batch
 from dtrain.data.order import Order
 from dtrain.data.source import Arrays, Load, Source
-from dtrain.errors import EnvironmentFault
-from dtrain.parent import leave_with_caller
 
 QUIET = "ignore::UserWarning:multiprocessing.resource_tracker"
 DEATHS = 3

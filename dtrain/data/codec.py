@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from dtrain.core.errors import DataError
 from dtrain.data.files import expanded, reason
-from dtrain.errors import DataError
 
 BYTES = "bytes"
 NAMED = 'set data.tokenizer to "bytes", to a tokenizer.json or to a folder that holds one'

@@ -11,7 +11,7 @@ from typing import Literal
 import jax
 import numpy as np
 
-from dtrain.batch import Batch, Example
+from dtrain.data.batch import Batch, Example
 from dtrain.data.pixels import Pixels
 from dtrain.data.source import Arrays, Load, Source, Split, image_example
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from dtrain.errors import DataError
+from dtrain.core.errors import DataError
 
 PACKAGE = "{dtrain}"
 """Stands for the folder in which dtrain itself is installed."""

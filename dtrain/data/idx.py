@@ -19,12 +19,12 @@ from typing import BinaryIO, Literal
 import jax
 import numpy as np
 
-from dtrain.batch import Batch, Example
+from dtrain.core.errors import DataError
+from dtrain.core.types import Positive
+from dtrain.data.batch import Batch, Example
 from dtrain.data.files import expanded
 from dtrain.data.pixels import Pixels
 from dtrain.data.source import Arrays, Load, Source, Split, image_example
-from dtrain.errors import DataError
-from dtrain.fields import Positive
 
 FILES = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dtrain.batch import Batch, Example
+from dtrain.core.errors import DataError
+from dtrain.data.batch import Batch, Example
 from dtrain.data.files import reason
 from dtrain.data.source import CHANGED, image_example
-from dtrain.errors import DataError
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "PPM")
 """By content, whatever the name: Pillow would start Ghostscript for an EPS called .png."""

@@ -12,14 +12,14 @@ from typing import Literal, NamedTuple
 
 import jax
 
-from dtrain.batch import Batch, Example
+from dtrain.core.errors import DataError
+from dtrain.core.types import Fraction, Positive
+from dtrain.data.batch import Batch, Example
 from dtrain.data.files import expanded, reason
 from dtrain.data.image_files import ImageFile, ImageFiles
 from dtrain.data.known import file_digest, known, stamp
 from dtrain.data.pixels import Pixels
 from dtrain.data.source import Load, Source, Split
-from dtrain.errors import DataError
-from dtrain.fields import Fraction, Positive
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm"}
 SPLITS = {"train": "train", "test": "test", "val": "test", "valid": "test", "validation": "test"}

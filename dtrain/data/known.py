@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from dtrain.core.errors import DataError
 from dtrain.data.files import expanded, replacing
-from dtrain.errors import DataError
 
 FRESH_NS = 2 * 10**9
 """No record is kept of a file that changed so recently: it may change again within one tick of its times."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from dtrain.batch import Batch
-from dtrain.fields import Float, Natural, PositiveFloat
+from dtrain.core.types import Float, Natural, PositiveFloat
+from dtrain.data.batch import Batch
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 from annotated_types import Ge, Le
 
-from dtrain.batch import Batch, Example, Feature
-from dtrain.errors import DataError
+from dtrain.core.errors import DataError
+from dtrain.data.batch import Batch, Example, Feature
 
 Split = Literal["train", "test"]
 Readers = Annotated[int, Ge(0), Le(1024)]

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from dtrain.core.errors import DataError
 from dtrain.data.files import reason, refuse_suffix
 from dtrain.data.known import known, stamp
 from dtrain.data.source import CHANGED
-from dtrain.errors import DataError
 
 HEADERS = {20240520: "uint16", 20240801: "uint32"}
 HEADER_VALUES = 256

@@ -7,11 +7,11 @@ from typing import Literal
 import jax
 import numpy as np
 
-from dtrain.batch import Batch, Example
+from dtrain.core.types import Positive
+from dtrain.data.batch import Batch, Example
 from dtrain.data.order import mixed
 from dtrain.data.pixels import Pixels
 from dtrain.data.source import Load, Source, Split, image_example
-from dtrain.fields import Positive
 
 
 @dataclass(frozen=True, kw_only=True)

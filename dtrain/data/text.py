@@ -9,7 +9,9 @@ from typing import Literal
 import jax
 import numpy as np
 
-from dtrain.batch import Batch, Example
+from dtrain.core.errors import DataError
+from dtrain.core.types import Fraction, Positive
+from dtrain.data.batch import Batch, Example
 from dtrain.data.codec import Codec, codec
 from dtrain.data.files import matching, refuse_suffix
 from dtrain.data.known import file_digest, known
@@ -18,8 +20,6 @@ from dtrain.data.stream import Stream
 from dtrain.data.token_cache import cached
 from dtrain.data.tokens import held_out, windows
 from dtrain.data.windows import row_example
-from dtrain.errors import DataError
-from dtrain.fields import Fraction, Positive
 
 _RECORDS = "its records would train as raw text: write the text that counts to .txt files"
 _PACKED = "unpack it first"

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
+from dtrain.core.errors import DataError, EnvironmentFault
 from dtrain.data.files import expanded, replacing
 from dtrain.data.known import seal, stamp, unsealed
 from dtrain.data.stream import Stream
-from dtrain.errors import DataError, EnvironmentFault
 
 
 def cached(cache: str, name: str, make: Callable[[], Iterable[np.ndarray]]) -> Stream:

@@ -6,14 +6,14 @@ from typing import Literal
 
 import jax
 
-from dtrain.batch import Batch, Example
+from dtrain.core.errors import DataError
+from dtrain.core.types import Fraction, Natural, Positive
+from dtrain.data.batch import Batch, Example
 from dtrain.data.codec import Codec, codec
 from dtrain.data.files import matching
 from dtrain.data.source import Load, Source, Split
 from dtrain.data.stream import Stream, opened
 from dtrain.data.windows import Windows, row_example
-from dtrain.errors import DataError
-from dtrain.fields import Fraction, Natural, Positive
 
 LARGEST = 2**31 - 1
 """Rows hold 32-bit integers."""

@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from dtrain.batch import Batch, Example, Feature
+from dtrain.data.batch import Batch, Example, Feature
 from dtrain.data.stream import Stream
 
 NO_TARGET = -1

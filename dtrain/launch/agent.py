@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from dtrain import __version__, beat
-from dtrain.errors import DtrainError
+from dtrain import __version__
+from dtrain.core import heartbeat
+from dtrain.core.errors import DtrainError
 from dtrain.launch.commands import followed
 from dtrain.launch.registry import NAME as RECORD
 from dtrain.launch.runner import RunnerDir, kill, start, supervise
@@ -73,12 +74,12 @@ def status(request: Request) -> Reply:
     alive = own.process("runner") is not None
     text = f"step {values['step']}/{values['steps']} saved" if values.get("steps") else ""
     if alive:
-        text = f"{_where(beat.read(own.run.beat(request.job.rank)))}; {text}".rstrip("; ")
+        text = f"{_where(heartbeat.read(own.run.beat(request.job.rank)))}; {text}".rstrip("; ")
     recorded = (own.run.path / RECORD).exists()
     return Reply(alive=alive, code=own.end(), state=values.get("state", ""), recorded=recorded, text=text)
 
 
-def _where(heartbeat: beat.Sign | None) -> str:
+def _where(heartbeat: heartbeat.Sign | None) -> str:
     if heartbeat is None:
         return "starting"
     silent = time.time() - heartbeat.at

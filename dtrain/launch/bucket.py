@@ -3,7 +3,7 @@
 import json
 import secrets
 
-from dtrain.errors import EnvironmentFault
+from dtrain.core.errors import EnvironmentFault
 from dtrain.launch.commands import run
 
 ABSENT, FORBIDDEN = "not found: 404", "does not have permission"

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from dtrain.errors import EnvironmentFault
+from dtrain.core.errors import EnvironmentFault
 from dtrain.launch.commands import run
 
 Check = Callable[[], list[str]]

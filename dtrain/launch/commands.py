@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from dtrain.errors import EnvironmentFault
+from dtrain.core.errors import EnvironmentFault
 
 WAIT = 120.0
 HINTS = {

@@ -14,7 +14,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dtrain.errors import DtrainError, EnvironmentFault
+from dtrain.core.errors import DtrainError, EnvironmentFault
 from dtrain.launch.wire import HostJob, Reply, Request, Verb, decode, encode
 
 AGAIN = 2.0

@@ -9,13 +9,13 @@ from typing import Annotated, Any, ClassVar
 
 from annotated_types import Le
 
-from dtrain.errors import FieldError, RecipeError
-from dtrain.fields import Natural, Positive, PositiveFloat
+from dtrain.core.errors import FieldError, RecipeError
+from dtrain.core.process_info import LAUNCH
+from dtrain.core.slices import Target as Slice
+from dtrain.core.slices import target as slice_of
+from dtrain.core.types import Natural, Positive, PositiveFloat
 from dtrain.launch.checks import Check, check_variables, run_checks
 from dtrain.launch.names import Variable
-from dtrain.process_info import LAUNCH
-from dtrain.slices import Target as Slice
-from dtrain.slices import target as slice_of
 
 Say = Callable[[str], None]
 VERSION = 2

@@ -4,8 +4,8 @@ from typing import Annotated
 
 from pydantic import StringConstraints
 
-from dtrain.errors import FieldError
-from dtrain.fields import Sentence
+from dtrain.core.errors import FieldError
+from dtrain.core.types import Sentence
 
 
 def _like(pattern: str) -> StringConstraints:

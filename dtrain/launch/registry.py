@@ -14,8 +14,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from dtrain.errors import DtrainError, EnvironmentFault, LeftBehind, RecipeError
-from dtrain.folder import Folder, folder, overwrite
+from dtrain.core.errors import DtrainError, EnvironmentFault, LeftBehind, RecipeError
+from dtrain.core.run_dir import Folder, folder, overwrite
 from dtrain.launch.job import Job
 from dtrain.launch.wire import adapter
 

@@ -11,11 +11,11 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from dtrain.errors import EnvironmentFault, Locked, Stopped
-from dtrain.folder import Folder, overwrite
+from dtrain.core.errors import EnvironmentFault, Locked, Stopped
+from dtrain.core.lease import born
+from dtrain.core.run_dir import Folder, overwrite
 from dtrain.launch.registry import NAME as RECORD
 from dtrain.launch.wire import RUNS_HERE, HostJob, ProcessFile, Reply, Request, decode, encode
-from dtrain.lease import born
 
 PAUSE = 10.0
 """Seconds between a preemption and the next start."""

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dtrain.errors import EnvironmentFault, RecipeError
+from dtrain.core.errors import EnvironmentFault, RecipeError
 from dtrain.launch.commands import run
 
 OUTPUT = "launch"

@@ -13,8 +13,8 @@ from typing import Any, Literal, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from dtrain import __version__
-from dtrain.errors import EnvironmentFault
-from dtrain.process_info import ProcessInfo
+from dtrain.core.errors import EnvironmentFault
+from dtrain.core.process_info import ProcessInfo
 
 VERSION = 1
 """Goes up where a class below changes, or what a verb does."""

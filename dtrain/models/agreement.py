@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dtrain.errors import DataError
+from dtrain.core.errors import DataError
 from dtrain.models.decoder import Decoder
 from dtrain.models.hf_config import Published, published_model
 from dtrain.models.rope import Rope

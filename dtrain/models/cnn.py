@@ -13,12 +13,11 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from dtrain.batch import Batch, Example
-from dtrain.context import Context
-from dtrain.errors import FieldError
-from dtrain.fields import Depth, Positive
-from dtrain.model import Flops, Loss
-from dtrain.models.layers import (
+from dtrain.core.errors import FieldError
+from dtrain.core.types import Depth, Positive
+from dtrain.data.batch import Batch, Example
+from dtrain.models.nn.context import Context
+from dtrain.models.nn.layers import (
     classify,
     dense,
     group_norm,
@@ -29,8 +28,9 @@ from dtrain.models.layers import (
     three_times,
     weight,
 )
-from dtrain.params import Tree
-from dtrain.varying import axes_of, varied, vary
+from dtrain.models.nn.model import Flops, Loss
+from dtrain.models.nn.param import Tree
+from dtrain.models.nn.vma import axes_of, varied, vary
 
 KERNEL = 3
 MOST_BLOCKS = 1_000

@@ -1,4 +1,4 @@
-"""A model of the user's own: any class that keeps the contract of `dtrain.model.Model`."""
+"""A model of the user's own: any class that keeps the contract of `dtrain.models.nn.model.Model`."""
 
 import importlib
 import importlib.util
@@ -15,11 +15,11 @@ import jax
 import jax.numpy as jnp
 
 import dtrain
-from dtrain.batch import Batch, Example
-from dtrain.context import Context
-from dtrain.errors import DtrainError, FieldError, RecipeError
-from dtrain.model import Flops, Loss, Model
-from dtrain.params import Param, Tree, dotted
+from dtrain.core.errors import DtrainError, FieldError, RecipeError
+from dtrain.data.batch import Batch, Example
+from dtrain.models.nn.context import Context
+from dtrain.models.nn.model import Flops, Loss, Model
+from dtrain.models.nn.param import Param, Tree, dotted
 
 VARYING = ("varying", "manual axis type", "manual_axis_type")
 """Words of JAX's own errors about values that differ from device to device."""
@@ -74,7 +74,7 @@ class Custom:
         wrong = [f"{dotted(path)}: {type(leaf).__name__}" for path, leaf in leaves if not _is(leaf)]
         if wrong or len(set(names)) < len(names):
             why = f"params() gives {wrong[0]}" if wrong else f"params() gives {max(names, key=names.count)} twice"
-            hint = "declare each with dtrain.params.Param(shape, dims, init); values that do not train belong in fields"
+            hint = "declare each with dtrain.models.nn.param.Param(shape, dims, init); values that do not train belong in fields"
             raise RecipeError(f"model.target: {self.target}: {why}, not a Param for each path", hint)
         return tree, names, structure
 
@@ -126,7 +126,7 @@ class Custom:
             hint = "--debug shows the whole traceback"
             if any(word in str(error) for word in VARYING):
                 hint = "a carry that starts from zeros is the same on every device, what it becomes is not: start it "
-                hint += "with dtrain.varying.vary(zeros, dtrain.varying.axes_of(x)), x being computed from the batch"
+                hint += "with dtrain.models.nn.vma.vary(zeros, dtrain.models.nn.vma.axes_of(x)), x being computed from the batch"
             where = _line(error, f"model.target: {self.target}")
             raise RecipeError(f"{where}: {type(error).__name__}: {text[0]}", hint) from error
 

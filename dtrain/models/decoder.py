@@ -13,21 +13,21 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from dtrain import params as declare
-from dtrain.attention import Reach, keys_seen
-from dtrain.batch import Batch, Example
-from dtrain.context import Block, Context, Layers, Remat
-from dtrain.errors import FieldError
-from dtrain.fields import Depth, Natural, NonNegative, Positive, PositiveFloat
-from dtrain.model import Flops, Loss
+from dtrain.core.errors import FieldError
+from dtrain.core.types import Depth, Natural, NonNegative, Positive, PositiveFloat
+from dtrain.data.batch import Batch, Example
 from dtrain.models.decoder_layer import layer, norm
 from dtrain.models.feed_forward import Form, hidden
-from dtrain.models.layers import added, normalised
 from dtrain.models.moe import Experts
 from dtrain.models.next_token import Head, row_mismatch
+from dtrain.models.nn import param as declare
+from dtrain.models.nn.attention import Reach, keys_seen
+from dtrain.models.nn.context import Block, Context, Layers, Remat
+from dtrain.models.nn.layers import added, normalised
+from dtrain.models.nn.matmul import product
+from dtrain.models.nn.model import Flops, Loss
+from dtrain.models.nn.param import Param, Tree
 from dtrain.models.rope import Learned, Rope, turned
-from dtrain.params import Param, Tree
-from dtrain.product import product
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,10 +3,10 @@
 import math
 from typing import TYPE_CHECKING
 
-from dtrain import params as declare
-from dtrain.models.layers import bias, scale
 from dtrain.models.moe import matrices
-from dtrain.params import Param, Tree
+from dtrain.models.nn import param as declare
+from dtrain.models.nn.layers import bias, scale
+from dtrain.models.nn.param import Param, Tree
 
 if TYPE_CHECKING:
     from dtrain.models.decoder import Decoder

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dtrain.errors import DataError, FieldError
+from dtrain.core.errors import DataError, FieldError
 from dtrain.models.decoder import Decoder
 from dtrain.models.hf_fields import COMMON, DEFAULTS, IGNORED, NEUTRAL, Fields
 from dtrain.models.moe import Experts

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from dtrain.errors import DataError
+from dtrain.core.errors import DataError
 from dtrain.models.decoder import Decoder
 from dtrain.models.hf_config import ACTIVATIONS, GPT2_ACTIVATIONS, published_model
 from dtrain.models.rope import Learned, Linear, Llama3, Rope, Yarn

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dtrain.errors import DataError
+from dtrain.core.errors import DataError
 
 GEMMA = {"rms_norm_eps": 1e-6, "tie_word_embeddings": True, "hidden_activation": None, "head_dim": 256}
 QWEN = {"rms_norm_eps": 1e-6, "use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}

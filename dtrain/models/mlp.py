@@ -10,14 +10,14 @@ from typing import Literal
 
 import jax
 
-from dtrain.batch import Batch, Example
-from dtrain.context import Context
-from dtrain.errors import FieldError
-from dtrain.fields import Positive
-from dtrain.model import Flops, Loss
-from dtrain.models.layers import added, classify, dense, three_times
-from dtrain.params import Tree
-from dtrain.product import product
+from dtrain.core.errors import FieldError
+from dtrain.core.types import Positive
+from dtrain.data.batch import Batch, Example
+from dtrain.models.nn.context import Context
+from dtrain.models.nn.layers import added, classify, dense, three_times
+from dtrain.models.nn.matmul import product
+from dtrain.models.nn.model import Flops, Loss
+from dtrain.models.nn.param import Tree
 
 ACTIVATIONS = {"relu": jax.nn.relu, "gelu": jax.nn.gelu, "tanh": jax.nn.tanh}
 

@@ -11,14 +11,14 @@ import jax
 import jax.numpy as jnp
 from annotated_types import Gt, Le
 
-from dtrain import params as declare
-from dtrain.context import Context
-from dtrain.errors import FieldError
-from dtrain.experts import Mixture, Product, Routed
-from dtrain.fields import Natural, NonNegative, Positive, PositiveFloat
+from dtrain.core.errors import FieldError
+from dtrain.core.types import Natural, NonNegative, Positive, PositiveFloat
 from dtrain.models.feed_forward import Form, gated, hidden
-from dtrain.params import Init, Param, Tree
-from dtrain.product import product
+from dtrain.models.nn import param as declare
+from dtrain.models.nn.context import Context
+from dtrain.models.nn.matmul import product
+from dtrain.models.nn.moe import Mixture, Product, Routed
+from dtrain.models.nn.param import Init, Param, Tree
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from dtrain.attention import HIDDEN
-from dtrain.batch import Example
-from dtrain.context import Context
-from dtrain.errors import RecipeError
-from dtrain.models.layers import lift
-from dtrain.params import Tree
-from dtrain.product import product
+from dtrain.core.errors import RecipeError
+from dtrain.data.batch import Example
+from dtrain.models.nn.attention import HIDDEN
+from dtrain.models.nn.context import Context
+from dtrain.models.nn.layers import lift
+from dtrain.models.nn.matmul import product
+from dtrain.models.nn.param import Tree
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from itertools import product
 import numpy as np
 
 from dtrain.models.decoder import Decoder
+from dtrain.models.nn.param import Param
 from dtrain.models.rope import Learned
-from dtrain.params import Param
 
 UNUSED = re.compile(r"(^|\.)(attn\.(masked_)?bias|rotary_emb\.inv_freq)$")
 """Tensors of some files that are no parameters: masks, and waves that are computed."""

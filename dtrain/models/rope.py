@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dtrain.errors import FieldError
-from dtrain.fields import Positive, PositiveFloat
+from dtrain.core.errors import FieldError
+from dtrain.core.types import Positive, PositiveFloat
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,14 +8,13 @@ from typing import Literal
 
 import jax
 
-from dtrain import params as declare
-from dtrain.attention import Reach
-from dtrain.batch import Batch, Example
-from dtrain.context import Context
-from dtrain.errors import FieldError
-from dtrain.fields import Depth, Positive
-from dtrain.model import Flops, Loss
-from dtrain.models.layers import (
+from dtrain.core.errors import FieldError
+from dtrain.core.types import Depth, Positive
+from dtrain.data.batch import Batch, Example
+from dtrain.models.nn import param as declare
+from dtrain.models.nn.attention import Reach
+from dtrain.models.nn.context import Context
+from dtrain.models.nn.layers import (
     added,
     classify,
     dense,
@@ -26,8 +25,9 @@ from dtrain.models.layers import (
     three_times,
     weight,
 )
-from dtrain.params import Param, Tree
-from dtrain.product import product
+from dtrain.models.nn.matmul import product
+from dtrain.models.nn.model import Flops, Loss
+from dtrain.models.nn.param import Param, Tree
 
 
 @dataclass(frozen=True, kw_only=True)

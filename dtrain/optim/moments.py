@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dtrain.params import Param, Tree
+from dtrain.models.nn.param import Param, Tree
 
 if TYPE_CHECKING:
     import optax

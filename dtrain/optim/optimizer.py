@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import jax
 import jax.numpy as jnp
 
-from dtrain.fields import Decay, Natural, NonNegative, PositiveFloat, Rate
+from dtrain.core.types import Decay, Natural, NonNegative, PositiveFloat, Rate
+from dtrain.models.nn.param import Param, Tree
 from dtrain.optim.moments import Factored, adam, factored
 from dtrain.optim.schedule import Constant, Schedule
-from dtrain.params import Param, Tree
 
 if TYPE_CHECKING:
     import optax

@@ -6,7 +6,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from dtrain.fields import Fraction, Natural
+from dtrain.core.types import Fraction, Natural
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dtrain.errors import FieldError
+from dtrain.core.errors import FieldError
+from dtrain.models.nn.param import Param, Tree
 from dtrain.optim.optimizer import Optimizer
-from dtrain.params import Param, Tree
 
 if TYPE_CHECKING:
     import optax

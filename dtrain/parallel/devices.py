@@ -7,10 +7,10 @@ import sys
 from glob import glob
 from typing import Any
 
-from dtrain import faults, signals
-from dtrain.errors import EnvironmentFault, HostLost
-from dtrain.parallel.meeting import LOOPBACK, Missing, Refusal, meet
-from dtrain.process_info import ProcessInfo, replaces_hosts
+from dtrain.core import fault_injection, signals
+from dtrain.core.errors import EnvironmentFault, HostLost
+from dtrain.core.process_info import ProcessInfo, replaces_hosts
+from dtrain.parallel.rendezvous import LOOPBACK, Missing, Refusal, meet
 
 SILENCE, LOCAL_SILENCE = 10, 100
 """Seconds after which a machine that is not heard of counts as gone; on this one, its parent knows sooner."""
@@ -83,7 +83,7 @@ def join(info: ProcessInfo, *, local: int = 1, refusal: Refusal = lambda: None) 
     come, HostLost the host where the engine replaces it. Raises the `refusal` of the first process."""
     import jax
 
-    faults.strike("join", info.rank)
+    fault_injection.strike("join", info.rank)
     replaced = replaces_hosts() and info.world_size > local
     try:
         meet(info.rank, info.world_size, info.coordinator, refusal)

@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dtrain.batch import Batch
-from dtrain.context import Context
-from dtrain.errors import RecipeError
-from dtrain.model import Loss
+from dtrain.core.errors import RecipeError
+from dtrain.data.batch import Batch
+from dtrain.models.nn.context import Context
+from dtrain.models.nn.model import Loss
+from dtrain.models.nn.param import Tree
+from dtrain.models.nn.vma import axes_of, vary
 from dtrain.parallel.rules import Layout
-from dtrain.params import Tree
-from dtrain.varying import axes_of, vary
 
 LossFn = Callable[[Tree, Batch, Context], Loss]
 Grads = Callable[[Tree, Batch], tuple[Loss, Tree]]

@@ -8,8 +8,8 @@ import math
 import jax
 import jax.numpy as jnp
 
-from dtrain.experts import Mixture, Routed, in_order
-from dtrain.varying import axes_of, vary
+from dtrain.models.nn.moe import Mixture, Routed, in_order
+from dtrain.models.nn.vma import axes_of, vary
 
 
 def exchanged(tokens: Routed, experts: Mixture, axis: str, parts: int) -> jax.Array:

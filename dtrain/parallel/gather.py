@@ -7,8 +7,8 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from dtrain.errors import RecipeError
-from dtrain.params import Tree
+from dtrain.core.errors import RecipeError
+from dtrain.models.nn.param import Tree
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["value"], meta_fields=["axes", "dtype"])

@@ -13,19 +13,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from dtrain.attention import Reach
-from dtrain.batch import Batch
-from dtrain.context import Block, Layers, scan_layers
-from dtrain.experts import Mixture, Routed, grouped
-from dtrain.model import Loss
+from dtrain.data.batch import Batch
+from dtrain.models.nn.attention import Reach
+from dtrain.models.nn.context import Block, Layers, scan_layers
+from dtrain.models.nn.model import Loss
+from dtrain.models.nn.moe import Mixture, Routed, grouped
+from dtrain.models.nn.param import Tree
+from dtrain.models.nn.vma import varied
 from dtrain.parallel.engine import Compiler, Grads, LossFn, Sums, accumulate, flow
 from dtrain.parallel.gather import is_wrapped, looked_up, summed, unwrapped, wrap
 from dtrain.parallel.kernels import local_attention
 from dtrain.parallel.manual import Manual
 from dtrain.parallel.mesh import MEMORY_AXES, RULES
 from dtrain.parallel.rules import Layout, in_deal
-from dtrain.params import Tree
-from dtrain.varying import varied
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from dtrain.attention import Reach, Side, attention
-from dtrain.params import Tree
-from dtrain.remat import ATTENTION, PRODUCT
-from dtrain.varying import axes_of, vary
+from dtrain.models.nn.attention import Reach, Side, attention
+from dtrain.models.nn.param import Tree
+from dtrain.models.nn.remat import ATTENTION, PRODUCT
+from dtrain.models.nn.vma import axes_of, vary
 
 LANES = 128
 BLOCK = 512

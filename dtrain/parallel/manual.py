@@ -10,10 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
-from dtrain.attention import Reach
-from dtrain.context import Block, Layers, scan_layers
-from dtrain.errors import RecipeError
-from dtrain.experts import Mixture, Routed, grouped
+from dtrain.core.errors import RecipeError
+from dtrain.models.nn.attention import Reach
+from dtrain.models.nn.context import Block, Layers, scan_layers
+from dtrain.models.nn.moe import Mixture, Routed, grouped
+from dtrain.models.nn.param import Tree
+from dtrain.models.nn.remat import PRODUCT, regather
+from dtrain.models.nn.vma import axes_of, varied, vary
 from dtrain.parallel.experts import exchanged
 from dtrain.parallel.gather import NotGathered, gathered, is_wrapped, summed
 from dtrain.parallel.kernels import grouped_product, local_attention
@@ -21,9 +24,6 @@ from dtrain.parallel.mesh import MEMORY_AXES
 from dtrain.parallel.pipeline import pipelined
 from dtrain.parallel.ring import held_by, ring_attention
 from dtrain.parallel.rules import Layout, in_deal
-from dtrain.params import Tree
-from dtrain.remat import PRODUCT, regather
-from dtrain.varying import axes_of, varied, vary
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import numpy as np
 from annotated_types import Ge, Le
 from jax.sharding import AxisType
 
-from dtrain.errors import FieldError
-from dtrain.fields import Positive
+from dtrain.core.errors import FieldError
+from dtrain.core.types import Positive
 
 Axis = Literal["pipeline", "data", "fsdp", "sequence", "expert", "tensor"]
 AXES: tuple[Axis, ...] = ("pipeline", "data", "fsdp", "sequence", "expert", "tensor")

@@ -11,8 +11,8 @@ from math import gcd
 import jax
 import jax.numpy as jnp
 
-from dtrain.params import Tree
-from dtrain.varying import axes_of, vary
+from dtrain.models.nn.param import Tree
+from dtrain.models.nn.vma import axes_of, vary
 
 Stage = Callable[[jax.Array, Tree], tuple[jax.Array, Tree]]
 """(activations, what all layers share) → activations and sums: the layers of this device."""

@@ -7,14 +7,14 @@ from typing import Any, Literal
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from dtrain.batch import Batch
-from dtrain.context import Block, Layers, Plain
-from dtrain.model import Loss
+from dtrain.data.batch import Batch
+from dtrain.models.nn.context import Block, Layers, Plain
+from dtrain.models.nn.model import Loss
+from dtrain.models.nn.param import Tree
 from dtrain.parallel.engine import Compiler, Grads, LossFn, Sums, accumulate
 from dtrain.parallel.gather import looked_up, unwrapped, wrap
 from dtrain.parallel.mesh import visible
 from dtrain.parallel.rules import Layout
-from dtrain.params import Tree
 
 AXIS = "data"
 

@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from dtrain.attention import Reach, Side, in_chunks, scores, visible, weigh
-from dtrain.params import Tree
-from dtrain.remat import ATTENTION
+from dtrain.models.nn.attention import Reach, Side, in_chunks, scores, visible, weigh
+from dtrain.models.nn.param import Tree
+from dtrain.models.nn.remat import ATTENTION
 
 
 class Keys(NamedTuple):

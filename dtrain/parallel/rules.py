@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from dtrain.batch import Example
-from dtrain.errors import RecipeError
+from dtrain.core.errors import RecipeError
+from dtrain.data.batch import Example
+from dtrain.models.nn.param import Param, Tree, paths
 from dtrain.parallel.mesh import AXES, MEMORY_AXES, RULES
-from dtrain.params import Param, Tree, paths
 
 Rules = Mapping[str, tuple[str, ...]]
 

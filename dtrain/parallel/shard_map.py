@@ -13,16 +13,16 @@ from typing import Any, Literal
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from dtrain.batch import Batch
-from dtrain.errors import RecipeError
-from dtrain.model import Loss
+from dtrain.core.errors import RecipeError
+from dtrain.data.batch import Batch
+from dtrain.models.nn.model import Loss
+from dtrain.models.nn.param import Tree
+from dtrain.models.nn.vma import axes_of, vary
 from dtrain.parallel.engine import Compiler, Grads, LossFn, Sums, accumulate, flow
 from dtrain.parallel.gather import summed, wrap
 from dtrain.parallel.manual import Manual
 from dtrain.parallel.mesh import MEMORY_AXES, RULES
 from dtrain.parallel.rules import Layout, split_axes
-from dtrain.params import Tree
-from dtrain.varying import axes_of, vary
 
 
 @dataclass(frozen=True, kw_only=True)

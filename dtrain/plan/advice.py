@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from dtrain.explain import size_text
+from dtrain.core.slices import Target
 from dtrain.plan.capacity import State, factored, larger, room, state
 from dtrain.plan.memory import roomy
 from dtrain.plan.plan import Plan
@@ -12,7 +12,7 @@ from dtrain.plan.report import ms, verdict
 from dtrain.plan.variants import MICROBATCHES, Candidate, finer, meshes
 from dtrain.plan.workers import Job, outcomes
 from dtrain.recipe.recipe import Recipe
-from dtrain.slices import Target
+from dtrain.train.explain import size_text
 
 MESHES = 2
 """Meshes that are tried together with another change: those that need the least memory."""

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from dtrain.core.slices import Target
 from dtrain.plan.memory import Buffer, Memory
 from dtrain.plan.money import Money
 from dtrain.plan.plan import Plan, Timing
@@ -17,7 +18,6 @@ from dtrain.plan.replay import Talk, Tally
 from dtrain.plan.workers import Job, Outcome, outcomes
 from dtrain.recipe.load import plain
 from dtrain.recipe.recipe import Recipe
-from dtrain.slices import Target
 
 
 def remembered(

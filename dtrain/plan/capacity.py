@@ -4,7 +4,8 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dtrain.hardware import PER_HOST
+from dtrain.core.chips import PER_HOST
+from dtrain.core.slices import Target, target
 from dtrain.optim.optimizer import Adafactor, Shared
 from dtrain.parallel.mesh import AXES, Mesh
 from dtrain.plan.memory import Memory, roomy
@@ -13,7 +14,6 @@ from dtrain.plan.variants import Candidate
 from dtrain.plan.workers import Job
 from dtrain.recipe.crosscheck import problems_of
 from dtrain.recipe.recipe import Recipe
-from dtrain.slices import Target, target
 
 TRIES = 4
 """Slices that are planned, from the smallest that holds the state on."""

@@ -3,8 +3,8 @@
 import importlib.util
 from typing import Any
 
-from dtrain.errors import EnvironmentFault
-from dtrain.hardware import PER_HOST, Chip
+from dtrain.core.chips import PER_HOST, Chip
+from dtrain.core.errors import EnvironmentFault
 
 CUDNN = 90800
 """The version of cuDNN that programs are traced for, which JAX asks the GPU's own machine for: 9.8.0."""

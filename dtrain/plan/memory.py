@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from dtrain.batch import Batch
+from dtrain.data.batch import Batch
 from dtrain.parallel.rules import Layout
 from dtrain.plan.compiled import Compiled
 from dtrain.plan.program import Array, Op, Program

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from datetime import date
 
-from dtrain.hardware import PRICED
-from dtrain.slices import Target
+from dtrain.core.chips import PRICED
+from dtrain.core.slices import Target
 
 STALE = 6
 """Months after which the list prices are shown with a warning."""

@@ -15,8 +15,8 @@ from functools import cached_property
 
 import numpy as np
 
-from dtrain.hardware import Chip
-from dtrain.plan.pace import REACHED
+from dtrain.core.chips import Chip
+from dtrain.plan.efficiency import REACHED
 from dtrain.plan.program import Op
 
 HOP, NVLINK_START, FAR_START = 1e-6, 5e-6, 50e-6

@@ -10,7 +10,7 @@ the parts. Gathers over a part of a torus of several dimensions go along one rin
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dtrain.hardware import Chip
+from dtrain.core.chips import Chip
 from dtrain.parallel.engine import Compiler
 from dtrain.parallel.mesh import MEMORY_AXES
 from dtrain.plan.network import Group

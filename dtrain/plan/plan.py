@@ -8,27 +8,27 @@ from typing import Any, Literal
 
 import jax
 
-from dtrain.assembly import Assembly, assemble
-from dtrain.batch import Example, tokens_in
-from dtrain.errors import RecipeError
+from dtrain.core.errors import RecipeError
+from dtrain.core.slices import Target
+from dtrain.data.batch import Example, tokens_in
+from dtrain.models.nn.param import count
 from dtrain.parallel.mesh import Mesh, visible
 from dtrain.parallel.rules import Layout
 from dtrain.parallel.shard_map import ShardMap
-from dtrain.params import count
 from dtrain.plan import memory, target
 from dtrain.plan.compiled import compiled as compile_step
 from dtrain.plan.cuda import take_cudnn_as_there
+from dtrain.plan.efficiency import Pace
+from dtrain.plan.jaxpr_cost import ALL, traced
 from dtrain.plan.memory import CLASSES, Memory
 from dtrain.plan.money import Money, cost
 from dtrain.plan.network import Network
 from dtrain.plan.overlap import overlap
-from dtrain.plan.pace import Pace
 from dtrain.plan.program import read
 from dtrain.plan.replay import Replay, Tally
 from dtrain.plan.target import places, stand_ins
-from dtrain.plan.traced import ALL, traced
 from dtrain.recipe.recipe import Recipe
-from dtrain.slices import Target
+from dtrain.train.assembly import Assembly, assemble
 
 Tier = Literal["compiled", "quick", "state"]
 """`state`: neither compiled nor traced, as the state alone leaves no room."""

@@ -8,12 +8,12 @@ Not in it: vector work, padding of matrices to the hardware's, contention for me
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from dtrain.hardware import Chip
+from dtrain.core.chips import Chip
 from dtrain.plan import kernels
 from dtrain.plan.cost import COLLECTIVES, FREE, Costs
+from dtrain.plan.efficiency import Pace
 from dtrain.plan.loops import trips
 from dtrain.plan.network import Network, dims_used, members
-from dtrain.plan.pace import Pace
 from dtrain.plan.program import Computation, Op, Program
 
 

@@ -3,9 +3,8 @@
 from collections.abc import Iterator, Sequence
 from datetime import date
 
-from dtrain.explain import size_text
-from dtrain.hardware import PRICED
-from dtrain.introduction import mesh_text
+from dtrain.core.chips import PRICED
+from dtrain.core.slices import Target
 from dtrain.parallel.mesh import MEMORY_AXES
 from dtrain.plan.capacity import state
 from dtrain.plan.memory import RESERVED
@@ -13,7 +12,8 @@ from dtrain.plan.money import Money, stale
 from dtrain.plan.plan import Plan, Timing
 from dtrain.plan.replay import Talk
 from dtrain.plan.search import Found
-from dtrain.slices import Target
+from dtrain.train.banner import mesh_text
+from dtrain.train.explain import size_text
 
 RESERVING = (
     f"a compiler reserved {RESERVED[0]} to {RESERVED[1]} times the peak of other programs: compile it to be sure"

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 
-from dtrain.errors import DtrainError, RecipeError
+from dtrain.core.errors import DtrainError, RecipeError
+from dtrain.core.slices import Target
 from dtrain.plan.cache import remembered
 from dtrain.plan.memory import roomy
 from dtrain.plan.plan import Plan
@@ -21,7 +22,6 @@ from dtrain.plan.workers import Job
 from dtrain.recipe.compose import merge, overriding
 from dtrain.recipe.recipe import Recipe
 from dtrain.recipe.yaml import dump, parse
-from dtrain.slices import Target
 
 MESHES, BEST = 16, 2
 SLACK = 1.15

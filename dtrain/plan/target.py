@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from dtrain.errors import EnvironmentFault
-from dtrain.hardware import PER_HOST
+from dtrain.core.chips import PER_HOST
+from dtrain.core.errors import EnvironmentFault
+from dtrain.core.slices import Target
 from dtrain.plan.cuda import described
-from dtrain.slices import Target
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dtrain.hardware import PRICED
+from dtrain.core.chips import PRICED
 from dtrain.plan.capacity import state
 from dtrain.plan.plan import Plan
 from dtrain.plan.report import PARTS, verdict

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from dtrain.core.slices import Target
 from dtrain.parallel.jit import Jit
 from dtrain.parallel.mesh import AXES, Mesh, visible
 from dtrain.parallel.shard_map import ShardMap
 from dtrain.recipe.crosscheck import problems_of
 from dtrain.recipe.recipe import Recipe
-from dtrain.slices import Target
 
 OVERLAP = {
     "xla_tpu_enable_async_collective_fusion": True,

@@ -10,11 +10,11 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from dtrain.errors import DtrainError, EnvironmentFault
-from dtrain.parent import leave_with_caller
+from dtrain.core.errors import DtrainError, EnvironmentFault
+from dtrain.core.parent import leave_with_caller
+from dtrain.core.slices import Target
 from dtrain.plan.plan import Plan, plan, quick
 from dtrain.recipe.recipe import Recipe
-from dtrain.slices import Target
 
 Outcome = Plan | DtrainError
 

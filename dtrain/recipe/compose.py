@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from dtrain.errors import RecipeError
+from dtrain.core.errors import RecipeError
 from dtrain.recipe.problems import nearest
 from dtrain.recipe.yaml import MAX_DEPTH, Budget, Mark, Node, parse, read, shown
 

@@ -7,14 +7,14 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from dtrain.batch import Example
+from dtrain.core.errors import FieldError
+from dtrain.core.run_dir import NAME
+from dtrain.data.batch import Example
 from dtrain.data.synthetic import Synthetic
-from dtrain.errors import FieldError
-from dtrain.folder import NAME
 from dtrain.models.custom import Custom
+from dtrain.models.nn.param import count
 from dtrain.parallel.mesh import BATCH_AXES, visible
 from dtrain.parallel.rules import Layout
-from dtrain.params import count
 from dtrain.recipe.recipe import Recipe, length_problem
 from dtrain.recipe.values import FAILED
 

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dtrain.batch import Example
+from dtrain.core.errors import DataError, FieldError, RecipeError
+from dtrain.data.batch import Example
 from dtrain.data.idx import IDX
-from dtrain.errors import DataError, FieldError, RecipeError
 from dtrain.models.custom import Custom
 from dtrain.recipe.crosscheck import Problem, Unread, problems_of, warmup_problem
 from dtrain.recipe.load import Draft, draft

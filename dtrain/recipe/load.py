@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from dtrain.errors import RecipeError
+from dtrain.core.errors import RecipeError
 from dtrain.recipe.compose import compose, merge
 from dtrain.recipe.crosscheck import Parts, Problem, problems_of
 from dtrain.recipe.parse import fields

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from dtrain.batch import Example
+from dtrain.core.errors import DataError
+from dtrain.data.batch import Example
 from dtrain.data.codec import File
 from dtrain.data.files import PACKAGE, matching
 from dtrain.data.idx import FILES, IDX
@@ -20,7 +21,6 @@ from dtrain.data.known import NO_CACHE
 from dtrain.data.source import Data, Source, Split
 from dtrain.data.text import Text
 from dtrain.data.tokens import Tokens, held_out, windows
-from dtrain.errors import DataError
 
 ENTRIES = 20_000
 """Names of files that are read, at most, to find those that are meant."""

@@ -5,7 +5,7 @@ import os
 import re
 from glob import glob
 
-from dtrain.process_info import process_info
+from dtrain.core.process_info import process_info
 
 FORCED = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
 

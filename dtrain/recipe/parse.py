@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from functools import cache, partial
 from typing import Any
 
-from dtrain.errors import FieldError
+from dtrain.core.errors import FieldError
 from dtrain.recipe.field_docs import field_docs
 from dtrain.recipe.problems import Problems, described, listed, nearest
 from dtrain.recipe.values import FAILED, accepts, judged

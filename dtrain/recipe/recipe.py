@@ -6,30 +6,30 @@ from typing import Annotated, Literal
 from annotated_types import Gt
 
 from dtrain.checkpoint.policy import Checkpoint
+from dtrain.core.errors import FieldError, RecipeError
+from dtrain.core.types import Natural, Positive, PositiveFloat, Seconds, Seed
 from dtrain.data.digits import Digits
 from dtrain.data.idx import IDX
 from dtrain.data.images import Images
 from dtrain.data.synthetic import Synthetic
 from dtrain.data.text import Text
 from dtrain.data.tokens import Tokens
-from dtrain.errors import FieldError, RecipeError
-from dtrain.fields import Natural, Positive, PositiveFloat, Seconds, Seed
-from dtrain.launch.gke import GKE
-from dtrain.launch.hosts import Local
-from dtrain.launch.sky import Sky
-from dtrain.launch.slurm import Slurm
-from dtrain.launch.ssh import Ssh
+from dtrain.launch.targets.gke import GKE
+from dtrain.launch.targets.hosts import Local
+from dtrain.launch.targets.sky import Sky
+from dtrain.launch.targets.slurm import Slurm
+from dtrain.launch.targets.ssh import Ssh
 from dtrain.models.cnn import CNN
 from dtrain.models.custom import Custom
 from dtrain.models.decoder import Decoder
 from dtrain.models.mlp import MLP
+from dtrain.models.nn.precision import Precision
 from dtrain.models.vit import ViT
 from dtrain.optim.optimizer import Optimizer
 from dtrain.parallel.jit import Jit
 from dtrain.parallel.mesh import Mesh
 from dtrain.parallel.pmap import Pmap
 from dtrain.parallel.shard_map import ShardMap
-from dtrain.precision import Precision
 from dtrain.track.notify import Notify
 from dtrain.track.tensorboard import TensorBoard
 from dtrain.track.wandb import WandB

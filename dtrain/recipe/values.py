@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, Literal
 
-from dtrain.fields import Sentence
+from dtrain.core.types import Sentence
 from dtrain.recipe.problems import Problems, described, nearest
 from dtrain.recipe.yaml import Node
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from dtrain.errors import RecipeError
+from dtrain.core.errors import RecipeError
 
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 32

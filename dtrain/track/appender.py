@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from dtrain.errors import EnvironmentFault, cause, way_out
+from dtrain.core.errors import EnvironmentFault, cause, way_out
 
 EVERY = 30.0
 """Seconds from one sync to the next."""

@@ -19,8 +19,8 @@ from typing import Any, Protocol
 from urllib.error import HTTPError
 
 from dtrain import __version__
-from dtrain.errors import cause
-from dtrain.process_info import LAUNCH
+from dtrain.core.errors import cause
+from dtrain.core.process_info import LAUNCH
 
 LIMIT = 10.0
 """Seconds that a run waits for a notification, whatever the other side does."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dtrain.errors import EnvironmentFault, cause
-from dtrain.folder import overwrite, read_regular
+from dtrain.core.errors import EnvironmentFault, cause
+from dtrain.core.run_dir import overwrite, read_regular
 from dtrain.track.appender import Appender
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from dtrain.hardware import chip_of
+from dtrain.core.chips import chip_of
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from dtrain.errors import Aborted, DtrainError, Exhausted, Hung, Locked, Stopped, user_error
-from dtrain.folder import Folder, overwrite, read_json
-from dtrain.parent import watched
-from dtrain.process_info import launch_id
+from dtrain.core.errors import Aborted, DtrainError, Exhausted, Hung, Locked, Stopped, user_error
+from dtrain.core.parent import watched
+from dtrain.core.process_info import launch_id
+from dtrain.core.run_dir import Folder, overwrite, read_json
 from dtrain.track.delivery import LIMIT, LONGEST, Channel, Notification
 from dtrain.track.notify import Event, Notify
 

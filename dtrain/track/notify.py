@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from annotated_types import Gt, Le, MinLen
 
-from dtrain.errors import EnvironmentFault, FieldError
+from dtrain.core.errors import EnvironmentFault, FieldError
 
 if TYPE_CHECKING:
     from dtrain.track.delivery import Channel

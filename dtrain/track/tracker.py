@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from dtrain.folder import Folder
+from dtrain.core.run_dir import Folder
 
 
 @dataclass(frozen=True)

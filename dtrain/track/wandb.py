@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dtrain.errors import DtrainError, EnvironmentFault
+from dtrain.core.errors import DtrainError, EnvironmentFault
 from dtrain.track.tracker import About, Tracker
 
 PATIENCE = 30.0

@@ -11,8 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from dtrain.errors import RecipeError
-from dtrain.model import Loss
+from dtrain.core.errors import RecipeError
+from dtrain.models.nn.model import Loss
 
 EXACT, ROUNDED = 1e-4, 3e-2
 """How far, relatively, sums may be apart where numbers are computed in float32, and in bfloat16."""

@@ -8,16 +8,16 @@ from typing import Any
 
 import jax
 
-from dtrain.batch import Batch
-from dtrain.errors import DataError, NotFinite
-from dtrain.model import Loss
+from dtrain.core.errors import DataError, NotFinite
+from dtrain.data.batch import Batch
+from dtrain.models.nn.model import Loss
 from dtrain.recipe.recipe import Evaluate
-from dtrain.train.audit import Audit, audit
-from dtrain.train.clock import Clock
+from dtrain.train.checksum import Audit, audit
 from dtrain.train.loop import Moment
+from dtrain.train.loss_guard import CAUSES
 from dtrain.train.save_timer import SaveTimer
 from dtrain.train.state import State
-from dtrain.train.watch import CAUSES
+from dtrain.train.timers import Clock
 
 Report = Callable[[int, dict[str, float]], None]
 

@@ -12,10 +12,10 @@ from typing import Literal
 
 import jax
 
-from dtrain import signals
-from dtrain.errors import Aborted, DtrainError, Stopped
-from dtrain.parent import watched
-from dtrain.run_control import Request, RunControl
+from dtrain.core import signals
+from dtrain.core.errors import Aborted, DtrainError, Stopped
+from dtrain.core.parent import watched
+from dtrain.core.run_control import Request, RunControl
 
 SAME = 2.0
 """Seconds within which a second signal may be the first one, sent twice."""

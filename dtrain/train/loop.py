@@ -6,9 +6,9 @@ from typing import Any, Protocol
 
 import jax
 
-from dtrain.batch import Batch
-from dtrain.train.clock import Clock
+from dtrain.data.batch import Batch
 from dtrain.train.state import State
+from dtrain.train.timers import Clock
 
 Step = Callable[[State, Batch], tuple[State, dict[str, Any]]]
 

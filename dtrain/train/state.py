@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from dtrain import params as declare
-from dtrain.errors import RecipeError
+from dtrain.core.errors import RecipeError
+from dtrain.models.nn import param as declare
+from dtrain.models.nn.param import Tree, dotted
 from dtrain.parallel.rules import Layout
-from dtrain.params import Tree, dotted
 
 FEW = 4096
 """Values of an array that belongs to no parameter and is replicated without more ado."""

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from dtrain.batch import Batch
-from dtrain.context import Context
-from dtrain.model import Loss, Model
+from dtrain.data.batch import Batch
+from dtrain.models.nn.context import Context
+from dtrain.models.nn.model import Loss, Model
+from dtrain.models.nn.param import Tree
+from dtrain.models.nn.precision import Precision
 from dtrain.optim.update import Rate, averaged, learned
 from dtrain.parallel.engine import Grads, LossFn, Sums
-from dtrain.params import Tree
-from dtrain.precision import Precision
 from dtrain.train.state import State
 
 if TYPE_CHECKING:

@@ -1,5 +1,5 @@
 """The recipe of the faults, and the run that nothing happened to."""
 
-from tests.test_faults import recipe, undisturbed
+from tests.train.test_faults import recipe, undisturbed
 
 __all__ = ["recipe", "undisturbed"]

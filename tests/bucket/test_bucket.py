@@ -14,15 +14,15 @@ import pytest
 from dtrain.checkpoint import manifest
 from dtrain.checkpoint.policy import Checkpoint
 from dtrain.checkpoint.store import BAD, Store
-from dtrain.folder import INCOMPLETE, MANIFEST, Folder, saved_steps
-from dtrain.mounts import is_fuse, on_this_host
+from dtrain.core.mounts import is_fuse, on_this_host
+from dtrain.core.run_dir import INCOMPLETE, MANIFEST, Folder, saved_steps
 from dtrain.track.appender import Appender
 from tests.bucket.mount import Mount, mounted, until
 from tests.bucket.objects import apply, operations
 from tests.checkpoint.test_store import flip, largest, newest, shapes
 from tests.conftest import Dtrain
-from tests.test_faults import OFTEN
-from tests.test_run import numbers, saved
+from tests.train.test_faults import OFTEN
+from tests.train.test_run import numbers, saved
 
 NO_RENAMES = "--no-folder-renames"
 

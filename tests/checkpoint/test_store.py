@@ -23,8 +23,8 @@ from dtrain.checkpoint.disk import once
 from dtrain.checkpoint.manifest import Unsound
 from dtrain.checkpoint.policy import Checkpoint
 from dtrain.checkpoint.store import BAD, Store
-from dtrain.errors import CheckpointError, EnvironmentFault, Locked, NotFinite
-from dtrain.folder import INCOMPLETE, marker
+from dtrain.core.errors import CheckpointError, EnvironmentFault, Locked, NotFinite
+from dtrain.core.run_dir import INCOMPLETE, marker
 
 STATE = {"a": jnp.arange(6.0).reshape(2, 3), "n": jnp.int32(4)}
 

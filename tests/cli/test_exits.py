@@ -4,7 +4,7 @@ import pytest
 import typer
 
 from dtrain.cli.exits import exits
-from dtrain.errors import CheckpointError, DataError, NotFinite, RecipeError, Stopped
+from dtrain.core.errors import CheckpointError, DataError, NotFinite, RecipeError, Stopped
 
 CLOSED = (
     "Gloo AllReduce failed: [external/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.12]:4711"

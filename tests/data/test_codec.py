@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from dtrain.core.errors import DataError
 from dtrain.data.codec import File, codec
-from dtrain.errors import DataError
 
 
 def word_level(path: Path, vocab: dict[str, int], unknown: str = "[UNK]") -> Path:

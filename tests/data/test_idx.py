@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dtrain.core.errors import DataError
 from dtrain.data.idx import FILES, IDX, read
-from dtrain.errors import DataError
 
 
 def idx(array: np.ndarray) -> bytes:

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from dtrain.core.errors import DataError
 from dtrain.data.image_files import ImageFiles
 from dtrain.data.images import Images
 from dtrain.data.source import refuse_changed
-from dtrain.errors import DataError
 
 
 def picture(path: Path, shade: int) -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from dtrain.core.errors import DataError
 from dtrain.data import known as module
 from dtrain.data.known import known, seal, unsealed
-from dtrain.errors import DataError
 
 
 @pytest.fixture

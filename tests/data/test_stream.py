@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dtrain.core.errors import DataError
 from dtrain.data import known
 from dtrain.data.source import refuse_changed
 from dtrain.data.stream import Stream, opened
 from dtrain.data.tokens import Tokens
-from dtrain.errors import DataError
 
 STREAM = np.arange(1000, dtype=np.uint16)
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dtrain.core.errors import DataError, EnvironmentFault
 from dtrain.data.text import Text
-from dtrain.errors import DataError, EnvironmentFault
 
 
 def text(tmp_path: Path) -> Text:

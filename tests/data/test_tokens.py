@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dtrain.core.errors import DataError
 from dtrain.data.files import matching
 from dtrain.data.text import Text
 from dtrain.data.tokens import Tokens
-from dtrain.errors import DataError
 from dtrain.recipe.load import load
 from tests.conftest import SHARED
 

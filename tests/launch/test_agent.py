@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from dtrain.folder import Folder
+from dtrain.core.run_dir import Folder
 from dtrain.launch import agent
 from dtrain.launch.fanout import Answer, Machine
-from dtrain.launch.hosts import _row
 from dtrain.launch.runner import kill
+from dtrain.launch.targets.hosts import _row
 from dtrain.launch.wire import HostJob, Reply, Request
 
 

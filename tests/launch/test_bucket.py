@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from dtrain.errors import EnvironmentFault
+from dtrain.core.errors import EnvironmentFault
 from dtrain.launch.bucket import check_bucket, check_stop_request, remove_object, remove_stop_request
 
 ABSENT = "ERROR: (gcloud.storage.buckets.describe) gs://runs not found: 404."

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from dtrain.errors import EnvironmentFault, LeftBehind
+from dtrain.core.errors import EnvironmentFault, LeftBehind
+from dtrain.core.lease import born
 from dtrain.launch.fanout import Connections, Machine
 from dtrain.launch.job import Job
 from dtrain.launch.runner import RunnerDir
-from dtrain.launch.ssh import Ssh
+from dtrain.launch.targets.ssh import Ssh
 from dtrain.launch.wire import HostJob, ProcessFile, Request, encode
-from dtrain.lease import born
 from tests.conftest import bare_environment
 from tests.launch.processes import mentioning
 
@@ -113,7 +113,7 @@ def test_hosts_that_are_not_set_up_are_waited_for(stand_in: StandIn, monkeypatch
         (stand_in.folder / "answers").write_text("{}")
 
     (stand_in.folder / "answers").write_text('{"look host1": "Connection refused"}')
-    monkeypatch.setattr("dtrain.launch.ssh.time.sleep", settled)
+    monkeypatch.setattr("dtrain.launch.targets.ssh.time.sleep", settled)
     far = target(3, ready="/run/ready")
     far.up(Job("far", ""), lines.append)
     assert lines == ["waiting for 1 of 3 hosts without /run/ready: host1 (host1: Connection refused)"]
@@ -135,7 +135,7 @@ def test_a_proxy_is_one_word_and_is_shown() -> None:
 @pytest.mark.timeout(60)
 def test_ctrl_c_leaves_no_process(stand_in: StandIn) -> None:
     (stand_in.folder / "answers").write_text('{"status host1": "hang", "status host5": "hang"}')
-    code = "from dtrain.launch.ssh import Ssh; from dtrain.launch.job import Job\n"
+    code = "from dtrain.launch.targets.ssh import Ssh; from dtrain.launch.job import Job\n"
     code += f"Ssh(hosts={tuple(f'host{rank}' for rank in range(9))!r}, connections=4).status(Job('far', ''))"
     asking = subprocess.Popen([sys.executable, "-c", code], env=bare_environment(), stderr=subprocess.PIPE, text=True)
     while not (stand_in.folder / "log").exists() or len((stand_in.folder / "log").read_text().splitlines()) < 9:

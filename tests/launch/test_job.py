@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dtrain.launch.gke import GKE
+from dtrain.launch.targets.gke import GKE
 from tests.conftest import Dtrain
 from tests.launch.test_names import RECIPE, refused
 

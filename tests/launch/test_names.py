@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dtrain.errors import RecipeError
+from dtrain.core.errors import RecipeError
 from dtrain.launch.fanout import Machine
 from dtrain.recipe.load import load
 

@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 
 from dtrain.cli import app
 from dtrain.cli.launch_lookup import refuse_while_alive
-from dtrain.errors import EnvironmentFault, LeftBehind, Locked
+from dtrain.core.errors import EnvironmentFault, LeftBehind, Locked
 from dtrain.launch import registry
 from dtrain.launch.job import Job, Row
-from dtrain.launch.slurm import Slurm
+from dtrain.launch.targets.slurm import Slurm
 
 
 def record(launch: str) -> Job:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from dtrain.errors import EnvironmentFault
+from dtrain.core.errors import EnvironmentFault
 from dtrain.launch.wire import VERSION, HostJob, ProcessFile, Reply, Request, decode, encode
 
 JOB = HostJob(name="far", folder="~/.dtrain", runs="runs", rank=1, world_size=2, coordinator="a:8476")

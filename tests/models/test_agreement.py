@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dtrain.errors import DataError, FieldError
+from dtrain.core.errors import DataError, FieldError
 from dtrain.models.agreement import agree, record
 from dtrain.models.decoder import Decoder
 from dtrain.models.hf_export import config_of

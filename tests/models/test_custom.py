@@ -8,8 +8,8 @@ from tests.conftest import Dtrain
 MODULE = """
 from dataclasses import dataclass
 import jax
-from dtrain.model import Flops, Loss
-from dtrain.models.layers import classify, dense, linear
+from dtrain.models.nn.model import Flops, Loss
+from dtrain.models.nn.layers import classify, dense, linear
 
 @dataclass(frozen=True)
 class Net:
@@ -113,7 +113,7 @@ def test_checking_does_not_run_its_code(dtrain: Dtrain, tmp_path: Path) -> None:
         ("Mean", (), "examples of weight 0 change the loss: its sum is"),
         ("Pairs", ("mesh.data=4", "--devices", "4"), "the loss is no sum over examples: its sum is"),
         ("Forgetful", (), "a parameter is used before it is gathered"),
-        ("Recurrent", ("engine=shard_map", "--devices", "2"), "dtrain.varying.vary"),
+        ("Recurrent", ("engine=shard_map", "--devices", "2"), "dtrain.models.nn.vma.vary"),
         ("Whole", (), "params() gives count: ndarray, not a Param"),
     ],
 )

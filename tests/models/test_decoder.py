@@ -9,18 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dtrain.batch import Feature
-from dtrain.caching import Cache, Caching
 from dtrain.checkpoint.tensors import opened
-from dtrain.context import Plain
-from dtrain.errors import FieldError
-from dtrain.exchange import read
+from dtrain.core.errors import FieldError
+from dtrain.data.batch import Feature
 from dtrain.models.decoder import Decoder
 from dtrain.models.moe import Experts
+from dtrain.models.nn.context import Plain
+from dtrain.models.nn.kv_cache import Cache, Caching
+from dtrain.models.nn.param import initial
 from dtrain.models.rope import Learned, Rope
-from dtrain.params import initial
 from dtrain.recipe.compose import presets
 from dtrain.recipe.parse import Problems, section
+from dtrain.train.convert import read
 from tests.conftest import SHARED
 from tests.engines import DECODER, LANGUAGE_MODELS, LENGTH, places_in, random_batch
 

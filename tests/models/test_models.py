@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dtrain.attention import Reach
-from dtrain.batch import Example, Feature
-from dtrain.context import Plain
-from dtrain.errors import FieldError, RecipeError
+from dtrain.core.errors import FieldError, RecipeError
+from dtrain.data.batch import Example, Feature
 from dtrain.models.cnn import CNN
 from dtrain.models.mlp import MLP
+from dtrain.models.nn.attention import Reach
+from dtrain.models.nn.context import Plain
+from dtrain.models.nn.param import Param, abstract, count, initial, normal
 from dtrain.models.vit import ViT
-from dtrain.params import Param, abstract, count, initial, normal
 from tests.engines import MODELS, random_batch
 
 EXAMPLE: Example = {"image": Feature((8, 8, 1), "uint8"), "label": Feature((), "int32", 10)}

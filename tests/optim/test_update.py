@@ -8,12 +8,12 @@ import numpy as np
 import optax
 import pytest
 
-from dtrain.errors import FieldError
+from dtrain.core.errors import FieldError
 from dtrain.models.mlp import MLP
+from dtrain.models.nn.param import Param, initial, normal, stacked, zeros
 from dtrain.optim.optimizer import SGD, Adafactor, AdamW, Lion, Muon, Optimizer
 from dtrain.optim.schedule import WSD, Constant, Cosine, Linear, Schedule
 from dtrain.optim.update import averaged, learning_rate, transformation
-from dtrain.params import Param, initial, normal, stacked, zeros
 
 DECLARED = MLP(sizes=(24, 16, 12, 10)).params()
 PARAMS = initial(DECLARED, jax.random.key(0), "float32")

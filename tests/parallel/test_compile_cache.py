@@ -9,7 +9,7 @@ import pytest
 from dtrain.checkpoint import manifest
 from dtrain.parallel import compile_cache
 from tests.conftest import Dtrain
-from tests.test_run import RECIPE
+from tests.train.test_run import RECIPE
 
 
 def test_unfinished_entries_and_the_oldest_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import pytest
 
-from dtrain.errors import RecipeError
+from dtrain.core.errors import RecipeError
 from dtrain.models.moe import Experts
 from dtrain.optim.optimizer import SGD, Adafactor, AdamW, Lion, Muon
 from dtrain.parallel.jit import Jit

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dtrain import attention as plain
-from dtrain.attention import Reach, Side
+from dtrain.models.nn import attention as plain
+from dtrain.models.nn.attention import Reach, Side
 from dtrain.parallel import kernels
 from dtrain.parallel.kernels import cudnn, rows_by_rows, splash
 

@@ -6,14 +6,14 @@ import jax
 import numpy as np
 import pytest
 
-from dtrain.assembly import assemble
-from dtrain.errors import FieldError
+from dtrain.core.errors import FieldError
+from dtrain.core.slices import target
 from dtrain.parallel.jit import Jit
 from dtrain.parallel.mesh import LAID, MEMORY_AXES, Mesh
 from dtrain.parallel.shard_map import ShardMap
 from dtrain.plan.target import stand_ins
 from dtrain.recipe.load import load
-from dtrain.slices import target
+from dtrain.train.assembly import assemble
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 

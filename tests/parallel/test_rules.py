@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from dtrain.batch import Feature
-from dtrain.context import Context
-from dtrain.errors import RecipeError
-from dtrain.models.layers import bias, weight
+from dtrain.core.errors import RecipeError
+from dtrain.data.batch import Feature
 from dtrain.models.mlp import MLP
+from dtrain.models.nn.context import Context
+from dtrain.models.nn.layers import bias, weight
+from dtrain.models.nn.matmul import product
+from dtrain.models.nn.param import Tree
 from dtrain.parallel.jit import Jit
 from dtrain.parallel.mesh import LAID, Mesh
 from dtrain.parallel.rules import Layout, in_deal
 from dtrain.parallel.shard_map import ShardMap
-from dtrain.params import Tree
-from dtrain.product import product
 from tests.engines import gradients, place
 
 ONE = dict.fromkeys(LAID, 1)

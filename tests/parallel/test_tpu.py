@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from dtrain.assembly import assemble
 from dtrain.recipe.load import load
+from dtrain.train.assembly import assemble
 
 pytestmark = [
     pytest.mark.tpu_compiler,

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from dtrain.core.slices import target
 from dtrain.plan.plan import plan, quick
-from dtrain.slices import target
 from tests.conftest import Dtrain
 from tests.plan.test_plan import recipe
 

@@ -7,15 +7,15 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from dtrain.hardware import CHIPS
+from dtrain.core.chips import CHIPS
+from dtrain.core.slices import target
 from dtrain.parallel.jit import Jit
 from dtrain.parallel.shard_map import ShardMap
-from dtrain.plan.flat import bare, flat, gathered, traffic
+from dtrain.plan.jaxpr_flat import bare, flat, gathered, traffic
 from dtrain.plan.network import Group
 from dtrain.plan.overlap import overlap
 from dtrain.plan.plan import quick
 from dtrain.plan.variants import OVERLAP, WHOLE_PRODUCTS
-from dtrain.slices import target
 from tests.plan.test_plan import recipe
 
 FSDP, TENSOR = ("fsdp", "fsdp_y"), ("tensor",)

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 import pytest
 
-from dtrain.assembly import assemble
+from dtrain.core.slices import target
 from dtrain.parallel.engine import Put
 from dtrain.plan import cache
 from dtrain.plan.advice import advice, advised, nearest
@@ -28,7 +28,7 @@ from dtrain.plan.values import values
 from dtrain.plan.variants import Candidate, finer, meshes, ways
 from dtrain.recipe.load import load
 from dtrain.recipe.recipe import Recipe
-from dtrain.slices import target
+from dtrain.train.assembly import assemble
 from dtrain.train.state import born
 from tests.conftest import Dtrain, bare_environment
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from dtrain.hardware import CHIPS
+from dtrain.core.chips import CHIPS
 from dtrain.parallel.mesh import Mesh
 from dtrain.plan.compiled import _lacks_main_memory
 from dtrain.plan.cost import Costs, product_flops

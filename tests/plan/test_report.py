@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from dtrain.errors import EnvironmentFault, RecipeError
+from dtrain.core.errors import EnvironmentFault, RecipeError
+from dtrain.core.slices import target
 from dtrain.plan.money import cost
 from dtrain.plan.plan import Plan, quick
 from dtrain.plan.report import duration, lines, verdict
 from dtrain.plan.scale import draw, refuse_undrawable, table
 from dtrain.plan.values import values
 from dtrain.recipe.load import load
-from dtrain.slices import target
 from tests.conftest import Dtrain
 from tests.plan.test_plan import FRESH, recipe
 

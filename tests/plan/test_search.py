@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from dtrain.core.slices import Target, target
 from dtrain.plan import search as searching
 from dtrain.plan.plan import Plan, quick
 from dtrain.plan.search import Found, search
 from dtrain.plan.variants import Candidate, finer, meshes, ways
 from dtrain.plan.workers import Job, Outcome
 from dtrain.recipe.recipe import Recipe
-from dtrain.slices import Target, target
 from tests.plan.test_plan import recipe
 
 # seconds and the part of the memory that a recipe takes

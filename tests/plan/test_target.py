@@ -2,10 +2,10 @@
 
 import pytest
 
-from dtrain.errors import RecipeError
-from dtrain.hardware import CHIPS
+from dtrain.core.chips import CHIPS
+from dtrain.core.errors import RecipeError
+from dtrain.core.slices import target
 from dtrain.plan.target import devices, stand_ins
-from dtrain.slices import target
 
 
 @pytest.mark.parametrize(

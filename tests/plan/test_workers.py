@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dtrain.errors import DtrainError, EnvironmentFault, RecipeError
+from dtrain.core.errors import DtrainError, EnvironmentFault, RecipeError
 from dtrain.plan.workers import outcomes
 
 
@@ -75,7 +75,7 @@ def test_a_caller_that_is_killed_leaves_nobody_at_work(tmp_path: Path) -> None:
 def test_every_error_crosses_a_process_whole() -> None:
     import pickle
 
-    from dtrain.errors import FieldError
+    from dtrain.core.errors import FieldError
 
     for error in (DtrainError("a", "b"), RecipeError(["a", "b"], "c"), FieldError("f", "m", "h")):
         again = pickle.loads(pickle.dumps(error))

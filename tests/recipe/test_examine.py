@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dtrain.core.errors import DataError, DtrainError, RecipeError
 from dtrain.data.idx import FILES
-from dtrain.errors import DataError, DtrainError, RecipeError
 from dtrain.recipe import examine as module
 from dtrain.recipe.examine import Examined, examine
 from tests.recipe.test_load import GOOD, write

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dtrain.errors import RecipeError
+from dtrain.core.errors import RecipeError
 from dtrain.models.cnn import CNN
 from dtrain.optim.optimizer import SGD
 from dtrain.recipe.load import differences, load, plain, text

@@ -3,7 +3,7 @@ from typing import get_args
 
 import pytest
 
-from dtrain.errors import RecipeError
+from dtrain.core.errors import RecipeError
 from dtrain.recipe.load import load
 from dtrain.recipe.recipe import Launch
 from dtrain.recipe.schema import schema

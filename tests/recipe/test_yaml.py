@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtrain.errors import RecipeError
+from dtrain.core.errors import RecipeError
 from dtrain.recipe.yaml import Mark, dump, parse, read
 
 

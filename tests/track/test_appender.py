@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dtrain.errors import EnvironmentFault
+from dtrain.core.errors import EnvironmentFault
 from dtrain.track import appender
 from dtrain.track.appender import Appender
 

@@ -1,6 +1,6 @@
 import pytest
 
-from dtrain.hardware import CHIPS, chip_of
+from dtrain.core.chips import CHIPS, chip_of
 from dtrain.track.meters import Meters
 
 VALUES = {"train/loss": 1.0, "time/step_ms": 10.0}

@@ -17,19 +17,19 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from dtrain import verify
 from dtrain.cli import app, launch
-from dtrain.errors import EnvironmentFault, Locked, NotFinite, RecipeError, Stopped
-from dtrain.folder import Folder
+from dtrain.core.errors import EnvironmentFault, Locked, NotFinite, RecipeError, Stopped
+from dtrain.core.run_dir import Folder
 from dtrain.recipe.load import load
+from dtrain.runtime import verify
 from dtrain.track import delivery
 from dtrain.track.delivery import Command, Notification, Webhook
 from dtrain.track.notifier import Notifier, notifying, supervising
 from dtrain.track.notify import Notify
 from tests.conftest import Dtrain
 from tests.recipe.test_load import GOOD, complaints, write
-from tests.test_faults import reached, started
-from tests.test_run import RECIPE, numbers, saved
+from tests.train.test_faults import reached, started
+from tests.train.test_run import RECIPE, numbers, saved
 
 CANARY = "canary-7f3a9c51"
 HOOK = "track.notify={webhook: DTRAIN_TEST_HOOK}"

@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from dtrain.model import Loss
+from dtrain.models.nn.model import Loss
 from dtrain.recipe.recipe import Evaluate
-from dtrain.train.clock import Clock
 from dtrain.train.hooks import IN_FLIGHT, Evaluation, Log
 from dtrain.train.loop import Moment
+from dtrain.train.timers import Clock
 
 BATCHES = 7
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from dtrain import signals
-from dtrain.folder import Folder
-from dtrain.run_control import Limits, Request, RunControl
+from dtrain.core import signals
+from dtrain.core.run_control import Limits, Request, RunControl
+from dtrain.core.run_dir import Folder
 from dtrain.train.interrupt import Interrupt
 
 TERM, INT = signal.SIGTERM, signal.SIGINT

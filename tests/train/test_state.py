@@ -6,7 +6,7 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from dtrain.errors import RecipeError
+from dtrain.core.errors import RecipeError
 from dtrain.optim.optimizer import Adafactor
 from dtrain.optim.update import transformation
 from dtrain.parallel.mesh import Mesh

@@ -4,11 +4,11 @@ import jax
 import numpy as np
 import pytest
 
-from dtrain.context import Plain
+from dtrain.models.nn.context import Plain
+from dtrain.models.nn.param import initial
+from dtrain.models.nn.precision import Precision
 from dtrain.optim.optimizer import SGD
 from dtrain.optim.update import learning_rate, transformation
-from dtrain.params import initial
-from dtrain.precision import Precision
 from dtrain.train.state import State
 from dtrain.train.step import loss_of, means, train_step
 from tests.engines import MODELS, random_batch

@@ -1,0 +1,1 @@
+"""What everything else stands on: errors, field types, chips, the run folder and its lock. No JAX."""

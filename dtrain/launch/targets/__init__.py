@@ -1,0 +1,1 @@
+"""Where runs are launched: this machine, hosts over ssh, SLURM, GKE, SkyPilot."""

@@ -1,0 +1,218 @@
+"""Google Kubernetes Engine: a JobSet, submitted and followed by kubectl."""
+
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+from dtrain.core.errors import EnvironmentFault, LeftBehind, Locked
+from dtrain.launch.bucket import check_bucket, check_stop_request, remove_stop_request, stop_url
+from dtrain.launch.checks import Check, check_image
+from dtrain.launch.commands import run
+from dtrain.launch.job import Job, Plan, Row, Say
+from dtrain.launch.names import Word
+from dtrain.launch.targets.gke_jobset import LABEL, SECRET, JobSet, ended, launch_of, rows
+
+APPLY = ("apply", "-f", "-")
+NO = "failed (1): "
+"""The end of a message where a program has ended with 1, and printed no reason."""
+SPOT_GRACE = 15
+"""Seconds that GKE leaves the pods of a spot node that is taken back, at most."""
+POLL = 2.0
+STOPPED = 300.0
+"""Seconds, beside `grace`, in which the pods of a JobSet that is deleted have ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GKE(JobSet):
+    """A cluster that kubectl reaches, with JobSet on it, and a node pool for each slice."""
+
+    sends_environment: ClassVar[bool] = False
+    """The values of `environment` are those of a secret in the cluster, not those of this machine."""
+    kind: Literal["gke"] = "gke"
+    context: Word | None = None
+    """Of kubectl; the one that is current when `up` is typed, where it is not set."""
+
+    def plan(self, job: Job) -> Plan:
+        files, notes = {"manifest.yaml": self.manifest(job)}, list[str]()
+        if self.spot and self.rate:
+            notes.append("spot capacity: the price is that of the list, of which it costs a part")
+        if self.queue:
+            files["kueue.yaml"] = self.kueue()
+            notes.append(f"kueue.yaml makes the queue {self.queue}; who runs the cluster applies it, `up` does not")
+        if self.spot and self.grace > SPOT_GRACE:
+            notes.append(f"a spot node gives its pods {SPOT_GRACE} s to save, not the {self.grace} s of launch.grace")
+        apply, hosts, chips = self._kubectl(job, *APPLY), self.hosts * self.slices, self.shape.chips
+        return Plan(files, [apply], hosts, chips, self.rate, self.limit(), rented=True, notes=tuple(notes))
+
+    def describe(self) -> list[str]:
+        secret = f"variables: {', '.join(self.environment)}, with the values in secret {SECRET}"
+        return [
+            f"hosts: {self.hosts * self.slices} {'spot ' * self.spot}nodes, {self.slices} x {self.on}",
+            f"cluster: {self._current()}, namespace {self.namespace}, service account {self.account}",
+            f"program: image {self.image}",
+            f"run folders: {f'gs://{self.bucket}' if self.bucket else f'volume claim {self.claim}'}",
+            *([secret] if self.environment else []),
+        ]
+
+    def checks(self, job: Job) -> list[Check]:
+        """All that can be known before anything is made; the cluster itself judges the manifest, and keeps nothing."""
+        self._ended_before(job)  # the cluster answers, and has JobSet
+        there = {"serviceaccount": self.account, "persistentvolumeclaim": self.claim, "localqueue": self.queue}
+        checks: list[Check] = [partial(self._exists, kind, name) for kind, name in there.items() if name]
+        checks += [partial(self._exists, "secret", SECRET, self.environment)] if self.environment else []
+        checks += [partial(self._accepted, job), partial(self._may_delete, job), partial(check_image, self.image)]
+        if self.bucket:
+            checks.append(partial(check_bucket, f"gs://{self.bucket}", f"service account {self.account}"))
+            checks.append(partial(check_stop_request, stop_url(f"gs://{self.bucket}", job.name)))
+        return checks
+
+    def _accepted(self, job: Job) -> list[str]:
+        """Under a name that is free: a JobSet that has ended could not be changed to this one."""
+        probe = replace(job, name=f"dtrain-{job.launch}".ljust(len(job.name), "0"))
+        run(self._kubectl(job, *APPLY, "--dry-run=server"), given=self.manifest(probe))
+        return []
+
+    def _may_delete(self, job: Job) -> list[str]:
+        try:
+            run(self._kubectl(job, "auth", "can-i", "delete", "jobsets.jobset.x-k8s.io", "--quiet"))
+        except EnvironmentFault as error:
+            if not error.message.endswith(NO):
+                return [f"not checked: that you may delete JobSets: {error.message}"]
+            message = f"you may not delete JobSets in namespace {self.namespace}, as `stop` and `down` do"
+            raise EnvironmentFault(message, "the role roles/container.developer allows it") from error
+        return []
+
+    def _exists(self, kind: str, name: str, keys: tuple[str, ...] = ()) -> list[str]:
+        """Of a secret, only the names in it are printed."""
+        shown = "go-template={{range $key, $value := .data}}{{$key}} {{end}}" if keys else "name"
+        try:
+            found = run(self._kubectl(None, "get", kind, name, "--ignore-not-found", "-o", shown)).split()
+        except EnvironmentFault as error:
+            if "(Forbidden)" not in error.message:
+                raise
+            return [f"not checked: {kind} {name}, which this account may not read"]
+        if not found:
+            raise EnvironmentFault(f"namespace {self.namespace} has no {kind} {name}")
+        if missing := [key for key in keys if key not in found]:
+            raise EnvironmentFault(f"{kind} {name} in namespace {self.namespace} has no {', '.join(missing)}")
+        return []
+
+    def start_handle(self, job: Job) -> dict[str, str]:
+        if "context" in job.handle:
+            self._ended_before(job)  # an earlier launch, which may be in another cluster
+        return {"jobset": job.name, "context": self._current(), "launch": job.launch}
+
+    def find(self, job: Job) -> dict[str, str] | None:
+        found = self._made_here(self._state(job), job)
+        return {"jobset": job.name, "launch": launch_of(found)} if found else None
+
+    def up(self, job: Job, say: Say) -> dict[str, str]:
+        ended_before = self._ended_before(job)
+        for line in remove_stop_request(stop_url(f"gs://{self.bucket}", job.name)) if self.bucket else []:
+            say(line)
+        if ended_before:
+            run(self._kubectl(job, "delete", "jobset", job.name, "--wait=true"))
+        try:
+            printed = run(self._kubectl(job, *APPLY), given=self.manifest(job))
+        except EnvironmentFault as error:
+            message = f"{error.message}; part of it may have been made"
+            raise LeftBehind(message, f"dtrain launch down {job.name}") from error
+        for line in printed.splitlines():
+            say(line)
+        return job.handle or self.start_handle(job)
+
+    def status(self, job: Job) -> list[Row]:
+        found = self._own(job)
+        return rows(found) if found else [Row(f"jobset {job.name}", "absent")]
+
+    def logs(self, job: Job, host: int | None, follow: bool) -> Iterator[tuple[str, str]]:
+        chosen = f"jobset.sigs.k8s.io/jobset-name={job.name}"
+        if host is not None:
+            chosen += f",jobset.sigs.k8s.io/job-index={host // self.hosts}"
+            chosen += f",batch.kubernetes.io/job-completion-index={host % self.hosts}"
+        options = ["-c", "train", "--prefix", "--tail=-1", f"--max-log-requests={self.hosts * self.slices}"]
+        command = self._kubectl(job, "logs", "-l", chosen, *options, *(["-f"] if follow else []))
+        since: list[str] = []
+        while True:  # pods come late, and others after a restart
+            now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            with subprocess.Popen([*command, *since], stdout=subprocess.PIPE, text=True, errors="replace") as process:
+                assert process.stdout
+                for line in process.stdout:
+                    pod, _, text = line.rstrip("\n").partition("] ")
+                    yield pod.lstrip("[").removeprefix("pod/").partition("/")[0], text
+                    since = [f"--since-time={now}"]
+            found = self._own(job) if follow else None
+            if not found or ended(found):
+                return
+            time.sleep(POLL)
+
+    def stop(self, job: Job, say: Say) -> None:
+        """A JobSet that is deleted ends its pods, which save within `grace`; one suspended, Kueue would wake."""
+        if self._to_delete(job, say):
+            self._delete(job, "jobset", "--cascade=foreground")
+            say(f"jobset {job.name} is deleted, and its pods have ended; what they saved is where it was")
+
+    def down(self, job: Job, say: Say) -> None:
+        for kind in ("jobset", "configmap") if self._to_delete(job, say) else ("configmap",):
+            for line in self._delete(job, kind, "--wait=true").splitlines():
+                say(line)
+
+    def removes(self, job: Job) -> list[str]:
+        pods = f"its pods, which get SIGTERM and at most {self.grace} s to save"
+        return [f"jobset {job.name} and {pods}", f"configmap {job.name}"]
+
+    def _to_delete(self, job: Job, say: Say) -> bool:
+        """Whether the JobSet of this launch is there. EnvironmentFault where that of another launch has its name."""
+        found = self._made_here(self._state(job), job)
+        if found and launch_of(found) != _launch(job):
+            hint = "to end that one: remove this run's launch.json, and give the recipe file in place of the name"
+            raise EnvironmentFault(f"JobSet {job.name} belongs to another launch; nothing was deleted", hint)
+        if not found:
+            say(f"jobset {job.name} is absent from namespace {self.namespace}: there was nothing to delete")
+        return bool(found)
+
+    def _delete(self, job: Job, kind: str, how: str) -> str:
+        """By the id of the launch, so that another of the same name stays."""
+        command = self._kubectl(job, "delete", kind, "-l", f"{LABEL}={_launch(job)}", "--ignore-not-found", how)
+        return run(command, wait=STOPPED + self.grace)
+
+    def _own(self, job: Job) -> Any:
+        """The JobSet, where it is that of this launch."""
+        found = self._state(job)
+        return found if found and launch_of(found) == _launch(job) != "" else None
+
+    def _made_here(self, found: Any, job: Job) -> Any:
+        """The JobSet, or None. EnvironmentFault where dtrain did not make it: it is neither replaced nor deleted."""
+        if found and not launch_of(found):
+            message = f"JobSet {job.name} in namespace {self.namespace} was not made by dtrain: it has no label {LABEL}"
+            raise EnvironmentFault(message, "give this run another name, as name=...")
+        return found
+
+    def _ended_before(self, job: Job) -> Any:
+        """The JobSet of that name, if there is one and it has ended. Locked where it has not."""
+        found = self._state(job)
+        if found and not ended(found):
+            raise Locked(f"JobSet {job.name} is there already", f"dtrain launch status {job.name}")
+        return self._made_here(found, job)
+
+    def _state(self, job: Job) -> Any:
+        printed = run(self._kubectl(job, "get", "jobset", job.name, "--ignore-not-found", "-o", "json"))
+        return json.loads(printed) if printed.strip() else None
+
+    def _current(self) -> str:
+        """The context: that of the recipe, or kubectl's own."""
+        return self.context or run(["kubectl", "config", "current-context"]).strip()
+
+    def _kubectl(self, job: Job | None, *words: str) -> list[str]:
+        """In the context in which the job was launched, whatever is current now."""
+        context = (job.handle.get("context") if job else None) or self.context
+        return ["kubectl", *words, *(["--context", context] if context else []), "--namespace", self.namespace]
+
+
+def _launch(job: Job) -> str:
+    """The id of the launch that is meant: the one that was recorded or found, or this one."""
+    return job.handle.get("launch") or job.launch

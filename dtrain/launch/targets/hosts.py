@@ -1,0 +1,214 @@
+"""Machines that are there already, reached by an agent of dtrain on each: what kinds `local` and `ssh` share."""
+
+import os
+import secrets
+import sys
+import time
+from abc import abstractmethod
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Le
+
+from dtrain.core.errors import EnvironmentFault, LeftBehind, Locked, Stopped
+from dtrain.launch import registry
+from dtrain.launch.fanout import Answer, Connections, Machine
+from dtrain.launch.job import Job, Plan, Row, Say, Target
+from dtrain.launch.names import RemotePath
+from dtrain.launch.wire import RUNS_HERE, HostJob
+
+HOSTS_SHOWN = 20
+STOPPED = 180.0
+"""Seconds in which a run that was asked to stop has saved."""
+SKEW = 5.0
+"""Seconds by which a clock may differ from this machine's, besides what the time between request and answer hides."""
+
+Port = Annotated[int, Ge(1024), Le(65535)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hosts(Target):
+    """What this machine and others have in common: an agent of dtrain on each, and the runner that it leaves behind."""
+
+    runs: RemotePath = "runs"
+    """The folder of run folders on the machines; all of them see the same one."""
+    folder: RemotePath = "~/.dtrain"
+    """Where each machine keeps its log and its small files; its own, not shared."""
+    python: RemotePath = "python3"
+    """The Python there that dtrain is installed for."""
+    port: Port = 8476
+    """On the first machine, where all meet."""
+
+    @abstractmethod
+    def machines(self) -> list[Machine]:
+        """By rank."""
+
+    def coordinator(self) -> str:
+        """host:port, where the processes meet; empty where there is one machine."""
+        return ""
+
+    def most_connections(self) -> int:
+        """At a time."""
+        return 1
+
+    def await_ready(self, link: Connections, say: Say) -> None:
+        """Return when all machines are set up; EnvironmentFault where that takes too long."""
+
+    def plan(self, job: Job) -> Plan:
+        commands = [machine.command() for machine in self.machines()]
+        return Plan({"recipe.yaml": job.recipe}, commands, len(commands), hours=self.limit())
+
+    def describe(self) -> list[str]:
+        machines = self.machines()
+        return [f"hosts: {names(machines)}", f"program: {machines[0].python} -m dtrain run"]
+
+    def find(self, job: Job) -> dict[str, str] | None:
+        with self._connect(job, host=0) as link:
+            (answer,) = link.ask("status")
+        if failed := _problems([answer]):
+            raise EnvironmentFault(failed[0])
+        return {} if answer.reply.recorded or answer.reply.alive or answer.reply.code is not None else None
+
+    def up(self, job: Job, say: Say) -> dict[str, str]:
+        with self._connect(job) as link:
+            self.await_ready(link, say)
+            self._preflight(link, say)
+            self._start(link, job)
+        return {}
+
+    def status(self, job: Job) -> list[Row]:
+        with self._connect(job) as link:
+            return _rows(link)
+
+    def logs(self, job: Job, host: int | None, follow: bool) -> Iterator[tuple[str, str]]:
+        with self._connect(job, host) as link:
+            yield from link.follow(on=follow)
+
+    def stop(self, job: Job, say: Say) -> None:
+        with self._connect(job) as link:
+            silent, rows, end = _problems(link.ask("stop")), _rows(link), time.monotonic() + STOPPED
+            while "running" in {row.state for row in rows}:
+                if time.monotonic() > end:
+                    hint = f"dtrain launch status {job.name}; `down` would end it unsaved"
+                    raise EnvironmentFault(f"it is still saving after {STOPPED:.0f} s", hint)
+                time.sleep(0.5)
+                rows = _rows(link)
+        for row in rows:
+            say(f"{row.name}: {row.state} {row.what}".rstrip())
+        if silent:
+            some = f"the others stop when they see {self.runs}/{job.name}/stop; " if len(silent) < len(rows) else ""
+            raise EnvironmentFault("\n  ".join(["not every machine could be asked:", *silent]), f"{some}ask again")
+
+    def down(self, job: Job, say: Say) -> None:
+        with self._connect(job) as link:
+            answers = link.ask("kill")
+        for one in answers:
+            if not one.reply.problem:
+                say(f"{one.machine.name}: {len(one.reply.items)} processes ended, log removed")
+        if failed := _problems(answers):
+            raise EnvironmentFault("\n  ".join(["not all could be taken down:", *failed]), "try again when they answer")
+
+    def removes(self, job: Job) -> list[str]:
+        return [f"{machine.name}: the run's processes and {self.folder}/{job.name}" for machine in self.machines()]
+
+    def _preflight(self, link: Connections, say: Say) -> None:
+        """EnvironmentFault with all that is in the way, on every machine; Locked where the run is there already."""
+        token = secrets.token_hex(6)
+        looked = link.ask("look", token=token)
+        heard = [one.machine for one in looked if not one.reply.problem]
+        seen = link.ask("marks", heard[:1], token=token)[0].reply.items if heard else ()
+        if apart := [machine for machine in heard if machine.rank not in seen]:
+            link.ask("marks", apart, token=token)  # which removes them
+        if problems := in_the_way(looked, seen, self.runs):
+            kind = Locked if any(RUNS_HERE in line for line in problems) else EnvironmentFault
+            raise kind("\n  ".join(["not started:", *problems]))
+        for line in skewed(looked):
+            say(line)
+
+    def _start(self, link: Connections, job: Job) -> None:
+        """Start the run, on the first machine before the others, as that removes an earlier stop request.
+
+        Where one does not start, none is left running; LeftBehind names those where it may run all the same."""
+        given = {"recipe": job.recipe, "environment": job.environment()}
+        given["environment"] |= {name: os.environ[name] for name in self.environment}
+        answers = link.ask("start", link.machines[:1], record=registry.text(job), **given)
+        answers += link.ask("start", link.machines[1:], **given) if not _problems(answers) else []
+        if failed := _problems(answers):  # one that did not answer may have begun; where it ran before it is left alone
+            begun = [one.machine for one in answers if RUNS_HERE not in one.reply.problem]
+            left = [one.machine for one in link.ask("kill", begun) if one.reply.problem]
+            hint = f"it may be running on {names(left)}" if left else "nothing was left running"
+            kind = LeftBehind if left else EnvironmentFault
+            raise kind("\n  ".join(["the run did not start:", *failed]), hint)
+
+    def _connect(self, job: Job, host: int | None = None) -> Connections:
+        machines = self.machines()
+        part = HostJob(
+            name=job.name, folder=self.folder, runs=self.runs, arguments=tuple(self.run_options()),
+            world_size=len(machines), coordinator=self.coordinator(),
+        )  # fmt: skip
+        chosen = [machine for machine in machines if host in (None, machine.rank)]
+        return Connections(chosen, self.most_connections(), part)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Local(Hosts):
+    """This machine: the run continues when the terminal is closed."""
+
+    kind: Literal["local"] = "local"
+
+    def machines(self) -> list[Machine]:
+        python = sys.executable if self.python == "python3" else str(Path(self.python).expanduser())
+        return [Machine(0, "here", (), python)]
+
+
+def names(machines: Sequence[Machine]) -> str:
+    """Of the first ones, and how many more there are."""
+    more = f" and {len(machines) - HOSTS_SHOWN:,} more" if len(machines) > HOSTS_SHOWN else ""
+    return ", ".join(machine.name for machine in machines[:HOSTS_SHOWN]) + more
+
+
+def in_the_way(looked: Sequence[Answer], seen: Collection[int], runs: str) -> list[str]:
+    """Every problem, each with its host: of one alone first, then between them; `seen` are the ranks whose marks the
+    first host has in its folder of runs."""
+    heard = [one for one in looked if not one.reply.problem]
+    problems = [*_problems(looked), *(f"{one.machine.name}: {line}" for one in heard for line in one.reply.problems)]
+    problems += [
+        f"{one.machine.name} has {package} {version}, {heard[0].machine.name} has {heard[0].reply.versions[package]}"
+        for one in heard[1:]
+        for package, version in one.reply.versions.items()
+        if version != heard[0].reply.versions[package]
+    ]
+    apart = [one.machine.name for one in looked if one.machine.rank not in seen and not problems]
+    shared = f"{runs} of {looked[0].machine.name}: it must be one shared folder"
+    return problems + [f"{name} does not write into the {shared}" for name in apart]
+
+
+def skewed(looked: Sequence[Answer]) -> list[str]:
+    """Hosts whose clocks are off, compared with the time at which each was asked."""
+    off = {one.machine.name: one.reply.time - one.asked for one in looked}
+    wrong = [one.machine.name for one in looked if abs(off[one.machine.name]) > one.uncertainty + SKEW]
+    if len(wrong) == len(looked) > 1:
+        return [f"this machine's clock differs from those of all hosts, by {min(off.values()):+.0f} s and more"]
+    return [f"the clock of {name} is {off[name]:+.0f} s off; times in its log are wrong" for name in wrong]
+
+
+def _problems(answers: Sequence[Answer]) -> list[str]:
+    return [f"{one.machine.name}: {one.reply.problem}" for one in answers if one.reply.problem]
+
+
+def _rows(link: Connections) -> list[Row]:
+    return [_row(answer) for answer in link.ask("status")]
+
+
+def _row(answer: Answer) -> Row:
+    name, reply, text = answer.machine.name, answer.reply, answer.reply.text or ""
+    if reply.alive:
+        return Row(name, "running", text)
+    if reply.problem or reply.code is None:
+        state, reason = ("unreachable", reply.problem) if reply.problem else ("lost", f"its runner is gone; {text}")
+        return Row(name, state, reason.rstrip("; "), EnvironmentFault.exit_code)
+    if reply.code == Stopped.exit_code or (reply.code == 0 and reply.state == "stopped"):
+        return Row(name, "stopped", text, 0)  # by the signal or by the stop request, whichever came first
+    return Row(name, "ended", f"exit code {reply.code}, {text}".rstrip(", "), reply.code)

@@ -1,0 +1,239 @@
+"""SkyPilot: a managed job, whose machines it rents, replaces and deletes. The program `sky` is run, never imported."""
+
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Le
+
+from dtrain.core.errors import EnvironmentFault, LeftBehind, Locked, RecipeError
+from dtrain.core.lockfile import check_lock
+from dtrain.core.run_dir import overwrite
+from dtrain.core.types import Positive, PositiveFloat
+from dtrain.launch.bucket import check_bucket, remove_object, stop_url, write_object
+from dtrain.launch.checks import Check, check_image
+from dtrain.launch.commands import INSTALL
+from dtrain.launch.job import Job, Plan, Rented, Row, Say
+from dtrain.launch.names import RemotePath, Wheel, Word, refuse
+from dtrain.launch.targets.sky_client import PROVED, UNDER_CANCEL, WAITING, Client, ManagedJob
+from dtrain.launch.targets.sky_task import OWNED, BucketUrl, Label, Offer, task
+
+LAUNCHING, STOPPING, CANCELLING, POLL = 1800.0, 900.0, 300.0, 5.0
+"""Seconds in which a job is submitted (the first makes SkyPilot's controller), saves, is cancelled; between looks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sky(Offer, Rented):
+    """A managed job of SkyPilot, on one slice of TPUs, on GPUs, or on CPU nodes."""
+
+    kind: Literal["sky"] = "sky"
+    fallbacks: tuple[Offer, ...] = ()
+    """Other machines that will do: on, infra, spot."""
+    choice: Literal["ordered", "any_of"] = "ordered"
+    """Of infra and fallbacks: the first that is available, or the cheapest."""
+    strategy: Literal["failover", "eager_next_region"] = "failover"
+    """After a preemption: the same region first, or another at once."""
+    nodes: Positive = 1
+    """CPU nodes."""
+    cpus: Positive | None = None
+    """Of each node, at least."""
+    memory: Positive | None = None
+    """Of each node, at least, in GB."""
+    max_hourly_cost: PositiveFloat | None = None
+    """Dollars an hour for each node, above which no offer is taken; a TPU slice is one node."""
+    bucket: BucketUrl | None = None
+    """For run folders, mounted on every host: gs://my-runs, s3://my-runs."""
+    runs: RemotePath | None = None
+    """Or a folder that all nodes of your own cluster share."""
+    image: Word | None = None
+    """That has dtrain: `launch/Dockerfile` builds it."""
+    wheel: Wheel | None = None
+    """Or dtrain's wheel on this machine, with `lock`."""
+    lock: RemotePath | None = None
+    """The versions of all packages, with hashes, as `uv pip compile --generate-hashes` writes them."""
+    python: RemotePath | None = None
+    """Or a Python on the nodes that dtrain is installed for."""
+    labels: dict[Label, Label] = field(default_factory=dict)
+    network_tier: Literal["standard", "best"] | None = None
+    priority: Annotated[int, Ge(-1000), Le(1000)] | None = None
+    server: Word | None = None
+    """The address of SkyPilot's API; the one that `sky api login` chose where not set."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        clouds = {cloud for offer in self.offers for cloud in offer.clouds}
+        programs, tpu = sum(map(bool, (self.image, self.wheel, self.python))), self.platform == "tpu"
+        refuse(
+            (self.on and self.nodes > 1, "nodes", "`on` says how many nodes there are", "leave out `nodes`"),
+            (tpu and (self.cpus or self.memory), "cpus", "the hosts of a TPU slice have one size", ""),
+            (len({one.sky_nodes for one in self.offers}) > 1, "fallbacks", "all need the same number of nodes", ""),
+            (len({one.platform for one in self.offers}) > 1, "fallbacks", "TPUs, GPUs and CPUs do not mix", ""),
+            (bool(self.bucket) == bool(self.runs), "bucket", "run folders go to bucket or runs, one of them", ""),
+            (self.runs and clouds - OWNED, "runs", "machines that are rented share no folder", "set `bucket`"),
+            (programs != 1, "image", "the program is image, wheel or python, one of them", ""),
+            (bool(self.wheel) != bool(self.lock), "lock", "wheel and lock belong together", ""),
+            (self.wheel and "slurm" in clouds, "wheel", "nodes of SLURM share a home folder", "image, or python"),
+            (self.budget and not self.rate, "budget", "not all prices are known", "set max_hourly_cost, or hours"),
+        )
+
+    @property
+    def offers(self) -> tuple[Offer, ...]:
+        """What will do, the first choice first."""
+        return (self, *self.fallbacks)
+
+    @property
+    def num_nodes(self) -> int:
+        """As SkyPilot counts: a slice is one."""
+        return self.sky_nodes if self.on else self.nodes
+
+    @property
+    def rate(self) -> float | None:
+        """Dollars an hour at most: by max_hourly_cost, else by Google Cloud's list; None where it lacks an offer."""
+        if self.max_hourly_cost:
+            return self.max_hourly_cost * self.num_nodes
+        rented = [one for one in self.offers if one.clouds - OWNED]
+        prices = [one.price for one in rented if one.price and one.clouds <= {"gcp", *OWNED}]
+        return max(prices) if rented and len(prices) == len(rented) else None
+
+    def plan(self, job: Job) -> Plan:
+        if not job.name[0].isalpha():
+            raise RecipeError(f"{job.name}: SkyPilot's jobs have names that begin with a letter", "name=...")
+        others = dict.fromkeys(one.on for one in self.fallbacks if one.on != self.on)
+        notes = [f"fallback {on} is not predicted: `dtrain plan RECIPE --on {on}` does" for on in others]
+        paid = any(one.clouds - OWNED for one in self.offers)
+        if self.max_hourly_cost and self.platform == "gpu":
+            notes.append("on gcp SkyPilot compares max_hourly_cost with the GPUs alone; their hosts cost extra")
+        elif self.rate and not self.max_hourly_cost:
+            notes.append("the price is of Google Cloud's cheapest region, on demand; spot, regions and clouds differ")
+        elif paid and not self.rate:
+            notes.append("not all prices are known: set max_hourly_cost for a bound on what an hour costs")
+        notes.append("waiting for machines has no limit in time and costs nothing; `dtrain launch down` ends it")
+        notes.append("SkyPilot's jobs controller, where the server does not do its work, is a machine that costs too")
+        files, hosts = {"task.yaml": task(self, job)}, self.hosts if self.on else self.nodes
+        chips, hours = self.shape.chips if self.shape else 0, self.limit()
+        return Plan(files, [self._launch(job)], hosts, chips, self.rate, hours, rented=paid, notes=tuple(notes))
+
+    def describe(self) -> list[str]:
+        what = [f"{one.on or f'{self.nodes} CPU nodes'} on {', '.join(one.infra)}" for one in self.offers]
+        return [f"hosts: {', or '.join(what)}", f"program: {self.image or self.wheel or self.python}"]
+
+    def checks(self, job: Job) -> list[Check]:
+        checks = [*super().checks(job), self._check_program]
+        checks += [partial(check_bucket, self.bucket, "the account of the hosts")] if self.bucket else []
+        return [*checks, partial(check_image, self.image)] if self.image else checks
+
+    def _check_program(self) -> list[str]:
+        if self.wheel and self.lock:
+            check_lock(Path(self.lock).expanduser(), Path(self.wheel).expanduser(), self.platform)
+        if not PROVED.search(version := self._client.sky("--version").strip()):
+            raise EnvironmentFault(f"{version}: dtrain was tried with 0.14.1", INSTALL["sky"])
+        return []
+
+    def start_handle(self, job: Job) -> dict[str, str]:
+        """The newest job of that name before, of which the new one differs where `up` does not get its number."""
+        listed = [one.id for one in self._client.jobs(job.name)]  # none while the controller is stopped
+        return {"after": max([job.handle.get("id", "0"), *listed], key=int)}
+
+    def up(self, job: Job, say: Say) -> dict[str, str]:
+        if alive := next((one for one in self._client.jobs(job.name) if not one.over), None):
+            raise Locked(f"{alive} is {alive.state.lower()}", f"dtrain launch status {job.name}, or name=...")
+        self._remove_stop_request(job)
+        path = Path(self._launch(job)[-1])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        overwrite(path, task(self, job))
+        hint = f"`sky api status` and `sky jobs queue` show if it goes on; `dtrain launch down {job.name}` cancels it"
+        try:
+            printed = self._client.sky(*self._launch(job)[1:], wait=LAUNCHING)
+        except EnvironmentFault as error:
+            if isinstance(error.__cause__, OSError):  # the program did not start
+                raise
+            raise LeftBehind(error.message, "; ".join(filter(None, (error.hint, hint)))) from error
+        found = re.search(r"Managed Job ID: (\d+)", printed)
+        if not found:
+            raise LeftBehind("sky jobs launch printed no job id", hint)
+        say(f"managed job {found[1]}")
+        return {"id": found[1]}
+
+    def find(self, job: Job) -> dict[str, str] | None:
+        if found := self._client.find(job.name, {}, own=True):
+            return {"id": found.id}
+        return {"id": found.id, "user": found.user} if (found := self._job(job)) else None
+
+    def status(self, job: Job) -> list[Row]:
+        found = self._job(job)
+        if not found:
+            what = "SkyPilot does not list it; where its controller is stopped, `sky jobs queue -r` starts that"
+            return [Row(f"job {job.handle.get('id', job.name)}", "absent", what)]
+        word = "ended" if found.over else "waiting" if found.state in WAITING else "running"
+        return [Row(str(found), word, found.details(), found.code, found.row.get("job_duration"))]
+
+    def logs(self, job: Job, host: int | None, follow: bool) -> Iterator[tuple[str, str]]:
+        if not (found := self._job(job)):
+            raise EnvironmentFault(f"SkyPilot does not list a job of {job.name}", f"dtrain launch status {job.name}")
+        state = [("sky", None, f"{found}: {found.details()}")] if found.state in WAITING else []
+        # without a run `sky jobs logs` waits for one in silence, with --no-follow too
+        lines = chain(state, self._client.lines(found.id, follow) if follow or not state else ())
+        return ((machine, text) for machine, rank, text in lines if host in (None, rank))
+
+    def stop(self, job: Job, say: Say) -> None:
+        self._end(job, say, save=True)
+
+    def down(self, job: Job, say: Say) -> None:
+        self._end(job, say, save=False)
+        say(f"{self.bucket or self.runs} stays, and SkyPilot's jobs controller, where it has one: `sky status`")
+
+    def removes(self, job: Job) -> list[str]:
+        return [f"{self._client.own(job.name, job.handle)} with its machines"]
+
+    def _end(self, job: Job, say: Say, save: bool) -> None:
+        """Until it is over: with `save` a run that is alive ends by itself; any other job is cancelled."""
+        seconds, asked, found = STOPPING if save else CANCELLING, set[bool](), self._client.own(job.name, job.handle)
+        end = time.monotonic() + seconds
+        while not found.over:
+            request = save and found.state not in WAITING
+            if request in asked or found.state == UNDER_CANCEL:
+                pass
+            elif request:
+                self._request_stop(job)
+            else:
+                self._client.sky("jobs", "cancel", "-y", found.id)
+            asked.add(request)
+            if time.monotonic() > end:
+                hint = f"dtrain launch status {job.name}; `dtrain launch down {job.name}` ends it unsaved"
+                raise LeftBehind(f"{found} is still {found.state.lower()} after {seconds:.0f} s", hint)
+            time.sleep(POLL)
+            found = self._client.own(job.name, {"id": found.id})
+        say(f"{found}: {found.details()}")
+
+    def _request_stop(self, job: Job) -> None:
+        """In the run's folder, where a run reads it."""
+        stop = Path(self.runs or "").expanduser() / job.name / "stop"
+        if self.bucket:
+            write_object(stop_url(self.bucket, job.name), "stop\n")
+        elif stop.parent.is_dir():
+            stop.touch()
+        else:
+            raise EnvironmentFault(f"{stop.parent} is not visible here", f"create {stop} on a machine that sees it")
+
+    def _remove_stop_request(self, job: Job) -> None:
+        if self.bucket:
+            remove_object(stop_url(self.bucket, job.name))
+        else:
+            Path(self.runs or "", job.name, "stop").expanduser().unlink(missing_ok=True)
+
+    def _launch(self, job: Job) -> list[str]:
+        secrets = [word for name in self.environment for word in ("--secret", name)]  # `sky` reads the values itself
+        path = (job.folder or Path("runs", job.name)) / "launch" / "task.yaml"
+        return ["sky", "jobs", "launch", "-y", "-d", "-n", job.name, *secrets, str(path)]
+
+    @property
+    def _client(self) -> Client:
+        return Client(self.server)
+
+    def _job(self, job: Job) -> ManagedJob | None:
+        return self._client.find(job.name, job.handle)

@@ -1,0 +1,167 @@
+"""The task that SkyPilot runs on each host, and what it can rent, by its own names. It accepts names that do not exist,
+so they are checked here."""
+
+import shlex
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import yaml
+from annotated_types import MinLen
+
+from dtrain.core.chips import PER_HOST
+from dtrain.core.lockfile import PYTHON
+from dtrain.core.process_info import METADATA, REPLACES_HOSTS, exports
+from dtrain.core.slices import Target as Slice
+from dtrain.core.types import Sentence
+from dtrain.launch.job import CHIPS_A_HOST, Job, shape_of
+from dtrain.launch.names import Word, _like, refuse
+from dtrain.launch.templates import filled
+
+if TYPE_CHECKING:
+    from dtrain.launch.targets.sky import Sky
+
+MOUNTED = "/mnt/dtrain"
+VENV = "~/.dtrain/venv/bin/python"
+PROCESS = exports("$SKYPILOT_NODE_RANK", "$SKYPILOT_NUM_NODES", "$first:8476")
+OWNED = {"k8s", "kubernetes", "slurm", "ssh"}
+"""Machines that are there already: no price, no spot capacity, any number of GPUs."""
+CLOUDS = (
+    "aws|azure|gcp|ibm|lambda|scp|oci|runpod|vast|vsphere|cudo|fluidstack|paperspace|primeintellect|do|nebius|"
+    "hyperbolic|seeweb|shadeform|yotta|mithril|verda|k8s|kubernetes|slurm|ssh"
+)
+Infra = Annotated[
+    str,
+    _like(rf"(?:{CLOUDS})(?:/[A-Za-z0-9][A-Za-z0-9_.:@-]{{0,127}}){{0,2}}"),
+    Sentence("where SkyPilot looks, as gcp, gcp/us-central1, aws, k8s/CONTEXT or slurm/CLUSTER/PARTITION"),
+]
+BucketUrl = Annotated[
+    str, _like(r"(?:gs|s3)://[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]"), Sentence("a bucket, as gs://my-runs or s3://my-runs")
+]
+Label = Annotated[str, _like(r"[a-z0-9_-]{1,63}"), Sentence("a label: a to z, 0 to 9, '_' and '-', 63 at most")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offer:
+    """One choice of machines: what, where, and whether as spot capacity."""
+
+    on: Word | None = None
+    """What is asked for: v5e-64, v5p-128, h100-16; CPU nodes where not set."""
+    infra: Annotated[tuple[Infra, ...], MinLen(1)] = ("gcp",)
+    """Where, in order: gcp, gcp/us-central1, aws, k8s/CONTEXT, slurm/CLUSTER/PARTITION."""
+    spot: bool = False
+
+    def __post_init__(self) -> None:
+        shape, tpu = self.shape, self.platform == "tpu"
+        chip, each = shape and shape.chip, min(shape.chips, PER_HOST) if shape else 0
+        sold = chip.cloud.sold if chip and chip.cloud and "gcp" in self.clouds else (1, 2, 4, 8)
+        rented = self.platform == "gpu" and self.clouds - OWNED
+        refuse(
+            (self.spot and self.clouds & OWNED, "spot", "only clouds have spot capacity", "spot: false"),
+            (shape and not chip, "on", f"{self.on} is not rented", "leave out `on`, and set `nodes` and `cpus`"),
+            (chip and not _name(shape), "on", f"SkyPilot has no {self.on}", "launch.kind: gke, or Terraform and ssh"),
+            (tpu and ":" in (self.on or ""), "on", f"SkyPilot takes a number, not {self.on}", "as v5p-256"),
+            (tpu and self.clouds != {"gcp"}, "infra", "SkyPilot rents TPU slices on gcp alone", "launch.kind: gke"),
+            (rented and each not in sold, "on", f"{each} of them are no machine that is sold", f"sold are {sold}"),
+        )
+
+    @property
+    def clouds(self) -> set[str]:
+        """The first words of `infra`."""
+        return {one.partition("/")[0] for one in self.infra}
+
+    @property
+    def shape(self) -> Slice | None:
+        """The slice, or the GPUs; None for CPU nodes."""
+        return shape_of(self.on) if self.on else None
+
+    @property
+    def platform(self) -> str:
+        """tpu, gpu or cpu."""
+        return self.shape.platform if self.shape else "cpu"
+
+    @property
+    def hosts(self) -> int:
+        """Of a slice or of GPUs; a slice in a plane has one host for up to eight chips."""
+        if self.shape is None or self.platform != "tpu":
+            return self.shape.hosts if self.shape else 1
+        planar = len(self.shape.shape) == 2 and self.shape.chips <= 2 * CHIPS_A_HOST
+        return 1 if planar else self.shape.chips // CHIPS_A_HOST
+
+    @property
+    def sky_nodes(self) -> int:
+        """As SkyPilot counts: a slice is one."""
+        return 1 if self.platform == "tpu" else self.hosts
+
+    @property
+    def price(self) -> float | None:
+        """Dollars an hour by Google Cloud's list, of what is rented."""
+        chip = self.shape.chip if self.shape and self.clouds - OWNED else None
+        return chip.price * self.shape.rented if self.shape and chip and chip.price else None
+
+    def choices(self) -> list[dict[str, Any]]:
+        """What SkyPilot looks for, for each of `infra`."""
+        found: dict[str, Any] = {"accelerators": _name(self.shape)} if self.shape else {}
+        if self.platform == "tpu" and self.shape and self.shape.chip and self.shape.chip.cloud:
+            # SkyPilot's own default of the software is wrong for v5e
+            found["accelerator_args"] = {"tpu_vm": True, "runtime_version": self.shape.chip.cloud.runtime}
+        return [{"infra": infra, **found, "use_spot": self.spot} for infra in self.infra]
+
+
+def _name(shape: Slice | None) -> str:
+    """SkyPilot's name with the number; empty where it has none."""
+    chip, cloud = (shape.chip, shape.chip.cloud) if shape and shape.chip else (None, None)
+    if shape is None or chip is None or cloud is None:
+        return ""
+    if cloud.sky:
+        return f"{cloud.sky}:{min(shape.chips, PER_HOST)}"
+    return f"tpu-{cloud.accelerator}-{shape.chips * chip.counted}" if cloud.accelerator else ""
+
+
+def task(target: "Sky", job: Job) -> str:
+    """The task as YAML; secrets are in it by name alone."""
+    # MOUNT_CACHED would upload late: a preemption loses what the run took as saved
+    mounts: dict[str, Any] = {MOUNTED: {"source": target.bucket, "mode": "MOUNT"}} if target.bucket else {}
+    program, setup = "dtrain" if target.image else f"{target.python or VENV} -m dtrain", ""
+    if target.wheel and target.lock:
+        wheel, lock = (Path(one).expanduser().absolute() for one in (target.wheel, target.lock))
+        mounts |= {f"~/.dtrain/{wheel.name}": str(wheel), "~/.dtrain/lock.txt": str(lock)}
+        script = {"PYTHON": PYTHON, "VENV": VENV, "WHEEL": wheel.name}
+        setup = f"setup: |\n{_indented(filled('sky_setup.sh', script))}\n"
+    variables = {**job.environment(), REPLACES_HOSTS: "1"}
+    values = {
+        "NAME": job.name,
+        "NODES": target.num_nodes,
+        "RESOURCES": _indented(yaml.safe_dump(resources(target, job), sort_keys=False, width=1000)),
+        "SECRETS": yaml.safe_dump(dict.fromkeys(target.environment), default_flow_style=True, width=1000).strip(),
+        "MOUNTS": _indented(yaml.safe_dump(mounts, width=1000)),
+        "SETUP": setup,
+        "RECIPE": _indented(job.recipe),
+        "LAUNCH": f"export {shlex.join(f'{key}={value}' for key, value in variables.items())}",
+        "METADATA": METADATA,
+        "PROCESS": PROCESS,
+        "COMMAND": f'{program} run "$recipe" --runs-dir {target.runs or MOUNTED} {shlex.join(target.run_options())}',
+    }
+    return filled("sky.yaml", values)
+
+
+def resources(target: "Sky", job: Job) -> dict[str, Any]:
+    """The task's section of that name: what all choices have in common, and the choices."""
+    common = {
+        "cpus": target.cpus and f"{target.cpus}+",
+        "memory": target.memory and f"{target.memory}+",
+        "image_id": target.image and f"docker:{target.image}",
+        "max_hourly_cost": target.max_hourly_cost,
+        "network_tier": target.network_tier,
+        "priority": target.priority,
+        "labels": {**target.labels, "dtrain": job.name},
+    }
+    again = {"strategy": target.strategy.upper(), "recover_on_exit_codes": [75], "max_restarts_on_errors": 0}
+    choices = [found for offer in target.offers for found in offer.choices()]
+    chosen = choices[0] if len(choices) == 1 else {target.choice: choices}
+    return {"job_recovery": again, **{key: value for key, value in common.items() if value is not None}, **chosen}
+
+
+def _indented(text: str) -> str:
+    return textwrap.indent(text.rstrip("\n"), "  ")

@@ -1,0 +1,223 @@
+"""A SLURM cluster whose nodes see this machine's folders: one task a node, requeued until it is done."""
+
+import re
+import shlex
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from dtrain.core.errors import EnvironmentFault, LeftBehind, Locked, RecipeError, Stopped
+from dtrain.core.process_info import COORDINATOR, exports
+from dtrain.core.run_dir import Folder, overwrite
+from dtrain.core.types import Natural, Positive
+from dtrain.launch import registry
+from dtrain.launch.checks import Check
+from dtrain.launch.commands import followed, run
+from dtrain.launch.job import Job, Plan, Row, Say, Target
+from dtrain.launch.names import RemotePath, Word, refuse
+from dtrain.launch.targets.slurm_job import LOST, JobState, job_state, seconds_of
+from dtrain.launch.templates import filled
+
+PATH = re.compile(r"/[A-Za-z0-9_./-]+")
+POLL = 1.0
+STOPPED = 300.0
+"""Seconds in which a job that was asked to stop has saved and left the queue."""
+PROCESS = exports("$SLURM_PROCID", "$SLURM_NTASKS", f"${COORDINATOR}")
+"""What a task of the job puts into its environment; the batch script has set the coordinator."""
+PASSED_ON = ("PATH", "HOME", "USER", "LANG")
+UNPLACED = "node configuration is not available"
+"""`sbatch --test-only`, of a request that no node could ever take, and of one whose nodes are drained for now."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slurm(Target):
+    """One batch job. Its script, log and recipe lie in the run's folder, under launch/."""
+
+    kind: Literal["slurm"] = "slurm"
+    nodes: Positive = 1
+    runs: RemotePath = "runs"
+    """The folder of run folders, the same here and on the nodes."""
+    python: RemotePath = "python3"
+    """The Python on the nodes that dtrain is installed for."""
+    time: Word | None = None
+    """SLURM's limit of one start, as 24:00:00: the run saves before it, and is requeued. `hours` bounds all starts."""
+    partition: Word | None = None
+    account: Word | None = None
+    qos: Word | None = None
+    constraint: Word | None = None
+    gpus: Natural = 0
+    """Of each node."""
+    cpus: Positive | None = None
+    """Of each node."""
+    memory: Word | None = None
+    """Of each node, as 100G."""
+    grace: Positive = 120
+    """Seconds before the end of its time in which it is asked to save."""
+
+    def __post_init__(self) -> None:
+        seconds = seconds_of(self.time) if self.time else None
+        short = f"time = {self.time} leaves nothing beside grace = {self.grace} seconds"
+        allowed = "minutes, hours:minutes:seconds or days-hours:minutes:seconds"
+        refuse(
+            (self.time and seconds is None, "time", f"{self.time!r} is no time", allowed),
+            (seconds is not None and seconds <= self.grace, "time", short, "more time, or less grace"),
+        )
+
+    def plan(self, job: Job) -> Plan:
+        files = {"recipe.yaml": job.recipe, "job.sbatch": self._script(job)}
+        submit = ["sbatch", "--parsable", str(self._submitted(job) / "job.sbatch")]
+        bound = f"time = {self.time} bounds each start, which is then requeued; launch.hours bounds all starts together"
+        notes = (bound,) if self.time and not self.hours else ()
+        return Plan(files, [submit], self.nodes, hours=self.limit(), notes=notes)
+
+    def describe(self) -> list[str]:
+        asked = "".join(f", {name} {value}" for name, value in self._directives().items())
+        return [
+            f"hosts: {self.nodes} nodes of the cluster that sbatch reaches{asked}",
+            f"program: {self.python} -m dtrain run",
+            f"run folders: {Path(self.runs).expanduser().absolute()}, the same on this machine and on the nodes",
+        ]
+
+    def checks(self, job: Job) -> list[Check]:
+        return [*super().checks(job), partial(self._accepted, job)]
+
+    def _accepted(self, job: Job) -> list[str]:
+        """Whether SLURM would take the script; nothing is submitted."""
+        runs = self._run(job).path.parent
+        notes = [f"not checked: that the nodes share {runs}, and that {self.python} there has dtrain"]
+        try:
+            run(["sbatch", "--test-only"], given=self._script(job))
+        except EnvironmentFault as error:
+            if UNPLACED not in error.message:
+                raise
+            notes.insert(0, f"no node can take the job now: {error.message}")
+        return notes
+
+    def find(self, job: Job) -> dict[str, str] | None:
+        found = registry.find(self._run(job).path.parent, job.name)
+        return found.handle if found and found.target.get("kind") == self.kind else None
+
+    def start_handle(self, job: Job) -> dict[str, str]:
+        before = replace(job, handle=job.handle or self.find(job) or {})
+        if "id" in before.handle and not self._state(before).over:
+            raise Locked(f"{job.name} is in the queue as job {_number(before)}", f"dtrain launch status {job.name}")
+        return {}  # an interrupted `up` must not leave the number of the job before
+
+    def up(self, job: Job, say: Say) -> dict[str, str]:
+        self.start_handle(job)
+        folder, plan = self._submitted(job), self.plan(job)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, text in plan.files.items():
+                overwrite(folder / name, text)
+            for old in (folder / "log.txt", self._run(job).stop_request):
+                old.unlink(missing_ok=True)
+        except OSError as error:
+            raise EnvironmentFault(f"cannot write to {folder}: {error.strerror}") from error
+        number = run(plan.commands[0]).strip().partition(";")[0]
+        say(f"job {number}")
+        handle = {"id": number, "folder": str(folder)}
+        try:  # where `find` looks, on every machine
+            registry.write(self._run(job), replace(job, handle=handle))
+        except EnvironmentFault as error:
+            raise LeftBehind(f"job {number} is submitted, but {error.message}", f"scancel {number}") from error
+        return handle
+
+    def status(self, job: Job) -> list[Row]:
+        found, record = self._state(job), self._run(job).read_record()
+        step = f"step {record['step']}/{record.get('steps', '?')} saved" if record else "not begun"
+        again = f", requeued {found.restarts} times" if found.restarts else ""
+        saved = found.code == Stopped.exit_code or (found.code == 0 and record.get("state") == "stopped")
+        state, what = "stopped" if saved else found.state.lower(), f"{found.nodes or 'no node yet'}, {step}{again}"
+        return [Row(f"job {_number(job)}", state, what, found.code, found.seconds)]
+
+    def logs(self, job: Job, host: int | None, follow: bool) -> Iterator[tuple[str, str]]:
+        def over() -> bool:
+            with suppress(EnvironmentFault):  # its controller may be starting again
+                return not follow or self._state(job).over
+            return False
+
+        for _, line in followed(self._submitted(job) / "log.txt", 0, over, lambda: time.sleep(POLL)):
+            task, found, text = line.partition(": ")
+            rank = task.strip() if found and task.strip().isdecimal() else ""
+            if host is None or rank == str(host):
+                yield (rank or "job"), (text if rank else line)
+
+    def stop(self, job: Job, say: Say) -> None:
+        asked, number = False, self._request_stop(job)
+        end = time.monotonic() + STOPPED
+        while not (found := self._state(job)).over:
+            if found.state == "PENDING":  # again, where SLURM itself requeued it meanwhile
+                run(["scancel", "--state=PENDING", number])
+            elif found.state == "RUNNING" and not asked:
+                run(["scancel", "--batch", "--signal=TERM", number])
+                asked = True
+            if time.monotonic() > end:
+                raise EnvironmentFault(f"job {number} is still saving after {STOPPED:.0f} s", "ask for its status")
+            time.sleep(POLL)
+        say(f"job {number}: {self.status(job)[0].what}")
+
+    def down(self, job: Job, say: Say) -> None:
+        if not self._state(job).over:
+            run(["scancel", self._request_stop(job)])  # with the request it does not requeue itself on its way out
+            say(f"job {_number(job)} is cancelled")
+        registry.forget(self._run(job).path.parent, job.name)
+
+    def removes(self, job: Job) -> list[str]:
+        return [f"job {_number(job)} from the queue"]
+
+    def _request_stop(self, job: Job) -> str:
+        """The file by which the run saves and leaves with 0, and its script does not requeue; the job's number."""
+        path = self._run(job).stop_request
+        try:
+            path.touch()
+        except OSError as error:
+            raise EnvironmentFault(f"cannot write {path}: {error.strerror}") from error
+        return _number(job)
+
+    def _run(self, job: Job) -> Folder:
+        return Folder(self._submitted(job).parent)
+
+    def _submitted(self, job: Job) -> Path:
+        """The folder of what is submitted, in that of the run."""
+        if "folder" in job.handle:  # `runs` may be relative to where `up` was typed
+            return Path(job.handle["folder"])
+        found = Path(self.runs).expanduser().absolute() / job.name / "launch"
+        if not PATH.fullmatch(str(found)):
+            message = f"{found}: SLURM's scripts take letters, digits and _ . / - in a path"
+            raise RecipeError(message, "set launch.runs to such a folder")
+        return found
+
+    def _state(self, job: Job) -> JobState:
+        """Of a job that SLURM has forgotten, from its run folder."""
+        if found := job_state(_number(job)):
+            return found
+        code = self._run(job).read_record().get("exit_code")
+        return JobState("COMPLETED" if code == 0 else "FAILED", code=LOST if code is None else code)
+
+    def _directives(self) -> dict[str, Any]:
+        given = {"time": self.time, "partition": self.partition, "account": self.account, "qos": self.qos}
+        given |= {"constraint": self.constraint, "cpus-per-task": self.cpus, "mem": self.memory}
+        return {name: value for name, value in (given | {"gpus-per-node": self.gpus}).items() if value}
+
+    def _script(self, job: Job) -> str:
+        folder = self._submitted(job)
+        python = str(Path(self.python).expanduser()) if self.python.startswith("~") else self.python
+        command = [python, "-m", "dtrain", "run", str(folder / "recipe.yaml"), "--runs-dir", str(folder.parents[1])]
+        variables = [f"{name}={value}" for name, value in job.environment().items()]
+        words = {"NAME": job.name, "NODES": self.nodes, "FOLDER": folder, "GRACE": self.grace}
+        words |= {"EXPORT": ",".join((*PASSED_ON, *self.environment, *variables)), "PROCESS": PROCESS}
+        words["DIRECTIVES"] = "\n".join(f"#SBATCH --{name}={value}" for name, value in self._directives().items())
+        return filled("slurm.sbatch", words | {"COMMAND": shlex.join([*command, *self.run_options()])})
+
+
+def _number(job: Job) -> str:
+    """SLURM's number of the job."""
+    if "id" not in job.handle:
+        message = f"`up` was interrupted, and whether sbatch accepted {job.name} is not known"
+        raise RecipeError(message, f"squeue --me --name={job.name}; scancel takes it out of the queue")
+    return job.handle["id"]

@@ -1,0 +1,97 @@
+"""Machines that ssh reaches without a question, the first of which is where all meet."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from annotated_types import MinLen
+from pydantic import StringConstraints
+
+from dtrain.core.errors import EnvironmentFault, FieldError
+from dtrain.core.types import Positive, PositiveFloat, Sentence
+from dtrain.launch.fanout import Connections, Machine
+from dtrain.launch.job import Say
+from dtrain.launch.names import Host, RemotePath
+from dtrain.launch.targets.hosts import Hosts, names
+
+CONNECT, CONNECT_BY_PROXY = 5, 20
+"""Seconds until ssh gives up; a program that opens a tunnel first takes longer."""
+OPTIONS = {"BatchMode": "yes", "ServerAliveInterval": "1", "ServerAliveCountMax": "3", "LogLevel": "ERROR"}
+"""A host that does not answer any more is known in three to four seconds."""
+POLL, SHOWN = 10.0, 60.0
+"""Seconds between two looks for ready files, and between two lines about hosts without one."""
+
+Proxy = Annotated[
+    str,
+    StringConstraints(pattern=r"^(?:[^%\x00-\x1f\x7f]|%[^h\x00-\x1f\x7f])*%h[^\x00-\x1f\x7f]{0,1000}$"),
+    Sentence("a command in one line, with %h for the host, that connects its input and output to sshd there"),
+]
+"""A ProxyCommand of ssh: a shell command that is run on this machine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ssh(Hosts):
+    """Machines that ssh reaches without a question, the first of which is where all meet."""
+
+    kind: Literal["ssh"] = "ssh"
+    hosts: Annotated[tuple[Host, ...], MinLen(1)]
+    """Names or IPv4 addresses that ssh dials, with user@ where it is not yours; the order gives the ranks."""
+    addresses: tuple[Host, ...] = ()
+    """Names or addresses by which they reach each other, in the same order; where not said, `hosts`."""
+    proxy: Proxy | None = None
+    """How ssh reaches them where it cannot dial them, such as IAP: a shell command, run here for each connection."""
+    connections: Positive = 32
+    """At most so many at a time; each host has one. Kept from request to request where there are no more hosts."""
+    ready: RemotePath | None = None
+    """A file on each host that exists when it is set up; `up` waits for it."""
+    ready_minutes: PositiveFloat = 20
+    identity: str | None = None
+    """A key file, where ssh would not find it."""
+    known_hosts: str | None = None
+    """A file of host keys in place of your own; a key that is not in it is refused, as always."""
+
+    def __post_init__(self) -> None:
+        for field, given in (("hosts", self.hosts), ("addresses", self.addresses)):
+            if twice := {host for host in given if given.count(host) > 1}:
+                raise FieldError(field, f"{min(twice)} is named twice")
+        if self.addresses and len(self.addresses) != len(self.hosts):
+            raise FieldError("addresses", f"{len(self.addresses)} for {len(self.hosts)} hosts: name one for each host")
+
+    def machines(self) -> list[Machine]:
+        options = OPTIONS | {"ConnectTimeout": str(CONNECT_BY_PROXY if self.proxy else CONNECT)}
+        options |= {"ProxyCommand": self.proxy} if self.proxy else {}
+        options |= {"UserKnownHostsFile": str(Path(self.known_hosts).expanduser())} if self.known_hosts else {}
+        command = ["ssh", *(word for option in options.items() for word in ("-o", "=".join(option)))]
+        command += ["-i", str(Path(self.identity).expanduser())] if self.identity else []
+        return [Machine(rank, host, (*command, "--", host), self.python) for rank, host in enumerate(self.hosts)]
+
+    def coordinator(self) -> str:
+        first = (self.addresses or self.hosts)[0].rpartition("@")[2]
+        return f"{first}:{self.port}" if len(self.hosts) > 1 else ""
+
+    def most_connections(self) -> int:
+        return self.connections
+
+    def describe(self) -> list[str]:
+        lines = [f"shell command run here for each connection: {self.proxy}"] if self.proxy else []
+        lines += [f"they meet at {self.coordinator()}"] if self.addresses else []
+        lines += [f"waits for {self.ready} on each, {self.ready_minutes:g} minutes at most"] if self.ready else []
+        return [*super().describe(), *lines]
+
+    def await_ready(self, link: Connections, say: Say) -> None:
+        """A host that cannot be reached, or where dtrain is not installed, may still be setting itself up."""
+        end, shown, pending = time.monotonic() + 60 * self.ready_minutes, 0.0, link.machines if self.ready else ()
+        while pending:
+            answers = link.ask("look", pending, ready=self.ready)
+            late = [one for one in answers if not one.reply.ready]
+            why = next((f" ({one.machine.name}: {one.reply.problem})" for one in late if one.reply.problem), "")
+            pending = [one.machine for one in late]
+            text = f"{len(late)} of {len(link.machines)} hosts without {self.ready}: {names(pending)}{why}"
+            if late and time.monotonic() > end:
+                raise EnvironmentFault(f"after {self.ready_minutes:g} minutes {text}", "see their own start-up logs")
+            if late and time.monotonic() > shown + SHOWN:
+                shown = time.monotonic()
+                say(f"waiting for {text}")
+            link.drop(pending)  # what is installed by then is loaded by a new agent
+            time.sleep(POLL if late else 0)

@@ -1,0 +1,78 @@
+"""The context of generating: keys and values of earlier tokens are kept, not computed again.
+
+Dims: L layers, B rows, C tokens that the cache can hold, G key-value heads, D head dim.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from dtrain.models.nn.attention import Reach, Side, weigh
+from dtrain.models.nn.context import Block, Layers, Plain
+from dtrain.models.nn.param import Tree
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["k_LBCGD", "v_LBCGD", "used"], meta_fields=[])
+@dataclass(frozen=True)
+class Cache:
+    """Keys and values of the tokens so far, and their number, int32 ()."""
+
+    k_LBCGD: jax.Array
+    v_LBCGD: jax.Array
+    used: jax.Array
+
+    @classmethod
+    def empty(cls, shape: tuple[int, int, int, int, int], dtype: str) -> "Cache":
+        """Room for tokens, none of it used."""
+        return cls(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), jnp.zeros((), jnp.int32))
+
+
+@dataclass(frozen=True)
+class Caching(Plain):
+    """The verbs on tokens that follow those in the cache. `grown` receives the cache with them in it."""
+
+    cache: Cache | None = None
+    grown: list[Cache] = field(default_factory=list)
+
+    @property
+    def _cache(self) -> Cache:
+        assert self.cache is not None
+        return self.cache
+
+    def places(self, length: int) -> jax.Array:
+        return self._cache.used + jnp.arange(length, dtype=jnp.int32)
+
+    def attend(
+        self, q_BTHD: jax.Array, k_BTGD: jax.Array, v_BTGD: jax.Array, reach: Reach, document_BT: jax.Array | None
+    ) -> jax.Array:
+        """Inside a layer, where the cache holds that layer's part: (1, B, C, G, D)."""
+        cache, at = self._cache, (0, self._cache.used, 0, 0)
+        k_BCGD = jax.lax.dynamic_update_slice(cache.k_LBCGD[0], k_BTGD.astype(cache.k_LBCGD.dtype), at)
+        v_BCGD = jax.lax.dynamic_update_slice(cache.v_LBCGD[0], v_BTGD.astype(cache.v_LBCGD.dtype), at)
+        self.grown.append(Cache(k_BCGD[None], v_BCGD[None], cache.used))
+        keys = Side(jnp.arange(k_BCGD.shape[1], dtype=jnp.int32))
+        out, _ = weigh(q_BTHD, k_BCGD, v_BCGD, reach, Side(self.places(q_BTHD.shape[1])), keys)
+        return out.astype(q_BTHD.dtype)
+
+    def stack(
+        self, blocks: Sequence[Block], params: Tree, x: jax.Array, shared: Tree = None, how: Layers = Layers()
+    ) -> tuple[jax.Array, Tree]:
+        rounds, cache = len(blocks), self._cache
+        split = lambda p: p.reshape(p.shape[0] // rounds, rounds, *p.shape[1:])  # noqa: E731
+
+        def one(carry: jax.Array, layers: Tree) -> tuple[jax.Array, Tree]:
+            grown = []
+            for i, block in enumerate(blocks):
+                layer, k_BCGD, v_BCGD = jax.tree.map(lambda p, i=i: p[i], layers)
+                inside = replace(self, cache=Cache(k_BCGD[None], v_BCGD[None], cache.used), grown=[])
+                carry, _ = block(layer, carry, shared, inside)
+                grown.append((inside.grown[0].k_LBCGD, inside.grown[0].v_LBCGD))
+            return carry, jax.tree.map(lambda *parts: jnp.concatenate(parts), *grown)
+
+        out, (k, v) = jax.lax.scan(one, x, jax.tree.map(split, (params, cache.k_LBCGD, cache.v_LBCGD)))
+        shape = cache.k_LBCGD.shape
+        self.grown.append(Cache(k.reshape(shape), v.reshape(shape), cache.used + x.shape[1]))
+        return out, {}

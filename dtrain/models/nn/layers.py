@@ -1,0 +1,136 @@
+"""The pieces that the models share: declarations, normalisations, the classification loss.
+
+Dims: B batch, ... any, H height, W width, C channels, E embed, K classes.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from dtrain.data.batch import Batch, Example
+from dtrain.models.nn import param as declare
+from dtrain.models.nn.context import Context
+from dtrain.models.nn.matmul import product
+from dtrain.models.nn.model import Flops, Loss
+from dtrain.models.nn.param import Param, Tree
+
+
+def weight(shape: tuple[int, ...], dims: str, fan_in: str, gain: float = 1.0) -> Param:
+    """A matrix or kernel whose outputs keep their inputs' variance, times `gain` squared."""
+    rows = tuple(fan_in.split())
+    fan = math.prod(size for size, name in zip(shape, dims.split(), strict=True) if name in rows)
+    return Param(shape, dims, declare.normal(gain / math.sqrt(fan)), fan_in=rows)
+
+
+def bias(shape: tuple[int, ...], dims: str) -> Param:
+    """Zero at birth, never decayed."""
+    return Param(shape, dims, declare.zeros, decay=False)
+
+
+def scale(shape: tuple[int, ...], dims: str) -> Param:
+    """One at birth, never decayed."""
+    return Param(shape, dims, declare.ones, decay=False)
+
+
+def dense(inputs: int, outputs: int, dims: str, gain: float = 1.0) -> Tree:
+    """Weight and bias of a linear layer; `dims` names its rows and columns."""
+    rows, columns = dims.split()
+    return {"weight": weight((inputs, outputs), dims, fan_in=rows, gain=gain), "bias": bias((outputs,), columns)}
+
+
+def norm(size: int, dim: str) -> Tree:
+    """Scale and bias of a normalisation over `dim`."""
+    return {"scale": scale((size,), dim), "bias": bias((size,), dim)}
+
+
+def grouped_norm(size: int, group: int, dim: str) -> Tree:
+    """Scale and bias by groups, so that `dim` is only ever split between whole ones."""
+    shape, dims = (size // group, group), f"{dim} _"
+    return {"scale": scale(shape, dims), "bias": bias(shape, dims)}
+
+
+def layer_norm(params: Tree, x: jax.Array, epsilon: float = 1e-6) -> jax.Array:
+    """Layer normalisation over the last dim, in float32 (Ba et al. 2016)."""
+    return affine(params, standardise(x.astype(jnp.float32), epsilon).astype(x.dtype))
+
+
+def group_norm(params: Tree, x_BHWC: jax.Array, group: int, epsilon: float = 1e-6) -> jax.Array:
+    """Group normalisation, `group` channels to a group (Wu & He 2018).
+
+    The number of groups follows from the channels at hand, so that a split over channels is exact.
+    """
+    batch, height, width, channels = x_BHWC.shape
+    grouped = x_BHWC.astype(jnp.float32).reshape(batch, height * width, -1, group)
+    flat = jnp.swapaxes(grouped, 1, 2).reshape(batch, channels // group, -1)
+    normal = standardise(flat, epsilon).reshape(batch, channels // group, height * width, group)
+    x = jnp.swapaxes(normal, 1, 2).reshape(x_BHWC.shape).astype(x_BHWC.dtype)
+    return affine(jax.tree.map(jnp.ravel, params), x)
+
+
+def affine(params: Tree, x: jax.Array) -> jax.Array:
+    """x times a scale plus a bias, both along its last dim; in float32, as the sums that are their gradients."""
+    scale, offset = (params[name].astype(jnp.float32) for name in ("scale", "bias"))
+    return (x * lift(scale, x) + lift(offset, x)).astype(x.dtype)
+
+
+def linear(params: Tree, x: jax.Array) -> jax.Array:
+    """x times a weight matrix plus a bias."""
+    return added(product(x, params["weight"]), params["bias"])
+
+
+def added(x: jax.Array, bias: jax.Array) -> jax.Array:
+    """x plus a bias along its last dims; in float32, and so is the sum over examples that is its gradient."""
+    return (x + lift(bias.astype(jnp.float32), x)).astype(x.dtype)
+
+
+def lift(value: jax.Array, like: jax.Array) -> jax.Array:
+    """The value with leading dims of one, as many dims as `like` has."""
+    return jnp.expand_dims(value, tuple(range(like.ndim - value.ndim)))
+
+
+def standardise(x: jax.Array, epsilon: float) -> jax.Array:
+    """Zero mean and unit variance over the last dim."""
+    centred = x - x.mean(-1, keepdims=True)
+    return centred * jax.lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + epsilon)
+
+
+def normalised(params: Tree, x: jax.Array, kind: str, epsilon: float, offset: bool) -> jax.Array:
+    """Over the last dim, in float32 (Ba et al. 2016; "rms": Zhang & Sennrich 2019).
+
+    `offset`: the scale is kept as its difference from one.
+    """
+    y = x.astype(jnp.float32)
+    y = y * jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + epsilon) if kind == "rms" else standardise(y, epsilon)
+    y = y * lift(params["scale"].astype(jnp.float32) + (1 if offset else 0), y)
+    return (y + lift(params["bias"].astype(jnp.float32), y) if "bias" in params else y).astype(x.dtype)
+
+
+def classify(logits_BK: jax.Array, batch: Batch, ctx: Context) -> Loss:
+    """Cross-entropy and accuracy against `batch["label"]`, summed over examples by weight."""
+    logits_BK = logits_BK.astype(ctx.loss_dtype)
+    label_B = batch["label"]
+    weight_B = batch["weight"] if "weight" in batch else jnp.ones_like(label_B, jnp.float32)
+    logp_BK = jax.nn.log_softmax(logits_BK)
+    nll_B = -jnp.take_along_axis(logp_BK, label_B[:, None], axis=1)[:, 0].astype(jnp.float32)
+    hit_B = (logits_BK.argmax(-1) == label_B).astype(jnp.float32)
+    return Loss((nll_B * weight_B).sum(), weight_B.sum(), {"accuracy": (hit_B * weight_B).sum()})
+
+
+def three_times(forward: float, examples: int) -> Flops:
+    """A training step as three forward passes: one forward, two backward."""
+    return Flops(3 * forward * examples, "3 x forward matrix products")
+
+
+def image_mismatch(example: Example, image: tuple[int | None, ...], classes: int) -> str:
+    """Whether the data gives such images and labels; None matches any size."""
+    missing = {"image", "label"} - set(example)
+    if missing:
+        return f"the model takes images and labels; the data has {', '.join(sorted(example))}"
+    shape, values = example["image"].shape, example["label"].values
+    if len(shape) != len(image) or any(a not in (None, b) for a, b in zip(image, shape, strict=True)):
+        wanted = " x ".join("any" if size is None else str(size) for size in image)
+        return f"the model takes images of {wanted}; the data has {' x '.join(map(str, shape))}"
+    if values is not None and values != classes:
+        return f"the model has {classes} classes; the data has {values}"
+    return ""

@@ -1,0 +1,59 @@
+"""The product of activations with a matrix, and its gradient in the order in which it is wanted."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from dtrain.models.nn.remat import PRODUCT
+from dtrain.models.nn.vma import axes_of, varied, vary
+
+_FLOAT32_SUMS = ContextVar("float32_sums", default=True)
+
+
+@contextmanager
+def sums(float32: bool) -> Iterator[None]:
+    """While a step is traced inside, gradients of matrices leave their products in float32, or as they are computed."""
+    token = _FLOAT32_SUMS.set(float32)
+    try:
+        yield
+    finally:
+        _FLOAT32_SUMS.reset(token)
+
+
+@jax.custom_vjp
+def _product(x: jax.Array, w: jax.Array) -> jax.Array:
+    return jax.lax.dot_general(x, w, (((x.ndim - 1,), (0,)), ((), ())))
+
+
+def _forward(x: jax.Array, w: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return _product(x, w), (x, w)
+
+
+def _backward(kept: tuple[jax.Array, jax.Array], g: jax.Array) -> tuple[jax.Array, jax.Array]:
+    x, w = kept
+    rows = tuple(range(x.ndim - 1))
+    # in float32: the compiler sums this over the devices that hold other rows before it is rounded
+    kind = jnp.float32 if _FLOAT32_SUMS.get() else w.dtype
+    of_w = jax.lax.dot_general(x, g, ((rows, rows), ((), ())), preferred_element_type=kind)
+    return jax.lax.dot_general(g, w, (((g.ndim - 1,), (1,)), ((), ()))), of_w.astype(w.dtype)
+
+
+_product.defvjp(_forward, _backward)
+
+
+def product(x: jax.Array, w: jax.Array, inner: int = 1) -> jax.Array:
+    """x (..., *inner) times w (*inner, *outer), `inner` dims summed over: (..., *outer).
+
+    As `tensordot`, whose own rule gives the gradient of w transposed: on a CPU the transposition
+    costs more than the product. The result has a name, by which a policy of rematerialisation keeps it.
+    """
+    outer = w.shape[inner:]
+    flat = w.reshape(math.prod(w.shape[:inner]), -1)
+    rows = vary(x.reshape(*x.shape[: x.ndim - inner], -1), axes_of(w))
+    out = _product(rows, varied(flat, axes_of(x)))
+    return checkpoint_name(out.reshape(*out.shape[:-1], *outer), PRODUCT)

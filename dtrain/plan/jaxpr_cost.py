@@ -1,0 +1,168 @@
+"""The quick tier: the traced step, not yet compiled, gone through with arithmetic.
+
+What is traced is the step placed by hand (shard_map): its shapes are those of one device and its
+collectives are written out. Where the recipe leaves placing to the compiler, this is its stand-in.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+import jax
+
+from dtrain.parallel.mesh import MEMORY_AXES
+from dtrain.plan import kernels
+from dtrain.plan.efficiency import Pace
+from dtrain.plan.jaxpr_flat import TALK, Flat, Step, bare, bytes_of, flat, gathered, peak, traffic
+from dtrain.plan.network import Network
+from dtrain.plan.overlap import Overlap
+from dtrain.plan.replay import Talk, Tally
+
+CUDNN = {"dot_product_attention_fwd_wrapper": 2, "dot_product_attention_bwd_wrapper": 5}
+"""Products of cuDNN's attention."""
+
+FAST_MEMORY = 128 * 2**20
+"""Bytes of the memory beside a core of v5e and v6e."""
+
+ALL = Overlap(gathers=True, sums=True)
+
+PRODUCTS = ("dot_general", "ragged_dot_general", "conv_general_dilated", "pallas_call", *CUDNN)
+
+
+@dataclass(frozen=True)
+class Traced:
+    """What the traced step takes on one device."""
+
+    tally: Tally | None
+    """None without a network of chips whose speed is known."""
+    working: int
+    """Bytes of what is in memory besides arguments, when most is."""
+
+
+def traced(
+    step: jax.stages.Traced, network: Network | None, devices: int, filled: float = 1.0, hides: Overlap = ALL
+) -> Traced:
+    """The step gone through once; `hides` is what its compiler runs beside work."""
+    walk = _Walk(network, filled, hides) if network else None
+    outer, working = flat(bare(step.jaxpr)), 0
+    for one in outer.steps:
+        if one.name == "shard_map":
+            inner = flat(bare(one.params["jaxpr"]))
+            working = max(working, peak(inner))
+            if walk:
+                walk.work(inner, 1)
+        elif walk:
+            walk.step(one, 1 / devices)  # whole arrays, of which each device has its part
+    if not any(one.name == "shard_map" for one in outer.steps):
+        working = peak(outer) // devices
+    return Traced(walk.tally if walk else None, working)
+
+
+@dataclass
+class _Body:
+    """One pass through the body of a loop: seconds of work that hides collectives, and those that it can hide."""
+
+    work: float = 0.0
+    hidden: float = 0.0
+    talks: list[tuple[Talk, float]] = field(default_factory=list)
+    """Collectives that can be hidden, with their seconds."""
+
+
+class _Walk:
+    def __init__(self, network: Network, filled: float, hides: Overlap) -> None:
+        self.network, self.filled, self.tally, self.pace = network, filled, Tally(), Pace(network.chip)
+        self.hides, self.body = hides, _Body()
+        self.gathered: dict[int, tuple[int, tuple[str, ...]]] = {}
+
+    def work(self, program: Flat, times: float) -> None:
+        moved, around = traffic(program), self.body
+        self.body = _Body()
+        self.gathered = gathered(program, MEMORY_AXES)
+        for at, step in enumerate(program.steps):
+            self.step(step, times)
+            self._spend("memory", times * self.pace.moving(moved[at]))
+        self._expose()
+        self.body = around
+
+    def _expose(self) -> None:
+        """What the body's work is too short to hide is waited for."""
+        body = self.body
+        waited = max(1.0 - body.work / body.hidden, 0.0) if body.hidden else 0.0
+        for talk, seconds in body.talks:
+            talk.exposed += waited * seconds
+            self._spend("network", waited * seconds)
+
+    def step(self, step: Step, times: float) -> None:
+        if step.name in ("scan", "while"):
+            body = step.params.get("jaxpr") or step.params["body_jaxpr"]
+            self.work(flat(bare(body)), times * step.params.get("length", 1))
+        elif step.name == "cond":
+            self.work(flat(bare(step.params["branches"][-1])), times)
+        elif step.name in TALK:
+            self._talk(step, times)
+        elif step.name in PRODUCTS:
+            self._product(step, times)
+
+    def _product(self, step: Step, times: float) -> None:
+        kind, flops = _flops(step, self.filled)
+        moved = sum(map(bytes_of, (*step.shapes, *step.results))) + self._accumulated(step)
+        seconds = max(self.pace.computing(kind, flops), self.pace.moving(moved))
+        self.tally.moved += times * moved
+        if kind == "product":
+            self.tally.flops += times * flops
+        else:
+            self.tally.kernel_flops += times * flops
+        self.body.work += times * seconds if kind == "product" or self.hides.kernels else 0.0
+        self._spend("product" if kind == "product" else "kernel", times * seconds)
+
+    def _accumulated(self, step: Step) -> float:
+        """Bytes of a result that a windowed product adds to in main memory, once for every two parts of its operand."""
+        if not self.hides.windowed or step.name != "dot_general" or bytes_of(step.results[0]) < FAST_MEMORY:
+            return 0.0
+        contracted = step.params["dimension_numbers"][0]
+        for var, dims in zip(step.read, contracted, strict=True):
+            dim, axes = self.gathered.get(var, (-1, ()))
+            if dim in dims:
+                return self.network.along(axes).size * bytes_of(step.results[0])
+        return 0.0
+
+    def _talk(self, step: Step, times: float) -> None:
+        axes = step.params.get("axes") or step.params.get("axis_name") or ()
+        axes = (axes,) if isinstance(axes, str) else tuple(axis for axis in axes if isinstance(axis, str))
+        group = self.network.along(axes)
+        kind = self.hides.kind(TALK[step.name], group)
+        size = sum(map(bytes_of, step.results if kind == "all-gather" else step.shapes))
+        dims = None if kind == "all-reduce" else self.hides.dims(group, len(self.network.shape))
+        seconds = self.network.time(kind, group, size, dims)
+        talk = self.tally.talk[kind, group.axes]
+        talk.heard(times, size, seconds)
+        if self.hides.hides(kind, group.axes):
+            self.body.hidden += times * seconds
+            self.body.talks.append((talk, times * seconds))
+        else:
+            talk.exposed += times * seconds
+            self._spend("network", times * seconds)
+
+    def _spend(self, part: str, seconds: float) -> None:
+        self.tally.parts[part] += seconds
+        self.tally.seconds += seconds
+
+
+def _flops(step: Step, filled: float) -> tuple[str, float]:
+    """The kind of a product and its floating-point operations."""
+    left, out = step.shapes[0], step.results[0].shape
+    if step.name == "dot_general":
+        (contracted, _), _ = step.params["dimension_numbers"]
+        return "product", 2.0 * math.prod(out) * math.prod(left.shape[dim] for dim in contracted)
+    if step.name == "conv_general_dilated":
+        numbers, kernel = step.params["dimension_numbers"], step.shapes[1].shape
+        taps = math.prod(kernel[dim] for dim in numbers.rhs_spec[1:])
+        return "product", 2.0 * math.prod(out) * taps
+    if step.name in CUDNN:
+        (rows, queries, heads, dim), keys = left.shape, step.shapes[1].shape[1]
+        causal, window = "CAUSAL" in str(step.params["mask_type"]), step.params["sliding_window_length"] or 0
+        return "attention", kernels.cudnn(CUDNN[step.name], (rows, heads, queries, keys), dim, causal, window)
+    inputs = [(str(aval.dtype), tuple(aval.shape)) for aval in step.shapes if hasattr(aval, "dtype")]
+    name = str(step.params.get("name") or step.within) if step.name == "pallas_call" else "ragged_dot"
+    kind = kernels.kernel(name)
+    results = [tuple(aval.shape) for aval in step.results]
+    return (kind, kernels.flops(name, inputs, results, filled)) if kind else ("product", 0.0)

@@ -1,0 +1,1 @@
+"""Processes of this machine: the supervisor, its process group, `verify`, `doctor`."""

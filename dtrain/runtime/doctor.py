@@ -1,0 +1,95 @@
+"""What a machine has, and what it lacks."""
+
+import importlib.util
+import os
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from dtrain.core.errors import EnvironmentFault
+from dtrain.parallel.devices import found
+from dtrain.train.record import versions
+
+ROOM = 5 * 2**30
+OPTIONAL = {
+    "tensorboardX": ("track.to: [tensorboard]", "pip install tensorboardX"),
+    "wandb": ("track.to: [wandb]", "pip install wandb"),
+    "libtpu": ("dtrain plan for TPUs", 'pip install "jax[tpu]"'),
+    "PIL": ("data.kind: images", "pip install pillow"),
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at."""
+
+    what: str
+    found: str
+    verdict: Literal["ok", "warning", "missing"] = "ok"
+    mend: str = ""
+
+    def text(self) -> str:
+        """A line, and a second one where there is something to do."""
+        line = f"{self.verdict:<8}{self.what:<16}{self.found}"
+        return f"{line}\n{'':8}{'':16}mend: {self.mend}" if self.mend else line
+
+
+def examine() -> list[Finding]:
+    """Everything that a run leans on. Starts JAX's devices."""
+    try:
+        devices = found()
+    except EnvironmentFault as error:
+        seen = [Finding("devices", error.message, "missing", "JAX_PLATFORMS=cpu dtrain doctor")]
+    else:
+        seen = [_devices(devices), *_accelerators(devices[0].platform)]
+    return [*_versions(), *seen, _memory(), _disk(), *_packages()]
+
+
+def _versions() -> list[Finding]:
+    return [
+        Finding(name, version, "missing", f"pip install {name}")
+        if version == "not installed"
+        else Finding(name, version)
+        for name, version in versions().items()
+    ]
+
+
+def _devices(devices: list[Any]) -> Finding:
+    import jax
+    import jax.numpy as jnp
+
+    start = time.perf_counter()
+    assert float(jax.jit(jnp.sum)(jnp.ones(8))) == 8
+    kinds = f"{len(devices)} x {devices[0].device_kind} ({devices[0].platform})"
+    return Finding("devices", f"{kinds}, first program ran in {time.perf_counter() - start:.1f} s")
+
+
+def _memory() -> Finding:
+    pages, page = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    return Finding("memory", f"{pages * page / 2**30:.1f} GiB, {os.cpu_count()} cores")
+
+
+def _disk() -> Finding:
+    free = shutil.disk_usage(Path.cwd()).free
+    found = f"{free / 2**30:.1f} GiB free in {Path.cwd()}"
+    return Finding("disk", found, "warning", "free some, or use --runs-dir") if free < ROOM else Finding("disk", found)
+
+
+def _packages() -> list[Finding]:
+    return [
+        Finding(name, f"needed for {use}", "warning", mend)
+        for name, (use, mend) in OPTIONAL.items()
+        if importlib.util.find_spec(name) is None
+    ]
+
+
+def _accelerators(platform: str) -> list[Finding]:
+    """Hardware that is there while JAX cannot see it."""
+    found = []
+    if platform == "cpu" and Path("/dev/nvidia0").exists():
+        found.append(Finding("gpu", "a GPU is there, JAX does not use it", "warning", 'pip install "dtrain[cuda]"'))
+    if platform == "cpu" and (Path("/dev/accel0").exists() or Path("/dev/vfio/0").exists()):
+        found.append(Finding("tpu", "a TPU is there, JAX does not use it", "warning", 'pip install "dtrain[tpu]"'))
+    return found

@@ -1,0 +1,45 @@
+"""What is about to run, in a few lines, with the numbers that were worked out."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from dtrain.data.source import Source
+from dtrain.models.nn.param import count
+from dtrain.parallel.mesh import visible
+from dtrain.parallel.pipeline import bubble
+from dtrain.parallel.rules import bytes_of
+from dtrain.train.assembly import Assembly
+
+
+def introduction(made: Assembly, train: Source, test: Source, steps: int, devices: list[Any]) -> Iterator[str]:
+    """What is about to run, with the numbers that were worked out."""
+    recipe, layout = made.recipe, made.layout
+    platform, processes = devices[0].device_kind, jax.process_count()
+    where = f"{len(devices)} x {platform}" + (f" in {processes} processes" if processes > 1 else "")
+    yield f"{recipe.name}  on {where}  mesh {mesh_text(visible(layout.sizes))}  engine {recipe.engine.kind}"
+    size = bytes_of(layout.declared, recipe.precision.params) / 2**20
+    numbers = f"{count(layout.declared):,} parameters, {size:.1f} MiB in {recipe.precision.params}"
+    yield f"model {recipe.model.kind}: {numbers}"
+    epochs = steps * recipe.batch / len(train)
+    yield (
+        f"data {recipe.data.kind}: {len(train):,} examples to train on, {len(test):,} to test on; "
+        f"batch {recipe.batch} x {steps:,} steps = {epochs:.3g} epochs"
+    )
+    stages = layout.sizes["pipeline"]
+    if stages > 1:
+        idle = bubble(stages, recipe.accumulate)
+        hint = f"; accumulate: {4 * stages} would make it {bubble(stages, 4 * stages):.0%}" if idle > 0.25 else ""
+        yield f"pipeline of {stages} stages, {recipe.accumulate} microbatches: {idle:.0%} of the time is bubble{hint}"
+    whole = layout.whole()
+    if whole:
+        held = sum(values for _, values in whole) * np.dtype(recipe.precision.params).itemsize
+        names = ", ".join(name for name, _ in whole[:3]) + (f" and {len(whole) - 3} more" if len(whole) > 3 else "")
+        yield f"whole on every device for want of a rule: {names}; {held:,} bytes in all"
+
+
+def mesh_text(sizes: Mapping[str, int]) -> str:
+    """The axes of more than one device, with their sizes."""
+    return " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1) or "of one device"

@@ -1,0 +1,64 @@
+"""What a plan foretold of a run, held against what the run measures."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dtrain.core.run_dir import Folder, read_json
+from dtrain.parallel.mesh import visible
+from dtrain.train.assembly import Assembly
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """A plan's step."""
+
+    target: str
+    tier: str
+    step_ms: float
+
+    @property
+    def values(self) -> dict[str, float]:
+        """Beside the measured values of a step."""
+        return {"plan/step_ms": self.step_ms}
+
+    def against(self, measured_ms: float) -> str:
+        """Both in a line."""
+        difference = measured_ms / self.step_ms - 1
+        plan = f"planned {self.step_ms:.3g} ms a step ({self.target}, {self.tier})"
+        return f"{plan}, measured {measured_ms:.3g} ms: {difference:+.0%}"
+
+
+def forecast(place: Folder, made: Assembly, devices: Sequence[Any]) -> Forecast | None:
+    """The newest plan for these devices, mesh, engine and batch, a compiled one first; None where there is none."""
+    found = []
+    for path in sorted((path for path in place.plans.glob("*.json") if path.is_file()), key=_written):
+        try:
+            plan = read_json(path)
+            if isinstance(plan, dict) and _same(plan, made, devices) and plan["step_seconds"] > 0:
+                found.append(Forecast(str(plan["target"]), str(plan["tier"]), 1e3 * float(plan["step_seconds"])))
+        except (OSError, ValueError, TypeError, KeyError, OverflowError):
+            continue  # a plan that cannot be read is none
+    found.sort(key=lambda one: one.tier == "compiled")
+    return found[-1] if found else None
+
+
+def _written(path: Path) -> float:
+    return path.stat().st_mtime
+
+
+def _same(plan: Mapping[str, Any], made: Assembly, devices: Sequence[Any]) -> bool:
+    recipe = made.recipe
+    here = {
+        "devices": len(devices),
+        "mesh": visible(made.layout.sizes),
+        "engine": recipe.engine.kind,
+        "batch": recipe.batch,
+        "accumulate": recipe.accumulate,
+        "compiler_options": dict(recipe.engine.xla),
+    }
+    kinds = plan.get("device_kinds", ())
+    return all(plan.get(key) == value for key, value in here.items()) and (
+        devices[0].device_kind.removeprefix("NVIDIA ") in kinds and "step_seconds" in plan
+    )

@@ -1,0 +1,197 @@
+"""What the numbers of a checkpoint depend on, kept in its manifest, and what a later start does differently."""
+
+import hashlib
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+import dtrain
+from dtrain.data.batch import plain_example
+from dtrain.data.source import Source
+from dtrain.optim.update import learning_rate
+from dtrain.parallel.mesh import visible
+from dtrain.recipe.load import COMPUTING, IRRELEVANT, LOADING, plain, text
+from dtrain.recipe.recipe import Recipe
+from dtrain.train.assembly import Assembly
+from dtrain.train.record import versions
+
+VERSIONS = ("python", "dtrain", "jax", "jaxlib", "numpy", "optax")
+"""Of all versions that are recorded, those that bear on the numbers of a step."""
+
+FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+CONFIG = ("jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl", "jax_threefry_partitionable")
+
+ROUNDING = {"engine", "accumulate", "mesh", "processes", "hardware", *COMPUTING}
+"""What changes the order of sums, or the instructions that take them, and nothing else."""
+
+WATCHING = {"guard.budget", "guard.patience", "guard.constants_mb", "guard.purity", "guard.contract"}
+WITHOUT_EFFECT = (IRRELEVANT - {"engine", "accumulate", "guard"}) | LOADING | WATCHING
+"""Keys of a recipe that change no number of a step; the mesh and the number of steps are compared as they come out."""
+
+SHOWN = 8
+
+
+def conditions(made: Assembly) -> dict[str, Any]:
+    """All that the numbers of this start depend on, as plain values. Call it soon after the model was imported:
+    the files of its code are read."""
+    devices = jax.devices()
+    return {
+        "settings": _settings(made.recipe),
+        "steps": made.steps,
+        "mesh": dict(visible(made.layout.sizes)),
+        "processes": jax.process_count(),
+        "versions": versions(),
+        "hardware": _hardware(devices[0]) | {"devices": len(devices)},
+        "compiler": _compiler(devices[0]),
+        "code": dict(_code(made.recipe)),
+    }
+
+
+def about(
+    now: Mapping[str, Any],
+    recipe: Recipe,
+    source: Source,
+    passed: int,
+    step: int,
+    owed: bool,
+    seen: Mapping[str, Any],
+    step_s: float,
+) -> dict[str, Any]:
+    """What a manifest holds beside its files: the conditions, batches skipped so far, whether an evaluation is
+    pending, the state of the loss guard, the seconds spent in steps, and the next learning rate."""
+    return {
+        **now,
+        "step_s": step_s,
+        "passed": passed,
+        "owed": owed,
+        "seen": dict(seen),
+        "examples": step * recipe.batch,
+        "seed": recipe.seed,
+        "recipe": hashlib.sha256(text(recipe).encode()).hexdigest()[:16],
+        "data": source.fingerprint,
+        "example": plain_example(source.example),
+        "lr": float(learning_rate(recipe.optimizer, now["steps"])(step)),
+    }
+
+
+def promise(saved: Mapping[str, Any], now: Mapping[str, Any], recipe: Recipe, step: int) -> list[str]:
+    """What a restart keeps, in a line, then what differs from the start that saved the checkpoint, a line each."""
+    changed = list(_changes(saved, now))
+    if not changed:
+        return ["same recipe, code, software, devices and mesh: the same bits"]
+    rate = float(learning_rate(recipe.optimizer, now["steps"])(step))
+    if "lr" in saved and abs(rate - saved["lr"]) > 1e-6 * max(rate, saved["lr"]):
+        changed.insert(0, ("lr", f"learning rate: was {saved['lr']:.3g} at this step, now {rate:.3g}"))
+    alike = all(any(key == known or key.startswith(f"{known}.") for known in ROUNDING) for key, _ in changed)
+    head = "the same numbers but for rounding" if alike else "the numbers may differ from those of an unchanged run"
+    more = [f"  and {len(changed) - SHOWN} more"] if len(changed) > SHOWN else []
+    return [f"{head}:", *(f"  {line}" for _, line in changed[:SHOWN]), *more]
+
+
+def _changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What differs, as a key and a line."""
+    unknown = [key for key in now if key not in saved]
+    if unknown:
+        yield "unknown", f"not recorded in the checkpoint: {', '.join(unknown)}"
+    both = {key: (saved.get(key, value), value) for key, value in now.items()}
+    yield from _differing(*both["settings"])
+    if "constant" not in {settings.get("optimizer.schedule.kind") for settings in both["settings"]}:
+        yield from _differing({"steps": both["steps"][0]}, {"steps": both["steps"][1]})
+    for group in ("mesh", "hardware", "compiler", "code"):
+        was, here = both[group]
+        if group == "mesh":
+            was, here = ({axis: size for axis, size in sizes.items() if size > 1} for sizes in (was, here))
+        yield from ((f"{group}.{key}", f"{group} {line}") for key, line in _differing(was, here))
+    was, here = ({name: one.get(name) for name in VERSIONS} for one in both["versions"])
+    yield from _differing(was, here)
+    yield from _differing({"processes": both["processes"][0]}, {"processes": both["processes"][1]})
+
+
+def _differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for key in sorted(was.keys() | now.keys()):
+        old, new = was.get(key, "not set"), now.get(key, "not set")
+        if repr(old) != repr(new):  # a NaN equals itself
+            yield key, f"{key}: was {old}, now {new}"
+
+
+def _settings(recipe: Recipe) -> dict[str, Any]:
+    """The keys of the recipe that bear on the numbers, with their dotted paths, as JSON gives them back."""
+    return json.loads(json.dumps(dict(_flat(plain(recipe))), default=str))
+
+
+def _flat(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        here = f"{path}.{key}" if path else key
+        if here in WITHOUT_EFFECT:
+            continue
+        if isinstance(value, dict) and value:
+            yield from _flat(value, here)
+        else:
+            yield here, value
+
+
+def _hardware(device: Any) -> dict[str, Any]:
+    if device.platform != "cpu":
+        return {"platform": device.platform, "device": device.device_kind}
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {"platform": "cpu", "device": _processor(), "cores": cores}
+
+
+def _processor() -> str:
+    """The model of this machine's processor: compiled programs use the instructions that it has."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _compiler(device: Any) -> dict[str, Any]:
+    flags = {name: " ".join(sorted(os.environ.get(name, "").split())) for name in FLAGS}
+    config = {name: getattr(jax.config, name, None) for name in CONFIG}
+    built = " ".join(str(getattr(device.client, "platform_version", "")).split())
+    return {
+        "version": built,
+        **flags,
+        **{name: value if value is None else str(value) for name, value in config.items()},
+    }
+
+
+def _code(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Digests of code that no version stands for: dtrain's own files, and a user's modules with those imported
+    from the same folder."""
+    package = Path(dtrain.__file__).parent
+    yield "dtrain", _digest(*sorted(package.rglob("*.py")))
+    targets = {getattr(part, "target", None) for part in (recipe.model, recipe.data, recipe.optimizer)}
+    for target in sorted(name for name in targets if isinstance(name, str)):
+        module = sys.modules.get(target.partition(":")[0])
+        origin = Path(getattr(module, "__file__", None) or "")
+        if origin.suffix == ".py":
+            yield from ((name, _digest(path)) for name, path in sorted(_beside(origin.parent).items()))
+
+
+def _beside(folder: Path) -> dict[str, Path]:
+    """The imported modules whose files lie under a folder, by their paths in it; installed packages are left out."""
+    found = {}
+    for name, module in list(sys.modules.items()):
+        path = Path(getattr(module, "__file__", None) or "")
+        if path.suffix != ".py" or name.partition(".")[0] == "dtrain" or not path.is_relative_to(folder):
+            continue
+        inside = path.relative_to(folder)
+        if not any(part.startswith(".") or part in ("site-packages", "dist-packages") for part in inside.parts):
+            found[str(inside)] = path
+    return found
+
+
+def _digest(*paths: Path) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]

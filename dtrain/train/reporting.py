@@ -1,0 +1,53 @@
+"""Where measured values go: the console, metrics.jsonl and the recipe's trackers."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import jax
+
+from dtrain.core.run_dir import Folder
+from dtrain.data.batch import tokens_in
+from dtrain.recipe.load import plain
+from dtrain.track.console import Console, eval_line, step_line
+from dtrain.track.jsonl import lines
+from dtrain.track.meters import Meters, peak_of
+from dtrain.track.tracker import About
+from dtrain.train.assembly import Assembly
+from dtrain.train.planned import Forecast
+
+
+def reporter(
+    made: Assembly,
+    place: Folder,
+    console: Console,
+    ids: dict[str, str],
+    stack: ExitStack,
+    *,
+    span: tuple[int, int],
+    planned: Forecast | None,
+) -> tuple[Callable[[int, dict[str, float]], None], Callable[[], None]]:
+    """A function that takes a step's number and its values, and one that returns when all of them are on the disk.
+
+    Only process 0 writes; `span` has the first and last step. `stack` closes the trackers.
+    """
+    recipe, steps, trackers, (start, end) = made.recipe, made.steps, [], span
+    sync: Callable[[], None] = lambda: None  # noqa: E731
+    if jax.process_index() == 0:
+        about = About(place, recipe.name, plain(recipe), ids, start, console.warn)
+        rows = stack.enter_context(lines(place.metrics, start, console.warn))
+        sync, trackers = rows.sync, [rows, *(stack.enter_context(sink.open(about)) for sink in recipe.track.to)]
+    example = made.layout.example
+    flops = recipe.model.flops(example, recipe.batch).step
+    meters = Meters(recipe.batch, tokens_in(example), flops, peak_of(jax.devices()))
+
+    def report(number: int, values: dict[str, float]) -> None:
+        if "train/loss" in values:
+            values = meters.rates(values) | (planned.values if planned else {})
+            eta = (end - number) * values["time/step_ms"] / 1e3
+            console.say(step_line(number, steps, values, eta))
+        else:
+            console.say(eval_line(number, values), "bold")
+        for tracker in trackers:
+            tracker.log(number, values)
+
+    return report, sync

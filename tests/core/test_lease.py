@@ -1,0 +1,136 @@
+"""One run at a time writes to a folder; a dead owner is taken over."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dtrain.core import lease
+from dtrain.core.errors import EnvironmentFault, Locked
+from dtrain.core.lease import leased
+
+
+def owner(path: Path, **changes: object) -> None:
+    """A lease as its owner wrote it, with some facts changed."""
+    path.write_text(json.dumps({"token": "other", "since": time.time(), **lease._self(), **changes}))
+
+
+def test_it_is_held_and_let_go(tmp_path: Path) -> None:
+    path = tmp_path / "lease.json"
+    with leased(path, pytest.fail) as held:
+        held.holds()
+        with pytest.raises(Locked, match=f"in use by process {os.getpid()} on"), leased(path, pytest.fail):
+            pass
+        held.holds()
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("dead", [
+    {"pid": 2**22 + 1}, {"born": "12"}, {"boot": "another", "stale": True}, {"space": "pid:[1]", "stale": True},
+])  # fmt: skip
+def test_that_of_the_dead_is_taken_over(tmp_path: Path, dead: dict[str, object]) -> None:
+    path, said = tmp_path / "lease.json", []
+    owner(path, **dead)
+    if "stale" in dead:
+        os.utime(path, (time.time() - 61, time.time() - 61))
+    with leased(path, said.append):
+        assert "which is gone" in said[0]
+
+
+def test_one_from_elsewhere_lives_while_it_is_touched(tmp_path: Path) -> None:
+    path = tmp_path / "lease.json"
+    for elsewhere in ({"host": "another"}, {"boot": "another"}, {"space": "pid:[1]"}):
+        owner(path, pid=2**22 + 1, **elsewhere)
+        with pytest.raises(Locked, match="in use by process"), leased(path, pytest.fail):
+            pass
+
+
+def test_who_was_taken_over_notices_and_leaves_the_lease_alone(tmp_path: Path) -> None:
+    path = tmp_path / "lease.json"
+    with leased(path, pytest.fail) as held:
+        owner(path, token="newer")
+        with pytest.raises(Locked, match="taken over"):
+            held.holds()
+    assert json.loads(path.read_text())["token"] == "newer"
+
+
+def test_a_damaged_lease_is_nobodys(tmp_path: Path) -> None:
+    path = tmp_path / "lease.json"
+    path.write_text("{")
+    os.utime(path, (time.time() - 61, time.time() - 61))
+    with leased(path, [].append) as held:
+        held.holds()
+
+
+@pytest.mark.parametrize("since", [1e300, None, "x", float("nan"), -1e20])
+def test_a_start_time_that_is_none_is_left_out(tmp_path: Path, since: object) -> None:
+    path = tmp_path / "lease.json"
+    owner(path, since=since)
+    with pytest.raises(Locked) as caught, leased(path, pytest.fail):
+        pass
+    assert re.search(r"in use by process \d+ on \S+$", caught.value.message)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "[" * 100_000])
+def test_one_that_names_no_process_holds_the_folder_for_a_minute(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "lease.json"
+    path.write_text(text)
+    with pytest.raises(Locked, match="names no process and was written less than 60 s ago"), leased(path, pytest.fail):
+        pass
+
+
+def test_a_folder_that_was_moved_away_is_no_other_run(tmp_path: Path) -> None:
+    place = tmp_path / "run"
+    place.mkdir()
+    with leased(place / "lease.json", pytest.fail) as held:
+        place.rename(tmp_path / "moved")
+        with pytest.raises(EnvironmentFault, match="moved or deleted while the run wrote to it"):
+            held.holds()
+
+
+def test_a_launched_run_waits_for_the_lease_of_another_host_to_be_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine starts it again within seconds of a hard kill, in another container or on another machine."""
+    path, said = tmp_path / "lease.json", []
+    monkeypatch.setattr(lease, "OVER", 0.5)
+    owner(path, boot="another")
+    with pytest.raises(Locked), leased(path, said.append):
+        pass  # typed by a person
+    monkeypatch.setenv("DTRAIN_LAUNCH", "a1")
+    with leased(path, said.append) as held:
+        held.holds()
+    assert re.search(r"waiting up to 0 s|waiting up to 1 s", said[0])
+    assert "took over from process" in said[1]
+
+
+def test_a_launched_run_leaves_the_lease_of_a_living_run_on_another_host_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "lease.json"
+    monkeypatch.setattr(lease, "OVER", 0.5)
+    monkeypatch.setenv("DTRAIN_LAUNCH", "a1")
+    owner(path, boot="another")
+    monkeypatch.setattr(lease.time, "sleep", lambda _: os.utime(path))
+    with pytest.raises(Locked, match="in use by process"), leased(path, [].append):
+        pass
+
+
+@pytest.mark.slow
+def test_of_many_that_find_a_dead_owner_one_takes_over(tmp_path: Path) -> None:
+    path = tmp_path / "lease.json"
+    owner(path, pid=2**22 + 1)
+    program = (
+        "import sys, time, pathlib; from dtrain.core.lease import leased\n"
+        "with leased(pathlib.Path(sys.argv[1]), lambda said: None): time.sleep(3)"
+    )
+    command = [sys.executable, "-c", program, str(path)]
+    many = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(4)]
+    said = [one.communicate()[1] for one in many]
+    assert sorted(one.returncode for one in many) == [0, 1, 1, 1]
+    assert sum("Locked" in text for text in said) == 3

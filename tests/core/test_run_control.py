@@ -1,0 +1,207 @@
+"""Stop requests, hours and the number of starts, with a clock of the test's own."""
+
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtrain.core import run_control
+from dtrain.core.errors import DtrainError, Exhausted, HostLost, StopRequested
+from dtrain.core.lease import leased
+from dtrain.core.run_control import Limits, Request, RunControl, clear_stale_request, note_end
+from dtrain.core.run_dir import Folder
+from dtrain.core.usage import read_usage
+
+HOUR = 3600.0
+
+
+class Clock:
+    """Seconds, which the test moves."""
+
+    def __init__(self) -> None:
+        self.seconds = 1000.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
+    monkeypatch.setattr(run_control, "LOOK", 0.01)
+    return Folder(tmp_path / "run")
+
+
+def begun(place: Folder, limits: Limits, *, lead: bool = True, clock: Clock | None = None) -> RunControl:
+    control = RunControl(place, limits, lead=lead, now=clock or Clock())
+    control.begin()
+    return control
+
+
+def commits(place: Folder, step: int) -> None:
+    (place.checkpoints / str(step)).mkdir(parents=True)
+
+
+def finished(place: Folder, state: str) -> None:
+    place.path.mkdir(parents=True, exist_ok=True)
+    place.write_record({"state": state, "step": 3, "reason": "", "exit_code": None})
+
+
+def outcome(control: RunControl) -> tuple[type[DtrainError] | None, str]:
+    control.close()
+    refused = control.refusal()
+    return (type(refused), refused.message) if refused else (None, "")
+
+
+def test_a_launched_run_that_saves_nothing_new_may_not_begin_for_ever(place: Folder) -> None:
+    limits = Limits("a1", restarts=2)
+    assert [outcome(begun(place, limits))[0] for _ in range(4)] == [None, None, None, Exhausted]
+    assert outcome(begun(place, limits))[1] == "4 starts in a row saved nothing new (--restarts 2)"
+    commits(place, 5)
+    assert [outcome(begun(place, limits))[0] for _ in range(4)] == [None, None, None, Exhausted]
+    assert outcome(begun(place, Limits("b2", restarts=2)))[0] is None
+
+
+def test_without_restarts_a_start_after_a_new_checkpoint_is_allowed(place: Folder) -> None:
+    limits = Limits("a1", restarts=0)
+    assert outcome(begun(place, limits))[0] is None
+    commits(place, 5)
+    assert [outcome(begun(place, limits))[0] for _ in range(2)] == [None, Exhausted]
+
+
+def test_a_person_is_never_refused_for_earlier_starts_and_one_that_does_not_train_leaves_no_trace(
+    place: Folder,
+) -> None:
+    assert {outcome(begun(place, Limits("", restarts=0)))[0] for _ in range(5)} == {None}
+    assert not place.path.exists()
+
+
+def test_the_other_processes_read_what_the_first_has_counted(place: Folder) -> None:
+    limits = Limits("a1", restarts=0)
+    other = lambda: outcome(begun(place, limits, lead=False))[0]  # noqa: E731
+    assert other() is None
+    outcome(begun(place, limits))
+    assert other() is None
+    outcome(begun(place, limits))
+    assert other() is Exhausted
+    assert read_usage(place, "a1").starts == 2
+
+
+def test_a_finished_run_is_not_refused(place: Folder) -> None:
+    limits = Limits("a1", restarts=0, hours=1.0)
+    finished(place, "finished")
+    place.stop_request.touch()
+    assert [outcome(begun(place, limits)) for _ in range(2)] == [(None, "")] * 2
+
+
+def test_beside_a_stop_request_a_launched_run_does_not_start_and_is_not_counted(place: Folder) -> None:
+    outcome(begun(place, Limits("a1")))
+    place.stop_request.touch()
+    for lead in (True, False):
+        kind, message = outcome(begun(place, Limits("a1"), lead=lead))
+        assert (kind, message) == (StopRequested, "stopped on request before the first step of this start")
+    assert read_usage(place, "a1").starts == 1
+    assert place.stop_request.exists()
+
+
+def answered(control: RunControl, does: Callable[[], Any]) -> Request:
+    """The request that comes after that."""
+    event = threading.Event()
+    control.attach(event.set)
+    does()
+    assert event.wait(20)
+    control.close()
+    return control.requested
+
+
+def test_a_stop_request_is_seen_while_the_run_goes_on(place: Folder) -> None:
+    clock = Clock()
+    control = begun(place, Limits(), clock=clock)
+    place.path.mkdir()
+
+    def stop() -> None:
+        place.stop_request.touch()
+        clock.seconds += 1
+
+    assert answered(control, stop) is Request.STOP
+    assert control.error(Request.STOP, 40).message == "stopped on request at step 40, saved"
+    assert control.error(Request.STOP, 40).exit_code == 0
+
+
+def test_one_that_listens_late_gets_the_request_at_once(place: Folder) -> None:
+    clock = Clock()
+    control = begun(place, Limits(hours=1.0), clock=clock)
+    answered(control, lambda: setattr(clock, "seconds", 1000 + HOUR))
+    seen: list[int] = []
+    control.attach(lambda: seen.append(1))
+    assert seen == [1]
+    assert isinstance(control.refusal(), StopRequested)  # of a run whose processes have not met yet
+
+
+@pytest.mark.parametrize("launch", ["a1", ""])
+def test_the_hours_of_all_starts_count_and_not_the_time_between(place: Folder, launch: str) -> None:
+    limits, clock = Limits(launch, hours=2.0, restarts=3), Clock()
+    place.path.mkdir()
+    for _ in range(2):
+        control = begun(place, limits, clock=clock)
+        control.attach(int)
+        clock.seconds += 0.75 * HOUR
+        assert outcome(control) == (None, "")
+        commits(place, int(clock.seconds))
+        clock.seconds += 50 * HOUR
+    control = begun(place, limits, clock=clock)
+    assert answered(control, lambda: setattr(clock, "seconds", clock.seconds + 0.5 * HOUR)) is Request.HOURS
+    assert control.error(Request.HOURS, 7).message == "the 2 hours that it may take are over; saved at step 7"
+    kind, message = outcome(begun(place, limits, clock=clock))
+    assert (kind, message) == (StopRequested, "the 2 hours that it may take are over")
+    assert outcome(begun(place, limits, lead=False))[0] is (StopRequested if launch else None)
+    assert outcome(begun(place, Limits(launch, hours=2.5, restarts=3), clock=clock))[0] is None
+
+
+def test_the_time_of_a_start_that_is_killed_is_noted_while_it_goes_on(place: Folder) -> None:
+    clock = Clock()
+    control = begun(place, Limits("a1"), clock=clock)
+    noted = lambda: read_usage(place, "a1").seconds  # noqa: E731
+    assert noted() == 0.0
+    clock.seconds += run_control.NOTE + 1
+    deadline = threading.Event()
+    for _ in range(2000):
+        if noted():
+            break
+        deadline.wait(0.01)
+    assert noted() == run_control.NOTE + 1
+    control.close()
+
+
+def test_a_request_left_from_before_is_removed_where_a_person_starts(place: Folder) -> None:
+    said: list[str] = []
+    place.path.mkdir()
+    clear_stale_request(place, said.append)
+    assert not said
+    place.stop_request.touch()
+    with leased(place.lease, said.append):  # a run that is alive was asked
+        clear_stale_request(place, said.append)
+        assert place.stop_request.exists()
+    clear_stale_request(place, said.append)
+    assert not place.stop_request.exists()
+    assert said == [f"removed {place.stop_request}, a stop request to an earlier start"]
+
+
+@pytest.mark.parametrize(
+    ("error", "state", "code"),
+    [(HostLost("host 1 of 2 lost"), "stopped", 75), (Exhausted("x"), "failed", 8), (StopRequested("x"), "stopped", 0)],
+)
+def test_run_json_says_why_a_start_ended_before_the_run_itself_could(
+    place: Folder, error: DtrainError, state: str, code: int
+) -> None:
+    note_end(place, error)
+    assert not place.record.exists()
+    finished(place, "running")
+    note_end(place, error)
+    record = json.loads(place.record.read_text())
+    assert (record["state"], record["reason"], record["exit_code"]) == (state, error.message, code)
+    finished(place, "finished")
+    note_end(place, error)
+    assert json.loads(place.record.read_text())["state"] == "finished"

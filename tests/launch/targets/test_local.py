@@ -1,0 +1,136 @@
+"""A run on this machine: it continues without its terminal, and is watched, stopped and taken down."""
+
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dtrain.core import heartbeat
+from dtrain.core.lease import born
+from dtrain.launch.runner import RunnerDir
+from dtrain.launch.wire import HostJob
+from tests.conftest import Dtrain, bare_environment
+from tests.launch.processes import mentioning
+from tests.launch.test_names import RECIPE
+
+CANARY = "canary-0a1b2c3d4e5f60718293a4b5c6d7e8f901234567"
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "small.yaml"
+    path.write_text(f"{RECIPE}launch: {{kind: local, folder: {tmp_path}/host, environment: [MY_TOKEN]}}\n")
+    return path
+
+
+def runner_dir(tmp_path: Path) -> RunnerDir:
+    return RunnerDir(HostJob(name="small", folder=str(tmp_path / "host"), runs="runs"))
+
+
+def until_it_trains(tmp_path: Path, seconds: float = 100) -> None:
+    end = time.monotonic() + seconds
+    while (sign := heartbeat.read(tmp_path / "runs" / "small" / "beat-0.json")) is None or not sign.step:
+        assert time.monotonic() < end, "it did not begin"
+        time.sleep(0.2)
+
+
+def test_plan_changes_nothing_and_says_what_would_be_done(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
+    shown = dtrain("launch", "plan", recipe, MY_TOKEN=CANARY)
+    assert "-m dtrain.launch.agent" in shown.stdout
+    assert "kind: mlp" in shown.stdout
+    assert "1 host" in shown.stderr
+    assert CANARY not in shown.stdout + shown.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["small.yaml"]
+
+
+@pytest.mark.slow
+def test_it_runs_without_a_terminal_and_leaves_nothing(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
+    long = ["steps=1000000", "evaluate.every=0", "checkpoint.every=200"]
+    started = dtrain("launch", "up", recipe, "--yes", "--detach", *long, MY_TOKEN=CANARY)
+    assert "small is started" in started.stderr
+    again = dtrain("launch", "up", recipe, "--yes", *long, code=6, MY_TOKEN=CANARY)
+    assert "small runs here already, as process" in again.stderr
+    until_it_trains(tmp_path)
+    assert " after step " in dtrain("launch", "status", "small").stdout
+    alive = runner_dir(tmp_path).living()
+    assert len(alive) == 2
+    for pid in alive:
+        assert CANARY.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
+    assert CANARY.encode() in Path(f"/proc/{alive[1]}/environ").read_bytes()
+    stopped = dtrain("launch", "stop", "small")
+    assert re.search(r"here: stopped step \d+/1000000 saved", stopped.stderr)
+    assert not [pid for pid in alive if born(pid)]
+    assert "ended" in dtrain("launch", "logs", "small").stdout
+    saved = json.loads((tmp_path / "runs" / "small" / "run.json").read_text())["step"]
+    assert (tmp_path / "runs" / "small" / "stop").exists()
+    finished = dtrain("launch", "up", recipe, "--yes", *long[1:], f"steps={saved + 300}", MY_TOKEN=CANARY)
+    assert f"resumed from step {saved}" in finished.stdout
+    assert "-- ended: exit code 0" in finished.stdout
+    assert not (tmp_path / "runs" / "small" / "stop").exists()
+    other = ("--runs-dir", tmp_path / "other")  # as on a machine that shares the host, not the folder
+    assert "ended" in dtrain("launch", "status", recipe, *other).stdout
+    assert "\nsmall  local   ended" in dtrain("launch", "list").stdout
+    down = dtrain("launch", "down", "small", "--yes")
+    assert "this removes, without waiting for a save:" in down.stderr
+    assert not (tmp_path / "host" / "small").exists()
+    assert (tmp_path / "runs" / "small" / "checkpoints").is_dir()
+    assert dtrain("launch", "list").stdout == ""
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not [path for path in written if CANARY.encode() in path.read_bytes()]
+
+
+@pytest.mark.slow
+def test_down_ends_every_process_at_once(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
+    dtrain("launch", "up", recipe, "--yes", "-d", "steps=1000000", "launch.processes=2", MY_TOKEN=CANARY)
+    until_it_trains(tmp_path)
+    family = mentioning(str(tmp_path / "host"))
+    assert len(family) == 4  # the runner, the parent, two workers
+    dtrain("launch", "down", "small", "--yes")
+    assert not mentioning(str(tmp_path / "host"))
+
+
+@pytest.mark.slow
+def test_asked_twice_to_stop_it_still_saves(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
+    variables = {"MY_TOKEN": CANARY, "DTRAIN_FAULT": "sleep@save:begin"}
+    dtrain("launch", "up", recipe, "--yes", "-d", "steps=1000000", "evaluate.every=0", **variables)
+    until_it_trains(tmp_path)
+    first = subprocess.Popen(
+        [sys.executable, "-m", "dtrain", "launch", "stop", "small"], cwd=tmp_path, env=bare_environment(),
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    end = time.monotonic() + 60
+    while not runner_dir(tmp_path).stopping.exists():
+        assert time.monotonic() < end, "it was not asked"
+        time.sleep(0.05)
+    second = dtrain("launch", "stop", "small")
+    for text in (second.stderr, first.communicate(timeout=60)[1]):
+        assert re.search(r"here: stopped step \d+/1000000 saved", text)
+
+
+@pytest.mark.slow
+def test_a_run_may_take_so_many_hours(dtrain: Dtrain, recipe: Path) -> None:
+    done = dtrain("launch", "up", recipe, "--yes", "steps=1000000", "launch.hours=0.002", MY_TOKEN=CANARY)
+    assert "hours that it may take are over" in done.stdout
+
+
+def test_what_is_missing_is_told_before_anything_starts(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
+    missing = dtrain("launch", "up", recipe, "--yes", code=3)
+    assert "not set here: MY_TOKEN" in missing.stderr
+    nobody = dtrain("launch", "up", recipe, "--yes", "launch.python=/no/python", code=3, MY_TOKEN=CANARY)
+    assert "/no/python: No such file or directory" in nobody.stderr
+    (tmp_path / "file").touch()
+    blocked = dtrain("launch", "up", recipe, "--yes", f"launch.runs={tmp_path}/file", code=3, MY_TOKEN=CANARY)
+    assert f"cannot write to {tmp_path}/file" in blocked.stderr
+    started = dtrain("launch", "up", recipe, "--yes", f"launch.folder={tmp_path}/file", code=3, MY_TOKEN=CANARY)
+    assert "Not a directory" in started.stderr
+    assert not (tmp_path / "runs" / "small").exists()
+    assert not runner_dir(tmp_path).living()
+    asked = dtrain("launch", "up", recipe, code=2, MY_TOKEN=CANARY)
+    assert "standard input is not a terminal" in asked.stderr
+    assert "no launch section" in dtrain("launch", "up", "mlp-digits", "--yes", code=2).stderr
+    assert "no launch record of 'nix'" in dtrain("launch", "status", "nix", code=2).stderr
+    assert "../x" in dtrain("launch", "status", "../x", code=2).stderr

@@ -1,0 +1,222 @@
+"""Runs over real sshd, each in a network namespace of its own: cut off, killed, left alone, stopped."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dtrain.checkpoint import manifest
+from tests.conftest import SHARED, Dtrain, alone, bare_environment
+from tests.launch.processes import mentioning, youngest
+
+KIT = SHARED / "kits" / "ssh_hosts"
+HOSTS = 4
+RECIPE = """
+include: {tiny}
+name: far
+steps: 60
+optimizer: {{schedule: {{warmup: 5}}}}
+evaluate: {{every: 0}}
+checkpoint: {{every: 5, keep: 3}}
+track: {{every: 5}}
+"""
+LAUNCH = """
+launch:
+  kind: ssh
+  hosts: [{hosts}]
+  runs: {folder}/runs
+  folder: {folder}/host
+  python: {python}
+  identity: {keys}/id
+  known_hosts: {keys}/known
+  devices: {devices}
+  environment: [JAX_ENABLE_COMPILATION_CACHE]
+"""
+UNCACHED = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
+"""Only the first process finds its program in the cache, and collectives on CPUs wait 30 s for those that compile."""
+pytestmark = [pytest.mark.ssh, pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Four hosts with sshd; the folder of the key that opens them."""
+    if not KIT.is_dir():
+        pytest.skip("the stand-in for hosts is not beside this checkout")
+    if os.geteuid() or not all(map(shutil.which, ("ip", "ssh", "/usr/sbin/sshd"))):
+        pytest.skip("hosts of our own need root, iproute2 and openssh-server")
+    with alone("ssh"):
+        yield from _hosts(tmp_path_factory.mktemp("hosts"))
+
+
+def _hosts(folder: Path) -> Iterator[Path]:
+    made = subprocess.run(["bash", KIT / "up.sh", str(HOSTS), folder], capture_output=True, text=True, check=False)
+    if made.returncode:
+        pytest.skip(f"no network namespaces here: {made.stderr.splitlines()[-1:]}")
+    try:
+        addresses = [f"10.99.0.{11 + i}" for i in range(HOSTS)]
+        scanned = subprocess.run(["ssh-keyscan", "-t", "ed25519", *addresses], capture_output=True, check=True)
+        known = [line.split(maxsplit=1) for line in scanned.stdout.decode().splitlines() if not line.startswith("#")]
+        lines = [f"{address},dt-w{addresses.index(address)} {key}\n" for address, key in known]
+        (folder / "known").write_text("".join(lines))
+        yield folder
+    finally:
+        subprocess.run(["bash", KIT / "down.sh", folder], capture_output=True, check=False)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(tmp_path: Path) -> Iterator[None]:
+    yield
+    for pid in mentioning(f"{tmp_path}/host"):
+        os.kill(pid, signal.SIGKILL)
+
+
+def recipe(tmp_path: Path, keys: Path, hosts: int) -> Path:
+    names = ", ".join(f"root@10.99.0.{11 + i}" for i in range(hosts))
+    tiny = Path(__file__).parents[3] / "recipes" / "decoder-tiny.yaml"
+    filled = LAUNCH.format(hosts=names, folder=tmp_path, python=sys.executable, keys=keys, devices=4)
+    (tmp_path / "far.yaml").write_text(RECIPE.format(tiny=tiny) + filled)
+    return tmp_path / "far.yaml"
+
+
+def following(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "dtrain", "launch", *arguments]
+    return subprocess.Popen(
+        command, cwd=tmp_path, env=bare_environment() | UNCACHED, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True,
+    )  # fmt: skip
+
+
+def read_until(heard: subprocess.Popen[str], pattern: str, seconds: float = 120) -> str:
+    """What is said up to a line that matches."""
+    said, end = "", time.monotonic() + seconds
+    assert heard.stdout
+    for line in heard.stdout:
+        said += line
+        if re.search(pattern, line):
+            return said
+        assert time.monotonic() < end, said
+    raise AssertionError(f"{pattern!r} was not said:\n{said}")
+
+
+def checksum(tmp_path: Path, name: str, step: int = 60) -> list[int]:
+    return list(manifest.read(tmp_path / "runs" / name / "checkpoints" / str(step)).checksum)
+
+
+def test_cut_off_killed_and_left_alone_it_ends_with_the_same_bits(dtrain: Dtrain, tmp_path: Path, keys: Path) -> None:
+    up = following(tmp_path, "up", str(recipe(tmp_path, keys, 2)), "--yes")
+    read_until(up, r"10\.99\.0\.11\] step 10/")
+    subprocess.run(["ip", "link", "set", "v2", "down"], check=True)
+    read_until(up, r"10\.99\.0\.12\] -- not connected")
+    read_until(up, r"10\.99\.0\.11\] starting again from step")
+    subprocess.run(["ip", "link", "set", "v2", "up"], check=True)
+    said = read_until(up, r"10\.99\.0\.11\] resumed from step")
+    assert "Check failure stack trace" not in said
+    up.send_signal(signal.SIGINT)  # the laptop is closed
+    assert "far continues; to follow it again: dtrain launch logs far -f" in up.communicate(timeout=20)[0]
+    workers = mentioning(f"dtrain run {tmp_path}/host/far/dt-w0/recipe.yaml")
+    os.kill(youngest(workers), signal.SIGKILL)
+    back = following(tmp_path, "logs", "far", "-f")
+    said = read_until(back, r"10\.99\.0\.11\] -- ended: exit code 0", 200)
+    assert "process 0 ended first: killed by SIGKILL" in said
+    back.communicate(timeout=60)
+    assert back.returncode == 0
+    assert not mentioning(f"{tmp_path}/host")
+    dtrain("run", tmp_path / "far.yaml", "name=straight", "--devices", "4", "--processes", "2")
+    assert checksum(tmp_path, "far") == checksum(tmp_path, "straight")
+
+
+def test_what_ends_it_on_one_host_ends_it_on_all(dtrain: Dtrain, tmp_path: Path, keys: Path) -> None:
+    path = recipe(tmp_path, keys, 2)
+    failed = dtrain(
+        "launch",
+        "up",
+        path,
+        "--yes",
+        "optimizer={kind: adamw, lr: 1e4, decay: 0.9}",
+        "guard.not_finite=stop",
+        code=7,
+        **UNCACHED,
+    )
+    assert failed.stdout.count("-- ended: exit code 7") == 2
+    assert not mentioning(f"{tmp_path}/host")
+
+
+def test_four_hosts_stop_and_go_on_and_nothing_is_left(dtrain: Dtrain, tmp_path: Path, keys: Path) -> None:
+    path = recipe(tmp_path, keys, 4)
+    up = following(tmp_path, "up", str(path), "--yes", "steps=100000")
+    read_until(up, r"step 5/")
+    assert len(mentioning(f"{tmp_path}/host")) == 4 * 3  # runner, parent, worker
+    stopped = dtrain("launch", "stop", "far")
+    assert stopped.stderr.count(": stopped step") == 4
+    up.communicate(timeout=60)
+    assert up.returncode == 0
+    assert not mentioning(f"{tmp_path}/host")
+    alone = dtrain("launch", "logs", "far", "--host", "2").stdout
+    assert set(re.findall(r"^\[(.*?)\]", alone, re.MULTILINE)) == {"root@10.99.0.13"}
+    dtrain("launch", "down", "far", "--yes")
+    assert not (tmp_path / "host" / "far").exists()
+
+
+def test_hosts_behind_a_proxy_are_waited_for_and_found_from_another_machine(
+    dtrain: Dtrain, tmp_path: Path, keys: Path
+) -> None:
+    path = recipe(tmp_path, keys, 4)
+    text = re.sub(r"hosts: \[.*\]", "hosts: [root@dt-w0, root@dt-w1, root@dt-w2, root@dt-w3]", path.read_text())
+    jump = f"ssh -i {keys}/id -o UserKnownHostsFile={keys}/known -o BatchMode=yes -W %h:22 root@10.99.0.12"
+    addresses = "[10.99.0.11, 10.99.0.12, 10.99.0.13, 10.99.0.14]"
+    text = text.replace("steps: 60", "steps: 150")
+    path.write_text(f"{text}  addresses: {addresses}\n  proxy: {jump}\n  ready: {tmp_path}/ready\n")
+    laptop, other = ("--runs-dir", tmp_path / "laptop"), ("--runs-dir", tmp_path / "other")
+    assert "no run 'far' was found" in dtrain("launch", "status", path, *other, code=2).stderr
+    up = following(tmp_path, "up", str(path), "--yes", *map(str, laptop))
+    shown = read_until(
+        up, r"waiting for 4 of 4 hosts without .*/ready: root@dt-w0, root@dt-w1, root@dt-w2, root@dt-w3$"
+    )
+    assert f"shell command run here for each connection: {jump}" in shown
+    (tmp_path / "ready").touch()
+    read_until(up, r"root@dt-w0\] step 5/")
+    assert len(mentioning("-W dt-w")) == 4
+    subprocess.run(["ip", "link", "set", "v2", "down"], check=True)  # the host through which all are reached
+    read_until(up, r"-- not connected")
+    subprocess.run(["ip", "link", "set", "v2", "up"], check=True)
+    read_until(up, r"-- connected again")
+    up.send_signal(signal.SIGINT)
+    up.communicate(timeout=20)
+    assert not mentioning(f"{keys}/id")
+    record = json.loads((tmp_path / "runs" / "far" / "launch.json").read_text())
+    assert record["launch"] == json.loads((tmp_path / "laptop" / "far" / "launch.json").read_text())["launch"]
+    assert dtrain("launch", "status", path, *other).stdout.count("  running  ") == 4
+    stopped = dtrain("launch", "stop", path, *other)
+    assert stopped.stderr.count(": stopped step") == 4
+    assert (tmp_path / "runs" / "far" / "stop").exists()
+    assert "step" in dtrain("launch", "logs", path, *other).stdout
+    finished = dtrain("launch", "up", path, "--yes", *laptop, **UNCACHED)
+    assert finished.stdout.count("-- ended: exit code 0") == 4
+    dtrain("launch", "down", path, "--yes", *other)
+    assert "no run 'far' was found" in dtrain("launch", "status", path, *other, code=2).stderr
+    assert not mentioning(f"{keys}/id")
+    dtrain("run", path, "name=straight", "--devices", "4", "--processes", "4")
+    assert checksum(tmp_path, "far", 150) == checksum(tmp_path, "straight", 150)
+
+
+def test_what_is_wrong_on_a_host_is_told_with_its_name(dtrain: Dtrain, tmp_path: Path, keys: Path) -> None:
+    path = recipe(tmp_path, keys, 2)
+    nobody = dtrain(
+        "launch", "up", path, "--yes", "launch.hosts=[root@10.99.0.11, root@10.99.0.77]", code=3, **UNCACHED
+    )
+    assert "root@10.99.0.77: " in nobody.stderr
+    bare = dtrain("launch", "up", path, "--yes", "launch.python=/usr/bin/python3", code=3, **UNCACHED)
+    assert "root@10.99.0.12: dtrain is not installed for /usr/bin/python3 there" in bare.stderr
+    stranger = dtrain("launch", "up", path, "--yes", "launch.known_hosts=/dev/null", code=3, **UNCACHED)
+    assert "Host key verification failed" in stranger.stderr
+    apart = dtrain("launch", "up", path, "--yes", "launch.runs=/proc/self/fd/apart", code=3, **UNCACHED)
+    assert "root@10.99.0.11: cannot write to /proc/self/fd/apart" in apart.stderr
+    assert not mentioning(f"{tmp_path}/host")

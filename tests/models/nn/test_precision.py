@@ -1,0 +1,140 @@
+"""Number formats: what a recipe's `precision` asks for is what the step computes in."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dtrain.core.errors import FieldError
+from dtrain.models.nn.context import Plain
+from dtrain.models.nn.param import initial
+from dtrain.models.nn.precision import Precision
+from dtrain.parallel.mesh import Mesh
+from dtrain.recipe.load import load
+from dtrain.train import step
+from dtrain.train.assembly import assemble
+from tests.engines import ENGINES, LANGUAGE_MODELS, MODELS, place, random_batch
+from tests.parallel.test_mesh import RECIPES
+
+EVERY = MODELS | LANGUAGE_MODELS
+REDUCTIONS = ("reduce_scatter", "psum", "psum_invariant", "psum2")
+
+
+def equations(jaxpr: Any) -> Iterator[Any]:
+    for equation in jaxpr.eqns:
+        yield equation
+        for value in equation.params.values():
+            for inner in value if isinstance(value, tuple | list) else (value,):
+                if hasattr(inner, "eqns") or hasattr(inner, "jaxpr"):
+                    yield from equations(getattr(inner, "jaxpr", inner))
+
+
+def traced(name: str, engine: str, mesh: Mesh, precision: Precision) -> list[tuple[str, str, tuple[int, ...]]]:
+    """Each equation of the gradient: primitive, dtype and shape of its first result."""
+    on = place(EVERY[name], ENGINES[engine], mesh)
+    grads = on.engine.grads(on.layout, step.loss_of(EVERY[name], lambda rows: rows, precision), 1)
+    with precision.tracing():
+        found = on.engine.trace(on.layout, grads, on.now.params, on.rows, out=None, donate=False)
+    results = [(e.primitive.name, e.outvars[0].aval) for e in equations(found.jaxpr) if e.outvars]
+    return [(name, str(out.dtype), out.shape) for name, out in results if hasattr(out, "shape")]
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "vit", pytest.param("gpt2", marks=pytest.mark.slow), "deepseek"])
+@pytest.mark.parametrize("engine", ["jit", "shard_map"])
+def test_gradients_are_summed_over_devices_in_float32(name: str, engine: str) -> None:
+    found = traced(name, engine, Mesh(data=2, fsdp=2), Precision(compute="bfloat16"))
+    floats = {dtype for primitive, dtype, _ in found if primitive in REDUCTIONS and "float" in dtype}
+    assert floats <= {"float32"}
+    assert (engine == "jit") != ("reduce_scatter" in {primitive for primitive, _, _ in found})
+    exact = {shape for primitive, dtype, shape in found if primitive in PRODUCTS and dtype == "float32"}
+    for param in jax.tree.leaves(EVERY[name].params()):
+        own = [s for s, dim in zip(param.shape, param.names, strict=True) if dim != "layer"]
+        rows = math.prod(s for s, dim in zip(param.shape, param.names, strict=True) if dim in param.fan_in)
+        flat = (rows, math.prod(own) // max(rows, 1))
+        if param.fan_in and engine == "jit" and "experts" not in param.names:
+            assert {tuple(own), flat, flat[::-1]} & exact, param
+
+
+PRODUCTS = ("dot_general", "conv_general_dilated")
+
+
+def test_gradients_may_be_summed_in_the_dtype_of_computing() -> None:
+    precision = Precision(compute="bfloat16", reduce="compute")
+    found = traced("mlp", "shard_map", Mesh(data=1, fsdp=4), precision)
+    assert {dtype for primitive, dtype, _ in found if primitive == "reduce_scatter"} == {"bfloat16"}
+    found = traced("mlp", "jit", Mesh(data=1, fsdp=4), precision)
+    assert {dtype for primitive, dtype, _ in found if primitive == "dot_general"} == {"bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("engine", "mesh"),
+    [
+        ("jit", Mesh(data=2, pipeline=2)),
+        ("shard_map", Mesh(data=1, tensor=2, rules={"kv_heads": "replicated"})),
+        pytest.param("shard_map", Mesh(data=1, tensor=2, rules={"hidden": "replicated"}), marks=pytest.mark.slow),
+    ],
+)
+def test_no_gradient_of_a_matrix_is_summed_in_few_bits_wherever_it_is_marked_as_varying(
+    engine: str, mesh: Mesh
+) -> None:
+    found = traced("llama", engine, mesh, Precision(compute="bfloat16"))
+    flat = {(32, 16), (32, 32), (32, 48), (48, 32), (16, 32), (32, 24), (24, 32), (32,), (4, 8, 32), (2, 8)}
+    sums = {(dtype, shape) for primitive, dtype, shape in found if primitive in REDUCTIONS and shape in flat}
+    assert sums
+    assert {dtype for dtype, _ in sums} == {"float32"}
+
+
+@pytest.mark.parametrize("reduce", ["float32", "compute"])
+@pytest.mark.parametrize(("engine", "name"), [("jit", "gpt2"), ("shard_map", "gpt2"), ("pmap", "llama")])
+def test_rows_of_a_table_add_up_their_gradients_in_float32(engine: str, name: str, reduce: Any) -> None:
+    mesh = Mesh(data=2) if engine == "pmap" else Mesh(data=1, fsdp=2)
+    found = traced(name, engine, mesh, Precision(compute="bfloat16", reduce=reduce))
+    assert {dtype for primitive, dtype, _ in found if primitive == "scatter-add"} == {"float32"}
+
+
+@pytest.mark.parametrize("engine", ["jit", "shard_map"])
+def test_every_product_of_the_router_is_exact_in_training(engine: str) -> None:
+    model = LANGUAGE_MODELS["deepseek"]
+    on = place(model, ENGINES[engine], Mesh(data=2))
+    grads = on.engine.grads(on.layout, step.loss_of(model, lambda rows: rows, Precision(compute="bfloat16")), 1)
+    found = on.engine.trace(on.layout, grads, on.now.params, on.rows, out=None, donate=False)
+    router = [
+        equation
+        for equation in equations(found.jaxpr)
+        if equation.primitive.name == "dot_general"
+        and any(var.aval.shape in ((32, 8), (8, 32)) for var in (*equation.invars, *equation.outvars))
+    ]
+    assert len(router) >= 3  # forward, and the gradients of both factors
+    assert all("HIGHEST" in str(equation.params["precision"]) for equation in router)
+
+
+def test_the_router_and_its_bias_are_exact() -> None:
+    """Under bfloat16 a bias of 0.501 would be 0.5: what it adds up step by step would be lost."""
+    model, precision = LANGUAGE_MODELS["deepseek"], Precision(compute="bfloat16")
+    declared = model.params()
+    params = initial(declared, jax.random.key(0), "float32")
+    params["blocks"]["moe"]["bias"] += 0.501
+    cast = precision.cast(params, declared)
+    assert cast["blocks"]["moe"]["bias"].dtype == cast["blocks"]["moe"]["router"].dtype == jnp.float32
+    assert cast["blocks"]["moe"]["experts"]["up"].dtype == jnp.bfloat16
+    np.testing.assert_array_equal(cast["blocks"]["moe"]["bias"], params["blocks"]["moe"]["bias"])
+    loss = step.loss_of(model, lambda rows: rows, precision)
+    assert np.isfinite(float(loss(params, random_batch(model), Plain()).sum))
+
+
+@pytest.mark.parametrize("matmul", ["default", "high", "highest"])
+def test_products_have_the_precision_that_is_asked_for(matmul: Any) -> None:
+    recipe = load(RECIPES / "mlp-digits.yaml", [f"precision.matmul={matmul}"], 1)
+    made = assemble(recipe, jax.devices()[:1], recipe.data.open("train").example, 100)
+    found = {str(e.params["precision"]) for e in equations(made.train().jaxpr) if e.primitive.name == "dot_general"}
+    assert all(("None" in one) if matmul == "default" else (matmul.upper() in one) for one in found), found
+
+
+def test_parameters_in_bfloat16_are_refused() -> None:
+    """They would not move: from 1.0, a thousand steps of AdamW at 1e-3 arrive at 1.0 in place of 0."""
+    with pytest.raises(FieldError, match="updates smaller than 1/256 of a value are rounded away"):
+        Precision(params="bfloat16")

@@ -1,0 +1,138 @@
+"""What runs a second time in the backward pass, counted in the traced gradient for every policy and place."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any, get_args
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from dtrain.core.slices import target
+from dtrain.models.nn.context import Layers, Plain
+from dtrain.models.nn.remat import Remat
+from dtrain.plan.cuda import take_cudnn_as_there
+from dtrain.plan.jaxpr_flat import bare
+from dtrain.plan.target import stand_ins
+from dtrain.recipe.load import load
+from dtrain.train.assembly import assemble
+
+RECIPE = """
+model: {kind: decoder, vocab: 128, context: 256, layers: 2, width: 512, heads: 8, kv_heads: 4, hidden: 256}
+data: {kind: tokens, files: [none.bin], length: 256}
+optimizer: {kind: sgd, lr: 1e-4}
+precision: {compute: bfloat16}
+batch: 32
+steps: 10
+"""
+EXPERTS = "model.experts={count: 4, active: 2, hidden: 256, shared: 1}"
+SHARD_MAP = "engine=shard_map"
+PLACES = {
+    "one CPU": ("cpu-1", []),
+    "splash by shard_map": ("v5e-4", [SHARD_MAP, "mesh={data: 1, fsdp: 2, tensor: 2}"]),
+    "splash by jit": ("v5e-4", ["mesh={data: 1, fsdp: 4}"]),
+    "cudnn": ("h100-8", [SHARD_MAP, "mesh={data: 8}"]),
+    "ring": ("v5e-4", [SHARD_MAP, "mesh={data: 1, sequence: 4}"]),
+    "experts": ("v5e-4", [EXPERTS, "mesh={data: 4}"]),
+    "experts apart": ("v5e-4", [SHARD_MAP, EXPERTS, "mesh={data: 1, expert: 4}"]),
+}
+KERNELS = {
+    "splash_mha_fwd_residuals": "attention",
+    "dot_product_attention_fwd_wrapper": "attention",
+    "dot_general": "product",
+    "ragged_dot_general": "grouped",
+    "ppermute": "ring turn",
+    "reduce_scatter": "sum",
+    "device_put": "offload",
+}
+SPLASH = {
+    "full": {"product": 6, "attention": 1},
+    "attention": {"product": 6},
+    "dots": {},
+    "offload": {"product": 6, "attention": 1, "offload": 2},
+}
+"""Of seven products of a layer all but the last serve the backward pass."""
+
+MIXED = {policy: again | {"product": 7, "grouped": 2} if again else {} for policy, again in SPLASH.items()}
+"""Queries, keys, values, the output of attention, the router, and two of three matrices of the shared experts."""
+
+AGAIN: dict[str, dict[str, dict[str, int]]] = {
+    "one CPU": {  # plain attention computes its two products again: weights between tokens are never kept
+        "full": {"product": 8}, "attention": {"product": 8}, "dots": {"product": 2},
+        "offload": {"product": 8, "offload": 2},
+    },
+    "splash by shard_map": {  # the sum over `tensor` of what attention gives
+        policy: again | {"sum": 1} if again else {} for policy, again in SPLASH.items()
+    },
+    "splash by jit": SPLASH,
+    "cudnn": SPLASH,
+    "ring": {  # ten products of attention, in two turns of the ring
+        "full": {"product": 16, "ring turn": 2}, "attention": {"product": 6}, "dots": {},
+        "offload": {"product": 16, "ring turn": 2, "offload": 2},
+    },
+    "experts": MIXED,
+    "experts apart": MIXED,
+}  # fmt: skip
+
+
+def primitives(program: Any) -> Counter[str]:
+    """How often each primitive or kernel stands in a traced program, a loop's body counted once."""
+    found: Counter[str] = Counter()
+    for equation in bare(program).eqns:
+        name = equation.primitive.name
+        if name == "pallas_call":
+            found[str(equation.params.get("name"))] += 1
+            continue
+        found[name] += 1
+        for value in equation.params.values():
+            for inner in value if isinstance(value, tuple) else (value,):
+                if hasattr(bare(inner), "eqns"):
+                    found += primitives(inner)
+    return found
+
+
+def step(folder: Path, place: str, remat: str) -> Counter[str]:
+    on = target(PLACES[place][0])
+    path = folder / "recipe.yaml"
+    path.write_text(RECIPE)
+    recipe = load(path, [*PLACES[place][1], f"model.remat={remat}"], on.devices)
+    example = recipe.data.example()
+    assert example is not None
+    if on.chip and on.chip.platform == "gpu":
+        take_cudnn_as_there(on.chip)
+    return primitives(assemble(recipe, stand_ins(on), example, 10).train().jaxpr)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_each_policy_computes_again_what_it_does_not_keep(tmp_path: Path, place: str) -> None:
+    kept = step(tmp_path, place, "none")
+    assert set(AGAIN[place]) == set(get_args(Remat)) - {"none"}
+    for remat, expected in AGAIN[place].items():
+        more = step(tmp_path, place, remat)
+        again = Counter(dict.fromkeys(KERNELS.values(), 0))
+        for name, kind in KERNELS.items():
+            again[kind] += more[name] - kept[name]
+        assert +again == Counter(expected), remat
+
+
+def test_gathered_parameters_are_gathered_again_when_all_else_is_kept(tmp_path: Path) -> None:
+    """Seven matrices; the two scales of the norms, of a few bytes, may be kept."""
+    gathers = {remat: step(tmp_path, "splash by shard_map", remat)["all_gather"] for remat in ("none", "full")}
+    assert gathers["full"] - gathers["none"] <= 4
+
+
+def test_products_of_other_models_are_kept_too() -> None:
+    """Written with `@`, under a policy that keeps products."""
+
+    def block(layer: Any, x: jax.Array, shared: Any, ctx: Any) -> tuple[jax.Array, Any]:
+        return jnp.tanh(jnp.tanh(x @ layer) @ layer), {}
+
+    def loss(layers: jax.Array, remat: Remat) -> jax.Array:
+        out, _ = Plain().stack([block], layers, jnp.ones((4, 8)), how=Layers(remat))
+        return out.sum()
+
+    found = {
+        remat: primitives(jax.make_jaxpr(jax.grad(loss), static_argnums=1)(jnp.ones((3, 8, 8)), remat))["dot_general"]
+        for remat in ("none", "full", "dots")
+    }
+    assert found == {"none": 6, "full": 8, "dots": 6}

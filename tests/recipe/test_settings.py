@@ -1,0 +1,194 @@
+"""Every setting does something: each field of each section, set to another value, changes what is computed."""
+
+import dataclasses
+import types
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dtrain.data.batch import Feature
+from dtrain.data.pixels import Pixels
+from dtrain.models.cnn import CNN
+from dtrain.models.decoder import Decoder
+from dtrain.models.mlp import MLP
+from dtrain.models.moe import Experts
+from dtrain.models.nn.context import Plain
+from dtrain.models.nn.param import initial
+from dtrain.models.rope import Learned, Linear, Llama3, Rope, Yarn
+from dtrain.models.vit import ViT
+from dtrain.optim.optimizer import SGD, Muon, Optimizer
+from dtrain.optim.schedule import Cosine, Schedule
+from dtrain.optim.update import averaged, learning_rate, transformation
+from tests.engines import random_batch
+
+TINY = {"vocab": 12, "context": 16, "layers": 2, "width": 16, "heads": 2, "hidden": 24}
+MOE = Experts(count=4, active=2, hidden=8, z_loss=1e-3)
+OTHERS: dict[str, dict[str, Any]] = {
+    "Decoder": {
+        "vocab": 20, "context": 24, "layers": 4, "width": 32, "heads": 4, "kv_heads": 1, "head_dim": 4, "hidden": 16,
+        "experts": MOE, "position": Learned(), "epsilon": 1e-3, "window": 4, "global_every": 2, "init": 0.1,
+        "attention_softcap": 5.0, "logit_softcap": 5.0, "z_loss": 0.1, "unroll": 2, "loss_chunks": 4, "pad_vocab": 5,
+        "query_pre_attn_scalar": 3.0,
+    },
+    "Experts": {
+        "count": 8, "active": 1, "hidden": 4, "shared": 1, "scale": 2.0, "balance": 0.5, "z_loss": 0.5,
+        "bias_rate": 0.1, "capacity": 0.5,
+    },
+    "Rope": {"theta": 100.0, "scaling": Linear(factor=2.0)},
+    "Linear": {"factor": 3.0},
+    "Llama3": {"factor": 2.0, "low": 2.0, "high": 8.0, "original": 64},
+    "Yarn": {"factor": 2.0, "original": 64, "fast": 1000.0, "slow": 100.0},
+    "MLP": {"sizes": (64, 8, 10)},
+    "CNN": {"image": (8, 8, 3), "classes": 7, "stages": (8,), "blocks": 2, "group": 4},
+    "ViT": {
+        "image": (16, 8, 1), "classes": 7, "patch": 8, "layers": 1, "width": 32, "heads": 2, "hidden": 8,
+    },
+    "Pixels": {"mean": 0.5, "std": 2.0, "crop": 2},
+    "Constant": {"warmup": 5}, "Cosine": {"warmup": 5, "final": 0.5}, "Linear schedule": {"warmup": 5, "final": 0.5},
+    "WSD": {"warmup": 5, "cooldown": 0.9, "final": 0.5},
+}  # fmt: skip
+SHARED = {"lr": 0.5, "schedule": Cosine(), "decay": 0.5, "clip": 1e-3, "ema": 0.5}
+OF_OPTIMIZERS = {
+    "AdamW": {"b1": 0.5, "b2": 0.5, "epsilon": 0.1},
+    "SGD": {"momentum": 0.1},
+    "Lion": {"b1": 0.1, "b2": 0.1},
+    "Adafactor": {"factor_from": 8},
+    "Muon": {"momentum": 0.1, "iterations": 2, "b1": 0.5, "b2": 0.5},
+}
+BASES: dict[str, Any] = {
+    "Decoder": Decoder(**TINY),
+    "Experts": MOE,
+    "Rope": Rope(),
+    "Linear": Linear(factor=2.0),
+    "Llama3": Llama3(),
+    "Yarn": Yarn(factor=4.0, original=100_000),
+    "MLP": MLP(sizes=(64, 16, 10)),
+    "CNN": CNN(image=(8, 8, 1), classes=10, stages=(8, 16)),
+    "ViT": ViT(image=(8, 8, 1), classes=10, width=16, heads=4, hidden=16, layers=2),
+}
+ALONE = {
+    ("Decoder", "preset"): "filled in before the section is made",
+    ("Decoder", "remat"): "tests/models/nn/test_remat.py counts what is computed again",
+    ("Decoder", "unroll"): "a different program, the same numbers",
+}
+NEEDS = {"global_every": {"window": 4}, "norm_bias": {"norm": "layer"}, "decay_all": {"decay": 0.5}}
+"""What a field changes only together with."""
+
+
+def others(name: str, section: Any) -> Iterator[tuple[str, Any]]:
+    """(field, another value) for each; a field without another value here fails."""
+    hints = typing.get_type_hints(type(section))
+    for field in dataclasses.fields(section):
+        hint, now = hints[field.name], getattr(section, field.name)
+        if field.name == "kind" or (name, field.name) in ALONE:
+            continue
+        choices = typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else ()
+        if hint is bool:
+            yield field.name, not now
+        elif choices:
+            yield from ((field.name, value) for value in choices if value != now)
+        else:
+            yield field.name, (OTHERS.get(name) or SHARED | OF_OPTIMIZERS[name])[field.name]
+
+
+def changed(section: Any, field: str, value: Any) -> tuple[Any, Any]:
+    """The section with what the field needs, and with the field changed too."""
+    base = dataclasses.replace(section, **NEEDS.get(field, {}))
+    return base, dataclasses.replace(base, **{field: value})
+
+
+def whole(name: str, part: Any) -> Any:
+    """The model that a part of one belongs to."""
+    if isinstance(part, Experts):
+        return Decoder(**TINY, experts=part)
+    if isinstance(part, Rope):
+        return Decoder(**TINY, position=part)
+    return Decoder(**TINY, position=Rope(scaling=part)) if isinstance(part, Linear | Llama3 | Yarn) else part
+
+
+def program(model: Any) -> str:
+    """How the parameters are initialised and what their gradient is."""
+    start = jax.make_jaxpr(lambda: initial(model.params(), jax.random.key(0), "float32"))()
+    batch = random_batch(examples=2)
+    if isinstance(model, Decoder):
+        token = np.zeros((2, 16), np.int32)
+        batch = {"token": token, "target": token}
+    elif hasattr(model, "image"):
+        batch["image"] = np.zeros((2, *model.image), np.float32)
+    shapes = jax.eval_shape(lambda: initial(model.params(), jax.random.key(0), "float32"))
+    slope = jax.make_jaxpr(jax.grad(lambda params: model.loss(params, batch, Plain()).sum))(shapes)
+    return f"{start}{slope}{[np.asarray(const).tolist() for const in slope.consts]}"
+
+
+CASES = [(name, field, value) for name, base in BASES.items() for field, value in others(name, base)]
+
+
+@pytest.mark.parametrize(("name", "field", "value"), CASES, ids=lambda part: str(part)[:24])
+def test_every_field_of_a_model_changes_its_program(name: str, field: str, value: Any) -> None:
+    one, other = (whole(name, part) for part in changed(BASES[name], field, value))
+    if (name, field) == ("Decoder", "context"):  # a bound on rows, and the size of the table of positions
+        token = {"token": Feature((20,), "int32")}
+        assert (one.mismatch(token) == "") != (other.mismatch(token) == "")
+        return
+    assert program(one) != program(other)
+
+
+def walk(optimizer: Any) -> Any:
+    """Parameters after a few steps, averaged where they are."""
+    declared = MLP(sizes=(24, 16, 12, 10)).params()
+    params = initial(declared, jax.random.key(0), "float32")
+    update = transformation(optimizer, declared, 12)
+    state = update.init(params)
+    for step in range(12):
+        gradients = jax.tree.map(lambda p, step=step: jnp.sin(p * 31 + step), params)
+        updates, state = update.update(gradients, state, params, step=step)
+        params = jax.tree.map(jnp.add, params, updates)
+    return averaged(state, params)
+
+
+def differ(one: Any, other: Any) -> bool:
+    return any(not np.allclose(a, b, rtol=1e-5) for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other)))
+
+
+MEMBERS = {member.__name__: member(lr=0.05) for member in typing.get_args(Optimizer)}
+CASES = [(name, field, value) for name, base in MEMBERS.items() for field, value in others(name, base)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "field", "value"), CASES, ids=lambda part: str(part)[:24])
+def test_every_field_of_an_optimizer_changes_where_it_goes(name: str, field: str, value: Any) -> None:
+    one, other = changed(MEMBERS[name], field, value)
+    assert differ(walk(one), walk(other))
+
+
+@pytest.mark.parametrize("member", typing.get_args(Schedule))
+def test_every_field_of_a_schedule_changes_the_rate(member: type) -> None:
+    name = "Linear schedule" if member.__name__ == "Linear" else member.__name__
+    for field, value in others(name, member()):
+        one, other = (learning_rate(SGD(lr=1.0, schedule=part), 20) for part in changed(member(), field, value))
+        assert [float(one(step)) for step in range(21)] != [float(other(step)) for step in range(21)], field
+
+
+def test_every_field_of_pixels_changes_the_image() -> None:
+    batch = {"image": np.arange(512, dtype=np.uint16).reshape(8, 8, 8, 1), "row": np.arange(8, dtype=np.uint32)}
+
+    def apply(pixels: Pixels) -> Any:
+        return pixels.apply(batch, 255.0, jax.random.key(0), True)["image"]
+
+    for field, value in others("Pixels", Pixels()):
+        one, other = changed(Pixels(), field, value)
+        assert differ(apply(one), apply(other)), field
+
+
+def test_unions_are_covered() -> None:
+    """A model that is new needs a base here."""
+    from dtrain.recipe.recipe import Model
+
+    assert {member.__name__ for member in typing.get_args(Model)} - {"Custom"} <= BASES.keys()
+    assert isinstance(Optimizer, types.UnionType)
+    assert {SGD, Muon} <= set(typing.get_args(Optimizer))

@@ -1,0 +1,66 @@
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from dtrain.core.errors import RecipeError
+from dtrain.core.run_dir import Folder
+from dtrain.track.summary import summarise
+from tests.conftest import Dtrain
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Folder:
+    place = Folder(tmp_path / "trial")
+    place.prepare()
+    seconds = {"compile": 1.0, "data": 0.5, "step": 3.0, "evaluate": 0.2, "save": 0.1}
+    place.write_record({"name": "trial", "state": "finished", "step": 30, "steps": 30, "seconds": seconds})
+    rows = [
+        {"step": step, "train/loss": 3 / step, "time/step_ms": ms, "rate/examples_per_s": 64e3 / ms}
+        for step, ms in ((10, 50.0), (20, 4.0), (30, 5.0))
+    ]
+    rows += [{"step": 15, "eval/loss": 0.5, "eval/accuracy": 0.9}, {"step": 30, "eval/loss": 0.7, "eval/accuracy": 0.8}]
+    place.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return place
+
+
+def test_the_summary_golden(run: Folder, golden: object, tmp_path: Path) -> None:
+    golden("summary.txt", summarise(run).text().replace(f"{tmp_path}/", "") + "\n")  # pyright: ignore[reportCallIssue]
+
+
+def test_the_numbers_are_those_of_the_record(run: Folder) -> None:
+    found = summarise(run).values
+    assert found["last"] == {"train/loss": 0.1, "eval/loss": 0.7, "eval/accuracy": 0.8}
+    assert found["best"]["eval/loss"] == {"value": 0.5, "step": 15}
+    assert found["steps_per_s"] == pytest.approx(200)
+
+
+def test_the_best_follows_what_the_model_declares_and_nothing_is_guessed(run: Folder) -> None:
+    rows = [{"step": n, "eval/top1": x, "eval/other": x} for n, x in enumerate([0.069, 0.191, math.nan, 0.212, 0.205])]
+    run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run.write_record(run.read_record() | {"rising": {"top1": True}})
+    assert summarise(run).values["best"] == {"eval/top1": {"value": 0.212, "step": 3}}
+
+
+def test_a_stopped_run_says_where_once(run: Folder) -> None:
+    run.write_record(run.read_record() | {"state": "stopped", "step": 20, "reason": "saved at step 20 of 30"})
+    assert summarise(run).text().splitlines()[0] == "trial: stopped at step 20 of 30"
+
+
+def test_damaged_lines_are_reported(run: Folder) -> None:
+    with run.metrics.open("a") as file:
+        file.write("{}\n")
+    assert "metrics.jsonl: 1 damaged line left out, the first is line 6" in summarise(run).text()
+
+
+def test_the_command_prints_text_and_json(run: Folder, dtrain: Dtrain) -> None:
+    assert "finished at step 30 of 30" in dtrain("report", run.path).stdout
+    assert json.loads(dtrain("report", run.path, "--json").stdout)["step"] == 30
+    assert len(json.loads(dtrain("report", run.path, run.path, "--json").stdout)) == 2
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path, dtrain: Dtrain) -> None:
+    with pytest.raises(RecipeError, match=r"run\.json is missing"):
+        summarise(Folder(tmp_path))
+    dtrain("report", tmp_path / "nowhere", code=2)

@@ -1,0 +1,444 @@
+"""Faults on purpose, and what becomes of the run: the matrix of docs/reliability.md."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtrain.checkpoint import manifest
+from dtrain.core import heartbeat
+from dtrain.core.run_dir import saved_steps
+from tests.conftest import Dtrain, bare_environment
+from tests.train.test_run import RECIPE, numbers, saved
+
+OFTEN = ["checkpoint.every=4", "checkpoint.keep=3"]
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "small.yaml"
+    path.write_text(RECIPE)
+    return path
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """The folder of a run that nothing happened to; made once for the same command."""
+    made: dict[tuple[str, ...], Path] = {}
+
+    def make(*options: str) -> Path:
+        if options not in made:
+            folder = tmp_path_factory.mktemp("straight")
+            (folder / "small.yaml").write_text(RECIPE)
+            command = [sys.executable, "-m", "dtrain", "run", "small.yaml", *options]
+            subprocess.run(command, cwd=folder, env=bare_environment(), capture_output=True, check=True)
+            made[options] = folder / "runs" / "small"
+        return made[options]
+
+    return make
+
+
+def started(folder: Path, *options: str, **environment: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "dtrain", "run", "small.yaml", *options]
+    return subprocess.Popen(
+        command, cwd=folder, env=bare_environment() | environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+
+
+def reached(run: Path, step: int, rank: int = 0, seconds: float = 60) -> None:
+    """Wait until a process is past that step."""
+    end = time.monotonic() + seconds
+    while (sign := heartbeat.read(run / f"beat-{rank}.json")) is None or sign.step < step:
+        assert time.monotonic() < end, f"step {step} was not reached"
+        time.sleep(0.02)
+
+
+def within(section: str, run: Path, rank: int = 0, seconds: float = 60) -> None:
+    """Wait until a process is in that section."""
+    end = time.monotonic() + seconds
+    while (sign := heartbeat.read(run / f"beat-{rank}.json")) is None or sign.section != section:
+        assert time.monotonic() < end, f"{section} was not begun"
+        time.sleep(0.02)
+
+
+def children(pid: int) -> set[int]:
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
+    return {int(line) for line in found.stdout.split()}
+
+
+def alive(pids: set[int]) -> set[int]:
+    there = {pid for pid in pids if Path(f"/proc/{pid}").exists()}
+    return {pid for pid in there if ") Z " not in Path(f"/proc/{pid}/stat").read_text()}
+
+
+def record(run: Path) -> dict[str, Any]:
+    return json.loads((run / "run.json").read_text())
+
+
+@pytest.mark.parametrize(
+    "point",
+    ["step:9", *(pytest.param(p, marks=pytest.mark.slow) for p in (
+        "save:begin", "save:digest", "save:commit", "save:manifest", "save:committed", "retire", "compile", "restore",
+    ))],
+)  # fmt: skip
+def test_killed_anywhere_it_goes_on_to_the_same_bits(
+    dtrain: Dtrain, recipe: Path, tmp_path: Path, undisturbed: Callable[..., Path], point: str
+) -> None:
+    if point == "restore":
+        dtrain("run", recipe, *OFTEN, code=-9, DTRAIN_FAULT="kill@step:9")
+    dtrain("run", recipe, *OFTEN, code=-9, DTRAIN_FAULT=f"kill@{point}")
+    done = dtrain("run", recipe, *OFTEN)
+    run, straight = tmp_path / "runs" / "small", undisturbed(*OFTEN)
+    assert saved(run, 24) == saved(straight, 24)
+    assert numbers(run) == numbers(straight)
+    assert "which is gone" in done.stderr
+    assert record(run)["starts"] == 2 + (point == "restore")
+    assert not list((run / "checkpoints").glob(".*"))
+
+
+def test_a_flipped_bit_is_found_and_the_step_before_is_taken(
+    dtrain: Dtrain, recipe: Path, tmp_path: Path, undisturbed: Callable[..., Path]
+) -> None:
+    dtrain("run", recipe, *OFTEN, code=-9, DTRAIN_FAULT="kill@step:15")
+    run = tmp_path / "runs" / "small"
+    steps = sorted(saved_steps(run / "checkpoints"))
+    data = max((run / "checkpoints" / str(steps[-1])).rglob("d/*"), key=lambda path: path.stat().st_size)
+    raw = bytearray(data.read_bytes())
+    raw[len(raw) // 2] ^= 4
+    data.write_bytes(raw)
+    done = dtrain("run", recipe, *OFTEN)
+    assert f"checkpoint {steps[-1]} is damaged and set aside as .bad-{steps[-1]}-" in done.stderr
+    assert f"resumed from step {steps[-2]}" in done.stderr
+    assert saved(run, 24) == saved(undisturbed(*OFTEN), 24)
+
+
+@pytest.mark.slow
+def test_values_that_are_not_those_that_were_saved_are_not_gone_on_from(
+    dtrain: Dtrain, recipe: Path, tmp_path: Path, undisturbed: Callable[..., Path]
+) -> None:
+    """Every file is as it was written, yet the devices find another sum, as where memory failed before the write."""
+    dtrain("run", recipe, *OFTEN, code=-9, DTRAIN_FAULT="kill@step:15")
+    run = tmp_path / "runs" / "small"
+    newest, before = saved_steps(run / "checkpoints")[:2]
+    told = manifest.read(run / "checkpoints" / str(newest))
+    replace(told, checksum=[told.checksum[0] ^ 1, told.checksum[1]]).write(run / "checkpoints" / str(newest))
+    done = dtrain("run", recipe, *OFTEN)
+    assert "the values that it gives are not those that were saved" in done.stderr
+    assert f"resumed from step {before}" in done.stderr
+    assert saved(run, 24) == saved(undisturbed(*OFTEN), 24)
+
+
+@pytest.mark.slow
+def test_a_save_that_outlasts_the_grace_is_warned_of_once(dtrain: Dtrain, recipe: Path) -> None:
+    done = dtrain("run", recipe, *OFTEN, "checkpoint.grace=0.001")
+    assert len(re.findall(r"a save takes \d+ s; a preempted machine is left 0", done.stderr)) == 1
+
+
+@pytest.mark.slow
+def test_where_every_checkpoint_is_damaged_it_does_not_begin_anew(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
+    dtrain("run", recipe, *OFTEN, code=-9, DTRAIN_FAULT="kill@step:15")
+    for path in (tmp_path / "runs" / "small" / "checkpoints").rglob("manifest.ocdbt"):
+        path.write_bytes(b"")
+    refused = dtrain("run", recipe, *OFTEN, code=5)
+    assert "no checkpoint in" in refused.stderr
+    assert "name=..." in refused.stderr
+    assert dtrain("run", recipe, *OFTEN, code=5).stdout == ""
+
+
+def test_a_second_run_in_the_same_folder_is_kept_out(recipe: Path, tmp_path: Path, dtrain: Dtrain) -> None:
+    first = started(tmp_path, "steps=100000", "evaluate.every=0")
+    try:
+        reached(tmp_path / "runs" / "small", 3)
+        refused = dtrain("run", recipe, "steps=100000", "evaluate.every=0", code=6)
+        assert f"is in use by process {first.pid} on" in refused.stderr
+        assert first.poll() is None
+    finally:
+        first.kill()
+        first.communicate()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", ["save:digest", "save:commit"])
+def test_a_full_disk_is_a_fault_of_the_machine_and_nothing_is_lost(
+    dtrain: Dtrain, recipe: Path, tmp_path: Path, undisturbed: Callable[..., Path], point: str
+) -> None:
+    dtrain("run", recipe, *OFTEN, code=-9, DTRAIN_FAULT="kill@step:9")
+    failed = dtrain("run", recipe, *OFTEN, code=3, DTRAIN_FAULT=f"full@{point}")
+    assert "No space left on device" in failed.stderr
+    run = tmp_path / "runs" / "small"
+    assert record(run)["exit_code"] == 3
+    assert not list((run / "checkpoints").glob(".*"))
+    dtrain("run", recipe, *OFTEN)
+    assert saved(run, 24) == saved(undisturbed(*OFTEN), 24)
+
+
+TWO = ["--devices", "4", "--processes", "2", "mesh.fsdp=2", *OFTEN]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_worker_is_named_and_the_run_goes_on_to_the_same_bits(
+    dtrain: Dtrain, recipe: Path, tmp_path: Path, undisturbed: Callable[..., Path], rank: int
+) -> None:
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    done = dtrain("run", recipe, *TWO, DTRAIN_FAULT=f"kill@step:14/{rank}", DTRAIN_FAULT_NOTES=str(notes))
+    assert f"process {rank} ended first: killed by SIGKILL" in done.stderr
+    assert re.search(r"starting again from step (8|12) \(1 of 3", done.stderr)
+    assert saved(tmp_path / "runs" / "small", 24) == saved(undisturbed(*TWO), 24)
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_before_it_met_the_others_is_named(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    done = dtrain("run", recipe, *TWO, DTRAIN_FAULT="kill@join/1", DTRAIN_FAULT_NOTES=str(notes))
+    assert "process 1 ended first: killed by SIGKILL" in done.stderr
+    assert "starting again from step 0 (1 of 3" in done.stderr
+
+
+@pytest.mark.slow
+def test_asked_to_stop_while_compiling_two_processes_leave_after_the_first_step(
+    dtrain: Dtrain, recipe: Path, tmp_path: Path, undisturbed: Callable[..., Path]
+) -> None:
+    """JAX's service takes the signal, and says so at the first step that all agree on."""
+    parent = started(tmp_path, *TWO, DTRAIN_FAULT="sleep@compile")
+    run = tmp_path / "runs" / "small"
+    within("compile", run)
+    parent.send_signal(signal.SIGTERM)
+    _, said = parent.communicate(timeout=60)
+    assert parent.returncode == 75, said
+    assert record(run)["step"] in (0, 1)
+    dtrain("run", recipe, *TWO)
+    assert saved(run, 24) == saved(undisturbed(*TWO), 24)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_while_xla_compiles_ends_one_process_at_once(recipe: Path, tmp_path: Path, number: int) -> None:
+    """An orderly exit would end in a crash: a thread is inside the compiler."""
+    one = started(tmp_path, XDG_CACHE_HOME=str(tmp_path / "empty"))
+    run = tmp_path / "runs" / "small"
+    within("compile", run)
+    time.sleep(0.3)
+    one.send_signal(number)
+    _, shown = one.communicate(timeout=20)
+    assert one.returncode == 75, shown
+    assert (record(run)["state"], record(run)["exit_code"], record(run)["step"]) == ("stopped", 75, 0)
+    assert not (run / "lease.json").exists()
+
+
+def test_a_stop_in_the_last_evaluation_leaves_it_to_the_next_start(
+    dtrain: Dtrain, recipe: Path, tmp_path: Path
+) -> None:
+    dtrain("run", recipe, "evaluate.every=0", code=75, DTRAIN_FAULT="term@step:24")
+    run = tmp_path / "runs" / "small"
+    assert (record(run)["state"], record(run)["step"]) == ("stopped", 24)
+    assert not [row for row in numbers(run) if "eval/loss" in row]
+    dtrain("run", recipe, "evaluate.every=0")
+    assert [row["step"] for row in numbers(run) if "eval/loss" in row] == [24]
+    assert record(run)["state"] == "finished"
+
+
+@pytest.mark.slow
+def test_a_frozen_worker_is_found_and_the_run_goes_on(
+    dtrain: Dtrain, recipe: Path, tmp_path: Path, undisturbed: Callable[..., Path]
+) -> None:
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    told = {"DTRAIN_FAULT": "freeze@step:14/1", "DTRAIN_FAULT_NOTES": str(notes)}
+    done = dtrain("run", recipe, *TWO, "guard.patience=4", **told)
+    assert re.search(r"process 1 has been silent for \d+ s, in step after step 14", done.stderr)
+    assert "Current thread" in done.stderr or "Thread 0x" in done.stderr
+    assert saved(tmp_path / "runs" / "small", 24) == saved(undisturbed(*TWO), 24)
+
+
+@pytest.mark.slow
+def test_a_run_that_does_not_get_on_is_given_up(dtrain: Dtrain, recipe: Path) -> None:
+    failed = dtrain("run", recipe, "--restarts", "1", code=8, DTRAIN_FAULT="kill@step:3")
+    assert "process 0 ended first: killed by SIGKILL" in failed.stderr
+    assert "started again 1 time without a new checkpoint" in failed.stderr
+
+
+@pytest.mark.slow
+def test_an_error_in_one_process_is_shown_as_the_cause(dtrain: Dtrain, recipe: Path) -> None:
+    start = time.monotonic()
+    failed = dtrain("run", recipe, *TWO, "--restarts", "0", code=70, DTRAIN_FAULT="raise@step:5/1")
+    assert "  (1) RuntimeError: a fault on purpose: raise@step:5/1" in failed.stderr
+    assert "process 1 ended first: exit code 70" in failed.stderr
+    assert time.monotonic() - start < 60
+
+
+@pytest.mark.slow
+def test_what_would_come_again_is_not_tried_again(dtrain: Dtrain, recipe: Path) -> None:
+    failed = dtrain("run", recipe, "--restarts", "3", "optimizer={kind: adamw, lr: 1e4, decay: 0.9}", code=7)
+    assert "starting again" not in failed.stderr
+
+
+@pytest.mark.slow
+def test_workers_go_with_the_process_that_watches_them(recipe: Path, tmp_path: Path, dtrain: Dtrain) -> None:
+    parent = started(tmp_path, "steps=100000", "evaluate.every=0", "--devices", "4", "--processes", "2")
+    reached(tmp_path / "runs" / "small", 3)
+    workers = children(parent.pid)
+    assert len(workers) == 2
+    parent.kill()
+    parent.communicate()
+    end = time.monotonic() + 10
+    while alive(workers) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not alive(workers)
+    done = dtrain("run", recipe, "steps=40", "evaluate.every=0", "--devices", "4", "--processes", "2")
+    assert "which is gone" in done.stderr
+    assert "proxy variable" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", ["parent", "first", "last"])
+def test_asked_to_stop_all_agree_on_a_step_and_save(recipe: Path, tmp_path: Path, to: str) -> None:
+    parent = started(tmp_path, "steps=100000", "evaluate.every=0", "--devices", "4", "--processes", "2")
+    run = tmp_path / "runs" / "small"
+    reached(run, 3)
+    workers = sorted(children(parent.pid))
+    os.kill({"parent": parent.pid, "first": workers[0], "last": workers[-1]}[to], signal.SIGTERM)
+    _, said = parent.communicate(timeout=60)
+    assert parent.returncode == 75, said
+    assert not alive(set(workers))
+    told = record(run)
+    assert (told["state"], told["exit_code"]) == ("stopped", 75)
+    assert (run / "checkpoints" / str(told["step"]) / "MANIFEST.json").exists()
+
+
+def test_a_second_signal_leaves_at_once_and_says_so(recipe: Path, tmp_path: Path) -> None:
+    one = started(tmp_path, "steps=100000", "evaluate.every=0", DTRAIN_FAULT="sleep@step:5")
+    run = tmp_path / "runs" / "small"
+    reached(run, 1)
+    time.sleep(1)  # it sleeps after its fifth step, a few milliseconds later
+    one.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    one.send_signal(signal.SIGINT)
+    one.communicate(timeout=20)
+    assert one.returncode == 130
+    assert record(run)["state"] == "aborted"
+
+
+@pytest.mark.slow
+def test_two_processes_save_by_time_at_the_same_steps_and_end_with_the_same_bits(
+    dtrain: Dtrain, recipe: Path, tmp_path: Path, undisturbed: Callable[..., Path]
+) -> None:
+    two = [*TWO[:-2], "checkpoint.keep=9"]
+    dtrain("run", recipe, *two, "checkpoint.minutes=0.0001")
+    run = tmp_path / "runs" / "small"
+    assert len(saved_steps(run / "checkpoints")) > 2
+    assert saved(run, 24) == saved(undisturbed(*two), 24)
+
+
+@pytest.mark.slow
+def test_an_evaluation_that_a_stop_left_out_is_made_after_it(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
+    owed = ["evaluate.every=6", "checkpoint.best=eval/loss", "checkpoint.keep=9"]
+    dtrain("run", recipe, *owed, code=75, DTRAIN_FAULT="term@step:11")
+    run = tmp_path / "runs" / "small"
+    measured = lambda: [row["step"] for row in numbers(run) if "eval/loss" in row]  # noqa: E731
+    assert measured() == [6]
+    dtrain("run", recipe, *owed)
+    assert measured() == [6, 12, 18, 24]
+    assert "eval/loss" in json.loads((run / "checkpoints" / "12" / "MANIFEST.json").read_text())["metrics"]
+    assert record(run)["lost"]["down, stopped"] > 0
+
+
+SECRETS = ("WANDB_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "GOOGLE_APPLICATION_CREDENTIALS")
+
+
+@pytest.mark.slow
+def test_no_secret_of_the_environment_is_written_anywhere(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
+    canary = "canary-0a1b2c3d4e5f60718293a4b5c6d7e8f901234567"
+    told = dict.fromkeys(SECRETS, canary)
+    done = dtrain("run", recipe, "track.to=[{kind: tensorboard}, {kind: wandb, mode: offline}]", **told)
+    assert canary not in done.stdout + done.stderr
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(written) > 10
+    assert not [path for path in written if canary.encode() in path.read_bytes()]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_campaign_of_kills_loses_nothing(tmp_path: Path) -> None:
+    program = Path(__file__).parents[2] / "benchmarks" / "kill_campaign.py"
+    done = subprocess.run(
+        [sys.executable, program, "10"],
+        cwd=tmp_path,
+        env=bare_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 lost, 0 wrong" in done.stdout
+    assert "the end: the same bits" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_verify_gives_a_certificate(dtrain: Dtrain, recipe: Path) -> None:
+    told = dtrain("verify", recipe, "--kills", "2", "--devices", "2", "--json", seconds=300)
+    found = json.loads(told.stdout)
+    assert found["kept"]
+    assert [one["what"] for one in found["findings"]] == [
+        "killed 2 times, resumed",
+        "engine shard_map",
+        "in two processes",
+    ]
+    assert found["findings"][0]["shown"].startswith("the same bits; ")
+
+
+def test_every_line_of_the_matrix_names_a_test_that_exists() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reliability.md").read_text()
+    named = set(re.findall(r"\b(test_\w+)(?!\w|\.py)", page))
+    written = "\n".join(path.read_text() for path in Path(__file__).parent.rglob("test_*.py"))
+    assert len(named) > 20
+    assert not [name for name in named if f"def {name}" not in written]
+
+
+@pytest.mark.slow
+def test_where_the_checkpoints_are_gone_it_does_not_begin_anew(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
+    dtrain("run", recipe, *OFTEN, code=-9, DTRAIN_FAULT="kill@step:15")
+    run = tmp_path / "runs" / "small"
+    before = (run / "metrics.jsonl").read_text()
+    (run / "checkpoints").rename(tmp_path / "elsewhere")
+    refused = dtrain("run", recipe, *OFTEN, code=5)
+    assert "no checkpoint is where it was" in refused.stderr
+    assert (run / "metrics.jsonl").read_text() == before
+
+
+@pytest.mark.slow
+def test_asked_to_stop_before_it_began_the_parent_starts_nothing_again(recipe: Path, tmp_path: Path) -> None:
+    parent = started(tmp_path, "--restarts", "3")
+    end = time.monotonic() + 20
+    while not children(parent.pid) and time.monotonic() < end:
+        time.sleep(0.02)
+    time.sleep(0.3)
+    parent.send_signal(signal.SIGTERM)
+    _, said = parent.communicate(timeout=60)
+    assert parent.returncode == 75, said
+    assert "starting again" not in said
+
+
+@pytest.mark.slow
+def test_one_request_that_arrives_twice_is_one(recipe: Path, tmp_path: Path) -> None:
+    """A service manager signals every process, and the parent passes on what it got."""
+    parent = started(tmp_path, "steps=100000", "evaluate.every=0", "--restarts", "3")
+    run = tmp_path / "runs" / "small"
+    reached(run, 3)
+    for pid in (*children(parent.pid), parent.pid):
+        os.kill(pid, signal.SIGTERM)
+    _, said = parent.communicate(timeout=60)
+    assert parent.returncode == 75, said
+    assert record(run)["state"] == "stopped"

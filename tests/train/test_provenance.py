@@ -1,0 +1,107 @@
+"""What differs between two starts is named, and nothing is promised beyond it."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtrain.recipe.load import load
+from dtrain.recipe.recipe import Guard, Recipe
+from dtrain.train.provenance import WATCHING, _settings, promise
+
+RECIPE = """
+model: {kind: mlp, sizes: [64, 16, 10]}
+data: digits
+optimizer: {kind: sgd, lr: 0.1, schedule: {kind: cosine}}
+batch: 64
+epochs: 3
+track: {every: 1}
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Any:
+    (tmp_path / "small.yaml").write_text(RECIPE)
+    return lambda *overrides: load(tmp_path / "small.yaml", overrides)
+
+
+def now(recipe: Recipe, **changes: Any) -> dict[str, Any]:
+    found = {
+        "settings": _settings(recipe), "steps": 60, "mesh": {"data": 1}, "processes": 1, "versions": {"jax": "1"},
+        "hardware": {"device": "a"}, "compiler": {"XLA_FLAGS": ""}, "code": {"my_net.py": "1"},
+    }  # fmt: skip
+    return found | changes
+
+
+def test_what_bears_on_no_number_keeps_the_bits(recipe: Any) -> None:
+    saved = now(recipe())
+    for other in ("track.every=5", "checkpoint.every=7", "guard.patience=9", "name=other", "evaluate.every=3"):
+        assert promise(saved, now(recipe(other)), recipe(other), 10) == [
+            "same recipe, code, software, devices and mesh: the same bits"
+        ]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "changes", "lines"),
+    [
+        (["accumulate=2"], {}, ["accumulate: was 1, now 2"]),
+        (["engine=shard_map"], {}, ["engine.kind: was jit, now shard_map"]),
+        (["engine.xla={xla_cpu_x: true}"], {}, [
+            "engine.xla: was {}, now not set", "engine.xla.xla_cpu_x: was not set, now True",
+        ]),
+        ([], {"mesh": {"data": 4}}, ["mesh data: was not set, now 4"]),
+        ([], {"processes": 2}, ["processes: was 1, now 2"]),
+        ([], {"hardware": {"device": "b"}}, ["hardware device: was a, now b"]),
+    ],
+)  # fmt: skip
+def test_another_order_of_sums_keeps_the_numbers_but_for_rounding(
+    recipe: Any, overrides: list[str], changes: dict[str, Any], lines: list[str]
+) -> None:
+    here = recipe(*overrides)
+    kept = promise(now(recipe()), now(here, **changes), here, 10)
+    assert kept == ["the same numbers but for rounding:", *(f"  {line}" for line in lines)]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "changes", "line"),
+    [
+        (["batch=32"], {}, "batch: was 64, now 32"),
+        (["seed=1"], {}, "seed: was 0, now 1"),
+        (["guard.not_finite=skip"], {}, "guard.not_finite: was stop, now skip"),
+        ([], {"versions": {"jax": "2"}}, "jax: was 1, now 2"),
+        ([], {"compiler": {"XLA_FLAGS": "--x"}}, "compiler XLA_FLAGS: was , now --x"),
+        ([], {"code": {"my_net.py": "2"}}, "code my_net.py: was 1, now 2"),
+    ],
+)
+def test_anything_else_may_change_the_numbers(
+    recipe: Any, overrides: list[str], changes: dict[str, Any], line: str
+) -> None:
+    here = recipe(*overrides)
+    kept = promise(now(recipe()), now(here, **changes), here, 10)
+    assert kept == ["the numbers may differ from those of an unchanged run:", f"  {line}"]
+
+
+def test_a_stretched_schedule_is_named_with_the_jump_of_the_learning_rate(recipe: Any) -> None:
+    saved, here = now(recipe()) | {"lr": 1e-5}, recipe("epochs=30")
+    assert promise(saved, now(here, steps=600), here, 60)[1:] == [
+        "  learning rate: was 1e-05 at this step, now 0.0976",
+        "  steps: was 60, now 600",
+    ]
+    flat = recipe("optimizer.schedule=constant")
+    assert "the same bits" in promise(now(flat) | {"lr": 0.1}, now(flat, steps=600), flat, 60)[0]
+
+
+def test_a_checkpoint_of_an_older_dtrain_promises_nothing_that_it_did_not_record(recipe: Any) -> None:
+    saved = {key: value for key, value in now(recipe()).items() if key in ("mesh", "processes", "versions")}
+    assert promise(saved, now(recipe()), recipe(), 10) == [
+        "the numbers may differ from those of an unchanged run:",
+        "  not recorded in the checkpoint: settings, steps, hardware, compiler, code",
+    ]
+
+
+def test_every_key_of_guard_is_known_to_change_numbers_or_not() -> None:
+    """A key that only watches must not cost the promise of the same bits."""
+    watching = {key.partition(".")[2] for key in WATCHING}
+    acting = {"not_finite", "spike", "on_spike"}
+    assert watching | acting == {field.name for field in dataclasses.fields(Guard)}

@@ -1,0 +1,70 @@
+"""What run.json counts over restarts."""
+
+import time
+from pathlib import Path
+
+import jax
+import pytest
+
+from dtrain.core import heartbeat
+from dtrain.core.process_info import ProcessInfo
+from dtrain.core.run_dir import Folder
+from dtrain.runtime.process_group import Crew
+from dtrain.train.record import Record, _lost
+
+
+def record(tmp_path: Path, before: float, again: float) -> Record:
+    values = {"lost": {"done again": again}, "step": 0, "step_s_kept": before}
+    return Record(values, Folder(tmp_path), lead=False, before={"step": before})
+
+
+def test_only_steps_up_to_the_committed_one_count(tmp_path: Path) -> None:
+    log = record(tmp_path, before=3.0, again=0.0)
+    log.clock.add("step", 2.0)
+    assert log.saving(12) == 5.0
+    log.clock.add("step", 1.0)  # while that save was written
+    log.committed(12)
+    assert (log.values["step"], log.values["step_s_kept"]) == (12, 5.0)
+
+
+def test_a_checkpoint_committed_after_run_json_was_written_counts(tmp_path: Path) -> None:
+    log = record(tmp_path, before=3.0, again=5.0)
+    log.resumed(16, step_s=4.5)
+    assert log.values["step_s_kept"] == 4.5
+    assert log.values["lost"]["done again"] == 3.5
+
+
+def test_where_the_newest_checkpoint_was_damaged_its_steps_are_done_again(tmp_path: Path) -> None:
+    log = record(tmp_path, before=3.0, again=1.0)
+    log.resumed(4, step_s=1.0)
+    assert log.values["step_s_kept"] == 1.0
+    assert log.values["lost"]["done again"] == 3.0
+
+
+@pytest.mark.parametrize("jump", [-86400.0, 86400.0])
+def test_a_clock_that_jumps_loses_no_time_that_never_was(jump: float) -> None:
+    now = time.time()
+    old = {"state": "running", "written": now + jump, "seconds": {"step": 2.0}, "step_s_kept": 2.0}
+    lost = _lost(old, heartbeat.Sign(at=now + jump))
+    assert all(seconds >= 0 for seconds in lost.values())
+    if jump > 0:
+        assert not lost
+
+
+@pytest.mark.parametrize("jump", [-86400.0, 86400.0])
+def test_a_clock_that_jumps_makes_nobody_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump: float) -> None:
+    real, crew = time.time, Crew(tmp_path, Folder(tmp_path))
+    crew.infos, crew.before = [ProcessInfo(0, 1, "")], {0: None}
+    sign = heartbeat.Beat(crew.place.beat(0), patience=60)
+    assert crew._hung() is None
+    monkeypatch.setattr(time, "time", lambda: real() + jump)
+    assert crew._hung() is None
+    sign("save")
+    assert crew._hung() is None
+    sign.close()
+
+
+def test_the_names_of_classes_are_kept(tmp_path: Path) -> None:
+    log = record(tmp_path, before=0.0, again=0.0)
+    log.about(jax.devices(), {}, 10, {}, ("cat", "dog"))
+    assert log.values["classes"] == ["cat", "dog"]

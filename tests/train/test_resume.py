@@ -1,0 +1,243 @@
+"""Where a start begins and what it promises of the numbers: only what was compared."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtrain.checkpoint import manifest
+from dtrain.core.errors import CheckpointError, EnvironmentFault, RecipeError
+from dtrain.core.run_dir import Folder
+from dtrain.recipe.load import load
+from dtrain.track.console import Console
+from dtrain.train import provenance, record
+from dtrain.train import run as runs
+from dtrain.train.run import run
+
+RECIPE = """
+model: {kind: mlp, sizes: [64, 16, 10]}
+data: digits
+optimizer: {kind: sgd, lr: 0.1, schedule: {kind: cosine}}
+batch: 64
+steps: 6
+mesh: {data: 8}
+checkpoint: {every: 2, keep: 9}
+evaluate: {every: 3}
+"""
+MODULE = """
+from my_layers import WIDTH
+from dtrain.models.nn.model import Flops, Loss, Metric
+from dtrain.models.nn.layers import classify, dense, linear
+
+class Net:
+    metrics = (Metric("error", higher_is_better=False),)
+    def params(self): return {"out": dense(WIDTH, 10, "embed classes")}
+    def loss(self, params, batch, ctx):
+        x = batch["image"].reshape(len(batch["image"]), -1)
+        found = classify(linear(ctx.gather(params["out"]), x), batch, ctx)
+        return Loss(found.sum, found.weight, {"error": found.weight - found.metrics["accuracy"], "other": found.weight})
+    def flops(self, example, examples): return Flops(1.0, "none")
+    def mismatch(self, example): return ""
+"""
+
+
+@pytest.fixture
+def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
+    """Run the recipe in this process; what the console showed."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.yaml").write_text(RECIPE)
+
+    def call(*overrides: str, allow: bool = False) -> str:
+        log = tmp_path / "runs" / "small" / "log.txt"
+        before = len(log.read_text()) if log.exists() else 0
+        run(load(Path("small.yaml"), overrides), Path("runs"), Console(), allow_changes=allow)
+        return log.read_text()[before:]
+
+    yield call
+    for name in ("my_net", "my_layers"):
+        sys.modules.pop(name, None)
+    sys.path[:] = [path for path in sys.path if path != str(tmp_path)]
+
+
+def checksum(tmp_path: Path, step: int = 6) -> list[int]:
+    return list(manifest.read(tmp_path / "runs" / "small" / "checkpoints" / str(step)).checksum)
+
+
+def back_to(tmp_path: Path, step: int) -> None:
+    """As if the run had been stopped there."""
+    place = Folder(tmp_path / "runs" / "small")
+    for path in place.checkpoints.iterdir():
+        if int(path.name) > step:
+            shutil.rmtree(path)
+    place.write_record(place.read_record() | {"state": "stopped", "step": step})
+
+
+def test_the_same_bits_are_promised_only_where_all_agrees(
+    trial: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial()
+    before = checksum(tmp_path)
+    back_to(tmp_path, 4)
+    assert "resumed from step 4 (same recipe, code, software, devices and mesh: the same bits)" in trial()
+    assert checksum(tmp_path) == before
+
+    back_to(tmp_path, 4)
+    older = {**record.versions(), "jax": "0.1.0", "python": "3.0.1"}
+    monkeypatch.setattr(provenance, "versions", lambda: older)
+    shown = trial()
+    assert "the numbers may differ" in shown
+    assert re.search(r"  jax: was \S+, now 0\.1\.0\n  python: was \S+, now 3\.0\.1\n", shown)
+
+
+@pytest.mark.parametrize("changed", ["my_net.py", "my_layers.py"])
+def test_changed_code_of_a_custom_model_is_named(trial: Callable[..., str], tmp_path: Path, changed: str) -> None:
+    (tmp_path / "my_net.py").write_text(MODULE)
+    (tmp_path / "my_layers.py").write_text("WIDTH = 64\n")
+    custom = ("model={kind: custom, target: 'my_net:Net'}", "checkpoint.best=eval/error")
+    trial(*custom)
+    back_to(tmp_path, 4)
+    with (tmp_path / changed).open("a") as file:
+        file.write("# another line\n")
+    shown = trial(*custom)
+    assert "the numbers may differ" in shown
+    assert re.search(rf"  code {changed}: was \w+, now \w+\n", shown)
+    assert Folder(tmp_path / "runs" / "small").read_record()["rising"] == {"error": False}
+
+
+@pytest.mark.parametrize(
+    ("best", "message"),
+    [
+        ("eval/accuracy", r"eval/accuracy is not measured\n.*one of eval/error, eval/loss, eval/other"),
+        ("eval/other", "not known whether a higher or a lower eval/other is better"),
+    ],
+)
+def test_a_best_that_no_evaluation_gives_is_refused_before_the_first_step(
+    trial: Callable[..., str], tmp_path: Path, best: str, message: str
+) -> None:
+    (tmp_path / "my_net.py").write_text(MODULE)
+    (tmp_path / "my_layers.py").write_text("WIDTH = 64\n")
+    with pytest.raises(RecipeError, match=message):
+        trial("model={kind: custom, target: 'my_net:Net'}", f"checkpoint.best={best}")
+    run_folder = Folder(tmp_path / "runs" / "small")
+    assert run_folder.read_record()["exit_code"] == 2
+    assert "error: checkpoint.best" in run_folder.log.read_text()
+    assert not run_folder.metrics.exists()
+
+
+def test_a_newest_checkpoint_that_was_deleted_is_reported(trial: Callable[..., str], tmp_path: Path) -> None:
+    trial()
+    before = checksum(tmp_path)
+    place = Folder(tmp_path / "runs" / "small")
+    place.write_record(place.read_record() | {"state": "stopped"})
+    shutil.rmtree(place.checkpoints / "6")
+    shown = trial()
+    assert "run.json says that step 6 was saved; its checkpoint is gone, so the run resumes from step 4" in shown
+    assert checksum(tmp_path) == before
+
+
+def test_a_renamed_checkpoint_blocks_nothing(trial: Callable[..., str], tmp_path: Path) -> None:
+    trial()
+    before = checksum(tmp_path)
+    place = Folder(tmp_path / "runs" / "small")
+    back_to(tmp_path, 4)
+    (place.checkpoints / "4").rename(place.checkpoints / "30")
+    (place.checkpoints / "0099").mkdir()
+    shown = trial()
+    assert "it holds step 4, renamed or copied" in shown
+    assert "0099 is no folder of a checkpoint: ignored" in shown
+    assert "resumed from step 2" in shown
+    assert checksum(tmp_path) == before
+    for step in ("2", "4", "6"):
+        (place.checkpoints / step).rename(place.checkpoints / f"{step}0")
+    place.write_record(place.read_record() | {"state": "stopped"})
+    with pytest.raises(CheckpointError, match="can be used"):
+        trial()
+
+
+def test_a_run_folder_that_is_moved_while_it_is_written_to_is_not_made_again(
+    trial: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alive = runs._alive
+
+    def moved(on: Any, at: Any) -> None:
+        place = tmp_path / "runs" / "small"
+        if at.step == 5:
+            while not (place / "checkpoints" / "4").is_dir():
+                time.sleep(0.01)
+            place.rename(tmp_path / "moved")
+        alive(on, at)
+
+    monkeypatch.setattr(runs, "_alive", moved)
+    with pytest.raises(EnvironmentFault, match=r"moved or deleted"):
+        trial()
+    assert not (tmp_path / "runs" / "small").exists()
+    assert (tmp_path / "moved" / "checkpoints" / "4").is_dir()
+
+
+@pytest.mark.parametrize("text", ["[]\n", "a: 1\n", "{", "\x00", "model: 1\ndata: 1\noptimizer: 1\n"])
+def test_a_damaged_recipe_in_the_run_folder_is_refused(trial: Callable[..., str], tmp_path: Path, text: str) -> None:
+    place = Folder(tmp_path / "runs" / "small")
+    (place.checkpoints / "4").mkdir(parents=True)
+    place.recipe.write_text(text)
+    with pytest.raises(EnvironmentFault, match=r"recipe\.yaml is damaged"):
+        trial()
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """A file system of so many kilobytes; skipped where this user may not mount one."""
+    mounted: list[Path] = []
+
+    def make(kilobytes: int) -> Path:
+        path = tmp_path / "disk"
+        path.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(path)]
+        if (
+            os.geteuid()
+            or not shutil.which("mount")
+            or subprocess.run(command, capture_output=True, check=False).returncode
+        ):
+            pytest.skip("mounting a small file system takes root")
+        mounted.append(path)
+        return path
+
+    yield make
+    for path in mounted:
+        subprocess.run(["umount", str(path)], check=True)
+
+
+def fill(path: Path, left: int) -> None:
+    """Leave so many bytes."""
+    (path / "filler").write_bytes(b"x" * (shutil.disk_usage(path).free - left))
+
+
+@pytest.mark.parametrize("what", ["checkpoint", "metrics", "start"])
+def test_a_full_disk_is_one_line_and_run_json_has_the_same_code(
+    trial: Callable[..., str], tmp_path: Path, disk: Callable[[int], Path], what: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    place = disk({"checkpoint": 96, "metrics": 64, "start": 40}[what])
+    (tmp_path / "runs").symlink_to(place)
+    run_folder, options = (
+        Folder(place / "small"),
+        ["checkpoint.every=0", "steps=3000", "track.every=1", "evaluate.every=0"],
+    )
+    if what == "start":
+        run_folder.path.mkdir()
+        fill(place, 0)
+    with pytest.raises(EnvironmentFault) as caught:
+        trial(*(options if what == "metrics" else []))
+    assert re.search(r"No space left on device(: \S+)?$", caught.value.message)
+    assert caught.value.message.count("\n") == 0
+    assert not list(run_folder.path.glob(".probe-*"))
+    if what == "checkpoint":
+        found: dict[str, Any] = run_folder.read_record()
+        assert (found["state"], found["exit_code"]) == ("failed", 3)
+        assert run_folder.log.read_text().endswith("free some space, or write elsewhere\n")
+    assert "Traceback" not in capfd.readouterr().err
