@@ -48,8 +48,8 @@ def main() -> None:
             asked = {"kill": f"kill@step:{step}", "terminate": f"term@step:{step}", "freeze": f"freeze@step:{step}"}
             fault = f"{asked[what]}/{rank}" if what in asked else "full@save:commit" if what == "full" else ""
             codes = _until_done(trial, number * STEPS, processes, fault, Path(folder) / f"notes-{number}")
-            said = f"{what} {f'at step {step}, process {rank}' if what in asked else ''}"
-            print(f"round {number}: {said:<34} {processes} processes, exit codes {codes}", flush=True)
+            output = f"{what} {f'at step {step}, process {rank}' if what in asked else ''}"
+            print(f"round {number}: {output:<34} {processes} processes, exit codes {codes}", flush=True)
         whole = ["--devices", "4", "--processes", "2", f"steps={rounds * STEPS}"]
         trial.whole("straight", whole)
         found = same_bits(trial, rounds)
@@ -60,12 +60,12 @@ def main() -> None:
 def _until_done(trial: Trial, steps: int, processes: int, fault: str, notes: Path) -> list[int]:
     """Start it until it has done that many steps; the exit code of each start."""
     notes.mkdir()
-    told = os.environ | {"DTRAIN_FAULT": fault, "DTRAIN_FAULT_NOTES": str(notes)}
+    values = os.environ | {"DTRAIN_FAULT": fault, "DTRAIN_FAULT_NOTES": str(notes)}
     command = [sys.executable, "-m", "dtrain", "run", trial.recipe, f"steps={steps}", "name=killed"]
     command += ["--runs-dir", str(trial.folder), "--devices", "4", "--processes", str(processes)]
     codes = []
     while not codes or codes[-1]:
-        done = subprocess.run(command, env=told, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, env=values, capture_output=True, text=True, check=False)
         codes.append(done.returncode)
         assert len(codes) < 5, done.stderr[-3000:]
     return codes

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from dtrain.checkpoint import manifest
-from dtrain.checkpoint.manifest import Unsound
+from dtrain.checkpoint.manifest import CorruptCheckpoint
 from dtrain.core import heartbeat
 from dtrain.core.run_dir import INCOMPLETE, Folder, saved_steps
 from dtrain.runtime.verify import Trial, same_bits
@@ -37,7 +37,7 @@ def _newest(place: Folder) -> int:
 
 
 def _stepping(place: Folder, newest: int) -> bool:
-    sign = heartbeat.read(place.beat(0))
+    sign = heartbeat.read(place.heartbeat(0))
     return sign is not None and sign.section != "start" and sign.step > max(newest, 0)
 
 
@@ -58,20 +58,20 @@ def main() -> None:
             ended = running.poll()
             running.kill()
             running.wait()
-            said = trial.said("killed").read_text()
-            assert ended is None, f"the run ended by itself with {ended}: {said[-500:]}"
+            output = trial.output("killed").read_text()
+            assert ended is None, f"the run ended by itself with {ended}: {output[-500:]}"
             during += any(place.checkpoints.glob(f"{INCOMPLETE}*"))
             steps = saved_steps(place.checkpoints)
             for step in steps:
                 try:
                     manifest.check(place.checkpoints / str(step), 0, 1)
-                except Unsound as error:
+                except CorruptCheckpoint as error:
                     wrong += 1
                     print(f"kill {number}: checkpoint {step}: {error}", flush=True)
             lost += max(steps, default=-1) < newest
             newest = max(steps, default=-1)
-        said = f"{kills} kills, {during} of them in a save: {lost} lost, {wrong} wrong; at step {newest}"
-        print(f"{said}; {(time.monotonic() - start) / kills:.1f} s each", flush=True)
+        output = f"{kills} kills, {during} of them in a save: {lost} lost, {wrong} wrong; at step {newest}"
+        print(f"{output}; {(time.monotonic() - start) / kills:.1f} s each", flush=True)
         for name in ("killed", "straight"):
             trial.whole(name, [f"steps={newest + 5}"])
         print("the end:", same_bits(trial, kills).shown)

@@ -28,7 +28,7 @@ import numpy as np
 from rich.console import Console as Rich
 from timing import alternate, median_ratio
 
-from dtrain.core.heartbeat import Beat
+from dtrain.core.heartbeat import HeartbeatWriter
 from dtrain.core.run_dir import Folder
 from dtrain.data.source import Arrays, image_example
 from dtrain.parallel.engine import Put
@@ -40,10 +40,10 @@ from dtrain.train.hooks import Evaluation, Log, Saving
 from dtrain.train.input import train_batches
 from dtrain.train.interrupt import Interrupt
 from dtrain.train.loop import loop
-from dtrain.train.loss_guard import Watch
+from dtrain.train.loss_guard import LossGuard
 from dtrain.train.record import Record
 from dtrain.train.reporting import reporter
-from dtrain.train.state import born
+from dtrain.train.state import create_state
 
 SEGMENT, ROUNDS = 200, 15
 RECIPE = Path(__file__).parents[1] / "recipes" / "mlp-mnist.yaml"
@@ -64,7 +64,7 @@ def main() -> None:
     source = mnist_shaped()
     made = assemble(recipe, jax.devices()[:1], source.example, 1_000_000)
     step, evaluate = made.train().lower().compile(), made.evaluate().lower().compile()
-    held = {name: born(made.make, made.shapes) for name in ("resident", "twin", "unwatched", "bare", "run")}
+    held = {name: create_state(made.make, made.shapes) for name in ("resident", "twin", "unwatched", "bare", "run")}
     resident = Put(recipe.engine, made.layout, 128)(source.rows(np.arange(128)))
 
     order = np.random.default_rng(0).permutation(60_000)
@@ -92,17 +92,17 @@ def main() -> None:
         place = Folder(Path(folder))
         console = Console(rich=Rich(file=io.StringIO()), log=place.log)
         stack.callback(console.close)
-        beat = Beat(place.beat(0), recipe.guard.patience)
+        heartbeat = HeartbeatWriter(place.heartbeat(0), recipe.guard.patience)
         log_of_run = Record({}, place, lead=True)
         session = whole.Session(
-            recipe, place, console, log_of_run, beat, Interrupt(print), stack, dry=False, holds=lambda: None
+            recipe, place, console, log_of_run, heartbeat, Interrupt(print), stack, dry=False, holds=lambda: None
         )
-        session.clock.entered = beat
+        session.clock.entered = heartbeat
         report, _ = reporter(made, place, console, {}, stack, span=(0, 1_000_000), planned=None)
         log = Log(recipe.track.every, report, session.clock)
         evaluation = Evaluation(recipe.evaluate, evaluate, lambda: iter(()), log, session.clock)
         saving = Saving(0, None, lambda *_: None, session.clock)
-        watch = Watch(recipe.guard, 0, lambda step: saving.due(step) or evaluation.due(step))
+        watch = LossGuard(recipe.guard, 0, lambda step: saving.due(step) or evaluation.due(step))
         hooks = [partial(whole._alive, session), watch, log, evaluation, saving]
         batches, done = train_batches(made, source, 0, 1_000_000, print), [0]
 

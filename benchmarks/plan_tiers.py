@@ -9,7 +9,7 @@ from shapes import decoder
 
 from dtrain.core.slices import target
 from dtrain.plan.plan import Plan, quick
-from dtrain.plan.workers import Job, outcomes
+from dtrain.plan.workers import PlanJob, outcomes
 
 CASES = [
     ("gpt2-124m", "v5e-4", 1024, 8),
@@ -31,7 +31,7 @@ def main() -> None:
         on = target(name)
         model = f"{{kind: decoder, preset: {preset}}}"
         recipe = decoder(preset, model, length, per_chip * on.chips)
-        ahead, made = quick(recipe, on), next(outcomes([Job(recipe, on)], 1))[1]
+        ahead, made = quick(recipe, on), next(outcomes([PlanJob(recipe, on)], 1))[1]
         start = f"{preset:<13}{name:<9}{ahead.memory.peak / 1e9:7.2f} GB quick in {ahead.took:.1f} s"
         if isinstance(made, Plan) and made.timing and ahead.timing:
             step = ahead.timing.seconds / made.timing.seconds

@@ -21,7 +21,7 @@ from dtrain.core.slices import Target, target
 from dtrain.plan.plan import Plan, quick
 from dtrain.plan.search import search
 from dtrain.plan.variants import OVERLAP, WHOLE_PRODUCTS
-from dtrain.plan.workers import Job, outcomes
+from dtrain.plan.workers import PlanJob, outcomes
 from dtrain.recipe.recipe import Recipe
 
 SMALL = (
@@ -92,12 +92,12 @@ def main() -> None:
             for candidate, plan in found.ranked[:3]:
                 print(row(name, case, candidate.text, plan), flush=True)
             continue
-        made = next(outcomes([Job(ours, on)], 1))[1]
+        made = next(outcomes([PlanJob(ours, on)], 1))[1]
         text = row(name, case, quickly(ours, on, made), made) if isinstance(made, Plan) else f"{name}: {made.message}"
         print(text, flush=True)
     for preset, (place, length, batch) in PRESETS.items() if "--presets" in sys.argv else ():
         on, recipe = target(place), decoder(preset, f"{{kind: decoder, preset: {preset}}}", length, batch)
-        made = next(outcomes([Job(recipe, on)], 1))[1]
+        made = next(outcomes([PlanJob(recipe, on)], 1))[1]
         print(f"{preset:<15} {quickly(recipe, on, made) if isinstance(made, Plan) else made.message}", flush=True)
 
 

@@ -18,7 +18,7 @@ from dtrain.parallel.jit import Jit
 from dtrain.parallel.shard_map import ShardMap
 from dtrain.plan.plan import Plan
 from dtrain.plan.variants import OVERLAP
-from dtrain.plan.workers import Job, outcomes
+from dtrain.plan.workers import PlanJob, outcomes
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def main() -> None:
         model = f"{{kind: decoder, preset: {case.preset}, context: {case.length}}}"
         recipe = decoder(name, model, case.length, case.per_chip * on.chips)
         engines = [kind(xla=dict(OVERLAP)) for kind in kinds]
-        jobs = [Job(dataclasses.replace(recipe, engine=engine), on) for engine in engines]
+        jobs = [PlanJob(dataclasses.replace(recipe, engine=engine), on) for engine in engines]
         made = [plan for _, plan in outcomes(jobs, 1)]
         plans = [plan for plan in made if isinstance(plan, Plan)]
         timed = sorted((plan for plan in plans if plan.timing), key=lambda plan: plan.timing.seconds)
@@ -65,8 +65,8 @@ def main() -> None:
             )
             continue
         best = timed[0]
-        told = f"{best.memory.peak / 2**30:.1f} GiB, {best.timing.bound}, {best.recipe.engine.kind}"
-        print(f"{start}{best.timing.mfu:>11.1%}{best.timing.mfu / case.mfu:>7.2f}  {told}", flush=True)
+        values = f"{best.memory.peak / 2**30:.1f} GiB, {best.timing.bound}, {best.recipe.engine.kind}"
+        print(f"{start}{best.timing.mfu:>11.1%}{best.timing.mfu / case.mfu:>7.2f}  {values}", flush=True)
 
 
 if __name__ == "__main__":

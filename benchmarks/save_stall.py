@@ -16,7 +16,7 @@ import orbax.checkpoint as ocp
 from dtrain.checkpoint import manifest
 from dtrain.checkpoint.policy import Checkpoint
 from dtrain.checkpoint.store import Store
-from dtrain.train.checksum import audit
+from dtrain.train.checksum import state_checksum
 from dtrain.train.state import State
 
 ROUNDS = 5
@@ -35,7 +35,7 @@ def main() -> None:
     ):
         for number in range(ROUNDS + 1):
             start = time.perf_counter()
-            found = audit(number, state)
+            found = state_checksum(number, state)
             store.save(number, state, {}, {}, found.checksum)
             stalls.append(time.perf_counter() - start)
             store.wait()

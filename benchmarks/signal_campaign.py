@@ -75,7 +75,7 @@ class Campaign:
         time.sleep(delay)
         for pause, number in numbers:
             time.sleep(pause)
-            sign = heartbeat.read(place.beat(0))
+            sign = heartbeat.read(place.heartbeat(0))
             section = section or (sign.section if sign else "imports")
             if running.poll() is not None:
                 break

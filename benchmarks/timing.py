@@ -20,11 +20,11 @@ def run_step(made: "Assembly", rows: "dict[str, np.ndarray]", times: int) -> Cal
     import jax
 
     from dtrain.parallel.engine import Put
-    from dtrain.train.state import born
+    from dtrain.train.state import create_state
 
     step = made.train().lower().compile()
     batch = Put(made.recipe.engine, made.layout, made.recipe.batch)(rows)
-    state = [born(made.make, made.shapes)]
+    state = [create_state(made.make, made.shapes)]
 
     def segment() -> None:
         for _ in range(times):

@@ -135,7 +135,7 @@ def place(
     layout = Layout(sizes, mesh.table(), model.params(), mesh.build(sizes, devices), example_of(model))
     layout.check()
     update = transformation(optimizer, layout.declared, 100)
-    make = state.maker(layout.declared, update, "float32", 0)
+    make = state.state_initializer(layout.declared, update, "float32", 0)
     shapes = state.abstract(make, update, layout, optimizer.state_dims)
     params = jax.device_put(first_params(model), state.placement(shapes.params))
     make = jax.jit(

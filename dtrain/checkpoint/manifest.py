@@ -17,7 +17,7 @@ from dtrain.core.run_dir import read_json
 FORMAT = 1
 
 
-class Unsound(Exception):
+class CorruptCheckpoint(Exception):
     """A checkpoint is not what its manifest says, or has none; the text says how."""
 
 
@@ -55,21 +55,23 @@ def read(folder: Path) -> Manifest:
         values = read_json(folder / NAME)
         digest = values.pop("sha256")
         if _digest_of(values) != digest:
-            raise Unsound("its manifest was changed after it was written")
+            raise CorruptCheckpoint("its manifest was changed after it was written")
         files = {path: (int(size), str(digest)) for path, (size, digest) in values["files"].items()}
         found = Manifest(**values | {"files": files})
     except FileNotFoundError:
-        raise Unsound("it has no manifest: its save was never finished") from None
+        raise CorruptCheckpoint("it has no manifest: its save was never finished") from None
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise Unsound(f"its manifest cannot be read: {error}") from error
+        raise CorruptCheckpoint(f"its manifest cannot be read: {error}") from error
     except OSError as error:
         if error.errno not in OTHER_KIND:
             raise
-        raise Unsound(f"its manifest cannot be read: {error.strerror}") from error
+        raise CorruptCheckpoint(f"its manifest cannot be read: {error.strerror}") from error
     if found.format != FORMAT:
-        raise Unsound(f"its manifest has format {found.format}; this dtrain reads {FORMAT}")
+        raise CorruptCheckpoint(f"its manifest has format {found.format}; this dtrain reads {FORMAT}")
     if str(found.step) != folder.name and folder.name.isdecimal():
-        raise Unsound(f"it holds step {found.step}, renamed or copied; under the name {found.step} it can be used")
+        raise CorruptCheckpoint(
+            f"it holds step {found.step}, renamed or copied; under the name {found.step} it can be used"
+        )
     return found
 
 
@@ -105,21 +107,21 @@ def check(folder: Path, rank: int, processes: int) -> Manifest:
         except OSError as error:
             if error.errno not in OTHER_KIND | {errno.ENOENT}:
                 raise
-            raise Unsound(f"{path} is missing") from None
+            raise CorruptCheckpoint(f"{path} is missing") from None
         if not stat.S_ISREG(found.st_mode):
-            raise Unsound(f"{path} is no file")
+            raise CorruptCheckpoint(f"{path} is no file")
         if found.st_size != size:
-            raise Unsound(f"{path} has {found.st_size:,} bytes, {size:,} were written")
+            raise CorruptCheckpoint(f"{path} has {found.st_size:,} bytes, {size:,} were written")
     mine = share({path: size for path, (size, _) in recorded.files.items()}, rank, processes)
     try:
         read_back = digests(folder, mine)
     except OSError as error:
         if error.errno != errno.EIO:
             raise
-        raise Unsound(f"its medium fails: {error}") from error
+        raise CorruptCheckpoint(f"its medium fails: {error}") from error
     changed = [path for path in mine if read_back[path] != recorded.files[path]]
     if changed:
-        raise Unsound(f"{changed[0]} was changed after it was written")
+        raise CorruptCheckpoint(f"{changed[0]} was changed after it was written")
     return recorded
 
 

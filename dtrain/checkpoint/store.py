@@ -24,7 +24,7 @@ import jax
 from dtrain.checkpoint import disk, incomplete, manifest
 from dtrain.checkpoint.commit import all_agree, commit
 from dtrain.checkpoint.differences import differences
-from dtrain.checkpoint.manifest import Manifest, Unsound
+from dtrain.checkpoint.manifest import CorruptCheckpoint, Manifest
 from dtrain.checkpoint.partial import is_partial, restore_part
 from dtrain.checkpoint.policy import Checkpoint
 from dtrain.checkpoint.retry import retried
@@ -111,7 +111,7 @@ class Store:
             found, reason = None, "another process found it damaged"
             try:
                 found = retried(partial(manifest.check, self._path / str(step), self._rank, self._processes))
-            except Unsound as error:
+            except CorruptCheckpoint as error:
                 reason = str(error)
             except OSError as error:
                 raise EnvironmentFault(f"checkpoint {step} cannot be read: {cause(error)}", way_out(error)) from error
@@ -236,7 +236,7 @@ class Store:
         """Delete what the policy does not keep."""
         ranks = {}
         for step in self.steps():
-            with suppress(Unsound):
+            with suppress(CorruptCheckpoint):
                 ranks[step] = manifest.read(self._path / str(step)).metrics.get(self._policy.best or "")
         for step in self._policy.superfluous(ranks, self._rising):
             incomplete.retire(self._path, step)

@@ -39,7 +39,7 @@ def bring(
         _settle(devices)
         from dtrain.cli.recipes import find
         from dtrain.recipe.load import load
-        from dtrain.train.convert import bring as brought
+        from dtrain.train.convert import import_params as brought
 
         if not source.exists():
             raise RecipeError(f"{source} does not exist")
@@ -67,12 +67,12 @@ def take(
     with exits(debug), interruptible():
         _settle(devices)
         from dtrain.core.run_dir import Folder
-        from dtrain.train.convert import take as taken
+        from dtrain.train.convert import export_params as taken
         from dtrain.train.convert import target, write_config
-        from dtrain.train.load import trained
+        from dtrain.train.load import load_run
 
         path = target(file)
-        found = trained(Folder(run), overrides or [], _note, step=step, best=best)
+        found = load_run(Folder(run), overrides or [], _note, step=step, best=best)
         taken(found, path, published=names == "published")
         size = path.stat().st_size / 1e6
         typer.secho(f"{path}: {run} at {found.chosen}, {size:,.1f} MB", fg="green", err=True)

@@ -72,16 +72,16 @@ def interruptible() -> Iterator[None]:
         if not importing:
             raise KeyboardInterrupt
 
-    def lost(told: "sys.UnraisableHookArgs") -> None:
-        if not issubclass(told.exc_type, KeyboardInterrupt):
-            sys.__unraisablehook__(told)
+    def lost(failure: "sys.UnraisableHookArgs") -> None:
+        if not issubclass(failure.exc_type, KeyboardInterrupt):
+            sys.__unraisablehook__(failure)
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGALRM)}
     sys.unraisablehook = lost
     try:
         yield
     finally:
-        heard()
+        cancel_interrupt()
         sys.unraisablehook = sys.__unraisablehook__
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -96,7 +96,7 @@ def _importing(frame: FrameType | None) -> bool:
     return False
 
 
-def heard() -> None:
+def cancel_interrupt() -> None:
     """The interrupt need not be raised again."""
     signal.setitimer(signal.ITIMER_REAL, 0)
 

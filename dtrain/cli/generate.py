@@ -72,11 +72,11 @@ def _print(text: str, drawn: "Iterator[np.ndarray]", codec: "Codec", samples: in
         shown, ids = "", []
         for token in drawn:
             ids.append(int(token[0]))
-            said = codec.decode(ids)
-            if not said.endswith("\N{REPLACEMENT CHARACTER}"):
-                typer.echo(said[len(shown) :], nl=False)
+            text_so_far = codec.decode(ids)
+            if not text_so_far.endswith("\N{REPLACEMENT CHARACTER}"):
+                typer.echo(text_so_far[len(shown) :], nl=False)
                 sys.stdout.flush()
-                shown = said
+                shown = text_so_far
         typer.echo("")
         return
     all_ids = numpy.stack(list(drawn), 1)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dtrain.launch.job import Job, Row
+    from dtrain.launch.job import LaunchJob, Row
 
 AT_ONCE = 16
 DAY, HOUR, MINUTE = 86400, 3600, 60
@@ -24,7 +24,7 @@ def launches(runs: Path, state: bool) -> list[dict[str, str]]:
         return [_row(record, *answer) for record, answer in zip(found, list(pool.map(_answer, found)), strict=True)]
 
 
-def _answer(record: "Job") -> "tuple[list[Row], str]":
+def _answer(record: "LaunchJob") -> "tuple[list[Row], str]":
     """The target's rows, or why there are none."""
     from dtrain.cli.launch_lookup import target_of
     from dtrain.core.errors import DtrainError
@@ -35,7 +35,7 @@ def _answer(record: "Job") -> "tuple[list[Row], str]":
         return [], f"unknown: {error.message.splitlines()[0]}"
 
 
-def _row(record: "Job", rows: "list[Row]", problem: str) -> dict[str, str]:
+def _row(record: "LaunchJob", rows: "list[Row]", problem: str) -> dict[str, str]:
     states = sorted({row.state for row in rows})
     paid = next((row.seconds for row in rows if row.seconds is not None), None)
     cost = f"${paid / HOUR * record.dollars_hour:,.2f}" if paid is not None and record.dollars_hour else ""

@@ -4,30 +4,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dtrain.launch.job import Job, Target
+    from dtrain.launch.job import LaunchJob, LaunchTarget
 
 SUFFIXES = (".yaml", ".yml")
 
 
-def requested(recipe: str, overrides: list[str]) -> "tuple[Target, Job]":
+def requested(recipe: str, overrides: list[str]) -> "tuple[LaunchTarget, LaunchJob]":
     """The target that the recipe names, and the run without it."""
     import dataclasses
 
     from dtrain.cli.recipes import find
     from dtrain.core.errors import RecipeError
-    from dtrain.launch.job import Job
+    from dtrain.launch.job import LaunchJob
     from dtrain.recipe.load import load, plain_part, text
 
     loaded = load(find(recipe), overrides)
     if loaded.launch is None:
         message = f"{recipe} does not say where to run: it has no launch section"
         raise RecipeError(message, "add one, as launch='{kind: ssh, hosts: [a, b]}', or launch=local")
-    return loaded.launch, Job(
+    return loaded.launch, LaunchJob(
         loaded.name, text(dataclasses.replace(loaded, launch=None)), target=plain_part(loaded.launch)
     )
 
 
-def known(runs: Path, name: str) -> "tuple[Target, Job]":
+def known(runs: Path, name: str) -> "tuple[LaunchTarget, LaunchJob]":
     """The launch of that name recorded here; given a recipe file, the run that its target has under its name.
 
     RecipeError where there is none."""
@@ -49,7 +49,7 @@ def known(runs: Path, name: str) -> "tuple[Target, Job]":
     return target, dataclasses.replace(job, handle=handle)
 
 
-def target_of(record: "Job") -> "Target":
+def target_of(record: "LaunchJob") -> "LaunchTarget":
     """The target that a record was launched on. RecipeError where this version does not have its kind."""
     from dtrain.core.errors import RecipeError
     from dtrain.recipe.load import part
@@ -65,7 +65,7 @@ def target_of(record: "Job") -> "Target":
         ) from error
 
 
-def refuse_while_alive(before: "Job") -> None:
+def refuse_while_alive(before: "LaunchJob") -> None:
     """Locked where the run is alive on another target, whose record would be overwritten."""
     from dtrain.core.errors import Locked
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from dtrain.launch.job import Job, Plan, Target
+    from dtrain.launch.job import LaunchJob, LaunchPlan, LaunchTarget
 
 HOST_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "bright_cyan", "bright_magenta", "bright_yellow")
 
@@ -29,7 +29,7 @@ def confirm(question: str, yes: bool) -> None:
         raise typer.Exit(Aborted.exit_code)
 
 
-def show(found: "Plan", whole: bool) -> None:
+def show(found: "LaunchPlan", whole: bool) -> None:
     """A plan; its files and commands too where it is shown whole."""
     import shlex
 
@@ -46,7 +46,7 @@ def show(found: "Plan", whole: bool) -> None:
     typer.secho(f"{found.hosts} host{'s' * (found.hosts != 1)}{chips}{_price(found)}", bold=True, err=True)
 
 
-def _price(found: "Plan") -> str:
+def _price(found: "LaunchPlan") -> str:
     """Dollars an hour, and what bounds the sum."""
     price = f", {found.dollars_hour:,.2f} dollars an hour" if found.dollars_hour is not None else ""
     if found.hours is None:
@@ -55,7 +55,7 @@ def _price(found: "Plan") -> str:
     return f"{price}, at most {found.hours:g} hours of `dtrain run`{most}"
 
 
-def start_lines(target: "Target", job: "Job") -> list[str]:
+def start_lines(target: "LaunchTarget", job: "LaunchJob") -> list[str]:
     """What agreeing starts: on which hosts, which program, with which environment variables, and whose model."""
     import shlex
 
@@ -71,7 +71,7 @@ def start_lines(target: "Target", job: "Job") -> list[str]:
     return [_plain(line) for line in lines]
 
 
-def follow_run(target: "Target", job: "Job", host: int | None) -> None:
+def follow_run(target: "LaunchTarget", job: "LaunchJob", host: int | None) -> None:
     """Until the run has ended everywhere; Ctrl-C leaves it alone."""
     try:
         print_lines(target.logs(job, host, follow=True))

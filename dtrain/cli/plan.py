@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dtrain.cli.arguments import Debug, Json, Overrides, Recipe, RunCode, RunsDir, refuse_code
-from dtrain.cli.exits import exits, heard, interruptible
+from dtrain.cli.exits import cancel_interrupt, exits, interruptible
 from dtrain.core.errors import Aborted, DtrainError, EnvironmentFault, RecipeError
 
 if TYPE_CHECKING:
     from dtrain.core.slices import Target
     from dtrain.plan.plan import Plan
-    from dtrain.plan.search import Found
+    from dtrain.plan.search import SearchResult
     from dtrain.plan.variants import Candidate
     from dtrain.recipe.recipe import Recipe as Loaded
 
@@ -113,9 +113,9 @@ def settle(targets: "Sequence[Target]") -> None:
 
 
 def _one(loaded: "Loaded", on: "Target", quick: bool, price: float | None) -> "Plan":
-    from dtrain.plan.workers import Job, outcomes
+    from dtrain.plan.workers import PlanJob, outcomes
 
-    job = Job(loaded, on, quick, price)
+    job = PlanJob(loaded, on, quick, price)
     outcome = job.make() if quick else next(outcomes([job], 1))[1]
     if isinstance(outcome, DtrainError):
         raise outcome
@@ -165,19 +165,21 @@ def _advise(made: "Plan", jobs: int) -> None:
         typer.echo(line)
 
 
-def _search(loaded: "Loaded", on: "Target", tries: int, jobs: int, price: float | None, as_json: bool) -> "Found":
+def _search(
+    loaded: "Loaded", on: "Target", tries: int, jobs: int, price: float | None, as_json: bool
+) -> "SearchResult":
     import json
 
-    from dtrain.plan.report import found_lines
+    from dtrain.plan.report import search_report
     from dtrain.plan.search import search
     from dtrain.plan.values import values
 
-    found = search(loaded, on, tries, jobs, price, lambda text: typer.echo(text, err=True), heard)
+    found = search(loaded, on, tries, jobs, price, lambda text: typer.echo(text, err=True), cancel_interrupt)
     if as_json:
         ranked: list[Any] = [{"changes": one.changes, **values(plan)} for one, plan in found.ranked]
         typer.echo(json.dumps({"ranked": ranked, "stopped": found.stopped}, indent=2))
     else:
-        typer.echo("\n".join(found_lines(found)))
+        typer.echo("\n".join(search_report(found)))
     return found
 
 
@@ -208,9 +210,9 @@ def _curve(
     from dtrain.plan.plan import Plan
     from dtrain.plan.scale import table
     from dtrain.plan.values import values
-    from dtrain.plan.workers import Job, outcomes
+    from dtrain.plan.workers import PlanJob, outcomes
 
-    wanted = [Job(loaded, on, quick, price) for on in targets]
+    wanted = [PlanJob(loaded, on, quick, price) for on in targets]
     made: list[Any] = [None] * len(wanted)
     for number, outcome in outcomes(wanted, jobs):
         made[number] = outcome

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dtrain.launch.job import Job, Plan
+    from dtrain.launch.job import LaunchJob, LaunchPlan
 
 GIB = 2**30
 
 
-def require_limit(found: "Plan") -> None:
+def require_limit(found: "LaunchPlan") -> None:
     """RecipeError where something is paid by the hour and nothing bounds the hours."""
     from dtrain.core.errors import RecipeError
 
@@ -23,7 +23,7 @@ def require_limit(found: "Plan") -> None:
         raise RecipeError(message, "set one, as launch.hours=24 or launch.budget=500; --no-limit starts it without")
 
 
-def predict(job: "Job") -> None:
+def predict(job: "LaunchJob") -> None:
     """`dtrain plan --quick` for what is rented, in a line.
 
     RecipeError where the run cannot be laid out there or does not fit; where it cannot be planned for another reason,
@@ -56,13 +56,13 @@ def predict(job: "Job") -> None:
         )
 
 
-def _custom(job: "Job") -> bool:
+def _custom(job: "LaunchJob") -> bool:
     from dtrain.recipe.yaml import parse
 
     return parse(job.recipe, "recipe").plain()["model"]["kind"] == "custom"
 
 
-def _planned(path: Path, job: "Job") -> subprocess.CompletedProcess[str]:
+def _planned(path: Path, job: "LaunchJob") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "dtrain", "plan", str(path), "--on", job.target["on"]]
     command += ["--slices", str(job.target.get("slices", 1)), "--quick", "--json", "--runs-dir", str(path.parent)]
     return subprocess.run(command, capture_output=True, text=True, check=False)

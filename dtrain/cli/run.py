@@ -88,10 +88,10 @@ def run(
 def _process(command: _Command, info: "ProcessInfo | None") -> None:
     """Train in this process, together with others where there are some."""
     from dtrain.core import preemption
-    from dtrain.core.parent import leave_with_parent
+    from dtrain.core.parent import exit_with_parent
     from dtrain.parallel.devices import part, pretend
 
-    leave_with_parent()
+    exit_with_parent()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     preemption.watch()
     if command.devices or command.dry:

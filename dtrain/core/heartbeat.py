@@ -20,7 +20,7 @@ LONG = 10
 """How many times as long as a step the sections may take that work once: compile, restore, save, evaluate."""
 
 
-class Beat:
+class HeartbeatWriter:
     """One line, written over and over in place: six microseconds each time."""
 
     def __init__(self, path: Path, patience: float) -> None:
@@ -54,7 +54,7 @@ class Beat:
 
 
 @dataclass(frozen=True)
-class Sign:
+class Heartbeat:
     """What was last said."""
 
     number: int = 0
@@ -67,16 +67,20 @@ class Sign:
     """How many sections began earlier after this step: of two processes, the one that waits has begun more."""
 
 
-def read(path: Path) -> Sign | None:
+def read(path: Path) -> Heartbeat | None:
     """The last sign of life; None where there is none that can be read."""
     try:
         with os.fdopen(_opened(path, os.O_RDONLY), "rb") as file:
             found: Any = json.loads(file.read())
-        sign = Sign(**found)
+        latest = Heartbeat(**found)
     except (OSError, ValueError, TypeError, RecursionError):
         return None
-    kinds = all(isinstance(value, str) == (name == "section") for name, value in asdict(sign).items())
-    return sign if kinds and all(map(_finite, (sign.number, sign.step, sign.patience, sign.at, sign.turn))) else None
+    kinds = all(isinstance(value, str) == (name == "section") for name, value in asdict(latest).items())
+    return (
+        latest
+        if kinds and all(map(_finite, (latest.number, latest.step, latest.patience, latest.at, latest.turn)))
+        else None
+    )
 
 
 def _finite(value: Any) -> bool:

@@ -23,7 +23,7 @@ from dtrain.core.errors import EnvironmentFault, Locked, Taken
 from dtrain.core.process_info import launch_id
 from dtrain.core.run_dir import overwrite, read_json
 
-BEAT, OVER = 5.0, 60.0
+TOUCH, EXPIRY = 5.0, 60.0
 """Seconds between touches, and without one after which a lease from elsewhere is over."""
 
 
@@ -62,7 +62,7 @@ def leased(path: Path, say: Callable[[str], None]) -> Iterator[Lease]:
     if launch_id():
         _outwait(path, say)
     _take(lease, say)
-    beating = threading.Thread(target=_beat, args=(lease, done), name="lease", daemon=True)
+    beating = threading.Thread(target=_keep_touched, args=(lease, done), name="lease", daemon=True)
     beating.start()
     try:
         yield lease
@@ -86,10 +86,10 @@ def _outwait(path: Path, say: Callable[[str], None]) -> None:
     of a hard kill, in a new container or on a new machine, from where a dead owner is not seen at once."""
     if not in_use(path) or _is_here(_read(path)):
         return
-    written, end = _written(path), time.monotonic() + 1.5 * OVER
-    say(f"waiting up to {OVER:.0f} s: the owner of {path}, on another host, may be gone")
+    written, end = _written(path), time.monotonic() + 1.5 * EXPIRY
+    say(f"waiting up to {EXPIRY:.0f} s: the owner of {path}, on another host, may be gone")
     while in_use(path) and _written(path) == written and time.monotonic() < end:
-        time.sleep(min(BEAT, OVER / 10))
+        time.sleep(min(TOUCH, EXPIRY / 10))
 
 
 def _written(path: Path) -> float:
@@ -115,8 +115,8 @@ def _take(lease: Lease, say: Callable[[str], None]) -> None:
 
 def _locked(path: Path, owner: dict[str, Any], who: str) -> Locked:
     if not owner:
-        message = f"{path} names no process and was written less than {OVER:.0f} s ago: a run may be using the folder"
-        return Locked(message, f"wait {OVER:.0f} s and try again, or remove that file if no run is using the folder")
+        message = f"{path} names no process and was written less than {EXPIRY:.0f} s ago: a run may be using the folder"
+        return Locked(message, f"wait {EXPIRY:.0f} s and try again, or remove that file if no run is using the folder")
     since = ""
     with suppress(KeyError, TypeError, ValueError, OverflowError, OSError):  # where that is no time
         since = time.strftime(", since %Y-%m-%d %H:%M:%S", time.localtime(float(owner["since"])))
@@ -127,20 +127,20 @@ def _locked(path: Path, owner: dict[str, Any], who: str) -> Locked:
 def _alive(owner: dict[str, Any], path: Path) -> bool:
     """Whether the process that wrote the lease may still be there."""
     if _is_here(owner):
-        return owner.get("born") is not None and owner["born"] == born(owner.get("pid"))
+        return owner.get("born") is not None and owner["born"] == start_time(owner.get("pid"))
     probe = path.with_suffix(".now")
     probe.touch()
     now = probe.stat().st_mtime
     probe.unlink()
-    return now - path.stat().st_mtime < OVER
+    return now - path.stat().st_mtime < EXPIRY
 
 
 def _is_here(owner: dict[str, Any]) -> bool:
     return all(owner.get(name) == value for name, value in _here().items())
 
 
-def _beat(lease: Lease, done: threading.Event) -> None:
-    while not done.wait(BEAT):
+def _keep_touched(lease: Lease, done: threading.Event) -> None:
+    while not done.wait(TOUCH):
         with suppress(Locked, EnvironmentFault, OSError):
             lease.holds()
             os.utime(lease.path)
@@ -155,7 +155,7 @@ def _identity(folder: Path) -> tuple[int, int]:
 
 
 def _self() -> dict[str, Any]:
-    return _here() | {"pid": os.getpid(), "born": born(os.getpid())}
+    return _here() | {"pid": os.getpid(), "born": start_time(os.getpid())}
 
 
 def _here() -> dict[str, str]:
@@ -167,7 +167,7 @@ def _here() -> dict[str, str]:
     return found
 
 
-def born(pid: Any) -> str | None:
+def start_time(pid: Any) -> str | None:
     """The moment that a process began, as the system tells it; None where there is no such process."""
     if not isinstance(pid, int):
         return None

@@ -16,20 +16,20 @@ def watched() -> bool:
     return PARENT in os.environ
 
 
-def leave_with_parent() -> None:
+def exit_with_parent() -> None:
     """End this process when the one that watches over it ends, however that comes about."""
     if watched():
-        _leave_with(int(os.environ[PARENT]))
+        _exit_with(int(os.environ[PARENT]))
 
 
-def leave_with_caller() -> None:
+def exit_with_caller() -> None:
     """End this process, one of multiprocessing's, when the one that started it ends."""
     caller = multiprocessing.parent_process()
     assert caller is not None and caller.pid is not None
-    _leave_with(caller.pid)
+    _exit_with(caller.pid)
 
 
-def _leave_with(parent: int) -> None:
+def _exit_with(parent: int) -> None:
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(LOOK)

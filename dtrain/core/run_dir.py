@@ -76,7 +76,7 @@ class Folder:
         """What the starts of a launch have used: time, and starts that saved nothing new."""
         return self.path / "usage.json"
 
-    def beat(self, rank: int) -> Path:
+    def heartbeat(self, rank: int) -> Path:
         """A process's heartbeat, which its own host reads."""
         return on_this_host(self.path) / f"beat-{rank}.json"
 
@@ -102,7 +102,7 @@ class Folder:
 
     def refuse_other_kinds(self) -> None:
         """EnvironmentFault where something else, such as a FIFO, has the name of one of the folder's files."""
-        files = (self.recipe, self.record, self.metrics, self.log, self.lease, self.path / ".lock", self.beat(0))
+        files = (self.recipe, self.record, self.metrics, self.log, self.lease, self.path / ".lock", self.heartbeat(0))
         files += (self.usage,)
         for path in (*files, self.checkpoints, self.plans):
             _refuse_other_kind(path, file=path in files)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from dtrain.core.errors import EnvironmentFault
-from dtrain.core.parent import leave_with_caller
+from dtrain.core.parent import exit_with_caller
 from dtrain.data.batch import Batch
 from dtrain.data.order import Order
 from dtrain.data.source import Arrays, Load, Source
@@ -134,7 +134,7 @@ def _read_ahead(batches: _After, workers: int, ahead: int) -> Any:
 def _begin(_worker: int, _workers: int) -> None:
     """A worker leaves Ctrl-C, which all processes of a terminal get, to the one that it works for, and goes with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    leave_with_caller()
+    exit_with_caller()
 
 
 def _code(error: RuntimeError) -> str:

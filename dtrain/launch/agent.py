@@ -74,12 +74,12 @@ def status(request: Request) -> Reply:
     alive = own.process("runner") is not None
     text = f"step {values['step']}/{values['steps']} saved" if values.get("steps") else ""
     if alive:
-        text = f"{_where(heartbeat.read(own.run.beat(request.job.rank)))}; {text}".rstrip("; ")
+        text = f"{_where(heartbeat.read(own.run.heartbeat(request.job.rank)))}; {text}".rstrip("; ")
     recorded = (own.run.path / RECORD).exists()
     return Reply(alive=alive, code=own.end(), state=values.get("state", ""), recorded=recorded, text=text)
 
 
-def _where(heartbeat: heartbeat.Sign | None) -> str:
+def _where(heartbeat: heartbeat.Heartbeat | None) -> str:
     if heartbeat is None:
         return "starting"
     silent = time.time() - heartbeat.at

@@ -25,7 +25,7 @@ CHIPS_A_HOST = 4
 
 
 @dataclass(frozen=True)
-class Job:
+class LaunchJob:
     """A run that is to be launched, or was: what a launch record holds."""
 
     name: str
@@ -52,7 +52,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Plan:
+class LaunchPlan:
     """What `up` would do: what it writes, what it runs, on how many machines, at what price."""
 
     files: Mapping[str, str]
@@ -84,7 +84,7 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target(ABC):
+class LaunchTarget(ABC):
     """Where a run is launched: a member of the recipe's `launch` section; here the settings and verbs of every one."""
 
     environment: tuple[Variable, ...] = ()
@@ -102,7 +102,7 @@ class Target(ABC):
     """Whether the values of `environment` are those of this machine."""
 
     @abstractmethod
-    def plan(self, job: Job) -> Plan:
+    def plan(self, job: LaunchJob) -> LaunchPlan:
         """What `up` would do. Touches nothing."""
 
     @abstractmethod
@@ -110,43 +110,43 @@ class Target(ABC):
         """The hosts and the program, a line each, as `up` shows them before it asks."""
 
     @abstractmethod
-    def up(self, job: Job, say: Say) -> dict[str, str]:
+    def up(self, job: LaunchJob, say: Say) -> dict[str, str]:
         """Start the run; its handle. Leaves nothing behind where it fails."""
 
     @abstractmethod
-    def find(self, job: Job) -> dict[str, str] | None:
+    def find(self, job: LaunchJob) -> dict[str, str] | None:
         """The handle of a run of that name that was launched from another machine; None where there is none."""
 
     @abstractmethod
-    def status(self, job: Job) -> list[Row]:
+    def status(self, job: LaunchJob) -> list[Row]:
         """How it stands."""
 
     @abstractmethod
-    def logs(self, job: Job, host: int | None, follow: bool) -> Iterator[tuple[str, str]]:
+    def logs(self, job: LaunchJob, host: int | None, follow: bool) -> Iterator[tuple[str, str]]:
         """(machine, line) in order of arrival; of one host, or all."""
 
     @abstractmethod
-    def stop(self, job: Job, say: Say) -> None:
+    def stop(self, job: LaunchJob, say: Say) -> None:
         """Have the run save and end; returns when it has."""
 
     @abstractmethod
-    def down(self, job: Job, say: Say) -> None:
+    def down(self, job: LaunchJob, say: Say) -> None:
         """Remove all that `up` made; the run's folder stays."""
 
     @abstractmethod
-    def removes(self, job: Job) -> list[str]:
+    def removes(self, job: LaunchJob) -> list[str]:
         """What `down` removes, a line each."""
 
-    def checks(self, job: Job) -> list[Check]:
+    def checks(self, job: LaunchJob) -> list[Check]:
         """What `check` runs."""
         return [partial(check_variables, self.environment)]
 
-    def check(self, job: Job) -> list[str]:
+    def check(self, job: LaunchJob) -> list[str]:
         """What could not be checked, a line each. EnvironmentFault with all that `up` needs and is missing. Makes
         nothing."""
         return run_checks(self.checks(job))
 
-    def start_handle(self, job: Job) -> dict[str, str]:
+    def start_handle(self, job: LaunchJob) -> dict[str, str]:
         """The handle before anything is made: that of an earlier launch, where it is still needed."""
         return job.handle
 
@@ -164,7 +164,7 @@ class Target(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rented(Target):
+class Rented(LaunchTarget):
     """A target whose machines are paid by the hour."""
 
     budget: PositiveFloat | None = None

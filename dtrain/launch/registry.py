@@ -16,13 +16,13 @@ from pathlib import Path
 
 from dtrain.core.errors import DtrainError, EnvironmentFault, LeftBehind, RecipeError
 from dtrain.core.run_dir import Folder, folder, overwrite
-from dtrain.launch.job import Job
+from dtrain.launch.job import LaunchJob
 from dtrain.launch.wire import adapter
 
 NAME = "launch.json"
 
 
-def record_of(job: Job, dollars_hour: float | None = None) -> Job:
+def record_of(job: LaunchJob, dollars_hour: float | None = None) -> LaunchJob:
     """The record of a launch that begins now."""
     try:
         user = getpass.getuser()
@@ -31,12 +31,12 @@ def record_of(job: Job, dollars_hour: float | None = None) -> Job:
     return replace(job, since=time.time(), owner=f"{user}@{socket.gethostname()}", dollars_hour=dollars_hour)
 
 
-def text(job: Job) -> str:
+def text(job: LaunchJob) -> str:
     """A record as it is written."""
     return json.dumps({key: value for key, value in asdict(job).items() if key != "folder"}, indent=2) + "\n"
 
 
-def write(place: Folder, job: Job) -> None:
+def write(place: Folder, job: LaunchJob) -> None:
     """Write a record. EnvironmentFault where that cannot be done."""
     try:
         place.path.mkdir(parents=True, exist_ok=True)
@@ -46,7 +46,7 @@ def write(place: Folder, job: Job) -> None:
 
 
 @contextmanager
-def recorded(runs: Path, record: Job, before: Job | None) -> Iterator[None]:
+def recorded(runs: Path, record: LaunchJob, before: LaunchJob | None) -> Iterator[None]:
     """Keep a record while the launch is made. Where `up` fails and leaves nothing behind, the one before is put back;
     after LeftBehind or an interrupt the record stays, so that `down` finds what may still run."""
     place = folder(runs, record.name)
@@ -67,12 +67,12 @@ def recorded(runs: Path, record: Job, before: Job | None) -> Iterator[None]:
         raise
 
 
-def find(runs: Path, name: str) -> Job | None:
+def find(runs: Path, name: str) -> LaunchJob | None:
     """The record of that name, if there is one."""
     return _read(folder(runs, name).path / NAME)
 
 
-def record(runs: Path, name: str) -> Job:
+def record(runs: Path, name: str) -> LaunchJob:
     """The record of that name; RecipeError where there is none."""
     if found := find(runs, name):
         return found
@@ -81,7 +81,7 @@ def record(runs: Path, name: str) -> Job:
     raise RecipeError(message, "for a run that was launched from another machine, give its recipe file instead")
 
 
-def records(runs: Path) -> list[Job]:
+def records(runs: Path) -> list[LaunchJob]:
     """All records that can be read, the newest first."""
     found = [one for one in map(_read, runs.glob(f"*/{NAME}")) if one]
     return sorted(found, key=lambda one: -one.since)
@@ -97,10 +97,10 @@ def forget(runs: Path, name: str) -> None:
     (folder(runs, name).path / NAME).unlink(missing_ok=True)
 
 
-def _read(path: Path) -> Job | None:
+def _read(path: Path) -> LaunchJob | None:
     """What earlier versions wrote has other keys beside these, which are ignored. A record of another user is not
     read: it can name commands, as `proxy` of kind ssh, that would run here."""
     with suppress(OSError, ValueError):
         if path.stat().st_uid in (os.getuid(), 0):
-            return adapter(Job).validate_json(path.read_text(), strict=True)
+            return adapter(LaunchJob).validate_json(path.read_text(), strict=True)
     return None

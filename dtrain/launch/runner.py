@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dtrain.core.errors import EnvironmentFault, Locked, Stopped
-from dtrain.core.lease import born
+from dtrain.core.lease import start_time
 from dtrain.core.run_dir import Folder, overwrite
 from dtrain.launch.registry import NAME as RECORD
 from dtrain.launch.wire import RUNS_HERE, HostJob, ProcessFile, Reply, Request, decode, encode
@@ -36,7 +36,7 @@ class RunnerDir:
     def process(self, name: str) -> ProcessFile | None:
         """The process of such a file, where it lives."""
         process = self.read(name)
-        return process if process and process.start_time and born(process.pid) == process.start_time else None
+        return process if process and process.start_time and start_time(process.pid) == process.start_time else None
 
     def end(self) -> int | None:
         """The exit code of the run on this host; None while it has not ended."""
@@ -77,7 +77,7 @@ def start(request: Request) -> Reply:
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=os.environ | dict(request.environment),
             start_new_session=True,
         )  # fmt: skip
-    own.write("runner", ProcessFile(runner.pid, born(runner.pid), offset))
+    own.write("runner", ProcessFile(runner.pid, start_time(runner.pid), offset))
     return Reply(items=(runner.pid,))
 
 
@@ -100,7 +100,7 @@ def supervise(job: HostJob) -> int:
         signal.signal(number, stop)
     while True:
         child = subprocess.Popen(command, env=os.environ | job.environment(), start_new_session=True)
-        process = ProcessFile(child.pid, born(child.pid))
+        process = ProcessFile(child.pid, start_time(child.pid))
         own.write("run", process)
         if asked:  # while it was started
             child.terminate()
@@ -125,9 +125,9 @@ def kill(request: Request) -> Reply:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     end = time.monotonic() + 10
-    while any(born(pid) for pid in family) and time.monotonic() < end:
+    while any(start_time(pid) for pid in family) and time.monotonic() < end:
         time.sleep(0.05)
-    if left := [pid for pid in family if born(pid)]:
+    if left := [pid for pid in family if start_time(pid)]:
         raise EnvironmentFault(f"processes {left} do not end")
     shutil.rmtree(own.path, ignore_errors=True)
     with suppress(OSError):

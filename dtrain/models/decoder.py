@@ -21,13 +21,13 @@ from dtrain.models.feed_forward import Form, hidden
 from dtrain.models.moe import Experts
 from dtrain.models.next_token import Head, row_mismatch
 from dtrain.models.nn import param as declare
-from dtrain.models.nn.attention import Reach, keys_seen
+from dtrain.models.nn.attention import AttentionSpec, keys_seen
 from dtrain.models.nn.context import Block, Context, Layers, Remat
 from dtrain.models.nn.layers import added, normalised
-from dtrain.models.nn.matmul import product
+from dtrain.models.nn.matmul import matmul
 from dtrain.models.nn.model import Flops, Loss
 from dtrain.models.nn.param import Param, Tree
-from dtrain.models.rope import Learned, Rope, turned
+from dtrain.models.rope import Learned, Rope, rotated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,18 +191,18 @@ class Decoder:
 
     def _attention(self, block: Tree, y_BTE: jax.Array, shared: Tree, window: int | None, ctx: Context) -> jax.Array:
         def project(name: str, heads: str) -> jax.Array:
-            x_BTHD = product(y_BTE, block[name]["weight"])
+            x_BTHD = matmul(y_BTE, block[name]["weight"])
             x_BTHD = added(x_BTHD, block[name]["bias"]) if "bias" in block[name] else x_BTHD
             x_BTHD = ctx.shard(x_BTHD, "batch", "length", heads, None)
             if name != "value" and self.qk_norm:
                 x_BTHD = self._normalised({"scale": block[f"{name}_norm"]}, x_BTHD)
-            return turned(x_BTHD, shared["waves"]) if name != "value" and "waves" in shared else x_BTHD
+            return rotated(x_BTHD, shared["waves"]) if name != "value" and "waves" in shared else x_BTHD
 
         q_BTHD, k_BTGD, v_BTGD = project("query", "heads"), project("key", "kv_heads"), project("value", "kv_heads")
         scale = (self.query_pre_attn_scalar or self.size_of_head) ** -0.5
-        reach = Reach(scale, window=window, softcap=self.attention_softcap)
+        reach = AttentionSpec(scale, window=window, softcap=self.attention_softcap)
         y_BTHD = ctx.attend(q_BTHD, k_BTGD, v_BTGD, reach, shared.get("document"))
-        return product(y_BTHD, block["out"]["weight"], inner=2)
+        return matmul(y_BTHD, block["out"]["weight"], contract_dims=2)
 
     def _feed_forward(self, block: Tree, y_BTE: jax.Array, shared: Tree, ctx: Context) -> tuple[jax.Array, Tree]:
         if self.experts:
@@ -211,11 +211,11 @@ class Decoder:
         mlp, y_BTE = block["mlp"], ctx.collect(y_BTE)
 
         def times(name: str) -> jax.Array:
-            y_BTF = product(y_BTE, mlp[name])
+            y_BTF = matmul(y_BTE, mlp[name])
             y_BTF = added(y_BTF, mlp[f"{name}_bias"]) if self.bias else y_BTF
             return ctx.shard(y_BTF, "batch", "length", "hidden")
 
-        y_BTE = ctx.scatter(product(hidden(self.feed_forward, times), mlp["down"]), "hidden")
+        y_BTE = ctx.scatter(matmul(hidden(self.feed_forward, times), mlp["down"]), "hidden")
         return (added(y_BTE, mlp["down_bias"]) if self.bias else y_BTE), {}
 
     def _normalised(self, params: Tree, x: jax.Array) -> jax.Array:

@@ -10,7 +10,7 @@ from dtrain.core.errors import DataError, FieldError
 from dtrain.models.decoder import Decoder
 from dtrain.models.hf_fields import COMMON, DEFAULTS, IGNORED, NEUTRAL, Fields
 from dtrain.models.moe import Experts
-from dtrain.models.rope import Learned, Linear, Llama3, Rope, Yarn
+from dtrain.models.rope import Learned, LinearScaling, Llama3, Rope, Yarn
 from dtrain.models.settings import settings
 
 ACTIVATIONS = {"silu": "swiglu", "swish": "swiglu", "gelu_pytorch_tanh": "geglu", "gelu_new": "geglu"}
@@ -209,7 +209,7 @@ def _rope(fields: Fields) -> Rope:
     return Rope(theta=theta, scaling=_scaling(fields, found, where))
 
 
-def _scaling(fields: Fields, found: Mapping[str, Any], where: str) -> Linear | Llama3 | Yarn | None:
+def _scaling(fields: Fields, found: Mapping[str, Any], where: str) -> LinearScaling | Llama3 | Yarn | None:
     kind = found.get("rope_type", found.get("type", "default"))
     known = SCALINGS.get(kind)
     if known is None:
@@ -218,7 +218,7 @@ def _scaling(fields: Fields, found: Mapping[str, Any], where: str) -> Linear | L
     for name in sorted(found.keys() - known - {"rope_type", "type"}):
         fields.refuse(f"{where}.{name}: {found[name]}")
     if kind == "linear":
-        return Linear(factor=found["factor"])
+        return LinearScaling(factor=found["factor"])
     if kind == "llama3":
         low, high = found["low_freq_factor"], found["high_freq_factor"]
         return Llama3(factor=found["factor"], low=low, high=high, original=found["original_max_position_embeddings"])

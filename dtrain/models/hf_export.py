@@ -6,7 +6,7 @@ from typing import Any
 from dtrain.core.errors import DataError
 from dtrain.models.decoder import Decoder
 from dtrain.models.hf_config import ACTIVATIONS, GPT2_ACTIVATIONS, published_model
-from dtrain.models.rope import Learned, Linear, Llama3, Rope, Yarn
+from dtrain.models.rope import Learned, LinearScaling, Llama3, Rope, Yarn
 from dtrain.models.settings import differing, settings
 
 ARCHITECTURES = {
@@ -123,6 +123,6 @@ def _rope(position: Rope) -> dict[str, Any]:
         case Yarn():
             found |= {"beta_fast": scaling.fast, "beta_slow": scaling.slow}
             found["original_max_position_embeddings"] = scaling.original
-        case Linear():
+        case LinearScaling():
             pass
     return {"rope_theta": position.theta, "rope_scaling": found}

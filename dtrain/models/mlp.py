@@ -15,7 +15,7 @@ from dtrain.core.types import Positive
 from dtrain.data.batch import Batch, Example
 from dtrain.models.nn.context import Context
 from dtrain.models.nn.layers import added, classify, dense, three_times
-from dtrain.models.nn.matmul import product
+from dtrain.models.nn.matmul import matmul
 from dtrain.models.nn.model import Flops, Loss
 from dtrain.models.nn.param import Tree
 
@@ -54,7 +54,7 @@ class MLP:
         x = image_BHWC.reshape(len(image_BHWC), -1)
         for i in range(len(self.sizes) - 1):
             layer = ctx.gather(params[f"layer{i}"])
-            x = product(x, layer["weight"])
+            x = matmul(x, layer["weight"])
             x = added(ctx.reduce(x, "hidden") if i % 2 else x, layer["bias"])
             x = ACTIVATIONS[self.activation](x) if i < len(self.sizes) - 2 else x
         return x

@@ -16,8 +16,8 @@ from dtrain.core.types import Natural, NonNegative, Positive, PositiveFloat
 from dtrain.models.feed_forward import Form, gated, hidden
 from dtrain.models.nn import param as declare
 from dtrain.models.nn.context import Context
-from dtrain.models.nn.matmul import product
-from dtrain.models.nn.moe import Mixture, Product, Routed
+from dtrain.models.nn.matmul import matmul
+from dtrain.models.nn.moe import ExpertWeights, Product, Routing
 from dtrain.models.nn.param import Init, Param, Tree
 
 
@@ -75,7 +75,7 @@ class Experts:
             kept_BTK, most = self._kept(chosen_BTK, self.capacity, ctx)
             chosen_BTK = jnp.where(kept_BTK, chosen_BTK, self.count)
             sums["dropped"] = ctx.reduce(((~kept_BTK).mean(-1, dtype=jnp.float32) * weight_BT).sum(), "kept")
-        tokens = Routed(*(ctx.collect(part) for part in (x_BTE, chosen_BTK, gates_BTK)))
+        tokens = Routing(*(ctx.collect(part) for part in (x_BTE, chosen_BTK, gates_BTK)))
 
         def products(experts: Tree, rows_NE: jax.Array, gates_N1: jax.Array, times: Product) -> jax.Array:
             return times(hidden(form, lambda name: times(rows_NE, experts[name])) * gates_N1, experts["down"])
@@ -83,10 +83,10 @@ class Experts:
         dims = {
             name: "experts hidden embed" if name == "down" else "experts embed hidden" for name in params["experts"]
         }
-        out_BTE = ctx.dispatch(tokens, Mixture(params["experts"], dims, products, most=most))
+        out_BTE = ctx.dispatch(tokens, ExpertWeights(params["experts"], dims, products, most=most))
         if self.shared:
             shared = params["shared"]
-            out_BTE = out_BTE + product(hidden(form, lambda name: product(tokens.x, shared[name])), shared["down"])
+            out_BTE = out_BTE + matmul(hidden(form, lambda name: matmul(tokens.x, shared[name])), shared["down"])
         return out_BTE, sums
 
     def _route(

@@ -15,7 +15,7 @@ from dtrain.data.batch import Example
 from dtrain.models.nn.attention import HIDDEN
 from dtrain.models.nn.context import Context
 from dtrain.models.nn.layers import lift
-from dtrain.models.nn.matmul import product
+from dtrain.models.nn.matmul import matmul
 from dtrain.models.nn.param import Tree
 
 
@@ -40,7 +40,7 @@ class Head:
         self, x_BTE: jax.Array, matrix: jax.Array, dtype: str, first: jax.Array | int = 0, stride: int = 1
     ) -> jax.Array:
         """Logits (B, T, V) of every `stride`-th word from word `first` on."""
-        logits_BTV = product(x_BTE, matrix.T if self.tied else matrix).astype(dtype)
+        logits_BTV = matmul(x_BTE, matrix.T if self.tied else matrix).astype(dtype)
         logits_BTV = self.softcap * jnp.tanh(logits_BTV / self.softcap) if self.softcap else logits_BTV
         if not self.padded:
             return logits_BTV

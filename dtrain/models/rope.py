@@ -16,7 +16,7 @@ from dtrain.core.types import Positive, PositiveFloat
 
 
 @dataclass(frozen=True, kw_only=True)
-class Linear:
+class LinearScaling:
     """Every position divided by `factor` (Chen et al. 2023)."""
 
     attention: ClassVar[float] = 1.0
@@ -82,7 +82,7 @@ class Rope:
 
     kind: Literal["rope"] = "rope"
     theta: PositiveFloat = 10_000.0
-    scaling: Linear | Llama3 | Yarn | None = None
+    scaling: LinearScaling | Llama3 | Yarn | None = None
 
     def __post_init__(self) -> None:
         if self.theta <= 1:
@@ -104,7 +104,7 @@ class Learned:
     kind: Literal["learned"] = "learned"
 
 
-def turned(x_BTHD: jax.Array, waves: tuple[jax.Array, jax.Array]) -> jax.Array:
+def rotated(x_BTHD: jax.Array, waves: tuple[jax.Array, jax.Array]) -> jax.Array:
     """Value i and value i + D/2 of each head as the two sides of a plane, turned by their angle."""
     cos, sin = (wave[:, :, None, :] for wave in waves)
     left, right = jnp.split(x_BTHD.astype(jnp.float32), 2, axis=-1)

@@ -12,7 +12,7 @@ from dtrain.core.errors import FieldError
 from dtrain.core.types import Depth, Positive
 from dtrain.data.batch import Batch, Example
 from dtrain.models.nn import param as declare
-from dtrain.models.nn.attention import Reach
+from dtrain.models.nn.attention import AttentionSpec
 from dtrain.models.nn.context import Context
 from dtrain.models.nn.layers import (
     added,
@@ -25,7 +25,7 @@ from dtrain.models.nn.layers import (
     three_times,
     weight,
 )
-from dtrain.models.nn.matmul import product
+from dtrain.models.nn.matmul import matmul
 from dtrain.models.nn.model import Flops, Loss
 from dtrain.models.nn.param import Param, Tree
 
@@ -106,14 +106,14 @@ def _apply(block: Tree, x_BTE: jax.Array, _: Tree, ctx: Context) -> tuple[jax.Ar
     """One block: attention, then the feed-forward layer, each added to its input."""
     y_BTE = layer_norm(block["norm1"], x_BTE)
     q_BTHD, k_BTHD, v_BTHD = (
-        ctx.shard(product(y_BTE, block[name]), "batch", None, heads, None)
+        ctx.shard(matmul(y_BTE, block[name]), "batch", None, heads, None)
         for name, heads in (("query", "heads"), ("key", "kv_heads"), ("value", "kv_heads"))
     )
-    y_BTHD = ctx.attend(q_BTHD, k_BTHD, v_BTHD, Reach(q_BTHD.shape[-1] ** -0.5, causal=False), None)
-    x_BTE = x_BTE + ctx.reduce(product(y_BTHD, block["out"], inner=2), "heads")
+    y_BTHD = ctx.attend(q_BTHD, k_BTHD, v_BTHD, AttentionSpec(q_BTHD.shape[-1] ** -0.5, causal=False), None)
+    x_BTE = x_BTE + ctx.reduce(matmul(y_BTHD, block["out"], contract_dims=2), "heads")
     y_BTE = layer_norm(block["norm2"], x_BTE)
     y_BTF = ctx.shard(jax.nn.gelu(linear(block["up"], y_BTE)), "batch", None, "hidden")
-    y_BTE = ctx.reduce(product(y_BTF, block["down"]["weight"]), "hidden")
+    y_BTE = ctx.reduce(matmul(y_BTF, block["down"]["weight"]), "hidden")
     y_BTE = added(y_BTE, block["down"]["bias"])
     return ctx.shard(x_BTE + y_BTE, "batch", None, None), {}
 

@@ -44,7 +44,7 @@ def transformation(optimizer: Optimizer, declared: Tree, steps: int) -> "optax.G
     whole = optax.chain(*(link for link in links if link))
 
     def moved(updates: Tree, state: Any, params: Tree = None, **more: Any) -> tuple[Tree, Any]:
-        found, state = whole.update(learned(updates, declared), state, params, **more)
+        found, state = whole.update(zero_frozen(updates, declared), state, params, **more)
         return jax.tree.map(_by_sign, found, updates, declared), state
 
     stepped = optax.GradientTransformationExtraArgs(whole.init, moved)
@@ -62,7 +62,7 @@ def _by_rate(rate: Rate) -> "optax.GradientTransformationExtraArgs":
     return optax.GradientTransformationExtraArgs(optax.identity().init, update)
 
 
-def learned(gradients: Tree, declared: Tree) -> Tree:
+def zero_frozen(gradients: Tree, declared: Tree) -> Tree:
     """The gradients, zero for parameters that move by a rate of their own."""
     return jax.tree.map(lambda g, param: g if param.rate is None else jnp.zeros_like(g), gradients, declared)
 

@@ -34,8 +34,8 @@ class Compiler:
         """The options that this platform's compiler knows."""
         others = {"tpu": ("xla_gpu_", "xla_cpu_"), "gpu": ("xla_tpu_", "xla_jf_", "xla_cpu_")}
         foreign = others.get(platform, ("xla_tpu_", "xla_jf_", "xla_gpu_", "xla_enable_async_"))
-        said = {name: value if isinstance(value, bool) else str(value) for name, value in self.xla.items()}
-        return {name: value for name, value in said.items() if not name.startswith(foreign)}
+        line = {name: value if isinstance(value, bool) else str(value) for name, value in self.xla.items()}
+        return {name: value for name, value in line.items() if not name.startswith(foreign)}
 
     def compile(self, step: jax.stages.Traced, platform: str) -> jax.stages.Compiled:
         """The traced step, compiled. RecipeError names an option that the compiler does not know."""
@@ -122,7 +122,7 @@ class Put:
 
     def _place(self, name: str, rows: np.ndarray) -> tuple[tuple[int, ...], jax.sharding.NamedSharding, Any]:
         """The global shape and sharding of an array, and the order in which a row's tokens are laid out."""
-        return *self.engine.place(self.layout, name, (self.examples, *rows.shape[1:])), self.layout.dealt(name)
+        return *self.engine.place(self.layout, name, (self.examples, *rows.shape[1:])), self.layout.zigzag_order(name)
 
     @cached_property
     def held(self) -> np.ndarray:

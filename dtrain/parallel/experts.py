@@ -8,11 +8,11 @@ import math
 import jax
 import jax.numpy as jnp
 
-from dtrain.models.nn.moe import Mixture, Routed, in_order
+from dtrain.models.nn.moe import ExpertWeights, Routing, in_order
 from dtrain.models.nn.vma import axes_of, vary
 
 
-def exchanged(tokens: Routed, experts: Mixture, axis: str, parts: int) -> jax.Array:
+def exchanged(tokens: Routing, experts: ExpertWeights, axis: str, parts: int) -> jax.Array:
     """Every token through the experts it chose, wherever along `axis` they are.
 
     Two all-to-alls of equal blocks, one for each other device. A block has room for the worst case: every token

@@ -14,18 +14,18 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from dtrain.data.batch import Batch
-from dtrain.models.nn.attention import Reach
+from dtrain.models.nn.attention import AttentionSpec
 from dtrain.models.nn.context import Block, Layers, scan_layers
 from dtrain.models.nn.model import Loss
-from dtrain.models.nn.moe import Mixture, Routed, grouped
+from dtrain.models.nn.moe import ExpertWeights, Routing, grouped
 from dtrain.models.nn.param import Tree
 from dtrain.models.nn.vma import varied
 from dtrain.parallel.engine import Compiler, Grads, LossFn, Sums, accumulate, flow
 from dtrain.parallel.gather import is_wrapped, looked_up, summed, unwrapped, wrap
 from dtrain.parallel.kernels import local_attention
-from dtrain.parallel.manual import Manual
+from dtrain.parallel.manual import ShardMapContext
 from dtrain.parallel.mesh import MEMORY_AXES, RULES
-from dtrain.parallel.rules import Layout, in_deal
+from dtrain.parallel.rules import Layout, zigzag_positions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class Jit(Compiler):
 
     def grads(self, layout: Layout, loss: LossFn, microbatches: int) -> Grads:
         specs, (parts, inflight) = layout.specs(), flow(layout, microbatches)
-        ctx = Constrained(layout, inflight)
+        ctx = JitContext(layout, inflight)
 
         def grads(params: Tree, batch: Batch) -> tuple[Loss, Tree]:
             found, gradients = accumulate(lambda p, rows: loss(wrap(p, specs), rows, ctx), params, batch, parts)
@@ -59,7 +59,7 @@ class Jit(Compiler):
         return grads
 
     def sums(self, layout: Layout, loss: LossFn, microbatches: int) -> Sums:
-        ctx = Constrained(layout, flow(layout, microbatches)[1])
+        ctx = JitContext(layout, flow(layout, microbatches)[1])
         return lambda params, batch: loss(wrap(params, layout.specs()), batch, ctx)
 
     def trace(
@@ -69,7 +69,7 @@ class Jit(Compiler):
 
 
 @dataclass(frozen=True)
-class Constrained:
+class JitContext:
     """The verbs as hints to the compiler."""
 
     layout: Layout
@@ -104,7 +104,7 @@ class Constrained:
         return looked_up(table, token_BT)
 
     def places(self, length: int) -> jax.Array:
-        return jnp.asarray(in_deal(length, max(1, self.layout.sizes["sequence"])), jnp.int32)
+        return jnp.asarray(zigzag_positions(length, max(1, self.layout.sizes["sequence"])), jnp.int32)
 
     def share(self, x_BT: jax.Array) -> jax.Array:
         return self.shard(x_BT, "batch", "tokens", *[None] * (x_BT.ndim - 2))
@@ -116,25 +116,30 @@ class Constrained:
         return self.shard(x_BTE, "batch", "tokens", None)
 
     def whole_row(self, x_BT: jax.Array) -> jax.Array:
-        order = np.argsort(in_deal(x_BT.shape[1], self.layout.sizes["sequence"]))
+        order = np.argsort(zigzag_positions(x_BT.shape[1], self.layout.sizes["sequence"]))
         return self.shard(x_BT[:, order], "batch", *[None] * (x_BT.ndim - 1))
 
     def part_of_row(self, x_BT: jax.Array) -> jax.Array:
-        return self.share(x_BT[:, in_deal(x_BT.shape[1], self.layout.sizes["sequence"])])
+        return self.share(x_BT[:, zigzag_positions(x_BT.shape[1], self.layout.sizes["sequence"])])
 
     def _island(self, function: Callable[..., Any], dims: Sequence[Any], out: Any) -> Callable[..., Any]:
         """`function` placed by hand: each of its arguments a tree whose leaves have these dims."""
         return jax.shard_map(function, mesh=self.layout.mesh, in_specs=tuple(dims), out_specs=out, check_vma=True)
 
     def attend(
-        self, q_BTHD: jax.Array, k_BTGD: jax.Array, v_BTGD: jax.Array, reach: Reach, document_BT: jax.Array | None
+        self,
+        q_BTHD: jax.Array,
+        k_BTGD: jax.Array,
+        v_BTGD: jax.Array,
+        reach: AttentionSpec,
+        document_BT: jax.Array | None,
     ) -> jax.Array:
         platform, spec = self.layout.platform, self.layout.spec
         if self.layout.sizes["sequence"] == 1 and platform == "cpu":
             return local_attention(platform, q_BTHD, k_BTGD, v_BTGD, reach, document_BT)
         q, kv = spec(("batch", "length", "heads")), spec(("batch", "length", "kv_heads"))
         documents = [] if document_BT is None else [document_BT]
-        by_hand = Manual(self.layout)
+        by_hand = ShardMapContext(self.layout)
         island = self._island(
             lambda q, k, v, *documents: by_hand.attend(q, k, v, reach, documents[0] if documents else None),
             (q, kv, kv, *[spec(("batch", "length")) for _ in documents]),
@@ -147,7 +152,7 @@ class Constrained:
     ) -> tuple[jax.Array, Tree]:
         if self.layout.sizes["pipeline"] == 1:
             return scan_layers(blocks, self.gather(params), x, shared, how, self)
-        by_hand, axes = Manual(self.layout, self.microbatches, self.loss_dtype), self.layout.token_axes
+        by_hand, axes = ShardMapContext(self.layout, self.microbatches, self.loss_dtype), self.layout.token_axes
 
         def layers(params: Tree, x: jax.Array, shared: Tree) -> tuple[jax.Array, Tree]:
             parts = jax.tree.map(lambda part, value: replace(part, value=value), wrapped, params, is_leaf=is_wrapped)
@@ -161,14 +166,14 @@ class Constrained:
         values = jax.tree.map(lambda part: part.value, params, is_leaf=is_wrapped)
         return island(values, x, shared)  # cast inside, so that gradients are summed as they are kept
 
-    def dispatch(self, tokens: Routed, experts: Mixture) -> jax.Array:
+    def dispatch(self, tokens: Routing, experts: ExpertWeights) -> jax.Array:
         assert self.layout.mesh is not None
         if self.layout.mesh.size == 1 and self.layout.platform != "tpu":
             return grouped(tokens, experts)
-        by_hand, rows = Manual(self.layout), self.layout.spec(("batch", "length"))
+        by_hand, rows = ShardMapContext(self.layout), self.layout.spec(("batch", "length"))
         axes = self.layout.token_axes
 
-        def exchange(tokens: Routed, params: Tree) -> jax.Array:
+        def exchange(tokens: Routing, params: Tree) -> jax.Array:
             params = jax.tree.map(lambda p: varied(p, axes), params)
             return by_hand.reduce(by_hand.dispatch(tokens, replace(experts, params=params)), "hidden")
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from dtrain.models.nn.attention import Reach, Side, attention
+from dtrain.models.nn.attention import AttentionSpec, Positions, attention
 from dtrain.models.nn.param import Tree
 from dtrain.models.nn.remat import ATTENTION, PRODUCT
 from dtrain.models.nn.vma import axes_of, vary
@@ -31,7 +31,12 @@ CUDNN_DTYPES = (jnp.bfloat16, jnp.float16)
 
 
 def local_attention(
-    platform: str, q_BTHD: jax.Array, k_BTGD: jax.Array, v_BTGD: jax.Array, reach: Reach, document_BT: jax.Array | None
+    platform: str,
+    q_BTHD: jax.Array,
+    k_BTGD: jax.Array,
+    v_BTGD: jax.Array,
+    reach: AttentionSpec,
+    document_BT: jax.Array | None,
 ) -> jax.Array:
     """Attention over whole rows, by the fastest program that the platform has for such arrays."""
     length, dim = q_BTHD.shape[1], q_BTHD.shape[3]
@@ -40,11 +45,11 @@ def local_attention(
     plain_scores = document_BT is None and reach.softcap is None
     if platform == "gpu" and plain_scores and q_BTHD.dtype in CUDNN_DTYPES and dim <= LANES and dim % 8 == 0:
         return checkpoint_name(cudnn(q_BTHD, k_BTGD, v_BTGD, reach), ATTENTION)
-    side = Side(jnp.arange(length, dtype=jnp.int32), document_BT)
+    side = Positions(jnp.arange(length, dtype=jnp.int32), document_BT)
     return checkpoint_name(attention(q_BTHD, k_BTGD, v_BTGD, reach, side), ATTENTION)
 
 
-def cudnn(q_BTHD: jax.Array, k_BTGD: jax.Array, v_BTGD: jax.Array, reach: Reach) -> jax.Array:
+def cudnn(q_BTHD: jax.Array, k_BTGD: jax.Array, v_BTGD: jax.Array, reach: AttentionSpec) -> jax.Array:
     """NVIDIA's fused kernel."""
     window = None if reach.window is None else (reach.window - 1, 0 if reach.causal else reach.window - 1)
     return jax.nn.dot_product_attention(
@@ -62,7 +67,7 @@ def splash(
     q_BTHD: jax.Array,
     k_BTGD: jax.Array,
     v_BTGD: jax.Array,
-    reach: Reach,
+    reach: AttentionSpec,
     document_BT: jax.Array | None,
     interpret: bool = False,
 ) -> jax.Array:
@@ -99,7 +104,7 @@ def _block(length: int) -> int:
     return max(size for size in range(LANES, min(BLOCK, length) + 1, LANES) if length % size == 0)
 
 
-def _mask(reach: Reach, length: int, heads: int) -> Any:
+def _mask(reach: AttentionSpec, length: int, heads: int) -> Any:
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
     shape = (length, length)
@@ -177,8 +182,8 @@ def _tracked(module: Any, like: jax.Array) -> Iterator[None]:
     plain, kind = module.pl, jax.typeof(like).manual_axis_type
 
     def pallas_call(*args: Any, out_shape: Any, **options: Any) -> Any:
-        told = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, manual_axis_type=kind), out_shape)
-        return plain.pallas_call(*args, out_shape=told, **options)
+        typed = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, manual_axis_type=kind), out_shape)
+        return plain.pallas_call(*args, out_shape=typed, **options)
 
     module.pl = SimpleNamespace(**vars(plain) | {"pallas_call": pallas_call})
     try:

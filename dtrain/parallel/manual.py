@@ -11,9 +11,9 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from dtrain.core.errors import RecipeError
-from dtrain.models.nn.attention import Reach
+from dtrain.models.nn.attention import AttentionSpec
 from dtrain.models.nn.context import Block, Layers, scan_layers
-from dtrain.models.nn.moe import Mixture, Routed, grouped
+from dtrain.models.nn.moe import ExpertWeights, Routing, grouped
 from dtrain.models.nn.param import Tree
 from dtrain.models.nn.remat import PRODUCT, regather
 from dtrain.models.nn.vma import axes_of, varied, vary
@@ -22,12 +22,12 @@ from dtrain.parallel.gather import NotGathered, gathered, is_wrapped, summed
 from dtrain.parallel.kernels import grouped_product, local_attention
 from dtrain.parallel.mesh import MEMORY_AXES
 from dtrain.parallel.pipeline import pipelined
-from dtrain.parallel.ring import held_by, ring_attention
-from dtrain.parallel.rules import Layout, in_deal
+from dtrain.parallel.ring import ring_attention, zigzag_tokens
+from dtrain.parallel.rules import Layout, zigzag_positions
 
 
 @dataclass(frozen=True)
-class Manual:
+class ShardMapContext:
     """The verbs of a region placed by hand."""
 
     layout: Layout
@@ -92,7 +92,7 @@ class Manual:
         parts = self.layout.sizes["sequence"]
         if parts == 1:
             return jnp.arange(length, dtype=jnp.int32)
-        return held_by(jax.lax.axis_index("sequence"), parts, length)
+        return zigzag_tokens(jax.lax.axis_index("sequence"), parts, length)
 
     def _keepers(self) -> tuple[str, ...]:
         """The axes that split `tokens` further than `length`."""
@@ -122,13 +122,18 @@ class Manual:
         if parts == 1:
             return x_BT
         x_BT = jax.lax.all_gather(x_BT, "sequence", axis=1, tiled=True)
-        return x_BT[:, np.argsort(in_deal(x_BT.shape[1], parts))]
+        return x_BT[:, np.argsort(zigzag_positions(x_BT.shape[1], parts))]
 
     def part_of_row(self, x_BT: jax.Array) -> jax.Array:
         return self.share(x_BT[:, self.places(x_BT.shape[1] // self.layout.sizes["sequence"])])
 
     def attend(
-        self, q_BTHD: jax.Array, k_BTGD: jax.Array, v_BTGD: jax.Array, reach: Reach, document_BT: jax.Array | None
+        self,
+        q_BTHD: jax.Array,
+        k_BTGD: jax.Array,
+        v_BTGD: jax.Array,
+        reach: AttentionSpec,
+        document_BT: jax.Array | None,
     ) -> jax.Array:
         parts, heads = self.layout.sizes["sequence"], q_BTHD.shape[2]
         k_BTGD, v_BTGD = (self._groups_of_own_heads(x_BTGD, heads) for x_BTGD in (k_BTGD, v_BTGD))
@@ -171,7 +176,7 @@ class Manual:
             return layers(x, shared)
         return pipelined(layers, x, shared, "pipeline", stages, self.microbatches)
 
-    def dispatch(self, tokens: Routed, experts: Mixture) -> jax.Array:
+    def dispatch(self, tokens: Routing, experts: ExpertWeights) -> jax.Array:
         parts = self.layout.sizes["expert"]
         params = jax.tree.map(lambda p: varied(p, axes_of(tokens.x)), experts.params)
         experts = replace(experts, params=params, product=partial(grouped_product, self.layout.platform))

@@ -147,7 +147,7 @@ class Mesh:
         if self.slices or count == 1 or devices[0].platform != "tpu":
             return {**self.slices}
         if sizes["data"] % count:
-            able = [axis for axis, size in visible(sizes).items() if size % count == 0]
+            able = [axis for axis, size in mesh_sizes(sizes).items() if size % count == 0]
             other = f", or set mesh.slices={{{able[0]}: {count}}}" if able else ""
             message = f"the devices are in {count} slices, and data = {sizes['data']} does not divide by {count}"
             raise FieldError("slices", message, f"make mesh.data a multiple of {count}{other}")
@@ -167,7 +167,7 @@ class Mesh:
         return jax.sharding.Mesh(grid, LAID, axis_types=types)
 
 
-def visible(sizes: Mapping[str, int]) -> dict[str, int]:
+def mesh_sizes(sizes: Mapping[str, int]) -> dict[str, int]:
     """The sizes of the axes as a recipe names them."""
     return {axis: sizes[axis] for axis in AXES} | {"fsdp": math.prod(sizes[axis] for axis in MEMORY_AXES)}
 

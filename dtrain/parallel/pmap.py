@@ -8,19 +8,19 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from dtrain.data.batch import Batch
-from dtrain.models.nn.context import Block, Layers, Plain
+from dtrain.models.nn.context import Block, Layers, SingleDeviceContext
 from dtrain.models.nn.model import Loss
 from dtrain.models.nn.param import Tree
 from dtrain.parallel.engine import Compiler, Grads, LossFn, Sums, accumulate
 from dtrain.parallel.gather import looked_up, unwrapped, wrap
-from dtrain.parallel.mesh import visible
+from dtrain.parallel.mesh import mesh_sizes
 from dtrain.parallel.rules import Layout
 
 AXIS = "data"
 
 
 @dataclass(frozen=True)
-class Replica(Plain):
+class PmapContext(SingleDeviceContext):
     """The verbs on one of several replicas: nothing is split, and parameters are cast where they are used."""
 
     def gather(self, params: Tree) -> Tree:
@@ -42,7 +42,7 @@ class Pmap(Compiler):
     kind: Literal["pmap"] = "pmap"
 
     def refusal(self, layout: Layout, processes: int) -> str:
-        asked = [f"{axis} = {size}" for axis, size in visible(layout.sizes).items() if axis != AXIS and size > 1]
+        asked = [f"{axis} = {size}" for axis, size in mesh_sizes(layout.sizes).items() if axis != AXIS and size > 1]
         if asked:
             return f"pmap keeps whole replicas and splits only the data axis; the mesh asks for {', '.join(asked)}"
         return f"pmap serves one process; this run has {processes}" if processes > 1 else ""
@@ -55,14 +55,14 @@ class Pmap(Compiler):
         specs = layout.specs()
 
         def grads(params: Tree, batch: Batch) -> tuple[Loss, Tree]:
-            found = accumulate(lambda p, rows: loss(wrap(p, specs), rows, Replica()), params, batch, microbatches)
+            found = accumulate(lambda p, rows: loss(wrap(p, specs), rows, PmapContext()), params, batch, microbatches)
             return jax.lax.psum(found, AXIS)
 
         return grads
 
     def sums(self, layout: Layout, loss: LossFn, microbatches: int) -> Sums:
         specs = layout.specs()
-        return lambda params, batch: jax.lax.psum(loss(wrap(params, specs), batch, Replica()), AXIS)
+        return lambda params, batch: jax.lax.psum(loss(wrap(params, specs), batch, PmapContext()), AXIS)
 
     def trace(
         self, layout: Layout, function: Callable[..., Any], *args: Any, out: Any, donate: bool

@@ -99,14 +99,14 @@ def _report(rank: int, where: tuple[str, int], end: float, refusal: Refusal) -> 
         with suppress(OSError), socket.create_connection(where, WORD) as host:
             host.sendall(f"{rank}\n".encode())
             host.settimeout(end - time.monotonic() + WORD)
-            said = _line(host)
-            if said == GO:
+            options = _line(host)
+            if options == GO:
                 return set()
-            if said.startswith(REFUSED):
-                code, message, hint = json.loads(said.removeprefix(REFUSED))
+            if options.startswith(REFUSED):
+                code, message, hint = json.loads(options.removeprefix(REFUSED))
                 raise KINDS.get(code, Stopped)(message, hint)
-            if RANKS.fullmatch(said):  # else another program answers there
-                return {int(one) for one in said.split(",")}
+            if RANKS.fullmatch(options):  # else another program answers there
+                return {int(one) for one in options.split(",")}
         if time.monotonic() > patient and (refused := refusal()):
             raise refused
         time.sleep(AGAIN)

@@ -16,7 +16,14 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from dtrain.models.nn.attention import Reach, Side, in_chunks, scores, visible, weigh
+from dtrain.models.nn.attention import (
+    AttentionSpec,
+    Positions,
+    attention_mask,
+    attention_scores,
+    attention_with_lse,
+    in_chunks,
+)
 from dtrain.models.nn.param import Tree
 from dtrain.models.nn.remat import ATTENTION
 
@@ -26,24 +33,24 @@ class Keys(NamedTuple):
 
     k: jax.Array
     v: jax.Array
-    side: Side
+    side: Positions
 
 
 class Queries(NamedTuple):
     """Queries of one chunk (B, T, H, D), and where they stand."""
 
     q: jax.Array
-    side: Side
+    side: Positions
 
 
-class Weighed(NamedTuple):
+class PartialAttention(NamedTuple):
     """Values (B, T, H, D) over some of the keys, and the log of their summed weights (B, T, H)."""
 
     values: jax.Array
     log: jax.Array
 
 
-class Wanted(NamedTuple):
+class GradientRequest(NamedTuple):
     """What the backward pass knows of a chunk of queries: gradient of its values, log of all its
     weights, and the product of gradient and values."""
 
@@ -52,7 +59,7 @@ class Wanted(NamedTuple):
     delta: jax.Array
 
 
-def held_by(part: jax.Array | int, parts: int, size: int) -> jax.Array:
+def zigzag_tokens(part: jax.Array | int, parts: int, size: int) -> jax.Array:
     """The places in the row of the `size` tokens that this part holds."""
     half = jnp.arange(size // 2, dtype=jnp.int32)
     return jnp.concatenate([part * (size // 2) + half, (2 * parts - 1 - part) * (size // 2) + half])
@@ -64,7 +71,7 @@ def ring_attention(
     k_BTGD: jax.Array,
     v_BTGD: jax.Array,
     document_BT: jax.Array | None,
-    reach: Reach,
+    reach: AttentionSpec,
     axis: str,
     parts: int,
 ) -> jax.Array:
@@ -73,12 +80,14 @@ def ring_attention(
 
 
 def _forward(
-    q: jax.Array, k: jax.Array, v: jax.Array, document: jax.Array | None, reach: Reach, axis: str, parts: int
+    q: jax.Array, k: jax.Array, v: jax.Array, document: jax.Array | None, reach: AttentionSpec, axis: str, parts: int
 ) -> tuple[jax.Array, Tree]:
     me = jax.lax.axis_index(axis)
     early, late = _queries(q, me, parts, document)
 
-    def turn(visitor: Tree, number: jax.Array | int, found: tuple[Weighed, Weighed]) -> tuple[Weighed, Weighed]:
+    def turn(
+        visitor: Tree, number: jax.Array | int, found: tuple[PartialAttention, PartialAttention]
+    ) -> tuple[PartialAttention, PartialAttention]:
         source = (me - number) % parts
         first, last = _chunks(visitor, source, parts)
         counts = source <= me
@@ -99,12 +108,16 @@ def _forward(
     return out, (q, k, v, document, out, log)
 
 
-def _backward(reach: Reach, axis: str, parts: int, kept: Tree, gradient: jax.Array) -> tuple[jax.Array | None, ...]:
+def _backward(
+    reach: AttentionSpec, axis: str, parts: int, kept: Tree, gradient: jax.Array
+) -> tuple[jax.Array | None, ...]:
     q, k, v, document, out, log = kept
     me = jax.lax.axis_index(axis)
     early, late = _queries(q, me, parts, document)
     delta = (gradient.astype(jnp.float32) * out.astype(jnp.float32)).sum(-1)
-    wanted_early, wanted_late = (Wanted(*half) for half in zip(*map(_halves, (gradient, log, delta)), strict=True))
+    wanted_early, wanted_late = (
+        GradientRequest(*half) for half in zip(*map(_halves, (gradient, log, delta)), strict=True)
+    )
 
     def rest(carry: Tree, number: jax.Array) -> tuple[Tree, None]:
         visitor, gone = _passed(carry[:2], axis, parts)
@@ -136,26 +149,34 @@ def _backward(reach: Reach, axis: str, parts: int, kept: Tree, gradient: jax.Arr
 ring_attention.defvjp(_forward, _backward)
 
 
-def _weigh(queries: Queries, keys: Keys, reach: Reach) -> Weighed:
+def _weigh(queries: Queries, keys: Keys, reach: AttentionSpec) -> PartialAttention:
     length = queries.q.shape[1]
-    return Weighed(*in_chunks(lambda part: weigh(part.q, keys.k, keys.v, reach, part.side, keys.side), queries, length))
+    return PartialAttention(
+        *in_chunks(
+            lambda part: attention_with_lse(part.q, keys.k, keys.v, reach, part.side, keys.side), queries, length
+        )
+    )
 
 
-def _merged(a: Weighed, b: Weighed) -> Weighed:
+def _merged(a: PartialAttention, b: PartialAttention) -> PartialAttention:
     """Both sets of keys together."""
     log = jnp.logaddexp(a.log, b.log)
-    return Weighed(a.values * jnp.exp(a.log - log)[..., None] + b.values * jnp.exp(b.log - log)[..., None], log)
+    return PartialAttention(
+        a.values * jnp.exp(a.log - log)[..., None] + b.values * jnp.exp(b.log - log)[..., None], log
+    )
 
 
-def _pull(queries: Queries, keys: Keys, wanted: Wanted, reach: Reach) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+def _pull(
+    queries: Queries, keys: Keys, wanted: GradientRequest, reach: AttentionSpec
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     """The gradients of queries, and of keys and values, through this pair of chunks.
 
     They are those of a sum whose weights are normalised by all keys, held fixed (Dao et al. 2022, B.2).
     """
 
-    def chunk(k: jax.Array, v: jax.Array, part: tuple[Queries, Wanted]) -> jax.Array:
+    def chunk(k: jax.Array, v: jax.Array, part: tuple[Queries, GradientRequest]) -> jax.Array:
         (q, side), (gradient, log, delta) = part
-        s, seen = scores(q, k, reach), visible(reach, side, keys.side)
+        s, seen = attention_scores(q, k, reach), attention_mask(reach, side, keys.side)
         groups = (*q.shape[:2], k.shape[2], -1)
         s = s - jnp.moveaxis(log.reshape(groups), 1, 3)[..., None]
         p = jnp.exp(s if seen is None else jnp.where(seen[:, None, None], s, -jnp.inf))
@@ -174,10 +195,10 @@ def _halves(x: jax.Array) -> list[jax.Array]:
     return jnp.split(x, 2, axis=1)
 
 
-def _sides(part: jax.Array, parts: int, size: int, document: jax.Array | None) -> list[Side]:
-    places = jnp.split(held_by(part, parts, size), 2)
+def _sides(part: jax.Array, parts: int, size: int, document: jax.Array | None) -> list[Positions]:
+    places = jnp.split(zigzag_tokens(part, parts, size), 2)
     documents = [None, None] if document is None else _halves(document)
-    return [Side(at, doc) for at, doc in zip(places, documents, strict=True)]
+    return [Positions(at, doc) for at, doc in zip(places, documents, strict=True)]
 
 
 def _queries(q: jax.Array, part: jax.Array, parts: int, document: jax.Array | None) -> list[Queries]:

@@ -59,7 +59,7 @@ class Layout:
         """Where the batch array of that name lies."""
         return self.spec(("batch", *(self.example[name].dims if name in self.example else ())))
 
-    def dealt(self, name: str) -> np.ndarray | None:
+    def zigzag_order(self, name: str) -> np.ndarray | None:
         """The order in which a row's tokens are laid over the sequence axis; None for the order they have.
 
         Part s of S holds chunks s and 2S - 1 - s of 2S, so that under a causal mask all parts see
@@ -68,7 +68,7 @@ class Layout:
         parts = self.sizes["sequence"]
         if parts == 1 or name not in self.example or self.example[name].dims[:1] != ("length",):
             return None
-        return in_deal(self.example[name].shape[0], parts)
+        return zigzag_positions(self.example[name].shape[0], parts)
 
     @property
     def batch_axes(self) -> tuple[str, ...]:
@@ -190,7 +190,7 @@ def fitting(size: int) -> str:
     return f"these do: {', '.join(str(n) for n in range(1, min(size, 64) + 1) if size % n == 0)}"
 
 
-def in_deal(length: int, parts: int) -> np.ndarray:
+def zigzag_positions(length: int, parts: int) -> np.ndarray:
     """The places 0 to length - 1 in the order in which `parts` parts hold them."""
     if parts == 1:
         return np.arange(length)

@@ -20,7 +20,7 @@ from dtrain.models.nn.param import Tree
 from dtrain.models.nn.vma import axes_of, vary
 from dtrain.parallel.engine import Compiler, Grads, LossFn, Sums, accumulate, flow
 from dtrain.parallel.gather import summed, wrap
-from dtrain.parallel.manual import Manual
+from dtrain.parallel.manual import ShardMapContext
 from dtrain.parallel.mesh import MEMORY_AXES, RULES
 from dtrain.parallel.rules import Layout, split_axes
 
@@ -47,7 +47,7 @@ class ShardMap(Compiler):
     def grads(self, layout: Layout, loss: LossFn, microbatches: int) -> Grads:
         specs, axes = layout.specs(), layout.token_axes
         parts, inflight = flow(layout, microbatches)
-        ctx = Manual(layout, inflight)
+        ctx = ShardMapContext(layout, inflight)
 
         def missing(spec: PartitionSpec) -> tuple[str, ...]:
             return tuple(axis for axis in axes if axis not in split_axes(spec))
@@ -64,7 +64,7 @@ class ShardMap(Compiler):
 
     def sums(self, layout: Layout, loss: LossFn, microbatches: int) -> Sums:
         specs, axes = layout.specs(), layout.token_axes
-        ctx = Manual(layout, flow(layout, microbatches)[1])
+        ctx = ShardMapContext(layout, flow(layout, microbatches)[1])
 
         def local(params: Tree, batch: Batch) -> Loss:
             params = jax.tree.map(lambda p: vary(p, axes), params)

@@ -10,7 +10,7 @@ from dtrain.plan.memory import roomy
 from dtrain.plan.plan import Plan
 from dtrain.plan.report import ms, verdict
 from dtrain.plan.variants import MICROBATCHES, Candidate, finer, meshes
-from dtrain.plan.workers import Job, outcomes
+from dtrain.plan.workers import PlanJob, outcomes
 from dtrain.recipe.recipe import Recipe
 from dtrain.train.explain import size_text
 
@@ -20,7 +20,7 @@ MESHES = 2
 
 def advice(recipe: Recipe, on: Target, workers: int, compiling: bool) -> Iterator[str]:
     """What fits instead, in lines. Where no mesh of the target can hold the state, what else could."""
-    made = Job(recipe, on, quick=True).make()
+    made = PlanJob(recipe, on, quick=True).make()
     needed = state(made.memory, on) if isinstance(made, Plan) and on.chip else None
     if needed and needed.share > room(on):
         yield from _elsewhere(recipe, needed)
@@ -62,7 +62,7 @@ def nearest(recipe: Recipe, on: Target, workers: int, compiling: bool) -> list[t
     if not compiling:
         return fitting[:3]
     wanted = [candidate for candidate, _ in fitting[:3]] or _offloaded(recipe)
-    made = outcomes([Job(candidate.recipe, on) for candidate in wanted], workers)
+    made = outcomes([PlanJob(candidate.recipe, on) for candidate in wanted], workers)
     plans = {number: plan for number, plan in made if isinstance(plan, Plan) and plan.fits}
     return [(wanted[number], plans[number]) for number in sorted(plans)]
 
@@ -82,7 +82,7 @@ def _offloaded(recipe: Recipe) -> list[Candidate]:
 
 
 def _planned(wanted: Sequence[Candidate], on: Target) -> list[tuple[Candidate, Plan]]:
-    made = [(candidate, Job(candidate.recipe, on, quick=True).make()) for candidate in wanted]
+    made = [(candidate, PlanJob(candidate.recipe, on, quick=True).make()) for candidate in wanted]
     return [(candidate, plan) for candidate, plan in made if isinstance(plan, Plan)]
 
 
@@ -97,7 +97,7 @@ def _elsewhere(recipe: Recipe, needed: State) -> Iterator[str]:
     yield f"no mesh of {needed.on.name} holds the state: what else does (by arithmetic; not compiled):"
     yield from _larger(recipe, needed)
     changed = factored(recipe)
-    made = Job(changed, needed.on, quick=True).make() if changed else None
+    made = PlanJob(changed, needed.on, quick=True).make() if changed else None
     if not isinstance(made, Plan):
         return
     less = state(made.memory, needed.on)

@@ -14,8 +14,8 @@ from dtrain.core.slices import Target
 from dtrain.plan.memory import Buffer, Memory
 from dtrain.plan.money import Money
 from dtrain.plan.plan import Plan, Timing
-from dtrain.plan.replay import Talk, Tally
-from dtrain.plan.workers import Job, Outcome, outcomes
+from dtrain.plan.replay import CollectiveCost, StepCost
+from dtrain.plan.workers import Outcome, PlanJob, outcomes
 from dtrain.recipe.load import plain
 from dtrain.recipe.recipe import Recipe
 
@@ -30,7 +30,7 @@ def remembered(
     }
     yield from known.items()
     rest = [number for number in range(len(wanted)) if number not in known]
-    jobs = [Job(wanted[number], on, price=price) for number in rest]
+    jobs = [PlanJob(wanted[number], on, price=price) for number in rest]
     for place, outcome in outcomes(jobs, workers):
         number = rest[place]
         if isinstance(outcome, Plan):
@@ -46,22 +46,24 @@ def _written(plan: Plan) -> dict[str, Any]:
     found["memory"], found["money"] = asdict(plan.memory), asdict(plan.money) if plan.money else None
     if plan.timing:
         tally = plan.timing.tally
-        talk = [[kind, list(axes), vars(told)] for (kind, axes), told in tally.talk.items()]
+        collective = [[kind, list(axes), vars(entry)] for (kind, axes), entry in tally.collectives.items()]
         lines = [[part, line, seconds] for (part, line), seconds in tally.lines.items()]
-        told = vars(tally) | {"parts": dict(tally.parts), "talk": talk, "lines": lines}
-        found["timing"] = vars(plan.timing) | {"tally": told}
+        entry = vars(tally) | {"parts": dict(tally.parts), "collectives": collective, "lines": lines}
+        found["timing"] = vars(plan.timing) | {"tally": entry}
     return found
 
 
-def _read(recipe: Recipe, on: Target, told: dict[str, Any]) -> Plan:
-    held, timing, money = told.pop("memory"), told.pop("timing", None), told.pop("money")
+def _read(recipe: Recipe, on: Target, entry: dict[str, Any]) -> Plan:
+    held, timing, money = entry.pop("memory"), entry.pop("timing", None), entry.pop("money")
     memory = Memory(**held | {"largest": [Buffer(**one) for one in held["largest"]]})
     if timing:
         tally = timing["tally"]
-        talk = {(kind, tuple(axes)): Talk(**values) for kind, axes, values in tally["talk"]}
+        collective = {(kind, tuple(axes)): CollectiveCost(**values) for kind, axes, values in tally["collectives"]}
         lines = {(part, line): seconds for part, line, seconds in tally["lines"]}
-        timing = Timing(**timing | {"tally": Tally(**tally | {"talk": talk, "lines": lines})})
-    return Plan(recipe=recipe, target=on, memory=memory, timing=timing, money=Money(**money) if money else None, **told)
+        timing = Timing(**timing | {"tally": StepCost(**tally | {"collectives": collective, "lines": lines})})
+    return Plan(
+        recipe=recipe, target=on, memory=memory, timing=timing, money=Money(**money) if money else None, **entry
+    )
 
 
 def _kept(place: Path, recipe: Recipe, on: Target) -> Plan | None:

@@ -11,7 +11,7 @@ from dtrain.parallel.mesh import AXES, Mesh
 from dtrain.plan.memory import Memory, roomy
 from dtrain.plan.plan import Plan
 from dtrain.plan.variants import Candidate
-from dtrain.plan.workers import Job
+from dtrain.plan.workers import PlanJob
 from dtrain.recipe.crosscheck import problems_of
 from dtrain.recipe.recipe import Recipe
 
@@ -63,7 +63,7 @@ def larger(recipe: Recipe, needed: State) -> Plan | None:
     able = [on for on in family(needed.on) if on.chips > needed.on.chips and needed.total <= on.devices * room(on)]
     for on in able[:TRIES]:
         wanted = next(spread(recipe, on), None)
-        made = Job(wanted.recipe, on, quick=True).make() if wanted else None
+        made = PlanJob(wanted.recipe, on, quick=True).make() if wanted else None
         if isinstance(made, Plan) and roomy(made.memory, on.platform):
             return made
     return None

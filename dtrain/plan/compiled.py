@@ -33,9 +33,9 @@ class Compiled:
     fits: bool = True
 
 
-def compiled(made: Assembly) -> Compiled:
+def compiled(assembly: Assembly) -> Compiled:
     """The training step by this compiler. EnvironmentFault where it gives up for another reason than memory."""
-    options, lowered = made.recipe.engine.options(made.layout.platform), made.train().lower()
+    options, lowered = assembly.recipe.engine.options(assembly.layout.platform), assembly.train().lower()
     with tempfile.TemporaryDirectory(prefix="dtrain-plan-") as folder:
         try:
             with compile_cache.off():  # nothing is dumped of a program that is read
@@ -66,8 +66,8 @@ def _lacks_main_memory(error: str) -> bool:
 def _spilled(folder: Path, error: str) -> Compiled:
     """What the compiler wrote before it found that memory is short, and how much it says it needs."""
     live = _live(_dumped(folder, "live"))
-    said = re.search(r"\(([\d.]+)([KMG])\) exceeds", error)
-    needed = int(float(said.group(1)) * 2 ** (10 * (" KMG".index(said.group(2))))) if said else 0
+    given = re.search(r"\(([\d.]+)([KMG])\) exceeds", error)
+    needed = int(float(given.group(1)) * 2 ** (10 * (" KMG".index(given.group(2))))) if given else 0
     total = sum(live.values())
     return Compiled(_dumped(folder, "text"), live, total, 0, max(needed, total), fits=False)
 

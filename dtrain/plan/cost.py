@@ -143,8 +143,8 @@ def product_flops(op: Op, home: Computation) -> float:
 def _window(attributes: str, dims: int) -> list[tuple[int, ...]]:
     """Size, stride, low padding, and the dilation of both sides, for each spatial dim."""
     found = re.search(r"window=\{([^}]*)\}", attributes)
-    said = dict(part.split("=") for part in found.group(1).split()) if found else {}
-    per = lambda name, default: (said[name] if name in said else "x".join([default] * dims)).split("x")  # noqa: E731
+    text = dict(part.split("=") for part in found.group(1).split()) if found else {}
+    per = lambda name, default: (text[name] if name in text else "x".join([default] * dims)).split("x")  # noqa: E731
     columns = (per("size", "1"), per("stride", "1"), per("pad", "0_0"), per("lhs_dilate", "1"), per("rhs_dilate", "1"))
     return [tuple(int(part.split("_")[0]) for part in row) for row in zip(*columns, strict=True)] if dims else []
 

@@ -4,20 +4,20 @@ from dataclasses import dataclass
 
 from dtrain.core.chips import Chip
 
-REACHED = {"product": 0.9, "memory": 0.9, "network": 0.9, "attention": 0.5, "grouped product": 0.7}
+EFFICIENCY = {"product": 0.9, "memory": 0.9, "network": 0.9, "attention": 0.5, "grouped product": 0.7}
 """Of `network`, of NVLink and between slices; the table of chips has the links of TPUs at this figure already."""
 
 
 @dataclass(frozen=True)
-class Pace:
+class Efficiency:
     """Seconds of work on one device of a chip."""
 
     chip: Chip
 
     def computing(self, kind: str, flops: float) -> float:
         """Floating-point work of a kind: "product", "attention" or "grouped product"."""
-        return flops / (REACHED[kind] * self.chip.flops_per_device)
+        return flops / (EFFICIENCY[kind] * self.chip.flops_per_device)
 
     def moving(self, size: float) -> float:
         """Bytes to or from main memory."""
-        return size / (REACHED["memory"] * self.chip.bandwidth / self.chip.devices)
+        return size / (EFFICIENCY["memory"] * self.chip.bandwidth / self.chip.devices)

@@ -11,11 +11,11 @@ import jax
 
 from dtrain.parallel.mesh import MEMORY_AXES
 from dtrain.plan import kernels
-from dtrain.plan.efficiency import Pace
-from dtrain.plan.jaxpr_flat import TALK, Flat, Step, bare, bytes_of, flat, gathered, peak, traffic
+from dtrain.plan.efficiency import Efficiency
+from dtrain.plan.jaxpr_flat import COLLECTIVE_OF, Flat, Step, bare, bytes_of, flatten, gathered, peak, traffic
 from dtrain.plan.network import Network
 from dtrain.plan.overlap import Overlap
-from dtrain.plan.replay import Talk, Tally
+from dtrain.plan.replay import CollectiveCost, StepCost
 
 CUDNN = {"dot_product_attention_fwd_wrapper": 2, "dot_product_attention_bwd_wrapper": 5}
 """Products of cuDNN's attention."""
@@ -29,24 +29,24 @@ PRODUCTS = ("dot_general", "ragged_dot_general", "conv_general_dilated", "pallas
 
 
 @dataclass(frozen=True)
-class Traced:
+class TracedCost:
     """What the traced step takes on one device."""
 
-    tally: Tally | None
+    tally: StepCost | None
     """None without a network of chips whose speed is known."""
     working: int
     """Bytes of what is in memory besides arguments, when most is."""
 
 
-def traced(
+def step_cost(
     step: jax.stages.Traced, network: Network | None, devices: int, filled: float = 1.0, hides: Overlap = ALL
-) -> Traced:
+) -> TracedCost:
     """The step gone through once; `hides` is what its compiler runs beside work."""
     walk = _Walk(network, filled, hides) if network else None
-    outer, working = flat(bare(step.jaxpr)), 0
+    outer, working = flatten(bare(step.jaxpr)), 0
     for one in outer.steps:
         if one.name == "shard_map":
-            inner = flat(bare(one.params["jaxpr"]))
+            inner = flatten(bare(one.params["jaxpr"]))
             working = max(working, peak(inner))
             if walk:
                 walk.work(inner, 1)
@@ -54,7 +54,7 @@ def traced(
             walk.step(one, 1 / devices)  # whole arrays, of which each device has its part
     if not any(one.name == "shard_map" for one in outer.steps):
         working = peak(outer) // devices
-    return Traced(walk.tally if walk else None, working)
+    return TracedCost(walk.tally if walk else None, working)
 
 
 @dataclass
@@ -63,13 +63,13 @@ class _Body:
 
     work: float = 0.0
     hidden: float = 0.0
-    talks: list[tuple[Talk, float]] = field(default_factory=list)
+    collectives: list[tuple[CollectiveCost, float]] = field(default_factory=list)
     """Collectives that can be hidden, with their seconds."""
 
 
 class _Walk:
     def __init__(self, network: Network, filled: float, hides: Overlap) -> None:
-        self.network, self.filled, self.tally, self.pace = network, filled, Tally(), Pace(network.chip)
+        self.network, self.filled, self.tally, self.efficiency = network, filled, StepCost(), Efficiency(network.chip)
         self.hides, self.body = hides, _Body()
         self.gathered: dict[int, tuple[int, tuple[str, ...]]] = {}
 
@@ -79,7 +79,7 @@ class _Walk:
         self.gathered = gathered(program, MEMORY_AXES)
         for at, step in enumerate(program.steps):
             self.step(step, times)
-            self._spend("memory", times * self.pace.moving(moved[at]))
+            self._spend("memory", times * self.efficiency.moving(moved[at]))
         self._expose()
         self.body = around
 
@@ -87,25 +87,25 @@ class _Walk:
         """What the body's work is too short to hide is waited for."""
         body = self.body
         waited = max(1.0 - body.work / body.hidden, 0.0) if body.hidden else 0.0
-        for talk, seconds in body.talks:
-            talk.exposed += waited * seconds
+        for collective, seconds in body.collectives:
+            collective.exposed += waited * seconds
             self._spend("network", waited * seconds)
 
     def step(self, step: Step, times: float) -> None:
         if step.name in ("scan", "while"):
             body = step.params.get("jaxpr") or step.params["body_jaxpr"]
-            self.work(flat(bare(body)), times * step.params.get("length", 1))
+            self.work(flatten(bare(body)), times * step.params.get("length", 1))
         elif step.name == "cond":
-            self.work(flat(bare(step.params["branches"][-1])), times)
-        elif step.name in TALK:
-            self._talk(step, times)
+            self.work(flatten(bare(step.params["branches"][-1])), times)
+        elif step.name in COLLECTIVE_OF:
+            self._collective(step, times)
         elif step.name in PRODUCTS:
             self._product(step, times)
 
     def _product(self, step: Step, times: float) -> None:
         kind, flops = _flops(step, self.filled)
         moved = sum(map(bytes_of, (*step.shapes, *step.results))) + self._accumulated(step)
-        seconds = max(self.pace.computing(kind, flops), self.pace.moving(moved))
+        seconds = max(self.efficiency.computing(kind, flops), self.efficiency.moving(moved))
         self.tally.moved += times * moved
         if kind == "product":
             self.tally.flops += times * flops
@@ -125,21 +125,21 @@ class _Walk:
                 return self.network.along(axes).size * bytes_of(step.results[0])
         return 0.0
 
-    def _talk(self, step: Step, times: float) -> None:
+    def _collective(self, step: Step, times: float) -> None:
         axes = step.params.get("axes") or step.params.get("axis_name") or ()
         axes = (axes,) if isinstance(axes, str) else tuple(axis for axis in axes if isinstance(axis, str))
         group = self.network.along(axes)
-        kind = self.hides.kind(TALK[step.name], group)
+        kind = self.hides.kind(COLLECTIVE_OF[step.name], group)
         size = sum(map(bytes_of, step.results if kind == "all-gather" else step.shapes))
         dims = None if kind == "all-reduce" else self.hides.dims(group, len(self.network.shape))
         seconds = self.network.time(kind, group, size, dims)
-        talk = self.tally.talk[kind, group.axes]
-        talk.heard(times, size, seconds)
+        collective = self.tally.collectives[kind, group.axes]
+        collective.add_call(times, size, seconds)
         if self.hides.hides(kind, group.axes):
             self.body.hidden += times * seconds
-            self.body.talks.append((talk, times * seconds))
+            self.body.collectives.append((collective, times * seconds))
         else:
-            talk.exposed += times * seconds
+            collective.exposed += times * seconds
             self._spend("network", times * seconds)
 
     def _spend(self, part: str, seconds: float) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 INLINED = ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "remat2", "checkpoint")
-TALK = {
+COLLECTIVE_OF = {
     "psum": "all-reduce", "psum_invariant": "all-reduce", "psum2": "all-reduce", "pmax": "all-reduce",
     "pmin": "all-reduce", "all_gather": "all-gather", "all_gather_invariant": "all-gather",
     "reduce_scatter": "reduce-scatter", "all_to_all": "all-to-all", "ppermute": "collective-permute",
@@ -18,7 +18,7 @@ VIEWS = (
 MADE = (
     "dot_general", "ragged_dot_general", "conv_general_dilated", "pallas_call", "scan", "while",
     "dot_product_attention_fwd_wrapper", "dot_product_attention_bwd_wrapper", "cond", "gather",
-    "scatter", "scatter-add", "sort", "dynamic_update_slice", "concatenate", "cumsum", *TALK,
+    "scatter", "scatter-add", "sort", "dynamic_update_slice", "concatenate", "cumsum", *COLLECTIVE_OF,
 )  # fmt: skip
 """What leaves an array in memory. All else is taken to be fused into what uses it, unless one of these does."""
 
@@ -51,7 +51,7 @@ class Flat:
     returned: list[int] = field(default_factory=list)
 
 
-def flat(jaxpr: Any) -> Flat:
+def flatten(jaxpr: Any) -> Flat:
     """The program with calls of functions replaced by what they do."""
     found = Flat()
 
@@ -139,7 +139,7 @@ def _inside(step: Step) -> int:
         bodies = (step.params.get("jaxpr") or step.params["body_jaxpr"],)
     elif step.name == "cond":
         bodies = step.params["branches"]
-    return max((peak(flat(bare(body))) for body in bodies), default=0)
+    return max((peak(flatten(bare(body))) for body in bodies), default=0)
 
 
 def materialised(program: Flat) -> set[int]:
@@ -190,7 +190,7 @@ def gathered(program: Flat, along: Collection[str]) -> dict[int, tuple[int, tupl
     """Of every variable that is gathered along some of these axes, the dim that was split, and the axes."""
     found: dict[int, tuple[int, tuple[str, ...]]] = {}
     for step in program.steps:
-        if TALK.get(step.name) == "all-gather":
+        if COLLECTIVE_OF.get(step.name) == "all-gather":
             axes = step.params["axis_name"]
             axes = (axes,) if isinstance(axes, str) else tuple(axes)
             if set(axes) <= set(along):

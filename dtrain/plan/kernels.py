@@ -44,9 +44,9 @@ def hidden(op: Op, home: Computation, filled: float) -> tuple[str, float]:
 
 def _cudnn(op: Op, home: Computation, products: int) -> float:
     """By the shape of the scores, which the call tells, and its mask."""
-    told = re.search(r'"intermediate_tensor_shape": ?\{.*?"dimensions": ?\[([^\]]*)\]', op.attributes)
-    assert told, f"cuDNN's attention without the shape of its scores: {op.name}"
-    scores = [int(size) for size in re.findall(r"\d+", told.group(1))]
+    entry = re.search(r'"intermediate_tensor_shape": ?\{.*?"dimensions": ?\[([^\]]*)\]', op.attributes)
+    assert entry, f"cuDNN's attention without the shape of its scores: {op.name}"
+    scores = [int(size) for size in re.findall(r"\d+", entry.group(1))]
     window = re.search(r'"sliding_window_length": ?"?(\d+)', op.attributes)
     dim, causal = home.ops[op.operands[0]].results[0].shape[-1], '"CAUSAL"' in op.attributes
     return cudnn(products, scores, dim, causal, int(window.group(1)) if window else 0)

@@ -16,7 +16,7 @@ from functools import cached_property
 import numpy as np
 
 from dtrain.core.chips import Chip
-from dtrain.plan.efficiency import REACHED
+from dtrain.plan.efficiency import EFFICIENCY
 from dtrain.plan.program import Op
 
 HOP, NVLINK_START, FAR_START = 1e-6, 5e-6, 50e-6
@@ -85,7 +85,7 @@ class Network:
         used = min(dims or spans, spans)
         share, hops = size * (n - 1) / n, (n if used == 1 else sum(group.extents)) * HOP
         if not self.shape:  # NVLink: every GPU of a host to every other
-            rate = REACHED["network"] * self.chip.link
+            rate = EFFICIENCY["network"] * self.chip.link
             return (2 if kind == "all-reduce" else 1) * share / rate + NVLINK_START
         if kind == "collective-permute":
             return size / self.chip.link + HOP
@@ -108,7 +108,7 @@ class Network:
 
     def far(self, size: float) -> float:
         """Seconds that bytes take to another slice or host."""
-        return size / (REACHED["network"] * self.chip.far) + FAR_START
+        return size / (EFFICIENCY["network"] * self.chip.far) + FAR_START
 
     @cached_property
     def devices(self) -> int:

@@ -12,20 +12,20 @@ from dtrain.core.errors import RecipeError
 from dtrain.core.slices import Target
 from dtrain.data.batch import Example, tokens_in
 from dtrain.models.nn.param import count
-from dtrain.parallel.mesh import Mesh, visible
+from dtrain.parallel.mesh import Mesh, mesh_sizes
 from dtrain.parallel.rules import Layout
 from dtrain.parallel.shard_map import ShardMap
 from dtrain.plan import memory, target
 from dtrain.plan.compiled import compiled as compile_step
 from dtrain.plan.cuda import take_cudnn_as_there
-from dtrain.plan.efficiency import Pace
-from dtrain.plan.jaxpr_cost import ALL, traced
+from dtrain.plan.efficiency import Efficiency
+from dtrain.plan.jaxpr_cost import ALL, step_cost
 from dtrain.plan.memory import CLASSES, Memory
 from dtrain.plan.money import Money, cost
 from dtrain.plan.network import Network
 from dtrain.plan.overlap import overlap
 from dtrain.plan.program import read
-from dtrain.plan.replay import Replay, Tally
+from dtrain.plan.replay import Replay, StepCost
 from dtrain.plan.target import places, stand_ins
 from dtrain.recipe.recipe import Recipe
 from dtrain.train.assembly import Assembly, assemble
@@ -39,7 +39,7 @@ class Timing:
     """One step. Seconds of one device, whose parts add up to the step."""
 
     seconds: float
-    tally: Tally
+    tally: StepCost
     tokens: int
     examples: int
     unit: str
@@ -105,17 +105,17 @@ class Plan:
 def plan(recipe: Recipe, on: Target, price: float | None = None) -> Plan:
     """The compiled tier. RecipeError where recipe and target do not go together; running out of memory is a plan."""
     start = time.perf_counter()
-    made = _assembled(recipe, target.devices(on), on)
-    if short := _short(made, on, start):
+    assembly = _assembled(recipe, target.devices(on), on)
+    if short := _short(assembly, on, start):
         return short
-    found = compile_step(made)
+    found = compile_step(assembly)
     program = read(found.text)
-    held = memory.memory(found, program, made.shapes, made.layout, _room(on))
+    held = memory.memory(found, program, assembly.shapes, assembly.layout, _room(on))
     if not found.fits:  # whatever the table says of the device, its compiler has the last word
         held = replace(held, arena=max(held.arena, int(held.room) + 1))
-    network = _network(made.layout, on)
-    tally = Replay(program, on.chip, network, _filled(made)).run() if on.chip and network and found.fits else None
-    return _plan(made, on, "compiled", held, tally, price, time.perf_counter() - start)
+    network = _network(assembly.layout, on)
+    tally = Replay(program, on.chip, network, _filled(assembly)).run() if on.chip and network and found.fits else None
+    return _plan(assembly, on, "compiled", held, tally, price, time.perf_counter() - start)
 
 
 def quick(recipe: Recipe, on: Target, price: float | None = None) -> Plan:
@@ -126,34 +126,34 @@ def quick(recipe: Recipe, on: Target, price: float | None = None) -> Plan:
         layout = Layout(recipe.mesh.sizes(on.devices), recipe.mesh.table(), {})
         mesh = _OneAxis(**vars(recipe.mesh))
         by_hand = recipe if ShardMap().refusal(layout, 1) else replace(recipe, engine=ShardMap(), mesh=mesh)
-    made = _assembled(by_hand, stand_ins(on), on)
-    if short := _short(replace(made, recipe=recipe), on, start):
+    assembly = _assembled(by_hand, stand_ins(on), on)
+    if short := _short(replace(assembly, recipe=recipe), on, start):
         return short
-    network = _network(made.layout, on)
+    network = _network(assembly.layout, on)
     hides = overlap(recipe.engine, by_hand is not recipe, on.chip) if on.chip else ALL
-    found = traced(made.train(), network, on.devices, _filled(made), hides)
-    held = sum(memory.share(leaf) for leaf in jax.tree.leaves(made.shapes))
-    inputs = sum(memory.share(leaf) for leaf in jax.tree.leaves(made.batch))
+    found = step_cost(assembly.train(), network, on.devices, _filled(assembly), hides)
+    held = sum(memory.share(leaf) for leaf in jax.tree.leaves(assembly.shapes))
+    inputs = sum(memory.share(leaf) for leaf in jax.tree.leaves(assembly.batch))
     classes: dict[str, int] = dict.fromkeys(CLASSES, 0) | {
-        "parameters": sum(memory.share(leaf) for leaf in jax.tree.leaves(made.shapes.params)),
-        "optimizer": sum(memory.share(leaf) for leaf in jax.tree.leaves(made.shapes.optimizer)),
+        "parameters": sum(memory.share(leaf) for leaf in jax.tree.leaves(assembly.shapes.params)),
+        "optimizer": sum(memory.share(leaf) for leaf in jax.tree.leaves(assembly.shapes.optimizer)),
         "activations and temporaries": found.working,
         "inputs": inputs,
     }
-    filled = Memory(classes, held + inputs + found.working, _room(on), [], memory.replicated(made.shapes))
+    filled = Memory(classes, held + inputs + found.working, _room(on), [], memory.replicated(assembly.shapes))
     tally = found.tally
     if tally and on.chip:
-        updating = Pace(on.chip).moving(2.0 * held)  # the optimizer's pass over the state
+        updating = Efficiency(on.chip).moving(2.0 * held)  # the optimizer's pass over the state
         tally.parts["memory"] += updating
         tally.seconds += updating
-    made = replace(made, recipe=recipe)
-    return _plan(made, on, "quick", filled, tally, price, time.perf_counter() - start)
+    assembly = replace(assembly, recipe=recipe)
+    return _plan(assembly, on, "quick", filled, tally, price, time.perf_counter() - start)
 
 
-def _short(made: Assembly, on: Target, start: float) -> Plan | None:
+def _short(assembly: Assembly, on: Target, start: float) -> Plan | None:
     """The plan of a run whose state alone finds no room; None of any other."""
-    alone = memory.state_alone(made.shapes, made.batch, _room(on))
-    return None if alone.fits else _plan(made, on, "state", alone, None, None, time.perf_counter() - start)
+    alone = memory.state_alone(assembly.shapes, assembly.batch, _room(on))
+    return None if alone.fits else _plan(assembly, on, "state", alone, None, None, time.perf_counter() - start)
 
 
 def program(recipe: Recipe, on: Target, *, compiled: bool) -> str:
@@ -198,15 +198,15 @@ def _network(layout: Layout, on: Target) -> Network | None:
 
 
 def _plan(
-    made: Assembly,
+    assembly: Assembly,
     on: Target,
     tier: Tier,
     held: Memory,
-    tally: Tally | None,
+    tally: StepCost | None,
     price: float | None,
     took: float,
 ) -> Plan:
-    recipe, layout = made.recipe, made.layout
+    recipe, layout = assembly.recipe, assembly.layout
     timing, money = None, None
     if tally is not None and on.chip:
         flops = recipe.model.flops(layout.example, recipe.batch)
@@ -216,14 +216,14 @@ def _plan(
         timing = Timing(
             tally.seconds, tally, tokens, recipe.batch, unit, flops.step, flops.convention, peak, on.devices
         )
-        money = cost(on, timing.seconds, tokens, recipe.batch, made.steps, price) if held.fits else None
-    sizes = visible(layout.sizes)
+        money = cost(on, timing.seconds, tokens, recipe.batch, assembly.steps, price) if held.fits else None
+    sizes = mesh_sizes(layout.sizes)
     return Plan(recipe, on, tier, sizes, count(layout.declared), held, timing, money, took)
 
 
-def _filled(made: Assembly) -> float:
+def _filled(assembly: Assembly) -> float:
     """The part of the rows sent to experts that hold a token, where routing is even (parallel/experts.py)."""
-    experts, parts = getattr(made.recipe.model, "experts", None), made.layout.sizes["expert"]
+    experts, parts = getattr(assembly.recipe.model, "experts", None), assembly.layout.sizes["expert"]
     if experts is None or parts == 1:
         return 1.0
     room = parts * min(experts.active, experts.count // parts) / experts.active

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from dtrain.core.chips import Chip
 from dtrain.plan import kernels
 from dtrain.plan.cost import COLLECTIVES, FREE, Costs
-from dtrain.plan.efficiency import Pace
+from dtrain.plan.efficiency import Efficiency
 from dtrain.plan.loops import trips
 from dtrain.plan.network import Network, dims_used, members
 from dtrain.plan.program import Computation, Op, Program
 
 
 @dataclass
-class Talk:
+class CollectiveCost:
     """Collectives of one kind along the same axes: calls, bytes and seconds on the network, seconds waited for."""
 
     calls: float = 0.0
@@ -26,7 +26,7 @@ class Talk:
     seconds: float = 0.0
     exposed: float = 0.0
 
-    def heard(self, times: float, size: float, seconds: float) -> None:
+    def add_call(self, times: float, size: float, seconds: float) -> None:
         """So many calls more, each of that size and time."""
         self.calls += times
         self.bytes += times * size
@@ -34,7 +34,7 @@ class Talk:
 
 
 @dataclass
-class Tally:
+class StepCost:
     """What a part of a program takes, on one device."""
 
     seconds: float = 0.0
@@ -44,12 +44,14 @@ class Tally:
     """Bytes to and from main memory."""
     parts: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Seconds of `product`, `kernel`, `memory`, `network` (exposed) and `copy` (exposed); they add up."""
-    talk: dict[tuple[str, tuple[str, ...]], Talk] = field(default_factory=lambda: defaultdict(Talk))
+    collectives: dict[tuple[str, tuple[str, ...]], CollectiveCost] = field(
+        default_factory=lambda: defaultdict(CollectiveCost)
+    )
     """By kind and axes of the mesh."""
     lines: dict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
     """Seconds by part and source line."""
 
-    def add(self, other: "Tally", times: int) -> None:
+    def add(self, other: "StepCost", times: int) -> None:
         """The other part, that many times over."""
         self.seconds += times * other.seconds
         self.flops += times * other.flops
@@ -59,9 +61,9 @@ class Tally:
             self.parts[name] += times * seconds
         for spot, seconds in other.lines.items():
             self.lines[spot] += times * seconds
-        for key, talk in other.talk.items():
-            mine = self.talk[key]
-            for name, value in vars(talk).items():
+        for key, collective in other.collectives.items():
+            mine = self.collectives[key]
+            for name, value in vars(collective).items():
                 setattr(mine, name, getattr(mine, name) + times * value)
 
 
@@ -72,7 +74,7 @@ class _Pending:
     end: float
     part: str
     line: str
-    talk: Talk | None = None
+    collective: CollectiveCost | None = None
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class Replay:
     filled: float = 1.0
     """The part of the rows sent to experts that hold a token."""
 
-    def run(self) -> Tally:
+    def run(self) -> StepCost:
         """The whole program."""
         return _Clock(self).computation(self.program.entry)
 
@@ -93,10 +95,10 @@ class Replay:
 class _Clock:
     def __init__(self, replay: Replay) -> None:
         self.program, self.network, self.filled = replay.program, replay.network, replay.filled
-        self.costs, self.pace = Costs(replay.program), Pace(replay.chip)
-        self.known: dict[str, Tally] = {}
+        self.costs, self.efficiency = Costs(replay.program), Efficiency(replay.chip)
+        self.known: dict[str, StepCost] = {}
 
-    def computation(self, home: Computation) -> Tally:
+    def computation(self, home: Computation) -> StepCost:
         if home.name not in self.known:
             self.known[home.name] = _Pass(self, home).run()
         return self.known[home.name]
@@ -106,11 +108,11 @@ class _Pass:
     """One pass through the operations of one computation."""
 
     def __init__(self, clock: _Clock, home: Computation) -> None:
-        self.clock, self.home, self.found = clock, home, Tally()
+        self.clock, self.home, self.found = clock, home, StepCost()
         self.free: dict[str, float] = defaultdict(float)
         self.pending: dict[str, _Pending] = {}
 
-    def run(self) -> Tally:
+    def run(self) -> StepCost:
         for op in self.home.ops.values():
             self._step(op)
         return self.found
@@ -131,7 +133,7 @@ class _Pass:
         elif op.kind.endswith(("-start", "-done", "-update")):
             self._asynchronous(op)
         elif op.kind in COLLECTIVES:
-            self._wait(self._talk(op, op, self.home))
+            self._wait(self._collective(op, op, self.home))
         elif op.kind in ("send", "recv"):
             self._send(op)
         elif op.kind == "fusion" and self._fused_collective(op):
@@ -150,60 +152,64 @@ class _Pass:
             return
         kind = op.kind.removesuffix("-start")
         if kind in COLLECTIVES:
-            self.pending[op.name] = self._talk(op, op, self.home)
+            self.pending[op.name] = self._collective(op, op, self.home)
         elif kind == "async" and (called := op.called()):
             inside = self.clock.program.computations[called]
-            talk = next((inner for inner in inside.ops.values() if inner.kind in COLLECTIVES), None)
-            beside = self._queue(op, "beside", "copy", 0 if talk else self.clock.computation(inside).seconds)
-            self.pending[op.name] = self._talk(op, talk, inside) if talk else beside
+            collective = next((inner for inner in inside.ops.values() if inner.kind in COLLECTIVES), None)
+            beside = self._queue(op, "beside", "copy", 0 if collective else self.clock.computation(inside).seconds)
+            self.pending[op.name] = self._collective(op, collective, inside) if collective else beside
         else:
             moved = max((array.bytes for array in op.results), default=0)
             moved = min(moved, min((array.bytes for array in op.results if array.size > 1), default=moved))
-            self.pending[op.name] = self._queue(op, "copy", "copy", self.clock.pace.moving(moved))
+            self.pending[op.name] = self._queue(op, "copy", "copy", self.clock.efficiency.moving(moved))
 
     def _fused_collective(self, op: Op) -> bool:
         """A fusion that only starts or ends a collective; one that is merely under way meanwhile is work."""
         inside = self.clock.program.computations[op.called() or ""]
-        talk = next((inner for inner in inside.ops.values() if inner.kind in COLLECTIVES), None)
-        if talk is None or inside.name.startswith("async_collective_fusion"):
+        collective = next((inner for inner in inside.ops.values() if inner.kind in COLLECTIVES), None)
+        if collective is None or inside.name.startswith("async_collective_fusion"):
             return False  # work that a collective, started elsewhere, goes on beside
-        channel = f"channel {talk.number('channel_id')}"
+        channel = f"channel {collective.number('channel_id')}"
         targets = {inner.attributes.partition("custom_call_target=")[2][:24] for inner in inside.ops.values()}
         if any("AsyncCollectiveStart" in target for target in targets):
-            self.pending[channel] = self._talk(op, talk, inside)
+            self.pending[channel] = self._collective(op, collective, inside)
             return True
         if any("AsyncCollectiveDone" in target for target in targets):
             self._wait(self.pending.pop(channel, None))
             return True
-        self._wait(self._talk(op, talk, inside))
+        self._wait(self._collective(op, collective, inside))
         self._compute(op)
         return True
 
-    def _talk(self, op: Op, talk: Op, home: Computation) -> _Pending:
+    def _collective(self, op: Op, collective: Op, home: Computation) -> _Pending:
         """A collective, put into the network's queue."""
-        network, kind = self.clock.network, talk.kind.removesuffix("-start")
-        sent = float(sum(home.ops[name].bytes for name in talk.operands if name in home.ops))
-        size = max(sent, _received(talk)) if kind == "all-gather" else sent
-        listed = members(talk)
+        network, kind = self.clock.network, collective.kind.removesuffix("-start")
+        sent = float(sum(home.ops[name].bytes for name in collective.operands if name in home.ops))
+        size = max(sent, _received(collective)) if kind == "all-gather" else sent
+        listed = members(collective)
         group = network.group(list(range(network.devices)) if listed is None else listed)
-        seconds = network.time(kind, group, size, dims_used(talk))
-        queue = f"network {talk.operands and _direction(talk)}" if kind == "collective-permute" else "network"
-        told = self.found.talk[kind, group.axes]
-        told.heard(1, size, seconds)
-        return self._queue(op, queue, "network", seconds, told)
+        seconds = network.time(kind, group, size, dims_used(collective))
+        queue = (
+            f"network {collective.operands and _direction(collective)}" if kind == "collective-permute" else "network"
+        )
+        spent = self.found.collectives[kind, group.axes]
+        spent.add_call(1, size, seconds)
+        return self._queue(op, queue, "network", seconds, spent)
 
     def _send(self, op: Op) -> None:
         """Bytes to another slice, through the hosts."""
         size = float(max((array.bytes for array in op.results), default=0))
-        told = self.found.talk["send to other slices", ()]
+        spent = self.found.collectives["send to other slices", ()]
         seconds = self.clock.network.far(size)
         if op.kind == "send":
-            told.heard(1, size, seconds)
-        self.pending[op.name] = self._queue(op, f"far {op.kind}", "network", seconds, told)
+            spent.add_call(1, size, seconds)
+        self.pending[op.name] = self._queue(op, f"far {op.kind}", "network", seconds, spent)
 
-    def _queue(self, op: Op, queue: str, part: str, seconds: float, talk: Talk | None = None) -> _Pending:
+    def _queue(
+        self, op: Op, queue: str, part: str, seconds: float, collective: CollectiveCost | None = None
+    ) -> _Pending:
         self.free[queue] = max(self.free[queue], self.found.seconds) + seconds
-        return _Pending(self.free[queue], part, self.clock.program.source(op), talk)
+        return _Pending(self.free[queue], part, self.clock.program.source(op), collective)
 
     def _wait(self, work: _Pending | None) -> None:
         if work is None or work.end <= self.found.seconds:
@@ -212,14 +218,14 @@ class _Pass:
         self.found.seconds = work.end
         self.found.parts[work.part] += waited
         self.found.lines[work.part, work.line] += waited
-        if work.talk:
-            work.talk.exposed += waited
+        if work.collective:
+            work.collective.exposed += waited
 
     def _compute(self, op: Op) -> None:
         clock, cost = self.clock, self.clock.costs.of(op, self.home)
         kernel, hidden = kernels.hidden(op, self.home, clock.filled)
-        busy = clock.pace.computing(kernel or "product", hidden if kernel else cost.flops)
-        moving = clock.pace.moving(cost.bytes)
+        busy = clock.efficiency.computing(kernel or "product", hidden if kernel else cost.flops)
+        moving = clock.efficiency.moving(cost.bytes)
         part = "memory" if moving > busy else ("kernel" if kernel else "product")
         self.found.flops += cost.flops
         self.found.kernel_flops += hidden

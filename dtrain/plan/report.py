@@ -10,8 +10,8 @@ from dtrain.plan.capacity import state
 from dtrain.plan.memory import RESERVED
 from dtrain.plan.money import Money, stale
 from dtrain.plan.plan import Plan, Timing
-from dtrain.plan.replay import Talk
-from dtrain.plan.search import Found
+from dtrain.plan.replay import CollectiveCost
+from dtrain.plan.search import SearchResult
 from dtrain.train.banner import mesh_text
 from dtrain.train.explain import size_text
 
@@ -131,11 +131,11 @@ def _timing(timing: Timing, plan: Plan) -> Iterator[str]:
 
 def _network(timing: Timing, plan: Plan) -> Iterator[str]:
     """Collectives by kind and axes as a recipe names them, the slowest first."""
-    rows: dict[tuple[str, str], Talk] = {}
-    for (kind, axes), talk in timing.tally.talk.items():
+    rows: dict[tuple[str, str], CollectiveCost] = {}
+    for (kind, axes), collective in timing.tally.collectives.items():
         over = " and ".join(dict.fromkeys("fsdp" if axis in MEMORY_AXES else axis for axis in axes)) or "all"
-        row = rows.setdefault((kind, over), Talk())
-        for name, value in vars(talk).items():
+        row = rows.setdefault((kind, over), CollectiveCost())
+        for name, value in vars(collective).items():
             setattr(row, name, getattr(row, name) + value)
     shown = [(key, row) for key, row in rows.items() if row.seconds > 1e-3 * timing.seconds]
     if not shown:
@@ -190,7 +190,7 @@ def duration(hours: float) -> str:
     return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
 
 
-def found_lines(found: Found) -> Iterator[str]:
+def search_report(found: SearchResult) -> Iterator[str]:
     """What a search came to, the best first, against the recipe as it stands."""
     if found.stopped:
         yield "interrupted; of what was tried:" if found.tried else "interrupted before anything was compiled"

@@ -18,7 +18,7 @@ from dtrain.plan.cache import remembered
 from dtrain.plan.memory import roomy
 from dtrain.plan.plan import Plan
 from dtrain.plan.variants import Candidate, finer, meshes, ways
-from dtrain.plan.workers import Job
+from dtrain.plan.workers import PlanJob
 from dtrain.recipe.compose import merge, overriding
 from dtrain.recipe.recipe import Recipe
 from dtrain.recipe.yaml import dump, parse
@@ -32,7 +32,7 @@ Say = Callable[[str], None]
 
 
 @dataclass
-class Found:
+class SearchResult:
     """What a search came to."""
 
     base: Plan | None
@@ -55,7 +55,7 @@ class Found:
 class _Compiling:
     """Variants of one recipe, compiled and noted."""
 
-    found: Found
+    found: SearchResult
     on: Target
     workers: int
     price: float | None
@@ -88,13 +88,13 @@ def search(
     workers: int,
     price: float | None,
     say: Say,
-    heard: Callable[[], object] = int,
-) -> Found:
+    on_interrupt: Callable[[], object] = int,
+) -> SearchResult:
     """Try at most `tries` compiled variants, the recipe as it stands being the first.
 
     Interrupted, it calls `heard` and gives what it has.
     """
-    found = Found(None)
+    found = SearchResult(None)
     compiling = _Compiling(found, on, workers, price, say)
     try:
         shapes = [Candidate(recipe, {}), *_shapes(recipe, on, say)]
@@ -107,7 +107,7 @@ def search(
             say(f"compiler options for what is the fastest so far: {fastest[0].text}")
         compiling.all(others[: tries - len(found.tried)])
     except KeyboardInterrupt:
-        heard()
+        on_interrupt()
         found.stopped = True
     return found
 
@@ -150,7 +150,7 @@ def _ranked(wanted: Sequence[Candidate], on: Target) -> list[tuple[Candidate, fl
         rest = str({key: value for key, value in candidate.changes.items() if key != "accumulate"})
         if rest in enough:
             continue
-        made = Job(candidate.recipe, on, quick=True).make()
+        made = PlanJob(candidate.recipe, on, quick=True).make()
         if isinstance(made, Plan) and made.timing:
             plans.append((candidate, made, made.timing.seconds))
             enough |= {rest} if roomy(made.memory, on.platform) else set()

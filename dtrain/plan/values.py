@@ -52,7 +52,8 @@ def values(plan: Plan) -> dict[str, Any]:
         found["flops_per_device"] = {"products": tally.flops, "kernels": tally.kernel_flops}
         found["memory_traffic_bytes_per_device"] = tally.moved
         found["network"] = [
-            {"kind": kind, "axes": list(axes), **vars(talk)} for (kind, axes), talk in tally.talk.items()
+            {"kind": kind, "axes": list(axes), **vars(collective)}
+            for (kind, axes), collective in tally.collectives.items()
         ]
     if money:
         found["dollars"] = vars(money) | ({"list_price_of": f"{PRICED:%Y-%m}"} if money.listed else {})

@@ -8,7 +8,7 @@ from typing import Any
 
 from dtrain.core.slices import Target
 from dtrain.parallel.jit import Jit
-from dtrain.parallel.mesh import AXES, Mesh, visible
+from dtrain.parallel.mesh import AXES, Mesh, mesh_sizes
 from dtrain.parallel.shard_map import ShardMap
 from dtrain.recipe.crosscheck import problems_of
 from dtrain.recipe.recipe import Recipe
@@ -85,7 +85,7 @@ def meshes(recipe: Recipe, on: Target) -> Iterator[Candidate]:
     for tensor, expert, data, fsdp in sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape[2])):
         sizes = dict.fromkeys(AXES, 1) | {"data": data, "fsdp": fsdp, "tensor": tensor, "expert": expert}
         crossed = dict.fromkeys(old.slices, 1) | ({"data": on.slices} if on.slices > 1 else {})
-        if data % on.slices or sizes == visible(old.sizes(on.devices)):
+        if data % on.slices or sizes == mesh_sizes(old.sizes(on.devices)):
             continue
         mesh = Mesh(**sizes, slices=crossed, rules=old.rules)  # pyright: ignore[reportArgumentType]
         changed = dataclasses.replace(recipe, mesh=mesh)

@@ -11,7 +11,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from dtrain.core.errors import DtrainError, EnvironmentFault
-from dtrain.core.parent import leave_with_caller
+from dtrain.core.parent import exit_with_caller
 from dtrain.core.slices import Target
 from dtrain.plan.plan import Plan, plan, quick
 from dtrain.recipe.recipe import Recipe
@@ -20,7 +20,7 @@ Outcome = Plan | DtrainError
 
 
 @dataclass(frozen=True)
-class Job:
+class PlanJob:
     """One plan to be made."""
 
     recipe: Recipe
@@ -36,7 +36,7 @@ class Job:
             return error
 
 
-def outcomes(jobs: Sequence[Job], workers: int) -> Iterator[tuple[int, Outcome]]:
+def outcomes(jobs: Sequence[PlanJob], workers: int) -> Iterator[tuple[int, Outcome]]:
     """The number of each job with what came of it, as they are done.
 
     Where the caller stops listening, or is interrupted, the processes are ended.
@@ -77,9 +77,9 @@ def _received(ready: Any, process: BaseProcess) -> Outcome:
     return found
 
 
-def _work(job: Job, back: Any) -> None:
+def _work(job: PlanJob, back: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller decides when to stop
-    leave_with_caller()
+    exit_with_caller()
     with suppress(OSError):
         os.nice(5)
     try:

@@ -13,7 +13,7 @@ from dtrain.data.batch import Example
 from dtrain.data.synthetic import Synthetic
 from dtrain.models.custom import Custom
 from dtrain.models.nn.param import count
-from dtrain.parallel.mesh import BATCH_AXES, visible
+from dtrain.parallel.mesh import BATCH_AXES, mesh_sizes
 from dtrain.parallel.rules import Layout
 from dtrain.recipe.recipe import Recipe, length_problem
 from dtrain.recipe.values import FAILED
@@ -109,7 +109,7 @@ def divides(path: str, batch: int, sizes: Mapping[str, int], accumulate: int) ->
     unit = groups * (math.lcm(stages, accumulate) if stages > 1 else accumulate)
     if batch % unit:
         lower, upper = batch // unit * unit, (batch // unit + 1) * unit
-        factors = [f"{axis} {size}" for axis, size in visible(sizes).items() if axis in BATCH_AXES and size > 1]
+        factors = [f"{axis} {size}" for axis, size in mesh_sizes(sizes).items() if axis in BATCH_AXES and size > 1]
         factors += [f"{accumulate} microbatches"] if accumulate > 1 else []
         hint = f"use {lower} or {upper}" if lower else f"use {upper}"
         yield path, f"{batch} examples do not divide by {unit}, which {' x '.join(factors)} asks for", hint

@@ -22,74 +22,72 @@ OPTIONAL = {
 
 
 @dataclass(frozen=True)
-class Finding:
+class Check:
     """One thing looked at."""
 
     what: str
     found: str
     verdict: Literal["ok", "warning", "missing"] = "ok"
-    mend: str = ""
+    fix: str = ""
 
     def text(self) -> str:
         """A line, and a second one where there is something to do."""
         line = f"{self.verdict:<8}{self.what:<16}{self.found}"
-        return f"{line}\n{'':8}{'':16}mend: {self.mend}" if self.mend else line
+        return f"{line}\n{'':8}{'':16}mend: {self.fix}" if self.fix else line
 
 
-def examine() -> list[Finding]:
+def examine() -> list[Check]:
     """Everything that a run leans on. Starts JAX's devices."""
     try:
         devices = found()
     except EnvironmentFault as error:
-        seen = [Finding("devices", error.message, "missing", "JAX_PLATFORMS=cpu dtrain doctor")]
+        seen = [Check("devices", error.message, "missing", "JAX_PLATFORMS=cpu dtrain doctor")]
     else:
         seen = [_devices(devices), *_accelerators(devices[0].platform)]
     return [*_versions(), *seen, _memory(), _disk(), *_packages()]
 
 
-def _versions() -> list[Finding]:
+def _versions() -> list[Check]:
     return [
-        Finding(name, version, "missing", f"pip install {name}")
-        if version == "not installed"
-        else Finding(name, version)
+        Check(name, version, "missing", f"pip install {name}") if version == "not installed" else Check(name, version)
         for name, version in versions().items()
     ]
 
 
-def _devices(devices: list[Any]) -> Finding:
+def _devices(devices: list[Any]) -> Check:
     import jax
     import jax.numpy as jnp
 
     start = time.perf_counter()
     assert float(jax.jit(jnp.sum)(jnp.ones(8))) == 8
     kinds = f"{len(devices)} x {devices[0].device_kind} ({devices[0].platform})"
-    return Finding("devices", f"{kinds}, first program ran in {time.perf_counter() - start:.1f} s")
+    return Check("devices", f"{kinds}, first program ran in {time.perf_counter() - start:.1f} s")
 
 
-def _memory() -> Finding:
+def _memory() -> Check:
     pages, page = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
-    return Finding("memory", f"{pages * page / 2**30:.1f} GiB, {os.cpu_count()} cores")
+    return Check("memory", f"{pages * page / 2**30:.1f} GiB, {os.cpu_count()} cores")
 
 
-def _disk() -> Finding:
+def _disk() -> Check:
     free = shutil.disk_usage(Path.cwd()).free
     found = f"{free / 2**30:.1f} GiB free in {Path.cwd()}"
-    return Finding("disk", found, "warning", "free some, or use --runs-dir") if free < ROOM else Finding("disk", found)
+    return Check("disk", found, "warning", "free some, or use --runs-dir") if free < ROOM else Check("disk", found)
 
 
-def _packages() -> list[Finding]:
+def _packages() -> list[Check]:
     return [
-        Finding(name, f"needed for {use}", "warning", mend)
-        for name, (use, mend) in OPTIONAL.items()
+        Check(name, f"needed for {use}", "warning", fix)
+        for name, (use, fix) in OPTIONAL.items()
         if importlib.util.find_spec(name) is None
     ]
 
 
-def _accelerators(platform: str) -> list[Finding]:
+def _accelerators(platform: str) -> list[Check]:
     """Hardware that is there while JAX cannot see it."""
     found = []
     if platform == "cpu" and Path("/dev/nvidia0").exists():
-        found.append(Finding("gpu", "a GPU is there, JAX does not use it", "warning", 'pip install "dtrain[cuda]"'))
+        found.append(Check("gpu", "a GPU is there, JAX does not use it", "warning", 'pip install "dtrain[cuda]"'))
     if platform == "cpu" and (Path("/dev/accel0").exists() or Path("/dev/vfio/0").exists()):
-        found.append(Finding("tpu", "a TPU is there, JAX does not use it", "warning", 'pip install "dtrain[tpu]"'))
+        found.append(Check("tpu", "a TPU is there, JAX does not use it", "warning", 'pip install "dtrain[tpu]"'))
     return found

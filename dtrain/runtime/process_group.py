@@ -49,7 +49,7 @@ class End:
 
 
 @dataclass
-class Crew:
+class ProcessGroup:
     """The processes of this machine, in the order of their ranks. The first speaks."""
 
     logs: Path
@@ -57,14 +57,14 @@ class Crew:
     infos: list[ProcessInfo] = field(default_factory=list)
     members: list[subprocess.Popen[bytes]] = field(default_factory=list)
     relays: list[threading.Thread] = field(default_factory=list)
-    before: dict[int, heartbeat.Sign | None] = field(default_factory=dict)
+    before: dict[int, heartbeat.Heartbeat | None] = field(default_factory=dict)
     """What each process's predecessor said last: no sign of life of this one."""
     signs: dict[int, tuple[int, float]] = field(default_factory=dict)
     """The number of each process's last sign of life, and when it was first seen here."""
 
     def start(self, arguments: Sequence[str], info: ProcessInfo, more: Mapping[str, str]) -> None:
         """Start one process with these variables besides its own."""
-        self.before[info.rank] = heartbeat.read(self.place.beat(info.rank))
+        self.before[info.rank] = heartbeat.read(self.place.heartbeat(info.rank))
         together = info.world_size > 1  # and talk to each other directly: JAX would ask a proxy
         environment = {k: v for k, v in os.environ.items() if not (together and k.lower().endswith("_proxy"))}
         own = {PARENT: str(os.getpid())} | info.environment()
@@ -106,9 +106,9 @@ class Crew:
         """The others go after the one that failed first."""
         rank = self.infos[number].rank
         if code == Stopped.exit_code:
-            sign = heartbeat.read(self.place.beat(rank))
-            begun = sign is not None and sign != self.before[rank]
-            saves = begun and sign is not None and sign.step > 0
+            latest = heartbeat.read(self.place.heartbeat(rank))
+            begun = latest is not None and latest != self.before[rank]
+            saves = begun and latest is not None and latest.step > 0
             self._wait(GRACE if saves else UNSTARTED)  # all agreed to stop; the others are saving too
             return End(code, rank, "asked to stop", unstarted=not begun)
         self.kill()
@@ -123,13 +123,13 @@ class Crew:
         """The process that has shown no sign of life for the longest, where that is too long."""
         now, silent = time.monotonic(), []
         for rank in (info.rank for info in self.infos):
-            sign = heartbeat.read(self.place.beat(rank))
-            sign = heartbeat.Sign() if sign is None or sign == self.before[rank] else sign
+            latest = heartbeat.read(self.place.heartbeat(rank))
+            latest = heartbeat.Heartbeat() if latest is None or latest == self.before[rank] else latest
             number, since = self.signs.get(rank, (-1, now))
-            if sign.number != number:
-                self.signs[rank] = sign.number, now
-            elif now - since > sign.patience:
-                silent.append((sign.step, sign.turn, rank, sign.section, now - since))
+            if latest.number != number:
+                self.signs[rank] = latest.number, now
+            elif now - since > latest.patience:
+                silent.append((latest.step, latest.turn, rank, latest.section, now - since))
         if not silent:
             return None
         step, _, rank, section, seconds = min(silent)  # those that wait for it got further
@@ -174,7 +174,7 @@ class Crew:
         for member in self.members:
             member.send_signal(signal.SIGTERM)
 
-    def __enter__(self) -> "Crew":
+    def __enter__(self) -> "ProcessGroup":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -22,7 +22,7 @@ from dtrain.core.process_info import RENDEZVOUS_S, ProcessInfo, launch_id, rende
 from dtrain.core.run_control import note_end
 from dtrain.core.run_dir import Folder, overwrite, saved_steps
 from dtrain.parallel.rendezvous import LOOPBACK, PATIENCE
-from dtrain.runtime.process_group import Crew, End, port, say
+from dtrain.runtime.process_group import End, ProcessGroup, port, say
 
 LONGEST_PAUSE = 30.0
 AGAIN = {70, 9}
@@ -39,24 +39,24 @@ class Others:
 
     def __init__(self, place: Folder, among: ProcessInfo | None) -> None:
         self._path, self._among = place.path / "ended.json", among
-        self._before = self._said()
+        self._before = self._report()
 
     def end(self) -> End | None:
         """How the run ended on another machine since this parent began."""
-        said = self._said() if self._among else None
-        if said is None or said == self._before:
+        output = self._report() if self._among else None
+        if output is None or output == self._before:
             return None
-        return End(said["code"], said["rank"], said["cause"], elsewhere=True)
+        return End(output["code"], output["rank"], output["cause"], elsewhere=True)
 
-    def tell(self, end: End) -> None:
+    def report(self, end: End) -> None:
         """Let the others leave with the same code, in place of waiting for this machine."""
         if self._among and not end.elsewhere:
             with suppress(OSError):
-                said = {"code": end.code, "rank": end.rank, "cause": end.cause, "at": time.time()}
+                output = {"code": end.code, "rank": end.rank, "cause": end.cause, "at": time.time()}
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                overwrite(self._path, json.dumps(said))
+                overwrite(self._path, json.dumps(output))
 
-    def _said(self) -> dict[str, Any] | None:
+    def _report(self) -> dict[str, Any] | None:
         try:
             return json.loads(self._path.read_text())
         except (OSError, ValueError):
@@ -67,7 +67,7 @@ class Others:
 class _Watch:
     """The signals that the parent got, and the processes that it watches."""
 
-    crew: Crew | None = None
+    group: ProcessGroup | None = None
     asked: int = 0
     woken: threading.Event = field(default_factory=threading.Event)
 
@@ -115,7 +115,7 @@ def supervise(
             if watch.asked and end.code == TERMINATED:
                 return _stopped(place, others)
             if end.unstarted:
-                others.tell(end)
+                others.report(end)
             if end.code == Stopped.exit_code:  # of a start that was stopped before it wrote its own end
                 _note(place, "stopped", "stopped before the first step of this start", Stopped.exit_code)
             if end.code in {0, Stopped.exit_code}:
@@ -129,12 +129,12 @@ def supervise(
                 return Stopped.exit_code
             final = end.elsewhere or end.code == Aborted.exit_code or (end.code < 128 and end.code not in AGAIN)
             if final or watch.asked or not restarts:
-                others.tell(end)
+                others.report(end)
                 return end.code
             try:
                 pause = again.again(place, end.cause)
             except Exhausted:
-                others.tell(replace(end, code=Exhausted.exit_code))
+                others.report(replace(end, code=Exhausted.exit_code))
                 raise
             if replaced:
                 more = {RENDEZVOUS_S: str(min(rendezvous_seconds(PATIENCE), RETURN))}
@@ -149,7 +149,7 @@ def _stopped(place: Folder, others: Others) -> int:
     committed = next(iter(saved_steps(place.checkpoints)), 0)
     reason = f"stopped at step {committed}, saved" if committed else "stopped before the first step"
     _note(place, "stopped", reason, Stopped.exit_code)
-    others.tell(End(Stopped.exit_code, cause="asked to stop"))
+    others.report(End(Stopped.exit_code, cause="asked to stop"))
     raise Stopped(reason, "run the same command again to continue")
 
 
@@ -170,14 +170,18 @@ def _start(
     others: Others,
     more: Mapping[str, str],
 ) -> End:
-    with tempfile.TemporaryDirectory(prefix="dtrain-") as logs, port() as number, Crew(Path(logs), place) as crew:
-        watch.crew, machine = crew, among or ProcessInfo(0, 1, f"{LOOPBACK}:{number}")
+    with (
+        tempfile.TemporaryDirectory(prefix="dtrain-") as logs,
+        port() as number,
+        ProcessGroup(Path(logs), place) as group,
+    ):
+        watch.group, machine = group, among or ProcessInfo(0, 1, f"{LOOPBACK}:{number}")
         first, total = machine.rank * processes, machine.world_size * processes
         for rank in range(first, first + processes):
-            crew.start(arguments, ProcessInfo(rank, total, machine.coordinator), more)
+            group.start(arguments, ProcessInfo(rank, total, machine.coordinator), more)
         if watch.asked:
-            crew.ask()
-        return crew.watch(others.end)
+            group.ask()
+        return group.watch(others.end)
 
 
 @contextmanager
@@ -192,12 +196,12 @@ def _signals(place: Folder) -> Iterator[_Watch]:
         watch.asked += 1
         watch.woken.set()
         if watch.asked > 1:
-            if watch.crew:
-                watch.crew.kill()
+            if watch.group:
+                watch.group.kill()
             _note(place, "aborted", "left at once", Aborted.exit_code)
             signals.leave(Aborted.exit_code, "")
-        if watch.crew:
-            watch.crew.ask()
+        if watch.group:
+            watch.group.ask()
 
     with signals.reacting(react):
         yield watch

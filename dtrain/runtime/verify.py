@@ -26,7 +26,7 @@ PATIENCE = 600.0
 
 
 @dataclass(frozen=True)
-class Finding:
+class Promise:
     """One promise, and whether it was kept."""
 
     what: str
@@ -44,7 +44,7 @@ class Certificate:
     versions: Mapping[str, str]
     checksum: str
     """Of the last state's bits."""
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[Promise] = field(default_factory=list)
 
     @property
     def kept(self) -> bool:
@@ -83,12 +83,12 @@ class Trial:
     def start(self, name: str, changes: Sequence[str]) -> subprocess.Popen[bytes]:
         """The command in a process of its own."""
         command = [sys.executable, "-m", "dtrain", "run", self.recipe, *self.overrides, "track.notify=null"]
-        told = [*command, *changes, f"name={name}", "--runs-dir", str(self.folder)]
+        reported = [*command, *changes, f"name={name}", "--runs-dir", str(self.folder)]
         self.folder.mkdir(parents=True, exist_ok=True)
-        with self.said(name).open("w") as said:  # a pipe that nobody reads would fill
-            return subprocess.Popen(told, stdout=subprocess.DEVNULL, stderr=said)
+        with self.output(name).open("w") as output:  # a pipe that nobody reads would fill
+            return subprocess.Popen(reported, stdout=subprocess.DEVNULL, stderr=output)
 
-    def said(self, name: str) -> Path:
+    def output(self, name: str) -> Path:
         """What the newest start of a run said."""
         return self.folder / f"{name}.said"
 
@@ -97,18 +97,18 @@ class Trial:
         with _killed_at_last(self.start(name, self.where if changes is None else changes)) as running:
             running.wait()
         if running.returncode:
-            said = self.said(name).read_text(errors="replace")[-2000:]
-            raise DtrainError(f"the run {name} ended with {running.returncode}:\n{said}")
+            output = self.output(name).read_text(errors="replace")[-2000:]
+            raise DtrainError(f"the run {name} ended with {running.returncode}:\n{output}")
 
     def killed(self, name: str, at: Sequence[int]) -> int:
         """Run it to its end, killed (-9) as it gets past each of these steps; how often it really was."""
         struck = 0
         for step in at:
-            before, end = heartbeat.read(self.place(name).beat(0)), time.monotonic() + PATIENCE
+            before, end = heartbeat.read(self.place(name).heartbeat(0)), time.monotonic() + PATIENCE
             with _killed_at_last(self.start(name, [*self.where, "--restarts", "0"])) as running:
                 while running.poll() is None and time.monotonic() < end:
-                    sign = heartbeat.read(self.place(name).beat(0))
-                    if sign and sign != before and sign.step >= step:
+                    latest = heartbeat.read(self.place(name).heartbeat(0))
+                    if latest and latest != before and latest.step >= step:
                         break
                     time.sleep(0.001)
             struck += running.returncode == -signal.SIGKILL
@@ -130,17 +130,17 @@ def verify(trial: Trial, kills: int, seed: int, others: Mapping[str, Sequence[st
     """Try the promises: `others` are changes to the command under which losses must agree, by what they are called."""
     trial.say("an undisturbed run")
     trial.whole("straight")
-    told = trial.place("straight").read_record()
-    steps = told["steps"]
+    reported = trial.place("straight").read_record()
+    steps = reported["steps"]
     certificate = Certificate(
-        Path(trial.recipe).stem, steps, told["topology"], told["versions"], _checksum(trial, "straight")
+        Path(trial.recipe).stem, steps, reported["topology"], reported["versions"], _checksum(trial, "straight")
     )
 
     at = sorted(random.Random(seed).sample(range(1, steps), min(kills, steps - 1)))
     trial.say(f"killed at steps {', '.join(map(str, at))}")
     struck = trial.killed("killed", at)
     found = same_bits(trial, struck)
-    few = Finding(f"killed {len(at)} times", False, f"only {struck} kills struck while it ran")
+    few = Promise(f"killed {len(at)} times", False, f"only {struck} kills struck while it ran")
     certificate.findings.extend([found] if struck == len(at) else [found, few])
     for number, (what, changes) in enumerate(others.items()):
         trial.say(what)
@@ -149,28 +149,28 @@ def verify(trial: Trial, kills: int, seed: int, others: Mapping[str, Sequence[st
     return certificate
 
 
-def same_bits(trial: Trial, times: int) -> Finding:
+def same_bits(trial: Trial, times: int) -> Promise:
     """Whether the runs "straight" and "killed" ended alike."""
     one, two = (_checksum(trial, name) for name in ("straight", "killed"))
     rows = [_numbers(trial, name) for name in ("straight", "killed")]
     what = f"killed {times} times, resumed"
     if one != two:
-        return Finding(what, False, f"the state differs: {two}")
+        return Promise(what, False, f"the state differs: {two}")
     if rows[0] != rows[1]:
-        return Finding(what, False, "the state is the same, the metrics are not")
-    return Finding(what, True, f"the same bits; {len(rows[0])} lines of metrics equal")
+        return Promise(what, False, "the state is the same, the metrics are not")
+    return Promise(what, True, f"the same bits; {len(rows[0])} lines of metrics equal")
 
 
-def _same_losses(trial: Trial, what: str, name: str) -> Finding:
+def _same_losses(trial: Trial, what: str, name: str) -> Promise:
     straight, other = (
         {row["step"]: row["train/loss"] for row in read(trial.place(one).metrics) if "train/loss" in row}
         for one in ("straight", name)
     )
     if straight.keys() != other.keys():
-        return Finding(what, False, "other steps were logged")
+        return Promise(what, False, "other steps were logged")
     worst = max((abs(other[step] - loss) / max(abs(loss), 1e-12) for step, loss in straight.items()), default=0.0)
     same = _checksum(trial, "straight") == _checksum(trial, name)
-    return Finding(what, worst <= TOLERANCE, "the same bits" if same else f"losses within {worst:.1e}")
+    return Promise(what, worst <= TOLERANCE, "the same bits" if same else f"losses within {worst:.1e}")
 
 
 def _checksum(trial: Trial, name: str) -> str:

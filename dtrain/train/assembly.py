@@ -69,7 +69,7 @@ def assemble(recipe: Recipe, devices: Sequence[Any], example: Example, steps: in
 
     update = transformation(recipe.optimizer, layout.declared, steps)
     rate = learning_rate(recipe.optimizer, steps)
-    make = states.maker(layout.declared, update, precision.params, recipe.seed)
+    make = states.state_initializer(layout.declared, update, precision.params, recipe.seed)
     shapes = states.abstract(make, update, layout, recipe.optimizer.state_dims)
     whole = layout.sharding(PartitionSpec())
 

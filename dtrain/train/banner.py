@@ -8,18 +8,18 @@ import numpy as np
 
 from dtrain.data.source import Source
 from dtrain.models.nn.param import count
-from dtrain.parallel.mesh import visible
+from dtrain.parallel.mesh import mesh_sizes
 from dtrain.parallel.pipeline import bubble
 from dtrain.parallel.rules import bytes_of
 from dtrain.train.assembly import Assembly
 
 
-def introduction(made: Assembly, train: Source, test: Source, steps: int, devices: list[Any]) -> Iterator[str]:
+def banner(assembly: Assembly, train: Source, test: Source, steps: int, devices: list[Any]) -> Iterator[str]:
     """What is about to run, with the numbers that were worked out."""
-    recipe, layout = made.recipe, made.layout
+    recipe, layout = assembly.recipe, assembly.layout
     platform, processes = devices[0].device_kind, jax.process_count()
     where = f"{len(devices)} x {platform}" + (f" in {processes} processes" if processes > 1 else "")
-    yield f"{recipe.name}  on {where}  mesh {mesh_text(visible(layout.sizes))}  engine {recipe.engine.kind}"
+    yield f"{recipe.name}  on {where}  mesh {mesh_text(mesh_sizes(layout.sizes))}  engine {recipe.engine.kind}"
     size = bytes_of(layout.declared, recipe.precision.params) / 2**20
     numbers = f"{count(layout.declared):,} parameters, {size:.1f} MiB in {recipe.precision.params}"
     yield f"model {recipe.model.kind}: {numbers}"

@@ -14,7 +14,7 @@ Checksum = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Audit:
+class StateChecksum:
     """What is known of a state once the devices are done with it."""
 
     step: int
@@ -34,13 +34,15 @@ class Audit:
         return int(sums[0]), int(sums[1])
 
 
-def audit(step: int, state: State) -> Audit:
+def state_checksum(step: int, state: State) -> StateChecksum:
     """Begin to look at a state; the state may be given away as soon as this returns."""
-    finite, sums = jax.jit(_audited, out_shardings=state.step.sharding)(state)
-    return Audit(step, finite, sums, tuple(dotted(path) for path, _ in jax.tree_util.tree_flatten_with_path(state)[0]))
+    finite, sums = jax.jit(_checksummed, out_shardings=state.step.sharding)(state)
+    return StateChecksum(
+        step, finite, sums, tuple(dotted(path) for path, _ in jax.tree_util.tree_flatten_with_path(state)[0])
+    )
 
 
-def _audited(state: State) -> tuple[jax.Array, jax.Array]:
+def _checksummed(state: State) -> tuple[jax.Array, jax.Array]:
     leaves = jax.tree.leaves(state)
     total = jnp.zeros(2, jnp.uint32)
     for leaf in leaves:

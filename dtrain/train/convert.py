@@ -26,11 +26,11 @@ from dtrain.models.published import HEAD, UNUSED, Place, Whole, places
 from dtrain.recipe.load import text
 from dtrain.recipe.recipe import Recipe
 from dtrain.train.assembly import Assembly, assemble
-from dtrain.train.checksum import audit
-from dtrain.train.load import Trained, trained
+from dtrain.train.checksum import state_checksum
+from dtrain.train.load import LoadedRun, load_run
 from dtrain.train.provenance import about, conditions
 from dtrain.train.resume import Start
-from dtrain.train.state import born
+from dtrain.train.state import create_state
 
 SHOWN = 8
 PREFIX = "transformer."
@@ -43,7 +43,7 @@ FORMATS = {".gguf", ".h5", ".msgpack", ".onnx"}
 Say = Callable[[str], None]
 
 
-def bring(recipe: Recipe, runs: Path, source: Path, say: Say, *, allow_changes: bool = False) -> Folder:
+def import_params(recipe: Recipe, runs: Path, source: Path, say: Say, *, allow_changes: bool = False) -> Folder:
     """A run whose step 0 has the parameters of a file, a folder of files, or another run; `dtrain run` trains it.
 
     RecipeError where the run has steps already; DataError where the tensors, or the settings recorded beside
@@ -52,22 +52,22 @@ def bring(recipe: Recipe, runs: Path, source: Path, say: Say, *, allow_changes: 
     place = folder(runs, recipe.name)
     _refuse_steps(place)
     example = recipe.data.example() or recipe.data.open("train").example
-    made = assemble(recipe, jax.devices(), example, recipe.steps or 2**31)
+    assembly = assemble(recipe, jax.devices(), example, recipe.steps or 2**31)
     before = place.path.is_dir()
     place.prepare()
     with leased(place.lease, say) as lease:
         _refuse_steps(place)  # again: a run may have saved one meanwhile, and from here on none can
         try:
             with _tensors(source, say) as tensors:
-                table = naming(tensors, recipe.model, _unpadded(made.layout.declared))
+                table = naming(tensors, recipe.model, _unpadded(assembly.layout.declared))
                 theirs = not any(isinstance(where, Whole) for where in table.values())
                 agree(recipe.model, tensors.metadata, source, say, published=theirs, allowed=allow_changes)
-                params = read(tensors, recipe.model, made.layout.declared, made.shapes.params, source)
+                params = read(tensors, recipe.model, assembly.layout.declared, assembly.shapes.params, source)
         except DtrainError:
             if not before:
                 shutil.rmtree(place.path, ignore_errors=True)
             raise
-        _save(made, params, example, place, lease, source)
+        _save(assembly, params, example, place, lease, source)
     return place
 
 
@@ -76,14 +76,14 @@ def _refuse_steps(place: Folder) -> None:
         raise RecipeError(f"{place.path} has saved steps already", "give this run another name: name=...")
 
 
-def _save(made: Assembly, params: Tree, example: Example, place: Folder, lease: Lease, source: Path) -> None:
+def _save(assembly: Assembly, params: Tree, example: Example, place: Folder, lease: Lease, source: Path) -> None:
     """The parameters as step 0 of the run."""
-    recipe, state = made.recipe, born(made.make, made.shapes, params)
+    recipe, state = assembly.recipe, create_state(assembly.make, assembly.shapes, params)
     with Store(place.checkpoints.absolute(), recipe.checkpoint, holds=lease.holds) as store:
         overwrite(place.recipe, text(recipe))
         data = Arrays({}, example, UNKNOWN)
-        notes = about(conditions(made), recipe, data, 0, 0, owed=False, seen=Start().seen, step_s=0.0)
-        store.save(0, state, notes | {"imported": str(source.absolute())}, {}, audit(0, state).checksum)
+        notes = about(conditions(assembly), recipe, data, 0, 0, eval_pending=False, seen=Start().seen, step_s=0.0)
+        store.save(0, state, notes | {"imported": str(source.absolute())}, {}, state_checksum(0, state).checksum)
         store.wait()
 
 
@@ -94,7 +94,7 @@ def _tensors(source: Path, say: Say) -> Iterator[Tensors]:
         with opened(source) as tensors:
             yield tensors
         return
-    found = trained(Folder(source), [], say)
+    found = load_run(Folder(source), [], say)
     say(f"{source}: {found.chosen}")
     yield InMemory(_values(found), record(found.recipe.model))
 
@@ -108,9 +108,9 @@ def target(path: Path) -> Path:
     return path / f"model{SUFFIX}"  # the folder is made when there is something to write
 
 
-def take(found: Trained, path: Path, published: bool) -> None:
+def export_params(found: LoadedRun, path: Path, published: bool) -> None:
     """Write the parameters, whole, to one file. RecipeError where the model has no published names."""
-    declared, values = _unpadded(found.made.layout.declared), _values(found)
+    declared, values = _unpadded(found.assembly.layout.declared), _values(found)
     table = _published(found.recipe.model, declared) if published else _own(declared)
     together: dict[str, dict[int, np.ndarray]] = {}
     for name, param in declared.items():
@@ -230,9 +230,9 @@ def _unpadded(declared: Tree) -> dict[str, Param]:
     }
 
 
-def _values(found: Trained) -> dict[str, jax.Array]:
+def _values(found: LoadedRun) -> dict[str, jax.Array]:
     """The trained values by their paths, without padding."""
-    shapes, values = _unpadded(found.made.layout.declared), _by_path(found.params)
+    shapes, values = _unpadded(found.assembly.layout.declared), _by_path(found.params)
     cut = {name: tuple(slice(size) for size in param.shape) for name, param in shapes.items()}
     return {name: value if value.shape == shapes[name].shape else value[cut[name]] for name, value in values.items()}
 

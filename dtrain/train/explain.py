@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from dtrain.models.nn.param import Param, count, paths
-from dtrain.parallel.mesh import visible
+from dtrain.parallel.mesh import mesh_sizes
 from dtrain.parallel.rules import Layout
 from dtrain.recipe.recipe import Recipe
 from dtrain.train.banner import mesh_text
@@ -48,7 +48,7 @@ class Explanation:
         """The whole, for a person."""
         recipe, total = self.recipe, sum(part.bytes_per_device for part in self.parameters)
         yield f"{recipe.name}: {recipe.model.kind} of {count(self.layout.declared):,} parameters"
-        yield f"mesh {mesh_text(visible(self.layout.sizes))} on {self.devices} devices, engine {recipe.engine.kind}"
+        yield f"mesh {mesh_text(mesh_sizes(self.layout.sizes))} on {self.devices} devices, engine {recipe.engine.kind}"
         width = max(len(part.name) for part in self.parameters)
         yield from (part.text(width) for part in self.parameters)
         yield f"  in all {size_text(total)} of parameters a device, in {recipe.precision.params}"
@@ -61,7 +61,7 @@ class Explanation:
         return {
             "name": self.recipe.name,
             "devices": self.devices,
-            "mesh": visible(self.layout.sizes),
+            "mesh": mesh_sizes(self.layout.sizes),
             "engine": self.recipe.engine.kind,
             "parameters": [vars(part) for part in self.parameters],
         }

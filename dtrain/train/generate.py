@@ -12,9 +12,9 @@ from dtrain.core.errors import FieldError, RecipeError
 from dtrain.core.run_dir import Folder
 from dtrain.data.codec import Codec
 from dtrain.models.decoder import Decoder
-from dtrain.models.nn.kv_cache import Cache, Caching
+from dtrain.models.nn.kv_cache import CachedContext, KVCache
 from dtrain.models.nn.param import Tree
-from dtrain.train.load import Trained, trained
+from dtrain.train.load import LoadedRun, load_run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ def _scattered(values_BK: jax.Array, at_BK: jax.Array, like_BV: jax.Array) -> ja
 
 
 @dataclass(frozen=True)
-class Generator(Trained):
+class Generator(LoadedRun):
     """A trained decoder that continues a prompt. Its parameters have the dtype that it computes with."""
 
     @property
@@ -110,21 +110,21 @@ class Generator(Trained):
                 cache, new_BT = self._cache(len(text_BT), room), text_BT[:, -(room // 2) :]
             yield np.asarray(token_B)
 
-    def _cache(self, rows: int, length: int) -> Cache:
+    def _cache(self, rows: int, length: int) -> KVCache:
         """An empty cache, its heads where the heads are."""
-        layout, model = self.made.layout, self.model
+        layout, model = self.assembly.layout, self.model
         shape = (model.layers, rows, length, model.groups, model.size_of_head)
         heads = layout.sharding(layout.spec((None, None, None, "kv_heads")))
         whole = layout.sharding(jax.sharding.PartitionSpec())
-        place = Cache(heads, heads, whole)  # type: ignore[reportArgumentType]
-        make = lambda: Cache.empty(shape, self.recipe.precision.compute)  # noqa: E731
+        place = KVCache(heads, heads, whole)  # type: ignore[reportArgumentType]
+        make = lambda: KVCache.empty(shape, self.recipe.precision.compute)  # noqa: E731
         return jax.jit(make, out_shardings=place)()
 
-    def _step(self, sampling: Sampling) -> Callable[..., tuple[jax.Array, Cache]]:
+    def _step(self, sampling: Sampling) -> Callable[..., tuple[jax.Array, KVCache]]:
         model, precision = self.model, self.recipe.precision
 
-        def step(params: Tree, cache: Cache, token_BT: jax.Array, number: jax.Array) -> tuple[jax.Array, Cache]:
-            ctx = Caching(precision.loss, cache)
+        def step(params: Tree, cache: KVCache, token_BT: jax.Array, number: jax.Array) -> tuple[jax.Array, KVCache]:
+            ctx = CachedContext(precision.loss, cache)
             weight_BT = jnp.ones(token_BT.shape, jnp.float32)
             with precision.tracing():
                 x_BTE, _ = model.activations(params, {"token": token_BT}, weight_BT, ctx)
@@ -138,7 +138,7 @@ def generator(
     place: Folder, overrides: Sequence[str], say: Callable[[str], None], *, step: int | None = None, best: bool = False
 ) -> Generator:
     """A checkpoint of a decoder's run, as `trained` chooses it; RecipeError or CheckpointError where there is none."""
-    found = trained(place, overrides, say, step=step, best=best)
+    found = load_run(place, overrides, say, step=step, best=best)
     if not isinstance(found.recipe.model, Decoder):
         kind = found.recipe.model.kind
         raise RecipeError(f"{place.path} trained a model of kind {kind}; a decoder generates text")

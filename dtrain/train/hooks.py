@@ -12,8 +12,8 @@ from dtrain.core.errors import DataError, NotFinite
 from dtrain.data.batch import Batch
 from dtrain.models.nn.model import Loss
 from dtrain.recipe.recipe import Evaluate
-from dtrain.train.checksum import Audit, audit
-from dtrain.train.loop import Moment
+from dtrain.train.checksum import StateChecksum, state_checksum
+from dtrain.train.loop import StepEvent
 from dtrain.train.loss_guard import CAUSES
 from dtrain.train.save_timer import SaveTimer
 from dtrain.train.state import State
@@ -46,11 +46,11 @@ class Log:
         """Start to count time from this step on."""
         self._since = (step, time.perf_counter() - self.clock.of(*ASIDE), self.clock.of("data"))
 
-    def __call__(self, at: Moment) -> None:
+    def __call__(self, event: StepEvent) -> None:
         self.flush()
-        if at.step % self.every == 0 or at.last or at.stopping:
-            self._pending = (at.step, at.metrics, self._times(at.step))
-        if at.last or at.stopping:
+        if event.step % self.every == 0 or event.last or event.stopping:
+            self._pending = (event.step, event.metrics, self._times(event.step))
+        if event.last or event.stopping:
             self.flush()
 
     def flush(self) -> None:
@@ -102,11 +102,11 @@ class Evaluation:
     abandoned: bool = False
     """Whether the last measurement was given up, because the run is to stop."""
 
-    def __call__(self, at: Moment) -> None:
-        if at.last or (self.due(at.step) and not at.stopping):
-            measured = self.measure(at.step, at.state)
-            at.stopping |= measured is None
-            at.results.update(measured or {})
+    def __call__(self, event: StepEvent) -> None:
+        if event.last or (self.due(event.step) and not event.stopping):
+            measured = self.measure(event.step, event.state)
+            event.stopping |= measured is None
+            event.results.update(measured or {})
 
     def due(self, step: int) -> bool:
         """Whether it is measured after this step."""
@@ -144,7 +144,7 @@ class Saving:
 
     every: int
     best: str | None
-    save: Callable[[int, State, Mapping[str, float], Audit], None]
+    save: Callable[[int, State, Mapping[str, float], StateChecksum], None]
     clock: Clock
     one_at_a_time: bool = False
     """As in the loop: nothing may be under way on the devices beside a step."""
@@ -159,16 +159,16 @@ class Saving:
         """Whether the state is saved after this step. With several processes, all ask at every step."""
         return self.timer.due(step) or (bool(self.every) and step % self.every == 0)
 
-    def __call__(self, at: Moment) -> None:
-        if self.due(at.step) or self.best in at.results or at.last or at.stopping:
-            jax.block_until_ready(at.state)  # the step's own time ends here
+    def __call__(self, event: StepEvent) -> None:
+        if self.due(event.step) or self.best in event.results or event.last or event.stopping:
+            jax.block_until_ready(event.state)  # the step's own time ends here
             self.flush()
             if not self.skipping:
-                finite(at.step, at.metrics)
+                finite(event.step, event.metrics)
             with self.clock("save"), jax.transfer_guard("allow"):  # orbax moves what it likes
-                found = audit(at.step, at.state)
+                found = state_checksum(event.step, event.state)
                 if self.one_at_a_time:
                     jax.block_until_ready(found.sums)
-                self.save(at.step, at.state, at.results, found)
-            self.saved = at.step
+                self.save(event.step, event.state, event.results, found)
+            self.saved = event.step
             self.timer.restart()

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from dtrain.checkpoint import manifest
-from dtrain.checkpoint.manifest import Manifest, Unsound
+from dtrain.checkpoint.manifest import CorruptCheckpoint, Manifest
 from dtrain.checkpoint.partial import UNREAD
 from dtrain.checkpoint.store import Store
 from dtrain.core.errors import CheckpointError, EnvironmentFault, RecipeError
@@ -27,25 +27,25 @@ from dtrain.train.state import State
 
 
 @dataclass(frozen=True)
-class Trained:
+class LoadedRun:
     """The parameters of one checkpoint, averaged where its optimizer averages them."""
 
     recipe: Recipe
-    made: Assembly
+    assembly: Assembly
     params: Tree
     step: int
     chosen: str
     """The step, why this one, and whether it is the average: "step 40, the newest"."""
 
 
-def trained(
+def load_run(
     place: Folder,
     overrides: Sequence[str],
     say: Callable[[str], None],
     *,
     step: int | None = None,
     best: bool = False,
-) -> Trained:
+) -> LoadedRun:
     """The parameters of a run's newest checkpoint, of its best, or of a given step; nothing else is restored.
 
     RecipeError or CheckpointError where there is none. The mesh is the recipe's where there are devices enough,
@@ -70,10 +70,10 @@ def trained(
         else:
             wanted, chosen = _best(place, recipe) if step is None else (step, f"step {step}")
             found = _sound(place, wanted)
-        made = assemble(recipe, devices[: recipe.mesh.least], _example(recipe, found.about), recipe.steps or 2**31)
-        state = store.restore(found.step, parameters_alone(made.shapes))
+        assembly = assemble(recipe, devices[: recipe.mesh.least], _example(recipe, found.about), recipe.steps or 2**31)
+        state = store.restore(found.step, parameters_alone(assembly.shapes))
     chosen += " (averaged parameters)" if recipe.optimizer.ema else ""
-    return Trained(recipe, made, averaged(state.optimizer, state.params), found.step, chosen)
+    return LoadedRun(recipe, assembly, averaged(state.optimizer, state.params), found.step, chosen)
 
 
 def parameters_alone(shapes: State) -> State:
@@ -101,7 +101,7 @@ def _best(place: Folder, recipe: Recipe) -> tuple[int, str]:
         hint = f"set it before training, or choose with --step; saved: {_saved(place)}"
         raise RecipeError("--best: the recipe has no checkpoint.best, so no checkpoint was measured", hint)
     for step in saved_steps(place.checkpoints):
-        with suppress(Unsound, OSError):  # a damaged one is not measured either
+        with suppress(CorruptCheckpoint, OSError):  # a damaged one is not measured either
             known[step] = manifest.read(place.checkpoints / str(step)).metrics.get(name, math.nan)
     known = {step: value for step, value in known.items() if math.isfinite(value)}
     if not known:
@@ -120,7 +120,7 @@ def _sound(place: Folder, step: int) -> Manifest:
         raise CheckpointError(f"{place.path} has no checkpoint of step {step}", f"saved: {_saved(place)}")
     try:
         return manifest.check(place.checkpoints / str(step), jax.process_index(), jax.process_count())
-    except Unsound as error:
+    except CorruptCheckpoint as error:
         raise CheckpointError(f"checkpoint {step} is damaged: {error}", f"saved: {_saved(place)}") from error
     except OSError as error:
         raise EnvironmentFault(f"checkpoint {step} cannot be read: {error}") from error

@@ -14,7 +14,7 @@ Step = Callable[[State, Batch], tuple[State, dict[str, Any]]]
 
 
 @dataclass
-class Moment:
+class StepEvent:
     """What a hook is shown after each step. `metrics` may still be under way on the device."""
 
     step: int
@@ -29,7 +29,7 @@ class Moment:
 class Hook(Protocol):
     """Something done after a step."""
 
-    def __call__(self, at: Moment) -> None: ...
+    def __call__(self, event: StepEvent) -> None: ...
 
 
 def loop(
@@ -59,9 +59,9 @@ def loop(
                 with clock("data"):
                     batch = next(batches)
             jax.block_until_ready(metrics if one_at_a_time else before)
-            before, at = metrics, Moment(number, state, metrics, last, stop(number))
+            before, event = metrics, StepEvent(number, state, metrics, last, stop(number))
             for hook in hooks:
-                hook(at)
-            if at.stopping:
+                hook(event)
+            if event.stopping:
                 return state, True
     return state, False

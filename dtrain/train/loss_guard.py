@@ -10,7 +10,7 @@ import jax
 
 from dtrain.core.errors import NotFinite
 from dtrain.recipe.recipe import Guard
-from dtrain.train.loop import Moment
+from dtrain.train.loop import StepEvent
 
 WINDOW, FEWEST = 50, 20
 """Losses that a leap is measured against, and how many there must be."""
@@ -18,7 +18,7 @@ WINDOW, FEWEST = 50, 20
 CAUSES = "lower optimizer.lr, add warm-up, or set optimizer.clip; earlier checkpoints are kept"
 
 
-class RolledBack(NotFinite):
+class Rollback(NotFinite):
     """The run is to go back to the newest checkpoint and pass over the batches before `batch`."""
 
     def __init__(self, batch: int, reason: str) -> None:
@@ -28,14 +28,14 @@ class RolledBack(NotFinite):
 
 
 @dataclass
-class Watch:
+class LossGuard:
     """Looks at each step's loss one step late, so that the device never waits for the host.
 
     Where the policy is to stop, what is logged or saved is looked at anyway, and this hook does nothing.
     """
 
     guard: Guard
-    passed: int = 0
+    batches_skipped: int = 0
     """Batches passed over before: step k takes batch k + passed."""
     due: Callable[[int], bool] = bool
     """Whether something is made of the state after a step: it is looked at before that."""
@@ -53,13 +53,13 @@ class Watch:
         self.skipped = seen["skipped"]
         self.losses.extend(seen["losses"])
 
-    def __call__(self, at: Moment) -> None:
+    def __call__(self, event: StepEvent) -> None:
         if self.guard.not_finite == "stop" and self.guard.spike is None:
             return
         if self._before:
             self._look(*self._before)
-        self._before = (at.step, at.metrics)
-        if at.last or at.stopping or self.due(at.step):
+        self._before = (event.step, event.metrics)
+        if event.last or event.stopping or self.due(event.step):
             self._look(*self._before)
             self._before = None
 
@@ -73,7 +73,7 @@ class Watch:
             if usual > 0 and loss > self.guard.spike * usual:
                 reason = f"loss is {loss:.4g} at step {step}, {loss / usual:.1f} times the median before it"
                 raise (
-                    RolledBack(step + self.passed, reason)
+                    Rollback(step + self.batches_skipped, reason)
                     if self.guard.on_spike == "rollback"
                     else NotFinite(reason, CAUSES)
                 )
@@ -83,7 +83,7 @@ class Watch:
     def _not_finite(self, step: int, loss: float) -> None:
         reason = f"loss is {loss} at step {step}, or its gradients are not finite"
         if self.guard.not_finite == "rollback":
-            raise RolledBack(step + self.passed, reason)
+            raise Rollback(step + self.batches_skipped, reason)
         if self.guard.not_finite == "skip":
             self.skipped += 1
             if self.skipped <= self.guard.budget:

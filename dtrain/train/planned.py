@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from dtrain.core.run_dir import Folder, read_json
-from dtrain.parallel.mesh import visible
+from dtrain.parallel.mesh import mesh_sizes
 from dtrain.train.assembly import Assembly
 
 
 @dataclass(frozen=True)
-class Forecast:
+class PlanComparison:
     """A plan's step."""
 
     target: str
@@ -30,14 +30,14 @@ class Forecast:
         return f"{plan}, measured {measured_ms:.3g} ms: {difference:+.0%}"
 
 
-def forecast(place: Folder, made: Assembly, devices: Sequence[Any]) -> Forecast | None:
+def compare_with_plan(place: Folder, assembly: Assembly, devices: Sequence[Any]) -> PlanComparison | None:
     """The newest plan for these devices, mesh, engine and batch, a compiled one first; None where there is none."""
     found = []
     for path in sorted((path for path in place.plans.glob("*.json") if path.is_file()), key=_written):
         try:
             plan = read_json(path)
-            if isinstance(plan, dict) and _same(plan, made, devices) and plan["step_seconds"] > 0:
-                found.append(Forecast(str(plan["target"]), str(plan["tier"]), 1e3 * float(plan["step_seconds"])))
+            if isinstance(plan, dict) and _same(plan, assembly, devices) and plan["step_seconds"] > 0:
+                found.append(PlanComparison(str(plan["target"]), str(plan["tier"]), 1e3 * float(plan["step_seconds"])))
         except (OSError, ValueError, TypeError, KeyError, OverflowError):
             continue  # a plan that cannot be read is none
     found.sort(key=lambda one: one.tier == "compiled")
@@ -48,11 +48,11 @@ def _written(path: Path) -> float:
     return path.stat().st_mtime
 
 
-def _same(plan: Mapping[str, Any], made: Assembly, devices: Sequence[Any]) -> bool:
-    recipe = made.recipe
+def _same(plan: Mapping[str, Any], assembly: Assembly, devices: Sequence[Any]) -> bool:
+    recipe = assembly.recipe
     here = {
         "devices": len(devices),
-        "mesh": visible(made.layout.sizes),
+        "mesh": mesh_sizes(assembly.layout.sizes),
         "engine": recipe.engine.kind,
         "batch": recipe.batch,
         "accumulate": recipe.accumulate,

@@ -15,7 +15,7 @@ import dtrain
 from dtrain.data.batch import plain_example
 from dtrain.data.source import Source
 from dtrain.optim.update import learning_rate
-from dtrain.parallel.mesh import visible
+from dtrain.parallel.mesh import mesh_sizes
 from dtrain.recipe.load import COMPUTING, IRRELEVANT, LOADING, plain, text
 from dtrain.recipe.recipe import Recipe
 from dtrain.train.assembly import Assembly
@@ -37,19 +37,19 @@ WITHOUT_EFFECT = (IRRELEVANT - {"engine", "accumulate", "guard"}) | LOADING | WA
 SHOWN = 8
 
 
-def conditions(made: Assembly) -> dict[str, Any]:
+def conditions(assembly: Assembly) -> dict[str, Any]:
     """All that the numbers of this start depend on, as plain values. Call it soon after the model was imported:
     the files of its code are read."""
     devices = jax.devices()
     return {
-        "settings": _settings(made.recipe),
-        "steps": made.steps,
-        "mesh": dict(visible(made.layout.sizes)),
+        "settings": _settings(assembly.recipe),
+        "steps": assembly.steps,
+        "mesh": dict(mesh_sizes(assembly.layout.sizes)),
         "processes": jax.process_count(),
         "versions": versions(),
         "hardware": _hardware(devices[0]) | {"devices": len(devices)},
         "compiler": _compiler(devices[0]),
-        "code": dict(_code(made.recipe)),
+        "code": dict(_code(assembly.recipe)),
     }
 
 
@@ -57,9 +57,9 @@ def about(
     now: Mapping[str, Any],
     recipe: Recipe,
     source: Source,
-    passed: int,
+    batches_skipped: int,
     step: int,
-    owed: bool,
+    eval_pending: bool,
     seen: Mapping[str, Any],
     step_s: float,
 ) -> dict[str, Any]:
@@ -68,8 +68,8 @@ def about(
     return {
         **now,
         "step_s": step_s,
-        "passed": passed,
-        "owed": owed,
+        "passed": batches_skipped,
+        "owed": eval_pending,
         "seen": dict(seen),
         "examples": step * recipe.batch,
         "seed": recipe.seed,

@@ -18,7 +18,7 @@ from dtrain.core.errors import DtrainError, NotFinite, Taken, user_error
 from dtrain.core.run_dir import Folder, overwrite
 from dtrain.recipe.load import text
 from dtrain.recipe.recipe import Recipe
-from dtrain.train.loss_guard import RolledBack
+from dtrain.train.loss_guard import Rollback
 from dtrain.train.timers import Clock
 
 CLOSE = 5.0
@@ -69,10 +69,10 @@ class Record:
 
     def resumed(self, step: int, step_s: float) -> None:
         """Note the step that the run goes on from. Only the seconds of the steps up to it count."""
-        kept = step_s - self._seconds().get("step", 0.0)
-        self.clock.add("step", kept)
+        run_record = step_s - self._seconds().get("step", 0.0)
+        self.clock.add("step", run_record)
         if "done again" in self.values["lost"]:
-            self.values["lost"]["done again"] = round(max(self.values["lost"]["done again"] - kept, 0.0), 3)
+            self.values["lost"]["done again"] = round(max(self.values["lost"]["done again"] - run_record, 0.0), 3)
         self.saving(step)
         self.committed(step)
 
@@ -97,15 +97,17 @@ class Record:
         """The first batch that may be used: those before were passed over, or trained on."""
         return self.values["next_batch"]
 
-    def went_back(self, spoiled: RolledBack, budget: int) -> None:
+    def rolled_back(self, rollback: Rollback, budget: int) -> None:
         """Note that the run goes back. NotFinite where it did so too often."""
         if self.values["went_back"] >= budget:
-            raise NotFinite(f"{spoiled.message}; the run went back {budget} times before (guard.budget)", spoiled.hint)
+            raise NotFinite(
+                f"{rollback.message}; the run went back {budget} times before (guard.budget)", rollback.hint
+            )
         thrown = self._seconds().get("step", 0.0) - self.values["step_s_kept"]
         self.clock.add("step", -thrown)
         self.values["lost"]["done again"] = round(self.values["lost"].get("done again", 0.0) + thrown, 3)
         self.values["went_back"] += 1
-        self.values["next_batch"] = spoiled.batch
+        self.values["next_batch"] = rollback.batch
         self.write()
 
     def end(self, state: str, reason: str, code: int) -> None:
@@ -128,9 +130,9 @@ class Record:
     def write(self) -> None:
         """Bring run.json up to date."""
         if self.lead:
-            told = {"seconds": self._seconds(), "tracker_ids": self.ids, "written": time.time()}
+            update = {"seconds": self._seconds(), "tracker_ids": self.ids, "written": time.time()}
             with self.lock:
-                self.place.write_record(self.values | told)
+                self.place.write_record(self.values | update)
 
     def _seconds(self) -> dict[str, float]:
         """By section, over all starts."""
@@ -140,7 +142,7 @@ class Record:
 
 
 @contextmanager
-def kept(place: Folder, recipe: Recipe, lead: bool) -> Iterator[Record]:
+def run_record(place: Folder, recipe: Recipe, lead: bool) -> Iterator[Record]:
     """Keep run.json true while the run goes on, however it ends."""
     old = place.read_record()
     values = {
@@ -152,7 +154,7 @@ def kept(place: Folder, recipe: Recipe, lead: bool) -> Iterator[Record]:
         "started": old.get("started", time.time()),
         "ended": None,
         "starts": old.get("starts", 0) + 1,
-        "lost": _lost(old, heartbeat.read(place.beat(0))),
+        "lost": _lost(old, heartbeat.read(place.heartbeat(0))),
         "step_s_kept": old.get("step_s_kept", 0.0),
         "went_back": old.get("went_back", 0),
         "next_batch": old.get("next_batch", 0),
@@ -188,7 +190,7 @@ def _failed(log: Record, error: BaseException) -> None:
             file.write(f"{'stopped' if state == 'stopped' else 'error'}: {text}\n")
 
 
-def _lost(old: Mapping[str, Any], sign: heartbeat.Sign | None) -> dict[str, float]:
+def _lost(old: Mapping[str, Any], latest: heartbeat.Heartbeat | None) -> dict[str, float]:
     """Seconds lost between starts of the run, by cause, the gap before this one added.
 
     What was done since run.json was written is done again; from the last sign of life on, nothing was done.
@@ -197,7 +199,7 @@ def _lost(old: Mapping[str, Any], sign: heartbeat.Sign | None) -> dict[str, floa
     if not old:
         return found
     killed, written = old.get("state") == "running", old.get("written", now)
-    last = min(max(written, sign.at if killed and sign else written), now)
+    last = min(max(written, latest.at if killed and latest else written), now)
     spent = old.get("seconds", {}).get("step", 0.0)
     again = last - written + max(spent - old.get("step_s_kept", spent), 0.0)
     for name, seconds in (

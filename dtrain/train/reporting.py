@@ -13,30 +13,30 @@ from dtrain.track.jsonl import lines
 from dtrain.track.meters import Meters, peak_of
 from dtrain.track.tracker import About
 from dtrain.train.assembly import Assembly
-from dtrain.train.planned import Forecast
+from dtrain.train.planned import PlanComparison
 
 
 def reporter(
-    made: Assembly,
+    assembly: Assembly,
     place: Folder,
     console: Console,
     ids: dict[str, str],
     stack: ExitStack,
     *,
     span: tuple[int, int],
-    planned: Forecast | None,
+    planned: PlanComparison | None,
 ) -> tuple[Callable[[int, dict[str, float]], None], Callable[[], None]]:
     """A function that takes a step's number and its values, and one that returns when all of them are on the disk.
 
     Only process 0 writes; `span` has the first and last step. `stack` closes the trackers.
     """
-    recipe, steps, trackers, (start, end) = made.recipe, made.steps, [], span
+    recipe, steps, trackers, (start, end) = assembly.recipe, assembly.steps, [], span
     sync: Callable[[], None] = lambda: None  # noqa: E731
     if jax.process_index() == 0:
         about = About(place, recipe.name, plain(recipe), ids, start, console.warn)
         rows = stack.enter_context(lines(place.metrics, start, console.warn))
         sync, trackers = rows.sync, [rows, *(stack.enter_context(sink.open(about)) for sink in recipe.track.to)]
-    example = made.layout.example
+    example = assembly.layout.example
     flops = recipe.model.flops(example, recipe.batch).step
     meters = Meters(recipe.batch, tokens_in(example), flops, peak_of(jax.devices()))
 

@@ -7,17 +7,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from dtrain.checkpoint.manifest import Unsound
+from dtrain.checkpoint.manifest import CorruptCheckpoint
 from dtrain.checkpoint.store import Store
 from dtrain.core import fault_injection
 from dtrain.core.errors import CheckpointError, DataError, NotFinite
 from dtrain.data.source import UNKNOWN, Source
 from dtrain.track.console import Console
 from dtrain.train.assembly import Assembly
-from dtrain.train.checksum import audit
+from dtrain.train.checksum import state_checksum
 from dtrain.train.provenance import promise
 from dtrain.train.record import Record
-from dtrain.train.state import State, born
+from dtrain.train.state import State, create_state
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Start:
     """Where a start of a run goes on."""
 
     step: int = 0
-    passed: int = 0
+    batches_skipped: int = 0
     """Batches that were passed over: step k takes batch k + passed."""
-    owed: bool = False
+    eval_pending: bool = False
     """Whether an evaluation was due at this step and not made."""
     seen: Mapping[str, Any] = field(default_factory=lambda: {"skipped": 0, "losses": []})
     """By the watch over the loss."""
@@ -38,7 +38,7 @@ class Start:
 
 
 def first_state(
-    made: Assembly,
+    assembly: Assembly,
     store: Store,
     train: Source,
     now: Mapping[str, Any],
@@ -55,39 +55,39 @@ def first_state(
         if reached:
             message = f"step {reached} was saved, and no checkpoint is where it was"
             raise CheckpointError(message, "mount or put back the folder, or begin anew with name=...")
-        return born(made.make, made.shapes), Start(0, log.next_batch, now=now)
+        return create_state(assembly.make, assembly.shapes), Start(0, log.next_batch, now=now)
     with log.clock("restore"):
         fault_injection.strike("restore", jax.process_index())
         while newest := store.newest(console.warn):
             _refuse_other_data(newest.about, train)
             try:
-                state = store.restore(newest.step, made.shapes)
-                if list(audit(newest.step, state).checksum()) != list(newest.checksum):
-                    raise Unsound("the values that it gives are not those that were saved")
-            except (Unsound, NotFinite) as error:  # what is not finite was never saved
+                state = store.restore(newest.step, assembly.shapes)
+                if list(state_checksum(newest.step, state).checksum()) != list(newest.checksum):
+                    raise CorruptCheckpoint("the values that it gives are not those that were saved")
+            except (CorruptCheckpoint, NotFinite) as error:  # what is not finite was never saved
                 store.set_aside(newest.step, str(error), console.warn)
                 continue
             start = _start(newest.step, newest.about, log.next_batch, now)
             if newest.step < reached and not store.damaged(reached):
                 message = f"run.json says that step {reached} was saved; its checkpoint is gone"
                 console.warn(f"{message}, so the run resumes from step {newest.step}")
-            for line in _report(start, promise(newest.about, now, made.recipe, newest.step)):
+            for line in _report(start, promise(newest.about, now, assembly.recipe, newest.step)):
                 console.say(line, "green")
             return state, start
-    return born(made.make, made.shapes), Start(0, log.next_batch, now=now)
+    return create_state(assembly.make, assembly.shapes), Start(0, log.next_batch, now=now)
 
 
 def _start(step: int, about: Mapping[str, Any], next_batch: int, now: Mapping[str, Any]) -> Start:
-    passed = max(about["passed"], next_batch - step)
+    batches_skipped = max(about["passed"], next_batch - step)
     now = dict(now) | {"imported": about["imported"]} if "imported" in about else now
-    return Start(step, passed, about["owed"], about["seen"], about.get("step_s", 0.0), now)
+    return Start(step, batches_skipped, about["owed"], about["seen"], about.get("step_s", 0.0), now)
 
 
 def _report(start: Start, kept: list[str]) -> list[str]:
     """What is resumed, and what that keeps of the numbers."""
     if start.step == 0 and "imported" in start.now:
         return [f"starting from the parameters of {start.now['imported']}"]
-    over = f"; {start.passed} batches skipped" if start.passed else ""
+    over = f"; {start.batches_skipped} batches skipped" if start.batches_skipped else ""
     head = f"resumed from step {start.step}"
     return [f"{head} ({kept[0]}{over})"] if len(kept) == 1 else [f"{head}{over}; {kept[0]}", *kept[1:]]
 
@@ -99,9 +99,9 @@ def _refuse_other_data(saved: Mapping[str, Any], train: Source) -> None:
         raise DataError(f"the data changed: {was}", hint)
 
 
-def compare(made: Assembly, store: Store, state: State, step: int, console: Console) -> None:
+def compare(assembly: Assembly, store: Store, state: State, step: int, console: Console) -> None:
     """Read the dry run's checkpoint back and hold every bit against the state in memory."""
-    restored = store.restore(step, made.shapes)
+    restored = store.restore(step, assembly.shapes)
     same = jax.tree.map(_same_bits, state, restored)
     leaves = jax.tree.leaves(same)
     assert all(leaves), "the restored state differs from the saved one"

@@ -12,28 +12,28 @@ import jax
 from dtrain.checkpoint.store import Store
 from dtrain.core import fault_injection, signals
 from dtrain.core.errors import DataError, NotFinite
-from dtrain.core.heartbeat import Beat
+from dtrain.core.heartbeat import HeartbeatWriter
 from dtrain.core.lease import leased
 from dtrain.core.run_control import RunControl
 from dtrain.core.run_dir import Folder, folder
 from dtrain.data.source import refuse_changed
 from dtrain.parallel.compile_cache import Counter
 from dtrain.parallel.devices import are_pretended, await_compiled
-from dtrain.parallel.mesh import visible
+from dtrain.parallel.mesh import mesh_sizes
 from dtrain.recipe.recipe import Recipe
 from dtrain.track.console import Console
 from dtrain.track.notifier import notifying
 from dtrain.train import provenance, record, trace_checks
 from dtrain.train.assembly import Assembly, assemble
-from dtrain.train.banner import introduction
-from dtrain.train.checksum import Audit, audit
+from dtrain.train.banner import banner
+from dtrain.train.checksum import StateChecksum, state_checksum
 from dtrain.train.hooks import Evaluation, Log, Saving
 from dtrain.train.input import eval_batches, refuse_broken_contract, train_batches
 from dtrain.train.interrupt import listening
-from dtrain.train.loop import Moment, loop
-from dtrain.train.loss_guard import RolledBack, Watch
+from dtrain.train.loop import StepEvent, loop
+from dtrain.train.loss_guard import LossGuard, Rollback
 from dtrain.train.measured import declared_rising, refuse_unmeasured
-from dtrain.train.planned import forecast
+from dtrain.train.planned import compare_with_plan
 from dtrain.train.recipe_check import finished, refuse_changes
 from dtrain.train.reporting import reporter
 from dtrain.train.resume import Start, compare, first_state
@@ -74,174 +74,196 @@ def run(
         interrupt = stack.enter_context(listening(console.say))
         with signals.held():
             lease = stack.enter_context(leased(place.lease, console.warn)) if lead else None
-            log = stack.enter_context(record.kept(place, recipe, lead))
+            log = stack.enter_context(record.run_record(place, recipe, lead))
             interrupt.close = notifier.closing(partial(close_now, log, lease, control, dry))
         if control:
             control.report_share(notifier.spent)
             interrupt.attach(control)
-        beat = stack.enter_context(closing(Beat(place.beat(jax.process_index()), recipe.guard.patience)))
-        log.clock.entered = beat
+        heartbeat = stack.enter_context(
+            closing(HeartbeatWriter(place.heartbeat(jax.process_index()), recipe.guard.patience))
+        )
+        log.clock.entered = heartbeat
         holds = lease.holds if lease else lambda: None
-        _train(Session(recipe, place, console, log, beat, interrupt, stack, dry, holds, notifier))
+        _train(Session(recipe, place, console, log, heartbeat, interrupt, stack, dry, holds, notifier))
     return place
 
 
-def _train(on: Session) -> None:
-    ready = _ready(on)
+def _train(session: Session) -> None:
+    ready = _ready(session)
     while True:
         with ExitStack() as stack:
-            spoiled = _attempt(dataclasses.replace(on, stack=stack), ready)
-        if spoiled is None:
+            rollback = _attempt(dataclasses.replace(session, stack=stack), ready)
+        if rollback is None:
             return
-        on.log.went_back(spoiled, on.recipe.guard.budget)
-        on.console.warn(f"{spoiled.message}: going back to the newest checkpoint, over the batches since")
+        session.log.rolled_back(rollback, session.recipe.guard.budget)
+        session.console.warn(f"{rollback.message}: going back to the newest checkpoint, over the batches since")
 
 
-def _ready(on: Session) -> Ready:
-    train, test = on.recipe.data.open("train"), on.recipe.data.open("test")
-    steps, devices = on.recipe.total_steps(len(train)), jax.devices()
-    if unfit := on.recipe.model.mismatch(test.example):
+def _ready(session: Session) -> Ready:
+    train, test = session.recipe.data.open("train"), session.recipe.data.open("test")
+    steps, devices = session.recipe.total_steps(len(train)), jax.devices()
+    if unfit := session.recipe.model.mismatch(test.example):
         raise DataError(f"held-out examples: {unfit}", "change the model's sizes, or the data")
 
-    made = assemble(on.recipe, devices, train.example, steps)
-    now, rising = provenance.conditions(made), declared_rising(on.recipe.model)
-    on.log.about(devices, visible(made.layout.sizes), steps, rising, getattr(train, "names", ()))
-    for line in introduction(made, train, test, steps, devices):
-        on.console.say(line)
-    step, evaluate = _compiled(on, made)
-    refuse_unmeasured(on.recipe.checkpoint.best, evaluate, "token" in train.example, rising)
-    place, policy = on.place.checkpoints.absolute(), on.recipe.checkpoint
-    store = Store(place, policy, holds=on.holds, rising=rising)
-    on.stack.callback(note_committed, on, store)  # once the store has waited for the save under way
-    on.stack.enter_context(store)
-    store.refuse_without_room(sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(made.shapes)))
-    return Ready(made, train, test, step, evaluate, store, forecast(on.place, made, devices), FromFirst(), now)
+    assembly = assemble(session.recipe, devices, train.example, steps)
+    now, rising = provenance.conditions(assembly), declared_rising(session.recipe.model)
+    session.log.about(devices, mesh_sizes(assembly.layout.sizes), steps, rising, getattr(train, "names", ()))
+    for line in banner(assembly, train, test, steps, devices):
+        session.console.say(line)
+    step, evaluate = _compiled(session, assembly)
+    refuse_unmeasured(session.recipe.checkpoint.best, evaluate, "token" in train.example, rising)
+    place, policy = session.place.checkpoints.absolute(), session.recipe.checkpoint
+    store = Store(place, policy, holds=session.holds, rising=rising)
+    session.stack.callback(note_committed, session, store)  # once the store has waited for the save under way
+    session.stack.enter_context(store)
+    store.refuse_without_room(sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(assembly.shapes)))
+    return Ready(
+        assembly,
+        train,
+        test,
+        step,
+        evaluate,
+        store,
+        compare_with_plan(session.place, assembly, devices),
+        FromFirst(),
+        now,
+    )
 
 
-def _attempt(on: Session, ready: Ready) -> RolledBack | None:
+def _attempt(session: Session, ready: Ready) -> Rollback | None:
     """From the newest checkpoint to the end, or to a step that it is better to go back from."""
-    made, store, steps = ready.made, ready.store, ready.made.steps
-    state, start = first_state(made, store, ready.train, ready.now, on.console, on.log)
-    if unchecked := refuse_broken_contract(made, ready.evaluate, ready.test, state):
-        on.console.warn(unchecked)
-    with on.clock("compile"):
-        jax.block_until_ready(audit(start.step, state).sums)  # compiles it, which the first save has no time for
-    on.log.resumed(start.step, start.step_s)
-    on.notifier.resumed(start.step, steps)
-    end = min(steps, start.step + DRY_STEPS) if on.dry else steps
+    assembly, store, steps = ready.assembly, ready.store, ready.assembly.steps
+    state, start = first_state(assembly, store, ready.train, ready.now, session.console, session.log)
+    if unchecked := refuse_broken_contract(assembly, ready.evaluate, ready.test, state):
+        session.console.warn(unchecked)
+    with session.clock("compile"):
+        jax.block_until_ready(
+            state_checksum(start.step, state).sums
+        )  # compiles it, which the first save has no time for
+    session.log.resumed(start.step, start.step_s)
+    session.notifier.resumed(start.step, steps)
+    end = min(steps, start.step + DRY_STEPS) if session.dry else steps
 
-    hooks = _, logging, evaluation, saving = _hooks(on, ready, start, end)
-    if not on.dry:
-        on.interrupt.phase = "training"
-    batches = train_batches(made, ready.train, start.step + start.passed, end + start.passed, on.console.warn)
+    hooks = _, logging, evaluation, saving = _hooks(session, ready, start, end)
+    if not session.dry:
+        session.interrupt.phase = "training"
+    batches = train_batches(
+        assembly, ready.train, start.step + start.batches_skipped, end + start.batches_skipped, session.console.warn
+    )
     try:
-        with on.console.progress(start.step, steps), on.clock.rest("step"):
+        with session.console.progress(start.step, steps), session.clock.rest("step"):
             logging.begin(start.step)
-            if start.owed:
+            if start.eval_pending:
                 measured = evaluation.measure(start.step, state)
                 if measured is None:
-                    raise on.interrupt.end(start.step, steps, ready.exchange)
+                    raise session.interrupt.end(start.step, steps, ready.exchange)
                 store.note(start.step, measured)
             state, stopped = loop(
                 ready.step,
                 state,
-                on.stack.enter_context(closing(batches)),
+                session.stack.enter_context(closing(batches)),
                 span=range(start.step + 1, end + 1),
-                hooks=[partial(_alive, on), *hooks],
-                stop=on.interrupt.agreed,
-                clock=on.clock,
+                hooks=[partial(_alive, session), *hooks],
+                stop=session.interrupt.agreed,
+                clock=session.clock,
                 one_at_a_time=saving.one_at_a_time,
             )
-    except RolledBack as spoiled:
-        with on.clock("save"), suppress(NotFinite):  # of a save that is not to be kept either
+    except Rollback as rollback:
+        with session.clock("save"), suppress(NotFinite):  # of a save that is not to be kept either
             store.wait()
-        return spoiled.with_traceback(None)  # whose frames would keep the state in memory
+        return rollback.with_traceback(None)  # whose frames would keep the state in memory
     if not stopped:
-        on.interrupt.phase = "finishing"
-    with on.clock("save"):
+        session.interrupt.phase = "finishing"
+    with session.clock("save"):
         store.wait()
-    on.log.committed(store.committed)
-    if ready.foretold and logging.step_ms:
-        on.console.say(ready.foretold.against(statistics.median(logging.step_ms)))
-    if on.dry:
-        compare(made, store, state, end, on.console)
+    session.log.committed(store.committed)
+    if ready.planned and logging.step_ms:
+        session.console.say(ready.planned.against(statistics.median(logging.step_ms)))
+    if session.dry:
+        compare(assembly, store, state, end, session.console)
     elif stopped and (saving.saved < steps or evaluation.abandoned):
-        raise on.interrupt.end(saving.saved, steps, ready.exchange)
+        raise session.interrupt.end(saving.saved, steps, ready.exchange)
     return None
 
 
-def _hooks(on: Session, ready: Ready, start: Start, end: int) -> tuple[Watch, Log, Evaluation, Saving]:
+def _hooks(session: Session, ready: Ready, start: Start, end: int) -> tuple[LossGuard, Log, Evaluation, Saving]:
     """What happens after each step, in this order."""
-    made, recipe, pretended = ready.made, on.recipe, are_pretended(jax.devices())
+    assembly, recipe, pretended = ready.assembly, session.recipe, are_pretended(jax.devices())
     skipping, often = recipe.guard.not_finite == "skip", recipe.checkpoint
     span = (start.step, end)
-    report, sync = reporter(made, on.place, on.console, on.log.ids, on.stack, span=span, planned=ready.foretold)
-    logging = Log(1 if on.dry else recipe.track.every, report, on.clock, skipping)
-    held_out = partial(eval_batches, made, ready.test, 1 if on.dry else None)
-    tokens, agreed = "token" in ready.train.example, on.interrupt.agreed
-    evaluation = Evaluation(
-        recipe.evaluate, ready.evaluate, held_out, logging, on.clock, tokens, agreed, one_at_a_time=pretended
+    report, sync = reporter(
+        assembly, session.place, session.console, session.log.ids, session.stack, span=span, planned=ready.planned
     )
-    watch = Watch(recipe.guard, start.passed, lambda step: saving.due(step) or evaluation.due(step))
+    logging = Log(1 if session.dry else recipe.track.every, report, session.clock, skipping)
+    held_out = partial(eval_batches, assembly, ready.test, 1 if session.dry else None)
+    tokens, agreed = "token" in ready.train.example, session.interrupt.agreed
+    evaluation = Evaluation(
+        recipe.evaluate, ready.evaluate, held_out, logging, session.clock, tokens, agreed, one_at_a_time=pretended
+    )
+    watch = LossGuard(recipe.guard, start.batches_skipped, lambda step: saving.due(step) or evaluation.due(step))
     watch.recall(start.seen)
-    save = _saver(on, ready, start, lambda step: evaluation.due(step) or step == end, watch, sync)
-    timer = SaveTimer(0.0 if on.dry else 60 * often.minutes, jax.process_count(), start.step, exchange=ready.exchange)
-    saving = Saving(often.every, often.best, save, on.clock, pretended, skipping, logging.flush, timer)
+    save = _saver(session, ready, start, lambda step: evaluation.due(step) or step == end, watch, sync)
+    timer = SaveTimer(
+        0.0 if session.dry else 60 * often.minutes, jax.process_count(), start.step, exchange=ready.exchange
+    )
+    saving = Saving(often.every, often.best, save, session.clock, pretended, skipping, logging.flush, timer)
     return watch, logging, evaluation, saving
 
 
-def _alive(on: Session, at: Moment) -> None:
-    on.console.tick(at.step)
-    on.beat.step = at.step
-    on.beat("step")
-    fault_injection.strike(f"step:{at.step}", jax.process_index())
+def _alive(session: Session, event: StepEvent) -> None:
+    session.console.tick(event.step)
+    session.heartbeat.step = event.step
+    session.heartbeat("step")
+    fault_injection.strike(f"step:{event.step}", jax.process_index())
 
 
-def _compiled(on: Session, made: Assembly) -> tuple[jax.stages.Compiled, jax.stages.Compiled]:
+def _compiled(session: Session, assembly: Assembly) -> tuple[jax.stages.Compiled, jax.stages.Compiled]:
     """The training and the evaluation step, compiled, after a look at what the first is made of."""
-    with on.clock("compile"):
+    with session.clock("compile"):
         fault_injection.strike("compile", jax.process_index())
-        traced = made.train()
-        warnings = trace_checks.captured(traced, on.recipe.guard.constants_mb)
-        warnings += _impure(on, made, traced) if on.recipe.guard.purity else []
-        build = partial(on.recipe.engine.compile, platform=made.layout.platform)
+        traced = assembly.train()
+        warnings = trace_checks.baked_constants(traced, session.recipe.guard.constants_mb)
+        warnings += _impure(session, assembly, traced) if session.recipe.guard.purity else []
+        build = partial(session.recipe.engine.compile, platform=assembly.layout.platform)
         with Counter() as programs:
-            step, evaluate = build(traced), build(made.evaluate())
+            step, evaluate = build(traced), build(assembly.evaluate())
         await_compiled()
     for line in warnings:
-        on.console.warn(line)
-    on.log.values["compiled_from_cache"] = programs.all_read
-    on.console.say(f"compiled in {on.clock.of('compile'):.1f} s{', from the cache' * programs.all_read}")
+        session.console.warn(line)
+    session.log.values["compiled_from_cache"] = programs.all_read
+    session.console.say(f"compiled in {session.clock.of('compile'):.1f} s{', from the cache' * programs.all_read}")
     return step, evaluate
 
 
-def _impure(on: Session, made: Assembly, traced: jax.stages.Traced) -> list[str]:
+def _impure(session: Session, assembly: Assembly, traced: jax.stages.Traced) -> list[str]:
     """Warnings where a second trace differs. An earlier start of the run that gave the same program is one."""
     program = trace_checks.fingerprint(traced)
-    if program == on.log.values["pure_trace"]:
+    if program == session.log.values["pure_trace"]:
         return []
-    warnings = trace_checks.impure(made.train, traced)
-    on.log.values["pure_trace"] = "" if warnings else program
+    warnings = trace_checks.trace_differences(assembly.train, traced)
+    session.log.values["pure_trace"] = "" if warnings else program
     return warnings
 
 
 def _saver(
-    on: Session, ready: Ready, start: Start, due: Callable[[int], bool], watch: Watch, sync: Callable[[], None]
-) -> Callable[[int, State, Mapping[str, float], Audit], None]:
+    session: Session, ready: Ready, start: Start, due: Callable[[int], bool], watch: LossGuard, sync: Callable[[], None]
+) -> Callable[[int, State, Mapping[str, float], StateChecksum], None]:
     store, warned = ready.store, []
-    about = partial(provenance.about, start.now, on.recipe, ready.train, start.passed)
+    about = partial(provenance.about, start.now, session.recipe, ready.train, start.batches_skipped)
 
-    def save(number: int, state: State, metrics: Mapping[str, float], found: Audit) -> None:
+    def save(number: int, state: State, metrics: Mapping[str, float], found: StateChecksum) -> None:
         refuse_changed(ready.train, ready.test)
-        owed = due(number) and not metrics
+        eval_pending = due(number) and not metrics
 
         def proof() -> Sequence[int]:
             sync()  # what was measured up to this step is kept before it is one to resume from
             return found.checksum()
 
-        store.save(number, state, about(number, owed, watch.seen, on.log.saving(number)), metrics, proof)
-        on.log.committed(store.committed)
-        if store.took > (grace := on.recipe.checkpoint.grace) and not warned:
-            warned.append(on.console.warn(f"a save takes {store.took:.0f} s; a preempted machine is left {grace:.0f}"))
+        store.save(number, state, about(number, eval_pending, watch.seen, session.log.saving(number)), metrics, proof)
+        session.log.committed(store.committed)
+        if store.took > (grace := session.recipe.checkpoint.grace) and not warned:
+            warned.append(
+                session.console.warn(f"a save takes {store.took:.0f} s; a preempted machine is left {grace:.0f}")
+            )
 
     return save

@@ -74,8 +74,8 @@ class SaveTimer:
             return late
         if step < self._next:
             return False
-        pace = max(self.now() - self._began, 1e-6) / (step - self.first)
-        wanted = max(1, min(int(self.seconds / LOOKS / pace), 2 * self._distance))
+        per_step = max(self.now() - self._began, 1e-6) / (step - self.first)
+        wanted = max(1, min(int(self.seconds / LOOKS / per_step), 2 * self._distance))
         due, self._distance = self.exchange((int(late), wanted))
         self._next = step + self._distance
         return bool(due)

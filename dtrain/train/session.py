@@ -10,7 +10,7 @@ import jax
 
 from dtrain.checkpoint.store import Store
 from dtrain.core.errors import DtrainError
-from dtrain.core.heartbeat import Beat
+from dtrain.core.heartbeat import HeartbeatWriter
 from dtrain.core.lease import Lease
 from dtrain.core.run_control import RunControl
 from dtrain.core.run_dir import Folder
@@ -20,7 +20,7 @@ from dtrain.track.console import Console
 from dtrain.track.notifier import Notifier
 from dtrain.train.assembly import Assembly
 from dtrain.train.interrupt import Interrupt
-from dtrain.train.planned import Forecast
+from dtrain.train.planned import PlanComparison
 from dtrain.train.record import Record
 from dtrain.train.save_timer import FromFirst
 from dtrain.train.timers import Clock
@@ -34,7 +34,7 @@ class Session:
     place: Folder
     console: Console
     log: Record
-    beat: Beat
+    heartbeat: HeartbeatWriter
     interrupt: Interrupt
     stack: ExitStack
     dry: bool
@@ -51,13 +51,13 @@ class Session:
 class Ready:
     """What does not change however often the run is rolled back."""
 
-    made: Assembly
+    assembly: Assembly
     train: Source
     test: Source
     step: jax.stages.Compiled
     evaluate: jax.stages.Compiled
     store: Store
-    foretold: Forecast | None
+    planned: PlanComparison | None
     exchange: FromFirst
     now: Mapping[str, Any]
     """What the numbers of this start depend on."""
@@ -80,7 +80,7 @@ def close_now(
     return code
 
 
-def note_committed(on: Session, store: Store) -> None:
+def note_committed(session: Session, store: Store) -> None:
     """Write the newest saved step into run.json, where that can be done."""
     with suppress(DtrainError, OSError):
-        on.log.committed(store.committed)
+        session.log.committed(store.committed)

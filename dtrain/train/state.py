@@ -31,7 +31,9 @@ class State:
     optimizer: Any
 
 
-def maker(declared: Tree, update: "optax.GradientTransformation", dtype: str, seed: int) -> Callable[..., State]:
+def state_initializer(
+    declared: Tree, update: "optax.GradientTransformation", dtype: str, seed: int
+) -> Callable[..., State]:
     """A function that makes the first state, of parameters that are given or else drawn.
 
     It is traced only, so that no array is born whole.
@@ -99,7 +101,7 @@ def _refuse_unplaced(optimizer: Any, layout: Layout) -> None:
             raise RecipeError(message, "give the optimizer a state_dims that names the dims of such arrays")
 
 
-def born(make: Callable[..., State], shapes: State, given: Tree | None = None) -> State:
+def create_state(make: Callable[..., State], shapes: State, given: Tree | None = None) -> State:
     """The first state, of parameters that are given or else drawn, each array made in its place."""
     return jax.jit(make, out_shardings=placement(shapes))(given)
 

@@ -12,7 +12,7 @@ from dtrain.models.nn.context import Context
 from dtrain.models.nn.model import Loss, Model
 from dtrain.models.nn.param import Tree
 from dtrain.models.nn.precision import Precision
-from dtrain.optim.update import Rate, averaged, learned
+from dtrain.optim.update import Rate, averaged, zero_frozen
 from dtrain.parallel.engine import Grads, LossFn, Sums
 from dtrain.train.state import State
 
@@ -47,7 +47,7 @@ def train_step(
         found, gradients = grads(state.params, batch)
         weight = divisor(found.weight)
         gradients = jax.tree.map(lambda g: g / weight.astype(g.dtype), gradients)
-        norm = optax.tree.norm(learned(gradients, declared))
+        norm = optax.tree.norm(zero_frozen(gradients, declared))
         finite = jnp.isfinite(found.sum) & jnp.isfinite(norm)
 
         def updated() -> tuple[Tree, Any]:

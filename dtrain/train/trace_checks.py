@@ -12,7 +12,7 @@ LINE = 160
 ADDRESS = re.compile(r"\b0x[0-9a-f]+")
 
 
-def captured(traced: jax.stages.Traced, megabytes: float) -> list[str]:
+def baked_constants(traced: jax.stages.Traced, megabytes: float) -> list[str]:
     """A line for each array larger than that which the program carries inside itself."""
     found = []
     for constant in _constants(traced.jaxpr):
@@ -28,7 +28,7 @@ def fingerprint(traced: jax.stages.Traced) -> str:
     return hashlib.sha256(ADDRESS.sub("", str(traced.jaxpr)).encode()).hexdigest()[:16]
 
 
-def impure(trace: Callable[[], jax.stages.Traced], first: jax.stages.Traced) -> list[str]:
+def trace_differences(trace: Callable[[], jax.stages.Traced], first: jax.stages.Traced) -> list[str]:
     """Where a second trace of the same step differs from the first: what reads clocks, NumPy's
     random numbers or globals while it is traced is fixed at that moment for the whole run."""
     one, two = str(first.jaxpr).splitlines(), str(trace().jaxpr).splitlines()

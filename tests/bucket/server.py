@@ -144,8 +144,8 @@ def _names(body: bytes) -> list[str]:
 def main() -> None:
     journal, mountpoint, *options = sys.argv[1:]
     device = os.open("/dev/fuse", os.O_RDWR)
-    said = f"fd={device},rootmode=40000,user_id=0,group_id=0,allow_other"
-    if ctypes.CDLL(None, use_errno=True).mount(b"bucket", mountpoint.encode(), b"fuse.bucket", 0, said.encode()):
+    output = f"fd={device},rootmode=40000,user_id=0,group_id=0,allow_other"
+    if ctypes.CDLL(None, use_errno=True).mount(b"bucket", mountpoint.encode(), b"fuse.bucket", 0, output.encode()):
         sys.exit(os.strerror(ctypes.get_errno()))
     print("mounted", flush=True)
     Server(Bucket(Path(journal), "--no-folder-renames" not in options)).serve(device)

@@ -121,9 +121,9 @@ def test_heartbeats_of_a_run_on_a_bucket_are_kept_on_the_host(tmp_path: Path, mo
     with mounted(tmp_path) as bucket:
         run = bucket.point / "runs" / "small"
         assert is_fuse(run)
-        assert (tmp_path / "cache") in Folder(run).beat(3).parents
+        assert (tmp_path / "cache") in Folder(run).heartbeat(3).parents
         monkeypatch.setenv("XDG_CACHE_HOME", str(bucket.point))
-        assert Folder(run).beat(3) != Folder(run.with_name("other")).beat(3)
+        assert Folder(run).heartbeat(3) != Folder(run.with_name("other")).heartbeat(3)
 
 
 def moment(journal: Path, point: str) -> int:

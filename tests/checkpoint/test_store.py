@@ -20,7 +20,7 @@ import pytest
 
 from dtrain.checkpoint import incomplete, manifest, retry
 from dtrain.checkpoint.disk import once
-from dtrain.checkpoint.manifest import Unsound
+from dtrain.checkpoint.manifest import CorruptCheckpoint
 from dtrain.checkpoint.policy import Checkpoint
 from dtrain.checkpoint.store import BAD, Store
 from dtrain.core.errors import CheckpointError, EnvironmentFault, Locked, NotFinite
@@ -44,10 +44,10 @@ def saved(folder: Path, *steps: int, **options: Any) -> Path:
 
 def newest(folder: Path) -> tuple[int | None, list[str]]:
     """The newest sound step, and what was said on the way."""
-    said: list[str] = []
+    output: list[str] = []
     with Store(folder, Checkpoint()) as store:
-        found = store.newest(said.append)
-    return found.step if found else None, said
+        found = store.newest(output.append)
+    return found.step if found else None, output
 
 
 def largest(step: Path) -> Path:
@@ -130,9 +130,9 @@ def without_manifest(step: Path) -> None:
 
 
 def another_seed(step: Path) -> None:
-    told = json.loads((step / manifest.NAME).read_text())
-    told["about"]["seed"] = 7
-    (step / manifest.NAME).write_text(json.dumps(told))
+    reported = json.loads((step / manifest.NAME).read_text())
+    reported["about"]["seed"] = 7
+    (step / manifest.NAME).write_text(json.dumps(reported))
 
 
 @pytest.mark.parametrize(
@@ -153,10 +153,10 @@ def test_a_damaged_step_is_set_aside_and_the_one_before_is_taken(
 ) -> None:
     folder = saved(tmp_path, 1, 2)
     damage(folder / "2")
-    step, said = newest(folder)
+    step, output = newest(folder)
     assert step == 1
-    assert len(said) == 1
-    assert re.search(reason, said[0]), said
+    assert len(output) == 1
+    assert re.search(reason, output[0]), output
     assert len(list(folder.glob(f"{BAD}2-*"))) == 1
     assert newest(folder) == (1, [])
 
@@ -170,7 +170,7 @@ def test_a_hundred_flipped_bits_are_found(tmp_path: Path) -> None:
         path = chance.choice(files)
         whole, bit = path.read_bytes(), chance.randrange(8 * path.stat().st_size)
         flip(path, bit)
-        with pytest.raises(Unsound):
+        with pytest.raises(CorruptCheckpoint):
             manifest.check(step, 0, 1)
         path.write_bytes(whole)
     manifest.check(step, 0, 1)
@@ -197,9 +197,9 @@ def test_what_is_no_step_is_reported_and_never_restored(tmp_path: Path) -> None:
     marker(folder, 6).touch()
     for former in incomplete.FORMER:
         (folder / former / "4").mkdir(parents=True)
-    step, said = newest(folder)
+    step, output = newest(folder)
     assert step == 1
-    assert [line.rpartition(" ")[2] for line in said] == ["ignored", "aside", "aside"]
+    assert [line.rpartition(" ")[2] for line in output] == ["ignored", "aside", "aside"]
     assert len(list(folder.glob(f"{BAD}[34]-*"))) == 2
     assert {path.name for path in folder.iterdir() if not path.name.startswith(BAD)} == {
         "1", "0099", "7.orbax-checkpoint-tmp",
@@ -251,10 +251,10 @@ def test_a_renamed_or_copied_checkpoint_is_never_taken_for_the_step_of_its_name(
     folder = saved(tmp_path, 1, 2)
     (folder / "2").rename(folder / "30")
     shutil.copytree(folder / "1", folder / "31")
-    step, said = newest(folder)
+    step, output = newest(folder)
     assert step == 1
-    assert "it holds step 1, renamed or copied" in said[0]
-    assert "it holds step 2, renamed or copied; under the name 2 it can be used" in said[1]
+    assert "it holds step 1, renamed or copied" in output[0]
+    assert "it holds step 2, renamed or copied; under the name 2 it can be used" in output[1]
     next(folder.glob(f"{BAD}30-*")).rename(folder / "2")
     assert newest(folder) == (2, [])
 
@@ -270,16 +270,16 @@ def test_the_best_of_a_metric_that_rises_and_of_one_that_falls_is_kept(tmp_path:
 
 
 def test_who_only_reads_changes_nothing(tmp_path: Path) -> None:
-    folder, said = saved(tmp_path, 1, 2), []
+    folder, output = saved(tmp_path, 1, 2), []
     flip(largest(folder / "2" / "state"), 5)
     (folder / "5" / "state").mkdir(parents=True)
     marker(folder, 5).touch()
     with Store(folder, Checkpoint(), reading=True) as store:
-        found = store.newest(said.append)
+        found = store.newest(output.append)
     assert found
     assert found.step == 1
-    assert "skipped" in said[0]
-    assert len(said) == 1
+    assert "skipped" in output[0]
+    assert len(output) == 1
     assert {path.name for path in folder.iterdir()} == {"1", "2", "5", f"{INCOMPLETE}5"}
 
 

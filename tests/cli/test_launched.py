@@ -45,7 +45,7 @@ def until(done: Callable[[], bool], what: str, seconds: float = 100) -> None:
 
 def trains(run: Path, step: int = 3, rank: int = 0) -> None:
     """Wait until it is past that step."""
-    at = lambda: (heartbeat.read(run / f"beat-{rank}.json") or heartbeat.Sign()).step  # noqa: E731
+    at = lambda: (heartbeat.read(run / f"beat-{rank}.json") or heartbeat.Heartbeat()).step  # noqa: E731
     until(lambda: at() >= step, f"step {step} was not reached")
 
 
@@ -62,8 +62,8 @@ def test_a_stop_request_has_a_run_save_and_leave_with_0(
     one = started(tmp_path, *LONG, "--restarts", restarts, **launched)
     trains(run)
     (run / "stop").touch()
-    said, _ = one.communicate(timeout=100)
-    assert one.returncode == 0, said
+    output, _ = one.communicate(timeout=100)
+    assert one.returncode == 0, output
     state, reason, code, step = ended(run)
     assert (state, reason, code) == ("stopped", f"stopped on request at step {step}, saved", 0)
     assert (run / "checkpoints" / str(step) / "MANIFEST.json").exists()
@@ -100,8 +100,8 @@ def test_a_second_sigterm_soon_after_the_first_is_the_same_request(recipe: Path,
     for _ in range(2):
         one.send_signal(signal.SIGTERM)
         time.sleep(0.2)
-    said, _ = one.communicate(timeout=100)
-    assert one.returncode == 75, said
+    output, _ = one.communicate(timeout=100)
+    assert one.returncode == 75, output
     assert ended(run)[:3] == ("stopped", f"saved at step {ended(run)[3]} of 1000000", 75)
 
 
@@ -127,10 +127,10 @@ def test_a_notice_of_preemption_is_a_sigterm(recipe: Path, tmp_path: Path) -> No
         one = started(tmp_path, *LONG, DTRAIN_METADATA="google", GCE_METADATA_HOST=host)
         trains(tmp_path / "runs" / "small")
         taken.set()
-        said, _ = one.communicate(timeout=100)
+        output, _ = one.communicate(timeout=100)
         http.shutdown()
-    assert one.returncode == 75, said
-    assert "Google Cloud preempts this machine" in said
+    assert one.returncode == 75, output
+    assert "Google Cloud preempts this machine" in output
     assert ended(tmp_path / "runs" / "small")[3] > 0
 
 
@@ -152,8 +152,8 @@ class Hosts:
 
     def codes(self) -> tuple[list[int], str]:
         """Their exit codes, and all that they said."""
-        said = [self.hosts[rank].communicate(timeout=200)[0] for rank in sorted(self.hosts)]
-        return [self.hosts[rank].returncode for rank in sorted(self.hosts)], "\n".join(said)
+        output = [self.hosts[rank].communicate(timeout=200)[0] for rank in sorted(self.hosts)]
+        return [self.hosts[rank].returncode for rank in sorted(self.hosts)], "\n".join(output)
 
     def child(self, rank: int) -> int | None:
         shown = subprocess.run(
@@ -177,23 +177,23 @@ def test_a_stop_request_ends_all_hosts_with_0(hosts: Hosts) -> None:
     hosts.start(*LONG, "--restarts", "2")
     trains(hosts.run)
     (hosts.run / "stop").touch()
-    codes, said = hosts.codes()
-    assert codes == [0, 0], said
+    codes, output = hosts.codes()
+    assert codes == [0, 0], output
     state, reason, code, step = ended(hosts.run)
     assert (state, reason, code) == ("stopped", f"stopped on request at step {step}, saved", 0)
     hosts.start(*LONG, "--restarts", "2")
-    codes, said = hosts.codes()
-    assert codes == [0, 0], said
-    assert said.count("stopped on request before the first step of this start") == 2
+    codes, output = hosts.codes()
+    assert codes == [0, 0], output
+    assert output.count("stopped on request before the first step of this start") == 2
 
 
 @pytest.mark.slow
 def test_where_the_hours_are_over_all_hosts_end_with_0(hosts: Hosts) -> None:
     for _ in range(2):
         hosts.start(*LONG, "--restarts", "2", "--hours", "0.004")
-        codes, said = hosts.codes()
-        assert codes == [0, 0], said
-        assert said.count("the 0.004 hours that it may take are over") >= 2
+        codes, output = hosts.codes()
+        assert codes == [0, 0], output
+        assert output.count("the 0.004 hours that it may take are over") >= 2
     assert ended(hosts.run)[2] == 0
 
 
@@ -203,8 +203,8 @@ def test_sigterm_to_one_host_ends_both_with_75(hosts: Hosts, rank: int) -> None:
     hosts.start(*LONG, "--restarts", "2")
     trains(hosts.run)
     hosts.hosts[rank].terminate()
-    codes, said = hosts.codes()
-    assert codes == [75, 75], said
+    codes, output = hosts.codes()
+    assert codes == [75, 75], output
     assert ended(hosts.run)[:3] == ("stopped", f"saved at step {ended(hosts.run)[3]} of 1000000", 75)
 
 
@@ -216,8 +216,8 @@ def test_sigterm_to_one_host_before_the_other_has_come_ends_both_with_75(hosts: 
     hosts.start(*LONG, "--restarts", "2", ranks=(rank,), environment={"DTRAIN_FAULT": "sleep@join"})
     until(lambda: hosts.child(rank) is not None, "the second did not begin")
     hosts.hosts[rank].terminate()
-    codes, said = hosts.codes()
-    assert codes == [75, 75], said
+    codes, output = hosts.codes()
+    assert codes == [75, 75], output
 
 
 @pytest.mark.slow
@@ -226,8 +226,8 @@ def test_a_process_that_is_killed_once_is_started_again_on_both(hosts: Hosts, tm
     (tmp_path / "notes").mkdir()
     fault = {"DTRAIN_FAULT": f"kill@step:9/{rank}", "DTRAIN_FAULT_NOTES": str(tmp_path / "notes")}
     hosts.start("--restarts", "2", "checkpoint.every=4", environment=fault)
-    codes, said = hosts.codes()
-    assert codes == [0, 0], said
+    codes, output = hosts.codes()
+    assert codes == [0, 0], output
     assert ended(hosts.run)[0] == "finished"
 
 
@@ -235,16 +235,16 @@ def test_a_process_that_is_killed_once_is_started_again_on_both(hosts: Hosts, tm
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_process_that_is_killed_again_and_again_ends_both_with_8(hosts: Hosts, rank: int) -> None:
     hosts.start("--restarts", "1", environment={"DTRAIN_FAULT": f"kill@step:3/{rank}"})
-    codes, said = hosts.codes()
-    assert codes == [8, 8], said
+    codes, output = hosts.codes()
+    assert codes == [8, 8], output
     assert ended(hosts.run)[:3] == ("failed", "2 starts in a row saved nothing new (--restarts 1)", 8)
 
 
 @pytest.mark.slow
 def test_a_loss_that_is_not_finite_ends_both_with_7(hosts: Hosts) -> None:
     hosts.start("--restarts", "2", "optimizer={kind: adamw, lr: 1e4, decay: 0.9}")
-    codes, said = hosts.codes()
-    assert codes == [7, 7], said
+    codes, output = hosts.codes()
+    assert codes == [7, 7], output
 
 
 REPLACED = {"DTRAIN_REPLACES_HOSTS": "1", "DTRAIN_RENDEZVOUS_S": "10"}
@@ -257,8 +257,8 @@ def test_where_hosts_are_replaced_the_other_leaves_with_75(hosts: Hosts, rank: i
     hosts.start(*LONG, "checkpoint.every=200", "--restarts", restarts, environment=REPLACED)
     until(lambda: saved_steps(hosts.run / "checkpoints") != [], "no step was saved")
     hosts.hosts[rank].kill()
-    codes, said = hosts.codes()
-    assert codes[1 - rank] == 75, said
+    codes, output = hosts.codes()
+    assert codes[1 - rank] == 75, output
     state, reason, code, _ = ended(hosts.run)
     assert (state, code) == ("stopped", 75)
     assert f"host {rank} of 2 lost" in reason if restarts == "2" else "another host is lost" in reason
@@ -268,9 +268,9 @@ def test_where_hosts_are_replaced_the_other_leaves_with_75(hosts: Hosts, rank: i
 @pytest.mark.parametrize("rank", [0, 1])
 def test_where_hosts_are_replaced_one_that_does_not_come_is_named(hosts: Hosts, rank: int) -> None:
     hosts.start(*LONG, "--restarts", "2", ranks=(rank,), environment=REPLACED | {"DTRAIN_RENDEZVOUS_S": "2"})
-    codes, said = hosts.codes()
-    assert codes == [75], said
-    assert f"stopped: host {1 - rank} of 2 lost: process {1 - rank} of 2 did not come" in said
+    codes, output = hosts.codes()
+    assert codes == [75], output
+    assert f"stopped: host {1 - rank} of 2 lost: process {1 - rank} of 2 did not come" in output
 
 
 def test_half_of_the_variables_is_refused(dtrain: Dtrain, recipe: Path) -> None:

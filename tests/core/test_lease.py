@@ -34,12 +34,12 @@ def test_it_is_held_and_let_go(tmp_path: Path) -> None:
     {"pid": 2**22 + 1}, {"born": "12"}, {"boot": "another", "stale": True}, {"space": "pid:[1]", "stale": True},
 ])  # fmt: skip
 def test_that_of_the_dead_is_taken_over(tmp_path: Path, dead: dict[str, object]) -> None:
-    path, said = tmp_path / "lease.json", []
+    path, output = tmp_path / "lease.json", []
     owner(path, **dead)
     if "stale" in dead:
         os.utime(path, (time.time() - 61, time.time() - 61))
-    with leased(path, said.append):
-        assert "which is gone" in said[0]
+    with leased(path, output.append):
+        assert "which is gone" in output[0]
 
 
 def test_one_from_elsewhere_lives_while_it_is_touched(tmp_path: Path) -> None:
@@ -97,23 +97,23 @@ def test_a_launched_run_waits_for_the_lease_of_another_host_to_be_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An engine starts it again within seconds of a hard kill, in another container or on another machine."""
-    path, said = tmp_path / "lease.json", []
-    monkeypatch.setattr(lease, "OVER", 0.5)
+    path, output = tmp_path / "lease.json", []
+    monkeypatch.setattr(lease, "EXPIRY", 0.5)
     owner(path, boot="another")
-    with pytest.raises(Locked), leased(path, said.append):
+    with pytest.raises(Locked), leased(path, output.append):
         pass  # typed by a person
     monkeypatch.setenv("DTRAIN_LAUNCH", "a1")
-    with leased(path, said.append) as held:
+    with leased(path, output.append) as held:
         held.holds()
-    assert re.search(r"waiting up to 0 s|waiting up to 1 s", said[0])
-    assert "took over from process" in said[1]
+    assert re.search(r"waiting up to 0 s|waiting up to 1 s", output[0])
+    assert "took over from process" in output[1]
 
 
 def test_a_launched_run_leaves_the_lease_of_a_living_run_on_another_host_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "lease.json"
-    monkeypatch.setattr(lease, "OVER", 0.5)
+    monkeypatch.setattr(lease, "EXPIRY", 0.5)
     monkeypatch.setenv("DTRAIN_LAUNCH", "a1")
     owner(path, boot="another")
     monkeypatch.setattr(lease.time, "sleep", lambda _: os.utime(path))
@@ -131,6 +131,6 @@ def test_of_many_that_find_a_dead_owner_one_takes_over(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-c", program, str(path)]
     many = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(4)]
-    said = [one.communicate()[1] for one in many]
+    output = [one.communicate()[1] for one in many]
     assert sorted(one.returncode for one in many) == [0, 1, 1, 1]
-    assert sum("Locked" in text for text in said) == 3
+    assert sum("Locked" in text for text in output) == 3

@@ -41,8 +41,10 @@ def test_a_process_alone_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_shell_line_is_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
     line = exports(rank="$SLURM_PROCID", world_size="$SLURM_NTASKS", coordinator="${FIRST}:8476")
-    told = {"PATH": "/usr/bin:/bin", "SLURM_PROCID": "2", "SLURM_NTASKS": "3", "FIRST": "node-1"}
-    shown = subprocess.run(["sh", "-c", f"{line}; env"], env=told, capture_output=True, text=True, check=True).stdout
+    reported = {"PATH": "/usr/bin:/bin", "SLURM_PROCID": "2", "SLURM_NTASKS": "3", "FIRST": "node-1"}
+    shown = subprocess.run(
+        ["sh", "-c", f"{line}; env"], env=reported, capture_output=True, text=True, check=True
+    ).stdout
     given(monkeypatch, dict(one.split("=", 1) for one in shown.splitlines() if one.startswith("DTRAIN_")))
     assert process_info() == ProcessInfo(2, 3, "node-1:8476")
 

@@ -176,17 +176,17 @@ def test_the_time_of_a_start_that_is_killed_is_noted_while_it_goes_on(place: Fol
 
 
 def test_a_request_left_from_before_is_removed_where_a_person_starts(place: Folder) -> None:
-    said: list[str] = []
+    output: list[str] = []
     place.path.mkdir()
-    clear_stale_request(place, said.append)
-    assert not said
+    clear_stale_request(place, output.append)
+    assert not output
     place.stop_request.touch()
-    with leased(place.lease, said.append):  # a run that is alive was asked
-        clear_stale_request(place, said.append)
+    with leased(place.lease, output.append):  # a run that is alive was asked
+        clear_stale_request(place, output.append)
         assert place.stop_request.exists()
-    clear_stale_request(place, said.append)
+    clear_stale_request(place, output.append)
     assert not place.stop_request.exists()
-    assert said == [f"removed {place.stop_request}, a stop request to an earlier start"]
+    assert output == [f"removed {place.stop_request}, a stop request to an earlier start"]
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_reading_does_not_wait_for_a_fifo(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="a FIFO, not a file"):
         read_json(tmp_path / "beat-0.json")
     with pytest.raises(OSError, match=r"not a file|No such device"):
-        heartbeat.Beat(tmp_path / "beat-0.json", 1.0)
+        heartbeat.HeartbeatWriter(tmp_path / "beat-0.json", 1.0)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_a_heartbeat_of_other_types_is_none(tmp_path: Path, sign: Any) -> None:
 
 def test_a_heartbeat_file_that_was_longer_is_read(tmp_path: Path) -> None:
     (tmp_path / "beat-0.json").write_text("x" * 1000)
-    sign = heartbeat.Beat(tmp_path / "beat-0.json", 1.0)
+    sign = heartbeat.HeartbeatWriter(tmp_path / "beat-0.json", 1.0)
     found = heartbeat.read(tmp_path / "beat-0.json")
     sign.close()
     assert found
@@ -120,7 +120,7 @@ def test_a_heartbeat_file_that_was_longer_is_read(tmp_path: Path) -> None:
 def test_a_heartbeat_tells_the_process_that_waits_from_the_one_it_waits_for(tmp_path: Path) -> None:
     signs = []
     for rank, sections in enumerate((["step", "data", "step"], ["step"])):
-        sign = heartbeat.Beat(tmp_path / f"beat-{rank}.json", 1.0)
+        sign = heartbeat.HeartbeatWriter(tmp_path / f"beat-{rank}.json", 1.0)
         for section in ["save", "step"] * 3 * rank:  # one has saved, and has said more of it
             sign(section)
         time.sleep(2 * heartbeat.APART)

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from dtrain.core.errors import EnvironmentFault, LeftBehind
-from dtrain.core.lease import born
+from dtrain.core.lease import start_time
 from dtrain.launch.fanout import Connections, Machine
-from dtrain.launch.job import Job
+from dtrain.launch.job import LaunchJob
 from dtrain.launch.runner import RunnerDir
 from dtrain.launch.targets.ssh import Ssh
 from dtrain.launch.wire import HostJob, ProcessFile, Request, encode
@@ -74,7 +74,7 @@ def target(hosts: int, **more: object) -> Ssh:
 
 
 def test_one_connection_a_host_serves_all_requests(stand_in: StandIn) -> None:
-    target(4).up(Job("far", ""), print)
+    target(4).up(LaunchJob("far", ""), print)
     made, most = stand_in.connections()
     assert set(made.values()) == {1}
     assert most <= 4
@@ -82,15 +82,15 @@ def test_one_connection_a_host_serves_all_requests(stand_in: StandIn) -> None:
 
 def test_never_more_connections_than_asked_for(stand_in: StandIn) -> None:
     far = target(12)
-    far.up(Job("far", ""), print)
+    far.up(LaunchJob("far", ""), print)
     made, most = stand_in.connections()
     assert made.pop("host0") == 3  # looks, counts the marks, starts
     assert set(made.values()) == {2}
     assert most <= 4
-    assert [row.state for row in far.status(Job("far", ""))] == ["ended"] * 12
+    assert [row.state for row in far.status(LaunchJob("far", ""))] == ["ended"] * 12
     made, most = stand_in.connections()
     assert (set(made.values()), most <= 4) == ({1}, True)
-    assert sorted(name for name, _ in far.logs(Job("far", ""), None, True)) == sorted(far.hosts)
+    assert sorted(name for name, _ in far.logs(LaunchJob("far", ""), None, True)) == sorted(far.hosts)
     made, most = stand_in.connections()
     assert (set(made.values()), most <= 4) == ({1}, True)
 
@@ -98,11 +98,11 @@ def test_never_more_connections_than_asked_for(stand_in: StandIn) -> None:
 def test_where_one_does_not_start_none_is_left_running(stand_in: StandIn) -> None:
     (stand_in.folder / "answers").write_text('{"start host2": "no space left"}')
     with pytest.raises(EnvironmentFault, match="host2: no space left") as caught:
-        target(4).up(Job("far", ""), print)
+        target(4).up(LaunchJob("far", ""), print)
     assert caught.value.hint == "nothing was left running"
     (stand_in.folder / "answers").write_text('{"start host2": "no space left", "kill host1": "lost"}')
     with pytest.raises(LeftBehind) as left:
-        target(4).up(Job("far", ""), print)
+        target(4).up(LaunchJob("far", ""), print)
     assert left.value.hint == "it may be running on host1"
 
 
@@ -115,17 +115,17 @@ def test_hosts_that_are_not_set_up_are_waited_for(stand_in: StandIn, monkeypatch
     (stand_in.folder / "answers").write_text('{"look host1": "Connection refused"}')
     monkeypatch.setattr("dtrain.launch.targets.ssh.time.sleep", settled)
     far = target(3, ready="/run/ready")
-    far.up(Job("far", ""), lines.append)
+    far.up(LaunchJob("far", ""), lines.append)
     assert lines == ["waiting for 1 of 3 hosts without /run/ready: host1 (host1: Connection refused)"]
     assert stand_in.connections()[0] == {"host0": 1, "host1": 2, "host2": 1}
     (stand_in.folder / "answers").write_text('{"look host1": "Connection refused"}')
     with pytest.raises(EnvironmentFault, match=r"after 1e-05 minutes 1 of 3 hosts without /run/ready: host1 \(host1: "):
-        target(3, ready="/run/ready", ready_minutes=1e-5).up(Job("far", ""), lines.append)
+        target(3, ready="/run/ready", ready_minutes=1e-5).up(LaunchJob("far", ""), lines.append)
 
 
 def test_a_proxy_is_one_word_and_is_shown() -> None:
     far = Ssh(hosts=("ada@vm-0", "ada@vm-1"), addresses=("10.0.0.2", "10.0.0.3"), proxy="nc -X 5 %h 22; true")
-    command = far.plan(Job("far", "")).commands[1]
+    command = far.plan(LaunchJob("far", "")).commands[1]
     assert command[command.index("ProxyCommand=nc -X 5 %h 22; true") - 1] == "-o"
     assert command[-2] == "ada@vm-1"
     assert far.coordinator() == "10.0.0.2:8476"
@@ -150,7 +150,7 @@ def test_ctrl_c_leaves_no_process(stand_in: StandIn) -> None:
 def test_an_agent_leaves_when_nobody_reads(tmp_path: Path, verb: str) -> None:
     job = HostJob(name="far", folder=str(tmp_path), runs=str(tmp_path / "runs"))
     RunnerDir(job).path.mkdir(parents=True)
-    RunnerDir(job).write("runner", ProcessFile(os.getpid(), born(os.getpid())))  # a run that goes on for ever
+    RunnerDir(job).write("runner", ProcessFile(os.getpid(), start_time(os.getpid())))  # a run that goes on for ever
     RunnerDir(job).log.write_text("step 1\n")
     agent = subprocess.Popen(
         [sys.executable, "-m", "dtrain.launch.agent"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

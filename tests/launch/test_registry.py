@@ -12,12 +12,12 @@ from dtrain.cli import app
 from dtrain.cli.launch_lookup import refuse_while_alive
 from dtrain.core.errors import EnvironmentFault, LeftBehind, Locked
 from dtrain.launch import registry
-from dtrain.launch.job import Job, Row
+from dtrain.launch.job import LaunchJob, Row
 from dtrain.launch.targets.slurm import Slurm
 
 
-def record(launch: str) -> Job:
-    return registry.record_of(Job("far", "steps: 1", launch, {"id": launch}, {"kind": "slurm"}))
+def record(launch: str) -> LaunchJob:
+    return registry.record_of(LaunchJob("far", "steps: 1", launch, {"id": launch}, {"kind": "slurm"}))
 
 
 def test_a_launch_that_fails_is_forgotten_and_the_record_before_is_put_back(tmp_path: Path) -> None:

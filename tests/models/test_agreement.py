@@ -13,7 +13,7 @@ from dtrain.models.decoder import Decoder
 from dtrain.models.hf_export import config_of
 from dtrain.models.mlp import MLP
 from dtrain.models.moe import Experts
-from dtrain.models.rope import Learned, Linear, Llama3, Rope, Yarn
+from dtrain.models.rope import Learned, LinearScaling, Llama3, Rope, Yarn
 from dtrain.models.settings import COMPUTING, TRAINING, settings
 from tests.conftest import SHARED
 from tests.models.test_decoder import PUBLISHED
@@ -132,7 +132,7 @@ def test_all_contradictions_are_shown_at_once_with_the_overrides_that_solve_them
 @pytest.mark.parametrize(
     ("spelling", "scaling"),
     [
-        ({"type": "linear", "factor": 2.0}, Linear(factor=2.0)),
+        ({"type": "linear", "factor": 2.0}, LinearScaling(factor=2.0)),
         (
             {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
              "original_max_position_embeddings": 8192},

@@ -14,8 +14,8 @@ from dtrain.core.errors import FieldError
 from dtrain.data.batch import Feature
 from dtrain.models.decoder import Decoder
 from dtrain.models.moe import Experts
-from dtrain.models.nn.context import Plain
-from dtrain.models.nn.kv_cache import Cache, Caching
+from dtrain.models.nn.context import SingleDeviceContext
+from dtrain.models.nn.kv_cache import CachedContext, KVCache
 from dtrain.models.nn.param import initial
 from dtrain.models.rope import Learned, Rope
 from dtrain.recipe.compose import presets
@@ -51,7 +51,7 @@ def published(model: Decoder, folder: Path) -> Any:
 
 def logits_of(model: Decoder, params: Any, token: np.ndarray, **more: Any) -> jax.Array:
     batch = {"token": jnp.asarray(token), **more}
-    x, _ = model.activations(params, batch, jnp.ones(token.shape), Plain())
+    x, _ = model.activations(params, batch, jnp.ones(token.shape), SingleDeviceContext())
     return model.head.logits(x, model.unembedding(params), "float32")
 
 
@@ -64,7 +64,7 @@ def test_logits_and_loss_are_those_of_the_published_implementation(name: str) ->
     params = published(model, folder)
     token = recorded["input_ids"]
     np.testing.assert_allclose(logits_of(model, params, token), recorded["logits"], atol=2e-5)
-    found = model.loss(params, {"token": token[:, :-1], "target": token[:, 1:]}, Plain())
+    found = model.loss(params, {"token": token[:, :-1], "target": token[:, 1:]}, SingleDeviceContext())
     assert float(found.sum / found.weight) == pytest.approx(float(recorded["loss"]), rel=1e-5)
 
 
@@ -96,7 +96,7 @@ def test_attention_scores_are_divided_by_the_root_of_the_query_scalar(scalar: fl
     np.testing.assert_allclose(found[0], wanted, atol=1e-5 * np.abs(wanted).max())
 
 
-def born(model: Decoder) -> Any:
+def initial_state(model: Decoder) -> Any:
     return jax.jit(lambda: initial(model.params(), jax.random.key(0), "float32"))()
 
 
@@ -104,13 +104,13 @@ def born(model: Decoder) -> Any:
 def test_no_token_sees_a_later_one_or_another_document(name: str) -> None:
     """By the gradient of each place's activation with respect to every token's embedding."""
     model = LANGUAGE_MODELS[name]
-    params, batch = born(model), random_batch(model, 1)
+    params, batch = initial_state(model), random_batch(model, 1)
     document = batch["document"][0]
     table = jax.random.normal(jax.random.key(1), (LENGTH, model.width)) * 0.1
 
     def out(table: jax.Array, place: jax.Array) -> jax.Array:
         own = {**batch, "token": jnp.arange(LENGTH, dtype=jnp.int32)[None]}  # each token has a row of its own
-        x, _ = model.activations({**params, "embed": table}, own, jnp.ones((1, LENGTH)), Plain())
+        x, _ = model.activations({**params, "embed": table}, own, jnp.ones((1, LENGTH)), SingleDeviceContext())
         return (x[0, place] * jnp.cos(jnp.arange(model.width))).sum()
 
     slope = jax.jit(jax.grad(out))
@@ -124,7 +124,7 @@ def test_no_token_sees_a_later_one_or_another_document(name: str) -> None:
 @pytest.mark.slow
 def test_a_packed_document_is_computed_as_if_it_stood_alone() -> None:
     model = DECODER
-    params, batch = born(model), random_batch(model, 1)
+    params, batch = initial_state(model), random_batch(model, 1)
     packed = logits_of(model, params, batch["token"], document=batch["document"], position=batch["position"])
     for number in np.unique(batch["document"]):
         (at,) = np.nonzero(batch["document"][0] == number)
@@ -134,19 +134,19 @@ def test_a_packed_document_is_computed_as_if_it_stood_alone() -> None:
 
 def test_a_target_of_minus_one_is_no_target() -> None:
     model = DECODER
-    params, batch = born(model), random_batch(model)
-    found = model.loss(params, batch, Plain())
+    params, batch = initial_state(model), random_batch(model)
+    found = model.loss(params, batch, SingleDeviceContext())
     assert float(found.weight) == (batch["target"] >= 0).sum()
     changed = {**batch, "target": np.where(batch["target"] < 0, -1, batch["target"])}
-    assert float(model.loss(params, changed, Plain()).sum) == float(found.sum)
+    assert float(model.loss(params, changed, SingleDeviceContext()).sum) == float(found.sum)
 
 
 @pytest.mark.slow
 def test_the_loss_in_chunks_is_the_same() -> None:
     whole = dataclasses.replace(DECODER, z_loss=1e-2)
-    params, batch = born(whole), random_batch(whole)
+    params, batch = initial_state(whole), random_batch(whole)
     losses = [
-        jax.jit(jax.value_and_grad(lambda p, model=model: model.loss(p, batch, Plain()).sum))(params)
+        jax.jit(jax.value_and_grad(lambda p, model=model: model.loss(p, batch, SingleDeviceContext()).sum))(params)
         for model in (whole, dataclasses.replace(whole, loss_chunks=8))
     ]
     assert float(losses[1][0]) == pytest.approx(float(losses[0][0]), rel=1e-6)
@@ -159,22 +159,23 @@ def test_a_padded_vocabulary_gives_the_loss_and_gradients_of_the_plain_one() -> 
     assert padded.params()["embed"].shape == (48, 32)
     batch = random_batch(plain)
     found = [
-        jax.jit(jax.value_and_grad(lambda p, m=m: m.loss(p, batch, Plain()).sum))(born(m)) for m in (plain, padded)
+        jax.jit(jax.value_and_grad(lambda p, m=m: m.loss(p, batch, SingleDeviceContext()).sum))(initial_state(m))
+        for m in (plain, padded)
     ]
     assert float(found[1][0]) == pytest.approx(float(found[0][0]), rel=1e-6)
     np.testing.assert_allclose(found[1][1]["embed"][:45], found[0][1]["embed"], atol=1e-5)
     assert not found[1][1]["embed"][45:].any()
-    assert logits_of(padded, born(padded), batch["token"])[..., 45:].max() < -1e29
+    assert logits_of(padded, initial_state(padded), batch["token"])[..., 45:].max() < -1e29
 
 
 @pytest.mark.parametrize(
     "remat", ["full", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dots", "attention", "offload"))]
 )
 def test_what_is_computed_again_is_the_same(remat: Any) -> None:
-    params, batch = born(DECODER), random_batch(DECODER)
+    params, batch = initial_state(DECODER), random_batch(DECODER)
 
     def gradients(model: Decoder) -> Any:
-        return jax.jit(jax.grad(lambda p: model.loss(p, batch, Plain()).sum))(params)
+        return jax.jit(jax.grad(lambda p: model.loss(p, batch, SingleDeviceContext()).sum))(params)
 
     plain, again = gradients(DECODER), gradients(dataclasses.replace(DECODER, remat=remat))
     for a, b in zip(jax.tree.leaves(again), jax.tree.leaves(plain), strict=True):
@@ -184,13 +185,13 @@ def test_what_is_computed_again_is_the_same(remat: Any) -> None:
 @pytest.mark.parametrize("name", EVERY_KIND)
 def test_generating_with_a_cache_gives_the_logits_of_the_whole_row(name: str) -> None:
     model = LANGUAGE_MODELS[name]
-    params, token = born(model), random_batch(model, 2)["token"]
+    params, token = initial_state(model), random_batch(model, 2)["token"]
     whole = logits_of(model, params, token)
-    cache = Cache.empty((model.layers, 2, LENGTH, model.groups, model.size_of_head), "float32")
+    cache = KVCache.empty((model.layers, 2, LENGTH, model.groups, model.size_of_head), "float32")
 
     @jax.jit
-    def step(cache: Cache, token: jax.Array) -> tuple[jax.Array, Cache]:
-        ctx = Caching(cache=cache)
+    def step(cache: KVCache, token: jax.Array) -> tuple[jax.Array, KVCache]:
+        ctx = CachedContext(cache=cache)
         x, _ = model.activations(params, {"token": token}, jnp.ones(token.shape), ctx)
         return model.head.logits(x, model.unembedding(params), "float32"), ctx.grown[-1]
 
@@ -214,7 +215,9 @@ def test_the_balance_is_one_for_each_token_at_an_even_load() -> None:
     experts = Experts(count=4, active=1, hidden=8)
     score = jnp.tile(0.25 + 0.01 * jnp.eye(4), (2, 2, 1))  # the tokens of each row choose one expert after the other
     hits = jnp.tile(jnp.eye(4), (2, 2, 1))
-    assert float(experts._imbalance(score, hits, jnp.ones((2, 8)), Plain())) == pytest.approx(16, rel=1e-5)
+    assert float(experts._imbalance(score, hits, jnp.ones((2, 8)), SingleDeviceContext())) == pytest.approx(
+        16, rel=1e-5
+    )
 
 
 def test_positions_restart_with_each_document() -> None:

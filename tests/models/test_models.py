@@ -11,8 +11,8 @@ from dtrain.core.errors import FieldError, RecipeError
 from dtrain.data.batch import Example, Feature
 from dtrain.models.cnn import CNN
 from dtrain.models.mlp import MLP
-from dtrain.models.nn.attention import Reach
-from dtrain.models.nn.context import Plain
+from dtrain.models.nn.attention import AttentionSpec
+from dtrain.models.nn.context import SingleDeviceContext
 from dtrain.models.nn.param import Param, abstract, count, initial, normal
 from dtrain.models.vit import ViT
 from tests.engines import MODELS, random_batch
@@ -20,7 +20,7 @@ from tests.engines import MODELS, random_batch
 EXAMPLE: Example = {"image": Feature((8, 8, 1), "uint8"), "label": Feature((), "int32", 10)}
 
 
-def born(model: object) -> object:
+def initial_state(model: object) -> object:
     return initial(model.params(), jax.random.key(1), "float32")  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -37,7 +37,7 @@ def test_initial_values_that_are_no_floats_or_of_another_shape_are_refused() -> 
 @pytest.mark.parametrize("name", MODELS)
 def test_shapes_are_those_declared(name: str) -> None:
     declared = MODELS[name].params()
-    found, shapes = born(MODELS[name]), abstract(declared, "float32")
+    found, shapes = initial_state(MODELS[name]), abstract(declared, "float32")
     assert jax.tree.map(lambda p: (p.shape, p.dtype), found) == jax.tree.map(lambda s: (s.shape, s.dtype), shapes)
     assert sum(leaf.size for leaf in jax.tree.leaves(found)) == count(declared)
 
@@ -45,16 +45,16 @@ def test_shapes_are_those_declared(name: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_padding_does_not_count(name: str) -> None:
     model, batch = MODELS[name], random_batch(examples=8)
-    params = born(model)
+    params = initial_state(model)
     padded = batch | {"weight": np.array([1, 1, 1, 1, 1, 0, 0, 0], np.float32)}
     some = {key: value[:5] for key, value in batch.items()}
-    a, b = model.loss(params, padded, Plain()), model.loss(params, some, Plain())
+    a, b = model.loss(params, padded, SingleDeviceContext()), model.loss(params, some, SingleDeviceContext())
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-6), a, b)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_an_untrained_model_knows_nothing(name: str) -> None:
-    loss = MODELS[name].loss(born(MODELS[name]), random_batch(examples=64), Plain())
+    loss = MODELS[name].loss(initial_state(MODELS[name]), random_batch(examples=64), SingleDeviceContext())
     assert 0.5 * np.log(10) < float(loss.sum / loss.weight) < 2.5 * np.log(10)
 
 
@@ -62,8 +62,8 @@ def test_an_untrained_model_knows_nothing(name: str) -> None:
 def test_flops_are_what_the_compiler_counts(name: str) -> None:
     """Three forward passes; the compiler counts a scanned layer once and leaves padding out."""
     model = dataclasses.replace(MODELS["vit"], layers=1) if name == "vit" else MODELS[name]
-    forward = jax.jit(lambda params, batch: model.loss(params, batch, Plain()).sum)
-    counted = forward.lower(born(model), random_batch()).compile().cost_analysis()["flops"]
+    forward = jax.jit(lambda params, batch: model.loss(params, batch, SingleDeviceContext()).sum)
+    counted = forward.lower(initial_state(model), random_batch()).compile().cost_analysis()["flops"]
     claimed = model.flops({}, 16).step / 3
     assert claimed == pytest.approx(counted, rel=0.25)
 
@@ -79,13 +79,13 @@ def test_examples_that_do_not_fit_are_refused(name: str) -> None:
 
 def test_the_mlp_is_numpys() -> None:
     model, batch = MODELS["mlp"], random_batch(examples=4)
-    params = jax.device_get(born(model))
+    params = jax.device_get(initial_state(model))
     x = batch["image"].reshape(4, -1)
     for i in range(3):
         x = x @ params[f"layer{i}"]["weight"] + params[f"layer{i}"]["bias"]
         x = np.maximum(x, 0) if i < 2 else x
     logp = x - np.log(np.exp(x).sum(-1, keepdims=True))
-    loss = model.loss(params, batch, Plain())
+    loss = model.loss(params, batch, SingleDeviceContext())
     np.testing.assert_allclose(loss.sum, -logp[np.arange(4), batch["label"]].sum(), rtol=1e-5)
     assert float(loss.metrics["accuracy"]) == (x.argmax(-1) == batch["label"]).sum()
 
@@ -94,7 +94,7 @@ def test_the_vits_attention_is_that_of_the_paper() -> None:
     """softmax(q k / sqrt(d)) v, written out for one head at a time."""
     draw = np.random.default_rng(0)
     q, k, v = (draw.normal(size=(2, 5, 3, 4)).astype(np.float32) for _ in range(3))
-    found = Plain().attend(*map(jnp.asarray, (q, k, v)), Reach(0.5, causal=False), None)
+    found = SingleDeviceContext().attend(*map(jnp.asarray, (q, k, v)), AttentionSpec(0.5, causal=False), None)
     for b in range(2):
         for h in range(3):
             scores = q[b, :, h] @ k[b, :, h].T / 2

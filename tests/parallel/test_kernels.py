@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from dtrain.models.nn import attention as plain
-from dtrain.models.nn.attention import Reach, Side
+from dtrain.models.nn.attention import AttentionSpec, Positions
 from dtrain.parallel import kernels
 from dtrain.parallel.kernels import cudnn, rows_by_rows, splash
 
 REACHES = {
-    "causal": Reach(0.1),
-    "whole": Reach(0.1, causal=False),
-    "window": Reach(0.1, window=100),
-    "softcap": Reach(0.1, softcap=2.0),
+    "causal": AttentionSpec(0.1),
+    "whole": AttentionSpec(0.1, causal=False),
+    "window": AttentionSpec(0.1, window=100),
+    "softcap": AttentionSpec(0.1, softcap=2.0),
 }
 
 
@@ -29,7 +29,7 @@ def arrays(length: int, dim: int, dtype: Any = "float32") -> tuple[list[jax.Arra
     return [q, k, v], document
 
 
-def by_loops(q: Any, k: Any, v: Any, reach: Reach, document: Any) -> np.ndarray:
+def by_loops(q: Any, k: Any, v: Any, reach: AttentionSpec, document: Any) -> np.ndarray:
     """One query at a time, in float64."""
     q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
     out = np.zeros_like(q)
@@ -49,7 +49,7 @@ def by_loops(q: Any, k: Any, v: Any, reach: Reach, document: Any) -> np.ndarray:
 def test_the_plain_form_is_the_definition(name: str, packed: bool) -> None:
     (q, k, v), document = arrays(48, 8)
     kept = document if packed else None
-    found = plain.attention(q, k, v, REACHES[name], Side(jnp.arange(48), kept))
+    found = plain.attention(q, k, v, REACHES[name], Positions(jnp.arange(48), kept))
     np.testing.assert_allclose(found, by_loops(q, k, v, REACHES[name], kept), atol=1e-5)
 
 
@@ -66,7 +66,7 @@ def compare(found: Any, reference: Any, tolerance: float) -> None:
 @pytest.mark.parametrize("name", REACHES)
 def test_in_chunks_it_is_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (q, k, v), document = arrays(64, 8)
-    attend = lambda q, k, v: plain.attention(q, k, v, REACHES[name], Side(jnp.arange(64), document))  # noqa: E731
+    attend = lambda q, k, v: plain.attention(q, k, v, REACHES[name], Positions(jnp.arange(64), document))  # noqa: E731
     whole = with_gradients(attend, q, k, v)
     monkeypatch.setattr(plain, "CHUNK", 16)
     compare(with_gradients(attend, q, k, v), whole, 1e-5)
@@ -83,7 +83,7 @@ def test_splash_is_the_same(name: str, packed: bool, partials: int, monkeypatch:
     (q, k, v), document = arrays(256, 128)
     kept = document if packed else None
     reference = with_gradients(
-        lambda q, k, v: plain.attention(q, k, v, REACHES[name], Side(jnp.arange(256), kept)), q, k, v
+        lambda q, k, v: plain.attention(q, k, v, REACHES[name], Positions(jnp.arange(256), kept)), q, k, v
     )
     found = with_gradients(lambda q, k, v: splash(q, k, v, REACHES[name], kept, interpret=True), q, k, v)
     compare(found, reference, 2e-5)
@@ -93,7 +93,7 @@ def test_splash_is_the_same(name: str, packed: bool, partials: int, monkeypatch:
 @pytest.mark.parametrize("name", ["causal", "whole", "window"])
 def test_cudnn_is_the_same(name: str) -> None:
     (q, k, v), _ = arrays(256, 64, "bfloat16")
-    attend = lambda q, k, v: plain.attention(q, k, v, REACHES[name], Side(jnp.arange(256)))  # noqa: E731
+    attend = lambda q, k, v: plain.attention(q, k, v, REACHES[name], Positions(jnp.arange(256)))  # noqa: E731
     reference = with_gradients(attend, *(x.astype(jnp.float32) for x in (q, k, v)))
     compare(with_gradients(lambda q, k, v: cudnn(q, k, v, REACHES[name]), q, k, v), reference, 3e-2)
 

@@ -92,11 +92,11 @@ def test_an_axis_to_be_filled_has_at_least_its_slices() -> None:
         mesh.sizes(6)
 
 
-@pytest.mark.parametrize("said", [{"fsdp": 64}, {"fsdp": 14}, {"fsdp": 35, "tensor": 4}, {"fsdp": 2, "tensor": 8}])
-def test_on_any_torus_the_devices_of_an_axis_form_a_block(said: dict[str, int]) -> None:
+@pytest.mark.parametrize("output", [{"fsdp": 64}, {"fsdp": 14}, {"fsdp": 35, "tensor": 4}, {"fsdp": 2, "tensor": 8}])
+def test_on_any_torus_the_devices_of_an_axis_form_a_block(output: dict[str, int]) -> None:
     """Sides of 20 and 28 have primes that JAX's own placing cannot part."""
     devices = stand_ins(target("v5p:8x20x28"))
-    mesh = Mesh(data=-1, **said)  # pyright: ignore[reportArgumentType]
+    mesh = Mesh(data=-1, **output)  # pyright: ignore[reportArgumentType]
     grid = mesh.build(mesh.laid(devices), devices).devices
     assert {device.id for device in grid.flat} == set(range(4480))
     for axis, size in mesh.laid(devices).items():

@@ -43,8 +43,8 @@ def test_all_go_on_when_all_are_there(address: str) -> None:
 
 def test_those_that_did_not_come_are_named_to_all(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "PATIENCE", 1.0)
-    said = f"processes 1, 3 of 5 did not come to {address} in 1 s"
-    assert outcomes([0, 2, 4], 5, address) == [said] * 3
+    output = f"processes 1, 3 of 5 did not come to {address} in 1 s"
+    assert outcomes([0, 2, 4], 5, address) == [output] * 3
 
 
 def test_where_the_first_does_not_come_it_is_named(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,8 +97,8 @@ def test_where_hosts_are_replaced_a_missing_one_ends_the_others_with_75(
     monkeypatch.setenv("DTRAIN_REPLACES_HOSTS", value)
     with pytest.raises(DtrainError) as missing:
         join(ProcessInfo(0, 6, address), local=2)
-    said = f"processes 1, 2, 3, 4, 5 of 6 did not come to {address} in 0 s"
-    wanted = (75, f"hosts 1, 2 of 3 lost: {said}") if value == "1" else (9, said)
+    output = f"processes 1, 2, 3, 4, 5 of 6 did not come to {address} in 0 s"
+    wanted = (75, f"hosts 1, 2 of 3 lost: {output}") if value == "1" else (9, output)
     assert (missing.value.exit_code, missing.value.message) == wanted
 
 
@@ -107,9 +107,9 @@ def test_strangers_are_passed_over(address: str, monkeypatch: pytest.MonkeyPatch
     host, _, port = address.rpartition(":")
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(outcome, 0, 2, address)
-        for said in (b"GET / HTTP/1.1\r\n\r\n", b"", b"99\n"):
+        for output in (b"GET / HTTP/1.1\r\n\r\n", b"", b"99\n"):
             with _connected(host, int(port)) as stranger:
-                stranger.sendall(said)
+                stranger.sendall(output)
         with _connected(host, int(port)):  # says nothing and stays
             assert outcome(1, 2, address) == "met"
         assert first.result() == "met"

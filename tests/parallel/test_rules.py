@@ -11,11 +11,11 @@ from dtrain.data.batch import Feature
 from dtrain.models.mlp import MLP
 from dtrain.models.nn.context import Context
 from dtrain.models.nn.layers import bias, weight
-from dtrain.models.nn.matmul import product
+from dtrain.models.nn.matmul import matmul
 from dtrain.models.nn.param import Tree
 from dtrain.parallel.jit import Jit
 from dtrain.parallel.mesh import LAID, Mesh
-from dtrain.parallel.rules import Layout, in_deal
+from dtrain.parallel.rules import Layout, zigzag_positions
 from dtrain.parallel.shard_map import ShardMap
 from tests.engines import gradients, place
 
@@ -88,8 +88,8 @@ def test_rows_that_the_mesh_does_not_divide_are_refused() -> None:
 
 @pytest.mark.parametrize("parts", [2, 4])
 def test_rows_are_dealt_so_that_every_part_sees_as_much(parts: int) -> None:
-    assert in_deal(33, 1).tolist() == list(range(33))
-    order = in_deal(32, parts)
+    assert zigzag_positions(33, 1).tolist() == list(range(33))
+    order = zigzag_positions(32, parts)
     assert sorted(order) == list(range(32))
     seen = [sum(place + 1 for place in part) for part in np.split(order, parts)]
     assert len(set(seen)) == 1
@@ -126,7 +126,7 @@ class Never(MLP):
     def logits(self, params: Tree, image_BHWC: jax.Array, ctx: Context) -> jax.Array:
         x = image_BHWC.reshape(len(image_BHWC), -1)
         for i in range(2):
-            x = product(x, ctx.gather(params[f"layer{i}"])["weight"])
+            x = matmul(x, ctx.gather(params[f"layer{i}"])["weight"])
         return x
 
 

@@ -42,7 +42,7 @@ def test_what_is_compiled_for_gpus_is_what_arithmetic_says(tmp_path: Path, on: s
     assert found.memory.peak == pytest.approx(ahead.memory.peak, rel=0.15)
     assert found.timing.tally.kernel_flops == pytest.approx(ahead.timing.tally.kernel_flops)
     assert found.timing.tally.flops == pytest.approx(ahead.timing.tally.flops, rel=0.02)
-    moved = {kind: sum(t.bytes for (k, _), t in found.timing.tally.talk.items() if k == kind) for kind in KINDS}
+    moved = {kind: sum(t.bytes for (k, _), t in found.timing.tally.collectives.items() if k == kind) for kind in KINDS}
     assert moved["all-gather"] == pytest.approx(2 * GATHERED, rel=0.1)
     assert moved["reduce-scatter"] == pytest.approx(GATHERED, rel=0.1)
     assert any("decoder.py" in buffer.line for buffer in found.memory.largest)

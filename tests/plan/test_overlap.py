@@ -11,7 +11,7 @@ from dtrain.core.chips import CHIPS
 from dtrain.core.slices import target
 from dtrain.parallel.jit import Jit
 from dtrain.parallel.shard_map import ShardMap
-from dtrain.plan.jaxpr_flat import bare, flat, gathered, traffic
+from dtrain.plan.jaxpr_flat import bare, flatten, gathered, traffic
 from dtrain.plan.network import Group
 from dtrain.plan.overlap import overlap
 from dtrain.plan.plan import quick
@@ -54,9 +54,9 @@ def test_gathers_are_hidden_as_far_as_products_last(tmp_path: Path, length: int,
     found = quick(recipe(tmp_path, "llama3-8b", length, 16), target("v5e-16"))
     assert found.timing
     tally = found.timing.tally
-    gathers = tally.talk["all-gather", ("fsdp",)]
+    gathers = tally.collectives["all-gather", ("fsdp",)]
     assert tally.seconds == pytest.approx(sum(tally.parts.values()))
-    assert tally.parts["network"] == pytest.approx(sum(talk.exposed for talk in tally.talk.values()))
+    assert tally.parts["network"] == pytest.approx(sum(collective.exposed for collective in tally.collectives.values()))
     assert (
         gathers.exposed < 1e-3 * gathers.seconds
         if hidden
@@ -87,7 +87,7 @@ def test_a_gathered_dim_is_followed_through_views() -> None:
 
     mapped = jax.shard_map(whole, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
     outer = jax.make_jaxpr(mapped)(jax.ShapeDtypeStruct((8, 2, 3), jnp.float32))
-    program = flat(bare(outer.jaxpr.eqns[-1].params["jaxpr"]))
+    program = flatten(bare(outer.jaxpr.eqns[-1].params["jaxpr"]))
     product = next(step for step in program.steps if step.name == "dot_general")
     assert gathered(program, ("fsdp",))[product.read[0]] == (0, ("fsdp",))
 
@@ -96,7 +96,7 @@ def test_what_is_fused_is_read_from_memory_once() -> None:
     """Two arrays into one; a reduction reads its operand though its result is small."""
     a, b = jax.ShapeDtypeStruct((64, 128), jnp.float32), jax.ShapeDtypeStruct((64, 128), jnp.float32)
     size = 4 * math.prod(a.shape)
-    moved = lambda function: sum(traffic(flat(jax.make_jaxpr(function)(a, b).jaxpr)))  # noqa: E731
+    moved = lambda function: sum(traffic(flatten(jax.make_jaxpr(function)(a, b).jaxpr)))  # noqa: E731
     assert moved(lambda a, b: jnp.exp(a) * b + a) == 3 * size
     assert moved(lambda a, b: (a * b).sum()) == pytest.approx(2 * size, abs=8)
     assert moved(lambda a, b: jnp.exp(a[:8] + b[:8])) == 3 * size / 8

@@ -29,7 +29,7 @@ from dtrain.plan.variants import Candidate, finer, meshes, ways
 from dtrain.recipe.load import load
 from dtrain.recipe.recipe import Recipe
 from dtrain.train.assembly import assemble
-from dtrain.train.state import born
+from dtrain.train.state import create_state
 from tests.conftest import Dtrain, bare_environment
 
 RECIPE = """
@@ -162,7 +162,7 @@ def test_a_plan_is_the_run_that_it_plans(engine: str) -> None:
     source = wanted.data.open("train")
     made = assemble(wanted, jax.devices(), source.example, wanted.total_steps(len(source)))
     step = made.train().lower().compile()
-    state = born(made.make, made.shapes)
+    state = create_state(made.make, made.shapes)
     held = lambda tree: sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(tree))  # noqa: E731
     assert found.memory.classes["parameters"] >= held(state.params)
     stats = step.memory_analysis()
@@ -235,12 +235,12 @@ def test_a_run_holds_its_step_against_the_plan(dtrain: Dtrain, tmp_path: Path) -
     dtrain("run", *small)
     plans = tmp_path / "runs" / "small" / "plans"
     plans.mkdir()
-    told = {
+    reported = {
         "devices": 1, "mesh": dict.fromkeys(("pipeline", "data", "fsdp", "sequence", "expert", "tensor"), 1),
         "engine": "jit", "batch": 64, "accumulate": 1, "device_kinds": ["cpu"], "target": "this", "tier": "compiled",
         "step_seconds": 0.001, "compiler_options": {},
     }  # fmt: skip
-    (plans / "this.json").write_text(json.dumps(told))
+    (plans / "this.json").write_text(json.dumps(reported))
     (plans / "damaged.json").write_text("{")
     done = dtrain("run", *small, "steps=40", "epochs=~")
     assert re.search(r"planned 1 ms a step \(this, compiled\), measured .* ms: [+-]\d+%", done.stdout + done.stderr)
@@ -310,8 +310,10 @@ def test_several_slices_are_planned(dtrain: Dtrain, on: str) -> None:
         dtrain("plan", "decoder-tiny", *small, mesh, "--on", on, "--slices", "2", "--json", seconds=600).stdout
     )
     assert (found["chips"], found["slices"]) == (32, 2)
-    across = [talk for talk in found["network"] if "data" in talk["axes"] or "slices" in talk["kind"]]
-    assert sum(talk["bytes"] for talk in across) > 1e6
+    across = [
+        collective for collective in found["network"] if "data" in collective["axes"] or "slices" in collective["kind"]
+    ]
+    assert sum(collective["bytes"] for collective in across) > 1e6
 
 
 @pytest.mark.parametrize("after", [

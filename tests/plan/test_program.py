@@ -13,7 +13,7 @@ from dtrain.plan.cost import Costs, product_flops
 from dtrain.plan.loops import trips
 from dtrain.plan.network import Network, dims_used, members
 from dtrain.plan.program import Op, arrays, read
-from dtrain.plan.replay import Replay, Tally
+from dtrain.plan.replay import Replay, StepCost
 
 V5E = next(chip for chip in CHIPS if chip.name == "v5e")
 RING = Network(V5E, (4, 4), {"fsdp": 16}, np.array([(i // 4, i % 4, 0) for i in range(16)]), np.zeros(16, int))
@@ -49,7 +49,7 @@ ENTRY %main (a: f32[1024,1024]) -> f32[1024,1024] {
 """
 
 
-def replayed(text: str) -> Tally:
+def replayed(text: str) -> StepCost:
     return Replay(read(text), V5E, RING).run()
 
 
@@ -67,9 +67,9 @@ def test_time_is_that_of_the_longer_of_work_and_network() -> None:
     moved = 3 * 4 * 1024**2 / (0.9 * 819e9)  # both operands are one array, read once
     busy = found.parts["product"] + found.parts["memory"]
     assert busy == pytest.approx(4 * max(product, moved * 2 / 3), rel=1e-4)
-    talk = found.talk["collective-permute", ("fsdp",)]
-    assert talk.calls == 4
-    assert talk.exposed == pytest.approx(found.parts["network"])
+    collective = found.collectives["collective-permute", ("fsdp",)]
+    assert collective.calls == 4
+    assert collective.exposed == pytest.approx(found.parts["network"])
 
 
 def test_tiles_are_filled_up_and_fast_memory_is_told_apart() -> None:
@@ -194,10 +194,10 @@ def test_a_gather_in_flight_is_counted_once() -> None:
     """By the network alone: neither the fusions that it is under way through nor reserved buffers move its bytes."""
     found = replayed(IN_FLIGHT)
     assert found.moved == 2 * 2 * 2 * 512 * 512  # each of two products reads one matrix and writes one
-    talk = found.talk["all-gather", ("fsdp",)]
-    assert (talk.calls, talk.bytes) == (1, 2 * 1024 * 1024)
-    assert talk.seconds == pytest.approx(2 * 1024**2 * 15 / 16 / 90e9 + 16e-6)
-    assert found.seconds == pytest.approx(talk.seconds)
+    collective = found.collectives["all-gather", ("fsdp",)]
+    assert (collective.calls, collective.bytes) == (1, 2 * 1024 * 1024)
+    assert collective.seconds == pytest.approx(2 * 1024**2 * 15 / 16 / 90e9 + 16e-6)
+    assert found.seconds == pytest.approx(collective.seconds)
 
 
 def test_slices_talk_over_the_slow_network() -> None:
@@ -262,12 +262,12 @@ def test_collectives_that_jax_compiles_are_found_by_axis() -> None:
     x = jax.ShapeDtypeStruct((16, 32), jnp.float32, sharding=NamedSharding(made, PartitionSpec("fsdp")))
     text = jax.jit(lambda x: x * 2, out_shardings=NamedSharding(made, PartitionSpec())).lower(x).compile().as_text()
     network = Network(V5E, (2, 4), dict(made.shape), np.array([(i // 4, i % 4, 0) for i in range(8)]), np.zeros(8, int))
-    talk = Replay(read(text or ""), V5E, network).run().talk
-    assert talk["all-gather", ("fsdp",)].bytes == 16 * 32 * 4
+    collective = Replay(read(text or ""), V5E, network).run().collectives
+    assert collective["all-gather", ("fsdp",)].bytes == 16 * 32 * 4
 
 
 @pytest.mark.parametrize(
-    ("said", "main"),
+    ("output", "main"),
     [
         ("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 29.52G of 15.75G hbm.", True),
         ("RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: XLA:TPU compile permanent error.", True),
@@ -275,5 +275,5 @@ def test_collectives_that_jax_compiles_are_found_by_axis() -> None:
         ("INTERNAL: Mosaic failed to compile", False),
     ],
 )
-def test_a_kernel_short_of_fast_memory_is_no_plan_that_does_not_fit(said: str, main: bool) -> None:
-    assert _lacks_main_memory(said) == main
+def test_a_kernel_short_of_fast_memory_is_no_plan_that_does_not_fit(output: str, main: bool) -> None:
+    assert _lacks_main_memory(output) == main

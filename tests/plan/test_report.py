@@ -80,14 +80,16 @@ def test_what_is_computed_again_never_lowers_the_utilisation(images: Plan, execu
 
 def test_collectives_over_one_axis_of_the_recipe_are_one_row(tokens: Plan) -> None:
     assert tokens.timing
-    once = tokens.timing.tally.talk
-    talk = once | {(kind, ("fsdp_y",)): part for (kind, _), part in once.items()}
-    tally = dataclasses.replace(tokens.timing.tally, talk=talk)
+    once = tokens.timing.tally.collectives
+    collective = once | {(kind, ("fsdp_y",)): part for (kind, _), part in once.items()}
+    tally = dataclasses.replace(tokens.timing.tally, collective=collective)
     tokens = dataclasses.replace(tokens, timing=dataclasses.replace(tokens.timing, tally=tally))
     assert tokens.timing
     rows = re.findall(r"^  ([a-z-]+) +over (\w+)", text(tokens), re.MULTILINE)
     assert len(rows) == len(set(rows)) > 1
-    calls = sum(talk.calls for (kind, _), talk in tokens.timing.tally.talk.items() if kind == "all-gather")
+    calls = sum(
+        collective.calls for (kind, _), collective in tokens.timing.tally.collectives.items() if kind == "all-gather"
+    )
     assert re.search(rf"all-gather +over fsdp +{calls:,.0f} calls", text(tokens))
 
 

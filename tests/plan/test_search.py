@@ -9,15 +9,15 @@ import pytest
 from dtrain.core.slices import Target, target
 from dtrain.plan import search as searching
 from dtrain.plan.plan import Plan, quick
-from dtrain.plan.search import Found, search
+from dtrain.plan.search import SearchResult, search
 from dtrain.plan.variants import Candidate, finer, meshes, ways
-from dtrain.plan.workers import Job, Outcome
+from dtrain.plan.workers import Outcome, PlanJob
 from dtrain.recipe.recipe import Recipe
 from tests.plan.test_plan import recipe
 
 # seconds and the part of the memory that a recipe takes
 Cost = Callable[[Recipe], tuple[float, float]]
-Compiled = Callable[[Cost, int, str], tuple[Found, list[Recipe]]]
+Compiled = Callable[[Cost, int, str], tuple[SearchResult, list[Recipe]]]
 
 
 def product(wanted: Recipe) -> tuple[float, float]:
@@ -36,7 +36,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Compiled:
     """Search with `product` for arithmetic and that cost for the compiler; gives what it found and what it compiled."""
     template = quick(recipe(tmp_path, "llama3.2-1b", 2048, 16), target("v5e-4"))
 
-    def searched(cost: Cost, tries: int, on: str) -> tuple[Found, list[Recipe]]:
+    def searched(cost: Cost, tries: int, on: str) -> tuple[SearchResult, list[Recipe]]:
         wanted, attempts = recipe(tmp_path, "llama3.2-1b", 2048, 16), list[Recipe]()
 
         def planned(one: Recipe, cost: Cost) -> Plan:
@@ -51,7 +51,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Compiled:
             yield from enumerate(planned(one, cost) for one in wanted)
 
         monkeypatch.setattr(searching, "remembered", remembered)
-        monkeypatch.setattr(Job, "make", lambda job: planned(job.recipe, product))
+        monkeypatch.setattr(PlanJob, "make", lambda job: planned(job.recipe, product))
         return search(wanted, target(on), tries, 1, None, lambda _: None), attempts
 
     return searched

@@ -58,15 +58,15 @@ def test_who_stops_listening_ends_the_others() -> None:
 
 @pytest.mark.slow
 def test_a_caller_that_is_killed_leaves_nobody_at_work(tmp_path: Path) -> None:
-    told = tmp_path / "pid"
-    program = f"import tests.plan.test_workers as w; list(w.outcomes([w.Stub('tells {told}')], 1))"
+    values = tmp_path / "pid"
+    program = f"import tests.plan.test_workers as w; list(w.outcomes([w.Stub('tells {values}')], 1))"
     caller = subprocess.Popen([sys.executable, "-c", program], cwd=Path(__file__).parents[2])
     deadline = time.monotonic() + 60
-    while not told.exists() and time.monotonic() < deadline:
+    while not values.exists() and time.monotonic() < deadline:
         time.sleep(0.2)
     caller.kill()
     caller.wait()
-    worker = Path(f"/proc/{told.read_text()}")
+    worker = Path(f"/proc/{values.read_text()}")
     while worker.exists() and time.monotonic() < deadline:
         time.sleep(0.2)
     assert not worker.exists()

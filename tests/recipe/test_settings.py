@@ -17,9 +17,9 @@ from dtrain.models.cnn import CNN
 from dtrain.models.decoder import Decoder
 from dtrain.models.mlp import MLP
 from dtrain.models.moe import Experts
-from dtrain.models.nn.context import Plain
+from dtrain.models.nn.context import SingleDeviceContext
 from dtrain.models.nn.param import initial
-from dtrain.models.rope import Learned, Linear, Llama3, Rope, Yarn
+from dtrain.models.rope import Learned, LinearScaling, Llama3, Rope, Yarn
 from dtrain.models.vit import ViT
 from dtrain.optim.optimizer import SGD, Muon, Optimizer
 from dtrain.optim.schedule import Cosine, Schedule
@@ -39,7 +39,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         "count": 8, "active": 1, "hidden": 4, "shared": 1, "scale": 2.0, "balance": 0.5, "z_loss": 0.5,
         "bias_rate": 0.1, "capacity": 0.5,
     },
-    "Rope": {"theta": 100.0, "scaling": Linear(factor=2.0)},
+    "Rope": {"theta": 100.0, "scaling": LinearScaling(factor=2.0)},
     "Linear": {"factor": 3.0},
     "Llama3": {"factor": 2.0, "low": 2.0, "high": 8.0, "original": 64},
     "Yarn": {"factor": 2.0, "original": 64, "fast": 1000.0, "slow": 100.0},
@@ -64,7 +64,7 @@ BASES: dict[str, Any] = {
     "Decoder": Decoder(**TINY),
     "Experts": MOE,
     "Rope": Rope(),
-    "Linear": Linear(factor=2.0),
+    "Linear": LinearScaling(factor=2.0),
     "Llama3": Llama3(),
     "Yarn": Yarn(factor=4.0, original=100_000),
     "MLP": MLP(sizes=(64, 16, 10)),
@@ -108,7 +108,7 @@ def whole(name: str, part: Any) -> Any:
         return Decoder(**TINY, experts=part)
     if isinstance(part, Rope):
         return Decoder(**TINY, position=part)
-    return Decoder(**TINY, position=Rope(scaling=part)) if isinstance(part, Linear | Llama3 | Yarn) else part
+    return Decoder(**TINY, position=Rope(scaling=part)) if isinstance(part, LinearScaling | Llama3 | Yarn) else part
 
 
 def program(model: Any) -> str:
@@ -121,7 +121,7 @@ def program(model: Any) -> str:
     elif hasattr(model, "image"):
         batch["image"] = np.zeros((2, *model.image), np.float32)
     shapes = jax.eval_shape(lambda: initial(model.params(), jax.random.key(0), "float32"))
-    slope = jax.make_jaxpr(jax.grad(lambda params: model.loss(params, batch, Plain()).sum))(shapes)
+    slope = jax.make_jaxpr(jax.grad(lambda params: model.loss(params, batch, SingleDeviceContext()).sum))(shapes)
     return f"{start}{slope}{[np.asarray(const).tolist() for const in slope.consts]}"
 
 

@@ -75,18 +75,18 @@ def test_nothing_new_is_not_synced_again(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_sync_that_fails_is_reported_and_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said, again = [], threading.Event()
+    output, again = [], threading.Event()
 
     def fsync(_handle: int) -> None:
-        if not said:
+        if not output:
             raise OSError(5, "Input/output error")
         again.set()
 
     monkeypatch.setattr(os, "fsync", fsync)
-    with closing(Appender(tmp_path / "rows", said.append, every=0.01)) as file:
+    with closing(Appender(tmp_path / "rows", output.append, every=0.01)) as file:
         file.write("one\n")
         assert again.wait(20)
-    assert said == [f"{tmp_path / 'rows'} could not be brought to the disk: Input/output error"]
+    assert output == [f"{tmp_path / 'rows'} could not be brought to the disk: Input/output error"]
 
 
 def test_a_text_that_had_to_wait_and_finds_no_room_is_an_error_of_the_next_write(tmp_path: Path) -> None:

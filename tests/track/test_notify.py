@@ -116,8 +116,8 @@ def test_a_webhook_and_a_command_get_the_end_of_a_run(
     both = "track.notify={webhook: DTRAIN_TEST_HOOK, command: [sh, -c, 'cat > got.json; env > got.env']}"
     done = dtrain("run", recipe, "steps=12", both, DTRAIN_TEST_HOOK=receiver.url, DTRAIN_LAUNCH="ab12")
     (posted,) = receiver.posted
-    told = {key: posted[key] for key in ("event", "run", "state", "step", "steps", "exit_code", "launch")}
-    assert told == {
+    values = {key: posted[key] for key in ("event", "run", "state", "step", "steps", "exit_code", "launch")}
+    assert values == {
         "event": "finished", "run": "small", "state": "finished", "step": 12, "steps": 12, "exit_code": 0,
         "launch": "ab12",
     }  # fmt: skip

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from dtrain.core.errors import NotFinite
-from dtrain.train.checksum import audit
+from dtrain.train.checksum import state_checksum
 from dtrain.train.state import State
 
 MESH = Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
@@ -33,27 +33,28 @@ def state(spec: PartitionSpec = WHOLE, **changes: np.ndarray) -> State:
 
 def test_it_is_the_same_however_the_state_is_spread() -> None:
     sums = {
-        audit(1, state(spec)).checksum() for spec in (PartitionSpec(), PartitionSpec("x"), PartitionSpec(("y", "x")))
+        state_checksum(1, state(spec)).checksum()
+        for spec in (PartitionSpec(), PartitionSpec("x"), PartitionSpec(("y", "x")))
     }
     assert len(sums) == 1
 
 
 def test_every_bit_counts() -> None:
     whole, chance = np.asarray(state().params["w"]), random.Random(0)
-    plain = audit(1, state()).checksum()
+    plain = state_checksum(1, state()).checksum()
     for _ in range(50):
         bits = whole.copy().view(np.uint32)
         bits[chance.randrange(16), chance.randrange(8)] ^= np.uint32(1 << chance.randrange(32))
         changed = bits.view(np.float32)
         if np.isfinite(changed).all():
-            found = audit(1, state(w=changed)).checksum()
+            found = state_checksum(1, state(w=changed)).checksum()
             assert found[0] != plain[0]
             assert found[1] != plain[1]
-    assert audit(1, state(w=whole[::-1].copy())).checksum() != plain
+    assert state_checksum(1, state(w=whole[::-1].copy())).checksum() != plain
 
 
 def test_what_is_not_finite_is_named() -> None:
     poisoned = np.asarray(state().params["w"]).copy()
     poisoned[3, 3] = np.inf
     with pytest.raises(NotFinite, match=r"state of step 7 is not finite: params.w; it is not saved"):
-        audit(7, state(w=poisoned)).checksum()
+        state_checksum(7, state(w=poisoned)).checksum()

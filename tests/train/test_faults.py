@@ -130,8 +130,8 @@ def test_values_that_are_not_those_that_were_saved_are_not_gone_on_from(
     dtrain("run", recipe, *OFTEN, code=-9, DTRAIN_FAULT="kill@step:15")
     run = tmp_path / "runs" / "small"
     newest, before = saved_steps(run / "checkpoints")[:2]
-    told = manifest.read(run / "checkpoints" / str(newest))
-    replace(told, checksum=[told.checksum[0] ^ 1, told.checksum[1]]).write(run / "checkpoints" / str(newest))
+    values = manifest.read(run / "checkpoints" / str(newest))
+    replace(values, checksum=[values.checksum[0] ^ 1, values.checksum[1]]).write(run / "checkpoints" / str(newest))
     done = dtrain("run", recipe, *OFTEN)
     assert "the values that it gives are not those that were saved" in done.stderr
     assert f"resumed from step {before}" in done.stderr
@@ -216,8 +216,8 @@ def test_asked_to_stop_while_compiling_two_processes_leave_after_the_first_step(
     run = tmp_path / "runs" / "small"
     within("compile", run)
     parent.send_signal(signal.SIGTERM)
-    _, said = parent.communicate(timeout=60)
-    assert parent.returncode == 75, said
+    _, output = parent.communicate(timeout=60)
+    assert parent.returncode == 75, output
     assert record(run)["step"] in (0, 1)
     dtrain("run", recipe, *TWO)
     assert saved(run, 24) == saved(undisturbed(*TWO), 24)
@@ -255,8 +255,8 @@ def test_a_frozen_worker_is_found_and_the_run_goes_on(
 ) -> None:
     notes = tmp_path / "notes"
     notes.mkdir()
-    told = {"DTRAIN_FAULT": "freeze@step:14/1", "DTRAIN_FAULT_NOTES": str(notes)}
-    done = dtrain("run", recipe, *TWO, "guard.patience=4", **told)
+    values = {"DTRAIN_FAULT": "freeze@step:14/1", "DTRAIN_FAULT_NOTES": str(notes)}
+    done = dtrain("run", recipe, *TWO, "guard.patience=4", **values)
     assert re.search(r"process 1 has been silent for \d+ s, in step after step 14", done.stderr)
     assert "Current thread" in done.stderr or "Thread 0x" in done.stderr
     assert saved(tmp_path / "runs" / "small", 24) == saved(undisturbed(*TWO), 24)
@@ -309,12 +309,12 @@ def test_asked_to_stop_all_agree_on_a_step_and_save(recipe: Path, tmp_path: Path
     reached(run, 3)
     workers = sorted(children(parent.pid))
     os.kill({"parent": parent.pid, "first": workers[0], "last": workers[-1]}[to], signal.SIGTERM)
-    _, said = parent.communicate(timeout=60)
-    assert parent.returncode == 75, said
+    _, output = parent.communicate(timeout=60)
+    assert parent.returncode == 75, output
     assert not alive(set(workers))
-    told = record(run)
-    assert (told["state"], told["exit_code"]) == ("stopped", 75)
-    assert (run / "checkpoints" / str(told["step"]) / "MANIFEST.json").exists()
+    values = record(run)
+    assert (values["state"], values["exit_code"]) == ("stopped", 75)
+    assert (run / "checkpoints" / str(values["step"]) / "MANIFEST.json").exists()
 
 
 def test_a_second_signal_leaves_at_once_and_says_so(recipe: Path, tmp_path: Path) -> None:
@@ -343,12 +343,12 @@ def test_two_processes_save_by_time_at_the_same_steps_and_end_with_the_same_bits
 
 @pytest.mark.slow
 def test_an_evaluation_that_a_stop_left_out_is_made_after_it(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
-    owed = ["evaluate.every=6", "checkpoint.best=eval/loss", "checkpoint.keep=9"]
-    dtrain("run", recipe, *owed, code=75, DTRAIN_FAULT="term@step:11")
+    eval_pending = ["evaluate.every=6", "checkpoint.best=eval/loss", "checkpoint.keep=9"]
+    dtrain("run", recipe, *eval_pending, code=75, DTRAIN_FAULT="term@step:11")
     run = tmp_path / "runs" / "small"
     measured = lambda: [row["step"] for row in numbers(run) if "eval/loss" in row]  # noqa: E731
     assert measured() == [6]
-    dtrain("run", recipe, *owed)
+    dtrain("run", recipe, *eval_pending)
     assert measured() == [6, 12, 18, 24]
     assert "eval/loss" in json.loads((run / "checkpoints" / "12" / "MANIFEST.json").read_text())["metrics"]
     assert record(run)["lost"]["down, stopped"] > 0
@@ -360,8 +360,8 @@ SECRETS = ("WANDB_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "GOOGLE_APPLICA
 @pytest.mark.slow
 def test_no_secret_of_the_environment_is_written_anywhere(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
     canary = "canary-0a1b2c3d4e5f60718293a4b5c6d7e8f901234567"
-    told = dict.fromkeys(SECRETS, canary)
-    done = dtrain("run", recipe, "track.to=[{kind: tensorboard}, {kind: wandb, mode: offline}]", **told)
+    values = dict.fromkeys(SECRETS, canary)
+    done = dtrain("run", recipe, "track.to=[{kind: tensorboard}, {kind: wandb, mode: offline}]", **values)
     assert canary not in done.stdout + done.stderr
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(written) > 10
@@ -388,8 +388,8 @@ def test_a_campaign_of_kills_loses_nothing(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_verify_gives_a_certificate(dtrain: Dtrain, recipe: Path) -> None:
-    told = dtrain("verify", recipe, "--kills", "2", "--devices", "2", "--json", seconds=300)
-    found = json.loads(told.stdout)
+    values = dtrain("verify", recipe, "--kills", "2", "--devices", "2", "--json", seconds=300)
+    found = json.loads(values.stdout)
     assert found["kept"]
     assert [one["what"] for one in found["findings"]] == [
         "killed 2 times, resumed",
@@ -426,9 +426,9 @@ def test_asked_to_stop_before_it_began_the_parent_starts_nothing_again(recipe: P
         time.sleep(0.02)
     time.sleep(0.3)
     parent.send_signal(signal.SIGTERM)
-    _, said = parent.communicate(timeout=60)
-    assert parent.returncode == 75, said
-    assert "starting again" not in said
+    _, output = parent.communicate(timeout=60)
+    assert parent.returncode == 75, output
+    assert "starting again" not in output
 
 
 @pytest.mark.slow
@@ -439,6 +439,6 @@ def test_one_request_that_arrives_twice_is_one(recipe: Path, tmp_path: Path) -> 
     reached(run, 3)
     for pid in (*children(parent.pid), parent.pid):
         os.kill(pid, signal.SIGTERM)
-    _, said = parent.communicate(timeout=60)
-    assert parent.returncode == 75, said
+    _, output = parent.communicate(timeout=60)
+    assert parent.returncode == 75, output
     assert record(run)["state"] == "stopped"

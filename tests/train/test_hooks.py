@@ -10,7 +10,7 @@ import pytest
 from dtrain.models.nn.model import Loss
 from dtrain.recipe.recipe import Evaluate
 from dtrain.train.hooks import IN_FLIGHT, Evaluation, Log
-from dtrain.train.loop import Moment
+from dtrain.train.loop import StepEvent
 from dtrain.train.timers import Clock
 
 BATCHES = 7
@@ -40,7 +40,7 @@ def test_an_evaluation_reads_its_sums_at_the_end_with_few_batches_under_way(monk
 def test_an_evaluation_gives_way_to_a_stop_also_at_the_last_step() -> None:
     answers, rows = iter([False, False, True]), []
     hook = evaluation(rows, stop=lambda: next(answers))
-    at = Moment(10, (), {}, last=True, stopping=False)  # pyright: ignore
+    at = StepEvent(10, (), {}, last=True, stopping=False)  # pyright: ignore
     hook(at)
     assert at.stopping
     assert hook.abandoned

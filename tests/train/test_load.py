@@ -19,12 +19,12 @@ from dtrain.data.windows import row_example
 from dtrain.optim.update import averaged
 from dtrain.recipe.load import load, text
 from dtrain.train.assembly import assemble
-from dtrain.train.convert import bring, take, target
-from dtrain.train.load import trained
+from dtrain.train.convert import export_params, import_params, target
+from dtrain.train.load import load_run
 from dtrain.train.provenance import about as notes
 from dtrain.train.provenance import conditions
 from dtrain.train.resume import _refuse_other_data
-from dtrain.train.state import State, born
+from dtrain.train.state import State, create_state
 
 IMAGES = image_example((8, 8, 1), 10)
 IMAGE_DATA = "{kind: images, root: nowhere, size: [8, 8], channels: 1}"
@@ -55,7 +55,7 @@ def saved_run(
     place.path.mkdir(parents=True)
     overwrite(place.recipe, text(recipe))
     made = assemble(recipe, jax.devices()[:2], example, 10)
-    first, states = born(made.make, made.shapes), {}
+    first, states = create_state(made.make, made.shapes), {}
     about = notes(conditions(made), recipe, Arrays({}, example, "digest"), 0, 0, False, {}, 0.0)
     with Store(place.checkpoints.absolute(), recipe.checkpoint) as store:
         for step, loss in losses.items():
@@ -80,26 +80,26 @@ def test_the_newest_the_best_and_any_step_can_be_taken(tmp_path: Path) -> None:
     place, states = saved_run(tmp_path, losses)
     shown = {}
     for step, how in ((9, {}), (6, {"best": True}), (2, {"step": 2})):
-        found = trained(place, [], quiet, **how)
+        found = load_run(place, [], quiet, **how)
         assert found.step == step
         assert same(found.params, averaged(states[step].optimizer, states[step].params))
         shown[step] = found.chosen
     chosen = {9: "step 9, the newest", 6: "step 6, the best of 4 by eval/loss: 0.2", 2: "step 2"}
     assert shown == {step: f"{why} (averaged parameters)" for step, why in chosen.items()}
     with pytest.raises(CheckpointError, match="no checkpoint of step 3") as caught:
-        trained(place, [], quiet, step=3)
+        load_run(place, [], quiet, step=3)
     assert caught.value.hint == "saved: 2, 4, 6, 7, 8, 9"
     with pytest.raises(RecipeError, match="--step and --best"):
-        trained(place, [], quiet, step=3, best=True)
+        load_run(place, [], quiet, step=3, best=True)
     with pytest.raises(RecipeError, match=r"has no checkpoint\.best"):
-        trained(place, ["checkpoint.best=null"], quiet, best=True)
+        load_run(place, ["checkpoint.best=null"], quiet, best=True)
     with pytest.raises(CheckpointError, match="eval/accuracy was measured at no checkpoint"):
-        trained(place, ["checkpoint.best=eval/accuracy"], quiet, best=True)
+        load_run(place, ["checkpoint.best=eval/accuracy"], quiet, best=True)
 
     inside = next(path for path in (place.checkpoints / "6").rglob("*") if path.is_file() and "state" in path.parts)
     inside.write_bytes(inside.read_bytes()[:-1] + b"?")
     with pytest.raises(CheckpointError, match="checkpoint 6 is damaged"):
-        trained(place, [], quiet, best=True)
+        load_run(place, [], quiet, best=True)
 
 
 @pytest.mark.parametrize(
@@ -117,22 +117,22 @@ def test_nothing_but_the_parameters_is_restored(
         return restore(store, step, shapes)
 
     monkeypatch.setattr(Store, "restore", watched)
-    found = trained(place, [], quiet)
+    found = load_run(place, [], quiet)
     assert same(found.params, averaged(states[4].optimizer, states[4].params))
     read = [leaf for leaf in jax.tree.leaves(wanted) if leaf is not UNREAD]
     assert len(read) == len(jax.tree.leaves(found.params)) == 4
     with pytest.raises(CheckpointError, match=r"layer0\.weight: saved as float32\[64, 16\], the recipe has"):
-        trained(place, ["model.sizes=[64, 8, 10]"], quiet)
+        load_run(place, ["model.sizes=[64, 8, 10]"], quiet)
 
 
 def test_a_run_folder_alone_is_enough_to_export(tmp_path: Path) -> None:
     place, _ = saved_run(tmp_path, {4: None})
     shutil.copytree(place.path, tmp_path / "copy")
-    found = trained(Folder(tmp_path / "copy"), [], quiet)
+    found = load_run(Folder(tmp_path / "copy"), [], quiet)
     assert found.made.layout.example == IMAGES
     for name, written in (("a.safetensors", "a.safetensors"), ("out", "out/model.safetensors")):
         path = target(tmp_path / name)
-        take(found, path, published=False)
+        export_params(found, path, published=False)
         assert path == tmp_path / written
         (tmp_path / "plain").touch()
         assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode
@@ -149,24 +149,24 @@ def test_import_takes_a_run_and_needs_no_data(tmp_path: Path) -> None:
     tokens = "model={kind: decoder, vocab: 32, context: 16, layers: 1, width: 8, heads: 2}"
     other = load(tmp_path / "small.yaml", ["name=other", tokens, "data={kind: tokens, files: [gone.bin], length: 8}"])
     with pytest.raises(DataError, match=r'kind: "mlp" .*model\.kind: "decoder"'):
-        bring(other, tmp_path / "runs", place.path, notes.append)
+        import_params(other, tmp_path / "runs", place.path, notes.append)
     assert not (tmp_path / "runs" / "other").exists()
     tanh = load(tmp_path / "small.yaml", ["name=next", "model.activation=tanh"])
     with pytest.raises(DataError, match=r'activation: "relu" .*model\.activation: "tanh"'):
-        bring(tanh, tmp_path / "runs", place.path, notes.append)
-    bring(tanh, tmp_path / "runs", place.path, notes.append, allow_changes=True)
+        import_params(tanh, tmp_path / "runs", place.path, notes.append)
+    import_params(tanh, tmp_path / "runs", place.path, notes.append, allow_changes=True)
     assert notes[-2] == f"{place.path}: step 4, the newest (averaged parameters)"
     assert notes[-1].startswith("imported all the same: ")
-    found = trained(Folder(tmp_path / "runs" / "next"), [], quiet)
+    found = load_run(Folder(tmp_path / "runs" / "next"), [], quiet)
     assert same(found.params, averaged(states[4].optimizer, states[4].params))
     with pytest.raises(RecipeError, match="has saved steps already"):
-        bring(tanh, tmp_path / "runs", place.path, notes.append)
+        import_params(tanh, tmp_path / "runs", place.path, notes.append)
     with pytest.raises(RecipeError, match="models of kind mlp go by dtrain's own names"):
-        take(found, tmp_path / "x.safetensors", published=True)
+        export_params(found, tmp_path / "x.safetensors", published=True)
     assert not (tmp_path / "x.safetensors").exists()
     other = load(tmp_path / "small.yaml", ["name=other", "model.sizes=[64, 8, 10]"])
     with pytest.raises(DataError, match=r"sizes: \[64, 16, 10\] +model\.sizes: \[64, 8, 10\]"):
-        bring(other, tmp_path / "runs", place.path, notes.append)
+        import_params(other, tmp_path / "runs", place.path, notes.append)
 
 
 def test_no_file_has_the_padding_of_a_vocabulary(tmp_path: Path) -> None:
@@ -174,13 +174,13 @@ def test_no_file_has_the_padding_of_a_vocabulary(tmp_path: Path) -> None:
     data = "{kind: tokens, files: [gone.bin], length: 8}"
     changes = {"{kind: mlp, sizes: [64, 16, 10]}": decoder, IMAGE_DATA: data}
     place, _ = saved_run(tmp_path, {4: None}, changes, row_example(8, packed=False))
-    found = trained(place, [], quiet)
+    found = load_run(place, [], quiet)
     assert found.params["embed"].shape == (32, 8)
-    take(found, tmp_path / "a.safetensors", published=True)
+    export_params(found, tmp_path / "a.safetensors", published=True)
     assert load_file(tmp_path / "a.safetensors")["model.embed_tokens.weight"].shape == (30, 8)
     for name, source in (("file", tmp_path / "a.safetensors"), ("run", place.path)):
-        bring(load(tmp_path / "small.yaml", [f"name={name}"]), tmp_path / "runs", source, quiet)
-        embed = trained(Folder(tmp_path / "runs" / name), [], quiet).params["embed"]
+        import_params(load(tmp_path / "small.yaml", [f"name={name}"]), tmp_path / "runs", source, quiet)
+        embed = load_run(Folder(tmp_path / "runs" / name), [], quiet).params["embed"]
         assert np.array_equal(embed[:30], found.params["embed"][:30])
         assert not np.asarray(embed[30:]).any()
 

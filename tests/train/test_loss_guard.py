@@ -93,8 +93,8 @@ def test_it_goes_back_and_over_the_batches(dtrain: Dtrain, tmp_path: Path, facto
     )
     run = tmp_path / "runs" / "watched"
     assert steps(run) == list(range(1, 49))
-    told = json.loads((run / "checkpoints" / "48" / "MANIFEST.json").read_text())["about"]
-    assert told["passed"] == 6
+    values = json.loads((run / "checkpoints" / "48" / "MANIFEST.json").read_text())["about"]
+    assert values["passed"] == 6
     dtrain("run", path, "name=twice", code=-9, DTRAIN_FAULT="kill@step:44")
     again = dtrain("run", path, "name=twice")
     assert "6 batches skipped" in again.stderr
@@ -117,8 +117,8 @@ def test_going_back_has_a_budget(dtrain: Dtrain, tmp_path: Path) -> None:
 def test_it_goes_back_from_a_step_that_would_be_saved(dtrain: Dtrain, tmp_path: Path, factor: str, guard: str) -> None:
     done = dtrain("run", recipe(tmp_path, factor, guard), f"checkpoint.every={BAD + 1}", "evaluate.every=5")
     assert "going back to the newest checkpoint" in done.stderr
-    told = json.loads((tmp_path / "runs" / "watched" / "checkpoints" / "48" / "MANIFEST.json").read_text())["about"]
-    assert told["passed"] == BAD + 1
+    values = json.loads((tmp_path / "runs" / "watched" / "checkpoints" / "48" / "MANIFEST.json").read_text())["about"]
+    assert values["passed"] == BAD + 1
     assert json.loads((tmp_path / "runs" / "watched" / "run.json").read_text())["lost"]["done again"] > 0
 
 
@@ -127,5 +127,5 @@ def test_what_was_left_out_before_a_restart_counts(dtrain: Dtrain, tmp_path: Pat
     path = recipe(tmp_path, ".nan", "not_finite: skip, budget: 1")
     dtrain("run", path, code=-9, DTRAIN_FAULT="kill@step:44")
     dtrain("run", path)
-    told = json.loads((tmp_path / "runs" / "watched" / "checkpoints" / "48" / "MANIFEST.json").read_text())["about"]
-    assert told["seen"]["skipped"] == 1
+    values = json.loads((tmp_path / "runs" / "watched" / "checkpoints" / "48" / "MANIFEST.json").read_text())["about"]
+    assert values["seen"]["skipped"] == 1

@@ -9,7 +9,7 @@ import pytest
 from dtrain.core import heartbeat
 from dtrain.core.process_info import ProcessInfo
 from dtrain.core.run_dir import Folder
-from dtrain.runtime.process_group import Crew
+from dtrain.runtime.process_group import ProcessGroup
 from dtrain.train.record import Record, _lost
 
 
@@ -45,7 +45,7 @@ def test_where_the_newest_checkpoint_was_damaged_its_steps_are_done_again(tmp_pa
 def test_a_clock_that_jumps_loses_no_time_that_never_was(jump: float) -> None:
     now = time.time()
     old = {"state": "running", "written": now + jump, "seconds": {"step": 2.0}, "step_s_kept": 2.0}
-    lost = _lost(old, heartbeat.Sign(at=now + jump))
+    lost = _lost(old, heartbeat.Heartbeat(at=now + jump))
     assert all(seconds >= 0 for seconds in lost.values())
     if jump > 0:
         assert not lost
@@ -53,14 +53,14 @@ def test_a_clock_that_jumps_loses_no_time_that_never_was(jump: float) -> None:
 
 @pytest.mark.parametrize("jump", [-86400.0, 86400.0])
 def test_a_clock_that_jumps_makes_nobody_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump: float) -> None:
-    real, crew = time.time, Crew(tmp_path, Folder(tmp_path))
-    crew.infos, crew.before = [ProcessInfo(0, 1, "")], {0: None}
-    sign = heartbeat.Beat(crew.place.beat(0), patience=60)
-    assert crew._hung() is None
+    real, group = time.time, ProcessGroup(tmp_path, Folder(tmp_path))
+    group.infos, group.before = [ProcessInfo(0, 1, "")], {0: None}
+    sign = heartbeat.HeartbeatWriter(group.place.heartbeat(0), patience=60)
+    assert group._hung() is None
     monkeypatch.setattr(time, "time", lambda: real() + jump)
-    assert crew._hung() is None
+    assert group._hung() is None
     sign("save")
-    assert crew._hung() is None
+    assert group._hung() is None
     sign.close()
 
 

@@ -109,9 +109,9 @@ def test_asked_to_stop_it_saves_and_goes_on_to_the_same_bits(dtrain: Dtrain, rec
             time.sleep(0.01)
             before = len(read(metrics)) if metrics.exists() else 0
         run.send_signal(number)
-        _, said = run.communicate(timeout=60)
-        assert run.returncode == 75, said
-        assert "saved" in said
+        _, output = run.communicate(timeout=60)
+        assert run.returncode == 75, output
+        assert "saved" in output
         assert json.loads((tmp_path / "runs" / "stopped" / "run.json").read_text())["state"] == "stopped"
     dtrain("run", recipe, "name=stopped", *long)
     assert saved(tmp_path / "runs" / "straight", 2000) == saved(tmp_path / "runs" / "stopped", 2000)

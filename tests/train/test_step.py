@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from dtrain.models.nn.context import Plain
+from dtrain.models.nn.context import SingleDeviceContext
 from dtrain.models.nn.param import initial
 from dtrain.models.nn.precision import Precision
 from dtrain.optim.optimizer import SGD
@@ -20,7 +20,7 @@ LOSS = loss_of(MODEL, lambda rows: rows, Precision())
 
 def stepped(weight: np.ndarray) -> tuple[State, dict[str, float]]:
     def grads(params: object, batch: object) -> object:
-        found = lambda params: LOSS(params, batch, Plain())  # noqa: E731
+        found = lambda params: LOSS(params, batch, SingleDeviceContext())  # noqa: E731
         return found(params), jax.grad(lambda params: found(params).sum)(params)
 
     update, params = transformation(OPTIMIZER, DECLARED, 10), initial(DECLARED, jax.random.key(0), "float32")
@@ -42,4 +42,9 @@ def test_a_batch_without_weight_moves_nothing() -> None:
     state, metrics = stepped(np.zeros(16, np.float32))
     assert metrics["loss"] == metrics["grad_norm"] == 0
     jax.tree.map(np.testing.assert_array_equal, state.params, initial(DECLARED, jax.random.key(0), "float32"))
-    assert means(LOSS(state.params, random_batch() | {"weight": np.zeros(16, np.float32)}, Plain()))["accuracy"] == 0
+    assert (
+        means(LOSS(state.params, random_batch() | {"weight": np.zeros(16, np.float32)}, SingleDeviceContext()))[
+            "accuracy"
+        ]
+        == 0
+    )

@@ -2,7 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dtrain.train.trace_checks import captured, fingerprint, impure
+from dtrain.train.trace_checks import baked_constants, fingerprint, trace_differences
 
 BIG = np.ones((600, 500), np.float32)
 
@@ -13,19 +13,19 @@ def test_large_constants_are_found_however_deep() -> None:
             0
         ]
 
-    found = captured(jax.jit(step).trace(jnp.ones(500)), 1.0)
+    found = baked_constants(jax.jit(step).trace(jnp.ones(500)), 1.0)
     assert found == ["the step carries float32[600, 500], 1.2 MB, as a constant; pass it in as an argument"]
-    assert captured(jax.jit(step).trace(jnp.ones(500)), 2.0) == []
+    assert baked_constants(jax.jit(step).trace(jnp.ones(500)), 2.0) == []
 
 
 def test_a_trace_that_changes_is_found() -> None:
     draws = iter(range(10))
     trace = lambda: jax.jit(lambda x: x * next(draws)).trace(jnp.ones(3))  # noqa: E731
-    found = impure(trace, trace())
+    found = trace_differences(trace, trace())
     assert "not a function of its arguments" in found[0]
     assert len(found) > 1
     pure = lambda: jax.jit(lambda x: x * 2).trace(jnp.ones(3))  # noqa: E731
-    assert impure(pure, pure()) == []
+    assert trace_differences(pure, pure()) == []
 
 
 def test_a_program_is_known_again_by_its_fingerprint() -> None:

@@ -12,7 +12,7 @@ from dtrain.core.errors import EnvironmentFault, LeftBehind, Locked
 from dtrain.launch.bucket import check_bucket, check_stop_request, remove_stop_request, stop_url
 from dtrain.launch.checks import Check, check_image
 from dtrain.launch.commands import run
-from dtrain.launch.job import Job, Plan, Row, Say
+from dtrain.launch.job import LaunchJob, LaunchPlan, Row, Say
 from dtrain.launch.names import Word
 from dtrain.launch.targets.gke_jobset import LABEL, SECRET, JobSet, ended, launch_of, rows
 
@@ -36,7 +36,7 @@ class GKE(JobSet):
     context: Word | None = None
     """Of kubectl; the one that is current when `up` is typed, where it is not set."""
 
-    def plan(self, job: Job) -> Plan:
+    def plan(self, job: LaunchJob) -> LaunchPlan:
         files, notes = {"manifest.yaml": self.manifest(job)}, list[str]()
         if self.spot and self.rate:
             notes.append("spot capacity: the price is that of the list, of which it costs a part")
@@ -46,7 +46,7 @@ class GKE(JobSet):
         if self.spot and self.grace > SPOT_GRACE:
             notes.append(f"a spot node gives its pods {SPOT_GRACE} s to save, not the {self.grace} s of launch.grace")
         apply, hosts, chips = self._kubectl(job, *APPLY), self.hosts * self.slices, self.shape.chips
-        return Plan(files, [apply], hosts, chips, self.rate, self.limit(), rented=True, notes=tuple(notes))
+        return LaunchPlan(files, [apply], hosts, chips, self.rate, self.limit(), rented=True, notes=tuple(notes))
 
     def describe(self) -> list[str]:
         secret = f"variables: {', '.join(self.environment)}, with the values in secret {SECRET}"
@@ -58,7 +58,7 @@ class GKE(JobSet):
             *([secret] if self.environment else []),
         ]
 
-    def checks(self, job: Job) -> list[Check]:
+    def checks(self, job: LaunchJob) -> list[Check]:
         """All that can be known before anything is made; the cluster itself judges the manifest, and keeps nothing."""
         self._ended_before(job)  # the cluster answers, and has JobSet
         there = {"serviceaccount": self.account, "persistentvolumeclaim": self.claim, "localqueue": self.queue}
@@ -70,13 +70,13 @@ class GKE(JobSet):
             checks.append(partial(check_stop_request, stop_url(f"gs://{self.bucket}", job.name)))
         return checks
 
-    def _accepted(self, job: Job) -> list[str]:
+    def _accepted(self, job: LaunchJob) -> list[str]:
         """Under a name that is free: a JobSet that has ended could not be changed to this one."""
         probe = replace(job, name=f"dtrain-{job.launch}".ljust(len(job.name), "0"))
         run(self._kubectl(job, *APPLY, "--dry-run=server"), given=self.manifest(probe))
         return []
 
-    def _may_delete(self, job: Job) -> list[str]:
+    def _may_delete(self, job: LaunchJob) -> list[str]:
         try:
             run(self._kubectl(job, "auth", "can-i", "delete", "jobsets.jobset.x-k8s.io", "--quiet"))
         except EnvironmentFault as error:
@@ -101,16 +101,16 @@ class GKE(JobSet):
             raise EnvironmentFault(f"{kind} {name} in namespace {self.namespace} has no {', '.join(missing)}")
         return []
 
-    def start_handle(self, job: Job) -> dict[str, str]:
+    def start_handle(self, job: LaunchJob) -> dict[str, str]:
         if "context" in job.handle:
             self._ended_before(job)  # an earlier launch, which may be in another cluster
         return {"jobset": job.name, "context": self._current(), "launch": job.launch}
 
-    def find(self, job: Job) -> dict[str, str] | None:
+    def find(self, job: LaunchJob) -> dict[str, str] | None:
         found = self._made_here(self._state(job), job)
         return {"jobset": job.name, "launch": launch_of(found)} if found else None
 
-    def up(self, job: Job, say: Say) -> dict[str, str]:
+    def up(self, job: LaunchJob, say: Say) -> dict[str, str]:
         ended_before = self._ended_before(job)
         for line in remove_stop_request(stop_url(f"gs://{self.bucket}", job.name)) if self.bucket else []:
             say(line)
@@ -125,11 +125,11 @@ class GKE(JobSet):
             say(line)
         return job.handle or self.start_handle(job)
 
-    def status(self, job: Job) -> list[Row]:
+    def status(self, job: LaunchJob) -> list[Row]:
         found = self._own(job)
         return rows(found) if found else [Row(f"jobset {job.name}", "absent")]
 
-    def logs(self, job: Job, host: int | None, follow: bool) -> Iterator[tuple[str, str]]:
+    def logs(self, job: LaunchJob, host: int | None, follow: bool) -> Iterator[tuple[str, str]]:
         chosen = f"jobset.sigs.k8s.io/jobset-name={job.name}"
         if host is not None:
             chosen += f",jobset.sigs.k8s.io/job-index={host // self.hosts}"
@@ -150,22 +150,22 @@ class GKE(JobSet):
                 return
             time.sleep(POLL)
 
-    def stop(self, job: Job, say: Say) -> None:
+    def stop(self, job: LaunchJob, say: Say) -> None:
         """A JobSet that is deleted ends its pods, which save within `grace`; one suspended, Kueue would wake."""
         if self._to_delete(job, say):
             self._delete(job, "jobset", "--cascade=foreground")
             say(f"jobset {job.name} is deleted, and its pods have ended; what they saved is where it was")
 
-    def down(self, job: Job, say: Say) -> None:
+    def down(self, job: LaunchJob, say: Say) -> None:
         for kind in ("jobset", "configmap") if self._to_delete(job, say) else ("configmap",):
             for line in self._delete(job, kind, "--wait=true").splitlines():
                 say(line)
 
-    def removes(self, job: Job) -> list[str]:
+    def removes(self, job: LaunchJob) -> list[str]:
         pods = f"its pods, which get SIGTERM and at most {self.grace} s to save"
         return [f"jobset {job.name} and {pods}", f"configmap {job.name}"]
 
-    def _to_delete(self, job: Job, say: Say) -> bool:
+    def _to_delete(self, job: LaunchJob, say: Say) -> bool:
         """Whether the JobSet of this launch is there. EnvironmentFault where that of another launch has its name."""
         found = self._made_here(self._state(job), job)
         if found and launch_of(found) != _launch(job):
@@ -175,31 +175,31 @@ class GKE(JobSet):
             say(f"jobset {job.name} is absent from namespace {self.namespace}: there was nothing to delete")
         return bool(found)
 
-    def _delete(self, job: Job, kind: str, how: str) -> str:
+    def _delete(self, job: LaunchJob, kind: str, how: str) -> str:
         """By the id of the launch, so that another of the same name stays."""
         command = self._kubectl(job, "delete", kind, "-l", f"{LABEL}={_launch(job)}", "--ignore-not-found", how)
         return run(command, wait=STOPPED + self.grace)
 
-    def _own(self, job: Job) -> Any:
+    def _own(self, job: LaunchJob) -> Any:
         """The JobSet, where it is that of this launch."""
         found = self._state(job)
         return found if found and launch_of(found) == _launch(job) != "" else None
 
-    def _made_here(self, found: Any, job: Job) -> Any:
+    def _made_here(self, found: Any, job: LaunchJob) -> Any:
         """The JobSet, or None. EnvironmentFault where dtrain did not make it: it is neither replaced nor deleted."""
         if found and not launch_of(found):
             message = f"JobSet {job.name} in namespace {self.namespace} was not made by dtrain: it has no label {LABEL}"
             raise EnvironmentFault(message, "give this run another name, as name=...")
         return found
 
-    def _ended_before(self, job: Job) -> Any:
+    def _ended_before(self, job: LaunchJob) -> Any:
         """The JobSet of that name, if there is one and it has ended. Locked where it has not."""
         found = self._state(job)
         if found and not ended(found):
             raise Locked(f"JobSet {job.name} is there already", f"dtrain launch status {job.name}")
         return self._made_here(found, job)
 
-    def _state(self, job: Job) -> Any:
+    def _state(self, job: LaunchJob) -> Any:
         printed = run(self._kubectl(job, "get", "jobset", job.name, "--ignore-not-found", "-o", "json"))
         return json.loads(printed) if printed.strip() else None
 
@@ -207,12 +207,12 @@ class GKE(JobSet):
         """The context: that of the recipe, or kubectl's own."""
         return self.context or run(["kubectl", "config", "current-context"]).strip()
 
-    def _kubectl(self, job: Job | None, *words: str) -> list[str]:
+    def _kubectl(self, job: LaunchJob | None, *words: str) -> list[str]:
         """In the context in which the job was launched, whatever is current now."""
         context = (job.handle.get("context") if job else None) or self.context
         return ["kubectl", *words, *(["--context", context] if context else []), "--namespace", self.namespace]
 
 
-def _launch(job: Job) -> str:
+def _launch(job: LaunchJob) -> str:
     """The id of the launch that is meant: the one that was recorded or found, or this one."""
     return job.handle.get("launch") or job.launch

@@ -14,7 +14,7 @@ from dtrain.core.errors import DtrainError, RecipeError
 from dtrain.core.process_info import exports
 from dtrain.core.slices import Target as Slice
 from dtrain.core.types import Positive
-from dtrain.launch.job import CHIPS_A_HOST, Job, Rented, Row, shape_of
+from dtrain.launch.job import CHIPS_A_HOST, LaunchJob, Rented, Row, shape_of
 from dtrain.launch.names import Bucket, Resource, Word, refuse
 from dtrain.launch.templates import filled
 
@@ -73,7 +73,7 @@ class JobSet(Rented):
         price = self.shape.chip and self.shape.chip.price
         return price * self.shape.rented if price else None
 
-    def manifest(self, job: Job) -> str:
+    def manifest(self, job: LaunchJob) -> str:
         """The JobSet, and the recipe as a ConfigMap. RecipeError where the names of its pods would be too long."""
         room = 63 - len(f"-slice-{self.slices - 1}-{self.hosts - 1}-abcde")  # a DNS label; JobSet adds the letters
         if len(job.name) > room or not job.name[0].isalpha():

@@ -15,7 +15,7 @@ from annotated_types import Ge, Le
 from dtrain.core.errors import EnvironmentFault, LeftBehind, Locked, Stopped
 from dtrain.launch import registry
 from dtrain.launch.fanout import Answer, Connections, Machine
-from dtrain.launch.job import Job, Plan, Row, Say, Target
+from dtrain.launch.job import LaunchJob, LaunchPlan, LaunchTarget, Row, Say
 from dtrain.launch.names import RemotePath
 from dtrain.launch.wire import RUNS_HERE, HostJob
 
@@ -29,7 +29,7 @@ Port = Annotated[int, Ge(1024), Le(65535)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hosts(Target):
+class Hosts(LaunchTarget):
     """What this machine and others have in common: an agent of dtrain on each, and the runner that it leaves behind."""
 
     runs: RemotePath = "runs"
@@ -56,37 +56,37 @@ class Hosts(Target):
     def await_ready(self, link: Connections, say: Say) -> None:
         """Return when all machines are set up; EnvironmentFault where that takes too long."""
 
-    def plan(self, job: Job) -> Plan:
+    def plan(self, job: LaunchJob) -> LaunchPlan:
         commands = [machine.command() for machine in self.machines()]
-        return Plan({"recipe.yaml": job.recipe}, commands, len(commands), hours=self.limit())
+        return LaunchPlan({"recipe.yaml": job.recipe}, commands, len(commands), hours=self.limit())
 
     def describe(self) -> list[str]:
         machines = self.machines()
         return [f"hosts: {names(machines)}", f"program: {machines[0].python} -m dtrain run"]
 
-    def find(self, job: Job) -> dict[str, str] | None:
+    def find(self, job: LaunchJob) -> dict[str, str] | None:
         with self._connect(job, host=0) as link:
             (answer,) = link.ask("status")
         if failed := _problems([answer]):
             raise EnvironmentFault(failed[0])
         return {} if answer.reply.recorded or answer.reply.alive or answer.reply.code is not None else None
 
-    def up(self, job: Job, say: Say) -> dict[str, str]:
+    def up(self, job: LaunchJob, say: Say) -> dict[str, str]:
         with self._connect(job) as link:
             self.await_ready(link, say)
             self._preflight(link, say)
             self._start(link, job)
         return {}
 
-    def status(self, job: Job) -> list[Row]:
+    def status(self, job: LaunchJob) -> list[Row]:
         with self._connect(job) as link:
             return _rows(link)
 
-    def logs(self, job: Job, host: int | None, follow: bool) -> Iterator[tuple[str, str]]:
+    def logs(self, job: LaunchJob, host: int | None, follow: bool) -> Iterator[tuple[str, str]]:
         with self._connect(job, host) as link:
             yield from link.follow(on=follow)
 
-    def stop(self, job: Job, say: Say) -> None:
+    def stop(self, job: LaunchJob, say: Say) -> None:
         with self._connect(job) as link:
             silent, rows, end = _problems(link.ask("stop")), _rows(link), time.monotonic() + STOPPED
             while "running" in {row.state for row in rows}:
@@ -101,7 +101,7 @@ class Hosts(Target):
             some = f"the others stop when they see {self.runs}/{job.name}/stop; " if len(silent) < len(rows) else ""
             raise EnvironmentFault("\n  ".join(["not every machine could be asked:", *silent]), f"{some}ask again")
 
-    def down(self, job: Job, say: Say) -> None:
+    def down(self, job: LaunchJob, say: Say) -> None:
         with self._connect(job) as link:
             answers = link.ask("kill")
         for one in answers:
@@ -110,7 +110,7 @@ class Hosts(Target):
         if failed := _problems(answers):
             raise EnvironmentFault("\n  ".join(["not all could be taken down:", *failed]), "try again when they answer")
 
-    def removes(self, job: Job) -> list[str]:
+    def removes(self, job: LaunchJob) -> list[str]:
         return [f"{machine.name}: the run's processes and {self.folder}/{job.name}" for machine in self.machines()]
 
     def _preflight(self, link: Connections, say: Say) -> None:
@@ -127,7 +127,7 @@ class Hosts(Target):
         for line in skewed(looked):
             say(line)
 
-    def _start(self, link: Connections, job: Job) -> None:
+    def _start(self, link: Connections, job: LaunchJob) -> None:
         """Start the run, on the first machine before the others, as that removes an earlier stop request.
 
         Where one does not start, none is left running; LeftBehind names those where it may run all the same."""
@@ -142,7 +142,7 @@ class Hosts(Target):
             kind = LeftBehind if left else EnvironmentFault
             raise kind("\n  ".join(["the run did not start:", *failed]), hint)
 
-    def _connect(self, job: Job, host: int | None = None) -> Connections:
+    def _connect(self, job: LaunchJob, host: int | None = None) -> Connections:
         machines = self.machines()
         part = HostJob(
             name=job.name, folder=self.folder, runs=self.runs, arguments=tuple(self.run_options()),

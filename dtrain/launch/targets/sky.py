@@ -18,7 +18,7 @@ from dtrain.core.types import Positive, PositiveFloat
 from dtrain.launch.bucket import check_bucket, remove_object, stop_url, write_object
 from dtrain.launch.checks import Check, check_image
 from dtrain.launch.commands import INSTALL
-from dtrain.launch.job import Job, Plan, Rented, Row, Say
+from dtrain.launch.job import LaunchJob, LaunchPlan, Rented, Row, Say
 from dtrain.launch.names import RemotePath, Wheel, Word, refuse
 from dtrain.launch.targets.sky_client import PROVED, UNDER_CANCEL, WAITING, Client, ManagedJob
 from dtrain.launch.targets.sky_task import OWNED, BucketUrl, Label, Offer, task
@@ -100,7 +100,7 @@ class Sky(Offer, Rented):
         prices = [one.price for one in rented if one.price and one.clouds <= {"gcp", *OWNED}]
         return max(prices) if rented and len(prices) == len(rented) else None
 
-    def plan(self, job: Job) -> Plan:
+    def plan(self, job: LaunchJob) -> LaunchPlan:
         if not job.name[0].isalpha():
             raise RecipeError(f"{job.name}: SkyPilot's jobs have names that begin with a letter", "name=...")
         others = dict.fromkeys(one.on for one in self.fallbacks if one.on != self.on)
@@ -116,13 +116,13 @@ class Sky(Offer, Rented):
         notes.append("SkyPilot's jobs controller, where the server does not do its work, is a machine that costs too")
         files, hosts = {"task.yaml": task(self, job)}, self.hosts if self.on else self.nodes
         chips, hours = self.shape.chips if self.shape else 0, self.limit()
-        return Plan(files, [self._launch(job)], hosts, chips, self.rate, hours, rented=paid, notes=tuple(notes))
+        return LaunchPlan(files, [self._launch(job)], hosts, chips, self.rate, hours, rented=paid, notes=tuple(notes))
 
     def describe(self) -> list[str]:
         what = [f"{one.on or f'{self.nodes} CPU nodes'} on {', '.join(one.infra)}" for one in self.offers]
         return [f"hosts: {', or '.join(what)}", f"program: {self.image or self.wheel or self.python}"]
 
-    def checks(self, job: Job) -> list[Check]:
+    def checks(self, job: LaunchJob) -> list[Check]:
         checks = [*super().checks(job), self._check_program]
         checks += [partial(check_bucket, self.bucket, "the account of the hosts")] if self.bucket else []
         return [*checks, partial(check_image, self.image)] if self.image else checks
@@ -134,12 +134,12 @@ class Sky(Offer, Rented):
             raise EnvironmentFault(f"{version}: dtrain was tried with 0.14.1", INSTALL["sky"])
         return []
 
-    def start_handle(self, job: Job) -> dict[str, str]:
+    def start_handle(self, job: LaunchJob) -> dict[str, str]:
         """The newest job of that name before, of which the new one differs where `up` does not get its number."""
         listed = [one.id for one in self._client.jobs(job.name)]  # none while the controller is stopped
         return {"after": max([job.handle.get("id", "0"), *listed], key=int)}
 
-    def up(self, job: Job, say: Say) -> dict[str, str]:
+    def up(self, job: LaunchJob, say: Say) -> dict[str, str]:
         if alive := next((one for one in self._client.jobs(job.name) if not one.over), None):
             raise Locked(f"{alive} is {alive.state.lower()}", f"dtrain launch status {job.name}, or name=...")
         self._remove_stop_request(job)
@@ -159,12 +159,12 @@ class Sky(Offer, Rented):
         say(f"managed job {found[1]}")
         return {"id": found[1]}
 
-    def find(self, job: Job) -> dict[str, str] | None:
+    def find(self, job: LaunchJob) -> dict[str, str] | None:
         if found := self._client.find(job.name, {}, own=True):
             return {"id": found.id}
         return {"id": found.id, "user": found.user} if (found := self._job(job)) else None
 
-    def status(self, job: Job) -> list[Row]:
+    def status(self, job: LaunchJob) -> list[Row]:
         found = self._job(job)
         if not found:
             what = "SkyPilot does not list it; where its controller is stopped, `sky jobs queue -r` starts that"
@@ -172,7 +172,7 @@ class Sky(Offer, Rented):
         word = "ended" if found.over else "waiting" if found.state in WAITING else "running"
         return [Row(str(found), word, found.details(), found.code, found.row.get("job_duration"))]
 
-    def logs(self, job: Job, host: int | None, follow: bool) -> Iterator[tuple[str, str]]:
+    def logs(self, job: LaunchJob, host: int | None, follow: bool) -> Iterator[tuple[str, str]]:
         if not (found := self._job(job)):
             raise EnvironmentFault(f"SkyPilot does not list a job of {job.name}", f"dtrain launch status {job.name}")
         state = [("sky", None, f"{found}: {found.details()}")] if found.state in WAITING else []
@@ -180,17 +180,17 @@ class Sky(Offer, Rented):
         lines = chain(state, self._client.lines(found.id, follow) if follow or not state else ())
         return ((machine, text) for machine, rank, text in lines if host in (None, rank))
 
-    def stop(self, job: Job, say: Say) -> None:
+    def stop(self, job: LaunchJob, say: Say) -> None:
         self._end(job, say, save=True)
 
-    def down(self, job: Job, say: Say) -> None:
+    def down(self, job: LaunchJob, say: Say) -> None:
         self._end(job, say, save=False)
         say(f"{self.bucket or self.runs} stays, and SkyPilot's jobs controller, where it has one: `sky status`")
 
-    def removes(self, job: Job) -> list[str]:
+    def removes(self, job: LaunchJob) -> list[str]:
         return [f"{self._client.own(job.name, job.handle)} with its machines"]
 
-    def _end(self, job: Job, say: Say, save: bool) -> None:
+    def _end(self, job: LaunchJob, say: Say, save: bool) -> None:
         """Until it is over: with `save` a run that is alive ends by itself; any other job is cancelled."""
         seconds, asked, found = STOPPING if save else CANCELLING, set[bool](), self._client.own(job.name, job.handle)
         end = time.monotonic() + seconds
@@ -210,7 +210,7 @@ class Sky(Offer, Rented):
             found = self._client.own(job.name, {"id": found.id})
         say(f"{found}: {found.details()}")
 
-    def _request_stop(self, job: Job) -> None:
+    def _request_stop(self, job: LaunchJob) -> None:
         """In the run's folder, where a run reads it."""
         stop = Path(self.runs or "").expanduser() / job.name / "stop"
         if self.bucket:
@@ -220,13 +220,13 @@ class Sky(Offer, Rented):
         else:
             raise EnvironmentFault(f"{stop.parent} is not visible here", f"create {stop} on a machine that sees it")
 
-    def _remove_stop_request(self, job: Job) -> None:
+    def _remove_stop_request(self, job: LaunchJob) -> None:
         if self.bucket:
             remove_object(stop_url(self.bucket, job.name))
         else:
             Path(self.runs or "", job.name, "stop").expanduser().unlink(missing_ok=True)
 
-    def _launch(self, job: Job) -> list[str]:
+    def _launch(self, job: LaunchJob) -> list[str]:
         secrets = [word for name in self.environment for word in ("--secret", name)]  # `sky` reads the values itself
         path = (job.folder or Path("runs", job.name)) / "launch" / "task.yaml"
         return ["sky", "jobs", "launch", "-y", "-d", "-n", job.name, *secrets, str(path)]
@@ -235,5 +235,5 @@ class Sky(Offer, Rented):
     def _client(self) -> Client:
         return Client(self.server)
 
-    def _job(self, job: Job) -> ManagedJob | None:
+    def _job(self, job: LaunchJob) -> ManagedJob | None:
         return self._client.find(job.name, job.handle)

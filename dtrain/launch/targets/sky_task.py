@@ -15,7 +15,7 @@ from dtrain.core.lockfile import PYTHON
 from dtrain.core.process_info import METADATA, REPLACES_HOSTS, exports
 from dtrain.core.slices import Target as Slice
 from dtrain.core.types import Sentence
-from dtrain.launch.job import CHIPS_A_HOST, Job, shape_of
+from dtrain.launch.job import CHIPS_A_HOST, LaunchJob, shape_of
 from dtrain.launch.names import Word, _like, refuse
 from dtrain.launch.templates import filled
 
@@ -119,7 +119,7 @@ def _name(shape: Slice | None) -> str:
     return f"tpu-{cloud.accelerator}-{shape.chips * chip.counted}" if cloud.accelerator else ""
 
 
-def task(target: "Sky", job: Job) -> str:
+def task(target: "Sky", job: LaunchJob) -> str:
     """The task as YAML; secrets are in it by name alone."""
     # MOUNT_CACHED would upload late: a preemption loses what the run took as saved
     mounts: dict[str, Any] = {MOUNTED: {"source": target.bucket, "mode": "MOUNT"}} if target.bucket else {}
@@ -146,7 +146,7 @@ def task(target: "Sky", job: Job) -> str:
     return filled("sky.yaml", values)
 
 
-def resources(target: "Sky", job: Job) -> dict[str, Any]:
+def resources(target: "Sky", job: LaunchJob) -> dict[str, Any]:
     """The task's section of that name: what all choices have in common, and the choices."""
     common = {
         "cpus": target.cpus and f"{target.cpus}+",

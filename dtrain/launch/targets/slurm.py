@@ -17,7 +17,7 @@ from dtrain.core.types import Natural, Positive
 from dtrain.launch import registry
 from dtrain.launch.checks import Check
 from dtrain.launch.commands import followed, run
-from dtrain.launch.job import Job, Plan, Row, Say, Target
+from dtrain.launch.job import LaunchJob, LaunchPlan, LaunchTarget, Row, Say
 from dtrain.launch.names import RemotePath, Word, refuse
 from dtrain.launch.targets.slurm_job import LOST, JobState, job_state, seconds_of
 from dtrain.launch.templates import filled
@@ -34,7 +34,7 @@ UNPLACED = "node configuration is not available"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slurm(Target):
+class Slurm(LaunchTarget):
     """One batch job. Its script, log and recipe lie in the run's folder, under launch/."""
 
     kind: Literal["slurm"] = "slurm"
@@ -67,12 +67,12 @@ class Slurm(Target):
             (seconds is not None and seconds <= self.grace, "time", short, "more time, or less grace"),
         )
 
-    def plan(self, job: Job) -> Plan:
+    def plan(self, job: LaunchJob) -> LaunchPlan:
         files = {"recipe.yaml": job.recipe, "job.sbatch": self._script(job)}
         submit = ["sbatch", "--parsable", str(self._submitted(job) / "job.sbatch")]
         bound = f"time = {self.time} bounds each start, which is then requeued; launch.hours bounds all starts together"
         notes = (bound,) if self.time and not self.hours else ()
-        return Plan(files, [submit], self.nodes, hours=self.limit(), notes=notes)
+        return LaunchPlan(files, [submit], self.nodes, hours=self.limit(), notes=notes)
 
     def describe(self) -> list[str]:
         asked = "".join(f", {name} {value}" for name, value in self._directives().items())
@@ -82,10 +82,10 @@ class Slurm(Target):
             f"run folders: {Path(self.runs).expanduser().absolute()}, the same on this machine and on the nodes",
         ]
 
-    def checks(self, job: Job) -> list[Check]:
+    def checks(self, job: LaunchJob) -> list[Check]:
         return [*super().checks(job), partial(self._accepted, job)]
 
-    def _accepted(self, job: Job) -> list[str]:
+    def _accepted(self, job: LaunchJob) -> list[str]:
         """Whether SLURM would take the script; nothing is submitted."""
         runs = self._run(job).path.parent
         notes = [f"not checked: that the nodes share {runs}, and that {self.python} there has dtrain"]
@@ -97,17 +97,17 @@ class Slurm(Target):
             notes.insert(0, f"no node can take the job now: {error.message}")
         return notes
 
-    def find(self, job: Job) -> dict[str, str] | None:
+    def find(self, job: LaunchJob) -> dict[str, str] | None:
         found = registry.find(self._run(job).path.parent, job.name)
         return found.handle if found and found.target.get("kind") == self.kind else None
 
-    def start_handle(self, job: Job) -> dict[str, str]:
+    def start_handle(self, job: LaunchJob) -> dict[str, str]:
         before = replace(job, handle=job.handle or self.find(job) or {})
         if "id" in before.handle and not self._state(before).over:
             raise Locked(f"{job.name} is in the queue as job {_number(before)}", f"dtrain launch status {job.name}")
         return {}  # an interrupted `up` must not leave the number of the job before
 
-    def up(self, job: Job, say: Say) -> dict[str, str]:
+    def up(self, job: LaunchJob, say: Say) -> dict[str, str]:
         self.start_handle(job)
         folder, plan = self._submitted(job), self.plan(job)
         try:
@@ -127,7 +127,7 @@ class Slurm(Target):
             raise LeftBehind(f"job {number} is submitted, but {error.message}", f"scancel {number}") from error
         return handle
 
-    def status(self, job: Job) -> list[Row]:
+    def status(self, job: LaunchJob) -> list[Row]:
         found, record = self._state(job), self._run(job).read_record()
         step = f"step {record['step']}/{record.get('steps', '?')} saved" if record else "not begun"
         again = f", requeued {found.restarts} times" if found.restarts else ""
@@ -135,7 +135,7 @@ class Slurm(Target):
         state, what = "stopped" if saved else found.state.lower(), f"{found.nodes or 'no node yet'}, {step}{again}"
         return [Row(f"job {_number(job)}", state, what, found.code, found.seconds)]
 
-    def logs(self, job: Job, host: int | None, follow: bool) -> Iterator[tuple[str, str]]:
+    def logs(self, job: LaunchJob, host: int | None, follow: bool) -> Iterator[tuple[str, str]]:
         def over() -> bool:
             with suppress(EnvironmentFault):  # its controller may be starting again
                 return not follow or self._state(job).over
@@ -147,7 +147,7 @@ class Slurm(Target):
             if host is None or rank == str(host):
                 yield (rank or "job"), (text if rank else line)
 
-    def stop(self, job: Job, say: Say) -> None:
+    def stop(self, job: LaunchJob, say: Say) -> None:
         asked, number = False, self._request_stop(job)
         end = time.monotonic() + STOPPED
         while not (found := self._state(job)).over:
@@ -161,16 +161,16 @@ class Slurm(Target):
             time.sleep(POLL)
         say(f"job {number}: {self.status(job)[0].what}")
 
-    def down(self, job: Job, say: Say) -> None:
+    def down(self, job: LaunchJob, say: Say) -> None:
         if not self._state(job).over:
             run(["scancel", self._request_stop(job)])  # with the request it does not requeue itself on its way out
             say(f"job {_number(job)} is cancelled")
         registry.forget(self._run(job).path.parent, job.name)
 
-    def removes(self, job: Job) -> list[str]:
+    def removes(self, job: LaunchJob) -> list[str]:
         return [f"job {_number(job)} from the queue"]
 
-    def _request_stop(self, job: Job) -> str:
+    def _request_stop(self, job: LaunchJob) -> str:
         """The file by which the run saves and leaves with 0, and its script does not requeue; the job's number."""
         path = self._run(job).stop_request
         try:
@@ -179,10 +179,10 @@ class Slurm(Target):
             raise EnvironmentFault(f"cannot write {path}: {error.strerror}") from error
         return _number(job)
 
-    def _run(self, job: Job) -> Folder:
+    def _run(self, job: LaunchJob) -> Folder:
         return Folder(self._submitted(job).parent)
 
-    def _submitted(self, job: Job) -> Path:
+    def _submitted(self, job: LaunchJob) -> Path:
         """The folder of what is submitted, in that of the run."""
         if "folder" in job.handle:  # `runs` may be relative to where `up` was typed
             return Path(job.handle["folder"])
@@ -192,7 +192,7 @@ class Slurm(Target):
             raise RecipeError(message, "set launch.runs to such a folder")
         return found
 
-    def _state(self, job: Job) -> JobState:
+    def _state(self, job: LaunchJob) -> JobState:
         """Of a job that SLURM has forgotten, from its run folder."""
         if found := job_state(_number(job)):
             return found
@@ -204,7 +204,7 @@ class Slurm(Target):
         given |= {"constraint": self.constraint, "cpus-per-task": self.cpus, "mem": self.memory}
         return {name: value for name, value in (given | {"gpus-per-node": self.gpus}).items() if value}
 
-    def _script(self, job: Job) -> str:
+    def _script(self, job: LaunchJob) -> str:
         folder = self._submitted(job)
         python = str(Path(self.python).expanduser()) if self.python.startswith("~") else self.python
         command = [python, "-m", "dtrain", "run", str(folder / "recipe.yaml"), "--runs-dir", str(folder.parents[1])]
@@ -215,7 +215,7 @@ class Slurm(Target):
         return filled("slurm.sbatch", words | {"COMMAND": shlex.join([*command, *self.run_options()])})
 
 
-def _number(job: Job) -> str:
+def _number(job: LaunchJob) -> str:
     """SLURM's number of the job."""
     if "id" not in job.handle:
         message = f"`up` was interrupted, and whether sbatch accepted {job.name} is not known"

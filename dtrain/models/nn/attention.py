@@ -19,7 +19,7 @@ LEAST = 128
 
 
 @dataclass(frozen=True)
-class Reach:
+class AttentionSpec:
     """Which keys a query sees, and how scores are formed."""
 
     scale: float
@@ -31,17 +31,17 @@ class Reach:
 
 
 @dataclass(frozen=True)
-class Side:
+class Positions:
     """Queries or keys: their place in the row (T,), and where rows are packed their document (B, T)."""
 
     at_T: jax.Array
     document_BT: jax.Array | None = None
 
 
-jax.tree_util.register_dataclass(Side, ["at_T", "document_BT"], [])
+jax.tree_util.register_dataclass(Positions, ["at_T", "document_BT"], [])
 
 
-def visible(reach: Reach, queries: Side, keys: Side) -> jax.Array | None:
+def attention_mask(reach: AttentionSpec, queries: Positions, keys: Positions) -> jax.Array | None:
     """Whether each query sees each key: (1 or B, T, S); None where every query sees all."""
     back_TS = queries.at_T[:, None] - keys.at_T[None, :]
     seen = back_TS >= 0 if reach.causal else None
@@ -55,18 +55,18 @@ def visible(reach: Reach, queries: Side, keys: Side) -> jax.Array | None:
     return seen
 
 
-def scores(q_BTHD: jax.Array, k_BSGD: jax.Array, reach: Reach) -> jax.Array:
+def attention_scores(q_BTHD: jax.Array, k_BSGD: jax.Array, reach: AttentionSpec) -> jax.Array:
     """Scaled products in float32: (B, G, R, T, S)."""
     q_BTGRD = q_BTHD.reshape(*q_BTHD.shape[:2], k_BSGD.shape[2], -1, q_BTHD.shape[3])
     s = jnp.einsum("BTGRD,BSGD->BGRTS", q_BTGRD, k_BSGD, preferred_element_type=jnp.float32) * reach.scale
     return reach.softcap * jnp.tanh(s / reach.softcap) if reach.softcap else s
 
 
-def weigh(
-    q_BTHD: jax.Array, k_BSGD: jax.Array, v_BSGD: jax.Array, reach: Reach, queries: Side, keys: Side
+def attention_with_lse(
+    q_BTHD: jax.Array, k_BSGD: jax.Array, v_BSGD: jax.Array, reach: AttentionSpec, queries: Positions, keys: Positions
 ) -> tuple[jax.Array, jax.Array]:
     """Attention over these keys alone: values (B, T, H, D) and log of the summed weights (B, T, H)."""
-    s, seen = scores(q_BTHD, k_BSGD, reach), visible(reach, queries, keys)
+    s, seen = attention_scores(q_BTHD, k_BSGD, reach), attention_mask(reach, queries, keys)
     seen = None if seen is None else seen[:, None, None]
     s = s if seen is None else jnp.where(seen, s, HIDDEN)
     top = jax.lax.stop_gradient(s.max(-1, keepdims=True))
@@ -101,11 +101,13 @@ def in_chunks(attend: Callable[..., Any], queries: Any, length: int) -> Any:
     return jax.tree.map(join, jax.lax.map(jax.checkpoint(attend), jax.tree.map(split, queries)))
 
 
-def attention(q_BTHD: jax.Array, k_BSGD: jax.Array, v_BSGD: jax.Array, reach: Reach, side: Side) -> jax.Array:
+def attention(
+    q_BTHD: jax.Array, k_BSGD: jax.Array, v_BSGD: jax.Array, reach: AttentionSpec, side: Positions
+) -> jax.Array:
     """Attention of every query to the keys it sees, in the queries' dtype."""
 
-    def chunk(part: tuple[jax.Array, Side]) -> jax.Array:
-        return weigh(part[0], k_BSGD, v_BSGD, reach, part[1], side)[0].astype(q_BTHD.dtype)
+    def chunk(part: tuple[jax.Array, Positions]) -> jax.Array:
+        return attention_with_lse(part[0], k_BSGD, v_BSGD, reach, part[1], side)[0].astype(q_BTHD.dtype)
 
     return in_chunks(chunk, (q_BTHD, side), q_BTHD.shape[1])
 

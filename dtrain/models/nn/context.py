@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from dtrain.models.nn.attention import Reach, Side, attention
-from dtrain.models.nn.moe import Mixture, Routed, grouped
+from dtrain.models.nn.attention import AttentionSpec, Positions, attention
+from dtrain.models.nn.moe import ExpertWeights, Routing, grouped
 from dtrain.models.nn.param import Tree
 from dtrain.models.nn.remat import ATTENTION, INPUT, Policy, Remat, policy
 
@@ -100,7 +100,12 @@ class Context(Protocol):
         ...
 
     def attend(
-        self, q_BTHD: jax.Array, k_BTGD: jax.Array, v_BTGD: jax.Array, reach: Reach, document_BT: jax.Array | None
+        self,
+        q_BTHD: jax.Array,
+        k_BTGD: jax.Array,
+        v_BTGD: jax.Array,
+        reach: AttentionSpec,
+        document_BT: jax.Array | None,
     ) -> jax.Array:
         """Attention, heads apart, within documents where rows hold several.
 
@@ -117,7 +122,7 @@ class Context(Protocol):
         """
         ...
 
-    def dispatch(self, tokens: Routed, experts: Mixture) -> jax.Array:
+    def dispatch(self, tokens: Routing, experts: ExpertWeights) -> jax.Array:
         """Every token through the experts it chose: (B, T, embed).
 
         This device's share of `hidden` is not yet summed.
@@ -126,7 +131,7 @@ class Context(Protocol):
 
 
 @dataclass(frozen=True)
-class Plain:
+class SingleDeviceContext:
     """One device: nothing is split."""
 
     loss_dtype: str = "float32"
@@ -171,9 +176,14 @@ class Plain:
         return x_BT
 
     def attend(
-        self, q_BTHD: jax.Array, k_BTGD: jax.Array, v_BTGD: jax.Array, reach: Reach, document_BT: jax.Array | None
+        self,
+        q_BTHD: jax.Array,
+        k_BTGD: jax.Array,
+        v_BTGD: jax.Array,
+        reach: AttentionSpec,
+        document_BT: jax.Array | None,
     ) -> jax.Array:
-        side = Side(self.places(q_BTHD.shape[1]), document_BT)
+        side = Positions(self.places(q_BTHD.shape[1]), document_BT)
         return checkpoint_name(attention(q_BTHD, k_BTGD, v_BTGD, reach, side), ATTENTION)
 
     def stack(
@@ -181,7 +191,7 @@ class Plain:
     ) -> tuple[jax.Array, Tree]:
         return scan_layers(blocks, params, x, shared, how, self)
 
-    def dispatch(self, tokens: Routed, experts: Mixture) -> jax.Array:
+    def dispatch(self, tokens: Routing, experts: ExpertWeights) -> jax.Array:
         return grouped(tokens, experts)
 
 

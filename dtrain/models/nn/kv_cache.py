@@ -10,14 +10,14 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from dtrain.models.nn.attention import Reach, Side, weigh
-from dtrain.models.nn.context import Block, Layers, Plain
+from dtrain.models.nn.attention import AttentionSpec, Positions, attention_with_lse
+from dtrain.models.nn.context import Block, Layers, SingleDeviceContext
 from dtrain.models.nn.param import Tree
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["k_LBCGD", "v_LBCGD", "used"], meta_fields=[])
 @dataclass(frozen=True)
-class Cache:
+class KVCache:
     """Keys and values of the tokens so far, and their number, int32 ()."""
 
     k_LBCGD: jax.Array
@@ -25,20 +25,20 @@ class Cache:
     used: jax.Array
 
     @classmethod
-    def empty(cls, shape: tuple[int, int, int, int, int], dtype: str) -> "Cache":
+    def empty(cls, shape: tuple[int, int, int, int, int], dtype: str) -> "KVCache":
         """Room for tokens, none of it used."""
         return cls(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), jnp.zeros((), jnp.int32))
 
 
 @dataclass(frozen=True)
-class Caching(Plain):
+class CachedContext(SingleDeviceContext):
     """The verbs on tokens that follow those in the cache. `grown` receives the cache with them in it."""
 
-    cache: Cache | None = None
-    grown: list[Cache] = field(default_factory=list)
+    cache: KVCache | None = None
+    grown: list[KVCache] = field(default_factory=list)
 
     @property
-    def _cache(self) -> Cache:
+    def _cache(self) -> KVCache:
         assert self.cache is not None
         return self.cache
 
@@ -46,15 +46,20 @@ class Caching(Plain):
         return self._cache.used + jnp.arange(length, dtype=jnp.int32)
 
     def attend(
-        self, q_BTHD: jax.Array, k_BTGD: jax.Array, v_BTGD: jax.Array, reach: Reach, document_BT: jax.Array | None
+        self,
+        q_BTHD: jax.Array,
+        k_BTGD: jax.Array,
+        v_BTGD: jax.Array,
+        reach: AttentionSpec,
+        document_BT: jax.Array | None,
     ) -> jax.Array:
         """Inside a layer, where the cache holds that layer's part: (1, B, C, G, D)."""
         cache, at = self._cache, (0, self._cache.used, 0, 0)
         k_BCGD = jax.lax.dynamic_update_slice(cache.k_LBCGD[0], k_BTGD.astype(cache.k_LBCGD.dtype), at)
         v_BCGD = jax.lax.dynamic_update_slice(cache.v_LBCGD[0], v_BTGD.astype(cache.v_LBCGD.dtype), at)
-        self.grown.append(Cache(k_BCGD[None], v_BCGD[None], cache.used))
-        keys = Side(jnp.arange(k_BCGD.shape[1], dtype=jnp.int32))
-        out, _ = weigh(q_BTHD, k_BCGD, v_BCGD, reach, Side(self.places(q_BTHD.shape[1])), keys)
+        self.grown.append(KVCache(k_BCGD[None], v_BCGD[None], cache.used))
+        keys = Positions(jnp.arange(k_BCGD.shape[1], dtype=jnp.int32))
+        out, _ = attention_with_lse(q_BTHD, k_BCGD, v_BCGD, reach, Positions(self.places(q_BTHD.shape[1])), keys)
         return out.astype(q_BTHD.dtype)
 
     def stack(
@@ -67,12 +72,12 @@ class Caching(Plain):
             grown = []
             for i, block in enumerate(blocks):
                 layer, k_BCGD, v_BCGD = jax.tree.map(lambda p, i=i: p[i], layers)
-                inside = replace(self, cache=Cache(k_BCGD[None], v_BCGD[None], cache.used), grown=[])
+                inside = replace(self, cache=KVCache(k_BCGD[None], v_BCGD[None], cache.used), grown=[])
                 carry, _ = block(layer, carry, shared, inside)
                 grown.append((inside.grown[0].k_LBCGD, inside.grown[0].v_LBCGD))
             return carry, jax.tree.map(lambda *parts: jnp.concatenate(parts), *grown)
 
         out, (k, v) = jax.lax.scan(one, x, jax.tree.map(split, (params, cache.k_LBCGD, cache.v_LBCGD)))
         shape = cache.k_LBCGD.shape
-        self.grown.append(Cache(k.reshape(shape), v.reshape(shape), cache.used + x.shape[1]))
+        self.grown.append(KVCache(k.reshape(shape), v.reshape(shape), cache.used + x.shape[1]))
         return out, {}

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from dtrain.data.batch import Batch, Example
 from dtrain.models.nn import param as declare
 from dtrain.models.nn.context import Context
-from dtrain.models.nn.matmul import product
+from dtrain.models.nn.matmul import matmul
 from dtrain.models.nn.model import Flops, Loss
 from dtrain.models.nn.param import Param, Tree
 
@@ -76,7 +76,7 @@ def affine(params: Tree, x: jax.Array) -> jax.Array:
 
 def linear(params: Tree, x: jax.Array) -> jax.Array:
     """x times a weight matrix plus a bias."""
-    return added(product(x, params["weight"]), params["bias"])
+    return added(matmul(x, params["weight"]), params["bias"])
 
 
 def added(x: jax.Array, bias: jax.Array) -> jax.Array:

@@ -26,12 +26,12 @@ def sums(float32: bool) -> Iterator[None]:
 
 
 @jax.custom_vjp
-def _product(x: jax.Array, w: jax.Array) -> jax.Array:
+def _matmul(x: jax.Array, w: jax.Array) -> jax.Array:
     return jax.lax.dot_general(x, w, (((x.ndim - 1,), (0,)), ((), ())))
 
 
 def _forward(x: jax.Array, w: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return _product(x, w), (x, w)
+    return _matmul(x, w), (x, w)
 
 
 def _backward(kept: tuple[jax.Array, jax.Array], g: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -43,17 +43,17 @@ def _backward(kept: tuple[jax.Array, jax.Array], g: jax.Array) -> tuple[jax.Arra
     return jax.lax.dot_general(g, w, (((g.ndim - 1,), (1,)), ((), ()))), of_w.astype(w.dtype)
 
 
-_product.defvjp(_forward, _backward)
+_matmul.defvjp(_forward, _backward)
 
 
-def product(x: jax.Array, w: jax.Array, inner: int = 1) -> jax.Array:
+def matmul(x: jax.Array, w: jax.Array, contract_dims: int = 1) -> jax.Array:
     """x (..., *inner) times w (*inner, *outer), `inner` dims summed over: (..., *outer).
 
     As `tensordot`, whose own rule gives the gradient of w transposed: on a CPU the transposition
     costs more than the product. The result has a name, by which a policy of rematerialisation keeps it.
     """
-    outer = w.shape[inner:]
-    flat = w.reshape(math.prod(w.shape[:inner]), -1)
-    rows = vary(x.reshape(*x.shape[: x.ndim - inner], -1), axes_of(w))
-    out = _product(rows, varied(flat, axes_of(x)))
+    outer = w.shape[contract_dims:]
+    flat = w.reshape(math.prod(w.shape[:contract_dims]), -1)
+    rows = vary(x.reshape(*x.shape[: x.ndim - contract_dims], -1), axes_of(w))
+    out = _matmul(rows, varied(flat, axes_of(x)))
     return checkpoint_name(out.reshape(*out.shape[:-1], *outer), PRODUCT)

@@ -22,7 +22,7 @@ Apply = Callable[[Tree, jax.Array, jax.Array, Product], jax.Array]
 matrix) → weighed rows. Gates that act before the last matrix spare its result in the backward pass."""
 
 
-class Routed(NamedTuple):
+class Routing(NamedTuple):
     """Tokens (..., embed), the numbers of the experts that each chose (..., K), and the gates of those."""
 
     x: jax.Array
@@ -30,13 +30,13 @@ class Routed(NamedTuple):
     gates: jax.Array
 
     @property
-    def rows(self) -> "Routed":
+    def rows(self) -> "Routing":
         """The same with one leading dim: (N, ...)."""
-        return Routed(*(part.reshape(-1, part.shape[-1]) for part in self))
+        return Routing(*(part.reshape(-1, part.shape[-1]) for part in self))
 
 
 @dataclass(frozen=True)
-class Mixture:
+class ExpertWeights:
     """The experts at hand and how rows go through them."""
 
     params: Tree
@@ -55,14 +55,14 @@ class Mixture:
         return jax.tree.leaves(self.params)[0].shape[0]
 
 
-def grouped(tokens: Routed, experts: Mixture) -> jax.Array:
+def grouped(tokens: Routing, experts: ExpertWeights) -> jax.Array:
     """Every token through each expert it chose, weighed by its gates: (..., embed); no token is dropped."""
     x_NE, chosen_NK, gates_NK = tokens.rows
     out = in_order(jnp.repeat(x_NE, chosen_NK.shape[1], 0), gates_NK.reshape(-1), chosen_NK.reshape(-1), experts)
     return out.reshape(*chosen_NK.shape, -1).sum(1).reshape(tokens.x.shape)
 
 
-def in_order(rows: jax.Array, gates: jax.Array, expert: jax.Array, experts: Mixture) -> jax.Array:
+def in_order(rows: jax.Array, gates: jax.Array, expert: jax.Array, experts: ExpertWeights) -> jax.Array:
     """Each row, times its gate, through the expert of that number; where that is the experts' count, zeros."""
     order = jnp.argsort(expert, stable=True)
     sizes = jnp.zeros(experts.count, jnp.int32).at[expert].add(1, mode="drop")

@@ -14,14 +14,14 @@ import yaml
 
 from dtrain.core.errors import EnvironmentFault, LeftBehind, Locked, RecipeError
 from dtrain.core.process_info import ProcessInfo
-from dtrain.launch.job import Job
+from dtrain.launch.job import LaunchJob
 from dtrain.launch.targets.gke import GKE
 from dtrain.launch.targets.gke_jobset import seconds as node_seconds
 from tests.conftest import SHARED, Dtrain
 from tests.launch.test_names import RECIPE, refused
 
 KIT = SHARED / "kits" / "jobset"
-JOB = Job("small", "steps: 10\n", "0a1b2c3d")
+JOB = LaunchJob("small", "steps: 10\n", "0a1b2c3d")
 IMAGE = "europe-docker.pkg.dev/project/images/dtrain:1"
 SHAPES = {
     "one-host": GKE(on="v5e-4", image=IMAGE, claim="runs"),
@@ -107,12 +107,12 @@ def test_hosts_ranks_and_resources_follow_the_shape() -> None:
     assert pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"] == "4x4x4"
     script = pod["containers"][0]["args"][0]
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
-    told = {"SLICE": "1", "JOB_COMPLETION_INDEX": "3", "PATH": "/usr/bin:/bin"}
-    said = subprocess.run(
+    values = {"SLICE": "1", "JOB_COMPLETION_INDEX": "3", "PATH": "/usr/bin:/bin"}
+    output = subprocess.run(
         ["bash", "-c", script.replace("exec python3", "env | grep ^DTRAIN_ | sort; exit; exec python3")],
-        env=told, capture_output=True, text=True, check=True,
+        env=values, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    given = dict(line.split("=", 1) for line in said.stdout.splitlines())
+    given = dict(line.split("=", 1) for line in output.stdout.splitlines())
     assert given == ProcessInfo(19, 32, "small-slice-0-0.small:8476").environment()
     assert found["gpu"].dollars_hour == pytest.approx(16 * 11.06)
     assert found["multi-host"].dollars_hour == pytest.approx(16 * 2.70)
@@ -120,7 +120,7 @@ def test_hosts_ranks_and_resources_follow_the_shape() -> None:
 
 
 @pytest.mark.parametrize(
-    ("launch", "told"),
+    ("launch", "values"),
     [
         ("{kind: gke, on: v5e-17, image: a, claim: runs}", "launch.on"),
         ("{kind: gke, on: cpu-8, image: a, claim: runs}", "is not rented on GKE"),
@@ -131,8 +131,8 @@ def test_hosts_ranks_and_resources_follow_the_shape() -> None:
         ("{kind: gke, on: v5e-4, image: a, claim: runs, queue: 'a}, b: {c'}", "launch.queue"),
     ],
 )
-def test_what_cannot_be_is_refused(tmp_path: Path, launch: str, told: str) -> None:
-    assert told in refused(tmp_path, launch)
+def test_what_cannot_be_is_refused(tmp_path: Path, launch: str, values: str) -> None:
+    assert values in refused(tmp_path, launch)
 
 
 def test_a_pod_has_the_launch_its_secrets_by_name_and_shared_memory() -> None:
@@ -175,10 +175,10 @@ def test_up_says_that_values_come_from_the_secret_and_down_that_pods_may_save() 
     ],
 )
 def test_a_name_is_as_long_as_its_pods_allow(target: GKE, room: int) -> None:
-    assert target.plan(Job("a" * room, "steps: 10\n"))
+    assert target.plan(LaunchJob("a" * room, "steps: 10\n"))
     for name in ("a" * (room + 1), "1st"):
         with pytest.raises(RecipeError, match=f"has {len(name)} characters; on GKE it has {room} at most, a letter"):
-            target.plan(Job(name, "steps: 10\n"))
+            target.plan(LaunchJob(name, "steps: 10\n"))
 
 
 ENDED = {"type": "Completed", "status": "True", "lastTransitionTime": "2026-11-22T13:00:00Z"}
@@ -390,9 +390,9 @@ def test_what_is_absent_is_not_called_deleted(
 ) -> None:
     monkeypatch.setenv("PATH", stand_in(tmp_path, {"delete configmap": "configmap/small deleted\n"})["PATH"])
     getattr(CLAIM, verb)(JOB, print)
-    said = capsys.readouterr().out.splitlines()
-    assert said[0] == "jobset small is absent from namespace train: there was nothing to delete"
-    assert said[1:] == (["configmap/small deleted"] if verb == "down" else [])
+    output = capsys.readouterr().out.splitlines()
+    assert output[0] == "jobset small is absent from namespace train: there was nothing to delete"
+    assert output[1:] == (["configmap/small deleted"] if verb == "down" else [])
 
 
 def test_the_jobset_of_this_launch_alone_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -468,10 +468,10 @@ def test_a_stop_request_that_stays_is_refused_before_anything_is_made(
 def test_up_says_where_a_stop_request_cannot_be_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     no_account = [1, "ERROR: (gcloud.storage) You do not currently have an active account selected."]
     monkeypatch.setenv("PATH", stand_in(tmp_path, {"storage ls": no_account, "storage rm": no_account})["PATH"])
-    said: list[str] = []
-    FULL.up(JOB, said.append)
-    assert said[0].startswith("not checked: that gs://my-bucket/small/stop is absent")
-    assert said[1] == "jobset.jobset.x-k8s.io/small created"
+    output: list[str] = []
+    FULL.up(JOB, output.append)
+    assert output[0].startswith("not checked: that gs://my-bucket/small/stop is absent")
+    assert output[1] == "jobset.jobset.x-k8s.io/small created"
 
 
 @pytest.mark.slow
@@ -483,8 +483,8 @@ def test_a_launch_by_kubectl_from_up_to_down(
         "account: trainer, environment: [HF_TOKEN], hours: 2}"
     )
     (tmp_path / "small.yaml").write_text(f"{RECIPE}launch: {section}\n")
-    told = stand_in(tmp_path, {}) | {"HF_TOKEN": CANARY}
-    up = dtrain("launch", "up", "small.yaml", "--yes", "-d", **told)
+    values = stand_in(tmp_path, {}) | {"HF_TOKEN": CANARY}
+    up = dtrain("launch", "up", "small.yaml", "--yes", "-d", **values)
     assert "jobset.jobset.x-k8s.io/small created" in up.stderr
     for line in (
         "4 hosts, 16 chips, 43.20 dollars an hour, at most 2 hours of `dtrain run`, about 86.40 dollars",
@@ -505,16 +505,16 @@ def test_a_launch_by_kubectl_from_up_to_down(
     jobs = [{"name": "slice", "active": 1, "ready": 1}]
     running = {"metadata": made, "spec": {}, "status": {"restarts": 2, "replicatedJobsStatus": jobs}}
     stand_in(tmp_path, {"get jobset": json.dumps(running), "logs": "[pod/small-slice-0-1-x/train] hello\n"})
-    status = dtrain("launch", "status", "small", **told).stdout
+    status = dtrain("launch", "status", "small", **values).stdout
     assert "jobset small  running   restarted 2 times" in status
-    assert dtrain("launch", "up", "small.yaml", "--yes", code=6, **told).stderr.count("is there already") == 1
-    assert "$" in dtrain("launch", "list", **told).stdout
+    assert dtrain("launch", "up", "small.yaml", "--yes", code=6, **values).stderr.count("is there already") == 1
+    assert "$" in dtrain("launch", "list", **values).stdout
     failed = {"metadata": made, "spec": {}, "status": {"conditions": [ENDED | {"type": "Failed"}]}}
-    assert dtrain("launch", "logs", "small", "--host", "1", **told).stdout == "[small-slice-0-1-x] hello\n"
+    assert dtrain("launch", "logs", "small", "--host", "1", **values).stdout == "[small-slice-0-1-x] hello\n"
     stand_in(tmp_path, {"get jobset": json.dumps(failed), "logs": "", "delete jobset": "", "delete configmap": ""})
-    dtrain("launch", "logs", "small", "-f", code=70, **told)
-    dtrain("launch", "stop", "small", **told)
-    dtrain("launch", "down", "small", "--yes", **told)
+    dtrain("launch", "logs", "small", "-f", code=70, **values)
+    dtrain("launch", "stop", "small", **values)
+    dtrain("launch", "down", "small", "--yes", **values)
     first, *others = noted(tmp_path)
     golden("launch_kubectl.txt", "\n".join([first, *sorted(others[:9]), *others[9:]]) + "\n")
     written = [path for path in tmp_path.rglob("*") if path.is_file() and path.parent.name != "bin"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dtrain.core import heartbeat
-from dtrain.core.lease import born
+from dtrain.core.lease import start_time
 from dtrain.launch.runner import RunnerDir
 from dtrain.launch.wire import HostJob
 from tests.conftest import Dtrain, bare_environment
@@ -63,7 +63,7 @@ def test_it_runs_without_a_terminal_and_leaves_nothing(dtrain: Dtrain, recipe: P
     assert CANARY.encode() in Path(f"/proc/{alive[1]}/environ").read_bytes()
     stopped = dtrain("launch", "stop", "small")
     assert re.search(r"here: stopped step \d+/1000000 saved", stopped.stderr)
-    assert not [pid for pid in alive if born(pid)]
+    assert not [pid for pid in alive if start_time(pid)]
     assert "ended" in dtrain("launch", "logs", "small").stdout
     saved = json.loads((tmp_path / "runs" / "small" / "run.json").read_text())["step"]
     assert (tmp_path / "runs" / "small" / "stop").exists()

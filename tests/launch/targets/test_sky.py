@@ -17,7 +17,7 @@ import yaml
 
 from dtrain.core.chips import CHIPS, PER_HOST
 from dtrain.core.errors import EnvironmentFault, LeftBehind, Locked, RecipeError
-from dtrain.launch.job import Job
+from dtrain.launch.job import LaunchJob
 from dtrain.launch.targets import sky
 from dtrain.launch.targets.sky import Sky
 from dtrain.launch.targets.sky_task import Offer
@@ -26,7 +26,7 @@ from tests.conftest import Dtrain
 from tests.launch import sky_program
 from tests.launch.test_names import RECIPE, refused
 
-JOB = Job("small", "name: small\nsteps: 10\n", launch="ab12cd34")
+JOB = LaunchJob("small", "name: small\nsteps: 10\n", launch="ab12cd34")
 IMAGE = "europe-docker.pkg.dev/project/images/dtrain:1"
 CANARY = "canary-0a1b2c3d4e5f6071"
 SHAPES = {
@@ -285,7 +285,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path, more: str, message: str) -> N
 
 def test_a_name_that_skypilot_refuses_is_refused_before() -> None:
     with pytest.raises(RecipeError, match="begin with a letter"):
-        SHAPES["gpu"].plan(Job("1st", "steps: 10\n"))
+        SHAPES["gpu"].plan(LaunchJob("1st", "steps: 10\n"))
 
 
 @dataclass
@@ -352,7 +352,7 @@ ERROR: Job 1 failed with return code list: [75]
 GPU = SHAPES["gpu"]
 
 
-def submitted(tmp_path: Path) -> Job:
+def submitted(tmp_path: Path) -> LaunchJob:
     return dataclasses.replace(JOB, folder=tmp_path / "runs" / "small", handle={"id": "12"})
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from dtrain.core.errors import Locked, RecipeError
 from dtrain.core.run_dir import saved_steps
-from dtrain.launch.job import Job
+from dtrain.launch.job import LaunchJob
 from dtrain.launch.targets.slurm import PROCESS, Slurm
 from dtrain.launch.targets.slurm_job import JobState, job_state, seconds_of
 from dtrain.launch.templates import filled
@@ -37,16 +37,16 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
     if os.geteuid() or not all(map(shutil.which, ("slurmctld", "slurmd", "munged", "unshare"))):
         pytest.skip("a cluster of our own needs root, slurm-wlm and munge")
     folder = tmp_path_factory.mktemp("slurm")
-    told = {"SLURM_CONF": str(folder / "slurm.conf")}
-    with alone("slurm"), (folder / "said").open("w") as said:
-        yield from _cluster(folder, told, said)
+    values = {"SLURM_CONF": str(folder / "slurm.conf")}
+    with alone("slurm"), (folder / "output").open("w") as output:
+        yield from _cluster(folder, values, output)
 
 
-def _cluster(folder: Path, told: dict[str, str], said: IO[str]) -> Iterator[dict[str, str]]:
-    up = subprocess.Popen(["bash", KIT / "up.sh", str(NODES), folder], stdout=said, stderr=said)
+def _cluster(folder: Path, values: dict[str, str], output: IO[str]) -> Iterator[dict[str, str]]:
+    up = subprocess.Popen(["bash", KIT / "up.sh", str(NODES), folder], stdout=output, stderr=output)
     try:
-        _until(lambda: "idle" in _said("sinfo", told), "the cluster did not come up")
-        yield told
+        _until(lambda: "idle" in _said("sinfo", values), "the cluster did not come up")
+        yield values
     finally:
         for path in folder.glob("*.pid"):
             subprocess.run(["kill", "-9", path.read_text().strip()], check=False, capture_output=True)
@@ -54,8 +54,8 @@ def _cluster(folder: Path, told: dict[str, str], said: IO[str]) -> Iterator[dict
         up.wait()
 
 
-def _said(command: str, told: dict[str, str]) -> str:
-    done = subprocess.run(command.split(), env=os.environ | told, capture_output=True, text=True, check=False)
+def _said(command: str, values: dict[str, str]) -> str:
+    done = subprocess.run(command.split(), env=os.environ | values, capture_output=True, text=True, check=False)
     return done.stdout + done.stderr
 
 
@@ -85,30 +85,30 @@ def test_a_job_on_two_nodes_stops_resumes_is_requeued_and_cancelled(
     dtrain: Dtrain, tmp_path: Path, cluster: dict[str, str]
 ) -> None:
     canary = "canary-0a1b2c3d4e5f6071"
-    told, folder = cluster | {"MY_TOKEN": canary}, tmp_path / "runs" / "small"
+    values, folder = cluster | {"MY_TOKEN": canary}, tmp_path / "runs" / "small"
     away = ["--runs-dir", tmp_path / "laptop"]
-    state = lambda: dtrain("launch", "status", "small", *away, **told).stdout  # noqa: E731
-    up = dtrain("launch", "up", recipe(tmp_path), "--yes", "-d", "steps=1000000", *away, **told)
+    state = lambda: dtrain("launch", "status", "small", *away, **values).stdout  # noqa: E731
+    up = dtrain("launch", "up", recipe(tmp_path), "--yes", "-d", "steps=1000000", *away, **values)
     assert f"run folders: {tmp_path}/runs, the same" in up.stderr
     assert "environment variables sent: MY_TOKEN" in up.stderr
     assert f"not checked: that the nodes share {tmp_path}/runs" in up.stderr
-    again = dtrain("launch", "up", recipe(tmp_path), "--yes", "--runs-dir", "third", code=6, **told)
+    again = dtrain("launch", "up", recipe(tmp_path), "--yes", "--runs-dir", "third", code=6, **values)
     assert re.search(r"small is in the queue as job \d+", again.stderr)  # though it was launched from elsewhere
     _until(lambda: saved_steps(folder / "checkpoints") != [], "no step was saved", 240)
     assert re.search(r"running   dt\[1-2\], step \d+/1000000 saved", state())
-    rows = json.loads(dtrain("launch", "status", "small", "--json", *away, **told).stdout)
+    rows = json.loads(dtrain("launch", "status", "small", "--json", *away, **values).stdout)
     assert 0 < rows[0]["seconds"] < 3600
-    third = dtrain("launch", "status", recipe(tmp_path), "--runs-dir", "third", **told).stdout
+    third = dtrain("launch", "status", recipe(tmp_path), "--runs-dir", "third", **values).stdout
     assert third.partition(",")[0] == state().partition(",")[0]
-    dtrain("launch", "stop", recipe(tmp_path), "--runs-dir", "third", **told)
+    dtrain("launch", "stop", recipe(tmp_path), "--runs-dir", "third", **values)
     assert (folder / "stop").exists()
     assert re.search(r"job \d+  stopped   dt\[1-2\], step \d+/1000000 saved", state())
-    said = dtrain("launch", "logs", "small", *away, **told).stdout
-    assert "[0] compiled in" in said
-    assert re.search(r"\[job\] == exit code (0|75)\n", said)
-    assert "[0]" not in dtrain("launch", "logs", "small", "--host", "1", *away, **told).stdout
-    first = set(re.findall(r"launch ([0-9a-f]{8})", said))
-    dtrain("launch", "up", recipe(tmp_path), "--yes", "-d", "steps=1000000", *away, **told)
+    output = dtrain("launch", "logs", "small", *away, **values).stdout
+    assert "[0] compiled in" in output
+    assert re.search(r"\[job\] == exit code (0|75)\n", output)
+    assert "[0]" not in dtrain("launch", "logs", "small", "--host", "1", *away, **values).stdout
+    first = set(re.findall(r"launch ([0-9a-f]{8})", output))
+    dtrain("launch", "up", recipe(tmp_path), "--yes", "-d", "steps=1000000", *away, **values)
     assert not (folder / "stop").exists()
     log = folder / "launch" / "log.txt"
     _until(lambda: log.exists() and "resumed from step" in log.read_text(), "it did not resume")
@@ -122,7 +122,7 @@ def test_a_job_on_two_nodes_stops_resumes_is_requeued_and_cancelled(
     assert (len(starts), len(set(starts)), len(first), len(first & set(starts))) == (4, 1, 1, 0)
     assert json.loads((folder / "launch.json").read_text())["launch"] == starts[0]
     assert "requeued 1 times" in state()
-    dtrain("launch", "down", "small", "--yes", *away, **told)
+    dtrain("launch", "down", "small", "--yes", *away, **values)
     _until(lambda: not mentioning(str(tmp_path / "runs")), "processes were left")
     _until(lambda: "small" not in _said("squeue", cluster), "the job stays in the queue")
     assert not (folder / "launch.json").exists()
@@ -157,8 +157,8 @@ def test_a_run_folder_that_cannot_be_written_is_refused(dtrain: Dtrain, tmp_path
     (tmp_path / "runs").write_text("a file")
     (tmp_path / "sbatch").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n')
     (tmp_path / "sbatch").chmod(0o755)
-    told = {"PATH": f"{tmp_path}:/usr/bin:/bin", "MY_TOKEN": "x"}
-    refusal = dtrain("launch", "up", recipe(tmp_path), "--yes", "--runs-dir", "laptop", code=3, **told)
+    values = {"PATH": f"{tmp_path}:/usr/bin:/bin", "MY_TOKEN": "x"}
+    refusal = dtrain("launch", "up", recipe(tmp_path), "--yes", "--runs-dir", "laptop", code=3, **values)
     assert f"cannot write to {tmp_path}/runs/small/launch" in refusal.stderr
     assert (tmp_path / "asked").read_text() == "--test-only\n"
     assert not (tmp_path / "laptop").exists()
@@ -166,20 +166,20 @@ def test_a_run_folder_that_cannot_be_written_is_refused(dtrain: Dtrain, tmp_path
 
 def test_a_launch_that_was_interrupted_says_how_to_look_for_its_job() -> None:
     with pytest.raises(RecipeError, match="whether sbatch accepted small is not known"):
-        Slurm().status(Job("small", "steps: 1", handle={"folder": "/runs/small/launch"}))
+        Slurm().status(LaunchJob("small", "steps: 1", handle={"folder": "/runs/small/launch"}))
 
 
 def test_a_second_launch_does_not_begin_with_the_number_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     states = iter([JobState("COMPLETED", code=0), JobState("RUNNING")])
     monkeypatch.setattr(Slurm, "_state", lambda *_: next(states))
-    job = Job("small", "steps: 1", handle={"id": "17", "folder": "/runs/small/launch"})
+    job = LaunchJob("small", "steps: 1", handle={"id": "17", "folder": "/runs/small/launch"})
     assert Slurm().start_handle(job) == {}
     with pytest.raises(Locked, match="in the queue as job 17"):
         Slurm().start_handle(job)
 
 
 def test_the_folder_of_a_launch_stays_where_it_was_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = Job("small", "steps: 1", handle={"id": "7", "folder": str(tmp_path / "small" / "launch")})
+    job = LaunchJob("small", "steps: 1", handle={"id": "7", "folder": str(tmp_path / "small" / "launch")})
     (tmp_path / "small" / "launch").mkdir(parents=True)
     (tmp_path / "small" / "launch" / "log.txt").write_text("0: hello\n")
     monkeypatch.chdir("/")
@@ -219,7 +219,7 @@ def test_a_run_that_left_on_request_is_stopped(
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     (tmp_path / "small" / "launch").mkdir(parents=True)
     (tmp_path / "small" / "run.json").write_text(json.dumps({"state": state, "step": 3, "steps": 9, "exit_code": code}))
-    row = Slurm().status(Job("small", "", handle={"id": "7", "folder": str(tmp_path / "small" / "launch")}))[0]
+    row = Slurm().status(LaunchJob("small", "", handle={"id": "7", "folder": str(tmp_path / "small" / "launch")}))[0]
     assert (row.state, row.code) == (word, code)
 
 
@@ -230,15 +230,15 @@ def test_a_directive_cannot_be_smuggled_in(tmp_path: Path, field: str, value: st
 
 
 @pytest.mark.parametrize(
-    ("time", "told"),
+    ("time", "values"),
     [("2", "leaves nothing beside grace = 120"), ("00:02:00", "leaves nothing"), ("soon", "is no time")],
 )
-def test_a_time_in_which_nothing_could_be_saved_is_refused(tmp_path: Path, time: str, told: str) -> None:
-    assert told in refused(tmp_path, f'{{kind: slurm, time: "{time}"}}')
+def test_a_time_in_which_nothing_could_be_saved_is_refused(tmp_path: Path, time: str, values: str) -> None:
+    assert values in refused(tmp_path, f'{{kind: slurm, time: "{time}"}}')
 
 
 def test_what_bounds_one_start_and_what_bounds_all_is_shown() -> None:
-    job = Job("small", "steps: 1", "0a1b2c3d")
+    job = LaunchJob("small", "steps: 1", "0a1b2c3d")
     (note,) = Slurm(time="24:00:00", runs="/runs").plan(job).notes
     assert "bounds each start" in note
     bounded = Slurm(time="24:00:00", hours=72.0, runs="/runs").plan(job)
@@ -275,12 +275,12 @@ def _job(tmp_path: Path, srun: str, command: str) -> Callable[..., tuple[int, bo
     words = {"NAME": "small", "NODES": "1", "FOLDER": str(folder), "GRACE": "120", "EXPORT": "PATH"}
     script = filled("slurm.sbatch", words | {"DIRECTIVES": "", "COMMAND": command, "PROCESS": PROCESS})
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "a", "SLURM_NNODES": "1", "SLURM_NTASKS": "1"}
-    told = bare_environment() | job | {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "SLURM_PROCID": "0"}
+    values = bare_environment() | job | {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "SLURM_PROCID": "0"}
 
     def start(**environment: str) -> tuple[int, bool]:
         (tmp_path / "asked").write_text("")
         code = subprocess.run(
-            ["bash"], input=script, env=told | environment, text=True, capture_output=True, check=False
+            ["bash"], input=script, env=values | environment, text=True, capture_output=True, check=False
         ).returncode
         return code, "requeue" in (tmp_path / "asked").read_text()
 

@@ -94,16 +94,16 @@ def following(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def read_until(heard: subprocess.Popen[str], pattern: str, seconds: float = 120) -> str:
+def read_until(listener: subprocess.Popen[str], pattern: str, seconds: float = 120) -> str:
     """What is said up to a line that matches."""
-    said, end = "", time.monotonic() + seconds
-    assert heard.stdout
-    for line in heard.stdout:
-        said += line
+    output, end = "", time.monotonic() + seconds
+    assert listener.stdout
+    for line in listener.stdout:
+        output += line
         if re.search(pattern, line):
-            return said
-        assert time.monotonic() < end, said
-    raise AssertionError(f"{pattern!r} was not said:\n{said}")
+            return output
+        assert time.monotonic() < end, output
+    raise AssertionError(f"{pattern!r} was not said:\n{output}")
 
 
 def checksum(tmp_path: Path, name: str, step: int = 60) -> list[int]:
@@ -117,15 +117,15 @@ def test_cut_off_killed_and_left_alone_it_ends_with_the_same_bits(dtrain: Dtrain
     read_until(up, r"10\.99\.0\.12\] -- not connected")
     read_until(up, r"10\.99\.0\.11\] starting again from step")
     subprocess.run(["ip", "link", "set", "v2", "up"], check=True)
-    said = read_until(up, r"10\.99\.0\.11\] resumed from step")
-    assert "Check failure stack trace" not in said
+    output = read_until(up, r"10\.99\.0\.11\] resumed from step")
+    assert "Check failure stack trace" not in output
     up.send_signal(signal.SIGINT)  # the laptop is closed
     assert "far continues; to follow it again: dtrain launch logs far -f" in up.communicate(timeout=20)[0]
     workers = mentioning(f"dtrain run {tmp_path}/host/far/dt-w0/recipe.yaml")
     os.kill(youngest(workers), signal.SIGKILL)
     back = following(tmp_path, "logs", "far", "-f")
-    said = read_until(back, r"10\.99\.0\.11\] -- ended: exit code 0", 200)
-    assert "process 0 ended first: killed by SIGKILL" in said
+    output = read_until(back, r"10\.99\.0\.11\] -- ended: exit code 0", 200)
+    assert "process 0 ended first: killed by SIGKILL" in output
     back.communicate(timeout=60)
     assert back.returncode == 0
     assert not mentioning(f"{tmp_path}/host")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dtrain.core.errors import FieldError
-from dtrain.models.nn.context import Plain
+from dtrain.models.nn.context import SingleDeviceContext
 from dtrain.models.nn.param import initial
 from dtrain.models.nn.precision import Precision
 from dtrain.parallel.mesh import Mesh
@@ -123,7 +123,7 @@ def test_the_router_and_its_bias_are_exact() -> None:
     assert cast["blocks"]["moe"]["experts"]["up"].dtype == jnp.bfloat16
     np.testing.assert_array_equal(cast["blocks"]["moe"]["bias"], params["blocks"]["moe"]["bias"])
     loss = step.loss_of(model, lambda rows: rows, precision)
-    assert np.isfinite(float(loss(params, random_batch(model), Plain()).sum))
+    assert np.isfinite(float(loss(params, random_batch(model), SingleDeviceContext()).sum))
 
 
 @pytest.mark.parametrize("matmul", ["default", "high", "highest"])

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from dtrain.core.slices import target
-from dtrain.models.nn.context import Layers, Plain
+from dtrain.models.nn.context import Layers, SingleDeviceContext
 from dtrain.models.nn.remat import Remat
 from dtrain.plan.cuda import take_cudnn_as_there
 from dtrain.plan.jaxpr_flat import bare
@@ -128,7 +128,7 @@ def test_products_of_other_models_are_kept_too() -> None:
         return jnp.tanh(jnp.tanh(x @ layer) @ layer), {}
 
     def loss(layers: jax.Array, remat: Remat) -> jax.Array:
-        out, _ = Plain().stack([block], layers, jnp.ones((4, 8)), how=Layers(remat))
+        out, _ = SingleDeviceContext().stack([block], layers, jnp.ones((4, 8)), how=Layers(remat))
         return out.sum()
 
     found = {
