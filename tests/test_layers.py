@@ -1,6 +1,7 @@
-"""A file imports only lower layers; rooms of one layer never import each other."""
+"""The architecture: which package may import which, printed alike in CONTRIBUTING.md."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -8,103 +9,107 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parents[1] / "dtrain"
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "dtrain"
 
 LAYERS = [
-    {"errors", "fields", "hardware", "faults", "signals", "mounts", "run_json"},
-    {
-        "batch",
-        "params",
-        "folder",
-        "beat",
-        "parent",
-        "slices",
-        "attention",
-        "varying",
-        "remat",
-        "direction",
-        "lockfile",
-        "process_info",
-    },
-    {"experts", "product", "lease", "usage", "preemption"},
-    {"context", "precision", "run_control"},
-    {"model", "caching"},
-    {"models", "parallel", "data", "optim", "checkpoint", "track", "launch"},
-    {"recipe"},
-    {"train"},
-    {"assembly", "record", "identity"},
-    {"introduction", "forecast", "feed", "provenance"},
-    {"resume", "crew", "session", "reporting"},
-    {"trained"},
-    {"run", "generate", "exchange", "explain", "report", "supervise", "verify", "doctor"},
-    {"plan"},
-    {"cli"},
-    {"__main__"},
+    ["core"],
+    ["data", "track", "launch"],
+    ["models/nn"],
+    ["models", "optim", "checkpoint", "parallel"],
+    ["recipe"],
+    ["train"],
+    ["runtime", "plan"],
+    ["cli"],
 ]
-LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
+"""From the lowest to the highest: a file imports its own package and those of lower layers."""
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 FILES = sorted(PACKAGE.rglob("*.py"))
+TOP = {"__init__", "__main__"}
+"""The public API, which names modules of every layer and imports none, and the command."""
 
 
-def room_of(path: Path) -> str:
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+def package_of(module: str) -> str:
+    """`models/nn` or the first folder, of a dotted name below dtrain."""
+    parts = module.split(".")
+    return "models/nn" if parts[:2] == ["models", "nn"] else parts[0]
 
 
 def imports(path: Path) -> Iterator[str]:
-    """The room of dtrain that each import names."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("dtrain"):
-            parts = (node.module or "").split(".")
-            names = [parts[1]] if len(parts) > 1 else [alias.name for alias in node.names]
-            yield from (name for name in names if name != "__version__")
+    """The dotted name below dtrain of each module that is imported at run time, inside functions too."""
+    tree = ast.parse(path.read_text())
+    guarded = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and id(node) not in guarded and (node.module or "").startswith("dtrain"):
+            base = (node.module or "").removeprefix("dtrain").lstrip(".")
+            yield from (base or alias.name for alias in node.names if base or alias.name != "__version__")
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def dotted(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+
+
+@pytest.mark.parametrize("path", FILES, ids=dotted)
 def test_imports_go_down(path: Path) -> None:
-    own = room_of(path)
-    if own == "__init__":
+    if dotted(path) in TOP:
         return
-    for other in imports(path):
-        assert other == own or LEVEL[other] < LEVEL[own], f"{path.relative_to(PACKAGE)} imports {other}"
+    own = package_of(dotted(path))
+    for name in imports(path):
+        other = package_of(name)
+        assert other == own or LEVEL[other] < LEVEL[own], f"{path.relative_to(ROOT)} imports dtrain.{name}"
+
+
+def test_only_packages_stand_at_the_top() -> None:
+    found = {path.name for path in PACKAGE.iterdir() if path.name not in ("__pycache__", "py.typed")}
+    assert found == {name for name in LEVEL if "/" not in name} | {f"{name}.py" for name in TOP}
+    assert len(found) <= 15
+
+
+def test_contributing_prints_the_same_layers() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    rows = re.findall(r"^\| \d+ \| (.*?) \|", text, re.MULTILINE)
+    assert [re.findall(r"`([a-z/]+)/`", row) for row in rows] == LAYERS
 
 
 def test_only_the_recipe_names_every_union() -> None:
-    unions = {"models", "data", "parallel", "track"}
+    unions = {"models", "data", "parallel", "track", "optim"}
     for path in FILES:
-        if room_of(path) in {
-            "recipe",
-            "run",
-            "assembly",
-            "generate",
-            "introduction",
-            "feed",
-            "resume",
-            "session",
-            "reporting",
-            "plan",
-        }:
-            continue
-        assert not unions <= set(imports(path)), path
+        members = {package_of(name) for name in imports(path) if "." in name}
+        if package_of(dotted(path)) not in {"recipe", "train", "plan"}:
+            assert not unions <= members, path
 
 
 def test_the_first_screen_is_light() -> None:
     heavy = {"jax", "numpy", "optax", "orbax", "grain", "pydantic", "wandb", "yaml"}
-    code = "import sys, dtrain.cli; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert not heavy & set(loaded)
+    assert not heavy & loaded_by("import dtrain.cli")
 
 
 def test_loading_a_recipe_imports_no_heavy_library() -> None:
-    code = "import sys, dtrain.recipe.load; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"optax", "orbax", "grain", "wandb", "tensorboardX", "PIL"} & set(loaded)
+    assert not {"optax", "orbax", "grain", "wandb", "tensorboardX", "PIL"} & loaded_by("import dtrain.recipe.load")
 
 
-def test_no_file_outgrows_its_idea() -> None:
+@pytest.mark.parametrize("package", ["core", "launch"])
+def test_it_imports_no_jax(package: str) -> None:
+    modules = ", ".join(f"dtrain.{dotted(path)}" for path in FILES if dotted(path).startswith(f"{package}."))
+    assert "jax" not in loaded_by(f"import {modules}")
+
+
+def loaded_by(code: str) -> set[str]:
+    shown = f"import sys; {code}; print(*sys.modules)"
+    return set(subprocess.run([sys.executable, "-c", shown], capture_output=True, text=True, check=True).stdout.split())
+
+
+def test_no_file_is_too_long() -> None:
     long = {
         str(path.relative_to(PACKAGE)): lines for path in FILES if (lines := len(path.read_text().splitlines())) > 250
     }
     assert not long
 
 
-def test_no_drawers() -> None:
+def test_no_file_is_a_drawer() -> None:
     assert not [path for path in FILES if path.stem in {"utils", "util", "common", "helpers", "misc"}]

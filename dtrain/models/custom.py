@@ -74,7 +74,7 @@ class Custom:
         wrong = [f"{dotted(path)}: {type(leaf).__name__}" for path, leaf in leaves if not _is(leaf)]
         if wrong or len(set(names)) < len(names):
             why = f"params() gives {wrong[0]}" if wrong else f"params() gives {max(names, key=names.count)} twice"
-            hint = "declare each with dtrain.models.nn.param.Param(shape, dims, init); values that do not train belong in fields"
+            hint = "declare each with dtrain.Param(shape, dims, init); values that do not train belong in fields"
             raise RecipeError(f"model.target: {self.target}: {why}, not a Param for each path", hint)
         return tree, names, structure
 
@@ -126,7 +126,7 @@ class Custom:
             hint = "--debug shows the whole traceback"
             if any(word in str(error) for word in VARYING):
                 hint = "a carry that starts from zeros is the same on every device, what it becomes is not: start it "
-                hint += "with dtrain.models.nn.vma.vary(zeros, dtrain.models.nn.vma.axes_of(x)), x being computed from the batch"
+                hint += "with dtrain.vary(zeros, dtrain.axes_of(x)), x being computed from the batch"
             where = _line(error, f"model.target: {self.target}")
             raise RecipeError(f"{where}: {type(error).__name__}: {text[0]}", hint) from error
 

@@ -15,7 +15,7 @@ def declared_rising(model: Any) -> dict[str, bool]:
     try:
         return {str(metric.name): bool(metric.higher_is_better) for metric in metrics}
     except (AttributeError, TypeError) as error:
-        hint = "metrics = (Metric('top1', higher_is_better=True),), from dtrain.models.nn.model"
+        hint = "metrics = (Metric('top1', higher_is_better=True),), as dtrain.Metric"
         raise RecipeError(f"model: its `metrics` are not declarations: {error}", hint) from error
 
 
@@ -34,5 +34,5 @@ def refuse_unmeasured(
         raise RecipeError(f"checkpoint.best: {best} is not measured", f"one of {', '.join(sorted(names))}")
     if higher_is_better(best, rising) is None:
         short = best.partition("/")[2]
-        hint = f"declare it in the model: metrics = (Metric({short!r}, higher_is_better=True),), from dtrain.models.nn.model"
+        hint = f"declare it in the model: metrics = (Metric({short!r}, higher_is_better=True),), as dtrain.Metric"
         raise RecipeError(f"checkpoint.best: it is not known whether a higher or a lower {best} is better", hint)

@@ -1,34 +1,31 @@
-"""What one start of a run has at hand, and what has to be done where it ends at once."""
+"""One start of a run: its folder, its lock, its record, its signals, opened in order and closed in reverse."""
 
 import shutil
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import jax
 
-from dtrain.checkpoint.store import Store
+from dtrain.core import signals
 from dtrain.core.errors import DtrainError
 from dtrain.core.heartbeat import HeartbeatWriter
-from dtrain.core.lease import Lease
+from dtrain.core.lease import Lease, leased
 from dtrain.core.run_control import RunControl
 from dtrain.core.run_dir import Folder
-from dtrain.data.source import Source
 from dtrain.recipe.recipe import Recipe
 from dtrain.track.console import Console
-from dtrain.track.notifier import Notifier
-from dtrain.train.assembly import Assembly
-from dtrain.train.interrupt import Interrupt
-from dtrain.train.planned import PlanComparison
-from dtrain.train.record import Record
-from dtrain.train.save_timer import FromFirst
+from dtrain.track.notifier import Notifier, notifying
+from dtrain.train.interrupt import Interrupt, listening
+from dtrain.train.recipe_check import refuse_changes
+from dtrain.train.record import Record, run_record
 from dtrain.train.timers import Clock
 
 
 @dataclass(frozen=True)
 class Session:
-    """What one start of a run has at hand."""
+    """What one start of a run works with."""
 
     recipe: Recipe
     place: Folder
@@ -37,6 +34,7 @@ class Session:
     heartbeat: HeartbeatWriter
     interrupt: Interrupt
     stack: ExitStack
+    """Closes what the start opens later, before what is opened here."""
     dry: bool
     holds: Callable[[], None]
     """Raises where this run may no longer write."""
@@ -47,23 +45,32 @@ class Session:
         return self.log.clock
 
 
-@dataclass(frozen=True)
-class Ready:
-    """What does not change however often the run is rolled back."""
+@contextmanager
+def opened(
+    recipe: Recipe, place: Folder, console: Console, *, allow_changes: bool, dry: bool, control: RunControl | None
+) -> Iterator[Session]:
+    """A session on that run folder. RecipeError where the folder holds a run of another recipe, Locked where another
+    process writes there. How the run ends is written into run.json and sent when this is left."""
+    lead = jax.process_index() == 0
+    with ExitStack() as stack:
+        notify = recipe.track.notify if lead and not dry else None
+        notifier = stack.enter_context(notifying(notify, place, console.warn, recipe.guard.patience))
+        refuse_changes(place, recipe, allow_changes)
+        interrupt = stack.enter_context(listening(console.say))
+        with signals.held():
+            lease = stack.enter_context(leased(place.lease, console.warn)) if lead else None
+            log = stack.enter_context(run_record(place, recipe, lead))
+            interrupt.close = notifier.closing(partial(_close_now, log, lease, control, dry))
+        if control:
+            control.report_share(notifier.spent)
+            interrupt.attach(control)
+        beats = HeartbeatWriter(place.heartbeat(jax.process_index()), recipe.guard.patience)
+        log.clock.entered = heartbeat = stack.enter_context(closing(beats))
+        holds = lease.holds if lease else lambda: None
+        yield Session(recipe, place, console, log, heartbeat, interrupt, stack, dry, holds, notifier)
 
-    assembly: Assembly
-    train: Source
-    test: Source
-    step: jax.stages.Compiled
-    evaluate: jax.stages.Compiled
-    store: Store
-    planned: PlanComparison | None
-    exchange: FromFirst
-    now: Mapping[str, Any]
-    """What the numbers of this start depend on."""
 
-
-def close_now(
+def _close_now(
     log: Record, lease: Lease | None, control: RunControl | None, dry: bool, state: str, reason: str, code: int
 ) -> int:
     """What has to be done where the process ends at once; the exit code."""
@@ -78,9 +85,3 @@ def close_now(
         with suppress(OSError):
             log.place.path.parent.rmdir()
     return code
-
-
-def note_committed(session: Session, store: Store) -> None:
-    """Write the newest saved step into run.json, where that can be done."""
-    with suppress(DtrainError, OSError):
-        session.log.committed(store.committed)

@@ -113,7 +113,7 @@ def test_checking_does_not_run_its_code(dtrain: Dtrain, tmp_path: Path) -> None:
         ("Mean", (), "examples of weight 0 change the loss: its sum is"),
         ("Pairs", ("mesh.data=4", "--devices", "4"), "the loss is no sum over examples: its sum is"),
         ("Forgetful", (), "a parameter is used before it is gathered"),
-        ("Recurrent", ("engine=shard_map", "--devices", "2"), "dtrain.models.nn.vma.vary"),
+        ("Recurrent", ("engine=shard_map", "--devices", "2"), "dtrain.vary"),
         ("Whole", (), "params() gives count: ndarray, not a Param"),
     ],
 )

@@ -1,0 +1,107 @@
+"""What is built before the first step and kept for the whole start: data, assembly, compiled steps, the store."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+
+from dtrain.checkpoint.store import Store
+from dtrain.core import fault_injection
+from dtrain.core.errors import DataError, DtrainError
+from dtrain.data.source import Source
+from dtrain.parallel.compile_cache import Counter
+from dtrain.parallel.devices import await_compiled
+from dtrain.parallel.mesh import mesh_sizes
+from dtrain.train import provenance, trace_checks
+from dtrain.train.assembly import Assembly, assemble
+from dtrain.train.banner import banner
+from dtrain.train.measured import declared_rising, refuse_unmeasured
+from dtrain.train.planned import PlanComparison, compare_with_plan
+from dtrain.train.save_timer import FromFirst
+from dtrain.train.session import Session
+
+
+@dataclass(frozen=True)
+class Ready:
+    """What does not change however often the run is rolled back."""
+
+    assembly: Assembly
+    train: Source
+    test: Source
+    step: jax.stages.Compiled
+    evaluate: jax.stages.Compiled
+    store: Store
+    planned: PlanComparison | None
+    exchange: FromFirst
+    now: Mapping[str, Any]
+    """What the numbers of this start depend on."""
+
+
+def prepare(session: Session) -> Ready:
+    """Open the data, assemble and compile both steps, open the store. DataError where the model cannot take the
+    held-out data, RecipeError where `checkpoint.best` is not measured, EnvironmentFault where the disk is too small."""
+    train, test = session.recipe.data.open("train"), session.recipe.data.open("test")
+    steps, devices = session.recipe.total_steps(len(train)), jax.devices()
+    if unfit := session.recipe.model.mismatch(test.example):
+        raise DataError(f"held-out examples: {unfit}", "change the model's sizes, or the data")
+
+    assembly = assemble(session.recipe, devices, train.example, steps)
+    now, rising = provenance.conditions(assembly), declared_rising(session.recipe.model)
+    session.log.about(devices, mesh_sizes(assembly.layout.sizes), steps, rising, getattr(train, "names", ()))
+    for line in banner(assembly, train, test, steps, devices):
+        session.console.say(line)
+    step, evaluate = _compiled(session, assembly)
+    refuse_unmeasured(session.recipe.checkpoint.best, evaluate, "token" in train.example, rising)
+    place, policy = session.place.checkpoints.absolute(), session.recipe.checkpoint
+    store = Store(place, policy, holds=session.holds, rising=rising)
+    session.stack.callback(_note_committed, session, store)  # once the store has waited for the save under way
+    session.stack.enter_context(store)
+    store.refuse_without_room(sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(assembly.shapes)))
+    return Ready(
+        assembly,
+        train,
+        test,
+        step,
+        evaluate,
+        store,
+        compare_with_plan(session.place, assembly, devices),
+        FromFirst(),
+        now,
+    )
+
+
+def _compiled(session: Session, assembly: Assembly) -> tuple[jax.stages.Compiled, jax.stages.Compiled]:
+    """The training and the evaluation step, compiled, after a look at what the first is made of."""
+    with session.clock("compile"):
+        fault_injection.strike("compile", jax.process_index())
+        traced = assembly.train()
+        warnings = trace_checks.baked_constants(traced, session.recipe.guard.constants_mb)
+        warnings += _impure(session, assembly, traced) if session.recipe.guard.purity else []
+        build = partial(session.recipe.engine.compile, platform=assembly.layout.platform)
+        with Counter() as programs:
+            step, evaluate = build(traced), build(assembly.evaluate())
+        await_compiled()
+    for line in warnings:
+        session.console.warn(line)
+    session.log.values["compiled_from_cache"] = programs.all_read
+    session.console.say(f"compiled in {session.clock.of('compile'):.1f} s{', from the cache' * programs.all_read}")
+    return step, evaluate
+
+
+def _impure(session: Session, assembly: Assembly, traced: jax.stages.Traced) -> list[str]:
+    """Warnings where a second trace differs. An earlier start of the run that gave the same program is one."""
+    program = trace_checks.fingerprint(traced)
+    if program == session.log.values["pure_trace"]:
+        return []
+    warnings = trace_checks.trace_differences(assembly.train, traced)
+    session.log.values["pure_trace"] = "" if warnings else program
+    return warnings
+
+
+def _note_committed(session: Session, store: Store) -> None:
+    """Write the newest saved step into run.json, where that can be done."""
+    with suppress(DtrainError, OSError):
+        session.log.committed(store.committed)

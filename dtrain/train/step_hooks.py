@@ -1,0 +1,94 @@
+"""Which hooks follow each step, in which order, and what they share."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+
+from dtrain.core import fault_injection
+from dtrain.data.source import refuse_changed
+from dtrain.parallel.devices import are_pretended
+from dtrain.train import provenance
+from dtrain.train.checksum import StateChecksum
+from dtrain.train.hooks import Evaluation, Log, Saving
+from dtrain.train.input import eval_batches
+from dtrain.train.loop import Hook, StepEvent
+from dtrain.train.loss_guard import LossGuard
+from dtrain.train.prepare import Ready
+from dtrain.train.reporting import reporter
+from dtrain.train.resume import Start
+from dtrain.train.save_timer import SaveTimer
+from dtrain.train.session import Session
+from dtrain.train.state import State
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """The hooks of one attempt."""
+
+    alive: Hook
+    guard: LossGuard
+    logging: Log
+    evaluation: Evaluation
+    saving: Saving
+
+    @property
+    def ordered(self) -> list[Hook]:
+        """As they are called: the guard before what would log or save a loss that it refuses."""
+        return [self.alive, self.guard, self.logging, self.evaluation, self.saving]
+
+
+def step_hooks(session: Session, ready: Ready, start: Start, end: int) -> Hooks:
+    """The hooks of an attempt that begins at `start` and ends with step `end`."""
+    assembly, recipe, pretended = ready.assembly, session.recipe, are_pretended(jax.devices())
+    skipping, often = recipe.guard.not_finite == "skip", recipe.checkpoint
+    span = (start.step, end)
+    report, sync = reporter(
+        assembly, session.place, session.console, session.log.ids, session.stack, span=span, planned=ready.planned
+    )
+    logging = Log(1 if session.dry else recipe.track.every, report, session.clock, skipping)
+    held_out = partial(eval_batches, assembly, ready.test, 1 if session.dry else None)
+    tokens, agreed = "token" in ready.train.example, session.interrupt.agreed
+    evaluation = Evaluation(
+        recipe.evaluate, ready.evaluate, held_out, logging, session.clock, tokens, agreed, one_at_a_time=pretended
+    )
+    watch = LossGuard(recipe.guard, start.batches_skipped, lambda step: saving.due(step) or evaluation.due(step))
+    watch.recall(start.seen)
+    save = _saver(session, ready, start, lambda step: evaluation.due(step) or step == end, watch, sync)
+    timer = SaveTimer(
+        0.0 if session.dry else 60 * often.minutes, jax.process_count(), start.step, exchange=ready.exchange
+    )
+    saving = Saving(often.every, often.best, save, session.clock, pretended, skipping, logging.flush, timer)
+    return Hooks(partial(_alive, session), watch, logging, evaluation, saving)
+
+
+def _alive(session: Session, event: StepEvent) -> None:
+    session.console.tick(event.step)
+    session.heartbeat.step = event.step
+    session.heartbeat("step")
+    fault_injection.strike(f"step:{event.step}", jax.process_index())
+
+
+def _saver(
+    session: Session, ready: Ready, start: Start, due: Callable[[int], bool], watch: LossGuard, sync: Callable[[], None]
+) -> Callable[[int, State, Mapping[str, float], StateChecksum], None]:
+    store, warned = ready.store, []
+    about = partial(provenance.about, start.now, session.recipe, ready.train, start.batches_skipped)
+
+    def save(number: int, state: State, metrics: Mapping[str, float], found: StateChecksum) -> None:
+        refuse_changed(ready.train, ready.test)
+        eval_pending = due(number) and not metrics
+
+        def proof() -> Sequence[int]:
+            sync()  # what was measured up to this step is kept before it is one to resume from
+            return found.checksum()
+
+        store.save(number, state, about(number, eval_pending, watch.seen, session.log.saving(number)), metrics, proof)
+        session.log.committed(store.committed)
+        if store.took > (grace := session.recipe.checkpoint.grace) and not warned:
+            warned.append(
+                session.console.warn(f"a save takes {store.took:.0f} s; a preempted machine is left {grace:.0f}")
+            )
+
+    return save
