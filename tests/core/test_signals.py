@@ -14,7 +14,7 @@ from tests.conftest import bare_environment
 
 IN_C = """
 import hashlib
-from dtrain import signals
+from dtrain.core import signals
 signals.listen(run=True)
 print("ready", flush=True)
 hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # minutes, and Python calls no handler meanwhile, as in XLA
@@ -22,7 +22,7 @@ hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # minutes, and Python calls 
 
 IN_IMPORT = """
 import os, signal, sys, threading, time
-from dtrain import signals
+from dtrain.core import signals
 
 class Finder:
     def find_spec(name, path, target=None):

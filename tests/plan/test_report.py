@@ -82,7 +82,7 @@ def test_collectives_over_one_axis_of_the_recipe_are_one_row(tokens: Plan) -> No
     assert tokens.timing
     once = tokens.timing.tally.collectives
     collective = once | {(kind, ("fsdp_y",)): part for (kind, _), part in once.items()}
-    tally = dataclasses.replace(tokens.timing.tally, collective=collective)
+    tally = dataclasses.replace(tokens.timing.tally, collectives=collective)
     tokens = dataclasses.replace(tokens, timing=dataclasses.replace(tokens.timing, tally=tally))
     assert tokens.timing
     rows = re.findall(r"^  ([a-z-]+) +over (\w+)", text(tokens), re.MULTILINE)

@@ -129,7 +129,7 @@ def test_a_run_folder_alone_is_enough_to_export(tmp_path: Path) -> None:
     place, _ = saved_run(tmp_path, {4: None})
     shutil.copytree(place.path, tmp_path / "copy")
     found = load_run(Folder(tmp_path / "copy"), [], quiet)
-    assert found.made.layout.example == IMAGES
+    assert found.assembly.layout.example == IMAGES
     for name, written in (("a.safetensors", "a.safetensors"), ("out", "out/model.safetensors")):
         path = target(tmp_path / name)
         export_params(found, path, published=False)

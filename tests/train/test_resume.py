@@ -18,7 +18,7 @@ from dtrain.core.run_dir import Folder
 from dtrain.recipe.load import load
 from dtrain.track.console import Console
 from dtrain.train import provenance, record
-from dtrain.train import run as runs
+from dtrain.train import step_hooks
 from dtrain.train.run import run
 
 RECIPE = """
@@ -164,7 +164,7 @@ def test_a_renamed_checkpoint_blocks_nothing(trial: Callable[..., str], tmp_path
 def test_a_run_folder_that_is_moved_while_it_is_written_to_is_not_made_again(
     trial: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alive = runs._alive
+    alive = step_hooks._alive
 
     def moved(on: Any, at: Any) -> None:
         place = tmp_path / "runs" / "small"
@@ -174,7 +174,7 @@ def test_a_run_folder_that_is_moved_while_it_is_written_to_is_not_made_again(
             place.rename(tmp_path / "moved")
         alive(on, at)
 
-    monkeypatch.setattr(runs, "_alive", moved)
+    monkeypatch.setattr(step_hooks, "_alive", moved)
     with pytest.raises(EnvironmentFault, match=r"moved or deleted"):
         trial()
     assert not (tmp_path / "runs" / "small").exists()

@@ -77,7 +77,7 @@ def test_after_the_first_step_nothing_is_compiled_but_what_orbax_needs(dtrain: D
     """A save may have half a minute: its checksum is compiled before."""
     shown = dtrain("run", recipe, "evaluate.every=0", JAX_LOG_COMPILES="1").stderr
     before, _, after = shown.partition("step 1/24")
-    compiled = "Finished XLA compilation of jit(_audited)"
+    compiled = "Finished XLA compilation of jit(_checksummed)"
     assert compiled in before
     assert compiled not in after
 
