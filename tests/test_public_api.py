@@ -1,0 +1,59 @@
+"""What users import: the names and signatures, held by a golden, each found and documented."""
+
+import inspect
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import dtrain
+
+
+def signature(name: str) -> str:
+    """One line: the kind and signature, or the names of a module's functions."""
+    found = getattr(dtrain, name)
+    if inspect.ismodule(found):
+        own = [key for key, value in vars(found).items() if getattr(value, "__module__", "") == found.__name__]
+        return f"{name}: module with {', '.join(sorted(key for key in own if not key.startswith('_')))}"
+    kind = (
+        "class" if inspect.isclass(found) else "function" if callable(found) and inspect.isfunction(found) else "type"
+    )
+    try:
+        return f"{name}: {kind} {inspect.signature(found)}"
+    except (TypeError, ValueError):
+        return f"{name}: {kind}"
+
+
+def test_the_names_and_signatures_are_those_of_the_golden(golden: Callable[[str, str], None]) -> None:
+    golden("public_api.txt", "\n".join(signature(name) for name in dtrain.__all__) + "\n")
+
+
+@pytest.mark.parametrize("name", dtrain.__all__)
+def test_each_name_is_documented(name: str) -> None:
+    assert inspect.getdoc(getattr(dtrain, name))
+
+
+def test_importing_dtrain_imports_nothing_heavy_and_an_unknown_name_is_an_attribute_error() -> None:
+    code = (
+        "import sys, dtrain; assert 'jax' not in sys.modules; dtrain.Param; assert 'jax' in sys.modules; dtrain.nothing"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.strip().endswith("AttributeError: module 'dtrain' has no attribute 'nothing'")
+
+
+def test_a_script_trains_by_the_public_names(tmp_path: Path) -> None:
+    code = "import dtrain, pathlib; dtrain.run(dtrain.load(pathlib.Path('r.yaml'), ['steps=3']))"
+    (tmp_path / "r.yaml").write_text(RECIPE)
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, timeout=100)
+    assert (tmp_path / "runs" / "r" / "run.json").exists()
+
+
+RECIPE = """
+model: {kind: mlp, sizes: [64, 16, 10]}
+data: digits
+optimizer: {kind: sgd, lr: 0.1}
+batch: 32
+steps: 5
+"""
