@@ -1,1 +1,1 @@
-"""The same run for hardware that is not there: compiled, read, timed and priced."""
+"""Plan a run for hardware that is not present: compile its step, read the program, predict memory, time and price."""

@@ -1,4 +1,4 @@
-"""What would make a run fit: the nearest changes to its recipe, found by arithmetic and then compiled."""
+"""Suggest the nearest changes to a recipe that make its run fit: found by arithmetic, then compiled."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -15,19 +15,19 @@ from dtrain.recipe.recipe import Recipe
 from dtrain.train.explain import size_text
 
 MESHES = 2
-"""Meshes that are tried together with another change: those that need the least memory."""
+"""Number of meshes that are combined with a second change: those that need the least memory."""
 
 
 def advice(recipe: Recipe, on: Target, workers: int, compiling: bool) -> Iterator[str]:
-    """What fits instead, in lines. Where no mesh of the target can hold the state, what else could."""
-    made = PlanJob(recipe, on, quick=True).make()
-    needed = state(made.memory, on) if isinstance(made, Plan) and on.chip else None
+    """Lines that suggest what fits instead. If no mesh of the target holds the state: other slices and optimizers."""
+    outcome = PlanJob(recipe, on, quick=True).make()
+    needed = state(outcome.memory, on) if isinstance(outcome, Plan) and on.chip else None
     if needed and needed.share > room(on):
-        yield from _elsewhere(recipe, needed)
+        yield from _alternatives(recipe, needed)
         return
-    found = nearest(recipe, on, workers, compiling)
-    yield from advised(found, compiling)
-    if found:
+    fitting = nearest(recipe, on, workers, compiling)
+    yield from advised(fitting, compiling)
+    if fitting:
         return
     if needed:
         yield from _larger(recipe, needed)
@@ -35,45 +35,45 @@ def advice(recipe: Recipe, on: Target, workers: int, compiling: bool) -> Iterato
         yield "  not planned: model.remat=offload, which keeps the inputs of layers in the host's memory"
 
 
-def advised(found: Sequence[tuple[Candidate, Plan]], compiling: bool) -> Iterator[str]:
-    """Recipes near the given one that fit."""
-    if found:
-        yield f"what fits ({'compiled' if compiling else 'by arithmetic; not compiled'}):"
-        yield from (f"  {candidate.text}: {_figures(plan)}" for candidate, plan in found)
+def advised(fitting: Sequence[tuple[Candidate, Plan]], compiling: bool) -> Iterator[str]:
+    """Lines that list the changes that fit, or state that none does."""
+    if fitting:
+        yield f"these changes fit ({'compiled' if compiling else 'by arithmetic; not compiled'}):"
+        yield from (f"  {candidate.text}: {_figures(plan)}" for candidate, plan in fitting)
     else:
         how = "compiled" if compiling else "planned by arithmetic"
-        yield f"no change of microbatches, remat or mesh that was {how} fits"
+        yield f"none of the changes of microbatches, remat or mesh that were {how} fits"
 
 
 def nearest(recipe: Recipe, on: Target, workers: int, compiling: bool) -> list[tuple[Candidate, Plan]]:
-    """Changes that fit, the fewest first and of those the fastest: microbatches, remat, mesh, or two of them.
+    """Changes of microbatches, remat or mesh that fit: single ones, else pairs; the fastest first.
 
-    Compiled where that is wanted, and then only those whose programs do fit; else by arithmetic alone.
+    With `compiling` the candidates are compiled, and only those whose programs fit are returned; else arithmetic
+    alone decides.
     """
-    same = Candidate(recipe, {})
-    single = [one for one in (*finer(same, on, _halvings(recipe)), *meshes(recipe, on)) if len(one.changes) == 1]
-    alone = _planned(single, on)
-    fitting = _fitting(alone)
+    variants = (*finer(Candidate(recipe, {}), on, _halvings(recipe)), *meshes(recipe, on))
+    planned = _planned([candidate for candidate in variants if len(candidate.changes) == 1], on)
+    fitting = _fitting(planned)
     if not fitting:
-        traced = [pair for pair in alone if "mesh" in pair[0].changes and pair[1].tier == "quick"]
+        traced = [pair for pair in planned if "mesh" in pair[0].changes and pair[1].tier == "quick"]
         small = sorted(traced, key=lambda pair: pair[1].memory.needed)[:MESHES]
-        double = [two for one, _ in small for two in finer(one, on, _halvings(recipe)) if len(two.changes) == 2]
+        double = [two for mesh, _ in small for two in finer(mesh, on, _halvings(recipe)) if len(two.changes) == 2]
         fitting = _fitting(_planned(double, on))
     if not compiling:
         return fitting[:3]
-    wanted = [candidate for candidate, _ in fitting[:3]] or _offloaded(recipe)
-    made = outcomes([PlanJob(candidate.recipe, on) for candidate in wanted], workers)
-    plans = {number: plan for number, plan in made if isinstance(plan, Plan) and plan.fits}
-    return [(wanted[number], plans[number]) for number in sorted(plans)]
+    candidates = [candidate for candidate, _ in fitting[:3]] or _offloaded(recipe)
+    compiled = outcomes([PlanJob(candidate.recipe, on) for candidate in candidates], workers)
+    plans = {number: plan for number, plan in compiled if isinstance(plan, Plan) and plan.fits}
+    return [(candidates[number], plans[number]) for number in sorted(plans)]
 
 
 def _halvings(recipe: Recipe) -> tuple[int, ...]:
-    """Microbatches down to one example each."""
+    """Numbers of microbatches to try, up to one example in each."""
     return tuple(dict.fromkeys((*MICROBATCHES, *(2**n for n in range(recipe.batch.bit_length())))))
 
 
 def _offloaded(recipe: Recipe) -> list[Candidate]:
-    """Arithmetic does not know the host's memory; the compiler does."""
+    """The recipe with remat offload: the quick tier does not model transfers to host memory, so compile it."""
     model: Any = recipe.model
     if getattr(model, "remat", "offload") == "offload":
         return []
@@ -81,45 +81,47 @@ def _offloaded(recipe: Recipe) -> list[Candidate]:
     return [Candidate(changed, {"model": {"remat": "offload"}})]
 
 
-def _planned(wanted: Sequence[Candidate], on: Target) -> list[tuple[Candidate, Plan]]:
-    made = [(candidate, PlanJob(candidate.recipe, on, quick=True).make()) for candidate in wanted]
-    return [(candidate, plan) for candidate, plan in made if isinstance(plan, Plan)]
+def _planned(candidates: Sequence[Candidate], on: Target) -> list[tuple[Candidate, Plan]]:
+    """Quick plans of the candidates; those that cannot be planned are left out."""
+    pairs = [(candidate, PlanJob(candidate.recipe, on, quick=True).make()) for candidate in candidates]
+    return [(candidate, plan) for candidate, plan in pairs if isinstance(plan, Plan)]
 
 
 def _fitting(planned: Sequence[tuple[Candidate, Plan]]) -> list[tuple[Candidate, Plan]]:
-    """Those with room, the fastest first."""
+    """Plans that fit with room for the compiler's reserve, the fastest first."""
     fitting = [(candidate, plan) for candidate, plan in planned if roomy(plan.memory, plan.target.platform)]
     return sorted(fitting, key=lambda pair: pair[1].timing.seconds if pair[1].timing else 0.0)
 
 
-def _elsewhere(recipe: Recipe, needed: State) -> Iterator[str]:
-    """No mesh of the target holds the state: a larger slice, or an optimizer with a smaller state."""
-    yield f"no mesh of {needed.on.name} holds the state: what else does (by arithmetic; not compiled):"
+def _alternatives(recipe: Recipe, needed: State) -> Iterator[str]:
+    """Alternatives where no mesh of the target holds the state: a larger slice, an optimizer with a smaller state."""
+    yield f"no mesh of {needed.on.name} holds the state; alternatives (by arithmetic; not compiled):"
     yield from _larger(recipe, needed)
-    changed = factored(recipe)
-    made = PlanJob(changed, needed.on, quick=True).make() if changed else None
-    if not isinstance(made, Plan):
+    with_adafactor = factored(recipe)
+    outcome = PlanJob(with_adafactor, needed.on, quick=True).make() if with_adafactor else None
+    if not isinstance(outcome, Plan):
         return
-    less = state(made.memory, needed.on)
-    start = f"  optimizer adafactor: state of {size_text(less.total)} in all"
-    if less.share <= room(needed.on):
-        verdict = "fits" if made.fits else f"with all else {size_text(made.memory.needed)}, does not fit"
-        yield f"{start}, {size_text(less.share)} a device of {needed.on.name}; the run {verdict}"
-    elif less.smallest:
-        yield f"{start}; the smallest slice that holds it is {less.smallest.name}"
+    smaller = state(outcome.memory, needed.on)
+    start = f"  optimizer adafactor: state of {size_text(smaller.total)} in total"
+    if smaller.share <= room(needed.on):
+        verdict = "fits" if outcome.fits else f"needs {size_text(outcome.memory.needed)} in total and does not fit"
+        yield f"{start}, {size_text(smaller.share)} a device of {needed.on.name}; the run {verdict}"
+    elif smaller.smallest:
+        yield f"{start}; the smallest slice that holds it is {smaller.smallest.name}"
 
 
 def _larger(recipe: Recipe, needed: State) -> Iterator[str]:
-    found = larger(recipe, needed)
-    if found is None:
-        yield f"  no larger slice of {needed.on.chip.name if needed.on.chip else 'this kind'} that was planned fits it"
+    plan = larger(recipe, needed)
+    if plan is None:
+        kind = needed.on.chip.name if needed.on.chip else "this kind"
+        yield f"  none of the larger slices of {kind} that were planned fits"
         return
-    sizes = " x ".join(f"{axis} {size}" for axis, size in found.mesh.items() if size > 1)
-    batch = f", batch {found.recipe.batch}" if found.recipe.batch != recipe.batch else ""
-    yield f"  {found.target.name} with mesh {sizes}{batch}: {_figures(found)}"
+    sizes = " x ".join(f"{axis} {size}" for axis, size in plan.mesh.items() if size > 1)
+    batch = f", batch {plan.recipe.batch}" if plan.recipe.batch != recipe.batch else ""
+    yield f"  {plan.target.name} with mesh {sizes}{batch}: {_figures(plan)}"
 
 
 def _figures(plan: Plan) -> str:
     step = f", {ms(plan.timing.seconds)} a step" if plan.timing else ""
-    note = " (may fit: a compiler reserves more than the peak)" if verdict(plan) == "may fit" else ""
+    note = " (may fit: the compiler reserves more than the peak)" if verdict(plan) == "may fit" else ""
     return f"{size_text(plan.memory.needed)} of {size_text(plan.memory.room)}{step}{note}"

@@ -1,4 +1,4 @@
-"""Plans kept between searches, under all that they depend on: recipe, target, compilers, this program's text."""
+"""Cache of compiled plans. Its key covers all that a plan depends on: recipe, target, compilers, dtrain's source."""
 
 import hashlib
 import importlib.metadata
@@ -21,41 +21,41 @@ from dtrain.recipe.recipe import Recipe
 
 
 def remembered(
-    wanted: Sequence[Recipe], on: Target, workers: int, price: float | None
+    recipes: Sequence[Recipe], on: Target, workers: int, price: float | None
 ) -> Iterator[tuple[int, Outcome]]:
-    """What came of each compiled plan, from the cache where it was made before."""
-    places = [_place(recipe, on, price) for recipe in wanted]
+    """Yield the index of each recipe with its compiled plan or error; plans are taken from the cache, or stored."""
+    paths = [_cache_path(recipe, on, price) for recipe in recipes]
     known = {
-        number: kept for number, place in enumerate(places) if (kept := _kept(place, wanted[number], on)) is not None
+        number: plan for number, path in enumerate(paths) if (plan := _load(path, recipes[number], on)) is not None
     }
     yield from known.items()
-    rest = [number for number in range(len(wanted)) if number not in known]
-    jobs = [PlanJob(wanted[number], on, price=price) for number in rest]
-    for place, outcome in outcomes(jobs, workers):
-        number = rest[place]
+    missing = [number for number in range(len(recipes)) if number not in known]
+    jobs = [PlanJob(recipes[number], on, price=price) for number in missing]
+    for index, outcome in outcomes(jobs, workers):
+        number = missing[index]
         if isinstance(outcome, Plan):
             with suppress(OSError):
-                places[number].parent.mkdir(parents=True, exist_ok=True)
-                places[number].write_text(json.dumps(_written(outcome)))
+                paths[number].parent.mkdir(parents=True, exist_ok=True)
+                paths[number].write_text(json.dumps(_written(outcome)))
         yield number, outcome
 
 
 def _written(plan: Plan) -> dict[str, Any]:
-    """The plan as plain values, without the recipe and the target, which name it."""
-    found = {name: getattr(plan, name) for name in ("tier", "mesh", "parameters", "took")}
-    found["memory"], found["money"] = asdict(plan.memory), asdict(plan.money) if plan.money else None
+    """The plan as JSON values, without recipe and target: both are part of the key."""
+    result = {name: getattr(plan, name) for name in ("tier", "mesh", "parameters", "took")}
+    result["memory"], result["money"] = asdict(plan.memory), asdict(plan.money) if plan.money else None
     if plan.timing:
         tally = plan.timing.tally
         collective = [[kind, list(axes), vars(entry)] for (kind, axes), entry in tally.collectives.items()]
         lines = [[part, line, seconds] for (part, line), seconds in tally.lines.items()]
         entry = vars(tally) | {"parts": dict(tally.parts), "collectives": collective, "lines": lines}
-        found["timing"] = vars(plan.timing) | {"tally": entry}
-    return found
+        result["timing"] = vars(plan.timing) | {"tally": entry}
+    return result
 
 
 def _read(recipe: Recipe, on: Target, entry: dict[str, Any]) -> Plan:
-    held, timing, money = entry.pop("memory"), entry.pop("timing", None), entry.pop("money")
-    memory = Memory(**held | {"largest": [Buffer(**one) for one in held["largest"]]})
+    buffers, timing, money = entry.pop("memory"), entry.pop("timing", None), entry.pop("money")
+    memory = Memory(**buffers | {"largest": [Buffer(**one) for one in buffers["largest"]]})
     if timing:
         tally = timing["tally"]
         collective = {(kind, tuple(axes)): CollectiveCost(**values) for kind, axes, values in tally["collectives"]}
@@ -66,15 +66,16 @@ def _read(recipe: Recipe, on: Target, entry: dict[str, Any]) -> Plan:
     )
 
 
-def _kept(place: Path, recipe: Recipe, on: Target) -> Plan | None:
+def _load(path: Path, recipe: Recipe, on: Target) -> Plan | None:
+    """The cached plan; None if there is none that can be read."""
     try:
-        return _read(recipe, on, json.loads(place.read_text()))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):  # a damaged or foreign file is no plan
+        return _read(recipe, on, json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):  # damaged, or of another version
         return None
 
 
-def _place(recipe: Recipe, on: Target, price: float | None) -> Path:
-    """Where a plan is kept: under what it depends on, this program's own text and its compilers included."""
+def _cache_path(recipe: Recipe, on: Target, price: float | None) -> Path:
+    """File of a plan, named by a hash of recipe, target, price, compiler versions and dtrain's source."""
     code = hashlib.sha256()
     for path in sorted(Path(__file__).parents[1].rglob("*.py")):
         code.update(path.read_bytes())

@@ -1,4 +1,4 @@
-"""What would hold a run whose state is too large: a larger slice of the family, an optimizer with a smaller state."""
+"""What could hold a run whose state is too large: a larger slice of the family, an optimizer with a smaller state."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from dtrain.recipe.crosscheck import problems_of
 from dtrain.recipe.recipe import Recipe
 
 TRIES = 4
-"""Slices that are planned, from the smallest that holds the state on."""
+"""Number of slices that are planned, starting with the smallest that holds the state."""
 
 
 @dataclass(frozen=True)
@@ -24,33 +24,36 @@ class State:
     """Parameters and optimizer state of a run, each array counted once."""
 
     total: int
-    """Bytes on all devices."""
+    """Bytes over all devices."""
     on: Target
 
     @property
     def share(self) -> float:
-        """Bytes of each device where every array is split evenly over all of them."""
+        """Bytes on each device if every array were split evenly over all of them."""
         return self.total / self.on.devices
 
     @property
     def smallest(self) -> Target | None:
-        """The smallest slice of the family with room for it, split evenly; None where there is none."""
+        """The smallest slice of the family with room for the state, split evenly; None if there is none."""
         return next((on for on in family(self.on) if self.total <= on.devices * room(on)), None)
 
 
 def state(memory: Memory, on: Target) -> State:
-    """Of a plan that was not compiled, whose classes are whole arrays."""
-    held = memory.classes["parameters"] + memory.classes["optimizer"]
-    return State((held - memory.replicated) * on.devices, on)
+    """Size of the state, from a plan that was not compiled: only there are the memory classes sums of whole arrays.
+
+    `memory.replicated` is subtracted, so that each array counts once.
+    """
+    shards = memory.classes["parameters"] + memory.classes["optimizer"]
+    return State((shards - memory.replicated) * on.devices, on)
 
 
 def room(on: Target) -> float:
-    """Bytes that one device lends to a program; none of a CPU, whose memory is this machine's."""
+    """Bytes of one device's memory that a program may use; 0 for a CPU, whose memory is not in the chip table."""
     return on.chip.room if on.chip else 0.0
 
 
 def family(on: Target) -> Iterator[Target]:
-    """Every slice of the target's kind, as many of them joined, the smallest first."""
+    """Every slice size of the target's chip, with the target's number of slices, the smallest first."""
     chip = on.chip
     if chip is None:
         return
@@ -59,18 +62,20 @@ def family(on: Target) -> Iterator[Target]:
 
 
 def larger(recipe: Recipe, needed: State) -> Plan | None:
-    """The smallest slice on which the run fits by arithmetic, of the first few that hold its state."""
-    able = [on for on in family(needed.on) if on.chips > needed.on.chips and needed.total <= on.devices * room(on)]
-    for on in able[:TRIES]:
-        wanted = next(spread(recipe, on), None)
-        made = PlanJob(wanted.recipe, on, quick=True).make() if wanted else None
-        if isinstance(made, Plan) and roomy(made.memory, on.platform):
-            return made
+    """The smallest larger slice on which the run fits by arithmetic, of the first `TRIES` that hold its state."""
+    large_enough = [
+        on for on in family(needed.on) if on.chips > needed.on.chips and needed.total <= on.devices * room(on)
+    ]
+    for on in large_enough[:TRIES]:
+        candidate = next(spread(recipe, on), None)
+        plan = PlanJob(candidate.recipe, on, quick=True).make() if candidate else None
+        if isinstance(plan, Plan) and roomy(plan.memory, on.platform):
+            return plan
     return None
 
 
 def spread(recipe: Recipe, on: Target) -> Iterator[Candidate]:
-    """The recipe on a larger slice: as it is, over fsdp alone, or with a batch that all devices share as well."""
+    """The recipe for a larger slice: unchanged; with all devices on fsdp; and with the batch rounded up to divide."""
     sizes = dict.fromkeys(AXES, 1) | {"fsdp": on.devices}
     crossed = {"fsdp": on.slices} if on.slices > 1 else {}
     mesh = Mesh(**sizes, slices=crossed, rules=recipe.mesh.rules)  # pyright: ignore[reportArgumentType]
@@ -87,9 +92,9 @@ def spread(recipe: Recipe, on: Target) -> Iterator[Candidate]:
 
 
 def factored(recipe: Recipe) -> Recipe | None:
-    """The recipe with Adafactor, whose second moments are rows and columns; None where it has that already."""
+    """The recipe with Adafactor, which factors second moments into rows and columns; None if it uses it already."""
     old = recipe.optimizer
     if old.kind == "adafactor":
         return None
-    kept = {field.name: getattr(old, field.name) for field in dataclasses.fields(Shared)}
-    return dataclasses.replace(recipe, optimizer=Adafactor(**kept))
+    shared = {field.name: getattr(old, field.name) for field in dataclasses.fields(Shared)}
+    return dataclasses.replace(recipe, optimizer=Adafactor(**shared))

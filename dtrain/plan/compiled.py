@@ -1,4 +1,4 @@
-"""The step of a run, compiled for devices that are not there; running out of memory is a result like another."""
+"""Compile the step of a run for devices that are not present. Running out of memory is a result, not an error."""
 
 import re
 import tempfile
@@ -19,52 +19,52 @@ NAMES = {"text": "after_optimizations.txt", "live": "after_optimizations-live-ra
 
 @dataclass(frozen=True)
 class Compiled:
-    """What the compiler left: the scheduled program, and what of it was in memory when most was."""
+    """Output of the compiler: the scheduled program, and its values that are alive at the memory peak."""
 
     text: str
     live: dict[str, int]
-    """Bytes of each value that is alive at the peak, by name; empty where the compiler does not tell."""
+    """Bytes of each value that is alive at the peak, by name; empty if the compiler does not report it."""
     peak: int
-    """Bytes on one device when most is alive, with arguments and program."""
+    """Peak bytes on one device, arguments and program included."""
     program: int
-    """Bytes of the program's own code."""
+    """Bytes of the program's code."""
     arena: int = 0
-    """Bytes of arguments and of the block that temporary values are laid out in: what a device sets aside."""
+    """Bytes that a device reserves: arguments, program, and the block that contains all temporary values."""
     fits: bool = True
 
 
 def compiled(assembly: Assembly) -> Compiled:
-    """The training step by this compiler. EnvironmentFault where it gives up for another reason than memory."""
+    """Compile the training step. Raises EnvironmentFault if the compiler fails for another reason than memory."""
     options, lowered = assembly.recipe.engine.options(assembly.layout.platform), assembly.train().lower()
     with tempfile.TemporaryDirectory(prefix="dtrain-plan-") as folder:
         try:
-            with compile_cache.off():  # nothing is dumped of a program that is read
+            with compile_cache.off():  # a program from the cache writes no dump
                 program = lowered.compile(compiler_options={**options, **DUMP, "xla_dump_to": folder})
         except jax.errors.JaxRuntimeError as error:
             refuse_unknown(error)
             if not _lacks_main_memory(str(error)):
                 reason = re.sub(r"\s+", " ", str(error))[:300]
-                raise EnvironmentFault(f"the compiler gave up: {reason}", "try --quick, or another mesh") from error
-            return _spilled(Path(folder), str(error))
+                raise EnvironmentFault(f"the compiler failed: {reason}", "try --quick, or another mesh") from error
+            return _out_of_memory(Path(folder), str(error))
         stats: Any = program.memory_analysis()
         peak, code = int(stats.peak_memory_in_bytes), int(stats.generated_code_size_in_bytes)
         arena = int(stats.argument_size_in_bytes + stats.temp_size_in_bytes + stats.output_size_in_bytes)
         arena -= int(stats.alias_size_in_bytes)
         text = program.as_text() or ""
         live = _live(_dumped(Path(folder), "live"))
-        peak = max(peak, sum(live.values()))  # the CPU's own figure leaves temporaries out
+        peak = max(peak, sum(live.values()))  # the CPU compiler's figure excludes temporaries
         return Compiled(text, live, peak + code, code, arena + code)
 
 
 def _lacks_main_memory(error: str) -> bool:
-    """Whether the program did not fit, rather than one of its kernels the fast memory that it works in."""
+    """Whether the program exceeds main memory (HBM); a kernel can also exceed the fast memory that it works in."""
     space = re.search(r"memory space (\w+)", error)
     out = "RESOURCE_EXHAUSTED" in error or "CompileTimeHbmOom" in error
     return out and (space is None or space.group(1) == "hbm")
 
 
-def _spilled(folder: Path, error: str) -> Compiled:
-    """What the compiler wrote before it found that memory is short, and how much it says it needs."""
+def _out_of_memory(folder: Path, error: str) -> Compiled:
+    """Result for a program that does not fit: the dumps written before the failure, and the size in its message."""
     live = _live(_dumped(folder, "live"))
     given = re.search(r"\(([\d.]+)([KMG])\) exceeds", error)
     needed = int(float(given.group(1)) * 2 ** (10 * (" KMG".index(given.group(2))))) if given else 0
@@ -73,16 +73,16 @@ def _spilled(folder: Path, error: str) -> Compiled:
 
 
 def _dumped(folder: Path, what: str) -> str:
-    """The newest dump of that kind; empty where the compiler wrote none."""
-    found = sorted(path for path in folder.rglob(f"*{NAMES[what]}") if ".jit_step" in path.name or "step" in path.name)
-    return found[-1].read_text() if found else ""
+    """The newest dump of that kind; empty if the compiler wrote none."""
+    paths = sorted(path for path in folder.rglob(f"*{NAMES[what]}") if ".jit_step" in path.name or "step" in path.name)
+    return paths[-1].read_text() if paths else ""
 
 
 def _live(text: str) -> dict[str, int]:
     """Bytes of every value that is alive at the peak of main memory."""
     sections = re.split(r"\n  Live ranges at \d+ \(peak\):\n", text)[1:]
-    found = [dict(_values(section)) for section in sections]
-    return max(found, key=lambda part: sum(part.values()), default={})
+    peaks = [dict(_values(section)) for section in sections]
+    return max(peaks, key=lambda part: sum(part.values()), default={})
 
 
 def _values(section: str) -> list[tuple[str, int]]:

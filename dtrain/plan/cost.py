@@ -1,9 +1,10 @@
-"""What one operation of a compiled program does: floating-point work, and bytes to and from main memory.
+"""Cost of one operation of a compiled program: floating-point operations, and bytes to and from main memory.
 
-Work is that of matrix products and convolutions, exact; all else is bound by memory. Arrays that the
-compiler keeps in fast memory cost no traffic; of an array that is only sliced, the slices count; of
-one that is updated in place, the update. What a collective brings is the network's work, however many
-fusions it is under way through.
+FLOPs are counted exactly, for matrix products and convolutions only; all other operations are bound by memory.
+Memory traffic is counted by these rules:
+  - An array in fast memory (a memory space other than 0) costs nothing.
+  - An array that is only sliced costs its slices; one that is updated in place costs the update.
+  - What a collective delivers is network traffic, in every fusion that the collective passes through.
 """
 
 import math
@@ -22,7 +23,7 @@ COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "coll
 UNMOVED = (
     "AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound", "AsyncCollectiveStart", "AsyncCollectiveDone",
 )  # fmt: skip
-"""Custom calls of XLA that reserve, rename or promise something and move nothing."""
+"""XLA custom calls that only reserve memory, rename a value or state an assumption; they move no bytes."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,10 @@ class Costs:
 
     program: Program
     _known: dict[str, float] = field(default_factory=dict, init=False)
-    """Work of fused computations that were looked into before."""
+    """FLOPs of fused computations, by name; each is counted once."""
 
     def of(self, op: Op, home: Computation) -> Cost:
-        """The cost of one operation that stands in `home`; loops and collectives are not looked into."""
+        """Cost of one operation of the computation `home`; bodies of loops, and collectives, are not included."""
         if op.kind in FREE or _unmoved(op):
             return Cost()
         inside = self.program.computations.get(op.called() or "")
@@ -57,7 +58,7 @@ class Costs:
         return Cost(flops, read + _main(op.results))
 
     def flops(self, computation: Computation) -> float:
-        """Work of the products in a fused computation, those nested in it included."""
+        """FLOPs of the products in a fused computation, nested fusions included."""
         if computation.name not in self._known:
             total = 0.0
             for op in computation.ops.values():
@@ -77,7 +78,7 @@ class Costs:
         return read + self._written(inside.root, inside)
 
     def _read(self, value: Op, home: Computation) -> float:
-        """Bytes of a value that its users look at."""
+        """Bytes of a value that its users read: the slices where all of them slice it, else the whole."""
         whole = float(sum(array.bytes for array in value.results))
         total = 0.0
         for user in home.users[value.name]:
@@ -87,7 +88,7 @@ class Costs:
             elif user.kind in ("tuple", "get-tuple-element", *COLLECTIVES) or _unmoved(user):
                 continue
             elif user.kind == "dynamic-update-slice" and first and user.operands.count(value.name) == 1:
-                continue  # changed in place
+                continue  # updated in place, not read
             elif user.kind in VIEWS and not user.root:
                 total += self._read(user, home)
             elif user.kind == "fusion" and (inside := self.program.computations.get(user.called() or "")):
@@ -98,7 +99,7 @@ class Costs:
         return min(total, whole)
 
     def _written(self, value: Op, home: Computation) -> float:
-        """Bytes of main memory that a result takes."""
+        """Bytes that a result writes to main memory."""
         if value.kind == "tuple":
             return sum(self._written(home.ops[name], home) for name in value.operands)
         if value.kind in ("parameter", "get-tuple-element", *COLLECTIVES) or _unmoved(value):
@@ -117,12 +118,12 @@ def _unmoved(op: Op) -> bool:
 
 
 def _main(results: tuple[Array, ...]) -> float:
-    """Bytes that lie in main memory."""
+    """Bytes of the results that are in main memory."""
     return float(sum(array.bytes for array in results if array.space == 0))
 
 
 def product_flops(op: Op, home: Computation) -> float:
-    """Two for each multiplication that meets real input on both sides."""
+    """FLOPs of a dot or a convolution: two for each multiplication of real inputs; padding does not count."""
     left, right = (home.ops[name].results[0] for name in op.operands[:2])
     out = op.results[0]
     if op.kind == "dot":
@@ -141,7 +142,7 @@ def product_flops(op: Op, home: Computation) -> float:
 
 
 def _window(attributes: str, dims: int) -> list[tuple[int, ...]]:
-    """Size, stride, low padding, and the dilation of both sides, for each spatial dim."""
+    """Size, stride, low padding, and the dilation of both operands, for each spatial dim."""
     found = re.search(r"window=\{([^}]*)\}", attributes)
     text = dict(part.split("=") for part in found.group(1).split()) if found else {}
     per = lambda name, default: (text[name] if name in text else "x".join([default] * dims)).split("x")  # noqa: E731
@@ -150,7 +151,7 @@ def _window(attributes: str, dims: int) -> list[tuple[int, ...]]:
 
 
 def _taps(extent: int, outputs: int, size: int, stride: int, low: int, left: int, right: int) -> int:
-    """Pairs of an output and a place of the window that fall on real input, not on padding or a gap."""
+    """Number of (output, window position) pairs that fall on real input, not on padding or a dilation gap."""
     end = (extent - 1) * left
     return sum(
         1

@@ -1,4 +1,4 @@
-"""GPUs that are not there, as JAX's CUDA plug-in describes them: enough to compile for."""
+"""Describe GPUs that are not present, by JAX's CUDA plug-in, so that programs can be compiled for them."""
 
 import importlib.util
 from typing import Any
@@ -7,14 +7,15 @@ from dtrain.core.chips import PER_HOST, Chip
 from dtrain.core.errors import EnvironmentFault
 
 CUDNN = 90800
-"""The version of cuDNN that programs are traced for, which JAX asks the GPU's own machine for: 9.8.0."""
+"""Version of cuDNN that programs are traced for, 9.8.0; with a GPU, JAX would query the installed one."""
 
 
 def described(chip: Chip, count: int) -> list[Any]:
-    """That many GPUs, eight to a host. EnvironmentFault where the compiler is not installed."""
+    """Device descriptions of `count` GPUs, eight per host. Raises EnvironmentFault if the plug-in is not installed."""
     if not any(importlib.util.find_spec(plugin) for plugin in ("jax_cuda13_plugin", "jax_cuda12_plugin")):
         raise EnvironmentFault(
-            "JAX's CUDA plug-in, which compiles for GPUs, is not installed", 'pip install "jax[cuda13]"; or: --quick'
+            "JAX's CUDA plug-in, which compiles for GPUs, is not installed",
+            'pip install "jax[cuda13]", or add --quick, which compiles nothing',
         )
     from jax.experimental import topologies
 
@@ -24,9 +25,9 @@ def described(chip: Chip, count: int) -> list[Any]:
 
 
 def _config(chip: Chip) -> str:
-    """The chip as XLA's GpuTargetConfigProto, in text."""
+    """The chip as XLA's GpuTargetConfigProto, in text format."""
     gpu = chip.gpu
-    assert gpu is not None, f"{chip.name} is no GPU"
+    assert gpu is not None, f"{chip.name} is not a GPU"
     return f"""
         gpu_device_info {{
           cuda_compute_capability {{ major: {gpu.capability} }}
@@ -55,7 +56,7 @@ def _config(chip: Chip) -> str:
 
 
 def take_cudnn_as_there(chip: Chip) -> None:
-    """From here on this process traces and lowers cuDNN's attention without asking a GPU whether it has it."""
+    """Make this process trace and lower cuDNN attention without a GPU: JAX's version checks return fixed values."""
     from jax._src.cudnn import fused_attention_stablehlo as attention
 
     capability = chip.gpu.capability if chip.gpu else 0

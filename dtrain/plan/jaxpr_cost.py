@@ -1,7 +1,12 @@
-"""The quick tier: the traced step, not yet compiled, gone through with arithmetic.
+"""The quick tier: cost of the traced step (its jaxpr), by arithmetic; nothing is compiled.
 
-What is traced is the step placed by hand (shard_map): its shapes are those of one device and its
-collectives are written out. Where the recipe leaves placing to the compiler, this is its stand-in.
+The step is traced under shard_map, where shapes are those of one device and collectives are explicit. For
+`engine: jit`, where the compiler inserts the collectives, this program is used in its place.
+
+Seconds of a loop body, multiplied by its trip count:
+  products and kernels: max(FLOPs / FLOP rate, bytes / bandwidth) each
+  other operations: bytes / bandwidth, with fusion assumed (jaxpr_flat.traffic)
+  collectives: network.time each; those that overlap cost only max(their sum - seconds of products, 0)
 """
 
 import math
@@ -18,10 +23,10 @@ from dtrain.plan.overlap import Overlap
 from dtrain.plan.replay import CollectiveCost, StepCost
 
 CUDNN = {"dot_product_attention_fwd_wrapper": 2, "dot_product_attention_bwd_wrapper": 5}
-"""Products of cuDNN's attention."""
+"""Matrix products of cuDNN's attention kernels."""
 
 FAST_MEMORY = 128 * 2**20
-"""Bytes of the memory beside a core of v5e and v6e."""
+"""Bytes of fast memory (VMEM) of a v5e or v6e core."""
 
 ALL = Overlap(gathers=True, sums=True)
 
@@ -30,36 +35,40 @@ PRODUCTS = ("dot_general", "ragged_dot_general", "conv_general_dilated", "pallas
 
 @dataclass(frozen=True)
 class TracedCost:
-    """What the traced step takes on one device."""
+    """Cost of the traced step on one device."""
 
     tally: StepCost | None
-    """None without a network of chips whose speed is known."""
+    """None if the speed of the chips is not known."""
     working: int
-    """Bytes of what is in memory besides arguments, when most is."""
+    """Peak bytes in memory besides the arguments."""
 
 
 def step_cost(
     step: jax.stages.Traced, network: Network | None, devices: int, filled: float = 1.0, hides: Overlap = ALL
 ) -> TracedCost:
-    """The step gone through once; `hides` is what its compiler runs beside work."""
+    """Add up the cost of one step.
+
+    `filled` is the fraction of the experts' rows that hold a token; `hides` states which collectives the compiler
+    overlaps with work.
+    """
     walk = _Walk(network, filled, hides) if network else None
     outer, working = flatten(bare(step.jaxpr)), 0
-    for one in outer.steps:
-        if one.name == "shard_map":
-            inner = flatten(bare(one.params["jaxpr"]))
+    for operation in outer.steps:
+        if operation.name == "shard_map":
+            inner = flatten(bare(operation.params["jaxpr"]))
             working = max(working, peak(inner))
             if walk:
                 walk.work(inner, 1)
         elif walk:
-            walk.step(one, 1 / devices)  # whole arrays, of which each device has its part
-    if not any(one.name == "shard_map" for one in outer.steps):
+            walk.step(operation, 1 / devices)  # outside shard_map shapes are global; each device computes its share
+    if not any(operation.name == "shard_map" for operation in outer.steps):
         working = peak(outer) // devices
     return TracedCost(walk.tally if walk else None, working)
 
 
 @dataclass
 class _Body:
-    """One pass through the body of a loop: seconds of work that hides collectives, and those that it can hide."""
+    """One pass through a loop body: seconds of work that can hide collectives, seconds of collectives to hide."""
 
     work: float = 0.0
     hidden: float = 0.0
@@ -68,6 +77,8 @@ class _Body:
 
 
 class _Walk:
+    """Adds up costs over the operations of a program; `times` is how often an operation runs."""
+
     def __init__(self, network: Network, filled: float, hides: Overlap) -> None:
         self.network, self.filled, self.tally, self.efficiency = network, filled, StepCost(), Efficiency(network.chip)
         self.hides, self.body = hides, _Body()
@@ -84,7 +95,10 @@ class _Walk:
         self.body = around
 
     def _expose(self) -> None:
-        """What the body's work is too short to hide is waited for."""
+        """Charge the time that the body's work is too short to hide: max(hidden - work, 0) seconds.
+
+        It is shared among the collectives in proportion to their seconds.
+        """
         body = self.body
         waited = max(1.0 - body.work / body.hidden, 0.0) if body.hidden else 0.0
         for collective, seconds in body.collectives:
@@ -115,7 +129,10 @@ class _Walk:
         self._spend("product" if kind == "product" else "kernel", times * seconds)
 
     def _accumulated(self, step: Step) -> float:
-        """Bytes of a result that a windowed product adds to in main memory, once for every two parts of its operand."""
+        """Extra bytes of a windowed product whose result is too large for fast memory.
+
+        It adds to the result once for every two parts of its operand: parts / 2 reads and as many writes.
+        """
         if not self.hides.windowed or step.name != "dot_general" or bytes_of(step.results[0]) < FAST_MEMORY:
             return 0.0
         contracted = step.params["dimension_numbers"][0]
@@ -148,7 +165,7 @@ class _Walk:
 
 
 def _flops(step: Step, filled: float) -> tuple[str, float]:
-    """The kind of a product and its floating-point operations."""
+    """The kind of a product, and its FLOPs."""
     left, out = step.shapes[0], step.results[0].shape
     if step.name == "dot_general":
         (contracted, _), _ = step.params["dimension_numbers"]

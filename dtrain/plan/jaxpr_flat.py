@@ -1,4 +1,4 @@
-"""A traced program as one list of operations, and what of it is in memory at once."""
+"""A traced program (jaxpr) as a flat list of operations, its memory peak and its memory traffic."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -20,15 +20,16 @@ MADE = (
     "dot_product_attention_fwd_wrapper", "dot_product_attention_bwd_wrapper", "cond", "gather",
     "scatter", "scatter-add", "sort", "dynamic_update_slice", "concatenate", "cumsum", *COLLECTIVE_OF,
 )  # fmt: skip
-"""What leaves an array in memory. All else is taken to be fused into what uses it, unless one of these does."""
+"""Operations whose results are stored in memory. All others are assumed to be fused into their users, unless one of
+these uses them."""
 
 CUT = ("slice", "dynamic_slice", "split")
-"""What reads a part of an array."""
+"""Operations that read a part of an array."""
 
 
 @dataclass
 class Step:
-    """One operation of a traced program, its variables by number."""
+    """One operation of a traced program; variables are numbers."""
 
     name: str
     read: list[int]
@@ -37,12 +38,12 @@ class Step:
     shapes: list[Any]
     results: list[Any]
     within: str = ""
-    """The function that it stands in, where that was called by name."""
+    """Name of the called function that contains it; empty if it has none."""
 
 
 @dataclass
 class Flat:
-    """A program without its nested calls."""
+    """A program with its nested calls inlined."""
 
     steps: list[Step] = field(default_factory=list)
     sizes: dict[int, int] = field(default_factory=dict)
@@ -52,12 +53,12 @@ class Flat:
 
 
 def flatten(jaxpr: Any) -> Flat:
-    """The program with calls of functions replaced by what they do."""
-    found = Flat()
+    """Inline the function calls of a jaxpr. A loop or a branch stays one operation."""
+    flat = Flat()
 
     def number(aval: Any) -> int:
-        found.sizes[len(found.sizes)] = bytes_of(aval)
-        return len(found.sizes) - 1
+        flat.sizes[len(flat.sizes)] = bytes_of(aval)
+        return len(flat.sizes) - 1
 
     def walk(inner: Any, names: dict[Any, int], within: str = "") -> list[int]:
         def of(var: Any) -> int:
@@ -71,22 +72,22 @@ def flatten(jaxpr: Any) -> Flat:
             if body is not None:
                 called = str(equation.params.get("name") or within)
                 own = {var: number(var.aval) for var in body.constvars}
-                made = walk(body, own | dict(zip(body.invars, read, strict=True)), called)
+                outputs = walk(body, own | dict(zip(body.invars, read, strict=True)), called)
             else:
-                made = [number(var.aval) for var in equation.outvars]
+                outputs = [number(var.aval) for var in equation.outvars]
                 shapes, results = ([var.aval for var in side] for side in (equation.invars, equation.outvars))
-                found.steps.append(Step(name, read, made, equation.params, shapes, results, within))
-            names.update(zip(equation.outvars, made, strict=True))
+                flat.steps.append(Step(name, read, outputs, equation.params, shapes, results, within))
+            names.update(zip(equation.outvars, outputs, strict=True))
         return [of(var) for var in inner.outvars]
 
     names = {var: number(var.aval) for var in [*jaxpr.constvars, *jaxpr.invars]}
-    found.given = list(names.values())
-    found.returned = walk(jaxpr, names)
-    return found
+    flat.given = list(names.values())
+    flat.returned = walk(jaxpr, names)
+    return flat
 
 
 def _body(equation: Any) -> Any:
-    """The program that a call applies."""
+    """The jaxpr that a call applies; None if its inputs are not those of the call."""
     inner = equation.params.get("jaxpr") or equation.params.get("call_jaxpr")
     inner = bare(inner)
     fits = inner is not None and len(inner.invars) == len(equation.invars)
@@ -94,30 +95,35 @@ def _body(equation: Any) -> Any:
 
 
 def bytes_of(aval: Any) -> int:
+    """Bytes of an abstract value; 0 for values without a shape, such as tokens."""
     if not hasattr(aval, "shape") or not hasattr(aval, "dtype") or not hasattr(aval.dtype, "itemsize"):
         return 0
     return math.prod(aval.shape) * aval.dtype.itemsize
 
 
 def peak(program: Flat) -> int:
-    """Bytes of arrays in memory besides those given, when most are: each lives from its making to its last use."""
+    """Peak bytes of arrays in memory besides the inputs. An array is alive from its operation to its last use."""
     stays, ends = materialised(program), _last_uses(program)
     live, most = 0, 0
     dying: dict[int, list[int]] = {}
     for var, end in ends.items():
         dying.setdefault(end, []).append(var)
     for at, step in enumerate(program.steps):
-        made = sum(program.sizes[var] for var in step.made if var in stays)
+        created = sum(program.sizes[var] for var in step.made if var in stays)
         carried = 0
-        if step.name == "scan":  # a loop's state is changed in place
+        if step.name == "scan":  # the carry is updated in place: its input and output share memory
             carried = sum(program.sizes[v] for v in _carried(step) if v in stays and ends.get(v) == at)
-        most = max(most, live + made - carried + _inside(step))
-        live += made - sum(program.sizes[var] for var in dying.get(at, ()) if var in stays)
+        most = max(most, live + created - carried + _inside(step))
+        live += created - sum(program.sizes[var] for var in dying.get(at, ()) if var in stays)
     return most
 
 
 def _carried(step: Step) -> list[int]:
-    """What a scan hands from turn to turn: neither its constants, nor what it goes along, which has a dim more."""
+    """Variables that a scan carries between iterations.
+
+    Inputs are constants, carry and scanned arrays, in this order; results are carry and stacked arrays. Scanned
+    and stacked arrays have one dim more outside of the body than inside.
+    """
     body = bare(step.params["jaxpr"])
     along = lambda outside, inside: sum(  # noqa: E731
         len(a.shape) != len(b.aval.shape) for a, b in zip(outside, inside, strict=True)
@@ -128,12 +134,12 @@ def _carried(step: Step) -> list[int]:
 
 
 def bare(program: Any) -> Any:
-    """A program without its constants, which JAX keeps beside it or, from 0.12 on, within."""
+    """The jaxpr without its constants; JAX keeps these in a wrapper (ClosedJaxpr) or, from 0.12 on, in the jaxpr."""
     return getattr(program, "jaxpr", program)
 
 
 def _inside(step: Step) -> int:
-    """What a nested program has in memory of its own."""
+    """Peak bytes of the bodies nested in an operation."""
     bodies: Sequence[Any] = ()
     if step.name in ("scan", "while"):
         bodies = (step.params.get("jaxpr") or step.params["body_jaxpr"],)
@@ -143,30 +149,30 @@ def _inside(step: Step) -> int:
 
 
 def materialised(program: Flat) -> set[int]:
-    """Variables that stand in memory: made by what cannot be fused, or used by it."""
-    found = {var for step in program.steps if step.name in MADE for var in step.made}
+    """Variables that are stored in memory: results of operations that cannot be fused, and values that these read."""
+    stored = {var for step in program.steps if step.name in MADE for var in step.made}
     source = {var: step for step in program.steps for var in step.made}
-    wanted = [var for step in program.steps if step.name in MADE and "dot" not in step.name for var in step.read]
-    seen: set[int] = set()
-    todo = [*wanted, *program.returned]
+    operands = [var for step in program.steps if step.name in MADE and "dot" not in step.name for var in step.read]
+    visited: set[int] = set()
+    todo = [*operands, *program.returned]
     while todo:
         var = todo.pop()
         step = source.get(var)
-        if var in seen or step is None or var in found:
+        if var in visited or step is None or var in stored:
             continue
-        seen.add(var)
+        visited.add(var)
         if step.name in VIEWS:
             todo += step.read[:1]
         else:
-            found.add(var)
-    return found - set(program.given)
+            stored.add(var)
+    return stored - set(program.given)
 
 
 def traffic(program: Flat) -> list[float]:
-    """Bytes that each step moves which is neither a product nor a collective.
+    """Bytes moved by each step that is neither a product nor a collective.
 
-    A result that stands in memory is written, and everything in memory that is fused into it is read. A reduction
-    reads its operand whether or not its result stays; those over the same arrays do so in one pass.
+    A result that is stored is written, and every stored array that is fused into it is read. A reduction reads its
+    operand even if its result is fused; reductions over the same arrays share one pass.
     """
     stays, moved = materialised(program), [0.0] * len(program.steps)
     reduced: set[frozenset[int]] = set()
@@ -187,27 +193,27 @@ def traffic(program: Flat) -> list[float]:
 
 
 def gathered(program: Flat, along: Collection[str]) -> dict[int, tuple[int, tuple[str, ...]]]:
-    """Of every variable that is gathered along some of these axes, the dim that was split, and the axes."""
-    found: dict[int, tuple[int, tuple[str, ...]]] = {}
+    """For each variable that is all-gathered along some of these axes: the gathered dim, and the axes."""
+    result: dict[int, tuple[int, tuple[str, ...]]] = {}
     for step in program.steps:
         if COLLECTIVE_OF.get(step.name) == "all-gather":
             axes = step.params["axis_name"]
             axes = (axes,) if isinstance(axes, str) else tuple(axes)
             if set(axes) <= set(along):
-                found[step.made[0]] = step.params["all_gather_dimension"], axes
-        elif step.name in VIEWS and step.read and step.read[0] in found:
-            dim, axes = found[step.read[0]]
+                result[step.made[0]] = step.params["all_gather_dimension"], axes
+        elif step.name in VIEWS and step.read and step.read[0] in result:
+            dim, axes = result[step.read[0]]
             before, after = step.shapes[0].shape, step.results[0].shape
             from_end = len(after) - (len(before) - dim)
-            for at in (dim, from_end):  # a reshape joins or parts dims on one side
+            for at in (dim, from_end):  # a reshape merges or splits dims before or after this one
                 if step.name != "transpose" and 0 <= at < len(after) and before[dim] == after[at]:
-                    found[step.made[0]] = at, axes
+                    result[step.made[0]] = at, axes
                     break
-    return found
+    return result
 
 
 def _last_uses(program: Flat) -> dict[int, int]:
-    """The last step that looks at each variable, itself or through what is fused into it."""
+    """Index of the last step that reads each variable, directly or through operations that are fused into it."""
     stays = materialised(program)
     ends = dict.fromkeys(program.returned, len(program.steps))
     for at in range(len(program.steps) - 1, -1, -1):

@@ -1,7 +1,7 @@
-"""The work inside hand-written kernels, which a program names and does not show.
+"""FLOPs of hand-written kernels, which a compiled program calls but does not contain.
 
-A kernel is known by its name. Attention (splash, cuDNN) counts the blocks that its mask leaves; a
-product grouped by expert (ragged dot, megablox) counts its rows once.
+A kernel is recognised by its name. Attention (splash, cuDNN) counts the blocks that its mask leaves; a matrix
+product grouped by expert (ragged dot, megablox) counts each row once.
 """
 
 import math
@@ -11,26 +11,26 @@ from collections.abc import Sequence
 from dtrain.plan.program import Computation, Op
 
 ATTENTION = {"splash_mha_fwd": 2, "splash_mha_dq": 3, "splash_mha_dkv": 4}
-"""Matrix products of each kernel; the two of the backward pass compute scores again."""
+"""Matrix products of each kernel; both backward kernels recompute the scores."""
 
 FUSED = 5
-"""Products of the kernel that computes all gradients: `splash_mha_dkv` with the queries' gradient, block by block of
-keys, among its results: one dim more than the queries have."""
+"""Matrix products of the kernel that computes all gradients: a `splash_mha_dkv` whose results include the queries'
+gradient for each block of keys, an array with one dim more than the queries."""
 
 GROUPED = ("ragged-dot-none", "ragged_dot", "gmm", "tgmm")
 
 CUDNN = {"__cudnn$fmhaSoftmax": 2, "__cudnn$fmhaSoftmaxBackward": 5}
-"""By the name of the call; as ATTENTION."""
+"""Like ATTENTION, by the target of the custom call."""
 
 TILE = 128
-"""Rows of queries that cuDNN's kernels work on at once: what a mask hides is passed over in such tiles."""
+"""Rows and columns of a tile of scores in cuDNN's kernels; masked scores are skipped in whole tiles."""
 
 Input = tuple[str, tuple[int, ...]]
 """Dtype and shape."""
 
 
 def hidden(op: Op, home: Computation, filled: float) -> tuple[str, float]:
-    """The kind of the kernel that an operation calls, empty where it calls none that is known, and its work."""
+    """Kind and FLOPs of the kernel that an operation calls; the kind is empty if it calls none that is known."""
     target = re.search(r'custom_call_target="([^"]*)"', op.attributes)
     called = target.group(1) if target and op.kind == "custom-call" else ""
     if called in CUDNN:
@@ -43,9 +43,9 @@ def hidden(op: Op, home: Computation, filled: float) -> tuple[str, float]:
 
 
 def _cudnn(op: Op, home: Computation, products: int) -> float:
-    """By the shape of the scores, which the call tells, and its mask."""
+    """FLOPs of a cuDNN call, from the shape of the scores and the mask in its attributes."""
     entry = re.search(r'"intermediate_tensor_shape": ?\{.*?"dimensions": ?\[([^\]]*)\]', op.attributes)
-    assert entry, f"cuDNN's attention without the shape of its scores: {op.name}"
+    assert entry, f"a cuDNN attention call without the shape of its scores: {op.name}"
     scores = [int(size) for size in re.findall(r"\d+", entry.group(1))]
     window = re.search(r'"sliding_window_length": ?"?(\d+)', op.attributes)
     dim, causal = home.ops[op.operands[0]].results[0].shape[-1], '"CAUSAL"' in op.attributes
@@ -53,24 +53,25 @@ def _cudnn(op: Op, home: Computation, products: int) -> float:
 
 
 def cudnn(products: int, scores: Sequence[int], dim: int, causal: bool, window: int) -> float:
-    """Work of that many products with scores of the shape (rows, heads, queries, keys) and heads of size `dim`."""
+    """FLOPs of that many matrix products with scores of shape (rows, heads, queries, keys) and heads of size `dim`."""
     tiles = -(-scores[-1] // TILE)
-    seen = (tiles + 1) / (2 * tiles) if causal else 1.0
-    within = (window + TILE) / scores[-1] if window else 1.0
-    return 2.0 * products * math.prod(scores) * dim * min(seen, within)
+    # Of n x n tiles a causal mask leaves n (n + 1) / 2; a window leaves its own width and one tile per row.
+    causal_part = (tiles + 1) / (2 * tiles) if causal else 1.0
+    window_part = (window + TILE) / scores[-1] if window else 1.0
+    return 2.0 * products * math.prod(scores) * dim * min(causal_part, window_part)
 
 
 def kernel(name: str) -> str:
-    """What kernel goes by that name: "attention", "grouped product", or empty for none that is known."""
+    """Kind of the kernel of that name: "attention", "grouped product", or empty if it is not known."""
     if name.startswith(tuple(ATTENTION)):
         return "attention"
     return "grouped product" if name.startswith(GROUPED) else ""
 
 
 def flops(name: str, inputs: Sequence[Input], results: Sequence[tuple[int, ...]], filled: float = 1.0) -> float:
-    """Floating-point operations of a known kernel, by the shapes of its results.
+    """FLOPs of a known kernel, from the shapes of its inputs and results.
 
-    `filled` is the part of an expert's rows that hold a token: room that is left over costs nothing.
+    `filled` is the fraction of an expert's rows that hold a token: empty rows cost nothing.
     """
     numbers = [shape for dtype, shape in inputs if dtype.startswith(("bf", "f")) and len(shape) >= 2]
     if kernel(name) == "attention":
@@ -83,12 +84,17 @@ def flops(name: str, inputs: Sequence[Input], results: Sequence[tuple[int, ...]]
     left, *others = [shape for shape in numbers if len(shape) == 2]
     if len(out) == 2:
         return 2.0 * filled * math.prod(out) * left[-1]
-    matrix = out[-2] * out[-1]  # of rows and rows: either may be given transposed
+    # Gradient of the weights, (rows, m) and (rows, n) to (m, n); each operand may be transposed, so the number of
+    # rows is computed from the sizes: sqrt(rows m * rows n / (m n)).
+    matrix = out[-2] * out[-1]
     return 2.0 * filled * matrix * (math.prod(left) * math.prod(others[0]) / matrix) ** 0.5
 
 
 def _live(inputs: Sequence[Input]) -> float:
-    """The part of all blocks that a mask leaves, from the grid that it is given as."""
+    """Fraction of all blocks that a mask leaves, from the shape of the kernel's grid of mask blocks.
+
+    A square grid is causal: (n + 1) / 2n of the blocks. Other grids list only the key blocks that are used.
+    """
     grid = next((s[-2:] for dtype, s in inputs if dtype in ("s8", "int8", "s32", "int32") and len(s) == 3), None)
     if grid is None:
         return 1.0

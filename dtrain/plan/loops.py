@@ -1,4 +1,4 @@
-"""How often a loop of a compiled program goes round, worked out from its bounds."""
+"""Trip count of a loop of a compiled program, computed from its bounds."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -7,11 +7,16 @@ from dtrain.plan.program import Computation, Op, Program
 
 SAME = ("copy", "copy-start", "copy-done", "bitcast", "convert", "reshape", "opt-barrier")
 State = Callable[[int], int | None]
-"""The whole number in each place of a tuple or of a list of parameters; None where it is not known."""
+"""The integer at each position of a tuple or of a parameter list; None if it is not known."""
 
 
 def trips(program: Program, loop: Op, home: Computation) -> int:
-    """Times that the body runs; 1 where the bounds cannot be read."""
+    """Number of times that the body runs; 1 if the bounds cannot be read.
+
+    The loop ends by comparing two integers, counter and bound. Both are evaluated before the loop and after one
+    iteration; with gap = bound - counter, an iteration reduces the gap by `step`: trips = ceil(gap / step), where
+    `<=` adds 1 to the gap.
+    """
     known = re.search(r'known_trip_count":\{"n":"(\d+)"', loop.attributes)
     if known:
         return int(known.group(1))
@@ -23,17 +28,17 @@ def trips(program: Program, loop: Op, home: Computation) -> int:
         return 1
     compare, inside = test
     after = _Values(program, body, state).numbered(body.root.operands)
-    ends, then = ([_Values(program, inside, at).of(name) for name in compare.operands] for at in (state, after))
-    if None in ends or None in then:
+    first, second = ([_Values(program, inside, at).of(name) for name in compare.operands] for at in (state, after))
+    if None in first or None in second:
         return 1
-    gap = (ends[1] or 0) - (ends[0] or 0)
-    step = gap - ((then[1] or 0) - (then[0] or 0))
+    gap = (first[1] or 0) - (first[0] or 0)
+    step = gap - ((second[1] or 0) - (second[0] or 0))
     gap += "direction=LE" in compare.attributes
     return max(-(-gap // step), 1) if step > 0 else 1
 
 
 def _compared(condition: Computation) -> tuple[Op, Computation] | None:
-    """The comparison that ends the loop, and where it stands; its operands are those of the condition."""
+    """The comparison that ends the loop, with the computation that contains it; None if there is none."""
     root = condition.root
     while root.kind in SAME:
         root = condition.ops[root.operands[0]]
@@ -41,14 +46,14 @@ def _compared(condition: Computation) -> tuple[Op, Computation] | None:
 
 
 class _Values:
-    """Whole numbers that a computation's scalars hold, those of its parameters or of the loop's state being known."""
+    """Integer values of a computation's scalars, given those of its parameters or of the loop's state."""
 
     def __init__(self, program: Program, home: Computation, state: State) -> None:
         self.program, self.home, self.state = program, home, state
         self.known: dict[str, int | None] = {}
 
     def numbered(self, names: Sequence[str]) -> State:
-        """The value of the name in each place."""
+        """Look-up by position: the value of the name at that position."""
         return lambda place: self.of(names[place]) if place < len(names) else None
 
     def of(self, name: str) -> int | None:
@@ -78,7 +83,7 @@ class _Values:
         return self._inside(source, index) if source.kind == "fusion" else None
 
     def _inside(self, fusion: Op, index: int | None) -> int | None:
-        """What a fusion gives, or the element of that number."""
+        """The value that a fusion returns, or that element of its tuple."""
         inside = self.program.computations[fusion.called() or ""]
         values, root = _Values(self.program, inside, self.numbered(fusion.operands)), inside.root
         if (root.kind == "tuple") != (index is not None):

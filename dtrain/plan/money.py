@@ -1,4 +1,4 @@
-"""What a run would cost, and how old the prices are."""
+"""Price of a run, and the age of the list prices."""
 
 from dataclasses import dataclass
 from datetime import date
@@ -7,30 +7,33 @@ from dtrain.core.chips import PRICED
 from dtrain.core.slices import Target
 
 STALE = 6
-"""Months after which the list prices are shown with a warning."""
+"""Age in months above which list prices are shown with a warning."""
 
 
 @dataclass(frozen=True)
 class Money:
-    """Dollars, and the hours that they pay for."""
+    """Price of a run in US dollars, with the rates and hours that it is computed from."""
 
     per_chip_hour: float
     listed: bool
-    """Whether the price is the table's, not the caller's."""
+    """Whether the price is the list price of the chip table, not the caller's."""
     chips: int
-    """Chips that are paid for: of GPUs whole machines."""
+    """Chips that are billed; GPUs are billed by the machine."""
     per_hour: float
     per_billion_tokens: float | None
-    """None where an example has no tokens."""
+    """None if examples have no tokens."""
     per_million_examples: float
     steps: int
     hours: float
-    """For all steps of the recipe; compiling, evaluation and saves are left out."""
+    """Of all steps of the recipe; compiling, evaluation and checkpoints are not included."""
     total: float
 
 
 def cost(on: Target, step: float, tokens: int, examples: int, steps: int, price: float | None) -> Money | None:
-    """The price of steps of that many seconds, tokens and examples; `price` in dollars for an hour of one chip."""
+    """Price of `steps` steps of `step` seconds, `tokens` tokens and `examples` examples each; None without a price.
+
+    `price` is in dollars for an hour of one chip; None takes the list price.
+    """
     listed = price is None
     rate = on.chip.price if on.chip and price is None else price
     if rate is None:
@@ -53,8 +56,8 @@ def cost(on: Target, step: float, tokens: int, examples: int, steps: int, price:
 
 
 def stale(today: date) -> str:
-    """A warning where the list prices are older than six months; empty where they are not."""
+    """A warning if the list prices are more than six months old, else empty."""
     months = 12 * (today.year - PRICED.year) + today.month - PRICED.month
     if months <= STALE:
         return ""
-    return f"warning: the list prices are {months} months old; look them up, and set --price"
+    return f"warning: the list prices are {months} months old; look up the current price and pass it with --price"

@@ -1,10 +1,14 @@
-"""What a collective costs on a network: which devices take part, over how many links, in how long.
+"""Time of a collective on a network: which devices take part, over how many links, for how long.
 
-A group that spans dimensions of a TPU's torus can send along all of them at once, or along one ring that
-passes through all: the compiled text names the algorithm. A ring takes (n - 1) / n of the bytes over each
-device's links. Slices and hosts are joined by the slow network.
-Figures are nine tenths of the published one-way rates of a link (jax-ml/scaling-book, tpus.md),
-and a microsecond for each hop of the longest ring.
+For an all-gather or a reduce-scatter of `size` bytes over n devices, with `lanes` links per device in use:
+
+  seconds = size (n - 1) / n / (lanes * link rate) + hops * HOP
+
+An all-reduce moves twice the bytes. A group that spans several dimensions of a TPU torus can use the links of all of
+them at once, or one ring that passes through all of them: the compiled text names the algorithm. Slices and GPU hosts
+are joined by a slower network: a collective runs within each slice, then across slices.
+
+Link rates are nine tenths of the published one-way rates (jax-ml/scaling-book, tpus.md).
 """
 
 import math
@@ -20,38 +24,38 @@ from dtrain.plan.efficiency import EFFICIENCY
 from dtrain.plan.program import Op
 
 HOP, NVLINK_START, FAR_START = 1e-6, 5e-6, 50e-6
-"""Seconds before the first byte arrives: over one link of a torus, through NVLink, and between slices or hosts."""
+"""Latency in seconds: of one link of a torus, of NVLink, and between slices or hosts."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Devices that talk to each other: how many, along which axes of the mesh, over which dims of the torus."""
+    """Devices of one collective: how many, along which axes of the mesh, over which dimensions of the torus."""
 
     size: int
     axes: tuple[str, ...]
     extents: tuple[int, ...]
     """The extent of the group along each dimension of the torus that it spans."""
     rings: tuple[int, ...] = ()
-    """Those of the extents that close to a ring: whole dimensions do, parts of one do not."""
+    """Those of the extents that form closed rings: a whole dimension does, a part of one does not."""
     slices: int = 1
 
 
 @dataclass(frozen=True)
 class Network:
-    """The devices of a mesh in its order: where each stands on the torus, and in which slice."""
+    """The devices of a mesh, in mesh order: the torus coordinates and the slice of each."""
 
     chip: Chip
     shape: tuple[int, ...]
-    """The torus of one slice; () where devices are joined all to all."""
+    """Shape of one slice's torus; () if every device is linked to every other."""
     axes: Mapping[str, int]
-    """The mesh: its axes with their sizes."""
+    """Axes of the mesh, with their sizes."""
     coords: np.ndarray
     """(devices, 3), in the order of the mesh."""
     slice_of: np.ndarray
-    """(devices,): the slice, or for GPUs the host, of each."""
+    """(devices,): number of the slice or, for GPUs, of the host."""
 
     def group(self, members: Sequence[int]) -> Group:
-        """What is to be known of these devices, by their number in the mesh."""
+        """Group of these devices, given by their number in the mesh."""
         places = np.array(np.unravel_index(list(members), tuple(self.axes.values())))
         spread = [len(set(row)) > 1 for row in places]
         axes = tuple(name for name, wide in zip(self.axes, spread, strict=True) if wide)
@@ -62,15 +66,15 @@ class Network:
         return Group(len(members), axes, extents, rings, slices)
 
     def along(self, axes: Sequence[str]) -> Group:
-        """What is to be known of the devices along these axes."""
+        """Group of the devices along these axes of the mesh."""
         numbers = np.arange(self.devices).reshape(tuple(self.axes.values()))
         corner = tuple(slice(None) if axis in axes else 0 for axis in self.axes)
         return self.group([int(number) for number in numbers[corner].reshape(-1)])
 
     def time(self, kind: str, group: Group, size: float, dims: int | None = None) -> float:
-        """Seconds of one collective. `size` is what is gathered, or what is to be reduced, in bytes.
+        """Seconds of one collective. `size`: bytes of the gathered result, or of the operand to reduce.
 
-        `dims` is the number of dimensions of the torus that its algorithm uses at once; None for all of the group's.
+        `dims`: number of torus dimensions that its algorithm uses at once; None for all of the group's.
         """
         if group.size == 1:
             return 0.0
@@ -79,6 +83,7 @@ class Network:
         return self._inside(kind, group.size, group, size, dims)
 
     def _inside(self, kind: str, n: int, group: Group, size: float, dims: int | None) -> float:
+        """Seconds of a collective over n devices of one slice or host."""
         if n == 1:
             return 0.0
         spans = len(group.extents)
@@ -90,24 +95,26 @@ class Network:
         if kind == "collective-permute":
             return size / self.chip.link + HOP
         if kind in ("all-to-all", "ragged-all-to-all"):
+            # Bound by the bisection of the longest dimension: per n devices along it, n / 2 send half of their bytes
+            # across, over 2 links in a ring (n size / 8 per link) or 1 on an open line (n size / 4).
             longest = max(group.extents, default=2)
             return size * longest / ((8 if longest in group.rings else 4) * self.chip.link) + hops
-        lanes = spans + len(group.rings) or 2  # a ring sends both ways; a line's end has one neighbour
-        lanes = 2 * used if used < spans else lanes  # one ring through several dimensions closes within them
+        lanes = spans + len(group.rings) or 2  # 2 directions of a ring; the end of a line has 1
+        lanes = 2 * used if used < spans else lanes  # one ring through several dimensions is closed
         return (2 if kind == "all-reduce" else 1) * share / (lanes * self.chip.link) + hops
 
     def _closed(self, extent: int, dim: int) -> bool:
         return dim < len(self.shape) and extent == self.shape[dim] and extent % self.chip.wraps == 0
 
     def _across(self, kind: str, group: Group, size: float, dims: int | None) -> float:
-        """Inside each slice first, then the slices' parts over the slow network."""
+        """Seconds within each slice, then of each device's part over the slow network."""
         inner = group.size // group.slices
         within = self._inside(kind, inner, group, size, dims)
         moved = size / inner * (group.slices - 1) / group.slices
         return within + self.far((2 if kind == "all-reduce" else 1) * moved)
 
     def far(self, size: float) -> float:
-        """Seconds that bytes take to another slice or host."""
+        """Seconds to send `size` bytes to another slice or host."""
         return size / (EFFICIENCY["network"] * self.chip.far) + FAR_START
 
     @cached_property
@@ -117,10 +124,10 @@ class Network:
 
 
 def dims_used(op: Op) -> int | None:
-    """Dimensions of a torus that the compiler's algorithm for this collective uses at once; None where not named.
+    """Number of torus dimensions that the compiler's algorithm for a collective uses at once; None if not named.
 
-    A gather's emitter starts with the number (`1DAllGatherOnMajorDim`); a strategy of rings lists the extents
-    of one ring's phases (`cores:{4 4}`).
+    The emitter of an all-gather starts with it (`1DAllGatherOnMajorDim`); a ring strategy lists the extents of the
+    phases of one ring (`cores:{4 4}`).
     """
     emitter = re.search(r'"emitter":"(\d)D', op.attributes)
     if emitter:
@@ -130,7 +137,7 @@ def dims_used(op: Op) -> int | None:
 
 
 def members(op: Op) -> list[int] | None:
-    """The first group of a collective, as numbers of devices; None where all take part."""
+    """Device numbers of a collective's first group; None if all devices take part."""
     text = op.attributes
     pairs = re.search(r"source_target_pairs=\{\{(\d+),(\d+)\}", text)
     if pairs:
@@ -145,13 +152,13 @@ def members(op: Op) -> list[int] | None:
     named = re.search(rf"replica_groups=mesh(\[[^\]]*\])(?:, device_ids=\({ORDER}\))?\s*\{{([^}}]*)\}}", text)
     if named is None:
         return None
-    found = _of_axes(named.group(1), named.group(4))
+    positions = _of_axes(named.group(1), named.group(4))
     order = _ordered(named.group(2), named.group(3)) if named.group(2) else None
-    return [int(place) if order is None else int(order[place]) for place in found]
+    return [int(place) if order is None else int(order[place]) for place in positions]
 
 
 ORDER = r"(\[[\d,]+\])(?:T(\([\d,]+\)))?"
-"""`[4,16]T(1,0)`: the numbers from 0 on as an array of that shape, transposed."""
+"""`[4,16]T(1,0)`: the numbers 0, 1, 2, ... as an array of that shape, transposed."""
 
 
 def _ordered(shape: str, permutation: str | None) -> np.ndarray:
@@ -164,13 +171,16 @@ def _numbers(text: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", text)]
 
 
-def _of_axes(mesh: str, wanted: str) -> np.ndarray:
-    """Places along some axes, or parts of axes, of a mesh that the text spells out."""
+def _of_axes(mesh: str, axes: str) -> np.ndarray:
+    """Positions along some axes of a mesh, as the text lists them: `'fsdp'`, or a part of an axis, `'fsdp':(2)4`.
+
+    `:(before)count` is the sub-axis of size `count` that follows `before` on the axis, major to minor.
+    """
     sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", mesh)}
     strides = dict(zip(sizes, np.cumprod([1, *reversed(sizes.values())])[:-1][::-1], strict=True))
-    found = np.zeros(1, int)
-    for name, before, part in re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", wanted):
+    positions = np.zeros(1, int)
+    for name, before, part in re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", axes):
         count = int(part) if part else sizes[name]
         stride = strides[name] * (sizes[name] // (int(before) * count) if part else 1)
-        found = (found[:, None] + stride * np.arange(count)[None, :]).reshape(-1)
-    return found
+        positions = (positions[:, None] + stride * np.arange(count)[None, :]).reshape(-1)
+    return positions

@@ -1,4 +1,4 @@
-"""A plan: the step of a run assembled for hardware that is not there, read, timed and priced."""
+"""Plan a run: assemble its step for hardware that is not present, and predict memory, time and price."""
 
 import os
 import time
@@ -31,12 +31,12 @@ from dtrain.recipe.recipe import Recipe
 from dtrain.train.assembly import Assembly, assemble
 
 Tier = Literal["compiled", "quick", "state"]
-"""`state`: neither compiled nor traced, as the state alone leaves no room."""
+"""`state`: neither compiled nor traced, since the state alone does not fit."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """One step. Seconds of one device, whose parts add up to the step."""
+    """Predicted time of one step. The parts of `tally` add up to `seconds`."""
 
     seconds: float
     tally: StepCost
@@ -45,7 +45,7 @@ class Timing:
     unit: str
     """What a rate counts: tokens, images, or examples of another kind."""
     model_flops: float
-    """Of the whole step, by the model's own convention."""
+    """FLOPs of the whole step on all devices, by the model's own convention."""
     convention: str
     peak: float
     """FLOP/s of all devices."""
@@ -53,23 +53,24 @@ class Timing:
 
     @property
     def mfu(self) -> float:
-        """Model FLOPs over what the devices could have done meanwhile."""
+        """Model FLOPs utilisation: model FLOPs over the peak FLOPs of all devices in the same time (PaLM, app. B)."""
         return self.model_flops / (self.seconds * self.peak)
 
     @property
     def hfu(self) -> float:
-        """The same with what is computed again. Of a program that does less than the convention counts, the MFU."""
+        """Hardware FLOPs utilisation: like MFU, with recomputation counted. At least the MFU, since a program may
+        execute less than the model's convention counts."""
         executed = (self.tally.flops + self.tally.kernel_flops) * self.devices
         return max(executed, self.model_flops) / (self.seconds * self.peak)
 
     @property
     def amount(self) -> int:
-        """Tokens of a step, or examples where they have none."""
+        """Tokens in a step, or examples if they have no tokens."""
         return self.tokens or self.examples
 
     @property
     def bound(self) -> str:
-        """What takes most of the step: compute, memory or network."""
+        """The resource that takes most of the step: compute, memory or network."""
         parts = self.tally.parts
         sums = {
             "compute": parts.get("product", 0) + parts.get("kernel", 0),
@@ -81,7 +82,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Plan:
-    """What would come of a recipe on a target."""
+    """Prediction for a recipe on a target."""
 
     recipe: Recipe
     target: Target
@@ -90,74 +91,78 @@ class Plan:
     parameters: int
     memory: Memory
     timing: Timing | None
-    """None where the chip's speed is not known, or where the program does not fit."""
+    """None if the chip's speed is not known, or if the program does not fit."""
     money: Money | None
-    """None where there is no time or no price, or where the run does not fit."""
+    """None if there is no time or no price, or if the run does not fit."""
     took: float = 0.0
-    """Seconds that the plan took to make."""
+    """Seconds that it took to make the plan."""
 
     @property
     def fits(self) -> bool:
-        """Whether the run finds room."""
+        """Whether the run fits into the device's memory."""
         return self.memory.fits
 
 
 def plan(recipe: Recipe, on: Target, price: float | None = None) -> Plan:
-    """The compiled tier. RecipeError where recipe and target do not go together; running out of memory is a plan."""
+    """Compiled tier. Raises RecipeError if the recipe cannot run on the target; too little memory is a plan as well."""
     start = time.perf_counter()
     assembly = _assembled(recipe, target.devices(on), on)
-    if short := _short(assembly, on, start):
-        return short
-    found = compile_step(assembly)
-    program = read(found.text)
-    held = memory.memory(found, program, assembly.shapes, assembly.layout, _room(on))
-    if not found.fits:  # whatever the table says of the device, its compiler has the last word
-        held = replace(held, arena=max(held.arena, int(held.room) + 1))
+    if too_large := _state_too_large(assembly, on, start):
+        return too_large
+    output = compile_step(assembly)
+    program = read(output.text)
+    memory_use = memory.memory(output, program, assembly.shapes, assembly.layout, _room(on))
+    if not output.fits:  # the compiler's verdict counts, not the chip table's memory size
+        memory_use = replace(memory_use, arena=max(memory_use.arena, int(memory_use.room) + 1))
     network = _network(assembly.layout, on)
-    tally = Replay(program, on.chip, network, _filled(assembly)).run() if on.chip and network and found.fits else None
-    return _plan(assembly, on, "compiled", held, tally, price, time.perf_counter() - start)
+    tally = Replay(program, on.chip, network, _filled(assembly)).run() if on.chip and network and output.fits else None
+    return _plan(assembly, on, "compiled", memory_use, tally, price, time.perf_counter() - start)
 
 
 def quick(recipe: Recipe, on: Target, price: float | None = None) -> Plan:
-    """The quick tier: the step traced for devices that nobody describes, and arithmetic."""
+    """Quick tier: trace the step for stand-in devices and compute its cost by arithmetic."""
     start = time.perf_counter()
-    by_hand = recipe
-    if recipe.engine.kind == "jit":
+    traced = recipe
+    if recipe.engine.kind == "jit":  # its collectives are not in the jaxpr, so trace the step under shard_map
         layout = Layout(recipe.mesh.sizes(on.devices), recipe.mesh.table(), {})
         mesh = _OneAxis(**vars(recipe.mesh))
-        by_hand = recipe if ShardMap().refusal(layout, 1) else replace(recipe, engine=ShardMap(), mesh=mesh)
-    assembly = _assembled(by_hand, stand_ins(on), on)
-    if short := _short(replace(assembly, recipe=recipe), on, start):
-        return short
+        traced = recipe if ShardMap().refusal(layout, 1) else replace(recipe, engine=ShardMap(), mesh=mesh)
+    assembly = _assembled(traced, stand_ins(on), on)
+    if too_large := _state_too_large(replace(assembly, recipe=recipe), on, start):
+        return too_large
     network = _network(assembly.layout, on)
-    hides = overlap(recipe.engine, by_hand is not recipe, on.chip) if on.chip else ALL
-    found = step_cost(assembly.train(), network, on.devices, _filled(assembly), hides)
-    held = sum(memory.share(leaf) for leaf in jax.tree.leaves(assembly.shapes))
+    hides = overlap(recipe.engine, traced is not recipe, on.chip) if on.chip else ALL
+    traced_cost = step_cost(assembly.train(), network, on.devices, _filled(assembly), hides)
+    state_bytes = sum(memory.share(leaf) for leaf in jax.tree.leaves(assembly.shapes))
     inputs = sum(memory.share(leaf) for leaf in jax.tree.leaves(assembly.batch))
     classes: dict[str, int] = dict.fromkeys(CLASSES, 0) | {
         "parameters": sum(memory.share(leaf) for leaf in jax.tree.leaves(assembly.shapes.params)),
         "optimizer": sum(memory.share(leaf) for leaf in jax.tree.leaves(assembly.shapes.optimizer)),
-        "activations and temporaries": found.working,
+        "activations and temporaries": traced_cost.working,
         "inputs": inputs,
     }
-    filled = Memory(classes, held + inputs + found.working, _room(on), [], memory.replicated(assembly.shapes))
-    tally = found.tally
+    memory_use = Memory(
+        classes, state_bytes + inputs + traced_cost.working, _room(on), [], memory.replicated(assembly.shapes)
+    )
+    tally = traced_cost.tally
     if tally and on.chip:
-        updating = Efficiency(on.chip).moving(2.0 * held)  # the optimizer's pass over the state
+        updating = Efficiency(on.chip).moving(2.0 * state_bytes)  # the optimizer reads and writes the state once
         tally.parts["memory"] += updating
         tally.seconds += updating
     assembly = replace(assembly, recipe=recipe)
-    return _plan(assembly, on, "quick", filled, tally, price, time.perf_counter() - start)
+    return _plan(assembly, on, "quick", memory_use, tally, price, time.perf_counter() - start)
 
 
-def _short(assembly: Assembly, on: Target, start: float) -> Plan | None:
-    """The plan of a run whose state alone finds no room; None of any other."""
-    alone = memory.state_alone(assembly.shapes, assembly.batch, _room(on))
-    return None if alone.fits else _plan(assembly, on, "state", alone, None, None, time.perf_counter() - start)
+def _state_too_large(assembly: Assembly, on: Target, start: float) -> Plan | None:
+    """The plan of a run whose state and inputs alone do not fit; None for all others."""
+    lower_bound = memory.state_alone(assembly.shapes, assembly.batch, _room(on))
+    if lower_bound.fits:
+        return None
+    return _plan(assembly, on, "state", lower_bound, None, None, time.perf_counter() - start)
 
 
 def program(recipe: Recipe, on: Target, *, compiled: bool) -> str:
-    """The text of the training step: traced, or compiled for the target."""
+    """Text of the training step: its jaxpr, or with `compiled` the target's HLO."""
     traced_step = _assembled(recipe, target.devices(on) if compiled else stand_ins(on), on)
     if not compiled:
         return f"{traced_step.train().jaxpr}\n"
@@ -165,7 +170,7 @@ def program(recipe: Recipe, on: Target, *, compiled: bool) -> str:
 
 
 class _OneAxis(Mesh):
-    """A mesh whose `fsdp` is one axis to the network, as the compiler has it that places by itself."""
+    """A mesh whose `fsdp` is one axis of the network, as for a compiler that inserts the collectives itself."""
 
     def laid(self, devices: Sequence[Any]) -> dict[str, int]:
         return self.sizes(len(devices))
@@ -182,7 +187,7 @@ def _assembled(recipe: Recipe, devices: list[Any], on: Target) -> Assembly:
 
 
 def _example(recipe: Recipe) -> tuple[Example, int]:
-    """What one example holds, and how many an epoch has where the recipe counts in epochs."""
+    """Arrays of one example, and the examples in an epoch; 1 if the recipe counts steps, where it is not used."""
     known = recipe.data.example()
     if known is not None and recipe.steps is not None:
         return known, 1
@@ -201,7 +206,7 @@ def _plan(
     assembly: Assembly,
     on: Target,
     tier: Tier,
-    held: Memory,
+    memory_use: Memory,
     tally: StepCost | None,
     price: float | None,
     took: float,
@@ -216,13 +221,13 @@ def _plan(
         timing = Timing(
             tally.seconds, tally, tokens, recipe.batch, unit, flops.step, flops.convention, peak, on.devices
         )
-        money = cost(on, timing.seconds, tokens, recipe.batch, assembly.steps, price) if held.fits else None
+        money = cost(on, timing.seconds, tokens, recipe.batch, assembly.steps, price) if memory_use.fits else None
     sizes = mesh_sizes(layout.sizes)
-    return Plan(recipe, on, tier, sizes, count(layout.declared), held, timing, money, took)
+    return Plan(recipe, on, tier, sizes, count(layout.declared), memory_use, timing, money, took)
 
 
 def _filled(assembly: Assembly) -> float:
-    """The part of the rows sent to experts that hold a token, where routing is even (parallel/experts.py)."""
+    """Fraction of the rows sent to experts that hold a token, assuming even routing (parallel/experts.py)."""
     experts, parts = getattr(assembly.recipe.model, "experts", None), assembly.layout.sizes["expert"]
     if experts is None or parts == 1:
         return 1.0
@@ -231,7 +236,7 @@ def _filled(assembly: Assembly) -> float:
 
 
 def _room(on: Target) -> float:
-    """Bytes that one device lends to a program."""
+    """Bytes of one device's memory that a program may use; CPU devices share this machine's memory."""
     if on.chip:
         return on.chip.room
     return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // on.devices)

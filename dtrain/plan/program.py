@@ -1,4 +1,4 @@
-"""The text of a compiled program as a tree: computations, their operations in order of execution, arrays.
+"""Parse the text of a compiled program: computations, their operations in order of execution, arrays.
 
 The grammar is that of XLA's HLO text: `%name = type kind(operands), attributes`.
 """
@@ -17,7 +17,7 @@ _COMMENT = re.compile(r"/\*.*?\*/")
 
 @dataclass(frozen=True)
 class Array:
-    """One array: `space` 0 is the device's main memory, others are faster or the host's."""
+    """One array. Memory space 0 is the device's main memory; others are fast memory or host memory."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -27,12 +27,12 @@ class Array:
 
     @property
     def size(self) -> int:
-        """Values."""
+        """Number of values."""
         return math.prod(self.shape)
 
     @cached_property
     def bytes(self) -> int:
-        """Bytes, filled up to whole tiles."""
+        """Bytes, with dims padded to whole tiles."""
         bits = BITS.get(self.dtype) or int(re.sub(r"\D", "", self.dtype.split("e")[0].split("f8")[0]) or 8)
         shape = [self.shape[dim] for dim in self.minor_to_major]
         for place, side in enumerate(reversed(self.tile)):
@@ -56,18 +56,18 @@ class Op:
     root: bool
 
     def called(self, role: str = "calls") -> str | None:
-        """The computation that it applies in that role: calls, body, condition, to_apply."""
+        """Name of the computation that it calls in that role: calls, body, condition, to_apply."""
         found = re.search(rf"\b{role}=%?([\w.\-]+)", self.attributes)
         return found.group(1) if found else None
 
     def number(self, name: str) -> int | None:
-        """The attribute of that name, where it is a whole number."""
+        """The attribute of that name as an integer; None if there is none."""
         found = re.search(rf"\b{name}=(-?\d+)", self.attributes)
         return int(found.group(1)) if found else None
 
     @property
     def label(self) -> str:
-        """Where in the traced program it comes from: `jit(step)/jvp()/while/body/dot_general`."""
+        """Its origin in the traced program: `jit(step)/jvp()/while/body/dot_general`."""
         found = re.search(r'op_name="([^"]*)"', self.attributes)
         return found.group(1) if found else ""
 
@@ -86,7 +86,7 @@ class Computation:
 
     @property
     def root(self) -> Op:
-        """What it returns."""
+        """The operation whose result it returns."""
         return next(op for op in reversed(self.ops.values()) if op.root)
 
     @cached_property
@@ -97,12 +97,12 @@ class Computation:
     @cached_property
     def users(self) -> dict[str, list[Op]]:
         """Which operations use each value."""
-        found: dict[str, list[Op]] = {name: [] for name in self.ops}
+        users: dict[str, list[Op]] = {name: [] for name in self.ops}
         for op in self.ops.values():
             for name in dict.fromkeys(op.operands):
-                if name in found:
-                    found[name].append(op)
-        return found
+                if name in users:
+                    users[name].append(op)
+        return users
 
 
 @dataclass
@@ -115,7 +115,7 @@ class Program:
     """Source file and line of each stack frame."""
 
     def source(self, op: Op) -> str:
-        """`decoder.py:186`: the line that asked for the operation; empty where it is not known."""
+        """`decoder.py:186`: the source line of the operation; empty if it is not known."""
         direct = re.search(r'source_file="([^"]*)" source_line=(\d+)', op.attributes)
         if direct:
             return f"{direct.group(1).rpartition('/')[2]}:{direct.group(2)}"
@@ -123,7 +123,7 @@ class Program:
 
 
 def read(text: str) -> Program:
-    """The program that this text says."""
+    """Parse the text of a program."""
     computations: dict[str, Computation] = {}
     entry, current = None, None
     for line in text.splitlines():
@@ -151,7 +151,7 @@ def _op(line: str) -> Op:
 
 
 def arrays(text: str) -> tuple[Array, ...]:
-    """Every array that a type holds, in order."""
+    """Every array of a type, in order."""
     found = []
     for dtype, sizes, layout in _ARRAY.findall(text):
         shape = tuple(int(size.lstrip("<=")) for size in sizes.split(",") if size)
@@ -165,17 +165,17 @@ def arrays(text: str) -> tuple[Array, ...]:
 
 
 def _closing(text: str, start: int) -> int:
-    """Where the bracket that opens at `start` closes."""
+    """Index of the bracket that closes the one at `start`."""
     depth = 0
     for i in range(start, len(text)):
         depth += (text[i] == "(") - (text[i] == ")")
         if depth == 0:
             return i
-    raise ValueError(f"a bracket that never closes: {text[:80]}")
+    raise ValueError(f"unclosed bracket: {text[:80]}")
 
 
 def _split(text: str) -> Iterator[str]:
-    """The parts between commas that stand in no bracket."""
+    """The parts between commas outside of brackets."""
     depth, start = 0, 0
     for i, letter in enumerate(text):
         depth += (letter in "([{") - (letter in ")]}")
@@ -186,9 +186,9 @@ def _split(text: str) -> Iterator[str]:
 
 
 def _places(text: str) -> Iterator[tuple[int, str]]:
-    """The source line of each stack frame, from the tables at the head of the text.
+    """Yield the source line of each stack frame, from the tables at the head of the text.
 
-    Of nested frames it is the innermost of a model that is told; what serves every model says little.
+    Of nested frames, the innermost in a model is given: a line in code that all models share identifies nothing.
     """
     rows = lambda pattern: re.findall(pattern, text[: text.find("\n%")], re.MULTILINE)  # noqa: E731
     files = dict(rows(r'^(\d+) "([^"]*/[^"]*)"$'))
@@ -199,6 +199,6 @@ def _places(text: str) -> Iterator[tuple[int, str]]:
         while frame in frames:
             place, parent = frames[frame]
             chain.append(at.get(place, ("?", "?")))
-            frame = str(int(parent) - 1)  # parents are counted from one past their number
+            frame = str(int(parent) - 1)  # parent_frame_id is the frame's number plus 1
         path, line = next((spot for spot in chain if "/models/" in spot[0]), chain[0])
         yield int(number), f"{path.rpartition('/')[2]}:{line}"

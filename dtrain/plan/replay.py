@@ -1,8 +1,11 @@
-"""A compiled program replayed in its scheduled order on three queues: cores, network, copies.
+"""Replay a compiled program in its scheduled order on queues: the cores, the network, the copies.
 
-`X-start` puts work into a queue and `X-done` waits for it: what the cores wait is exposed, the rest is
-hidden behind their work. A loop's body is replayed once and counted as often as it goes round.
-Not in it: vector work, padding of matrices to the hardware's, contention for memory, the host.
+`X-start` puts work into a queue, `X-done` makes the cores wait for it: that time is exposed, the rest overlaps. With t
+the time of the cores:
+  computation: t += max(FLOPs / FLOP rate, bytes / bandwidth)
+  X-start: end = queue = max(queue, t) + seconds
+  X-done: exposed = max(end - t, 0); t += exposed
+A loop body counts once per trip. Not modelled: vector units, padding of matrices, contention for memory, the host.
 """
 
 from collections import defaultdict
@@ -19,7 +22,7 @@ from dtrain.plan.program import Computation, Op, Program
 
 @dataclass
 class CollectiveCost:
-    """Collectives of one kind along the same axes: calls, bytes and seconds on the network, seconds waited for."""
+    """Collectives of one kind along the same mesh axes: calls, bytes, seconds on the network, exposed seconds."""
 
     calls: float = 0.0
     bytes: float = 0.0
@@ -27,7 +30,7 @@ class CollectiveCost:
     exposed: float = 0.0
 
     def add_call(self, times: float, size: float, seconds: float) -> None:
-        """So many calls more, each of that size and time."""
+        """Add `times` calls, each of that size and time."""
         self.calls += times
         self.bytes += times * size
         self.seconds += times * seconds
@@ -35,7 +38,7 @@ class CollectiveCost:
 
 @dataclass
 class StepCost:
-    """What a part of a program takes, on one device."""
+    """Cost of a part of a program on one device."""
 
     seconds: float = 0.0
     flops: float = 0.0
@@ -47,12 +50,12 @@ class StepCost:
     collectives: dict[tuple[str, tuple[str, ...]], CollectiveCost] = field(
         default_factory=lambda: defaultdict(CollectiveCost)
     )
-    """By kind and axes of the mesh."""
+    """By kind and mesh axes."""
     lines: dict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
     """Seconds by part and source line."""
 
     def add(self, other: "StepCost", times: int) -> None:
-        """The other part, that many times over."""
+        """Add the cost of another part, `times` times."""
         self.seconds += times * other.seconds
         self.flops += times * other.flops
         self.kernel_flops += times * other.kernel_flops
@@ -62,14 +65,14 @@ class StepCost:
         for spot, seconds in other.lines.items():
             self.lines[spot] += times * seconds
         for key, collective in other.collectives.items():
-            mine = self.collectives[key]
+            total = self.collectives[key]
             for name, value in vars(collective).items():
-                setattr(mine, name, getattr(mine, name) + times * value)
+                setattr(total, name, getattr(total, name) + times * value)
 
 
 @dataclass
 class _Pending:
-    """Work in a queue: when it will be done, and what it was."""
+    """Work in a queue: when it ends, and what it is."""
 
     end: float
     part: str
@@ -79,20 +82,20 @@ class _Pending:
 
 @dataclass(frozen=True)
 class Replay:
-    """How long a program takes on a chip in a network."""
+    """Predicts how long a program takes on a chip in a network."""
 
     program: Program
     chip: Chip
     network: Network
     filled: float = 1.0
-    """The part of the rows sent to experts that hold a token."""
+    """Fraction of the rows sent to experts that hold a token."""
 
     def run(self) -> StepCost:
-        """The whole program."""
+        """Cost of the whole program."""
         return _Clock(self).computation(self.program.entry)
 
 
-class _Clock:
+class _Clock:  # shared by all passes; the cost of each computation is reused
     def __init__(self, replay: Replay) -> None:
         self.program, self.network, self.filled = replay.program, replay.network, replay.filled
         self.costs, self.efficiency = Costs(replay.program), Efficiency(replay.chip)
@@ -105,17 +108,17 @@ class _Clock:
 
 
 class _Pass:
-    """One pass through the operations of one computation."""
+    """One pass through a computation. `free`: when each queue is empty; `pending`: work that was started."""
 
     def __init__(self, clock: _Clock, home: Computation) -> None:
-        self.clock, self.home, self.found = clock, home, StepCost()
+        self.clock, self.home, self.total = clock, home, StepCost()
         self.free: dict[str, float] = defaultdict(float)
         self.pending: dict[str, _Pending] = {}
 
     def run(self) -> StepCost:
         for op in self.home.ops.values():
             self._step(op)
-        return self.found
+        return self.total
 
     def _step(self, op: Op) -> None:
         program = self.clock.program
@@ -123,16 +126,16 @@ class _Pass:
             return
         if op.kind == "while":
             body = program.computations[op.called("body") or ""]
-            self.found.add(self.clock.computation(body), trips(program, op, self.home))
+            self.total.add(self.clock.computation(body), trips(program, op, self.home))
         elif op.kind == "conditional":
             branch = op.called("true_computation") or (op.called("branch_computations") or "").strip("{%")
             if branch in program.computations:
-                self.found.add(self.clock.computation(program.computations[branch]), 1)
+                self.total.add(self.clock.computation(program.computations[branch]), 1)
         elif op.kind == "call" and (called := op.called("to_apply") or op.called()):
-            self.found.add(self.clock.computation(program.computations[called]), 1)
+            self.total.add(self.clock.computation(program.computations[called]), 1)
         elif op.kind.endswith(("-start", "-done", "-update")):
             self._asynchronous(op)
-        elif op.kind in COLLECTIVES:
+        elif op.kind in COLLECTIVES:  # synchronous: fully exposed
             self._wait(self._collective(op, op, self.home))
         elif op.kind in ("send", "recv"):
             self._send(op)
@@ -142,6 +145,7 @@ class _Pass:
             self._compute(op)
 
     def _asynchronous(self, op: Op) -> None:
+        """Queue the work of a start, or wait for the work that a done refers to; updates are links between both."""
         if op.kind.endswith("-update"):
             return
         if op.kind.endswith("-done"):
@@ -156,19 +160,19 @@ class _Pass:
         elif kind == "async" and (called := op.called()):
             inside = self.clock.program.computations[called]
             collective = next((inner for inner in inside.ops.values() if inner.kind in COLLECTIVES), None)
-            beside = self._queue(op, "beside", "copy", 0 if collective else self.clock.computation(inside).seconds)
-            self.pending[op.name] = self._collective(op, collective, inside) if collective else beside
-        else:
+            other = self._queue(op, "async", "copy", 0 if collective else self.clock.computation(inside).seconds)
+            self.pending[op.name] = self._collective(op, collective, inside) if collective else other
+        else:  # the results are destination, source and a scalar; the smaller array is what is copied
             moved = max((array.bytes for array in op.results), default=0)
             moved = min(moved, min((array.bytes for array in op.results if array.size > 1), default=moved))
             self.pending[op.name] = self._queue(op, "copy", "copy", self.clock.efficiency.moving(moved))
 
     def _fused_collective(self, op: Op) -> bool:
-        """A fusion that only starts or ends a collective; one that is merely under way meanwhile is work."""
+        """Handle a fusion with a collective in it; False if it only computes while a collective is running."""
         inside = self.clock.program.computations[op.called() or ""]
         collective = next((inner for inner in inside.ops.values() if inner.kind in COLLECTIVES), None)
         if collective is None or inside.name.startswith("async_collective_fusion"):
-            return False  # work that a collective, started elsewhere, goes on beside
+            return False  # computation that overlaps with a collective started by another operation
         channel = f"channel {collective.number('channel_id')}"
         targets = {inner.attributes.partition("custom_call_target=")[2][:24] for inner in inside.ops.values()}
         if any("AsyncCollectiveStart" in target for target in targets):
@@ -182,24 +186,23 @@ class _Pass:
         return True
 
     def _collective(self, op: Op, collective: Op, home: Computation) -> _Pending:
-        """A collective, put into the network's queue."""
+        """Put a collective into the network's queue; the two directions of permutations have queues of their own."""
         network, kind = self.clock.network, collective.kind.removesuffix("-start")
         sent = float(sum(home.ops[name].bytes for name in collective.operands if name in home.ops))
         size = max(sent, _received(collective)) if kind == "all-gather" else sent
         listed = members(collective)
         group = network.group(list(range(network.devices)) if listed is None else listed)
         seconds = network.time(kind, group, size, dims_used(collective))
-        queue = (
-            f"network {collective.operands and _direction(collective)}" if kind == "collective-permute" else "network"
-        )
-        spent = self.found.collectives[kind, group.axes]
+        direction = collective.operands and _direction(collective)
+        queue = f"network {direction}" if kind == "collective-permute" else "network"
+        spent = self.total.collectives[kind, group.axes]
         spent.add_call(1, size, seconds)
         return self._queue(op, queue, "network", seconds, spent)
 
     def _send(self, op: Op) -> None:
-        """Bytes to another slice, through the hosts."""
+        """Put bytes that the hosts send to another slice into a queue."""
         size = float(max((array.bytes for array in op.results), default=0))
-        spent = self.found.collectives["send to other slices", ()]
+        spent = self.total.collectives["send to other slices", ()]
         seconds = self.clock.network.far(size)
         if op.kind == "send":
             spent.add_call(1, size, seconds)
@@ -208,16 +211,16 @@ class _Pass:
     def _queue(
         self, op: Op, queue: str, part: str, seconds: float, collective: CollectiveCost | None = None
     ) -> _Pending:
-        self.free[queue] = max(self.free[queue], self.found.seconds) + seconds
+        self.free[queue] = max(self.free[queue], self.total.seconds) + seconds
         return _Pending(self.free[queue], part, self.clock.program.source(op), collective)
 
     def _wait(self, work: _Pending | None) -> None:
-        if work is None or work.end <= self.found.seconds:
+        if work is None or work.end <= self.total.seconds:
             return
-        waited = work.end - self.found.seconds
-        self.found.seconds = work.end
-        self.found.parts[work.part] += waited
-        self.found.lines[work.part, work.line] += waited
+        waited = work.end - self.total.seconds
+        self.total.seconds = work.end
+        self.total.parts[work.part] += waited
+        self.total.lines[work.part, work.line] += waited
         if work.collective:
             work.collective.exposed += waited
 
@@ -227,21 +230,21 @@ class _Pass:
         busy = clock.efficiency.computing(kernel or "product", hidden if kernel else cost.flops)
         moving = clock.efficiency.moving(cost.bytes)
         part = "memory" if moving > busy else ("kernel" if kernel else "product")
-        self.found.flops += cost.flops
-        self.found.kernel_flops += hidden
-        self.found.moved += cost.bytes
-        self.found.seconds += max(busy, moving)
-        self.found.parts[part] += max(busy, moving)
-        self.found.lines[part, clock.program.source(op)] += max(busy, moving)
+        self.total.flops += cost.flops
+        self.total.kernel_flops += hidden
+        self.total.moved += cost.bytes
+        self.total.seconds += max(busy, moving)
+        self.total.parts[part] += max(busy, moving)
+        self.total.lines[part, clock.program.source(op)] += max(busy, moving)
 
 
 def _received(op: Op) -> float:
-    return (
-        float(max((array.bytes for array in op.results), default=0)) if op.kind.endswith("-start") else float(op.bytes)
-    )
+    """Bytes of a gathered result; a start operation also lists its operand, so take the largest."""
+    largest = max((array.bytes for array in op.results), default=0)
+    return float(largest if op.kind.endswith("-start") else op.bytes)
 
 
 def _direction(op: Op) -> str:
-    """Which way round the ring a permutation sends: both ways are free at once."""
+    """Direction in which a permutation sends around the ring; the links of both can be used at once."""
     found = members(op) or [0, 1]
     return "up" if found[1] == found[0] + 1 else "down"

@@ -1,4 +1,4 @@
-"""One recipe on several targets: step time, MFU and cost against chips, as a table and as a picture."""
+"""One recipe on several targets: step time, MFU and price against chips, as a table and as a plot."""
 
 from collections.abc import Iterator, Sequence
 from datetime import date
@@ -15,12 +15,12 @@ from dtrain.train.explain import size_text
 BAR = 20
 
 
-def table(targets: Sequence[Target], made: Sequence[Outcome], today: date | None = None) -> Iterator[str]:
-    """A line for each target, and why there is none where there is none. Memory is what must find room."""
-    unit, priced = _units(made)
+def table(targets: Sequence[Target], outcomes: Sequence[Outcome], today: date | None = None) -> Iterator[str]:
+    """A row for each target, or the reason why it has no plan. The memory column is what must fit."""
+    unit, priced = _units(outcomes)
     head = f"{'target':<16}{'chips':>7}{'step':>11}{f'{unit}/s':>14}{'MFU':>7}"
     yield f"{head}{'memory':>11}{'$/hour':>11}{f'$/{priced} {unit}':>14}"
-    for on, plan in zip(targets, made, strict=True):
+    for on, plan in zip(targets, outcomes, strict=True):
         start = f"{on.name:<16}{on.chips:>7,}"
         if not isinstance(plan, Plan):
             yield f"{start}  {plan.message}"
@@ -32,14 +32,14 @@ def table(targets: Sequence[Target], made: Sequence[Outcome], today: date | None
             yield f"{start}  step time unknown: {size_text(plan.memory.needed)} a device"
         else:
             yield start + _row(plan, plan.timing)
-    if any(isinstance(plan, Plan) and verdict(plan) == "may fit" for plan in made):
+    if any(isinstance(plan, Plan) and verdict(plan) == "may fit" for plan in outcomes):
         yield f"may fit: {RESERVING}"
-    yield from price_warning([plan.money for plan in made if isinstance(plan, Plan) and plan.money], today)
+    yield from price_warning([plan.money for plan in outcomes if isinstance(plan, Plan) and plan.money], today)
 
 
-def _units(made: Sequence[Outcome]) -> tuple[str, str]:
-    """What a rate counts, and of how many the price is given: of tokens a billion, of examples a million."""
-    units = [plan.timing.unit for plan in made if isinstance(plan, Plan) and plan.timing]
+def _units(outcomes: Sequence[Outcome]) -> tuple[str, str]:
+    """What rates count, and the number of them that the price is for: a billion tokens, or a million examples."""
+    units = [plan.timing.unit for plan in outcomes if isinstance(plan, Plan) and plan.timing]
     unit = units[0] if units else "examples"
     return unit, "1e9" if unit == "tokens" else "1e6"
 
@@ -58,36 +58,36 @@ def _row(plan: Plan, timing: Timing) -> str:
 
 
 def refuse_undrawable(path: Path) -> None:
-    """EnvironmentFault, before anything is planned, where no picture can be written to that path."""
+    """Raise EnvironmentFault, before anything is planned, if no plot can be written to that path."""
     from matplotlib.backend_bases import FigureCanvasBase
 
     known = sorted(FigureCanvasBase.get_supported_filetypes())
     if path.suffix.lower().removeprefix(".") not in known:
-        raise EnvironmentFault(f"--plot {path}: no kind of picture ends so", f"one of .{', .'.join(known)}")
+        raise EnvironmentFault(f"--plot {path}: not an image file name", f"it must end in .{', .'.join(known)}")
     if not path.parent.is_dir():
-        raise EnvironmentFault(f"--plot {path}: there is no folder {path.parent}", f"mkdir -p {path.parent}")
+        raise EnvironmentFault(f"--plot {path}: the folder {path.parent} does not exist", f"mkdir -p {path.parent}")
 
 
-def draw(made: Sequence[Outcome], path: Path) -> None:
-    """Step time, MFU and price over chips of the plans that fit, into an image file. EnvironmentFault without any."""
+def draw(outcomes: Sequence[Outcome], path: Path) -> None:
+    """Plot step time, MFU and price over chips of the plans that fit. Raises EnvironmentFault if there are none."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    fitting = [plan for plan in made if isinstance(plan, Plan) and plan.timing and plan.fits]
+    fitting = [plan for plan in outcomes if isinstance(plan, Plan) and plan.timing and plan.fits]
     plans = sorted(fitting, key=lambda plan: plan.target.chips)
     if not plans:
-        raise EnvironmentFault(f"nothing to draw into {path}: no target has a plan that fits and a step time")
+        raise EnvironmentFault(f"nothing to plot into {path}: no target has a plan that fits and a step time")
     priced = all(plan.money for plan in plans)
     figure, panels = pyplot.subplots(1, 3 if priced else 2, figsize=(12, 3.6), layout="constrained")
     for kind in dict.fromkeys(plan.target.chip.name for plan in plans if plan.target.chip):
-        mine = [plan for plan in plans if plan.target.chip and plan.target.chip.name == kind]
-        timings = [plan.timing for plan in mine if plan.timing]
+        same_kind = [plan for plan in plans if plan.target.chip and plan.target.chip.name == kind]
+        timings = [plan.timing for plan in same_kind if plan.timing]
         series = [[1e3 * timing.seconds for timing in timings], [100 * timing.mfu for timing in timings]]
-        series += [[_each(plan.money) for plan in mine if plan.money]] if priced else []
+        series += [[_each(plan.money) for plan in same_kind if plan.money]] if priced else []
         for panel, values in zip(panels, series, strict=True):
-            panel.plot([plan.target.chips for plan in mine], values, marker="o", label=kind)
+            panel.plot([plan.target.chips for plan in same_kind], values, marker="o", label=kind)
             panel.set_ylim(0, max(1.1 * max(values), panel.get_ylim()[1]))
     unit, per = _units(plans)
     names = ("step (ms)", "MFU (%)", f"$ per {'billion' if per == '1e9' else 'million'} {unit}")
@@ -98,7 +98,9 @@ def draw(made: Sequence[Outcome], path: Path) -> None:
         panel.grid(alpha=0.3)
     panels[0].legend()
     tiers = " and ".join(sorted({plan.tier for plan in plans}))
-    left_out = f"; {len(made) - len(plans)} of {len(made)} targets left out" if len(plans) < len(made) else ""
+    left_out = (
+        f"; {len(outcomes) - len(plans)} of {len(outcomes)} targets left out" if len(plans) < len(outcomes) else ""
+    )
     figure.suptitle(f"{plans[0].recipe.name}: predicted, {tiers}{left_out}")
     figure.savefig(path, dpi=120)
     pyplot.close(figure)

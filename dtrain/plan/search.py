@@ -1,8 +1,8 @@
-"""A better mesh, remat policy, microbatch and set of compiler options for a recipe on a target.
+"""Search for a faster mesh, remat policy, number of microbatches and compiler options for a recipe on a target.
 
-First by arithmetic: meshes, remat policies and microbatches, traced and ranked. Then half of the tries
-compile the recipe as it stands and the best of those; the other half compile the fastest of them, by what
-the compiler made, with other engines and compiler options. So the winner is never worse than the recipe.
+First meshes, remat policies and microbatches are traced and ranked by arithmetic. Then half of the tries compile the
+given recipe and the best of these; the other half compile the fastest of them, by the compiled plans, with other
+engines and compiler options. The given recipe is always among them, so the winner is never slower.
 """
 
 import math
@@ -25,60 +25,60 @@ from dtrain.recipe.yaml import dump, parse
 
 MESHES, BEST = 16, 2
 SLACK = 1.15
-"""Another mesh that arithmetic has slower than the recipe's own by more is not compiled: arithmetic compares meshes
-no more exactly than that, and remat policies of one mesh far better."""
+"""Another mesh is compiled only if arithmetic predicts at most this many times the step time of the recipe's mesh:
+arithmetic compares meshes about this accurately, and remat policies of one mesh far better."""
 
 Say = Callable[[str], None]
 
 
 @dataclass
 class SearchResult:
-    """What a search came to."""
+    """Result of a search."""
 
     base: Plan | None
-    """The recipe as it stands."""
+    """Plan of the given recipe."""
     ranked: list[tuple[Candidate, Plan]] = field(default_factory=list)
     """Compiled plans that fit, the fastest first."""
     failed: list[tuple[Candidate, str]] = field(default_factory=list)
     tried: list[Candidate] = field(default_factory=list)
-    """Variants that were compiled, or failed to."""
+    """Variants that were compiled, or failed to compile."""
     stopped: bool = False
-    """Interrupted before all was tried."""
+    """Interrupted before the end."""
 
     @property
     def winner(self) -> tuple[Candidate, Plan] | None:
-        """The fastest that fits."""
+        """The fastest variant that fits; None if none does."""
         return self.ranked[0] if self.ranked else None
 
 
 @dataclass(frozen=True)
 class _Compiling:
-    """Variants of one recipe, compiled and noted."""
+    """Compiles variants of one recipe and records the results."""
 
-    found: SearchResult
+    result: SearchResult
     on: Target
     workers: int
     price: float | None
     say: Say
 
     def all(self, wanted: Sequence[Candidate]) -> None:
-        """Each of them; `ranked` stays in order."""
+        """Compile each of them; `ranked` stays sorted."""
         recipes = [candidate.recipe for candidate in wanted]
         for number, outcome in remembered(recipes, self.on, self.workers, self.price):
             self._note(wanted[number], outcome)
-            self.found.ranked.sort(key=lambda pair: pair[1].timing.seconds if pair[1].timing else math.inf)
+            self.result.ranked.sort(key=lambda pair: pair[1].timing.seconds if pair[1].timing else math.inf)
 
     def _note(self, candidate: Candidate, outcome: Plan | DtrainError) -> None:
-        self.found.tried.append(candidate)
+        self.result.tried.append(candidate)
         if isinstance(outcome, DtrainError):
-            self.found.failed.append((candidate, outcome.message))
+            self.result.failed.append((candidate, outcome.message))
             self.say(f"  {candidate.text}: {outcome.message}")
             return
         if not candidate.changes:
-            self.found.base = outcome
+            self.result.base = outcome
         self.say(f"  {candidate.text}: {_brief(outcome)}")
         if outcome.fits and outcome.timing:
-            self.found.ranked.append((candidate, outcome))
+            self.result.ranked.append((candidate, outcome))
 
 
 def search(
@@ -90,32 +90,34 @@ def search(
     say: Say,
     on_interrupt: Callable[[], object] = int,
 ) -> SearchResult:
-    """Try at most `tries` compiled variants, the recipe as it stands being the first.
+    """Compile at most `tries` variants, the first of which is the given recipe.
 
-    Interrupted, it calls `heard` and gives what it has.
+    On a KeyboardInterrupt it calls `on_interrupt` and returns the results so far.
     """
-    found = SearchResult(None)
-    compiling = _Compiling(found, on, workers, price, say)
+    result = SearchResult(None)
+    compiling = _Compiling(result, on, workers, price, say)
     try:
         shapes = [Candidate(recipe, {}), *_shapes(recipe, on, say)]
         say(f"compiling {tries} variants at most, {workers} at a time: meshes, remat and microbatches first")
         _compile_shapes(shapes, tries, compiling)
-        fastest = [candidate for candidate, _ in found.ranked] or shapes[:1]
-        known = [candidate.recipe for candidate in found.tried]
-        others = [way for shape in fastest for way in ways(shape, recipe, on) if way.recipe not in known]
-        if others[: tries - len(found.tried)]:
-            say(f"compiler options for what is the fastest so far: {fastest[0].text}")
-        compiling.all(others[: tries - len(found.tried)])
+        fastest = [candidate for candidate, _ in result.ranked] or shapes[:1]
+        compiled = [candidate.recipe for candidate in result.tried]
+        variants = [
+            variant for shape in fastest for variant in ways(shape, recipe, on) if variant.recipe not in compiled
+        ]
+        if variants[: tries - len(result.tried)]:
+            say(f"compiler options for the fastest so far: {fastest[0].text}")
+        compiling.all(variants[: tries - len(result.tried)])
     except KeyboardInterrupt:
         on_interrupt()
-        found.stopped = True
-    return found
+        result.stopped = True
+    return result
 
 
 def _compile_shapes(shapes: Sequence[Candidate], tries: int, compiling: _Compiling) -> None:
-    """The first, then half of the other tries; in place of one that does not fit, the next."""
+    """Compile the first, and the next for half of the other tries; one that does not fit is replaced by the next."""
     wanted, left = 1 + math.ceil((tries - 1) / 2), list(shapes)
-    while left and (short := min(wanted - len(compiling.found.ranked), tries - len(compiling.found.tried))) > 0:
+    while left and (short := min(wanted - len(compiling.result.ranked), tries - len(compiling.result.tried))) > 0:
         compiling.all(left[:short])
         left = left[short:]
 
@@ -127,11 +129,11 @@ def _brief(plan: Plan) -> str:
 
 
 def _shapes(recipe: Recipe, on: Target, say: Say) -> list[Candidate]:
-    """By arithmetic: the recipe with the best remat and microbatches for its own mesh, then the best other meshes."""
+    """The given recipe's mesh with the best remat and microbatches, and the best other meshes, by arithmetic."""
     base, known = Candidate(recipe, {}), list(meshes(recipe, on))
-    say(f"{min(len(known), MESHES)} of {len(known)} meshes by arithmetic")
+    say(f"ranking {min(len(known), MESHES)} of {len(known)} meshes by arithmetic")
     first = [candidate for candidate, _ in _ranked(known[:MESHES], on)[:BEST]]
-    say("remat policies and microbatches by arithmetic")
+    say("ranking remat policies and microbatches by arithmetic")
     own = _ranked([base, *finer(base, on)], on)
     others = _ranked([*first, *(variant for candidate in first[:1] for variant in finer(candidate, on))], on)
     now = next((seconds for candidate, seconds in own if candidate is base), math.inf)
@@ -141,31 +143,31 @@ def _shapes(recipe: Recipe, on: Target, say: Say) -> list[Candidate]:
     return [shape for pair in zip_longest(better[:BEST], near[:BEST]) for shape in pair if shape]
 
 
-def _ranked(wanted: Sequence[Candidate], on: Target) -> list[tuple[Candidate, float]]:
-    """Those with room for what a compiler reserves at least, with their seconds, the fastest first; all where none
-    has. More microbatches are only tried where fewer have no room."""
+def _ranked(candidates: Sequence[Candidate], on: Target) -> list[tuple[Candidate, float]]:
+    """Candidates that fit with the smallest reserve of a compiler, with their seconds, the fastest first; if none fits,
+    all of them. More microbatches are tried only if fewer do not fit."""
     plans: list[tuple[Candidate, Plan, float]] = []
     enough: set[str] = set()
-    for candidate in wanted:
+    for candidate in candidates:
         rest = str({key: value for key, value in candidate.changes.items() if key != "accumulate"})
         if rest in enough:
             continue
-        made = PlanJob(candidate.recipe, on, quick=True).make()
-        if isinstance(made, Plan) and made.timing:
-            plans.append((candidate, made, made.timing.seconds))
-            enough |= {rest} if roomy(made.memory, on.platform) else set()
-    fitting = [(candidate, seconds) for candidate, made, seconds in plans if roomy(made.memory, on.platform)]
+        plan = PlanJob(candidate.recipe, on, quick=True).make()
+        if isinstance(plan, Plan) and plan.timing:
+            plans.append((candidate, plan, plan.timing.seconds))
+            enough |= {rest} if roomy(plan.memory, on.platform) else set()
+    fitting = [(candidate, seconds) for candidate, plan, seconds in plans if roomy(plan.memory, on.platform)]
     return sorted(fitting or [(candidate, seconds) for candidate, _, seconds in plans], key=lambda pair: pair[1])
 
 
 def overlay(recipe_path: Path, folder: Path, overrides: Sequence[str], candidate: Candidate) -> str:
-    """The text of a recipe that loads as the candidate's: it includes the given one, and goes over it.
+    """Text of a recipe that loads as the candidate: it includes the given recipe and overrides what differs.
 
-    It keeps the run's name: what a search changes are numbers of no example and no step.
+    It keeps the run's name: a search changes how a step is computed, not which examples it trains on.
     """
     try:
         path = os.path.relpath(recipe_path.resolve(), folder.resolve())
     except ValueError as error:
-        raise RecipeError(f"{recipe_path}: cannot be reached from {folder}") from error
+        raise RecipeError(f"{recipe_path}: there is no relative path to it from {folder}") from error
     changes = parse(dump({"name": candidate.recipe.name, **candidate.changes}), "search")
     return dump({"include": path, **merge(overriding(overrides), changes).plain()})

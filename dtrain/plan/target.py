@@ -1,4 +1,4 @@
-"""The devices of a slice or a set of GPUs that need not be there."""
+"""Devices of a TPU slice or of GPUs, which need not be present."""
 
 import importlib.util
 import math
@@ -17,7 +17,7 @@ from dtrain.plan.cuda import described
 
 @dataclass(frozen=True)
 class StandIn:
-    """What a mesh asks of a device, for one that no library here can describe."""
+    """The attributes that a mesh reads of a device, for devices that no installed library describes."""
 
     id: int
     platform: str
@@ -29,7 +29,7 @@ class StandIn:
 
 
 def stand_ins(on: Target) -> list[Any]:
-    """Devices to trace a step for; nothing can be compiled for them."""
+    """Stand-in devices to trace a step for; nothing can be compiled for them."""
     kind, shape = on.chip.kinds[0] if on.chip else "cpu", on.shape or (on.chips,)
     places = [place + (0,) * (3 - len(place)) for place in np.ndindex(*shape)]
     cores, chips = range(on.chip.devices if on.chip else 1), on.chips // on.slices
@@ -48,22 +48,23 @@ QUIET = {
     "TPU_STDERR_LOG_LEVEL": "3",
     "TPU_MIN_LOG_LEVEL": "3",
 }
-"""What libtpu is told so that it compiles beside others, looks for no TPU and complains of none."""
+"""Environment variables of libtpu: share the machine with other processes, look for no TPU, log no warnings."""
 
 
 def devices(on: Target) -> list[Any]:
-    """The target's devices as its compiler describes them. EnvironmentFault where that is not installed."""
+    """The target's devices as its compiler describes them. Raises EnvironmentFault if it is not installed."""
     import jax
 
     if on.chip is None:
-        found = jax.devices("cpu")
-        assert len(found) == on.devices, "the CPU's devices are pretended before JAX starts"
-        return list(found)
+        result = jax.devices("cpu")
+        assert len(result) == on.devices, "CPU devices must be simulated before JAX starts"
+        return list(result)
     if on.chip.platform == "gpu":
         return described(on.chip, on.devices)
     if importlib.util.find_spec("libtpu") is None:
         raise EnvironmentFault(
-            "libtpu, which compiles for TPUs, is not installed", 'pip install "jax[tpu]"; or: --quick'
+            "libtpu, which compiles for TPUs, is not installed",
+            'pip install "jax[tpu]", or add --quick, which compiles nothing',
         )
     os.environ.update(QUIET)
     from jax.experimental import topologies
@@ -72,13 +73,13 @@ def devices(on: Target) -> list[Any]:
     options |= {"chips_per_host_bounds": (1, 1, 1)} if math.prod(on.shape) == 1 else {}
     options |= {"chip_config_name": "megacore"} if on.chip.name == "v4" else {}
     shape = "x".join(map(str, on.shape))
-    found = topologies.get_topology_desc(platform="tpu", topology_name=f"{on.chip.name}:{shape}", **options).devices
-    assert len(found) == on.devices, f"{on}: libtpu shows {len(found)} devices"
-    return list(found)
+    result = topologies.get_topology_desc(platform="tpu", topology_name=f"{on.chip.name}:{shape}", **options).devices
+    assert len(result) == on.devices, f"{on}: libtpu describes {len(result)} devices"
+    return list(result)
 
 
 def places(mesh_devices: Sequence[Any], on: Target) -> tuple[np.ndarray, np.ndarray]:
-    """Where each device stands on its torus, and in which slice or, for GPUs, on which host."""
+    """Torus coordinates of each device, and the number of its slice or, for GPUs, of its host."""
     coords = np.array([getattr(device, "coords", (device.id, 0, 0)) for device in mesh_devices])
     if on.platform == "gpu":
         return coords, np.array([device.id // PER_HOST for device in mesh_devices])

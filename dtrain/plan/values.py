@@ -1,4 +1,4 @@
-"""A plan for a program: plain values, as JSON takes them."""
+"""A plan as JSON values."""
 
 from typing import Any
 
@@ -9,10 +9,10 @@ from dtrain.plan.report import PARTS, verdict
 
 
 def values(plan: Plan) -> dict[str, Any]:
-    """The plan for a program: bytes in bytes, times in seconds."""
+    """The plan as JSON values: sizes in bytes, times in seconds."""
     memory, timing, money = plan.memory, plan.timing, plan.money
     smallest = state(memory, plan.target).smallest if plan.tier == "state" else None
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "name": plan.recipe.name,
         "target": plan.target.name,
         "slices": plan.target.slices,
@@ -42,19 +42,19 @@ def values(plan: Plan) -> dict[str, Any]:
     }
     if timing:
         tally = timing.tally
-        found["step_seconds"] = timing.seconds
-        found["seconds_by_part"] = {name: tally.parts.get(name, 0.0) for name in PARTS}
-        found["examples_per_second"] = timing.examples / timing.seconds
+        result["step_seconds"] = timing.seconds
+        result["seconds_by_part"] = {name: tally.parts.get(name, 0.0) for name in PARTS}
+        result["examples_per_second"] = timing.examples / timing.seconds
         if timing.tokens:
-            found["tokens_per_second"] = timing.tokens / timing.seconds
-        found["mfu"], found["hfu"], found["mfu_convention"] = timing.mfu, timing.hfu, timing.convention
-        found["bound"] = timing.bound
-        found["flops_per_device"] = {"products": tally.flops, "kernels": tally.kernel_flops}
-        found["memory_traffic_bytes_per_device"] = tally.moved
-        found["network"] = [
+            result["tokens_per_second"] = timing.tokens / timing.seconds
+        result["mfu"], result["hfu"], result["mfu_convention"] = timing.mfu, timing.hfu, timing.convention
+        result["bound"] = timing.bound
+        result["flops_per_device"] = {"products": tally.flops, "kernels": tally.kernel_flops}
+        result["memory_traffic_bytes_per_device"] = tally.moved
+        result["network"] = [
             {"kind": kind, "axes": list(axes), **vars(collective)}
             for (kind, axes), collective in tally.collectives.items()
         ]
     if money:
-        found["dollars"] = vars(money) | ({"list_price_of": f"{PRICED:%Y-%m}"} if money.listed else {})
-    return found
+        result["dollars"] = vars(money) | ({"list_price_of": f"{PRICED:%Y-%m}"} if money.listed else {})
+    return result

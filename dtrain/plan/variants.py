@@ -1,4 +1,4 @@
-"""Recipes near a given one: other meshes, remat policies and microbatches, and other ways to compile them."""
+"""Variants of a recipe: other meshes, remat policies and microbatches, other engines and compiler options."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,20 +22,20 @@ OVERLAP = {
     "xla_enable_async_all_gather": True,
     "xla_enable_async_reduce_scatter_fusion": True,
 }
-"""Collectives behind matrix products."""
+"""Compiler options that overlap collectives with matrix products."""
 
 WHOLE_PRODUCTS = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": 1_000_000}
-"""No product cut up to go with the parts of its operand as they arrive."""
+"""Compiler option against windowed products (collective matmul): no product is split."""
 
 WAYS: tuple[tuple[str, type[Jit] | type[ShardMap], Mapping[str, Any]], ...] = (
     ("collectives overlapped", ShardMap, OVERLAP),
     ("collectives overlapped", Jit, OVERLAP),
-    ("products whole", Jit, WHOLE_PRODUCTS),
-    ("products whole, collectives overlapped", Jit, OVERLAP | WHOLE_PRODUCTS),
+    ("no windowed products", Jit, WHOLE_PRODUCTS),
+    ("no windowed products, collectives overlapped", Jit, OVERLAP | WHOLE_PRODUCTS),
     ("", ShardMap, {}),
     ("", Jit, {}),
 )
-"""Ways to compile a step, in the order of trying: a name, engine and options."""
+"""Engines and compiler options to try, in order: name, engine, options."""
 
 REMAT = ("none", "attention", "dots", "full")
 MICROBATCHES = (1, 2, 4)
@@ -43,16 +43,16 @@ MICROBATCHES = (1, 2, 4)
 
 @dataclass(frozen=True)
 class Candidate:
-    """A recipe that differs from the given one, and how."""
+    """A variant of the given recipe, and its changes."""
 
     recipe: Recipe
     changes: dict[str, Any]
-    """What to write over the recipe: a plain tree."""
+    """Overrides of the given recipe, as a plain tree."""
 
     @property
     def text(self) -> str:
-        """What changed, in a line."""
-        return ", ".join(map(self._described, self.changes)) or "the recipe as it is"
+        """The changes in one line."""
+        return ", ".join(map(self._described, self.changes)) or "the given recipe"
 
     def _described(self, key: str) -> str:
         value = self.changes[key]
@@ -69,8 +69,8 @@ class Candidate:
 
 
 def meshes(recipe: Recipe, on: Target) -> Iterator[Candidate]:
-    """Every mesh of fsdp, data, tensor and expert over the devices that the recipe's sizes allow but its own, plain
-    ones first."""
+    """Every other mesh of data, fsdp, tensor and expert over the devices that the recipe's sizes allow, the simplest
+    first."""
     count, old = getattr(getattr(recipe.model, "experts", None), "count", 1), recipe.mesh
     sizes = [n for n in range(1, on.devices + 1) if on.devices % n == 0]
     shapes = [
@@ -95,7 +95,7 @@ def meshes(recipe: Recipe, on: Target) -> Iterator[Candidate]:
 
 
 def finer(candidate: Candidate, on: Target, microbatches: Sequence[int] = MICROBATCHES) -> Iterator[Candidate]:
-    """The same mesh with other remat policies, microbatches, and the logits whole."""
+    """The same mesh with other remat policies and microbatches, and with the loss in one chunk."""
     recipe, model = candidate.recipe, candidate.recipe.model
     choices = {
         "remat": REMAT if hasattr(model, "remat") else (),
@@ -115,13 +115,13 @@ def finer(candidate: Candidate, on: Target, microbatches: Sequence[int] = MICROB
 
 
 def ways(candidate: Candidate, base: Recipe, on: Target) -> Iterator[Candidate]:
-    """The candidate in every other way to compile it. The options are those of TPUs: other compilers drop them."""
+    """The candidate with the other engines and compiler options. The options are for TPUs, and tried only there."""
     recipe = candidate.recipe
     for _, engine, options in WAYS:
-        made = engine(xla={**recipe.engine.xla, **options})
-        changed = dataclasses.replace(recipe, engine=made)
+        changed_engine = engine(xla={**recipe.engine.xla, **options})
+        changed = dataclasses.replace(recipe, engine=changed_engine)
         if (options and on.platform != "tpu") or changed == recipe or problems_of(changed, None):
             continue
-        section = {"kind": made.kind} | ({"xla": made.xla} if made.xla else {})
+        section = {"kind": changed_engine.kind} | ({"xla": changed_engine.xla} if changed_engine.xla else {})
         rest = {key: value for key, value in candidate.changes.items() if key != "engine"}
-        yield Candidate(changed, rest | ({"engine": section} if made != base.engine else {}))
+        yield Candidate(changed, rest | ({"engine": section} if changed_engine != base.engine else {}))

@@ -1,4 +1,4 @@
-"""Plans made in processes of their own: several at once, and one whose compiler dies takes nobody with it."""
+"""Make plans in separate processes: several at once, and a crash of the compiler ends only its own process."""
 
 import multiprocessing
 import os
@@ -21,7 +21,7 @@ Outcome = Plan | DtrainError
 
 @dataclass(frozen=True)
 class PlanJob:
-    """One plan to be made."""
+    """One plan to make."""
 
     recipe: Recipe
     target: Target
@@ -29,7 +29,7 @@ class PlanJob:
     price: float | None = None
 
     def make(self) -> Outcome:
-        """The plan, or why there is none."""
+        """The plan, or the error that prevents it."""
         try:
             return (quick if self.quick else plan)(self.recipe, self.target, self.price)
         except DtrainError as error:
@@ -37,9 +37,9 @@ class PlanJob:
 
 
 def outcomes(jobs: Sequence[PlanJob], workers: int) -> Iterator[tuple[int, Outcome]]:
-    """The number of each job with what came of it, as they are done.
+    """Yield the index of each job with its plan or error, in order of completion.
 
-    Where the caller stops listening, or is interrupted, the processes are ended.
+    If the caller closes the generator or is interrupted, the worker processes are killed.
     """
     context, waiting = multiprocessing.get_context("spawn"), list(enumerate(jobs))
     running: dict[Any, tuple[int, BaseProcess]] = {}
@@ -62,29 +62,30 @@ def outcomes(jobs: Sequence[PlanJob], workers: int) -> Iterator[tuple[int, Outco
 
 def _received(ready: Any, process: BaseProcess) -> Outcome:
     try:
-        found = ready.recv()
+        outcome = ready.recv()
     except EOFError:
         process.join()
         code = process.exitcode or 0
         reason = f"signal {-code}" if code < 0 else f"exit code {code}"
         return EnvironmentFault(
-            f"the compiler died ({reason})", "it may lack memory: `dtrain doctor`; --quick compiles nothing"
+            f"the compiler's process ended unexpectedly ({reason})",
+            "it may have run out of memory (see `dtrain doctor`); --quick plans without compiling",
         )
-    process.kill()  # it has said all; on its way out libtpu would complain of a lesser signal
+    process.kill()  # the result is complete; libtpu logs an error on any signal that it can catch
     process.join()
-    if isinstance(found, Exception) and not isinstance(found, DtrainError):
-        raise found
-    return found
+    if isinstance(outcome, Exception) and not isinstance(outcome, DtrainError):
+        raise outcome
+    return outcome
 
 
-def _work(job: PlanJob, back: Any) -> None:
+def _work(job: PlanJob, connection: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller decides when to stop
     exit_with_caller()
     with suppress(OSError):
         os.nice(5)
     try:
-        found = job.make()
+        outcome = job.make()
     except Exception as error:
-        found = error
-    with suppress(BrokenPipeError):  # nobody listens any more
-        back.send(found)
+        outcome = error
+    with suppress(BrokenPipeError):  # the caller has closed its end
+        connection.send(outcome)

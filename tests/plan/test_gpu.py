@@ -1,4 +1,4 @@
-"""Plans for GPUs: by arithmetic, and compiled by JAX's CUDA plug-in, which needs no GPU for that."""
+"""Plans for GPUs: by arithmetic, and compiled by JAX's CUDA plug-in, which needs no GPU."""
 
 import importlib.util
 from pathlib import Path
@@ -19,21 +19,21 @@ LENGTH, LAYERS, HEADS, DIM = 2048, 16, 32, 64
 
 
 def attention(rows: int, products: int) -> float:
-    """Work of cuDNN's kernels on one device."""
+    """FLOPs of cuDNN's kernels on one device."""
     tiles = LENGTH // 128
     return 2 * products * rows * LAYERS * HEADS * LENGTH**2 * DIM * (tiles + 1) / (2 * tiles)
 
 
 @pytest.mark.parametrize(("remat", "products"), [("full", 9), ("attention", 7), ("none", 7)])
 def test_cudnn_is_counted_without_a_gpu(tmp_path: Path, remat: str, products: int) -> None:
-    """Two products forward, five backward in one kernel, and two more where it runs again."""
+    """Two products forward, five backward in one kernel, and two more if the forward pass is recomputed."""
     found = quick(recipe(tmp_path, "llama3.2-1b", LENGTH, 32, f"model.remat={remat}"), target("h100-8"))
     assert found.timing
     assert found.timing.tally.kernel_flops == pytest.approx(attention(4, products))
 
 
 @pytest.mark.parametrize("on", [pytest.param(name, marks=COMPILER) for name in ("h100-8", "a100-8", "b200-16")])
-def test_what_is_compiled_for_gpus_is_what_arithmetic_says(tmp_path: Path, on: str) -> None:
+def test_a_plan_compiled_for_gpus_agrees_with_arithmetic(tmp_path: Path, on: str) -> None:
     wanted = recipe(tmp_path, "llama3.2-1b", LENGTH, 32)
     found, ahead = plan(wanted, target(on)), quick(wanted, target(on))
     assert found.fits
@@ -50,7 +50,7 @@ def test_what_is_compiled_for_gpus_is_what_arithmetic_says(tmp_path: Path, on: s
 
 KINDS = ("all-gather", "reduce-scatter")
 GATHERED = 2 * 1_235_814_400
-"""Bytes of the weights in bfloat16, made whole once for each pass over the layers."""
+"""Bytes of the weights in bfloat16, which each pass over the layers gathers once."""
 
 
 @pytest.mark.parametrize("batch", [pytest.param(512, marks=COMPILER)])

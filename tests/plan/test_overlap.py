@@ -1,4 +1,4 @@
-"""What the quick tier takes to be hidden behind work, and the memory traffic that it counts."""
+"""Collectives that the quick tier overlaps with work, and the memory traffic that it counts."""
 
 import math
 from pathlib import Path
@@ -65,7 +65,7 @@ def test_gathers_are_hidden_as_far_as_products_last(tmp_path: Path, length: int,
 
 
 def test_a_windowed_product_adds_up_in_main_memory_where_its_result_is_large(tmp_path: Path) -> None:
-    """Half of 128 MiB stays in fast memory; the whole of it is read and written again for the parts of its operand."""
+    """A result of 64 MiB stays in fast memory; one of 128 MiB is read and written again for the operand's parts."""
 
     def seconds_per_flop(batch: int, *overrides: str) -> float:
         found = quick(recipe(tmp_path, "llama3.2-1b", 4096, batch, *overrides), target("v5e-16")).timing
@@ -93,7 +93,7 @@ def test_a_gathered_dim_is_followed_through_views() -> None:
 
 
 def test_what_is_fused_is_read_from_memory_once() -> None:
-    """Two arrays into one; a reduction reads its operand though its result is small."""
+    """Two arrays are read and one is written; a reduction reads its operands although its result is small."""
     a, b = jax.ShapeDtypeStruct((64, 128), jnp.float32), jax.ShapeDtypeStruct((64, 128), jnp.float32)
     size = 4 * math.prod(a.shape)
     moved = lambda function: sum(traffic(flatten(jax.make_jaxpr(function)(a, b).jaxpr)))  # noqa: E731

@@ -1,4 +1,4 @@
-"""What a plan says, held against what a run is and does."""
+"""Plans, compared with runs, with arithmetic and with golden files."""
 
 import importlib.util
 import json
@@ -59,7 +59,7 @@ def recipe(folder: Path, preset: str, length: int, batch: int, *overrides: str) 
 
 
 def rounded(text: str) -> str:
-    """Amounts to two figures and no line numbers, so that versions of a compiler and edits of a model agree."""
+    """The text with two significant figures and no line numbers, independent of compiler versions and small edits."""
 
     def two(match: re.Match[str]) -> str:
         return f"{float(f'{float(match.group().replace(chr(44), str())):.2g}'):,g}"
@@ -71,7 +71,7 @@ def rounded(text: str) -> str:
 
 
 def test_the_quick_tier_counts_every_product(tmp_path: Path) -> None:
-    """By the arithmetic of the shape: 6 for each weight and token, and what full remat computes again."""
+    """6 FLOPs for each weight and token, and 2 more for what full remat recomputes."""
     found = quick(recipe(tmp_path, "llama3-8b", 2048, 16), target("v5e-16"))
     assert found.timing
     layer, last, head, tokens = 218_103_808, 4096 * 14336, 4096 * 128256, 2048
@@ -85,21 +85,21 @@ def test_the_quick_tier_counts_every_product(tmp_path: Path) -> None:
 
 
 def attention_flops(heads: int, dim: int, length: int) -> float:
-    """Of one product of scores, or with them, over the blocks that a causal mask leaves of one row."""
+    """FLOPs of one matrix product with the scores of one row, over the blocks that a causal mask leaves."""
     blocks = length // 512
     return 2 * heads * length**2 * dim * (blocks + 1) / (2 * blocks)
 
 
 @pytest.mark.parametrize(("remat", "products"), [("full", 9), ("attention", 7), ("dots", 7), ("none", 7)])
-def test_attention_that_is_kept_is_not_computed_again(tmp_path: Path, remat: str, products: int) -> None:
-    """Two products forward, five backward in one kernel, and two more where the first runs again."""
+def test_attention_that_is_saved_is_not_recomputed(tmp_path: Path, remat: str, products: int) -> None:
+    """Two products forward, five backward in one kernel, and two more if the forward pass is recomputed."""
     found = quick(recipe(tmp_path, "llama3-8b", 2048, 16, f"model.remat={remat}"), target("v5e-16"))
     assert found.timing
     assert found.timing.tally.kernel_flops == pytest.approx(32 * products * attention_flops(32, 128, 2048))
 
 
 def test_experts_work_for_the_rows_that_are_sent_to_them(tmp_path: Path) -> None:
-    """Two of eight experts a token: three matrices each, forward, for both gradients, and all but the last again."""
+    """Two of eight experts per token, three matrices each: forward, two gradients, and all but the last recomputed."""
     mesh = "mesh={data: 1, fsdp: 8, expert: 8}"
     found = quick(recipe(tmp_path, "mixtral-8x7b", 4096, 128, mesh), target("v5p-128"))
     assert found.timing
@@ -123,7 +123,7 @@ def test_goldens_of_the_quick_tier(
 
 @OLDEST
 def test_golden_of_too_little_memory(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
-    """It says by how much, and what would fit."""
+    """The report shows by how much it does not fit, and changes that fit."""
     wanted = recipe(tmp_path, "gpt2-1.5b", 1024, 64, "model.remat=none")
     on = target("v5e-4")
     found = quick(wanted, on)
@@ -134,7 +134,7 @@ def test_golden_of_too_little_memory(tmp_path: Path, golden: Callable[[str, str]
 
 
 def test_golden_of_a_state_that_no_mesh_holds(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
-    """At once, with the smallest slice that holds it, one that fits, and another optimizer; no time, no money."""
+    """The report has the smallest slice that holds the state, one that fits, another optimizer; no time or price."""
     wanted, on = recipe(tmp_path, "llama3-70b", 2048, 16), target("v5e-16")
     found = quick(wanted, on)
     assert (found.tier, found.timing, found.money) == ("state", None, None)
@@ -155,7 +155,7 @@ def test_golden_of_a_curve(tmp_path: Path, golden: Callable[[str, str], None]) -
 
 @pytest.mark.parametrize("engine", ["jit", "shard_map"])
 def test_a_plan_is_the_run_that_it_plans(engine: str) -> None:
-    """Planned for eight CPU devices, and run on them: the same arrays, the same program."""
+    """A plan for eight CPU devices, and a run on them: the same arrays, the same program."""
     mesh = "mesh={data: 2, fsdp: 2, tensor: 2}"
     wanted = load(RECIPES / "decoder-tiny.yaml", [mesh, f"engine={engine}"], 8)
     found = plan(wanted, target("cpu-8"))
@@ -189,7 +189,7 @@ def test_as_json_units_stand_in_the_keys(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_what_fits_instead_is_found_by_arithmetic(tmp_path: Path) -> None:
-    """One change where one is enough, two where it is not; each leaves room."""
+    """One change if one is enough, else two; each fits."""
     one = nearest(recipe(tmp_path, "gpt2-1.5b", 1024, 64, "model.remat=none"), target("v5e-4"), 1, compiling=False)
     assert one
     assert all(len(candidate.changes) == 1 and plan.fits for candidate, plan in one)
@@ -320,7 +320,7 @@ def test_several_slices_are_planned(dtrain: Dtrain, on: str) -> None:
     pytest.param("meshes by arithmetic", marks=pytest.mark.slow), pytest.param("compiling 12", marks=COMPILER),
 ])  # fmt: skip
 def test_interrupted_it_leaves_quietly(tmp_path: Path, after: str) -> None:
-    """At a random moment of its tracing, in whose callbacks JAX loses what is raised; and while it compiles."""
+    """At a random moment while it traces, in callbacks of which JAX loses exceptions, and while it compiles."""
     command = [sys.executable, "-m", "dtrain", "plan", "decoder-tiny", *SMALL, "--on", "v5e-4", "--search"]
     env = bare_environment() | {"XDG_CACHE_HOME": str(tmp_path)}
     running = subprocess.Popen(

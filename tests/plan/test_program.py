@@ -1,4 +1,4 @@
-"""Compiled programs read back: small texts whose arithmetic is done by hand, and programs that JAX compiles here."""
+"""Parsed programs: small texts with the expected cost computed by hand, and programs that JAX compiles here."""
 
 import jax
 import jax.numpy as jnp
@@ -54,7 +54,7 @@ def replayed(text: str) -> StepCost:
 
 
 def test_a_loop_is_counted_by_its_bounds() -> None:
-    """From 1 by 2 to 9: four times."""
+    """From 1 to 9 in steps of 2: four iterations."""
     program = read(OVERLAPPED)
     assert trips(program, program.entry.ops["loop"], program.entry) == 4
 
@@ -72,7 +72,7 @@ def test_time_is_that_of_the_longer_of_work_and_network() -> None:
     assert collective.exposed == pytest.approx(found.parts["network"])
 
 
-def test_tiles_are_filled_up_and_fast_memory_is_told_apart() -> None:
+def test_dims_are_padded_to_tiles_and_fast_memory_is_recognised() -> None:
     (array,) = arrays("bf16[3,100]{1,0:T(8,128)(2,1)S(1)}")
     assert (array.bytes, array.space) == (8 * 128 * 2, 1)
     (column,) = arrays("f32[128,1]{0,1:T(1,128)}")
@@ -191,7 +191,7 @@ calls=%async_collective_fusion.1
 
 
 def test_a_gather_in_flight_is_counted_once() -> None:
-    """By the network alone: neither the fusions that it is under way through nor reserved buffers move its bytes."""
+    """By the network only: neither the fusions that it passes through nor reserved buffers count its bytes."""
     found = replayed(IN_FLIGHT)
     assert found.moved == 2 * 2 * 2 * 512 * 512  # each of two products reads one matrix and writes one
     collective = found.collectives["all-gather", ("fsdp",)]
@@ -200,7 +200,7 @@ def test_a_gather_in_flight_is_counted_once() -> None:
     assert found.seconds == pytest.approx(collective.seconds)
 
 
-def test_slices_talk_over_the_slow_network() -> None:
+def test_slices_communicate_over_the_slow_network() -> None:
     two = Network(V5E, (4, 4), {"data": 2, "fsdp": 16}, np.tile(RING.coords, (2, 1)), np.repeat([0, 1], 16))
     inside, across = (two.time("all-reduce", two.along((axis,)), 1e9) for axis in ("fsdp", "data"))
     assert across > 10 * inside
@@ -208,7 +208,7 @@ def test_slices_talk_over_the_slow_network() -> None:
 
 @pytest.mark.parametrize("shapes", [((64, 32), (32, 48)), ((8, 64, 32), (8, 32, 16))])
 def test_products_that_jax_compiles_are_counted_exactly(shapes: tuple[tuple[int, ...], ...]) -> None:
-    """Eleven times over, in a scan; XLA's own figure counts the body once."""
+    """In a scan of eleven iterations; XLA's own figure counts the body once."""
     a, b = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)
 
     def step(a: jax.Array, b: jax.Array) -> jax.Array:

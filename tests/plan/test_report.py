@@ -1,4 +1,4 @@
-"""What the report of a plan says: each figure is computed, and figures that belong together agree."""
+"""The report of a plan: each figure is computed, and figures that belong together agree."""
 
 import dataclasses
 import re
@@ -39,7 +39,7 @@ def text(plan: Plan) -> str:
 
 @pytest.mark.parametrize("seconds", [0.02, 59.6, 81, 119, 121, 1249, 3599, 3601, 95_000, 1e7])
 def test_the_time_and_the_money_of_a_run_agree(images: Plan, seconds: float) -> None:
-    """As they are shown: hours times dollars an hour are the dollars."""
+    """As printed: hours times dollars per hour equal the dollars."""
     money = cost(images.target, seconds / 1000, 0, 64, 1000, None)
     assert money
     assert images.timing
@@ -68,8 +68,8 @@ def test_images_are_counted_as_images(images: Plan) -> None:
 
 
 @pytest.mark.parametrize("executed", [0.9, 1.0, 1.3])
-def test_what_is_computed_again_never_lowers_the_utilisation(images: Plan, executed: float) -> None:
-    """MFU and HFU follow one convention; a program that does less than it counts has no HFU of its own."""
+def test_recomputation_never_lowers_the_utilisation(images: Plan, executed: float) -> None:
+    """MFU and HFU use one convention; no HFU is shown for a program that executes fewer FLOPs than it counts."""
     timing = images.timing
     assert timing
     flops = executed * timing.model_flops / images.target.devices
@@ -103,18 +103,18 @@ def test_list_prices_older_than_six_months_are_shown_with_a_warning(images: Plan
     assert "2025-10" in text(images)
 
 
-def test_no_time_and_no_money_stand_beside_what_does_not_fit(images: Plan) -> None:
+def test_no_time_and_no_price_are_shown_for_what_does_not_fit(images: Plan) -> None:
     large = dataclasses.replace(images.memory, peak=int(images.memory.room) + 1)
     shown = text(dataclasses.replace(images, memory=large, money=None))
     assert "DOES NOT FIT" in shown
-    assert not re.search(r"\$|time of a step|MFU", shown)
+    assert not re.search(r"\$|step time|MFU", shown)
     row = list(table([images.target], [dataclasses.replace(images, memory=large, money=None)], FRESH))[1]
     assert "DOES NOT FIT" in row
     assert "%" not in row
 
 
 def test_arithmetic_alone_does_not_promise_what_a_compiler_may_need(images: Plan) -> None:
-    """1.31 times the peak was reserved at most; above that only the compiler knows."""
+    """At most 1.31 times the peak was reserved; above that, only compiling shows whether it fits."""
     room = images.memory.room
     for peak, found in ((room / 1.32, "fits"), (room / 1.30, "may fit"), (room * 1.01, "DOES NOT FIT")):
         near = dataclasses.replace(images, memory=dataclasses.replace(images.memory, peak=int(peak)))
@@ -137,11 +137,11 @@ def test_gpus_are_priced_by_the_machine_and_timed_on_its_network(tmp_path: Path)
 
 def test_one_target_is_drawn(dtrain: Dtrain, tmp_path: Path) -> None:
     done = dtrain("plan", "vit-synthetic-v5e-16", "--on", "v5e-16", "--quick", "--plot", "one.png")
-    assert "drawn into one.png" in done.stderr
+    assert "wrote one.png" in done.stderr
     assert (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize(("name", "why"), [("nosuch/a.png", "there is no folder"), ("a.xls", "no kind of picture")])
+@pytest.mark.parametrize(("name", "why"), [("nosuch/a.png", "does not exist"), ("a.xls", "not an image")])
 def test_a_picture_that_cannot_be_written_is_refused_before_the_plan(tmp_path: Path, name: str, why: str) -> None:
     with pytest.raises(EnvironmentFault, match=why):
         refuse_undrawable(tmp_path / name)
@@ -150,6 +150,6 @@ def test_a_picture_that_cannot_be_written_is_refused_before_the_plan(tmp_path: P
 def test_a_picture_without_a_plan_that_fits_is_refused(images: Plan, tmp_path: Path) -> None:
     large = dataclasses.replace(images, memory=dataclasses.replace(images.memory, peak=10**12))
     for made in ([RecipeError("no")], [dataclasses.replace(images, timing=None)], [large]):
-        with pytest.raises(EnvironmentFault, match="nothing to draw"):
+        with pytest.raises(EnvironmentFault, match="nothing to plot"):
             draw(made, tmp_path / "a.png")
     assert not list(tmp_path.iterdir())

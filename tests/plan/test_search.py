@@ -1,4 +1,4 @@
-"""What a search tries, and in which order: stand-ins take the place of arithmetic and of the compiler."""
+"""What a search tries, and in which order. Stand-ins replace arithmetic and the compiler."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +21,7 @@ Compiled = Callable[[Cost, int, str], tuple[SearchResult, list[Recipe]]]
 
 
 def product(wanted: Recipe) -> tuple[float, float]:
-    """Factors of remat, mesh and engine that do not depend on each other; remat none has no room."""
+    """A cost made of independent factors of remat, mesh and engine; remat none does not fit."""
     remat = {"none": (0.70, 1.5), "dots": (0.85, 0.8), "attention": (0.95, 0.6), "full": (1.0, 0.5)}
     seconds, memory = remat[wanted.model.remat]  # pyright: ignore[reportAttributeAccessIssue]
     if wanted.model.loss_chunks == 1:  # pyright: ignore[reportAttributeAccessIssue]
@@ -33,7 +33,7 @@ def product(wanted: Recipe) -> tuple[float, float]:
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Compiled:
-    """Search with `product` for arithmetic and that cost for the compiler; gives what it found and what it compiled."""
+    """A search with `product` for arithmetic and `cost` for the compiler; returns its result and what it compiled."""
     template = quick(recipe(tmp_path, "llama3.2-1b", 2048, 16), target("v5e-4"))
 
     def searched(cost: Cost, tries: int, on: str) -> tuple[SearchResult, list[Recipe]]:
@@ -58,7 +58,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Compiled:
 
 
 def test_five_tries_find_the_best_of_the_space(compiled: Compiled, tmp_path: Path) -> None:
-    """Of every mesh, remat policy, number of microbatches, engine and set of options that fits."""
+    """The best of every mesh, remat policy, number of microbatches, engine and set of options that fits."""
     found, attempts = compiled(product, 5, "v5e-4")
     base = Candidate(recipe(tmp_path, "llama3.2-1b", 2048, 16), {})
     shapes = [base, *meshes(base.recipe, target("v5e-4"))]
@@ -72,7 +72,7 @@ def test_five_tries_find_the_best_of_the_space(compiled: Compiled, tmp_path: Pat
 
 
 def test_meshes_and_remat_come_before_compiler_options(compiled: Compiled) -> None:
-    """The recipe as it is, remat alone, another mesh; then options, for the fastest of those."""
+    """The given recipe, another remat policy, another mesh; then options for the fastest of these."""
     found, attempts = compiled(product, 5, "v5e-4")
     base, remat, mesh, *rest = attempts
     assert base == found.tried[0].recipe
@@ -87,7 +87,7 @@ def test_meshes_and_remat_come_before_compiler_options(compiled: Compiled) -> No
 def test_in_place_of_a_shape_that_does_not_fit_the_next_is_compiled(
     compiled: Compiled,
 ) -> None:
-    """What the compiler has no room for, though arithmetic had."""
+    """It fits by arithmetic, but not by the compiler."""
 
     def cost(wanted: Recipe) -> tuple[float, float]:
         seconds, memory = product(wanted)
@@ -103,7 +103,7 @@ def test_in_place_of_a_shape_that_does_not_fit_the_next_is_compiled(
 def test_other_hardware_is_not_given_the_options_of_tpus(
     compiled: Compiled,
 ) -> None:
-    """They would be dropped, and the same program compiled again."""
+    """They would be ignored, and the same program would be compiled again."""
     _, attempts = compiled(product, 12, "h100-8")
     assert len(attempts) > 3
     assert not any(one.engine.xla for one in attempts)

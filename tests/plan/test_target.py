@@ -1,4 +1,4 @@
-"""Names of slices, and what is answered to a wrong one."""
+"""Names of slices, and the error for a wrong name."""
 
 import pytest
 
@@ -92,7 +92,7 @@ def test_gpus_are_rented_by_the_machine(name: str, rented: int, machine: str) ->
 
 
 @pytest.mark.tpu_compiler
-def test_libtpu_knows_every_slice_that_can_be_had() -> None:
+def test_libtpu_describes_every_slice_that_can_be_rented() -> None:
     pytest.importorskip("libtpu", reason="libtpu is not installed")
     for chip in CHIPS:
         for count in chip.slices if chip.dims else ():

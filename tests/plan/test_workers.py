@@ -1,4 +1,4 @@
-"""Plans in processes of their own."""
+"""Plans in separate processes."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ from dtrain.plan.workers import outcomes
 
 @dataclass(frozen=True)
 class Stub:
-    """What a process does in place of a plan."""
+    """What a worker process does in place of a plan."""
 
     what: str
 
@@ -26,9 +26,9 @@ class Stub:
             os.kill(os.getpid(), signal.SIGKILL)
         if self.what == "is refused":
             return RecipeError("no", "yes")
-        if self.what.startswith("tells "):
-            Path(self.what.removeprefix("tells ")).write_text(str(os.getpid()))
-        if self.what.startswith(("sleeps", "tells ")):
+        if self.what.startswith("reports "):
+            Path(self.what.removeprefix("reports ")).write_text(str(os.getpid()))
+        if self.what.startswith(("sleeps", "reports ")):
             time.sleep(60)
         return self.what
 
@@ -38,7 +38,7 @@ def made(*whats: str, workers: int = 2) -> dict[int, Any]:
 
 
 @pytest.mark.slow
-def test_a_compiler_that_dies_takes_nobody_with_it() -> None:
+def test_a_compiler_that_crashes_ends_only_its_own_process() -> None:
     found = made("dies", "fine", "is refused")
     assert isinstance(found[0], EnvironmentFault)
     assert "signal 9" in found[0].message
@@ -48,7 +48,7 @@ def test_a_compiler_that_dies_takes_nobody_with_it() -> None:
 
 
 @pytest.mark.slow
-def test_who_stops_listening_ends_the_others() -> None:
+def test_closing_the_generator_ends_the_workers() -> None:
     start = time.perf_counter()
     running = outcomes([Stub("sleeps"), Stub("fine")], 2)  # pyright: ignore[reportArgumentType]
     assert next(running) == (1, "fine")
@@ -57,9 +57,9 @@ def test_who_stops_listening_ends_the_others() -> None:
 
 
 @pytest.mark.slow
-def test_a_caller_that_is_killed_leaves_nobody_at_work(tmp_path: Path) -> None:
+def test_a_caller_that_is_killed_leaves_no_worker(tmp_path: Path) -> None:
     values = tmp_path / "pid"
-    program = f"import tests.plan.test_workers as w; list(w.outcomes([w.Stub('tells {values}')], 1))"
+    program = f"import tests.plan.test_workers as w; list(w.outcomes([w.Stub('reports {values}')], 1))"
     caller = subprocess.Popen([sys.executable, "-c", program], cwd=Path(__file__).parents[2])
     deadline = time.monotonic() + 60
     while not values.exists() and time.monotonic() < deadline:
