@@ -1,1 +1,1 @@
-"""From YAML to a Recipe, and what can be said of it without a device."""
+"""Read YAML into a Recipe and check it, without a device."""

@@ -1,4 +1,4 @@
-"""One tree of nodes from a recipe, what it includes, and the overrides of the command line."""
+"""Combine a recipe, its includes and the overrides of the command line into one tree of nodes."""
 
 import math
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ PRESETS = Path(__file__).parents[1] / "models" / "presets.yaml"
 
 
 def compose(path: Path, overrides: Sequence[str] = ()) -> Node:
-    """The recipe with its includes under it and the `key=value` overrides over it."""
+    """The recipe merged over its includes, with the `key=value` overrides merged over both."""
     over = overriding(overrides)
     return _with_preset(merge(_one_length(_included(path, (), Budget()), over), over))
 
 
 def _one_length(tree: Node, over: Node) -> Node:
-    """The recipe without its `epochs` where the command line says `steps` alone, and the other way round."""
+    """The recipe without its `epochs` if the command line gives only `steps`, and vice versa."""
     given = {"steps", "epochs"} & over.value.keys()
     if len(given) != 1:
         return tree
@@ -29,54 +29,56 @@ def _one_length(tree: Node, over: Node) -> Node:
 
 def overriding(overrides: Sequence[str]) -> Node:
     """The `key=value` overrides as one tree."""
-    over = Node({}, Mark("arguments"))
+    tree = Node({}, Mark("arguments"))
     for override in overrides:
-        over = merge(over, _override(override))
-    return over
+        tree = merge(tree, _override(override))
+    return tree
 
 
 def presets() -> dict[str, Node]:
-    """The published shapes of the decoder, by name."""
+    """Published decoder shapes, by name."""
     return read(PRESETS).value
 
 
 def _with_preset(tree: Node) -> Node:
-    """The tree, with the fields of the model's preset under those that it has."""
+    """The tree with the fields of the model's preset filled in; fields that the recipe gives take precedence."""
     model = tree.value.get("model") if isinstance(tree.value, dict) else None
     preset = model.value.get("preset") if model and isinstance(model.value, dict) else None
     if preset is None or preset.value is None:
         return tree
     if not isinstance(preset.value, str):
-        raise RecipeError(f"{preset.mark}  model.preset: the name of a preset; `dtrain recipes presets` lists them")
+        raise RecipeError(
+            f"{preset.mark}  model.preset: expected the name of a preset; `dtrain recipes presets` lists them"
+        )
     known = presets()
     if preset.value not in known:
         near = nearest(preset.value, known)
         hint = f"did you mean {near!r}?" if near else f"one of {', '.join(known)}"
-        raise RecipeError(f"{preset.mark}  model.preset: no preset {shown(repr(preset.value))}; {hint}")
+        raise RecipeError(f"{preset.mark}  model.preset: unknown preset {shown(repr(preset.value))}; {hint}")
     mark = Mark(f"preset {preset.value}")
     under = Node({"model": _placed(known[preset.value], mark)}, mark, {"model": mark})
     return merge(under, tree)
 
 
 def least_devices(tree: Node) -> int:
-    """The fewest devices that the recipe's mesh fits on, as far as it can be read without checking it."""
+    """The smallest number of devices that the recipe's mesh fits on, read from the tree without checking it."""
     mesh = tree.plain().get("mesh", {})
     if not isinstance(mesh, dict):
         return 1
     given = mesh.get("slices")
     slices = given if isinstance(given, dict) else {}
     open_axes = [axis for axis in slices if mesh.get(axis, -1 if axis == "data" else 1) == -1]
-    found = [*mesh.values(), *(slices[axis] for axis in open_axes)]
-    return math.prod(size for size in found if type(size) is int and size > 0)
+    factors = [*mesh.values(), *(slices[axis] for axis in open_axes)]
+    return math.prod(size for size in factors if type(size) is int and size > 0)
 
 
 def _included(path: Path, trail: tuple[Path, ...], budget: Budget) -> Node:
     own = read(path, budget)
     if path.resolve() in trail or len(trail) >= MAX_INCLUDES:
         chain = " -> ".join(str(step) for step in (*trail, path.resolve()))
-        raise RecipeError(f"include: goes in a circle or too deep: {chain}")
+        raise RecipeError(f"include: a cycle, or more than {MAX_INCLUDES} levels: {chain}")
     if not isinstance(own.value, dict):
-        raise RecipeError(f"{own.mark}  a recipe is a mapping of keys to values")
+        raise RecipeError(f"{own.mark}  a recipe must be a mapping of keys to values")
     if "include" not in own.value:
         return own
     named = own.value["include"]
@@ -84,16 +86,16 @@ def _included(path: Path, trail: tuple[Path, ...], budget: Budget) -> Node:
     tree = Node({}, own.mark)
     for file in files:
         if not isinstance(file.value, str):
-            raise RecipeError(f"{file.mark}  include: is a path, or a list of paths, relative to this file")
+            raise RecipeError(f"{file.mark}  include: expected a path or a list of paths, relative to this file")
         tree = merge(tree, _included(path.parent / file.value, (*trail, path.resolve()), budget))
     rest = {key: value for key, value in own.value.items() if key != "include"}
     return merge(tree, Node(rest, own.mark, own.keys))
 
 
 def merge(under: Node, over: Node) -> Node:
-    """`over` laid on `under`, key by key. A section of another `kind` replaces the one below it."""
+    """Merge `over` over `under`, key by key. A section of another `kind` replaces the whole section."""
     if isinstance(under.value, str) and isinstance(over.value, dict) and "kind" not in over.value:
-        under = Node({"kind": under}, under.mark, {"kind": under.mark})  # `data: digits` is the kind alone
+        under = Node({"kind": under}, under.mark, {"kind": under.mark})  # `data: digits` is short for its kind
     if isinstance(over.value, str) and isinstance(under.value, dict) and "kind" in under.value:
         over = Node({"kind": over}, over.mark, {"kind": over.mark})
     if not (isinstance(under.value, dict) and isinstance(over.value, dict)):
@@ -108,12 +110,12 @@ def merge(under: Node, over: Node) -> Node:
 
 
 def _override(text: str) -> Node:
-    """`optimizer.lr=3e-4` as a tree that holds this one value; `launch=@pod.json` takes it from a YAML or JSON file."""
+    """`optimizer.lr=3e-4` as a tree with this one value; `launch=@pod.json` reads it from a YAML or JSON file."""
     key, equals, value = text.partition("=")
     mark = Mark(f"argument {shown(repr(text))}")
     if not equals or not all(key.split(".")) or key.count(".") >= MAX_DEPTH:
         raise RecipeError(f"{mark}: an override is key=value, as in optimizer.lr=3e-4")
-    if value.startswith("@"):  # no YAML value begins so
+    if value.startswith("@"):  # a YAML value cannot start with @
         node = read(Path(value[1:]))
     else:
         node = _placed(parse(value, mark.source), mark) if value else Node("", mark)
@@ -123,7 +125,7 @@ def _override(text: str) -> Node:
 
 
 def _placed(node: Node, mark: Mark) -> Node:
-    """The same nodes, all pointing to the argument."""
+    """A copy of the nodes in which every mark is `mark`."""
     if isinstance(node.value, dict):
         value = {key: _placed(child, mark) for key, child in node.value.items()}
         return Node(value, mark, dict.fromkeys(value, mark))

@@ -1,4 +1,4 @@
-"""What two sections must agree on, with the arithmetic, before a device is touched."""
+"""Check that the sections of a recipe agree, with the arithmetic in the message, before a device is touched."""
 
 import math
 import re
@@ -23,20 +23,20 @@ Problem = tuple[str, str, str]
 
 
 FILES = re.compile(r"_(dir|path|file|directory|from|to)(_|$)")
-"""In names of XLA's options whose values name files: those of the compiler's own programs among them."""
+"""Names of XLA options whose values are paths, some of them of programs that the compiler runs."""
 MOST_PARAMETERS = 10**15
 MOST_VALUES = 2**40
 """In one batch."""
 MOST_PATTERNS = 2**34
-"""Values of all patterns of synthetic images, which are held in memory."""
+"""Values of all patterns of synthetic images; these are in memory."""
 
 
 class Unread(Exception):
-    """A section that is needed could not be read; its own problem is reported already."""
+    """A section that a check needs could not be parsed; its own problem is already reported."""
 
 
 class Parts:
-    """The sections of a recipe that could be read, as attributes; `Unread` for the others."""
+    """The parsed sections of a recipe as attributes; access to one that could not be parsed raises `Unread`."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = values
@@ -50,9 +50,9 @@ class Parts:
 
 
 def problems_of(recipe: Recipe, devices: int | None, example: Example | None = None) -> list[Problem]:
-    """Everything that the sections disagree on, as far as it is known without devices.
+    """Every conflict between sections that can be found without devices.
 
-    `example` is what the data turned out to hold, where it was looked at.
+    `example`: arrays of one example, if the data was opened; else the data section's own answer is used.
     """
     on, with_data = {"devices": devices}, {"example": example}
     checks = (_length, _name, partial(_mesh, **on), partial(_batch, **on), _engine)
@@ -61,11 +61,11 @@ def problems_of(recipe: Recipe, devices: int | None, example: Example | None = N
 
 
 def _read(check: Callable[[Recipe], Iterator[Problem]], recipe: Recipe) -> list[Problem]:
-    """What a check finds, until it needs a section that could not be read."""
-    found: list[Problem] = []
+    """The problems that a check finds, up to the point where it needs a section that could not be parsed."""
+    problems: list[Problem] = []
     with suppress(Unread):
-        found.extend(check(recipe))
-    return found
+        problems.extend(check(recipe))
+    return problems
 
 
 def _length(recipe: Recipe) -> Iterator[Problem]:
@@ -76,7 +76,7 @@ def _length(recipe: Recipe) -> Iterator[Problem]:
 
 def _name(recipe: Recipe) -> Iterator[Problem]:
     if not NAME.fullmatch(recipe.name):
-        yield "name", f"{recipe.name!r} is no run name", "use a to z, 0 to 9 and '-' inside, 63 characters at most"
+        yield "name", f"{recipe.name!r} is not a run name", "use a to z, 0 to 9, and '-' inside; at most 63 characters"
 
 
 def _mesh(recipe: Recipe, devices: int | None) -> Iterator[Problem]:
@@ -100,9 +100,10 @@ def _batch(recipe: Recipe, devices: int | None) -> Iterator[Problem]:
 
 
 def divides(path: str, batch: int, sizes: Mapping[str, int], accumulate: int) -> Iterator[Problem]:
-    """Whether a batch can be split over the mesh's batch axes and into microbatches.
+    """Check that a batch divides over the mesh's batch axes and into microbatches.
 
-    The devices of a pipeline share its microbatches; elsewhere each device takes all of its own.
+    Along the pipeline axis the stages share one set of microbatches, hence the least common multiple; along the other
+    axes each group of devices has microbatches of its own.
     """
     groups = math.prod(sizes[axis] for axis in BATCH_AXES if axis != "pipeline")
     stages = sizes["pipeline"]
@@ -112,7 +113,7 @@ def divides(path: str, batch: int, sizes: Mapping[str, int], accumulate: int) ->
         factors = [f"{axis} {size}" for axis, size in mesh_sizes(sizes).items() if axis in BATCH_AXES and size > 1]
         factors += [f"{accumulate} microbatches"] if accumulate > 1 else []
         hint = f"use {lower} or {upper}" if lower else f"use {upper}"
-        yield path, f"{batch} examples do not divide by {unit}, which {' x '.join(factors)} asks for", hint
+        yield path, f"{batch} examples are not divisible by {unit}, as {' x '.join(factors)} requires", hint
 
 
 def _engine(recipe: Recipe) -> Iterator[Problem]:
@@ -121,12 +122,12 @@ def _engine(recipe: Recipe) -> Iterator[Problem]:
     if refusal:
         yield "engine", refusal, "use engine: shard_map or jit"
     if recipe.engine.kind == "pmap" and recipe.precision.reduce == "compute":
-        message = "pmap sums the gradients of parameters, which are float32"
+        message = "pmap reduces gradients in the type of the parameters, float32"
         yield "precision.reduce", message, "leave it out, or use engine: shard_map or jit"
     for name, value in recipe.engine.xla.items():
         if "dump" in name or (isinstance(value, str) and (FILES.search(name) or "/" in value)):
-            hint = "a recipe may come from a stranger: set it in XLA_FLAGS"
-            yield f"engine.xla.{name}", "an option that names a file, or writes one", hint
+            hint = "a recipe may come from an untrusted source; set the option in XLA_FLAGS instead"
+            yield f"engine.xla.{name}", "an option that names a file or writes one is not allowed in a recipe", hint
 
 
 def _model(recipe: Recipe, example: Example | None) -> Iterator[Problem]:
@@ -141,8 +142,8 @@ def _model(recipe: Recipe, example: Example | None) -> Iterator[Problem]:
     stages, turn = recipe.mesh.given["pipeline"], getattr(recipe.model, "global_every", 0)
     layers = getattr(recipe.model, "layers", stages)
     if turn and layers % stages == 0 and layers // stages % turn:
-        held = f"{layers // stages} layers to a stage, no multiple of model.global_every = {turn}"
-        yield "mesh.pipeline", f"pipeline = {stages} leaves {held}", ""
+        per_stage = f"{layers // stages} layers per stage, not a multiple of model.global_every = {turn}"
+        yield "mesh.pipeline", f"pipeline = {stages} gives {per_stage}", ""
     for axis, message in layout.problems():
         yield f"mesh.{axis}", message, ""
 
@@ -158,14 +159,15 @@ def _bytes(recipe: Recipe, example: Example | None) -> Iterator[Problem]:
 
 
 def _sizes(recipe: Recipe, example: Example) -> Iterator[Problem]:
-    """What no machine holds, and moves that leave nothing of an image."""
+    """Models that are too large for any machine, and random shifts that are larger than the image."""
     parameters = count(recipe.model.params())
     if parameters > MOST_PARAMETERS:
         yield "model", f"{parameters:.1e} parameters; at most {MOST_PARAMETERS:.0e}", "make the sizes smaller"
     pixels = getattr(recipe.data, "pixels", None)
     if pixels and "image" in example and pixels.crop >= min(example["image"].shape[:2]):
         height, width, *_ = example["image"].shape
-        yield "data.pixels.crop", f"moves of {pixels.crop} pixels in images of {height} x {width}", ""
+        message = f"shifts of {pixels.crop} pixels in images of {height} x {width}; at most {min(height, width) - 1}"
+        yield "data.pixels.crop", message, ""
 
 
 def _schedule(recipe: Recipe) -> Iterator[Problem]:
@@ -174,15 +176,15 @@ def _schedule(recipe: Recipe) -> Iterator[Problem]:
 
 
 def warmup_problem(recipe: Recipe, steps: int) -> Iterator[Problem]:
-    """Whether the run ends before its warm-up does."""
+    """A problem if the run ends before its warm-up does."""
     warmup = recipe.optimizer.schedule.warmup
     if warmup >= steps:
-        yield "optimizer.schedule.warmup", f"{warmup} warm-up steps in a run of {steps}", ""
+        yield "optimizer.schedule.warmup", f"{warmup} warm-up steps in a run of {steps} steps; use fewer", ""
 
 
 def _best(recipe: Recipe) -> Iterator[Problem]:
     best = recipe.checkpoint.best
-    if isinstance(recipe.model, Custom):  # what it measures is known once it is built: the run checks it
+    if isinstance(recipe.model, Custom):  # its metrics are known only once it is built: the run checks them
         if best is not None and not best.startswith("eval/"):
             yield "checkpoint.best", f"no metric {best!r}", f"a metric of the evaluation: eval/{best}"
         return
@@ -192,9 +194,9 @@ def _best(recipe: Recipe) -> Iterator[Problem]:
 
 
 def _notify(recipe: Recipe) -> Iterator[Problem]:
-    """Whether the machines of a launch get the webhook's URL; those of `local` have this machine's environment."""
+    """A problem if launched machines would not get the webhook's URL; a `local` launch has this environment anyway."""
     notify, launch = recipe.track.notify, recipe.launch
     variable = notify.webhook if notify else None
     if variable and launch and launch.kind != "local" and variable not in launch.environment:
-        message = f"the launched run would not have {variable}, in which track.notify.webhook looks for its URL"
+        message = f"the launched run would not have {variable}, the variable that track.notify.webhook reads"
         yield "launch.environment", message, f"add it: launch.environment: [{variable}]"

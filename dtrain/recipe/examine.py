@@ -1,4 +1,4 @@
-"""What `dtrain check` finds: all that `run` would refuse before the first step, as far as it can be known here."""
+"""`dtrain check`: find all that `run` would refuse before its first step, as far as it can be known here."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from dtrain.recipe.recipe import Recipe
 
 @dataclass
 class Examined:
-    """A recipe in which no mistake was found, and how far that was looked at."""
+    """A recipe in which no mistake was found, and what was checked."""
 
     recipe: Recipe
     checked: list[str] = field(default_factory=list)
@@ -33,94 +33,98 @@ class Examined:
 
 
 def examine(path: Path, overrides: Sequence[str], devices: int | None, data: bool) -> Examined:
-    """The recipe, examined. RecipeError with every problem; DataError where only the data has any.
+    """Check a recipe. Raises RecipeError with every problem, or DataError if only the data has problems.
 
-    Runs no code of the recipe, writes nothing, fetches nothing, touches no device. `data` opens the data.
+    Runs no code that the recipe names, writes nothing, downloads nothing, touches no device. `data`: open the data.
     """
-    made = draft(path, overrides)
-    seen = _data(made, data)
-    for problem in _crosschecks(made, devices, seen):
-        made.add(problem)
-    for problem in _length(made, seen):
-        made.add(problem)
-    of_recipe = made.problems.count
-    for where, error in seen.problems:
-        made.add((where, error.message, error.hint))
-    for problem in _held_out(made, seen):
-        made.add(problem)
-    if made.problems.count:
-        raise RecipeError(made.problems.lines) if of_recipe else DataError("\n".join(made.problems.lines))
-    found = Examined(made.recipe(), ["the recipe"], seen.unseen)
-    part = "part of its data" if any(text.startswith("data") for text in seen.unseen) else "its data"
-    found.checked += [part] if data and seen.opened else []
-    found.notes += [f"{key}: {taken}, beside the recipe" for key, taken in made.beside.items()]
-    found.warnings += _never(found.recipe, seen)
-    _model(found, seen)
-    _devices(found, devices)
-    return found
+    parsed = draft(path, overrides)
+    inspected = _data(parsed, data)
+    for problem in _crosschecks(parsed, devices, inspected):
+        parsed.add(problem)
+    for problem in _length(parsed, inspected):
+        parsed.add(problem)
+    of_recipe = parsed.problems.count
+    for where, error in inspected.problems:
+        parsed.add((where, error.message, error.hint))
+    for problem in _held_out(parsed, inspected):
+        parsed.add(problem)
+    if parsed.problems.count:
+        raise RecipeError(parsed.problems.lines) if of_recipe else DataError("\n".join(parsed.problems.lines))
+    result = Examined(parsed.recipe(), ["the recipe"], inspected.unseen)
+    part = "part of its data" if any(text.startswith("data") for text in inspected.unseen) else "its data"
+    result.checked += [part] if data and inspected.opened else []
+    result.notes += [f"{key}: {taken}, relative to the recipe" for key, taken in parsed.beside.items()]
+    result.warnings += _long_intervals(result.recipe, inspected)
+    _model(result, inspected)
+    _devices(result, devices)
+    return result
 
 
-def _data(made: Draft, wanted: bool) -> Look:
+def _data(parsed: Draft, opened: bool) -> Look:
     try:
-        data = made.parts.data
+        data = parsed.parts.data
     except Unread:
         return Look()
-    return look(data) if wanted else Look(unseen=["the data (--no-data)"])
+    return look(data) if opened else Look(unseen=["the data (--no-data)"])
 
 
-def _crosschecks(made: Draft, devices: int | None, seen: Look) -> list[Problem]:
-    """What the sections disagree on, with the example that the data holds where it was opened."""
+def _crosschecks(parsed: Draft, devices: int | None, inspected: Look) -> list[Problem]:
+    """Conflicts between sections, with the data's own example if it was opened."""
     nothing: Example = {}
-    unread = isinstance(made.values.get("data"), IDX) and "train" not in seen.found
-    return problems_of(made.parts, devices, nothing if unread else seen.found.get("train"))
+    unread = isinstance(parsed.values.get("data"), IDX) and "train" not in inspected.found
+    return problems_of(parsed.parts, devices, nothing if unread else inspected.found.get("train"))
 
 
-def _length(made: Draft, seen: Look) -> Iterator[Problem]:
-    """Whether the run, in steps, is of a length that it can have and that its warm-up fits into."""
-    if made.problems.count or seen.examples is None or made.recipe().epochs is None:
+def _length(parsed: Draft, inspected: Look) -> Iterator[Problem]:
+    """Problems of a length given in epochs: too many steps, or fewer than the warm-up."""
+    if parsed.problems.count or inspected.examples is None or parsed.recipe().epochs is None:
         return
     try:
-        yield from warmup_problem(made.recipe(), made.recipe().total_steps(seen.examples))
+        yield from warmup_problem(parsed.recipe(), parsed.recipe().total_steps(inspected.examples))
     except RecipeError as error:
         yield "epochs", error.message.removeprefix("epochs: "), error.hint
 
 
-def _held_out(made: Draft, seen: Look) -> Iterator[Problem]:
-    """Whether the model takes the examples that are held out."""
-    if not made.problems.count and "test" in seen.found and not _foreign(made.recipe()):
-        unfit = made.recipe().model.mismatch(seen.found["test"])
+def _held_out(parsed: Draft, inspected: Look) -> Iterator[Problem]:
+    """A problem if the model does not accept the held-out examples."""
+    if not parsed.problems.count and "test" in inspected.found and not _custom(parsed.recipe()):
+        unfit = parsed.recipe().model.mismatch(inspected.found["test"])
         if unfit:
             yield "data", f"held-out examples: {unfit}", "change the model's sizes, or the data"
 
 
-def _foreign(recipe: Recipe) -> bool:
-    """Whether building the model would run code of the recipe's author."""
+def _custom(recipe: Recipe) -> bool:
+    """Whether building the model would run code that the recipe names."""
     return isinstance(recipe.model, Custom)
 
 
-def _steps(recipe: Recipe, seen: Look) -> int | None:
-    """The steps of the run, where they are known."""
-    return recipe.steps if recipe.steps is not None or seen.examples is None else recipe.total_steps(seen.examples)
+def _steps(recipe: Recipe, inspected: Look) -> int | None:
+    """The steps of the run, if they are known."""
+    return (
+        recipe.steps
+        if recipe.steps is not None or inspected.examples is None
+        else recipe.total_steps(inspected.examples)
+    )
 
 
-def _never(recipe: Recipe, seen: Look) -> Iterator[str]:
-    """What the recipe asks for and the run never comes to."""
-    steps = _steps(recipe, seen)
+def _long_intervals(recipe: Recipe, inspected: Look) -> Iterator[str]:
+    """Warnings of intervals that are longer than the run."""
+    steps = _steps(recipe, inspected)
     for key, every in (("evaluate.every", recipe.evaluate.every), ("checkpoint.every", recipe.checkpoint.every)):
         if steps is not None and isinstance(every, int) and every > steps:
-            yield f"{key} = {every:,}: the run has {steps:,} steps, so that it is done only at the end"
+            yield f"{key} = {every:,}: the run has only {steps:,} steps, so this happens only at its end"
 
 
-def _model(found: Examined, seen: Look) -> None:
-    """A model of the user's own is not built here, and without the data an epoch has no length."""
-    if _foreign(found.recipe):
+def _model(found: Examined, inspected: Look) -> None:
+    """Record what a custom model and unopened data leave unchecked: the first is not built, epochs have no length."""
+    if _custom(found.recipe):
         found.unseen.append("the model, whose module is imported only when the run starts")
-    if found.recipe.epochs is not None and seen.examples is None and found.recipe.optimizer.schedule.warmup:
+    if found.recipe.epochs is not None and inspected.examples is None and found.recipe.optimizer.schedule.warmup:
         found.unseen.append("whether the warm-up is shorter than the run")
 
 
 def _devices(found: Examined, devices: int | None) -> None:
-    """Whether the mesh fits the devices of this machine, where they are known."""
+    """Check the mesh against the given devices, or those of this machine if they are known."""
     mesh = found.recipe.mesh
     needed = f"{mesh.least} device{'s' * (mesh.least > 1)}" + ("" if mesh.exact else " or a multiple")
     if devices is not None:
@@ -133,8 +137,8 @@ def _devices(found: Examined, devices: int | None) -> None:
     try:
         mesh.sizes(here)
     except FieldError:
-        hint = f"`--devices {mesh.least}` runs it on simulated devices"
-        found.warnings.append(f"the mesh needs {needed}; this machine has {here}, where `run` refuses it: {hint}")
+        hint = f"`--devices {mesh.least}` simulates them on the CPU"
+        found.warnings.append(f"the mesh needs {needed}; this machine has {here}, so `run` would refuse it: {hint}")
         found.unseen.append("the mesh on other machines")
         return
     found.checked.append(f"its mesh on {here} device{'s' * (here > 1)}")

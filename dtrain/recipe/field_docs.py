@@ -1,4 +1,4 @@
-"""What each field of a section is for, read from the source: the string below the field."""
+"""Documentation of a section's fields, read from the source: the string below each field."""
 
 import ast
 import inspect
@@ -6,8 +6,8 @@ import textwrap
 
 
 def field_docs(cls: type) -> dict[str, str]:
-    """The string below each field of the dataclass, those of its bases included."""
-    found = {}
+    """The string below each field of a dataclass, fields of its base classes included."""
+    docs = {}
     for owner in reversed(cls.__mro__[:-1]):
         body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]
         assert isinstance(body, ast.ClassDef)
@@ -18,5 +18,5 @@ def field_docs(cls: type) -> dict[str, str]:
                 and isinstance(after.value, ast.Constant)
             ):
                 assert isinstance(this.target, ast.Name)
-                found[this.target.id] = str(after.value.value)
-    return found
+                docs[this.target.id] = str(after.value.value)
+    return docs

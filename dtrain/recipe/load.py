@@ -1,4 +1,4 @@
-"""From a path to a checked Recipe, and back to YAML."""
+"""Load a checked Recipe from a path, and write one back as YAML."""
 
 import dataclasses
 import re
@@ -31,7 +31,7 @@ IRRELEVANT = {
     "guard",
     "launch",
 }
-"""Sections that may change under a run: they change neither the data nor the mathematics of a step."""
+"""Sections that may change when a run resumes: they affect neither the data nor the mathematics of a step."""
 
 LOADING = {
     "data.load",
@@ -44,61 +44,64 @@ LOADING = {
     "data.cache",
     "model.folder",
 }
-"""Keys that say where examples and code are and how they are read; a fingerprint of the examples is compared."""
+"""Keys that set where examples and code are and how they are read; the examples are compared by fingerprint."""
 
 COMPUTING = {"model.remat", "model.unroll", "model.loss_chunks"}
-"""Keys of `model` that say how a step is computed, not what."""
+"""Keys of `model` that set how a step is computed, not its result."""
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A recipe as far as it could be read."""
+    """A recipe as far as it could be parsed."""
 
     tree: Node
     values: dict[str, Any]
-    """The sections that could be read, with the defaults of what is not given."""
+    """The sections, with defaults filled in; FAILED for those that could not be parsed."""
     problems: Problems
     beside: dict[str, str]
-    """Paths that were found beside the recipe, by their key."""
+    """Paths that were resolved relative to the recipe, by key."""
 
     @property
     def parts(self) -> Recipe:
-        """What was read, by attributes as in a Recipe; `Unread` where a section was refused."""
+        """The sections as attributes, like a Recipe; access to a section that was refused raises `Unread`."""
         return cast(Recipe, Parts(self.values))
 
     def add(self, problem: Problem) -> None:
-        """A problem of sections that could be read."""
+        """Add a problem at its dotted path."""
         where, message, hint = problem
         self.problems.add(mark_of(self.tree, where), where, message, hint)
 
     def recipe(self) -> Recipe:
-        """The recipe; RecipeError with every problem, each at its file:line:column."""
+        """The recipe. Raises RecipeError with every problem, each at its file:line:column."""
         if self.problems.count:
             raise RecipeError(self.problems.lines)
         return Recipe(**self.values)
 
 
 def load(path: Path, overrides: Sequence[str] = (), devices: int | None = None) -> Recipe:
-    """The recipe; RecipeError with every problem, each at its file:line:column.
+    """Load a recipe. Raises RecipeError with every problem, each at its file:line:column.
 
-    `devices`, where known, is compared with the mesh.
+    `devices`, if known, is checked against the mesh.
     """
-    found = draft(path, overrides)
-    for problem in problems_of(found.parts, devices):
-        found.add(problem)
-    return found.recipe()
+    recipe_draft = draft(path, overrides)
+    for problem in problems_of(recipe_draft.parts, devices):
+        recipe_draft.add(problem)
+    return recipe_draft.recipe()
 
 
 def draft(path: Path, overrides: Sequence[str] = ()) -> Draft:
-    """The recipe as far as it can be read, with the problems of single keys; RecipeError where it is no YAML."""
+    """The recipe as far as it can be parsed, with the problems of single keys.
+
+    Raises RecipeError if it is not YAML, contains a secret, or contains a string or a path that cannot be used.
+    """
     tree = compose(path, overrides)
     named = Node({"name": Node(_name_of(path), Mark(str(path)))}, tree.mark)
     tree, problems = merge(named, tree), Problems()
     for where in secrets(tree):
-        mark = mark_of(tree, where)  # of an override it would quote the value
-        problems.add(mark if mark.line else Mark("an argument"), where, "holds a secret", HINT)
+        mark = mark_of(tree, where)  # the mark of an override quotes its value
+        problems.add(mark if mark.line else Mark("an argument"), where, "contains a secret", HINT)
     if problems.count:
-        raise RecipeError(problems.lines)  # alone: other complaints show what they found
+        raise RecipeError(problems.lines)  # and no others: their messages quote values
     for where, node in walk(tree):
         wrong = unusable(node.value) if isinstance(node.value, str) else ""
         wrong = wrong or next((wrong for key in node.keys if (wrong := unusable(key))), "")
@@ -118,24 +121,24 @@ def draft(path: Path, overrides: Sequence[str] = ()) -> Draft:
 
 
 def part(union: Any, values: dict[str, Any], path: str) -> Any:
-    """A section of its own, as `plain` gives it; RecipeError where it is none."""
+    """Parse one section from the values that `plain_part` gives. Raises RecipeError if they are not valid."""
     problems = Problems()
-    found = parsed(union, parse(dump(values), path), path, problems, Recipe)
+    section = parsed(union, parse(dump(values), path), path, problems, Recipe)
     if problems.count:
         raise RecipeError(problems.lines)
-    return found
+    return section
 
 
 def plain_part(section: Any) -> dict[str, Any]:
-    """A section as `part` takes it."""
+    """A section as plain values, the inverse of `part`."""
     return _without_none(dataclasses.asdict(section))
 
 
 def plain(recipe: Recipe) -> dict[str, Any]:
-    """The recipe as plain values, every default written out; what is not set is left out."""
-    found = _without_none(dataclasses.asdict(recipe))
-    found["model"].pop("preset", None)  # its fields are written out, and what is not set must stay so
-    return found
+    """The recipe as plain values with every default; fields that are None are left out."""
+    values = _without_none(dataclasses.asdict(recipe))
+    values["model"].pop("preset", None)  # its fields are written out; a preset would fill in those that are None
+    return values
 
 
 def text(recipe: Recipe) -> str:
@@ -144,7 +147,7 @@ def text(recipe: Recipe) -> str:
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """What changed between two plain recipes of all that bears on the numbers of a run."""
+    """Changes between two plain recipes that affect the numbers of a run."""
     before, after = _flat(old), _flat(new)
     if "constant" not in {part.get("optimizer", {}).get("schedule", {}).get("kind") for part in (old, new)}:
         length = lambda part: {key: part[key] for key in ("steps", "epochs") if key in part}  # noqa: E731
@@ -152,18 +155,18 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     return [
         f"{key}: was {before.get(key, 'not set')}, now {after.get(key, 'not set')}"
         for key in sorted(before.keys() | after.keys())
-        if repr(before.get(key)) != repr(after.get(key))  # a NaN is no other than itself
+        if repr(before.get(key)) != repr(after.get(key))  # by repr, since NaN != NaN
     ]
 
 
 def _flat(tree: dict[str, Any], path: str = "") -> dict[str, Any]:
-    found = {}
+    result = {}
     for key, value in tree.items():
         here = f"{path}.{key}" if path else key
         if here in IRRELEVANT | LOADING | COMPUTING:
             continue
-        found |= _flat(value, here) if isinstance(value, dict) else {here: value}
-    return found
+        result |= _flat(value, here) if isinstance(value, dict) else {here: value}
+    return result
 
 
 def _without_none(value: Any) -> Any:
@@ -179,7 +182,7 @@ def _name_of(path: Path) -> str:
 
 
 def mark_of(tree: Node, path: str) -> Mark:
-    """The mark of the dotted path, or of the nearest section around it."""
+    """The mark at a dotted path, or of the nearest section around it."""
     node = tree
     for part in path.split(".") if path else ():
         inside: Any = node.value

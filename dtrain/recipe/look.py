@@ -1,4 +1,4 @@
-"""A look at the data that a recipe names, as far as it is cheap, writes nothing and fetches nothing."""
+"""Inspect the data that a recipe names, as far as it is cheap, writes nothing and downloads nothing."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -23,9 +23,9 @@ from dtrain.data.text import Text
 from dtrain.data.tokens import Tokens, held_out, windows
 
 ENTRIES = 20_000
-"""Names of files that are read, at most, to find those that are meant."""
+"""Largest number of file names that are listed to expand globs."""
 BYTES = 64 * 2**20
-"""Of files that are read whole."""
+"""Largest total size of binary files that are opened."""
 TEXT_BYTES = 16 * 2**20
 TOKENIZER_BYTES = 8 * 2**20
 SPLITS: tuple[Split, Split] = ("train", "test")
@@ -33,7 +33,7 @@ SPLITS: tuple[Split, Split] = ("train", "test")
 
 @dataclass
 class Look:
-    """What was found."""
+    """Result of an inspection."""
 
     examples: int | None = None
     """In an epoch of training."""
@@ -43,10 +43,10 @@ class Look:
     opened: bool = False
     """Whether any of the data was read."""
     unseen: list[str] = field(default_factory=list)
-    """What was not looked at, and why."""
+    """What was not inspected, and why."""
 
     def open(self, data: Any, key: str) -> None:
-        """Both splits, as a run opens them, but for the records that a run keeps of its files."""
+        """Open both splits as a run does, but without the cache that a run writes."""
         data = replace(data, cache=NO_CACHE) if hasattr(data, "cache") else data
         for split in SPLITS:
             try:
@@ -55,26 +55,26 @@ class Look:
                 self.refuse(key, error)
 
     def refuse(self, key: str, error: DataError) -> None:
-        """A problem; once, where both splits have it."""
+        """Record a problem, once if both splits have it."""
         if all(error.message != known.message for _, known in self.problems):
             self.problems.append((key, error))
 
     def take(self, split: Split, source: Source) -> None:
-        """What a source holds."""
+        """Record the examples of a source."""
         self.found[split], self.opened = source.example, True
         self.examples = len(source) if split == "train" else self.examples
 
 
 def look(data: Data) -> Look:
-    """What the data holds, what is wrong with it, and what was not looked at."""
-    found = Look()
+    """Inspect the data: its examples, its problems, and what was not inspected."""
+    result = Look()
     try:
-        _look(data, found)
+        _look(data, result)
     except DataError as error:
-        found.problems.append(("data", error))
+        result.problems.append(("data", error))
     except (OSError, ValueError) as error:
-        found.problems.append(("data", DataError(f"cannot be read: {error}")))
-    return found
+        result.problems.append(("data", DataError(f"cannot be read: {error}")))
+    return result
 
 
 @singledispatch
@@ -89,9 +89,9 @@ def _(data: IDX, found: Look) -> None:
     files = [next((p for p in (root / name, root / f"{name}.gz") if p.is_file()), None) for name in names]
     missing = [name for name, path in zip(names, files, strict=True) if path is None]
     if missing and data.download:
-        found.unseen.append(f"data: {root} lacks {missing[0]}; the run fetches MNIST into it")
+        found.unseen.append(f"data: {root} lacks {missing[0]}; the run downloads MNIST into it")
     elif _bytes(path for path in files if path) > BYTES:
-        found.unseen.append(f"data: the labels and the contents of {root}, which is large")
+        found.unseen.append(f"data: the labels and contents of {root}, over {BYTES >> 20} MiB")
         example = data.example()
         found.found |= {"train": example} if example else {}
     else:
@@ -102,7 +102,7 @@ def _(data: IDX, found: Look) -> None:
 def _(data: Images, found: Look) -> None:
     root = Path(data.root).expanduser()
     if root.is_dir() and not _few([str(root / "**" / "*")]):
-        found.unseen.append(f"data: the images of {root}, which are many")
+        found.unseen.append(f"data: the images of {root}, over {ENTRIES:,} files")
     elif root.exists() and not (root.is_dir() or root.is_file()):
         found.problems.append(("data.root", DataError(f"{root} is neither a folder nor a .zip")))
     else:
@@ -117,7 +117,7 @@ def _(data: Tokens, found: Look) -> None:
     if not files:
         return
     if _bytes(files) > BYTES:
-        found.unseen.append(f"data: the tokens of {len(files)} files, which are large")
+        found.unseen.append(f"data: the tokens of {len(files)} files, over {BYTES >> 20} MiB")
         found.found["train"] = data.example()
     else:
         found.open(data, "data.files")
@@ -131,15 +131,15 @@ def _(data: Text, found: Look) -> None:
     if not (files and known):
         return
     if data.tokenizer != "bytes":
-        found.unseen.append("data: how many tokens the text has, and the largest of them")
+        found.unseen.append("data: the number of tokens in the text, and the largest token")
     elif _bytes(files) > TEXT_BYTES:
-        found.unseen.append(f"data: the text of {len(files)} files, which is long")
+        found.unseen.append(f"data: the text of {len(files)} files, over {TEXT_BYTES >> 20} MiB")
     else:
         _read_text(data, found)
 
 
 def _read_text(data: Text, found: Look) -> None:
-    """The bytes of the text as a run's tokens, without the cache that a run keeps."""
+    """Read the bytes of the text as the run's tokens, without the cache that a run writes."""
     separator = 0 if data.pack else None
     for split in SPLITS:
         files = matching(data.test_files if split == "test" and data.test_files else data.files, "text")
@@ -155,7 +155,7 @@ def _read_text(data: Text, found: Look) -> None:
 
 @dataclass(frozen=True)
 class InMemory:
-    """Tokens as a `Stream` that no file holds."""
+    """A `Stream` of tokens in memory."""
 
     tokens: np.ndarray
 
@@ -170,15 +170,15 @@ class InMemory:
 
 
 def _tokenizer(data: Text | Tokens, found: Look) -> bool:
-    """Whether the tokenizer could be looked at and is sound."""
+    """Whether the tokenizer was opened and works."""
     try:
-        made = data.codec()
-        if isinstance(made, File) and made.path.stat().st_size > TOKENIZER_BYTES:
-            found.unseen.append(f"data.tokenizer: {made.path}, which is large")
+        codec = data.codec()
+        if isinstance(codec, File) and codec.path.stat().st_size > TOKENIZER_BYTES:
+            found.unseen.append(f"data.tokenizer: {codec.path}, over {TOKENIZER_BYTES >> 20} MiB")
             return False
-        made.encode(b"a")
+        codec.encode(b"a")
         if isinstance(data, Text) and data.pack:
-            made.number(data.end)
+            codec.number(data.end)
     except DataError as error:
         found.problems.append(("data.tokenizer", error))
         return False
@@ -186,11 +186,11 @@ def _tokenizer(data: Text | Tokens, found: Look) -> bool:
 
 
 def _matching(names: Sequence[str], test_names: Sequence[str], what: str, found: Look) -> list[Path]:
-    """The files that are meant; none where some are missing, or where there are too many to look at."""
+    """The files that the globs match; none if a glob matches nothing, or if there are too many names to list."""
     files: list[Path] = []
     for key, some in (("data.files", tuple(names)), ("data.test_files", tuple(test_names))):
         if not _few(some):
-            found.unseen.append(f"{key}: more than {ENTRIES:,} files have to be searched")
+            found.unseen.append(f"{key}: more than {ENTRIES:,} file names to search")
             return []
         try:
             files += matching(some, what) if some or key == "data.files" else []
@@ -204,7 +204,7 @@ def _bytes(files: Iterable[Path]) -> int:
 
 
 def _few(patterns: Sequence[str]) -> bool:
-    """Whether finding the files of these globs reads few names: `/**/x` would read every folder of a machine."""
+    """Whether expanding these globs lists at most `ENTRIES` names: `/**/x` would list every folder of the machine."""
     left = ENTRIES
     for pattern in patterns:
         whole = Path(pattern.replace(PACKAGE, str(Path(__file__).parents[1]))).expanduser()

@@ -1,4 +1,4 @@
-"""How many devices this machine has, as far as that is known without starting JAX's backends."""
+"""Number of devices of this machine, as far as it is known without starting JAX's backends."""
 
 import importlib.util
 import os
@@ -11,7 +11,7 @@ FORCED = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
 
 
 def devices_here() -> int | None:
-    """The devices that a run would find; None where only JAX could find out."""
+    """Number of devices that a run would have; None if only JAX could find out."""
     platforms = os.environ.get("JAX_PLATFORMS", "")
     accelerators = any(map(glob, ("/dev/accel*", "/dev/vfio/*", "/dev/nvidia[0-9]*", "/dev/kfd")))
     plugin = any(map(_installed, ("libtpu", "jax_cuda12_plugin", "jax_cuda13_plugin", "jax_rocm60_plugin")))

@@ -1,7 +1,7 @@
-"""From nodes to the frozen dataclasses of the recipe, with every problem found at once.
+"""Parse nodes into the frozen dataclasses of the recipe, and report every problem at once.
 
-Structure (keys, kinds, what is missing) is walked here, so that each message can point to its place
-and offer the nearest right spelling; `values` judges what is no section.
+Structure (keys, kinds, missing keys) is checked here, so that each message can give its position and the nearest
+correct spelling; `values` checks plain values.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ MISSING = dataclasses.MISSING
 
 
 def section(cls: type, node: Node, path: str, problems: Problems, root: type | None = None) -> Any:
-    """An object of the dataclass, or FAILED. An unknown key is a problem, and the object is made without it."""
+    """Parse an object of the dataclass; FAILED if a value was refused. Unknown keys are reported and ignored."""
     values = fields(cls, node, path, problems, root or cls)
     if any(value is FAILED for value in values.values()):
         return FAILED
@@ -35,7 +35,7 @@ def section(cls: type, node: Node, path: str, problems: Problems, root: type | N
 
 
 def fields(cls: type, node: Node, path: str, problems: Problems, root: type) -> dict[str, Any]:
-    """The values of the keys that are there, FAILED for each that was refused or is missing."""
+    """Values of the keys that are given; FAILED for each that was refused or is missing."""
     if not isinstance(node.value, dict):
         hint = partial(_example, cls, node)
         problems.add(node.mark, path, f"expected a mapping with {listed(_names(cls))}; found {described(node)}", hint)
@@ -56,17 +56,17 @@ def fields(cls: type, node: Node, path: str, problems: Problems, root: type) -> 
 
 
 def _of_default_kind(cls: type, key: str, node: Node) -> Node:
-    """A mapping without a `kind`, for a field that has a default: of the default's kind."""
-    made = next(f.default_factory for f in dataclasses.fields(cls) if f.name == key)
-    if not (isinstance(made, type) and dataclasses.is_dataclass(made)) or "kind" not in _hints(made):
+    """Add the default's `kind` to a mapping without one, for a field that has a default."""
+    default = next(f.default_factory for f in dataclasses.fields(cls) if f.name == key)
+    if not (isinstance(default, type) and dataclasses.is_dataclass(default)) or "kind" not in _hints(default):
         return node
     if not isinstance(node.value, dict) or "kind" in node.value:
         return node
-    return Node({"kind": Node(_kind(made), node.mark)} | node.value, node.mark, node.keys)
+    return Node({"kind": Node(_kind(default), node.mark)} | node.value, node.mark, node.keys)
 
 
 def value(hint: Any, node: Node, path: str, problems: Problems, root: type, doc: Any = str) -> Any:
-    """A value of the hinted type: a section, one of a union of sections, or what `values` judges."""
+    """Parse a value of the hinted type: a section, a member of a union of sections, or a plain value."""
     sections, optional = _sections(hint)
     if optional and node.value is None:
         return None
@@ -76,7 +76,7 @@ def value(hint: Any, node: Node, path: str, problems: Problems, root: type, doc:
         return _member(sections, node, path, problems, root)
     inner = _tuple_of_sections(hint)
     if inner and isinstance(node.value, str | dict):
-        return _all((value(inner, node, path, problems, root),))  # one for a list of one
+        return _all((value(inner, node, path, problems, root),))  # one section stands for a list of one
     if inner and isinstance(node.value, tuple):
         return _all(tuple(value(inner, child, f"{path}.{i}", problems, root) for i, child in enumerate(node.value)))
     return judged(hint, node, path, problems, doc)
@@ -87,11 +87,11 @@ def _all(items: tuple[Any, ...]) -> Any:
 
 
 def _member(members: list[type], node: Node, path: str, problems: Problems, root: type) -> Any:
-    """The union's member that `kind` names; a word alone is a kind without further keys."""
+    """Parse the member of a union that `kind` names; a single word is a kind without further keys."""
     kinds = {_kind(member): member for member in members}
     given = Node({"kind": node}, node.mark, {"kind": node.mark}) if isinstance(node.value, str) else node
     if not isinstance(given.value, dict):
-        message = f"expected one of {listed(kinds)}, or a mapping with that as its kind; found {described(node)}"
+        message = f"expected one of {listed(kinds)}, or a mapping with one of them as `kind`; found {described(node)}"
         problems.add(node.mark, path, message)
         return FAILED
     kind = given.value.get("kind")
@@ -104,13 +104,13 @@ def _member(members: list[type], node: Node, path: str, problems: Problems, root
             return FAILED
         near = nearest(kind.value, kinds)
         hint = f"did you mean '{near}'?" if near else f"one of {listed(kinds)}"
-        problems.add(kind.mark, f"{path}.kind", f"no kind {described(kind)}", hint)
+        problems.add(kind.mark, f"{path}.kind", f"unknown kind {described(kind)}", hint)
         return FAILED
     return section(kinds[kind.value], given, path, problems, root)
 
 
 def _example(cls: type, node: Node) -> str:
-    """How the section is written, with the value that was found where a key takes it."""
+    """How to write the section, with the value that was found under each key that accepts it."""
     if node.value is None or isinstance(node.value, dict | tuple):
         return ""
     plain = [name for name, hint in _hints(cls).items() if name != "kind" and not _sections(hint)[0]]
@@ -164,12 +164,12 @@ def _suggestion(key: str, cls: type, path: str, root: type) -> str:
     if elsewhere:
         return f"did you mean {' or '.join(sorted(set(elsewhere))[:3])}?"
     name = f"{path} of kind {_kind(cls)}" if "kind" in _hints(cls) else path or "a recipe"
-    return f"{name} has {listed(_names(cls))}"
+    return f"the keys of {name} are {listed(_names(cls))}"
 
 
 @cache
 def _everywhere(cls: type, path: str = "") -> tuple[str, ...]:
-    """The dotted path of every key a recipe may have."""
+    """The dotted path of every key that a recipe may have."""
 
     def found() -> Iterator[str]:
         for name, hint in _hints(cls).items():

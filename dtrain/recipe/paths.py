@@ -1,8 +1,8 @@
 """Paths in a recipe: relative to the file that they are written in, else to the working folder.
 
-A path is taken from beside its file where its fixed first part, up to a glob, exists there; it is then
-absolute, so that it means the same in the run folder's copy of the recipe. A glob without a fixed first
-part (`*.txt`, unlike `./*.txt`) and everything on the command line is relative to the working folder.
+A path is relative to its file if its first part, up to a glob, exists there. It is then made absolute, so that it
+means the same in the run folder's copy of the recipe. A glob without a fixed first part (`*.txt`, unlike `./*.txt`),
+and every path on the command line, is relative to the working folder.
 """
 
 import glob
@@ -14,13 +14,13 @@ from dtrain.recipe.yaml import Node, shown
 
 GLOBS = ("data.files", "data.test_files")
 PATHS = ("data.root", "data.tokenizer", "model.folder", *GLOBS)
-"""The keys that hold paths of this machine."""
+"""Keys whose values are paths on this machine."""
 ELSEWHERE = ("/", "~", "{dtrain}", "bytes")
-"""What begins a path that is not relative, or is no path."""
+"""Prefixes of paths that are not relative, and of values that are not paths."""
 
 
 def anchored(tree: Node) -> tuple[Node, dict[str, str]]:
-    """The recipe with paths that are beside their file made absolute, and these by their key."""
+    """The recipe with paths relative to their file made absolute, and these paths by key."""
     taken: dict[str, str] = {}
     for key in PATHS:
         tree = _at(tree, key.split("."), key, taken)
@@ -28,21 +28,21 @@ def anchored(tree: Node) -> tuple[Node, dict[str, str]]:
 
 
 def _at(tree: Node, parts: Sequence[str], key: str, taken: dict[str, str]) -> Node:
-    """The tree with the path, or each of the list of paths, at `parts` replaced."""
+    """The tree with the path, or each path of a list, at `parts` resolved."""
     if not parts:
         if isinstance(tree.value, tuple):
             return Node(tuple(_at(item, [], f"{key}.{i}", taken) for i, item in enumerate(tree.value)), tree.mark)
-        return Node(_beside(tree, key, taken), tree.mark) if isinstance(tree.value, str) else tree
+        return Node(_resolved(tree, key, taken), tree.mark) if isinstance(tree.value, str) else tree
     if not isinstance(tree.value, dict) or parts[0] not in tree.value:
         return tree
     child = _at(tree.value[parts[0]], parts[1:], key, taken)
     return Node({**tree.value, parts[0]: child}, tree.mark, tree.keys)
 
 
-def _beside(node: Node, key: str, taken: dict[str, str]) -> str:
+def _resolved(node: Node, key: str, taken: dict[str, str]) -> str:
     text: str = node.value
     if not node.mark.line or not text or text.startswith(ELSEWHERE) or "://" in text or "\0" in text:
-        return text  # without a line, it is from the command line
+        return text  # a value without a line is from the command line
     folder, parts = _folder(node), Path(text).parts
     fixed = next((i for i, part in enumerate(parts) if glob.has_magic(part)), len(parts))
     if folder == Path.cwd() and parts[:1] != ("..",):
@@ -56,7 +56,7 @@ def _beside(node: Node, key: str, taken: dict[str, str]) -> str:
 
 
 def _module(tree: Node, taken: dict[str, str]) -> Node:
-    """The recipe with the folder of a custom model's module, where that is beside the recipe."""
+    """The recipe with `model.folder` set, if the module of a custom model is in the recipe's folder."""
     model = tree.value.get("model")
     if not model or not isinstance(model.value, dict) or "folder" in model.value:
         return tree
@@ -80,30 +80,30 @@ def _folder(node: Node) -> Path:
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
-    except (OSError, ValueError):  # a name that is too long, or no name
+    except (OSError, ValueError):  # the name is too long or not valid
         return False
 
 
 def unusable(text: str) -> str:
-    """Why no program can use the string; empty where one can."""
+    """Why the string cannot be a name or a path; empty if it can."""
     if "\0" in text:
-        return "holds a NUL character"
+        return "contains a NUL character"
     try:
         text.encode()
     except UnicodeEncodeError:
-        return "holds half a character (a surrogate)"
+        return "contains a lone surrogate, which is not a character"
     return ""
 
 
 def homeless(tree: Node) -> Iterator[tuple[str, str]]:
-    """(key, why) for each path whose ~ stands for no folder."""
+    """Yield (key, message) for each path that starts with the ~ of an unknown user."""
     for key in (*PATHS, "data.cache", "launch.identity", "launch.known_hosts"):
         node: Node | None = tree
         for part in key.split("."):
             node = node.value.get(part) if node and isinstance(node.value, dict) else None
-        for one in (node.value if isinstance(node.value, tuple) else (node,)) if node else ():
-            if isinstance(one.value, str) and one.value.startswith("~"):
+        for item in (node.value if isinstance(node.value, tuple) else (node,)) if node else ():
+            if isinstance(item.value, str) and item.value.startswith("~"):
                 try:
-                    Path(one.value).expanduser()
+                    Path(item.value).expanduser()
                 except RuntimeError:
-                    yield key, f"no home folder for {shown(one.value.partition('/')[0])}"
+                    yield key, f"no home folder for {shown(item.value.partition('/')[0])}"

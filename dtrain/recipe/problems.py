@@ -1,4 +1,4 @@
-"""What is wrong with a recipe, each problem with its place, and how a value is shown in a message."""
+"""Problems of a recipe, each with its position, and how messages show a value."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -6,20 +6,20 @@ from dataclasses import dataclass, field
 from dtrain.recipe.yaml import Mark, Node, shown
 
 MOST = 50
-"""Problems that are shown; the others are counted."""
+"""Number of problems that are shown; further ones are counted."""
 LONG = 64
-"""Characters of a name beyond which no nearest spelling is searched for, which takes time of its square."""
+"""Longest name for which the nearest spelling is searched: the time grows with the square of its length."""
 
 
 @dataclass
 class Problems:
-    """What is wrong, each with its place."""
+    """Problems in the order in which they were found."""
 
     first: list[str] = field(default_factory=list)
     count: int = 0
 
     def add(self, mark: Mark, path: str, message: str, hint: str | Callable[[], str] = "") -> None:
-        """One more problem. A hint that takes time is a function, called only if the problem is shown."""
+        """Add a problem. A hint that takes time to compute is a function, called only if the problem is shown."""
         self.count += 1
         if self.count <= MOST:
             hint = hint if isinstance(hint, str) else hint()
@@ -28,30 +28,30 @@ class Problems:
 
     @property
     def lines(self) -> list[str]:
-        """A line for each of the first problems, and how many more there are."""
+        """A line for each problem that is shown, and the number of further ones."""
         more = self.count - len(self.first)
         return self.first + ([f"and {more:,} more"] if more else [])
 
 
 def listed(names: Iterable[str]) -> str:
-    """Names in a message."""
+    """Names as a list in a message."""
     return ", ".join(names)
 
 
 def described(node: Node) -> str:
-    """A value as a message says it was found."""
-    found = node.value
-    if isinstance(found, dict):
-        return f"a mapping with {listed([shown(key) for key in found][:4]) or 'no key'}"
-    if isinstance(found, tuple):
-        return f"a list of {len(found)}"
-    if found is None:
+    """A value as messages show it."""
+    value = node.value
+    if isinstance(value, dict):
+        return f"a mapping with {listed([shown(key) for key in value][:4]) or 'no key'}"
+    if isinstance(value, tuple):
+        return f"a list of {len(value)}"
+    if value is None:
         return "nothing"
-    return str(found).lower() if isinstance(found, bool) else shown(repr(found))
+    return str(value).lower() if isinstance(value, bool) else shown(repr(value))
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The known name that is spelt most alike, or an empty text."""
+    """The known name with the nearest spelling; empty if none is near."""
     import difflib
 
     near = difflib.get_close_matches(name, known, 1) if len(name) <= LONG else []

@@ -50,7 +50,7 @@ class Evaluate:
     every: Natural = 0
     """Steps between evaluations; 0 measures only at the end."""
     batch: Positive | None = None
-    """Examples at a time; the training batch where not said."""
+    """Examples at a time; default: the training batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,51 +61,51 @@ class Track:
     """Steps between log lines."""
     to: tuple[Sink, ...] = ()
     notify: Notify | None = None
-    """Who is notified when the run ends, resumes, or has spent a share of its time limit."""
+    """Notification when the run ends, resumes, or has spent a share of its time limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Guard:
-    """What is watched for in the compiled step, and while it runs."""
+    """Checks of the compiled step, and of the losses while it runs."""
 
     not_finite: Literal["stop", "skip", "rollback"] = "stop"
-    """Where the loss or the gradients are not finite: stop (exit code 7), leave the update out, or go back to
-    the newest checkpoint and pass over the batches from there on."""
+    """If the loss or the gradients are not finite: stop (exit code 7), skip the update, or roll back to the newest
+    checkpoint and skip the batches since then."""
     spike: Annotated[float, Gt(1)] | None = None
-    """A loss so many times the median of the last 50 is a spike; losses below zero are not watched."""
+    """A loss above this many times the median of the last 50 is a spike; losses below zero are not checked."""
     on_spike: Literal["stop", "rollback"] = "rollback"
-    """Where there is one: stop (exit code 7), or go back and pass over the batches."""
+    """On a spike: stop (exit code 7), or roll back and skip the batches."""
     budget: Natural = 5
-    """How many updates may be left out, or how often the run may go back, before it stops."""
+    """How many updates may be skipped, or how often the run may roll back, before it stops."""
     patience: Seconds = 300.0
     """Seconds that a step may take before its process counts as hung; compiling, restoring, saving and
     evaluating may take ten times as long."""
 
     constants_mb: PositiveFloat = 1.0
-    """Arrays baked into the program that are larger than this are reported."""
+    """Constants in the compiled program that are larger than this many MB are reported."""
     purity: bool = True
-    """Trace the step twice and report where the two differ."""
+    """Trace the step twice and report any difference."""
     contract: bool = True
-    """Before the first step of a custom model, check that its loss is a sum over examples by their weight."""
+    """Before the first step of a custom model, check that its loss is a weighted sum over examples."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """One run, whole."""
+    """A complete run."""
 
     name: str
-    """The run's name, and its folder's; the recipe's file name where not said."""
+    """Name of the run and of its folder; default: the recipe's file name."""
     model: Model
     data: Data
     optimizer: Optimizer
     batch: Positive
     """Examples in one optimizer step, over all devices."""
     steps: Positive | None = None
-    """Optimizer steps; or say epochs."""
+    """Optimizer steps; give either this or epochs."""
     epochs: Positive | None = None
-    """Passes over the training data; or say steps."""
+    """Passes over the training data; give either this or steps."""
     accumulate: Positive = 1
-    """Microbatches that make a batch."""
+    """Microbatches per batch."""
     seed: Seed = 0
     engine: Engine = field(default_factory=Jit)
     mesh: Mesh = field(default_factory=Mesh)
@@ -123,20 +123,20 @@ class Recipe:
             raise FieldError("steps", problem)
 
     def total_steps(self, examples: int) -> int:
-        """How many steps the run has, given the examples in an epoch; RecipeError where they are too many."""
+        """Number of steps of the run, given the examples in an epoch. Raises RecipeError if there are too many."""
         if self.steps is not None:
             return self.steps
         assert self.epochs is not None
         steps = -(-self.epochs * examples // self.batch)
         if steps >= MOST_STEPS:
-            made_of = f"{self.epochs:,} epochs of {examples:,} examples in batches of {self.batch:,}"
-            raise RecipeError(f"epochs: {made_of} are {steps:,} steps; a run has fewer than {MOST_STEPS:,}")
+            product = f"{self.epochs:,} epochs of {examples:,} examples in batches of {self.batch:,}"
+            raise RecipeError(f"epochs: {product} are {steps:,} steps; a run must have fewer than {MOST_STEPS:,}")
         return steps
 
 
 def length_problem(steps: int | None, epochs: int | None) -> str:
-    """Why a run has no one length; empty where it has."""
+    """Why the length of a run is not well defined; empty if it is."""
     if (steps is None) != (epochs is None):
         return ""
     found = "neither" if steps is None else f"steps = {steps} and epochs = {epochs}"
-    return f"how long to train is steps or epochs, one of them; found {found}"
+    return f"give either steps or epochs; found {found}"

@@ -1,4 +1,4 @@
-"""The JSON Schema of recipes, from the same dataclasses that parse them."""
+"""JSON Schema of recipes, generated from the dataclasses that parse them."""
 
 import dataclasses
 import inspect
@@ -9,40 +9,40 @@ from dtrain.recipe.recipe import Recipe
 
 
 def schema() -> dict[str, Any]:
-    """What an editor needs to complete and to check a recipe."""
+    """The JSON Schema with which an editor completes and checks a recipe."""
     from pydantic import TypeAdapter
 
-    made = TypeAdapter(Recipe).json_schema(ref_template="#/$defs/{model}")
+    result = TypeAdapter(Recipe).json_schema(ref_template="#/$defs/{model}")
     for name, cls in _sections().items():
-        if name in made["$defs"]:
-            _refine(made["$defs"][name], cls)
-    _refine(made, Recipe)
-    _allow_kind_alone(made, made["$defs"])
-    _allow_one_string(made)
-    made["properties"]["include"] = {"description": "Recipes that this one is laid over.", "type": ["string", "array"]}
-    made["required"] = [key for key in made["required"] if key != "name"]
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}
+        if name in result["$defs"]:
+            _refine(result["$defs"][name], cls)
+    _refine(result, Recipe)
+    _allow_kind_alone(result, result["$defs"])
+    _allow_one_string(result)
+    result["properties"]["include"] = {"description": "Recipes that this one extends.", "type": ["string", "array"]}
+    result["required"] = [key for key in result["required"] if key != "name"]
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **result}
 
 
 def _sections() -> dict[str, type]:
-    """Every dataclass that a recipe can hold, by name."""
+    """Every dataclass that a recipe can contain, by name."""
     import typing
 
-    found: dict[str, type] = {}
-    waiting: list[Any] = [Recipe]
-    while waiting:
-        hint = waiting.pop()
+    sections: dict[str, type] = {}
+    hints: list[Any] = [Recipe]
+    while hints:
+        hint = hints.pop()
         if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-            if hint.__name__ not in found:
-                found[hint.__name__] = hint
-                waiting += typing.get_type_hints(hint).values()
+            if hint.__name__ not in sections:
+                sections[hint.__name__] = hint
+                hints += typing.get_type_hints(hint).values()
         else:
-            waiting += typing.get_args(hint)
-    return found
+            hints += typing.get_args(hint)
+    return sections
 
 
 def _refine(part: dict[str, Any], cls: type) -> None:
-    """Unknown keys refused, `kind` asked for, and what each key is for."""
+    """Refuse unknown keys, require `kind`, and describe each key."""
     part["additionalProperties"] = False
     part["description"] = inspect.getdoc(cls) or ""
     if "kind" in part["properties"]:
@@ -53,7 +53,7 @@ def _refine(part: dict[str, Any], cls: type) -> None:
 
 
 def _allow_kind_alone(part: Any, defs: dict[str, Any]) -> None:
-    """Where one of several kinds is wanted, its name alone will do: `data: digits`."""
+    """Allow the name of a kind in place of its section: `data: digits`."""
     if isinstance(part, list):
         for inner in part:
             _allow_kind_alone(inner, defs)
@@ -67,7 +67,7 @@ def _allow_kind_alone(part: Any, defs: dict[str, Any]) -> None:
 
 
 def _allow_one_string(part: Any) -> None:
-    """One string stands for a list of one: `files: books.txt`."""
+    """Allow one string in place of a list of one: `files: books.txt`."""
     if isinstance(part, list):
         for inner in part:
             _allow_one_string(inner)

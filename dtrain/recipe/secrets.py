@@ -1,4 +1,4 @@
-"""Secrets that stand in a recipe, where run.json, recipe.yaml and a tracker would keep them."""
+"""Find secrets written into a recipe, which would be copied to run.json, recipe.yaml and trackers."""
 
 import re
 
@@ -9,7 +9,7 @@ NAMES = re.compile(
     re.IGNORECASE | re.VERBOSE,
 )
 LEAST = 8
-"""Characters of what may be a secret by its key's name alone: an end_token is none."""
+"""Shortest value that counts as a secret because of its key's name alone; an `end_token` is shorter."""
 SHAPES = re.compile(
     r"""hf_[A-Za-z0-9]{30,} | gh[pousr]_[A-Za-z0-9]{30,} | github_pat_\w{30,} | glpat-[\w-]{20,}
     | sk-[\w-]{20,} | wandb_v\d_\w{20,} | AKIA[A-Z0-9]{16} | AIza[\w-]{35} | ya29\.[\w-]{20,} | xox[abp]-[\w-]{10,}
@@ -17,12 +17,12 @@ SHAPES = re.compile(
     | -----BEGIN[ ][A-Z ]*PRIVATE[ ]KEY | ://[^/\s:@]+:[^/\s@]+@ | ://[^/\s:@]{16,}@""",
     re.VERBOSE,
 )
-"""Of tokens whose makers gave them a shape, webhooks, private keys, and passwords in addresses."""
-HINT = "keep it in the environment, as WANDB_API_KEY or HF_TOKEN, and remove it here; it was not shown or written"
+"""Tokens with a known format, webhooks, private keys, and passwords in URLs."""
+HINT = "set it in the environment, e.g. as WANDB_API_KEY or HF_TOKEN, and remove it here; it was not printed or stored"
 
 
 def secrets(tree: Node) -> list[str]:
-    """The dotted paths at which something secret is written out."""
+    """Dotted paths of the values that look like secrets."""
     return [path for path, node in walk(tree) if isinstance(node.value, str) and _secret(path, node.value)]
 
 

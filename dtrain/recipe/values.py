@@ -1,4 +1,4 @@
-"""Plain values of a recipe: pydantic judges them, and the messages say what is expected in plain words."""
+"""Check plain values of a recipe: pydantic validates them, and messages state what is expected in plain words."""
 
 import types
 import typing
@@ -11,30 +11,30 @@ from dtrain.recipe.problems import Problems, described, nearest
 from dtrain.recipe.yaml import Node
 
 FAILED: Any = object()
-"""In place of a value that was refused."""
+"""Stands for a value that was refused."""
 
 TINY = 1e-20
-"""Bounds below this keep a number above zero in float32."""
+"""A lower bound below this only keeps a number above zero in float32; the message is `above 0`."""
 
 EXPECTED = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
-    "float_type": "a number, as 3e-4",
+    "float_type": "a number such as 3e-4",
     "bool_type": "true or false",
     "string_type": "a string",
-    "dict_type": "a mapping, as {{key: value}}",
+    "dict_type": "a mapping such as {{key: value}}",
     "finite_number": "a finite number",
     "greater_than": "a number above {gt}",
-    "greater_than_equal": "a number not below {ge}",
+    "greater_than_equal": "a number of at least {ge}",
     "less_than": "a number below {lt}",
-    "less_than_equal": "a number not above {le}",
-    "too_short": "at least {min_length} in the list",
+    "less_than_equal": "a number of at most {le}",
+    "too_short": "a list of at least {min_length}",
 }
-"""What pydantic's type of an error means to the author of a recipe."""
+"""What was expected, by pydantic's type of error."""
 
 
 def judged(hint: Any, node: Node, path: str, problems: Problems, doc: Callable[[], str]) -> Any:
-    """The value, of the hinted type, or FAILED where problems were added. `doc` describes the field."""
+    """The value, of the hinted type, or FAILED if it was refused. `doc` returns the field's documentation."""
     from pydantic import ValidationError
 
     node = as_list(hint, node)
@@ -45,7 +45,7 @@ def judged(hint: Any, node: Node, path: str, problems: Problems, doc: Callable[[
     except ValidationError as error:
         details = error.errors(include_url=False, include_input=False)
         items = [detail for detail in details if detail["type"] != "too_short"]
-        for detail in items or details:  # a list is too short, too, where none of its items is accepted
+        for detail in items or details:  # pydantic also calls a list too short if its items were refused
             at, where = node, path
             for part in (p for p in detail["loc"] if isinstance(at.value, dict | tuple)):
                 children: Any = at.value
@@ -65,7 +65,7 @@ def accepts(hint: Any, node: Node) -> bool:
 
 
 def as_list(hint: Any, node: Node) -> Node:
-    """One string for a list of strings as a list of one, one size for a height and a width as both."""
+    """Turn one string into a list of one where a list of strings is expected, and one size into height and width."""
     items = _tuple_args(hint)
     if not items or isinstance(node.value, dict | tuple | bool) or node.value is None:
         return node
@@ -78,13 +78,13 @@ def as_list(hint: Any, node: Node) -> Node:
 
 
 def _wrong_length(hint: Any, node: Node, path: str, problems: Problems, doc: Callable[[], str]) -> bool:
-    """Whether a list of a fixed length has another, or is none; the problem is added."""
+    """Whether a list was expected and the value is none, or is of the wrong length; adds the problem."""
     items = _tuple_args(hint)
     if not items or (isinstance(node.value, tuple) and (items[-1] is Ellipsis or len(node.value) == len(items))):
         return False
     kinds = {_base(item) for item in items if item is not Ellipsis}
     if items[-1] is Ellipsis:
-        wanted = f"a list, as {'[64, 32]' if kinds == {int} else '[a, b]'}"
+        wanted = f"a list such as {'[64, 32]' if kinds == {int} else '[a, b]'}"
     else:
         text = doc().partition(".")[0]
         what = "numbers" if kinds <= {int, float} else "items"
@@ -129,13 +129,13 @@ def _tuple_args(hint: Any) -> tuple[Any, ...]:
 
 
 def _base(hint: Any) -> Any:
-    """str, int or float, where that is what the hint bounds."""
+    """The type of the values that the hint allows: str, int or float."""
     bare = _bare(hint)
     return type(typing.get_args(bare)[0]) if typing.get_origin(bare) is Literal else bare
 
 
 def _sentence(hint: Any) -> str:
-    """What a string of this type looks like."""
+    """Description of a string type with a pattern."""
     for part in typing.get_args(hint):
         found = part.text if isinstance(part, Sentence) else _sentence(part)
         if found:
@@ -144,7 +144,7 @@ def _sentence(hint: Any) -> str:
 
 
 def _choices(hint: Any) -> list[str]:
-    """Every string that the hint names."""
+    """Every string literal of the hint."""
     parts = typing.get_args(hint)
     if typing.get_origin(hint) is Literal:
         return [part for part in parts if isinstance(part, str)]

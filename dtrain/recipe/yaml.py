@@ -1,8 +1,8 @@
-"""Strict YAML: every value keeps its place in the file; nothing is guessed.
+"""Strict YAML: every value keeps its position in the file; nothing is guessed.
 
-YAML 1.2's core schema, so that `1e-4` is a number, `no` a word and `010` ten. Refused: aliases,
-tags, duplicate keys, keys that are not strings, nesting over 32 deep, what is not a regular file.
-A recipe may come from a stranger, so it is bounded together with all that it includes: see `Budget`.
+YAML 1.2's core schema, so that `1e-4` is a number, `no` a string and `010` ten. Refused: aliases, tags, duplicate
+keys, keys that are not strings, nesting over 32 levels, anything that is not a regular file. A recipe may come from
+an untrusted source, so its size with all includes is limited: see `Budget`.
 """
 
 import os
@@ -24,7 +24,7 @@ MAX_KEY = 200
 MAX_FILES = 64
 MAX_VALUES = 10_000
 SHOWN = 60
-"""Characters of a value that a message shows."""
+"""Largest number of characters of a value that a message shows."""
 
 RESOLVERS = (
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
@@ -37,7 +37,7 @@ RESOLVERS = (
 
 @dataclass(frozen=True)
 class Mark:
-    """A place that can be pointed to."""
+    """A position in a file, or the name of another source."""
 
     source: str
     line: int = 0
@@ -49,26 +49,26 @@ class Mark:
 
 @dataclass(frozen=True)
 class Node:
-    """A value and its place. Collections hold nodes; a mapping also knows where each key stands."""
+    """A value and its position. Collections contain nodes; a mapping also has the position of each key."""
 
     value: Any
     mark: Mark
     keys: Mapping[str, Mark] = field(default_factory=dict)
 
     def plain(self) -> Any:
-        """The value without places; lists as tuples."""
+        """The value without positions; lists as tuples."""
         if isinstance(self.value, dict):
             return {key: node.plain() for key, node in self.value.items()}
         return tuple(node.plain() for node in self.value) if isinstance(self.value, tuple) else self.value
 
     def key(self, name: str) -> Mark:
-        """Where that key stands."""
+        """Position of a key."""
         return self.keys.get(name, self.mark)
 
 
 @dataclass
 class Budget:
-    """What is left for a recipe and all that it includes, together."""
+    """What a recipe and all that it includes may still read."""
 
     files: int = MAX_FILES
     bytes: int = MAX_BYTES
@@ -84,7 +84,7 @@ for _name, _pattern, _first in RESOLVERS:
 
 
 def read(path: Path, budget: Budget | None = None) -> Node:
-    """The file as nodes; RecipeError with file:line:column where it is not strict YAML or too large."""
+    """Read a file as nodes. Raises RecipeError, with file:line:column, if it is too large or not strict YAML."""
     budget = budget or Budget()
     try:
         raw, size = _content(path, budget.bytes)
@@ -105,7 +105,7 @@ def read(path: Path, budget: Budget | None = None) -> Node:
 
 
 def _content(path: Path, most: int) -> tuple[bytes, int]:
-    """What a regular file holds, one byte more than `most` at the most, and its size; OSError for anything else."""
+    """The first `most` + 1 bytes of a regular file, and its size. Raises OSError for anything else."""
     if not stat.S_ISREG(path.stat().st_mode):  # before it is opened: opening a device can act on it
         raise OSError(0, "not a regular file")
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
@@ -116,30 +116,30 @@ def _content(path: Path, most: int) -> tuple[bytes, int]:
 
 
 def parse(text: str, source: str, budget: Budget | None = None) -> Node:
-    """YAML text as nodes; an empty text is an empty mapping."""
+    """Parse YAML text into nodes; an empty text is an empty mapping."""
     try:
         _scan(text, source, budget or Budget())
         root = yaml.compose(text, _Loader)
     except yaml.MarkedYAMLError as error:
         at = _mark(source, error.problem_mark or error.context_mark)
         raise RecipeError(f"{at}  {shown(error.problem or error.context or '', 200)}") from error
-    except (yaml.YAMLError, ValueError, OverflowError) as error:  # as of "\UFFFFFFFF", which is no character
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # such as "\UFFFFFFFF", not a character
         raise RecipeError(f"{source}: {shown(' '.join(str(error).split()), 200)}") from error
     return _node(root, source) if root else Node({}, Mark(source, 1, 1))
 
 
 def _scan(text: str, source: str, budget: Budget) -> None:
-    """Read the events alone first: they cost little however far aliases or nesting would expand."""
+    """Check the parser's events first: they cost little, however far aliases or nesting would expand."""
     depth = 0
     for event in yaml.parse(text, _Loader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if isinstance(event, yaml.AliasEvent):
-            message = f"aliases (*{shown(event.anchor)}) are not read; write the value out, or use include:"
+            message = f"aliases (*{shown(event.anchor)}) are not supported; write the value out, or use include:"
             raise RecipeError(f"{_mark(source, event.start_mark)}  {message}")
         if depth > MAX_DEPTH:
-            raise RecipeError(f"{_mark(source, event.start_mark)}  nested more than {MAX_DEPTH} deep")
+            raise RecipeError(f"{_mark(source, event.start_mark)}  nested more than {MAX_DEPTH} levels deep")
         if isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent) and event.tag:
-            raise RecipeError(f"{_mark(source, event.start_mark)}  tags ({shown(event.tag)}) are not read")
+            raise RecipeError(f"{_mark(source, event.start_mark)}  tags ({shown(event.tag)}) are not supported")
         if isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent | yaml.DocumentStartEvent):
             budget.values -= 1
         if budget.values < 0:
@@ -148,7 +148,7 @@ def _scan(text: str, source: str, budget: Budget) -> None:
 
 
 def shown(text: str, most: int = SHOWN) -> str:
-    """A text of a recipe as a message can show it: its first characters, and none that acts on the terminal."""
+    """Text of a recipe as messages show it: shortened, and with unprintable characters escaped."""
     cut = text if len(text) <= most else f"{text[:most]}..."
     return cut if cut.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in cut)
 
@@ -168,7 +168,7 @@ def _mapping(node: Any, source: str, at: Mark) -> Node:
     for key, value in node.value:
         where = _mark(source, key.start_mark)
         if not isinstance(key, yaml.ScalarNode) or not isinstance(_scalar(key.tag.rpartition(":")[2], key.value), str):
-            raise RecipeError(f"{where}  keys are words; quote this one if it is meant as a word")
+            raise RecipeError(f"{where}  a key must be a string; quote it if it is meant as one")
         if len(key.value) > MAX_KEY:
             raise RecipeError(f"{where}  a key of {len(key.value):,} characters; at most {MAX_KEY}")
         if key.value in found:
@@ -196,7 +196,7 @@ def _mark(source: str, mark: Any) -> Mark:
 
 
 def dump(value: Any) -> str:
-    """Plain values as YAML that reads back as the same values."""
+    """Plain values as YAML text that `parse` reads as the same values."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=100)
 
 

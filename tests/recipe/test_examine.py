@@ -22,7 +22,7 @@ steps: 30
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with some data, on a machine of one device."""
+    """A working folder with some data, on a machine with one device."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(module, "devices_here", lambda: 1)
     Path("words.txt").write_text("to be or not to be " * 40)
@@ -57,7 +57,7 @@ def refusal(body: str, *overrides: str, data: bool = True) -> DtrainError:
         (GOOD, "data={kind: idx, root: none, download: false}", 4, "data.root: none does not hold train-images"),
         (GOOD, "data={kind: images, root: idx, size: 8}", 4, "data.root: idx holds no image of a class"),
         (GOOD, "data={kind: synthetic, image: [8, 8, 3]}", 2, "model: sizes begins with 64; the data's images are 8"),
-        (GOOD, "data.pixels.crop=9", 2, "data.pixels.crop: moves of 9 pixels in images of 8 x 8"),
+        (GOOD, "data.pixels.crop=9", 2, "data.pixels.crop: shifts of 9 pixels in images of 8 x 8; at most 7"),
     ],
 )
 def test_what_a_run_would_refuse_is_found_before_it(body: str, override: str, code: int, message: str) -> None:
@@ -88,7 +88,7 @@ def test_the_last_line_names_what_was_not_checked() -> None:
     assert found(GOOD).verdict() == "recipe: no mistake found in the recipe, its data, its mesh on 1 device"
     assert found(GOOD, devices=8).verdict().endswith("its data, its mesh on 8 devices")
     verdict = found(GOOD, "data={kind: idx, root: none}").verdict()
-    assert verdict.endswith("not checked: data: none lacks train-images-idx3-ubyte; the run fetches MNIST into it")
+    assert verdict.endswith("not checked: data: none lacks train-images-idx3-ubyte; the run downloads MNIST into it")
     assert "its data" not in verdict
     assert "the devices (the mesh needs 1 device or a multiple)" in found(GOOD, "launch=local").verdict()
 
@@ -100,9 +100,9 @@ def test_a_mesh_that_needs_more_devices_is_named() -> None:
     assert "not checked: the mesh on other machines" in examined.verdict()
 
 
-def test_what_never_comes_is_warned_of() -> None:
+def test_intervals_longer_than_the_run_are_warned_of() -> None:
     assert found(GOOD, "evaluate.every=101", "checkpoint.every=500").warnings == [
-        "evaluate.every = 101: the run has 100 steps, so that it is done only at the end",
-        "checkpoint.every = 500: the run has 100 steps, so that it is done only at the end",
+        "evaluate.every = 101: the run has only 100 steps, so this happens only at its end",
+        "checkpoint.every = 500: the run has only 100 steps, so this happens only at its end",
     ]
     assert not found(GOOD, "evaluate.every=100").warnings

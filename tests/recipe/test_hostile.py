@@ -1,4 +1,4 @@
-"""A recipe from a stranger: refused in a bounded time and memory, and none of its code runs."""
+"""A recipe from an untrusted source: refused in a bounded time and memory, and none of its code runs."""
 
 import os
 from pathlib import Path
@@ -27,16 +27,16 @@ def refusal(folder: Path, body: str) -> list[str]:
         ('include: "a\\0b"', "embedded null byte"),
         ('include: "\\uD800"', "surrogates not allowed"),
         ("data: {kind: idx, root: ~nosuchuser/x}", "recipe.yaml:1:25  data.root: no home folder for ~nosuchuser"),
-        ('data: {kind: idx, root: "a\\0b"}', "recipe.yaml:1:25  data.root: holds a NUL character"),
-        ('track: {"\\uD800": 1}', "recipe.yaml:1:8  track: holds half a character (a surrogate)"),
+        ('data: {kind: idx, root: "a\\0b"}', "recipe.yaml:1:25  data.root: contains a NUL character"),
+        ('track: {"\\uD800": 1}', "recipe.yaml:1:8  track: contains a lone surrogate"),
         ("model: {kind: {a: b}}", "model.kind: expected one of mlp, cnn, vit, decoder, custom; found a mapping with a"),
         ("model: {kind: vit, image: [8, 8], classes: 10}", "3 numbers (height, width, channels); found a list of 2"),
         ("data: {kind: images, root: x, size: [3]}", "a list of 2 numbers (height and width to which every image"),
         ("model: {kind: cnn, image: [8, 8, 1], classes: 2, blocks: 999}", "3 stages of 999 blocks; at most 1000"),
-        ("model: {kind: vit, image: [8, 8, 1], classes: 10, layers: 2147483647}", "a number not above 10000"),
-        ("optimizer: {kind: sgd, lr: 1e300}", "optimizer.lr: expected a number not above 10,000; found 1e+300"),
-        ("optimizer: {kind: sgd, lr: 1e-300}", "optimizer.lr: expected a number not below 1e-30; found 1e-300"),
-        ("optimizer: {kind: adamw, lr: 1, b2: 0.99999999999}", "optimizer.b2: expected a number not above 0.9999999;"),
+        ("model: {kind: vit, image: [8, 8, 1], classes: 10, layers: 2147483647}", "a number of at most 10000"),
+        ("optimizer: {kind: sgd, lr: 1e300}", "optimizer.lr: expected a number of at most 10,000; found 1e+300"),
+        ("optimizer: {kind: sgd, lr: 1e-300}", "optimizer.lr: expected a number of at least 1e-30; found 1e-300"),
+        ("optimizer: {kind: adamw, lr: 1, b2: 0.99999999999}", "optimizer.b2: expected a number of at most 0.9999999;"),
         (f"model: {{kind: mlp, sizes: {[8] * 1002}}}", "model.sizes: 1001 layers; at most 1000"),
         ("engine: {kind: jit, xla: {xla_dump_to: x}}", "engine.xla.xla_dump_to: an option that names a file"),
         ("engine: {kind: jit, xla: {xla_gpu_cuda_data_dir: x}}", "engine.xla.xla_gpu_cuda_data_dir: an option that"),
@@ -98,7 +98,7 @@ def test_a_glob_over_the_whole_machine_is_not_searched(tmp_path: Path) -> None:
             ),
         )
     )
-    assert look(recipe.data).unseen == ["data.files: more than 20,000 files have to be searched"]
+    assert look(recipe.data).unseen == ["data.files: more than 20,000 file names to search"]
 
 
 def test_a_check_writes_nothing_and_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,6 +118,6 @@ steps: 3
     assert sorted(tmp_path.rglob("*")) == before
     assert "not checked: the model, whose module is imported only when the run starts" in found.verdict()
     assert found.notes == [
-        f"data.files.0: {tmp_path}/words.txt, beside the recipe",
-        f"model.folder: {tmp_path}, beside the recipe",
+        f"data.files.0: {tmp_path}/words.txt, relative to the recipe",
+        f"model.folder: {tmp_path}, relative to the recipe",
     ]

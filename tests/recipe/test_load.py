@@ -50,7 +50,9 @@ def test_a_resolved_recipe_loads_as_the_same(path: Path, tmp_path: Path) -> None
     assert load(write(tmp_path, text(recipe))) == recipe
 
 
-def test_every_mistake_is_told_at_once_with_its_place(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
+def test_every_mistake_is_reported_at_once_with_its_position(
+    tmp_path: Path, golden: Callable[[str, str], None]
+) -> None:
     body = """\
 model: {kind: mlpp}
 data: {kind: digits, pixls: {crop: 1}}
@@ -66,7 +68,7 @@ seed: -1
     golden("recipe_mistakes.txt", complaints(tmp_path, body) + "\n")
 
 
-def test_sections_are_held_against_each_other(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
+def test_sections_are_checked_against_each_other(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
     body = """\
 model: {kind: mlp, sizes: [65, 31, 9]}
 data: digits
@@ -101,7 +103,7 @@ def test_a_secret_in_a_recipe_is_refused_and_not_shown(tmp_path: Path, line: str
     path.write_text(f"{line}\nbatch: none\n")
     with pytest.raises(RecipeError) as caught:
         load(path)
-    assert "holds a secret" in str(caught.value)
+    assert "contains a secret" in str(caught.value)
     assert "canary" not in str(caught.value).lower()
     assert len(caught.value.problems) == 1
     assert caught.value.problems[0].startswith(f"{path}:1:")
@@ -112,17 +114,15 @@ def test_a_token_of_a_text_is_no_secret(tmp_path: Path) -> None:
     path.write_text("model: {kind: custom, target: 'my:Model', args: {end_token: '<eos>', token: 5}}\n")
     with pytest.raises(RecipeError) as caught:
         load(path)
-    assert "holds a secret" not in str(caught.value)
+    assert "contains a secret" not in str(caught.value)
 
 
-def test_how_long_is_said_once(tmp_path: Path) -> None:
-    assert "steps or epochs, one of them; found steps = 100 and epochs = 2" in complaints(
-        tmp_path, GOOD + "epochs: 2\n"
-    )
-    assert "one of them; found neither" in complaints(tmp_path, GOOD.replace("steps: 100", ""))
+def test_the_length_is_given_once(tmp_path: Path) -> None:
+    assert "give either steps or epochs; found steps = 100 and epochs = 2" in complaints(tmp_path, GOOD + "epochs: 2\n")
+    assert "either steps or epochs; found neither" in complaints(tmp_path, GOOD.replace("steps: 100", ""))
 
 
-def test_overrides_lie_over_the_file(tmp_path: Path) -> None:
+def test_overrides_take_precedence_over_the_file(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD)
     recipe = load(path, ["optimizer.lr=3e-4", "model.sizes=[64, 16, 10]", "mesh.fsdp=2", "name=other"])
     assert (recipe.optimizer.lr, recipe.model.sizes, recipe.mesh.fsdp, recipe.name) == (3e-4, (64, 16, 10), 2, "other")
@@ -156,9 +156,9 @@ def test_a_mistake_in_an_included_file_points_there(tmp_path: Path) -> None:
     assert complaints(tmp_path, "include: base.yaml").startswith("base.yaml:5:8  batch: ")
 
 
-def test_includes_in_a_circle_are_refused(tmp_path: Path) -> None:
+def test_cyclic_includes_are_refused(tmp_path: Path) -> None:
     write(tmp_path, "include: recipe.yaml", "base.yaml")
-    assert "goes in a circle" in complaints(tmp_path, "include: [base.yaml]")
+    assert "include: a cycle" in complaints(tmp_path, "include: [base.yaml]")
 
 
 def test_a_missing_file_names_those_that_are_there(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_a_missing_file_names_those_that_are_there(tmp_path: Path) -> None:
     assert "there.yaml" in caught.value.hint
 
 
-def test_differences_are_those_that_bear_on_the_numbers(tmp_path: Path) -> None:
+def test_differences_are_those_that_affect_the_numbers(tmp_path: Path) -> None:
     one = load(write(tmp_path, GOOD))
     two = dataclasses.replace(one, batch=64, name="x", steps=200, track=dataclasses.replace(one.track, every=3))
     assert differences(plain(one), plain(two)) == ["batch: was 32, now 64", "steps: was 100, now 200"]
@@ -197,7 +197,7 @@ def test_overrides_are_one_tree_whatever_their_order(tmp_path: Path) -> None:
         assert (optimizer.kind, optimizer.lr) == ("sgd", 0.5)
 
 
-def test_a_key_may_follow_a_kind_said_alone(tmp_path: Path) -> None:
+def test_a_key_may_follow_a_kind_given_alone(tmp_path: Path) -> None:
     found = load(RECIPES / "mlp-digits.yaml", ["data=digits", "data.pixels.crop=1"])
     assert (found.data.kind, found.data.pixels.crop) == ("digits", 1)
 
@@ -219,5 +219,5 @@ def test_a_length_on_the_command_line_takes_the_place_of_the_recipes() -> None:
     mlp = Path(__file__).parents[2] / "recipes" / "mlp-digits.yaml"
     assert (load(mlp).steps, load(mlp).epochs) == (None, 60)
     assert (load(mlp, ["steps=200"]).steps, load(mlp, ["steps=200"]).epochs) == (200, None)
-    with pytest.raises(RecipeError, match="steps or epochs, one of them"):
+    with pytest.raises(RecipeError, match="either steps or epochs"):
         load(mlp, ["steps=200", "epochs=3"])

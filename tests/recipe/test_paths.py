@@ -16,7 +16,7 @@ steps: 3
 
 @pytest.fixture
 def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of a recipe and its files, beside the working folder."""
+    """A folder with a recipe and its files, next to the working folder."""
     folder = tmp_path / "recipes"
     for path in (folder / "books" / "a.txt", folder / "my_net.py", folder / "b.txt", tmp_path / "work" / "b.txt"):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Every setting does something: each field of each section, set to another value, changes what is computed."""
+"""Every setting has an effect: each field of each section, set to another value, changes what is computed."""
 
 import dataclasses
 import types
@@ -73,15 +73,15 @@ BASES: dict[str, Any] = {
 }
 ALONE = {
     ("Decoder", "preset"): "filled in before the section is made",
-    ("Decoder", "remat"): "tests/models/nn/test_remat.py counts what is computed again",
+    ("Decoder", "remat"): "tests/models/nn/test_remat.py counts what is recomputed",
     ("Decoder", "unroll"): "a different program, the same numbers",
 }
 NEEDS = {"global_every": {"window": 4}, "norm_bias": {"norm": "layer"}, "decay_all": {"decay": 0.5}}
-"""What a field changes only together with."""
+"""Other fields that a field needs to have an effect."""
 
 
 def others(name: str, section: Any) -> Iterator[tuple[str, Any]]:
-    """(field, another value) for each; a field without another value here fails."""
+    """Yield (field, another value) for each field; fails for a field without another value here."""
     hints = typing.get_type_hints(type(section))
     for field in dataclasses.fields(section):
         hint, now = hints[field.name], getattr(section, field.name)
@@ -97,13 +97,13 @@ def others(name: str, section: Any) -> Iterator[tuple[str, Any]]:
 
 
 def changed(section: Any, field: str, value: Any) -> tuple[Any, Any]:
-    """The section with what the field needs, and with the field changed too."""
+    """The section with the other fields that the field needs, and the same with the field changed."""
     base = dataclasses.replace(section, **NEEDS.get(field, {}))
     return base, dataclasses.replace(base, **{field: value})
 
 
 def whole(name: str, part: Any) -> Any:
-    """The model that a part of one belongs to."""
+    """A model that contains the part."""
     if isinstance(part, Experts):
         return Decoder(**TINY, experts=part)
     if isinstance(part, Rope):
@@ -112,7 +112,7 @@ def whole(name: str, part: Any) -> Any:
 
 
 def program(model: Any) -> str:
-    """How the parameters are initialised and what their gradient is."""
+    """Text of the jaxprs of initialisation and gradient."""
     start = jax.make_jaxpr(lambda: initial(model.params(), jax.random.key(0), "float32"))()
     batch = random_batch(examples=2)
     if isinstance(model, Decoder):
@@ -139,7 +139,7 @@ def test_every_field_of_a_model_changes_its_program(name: str, field: str, value
 
 
 def walk(optimizer: Any) -> Any:
-    """Parameters after a few steps, averaged where they are."""
+    """Parameters after a few steps, averaged if the optimizer averages them."""
     declared = MLP(sizes=(24, 16, 12, 10)).params()
     params = initial(declared, jax.random.key(0), "float32")
     update = transformation(optimizer, declared, 12)
@@ -186,7 +186,7 @@ def test_every_field_of_pixels_changes_the_image() -> None:
 
 
 def test_unions_are_covered() -> None:
-    """A model that is new needs a base here."""
+    """A new model needs a base here."""
     from dtrain.recipe.recipe import Model
 
     assert {member.__name__ for member in typing.get_args(Model)} - {"Custom"} <= BASES.keys()

@@ -35,19 +35,19 @@ def test_one_tracker_stands_for_a_list_of_one(tmp_path: Path) -> None:
     [
         ("precision=bfloat16", "found 'bfloat16'; write {params: bfloat16} or {compute: bfloat16} or {loss: bfloat16}"),
         ("evaluate=100", "found 100; write {every: 100} or {batch: 100}"),
-        ("model.sizes=64", "expected a list, as [64, 32]; found 64"),
-        ("mesh.slices=2", "expected a mapping, as {key: value}; found 2"),
+        ("model.sizes=64", "expected a list such as [64, 32]; found 64"),
+        ("mesh.slices=2", "expected a mapping such as {key: value}; found 2"),
         ("batch=true", "batch: expected a whole number; found true"),
         ("optimizer.lr=0", "optimizer.lr: expected a number above 0; found 0"),
         ("model.activation=rellu", "expected 'relu', 'gelu' or 'tanh'; found 'rellu'; did you mean 'relu'?"),
-        ("launch={kind: ssh, hosts: []}", "launch.hosts: expected at least 1 in the list; found a list of 0"),
+        ("launch={kind: ssh, hosts: []}", "launch.hosts: expected a list of at least 1; found a list of 0"),
         ("launch={kind: ssh, hosts: [-oX]}", "launch.hosts.0: expected a host: a name or an IPv4 address, with user@"),
         ("launch={kind: slurm, partition: 'a b'}", "launch.partition: expected one word: letters, digits and any of"),
         ("launch={kind: local, environment: token}", "launch.environment.0: expected the name of an environment"),
-        ("engine=5", "engine: expected one of jit, shard_map, pmap, or a mapping with that as its kind; found 5"),
+        ("engine=5", "engine: expected one of jit, shard_map, pmap, or a mapping with one of them as `kind`; found 5"),
     ],
 )
-def test_a_message_says_what_is_expected(tmp_path: Path, override: str, message: str) -> None:
+def test_a_message_states_what_is_expected(tmp_path: Path, override: str, message: str) -> None:
     with pytest.raises(RecipeError) as caught:
         load(write(tmp_path, GOOD), [override])
     (line,) = caught.value.problems

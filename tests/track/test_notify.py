@@ -446,13 +446,13 @@ def test_what_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     [
         ("{}", "track.notify: nobody is notified: neither command nor webhook is set"),
         ("{command: a, on: [finsihed]}", "track.notify.on.0: expected 'finished', 'failed'"),
-        ("{command: a, on: []}", "track.notify.on: expected at least 1 in the list"),
+        ("{command: a, on: []}", "track.notify.on: expected a list of at least 1"),
         ("{command: a, share: 0}", "track.notify.share: expected a number above 0"),
         ("{webhook: slack}", "track.notify.webhook: not the name of an environment variable"),
-        (f"{{webhook: 'https://example.com/{CANARY}'}}", "track.notify.webhook: holds a secret"),
+        (f"{{webhook: 'https://example.com/{CANARY}'}}", "track.notify.webhook: contains a secret"),
         (f"{{webhook: 'hooks.example.com/{CANARY}'}}", "track.notify.webhook: not the name of an environment variable"),
-        (f"{{command: [curl, 'https://hooks.slack.com/services/T0/{CANARY}']}}", "command.1: holds a secret"),
-        (f"{{command: [curl, 'https://discord.com/api/webhooks/1/{CANARY}']}}", "command.1: holds a secret"),
+        (f"{{command: [curl, 'https://hooks.slack.com/services/T0/{CANARY}']}}", "command.1: contains a secret"),
+        (f"{{command: [curl, 'https://discord.com/api/webhooks/1/{CANARY}']}}", "command.1: contains a secret"),
     ],
 )
 def test_a_wrong_section_is_refused(tmp_path: Path, section: str, found: str) -> None:

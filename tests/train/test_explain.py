@@ -42,7 +42,7 @@ def test_as_json_sizes_are_in_bytes(dtrain: Dtrain) -> None:
 def test_a_typo_is_answered(dtrain: Dtrain) -> None:
     assert "did you mean" in dtrain("explain", "decoder-tinny", code=2).stderr
     assert (
-        "no preset 'lama3-8b'; did you mean 'llama3-8b'?"
+        "unknown preset 'lama3-8b'; did you mean 'llama3-8b'?"
         in dtrain("explain", "decoder-tiny", "model.preset=lama3-8b", code=2).stderr
     )
 
