@@ -1,4 +1,7 @@
-"""The verbs. Each parses, calls one function, prints, and exits; nothing heavy is imported here."""
+"""The command line. Each verb parses its arguments, calls one function, prints and exits.
+
+Heavy modules are imported inside of functions, so that --help stays fast.
+"""
 
 import typer
 
@@ -15,8 +18,8 @@ app = typer.Typer(
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         typer.echo(f"dtrain {__version__}")
         raise typer.Exit
 
@@ -44,7 +47,7 @@ app.add_typer(launch.app, name="launch")
 
 
 def main() -> None:
-    """The `dtrain` command of installations made before it was `dtrain.__main__:main`."""
+    """The `dtrain` command of older installations; newer ones start `dtrain.__main__:main`."""
     import runpy
 
     runpy.run_module("dtrain", run_name="__main__")

@@ -1,30 +1,30 @@
-"""The arguments that several verbs share."""
+"""Arguments that several verbs share."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-Recipe = Annotated[str, typer.Argument(help="A recipe file, or the name of one that comes with dtrain.")]
+Recipe = Annotated[str, typer.Argument(help="A recipe file, or the name of a recipe that comes with dtrain.")]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes, as in optimizer.lr=3e-4.")
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, e.g. optimizer.lr=3e-4.")
 ]
-Devices = Annotated[int | None, typer.Option(min=1, help="Pretend this many devices on the CPU.")]
-RunsDir = Annotated[Path, typer.Option(help="Folder that holds the run folders.")]
-Step = Annotated[int | None, typer.Option(min=0, help="Take the checkpoint of this step; else the newest.")]
-Best = Annotated[bool, typer.Option("--best", help="Take the best checkpoint, by the recipe's checkpoint.best.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
+Devices = Annotated[int | None, typer.Option(min=1, help="Simulate this many devices on the CPU.")]
+RunsDir = Annotated[Path, typer.Option(help="Folder that contains the run folders.")]
+Step = Annotated[int | None, typer.Option(min=0, help="Use the checkpoint of this step; default: the newest.")]
+Best = Annotated[bool, typer.Option("--best", help="Use the best checkpoint, by the recipe's checkpoint.best.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of every error.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 RunCode = Annotated[
-    bool, typer.Option("--run-code", help="Import a custom model's module, which runs its code with your rights.")
+    bool, typer.Option("--run-code", help="Import a custom model's module, which runs its code with your permissions.")
 ]
 
 
 def refuse_code(model: object, agreed: bool) -> None:
-    """RecipeError where building the model would run code that a recipe names, unless that is agreed to."""
+    """Raise RecipeError if building the model would run code that a recipe names, unless the user has agreed."""
     from dtrain.core.errors import RecipeError
     from dtrain.models.custom import Custom
 
     if isinstance(model, Custom) and not agreed:
-        message = f"model.target: {model.target} is code of its own, and this verb needs the model"
+        message = f"model.target: {model.target} is custom code, which this command must run to build the model"
         raise RecipeError(message, "read the module, then add --run-code; `dtrain check` runs no code")

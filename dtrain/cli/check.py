@@ -23,22 +23,22 @@ def check(
 ) -> None:
     """Find the mistakes in a recipe and the data it names, in about a second, without touching a device.
 
-    Runs no code that a recipe names, writes nothing and fetches nothing. The last line names what was not checked.
+    Runs no code that a recipe names, writes nothing, downloads nothing. The last line names what was not checked.
     """
     with exits(debug):
         from dtrain.cli.recipes import find
         from dtrain.recipe.examine import examine
         from dtrain.recipe.load import plain, text
 
-        found = examine(find(recipe), overrides or [], devices, data)
+        result = examine(find(recipe), overrides or [], devices, data)
         if as_json:
             import json
 
-            typer.echo(json.dumps(plain(found.recipe), indent=2))
+            typer.echo(json.dumps(plain(result.recipe), indent=2))
         else:
-            typer.echo(text(found.recipe), nl=False)
-        for line in found.notes:
+            typer.echo(text(result.recipe), nl=False)
+        for line in result.notes:
             typer.echo(line, err=True)
-        for line in found.warnings:
+        for line in result.warnings:
             typer.secho(f"warning: {line}", fg="yellow", err=True)
-        typer.secho(found.verdict(), fg="green", err=True)
+        typer.secho(result.verdict(), fg="green", err=True)

@@ -13,19 +13,21 @@ from dtrain.core.errors import RecipeError
 def add_to(app: typer.Typer) -> None:
     """Register the verbs."""
     example = "Example: dtrain import my-llama.yaml Llama-3.2-1B/ && dtrain run my-llama.yaml"
-    app.command("import", epilog=example)(bring)
-    app.command("export", epilog="Example: dtrain export runs/my-llama model.safetensors --names published")(take)
+    app.command("import", epilog=example)(import_)
+    app.command("export", epilog="Example: dtrain export runs/my-llama model.safetensors --names published")(export)
 
 
-def bring(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe's path, or the name of one of dtrain's.")],
+def import_(
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE", help="A recipe file, or the name of a recipe that comes with dtrain.")
+    ],
     source: Annotated[
-        Path, typer.Argument(metavar="SOURCE", help="A .safetensors file, a folder of such files, or a run's folder.")
+        Path, typer.Argument(metavar="SOURCE", help="A .safetensors file, a folder of such files, or a run folder.")
     ],
     overrides: Overrides = None,
     allow_changes: Annotated[
         bool,
-        typer.Option("--allow-changes", help="Import even where the source's settings contradict the recipe's model."),
+        typer.Option("--allow-changes", help="Import even if the source's settings contradict the recipe's model."),
     ] = False,
     devices: Devices = None,
     runs_dir: RunsDir = Path("runs"),
@@ -33,30 +35,30 @@ def bring(
 ) -> None:
     """Start a run from the parameters of another run or of a published model; `dtrain run` then trains it.
 
-    A config.json beside published weights is compared with the recipe's model.
+    A config.json next to published weights is compared with the recipe's model.
     """
     with exits(debug), interruptible():
         _settle(devices)
         from dtrain.cli.recipes import find
         from dtrain.recipe.load import load
-        from dtrain.train.convert import import_params as brought
+        from dtrain.train.convert import import_params
 
         if not source.exists():
             raise RecipeError(f"{source} does not exist")
         loaded = load(find(recipe), overrides or [], devices)
-        place = brought(loaded, runs_dir, source, _note, allow_changes=allow_changes)
-        typer.secho(f"{place.path} begins with the parameters of {source}", fg="green", err=True)
-        typer.secho("train it with the same command line: dtrain run in place of import, without the file", err=True)
+        place = import_params(loaded, runs_dir, source, _note, allow_changes=allow_changes)
+        typer.secho(f"{place.path} starts with the parameters of {source}", fg="green", err=True)
+        typer.secho("to train it: the same command line with run in place of import, and without SOURCE", err=True)
 
 
-def take(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="The .safetensors file to write; in a folder, model.safetensors.")
+        Path, typer.Argument(metavar="FILE", help="The .safetensors file to write, or a folder for model.safetensors.")
     ],
     overrides: Overrides = None,
     names: Annotated[
-        Literal["own", "published"], typer.Option(help="dtrain's names, or those of Hugging Face's checkpoints.")
+        Literal["own", "published"], typer.Option(help="Parameter names: dtrain's own, or those of Hugging Face.")
     ] = "own",
     step: Step = None,
     best: Best = False,
@@ -67,18 +69,17 @@ def take(
     with exits(debug), interruptible():
         _settle(devices)
         from dtrain.core.run_dir import Folder
-        from dtrain.train.convert import export_params as taken
-        from dtrain.train.convert import target, write_config
+        from dtrain.train.convert import export_params, target, write_config
         from dtrain.train.load import load_run
 
         path = target(file)
-        found = load_run(Folder(run), overrides or [], _note, step=step, best=best)
-        taken(found, path, published=names == "published")
+        loaded = load_run(Folder(run), overrides or [], _note, step=step, best=best)
+        export_params(loaded, path, published=names == "published")
         size = path.stat().st_size / 1e6
-        typer.secho(f"{path}: {run} at {found.chosen}, {size:,.1f} MB", fg="green", err=True)
+        typer.secho(f"{path}: {run} at {loaded.chosen}, {size:,.1f} MB", fg="green", err=True)
         if names == "published":
-            alone = "it holds tensors alone; with a folder in place of a file, export writes a config.json too"
-            _note(alone if path == file else write_config(found.recipe.model, path.parent))
+            note = "it contains only tensors; give a folder in place of a file to write a config.json as well"
+            _note(note if path == file else write_config(loaded.recipe.model, path.parent))
 
 
 def _note(text: str) -> None:

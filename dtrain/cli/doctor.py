@@ -12,7 +12,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def doctor(as_json: Json = False, debug: Debug = False) -> None:
-    """Say what this machine has, what is missing, and the command that mends it."""
+    """Report what this machine has, what is missing, and the command that fixes it."""
     with exits(debug):
         import dataclasses
         import json

@@ -1,4 +1,4 @@
-"""From an error to a message and an exit code."""
+"""Turn errors into messages and exit codes."""
 
 import signal
 import sys
@@ -13,17 +13,17 @@ from dtrain.core import signals
 from dtrain.core.errors import Aborted, DtrainError, Stopped, user_error
 
 AGAIN = 0.5
-"""Seconds until an interrupt that was lost is raised again."""
+"""Seconds until an interrupt is raised again, unless it was handled."""
 SOON = 0.05
-"""The same for one that came while a module was being imported."""
+"""The same for an interrupt that arrives while a module is being imported."""
 
 
 @contextmanager
 def exits(debug: bool = False, stoppable: bool = False) -> Iterator[None]:
     """Turn errors into a few lines on stderr and the right exit code.
 
-    A traceback is shown for our own bugs, and with `debug` for all. A verb that is `stoppable` reacts to
-    signals by itself; in the others Ctrl-C is a KeyboardInterrupt from here on.
+    A traceback is shown for bugs in dtrain, and with `debug` for all errors. A verb that is `stoppable` handles
+    signals itself; in the others Ctrl-C is a KeyboardInterrupt from here on.
     """
     listener = signals.current()
     try:
@@ -36,7 +36,7 @@ def exits(debug: bool = False, stoppable: bool = False) -> Iterator[None]:
         signals.settle()
         if debug:
             traceback.print_exc()
-        _tell(error)
+        _print_error(error)
         code = Aborted.exit_code if stopped else error.exit_code
     except KeyboardInterrupt:
         signals.settle()
@@ -47,7 +47,7 @@ def exits(debug: bool = False, stoppable: bool = False) -> Iterator[None]:
     except Exception as error:
         stopped = listener is not None and listener.interrupted()
         signals.settle()
-        code = Aborted.exit_code if stopped else _unforeseen(error, debug)
+        code = Aborted.exit_code if stopped else _unexpected(error, debug)
         if stopped:
             typer.echo("interrupted", err=True)
     raise typer.Exit(code)
@@ -55,29 +55,29 @@ def exits(debug: bool = False, stoppable: bool = False) -> Iterator[None]:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Ctrl-C as a KeyboardInterrupt that is not lost: raised again until `heard` is called, or this is left.
+    """Make Ctrl-C a KeyboardInterrupt that is raised again until `cancel_interrupt` is called, or the block ends.
 
-    JAX has callbacks in which an error, and with it the only KeyboardInterrupt, is lost.
+    JAX has callbacks in which an exception, and with it the only KeyboardInterrupt, is lost.
     """
 
     postponed = 0
 
-    def ask(number: int, frame: FrameType | None) -> None:
+    def interrupt(number: int, frame: FrameType | None) -> None:
         nonlocal postponed
         importing = _importing(frame)
         postponed += importing and number == signal.SIGINT
         if postponed > 1:
-            signals.leave(Aborted.exit_code, "interrupted\n")  # asked twice: do not wait for the import
+            signals.leave(Aborted.exit_code, "interrupted\n")  # second Ctrl-C: do not wait for the import
         signal.setitimer(signal.ITIMER_REAL, SOON if importing else AGAIN)
         if not importing:
             raise KeyboardInterrupt
 
-    def lost(failure: "sys.UnraisableHookArgs") -> None:
+    def unraisable(failure: "sys.UnraisableHookArgs") -> None:
         if not issubclass(failure.exc_type, KeyboardInterrupt):
             sys.__unraisablehook__(failure)
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGALRM)}
-    sys.unraisablehook = lost
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGALRM)}
+    sys.unraisablehook = unraisable
     try:
         yield
     finally:
@@ -88,7 +88,7 @@ def interruptible() -> Iterator[None]:
 
 
 def _importing(frame: FrameType | None) -> bool:
-    """Whether a module is being imported: extension modules print the error and turn it into another one."""
+    """Whether a module is being imported: extension modules would print the interrupt and raise another error."""
     while frame:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             return True
@@ -97,23 +97,23 @@ def _importing(frame: FrameType | None) -> bool:
 
 
 def cancel_interrupt() -> None:
-    """The interrupt need not be raised again."""
+    """Stop raising the interrupt again: it was handled."""
     signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _unforeseen(error: Exception, debug: bool) -> int:
-    """A fault of the machine in a few lines; our own with all that is known of it."""
+def _unexpected(error: Exception, debug: bool) -> int:
+    """Print a fault of the environment in a few lines, or a bug in dtrain with its traceback. Returns the exit code."""
     known = user_error(error)
     if debug or known is None:
         traceback.print_exc()
     if known is None:
-        typer.secho("this is a bug in dtrain, or in a model of your own", fg="red", err=True)
+        typer.secho("this is a bug in dtrain, or in a custom model", fg="red", err=True)
         return DtrainError.exit_code
-    _tell(known)
+    _print_error(known)
     return known.exit_code
 
 
-def _tell(error: DtrainError) -> None:
+def _print_error(error: DtrainError) -> None:
     label, colour = ("stopped", "yellow") if isinstance(error, Stopped) else ("error", "red")
     typer.secho(f"{label}: ", fg=colour, bold=True, err=True, nl=False)
     typer.echo(error.message, err=True)

@@ -17,31 +17,31 @@ def explain(
     recipe: Recipe,
     overrides: Overrides = None,
     devices: Devices = None,
-    jaxpr: Annotated[bool, typer.Option("--jaxpr", help="Print the traced step instead.")] = False,
-    hlo: Annotated[bool, typer.Option("--hlo", help="Print the compiled step's program instead.")] = False,
-    on: Annotated[str, typer.Option("--on", help="The slice to trace or compile for; else cpu-N, N devices.")] = "",
+    jaxpr: Annotated[bool, typer.Option("--jaxpr", help="Print the traced step (jaxpr) instead.")] = False,
+    hlo: Annotated[bool, typer.Option("--hlo", help="Print the compiled step (HLO) instead.")] = False,
+    on: Annotated[str, typer.Option("--on", help="Trace or compile for this slice, e.g. v5e-16; default: cpu-N.")] = "",
     run_code: RunCode = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Show every parameter: its shape, the rule that splits it, its copies and bytes. Touches no device."""
+    """Show every parameter: its shape, the rule that shards it, its copies and bytes. Touches no device."""
     with exits(debug), interruptible():
         if jaxpr or hlo:
             typer.echo(_program(recipe, overrides or [], devices, on, run_code, compiled=hlo), nl=False)
             return
         from dtrain.cli.recipes import find
         from dtrain.recipe.load import load
-        from dtrain.train.explain import explain as made
+        from dtrain.train.explain import explain as explained
 
         loaded = load(find(recipe), overrides or [], devices)
         refuse_code(loaded.model, run_code)
-        found = made(loaded, devices or loaded.mesh.least)
+        explanation = explained(loaded, devices or loaded.mesh.least)
         if as_json:
             import json
 
-            typer.echo(json.dumps(found.values(), indent=2))
+            typer.echo(json.dumps(explanation.values(), indent=2))
         else:
-            typer.echo("\n".join(found.lines()))
+            typer.echo("\n".join(explanation.lines()))
 
 
 def _program(recipe: str, overrides: list[str], devices: int | None, on: str, run_code: bool, *, compiled: bool) -> str:

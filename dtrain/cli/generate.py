@@ -19,19 +19,21 @@ if TYPE_CHECKING:
 
 def add_to(app: typer.Typer) -> None:
     """Register the verb."""
-    app.command(epilog="Example: dtrain generate runs/decoder-tiny --prompt 'Alice said ' --top-k 20")(generate)
+    app.command(epilog="Example: dtrain generate runs/decoder-tiny --prompt 'Alice was ' --top-k 20")(generate)
 
 
 def generate(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     overrides: Overrides = None,
     prompt: Annotated[str, typer.Option(help="The text to continue; - reads standard input.")] = "\n",
-    tokens: Annotated[int | None, typer.Option(min=1, help="How many tokens to add; 200 where not said.")] = None,
-    samples: Annotated[int, typer.Option(min=1, help="How many texts to draw at once.")] = 1,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.8,
-    top_k: Annotated[int | None, typer.Option(help="Draw only among so many of the likeliest.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Draw only among the likeliest of this probability.")] = None,
-    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of the draws.")] = 0,
+    tokens: Annotated[int | None, typer.Option(min=1, help="Number of tokens to generate; default: 200.")] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Number of texts to sample at once.")] = 1,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 takes the most likely token.")] = 0.8,
+    top_k: Annotated[int | None, typer.Option(help="Sample only from this many most likely tokens.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Sample only from the most likely tokens of this total probability.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of the sampling.")] = 0,
     step: Step = None,
     best: Best = False,
     devices: Devices = None,
@@ -64,7 +66,7 @@ def generate(
 
 
 def _print(text: str, drawn: "Iterator[np.ndarray]", codec: "Codec", samples: int) -> None:
-    """One text as it comes, or several when all are there."""
+    """Print one text token by token, or several texts when all are complete."""
     import numpy
 
     if samples == 1:

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 EXAMPLE = "Example: dtrain plan recipe.yaml --on v5p-128"
 On = Annotated[
-    str, typer.Option("--on", help="A slice or GPUs: v5e-16, v5p-128, v5p:4x4x12, h100-8, cpu-8; several with commas.")
+    str,
+    typer.Option(
+        "--on", help="A slice or GPUs: v5e-16, v5p-128, v5p:4x4x12, h100-8, cpu-8. Separate several by commas."
+    ),
 ]
 
 
@@ -32,29 +35,34 @@ def plan(
     recipe: Recipe,
     overrides: Overrides = None,
     on: On = "",
-    slices: Annotated[int, typer.Option(min=1, help="Slices of that kind, joined by the slow network.")] = 1,
-    quick: Annotated[bool, typer.Option("--quick", help="Arithmetic alone, in about two seconds.")] = False,
-    search: Annotated[
-        bool, typer.Option("--search", help="Look for a better mesh, remat policy, microbatch and compiler options.")
+    slices: Annotated[int, typer.Option(min=1, help="Number of such slices, joined by the data-center network.")] = 1,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Estimate by arithmetic, in about two seconds; nothing is compiled.")
     ] = False,
-    tries: Annotated[int, typer.Option(min=1, help="Variants that a search compiles.")] = 12,
-    jobs: Annotated[int, typer.Option(min=1, help="Compilers at work at once.")] = 1,
-    out: Annotated[Path | None, typer.Option(help="Where a search writes its winner, as a recipe.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw step time, MFU and price into this file.")] = None,
-    price: Annotated[float | None, typer.Option(min=0, help="Dollars an hour for one chip.")] = None,
-    advice: Annotated[bool, typer.Option(help="Where it does not fit, look for the nearest recipe that does.")] = True,
+    search: Annotated[
+        bool,
+        typer.Option("--search", help="Search for a faster mesh, remat policy, microbatches and compiler options."),
+    ] = False,
+    tries: Annotated[int, typer.Option(min=1, help="Largest number of variants that a search compiles.")] = 12,
+    jobs: Annotated[int, typer.Option(min=1, help="Number of compilers that run at once.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="File for the winner of a search, as a recipe.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Image file for a plot of step time, MFU and price.")] = None,
+    price: Annotated[
+        float | None, typer.Option(min=0, help="Dollars per hour for one chip; default: the list price.")
+    ] = None,
+    advice: Annotated[bool, typer.Option(help="If it does not fit, search for the nearest recipe that does.")] = True,
     run_code: RunCode = False,
     runs_dir: RunsDir = Path("runs"),
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Say whether a run fits on hardware that is not there, how fast it goes and what it costs."""
+    """Predict whether a run fits on hardware that is not present, how fast it is and what it costs."""
     with exits(debug), interruptible():
         from dtrain.cli.recipes import find
         from dtrain.core.slices import target
 
         if not on:
-            raise RecipeError("plan for what? --on names a slice or GPUs", "as in --on v5e-16, v5p-128, h100-8, cpu-8")
+            raise RecipeError("--on is missing: --on names a slice or GPUs", "e.g. --on v5e-16, v5p-128, h100-8, cpu-8")
         targets = [target(name.strip(), slices) for name in on.split(",")]
         _refuse_together(targets, quick, search, plot, out)
         settle(targets)
@@ -70,45 +78,45 @@ def plan(
         if len(targets) > 1:
             raise typer.Exit(_curve(loaded[0], targets, quick, jobs, price, plot, as_json))
         if search:
-            found = _search(loaded[0], targets[0], tries, jobs, price, as_json)
-            if found.winner:
-                _keep(found.winner[1], runs_dir)
-                _write(found.winner[0], path, overrides or [], out or _named(loaded[0], targets[0]))
-            code = 0 if found.winner else EnvironmentFault.exit_code
-            raise typer.Exit(Aborted.exit_code if found.stopped else code)
-        made = _one(loaded[0], targets[0], quick, price)
-        _show(made, as_json)
-        _keep(made, runs_dir)
-        if plot and made.fits:
-            _draw([made], plot)
-        if advice and not made.fits and not as_json:
-            _advise(made, jobs)
-        raise typer.Exit(0 if made.fits else EnvironmentFault.exit_code)
+            result = _search(loaded[0], targets[0], tries, jobs, price, as_json)
+            if result.winner:
+                _store(result.winner[1], runs_dir)
+                _write(result.winner[0], path, overrides or [], out or _default_file(loaded[0], targets[0]))
+            code = 0 if result.winner else EnvironmentFault.exit_code
+            raise typer.Exit(Aborted.exit_code if result.stopped else code)
+        outcome = _one(loaded[0], targets[0], quick, price)
+        _show(outcome, as_json)
+        _store(outcome, runs_dir)
+        if plot and outcome.fits:
+            _draw([outcome], plot)
+        if advice and not outcome.fits and not as_json:
+            _advise(outcome, jobs)
+        raise typer.Exit(0 if outcome.fits else EnvironmentFault.exit_code)
 
 
 def _refuse_together(
     targets: "Sequence[Target]", quick: bool, search: bool, plot: Path | None, out: Path | None
 ) -> None:
-    """RecipeError for options that do not go together, before anything is planned."""
+    """Raise RecipeError for options that cannot be combined, before anything is planned."""
     if search and (quick or len(targets) > 1):
-        raise RecipeError("--search compiles for one target", "leave --quick out, and name one slice")
+        raise RecipeError("--search compiles for one target", "remove --quick, and name one slice")
     if search and plot:
-        raise RecipeError("--plot draws plans, and a search makes many", "plan its winner with --plot")
+        raise RecipeError("--plot cannot be combined with --search", "plan the winner of the search with --plot")
     if out and not search:
-        raise RecipeError(f"--out {out}: only a search writes a recipe", "add --search, or leave --out out")
+        raise RecipeError(f"--out {out}: only a search writes a recipe", "add --search, or remove --out")
 
 
 def settle(targets: "Sequence[Target]") -> None:
-    """What JAX must hear before it is imported."""
+    """Set what JAX reads when it is imported: the CPU as platform, and the simulated devices of cpu-N."""
     import os
 
     from dtrain.parallel.devices import pretend
 
-    pretended = [on.devices for on in targets if on.chip is None]
-    if pretended and len(targets) > 1:
-        raise RecipeError("cpu-N is planned alone", "leave it out of the list")
-    if pretended:
-        pretend(pretended[0])
+    simulated = [on.devices for on in targets if on.chip is None]
+    if simulated and len(targets) > 1:
+        raise RecipeError("--on: cpu-N cannot be planned together with other targets", "plan it separately")
+    if simulated:
+        pretend(simulated[0])
     os.environ["JAX_PLATFORMS"] = "cpu"
 
 
@@ -122,21 +130,22 @@ def _one(loaded: "Loaded", on: "Target", quick: bool, price: float | None) -> "P
     return outcome
 
 
-def _keep(made: "Plan", runs: Path) -> None:
-    """Where `dtrain run` finds it, to hold its own step against; of the quick tier, where there is a run already."""
+def _store(result: "Plan", runs: Path) -> None:
+    """Store the plan where `dtrain run` compares its step with it; a quick plan only if the run folder exists."""
     import json
 
     from dtrain.core.run_dir import folder, overwrite
     from dtrain.plan.values import values
 
-    place = folder(runs, made.recipe.name)
-    if not made.timing or not (made.tier == "compiled" or place.path.is_dir()):
+    place = folder(runs, result.recipe.name)
+    if not result.timing or not (result.tier == "compiled" or place.path.is_dir()):
         return
     try:
         place.plans.mkdir(parents=True, exist_ok=True)
-        overwrite(place.plans / f"{_slug(made.target)}-{made.tier}.json", json.dumps(values(made), indent=2))
+        overwrite(place.plans / f"{_slug(result.target)}-{result.tier}.json", json.dumps(values(result), indent=2))
     except OSError as error:
-        typer.echo(f"the plan is not kept for the run to compare: {place.plans}: {error.strerror}", err=True)
+        message = f"warning: the run cannot be compared with this plan, which was not stored: {place.plans}"
+        typer.echo(f"{message}: {error.strerror}", err=True)
 
 
 def _slug(on: "Target") -> str:
@@ -144,24 +153,24 @@ def _slug(on: "Target") -> str:
     return several + on.name.replace(":", "-").lower()
 
 
-def _named(loaded: "Loaded", on: "Target") -> Path:
+def _default_file(loaded: "Loaded", on: "Target") -> Path:
     return Path(f"{loaded.name}-{_slug(on)}.yaml")
 
 
-def _show(made: "Plan", as_json: bool) -> None:
+def _show(result: "Plan", as_json: bool) -> None:
     import json
 
     from dtrain.plan.report import lines
     from dtrain.plan.values import values
 
-    typer.echo(json.dumps(values(made), indent=2) if as_json else "\n".join(lines(made)))
+    typer.echo(json.dumps(values(result), indent=2) if as_json else "\n".join(lines(result)))
 
 
-def _advise(made: "Plan", jobs: int) -> None:
+def _advise(result: "Plan", jobs: int) -> None:
     from dtrain.plan.advice import advice
 
     typer.echo("looking for the nearest recipe that fits ...", err=True)
-    for line in advice(made.recipe, made.target, jobs, made.tier == "compiled"):
+    for line in advice(result.recipe, result.target, jobs, result.tier == "compiled"):
         typer.echo(line)
 
 
@@ -174,26 +183,26 @@ def _search(
     from dtrain.plan.search import search
     from dtrain.plan.values import values
 
-    found = search(loaded, on, tries, jobs, price, lambda text: typer.echo(text, err=True), cancel_interrupt)
+    result = search(loaded, on, tries, jobs, price, lambda text: typer.echo(text, err=True), cancel_interrupt)
     if as_json:
-        ranked: list[Any] = [{"changes": one.changes, **values(plan)} for one, plan in found.ranked]
-        typer.echo(json.dumps({"ranked": ranked, "stopped": found.stopped}, indent=2))
+        ranked: list[Any] = [{"changes": candidate.changes, **values(plan)} for candidate, plan in result.ranked]
+        typer.echo(json.dumps({"ranked": ranked, "stopped": result.stopped}, indent=2))
     else:
-        typer.echo("\n".join(search_report(found)))
-    return found
+        typer.echo("\n".join(search_report(result)))
+    return result
 
 
 def _write(winner: "Candidate", path: Path, overrides: "Sequence[str]", target: Path) -> None:
     from dtrain.plan.search import overlay
 
     if not winner.changes:
-        typer.echo("nothing is written: the recipe as it is was the fastest", err=True)
+        typer.echo("nothing written: the given recipe is the fastest", err=True)
         return
     try:
         target.write_text(overlay(path, target.parent, overrides, winner))
     except OSError as error:
         raise EnvironmentFault(f"cannot write {target}: {error.strerror}", "choose another with --out") from error
-    typer.echo(f"written to {target}: dtrain run {target}", err=True)
+    typer.echo(f"wrote {target}; to train it: dtrain run {target}", err=True)
 
 
 def _curve(
@@ -212,30 +221,30 @@ def _curve(
     from dtrain.plan.values import values
     from dtrain.plan.workers import PlanJob, outcomes
 
-    wanted = [PlanJob(loaded, on, quick, price) for on in targets]
-    made: list[Any] = [None] * len(wanted)
-    for number, outcome in outcomes(wanted, jobs):
-        made[number] = outcome
+    plan_jobs = [PlanJob(loaded, on, quick, price) for on in targets]
+    results: list[Any] = [None] * len(plan_jobs)
+    for number, outcome in outcomes(plan_jobs, jobs):
+        results[number] = outcome
         typer.echo(f"{targets[number].name} done", err=True)
-    plans = [plan for plan in made if isinstance(plan, Plan)]
+    plans = [plan for plan in results if isinstance(plan, Plan)]
     if as_json:
-        named = zip(targets, made, strict=True)
-        found = [
+        named = zip(targets, results, strict=True)
+        entries = [
             values(plan) if isinstance(plan, Plan) else {"target": on.name, "error": plan.message} for on, plan in named
         ]
-        typer.echo(json.dumps(found, indent=2))
+        typer.echo(json.dumps(entries, indent=2))
     else:
-        typer.echo("\n".join(table(targets, made)))
+        typer.echo("\n".join(table(targets, results)))
     if plot:
-        _draw(made, plot)
-    return 0 if len(plans) == len(made) and all(plan.fits for plan in plans) else EnvironmentFault.exit_code
+        _draw(results, plot)
+    return 0 if len(plans) == len(results) and all(plan.fits for plan in plans) else EnvironmentFault.exit_code
 
 
-def _draw(made: "Sequence[Any]", path: Path) -> None:
+def _draw(results: "Sequence[Any]", path: Path) -> None:
     from dtrain.plan.scale import draw
 
     try:
-        draw(made, path)
+        draw(results, path)
     except (OSError, ValueError) as error:
-        raise EnvironmentFault(f"cannot draw into {path}: {error}", "choose another with --plot") from error
-    typer.echo(f"drawn into {path}", err=True)
+        raise EnvironmentFault(f"cannot write the plot {path}: {error}", "choose another with --plot") from error
+    typer.echo(f"wrote {path}", err=True)

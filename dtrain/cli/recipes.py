@@ -13,7 +13,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-Name = Annotated[str, typer.Argument(help="A recipe's name, as `dtrain recipes ls` shows it.")]
+Name = Annotated[str, typer.Argument(help="Name of a recipe, as listed by `dtrain recipes ls`.")]
 
 
 def shipped() -> dict[str, Path]:
@@ -24,7 +24,7 @@ def shipped() -> dict[str, Path]:
 
 
 def find(recipe: str) -> Path:
-    """The file that is meant: a path, or the name of a recipe that comes with dtrain."""
+    """The path of a recipe that is given as a path, or as the name of a recipe that comes with dtrain."""
     path = Path(recipe)
     return path if path.is_file() or path.suffix or path.parent != Path() else _known(recipe)
 
@@ -58,8 +58,8 @@ def show(name: Name) -> None:
 
 
 @app.command(epilog="Example: dtrain recipes cp mlp-mnist my.yaml")
-def cp(name: Name, to: Annotated[Path, typer.Argument(help="Where to put the copy.")]) -> None:
-    """Copy a recipe, to make it your own. Never overwrites."""
+def cp(name: Name, to: Annotated[Path, typer.Argument(help="File or folder for the copy.")]) -> None:
+    """Copy a recipe, to edit it. Never overwrites a file."""
     with exits():
         from dtrain.core.errors import EnvironmentFault, RecipeError
 
@@ -69,7 +69,7 @@ def cp(name: Name, to: Annotated[Path, typer.Argument(help="Where to put the cop
             with target.open("x") as file:
                 file.write(text)
         except FileExistsError:
-            raise RecipeError(f"{target} is there already", "name another file") from None
+            raise RecipeError(f"{target} already exists", "name another file") from None
         except OSError as error:
             raise EnvironmentFault(f"cannot write {target}: {error.strerror}") from error
         typer.echo(target)

@@ -19,7 +19,7 @@ def report(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Sum up runs: losses, accuracy, speed, and where the time went."""
+    """Summarise runs: losses, accuracy, speed, and where the time went."""
     with exits(debug):
         import json
 

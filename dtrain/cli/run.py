@@ -26,7 +26,7 @@ EXAMPLE = "Example: dtrain run mlp-digits optimizer.lr=3e-4 --devices 8"
 
 @dataclass(frozen=True)
 class _Command:
-    """What was typed."""
+    """The arguments of the command line."""
 
     recipe: str
     overrides: list[str]
@@ -48,31 +48,37 @@ def run(
     recipe: Recipe,
     overrides: Overrides = None,
     devices: Devices = None,
-    processes: Annotated[int, typer.Option(min=1, help="Run in this many processes on this machine's CPU.")] = 1,
+    processes: Annotated[int, typer.Option(min=1, help="Number of processes, on this machine's CPU.")] = 1,
     restarts: Annotated[
         int | None,
-        typer.Option(min=0, help="Start again so often without a new checkpoint; 3 with --processes, else 0."),
+        typer.Option(
+            min=0,
+            help="Restarts in a row without a new checkpoint; default: 3 with --processes or if launched, else 0.",
+        ),
     ] = None,
     hours: Annotated[
-        float | None, typer.Option(help="Save and leave when all starts of the run together have taken so long.")
+        float | None, typer.Option(help="Save and exit when all starts of the run together have taken this many hours.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="A few real steps, a save and a restore, on the CPU; keeps nothing.")
+        bool, typer.Option("--dry-run", help="Do a few real steps, a save and a restore on the CPU; keep nothing.")
     ] = False,
     allow_changes: Annotated[
-        bool, typer.Option("--allow-changes", help="Go on with saved state although the recipe changed.")
+        bool, typer.Option("--allow-changes", help="Resume from saved state even if the recipe changed.")
     ] = False,
     runs_dir: RunsDir = Path("runs"),
     debug: Debug = False,
 ) -> None:
-    """Train. Running the same recipe again goes on where it stopped."""
+    """Train a model. Running the same recipe again resumes the run."""
     from dtrain.core.parent import watched
     from dtrain.core.process_info import launch_id, process_info, replaces_hosts
 
     with exits(debug, stoppable=True):
         info = process_info()
         if dry_run and (processes > 1 or restarts or hours is not None):
-            raise RecipeError("--dry-run takes one process and no --hours", "use --devices in place of --processes")
+            raise RecipeError(
+                "--dry-run cannot be combined with --processes, --restarts or --hours",
+                "use --devices in place of --processes",
+            )
         if hours is not None and not hours > 0:
             raise RecipeError(f"--hours {hours:g} is not above 0")
         again = (RESTARTS if processes > 1 or launch_id() else 0) if restarts is None else restarts
@@ -86,7 +92,7 @@ def run(
 
 
 def _process(command: _Command, info: "ProcessInfo | None") -> None:
-    """Train in this process, together with others where there are some."""
+    """Train in this process, together with the run's other processes if there are any."""
     from dtrain.core import preemption
     from dtrain.core.parent import exit_with_parent
     from dtrain.parallel.devices import part, pretend
@@ -102,11 +108,11 @@ def _process(command: _Command, info: "ProcessInfo | None") -> None:
     loaded = load(find(command.recipe), command.overrides, command.devices)
     with ExitStack() as stack:
         control = None if command.dry else stack.enter_context(closing(_control(command, loaded, info)))
-        _meet(command, loaded, info, control)
+        _rendezvous(command, loaded, info, control)
         try:
             _train(command, loaded, control)
         except Stopped:
-            with suppress(RuntimeError):  # another one is gone: what was agreed on is saved
+            with suppress(RuntimeError):  # another process has exited; the checkpoint is saved
                 part()
             raise
         part()
@@ -126,10 +132,10 @@ def _control(command: _Command, loaded: "Loaded", info: "ProcessInfo | None") ->
     return control
 
 
-def _meet(
+def _rendezvous(
     command: _Command, loaded: "Loaded", info: "ProcessInfo | None", control: "RunControl | None"
 ) -> None:  # fmt: skip
-    """Join the other processes, unless the run is not to start. Raises why not, in every process the same."""
+    """Join the other processes. If the run must not start, raise the reason, the same in every process."""
     from dtrain.core.run_control import note_end
     from dtrain.core.run_dir import folder
     from dtrain.parallel.devices import join
@@ -148,7 +154,7 @@ def _meet(
 def _train(command: _Command, loaded: "Loaded", control: "RunControl | None") -> None:
     import tempfile
 
-    logging.getLogger("absl").setLevel(logging.ERROR)  # orbax and JAX tell of each save and each signal
+    logging.getLogger("absl").setLevel(logging.ERROR)  # orbax and JAX log every save and every signal
     from dtrain.parallel import compile_cache
     from dtrain.parallel.devices import found
 
@@ -167,15 +173,15 @@ def _train(command: _Command, loaded: "Loaded", control: "RunControl | None") ->
         with tempfile.TemporaryDirectory(prefix="dtrain-dry-") as folder:
             train(loaded, Path(folder), console, dry=True)
         return
-    done = train(loaded, command.runs, console, allow_changes=command.allow_changes, control=control)
-    if done and not console.silent:
-        summary = summarise(done).text()
+    finished = train(loaded, command.runs, console, allow_changes=command.allow_changes, control=control)
+    if finished and not console.silent:
+        summary = summarise(finished).text()
         typer.echo(summary)
         console.note(summary)
 
 
 def _count(command: _Command) -> int:
-    """How many devices to pretend: what was asked for, or in a dry run the fewest that the mesh fits on."""
+    """Number of devices to simulate: --devices, or in a dry run the smallest number that the mesh fits on."""
     if command.devices:
         return command.devices
     from dtrain.cli.recipes import find
@@ -184,7 +190,7 @@ def _count(command: _Command) -> int:
     return least_devices(compose(find(command.recipe), command.overrides))
 
 
-def _supervised(command: _Command, among: "ProcessInfo | None") -> int:
+def _supervised(command: _Command, info: "ProcessInfo | None") -> int:
     from dtrain.cli.recipes import find
     from dtrain.core.process_info import launch_id
     from dtrain.core.run_control import clear_stale_request
@@ -193,20 +199,20 @@ def _supervised(command: _Command, among: "ProcessInfo | None") -> int:
     from dtrain.runtime.supervisor import supervise
     from dtrain.track.notifier import supervising
 
-    everywhere = command.processes * (among.world_size if among else 1)
+    everywhere = command.processes * (info.world_size if info else 1)
     total = command.devices or (everywhere if command.processes > 1 else None)
     if total and total % everywhere:
         raise RecipeError(
-            f"--devices {total} do not divide by {everywhere} processes", f"use {everywhere} or a multiple"
+            f"--devices {total} is not divisible by {everywhere} processes", f"use {everywhere} or a multiple"
         )
     loaded = load(find(command.recipe), command.overrides, total)
-    lead = among is None or among.rank == 0
+    lead = info is None or info.rank == 0
     place, notify = folder(command.runs, loaded.name), loaded.track.notify if lead else None
     if not launch_id() and lead:
         clear_stale_request(place, _say)
-    pretended = ["--devices", str(total)] if total and not command.devices else []
+    simulated = ["--devices", str(total)] if total and not command.devices else []
     with supervising(notify, place, lambda text: _say(f"warning: {text}")) as ended:
-        return ended(supervise([*sys.argv[1:], *pretended], command.processes, place, command.restarts, among))
+        return ended(supervise([*sys.argv[1:], *simulated], command.processes, place, command.restarts, info))
 
 
 def _say(text: str) -> None:

@@ -23,10 +23,12 @@ def verify(
     recipe: Recipe,
     overrides: Overrides = None,
     devices: Devices = None,
-    processes: Annotated[int, typer.Option(min=1, help="Processes that train together.")] = 1,
-    kills: Annotated[int, typer.Option(min=1, help="How often the run is killed at random.")] = 3,
-    seed: Annotated[int, typer.Option(help="Chooses when.")] = 0,
-    others: Annotated[bool, typer.Option(help="Also try the other engine, and other devices and processes.")] = True,
+    processes: Annotated[int, typer.Option(min=1, help="Number of processes that train together.")] = 1,
+    kills: Annotated[int, typer.Option(min=1, help="Number of times that the run is killed, at random moments.")] = 3,
+    seed: Annotated[int, typer.Option(help="Seed of the random moments.")] = 0,
+    others: Annotated[
+        bool, typer.Option(help="Also compare with the other engine, and with other devices and processes.")
+    ] = True,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -55,7 +57,7 @@ def verify(
         with tempfile.TemporaryDirectory(prefix="dtrain-verify-") as folder:
             say = lambda text: typer.echo(f"{text} ...", err=True)  # noqa: E731
             trial = Trial(str(find(recipe)), options, place, Path(folder), say)
-            found = tried(trial, kills, seed, compared if others else {})
-        typer.echo(json.dumps(found.values(), indent=2) if as_json else "\n".join(found.lines()))
-        if not found.kept:
+            certificate = tried(trial, kills, seed, compared if others else {})
+        typer.echo(json.dumps(certificate.values(), indent=2) if as_json else "\n".join(certificate.lines()))
+        if not certificate.kept:
             raise typer.Exit(DtrainError.exit_code)

@@ -37,7 +37,7 @@ def test_recipes_are_listed_shown_and_copied(dtrain: Dtrain, tmp_path: Path) -> 
     shown = dtrain("recipes", "show", "mlp-digits").stdout
     dtrain("recipes", "cp", "mlp-digits", "mine.yaml")
     assert (tmp_path / "mine.yaml").read_text() == shown
-    assert "is there already" in dtrain("recipes", "cp", "mlp-digits", "mine.yaml", code=2).stderr
+    assert "already exists" in dtrain("recipes", "cp", "mlp-digits", "mine.yaml", code=2).stderr
     assert "did you mean 'mlp-digits'?" in dtrain("recipes", "show", "mlp-digts", code=2).stderr
     assert json.loads(dtrain("recipes", "schema").stdout)["title"] == "Recipe"
 
@@ -47,7 +47,7 @@ def test_a_missing_recipe_is_refused(dtrain: Dtrain) -> None:
     assert "did you mean 'mlp-digits'?" in dtrain("run", "mlp-digts", code=2).stderr
 
 
-def test_doctor_looks_at_what_a_run_leans_on(dtrain: Dtrain) -> None:
+def test_doctor_checks_what_a_run_needs(dtrain: Dtrain) -> None:
     found = {finding["what"]: finding for finding in json.loads(dtrain("doctor", "--json").stdout)}
     assert {"python", "jax", "devices", "memory", "disk"} <= set(found)
     assert found["devices"]["verdict"] == "ok"

@@ -9,7 +9,7 @@ from dtrain.core.errors import CheckpointError, DataError, NotFinite, RecipeErro
 CLOSED = (
     "Gloo AllReduce failed: [external/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.12]:4711"
 )
-"""What JAX says on CPUs when another process of the run has died."""
+"""Error of JAX on CPUs when another process of the run has exited."""
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_every_error_has_its_code_and_only_bugs_a_traceback(
 
 def test_debug_shows_every_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(typer.Exit), exits(debug=True):
-        raise DataError("broken", "mend it")
+        raise DataError("broken", "fix it")
     shown = capsys.readouterr().err
     assert "Traceback" in shown
-    assert "hint: mend it" in shown
+    assert "hint: fix it" in shown

@@ -1,4 +1,4 @@
-"""Launched runs, as engines start and stop them: on one host, and on two that this machine plays."""
+"""Launched runs, as SLURM or Kubernetes start and stop them: on one host, and on two simulated on this machine."""
 
 import json
 import signal
@@ -44,7 +44,7 @@ def until(done: Callable[[], bool], what: str, seconds: float = 100) -> None:
 
 
 def trains(run: Path, step: int = 3, rank: int = 0) -> None:
-    """Wait until it is past that step."""
+    """Wait until the run has reached a step."""
     at = lambda: (heartbeat.read(run / f"beat-{rank}.json") or heartbeat.Heartbeat()).step  # noqa: E731
     until(lambda: at() >= step, f"step {step} was not reached")
 
@@ -93,7 +93,7 @@ def test_a_run_may_take_so_many_hours_in_all_of_its_starts(dtrain: Dtrain, recip
 
 @pytest.mark.parametrize("restarts", ["0", pytest.param("2", marks=pytest.mark.slow)])
 def test_a_second_sigterm_soon_after_the_first_is_the_same_request(recipe: Path, tmp_path: Path, restarts: str) -> None:
-    """As SLURM sends it: twice within 0.2 s, while the run is held up and cannot save yet."""
+    """As SLURM sends it: twice within 0.2 s, while the run is delayed and cannot save yet."""
     one = started(tmp_path, *LONG, "--restarts", restarts, DTRAIN_FAULT="sleep@step:5")
     run = tmp_path / "runs" / "small"
     trains(run, 4)
@@ -135,7 +135,7 @@ def test_a_notice_of_preemption_is_a_sigterm(recipe: Path, tmp_path: Path) -> No
 
 
 class Hosts:
-    """Two hosts that share a folder, each with its own supervisor."""
+    """Two hosts with a shared folder, each with its own supervisor."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.run = folder, folder / "runs" / "small"
@@ -151,7 +151,7 @@ class Hosts:
             self.hosts[rank] = started(self.folder, "--devices", "2", "mesh.fsdp=2", *options, **given)
 
     def codes(self) -> tuple[list[int], str]:
-        """Their exit codes, and all that they said."""
+        """Their exit codes, and all of their output."""
         output = [self.hosts[rank].communicate(timeout=200)[0] for rank in sorted(self.hosts)]
         return [self.hosts[rank].returncode for rank in sorted(self.hosts)], "\n".join(output)
 
