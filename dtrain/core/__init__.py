@@ -1,1 +1,1 @@
-"""What everything else stands on: errors, field types, chips, the run folder and its lock. No JAX."""
+"""Shared foundations without JAX: errors, field types, the chip table, the run folder and its lease."""

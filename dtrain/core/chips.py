@@ -1,4 +1,4 @@
-"""One table of facts about chips: speed, memory, network, the slices they are sold in, prices."""
+"""The chip table: speed, memory, network bandwidth, available slice shapes and prices."""
 
 import math
 from dataclasses import dataclass
@@ -9,27 +9,28 @@ from typing import Literal
 
 GIB = 2**30
 PER_HOST = 8
-"""GPUs of one host, joined by NVLink."""
+"""GPUs per host, connected by NVLink."""
 PRICED = date(2025, 10, 1)
-"""The month of the prices: on-demand list prices of Google Cloud in its cheapest region of the United States,
-dollars an hour for one chip. A price list changes, and contracts differ: `--price` replaces it."""
+"""Date of the prices: Google Cloud on-demand list prices in its cheapest US region, in US dollars per chip and hour.
+List prices change and contracts differ: `--price` overrides them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """What a compiler asks of a GPU that is not there."""
+    """GPU properties that XLA needs to compile for a GPU that is not attached."""
 
     capability: int
-    """The major number of its compute capability."""
+    """Major version of the compute capability."""
     multiprocessors: int
+    """Streaming multiprocessors (SMs)."""
     fpus: int
-    """Lanes of float32 in each."""
+    """float32 lanes per SM."""
     shared: int
-    """Bytes of shared memory in each."""
+    """Bytes of shared memory per SM."""
     clock: float
-    """Hertz."""
+    """Clock rate in Hz."""
     l2: int
-    """Bytes."""
+    """Bytes of L2 cache."""
 
 
 AMPERE = Gpu(capability=8, multiprocessors=108, fpus=64, shared=164 * 2**10, clock=1.41e9, l2=40 * 2**20)
@@ -39,26 +40,26 @@ BLACKWELL = Gpu(capability=10, multiprocessors=148, fpus=128, shared=228 * 2**10
 
 @dataclass(frozen=True, kw_only=True)
 class Cloud:
-    """What Google Cloud calls a chip, where it rents it."""
+    """The names of a chip in Google Cloud and SkyPilot."""
 
     label: str
-    """Of its nodes on GKE."""
+    """Accelerator label of its GKE nodes."""
     machine: str = ""
-    """The machine type that is priced: of TPUs one of a slice of several hosts, four chips each; of GPUs the one
-    with eight."""
+    """Machine type that `price` refers to: for TPUs the four-chip host of a multi-host slice, for GPUs the machine
+    with eight GPUs."""
     sold: tuple[int, ...] = ()
-    """How many GPUs a machine of this family can have: a3-highgpu-1g, -2g, -4g, -8g."""
+    """Available numbers of GPUs per machine in this family: a3-highgpu-1g, -2g, -4g, -8g."""
     accelerator: str = ""
-    """What its slices' names begin with in the TPU API; empty where that does not serve it."""
+    """Prefix of its accelerator types in the TPU API; empty if the TPU API does not offer it."""
     runtime: str = ""
-    """The TPU API's software for it."""
+    """Runtime version (VM image) for it in the TPU API."""
     sky: str = ""
-    """What SkyPilot calls a GPU; a TPU it calls tpu- and `accelerator`."""
+    """SkyPilot's name of a GPU; for a TPU the name is `tpu-` plus `accelerator`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chip:
-    """One chip: peak dense bfloat16 FLOP/s, HBM bytes, bytes/s, and how JAX and the cloud name it."""
+    """One chip: peak dense bfloat16 FLOP/s, HBM in bytes, HBM bandwidth in bytes/s, its names in JAX and the cloud."""
 
     name: str
     flops: float
@@ -67,40 +68,43 @@ class Chip:
     kinds: tuple[str, ...]
     platform: Literal["tpu", "gpu"] = "gpu"
     devices: int = 1
-    """JAX devices of one chip."""
+    """JAX devices per chip."""
     room: float
-    """Bytes that one device lends to a program: of a TPU what its compiler allows (asked of libtpu 0.0.42),
-    of a GPU the three quarters that JAX takes."""
+    """Bytes of memory that a program can use on one device: for a TPU the limit of its compiler (measured with
+    libtpu 0.0.42), for a GPU the 75% that JAX preallocates by default."""
     price: float | None = None
+    """US dollars per chip and hour; see PRICED."""
     link: float
-    """Bytes/s one way over one link of the fast network: TPU's inter-chip links; all of NVLink to one GPU."""
+    """One-way bandwidth of the fast network in bytes/s: of one inter-chip link (ICI) of a TPU, or of all NVLink
+    links of one GPU together."""
     far: float
-    """Bytes/s of one chip to other slices or hosts, one way, on the machine type of `cloud`."""
+    """One-way bandwidth per chip to other slices or hosts (DCN) in bytes/s, on the machine type in `cloud`."""
     aliases: tuple[str, ...] = ()
     dims: int = 0
-    """Dimensions of a TPU's torus."""
+    """Dimensions of a TPU's torus; 0 for GPUs."""
     counted: int = 1
-    """What a slice's name counts for each chip: 2 where it counts TensorCores."""
+    """Units per chip in a slice name: 2 where the name counts TensorCores, 1 where it counts chips."""
     most: int = 16384
-    """The largest slice that can be rented, in chips; a pod may have more. Of GPUs, the most that are planned."""
+    """Chips in the largest slice that can be rented, which may be less than a pod; for GPUs, the largest number that
+    `dtrain plan` accepts."""
     wraps: int = 4
-    """A dimension of the torus closes to a ring where its extent is a multiple of this."""
+    """A torus dimension has wraparound links if its size is a multiple of this."""
     gpu: Gpu | None = None
     cloud: Cloud | None = None
 
     @property
     def flops_per_device(self) -> float:
-        """Peak FLOP/s of one JAX device; a chip may show as several."""
+        """Peak FLOP/s of one JAX device; a chip may appear as several devices."""
         return self.flops / self.devices
 
     @property
     def largest(self) -> str:
-        """The name of the largest slice."""
+        """Name of the largest slice."""
         return f"{self.name}-{max(self.slices) * self.counted if self.dims else self.most}"
 
     @cached_property
     def slices(self) -> dict[int, tuple[int, ...]]:
-        """The shape of the slice of each number of chips that can be had."""
+        """Torus shape of each available slice size, by number of chips."""
         if self.dims == 2:
             shapes = [(1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16)]
             return {math.prod(shape): shape for shape in shapes}
@@ -111,15 +115,16 @@ class Chip:
 
 
 def _near_cube(units: int) -> tuple[int, ...] | None:
-    """Cubes of 4 x 4 x 4 put together as compactly as so many can be; None where only a long stick is possible."""
+    """Most compact torus of so many 4 x 4 x 4 cubes; None if its longest side would exceed 7 cubes."""
     sides = [n for n in range(1, units + 1) if units % n == 0]
     shapes = [(a, b, units // (a * b)) for a, b in product(sides, sides) if units % (a * b) == 0]
+    # smallest ratio of the longest to the shortest side; ties are broken by the sorted shape
     best = min((tuple(sorted(shape)) for shape in shapes), key=lambda s: (s[2] / s[0], s))
     return tuple(4 * side for side in best) if best[2] <= 7 else None
 
 
 CHIPS = (
-    # docs.cloud.google.com/tpu/docs: one page for each generation; links: jax-ml/scaling-book, tpus.md
+    # sources: docs.cloud.google.com/tpu/docs, one page per generation; link bandwidths: jax-ml/scaling-book, tpus.md
     Chip(
         name="v4", flops=275e12, hbm=32e9, room=30.75 * GIB, bandwidth=1200e9, kinds=("TPU v4",),
         platform="tpu", price=3.22, link=45e9, far=3.1e9, dims=3, counted=2, most=4096,
@@ -150,8 +155,8 @@ CHIPS = (
         price=12.00, link=100e9, far=12.5e9, aliases=("ironwood", "v7x"), dims=3, counted=2, most=9216,
         cloud=Cloud(label="tpu7x", machine="tpu7x-standard-4t"),
     ),
-    # vendor data sheets, dense figures, SXM boards; `far` of the machine named in `cloud`, an eighth to each GPU:
-    # docs.cloud.google.com/compute/docs/gpus/gpu-network-bandwidth
+    # sources: vendor data sheets, dense figures, SXM boards; `far` is the network bandwidth of the machine type in
+    # `cloud` divided by its eight GPUs: docs.cloud.google.com/compute/docs/gpus/gpu-network-bandwidth
     Chip(
         name="a100-40g", flops=312e12, hbm=40e9, room=0.75 * 40e9, bandwidth=1555e9, kinds=("A100-SXM4-40GB",),
         price=3.67, gpu=AMPERE,
@@ -191,6 +196,6 @@ CHIPS = (
 
 
 def chip_of(device_kind: str) -> Chip | None:
-    """The chip that JAX calls `device_kind`, or None where no peak is known."""
+    """The chip with that JAX `device_kind`; None if the table has no such chip."""
     name = device_kind.removeprefix("NVIDIA ")
     return next((chip for chip in CHIPS if name in chip.kinds), None)

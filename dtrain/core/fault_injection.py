@@ -1,11 +1,11 @@
-"""Faults on purpose, for tests: live only where DTRAIN_FAULT is set.
+"""Fault injection for tests; active only if DTRAIN_FAULT is set.
 
-    DTRAIN_FAULT=kill@save:commit        kill -9 just before a save is committed
-    DTRAIN_FAULT=freeze@step:8/1         process 1 stands still after step 8
-    DTRAIN_FAULT=raise@step:3            once in each start; with DTRAIN_FAULT_NOTES, a folder, once in all
+    DTRAIN_FAULT=kill@save:commit        SIGKILL just before a save is committed
+    DTRAIN_FAULT=freeze@step:8/1         SIGSTOP to process 1 after step 8
+    DTRAIN_FAULT=raise@step:3            once per start; once in total if DTRAIN_FAULT_NOTES names a folder
 
-What: kill, term, freeze, raise, full (no space left), stale (a file handle), sleep (five seconds). Several are parted
-by commas.
+Actions: kill, term, freeze, raise, full (no space left), stale (stale file handle), sleep (five seconds). Separate
+several faults with commas.
 """
 
 import errno
@@ -20,7 +20,7 @@ NOTES = "DTRAIN_FAULT_NOTES"
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault: what happens, at which point, in which process."""
+    """One fault: its action, the point in the code and the process; `rank` None means every process."""
 
     what: str
     point: str
@@ -29,23 +29,23 @@ class Fault:
 
 
 def strike(point: str, rank: int = 0) -> None:
-    """Do what was asked for at this point."""
-    for fault in _asked():
-        if fault.point == point and fault.rank in (None, rank) and not _noted(fault):
-            _do(fault)
+    """Trigger the faults that DTRAIN_FAULT requests at this point."""
+    for fault in _requested():
+        if fault.point == point and fault.rank in (None, rank) and not _triggered_before(fault):
+            _trigger(fault)
 
 
-def _asked() -> list[Fault]:
-    found = []
+def _requested() -> list[Fault]:
+    faults = []
     for text in filter(None, os.environ.get(VARIABLE, "").split(",")):
-        what, _, place = text.partition("@")
-        point, _, rank = place.partition("/")
-        found.append(Fault(what, point, int(rank) if rank else None, text))
-    return found
+        what, _, location = text.partition("@")
+        point, _, rank = location.partition("/")
+        faults.append(Fault(what, point, int(rank) if rank else None, text))
+    return faults
 
 
-def _noted(fault: Fault) -> bool:
-    """Whether it struck before; noted for the next time."""
+def _triggered_before(fault: Fault) -> bool:
+    """Whether the fault was triggered in an earlier call; records this call if DTRAIN_FAULT_NOTES is set."""
     folder = os.environ.get(NOTES)
     if not folder:
         return False
@@ -57,15 +57,15 @@ def _noted(fault: Fault) -> bool:
     return False
 
 
-def _do(fault: Fault) -> None:
+def _trigger(fault: Fault) -> None:
     if fault.what in ("kill", "term", "freeze"):
         numbers = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "freeze": signal.SIGSTOP}
         os.kill(os.getpid(), numbers[fault.what])
     elif fault.what == "raise":
-        raise RuntimeError(f"a fault on purpose: {fault.text}")
+        raise RuntimeError(f"injected fault: {fault.text}")
     elif fault.what == "full":
-        raise OSError(errno.ENOSPC, "No space left on device", "a fault on purpose")
+        raise OSError(errno.ENOSPC, "No space left on device", "injected fault")
     elif fault.what == "stale":
-        raise OSError(errno.ESTALE, "Stale file handle", "a fault on purpose")
+        raise OSError(errno.ESTALE, "Stale file handle", "injected fault")
     elif fault.what == "sleep":
         time.sleep(5)

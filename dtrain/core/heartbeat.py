@@ -1,6 +1,6 @@
-"""A process's heartbeat: where it is and how long it may stay there, in a file that its host reads at any time.
+"""The heartbeat of a process: its current section and that section's time limit, in a file read by its supervisor.
 
-It is written up to some hundred times a second, and never synced: `Folder.beat` keeps it off mounted buckets.
+It is written up to a few hundred times per second and never synced; `Folder.heartbeat` keeps it off mounted buckets.
 """
 
 import errno
@@ -15,28 +15,28 @@ from typing import Any
 WIDTH = 200
 LARGEST = 1e300
 APART = 0.005
-"""Seconds between what is said of steps, so that short ones are not held up."""
+"""Minimum seconds between two writes for `step` or `data` sections, so that short steps are not slowed down."""
 LONG = 10
-"""How many times as long as a step the sections may take that work once: compile, restore, save, evaluate."""
+"""Factor on the time limit of a step for sections other than step and data: compile, restore, save, evaluate."""
 
 
 class HeartbeatWriter:
-    """One line, written over and over in place: six microseconds each time."""
+    """Writes the heartbeat: one line, overwritten in place, in about six microseconds."""
 
     def __init__(self, path: Path, patience: float) -> None:
-        """`patience`: seconds that a step may take."""
+        """`patience`: time limit of a step in seconds. OSError if the path is not a regular file."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file, self._patience, self._number = _opened(path, os.O_WRONLY | os.O_CREAT), patience, 0
         self.step, self._section, self._turn = 0, "", (0, 0)
-        self._next = {"step": 0.0, "data": 0.0}
-        """When a section as short as these is written again."""
+        self._next = {"step": 0.0, "data": 0.0}  # short sections: earliest time of the next write
         self("start")
-        os.ftruncate(self._file, WIDTH + 1)  # what another program left behind it
+        os.ftruncate(self._file, WIDTH + 1)  # removes old content after the line
 
     def __call__(self, section: str) -> None:
-        """Say that this section begins."""
+        """Record that this section begins."""
         now, short = time.monotonic(), section in self._next
-        ended = section == "step" and self._section != "step"  # what was written last is over: it is never left there
+        # always write the change to `step`: the file must not keep showing a section that has ended
+        ended = section == "step" and self._section != "step"
         if short and now < self._next[section] and not ended:
             return
         if short:
@@ -49,47 +49,46 @@ class HeartbeatWriter:
         os.pwrite(self._file, f"{text:<{WIDTH}}\n".encode(), 0)
 
     def close(self) -> None:
-        """No more is said."""
+        """Close the file; no heartbeat is written after this."""
         os.close(self._file)
 
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """What was last said."""
+    """The latest heartbeat of a process."""
 
     number: int = 0
+    """Counts the heartbeats of the process."""
     section: str = "start"
     step: int = 0
     patience: float = 600.0
+    """Time limit of the section in seconds."""
     at: float = 0.0
-    """Seconds since 1970, by the clock of that process's machine."""
+    """Time of writing, in seconds since 1970 by the clock of the process's host."""
     turn: int = 0
-    """How many sections began earlier after this step: of two processes, the one that waits has begun more."""
+    """Number of earlier sections at this step: of two processes, the one that waits for the other has the higher."""
 
 
 def read(path: Path) -> Heartbeat | None:
-    """The last sign of life; None where there is none that can be read."""
+    """The latest heartbeat; None if the file is missing or not valid."""
     try:
         with os.fdopen(_opened(path, os.O_RDONLY), "rb") as file:
-            found: Any = json.loads(file.read())
-        latest = Heartbeat(**found)
+            content: Any = json.loads(file.read())
+        latest = Heartbeat(**content)
     except (OSError, ValueError, TypeError, RecursionError):
         return None
-    kinds = all(isinstance(value, str) == (name == "section") for name, value in asdict(latest).items())
-    return (
-        latest
-        if kinds and all(map(_finite, (latest.number, latest.step, latest.patience, latest.at, latest.turn)))
-        else None
-    )
+    types_match = all(isinstance(value, str) == (name == "section") for name, value in asdict(latest).items())
+    numbers = (latest.number, latest.step, latest.patience, latest.at, latest.turn)
+    return latest if types_match and all(map(_finite, numbers)) else None
 
 
 def _finite(value: Any) -> bool:
     return isinstance(value, int | float) and abs(value) < LARGEST
 
 
-def _opened(path: Path, how: int) -> int:
-    """The file, opened; OSError where it is anything else, such as a FIFO, which would block."""
-    handle = os.open(path, how | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+def _opened(path: Path, flags: int) -> int:
+    """Open a regular file; OSError for any other kind, such as a FIFO, which would block."""
+    handle = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise OSError(errno.ENXIO, "not a file", str(path))

@@ -1,4 +1,4 @@
-"""A lock: a requirements file with one version of every package, by == and hashes, and whether it serves a wheel."""
+"""Check a lock file: a requirements file that pins one version of every package with == and hashes."""
 
 import re
 import zipfile
@@ -8,47 +8,50 @@ from pathlib import Path
 from dtrain.core.errors import EnvironmentFault
 
 PYTHON, SYSTEM = "3.12", "x86_64-manylinux_2_31"
-"""What hosts install a lock for: libtpu needs that glibc."""
+"""Python version and platform of the hosts; libtpu requires this glibc."""
 PINNED = re.compile(r"([A-Za-z0-9._-]+)(\[[^\]]*\])?==[^\s;,*]+( *;[^#\\]*?)?(\s+--hash=sha256:[0-9a-f]{64})+")
 DEVICE = {"tpu": (" --extra tpu", "libtpu"), "gpu": (" --extra cuda", r"jax-cuda\d+-plugin"), "cpu": ("", "jaxlib")}
-"""By platform: how its lock is made, and the package without which JAX would compute on the CPU."""
+"""Per platform: the extra for `uv pip compile`, and the package without which JAX would fall back to the CPU."""
 
 
 def check_lock(lock: Path, wheel: Path, platform: str) -> None:
-    """EnvironmentFault where the wheel is not dtrain's, or the lock does not pin all that it needs on the
-    platform: tpu, gpu or cpu."""
+    """Check that the lock file pins everything that dtrain's wheel requires on the platform: tpu, gpu or cpu.
+
+    Raises EnvironmentFault if it does not, or if the wheel is not a wheel of dtrain.
+    """
     extra, device = DEVICE[platform]
-    way = f"uv pip compile pyproject.toml{extra} --generate-hashes --python-version {PYTHON} --python-platform {SYSTEM}"
-    way, needed = f"{way} -o {lock}", _requirements(wheel)
+    command = f"uv pip compile pyproject.toml{extra} --generate-hashes"
+    hint = f"{command} --python-version {PYTHON} --python-platform {SYSTEM} -o {lock}"
+    required = _requirements(wheel)
     try:
         text = lock.read_text().replace("\\\n", " ")
     except (OSError, ValueError) as error:
-        raise EnvironmentFault(f"{lock} cannot be read: {error}", way) from error
-    lines = [line for one in text.splitlines() if (line := re.sub(r"(^| )#.*", "", one).strip())]
+        raise EnvironmentFault(f"{lock} cannot be read: {error}", hint) from error
+    lines = [line for row in text.splitlines() if (line := re.sub(r"(^| )#.*", "", row).strip())]
     loose = next((line for line in lines if not PINNED.fullmatch(line)), "")
     if loose:
-        raise EnvironmentFault(f"{lock}: {loose[:80]!r} is not one version, by == and hashes", way)
+        raise EnvironmentFault(f"{lock}: {loose[:80]!r} does not pin one version with == and hashes", hint)
     pinned = {_normal(line) for line in lines}
-    found = any(re.fullmatch(device, one) for one in pinned)
-    missing = sorted(needed - pinned) + [device.replace(r"\d+", "13")] * (not found)
+    has_device = any(re.fullmatch(device, name) for name in pinned)
+    missing = sorted(required - pinned) + [device.replace(r"\d+", "13")] * (not has_device)
     if missing:
-        raise EnvironmentFault(f"{lock} does not pin {', '.join(missing)}", way)
+        raise EnvironmentFault(f"{lock} does not pin {', '.join(missing)}", hint)
 
 
 def _requirements(wheel: Path) -> set[str]:
-    """The packages that dtrain's wheel needs without an extra."""
+    """Names of the packages that dtrain's wheel requires without an extra."""
     hint = "pip wheel --no-deps -w dist ."
     try:
         with zipfile.ZipFile(wheel) as archive:
-            name = next(one for one in archive.namelist() if one.endswith(".dist-info/METADATA"))
-            found = message_from_bytes(archive.read(name))
+            name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+            metadata = message_from_bytes(archive.read(name))
     except (OSError, zipfile.BadZipFile, StopIteration) as error:
         raise EnvironmentFault(f"{wheel} is not a wheel: {str(error) or 'it has no METADATA'}", hint) from error
-    if found["Name"] != "dtrain":
-        raise EnvironmentFault(f"{wheel} is a wheel of {found['Name']}, not of dtrain", hint)
-    return {_normal(one) for one in found.get_all("Requires-Dist", []) if ";" not in one}
+    if metadata["Name"] != "dtrain":
+        raise EnvironmentFault(f"{wheel} is a wheel of {metadata['Name']}, not of dtrain", hint)
+    return {_normal(requirement) for requirement in metadata.get_all("Requires-Dist", []) if ";" not in requirement}
 
 
 def _normal(requirement: str) -> str:
-    """The name in a requirement, as package indexes compare names."""
+    """The package name in a requirement, normalised as in PEP 503."""
     return re.sub(r"[-_.]+", "-", re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0]).lower()

@@ -1,13 +1,12 @@
-"""Whether more or less of a metric is better: the one rule for which checkpoint is kept as the best, and for what
-a report calls the best."""
+"""Whether a higher or lower value of a metric is better, for retention of the best checkpoint and for reports."""
 
 from collections.abc import Mapping
 
 KNOWN = {"accuracy": True, "dropped": False, "loss": False, "nll": False, "perplexity": False}
-"""Of dtrain's own metrics."""
+"""Whether higher is better, for dtrain's own metrics."""
 
 
 def higher_is_better(metric: str, declared: Mapping[str, bool]) -> bool | None:
-    """As the model declares it, or dtrain knows it, by the metric's name without `eval/`; None where nobody does."""
+    """Look up a metric, without its prefix `eval/`, in what the model declares and then in KNOWN; None if unknown."""
     name = metric.partition("/")[2] or metric
     return declared.get(name, KNOWN.get(name))

@@ -1,7 +1,7 @@
-"""Whether a folder is on a file system that a program serves (FUSE), as mounted buckets are, and what follows.
+"""Detect folders on a FUSE file system, such as a mounted bucket, and choose a local folder for frequent writes.
 
-On gcsfuse every close of a changed file uploads it, also by a process that only read it. So what changes all the time
-and is read on the same host alone is kept on the host's own disk.
+With gcsfuse every close of a changed file uploads it, even a close by a process that only read it. So files that change
+often and are read only on the same host are kept on the host's own disk.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ MOUNTS = Path("/proc/self/mountinfo")
 
 
 def is_fuse(path: Path) -> bool:
-    """Whether the path, or where it does not exist the folder that it would be in, is on such a file system."""
+    """Whether the path, or its nearest existing parent folder, is on a FUSE file system; False if that is unknown."""
     try:
         device = _existing(path).stat().st_dev
         mounts = MOUNTS.read_text(errors="replace").splitlines()
@@ -24,11 +24,13 @@ def is_fuse(path: Path) -> bool:
 
 
 def on_this_host(folder: Path) -> Path:
-    """Where this host keeps the files about a folder that only itself reads: in the folder, or for one on FUSE in
-    the user's cache, if that can be written to. The same for every process of a user."""
+    """The folder for files about `folder` that only this host reads; the same for every process of a user.
+
+    It is `folder` itself, or a folder in the user's cache if `folder` is on FUSE and the cache is writable.
+    """
     try:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    except RuntimeError:  # no home
+    except RuntimeError:  # the user has no home folder
         return folder
     if not is_fuse(folder) or not os.access(_existing(cache), os.W_OK):
         return folder
@@ -37,5 +39,6 @@ def on_this_host(folder: Path) -> Path:
 
 
 def _existing(path: Path) -> Path:
+    """The path, or its nearest parent that exists."""
     path = path.absolute()
-    return next((one for one in (path, *path.parents) if one.exists()), path)
+    return next((candidate for candidate in (path, *path.parents) if candidate.exists()), path)

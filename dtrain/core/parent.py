@@ -1,4 +1,4 @@
-"""The process that watches over this one: it is not outlived."""
+"""End a process when its supervisor or parent process ends."""
 
 import multiprocessing
 import os
@@ -7,23 +7,24 @@ import threading
 import time
 
 PARENT = "DTRAIN_PARENT"
-"""The number of the process that watches over this one."""
+"""Environment variable with the process id of the supervisor."""
 LOOK = 0.2
+"""Seconds between checks of the parent process."""
 
 
 def watched() -> bool:
-    """Whether another process of dtrain watches over this one."""
+    """Whether this process runs under a dtrain supervisor."""
     return PARENT in os.environ
 
 
 def exit_with_parent() -> None:
-    """End this process when the one that watches over it ends, however that comes about."""
+    """End this process when its supervisor ends for any reason, including SIGKILL; without a supervisor, do nothing."""
     if watched():
         _exit_with(int(os.environ[PARENT]))
 
 
 def exit_with_caller() -> None:
-    """End this process, one of multiprocessing's, when the one that started it ends."""
+    """End this process, which `multiprocessing` started, when the process that started it ends."""
     caller = multiprocessing.parent_process()
     assert caller is not None and caller.pid is not None
     _exit_with(caller.pid)

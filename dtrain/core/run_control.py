@@ -1,9 +1,9 @@
-"""What ends a run from outside without a signal: a stop request in its folder, the hours that it may take, and the
-number of starts that saved nothing new.
+"""Limits that end a run without a signal: a stop request in its folder, its time limit, and too many starts without a
+new checkpoint.
 
-The first process alone looks and counts, in a thread, so that the training loop is not held up. What it finds before
-the processes have met it tells the others there (`parallel/meeting.py`); later all agree on a step as for a signal
-(`train/interrupt.py`).
+Only process 0 checks and counts, in a thread, so that the training loop is not slowed down. A result from before the
+rendezvous is sent to the other processes there (`parallel/rendezvous.py`); later, all processes agree on the step to
+stop at, as for a signal (`train/interrupt.py`).
 """
 
 import threading
@@ -19,13 +19,13 @@ from dtrain.core.run_dir import Folder, saved_steps
 from dtrain.core.usage import Usage, read_usage, write_usage
 
 LOOK = 5.0
-"""Seconds between looks for a stop request: on the mount of a bucket each is a request."""
+"""Seconds between checks for a stop request; on a mounted bucket each check is a network request."""
 NOTE = 30.0
-"""Seconds between notes of the time used: so much is lost in a hard kill."""
+"""Seconds between updates of the time used in usage.json; a hard kill loses at most this much."""
 
 
 class Request(IntEnum):
-    """Why a run should save and leave with exit code 0."""
+    """Why a run should save and exit with code 0."""
 
     NONE = 0
     STOP = 1
@@ -34,18 +34,22 @@ class Request(IntEnum):
 
 @dataclass(frozen=True)
 class Limits:
-    """What one launch may take, or all starts of a run that a person typed."""
+    """The limits of one launch; for a run that was not launched, of all its starts."""
 
     launch: str = ""
-    """The id of the launch; empty where a person typed the command."""
+    """The id of the launch; empty if the run was not started by `dtrain launch`."""
     hours: float | None = None
-    """Wall time of all starts."""
+    """Limit on the wall time of all starts together, in hours; None for no limit."""
     restarts: int = 0
-    """Starts again in a row without a new checkpoint; bounds launched runs here, others in their supervisor."""
+    """Maximum number of consecutive restarts without a new checkpoint. Applied here to launched runs only; for other
+    runs the supervisor applies it."""
 
 
 class RunControl:
-    """The requests that a start of a run has to answer, and why it may not begin."""
+    """Watches for requests to end this start of a run, and decides whether it may begin.
+
+    `lead`: whether this is process 0. `now`: a clock in seconds.
+    """
 
     def __init__(
         self, folder: Folder, limits: Limits, *, lead: bool, now: Callable[[], float] = time.monotonic
@@ -60,9 +64,11 @@ class RunControl:
         self._thread = threading.Thread(target=self._watch, name="run-control", daemon=True)
 
     def begin(self) -> None:
-        """Note this start, or why it may not begin; from here on look for requests. EnvironmentFault where the run
-        folder cannot be written."""
-        if self._lead or self.limits.launch:  # the first process tells the others what holds
+        """Record this start, or the reason why it must not begin, and start to watch for requests.
+
+        EnvironmentFault if the run folder cannot be written.
+        """
+        if self._lead or self.limits.launch:  # every process of a launch decides alike, from the same file
             self._before = read_usage(self._folder, self.limits.launch)
             if self._folder.read_record().get("state") != "finished":
                 self._admit()
@@ -70,40 +76,40 @@ class RunControl:
             self._thread.start()
 
     def refusal(self) -> DtrainError | None:
-        """Why the run must leave, as long as it has not met its other processes."""
+        """The error with which this start must end before its rendezvous; None if it may continue."""
         return self._refused or (self.error(self.requested) if self.requested else None)
 
     def attach(self, listener: Callable[[], object]) -> None:
-        """Call this, from another thread, when a request comes; at once where one has come already."""
+        """Call `listener` when a request arrives, from another thread; at once if one has arrived already."""
         with self._lock:
             self._listener = listener
         if self.requested:
             listener()
 
     def report_share(self, spent: Callable[[float, str], object]) -> None:
-        """Call this every few seconds, from another thread, with the share of the hours that is used and their name."""
+        """Call `spent` every few seconds, from another thread, with the used share of the time limit and its name."""
         self._spent = spent
 
     def error(self, request: Request, step: int | None = None) -> StopRequested:
-        """The end that a request leads to: after that saved step, or before the first one of this start."""
+        """The error that ends the run on this request: after `step` was saved, or if None before the first step."""
         if request is Request.HOURS:
-            what = f"the {self.limits.hours:g} hours that it may take are over"
-            after = what if step is None else f"{what}; saved at step {step}"
+            limit = f"the time limit of {self.limits.hours:g} hours is reached"
+            message = limit if step is None else f"{limit}; saved at step {step}"
             return StopRequested(
-                after, "give it more: --hours, or launch.hours in the recipe; the same command resumes"
+                message, "to continue, raise --hours or launch.hours in the recipe and run the same command again"
             )
         where = "before the first step of this start" if step is None else f"at step {step}, saved"
         path = self._folder.stop_request
-        return StopRequested(f"stopped on request {where}", f"while {path} is there a launched run does not start")
+        return StopRequested(f"stopped on request {where}", f"a launched run does not start while {path} exists")
 
     def close(self) -> None:
-        """Look no more, and note the time used."""
+        """Stop watching and record the time used."""
         if self._thread.ident is not None and not self._done.is_set():
             self._done.set()
             self._note_time()
 
     def _admit(self) -> None:
-        """Refuse this start, or count it."""
+        """Refuse this start, or record it."""
         launch, stopped = self.limits.launch, self._stop_request()
         if stopped or self._hours_over():
             self._refused = self.error(Request.STOP if stopped else Request.HOURS)
@@ -117,27 +123,29 @@ class RunControl:
             write_usage(self._folder, launch, self._before)
         wasted = self._before.wasted
         if wasted > self.limits.restarts and committed <= self._before.newest:
-            message = f"{wasted} starts in a row saved nothing new (--restarts {self.limits.restarts})"
-            self._refused = Exhausted(message, "see why they ended, in log.txt; `dtrain launch up` counts anew")
+            message = f"{wasted} starts in a row saved no new checkpoint (--restarts {self.limits.restarts})"
+            hint = "log.txt shows why they ended; `dtrain launch up` resets the count"
+            self._refused = Exhausted(message, hint)
 
     def _watch(self) -> None:
-        looked = noted = self._began
+        last_check = last_note = self._began
         while not self._done.wait(self._pause()):
             now = self._now()
             if not self.requested and self._hours_over():
                 self._request(Request.HOURS)
-            if not self.requested and now - looked >= LOOK:
-                looked = now
+            if not self.requested and now - last_check >= LOOK:
+                last_check = now
                 if self._stop_request():
                     self._request(Request.STOP)
-            if now - noted >= NOTE:
-                noted = now
+            if now - last_note >= NOTE:
+                last_note = now
                 self._note_time()
             if self._spent and self.limits.hours is not None:
-                self._spent(self._seconds() / (3600 * self.limits.hours), f"its {self.limits.hours:g} hours")
+                name = f"its time limit of {self.limits.hours:g} hours"
+                self._spent(self._seconds() / (3600 * self.limits.hours), name)
 
     def _pause(self) -> float:
-        """Seconds until the next look, sooner where the hours are over before."""
+        """Seconds until the next check; less if the time limit is reached before."""
         if self.limits.hours is None or self.requested:
             return LOOK
         return min(max(3600 * self.limits.hours - self._seconds(), 0.01), LOOK)
@@ -152,7 +160,7 @@ class RunControl:
     def _stop_request(self) -> bool:
         try:
             return self._folder.stop_request.exists()
-        except OSError:  # of a file system that falters: it is looked for again
+        except OSError:  # a temporary error of the file system: the next check tries again
             return False
 
     def _seconds(self) -> float:
@@ -163,21 +171,21 @@ class RunControl:
 
     def _note_time(self) -> None:
         if self._refused or not (self.limits.launch or self._listener):
-            return  # it trains nothing; or a person's start has not got as far as its lease on the folder
-        with suppress(DtrainError, OSError):  # of a full disk, which the run itself reports
+            return  # this start does not train, or it is not launched and does not hold the lease yet
+        with suppress(DtrainError, OSError):  # such as a full disk, which the run itself reports
             write_usage(self._folder, self.limits.launch, replace(self._before, seconds=self._seconds()))
 
 
 def clear_stale_request(folder: Folder, say: Callable[[str], object]) -> None:
-    """Remove a stop request that an earlier run was sent; one whose run is alive is left to it."""
+    """Remove the stop request of an earlier start, unless a running process still uses the folder."""
     if folder.stop_request.exists() and not in_use(folder.lease):
         with suppress(OSError):
             folder.stop_request.unlink()
-            say(f"removed {folder.stop_request}, a stop request to an earlier start")
+            say(f"removed {folder.stop_request}, the stop request of an earlier start")
 
 
 def note_end(folder: Folder, error: DtrainError) -> None:
-    """Write into run.json why a start ended before the run itself could, unless another process holds the folder."""
+    """Write to run.json why a start ended before it could do so itself, unless another process uses the folder."""
     with suppress(DtrainError, OSError):
         record = folder.read_record()
         if record.get("state", "finished") != "finished" and not in_use(folder.lease):

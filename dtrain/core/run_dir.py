@@ -1,4 +1,4 @@
-"""The run folder: where everything about one run is kept."""
+"""The run folder, which holds all files of one run."""
 
 import errno
 import hashlib
@@ -17,12 +17,12 @@ from dtrain.core.mounts import on_this_host
 from dtrain.core.run_json import wrong_value
 
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-"""Also valid as a label and a host name on the clouds."""
+"""Run names; such a name is also valid as a label and a host name in the clouds."""
 
 MANIFEST = "MANIFEST.json"
-"""Written last into the folder of a step, which counts from then on."""
+"""File that is written last into the folder of a step: it marks a complete checkpoint."""
 INCOMPLETE = ".incomplete-"
-"""Followed by a step: beside its folder while that is written or deleted."""
+"""Prefix of the marker file `.incomplete-STEP`, which exists while the folder STEP is written or deleted."""
 
 KINDS = (
     (stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a FIFO"), (stat.S_ISSOCK, "a socket"), (stat.S_ISCHR, "a device"),
@@ -32,61 +32,62 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Folder:
-    """`runs/NAME/`, by the names of what is in it."""
+    """The run folder `runs/NAME/` and the paths of its files."""
 
     path: Path
 
     @property
     def recipe(self) -> Path:
-        """The recipe as resolved, every default written out."""
+        """The resolved recipe, with every default written out."""
         return self.path / "recipe.yaml"
 
     @property
     def record(self) -> Path:
-        """State, reason, exit code, versions, topology, times."""
+        """The run record: state, reason, exit code, versions, topology, times."""
         return self.path / "run.json"
 
     @property
     def metrics(self) -> Path:
-        """One JSON object a line."""
+        """The metrics, one JSON object per line."""
         return self.path / "metrics.jsonl"
 
     @property
     def log(self) -> Path:
-        """What the console showed."""
+        """A copy of the console output."""
         return self.path / "log.txt"
 
     @property
     def plans(self) -> Path:
-        """What `dtrain plan` foretold, a file for each target."""
+        """Predictions of `dtrain plan`, one file per target."""
         return self.path / "plans"
 
     @property
     def lease(self) -> Path:
-        """Which process may write here."""
+        """The lease file, which identifies the process that may write to this folder."""
         return self.path / "lease.json"
 
     @property
     def stop_request(self) -> Path:
-        """A file that asks the run to save and leave with exit code 0; a launched run does not start beside it."""
+        """The stop request: if this file exists, the run saves and exits with code 0, and a launched run does not
+        start."""
         return self.path / "stop"
 
     @property
     def usage(self) -> Path:
-        """What the starts of a launch have used: time, and starts that saved nothing new."""
+        """The usage of a launch: its time, and its starts without a new checkpoint."""
         return self.path / "usage.json"
 
     def heartbeat(self, rank: int) -> Path:
-        """A process's heartbeat, which its own host reads."""
+        """The heartbeat file of a process, on a file system local to its host where possible."""
         return on_this_host(self.path) / f"beat-{rank}.json"
 
     @property
     def checkpoints(self) -> Path:
-        """A folder for each saved step."""
+        """The checkpoints, one folder per saved step."""
         return self.path / "checkpoints"
 
     def prepare(self) -> None:
-        """Make the folder and prove that it can be written to; EnvironmentFault where it cannot."""
+        """Create the folder and check that it is writable; EnvironmentFault if it is not."""
         probe = self.path / f".probe-{os.getpid()}"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -96,36 +97,36 @@ class Folder:
                 with suppress(OSError):
                     probe.unlink(missing_ok=True)
         except OSError as error:
-            hint = "choose another place with --runs-dir, or free this one"
+            hint = "choose another folder with --runs-dir, or make this one writable"
             raise EnvironmentFault(f"cannot write to the run folder {self.path}: {cause(error)}", hint) from error
         self.refuse_other_kinds()
 
     def refuse_other_kinds(self) -> None:
-        """EnvironmentFault where something else, such as a FIFO, has the name of one of the folder's files."""
+        """EnvironmentFault if another kind of file, such as a FIFO, has the name of one of the folder's files."""
         files = (self.recipe, self.record, self.metrics, self.log, self.lease, self.path / ".lock", self.heartbeat(0))
         files += (self.usage,)
         for path in (*files, self.checkpoints, self.plans):
             _refuse_other_kind(path, file=path in files)
 
     def read_record(self) -> dict[str, Any]:
-        """run.json, checked; empty where there is none. EnvironmentFault where it is damaged."""
-        hint = f"move {self.record.name} away: the run resumes from its newest checkpoint, its times are counted anew"
+        """Read and check run.json; empty if there is none. EnvironmentFault if it is damaged."""
+        hint = f"move {self.record.name} away: the run resumes from its newest checkpoint and its times start from 0"
         try:
-            found = read_json(self.record)
+            record = read_json(self.record)
         except (FileNotFoundError, NotADirectoryError):
             return {}
         except (OSError, ValueError) as error:
             raise EnvironmentFault(f"{self.record} cannot be read: {cause(error)}", hint) from error
-        if not isinstance(found, dict) or not found.keys() >= {"state", "step"}:
-            raise EnvironmentFault(f"{self.record} holds no record of a run", hint)
-        if problem := wrong_value(found):
+        if not isinstance(record, dict) or not record.keys() >= {"state", "step"}:
+            raise EnvironmentFault(f"{self.record} is not the record of a run: it lacks `state` or `step`", hint)
+        if problem := wrong_value(record):
             raise EnvironmentFault(f"{self.record}: {problem}", hint)
-        if found.pop("sha256", None) not in (None, _digest(found)):
-            raise EnvironmentFault(f"{self.record} was changed after it was written", hint)
-        return found
+        if record.pop("sha256", None) not in (None, _digest(record)):
+            raise EnvironmentFault(f"{self.record} was changed after dtrain wrote it: its checksum differs", hint)
+        return record
 
     def write_record(self, record: dict[str, Any]) -> None:
-        """Replace run.json."""
+        """Replace run.json atomically and add a checksum. OSError if it cannot be written."""
         overwrite(self.record, json.dumps(record | {"sha256": _digest(record)}, indent=2) + "\n")
 
 
@@ -134,7 +135,7 @@ def _digest(record: Mapping[str, Any]) -> str:
 
 
 def _refuse_other_kind(path: Path, *, file: bool) -> None:
-    """EnvironmentFault where something stands under that name that a run cannot use as its file, or folder."""
+    """EnvironmentFault if the path exists but is not a regular file (with `file`) or not a folder (without)."""
     hint = "move it away, or give this run another name: name=..."
     try:
         mode = path.stat().st_mode
@@ -153,7 +154,7 @@ def _kind(mode: int) -> str:
 
 
 def read_regular(path: Path) -> bytes:
-    """The bytes of a file; OSError where it is anything else, such as a FIFO, which would block."""
+    """The bytes of a regular file; OSError for any other kind, such as a FIFO, which would block."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         mode = os.fstat(handle).st_mode
@@ -167,59 +168,56 @@ def read_regular(path: Path) -> bytes:
 
 
 def read_json(path: Path) -> Any:
-    """The value in a JSON file; ValueError where it is none, OSError where it is no file that can be read."""
+    """The value in a JSON file; ValueError if it is not valid JSON, OSError if the file cannot be read."""
     try:
         return json.loads(read_regular(path))
     except RecursionError:
-        raise ValueError("nested too deep") from None
+        raise ValueError("nested too deeply") from None
 
 
 def overwrite(path: Path, text: str) -> None:
-    """Replace a file in one step, so that a reader never sees half of it."""
+    """Replace a file atomically, so that a reader never gets a partial file. OSError if it cannot be written."""
     part = path.with_suffix(f"{path.suffix}.part")
     try:
         part.write_text(text)
         part.replace(path)
     except OSError:
         with suppress(OSError):
-            part.unlink(missing_ok=True)  # a full disk would stay full
+            part.unlink(missing_ok=True)  # free its space: the disk may be full
         raise
 
 
 def saved_steps(checkpoints: Path) -> list[int]:
-    """The steps that a folder of checkpoints holds, the newest first; whether they are sound is another question.
+    """The steps with a committed checkpoint, newest first; their content is not verified.
 
-    One that is being written or deleted, or was when its process died, is none.
+    A checkpoint whose writing or deletion is in progress, or was interrupted, is left out.
     """
-    found = checkpoints.iterdir() if checkpoints.is_dir() else ()
-    steps = (int(path.name) for path in found if is_step(path.name) and path.is_dir())
-    return sorted((step for step in steps if _counts(checkpoints, step)), reverse=True)
+    entries = checkpoints.iterdir() if checkpoints.is_dir() else ()
+    steps = (int(path.name) for path in entries if is_step(path.name) and path.is_dir())
+    return sorted((step for step in steps if _is_committed(checkpoints, step)), reverse=True)
 
 
 def marker(checkpoints: Path, step: int) -> Path:
-    """The file that is there while the folder of that step is written or deleted."""
+    """The marker file that exists while the folder of that step is written or deleted."""
     return checkpoints / f"{INCOMPLETE}{step}"
 
 
-def _counts(checkpoints: Path, step: int) -> bool:
-    """In this order: a save writes the manifest, then removes the marker."""
+def _is_committed(checkpoints: Path, step: int) -> bool:
+    # check in this order: a save writes the manifest first and then removes the marker
     return (checkpoints / str(step) / MANIFEST).exists() or not marker(checkpoints, step).exists()
 
 
 def is_step(name: str) -> bool:
-    """Whether a checkpoint's folder can have this name: digits without leading zeros."""
+    """Whether this is a valid name of a checkpoint folder: ASCII digits without leading zeros."""
     return name.isascii() and name.isdecimal() and (name == "0" or name[0] != "0")
 
 
 def folder(runs: Path, name: str) -> Folder:
-    """The folder of the run of that name; RecipeError where the name could escape `runs`, EnvironmentFault
-    where `runs` is an address."""
+    """The folder of the run with that name; RecipeError if the name is invalid, EnvironmentFault if `runs` is a URL."""
     if runs.parts and runs.parts[0].endswith(":"):
-        scheme = runs.parts[0]
-        raise EnvironmentFault(f"runs are kept in a folder; {scheme}// is none", "mount the bucket, as with gcsfuse")
+        message = f"the runs folder must be a local path, not a URL ({runs.parts[0]}//)"
+        raise EnvironmentFault(message, "mount the bucket, for example with gcsfuse")
     if not NAME.fullmatch(name):
-        raise RecipeError(
-            f"{name!r} is no run name: use a to z, 0 to 9 and '-' inside, 63 characters at most",
-            "set it with name=my-run",
-        )
+        allowed = "use a to z, 0 to 9 and '-' (not as the first or last character), 63 characters at most"
+        raise RecipeError(f"{name!r} is not a valid run name: {allowed}", "set it with name=my-run")
     return Folder(runs / name)

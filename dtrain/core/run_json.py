@@ -1,4 +1,4 @@
-"""What run.json holds under each key, and whether a value is that."""
+"""Check the types of the values in run.json."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,8 +15,8 @@ def _number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
 
 
-def _table(value: Any, holds: Callable[[Any], bool]) -> bool:
-    return isinstance(value, dict) and all(map(holds, value.values()))
+def _table(value: Any, valid: Callable[[Any], bool]) -> bool:
+    return isinstance(value, dict) and all(map(valid, value.values()))
 
 
 FIELDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
@@ -26,20 +26,20 @@ FIELDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     **dict.fromkeys(("started", "written", "step_s_kept"), ("a number", _number)),
     "ended": ("a number", lambda value: value is None or _number(value)),
     "exit_code": ("a whole number", lambda value: value is None or _natural(value)),
-    **dict.fromkeys(("lost", "seconds"), ("a table of numbers", lambda value: _table(value, _number))),
+    **dict.fromkeys(("lost", "seconds"), ("an object with numbers", lambda value: _table(value, _number))),
     **dict.fromkeys(
         ("versions", "tracker_ids"),
-        ("a table of texts", lambda value: _table(value, lambda text: isinstance(text, str))),
+        ("an object with texts", lambda value: _table(value, lambda text: isinstance(text, str))),
     ),
-    "rising": ("a table of true and false", lambda value: _table(value, lambda up: isinstance(up, bool))),
-    "topology": ("a table", lambda value: isinstance(value, dict)),
+    "rising": ("an object with true or false", lambda value: _table(value, lambda up: isinstance(up, bool))),
+    "topology": ("an object", lambda value: isinstance(value, dict)),
 }
-"""What run.json holds under each key, and whether a value is that."""
+"""Per key of run.json: a description of its values for messages, and a function that checks a value."""
 
 
-def wrong_value(found: Mapping[str, Any]) -> str:
-    """Which value is not what its key holds, and what that is; empty where all are."""
-    for key, (wanted, holds) in FIELDS.items():
-        if key in found and not holds(found[key]):
-            return f"{key} is {found[key]!r:.80}, not {wanted}"
+def wrong_value(record: Mapping[str, Any]) -> str:
+    """Describe the first value in a run record with the wrong type; empty if all are valid."""
+    for key, (expected, valid) in FIELDS.items():
+        if key in record and not valid(record[key]):
+            return f"{key} is {record[key]!r:.80}, not {expected}"
     return ""

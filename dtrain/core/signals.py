@@ -1,10 +1,10 @@
-"""SIGINT and SIGTERM, from the first lines of dtrain to its last: none is lost, whatever the main thread is doing.
+"""Handle SIGINT and SIGTERM reliably from start to exit of dtrain, whatever the main thread is doing.
 
-Python calls a signal handler in the main thread alone, between two of its instructions: not while XLA compiles, and
-where it interrupts code that holds a lock, also the lock of imports, nothing that needs the lock can be done. An
-exception raised by a handler is lost in some callbacks. So each signal wakes a thread, through a pipe, which calls the
-current reaction: that notes the request or ends the process. This file is imported before all others and imports
-little: until then a signal ends the process as any other.
+Python runs a signal handler only in the main thread and only between two bytecode instructions: not while XLA compiles.
+If it interrupts code that holds a lock, such as the import lock, it cannot do anything that needs the lock. Exceptions
+that a handler raises are lost in some callbacks. So each signal wakes a thread through a pipe (signal.set_wakeup_fd),
+and the thread calls the current reaction, which records the request or ends the process. This module is imported before
+all others and imports little, because until `listen` is called a signal has its default effect.
 """
 
 import os
@@ -16,82 +16,81 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 
 Reaction = Callable[[int], object]
-"""What is done about the signal of that number; called in a thread, one at a time, or where `held` is left."""
+"""Called with the number of a signal: in a thread, one call at a time, or in the caller of `held` at its end."""
 
 STOPPED, ABORTED = 75, 130
+"""Exit codes."""
 WAIT = 0.05
-"""Seconds that the main thread waits for a reaction under way: it may hold what the reaction needs."""
+"""Seconds that the main thread waits for a running reaction; not longer, as it may hold a lock the reaction needs."""
 SHOW_CURSOR = b"\x1b[?25h"
 
 
 def ignore(_number: int) -> None:
-    """The reaction where the exit code is decided already."""
+    """Reaction after the exit code is decided: do nothing."""
 
 
 def leave_unstarted(number: int) -> None:
-    """The reaction of `dtrain run` before it has anything to save."""
+    """Reaction of `dtrain run` while there is nothing to save: exit with code 75."""
     name = signal.Signals(number).name
-    leave(
-        STOPPED, f"stopped: {name}: stopped before the first step\nhint: run the same command again to start it again\n"
-    )
+    leave(STOPPED, f"stopped: {name}: stopped before the first step\nhint: run the same command again to start it\n")
 
 
 def leave_interrupted(_number: int) -> None:
-    """The reaction of the other verbs before they begin."""
+    """Reaction of the other commands: exit with code 130."""
     leave(ABORTED, "")
 
 
 def leave(code: int, text: str) -> None:
-    """End the process at once, also while a thread is inside XLA, which does not survive an orderly exit."""
+    """Print the text and end the process at once, because a normal exit while a thread runs XLA code may crash."""
     with suppress(OSError):
         os.write(2, (SHOW_CURSOR if os.isatty(2) else b"") + text.encode())
     os._exit(code)
 
 
 def _caught(_number: int, _frame: object) -> None:
-    """The handler: its number is in the pipe by now."""
+    """Signal handler that does nothing: Python has already written the signal's number to the pipe."""
 
 
 class Listener:
-    """Catches signals and passes them to `reaction`. An ordinary class: a dataclass takes 20 ms to import."""
+    """Catches signals and passes them to `reaction`. Not a dataclass, whose import takes 20 ms."""
 
     def __init__(self, reaction: Reaction) -> None:
         self.reaction = reaction
-        self._lock, self._held = threading.RLock(), 0
-        self._numbers, self._before = frozenset[int](), {}
+        self._lock, self._hold_depth = threading.RLock(), 0
+        self._numbers, self._previous = frozenset[int](), {}
         self._pipe, self._wakeup = (-1, -1), -1
         self._noted = False
 
     def start(self, numbers: Sequence[int]) -> None:
-        """Listen from now on; in the main thread only."""
+        """Install the handlers and start the thread. Only the main thread can do this."""
         self._pipe, self._numbers = os.pipe(), frozenset(numbers)
         for end in self._pipe:
             os.set_blocking(end, False)
         self._wakeup = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
-        self._before = {number: signal.signal(number, _caught) for number in numbers}
+        self._previous = {number: signal.signal(number, _caught) for number in numbers}
         threading.Thread(target=self._watch, name="signals", daemon=True).start()
 
     def stop(self) -> None:
-        """Put the handlers of before back."""
-        for number, handler in self._before.items():
+        """Restore the previous handlers and end the thread."""
+        for number, handler in self._previous.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._wakeup)
-        os.close(self._pipe[1])  # which ends the thread
+        os.close(self._pipe[1])  # ends the thread
 
     def renew(self) -> None:
-        """Put the handlers back where a library has replaced them without Python's knowledge."""
+        """Install the handlers again after a library has replaced them in C, unnoticed by Python."""
         for number in self._numbers:
             signal.signal(number, _caught)
 
     def release(self) -> None:
-        """SIGINT is a KeyboardInterrupt again, and SIGTERM ends the process, as in any program."""
+        """Restore Python's default handlers: SIGINT raises KeyboardInterrupt and SIGTERM ends the process."""
         self.reaction = self._note
         for number in self._numbers:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
     def interrupted(self) -> bool:
-        """Whether a signal came since `release`: a library may have turned the KeyboardInterrupt into another error."""
-        self._take(WAIT)
+        """Whether a signal arrived after `release`, even if a library replaced KeyboardInterrupt by its own error."""
+        self._react(WAIT)
         return self._noted
 
     def _note(self, _number: int) -> None:
@@ -99,27 +98,27 @@ class Listener:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """What comes while inside is passed on afterwards."""
+        """Delay the reactions to signals until the end of the context."""
         with self._lock:
-            self._held += 1
+            self._hold_depth += 1
             try:
                 yield
             finally:
-                self._held -= 1
-        self._take(WAIT)
+                self._hold_depth -= 1
+        self._react(WAIT)
 
     def _watch(self) -> None:
         with suppress(OSError, ValueError):  # the pipe is closed
-            while select.select([self._pipe[0]], [], [])[0] and self._take(-1):
+            while select.select([self._pipe[0]], [], [])[0] and self._react(-1):
                 pass
             os.close(self._pipe[0])
 
-    def _take(self, wait: float) -> bool:
-        """React to what is in the pipe; False where nothing will come any more."""
+    def _react(self, wait: float) -> bool:
+        """React to the signals in the pipe; False at its end. `wait`: seconds to wait for the lock, -1 for no limit."""
         if not self._lock.acquire(timeout=wait):
             return True
         try:
-            if self._held:
+            if self._hold_depth:  # the thread that holds the RLock can enter again: leave the pipe for later
                 return True
             for number in (numbers := os.read(self._pipe[0], 64)):
                 if number in self._numbers:
@@ -132,33 +131,33 @@ class Listener:
 
 
 _listeners: list[Listener] = []
-"""The one that is at work, where there is one: signals belong to the process as a whole."""
+"""The active listener, if any. Module state, because signal handlers belong to the whole process."""
 
 
 @contextmanager
 def held() -> Iterator[None]:
-    """A signal that comes while inside is reacted to afterwards."""
+    """Delay the reactions to signals until the end of the context."""
     listener = current()
     with listener.held() if listener else nullcontext():
         yield
 
 
 def current() -> Listener | None:
-    """The listener of this process."""
+    """The active listener of this process; None if there is none."""
     return _listeners[-1] if _listeners else None
 
 
 def listen(*, run: bool) -> None:
-    """Listen until the process ends. `dtrain run` takes both signals; in other verbs Ctrl-C ends the process."""
+    """Handle signals until the process ends: with `run` SIGINT and SIGTERM, for the other commands SIGINT alone."""
     _listeners.append(Listener(leave_unstarted if run else leave_interrupted))
     _listeners[-1].start((signal.SIGINT, signal.SIGTERM) if run else (signal.SIGINT,))
 
 
 @contextmanager
 def reacting(reaction: Reaction, *, several: bool = False) -> Iterator[None]:
-    """React so from now on; to the end of the process where `listen` was called, else while inside.
+    """Use this reaction from now on: until the process ends if `listen` was called, else within the context.
 
-    Of `several` processes that JAX has joined, SIGTERM stays with JAX.
+    `several`: the run has several processes; then SIGTERM is left to the preemption handler of jax.distributed.
     """
     listener = current()
     if listener or threading.current_thread() is not threading.main_thread():
@@ -184,7 +183,7 @@ def renew() -> None:
 
 
 def settle() -> None:
-    """The exit code is decided: a signal changes nothing any more."""
+    """Ignore all further signals, because the exit code is decided."""
     listener = current()
     if listener:
         listener.reaction = ignore
@@ -192,7 +191,7 @@ def settle() -> None:
 
 
 def end(code: int) -> None:
-    """End the process after all was printed; the interpreter is not taken down, which may crash inside XLA."""
+    """Flush stdout and stderr and end the process without interpreter shutdown, which may crash inside XLA."""
     settle()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):

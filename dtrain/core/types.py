@@ -1,7 +1,7 @@
-"""The kinds of values that a recipe's fields hold, as types.
+"""Types of recipe fields, with bounds.
 
-Bounds refuse what no run can use: a float32 holds every float, and no loop or array is built of a size
-that would use up the machine before the first step.
+The bounds reject values that no run can use: every float fits into a float32, and no size exhausts the machine before
+the first step.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from annotated_types import Ge, Gt, Le, Lt
 
 @dataclass(frozen=True)
 class Sentence:
-    """What a string of a type looks like, for messages."""
+    """Describes the valid strings of a type, for messages."""
 
     text: str
 
@@ -20,16 +20,16 @@ class Sentence:
 Positive = Annotated[int, Gt(0), Lt(2**31)]
 Natural = Annotated[int, Ge(0), Lt(2**31)]
 Depth = Annotated[int, Gt(0), Le(10_000)]
-"""Layers or blocks of a model."""
+"""Number of layers or blocks of a model."""
 Float = Annotated[float, Ge(-1e30), Le(1e30)]
 PositiveFloat = Annotated[float, Ge(1e-30), Le(1e30)]
 NonNegative = Annotated[float, Ge(0), Le(1e30)]
 Rate = Annotated[float, Ge(1e-30), Le(1e4)]
 """A learning rate."""
 Seconds = Annotated[float, Gt(0), Le(1e9)]
-"""Also of a timer, which takes no more than some centuries."""
+"""A duration; the bound keeps it valid as a timeout of Python's timers."""
 Fraction = Annotated[float, Ge(0), Le(1)]
 Decay = Annotated[float, Ge(0), Le(0.9999999)]
-"""Below one in float32, too: beyond this it rounds to one."""
+"""A decay factor below 1; a larger value would round to 1 in float32."""
 Seed = Annotated[int, Ge(0), Lt(2**32)]
 DType = Literal["float32", "bfloat16"]

@@ -71,7 +71,7 @@ def test_a_stop_request_has_a_run_save_and_leave_with_0(
     assert "stopped: stopped on request before the first step of this start" in again.stderr
     assert ended(run)[3] == step
     typed = dtrain("run", recipe, f"steps={step + 1}")
-    assert "a stop request to an earlier start" in typed.stderr
+    assert "the stop request of an earlier start" in typed.stderr
     assert f"resumed from step {step}" in typed.stderr
 
 
@@ -79,11 +79,11 @@ def test_a_stop_request_has_a_run_save_and_leave_with_0(
 def test_a_run_may_take_so_many_hours_in_all_of_its_starts(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
     run, hours = tmp_path / "runs" / "small", ["--hours", "0.004"]
     done = dtrain("run", recipe, *LONG, *hours)
-    assert "stopped: the 0.004 hours that it may take are over; saved at step" in done.stderr
+    assert "stopped: the time limit of 0.004 hours is reached; saved at step" in done.stderr
     state, reason, code, step = ended(run)
-    assert (state, reason, code) == ("stopped", f"the 0.004 hours that it may take are over; saved at step {step}", 0)
+    assert (state, reason, code) == ("stopped", f"the time limit of 0.004 hours is reached; saved at step {step}", 0)
     again = dtrain("run", recipe, *LONG, *hours)
-    assert "stopped: the 0.004 hours that it may take are over\n" in again.stderr
+    assert "stopped: the time limit of 0.004 hours is reached\n" in again.stderr
     assert ended(run)[3] == step
     dtrain("run", recipe, f"steps={step + 1}", "evaluate.every=0", "--hours", "1")
     assert ended(run)[0] == "finished"
@@ -193,7 +193,7 @@ def test_where_the_hours_are_over_all_hosts_end_with_0(hosts: Hosts) -> None:
         hosts.start(*LONG, "--restarts", "2", "--hours", "0.004")
         codes, output = hosts.codes()
         assert codes == [0, 0], output
-        assert output.count("the 0.004 hours that it may take are over") >= 2
+        assert output.count("the time limit of 0.004 hours is reached") >= 2
     assert ended(hosts.run)[2] == 0
 
 
@@ -237,7 +237,7 @@ def test_a_process_that_is_killed_again_and_again_ends_both_with_8(hosts: Hosts,
     hosts.start("--restarts", "1", environment={"DTRAIN_FAULT": f"kill@step:3/{rank}"})
     codes, output = hosts.codes()
     assert codes == [8, 8], output
-    assert ended(hosts.run)[:3] == ("failed", "2 starts in a row saved nothing new (--restarts 1)", 8)
+    assert ended(hosts.run)[:3] == ("failed", "2 starts in a row saved no new checkpoint (--restarts 1)", 8)
 
 
 @pytest.mark.slow
@@ -275,5 +275,5 @@ def test_where_hosts_are_replaced_one_that_does_not_come_is_named(hosts: Hosts, 
 
 def test_half_of_the_variables_is_refused(dtrain: Dtrain, recipe: Path) -> None:
     refused = dtrain("run", recipe, code=3, DTRAIN_RANK="0")
-    assert "DTRAIN_RANK is set, DTRAIN_WORLD_SIZE and DTRAIN_COORDINATOR not" in refused.stderr
+    assert "DTRAIN_RANK is set, but DTRAIN_WORLD_SIZE and DTRAIN_COORDINATOR are not set" in refused.stderr
     assert "as DTRAIN_RANK=0 DTRAIN_WORLD_SIZE=2" in refused.stderr

@@ -1,4 +1,4 @@
-"""One mapping from exceptions to exit codes, with the operating system's own reason."""
+"""The mapping from exceptions to exit codes, with the operating system's error message."""
 
 import errno
 from pathlib import Path
@@ -40,7 +40,7 @@ def test_the_reason_is_found_along_the_chain() -> None:
         assert "free some space" in found.hint
 
 
-def test_a_chain_that_is_a_circle_ends() -> None:
+def test_a_cyclic_chain_of_causes_ends() -> None:
     one, two = RuntimeError("one"), RuntimeError("two")
     one.__cause__, two.__cause__ = two, one
     assert user_error(one) is None
@@ -58,4 +58,4 @@ def test_what_is_known_stays_and_bugs_stay_bugs() -> None:
 def test_a_folder_that_is_gone_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as caught:
         (tmp_path / "moved" / "run.json").write_text("")
-    assert cause(caught.value).endswith("run.json (its folder is gone: moved or deleted meanwhile)")
+    assert cause(caught.value).endswith("run.json (its folder no longer exists: it was moved or deleted)")

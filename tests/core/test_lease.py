@@ -1,4 +1,4 @@
-"""One run at a time writes to a folder; a dead owner is taken over."""
+"""Only one run at a time writes to a folder; the lease of a dead owner is taken over."""
 
 import json
 import os
@@ -16,11 +16,11 @@ from dtrain.core.lease import leased
 
 
 def owner(path: Path, **changes: object) -> None:
-    """A lease as its owner wrote it, with some facts changed."""
+    """Write a lease as its owner writes it, with some fields changed."""
     path.write_text(json.dumps({"token": "other", "since": time.time(), **lease._self(), **changes}))
 
 
-def test_it_is_held_and_let_go(tmp_path: Path) -> None:
+def test_a_lease_is_acquired_and_released(tmp_path: Path) -> None:
     path = tmp_path / "lease.json"
     with leased(path, pytest.fail) as held:
         held.holds()
@@ -33,16 +33,16 @@ def test_it_is_held_and_let_go(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dead", [
     {"pid": 2**22 + 1}, {"born": "12"}, {"boot": "another", "stale": True}, {"space": "pid:[1]", "stale": True},
 ])  # fmt: skip
-def test_that_of_the_dead_is_taken_over(tmp_path: Path, dead: dict[str, object]) -> None:
+def test_the_lease_of_a_dead_owner_is_taken_over(tmp_path: Path, dead: dict[str, object]) -> None:
     path, output = tmp_path / "lease.json", []
     owner(path, **dead)
     if "stale" in dead:
         os.utime(path, (time.time() - 61, time.time() - 61))
     with leased(path, output.append):
-        assert "which is gone" in output[0]
+        assert "took over the stale lease of process" in output[0]
 
 
-def test_one_from_elsewhere_lives_while_it_is_touched(tmp_path: Path) -> None:
+def test_the_lease_of_another_host_is_valid_while_it_is_touched(tmp_path: Path) -> None:
     path = tmp_path / "lease.json"
     for elsewhere in ({"host": "another"}, {"boot": "another"}, {"space": "pid:[1]"}):
         owner(path, pid=2**22 + 1, **elsewhere)
@@ -50,7 +50,7 @@ def test_one_from_elsewhere_lives_while_it_is_touched(tmp_path: Path) -> None:
             pass
 
 
-def test_who_was_taken_over_notices_and_leaves_the_lease_alone(tmp_path: Path) -> None:
+def test_a_run_whose_lease_was_taken_over_does_not_change_it(tmp_path: Path) -> None:
     path = tmp_path / "lease.json"
     with leased(path, pytest.fail) as held:
         owner(path, token="newer")
@@ -59,7 +59,7 @@ def test_who_was_taken_over_notices_and_leaves_the_lease_alone(tmp_path: Path) -
     assert json.loads(path.read_text())["token"] == "newer"
 
 
-def test_a_damaged_lease_is_nobodys(tmp_path: Path) -> None:
+def test_a_stale_damaged_lease_is_taken_over(tmp_path: Path) -> None:
     path = tmp_path / "lease.json"
     path.write_text("{")
     os.utime(path, (time.time() - 61, time.time() - 61))
@@ -68,7 +68,7 @@ def test_a_damaged_lease_is_nobodys(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("since", [1e300, None, "x", float("nan"), -1e20])
-def test_a_start_time_that_is_none_is_left_out(tmp_path: Path, since: object) -> None:
+def test_an_invalid_start_time_is_left_out(tmp_path: Path, since: object) -> None:
     path = tmp_path / "lease.json"
     owner(path, since=since)
     with pytest.raises(Locked) as caught, leased(path, pytest.fail):
@@ -77,14 +77,14 @@ def test_a_start_time_that_is_none_is_left_out(tmp_path: Path, since: object) ->
 
 
 @pytest.mark.parametrize("text", ["", "[]", "[" * 100_000])
-def test_one_that_names_no_process_holds_the_folder_for_a_minute(tmp_path: Path, text: str) -> None:
+def test_a_lease_without_an_owner_locks_the_folder_for_a_minute(tmp_path: Path, text: str) -> None:
     path = tmp_path / "lease.json"
     path.write_text(text)
-    with pytest.raises(Locked, match="names no process and was written less than 60 s ago"), leased(path, pytest.fail):
+    with pytest.raises(Locked, match="names no owner and was written less than 60 s ago"), leased(path, pytest.fail):
         pass
 
 
-def test_a_folder_that_was_moved_away_is_no_other_run(tmp_path: Path) -> None:
+def test_a_folder_that_was_moved_away_is_reported_as_such(tmp_path: Path) -> None:
     place = tmp_path / "run"
     place.mkdir()
     with leased(place / "lease.json", pytest.fail) as held:
@@ -93,23 +93,23 @@ def test_a_folder_that_was_moved_away_is_no_other_run(tmp_path: Path) -> None:
             held.holds()
 
 
-def test_a_launched_run_waits_for_the_lease_of_another_host_to_be_over(
+def test_a_launched_run_waits_for_the_lease_of_another_host_to_expire(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An engine starts it again within seconds of a hard kill, in another container or on another machine."""
+    """An engine restarts it within seconds of a hard kill, in another container or on another machine."""
     path, output = tmp_path / "lease.json", []
     monkeypatch.setattr(lease, "EXPIRY", 0.5)
     owner(path, boot="another")
     with pytest.raises(Locked), leased(path, output.append):
-        pass  # typed by a person
+        pass  # not a launched run
     monkeypatch.setenv("DTRAIN_LAUNCH", "a1")
     with leased(path, output.append) as held:
         held.holds()
     assert re.search(r"waiting up to 0 s|waiting up to 1 s", output[0])
-    assert "took over from process" in output[1]
+    assert "took over the stale lease of process" in output[1]
 
 
-def test_a_launched_run_leaves_the_lease_of_a_living_run_on_another_host_alone(
+def test_a_launched_run_does_not_take_over_from_a_running_owner_on_another_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "lease.json"
@@ -122,15 +122,15 @@ def test_a_launched_run_leaves_the_lease_of_a_living_run_on_another_host_alone(
 
 
 @pytest.mark.slow
-def test_of_many_that_find_a_dead_owner_one_takes_over(tmp_path: Path) -> None:
+def test_only_one_of_several_processes_takes_over_from_a_dead_owner(tmp_path: Path) -> None:
     path = tmp_path / "lease.json"
     owner(path, pid=2**22 + 1)
     program = (
         "import sys, time, pathlib; from dtrain.core.lease import leased\n"
-        "with leased(pathlib.Path(sys.argv[1]), lambda said: None): time.sleep(3)"
+        "with leased(pathlib.Path(sys.argv[1]), lambda line: None): time.sleep(3)"
     )
     command = [sys.executable, "-c", program, str(path)]
-    many = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(4)]
-    output = [one.communicate()[1] for one in many]
-    assert sorted(one.returncode for one in many) == [0, 1, 1, 1]
+    processes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(4)]
+    output = [process.communicate()[1] for process in processes]
+    assert sorted(process.returncode for process in processes) == [0, 1, 1, 1]
     assert sum("Locked" in text for text in output) == 3

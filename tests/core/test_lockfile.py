@@ -1,4 +1,4 @@
-"""A lock is refused unless it pins all that dtrain's wheel needs; what uv writes is accepted."""
+"""A lock file must pin everything that dtrain's wheel requires; files written by uv are accepted."""
 
 import re
 import zipfile
@@ -67,7 +67,7 @@ def test_a_full_lock_is_accepted(tmp_path: Path) -> None:
     ],
 )
 def test_a_line_that_could_become_another_version_is_refused(tmp_path: Path, old: str, new: str) -> None:
-    assert "is not one version" in refused(lock(tmp_path, LOCK.replace(old, new)), wheel(tmp_path)).message
+    assert "does not pin one version" in refused(lock(tmp_path, LOCK.replace(old, new)), wheel(tmp_path)).message
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Notices of preemption, from a server of the test's own in place of the machine's metadata server."""
+"""Preemption notices from a test server in place of the machine's metadata server."""
 
 import json
 import threading
@@ -19,7 +19,7 @@ AWS = "/latest/meta-data/spot/instance-action"
 
 @dataclass
 class Server:
-    """Values by path. One that is asked for with wait_for_change is answered when it is another than the caller's."""
+    """Values by path. A request with wait_for_change is answered when the value differs from the caller's ETag."""
 
     values: dict[str, str]
     port: int = 0
@@ -87,9 +87,7 @@ def silent(found: Queue[str]) -> bool:
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_a_spot_machine_of_google_that_is_taken_is_noticed(
-    server: Server, notices: Callable[[str], Queue[str]], before: bool
-) -> None:
+def test_a_preemption_by_google_is_noticed(server: Server, notices: Callable[[str], Queue[str]], before: bool) -> None:
     if before:
         server.set(f"{GOOGLE}preempted", "TRUE")
     found = notices("google")
@@ -100,7 +98,7 @@ def test_a_spot_machine_of_google_that_is_taken_is_noticed(
     assert {headers.get("metadata-flavor") for _, _, headers in server.asked} == {"Google"}
 
 
-def test_maintenance_counts_where_it_is_announced_while_the_run_goes_on(
+def test_maintenance_counts_only_if_it_is_announced_during_the_run(
     server: Server, notices: Callable[[str], Queue[str]]
 ) -> None:
     path = f"{GOOGLE}maintenance-event"
@@ -110,20 +108,20 @@ def test_maintenance_counts_where_it_is_announced_while_the_run_goes_on(
     found = notices("google")
     assert silent(found)
     server.set(path, "TERMINATE_ON_HOST_MAINTENANCE")
-    assert found.get(timeout=20) == "Google Cloud ends this machine for maintenance"
+    assert found.get(timeout=20) == "Google Cloud terminates this machine for maintenance"
 
 
-def test_a_spot_machine_of_aws_that_is_taken_is_noticed(server: Server, notices: Callable[[str], Queue[str]]) -> None:
+def test_a_preemption_by_aws_is_noticed(server: Server, notices: Callable[[str], Queue[str]]) -> None:
     found = notices("aws")
     assert silent(found)
     server.set(AWS, json.dumps({"action": "terminate", "time": "2026-01-01T00:00:00Z"}))
-    assert found.get(timeout=20) == "AWS takes this machine: terminate"
+    assert found.get(timeout=20) == "AWS preempts this machine: terminate"
     methods = {(method, url) for method, url, _ in server.asked}
     assert methods == {("PUT", "/latest/api/token"), ("GET", AWS)}
     assert {headers["x-aws-ec2-metadata-token"] for method, _, headers in server.asked if method == "GET"} == {"key"}
 
 
-def test_a_server_that_does_not_answer_is_warned_of_and_asked_again(
+def test_a_server_that_does_not_respond_causes_one_warning_and_is_polled_again(
     server: Server, notices: Callable[[str], Queue[str]], capfd: pytest.CaptureFixture[str]
 ) -> None:
     del server.values[f"{GOOGLE}preempted"]
@@ -131,15 +129,15 @@ def test_a_server_that_does_not_answer_is_warned_of_and_asked_again(
     assert silent(found)
     server.set(f"{GOOGLE}preempted", "TRUE")
     assert found.get(timeout=20)
-    assert capfd.readouterr().err.count("warning: the metadata server does not answer") == 1
+    assert capfd.readouterr().err.count("warning: the metadata server does not respond") == 1
 
 
-def test_a_vendor_that_is_not_known_is_refused(notices: Callable[[str], Queue[str]]) -> None:
-    with pytest.raises(EnvironmentFault, match="DTRAIN_METADATA=azure is none of google, aws"):
+def test_an_unknown_vendor_is_refused(notices: Callable[[str], Queue[str]]) -> None:
+    with pytest.raises(EnvironmentFault, match="DTRAIN_METADATA=azure is not one of google, aws"):
         notices("azure")
 
 
-def test_nobody_is_asked_where_nothing_says_whom(
+def test_no_server_is_polled_without_a_vendor(
     server: Server, notices: Callable[[str], Queue[str]]
 ) -> None:  # fmt: skip
     assert silent(notices(""))

@@ -52,11 +52,11 @@ def test_the_shell_line_is_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"DTRAIN_RANK": ""}, "DTRAIN_WORLD_SIZE is set, DTRAIN_RANK not"),
-        ({"DTRAIN_WORLD_SIZE": "", "DTRAIN_COORDINATOR": ""}, "DTRAIN_WORLD_SIZE and DTRAIN_COORDINATOR not"),
-        ({"DTRAIN_RANK": "2"}, "DTRAIN_RANK=2 is not below DTRAIN_WORLD_SIZE=2"),
-        ({"DTRAIN_RANK": "-1"}, "DTRAIN_RANK=-1 is no whole number"),
-        ({"DTRAIN_WORLD_SIZE": "two"}, "DTRAIN_WORLD_SIZE=two is no whole number"),
+        ({"DTRAIN_RANK": ""}, "DTRAIN_WORLD_SIZE is set, but DTRAIN_RANK is not set"),
+        ({"DTRAIN_WORLD_SIZE": "", "DTRAIN_COORDINATOR": ""}, "DTRAIN_WORLD_SIZE and DTRAIN_COORDINATOR are not set"),
+        ({"DTRAIN_RANK": "2"}, "DTRAIN_RANK=2 is not less than DTRAIN_WORLD_SIZE=2"),
+        ({"DTRAIN_RANK": "-1"}, "DTRAIN_RANK=-1 is not a whole number"),
+        ({"DTRAIN_WORLD_SIZE": "two"}, "DTRAIN_WORLD_SIZE=two is not a whole number"),
         *(
             ({"DTRAIN_COORDINATOR": wrong}, f"DTRAIN_COORDINATOR={wrong} is not host:port")
             for wrong in ("10.0.0.1", ":8476", "a:0", "a:70000", "fd00::1:8476", "a b:1")

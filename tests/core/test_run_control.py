@@ -1,4 +1,4 @@
-"""Stop requests, hours and the number of starts, with a clock of the test's own."""
+"""Stop requests, the time limit and the number of starts, with a simulated clock."""
 
 import json
 import threading
@@ -19,7 +19,7 @@ HOUR = 3600.0
 
 
 class Clock:
-    """Seconds, which the test moves."""
+    """A clock in seconds that the test sets."""
 
     def __init__(self) -> None:
         self.seconds = 1000.0
@@ -55,10 +55,10 @@ def outcome(control: RunControl) -> tuple[type[DtrainError] | None, str]:
     return (type(refused), refused.message) if refused else (None, "")
 
 
-def test_a_launched_run_that_saves_nothing_new_may_not_begin_for_ever(place: Folder) -> None:
+def test_a_launched_run_that_saves_nothing_new_is_refused_after_its_restarts(place: Folder) -> None:
     limits = Limits("a1", restarts=2)
     assert [outcome(begun(place, limits))[0] for _ in range(4)] == [None, None, None, Exhausted]
-    assert outcome(begun(place, limits))[1] == "4 starts in a row saved nothing new (--restarts 2)"
+    assert outcome(begun(place, limits))[1] == "4 starts in a row saved no new checkpoint (--restarts 2)"
     commits(place, 5)
     assert [outcome(begun(place, limits))[0] for _ in range(4)] == [None, None, None, Exhausted]
     assert outcome(begun(place, Limits("b2", restarts=2)))[0] is None
@@ -107,7 +107,7 @@ def test_beside_a_stop_request_a_launched_run_does_not_start_and_is_not_counted(
 
 
 def answered(control: RunControl, does: Callable[[], Any]) -> Request:
-    """The request that comes after that."""
+    """The request that arrives after calling `does`."""
     event = threading.Event()
     control.attach(event.set)
     does()
@@ -116,7 +116,7 @@ def answered(control: RunControl, does: Callable[[], Any]) -> Request:
     return control.requested
 
 
-def test_a_stop_request_is_seen_while_the_run_goes_on(place: Folder) -> None:
+def test_a_stop_request_is_noticed_during_the_run(place: Folder) -> None:
     clock = Clock()
     control = begun(place, Limits(), clock=clock)
     place.path.mkdir()
@@ -130,14 +130,14 @@ def test_a_stop_request_is_seen_while_the_run_goes_on(place: Folder) -> None:
     assert control.error(Request.STOP, 40).exit_code == 0
 
 
-def test_one_that_listens_late_gets_the_request_at_once(place: Folder) -> None:
+def test_a_late_listener_gets_the_request_at_once(place: Folder) -> None:
     clock = Clock()
     control = begun(place, Limits(hours=1.0), clock=clock)
     answered(control, lambda: setattr(clock, "seconds", 1000 + HOUR))
-    seen: list[int] = []
-    control.attach(lambda: seen.append(1))
-    assert seen == [1]
-    assert isinstance(control.refusal(), StopRequested)  # of a run whose processes have not met yet
+    calls: list[int] = []
+    control.attach(lambda: calls.append(1))
+    assert calls == [1]
+    assert isinstance(control.refusal(), StopRequested)  # for a run before its rendezvous
 
 
 @pytest.mark.parametrize("launch", ["a1", ""])
@@ -153,14 +153,14 @@ def test_the_hours_of_all_starts_count_and_not_the_time_between(place: Folder, l
         clock.seconds += 50 * HOUR
     control = begun(place, limits, clock=clock)
     assert answered(control, lambda: setattr(clock, "seconds", clock.seconds + 0.5 * HOUR)) is Request.HOURS
-    assert control.error(Request.HOURS, 7).message == "the 2 hours that it may take are over; saved at step 7"
+    assert control.error(Request.HOURS, 7).message == "the time limit of 2 hours is reached; saved at step 7"
     kind, message = outcome(begun(place, limits, clock=clock))
-    assert (kind, message) == (StopRequested, "the 2 hours that it may take are over")
+    assert (kind, message) == (StopRequested, "the time limit of 2 hours is reached")
     assert outcome(begun(place, limits, lead=False))[0] is (StopRequested if launch else None)
     assert outcome(begun(place, Limits(launch, hours=2.5, restarts=3), clock=clock))[0] is None
 
 
-def test_the_time_of_a_start_that_is_killed_is_noted_while_it_goes_on(place: Folder) -> None:
+def test_the_time_of_a_start_is_recorded_regularly_in_case_it_is_killed(place: Folder) -> None:
     clock = Clock()
     control = begun(place, Limits("a1"), clock=clock)
     noted = lambda: read_usage(place, "a1").seconds  # noqa: E731
@@ -181,19 +181,19 @@ def test_a_request_left_from_before_is_removed_where_a_person_starts(place: Fold
     clear_stale_request(place, output.append)
     assert not output
     place.stop_request.touch()
-    with leased(place.lease, output.append):  # a run that is alive was asked
+    with leased(place.lease, output.append):  # the request is for a running process
         clear_stale_request(place, output.append)
         assert place.stop_request.exists()
     clear_stale_request(place, output.append)
     assert not place.stop_request.exists()
-    assert output == [f"removed {place.stop_request}, a stop request to an earlier start"]
+    assert output == [f"removed {place.stop_request}, the stop request of an earlier start"]
 
 
 @pytest.mark.parametrize(
     ("error", "state", "code"),
     [(HostLost("host 1 of 2 lost"), "stopped", 75), (Exhausted("x"), "failed", 8), (StopRequested("x"), "stopped", 0)],
 )
-def test_run_json_says_why_a_start_ended_before_the_run_itself_could(
+def test_run_json_has_the_reason_of_a_start_that_ended_before_the_run_could_write_it(
     place: Folder, error: DtrainError, state: str, code: int
 ) -> None:
     note_end(place, error)

@@ -1,4 +1,4 @@
-"""Every damaged file of a run folder gives a message: no traceback, no hang, no wrong value taken."""
+"""Every damaged file of a run folder causes a message: no traceback, no hang, no wrong value."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def place(tmp_path: Path) -> Folder:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "1", "[" * 100_000, '{"a": 1}', "\x00", '{"state": "stopped"}'])
-def test_what_is_no_record_is_refused_with_the_way_out(place: Folder, text: str) -> None:
+def test_an_invalid_record_is_refused_with_a_hint(place: Folder, text: str) -> None:
     place.record.write_text(text)
     with pytest.raises(EnvironmentFault) as caught:
         place.read_record()
@@ -47,10 +47,10 @@ def test_values_of_other_types_are_refused_by_name(place: Folder, key: str, valu
         place.read_record()
 
 
-def test_a_value_that_was_changed_by_hand_is_found(place: Folder) -> None:
+def test_a_manually_changed_value_is_detected(place: Folder) -> None:
     assert place.read_record() == RECORD
     place.record.write_text(place.record.read_text().replace('"step": 4', '"step": 5'))
-    with pytest.raises(EnvironmentFault, match="was changed after it was written"):
+    with pytest.raises(EnvironmentFault, match="was changed after dtrain wrote it"):
         place.read_record()
 
 
@@ -101,40 +101,41 @@ def test_reading_does_not_wait_for_a_fifo(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "sign", [{"number": "x"}, {"at": "y"}, {"at": float("nan")}, {"section": 1}, {"step": None}, {"other": 1}, [], "x"]
+    "content",
+    [{"number": "x"}, {"at": "y"}, {"at": float("nan")}, {"section": 1}, {"step": None}, {"other": 1}, [], "x"],
 )
-def test_a_heartbeat_of_other_types_is_none(tmp_path: Path, sign: Any) -> None:
-    (tmp_path / "beat-0.json").write_text(json.dumps(sign))
+def test_a_heartbeat_with_values_of_other_types_is_none(tmp_path: Path, content: Any) -> None:
+    (tmp_path / "beat-0.json").write_text(json.dumps(content))
     assert heartbeat.read(tmp_path / "beat-0.json") is None
 
 
 def test_a_heartbeat_file_that_was_longer_is_read(tmp_path: Path) -> None:
     (tmp_path / "beat-0.json").write_text("x" * 1000)
-    sign = heartbeat.HeartbeatWriter(tmp_path / "beat-0.json", 1.0)
-    found = heartbeat.read(tmp_path / "beat-0.json")
-    sign.close()
-    assert found
-    assert found.section == "start"
+    writer = heartbeat.HeartbeatWriter(tmp_path / "beat-0.json", 1.0)
+    latest = heartbeat.read(tmp_path / "beat-0.json")
+    writer.close()
+    assert latest
+    assert latest.section == "start"
 
 
-def test_a_heartbeat_tells_the_process_that_waits_from_the_one_it_waits_for(tmp_path: Path) -> None:
-    signs = []
+def test_heartbeats_distinguish_a_waiting_process_from_the_one_it_waits_for(tmp_path: Path) -> None:
+    heartbeats = []
     for rank, sections in enumerate((["step", "data", "step"], ["step"])):
-        sign = heartbeat.HeartbeatWriter(tmp_path / f"beat-{rank}.json", 1.0)
-        for section in ["save", "step"] * 3 * rank:  # one has saved, and has said more of it
-            sign(section)
+        writer = heartbeat.HeartbeatWriter(tmp_path / f"beat-{rank}.json", 1.0)
+        for section in ["save", "step"] * 3 * rank:  # process 1 saves, which writes more heartbeats
+            writer(section)
         time.sleep(2 * heartbeat.APART)
-        sign.step = 14
-        for section in sections:  # without a pause: the end of what was written is written at once
-            sign(section)
-        signs.append(heartbeat.read(tmp_path / f"beat-{rank}.json"))
-        sign.close()
-    waits, late = signs
-    assert waits
+        writer.step = 14
+        for section in sections:  # without a pause: the end of a written section is written at once
+            writer(section)
+        heartbeats.append(heartbeat.read(tmp_path / f"beat-{rank}.json"))
+        writer.close()
+    waiting, late = heartbeats
+    assert waiting
     assert late
-    assert (waits.step, waits.section, waits.turn) == (14, "step", 2)
+    assert (waiting.step, waiting.section, waiting.turn) == (14, "step", 2)
     assert (late.step, late.section, late.turn) == (14, "step", 0)
-    assert late.number > waits.number
+    assert late.number > waiting.number
 
 
 def test_a_write_that_fails_leaves_no_part_behind(tmp_path: Path) -> None:

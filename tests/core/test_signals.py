@@ -17,7 +17,7 @@ import hashlib
 from dtrain.core import signals
 signals.listen(run=True)
 print("ready", flush=True)
-hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # minutes, and Python calls no handler meanwhile, as in XLA
+hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # takes minutes in C; Python calls no handler, as during XLA code
 """
 
 IN_IMPORT = """

@@ -1,4 +1,4 @@
-"""What the starts of one launch have used, as the run folder keeps it."""
+"""The usage of a launch, as stored in the run folder."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from dtrain.core.usage import Usage, read_usage, write_usage
 
 
 def wasted(committed: list[int]) -> list[int]:
-    """Of each start, how many before it saved nothing; given the newest step that each finds."""
+    """For each start, the number of consecutive earlier starts that saved nothing; from the newest step at each."""
     usage, counts = Usage(), list[int]()
     for step in committed:
         usage = usage.next_start(step)
@@ -24,7 +24,7 @@ def wasted(committed: list[int]) -> list[int]:
         ([-1, -1, -1, -1], [0, 1, 2, 3]),  # nothing was ever saved
         ([40, 40, 40], [0, 1, 2]),  # saved by an earlier launch
         ([-1, -1, 10, 10, 20, 20], [0, 1, 0, 1, 0, 1]),
-        ([100, 90, 95, 95], [0, 1, 0, 1]),  # 100 was damaged and set aside: 95 is new
+        ([100, 90, 95, 95], [0, 1, 0, 1]),  # 100 was damaged and renamed: 95 is new
     ],
 )
 def test_starts_that_save_nothing_new_are_counted_since_the_newest_checkpoint(
@@ -33,7 +33,7 @@ def test_starts_that_save_nothing_new_are_counted_since_the_newest_checkpoint(
     assert wasted(committed) == counts
 
 
-def test_a_launch_is_counted_by_itself_and_beside_what_a_person_starts(tmp_path: Path) -> None:
+def test_a_launch_is_counted_separately_from_other_launches_and_from_unlaunched_runs(tmp_path: Path) -> None:
     place, typed, first, second = Folder(tmp_path), Usage(2, 1, -1, 5.0), Usage(1, 0, 3, 0.5), Usage(4, 2, 8, 70.0)
     write_usage(place, "", typed)
     write_usage(place, "a1", first)

@@ -33,7 +33,7 @@ def test_gpus_are_paid_by_whole_machines() -> None:
 
 @pytest.mark.parametrize(
     ("more", "message"),
-    [({"on": "v5e-15"}, "no slice is called"), ({"budgett": 3}, "did you mean 'budget'")],
+    [({"on": "v5e-15"}, "there is no slice"), ({"budgett": 3}, "did you mean 'budget'")],
 )
 def test_what_cannot_be_rented_is_refused(tmp_path: Path, more: dict[str, object], message: str) -> None:
     assert message in refused(tmp_path, json.dumps(CLUSTER | more))

@@ -101,7 +101,7 @@ def test_killed_anywhere_it_goes_on_to_the_same_bits(
     run, straight = tmp_path / "runs" / "small", undisturbed(*OFTEN)
     assert saved(run, 24) == saved(straight, 24)
     assert numbers(run) == numbers(straight)
-    assert "which is gone" in done.stderr
+    assert "took over the stale lease of process" in done.stderr
     assert record(run)["starts"] == 2 + (point == "restore")
     assert not list((run / "checkpoints").glob(".*"))
 
@@ -273,7 +273,7 @@ def test_a_run_that_does_not_get_on_is_given_up(dtrain: Dtrain, recipe: Path) ->
 def test_an_error_in_one_process_is_shown_as_the_cause(dtrain: Dtrain, recipe: Path) -> None:
     start = time.monotonic()
     failed = dtrain("run", recipe, *TWO, "--restarts", "0", code=70, DTRAIN_FAULT="raise@step:5/1")
-    assert "  (1) RuntimeError: a fault on purpose: raise@step:5/1" in failed.stderr
+    assert "  (1) RuntimeError: injected fault: raise@step:5/1" in failed.stderr
     assert "process 1 ended first: exit code 70" in failed.stderr
     assert time.monotonic() - start < 60
 
@@ -297,7 +297,7 @@ def test_workers_go_with_the_process_that_watches_them(recipe: Path, tmp_path: P
         time.sleep(0.1)
     assert not alive(workers)
     done = dtrain("run", recipe, "steps=40", "evaluate.every=0", "--devices", "4", "--processes", "2")
-    assert "which is gone" in done.stderr
+    assert "took over the stale lease of process" in done.stderr
     assert "proxy variable" not in done.stderr
 
 

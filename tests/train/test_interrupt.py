@@ -53,7 +53,7 @@ def test_a_request_of_the_control_is_one_too(interrupt: Interrupt, tmp_path: Pat
     assert interrupt.agreed()
     interrupt.react(TERM)
     end = interrupt.end(7, 10, lambda values: values)
-    assert (end.exit_code, end.message) == (0, "the 2 hours that it may take are over; saved at step 7")
+    assert (end.exit_code, end.message) == (0, "the time limit of 2 hours is reached; saved at step 7")
     with pytest.raises(Left) as left:
         interrupt.react(INT)
     assert left.value.args[0] == 130
@@ -66,7 +66,7 @@ def test_before_the_first_step_a_request_of_the_control_ends_the_run_at_once(
     with pytest.raises(Left) as left:
         interrupt.attach(requested(tmp_path))
     assert left.value.args[0] == 0
-    assert "the 2 hours that it may take are over" in left.value.args[1]
+    assert "the time limit of 2 hours is reached" in left.value.args[1]
 
 
 def test_without_a_request_of_the_control_a_signal_is_75(interrupt: Interrupt) -> None:

@@ -225,7 +225,7 @@ def test_an_option_that_the_compiler_does_not_know_is_named(dtrain: Dtrain, reci
 
 def test_an_address_is_no_folder(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
     refused = dtrain("run", recipe, "--runs-dir", "gs://bucket/runs", code=3)
-    assert "gs:// is none" in refused.stderr
+    assert "must be a local path, not a URL (gs://)" in refused.stderr
     assert not (tmp_path / "gs:").exists()
 
 
