@@ -1,1 +1,1 @@
-"""Where examples come from, and which of them make batch k."""
+"""Data sources, and the selection of the examples of each batch."""

@@ -1,24 +1,25 @@
-"""What data promises and a model takes: named arrays, examples along the first dim."""
+"""The interface between data and model: named arrays with examples along the first dim."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 Batch = dict[str, Any]
-"""Arrays by name, each (examples, ...). `weight` (examples,) is 0 for padding; absent, all count."""
+"""Arrays by name, each (examples, ...). `weight` (examples,) is 0 for padding; without it, all examples count."""
 
 
 @dataclass(frozen=True)
 class Feature:
-    """One array of an example: its shape, its dtype, and for whole numbers the number of values."""
+    """One array of an example: its shape and dtype."""
 
     shape: tuple[int, ...]
     dtype: str
     values: int | None = None
+    """For integers, the number of possible values: classes, or tokens of the vocabulary. None if unknown."""
     dims: tuple[str, ...] = ()
-    """The names of its dims, where the mesh may split them: ("length",)."""
+    """Names of its dims, if the mesh may shard them: ("length",)."""
     origin: str = ""
-    """Where the largest value stands, for messages."""
+    """File that contains the largest value, for messages."""
 
 
 Example = Mapping[str, Feature]
@@ -26,12 +27,12 @@ Example = Mapping[str, Feature]
 
 
 def plain_example(example: Example) -> dict[str, Any]:
-    """The example as JSON can hold it."""
+    """Convert an example to values that JSON supports."""
     return {name: asdict(feature) | {"origin": ""} for name, feature in example.items()}
 
 
 def example_of(plain: Mapping[str, Any]) -> Example:
-    """The other way."""
+    """Convert the result of `plain_example` back to an example."""
     return {
         name: Feature(**feature | {"shape": tuple(feature["shape"]), "dims": tuple(feature["dims"])})
         for name, feature in plain.items()
@@ -39,5 +40,5 @@ def example_of(plain: Mapping[str, Any]) -> Example:
 
 
 def tokens_in(example: Example) -> int:
-    """Tokens of one example; 0 where it has none."""
+    """Number of tokens of one example; 0 if it has none."""
     return example["token"].shape[0] if "token" in example else 0

@@ -1,8 +1,8 @@
-"""Which examples make batch k, and how they are read ahead.
+"""The examples of batch k, and prefetching.
 
-Row r of a run is drawn from epoch r // n at place r % n of that epoch's own permutation, and batch
-k is rows k * batch to (k + 1) * batch - 1. So a batch is a function of (seed, k) alone: the same for
-every number of processes, and a step number is all there is to save.
+With n examples, row r of a run is the example at index r % n of the permutation of epoch r // n, and batch k consists
+of the rows k * batch to (k + 1) * batch - 1. So a batch is a function of (seed, k) alone: it is the same for every
+number of processes, and the step number is the only state to save.
 """
 
 import os
@@ -23,12 +23,15 @@ from dtrain.data.source import Arrays, Load, Source
 
 QUIET = "ignore::UserWarning:multiprocessing.resource_tracker"
 DEATHS = 3
-"""How often a data worker may die at one batch."""
+"""Number of worker deaths at one batch that are tolerated."""
 
 
 @dataclass(frozen=True)
 class TrainBatches:
-    """This process's rows of batches `start` to `steps`; `keyed` adds each row's number."""
+    """The rows of this process in the batches `start` to `steps - 1`.
+
+    `local`: indices of its rows within a batch. `keyed`: add the global row numbers as feature `row`.
+    """
 
     source: Source
     order: Order
@@ -45,13 +48,13 @@ class TrainBatches:
         if index >= len(self):
             raise IndexError(index)
         rows = (self.start + index) * self.batch + self.local
-        found = self.source.rows(self.order(rows))
-        return found | {"row": rows.astype(np.uint32)} if self.keyed else found
+        batch = self.source.rows(self.order(rows))
+        return batch | {"row": rows.astype(np.uint32)} if self.keyed else batch
 
 
 @dataclass(frozen=True)
 class EvalBatches:
-    """This process's rows of every example once, in order; the last batch padded with weight 0."""
+    """The rows of this process in batches of every example once, in order; padding in the last batch has weight 0."""
 
     source: Source
     batch: int
@@ -71,51 +74,51 @@ class EvalBatches:
 def stream(
     batches: TrainBatches | EvalBatches, load: Load, warn: Callable[[str], None] = print
 ) -> Generator[Batch, None, None]:
-    """The batches in turn, the same for every `load`: read ahead by grain, or directly where
-    nothing is to be read ahead, as with examples that lie in memory.
+    """Yield the batches in order, the same for every `load`; prefetched by grain, or read directly.
 
-    A worker that is killed is replaced; EnvironmentFault where that comes again without a batch in between.
+    Without settings in `load`, examples in memory are read directly. A worker that dies is replaced; EnvironmentFault
+    after more than DEATHS deaths at the same batch.
     """
     in_memory = isinstance(batches.source, Arrays)
     ahead = load.prefetch if load.prefetch is not None else 0 if in_memory else 2
-    workers = 0 if in_memory else load.workers  # each would hold a copy of all examples
+    workers = 0 if in_memory else load.workers  # each worker would hold a copy of all examples
     if not ahead and not workers:
         yield from (batches[index] for index in range(len(batches)))
         return
-    given, deaths = 0, 0
+    delivered, deaths = 0, 0
     while True:
-        with closing(_read_ahead(_After(batches, given), workers, ahead)) as found:
+        with closing(_prefetched(_Remaining(batches, delivered), workers, ahead)) as prefetched:
             try:
-                for batch in found:
+                for batch in prefetched:
                     yield batch
-                    given, deaths = given + 1, 0
+                    delivered, deaths = delivered + 1, 0
                 return
-            except RuntimeError as error:  # grain raises no type of its own
+            except RuntimeError as error:  # grain has no error class for this
                 if "Worker process was terminated" not in str(error):
                     raise
                 deaths += 1
                 if deaths > DEATHS:
-                    message = f"data workers die, {deaths} times at the same batch: {_code(error)}"
-                    hint = "they may lack memory: fewer data.load.workers; 0 reads in the main process"
+                    message = f"data workers died {deaths} times at the same batch: {_code(error)}"
+                    hint = "the host may lack memory: lower data.load.workers; 0 reads in the main process"
                     raise EnvironmentFault(message, hint) from error
-                warn(f"a data worker died ({_code(error)}); others go on from the same batch")
+                warn(f"a data worker died ({_code(error)}); new workers continue from the same batch")
 
 
 @dataclass(frozen=True)
-class _After:
-    """The batches from one on."""
+class _Remaining:
+    """The batches after the first `delivered` ones."""
 
     batches: TrainBatches | EvalBatches
-    given: int
+    delivered: int
 
     def __len__(self) -> int:
-        return len(self.batches) - self.given
+        return len(self.batches) - self.delivered
 
     def __getitem__(self, index: int) -> Batch:
-        return self.batches[self.given + index]
+        return self.batches[self.delivered + index]
 
 
-def _read_ahead(batches: _After, workers: int, ahead: int) -> Any:
+def _prefetched(batches: _Remaining, workers: int, ahead: int) -> Any:
     import grain
 
     options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
@@ -123,8 +126,8 @@ def _read_ahead(batches: _After, workers: int, ahead: int) -> Any:
     if workers:
         from absl import flags
 
-        flags.FLAGS.mark_as_parsed()  # grain reads absl flags that only an absl program parses
-        os.environ.setdefault("PYTHONWARNINGS", QUIET)  # of shared memory that arrays still hold at the end
+        flags.FLAGS.mark_as_parsed()  # grain reads absl flags, which only absl.app.run would parse
+        os.environ.setdefault("PYTHONWARNINGS", QUIET)  # warns at exit of shared memory that arrays still use
         dataset = dataset.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers), worker_init_fn=_begin)
     if ahead:
         dataset = grain.experimental.ThreadPrefetchIterDataset(dataset, prefetch_buffer_size=ahead)
@@ -132,12 +135,13 @@ def _read_ahead(batches: _After, workers: int, ahead: int) -> Any:
 
 
 def _begin(_worker: int, _workers: int) -> None:
-    """A worker leaves Ctrl-C, which all processes of a terminal get, to the one that it works for, and goes with it."""
+    """Start a worker: it ignores Ctrl-C, which a terminal sends to all processes, and exits with the main process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     exit_with_caller()
 
 
 def _code(error: RuntimeError) -> str:
-    found = re.search(r"exit code (-?\d+)", str(error))
-    code = int(found.group(1)) if found else 0
+    """How the worker ended: its exit code, or the signal that killed it."""
+    match = re.search(r"exit code (-?\d+)", str(error))
+    code = int(match.group(1)) if match else 0
     return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"

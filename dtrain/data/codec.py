@@ -1,4 +1,4 @@
-"""Text to tokens and back."""
+"""Tokenizers: text to tokens and back."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from dtrain.core.errors import DataError
 from dtrain.data.files import expanded, reason
 
 BYTES = "bytes"
-NAMED = 'set data.tokenizer to "bytes", to a tokenizer.json or to a folder that holds one'
+NAMED = 'set data.tokenizer to "bytes", to a tokenizer.json or to a folder that contains one'
 
 
 class Codec(Protocol):
@@ -22,25 +22,25 @@ class Codec(Protocol):
 
     @property
     def key(self) -> str:
-        """Changes whenever the tokens of a text would."""
+        """An id of the tokenizer, which changes whenever the tokens of a text would change."""
         ...
 
     def encode(self, text: bytes) -> np.ndarray:
-        """The tokens of a text in UTF-8."""
+        """The tokens of a UTF-8 text, of shape (tokens,); DataError if it cannot be encoded."""
         ...
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens."""
+        """The text of the tokens."""
         ...
 
     def number(self, token: str) -> int:
-        """The number of a token that stands for no text; DataError where there is none of that name."""
+        """The id of a token by its name, such as <|endoftext|>; DataError if there is no such token."""
         ...
 
 
 @dataclass(frozen=True)
 class Bytes:
-    """Every byte a token; 0 ends a document."""
+    """Byte-level tokenizer: every byte is a token; 0 ends a document."""
 
     key: str = BYTES
 
@@ -56,7 +56,7 @@ class Bytes:
 
 @dataclass(frozen=True)
 class File:
-    """A tokenizer.json, by the `tokenizers` library."""
+    """A tokenizer.json file, read by the `tokenizers` library."""
 
     path: Path
 
@@ -75,42 +75,43 @@ class File:
     def _tokenizer(self) -> Any:
         from tokenizers import Tokenizer
 
-        with _refusing(f"{self.path}: no tokenizer.json"):
-            made = Tokenizer.from_str(self._content.decode())
-            made.no_truncation()  # some files carry the limits of the model they were made for
-            made.no_padding()
-            return made
+        with _library_errors(f"{self.path} is not a valid tokenizer.json"):
+            tokenizer = Tokenizer.from_str(self._content.decode())
+            tokenizer.no_truncation()  # some files set the length limits of the model they belong to
+            tokenizer.no_padding()
+            return tokenizer
 
     @cached_property
     def _dtype(self) -> type[np.unsignedinteger]:
-        """By the largest number of a token, which may lie above how many there are."""
+        """Smallest dtype for the largest token id, which may be above the number of tokens."""
         largest = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
         if largest >= 2**31:
-            raise DataError(f"{self.path}: numbers a token {largest:,}; 2,147,483,647 is the largest that can be used")
+            raise DataError(f"{self.path}: has the token id {largest:,}; the maximum is 2,147,483,647")
         return np.uint32 if largest >= 2**16 else np.uint16
 
     def encode(self, text: bytes) -> np.ndarray:
         try:
             decoded = text.decode()
         except UnicodeDecodeError as error:
-            hint = 'convert it to UTF-8; or set tokenizer to "bytes" to train on its bytes'
+            hint = 'convert it to UTF-8, or set data.tokenizer to "bytes" to train on its bytes'
             raise DataError(f"the text is not UTF-8: {error}", hint) from error
-        with _refusing(f"the tokenizer {self.path} cannot encode the text"):
+        with _library_errors(f"the tokenizer {self.path} cannot encode the text"):
             return np.asarray(self._tokenizer.encode(decoded, add_special_tokens=False).ids, self._dtype)
 
     def decode(self, tokens: Sequence[int]) -> str:
         return self._tokenizer.decode(list(tokens), skip_special_tokens=False)
 
     def number(self, token: str) -> int:
-        found = self._tokenizer.token_to_id(token)
-        if found is None:
-            raise DataError(f"{self.path}: has no token {token!r}", "data.end names the token that ends a document")
-        return found
+        token_id = self._tokenizer.token_to_id(token)
+        if token_id is None:
+            hint = "set data.end to the token that ends a document"
+            raise DataError(f"{self.path}: has no token {token!r}", hint)
+        return token_id
 
 
 @contextmanager
-def _refusing(what: str) -> Iterator[None]:
-    """DataError for what the library raises: bare Exception, and PanicException, which is none."""
+def _library_errors(what: str) -> Iterator[None]:
+    """Convert errors of `tokenizers` to DataError: plain Exception, and PanicException, which is not an Exception."""
     try:
         yield
     except (DataError, MemoryError):
@@ -118,13 +119,13 @@ def _refusing(what: str) -> Iterator[None]:
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise DataError(f"{what}: {reason(error)}", "use another tokenizer.json") from error
+        raise DataError(f"{what}: {reason(error)}", "use another tokenizer.json in data.tokenizer") from error
 
 
 def codec(tokenizer: str | None) -> Codec:
-    """The tokenizer of that name; DataError where there is none."""
+    """The tokenizer for a value of `data.tokenizer`; DataError if it is None or no such file exists."""
     if tokenizer is None:
-        raise DataError("the recipe names no tokenizer", NAMED)
+        raise DataError("the recipe has no data.tokenizer", NAMED)
     if tokenizer == BYTES:
         return Bytes()
     path = expanded(tokenizer)
@@ -132,7 +133,7 @@ def codec(tokenizer: str | None) -> Codec:
         path = path / "tokenizer.json"
         if not path.is_file():
             hint = "`tokenizer.save_pretrained(folder)` of the transformers library writes one"
-            raise DataError(f"{path.parent}: a folder without a tokenizer.json", hint)
+            raise DataError(f"{path.parent}: this folder has no tokenizer.json", hint)
     if not path.is_file():
-        raise DataError(f"{path}: no such tokenizer", NAMED)
+        raise DataError(f"{path}: no such tokenizer file", NAMED)
     return File(path)

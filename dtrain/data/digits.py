@@ -1,6 +1,6 @@
-"""1,797 real handwritten digits, shipped with dtrain: the data set that needs no network.
+"""1,797 real handwritten digits, included in dtrain: a data set that needs no network.
 
-Source and licence stand in digits.LICENSE.txt.
+digits.LICENSE.txt states the source and the licence.
 """
 
 import hashlib
@@ -17,13 +17,16 @@ from dtrain.data.source import Arrays, Load, Source, Split, image_example
 
 FILE = Path(__file__).with_name("digits.npz")
 WHITE = 16.0
+"""Largest pixel value."""
 TEST = 360
+"""Number of test examples."""
 SHUFFLE = 1797
+"""Seed of the split into train and test."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Digits:
-    """UCI handwritten digits, 8 x 8 pixels, 10 classes: 1,437 to train on, 360 to test on."""
+    """UCI handwritten digits, 8 x 8 pixels, 10 classes: 1,437 training and 360 test examples."""
 
     kind: Literal["digits"] = "digits"
     pixels: Pixels = field(default_factory=Pixels)

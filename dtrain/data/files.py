@@ -1,4 +1,4 @@
-"""The files that names and globs stand for, and files that are replaced in one step."""
+"""Resolve file names and globs of a recipe, and replace files atomically."""
 
 import glob
 import os
@@ -11,51 +11,55 @@ from typing import BinaryIO
 from dtrain.core.errors import DataError
 
 PACKAGE = "{dtrain}"
-"""Stands for the folder in which dtrain itself is installed."""
+"""Placeholder for the folder of the installed dtrain package."""
 
 
 def expanded(name: str) -> Path:
-    """The path of a name in a recipe: {dtrain} and ~ replaced; DataError where it can be none."""
+    """The path for a name in a recipe, with {dtrain} and ~ replaced; DataError if it is not a valid path."""
     try:
         path = Path(name.replace(PACKAGE, str(Path(__file__).parents[1]))).expanduser()
     except RuntimeError as error:
-        raise DataError(f"{name}: this machine has no such user", "write the path out, or ~/ for your own") from error
+        hint = "write the full path, or ~/ for your own home folder"
+        raise DataError(f"{name}: this machine has no such user", hint) from error
     if "\0" in name:
-        raise DataError(f"{name!r} is no path: it holds a NUL")
+        raise DataError(f"{name!r} is not a valid path: it contains a NUL character")
     return path
 
 
 def matching(names: tuple[str, ...], what: str) -> list[Path]:
-    """Every file that is named, in the order of the names and sorted within each; DataError names what is missing."""
-    found: list[Path] = []
+    """All files that match the names or globs, in the order of the names and sorted within each, without duplicates.
+
+    `what` describes their content for messages. DataError if a name matches no file.
+    """
+    files: list[Path] = []
     for name in names:
         path = expanded(name)
         matched = [path] if path.is_file() else sorted(map(Path, glob.glob(str(path), recursive=True)))  # noqa: PTH207
         matched = [path for path in matched if path.is_file()]
         if not matched:
-            hint = "paths are relative to the recipe, else to the working folder; ** stands for any folders"
+            hint = "a relative path starts at the recipe's folder or the current folder; ** matches any folders"
             raise DataError(f"no file of {what} matches {name}", hint)
-        found += [path for path in matched if path not in found]
-    if not found:
-        raise DataError(f"data.files names no file of {what}")
-    return found
+        files += [path for path in matched if path not in files]
+    if not files:
+        raise DataError(f"data.files is empty: it must name at least one file of {what}")
+    return files
 
 
 def refuse_suffix(path: Path, what: str, formats: dict[str, str]) -> None:
-    """DataError where the name of a file says that it is of another format; the hint says what to do."""
+    """DataError if the suffix of a file belongs to another format; `formats` maps such suffixes to hints."""
     hint = formats.get(path.suffix.lower())
     if hint is not None:
         raise DataError(f"{path}: {path.suffix} is not {what}", hint)
 
 
 def reason(error: BaseException) -> str:
-    """What a library reports, in one short line: it may quote the damaged bytes."""
+    """The first line of a library's error, shortened because it may quote damaged bytes."""
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
 @contextmanager
 def replacing(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
-    """A file that replaces `path` in one step; with `sync`, once all of it is on disk. Raises OSError."""
+    """Open a temporary file that atomically replaces `path` at the end; with `sync`, after an fsync. Raises OSError."""
     part = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,7 +78,7 @@ def replacing(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
 
 
 def _sync_folder(folder: Path) -> None:
-    with suppress(OSError):  # not every file system can
+    with suppress(OSError):  # not every file system supports this
         handle = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(handle)

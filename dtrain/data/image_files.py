@@ -1,5 +1,8 @@
-"""Image files, decoded on demand. What is in a file is not to be trusted: only the formats named here
-are decoded, never by another program, and only up to a number of pixels."""
+"""Image files, decoded on demand.
+
+The content of the files is not trusted: only the formats in FORMATS are decoded, never by an external program, and only
+up to MAX_PIXELS pixels.
+"""
 
 import io
 import zipfile
@@ -16,13 +19,14 @@ from dtrain.data.files import reason
 from dtrain.data.source import CHANGED, image_example
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "PPM")
-"""By content, whatever the name: Pillow would start Ghostscript for an EPS called .png."""
+"""Formats by content, not by file name: otherwise Pillow would start Ghostscript for an EPS file named .png."""
 MAX_PIXELS = 2**26
 MAX_BYTES = 2**28
+"""Maximum size of a file."""
 
 
 class ImageFile(NamedTuple):
-    """Where an image is, its class, and what its file had when the run began."""
+    """An image: its path below the root, its class, and the size and modification time of its file when opened."""
 
     path: str
     label: int
@@ -32,16 +36,17 @@ class ImageFile(NamedTuple):
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """Images in a folder or a zip."""
+    """A source of images in a folder or a zip file."""
 
     root: Path
     files: tuple[ImageFile, ...]
     shape: tuple[int, int, int]
+    """Height, width, channels."""
     names: tuple[str, ...]
-    """Of the classes."""
+    """Names of the classes."""
     fingerprint: str
     zipped: tuple[int, int] | None = None
-    """Size and time of change of the zip, where it is one."""
+    """Size and modification time of the zip file; None for a folder."""
     starts: None = None
 
     @property
@@ -61,15 +66,15 @@ class ImageFiles:
         return {"image": images, "label": np.array([self.files[i].label for i in indices], np.int32)}
 
     def changed(self) -> str:
-        """How the zip differs from what was opened. Files in a folder are compared one by one as they are read."""
+        """How the zip changed after it was opened; empty if it did not. Files in a folder are checked when read."""
         if self.zipped is None:
             return ""
         try:
             status = self.root.stat()
         except OSError as error:
-            return f"{self.root}: cannot be read any more: {error.strerror}"
+            return f"{self.root}: can no longer be read: {error.strerror}"
         same = (status.st_size, status.st_mtime_ns) == self.zipped
-        return "" if same else f"{self.root}: was written to or replaced since it was opened"
+        return "" if same else f"{self.root}: was modified or replaced after it was opened"
 
     def _decoded(self, file: ImageFile) -> np.ndarray:
         from PIL import Image
@@ -78,28 +83,29 @@ class ImageFiles:
         try:
             with Image.open(io.BytesIO(self._content(file)), formats=FORMATS) as image:
                 if image.width * image.height > MAX_PIXELS:
-                    raise DataError(f"{where}: {image.width} x {image.height} pixels; {MAX_PIXELS:,} are read at most")
+                    raise DataError(f"{where}: has {image.width} x {image.height} pixels; the limit is {MAX_PIXELS:,}")
                 if image.mode in ("I", "F") or image.mode.startswith("I;"):
-                    raise DataError(f"{where}: more than 8 bits a value, which would be cut off", "save it with 8 bits")
+                    message = f"{where}: has more than 8 bits per value (mode {image.mode}); only 8 are supported"
+                    raise DataError(message, "convert it to 8 bits")
                 scaled = image.convert("L" if channels == 1 else "RGB").resize((width, height))
         except DataError:
             raise
-        except Exception as error:  # decoders raise anything on damaged bytes
+        except Exception as error:  # decoders raise errors of any class on damaged bytes
             message = f"{where}: cannot be read as an image: {reason(error)}"
             raise DataError(message, "repair or remove the file") from error
         return np.asarray(scaled, np.uint8).reshape(self.shape)
 
     def _content(self, file: ImageFile) -> bytes:
-        """All bytes of a file; of a zip, they are held against its checksum."""
+        """All bytes of a file; zipfile verifies the CRC of a file in a zip."""
         if file.size > MAX_BYTES:
-            raise DataError(f"{self.root}/{file.path}: {file.size:,} bytes; {MAX_BYTES:,} are read at most")
+            raise DataError(f"{self.root}/{file.path}: has {file.size:,} bytes; the limit is {MAX_BYTES:,}")
         if self.zipped is not None:
             with self._zip.open(file.path) as opened:
                 return opened.read()
         path = self.root / file.path
         status = path.stat()
         if (status.st_size, status.st_mtime_ns) != (file.size, file.mtime_ns):
-            raise DataError(f"{path}: was written to or replaced since the run began", CHANGED)
+            raise DataError(f"{path}: was modified or replaced after the run started", CHANGED)
         return path.read_bytes()
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Image files, a folder for each class, in a directory or a zip."""
+"""Image files with one folder per class, in a folder or a zip file."""
 
 import hashlib
 import os
@@ -23,7 +23,7 @@ from dtrain.data.source import Load, Source, Split
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm"}
 SPLITS = {"train": "train", "test": "test", "val": "test", "valid": "test", "validation": "test"}
-LAYOUT = "a folder for each class, with image files in it; or train/ and test/ folders that hold such"
+LAYOUT = "one folder per class with image files in it, or train/ and test/ folders that contain such class folders"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,15 +32,17 @@ class Images:
 
     kind: Literal["images"] = "images"
     root: str
-    """A folder or a .zip."""
+    """A folder or a .zip file."""
     size: tuple[Positive, Positive]
-    """Height and width to which every image is scaled."""
+    """Height and width to which every image is resized."""
     channels: Literal[1, 3] = 3
+    """1 for grayscale, 3 for RGB."""
     test: Fraction = 0.1
-    """The part held out for testing where there is no test folder, chosen by file name."""
+    """Fraction of the images held out for testing, selected by a hash of the file name; used only if there is no test
+    folder."""
     pixels: Pixels = field(default_factory=Pixels)
     cache: str = "~/.cache/dtrain"
-    """Where digests of files are kept, so that each is read for its digest but once."""
+    """Folder in which digests of the files are cached, so that later starts need not read every file."""
     load: Load = field(default_factory=Load)
 
     @property
@@ -52,26 +54,26 @@ class Images:
 
     def open(self, split: Split) -> Source:
         root = expanded(self.root)
-        found = sorted(_files(root))
-        if not found:
-            raise DataError(f"{root} holds no image of a class", f"dtrain expects {LAYOUT}")
-        names = sorted({name for _, name, _ in found})
+        images = sorted(_files(root))
+        if not images:
+            raise DataError(f"{root} contains no image in a class folder", f"dtrain expects {LAYOUT}")
+        names = sorted({name for _, name, _ in images})
         labels = {name: label for label, name in enumerate(names)}
-        split_folders = any(part == "test" for part, _, _ in found)
-        chosen = [
+        split_folders = any(part == "test" for part, _, _ in images)
+        selected = [
             (labels[name], entry)
-            for part, name, entry in found
-            if (part if split_folders else _drawn(entry.path, self.test)) == split
+            for part, name, entry in images
+            if (part if split_folders else _hashed_split(entry.path, self.test)) == split
         ]
-        if not chosen:
-            raise DataError(f"{root} holds no image to {split} on", f"dtrain expects {LAYOUT}")
+        if not selected:
+            raise DataError(f"{root} contains no image for the {split} split", f"dtrain expects {LAYOUT}")
         shape = (*self.size, self.channels)
-        digests = [entry.digest for _, entry in chosen]
+        digests = [entry.digest for _, entry in selected]
         if root.is_dir():
-            digests = known(self.cache, f"images {split}", [root / entry.path for _, entry in chosen], file_digest)
-        content = [(entry.path, label, digest) for (label, entry), digest in zip(chosen, digests, strict=True)]
+            digests = known(self.cache, f"images {split}", [root / entry.path for _, entry in selected], file_digest)
+        content = [(entry.path, label, digest) for (label, entry), digest in zip(selected, digests, strict=True)]
         digest = hashlib.sha256(repr((content, shape)).encode(errors="surrogateescape")).hexdigest()[:16]
-        files = tuple(ImageFile(entry.path, label, entry.size, entry.mtime_ns) for label, entry in chosen)
+        files = tuple(ImageFile(entry.path, label, entry.size, entry.mtime_ns) for label, entry in selected)
         size, mtime, *_ = stamp(root)
         zipped = None if root.is_dir() else (size, mtime)
         fingerprint = f"images:{split}:{len(files)}:{digest}"
@@ -88,11 +90,11 @@ class Entry(NamedTuple):
     size: int
     mtime_ns: int
     digest: str = ""
-    """Of a file in a zip: the checksum that the zip holds, against which every read is compared."""
+    """For a file in a zip: its CRC and size from the zip directory, which every read verifies."""
 
 
 def _files(root: Path) -> Iterator[tuple[str, str, Entry]]:
-    """(split, class, file) of every image."""
+    """Yield (split, class, file) of every image."""
     for entry in _entries(root):
         parts = PurePosixPath(entry.path).parts
         if not _is_image(entry.path) or len(parts) < 2 or any(part.startswith((".", "__MACOSX")) for part in parts):
@@ -104,7 +106,7 @@ def _files(root: Path) -> Iterator[tuple[str, str, Entry]]:
 def _entries(root: Path) -> Iterator[Entry]:
     try:
         if not root.exists():
-            raise DataError(f"{root} does not exist", f"set data.root to {LAYOUT}; or to a .zip of that")
+            raise DataError(f"{root} does not exist", f"set data.root to a folder, or a .zip file, with {LAYOUT}")
         yield from _below(root) if root.is_dir() else _zipped(root)
     except OSError as error:
         raise DataError(f"{error.filename or root}: cannot be read: {error.strerror or error}") from error
@@ -112,12 +114,12 @@ def _entries(root: Path) -> Iterator[Entry]:
 
 def _below(root: Path) -> Iterator[Entry]:
     def fail(error: OSError) -> None:
-        raise error  # a folder that may not be read would be a class that is missing
+        raise error  # os.walk would skip an unreadable folder, and its class would be missing
 
-    for folder, below, names in os.walk(root, onerror=fail, followlinks=True):
-        for link in (path for path in (Path(folder, name) for name in below) if path.is_symlink()):
+    for folder, subfolders, names in os.walk(root, onerror=fail, followlinks=True):
+        for link in (path for path in (Path(folder, name) for name in subfolders) if path.is_symlink()):
             if Path(folder).resolve().is_relative_to(link.resolve()):
-                raise DataError(f"{link}: links to a folder that holds it", "remove the link")
+                raise DataError(f"{link}: is a link to a folder that contains it", "remove the link")
         for path in (Path(folder, name) for name in names if _is_image(name)):
             status = path.stat()
             if stat.S_ISREG(status.st_mode):
@@ -131,17 +133,17 @@ def _is_image(name: str) -> bool:
 def _zipped(root: Path) -> list[Entry]:
     try:
         with zipfile.ZipFile(root) as file:
-            found = [entry for entry in file.infolist() if not entry.is_dir()]
-    except Exception as error:  # a damaged directory raises more than BadZipFile
+            entries = [entry for entry in file.infolist() if not entry.is_dir()]
+    except Exception as error:  # a damaged zip directory raises other errors than BadZipFile, too
         raise DataError(f"{root}: cannot be read as a zip: {reason(error)}") from error
-    names = [entry.filename for entry in found]
+    names = [entry.filename for entry in entries]
     for name, count in Counter(names).most_common(1):
         if count > 1:
-            raise DataError(f"{root}: holds {name} {count} times", "write it again, with each name once")
-    return [Entry(entry.filename, entry.file_size, 0, f"{entry.CRC:08x}:{entry.file_size}") for entry in found]
+            raise DataError(f"{root}: contains {name} {count} times", "create the zip again with each name once")
+    return [Entry(entry.filename, entry.file_size, 0, f"{entry.CRC:08x}:{entry.file_size}") for entry in entries]
 
 
-def _drawn(path: str, test: float) -> Split:
-    """The split of a file, drawn from its name alone, so that adding files moves none."""
+def _hashed_split(path: str, test: float) -> Split:
+    """The split of a file, from a hash of its path alone, so that new files do not move others between splits."""
     digest = hashlib.sha256(path.encode(errors="surrogateescape")).digest()
     return "test" if int.from_bytes(digest[:4], "big") / 2**32 < test else "train"

@@ -1,7 +1,7 @@
-"""What reading whole files gave, kept so that the next start need not read them again.
+"""A cache of results computed from whole files, such as digests, so that later starts need not read the files again.
 
-A record holds for a file of the same size, times and inode. It carries its own digest: one that is damaged or cut
-counts as absent. Without a folder to write to, files are read at every start.
+A record is valid while the file has the same size, times and inode. It contains its own digest: a damaged or truncated
+record counts as absent. Without a writable cache folder, the files are read at every start.
 """
 
 import hashlib
@@ -17,14 +17,14 @@ from dtrain.core.errors import DataError
 from dtrain.data.files import expanded, replacing
 
 FRESH_NS = 2 * 10**9
-"""No record is kept of a file that changed so recently: it may change again within one tick of its times."""
+"""Nanoseconds. A file changed more recently is not cached: a further change might not alter its coarse timestamps."""
 CHUNK = 2**20
 NO_CACHE = ""
-"""In place of a folder: nothing is kept."""
+"""Value in place of a cache folder: nothing is cached."""
 
 
 def stamp(path: Path) -> list[int]:
-    """Size, times of change and inode; DataError where there is no such file."""
+    """Size, modification time, status change time and inode of a file; DataError if there is no such file."""
     try:
         status = path.stat()
     except OSError as error:
@@ -33,60 +33,61 @@ def stamp(path: Path) -> list[int]:
 
 
 def known(cache: str, key: str, paths: Sequence[Path], read: Callable[[Path], Any]) -> list[Any]:
-    """What `read` gives for each file, as JSON; it is called for files that changed since, or are new.
+    """The result of `read` for each file, from the cache if the file has not changed; results must be JSON values.
 
-    Raises DataError where a file cannot be read or changes meanwhile.
+    `key` names the computation. DataError if a file cannot be read or changes while it is read.
     """
     names = [os.path.abspath(path) for path in paths]  # noqa: PTH100 (resolves no link)
     if cache == NO_CACHE:
         return [_read_whole(path, read)[0] for path in paths]
     record = expanded(cache) / "known" / f"{_digest(repr((1, key, names)))[:24]}.json"
-    old, new, found, now = unsealed(record) or {}, {}, [], time.time_ns()
+    old, new, results, now = unsealed(record) or {}, {}, [], time.time_ns()
     for name, path in zip(names, paths, strict=True):
         before = stamp(path)
         if name in old and old[name]["stamp"] == before:
             value = old[name]["value"]
         else:
             value, before = _read_whole(path, read)
-        found.append(value)
+        results.append(value)
         if now - max(before[1:3]) > FRESH_NS:
             new[name] = {"stamp": before, "value": value}
     if new != old:
-        with suppress(OSError):  # it only saves time
+        with suppress(OSError):  # the cache only saves time
             seal(record, new, sync=False)
-    return found
+    return results
 
 
 def _read_whole(path: Path, read: Callable[[Path], Any]) -> tuple[Any, list[int]]:
-    """What `read` gives, and the stamp of the file, which did not change meanwhile."""
+    """The result of `read` and the stamp of the file; DataError if the file changes while it is read."""
     before = stamp(path)
     try:
         value = read(path)
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from error
     if stamp(path) != before:
-        raise DataError(f"{path}: changed while it was read", "start again when nothing writes to it")
+        hint = "run the same command again when no other program writes to the file"
+        raise DataError(f"{path}: changed while it was read", hint)
     return value, before
 
 
 def file_digest(path: Path) -> str:
     """SHA-256 of the bytes of a file."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     with path.open("rb") as file:
         while part := file.read(CHUNK):
-            found.update(part)
-    return found.hexdigest()
+            digest.update(part)
+    return digest.hexdigest()
 
 
 def seal(path: Path, content: Any, sync: bool = True) -> None:
-    """Write JSON under its own digest. Raises OSError."""
+    """Write a JSON value preceded by its digest. Raises OSError."""
     body = json.dumps(content)
     with replacing(path, sync) as file:
         file.write(f"{_digest(body)}\n{body}".encode())
 
 
 def unsealed(path: Path) -> Any:
-    """The content of such a file; None where there is none, or it is damaged."""
+    """Read a value written by `seal`; None if the file is missing or damaged."""
     try:
         digest, body = path.read_bytes().decode().split("\n", 1)
     except (OSError, ValueError):

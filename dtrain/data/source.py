@@ -1,4 +1,4 @@
-"""What a source of examples is."""
+"""The interfaces of data: the recipe's `data` section, and the sources of examples that it opens."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,22 +13,22 @@ from dtrain.data.batch import Batch, Example, Feature
 
 Split = Literal["train", "test"]
 Readers = Annotated[int, Ge(0), Le(1024)]
-CHANGED = "put the same file back and start again to resume; other data need another name: name=..."
+CHANGED = "restore the original file and run the same command again; for other data, use another run name: name=..."
 
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """How examples are read ahead. Neither number changes which examples a batch holds."""
+    """Prefetching of examples. These settings do not change which examples a batch contains."""
 
     prefetch: Readers | None = None
-    """Batches read ahead by a thread; where not said, 2, or none where the examples lie in memory."""
+    """Number of batches that a thread prefetches; default 2, or 0 if the examples are in memory."""
     workers: Readers = 0
-    """Processes that read; they pay where a batch takes more than about a millisecond to make. None starts where the
-    examples lie in memory."""
+    """Number of worker processes that read; useful if reading a batch takes more than about 1 ms. Ignored if the
+    examples are in memory."""
 
 
 class Source(Protocol):
-    """Examples that can be had by number."""
+    """Examples that are accessed by index."""
 
     @property
     def example(self) -> Example:
@@ -37,59 +37,63 @@ class Source(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Changes whenever the examples do."""
+        """A hash of the examples, which changes whenever they change."""
         ...
 
     @property
     def starts(self) -> int | None:
-        """Where rows are drawn at random, from how many places; None where each example has its turn."""
+        """Number of start positions for random sampling; None if every epoch is a permutation of the examples."""
         ...
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        """Number of examples in one epoch."""
+        ...
 
     def rows(self, indices: np.ndarray) -> Batch:
-        """Many examples at once, as host arrays. Pure: the same numbers give the same rows.
+        """The examples with these indices, (examples, ...), as host arrays. Pure: equal indices give equal rows.
 
-        DataError where a file that they are read from changed since it was opened.
+        DataError if a file that they are read from changed after it was opened.
         """
         ...
 
     def changed(self) -> str:
-        """Which file differs from what was opened; empty where none does, or none is read any more."""
+        """Which file changed after it was opened, and how; empty if none did, or if no file is read any more."""
         ...
 
 
 class Data(Protocol):
-    """A frozen dataclass: the recipe's `data` section itself."""
+    """The recipe's `data` section, a frozen dataclass."""
 
     @property
-    def load(self) -> Load: ...
+    def load(self) -> Load:
+        """Prefetching of the examples."""
+        ...
 
     @property
     def keyed(self) -> bool:
-        """Whether `prepare` draws at random, for which a batch carries its global row numbers."""
+        """Whether `prepare` is random: then a batch has its global row numbers as feature `row`."""
         ...
 
     def example(self) -> Example | None:
-        """Shape and dtype of each feature, where they are known without reading the examples."""
+        """Shape and dtype of each feature; None if they are not known without reading the examples."""
         ...
 
     def open(self, split: Split) -> Source:
-        """The examples of a split; DataError where there are none."""
+        """Open the examples of a split; DataError if there are none."""
         ...
 
     def prepare(self, batch: Batch, key: jax.Array, train: bool) -> Batch:
-        """What is done to examples on the device: numbers scaled, and augmented when training."""
+        """Prepare a batch on the device: scale it and, with `train`, augment it with random numbers from `key`."""
         ...
 
 
 UNKNOWN = "not known before the first run"
-"""The fingerprint of data that has not been read: the first run accepts what it finds and records it."""
+"""Fingerprint of data that has not been read yet: the first run accepts the data and records their fingerprint."""
 
 
 @dataclass(frozen=True)
 class Arrays:
-    """Examples held in memory, a feature an array."""
+    """A source with all examples in memory, one array per feature."""
 
     features: Mapping[str, np.ndarray]
     example: Example
@@ -107,11 +111,11 @@ class Arrays:
 
 
 def refuse_changed(*sources: Source) -> None:
-    """DataError where a file that examples come from is no longer what it was when it was opened."""
+    """DataError if a file of one of the sources changed after it was opened."""
     for changed in filter(None, (source.changed() for source in sources)):
         raise DataError(changed, CHANGED)
 
 
 def image_example(shape: tuple[int, ...], classes: int) -> Example:
-    """An image of bytes and its class."""
+    """The features of a classified image: `image` uint8 of that shape, `label` int32 below `classes`."""
     return {"image": Feature(shape, "uint8"), "label": Feature((), "int32", classes)}

@@ -1,7 +1,7 @@
-"""Tokens that follow each other in a file, mapped into memory when they are first read.
+"""A file of tokens, mapped into memory when it is first read.
 
-Two formats: .bin of whole numbers, with llm.c's header or none, and .npy. The header of llm.c: 256 32-bit integers,
-of which the first says what follows, the third how many.
+Two formats: .bin with unsigned integers, with or without the header of llm.c, and .npy. The header of llm.c has 256
+32-bit integers: the first is a magic number that determines the dtype, the third the number of tokens.
 """
 
 import dataclasses
@@ -19,43 +19,47 @@ from dtrain.data.known import known, stamp
 from dtrain.data.source import CHANGED
 
 HEADERS = {20240520: "uint16", 20240801: "uint32"}
+"""Dtype of the tokens by the magic number of the header."""
 HEADER_VALUES = 256
 NUMPY = b"\x93NUMPY"
+"""First bytes of a .npy file."""
 SCAN = 2**24
-"""Tokens read in one go for the digest, the smallest and the largest."""
+"""Tokens per read when the digest, minimum and maximum are computed."""
 _TEXT = "for text, set data.kind to text"
 _PACKED = "unpack it first"
 FORMATS = dict.fromkeys((".txt", ".md", ".jsonl", ".json", ".csv", ".tsv"), _TEXT) | {
     **dict.fromkeys((".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".tgz", ".7z"), _PACKED),
-    ".npz": "save the array alone: numpy.save('tokens.npy', tokens)",
-    **dict.fromkeys((".parquet", ".arrow", ".idx", ".pt", ".safetensors"), "write the tokens to a .npy or a .bin"),
+    ".npz": "save the array as .npy: numpy.save('tokens.npy', tokens)",
+    **dict.fromkeys((".parquet", ".arrow", ".idx", ".pt", ".safetensors"), "write the tokens to a .npy or .bin file"),
 }
 
 
 @dataclass(frozen=True)
 class Stream:
-    """A range of a file of tokens. It pickles as the place of the tokens, without the tokens."""
+    """A range of tokens in a file. Pickling keeps the location of the tokens, not the tokens."""
 
     path: Path
     dtype: str
     offset: int
+    """Byte offset of the first token in the file."""
     count: int
+    """Number of tokens."""
     found: tuple[int, ...]
-    """Size, times of change and inode of the file when it was opened."""
+    """Size, modification time, status change time and inode of the file when it was opened."""
     derived: bool = False
-    """A cache whose name follows from its content: another file in its place holds the same tokens."""
+    """Whether the file is a cache named by a hash of its content: a replacement has the same tokens."""
 
     def __len__(self) -> int:
         return self.count
 
     def part(self, start: int, stop: int) -> "Stream":
-        """The tokens `start` to `stop`."""
+        """The tokens `start` to `stop` - 1 of this stream."""
         offset = self.offset + start * np.dtype(self.dtype).itemsize
         return dataclasses.replace(self, offset=offset, count=stop - start)
 
     @cached_property
     def tokens(self) -> np.ndarray:
-        """A plain array: a slice of np.memmap costs several times as much."""
+        """The tokens as a plain array on the mapped file; a slice of np.memmap takes several times as long."""
         if not self.count:
             return np.empty(0, self.dtype)
         self.check()
@@ -68,33 +72,33 @@ class Stream:
         return {name: value for name, value in self.__dict__.items() if name != "tokens"}
 
     def changed(self) -> str:
-        """How the file differs from what was opened; empty where it does not."""
+        """How the file changed after it was opened; empty if it did not."""
         try:
             status = self.path.stat()
         except OSError as error:
-            return "" if self.derived else f"{self.path}: cannot be read any more: {error.strerror}"
+            return "" if self.derived else f"{self.path}: can no longer be read: {error.strerror}"
         size, mtime, _, inode = self.found
         if self.derived and status.st_ino != inode:
             return ""
         if status.st_size != size:
             return f"{self.path}: had {size:,} bytes when it was opened, now {status.st_size:,}"
-        if status.st_mtime_ns != mtime:  # not the inode: some network file systems number inodes anew
-            return f"{self.path}: was written to or replaced since it was opened"
+        if status.st_mtime_ns != mtime:  # the inode is not compared: it is not stable on some network file systems
+            return f"{self.path}: was modified or replaced after it was opened"
         return ""
 
     def check(self) -> None:
-        """DataError where the file changed: reading what was cut off would kill the process (SIGBUS)."""
+        """DataError if the file changed: reading beyond the end of a mapped file kills the process (SIGBUS)."""
         changed = self.changed()
         if changed:
             raise DataError(changed, CHANGED)
 
     def scanned(self, cache: str) -> dict[str, Any]:
-        """Digest, smallest and largest of the tokens, from `cache` where the file has not changed since."""
+        """`digest`, `smallest` and `largest` of the tokens, from the cache folder if the file has not changed."""
         key = f"tokens {self.dtype} {self.offset} {self.count}"
         return known(cache, key, [self.path], lambda _: self._scan())[0]
 
     def _scan(self) -> dict[str, Any]:
-        digest, least, most, left = hashlib.sha256(), [0], [0], self.count
+        digest, minima, maxima, left = hashlib.sha256(), [0], [0], self.count
         with self.path.open("rb") as file:
             file.seek(self.offset)
             while left:
@@ -102,16 +106,16 @@ class Stream:
                 if not len(part):
                     raise DataError(f"{self.path}: ends {left:,} tokens early")
                 digest.update(part.data)
-                least.append(int(part.min()))
-                most.append(int(part.max()))
+                minima.append(int(part.min()))
+                maxima.append(int(part.max()))
                 left -= len(part)
-        return {"digest": digest.hexdigest(), "smallest": min(least), "largest": max(most)}
+        return {"digest": digest.hexdigest(), "smallest": min(minima), "largest": max(maxima)}
 
 
 def opened(path: Path, dtype: str) -> Stream:
-    """The tokens of a .npy, or of a .bin of that dtype where no header names another; DataError says what is wrong."""
-    refuse_suffix(path, "a file of tokens: .bin or .npy", FORMATS)
-    found = stamp(path)
+    """Open a .npy or .bin file of tokens; `dtype` is that of a .bin without a header. DataError if it is not valid."""
+    refuse_suffix(path, "a file of tokens (.bin or .npy)", FORMATS)
+    file_stamp = stamp(path)
     try:
         with path.open("rb") as file:
             start = file.read(4 * HEADER_VALUES)
@@ -119,19 +123,19 @@ def opened(path: Path, dtype: str) -> Stream:
         dtype, offset, count = _npy(path) if numpy else _bin(start, dtype)
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read as tokens: {error}") from error
-    size, width = found[0] - offset, np.dtype(dtype).itemsize
+    size, width = file_stamp[0] - offset, np.dtype(dtype).itemsize
     if size % width:
-        hint = "it was cut off, or it holds another dtype" + ("" if numpy else ": set data.dtype")
-        raise DataError(f"{path}: {size:,} bytes are no whole number of {dtype}, {width} bytes each", hint)
+        hint = "the file is truncated, or it has another dtype" + ("" if numpy else ": set data.dtype")
+        raise DataError(f"{path}: {size:,} bytes are not a multiple of the {width} bytes of {dtype}", hint)
     if count is not None and count != size // width:
-        raise DataError(f"{path}: the header promises {count:,} tokens; {size // width:,} follow")
+        raise DataError(f"{path}: the header declares {count:,} tokens, but {size // width:,} follow")
     if not size:
-        raise DataError(f"{path}: holds no token")
-    return Stream(path, dtype, offset, size // width, tuple(found))
+        raise DataError(f"{path}: contains no tokens")
+    return Stream(path, dtype, offset, size // width, tuple(file_stamp))
 
 
 def _bin(start: bytes, dtype: str) -> tuple[str, int, int | None]:
-    """Dtype, where the tokens begin, and how many a header promises."""
+    """Dtype, byte offset of the first token, and the number of tokens in the header; None without a header."""
     if len(start) == 4 * HEADER_VALUES:
         magic, _, count = np.frombuffer(start, "<i4", 3).tolist()
         if magic in HEADERS:
@@ -140,19 +144,20 @@ def _bin(start: bytes, dtype: str) -> tuple[str, int, int | None]:
 
 
 def _npy(path: Path) -> tuple[str, int, int]:
+    """Dtype, byte offset of the first token, and number of tokens."""
     try:
         with path.open("rb") as file:
             version = np.lib.format.read_magic(file)
             if version not in ((1, 0), (2, 0)):
-                raise ValueError(f".npy of version {version[0]}.{version[1]}; 1.0 and 2.0 are read")
+                raise ValueError(f".npy of version {version[0]}.{version[1]}; 1.0 and 2.0 are supported")
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
             shape, _, dtype = read(file)
             offset = file.tell()
     except OSError:
         raise
-    except Exception as error:  # a damaged header is parsed as Python and raises what that may
+    except Exception as error:  # the header is a Python literal; a damaged one raises errors of many classes
         raise ValueError(reason(error)) from error
     if len(shape) != 1 or dtype.kind not in "ui":
-        sizes = " x ".join(map(str, shape))
-        raise DataError(f"{path}: holds {dtype} of {sizes}; tokens are whole numbers in one dim")
+        sizes = " x ".join(map(str, shape)) or "()"
+        raise DataError(f"{path}: the array is {dtype} of shape {sizes}; tokens must be integers in one dim")
     return dtype.str, offset, shape[0]

@@ -1,4 +1,4 @@
-"""Images made of nothing: a pattern for each class, and noise. For speed tests and dry runs."""
+"""Generated images, a pattern per class plus noise, for speed tests and dry runs."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,14 +16,15 @@ from dtrain.data.source import Load, Source, Split, image_example
 
 @dataclass(frozen=True, kw_only=True)
 class Synthetic:
-    """Learnable images of any size, made on the fly."""
+    """Learnable images of any size, generated on demand."""
 
     kind: Literal["synthetic"] = "synthetic"
     image: tuple[Positive, Positive, Positive] = (28, 28, 1)
     """Height, width, channels."""
     classes: Positive = 10
+    """Number of classes."""
     examples: Positive = 60_000
-    """In an epoch of training; a tenth of it to test on."""
+    """Number of training examples; the test split has a tenth as many."""
     pixels: Pixels = field(default_factory=Pixels)
     load: Load = field(default_factory=Load)
 
@@ -44,12 +45,13 @@ class Synthetic:
 
 @dataclass(frozen=True)
 class Patterns:
-    """Example i, a function of i alone."""
+    """A source in which example i is a function of i alone."""
 
     image: tuple[int, int, int]
     classes: int
     count: int
     first: int
+    """Added to the indices, so that the splits differ."""
     starts: None = None
 
     @property

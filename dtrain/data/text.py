@@ -1,4 +1,4 @@
-"""Rows from text files. They are tokenised once, into a cache whose name follows from all that made the tokens."""
+"""Rows of tokens from text files, which are tokenised once into a cache; its file name is a hash of all inputs."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ from dtrain.data.token_cache import cached
 from dtrain.data.tokens import held_out, windows
 from dtrain.data.windows import row_example
 
-_RECORDS = "its records would train as raw text: write the text that counts to .txt files"
+_RECORDS = "the records would be trained on as raw text: extract their text to .txt files"
 _PACKED = "unpack it first"
 _TOKENS = "for tokens, set data.kind to tokens"
 FORMATS = {
@@ -39,23 +39,24 @@ class Text:
 
     kind: Literal["text"] = "text"
     files: tuple[str, ...]
-    """Files or globs; {dtrain} stands for dtrain's own folder."""
+    """Files or globs; {dtrain} is replaced by the folder of the installed dtrain package."""
     length: Positive
-    """Tokens in a row."""
+    """Tokens per row."""
     tokenizer: str = "bytes"
-    """"bytes", or the path of a tokenizer.json."""
+    """"bytes", or the path of a tokenizer.json or of a folder that contains one."""
     test: Fraction = 0.1
-    """The part held out at the end of the text."""
+    """Fraction of the text, at its end, that is held out for testing."""
     test_files: tuple[str, ...] = ()
-    """Files held out, in place of a part of the text."""
+    """Files for testing; if set, no part of `files` is held out."""
     random: bool = True
-    """Rows begin anywhere, drawn anew for each; else each has its turn once in an epoch."""
+    """Training rows start at random positions; if false, the text is cut into consecutive rows, each used once per
+    epoch."""
     pack: bool = False
-    """Every file is a document, and no token sees another document's."""
+    """Treat every file as a document, and let tokens attend only to tokens of the same document."""
     end: str = "<|endoftext|>"
-    """The token that ends a document, where they are packed; for bytes it is 0."""
+    """Token that ends a document, used with `pack`; with the tokenizer "bytes" it is always 0."""
     cache: str = "~/.cache/dtrain"
-    """Where tokens are kept, and digests of files."""
+    """Folder for cached tokens and digests of files."""
     load: Load = field(default_factory=Load)
 
     @property
@@ -66,44 +67,47 @@ class Text:
         return row_example(self.length, self.pack)
 
     def open(self, split: Split) -> Source:
-        made, names = self.codec(), self.test_files if split == "test" and self.test_files else self.files
+        tokenizer, names = self.codec(), self.test_files if split == "test" and self.test_files else self.files
         files = matching(names, "text")
         for file in files:
             refuse_suffix(file, "text", FORMATS)
-        separator = made.number(self.end) if self.pack else None
-        stream = self._tokenised(files, made, separator)
+        separator = tokenizer.number(self.end) if self.pack else None
+        stream = self._tokenised(files, tokenizer, separator)
         if not self.test_files:
             stream = held_out(stream, self.test, split)
-        named = str(files[0]) if len(files) == 1 else f"one of {len(files)} files, {files[0]} first"
+        label = str(files[0]) if len(files) == 1 else f"one of {files[0]} and {len(files) - 1} more files"
         random = self.random and split == "train"
-        return windows([named], [stream], self.length, random, separator, split, self.cache)
+        return windows([label], [stream], self.length, random, separator, split, self.cache)
 
     def prepare(self, batch: Batch, key: jax.Array, train: bool) -> Batch:
         return batch
 
     def codec(self) -> Codec:
-        """How text becomes tokens and back."""
+        """The tokenizer; DataError if it does not exist."""
         return codec(self.tokenizer)
 
-    def _tokenised(self, files: list[Path], made: Codec, separator: int | None) -> Stream:
-        """The tokens of all files, from the cache where they are in it."""
+    def _tokenised(self, files: list[Path], tokenizer: Codec, separator: int | None) -> Stream:
+        """The tokens of all files, from the cache if it has them."""
         digests = known(self.cache, "text", files, file_digest)
-        name = hashlib.sha256("\n".join([made.key, str(separator), *digests]).encode()).hexdigest()[:24]
-        return cached(self.cache, name, lambda: _tokens(files, digests, made, separator))
+        name = hashlib.sha256("\n".join([tokenizer.key, str(separator), *digests]).encode()).hexdigest()[:24]
+        return cached(self.cache, name, lambda: _tokens(files, digests, tokenizer, separator))
 
 
-def _tokens(files: Sequence[Path], digests: Sequence[str], made: Codec, separator: int | None) -> Iterator[np.ndarray]:
-    """The tokens of one file after the other."""
-    made.encode(b"")  # a tokenizer that cannot be read is reported without the name of a text
+def _tokens(
+    files: Sequence[Path], digests: Sequence[str], tokenizer: Codec, separator: int | None
+) -> Iterator[np.ndarray]:
+    """Yield the tokens of each file, followed by the separator if there is one."""
+    tokenizer.encode(b"")  # report an invalid tokenizer here, where the message does not name a text file
     for path, digest in zip(files, digests, strict=True):
         try:
             text = path.read_bytes()
         except OSError as error:
             raise DataError(f"{path}: cannot be read: {error.strerror}") from error
         if hashlib.sha256(text).hexdigest() != digest:
-            raise DataError(f"{path}: changed while it was read", "start again when nothing writes to it")
+            hint = "run the same command again when no other program writes to the file"
+            raise DataError(f"{path}: changed while it was read", hint)
         try:
-            tokens = made.encode(text)
+            tokens = tokenizer.encode(text)
         except DataError as error:
             raise DataError(f"{path}: {error.message}", error.hint) from error
         yield tokens

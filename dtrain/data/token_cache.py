@@ -1,4 +1,4 @@
-"""Tokens of texts on disk: tokenised once, and held against their digest whenever they are opened."""
+"""Cache of tokenised text on disk; a file is verified against its digest whenever it is opened."""
 
 import fcntl
 import hashlib
@@ -15,38 +15,42 @@ from dtrain.data.stream import Stream
 
 
 def cached(cache: str, name: str, make: Callable[[], Iterable[np.ndarray]]) -> Stream:
-    """The tokens under that name; made where they are absent, damaged or cut. EnvironmentFault where they cannot be."""
+    """The cached tokens with that name; created with `make` if they are missing or damaged.
+
+    EnvironmentFault if the cache folder cannot be written.
+    """
     path = expanded(cache) / f"tokens-{name}.bin"
-    found = _sound(path, cache)
-    if found is None:
+    stream = _verified(path, cache)
+    if stream is None:
         try:
-            with _alone(path):
-                found = _sound(path, cache) or _made(path, cache, make())
+            with _locked(path):
+                stream = _verified(path, cache) or _create(path, cache, make())
         except OSError as error:
-            hint = "set data.cache to a folder you may write"
-            raise EnvironmentFault(f"cannot keep tokens: {error.filename or path}: {error.strerror}", hint) from error
-    return found
+            hint = "set data.cache to a folder that you can write to"
+            message = f"cannot write the token cache: {error.filename or path}: {error.strerror}"
+            raise EnvironmentFault(message, hint) from error
+    return stream
 
 
-def _sound(path: Path, cache: str) -> Stream | None:
-    """The tokens, if they are those that were written."""
-    about = unsealed(path.with_suffix(".json"))
-    if about is None or not path.is_file():
+def _verified(path: Path, cache: str) -> Stream | None:
+    """The cached tokens if their size and digest are as written, else None."""
+    metadata = unsealed(path.with_suffix(".json"))
+    if metadata is None or not path.is_file():
         return None
     try:
-        stream = Stream(path, about["dtype"], 0, about["count"], tuple(stamp(path)), derived=True)
+        stream = Stream(path, metadata["dtype"], 0, metadata["count"], tuple(stamp(path)), derived=True)
         if stream.found[0] != len(stream) * np.dtype(stream.dtype).itemsize:
             return None
-        return stream if stream.scanned(cache)["digest"] == about["digest"] else None
-    except DataError:  # it cannot be read, or another process replaces it
+        return stream if stream.scanned(cache)["digest"] == metadata["digest"] else None
+    except DataError:  # unreadable, or being replaced by another process
         return None
 
 
-def _made(path: Path, cache: str, parts: Iterable[np.ndarray]) -> Stream:
+def _create(path: Path, cache: str, parts: Iterable[np.ndarray]) -> Stream:
     digest, count, dtype = hashlib.sha256(), 0, "uint8"
-    for place in (path, path.with_suffix(".json")):
-        if place.is_dir():
-            place.rmdir()
+    for obstacle in (path, path.with_suffix(".json")):
+        if obstacle.is_dir():
+            obstacle.rmdir()
     with replacing(path) as file:
         for part in parts:
             written = np.ascontiguousarray(part)
@@ -54,19 +58,18 @@ def _made(path: Path, cache: str, parts: Iterable[np.ndarray]) -> Stream:
             digest.update(written.data)
             count, dtype = count + len(part), part.dtype.str
     seal(path.with_suffix(".json"), {"dtype": dtype, "count": count, "digest": digest.hexdigest()})
-    found = _sound(path, cache)
-    if found is None:
-        raise EnvironmentFault(
-            f"{path}: reads otherwise than it was written", "the disk may be damaged: set data.cache"
-        )
-    return found
+    stream = _verified(path, cache)
+    if stream is None:
+        message = f"{path}: its content differs from what was written"
+        raise EnvironmentFault(message, "the disk may be damaged: set data.cache to a folder on another disk")
+    return stream
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """One process of this machine at a time; the others find what it made."""
+def _locked(path: Path) -> Iterator[None]:
+    """Allow one process of this host at a time; the others then use the file that it created."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_suffix(".lock").open("a") as lock:
-        with suppress(OSError):  # not every network file system can; then each makes the same tokens
+        with suppress(OSError):  # not every network file system supports locks; then each process writes equal tokens
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield

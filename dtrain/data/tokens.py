@@ -1,4 +1,4 @@
-"""Rows from files of tokens."""
+"""Rows of tokens from files of tokens."""
 
 import hashlib
 from dataclasses import dataclass, field
@@ -16,32 +16,33 @@ from dtrain.data.stream import Stream, opened
 from dtrain.data.windows import Windows, row_example
 
 LARGEST = 2**31 - 1
-"""Rows hold 32-bit integers."""
+"""The largest supported token, because rows are 32-bit integers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tokens:
-    """Rows of tokens from files that hold nothing else."""
+    """Rows of tokens from .bin or .npy files of tokens."""
 
     kind: Literal["tokens"] = "tokens"
     files: tuple[str, ...]
-    """Files or globs; each a stream of its own."""
+    """Files or globs; no row crosses from one file to another."""
     length: Positive
-    """Tokens in a row."""
+    """Tokens per row."""
     dtype: Literal["uint16", "uint32"] = "uint16"
-    """Of a .bin without a header."""
+    """Dtype of a .bin file without a header."""
     test: Fraction = 0.1
-    """The part held out at the end of each file."""
+    """Fraction of each file, at its end, that is held out for testing."""
     test_files: tuple[str, ...] = ()
-    """Files held out, in place of a part of each."""
+    """Files for testing; if set, no part of `files` is held out."""
     random: bool = True
-    """Rows begin anywhere, drawn anew for each; else each has its turn once in an epoch."""
+    """Training rows start at random positions; if false, the files are cut into consecutive rows, each used once per
+    epoch."""
     separator: Natural | None = None
-    """The token that ends a document; given, no token sees another document's."""
+    """The token that ends a document; if set, tokens attend only to tokens of the same document."""
     tokenizer: str | None = None
-    """"bytes" or a tokenizer.json, for `dtrain generate`."""
+    """"bytes", or the path of a tokenizer.json or of a folder that contains one; used by `dtrain generate`."""
     cache: str = "~/.cache/dtrain"
-    """Where digests of files are kept, so that a file is read whole but once."""
+    """Folder in which digests of the files are cached, so that later starts need not read every file."""
     load: Load = field(default_factory=Load)
 
     @property
@@ -57,20 +58,20 @@ class Tokens:
         streams = [opened(path, self.dtype) for path in files]
         if not self.test_files:
             streams = [held_out(stream, self.test, split) for stream in streams]
-        named = [str(path) for path in files]
+        labels = [str(path) for path in files]
         random = self.random and split == "train"
-        return windows(named, streams, self.length, random, self.separator, split, self.cache)
+        return windows(labels, streams, self.length, random, self.separator, split, self.cache)
 
     def prepare(self, batch: Batch, key: jax.Array, train: bool) -> Batch:
         return batch
 
     def codec(self) -> Codec:
-        """How text becomes tokens and back."""
+        """The tokenizer; DataError if `tokenizer` is not set or does not exist."""
         return codec(self.tokenizer)
 
 
 def held_out(stream: Stream, test: float, split: Split) -> Stream:
-    """The part of a stream that a split has: the end of it is for testing."""
+    """The part of a stream that belongs to a split: the fraction `test` at the end is the test split."""
     cut = len(stream) - round(test * len(stream))
     return stream.part(0, cut) if split == "train" else stream.part(cut, len(stream))
 
@@ -84,19 +85,24 @@ def windows(
     split: Split,
     cache: str,
 ) -> Windows:
-    """Windows of the streams; DataError where none is long enough for a single one, or a token is out of range."""
+    """The windows of the streams, after a check of their length and tokens.
+
+    `files` are the names of the streams for messages. DataError if no stream is long enough for one window, or if a
+    token is out of range.
+    """
     if not any(len(stream) > length for stream in streams):
         longest = max(len(stream) for stream in streams)
-        hint = "shorten data.length" + (", or hold out more with data.test" if split == "test" else "")
-        named = files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
-        raise DataError(f"{named}: {longest:,} tokens to {split} on; a row takes {length} and one more", hint)
+        hint = "lower data.length" + (", or raise data.test to hold out more" if split == "test" else "")
+        label = files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
+        message = f"{label}: too short for one row: {longest:,} tokens in the {split} split, a row needs {length + 1:,}"
+        raise DataError(message, f"{hint} (a row is data.length tokens and one more as the last target)")
     largest, origin, digest = -1, "", hashlib.sha256()
     for file, stream in zip(files, streams, strict=True):
         scan = stream.scanned(cache)
         if scan["smallest"] < 0:
-            raise DataError(f"{file}: holds {scan['smallest']}; tokens are not below 0")
+            raise DataError(f"{file}: contains the token {scan['smallest']:,}; the minimum is 0")
         if scan["largest"] > LARGEST:
-            raise DataError(f"{file}: holds {scan['largest']:,}; tokens are at most {LARGEST:,}")
+            raise DataError(f"{file}: contains the token {scan['largest']:,}; the maximum is {LARGEST:,}")
         if scan["largest"] > largest:
             largest, origin = scan["largest"], file
         digest.update(f"{len(stream)}:{scan['digest']}".encode())

@@ -1,8 +1,8 @@
-"""Rows cut from long streams of tokens.
+"""Rows of tokens cut from long streams.
 
-A row of `length` tokens and the target of each, the token that follows: so a window is one longer
-than a row. Where a separator ends each document, the first token of a document is no target,
-and a row holds to which document each of its tokens belongs.
+A row has `length` tokens, and as target of each token the token that follows it; so a window of the stream has
+`length` + 1 tokens. If a separator ends each document, the first token of a document is not a target, and a row has
+the document number and the position within the document of each token.
 """
 
 from dataclasses import dataclass
@@ -14,19 +14,23 @@ from dtrain.data.batch import Batch, Example, Feature
 from dtrain.data.stream import Stream
 
 NO_TARGET = -1
+"""Target of a token without a target: it does not count in the loss."""
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows of streams of tokens, in order or drawn at random; none crosses from stream to stream."""
+    """A source of windows of token streams, consecutive or random; no window crosses from one stream to another."""
 
     streams: tuple[Stream, ...]
     length: int
+    """Tokens per row."""
     random: bool
+    """Whether the indices of `rows` are start positions (random sampling) or window numbers."""
     separator: int | None
     largest: int
+    """The largest token."""
     origin: str
-    """The file in which the largest token stands."""
+    """The file that contains the largest token."""
     fingerprint: str
 
     @property
@@ -35,39 +39,43 @@ class Windows:
 
     @property
     def starts(self) -> int | None:
-        return int(self._places[-1]) if self.random else None
+        return int(self._positions[-1]) if self.random else None
 
     def __len__(self) -> int:
         return int(self._windows[-1])
 
     @cached_property
     def _windows(self) -> np.ndarray:
-        """Windows in the streams before each, and in all."""
+        """Cumulative number of windows: before each stream, and in total. Consecutive windows share one token."""
         return np.cumsum([0, *(max(0, len(stream) - 1) // self.length for stream in self.streams)], dtype=np.int64)
 
     @cached_property
-    def _places(self) -> np.ndarray:
-        """Places where a window can start in the streams before each, and in all."""
+    def _positions(self) -> np.ndarray:
+        """Cumulative number of start positions: before each stream, and in total."""
         return np.cumsum([0, *(max(0, len(stream) - self.length) for stream in self.streams)], dtype=np.int64)
 
     def rows(self, indices: np.ndarray) -> Batch:
-        before, stride = (self._places, 1) if self.random else (self._windows, self.length)
-        which = np.searchsorted(before, indices, side="right") - 1
-        starts = (indices - before[which]) * stride
-        for stream in np.unique(which).tolist():
+        before, stride = (self._positions, 1) if self.random else (self._windows, self.length)
+        stream_of = np.searchsorted(before, indices, side="right") - 1
+        starts = (indices - before[stream_of]) * stride
+        for stream in np.unique(stream_of).tolist():
             self.streams[stream].check()
         cut = np.empty((len(indices), self.length + 1), np.int32)
-        for row, (stream, start) in enumerate(zip(which.tolist(), starts.tolist(), strict=True)):
+        for row, (stream, start) in enumerate(zip(stream_of.tolist(), starts.tolist(), strict=True)):
             cut[row] = self.streams[stream].tokens[start : start + self.length + 1]
         return split(cut, self.separator)
 
     def changed(self) -> str:
-        """Which file differs from what was opened; empty where none does."""
+        """Which file changed after it was opened, and how; empty if none did."""
         return next(filter(None, (stream.changed() for stream in self.streams)), "")
 
 
 def split(cut: np.ndarray, separator: int | None) -> Batch:
-    """Windows (rows, length + 1) as tokens and targets, and where documents are kept apart, those."""
+    """Split windows (rows, length + 1) into features of shape (rows, length): `token` and `target`.
+
+    With a separator also `document`, the number of each token's document within its row, and `position`, its position
+    within that document as far as the row contains it.
+    """
     token, target = cut[:, :-1].copy(), cut[:, 1:].copy()
     if separator is None:
         return {"token": token, "target": target}
@@ -77,17 +85,19 @@ def split(cut: np.ndarray, separator: int | None) -> Batch:
     begins = np.zeros((rows, length), bool)
     begins[:, 0] = True
     begins[:, 1:] = ends[:, :-1]
-    row, first = np.nonzero(begins)  # of each part of a document
-    number = np.arange(len(row)) - np.searchsorted(row, row)  # of the part in its row
-    sizes = np.diff(row * length + first, append=rows * length)
-    spread = lambda values: np.repeat(values.astype(np.int32), sizes).reshape(rows, length)  # noqa: E731
+    row, first = np.nonzero(begins)  # row and first column of each segment, that is each document's part in a row
+    number = np.arange(len(row)) - np.searchsorted(
+        row, row
+    )  # minus the segments of earlier rows: the number in its row
+    sizes = np.diff(row * length + first, append=rows * length)  # segments are contiguous in the flattened rows
+    spread = lambda values: np.repeat(values.astype(np.int32), sizes).reshape(rows, length)  # noqa: E731 (per token)
     position = np.arange(length, dtype=np.int32) - spread(first)
     return {"token": token, "target": target, "document": spread(number), "position": position}
 
 
 def row_example(length: int, packed: bool, values: int | None = None, origin: str = "") -> Example:
-    """A row of tokens, and its documents where they are kept apart."""
+    """The features of a row; with `packed`, also `document` and `position`. `values`: size of the vocabulary."""
     token = Feature((length,), "int32", values, ("length",), origin)
-    plain = Feature((length,), "int32", None, ("length",))
+    other = Feature((length,), "int32", None, ("length",))
     names = ("target", "document", "position") if packed else ("target",)
-    return {"token": token} | dict.fromkeys(names, plain)
+    return {"token": token} | dict.fromkeys(names, other)

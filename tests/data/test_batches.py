@@ -61,7 +61,7 @@ def test_examples_in_memory_are_sent_to_no_worker() -> None:
 
 @dataclass(frozen=True)
 class Deadly:
-    """A source whose reader is killed at one row, so often as there are lives."""
+    """A source that kills its worker at one row, `lives` times."""
 
     folder: Path
     lives: int
@@ -91,7 +91,7 @@ def test_a_killed_worker_is_replaced_and_no_batch_is_lost(tmp_path: Path) -> Non
     found = list(stream(deadly, Load(prefetch=2, workers=1), warned.append))
     for a, b in zip(found, batches(range(16), steps=6), strict=True):
         assert all(np.array_equal(a[name], b[name]) for name in b)
-    assert warned == ["a data worker died (killed by SIGKILL); others go on from the same batch"]
+    assert warned == ["a data worker died (killed by SIGKILL); new workers continue from the same batch"]
 
 
 @pytest.mark.slow
@@ -138,7 +138,7 @@ def test_large_epochs_are_drawn_without_a_table() -> None:
     order = Order(SMALL * 1000, seed=1)
     found = order(np.arange(SMALL * 1000 - 5, SMALL * 1000 + 5))
     assert len(set(found)) == 10
-    assert not order._drawn
+    assert not order._permutations
 
 
 def test_random_starts_are_even_and_differ_by_seed() -> None:

@@ -37,15 +37,15 @@ def test_both_plain_and_packed_files_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "no IDX file: it begins with nothing"),
-        (b"PK\3\4whatever", "no IDX file: it begins with 50 4b 03 04"),
+        (b"", "not an IDX file: it has 0 bytes"),
+        (b"PK\3\4whatever", "not an IDX file: it begins with 50 4b 03 04, not with 00 00"),
         (b"\0\0\x0d\1" + b"\0\0\0\1" + b"\0" * 4, "IDX type 13"),
         (b"\0\0\x08\3\0\0\0\1", "ends within its header"),
-        (idx(np.zeros((2, 5, 4), np.uint8))[:-1], "promises 2 x 5 x 4 = 40 bytes; 39 follow"),
-        (idx(np.zeros((2, 5, 4), np.uint8)) + b"\0", "promises 2 x 5 x 4 = 40 bytes; more follow"),
-        (b"\0\0\x08\xff" + b"\0\0\0\1" * 255 + b"\0", "an array of 255 dims; 1 to 4 are read"),
+        (idx(np.zeros((2, 5, 4), np.uint8))[:-1], "declares 2 x 5 x 4 = 40 bytes, but 39 follow"),
+        (idx(np.zeros((2, 5, 4), np.uint8)) + b"\0", "declares 2 x 5 x 4 = 40 bytes, but more follow"),
+        (b"\0\0\x08\xff" + b"\0\0\0\1" * 255 + b"\0", "an array of 255 dims; 1 to 4 are supported"),
         (b"\0\0\x08\0\0", "an array of 0 dims"),
-        (b"\0\0\x08\4" + b"\xff" * 16, "promises 4294967295 x .* bytes; 0 follow"),
+        (b"\0\0\x08\4" + b"\xff" * 16, "declares 4294967295 x .* bytes, but 0 follow"),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path: Path, content: bytes, message: str) -> None:
@@ -65,12 +65,12 @@ def test_a_damaged_gzip_is_named(tmp_path: Path) -> None:
         assert str(path) in caught.value.message
 
 
-def test_a_small_gzip_is_not_unpacked_beyond_what_its_header_promises(tmp_path: Path) -> None:
+def test_a_small_gzip_is_not_unpacked_beyond_the_size_in_its_header(tmp_path: Path) -> None:
     path = tmp_path / "images.gz"
     path.write_bytes(gzip.compress(idx(np.zeros((2, 5, 4), np.uint8)) + bytes(2**26)))
     tracemalloc.start()
     try:
-        with pytest.raises(DataError, match="promises 2 x 5 x 4 = 40 bytes; more follow"):
+        with pytest.raises(DataError, match="declares 2 x 5 x 4 = 40 bytes, but more follow"):
             read(path)
         assert tracemalloc.get_traced_memory()[1] < 2**22
     finally:
@@ -80,10 +80,10 @@ def test_a_small_gzip_is_not_unpacked_beyond_what_its_header_promises(tmp_path: 
 @pytest.mark.parametrize(
     ("images", "labels", "message"),
     [
-        ((12, 0, 0), (12,), "images of 0 x 0 hold nothing"),
+        ((12, 0, 0), (12,), "the images are empty: 0 x 0"),
         ((12, 5), (12,), "images have 2 dims"),
         ((12, 5, 4), (12, 1), "labels have 2 dims"),
-        ((0, 5, 4), (0,), "hold no example"),
+        ((0, 5, 4), (0,), "contain no example"),
     ],
 )
 def test_arrays_of_other_shapes_are_refused(
@@ -104,14 +104,14 @@ def test_other_labels_are_other_data(tmp_path: Path) -> None:
 
 def test_labels_must_fit_the_classes_and_the_images(tmp_path: Path) -> None:
     write(tmp_path, classes=10)
-    with pytest.raises(DataError, match="where there are 3 classes"):
+    with pytest.raises(DataError, match="with 3 classes; labels count from 0"):
         IDX(root=str(tmp_path), classes=3).open("train")
     (tmp_path / FILES["train"][0]).write_bytes(idx(np.zeros((3, 5, 4), np.uint8)))
     with pytest.raises(DataError, match="3 images but 12 labels"):
         IDX(root=str(tmp_path)).open("train")
 
 
-def test_missing_files_say_how_to_provide_them(tmp_path: Path) -> None:
+def test_the_hint_for_missing_files_explains_how_to_provide_them(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         IDX(root=str(tmp_path), download=False).open("train")
     assert "t10k-labels-idx1-ubyte.gz" in caught.value.hint
@@ -119,7 +119,7 @@ def test_missing_files_say_how_to_provide_them(tmp_path: Path) -> None:
 
 @pytest.fixture
 def mirror(tmp_path: Path) -> Iterator[tuple[Path, str]]:
-    """A folder served on this machine alone."""
+    """A folder served by HTTP on this machine only."""
     folder = tmp_path / "mirror"
     folder.mkdir()
 
@@ -136,7 +136,7 @@ def mirror(tmp_path: Path) -> Iterator[tuple[Path, str]]:
 def test_the_files_are_fetched_and_checked_by_content(tmp_path: Path, mirror: tuple[Path, str], mnist: Path) -> None:
     folder, address = mirror
     for images, labels in FILES.values():
-        for name in (images, labels):  # packed anew: other bytes, the same contents
+        for name in (images, labels):  # compressed again: other bytes, the same content
             content = gzip.decompress((mnist / f"{name}.gz").read_bytes())
             (folder / f"{name}.gz").write_bytes(gzip.compress(content, 1))
     root = tmp_path / "root"
@@ -149,7 +149,7 @@ def test_what_is_not_mnist_is_not_kept(tmp_path: Path, mirror: tuple[Path, str])
     folder, address = mirror
     name = FILES["train"][0]
     (folder / f"{name}.gz").write_bytes(gzip.compress(b"something else"))
-    with pytest.raises(DataError, match="contents have sha256") as caught:
+    with pytest.raises(DataError, match="the content has sha256") as caught:
         IDX(root=str(tmp_path / "root"), mirrors=(address,)).open("train")
     assert "without a network, put" in caught.value.hint
     assert not (tmp_path / "root").exists()

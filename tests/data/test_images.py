@@ -69,11 +69,11 @@ def test_adding_files_moves_none_between_the_splits(folder: Path) -> None:
     assert before <= after
 
 
-def test_missing_and_empty_folders_say_what_is_expected(tmp_path: Path) -> None:
-    for root, message in ((tmp_path / "nowhere", "does not exist"), (tmp_path, "holds no image of a class")):
+def test_the_hint_for_missing_and_empty_folders_describes_the_layout(tmp_path: Path) -> None:
+    for root, message in ((tmp_path / "nowhere", "does not exist"), (tmp_path, "no image in a class folder")):
         with pytest.raises(DataError, match=message) as caught:
             Images(root=str(root), size=(2, 2)).open("train")
-        assert "a folder for each class" in caught.value.hint
+        assert "one folder per class" in caught.value.hint
 
 
 @pytest.mark.parametrize("content", [b"", b"no image at all"])
@@ -135,7 +135,7 @@ def test_an_image_of_too_many_pixels_is_not_decoded(tmp_path: Path) -> None:
 def test_values_of_more_than_8_bits_are_refused(tmp_path: Path) -> None:
     (tmp_path / "set" / "a").mkdir(parents=True)
     Image.fromarray(np.full((4, 4), 40_000, np.uint16)).save(tmp_path / "set" / "a" / "x.png")
-    refused(images(tmp_path / "set"), r"x\.png: more than 8 bits a value")
+    refused(images(tmp_path / "set"), r"x\.png: has more than 8 bits per value")
 
 
 def zipped(path: Path, change: Callable[[bytearray], None]) -> Images:
@@ -149,7 +149,7 @@ def zipped(path: Path, change: Callable[[bytearray], None]) -> Images:
 
 
 def both_headers(content: bytearray, local: int, value: int) -> None:
-    """Set a byte of a file's own header, and of its entry in the directory, where it is two bytes later."""
+    """Set a byte in a file's local header and, two bytes later, in its entry of the zip directory."""
     content[local] = value
     content[content.index(b"PK\1\2") + local + 2] = value
 
@@ -178,7 +178,7 @@ def test_a_zip_that_holds_a_name_twice_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "x.zip", "w") as file:
         for _ in range(2):
             file.write(tmp_path / "x.png", "a/x.png")
-    refused(images(tmp_path / "x.zip"), r"holds a/x\.png 2 times")
+    refused(images(tmp_path / "x.zip"), r"contains a/x\.png 2 times")
 
 
 @pytest.mark.parametrize("kind", ["folder", "zip"])
@@ -199,12 +199,12 @@ def test_an_image_that_is_replaced_during_a_run_is_named(folder: Path, tmp_path:
     source.rows(np.arange(3))
     path = folder / "cat" / "0.png"
     path.write_bytes(path.read_bytes() + b"\0")
-    with pytest.raises(DataError, match=r"cat/0\.png: was written to or replaced"):
+    with pytest.raises(DataError, match=r"cat/0\.png: was modified or replaced"):
         source.rows(np.arange(len(source)))
     data = zipped(tmp_path / "x.zip", lambda _: None)
     source = data.open("train")
     (tmp_path / "x.zip").write_bytes((tmp_path / "x.zip").read_bytes()[:-9])
-    with pytest.raises(DataError, match=r"x\.zip: was written to or replaced"):
+    with pytest.raises(DataError, match=r"x\.zip: was modified or replaced"):
         refuse_changed(source)
 
 
@@ -223,4 +223,4 @@ def test_linked_folders_are_classes_and_circles_are_refused(folder: Path, tmp_pa
     (tmp_path / "linked" / "cats").symlink_to(folder / "cat")
     assert len(images(tmp_path / "linked").open("train")) == 20
     (folder / "cat" / "again").symlink_to(folder)
-    refused(images(folder), "cat/again: links to a folder that holds it")
+    refused(images(folder), "cat/again: is a link to a folder that contains it")

@@ -1,4 +1,4 @@
-"""What reading a file gave is used again for the same file alone."""
+"""Cached results of reading a file are used only for the unchanged file."""
 
 import os
 import time
@@ -20,7 +20,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def read(cache: Path, *files: Path) -> tuple[list[str], list[Path]]:
-    """What is known of the files, and which of them were read for it."""
+    """The results for the files, and the files that were read to compute them."""
     opened: list[Path] = []
 
     def reader(path: Path) -> str:

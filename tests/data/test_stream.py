@@ -1,4 +1,4 @@
-"""Files of tokens: mapped where they are read, never sent, and compared with what was opened."""
+"""Files of tokens: mapped when read, never pickled, and checked for changes after they were opened."""
 
 import os
 import pickle
@@ -41,9 +41,9 @@ def test_tokens_are_a_plain_array(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "dtype", "message"),
     [
-        (-3, np.int64, "holds -3; tokens are not below 0"),
-        (2**31, np.uint32, "holds 2,147,483,648; tokens are at most 2,147,483,647"),
-        (2**63, np.uint64, "holds 9,223,372,036,854,775,808; tokens are at most"),
+        (-3, np.int64, "contains the token -3; the minimum is 0"),
+        (2**31, np.uint32, "contains the token 2,147,483,648; the maximum is 2,147,483,647"),
+        (2**63, np.uint64, "contains the token 9,223,372,036,854,775,808; the maximum is"),
     ],
 )
 def test_a_token_out_of_range_is_refused_wherever_it_is(tmp_path: Path, value: int, dtype: Any, message: str) -> None:
@@ -65,9 +65,9 @@ def test_the_largest_token_that_fits_is_read(tmp_path: Path) -> None:
         (lambda content: b"PK\3\4" + content, "cannot be read as tokens: the magic string"),
         (lambda content: content[:40], "cannot be read as tokens"),
         (lambda content: content.replace(b"'shape': (1000,)", b"'shape': ((((((("), "cannot be read as tokens"),
-        (lambda content: content[:-2], "the header promises 1,000 tokens; 999 follow"),
-        (lambda content: content + b"\0\0", "the header promises 1,000 tokens; 1,001 follow"),
-        (lambda content: content + b"\0", "2,001 bytes are no whole number of <u2"),
+        (lambda content: content[:-2], "the header declares 1,000 tokens, but 999 follow"),
+        (lambda content: content + b"\0\0", "the header declares 1,000 tokens, but 1,001 follow"),
+        (lambda content: content + b"\0", "2,001 bytes are not a multiple of the 2 bytes of <u2"),
     ],
 )
 def test_a_damaged_array_is_refused(tmp_path: Path, damage: Callable[[bytes], bytes], message: str) -> None:
@@ -93,7 +93,7 @@ def test_files_of_other_formats_are_refused_by_name(tmp_path: Path, name: str) -
 
 
 def later(path: Path) -> None:
-    """Set the time of change on: it may advance in steps of milliseconds."""
+    """Advance the modification time, whose resolution may be only milliseconds."""
     status = path.stat()
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 10**7))
 
@@ -129,7 +129,7 @@ def test_a_file_that_changes_during_a_run_is_named(
     for use in (lambda: source.rows(np.arange(3)), lambda: refuse_changed(source)):
         with pytest.raises(DataError, match=r"a\.npy") as caught:
             use()
-        assert "put the same file back" in caught.value.hint
+        assert "restore the original file" in caught.value.hint
 
 
 def test_a_second_open_reads_no_tokens_and_a_changed_one_is_noticed(

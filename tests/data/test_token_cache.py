@@ -1,4 +1,4 @@
-"""Cached tokens are those that were written, or they are made anew."""
+"""Cached tokens are verified, and created again if they are damaged."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -57,7 +57,7 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, what: str) -> N
         (made,) = (tmp_path / "cache").glob("tokens-*.bin")
         folder(made)
         (made / "kept").touch()
-    with pytest.raises(EnvironmentFault, match=r"cannot keep tokens: .*cache") as caught:
+    with pytest.raises(EnvironmentFault, match=r"cannot write the token cache: .*cache") as caught:
         data.open("train")
     assert "data.cache" in caught.value.hint
 

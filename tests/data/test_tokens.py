@@ -1,4 +1,4 @@
-"""Files of tokens and of text: what is read is what was written, and what is wrong is said."""
+"""Files of tokens and of text: rows equal the written tokens, and invalid files are reported."""
 
 import hashlib
 import json
@@ -47,11 +47,11 @@ def test_the_end_of_each_file_is_held_out(tmp_path: Path) -> None:
     data = Tokens(files=files, length=10, test=0.2, random=False)
     train, test = data.open("train"), data.open("test")
     assert (len(train), len(test)) == (2 * 79, 2 * 19)
-    seen = train.rows(np.arange(len(train)))["token"]
-    held = test.rows(np.arange(len(test)))["token"]
-    assert seen.max() < 1800
-    assert held.min() == 800
-    assert set(held.ravel()) <= {*range(800, 1000), *range(1800, 2000)}
+    train_tokens = train.rows(np.arange(len(train)))["token"]
+    test_tokens = test.rows(np.arange(len(test)))["token"]
+    assert train_tokens.max() < 1800
+    assert test_tokens.min() == 800
+    assert set(test_tokens.ravel()) <= {*range(800, 1000), *range(1800, 2000)}
 
 
 def test_no_row_reaches_over_the_end_of_a_file(tmp_path: Path) -> None:
@@ -75,10 +75,10 @@ def test_documents_are_kept_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"\0" * 11, "11 bytes are no whole number of uint16, 2 bytes each"),
-        (b"", "holds no token"),
-        (b"\1\0" * 5, "5 tokens to train on; a row takes 10 and one more"),
-        (np.array([20240520, 1, 7, *[0] * 253], np.int32).tobytes() + b"\0\0" * 5, "promises 7 tokens; 5 follow"),
+        (b"\0" * 11, "11 bytes are not a multiple of the 2 bytes of uint16"),
+        (b"", "contains no tokens"),
+        (b"\1\0" * 5, "too short for one row: 5 tokens in the train split, a row needs 11"),
+        (np.array([20240520, 1, 7, *[0] * 253], np.int32).tobytes() + b"\0\0" * 5, "declares 7 tokens, but 5 follow"),
     ],
 )
 def test_a_damaged_file_is_named_with_its_numbers(tmp_path: Path, content: bytes, message: str) -> None:
@@ -89,14 +89,14 @@ def test_a_damaged_file_is_named_with_its_numbers(tmp_path: Path, content: bytes
     assert "bad.bin" in caught.value.message
 
 
-def test_missing_files_are_said(tmp_path: Path) -> None:
+def test_missing_files_are_reported(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no file of tokens matches .*none\.bin"):
         Tokens(files=(str(tmp_path / "none.bin"),), length=10).open("train")
 
 
 def test_an_array_of_something_else_is_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.zeros((3, 4), np.float32))
-    with pytest.raises(DataError, match="holds float32 of 3 x 4; tokens are whole numbers in one dim"):
+    with pytest.raises(DataError, match="the array is float32 of shape 3 x 4; tokens must be integers in one dim"):
         Tokens(files=(str(tmp_path / "a.npy"),), length=2).open("train")
 
 
@@ -137,16 +137,17 @@ def test_text_is_tokenised_once_for_the_same_content(tmp_path: Path) -> None:
 def test_a_tokenizer_file_is_read_and_gives_the_text_back(tmp_path: Path) -> None:
     path = SHARED / "data" / "tokenizers" / "tiny_bpe" / "tokenizer.json"
     if not path.is_file():
-        pytest.skip("the tokenizer is not beside this checkout")
+        pytest.skip("this checkout has no shared/ folder with the tokenizer")
     data = text(tmp_path, tokenizer=str(path), length=3)
     codec = data.codec()
-    assert codec.decode(codec.encode(b"to be, or not").tolist()).replace(" ", "") == "tobe,ornot"  # it keeps no blanks
+    text_back = codec.decode(codec.encode(b"to be, or not").tolist())
+    assert text_back.replace(" ", "") == "tobe,ornot"  # this tokenizer does not keep spaces
     assert data.open("train").example["token"].values is not None
 
 
-def test_a_tokenizer_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_an_invalid_tokenizer_is_refused(tmp_path: Path) -> None:
     (tmp_path / "t.json").write_text(json.dumps({"model": "nothing"}))
-    with pytest.raises(DataError, match=r"t\.json: no tokenizer\.json"):
+    with pytest.raises(DataError, match=r"t\.json is not a valid tokenizer\.json"):
         text(tmp_path, tokenizer=str(tmp_path / "t.json")).open("train")
     with pytest.raises(DataError, match="no such tokenizer"):
         text(tmp_path, tokenizer=str(tmp_path / "u.json")).open("train")

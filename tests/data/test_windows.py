@@ -1,4 +1,4 @@
-"""Rows cut from streams, and where their documents begin."""
+"""Rows cut from streams, and the documents in them."""
 
 from pathlib import Path
 
@@ -15,10 +15,10 @@ def test_documents_are_as_a_loop_finds_them(chance: float) -> None:
     found = split(cut, 0)
     for row in range(7):
         document = position = 0
-        for at in range(12):
-            assert (found["document"][row, at], found["position"][row, at]) == (document, position)
-            ends = cut[row, at] == 0
-            assert found["target"][row, at] == (-1 if ends else cut[row, at + 1])
+        for column in range(12):
+            assert (found["document"][row, column], found["position"][row, column]) == (document, position)
+            ends = cut[row, column] == 0
+            assert found["target"][row, column] == (-1 if ends else cut[row, column + 1])
             document, position = (document + 1, 0) if ends else (document, position + 1)
     assert {values.dtype for values in found.values()} == {np.dtype(np.int32)}
 

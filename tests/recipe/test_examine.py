@@ -55,7 +55,7 @@ def refusal(body: str, *overrides: str, data: bool = True) -> DtrainError:
         (TEXT, "data={kind: tokens, files: [tokens.npy], length: 16}", 2, "largest token is 269 (tokens.npy)"),
         (GOOD, "data={kind: idx, root: idx, classes: 7}", 2, "model: sizes ends with 10; the data has 7 classes"),
         (GOOD, "data={kind: idx, root: none, download: false}", 4, "data.root: none does not hold train-images"),
-        (GOOD, "data={kind: images, root: idx, size: 8}", 4, "data.root: idx holds no image of a class"),
+        (GOOD, "data={kind: images, root: idx, size: 8}", 4, "data.root: idx contains no image in a class folder"),
         (GOOD, "data={kind: synthetic, image: [8, 8, 3]}", 2, "model: sizes begins with 64; the data's images are 8"),
         (GOOD, "data.pixels.crop=9", 2, "data.pixels.crop: shifts of 9 pixels in images of 8 x 8; at most 7"),
     ],
