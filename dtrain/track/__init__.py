@@ -1,1 +1,1 @@
-"""Where numbers go."""
+"""Outputs of a run: console, log, metrics, trackers, notifications and summary."""

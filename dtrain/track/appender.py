@@ -1,7 +1,7 @@
-"""A file that grows line by line while others read it, brought to the disk, or to a mounted bucket, on a schedule.
+"""An append-only file that others read while it grows, synced to disk or to a mounted bucket on a schedule.
 
-A bucket's file system uploads a file when it is closed or synced, and then all of it. So a thread syncs: the run
-never waits for an upload, and a machine that is lost takes with it what was written since the last one.
+The file system of a bucket uploads the whole file when it is closed or synced. So a thread syncs: the run never waits
+for an upload, and the loss of a machine loses only the text since the last sync.
 """
 
 import os
@@ -14,23 +14,23 @@ from pathlib import Path
 from dtrain.core.errors import EnvironmentFault, cause, way_out
 
 EVERY = 30.0
-"""Seconds from one sync to the next."""
+"""Minimum seconds between two syncs."""
 RATE = 1e6
-"""Bytes a second: the most that syncs of a whole file may come to; the larger the file, the rarer they are."""
+"""Maximum average rate in bytes/s if every sync uploads the whole file: the larger the file, the rarer the syncs."""
 
 
 class Appender:
-    """Appends text; each write is seen by readers at once, and is on the disk after the next sync."""
+    """Appends text: readers can read it at once, and it is on disk after the next sync."""
 
     def __init__(self, path: Path, warn: Callable[[str], None], every: float = EVERY) -> None:
-        """`warn` gets a line where a sync fails; the next one tries again. EnvironmentFault where the file cannot be
+        """`warn` prints a line if a sync fails; the next sync tries again. EnvironmentFault if the file cannot be
         opened."""
         self.path, self._warn, self._every = path, warn, every
         try:
             self._file = path.open("ab", buffering=0)
         except OSError as error:
             raise self._fault(error) from error
-        self._waiting: deque[bytes] = deque()
+        self._queue: deque[bytes] = deque()
         self._lock, self._closed = threading.Lock(), threading.Event()
         self._unsynced = False
         self._failed: OSError | None = None
@@ -38,20 +38,20 @@ class Appender:
         self._thread.start()
 
     def write(self, text: str) -> None:
-        """Append; while a sync is under way the text waits in memory, and not the caller.
+        """Append a text without blocking: during a sync it is queued in memory.
 
-        EnvironmentFault where this text, or one that had to wait, cannot be written.
+        EnvironmentFault if this text, or one queued earlier, cannot be written.
         """
-        self._waiting.append(text.encode())
+        self._queue.append(text.encode())
         self._drain()
         if self._failed:
             raise self._fault(self._failed) from self._failed
 
     def sync(self) -> None:
-        """All that was written is on the disk, or in the bucket, when this returns; OSError where it is not."""
+        """Write the queue and sync the file to the disk or the bucket; OSError if that fails."""
         with self._lock:
             if not self._file.closed:
-                self._write_waiting()
+                self._write_queue()
                 self._unsynced = False
                 try:
                     os.fsync(self._file.fileno())
@@ -61,27 +61,27 @@ class Appender:
         self._drain()
 
     def close(self) -> None:
-        """Sync and close; a warning where that fails."""
+        """Sync and close the file; warn if that fails."""
         self._closed.set()
         self._thread.join()
         self._sync_or_warn()
-        with self._lock, suppress(OSError):  # the sync would have failed, too
+        with self._lock, suppress(OSError):  # the sync has reported the error already
             self._file.close()
 
     def _drain(self) -> None:
-        """Write what waits, unless another thread is about to. It is looked at again after the lock was given back:
-        a text that came while another thread held it does not stay behind."""
-        while self._waiting and not self._failed and self._lock.acquire(blocking=False):
+        """Write the queue, unless another thread holds the lock: that thread drains the queue after it releases the
+        lock, so no text queued meanwhile is left behind."""
+        while self._queue and not self._failed and self._lock.acquire(blocking=False):
             try:
-                self._write_waiting()
+                self._write_queue()
             except OSError as error:
                 self._failed = error
             finally:
                 self._lock.release()
 
-    def _write_waiting(self) -> None:
-        while self._waiting:
-            left, self._unsynced = self._waiting.popleft(), True
+    def _write_queue(self) -> None:
+        while self._queue:
+            left, self._unsynced = self._queue.popleft(), True
             while left:
                 left = left[self._file.write(left) :]
 
@@ -94,7 +94,7 @@ class Appender:
         try:
             self.sync()
         except OSError as error:
-            self._warn(f"{self.path} could not be brought to the disk: {cause(error)}")
+            self._warn(f"could not sync {self.path} to disk: {cause(error)}")
 
     def _pause(self) -> float:
         return max(self._every, os.fstat(self._file.fileno()).st_size / RATE)

@@ -1,4 +1,4 @@
-"""What a person sees: a live bar on a terminal, plain lines elsewhere, all of it in log.txt too."""
+"""Console output: a progress bar on a terminal, plain lines elsewhere; the lines are also written to log.txt."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,16 +15,18 @@ from dtrain.track.appender import Appender
 
 @dataclass
 class Console:
-    """Speaks on stderr. A silent one, for processes other than the first, says nothing."""
+    """Prints lines on stderr and writes them to the log."""
 
     silent: bool = False
+    """Print and log nothing; for all processes but the first."""
     rich: Rich = field(default_factory=lambda: Rich(stderr=True, highlight=False, soft_wrap=True))
     log: Path | None = None
+    """Path of the log; None for no log."""
     _bar: Progress | None = None
     _file: Appender | None = None
 
     def say(self, text: str, style: str = "") -> None:
-        """A line for the person and the log."""
+        """Print a line and write it to the log."""
         if self.silent:
             return
         self._show(text, style)
@@ -34,7 +36,7 @@ class Console:
         (self._bar.console if self._bar else self.rich).print(Text(text, style=style))
 
     def note(self, text: str) -> None:
-        """A line for the log alone."""
+        """Write a line to the log only."""
         if self.log and not self.silent:
             if self._file is None or self._file.path != self.log:
                 self.close()
@@ -42,23 +44,23 @@ class Console:
             self._file.write(text + "\n")
 
     def close(self) -> None:
-        """Close the log; the next line opens it again."""
+        """Close the log; the next line reopens it."""
         if self._file:
             self._file.close()
             self._file = None
 
     def warn(self, text: str) -> None:
-        """A line that should not be overlooked."""
+        """Print and log a warning."""
         self.say(f"warning: {text}", "yellow")
 
     def tick(self, step: int) -> None:
-        """Move the bar to this step."""
+        """Set the progress bar to this step."""
         if self._bar:
             self._bar.update(self._bar.task_ids[0], completed=step)
 
     @contextmanager
     def progress(self, start: int, steps: int) -> Iterator[None]:
-        """A live bar while inside, where there is a terminal."""
+        """Show a progress bar within the context, if stderr is a terminal."""
         if self.silent or not self.rich.is_terminal:
             yield
             return
@@ -77,7 +79,7 @@ class Console:
 
 
 def step_line(step: int, steps: int, values: dict[str, float], eta: float) -> str:
-    """One line for a step: what was learnt, how fast, how long it will still take."""
+    """The line for a training step: loss, gradient norm, learning rate, step time, speed and time left (`eta`, s)."""
     parts = [f"step {step}/{steps}", f"loss {values['train/loss']:.4f}"]
     if "train/accuracy" in values:
         parts.append(f"acc {values['train/accuracy']:.1%}")
@@ -93,22 +95,22 @@ def step_line(step: int, steps: int, values: dict[str, float], eta: float) -> st
 
 
 def eval_line(step: int, values: dict[str, Any]) -> str:
-    """One line for an evaluation."""
-    found = {name.removeprefix("eval/"): value for name, value in values.items() if name.startswith("eval/")}
-    shown = [f"{name} {value:.2%}" if name == "accuracy" else f"{name} {value:.4f}" for name, value in found.items()]
+    """The line for an evaluation: its metrics and its time."""
+    metrics = {name.removeprefix("eval/"): value for name, value in values.items() if name.startswith("eval/")}
+    shown = [f"{name} {value:.2%}" if name == "accuracy" else f"{name} {value:.4f}" for name, value in metrics.items()]
     return "  ".join([f"evaluated at {step}", *shown, f"{values['time/evaluate_s']:.1f} s"])
 
 
 def short(number: float) -> str:
-    """82512 → 82.5k."""
-    for limit, mark in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+    """A number with an SI suffix: 82512 → 82.5k."""
+    for limit, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= limit:
-            return f"{number / limit:.1f}{mark}"
+            return f"{number / limit:.1f}{suffix}"
     return f"{number:.0f}"
 
 
 def clock_time(seconds: float) -> str:
-    """192 → 3:12."""
+    """A duration as minutes:seconds or hours:minutes:seconds: 192 → 3:12."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"

@@ -1,6 +1,6 @@
-"""How a notification leaves the machine: as JSON to a webhook, or on the standard input of a command.
+"""Deliver notifications: as JSON to a webhook, or on the standard input of a command.
 
-Delivery reports what went wrong in place of raising, and never quotes the webhook's URL, which is a secret.
+Delivery returns an error text instead of raising, and the text never contains the webhook's URL, which is a secret.
 """
 
 import json
@@ -23,33 +23,34 @@ from dtrain.core.errors import cause
 from dtrain.core.process_info import LAUNCH
 
 LIMIT = 10.0
-"""Seconds that a run waits for a notification, whatever the other side does."""
+"""Maximum seconds that a run waits for the delivery of a notification."""
 TIMEOUT = 4.0
-"""Seconds that one request may take."""
+"""Timeout of one request in seconds."""
 PAUSES = (0.0, 0.5, 1.0)
-"""Seconds before each try of a request."""
+"""Seconds before each attempt of a request."""
 COMMAND = 8.0
-"""Seconds that a command may take, after which it is killed."""
+"""Timeout of a command in seconds, after which it is killed."""
 LONGEST = 500
-"""Characters of a reason: Slack and Discord refuse long texts."""
+"""Maximum length of a reason in characters: Slack and Discord reject long texts."""
 PASSED = LAUNCH
-"""The one variable of dtrain's own that a command inherits: the others would bind a run that it starts to this one."""
+"""The only DTRAIN_ variable that a command inherits; the others would make a run that it starts part of this run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Notification:
-    """One event of a run, with the values that a receiver gets."""
+    """One event of a run, with the values that the receiver gets."""
 
     event: str
     run: str
+    """Name of the run."""
     state: str
     step: int
-    """The newest step that is saved."""
+    """The newest saved step; 0 if nothing is saved."""
     steps: int | None = None
     reason: str = ""
     exit_code: int | None = None
     share: float | None = None
-    """Of the limit that is spent."""
+    """The used fraction of the time limit, for `budget`."""
     host: str = field(default_factory=socket.gethostname)
     launch: str | None = field(default_factory=lambda: os.environ.get(PASSED))
     time: float = field(default_factory=time.time)
@@ -68,17 +69,17 @@ class Notification:
             "preempted": f"was preempted and can resume{code}: {self.reason}",
             "stopped": f"was stopped: {self.reason}",
             "resumed": f"resumed from step {self.step}{f' of {self.steps}' if self.steps else ''}",
-            "budget": f"has spent {self.share or 0:.0%} of {self.reason}",
+            "budget": f"has used {self.share or 0:.0%} of {self.reason}",
         }[self.event]
         return f"{self.run} {line}"
 
     def json(self) -> bytes:
-        """One object on one line; `text` is what Slack shows, `content` is the same for Discord."""
+        """The event as a JSON object on one line; Slack displays `text`, Discord the equal `content`."""
         values = {name: value for name, value in asdict(self).items() if value is not None}
         return (json.dumps({"text": self.text, "content": self.text} | values) + "\n").encode()
 
     def environment(self) -> dict[str, str]:
-        """The variables that a command gets; empty where a value is not known."""
+        """The environment variables for a command; a value that is not known is empty."""
         code = "" if self.exit_code is None else str(self.exit_code)
         values = {"EVENT": self.event, "RUN": self.run, "STATE": self.state, "STEP": str(self.step)}
         return {
@@ -87,21 +88,21 @@ class Notification:
 
 
 class Channel(Protocol):
-    """Where notifications go."""
+    """A destination of notifications."""
 
     @property
     def name(self) -> str:
-        """What a warning calls it."""
+        """Its description in warnings."""
         ...
 
     def deliver(self, notification: Notification) -> str:
-        """Why it was not delivered; empty where it was. Takes at most about LIMIT seconds."""
+        """Deliver a notification within about LIMIT seconds; returns the reason of a failure, empty on success."""
         ...
 
 
 @dataclass(frozen=True)
 class Webhook:
-    """An HTTP endpoint, known by the name of the environment variable that holds its URL."""
+    """An HTTP endpoint, identified in messages by the name of the environment variable that contains its URL."""
 
     variable: str
     url: str = field(repr=False)
@@ -111,7 +112,7 @@ class Webhook:
         return f"the webhook in {self.variable}"
 
     def deliver(self, notification: Notification) -> str:
-        """POST, up to three times where the endpoint does not answer, or answers with 429 or 5xx."""
+        """POST the event, with up to two retries if the endpoint does not respond or responds with 429 or 5xx."""
         headers = {"Content-Type": "application/json", "User-Agent": f"dtrain/{__version__}"}
         request = urllib.request.Request(self.url, notification.json(), headers, method="POST")
         end, problem = time.monotonic() + LIMIT - 1, ""
@@ -152,18 +153,18 @@ class Command:
                 os.killpg(running.pid, signal.SIGKILL)
             running.wait()
             return f"it took longer than {COMMAND:.0f} s and was killed"
-        return f"it ended with {running.returncode}" if running.returncode else ""
+        return f"it exited with code {running.returncode}" if running.returncode else ""
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A redirected POST would arrive as a GET without its body: it counts as a failure."""
+    """Treats a redirect as a failure, because a redirected POST would become a GET without the body."""
 
     def redirect_request(self, req: Any, fp: Any, code: Any, msg: Any, headers: Any, newurl: Any) -> None:
         return None
 
 
 def _post(request: urllib.request.Request, seconds: float) -> tuple[str, bool]:
-    """What went wrong, and whether another try would give the same."""
+    """Send a request; returns the error text, empty on success, and whether a retry would be pointless."""
     try:
         with urllib.request.build_opener(_NoRedirect).open(request, timeout=seconds):
             return "", True
@@ -175,10 +176,10 @@ def _post(request: urllib.request.Request, seconds: float) -> tuple[str, bool]:
 
 
 def _without_url(error: Exception) -> str:
-    """The cause of a failed request; the text of some errors quotes the URL, so only known ones are shown."""
+    """The cause of a failed request; some error texts contain the URL, so only texts known to be safe are returned."""
     reason = getattr(error, "reason", error)
     if isinstance(reason, TimeoutError):
-        return "no answer"
+        return "no response before the timeout"
     if isinstance(reason, OSError) and not isinstance(reason, ssl.SSLError) and reason.strerror:
         return reason.strerror
     return type(reason).__name__

@@ -1,4 +1,4 @@
-"""metrics.jsonl: the primary record of a run, one JSON object a line, only ever appended to."""
+"""metrics.jsonl: the primary record of a run's metrics, append-only, with one JSON object per line."""
 
 import json
 import shutil
@@ -16,7 +16,7 @@ from dtrain.track.appender import Appender
 
 @dataclass(frozen=True)
 class Lines:
-    """Appends a line for each call: readers see it at once, and a loss of the machine spares what was synced."""
+    """A tracker that appends a line per call; readers can read it at once, and it is on disk after the next sync."""
 
     file: Appender
 
@@ -24,52 +24,52 @@ class Lines:
         self.file.write(json.dumps({"step": step, **values}) + "\n")
 
     def sync(self) -> None:
-        """All rows are on the disk, or in the bucket, when this returns; OSError where they are not."""
+        """Sync all rows to the disk or the bucket; OSError if that fails."""
         self.file.sync()
 
 
 @contextmanager
 def lines(path: Path, start: int, warn: Callable[[str], None]) -> Iterator[Lines]:
-    """The record, cut back to step `start`: what came after it is about to be computed again."""
+    """Open the record and truncate it to step `start`, because later steps are about to be recomputed."""
     cut(path, start, warn)
     with closing(Appender(path, warn)) as file:
         yield Lines(file)
 
 
 def cut(path: Path, step: int, warn: Callable[[str], None]) -> None:
-    """Drop the rows after `step`, and a last line that was cut off while being written. Where other lines cannot
-    be read, the file as it was is kept beside it."""
+    """Remove the rows after `step`, and an incomplete last line. If other lines are damaged, keep a copy of the
+    original file and warn."""
     if not path.exists():
         return
     rows, bad = rows_of(path)
     if bad:
-        aside = path.with_name(f"{path.name}.bad-{time.strftime('%Y%m%d-%H%M%S')}")
-        shutil.copyfile(path, aside)
-        warn(f"{path}: {damage(bad)}; a copy of the file is kept as {aside.name}")
+        backup = path.with_name(f"{path.name}.bad-{time.strftime('%Y%m%d-%H%M%S')}")
+        shutil.copyfile(path, backup)
+        warn(f"{path}: {damage(bad)}; a copy of the file is kept as {backup.name}")
     overwrite(path, "".join(json.dumps(row) + "\n" for row in rows if row["step"] <= step))
 
 
 def damage(bad: list[int]) -> str:
-    """What to say of lines that cannot be read."""
-    return f"{len(bad)} damaged line{'s' * (len(bad) > 1)} left out, the first is line {bad[0]}"
+    """The message about damaged lines with these numbers."""
+    return f"{len(bad)} damaged line{'s' * (len(bad) > 1)} skipped, the first is line {bad[0]}"
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Every row that can be read; EnvironmentFault where the file cannot."""
+    """All valid rows; EnvironmentFault if the file cannot be read."""
     return rows_of(path)[0]
 
 
 def rows_of(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
-    """The rows, and the numbers of the lines that are none; EnvironmentFault where the file cannot be read.
+    """The valid rows, and the line numbers of damaged lines; EnvironmentFault if the file cannot be read.
 
-    A last line without an end is what a dying process left unfinished, and no damage.
+    A last line without a newline was interrupted when its process died; it does not count as damaged.
     """
     try:
-        written = read_regular(path).splitlines(keepends=True) if path.exists() else []
+        content = read_regular(path).splitlines(keepends=True) if path.exists() else []
     except OSError as error:
         raise EnvironmentFault(f"{path} cannot be read: {cause(error)}", "move it away to resume without it") from error
     rows, bad = [], []
-    for number, line in enumerate(written, 1):
+    for number, line in enumerate(content, 1):
         row = _row(line)
         if row is not None:
             rows.append(row)
@@ -79,7 +79,7 @@ def rows_of(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
 
 
 def _row(line: bytes) -> dict[str, Any] | None:
-    """A step and numbers, by name; None where the line is anything else."""
+    """A row: a step and other numbers by name; None if the line is not valid."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):

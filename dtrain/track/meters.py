@@ -1,4 +1,4 @@
-"""Rates that are worked out from a step's time."""
+"""Rates computed from the time of a step: examples/s, tokens/s and MFU."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,28 +10,30 @@ from dtrain.core.chips import chip_of
 
 @dataclass(frozen=True)
 class Meters:
-    """What one step is worth: its examples, its FLOPs by a named convention, the devices' peak."""
+    """The work of one step and the peak of the devices, from which rates are computed."""
 
     examples: int
+    """Examples in the global batch."""
     tokens: int
-    """Tokens of an example; 0 where it has none."""
+    """Tokens per example; 0 if it has none."""
     flops: float
+    """Model FLOPs of one step."""
     peak: float | None
-    """FLOP/s of all devices together, or None where it is not known."""
+    """Peak FLOP/s of all devices together; None if unknown."""
 
     def rates(self, values: dict[str, float]) -> dict[str, float]:
-        """The values with examples per second, MFU where a peak is known, and memory where it is told."""
+        """Add examples/s, tokens/s, MFU if the peak is known, and memory if the device reports it, to the values."""
         seconds = values["time/step_ms"] / 1e3
-        found = {"rate/examples_per_s": self.examples / seconds}
+        rates = {"rate/examples_per_s": self.examples / seconds}
         if self.tokens:
-            found["rate/tokens_per_s"] = self.examples * self.tokens / seconds
+            rates["rate/tokens_per_s"] = self.examples * self.tokens / seconds
         if self.peak:
-            found["rate/mfu"] = self.flops / seconds / self.peak
-        return values | found | _memory()
+            rates["rate/mfu"] = self.flops / seconds / self.peak
+        return values | rates | _memory()
 
 
 def peak_of(devices: list[Any]) -> float | None:
-    """Peak dense bfloat16 FLOP/s of the devices together, or None where the table has no figure."""
+    """Peak dense bfloat16 FLOP/s of the devices together; None if their chip is not in the chip table."""
     chip = chip_of(devices[0].device_kind)
     return chip.flops_per_device * len(devices) if chip else None
 

@@ -1,7 +1,7 @@
-"""Sends the events of a run when it ends, resumes, or has spent a share of its limit.
+"""Send notifications when a run ends, resumes, or has used a set fraction of its time limit.
 
-One process sends each event. `resumed` and `budget` are sent by process 0 of the run. The end is sent by the process
-whose exit code the caller gets: the supervisor where there is one, on the first host, else process 0 itself.
+Each event is sent by one process. Process 0 sends `resumed` and `budget`. The end of the run is sent by the process
+whose exit code the caller gets: the supervisor on the first host if there is one, else process 0.
 """
 
 import json
@@ -21,43 +21,45 @@ from dtrain.track.delivery import LIMIT, LONGEST, Channel, Notification
 from dtrain.track.notify import Event, Notify
 
 ORDER = 2.0
-"""Seconds that a notification waits for the one before it, so that they arrive in order."""
+"""Maximum seconds that a notification waits for earlier ones, so that they arrive in order."""
 KILLED = 128
-"""Exit codes above this are of a process that a signal ended."""
+"""An exit code above this means that signal number (exit code - 128) ended the process."""
 
 Close = Callable[[str, str, int], int]
-"""(state, reason, exit code) → the exit code: what has to be done where the process ends at once."""
+"""(state, reason, exit code) → exit code: called before a process ends at once, for example on a second signal."""
 
 
 @dataclass
 class Notifier:
-    """Sends the events of one run from this process, each in a thread of its own: training does not wait for them."""
+    """Sends the events of one run from this process, each in its own thread, so that training does not wait."""
 
     settings: Notify | None
-    """None where this process sends nothing."""
+    """None if this process sends nothing."""
     place: Folder
+    """The run folder."""
     warn: Callable[[str], object]
     wait: float
-    """Seconds that the end of the process waits for what is under way."""
+    """Maximum seconds that the process waits at its end for deliveries in progress."""
     _channels: list[Channel] = field(default_factory=list)
     _threads: list[threading.Thread] = field(default_factory=list)
     _ending: Any = field(default_factory=threading.Lock)
-    """Taken by the thread that sends the end, and kept: there is one end."""
+    """Acquired by the thread that sends the end, and never released: the end is sent only once."""
     _once: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._channels = self.settings.channels() if self.settings else []
 
     def resumed(self, step: int, steps: int) -> None:
-        """This start resumes from a saved step; a rollback later on is no resume."""
+        """Send `resumed` if this start resumes from a saved step; only the first call counts, as later ones are
+        rollbacks."""
         if step and "resumed" not in self._once:
             self._send("resumed", "running", {"step": step, "steps": steps}, reason=f"resumed from step {step}")
         self._once.add("resumed")
 
     def spent(self, share: float, limit: str = "its time limit") -> None:
-        """Report the share of a limit that is spent, as often as is convenient, from process 0.
+        """Report the used share of a limit; called regularly in process 0.
 
-        `budget` is sent at the first report of at least `track.notify.share`, once in all starts of a launch.
+        `budget` is sent at the first report of at least `track.notify.share`, once for all starts of a launch.
         """
         if not self.settings or "budget" in self._once or "budget" not in self.settings.on:
             return
@@ -65,7 +67,7 @@ class Notifier:
         if share < self.settings.share:
             if "below" not in self._once:
                 with suppress(OSError):
-                    path.unlink(missing_ok=True)  # of an earlier launch, or a shorter limit
+                    path.unlink(missing_ok=True)  # from an earlier launch, or from a shorter limit
             self._once.add("below")
             return
         self._once.add("budget")
@@ -77,7 +79,7 @@ class Notifier:
         self._send("budget", "running", self._record(), reason=limit, share=round(share, 4))
 
     def closing(self, close: Close) -> Close:
-        """The same, after which the end is sent. A second request to stop leaves at once and sends nothing."""
+        """Wrap `close` so that the end of the run is sent after it. After a second stop signal nothing is sent."""
 
         def closed(state: str, reason: str, code: int) -> int:
             code = close(state, reason, code)
@@ -88,14 +90,13 @@ class Notifier:
         return closed
 
     def ended(self, code: int, reason: str) -> None:
-        """Send how the run ended, and wait until that is delivered or given up."""
-        if self.settings and self._ending.acquire(
-            timeout=self.wait + 1
-        ):  # of a signal's thread, which ends the process
+        """Send how the run ended, and wait until that is delivered or has failed."""
+        # the lock may be held by the thread of a signal, which ends the process after it has sent the event
+        if self.settings and self._ending.acquire(timeout=self.wait + 1):
             self._end(code, reason)
 
     def join(self) -> None:
-        """Wait for what is under way, `wait` seconds at most."""
+        """Wait for deliveries in progress, at most `wait` seconds, and warn about those that are not finished."""
         end, (threads, self._threads) = time.monotonic() + self.wait, (self._threads, [])
         for thread in threads:
             thread.join(max(0.0, end - time.monotonic()))
@@ -106,14 +107,14 @@ class Notifier:
         record = self._record()
         event = _event_of(code, record.get("state", ""))
         if event:
-            written = record.get("reason", "") if record.get("exit_code") == code else ""
+            recorded = record.get("reason", "") if record.get("exit_code") == code else ""
             state = {"preempted": "stopped"}.get(event, event)
-            self._send(event, state, record, reason=reason or written or _cause_of(code), exit_code=code)
+            self._send(event, state, record, reason=reason or recorded or _cause_of(code), exit_code=code)
             self.join()
 
     @property
     def starts(self) -> int:
-        """How often the run was started by now."""
+        """Number of starts of the run so far, from run.json."""
         return self._record().get("starts", 0)
 
     def _record(self) -> Mapping[str, Any]:
@@ -141,7 +142,7 @@ class Notifier:
             thread.join(max(0.0, end - time.monotonic()))
         try:
             problem = channel.deliver(notification)
-        except Exception as error:  # whose text may hold the URL
+        except Exception as error:  # show only the class: the text may contain the URL
             problem = type(error).__name__
         if problem:
             self._warn(f"`{notification.event}` was not delivered to {channel.name}: {problem}")
@@ -152,7 +153,7 @@ class Notifier:
 
 
 def _event_of(code: int, state: str) -> Event | None:
-    """The event that an end with this exit code is; None where the run was left at once, or another start has it."""
+    """The event for an end with this exit code; None if the run was aborted or another process uses its folder."""
     if code in (Aborted.exit_code, Locked.exit_code):
         return None
     if code == Stopped.exit_code:
@@ -164,8 +165,11 @@ def _event_of(code: int, state: str) -> Event | None:
 def notifying(
     settings: Notify | None, place: Folder, warn: Callable[[str], object], patience: float
 ) -> Iterator[Notifier]:
-    """A notifier for the process of a run, which sends how the run ended when this is left. EnvironmentFault where
-    nothing could be sent. `patience`: seconds after which a supervisor takes this process for one that hangs."""
+    """A notifier for a training process; at the end of the context it sends how the run ended.
+
+    `patience`: seconds after which the supervisor considers this process as hanging. EnvironmentFault if the settings
+    do not allow to send anything.
+    """
     notifier = Notifier(settings, place, warn, min(LIMIT, patience / 2) if watched() else LIMIT)
     try:
         yield notifier
@@ -183,8 +187,11 @@ def notifying(
 def supervising(
     settings: Notify | None, place: Folder, warn: Callable[[str], object]
 ) -> Iterator[Callable[[int], int]]:
-    """A function that takes the exit code of a supervised run and returns it; how the run ended is sent when this is
-    left. EnvironmentFault where nothing could be sent. `settings` is None on all hosts but the first."""
+    """For a supervisor: yields a function that records the exit code of the run and returns it; at the end of the
+    context, how the run ended is sent.
+
+    `settings` is None on all hosts but the first. EnvironmentFault if the settings do not allow to send anything.
+    """
     notifier, codes = Notifier(settings, place, warn, LIMIT), []
     starts = notifier.starts
 
@@ -197,25 +204,25 @@ def supervising(
     except BaseException as error:
         notifier.ended(*_code_and_reason(error))
         raise
-    begun = notifier.starts > starts
+    started = notifier.starts > starts
     for code in codes:
-        if code or begun:  # else it was finished before
-            notifier.ended(code, "" if begun else _cause_of(code))
+        if code or started:  # otherwise the run was already finished before
+            notifier.ended(code, "" if started else _cause_of(code))
 
 
 def _code_and_reason(error: BaseException) -> tuple[int, str]:
-    """The exit code and the reason of an error, by the mapping that the command line uses."""
+    """The exit code and the reason for an error, with the same mapping as the command line."""
     known = user_error(error)
     return (known.exit_code, known.message) if known else (DtrainError.exit_code, f"{type(error).__name__}: {error}")
 
 
 def _cause_of(code: int) -> str:
-    """What is known of an end that no process could write down."""
+    """The reason derived from the exit code alone, for an end that no process could record."""
     if code == Hung.exit_code:
         return "a process made no progress"
     if code == Exhausted.exit_code:
-        return "started again too often without a new checkpoint; the output says why"
+        return "restarted too often without a new checkpoint; the output of the run shows the cause"
     with suppress(ValueError):
         if code > KILLED:
             return f"a process was killed by {signal.Signals(code - KILLED).name}"
-    return f"a process ended with exit code {code}; the output says why"
+    return f"a process ended with exit code {code}; the output of the run shows the cause"

@@ -1,4 +1,4 @@
-"""The summary of a run, from its folder alone."""
+"""The summary of a run, computed from its folder."""
 
 import math
 from collections.abc import Mapping
@@ -15,56 +15,55 @@ SECTIONS = ("compile", "restore", "data", "step", "evaluate", "save")
 
 @dataclass(frozen=True)
 class Summary:
-    """What a run came to. Times are in seconds, rates per second."""
+    """The results of a run. Times are in seconds, rates per second."""
 
     values: dict[str, Any]
 
     def text(self) -> str:
-        """A few lines for a person."""
-        found = self.values
-        head = f"{found['name']}: {found['state']} at step {found['step']}" + (
-            f" of {found['steps']}" if found.get("steps") else ""
+        """The summary as a few lines of text."""
+        values = self.values
+        head = f"{values['name']}: {values['state']} at step {values['step']}" + (
+            f" of {values['steps']}" if values.get("steps") else ""
         )
-        reason = "" if found["state"] in ("running", "finished") else str(found["reason"] or "")
+        reason = "" if values["state"] in ("running", "finished") else str(values["reason"] or "")
         rows = [head + (f" ({reason})" if reason and not reason.startswith("saved at step") else "")]
         for group in ("train", "eval"):
-            shown = [_shown(name, value) for name, value in found["last"].items() if name.startswith(f"{group}/")]
+            shown = [_shown(name, value) for name, value in values["last"].items() if name.startswith(f"{group}/")]
             if shown:
                 rows.append(f"  {group:<6} {'  '.join(shown)}")
-        if found["best"]:
+        if values["best"]:
             rows.append(
-                "  best   " + "  ".join(f"{_shown(n, b['value'])} at {b['step']}" for n, b in found["best"].items())
+                "  best   " + "  ".join(f"{_shown(n, b['value'])} at {b['step']}" for n, b in values["best"].items())
             )
-        if "steps_per_s" in found:
-            rate = f"{found['steps_per_s']:,.1f} steps/s, {found['examples_per_s']:,.0f} examples/s"
-            rows.append(f"  speed  {rate}, median step {found['step_ms']:.2f} ms")
-        cached = {"compile": " from the cache"} if found["compiled_from_cache"] and found["starts"] == 1 else {}
+        if "steps_per_s" in values:
+            rate = f"{values['steps_per_s']:,.1f} steps/s, {values['examples_per_s']:,.0f} examples/s"
+            rows.append(f"  speed  {rate}, median step {values['step_ms']:.2f} ms")
+        cached = {"compile": " from the cache"} if values["compiled_from_cache"] and values["starts"] == 1 else {}
         times = [
-            f"{name} {found['seconds'][name]:.1f}{cached.get(name, '')}"
+            f"{name} {values['seconds'][name]:.1f}{cached.get(name, '')}"
             for name in SECTIONS
-            if name in found["seconds"]
+            if name in values["seconds"]
         ]
         if times:
             rows.append(f"  time   {'  '.join(times)}  (seconds)")
-        if found["goodput"]:
-            lost = [f"{name} {seconds:.1f}" for name, seconds in found["lost"].items()]
-            starts = f" in {found['starts']} starts" if found["starts"] > 1 else ""
+        if values["goodput"]:
+            lost = [f"{name} {seconds:.1f}" for name, seconds in values["lost"].items()]
+            starts = f" in {values['starts']} starts" if values["starts"] > 1 else ""
             rows.append(
-                f"  goodput {found['goodput']:.1%} of {found['wall']:.1f} s{starts}  {'  '.join(lost)}".rstrip()
+                f"  goodput {values['goodput']:.1%} of {values['wall']:.1f} s{starts}  {'  '.join(lost)}".rstrip()
             )
-        if found["damaged_lines"]:
-            rows.append(f"  warning: metrics.jsonl: {damage(found['damaged_lines'])}")
-        rows.append(f"  folder {found['folder']}")
+        if values["damaged_lines"]:
+            rows.append(f"  warning: metrics.jsonl: {damage(values['damaged_lines'])}")
+        rows.append(f"  folder {values['folder']}")
         return "\n".join(rows)
 
 
 def summarise(place: Folder) -> Summary:
-    """The summary; RecipeError where the folder holds no run."""
+    """Summarise a run; RecipeError if the folder does not contain a run."""
     record = place.read_record()
     if not record:
-        raise RecipeError(
-            f"{place.path} holds no run: run.json is missing", "`dtrain report runs/NAME` takes a run's folder"
-        )
+        hint = "give the folder of a run: `dtrain report runs/NAME`"
+        raise RecipeError(f"{place.path} is not the folder of a run: run.json is missing", hint)
     rows, bad = rows_of(place.metrics)
     last: dict[str, float] = {}
     for row in rows:
@@ -79,7 +78,7 @@ def summarise(place: Folder) -> Summary:
 
 
 def _goodput(record: dict[str, Any]) -> dict[str, float]:
-    """The part of all time since the first start in which steps were done that did not have to be done again."""
+    """Goodput: the fraction of the wall time since the first start that was spent on steps not recomputed later."""
     end, start = record.get("ended") or record.get("written"), record.get("started")
     if not (end and start and end > start):
         return {"goodput": 0.0, "wall": 0.0}
@@ -87,23 +86,25 @@ def _goodput(record: dict[str, Any]) -> dict[str, float]:
 
 
 def _best(rows: list[dict[str, Any]], rising: Mapping[str, bool]) -> dict[str, dict[str, float]]:
-    """The best of each evaluated metric, where there was more than one evaluation and it is known which way it is
-    better. `rising`: what the model declares."""
-    measured = [row for row in rows if any(name.startswith("eval/") for name in row)]
-    if len(measured) < 2:
+    """The best value of each evaluation metric and its step; empty after fewer than two evaluations.
+
+    Metrics without a known direction are left out. `rising`: whether higher is better, as the model declares.
+    """
+    evaluations = [row for row in rows if any(name.startswith("eval/") for name in row)]
+    if len(evaluations) < 2:
         return {}
-    found = {}
-    for name in (name for name in measured[0] if name.startswith("eval/")):
-        up = higher_is_better(name, rising)
-        known = [row for row in measured if math.isfinite(row.get(name, math.nan))]
-        if known and up is not None:
-            row = (max if up else min)(known, key=lambda row, name=name: row[name])
-            found[name] = {"value": row[name], "step": row["step"]}
-    return found
+    best = {}
+    for name in (name for name in evaluations[0] if name.startswith("eval/")):
+        rises = higher_is_better(name, rising)
+        finite = [row for row in evaluations if math.isfinite(row.get(name, math.nan))]
+        if finite and rises is not None:
+            row = (max if rises else min)(finite, key=lambda row, name=name: row[name])
+            best[name] = {"value": row[name], "step": row["step"]}
+    return best
 
 
 def _speed(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Rates at the median step time; the first logged interval, which warms up, is left out."""
+    """Rates at the median step time, without the first logged interval, which includes the warm-up."""
     timed = sorted(
         (row for row in rows if {"time/step_ms", "rate/examples_per_s"} <= row.keys()), key=lambda row: row["step"]
     )

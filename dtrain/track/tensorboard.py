@@ -18,8 +18,8 @@ class TensorBoard:
     def open(self, about: About) -> Iterator[Tracker]:
         from tensorboardX import SummaryWriter
 
-        again = about.start + 1 if about.start else None
-        writer = SummaryWriter(str(about.folder.path / "tensorboard"), purge_step=again)
+        first_step = about.start + 1 if about.start else None
+        writer = SummaryWriter(str(about.folder.path / "tensorboard"), purge_step=first_step)
         try:
             yield Scalars(writer)
         finally:
@@ -28,7 +28,7 @@ class TensorBoard:
 
 @dataclass(frozen=True)
 class Scalars:
-    """A scalar for each value."""
+    """A tracker that writes each value as a scalar."""
 
     writer: Any
 

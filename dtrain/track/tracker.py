@@ -1,4 +1,4 @@
-"""What a tracker is, and the recipe's `track` section."""
+"""The interface of trackers, which send metrics to other programs."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -10,29 +10,30 @@ from dtrain.core.run_dir import Folder
 
 @dataclass(frozen=True)
 class About:
-    """What a tracker is told of the run it follows."""
+    """Description of a run for its trackers."""
 
     folder: Folder
     name: str
     recipe: Mapping[str, Any]
     ids: dict[str, str]
-    """Ids that trackers gave the run, kept in run.json, so that a resumed run stays one run."""
+    """Ids of the run in external trackers, stored in run.json so that a resumed run keeps its id; a tracker may add
+    one."""
     start: int
-    """The step from which this process goes on."""
+    """The step from which this start resumes; 0 for a new run."""
     warn: Callable[[str], None]
 
 
 class Tracker(Protocol):
-    """Takes numbers. Opened on process 0 alone."""
+    """Records metrics. Opened only on process 0."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Note the values that belong to a step."""
+        """Record the values of a step."""
         ...
 
 
 class Sink(Protocol):
-    """A frozen dataclass: one entry of the recipe's `track.to` itself."""
+    """One entry of the recipe's `track.to`, a frozen dataclass."""
 
     def open(self, about: About) -> AbstractContextManager[Tracker]:
-        """Begin to follow a run."""
+        """Start to track a run; the tracker is valid within the context."""
         ...

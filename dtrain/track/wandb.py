@@ -1,4 +1,4 @@
-"""Weights & Biases: online, offline or disabled; a resumed run stays one run."""
+"""Weights & Biases tracker: online, offline or disabled; a resumed run keeps its id."""
 
 import os
 import secrets
@@ -11,12 +11,12 @@ from dtrain.core.errors import DtrainError, EnvironmentFault
 from dtrain.track.tracker import About, Tracker
 
 PATIENCE = 30.0
-"""Seconds that a run waits for the service, at its beginning and at its end."""
+"""Timeout in seconds for the service, at the start and at the end of a run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WandB:
-    """Mirrors the metrics to Weights & Biases. The key comes from WANDB_API_KEY or `wandb login`."""
+    """Copies the metrics to Weights & Biases. The API key comes from WANDB_API_KEY or `wandb login`."""
 
     kind: Literal["wandb"] = "wandb"
     project: str = "dtrain"
@@ -37,13 +37,13 @@ class WandB:
         except CommError as error:  # the network, or the service
             reason = (str(error) or type(error).__name__).splitlines()[0]
             about.warn(
-                f"Weights & Biases cannot be reached ({reason}): kept in {about.folder.path / 'wandb'}, "
-                "to be sent later with `wandb sync`"
+                f"Weights & Biases cannot be reached ({reason}): metrics are stored in {about.folder.path / 'wandb'}; "
+                "upload them later with `wandb sync`"
             )
-            wandb.teardown(exit_code=0)  # which frees the run's id
+            wandb.teardown(exit_code=0)  # releases the run's id
             run = self._begin(about, "offline")
         except DtrainError:
-            raise  # a request to stop that came meanwhile
+            raise  # a stop request that arrived in the meantime
         except Exception as error:
             raise _not_started(error) from error
         failed = True
@@ -71,13 +71,13 @@ class WandB:
 
 
 def _not_started(error: Exception) -> EnvironmentFault:
-    hint = "set WANDB_API_KEY, or set the tracker's mode to offline and send it later with `wandb sync`"
+    hint = "set WANDB_API_KEY, or set the tracker's mode to offline and upload later with `wandb sync`"
     return EnvironmentFault(f"Weights & Biases did not start: {error}", hint)
 
 
 @dataclass(frozen=True)
 class Rows:
-    """A row for each step."""
+    """A tracker that logs one row per step."""
 
     run: Any
 

@@ -1,4 +1,4 @@
-"""What is appended is seen at once, waits for no sync, and is synced on a schedule."""
+"""Appended text is readable at once, does not wait for a sync, and is synced on a schedule."""
 
 import os
 import threading
@@ -15,30 +15,32 @@ from dtrain.track.appender import Appender
 
 
 @contextmanager
-def held_sync(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, threading.Event]]:
-    """Each sync says that it began, and waits until it may go on."""
-    began, go_on = threading.Event(), threading.Event()
+def blocked_sync(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, threading.Event]]:
+    """Each sync sets the first event when it begins, and waits for the second."""
+    began, proceed = threading.Event(), threading.Event()
 
     def fsync(_handle: int) -> None:
         began.set()
-        assert go_on.wait(20)
+        assert proceed.wait(20)
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", fsync)
-        yield began, go_on
-        go_on.set()
+        yield began, proceed
+        proceed.set()
 
 
-def test_a_write_is_seen_at_once_and_waits_for_no_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_is_readable_at_once_and_does_not_wait_for_a_sync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "rows"
-    with held_sync(monkeypatch) as (began, go_on), closing(Appender(path, pytest.fail, every=0.01)) as file:
+    with blocked_sync(monkeypatch) as (began, proceed), closing(Appender(path, pytest.fail, every=0.01)) as file:
         file.write("one\n")
         assert path.read_text() == "one\n"
         assert began.wait(20)
         file.write("two\n")
         file.write("three\n")
         assert path.read_text() == "one\n"
-        go_on.set()
+        proceed.set()
         file.sync()
         assert path.read_text() == "one\ntwo\nthree\n"
 
@@ -55,7 +57,7 @@ def test_what_many_threads_write_is_whole_and_in_their_order(tmp_path: Path) -> 
         for writer in writers:
             writer.join()
         end = time.monotonic() + 20
-        while len(rows := path.read_text().splitlines()) < 900:  # the thread that synced writes what had to wait
+        while len(rows := path.read_text().splitlines()) < 900:  # the thread that synced writes the queued text
             assert time.monotonic() < end
             time.sleep(0.01)
     assert len(rows) == 900
@@ -86,10 +88,10 @@ def test_a_sync_that_fails_is_reported_and_tried_again(tmp_path: Path, monkeypat
     with closing(Appender(tmp_path / "rows", output.append, every=0.01)) as file:
         file.write("one\n")
         assert again.wait(20)
-    assert output == [f"{tmp_path / 'rows'} could not be brought to the disk: Input/output error"]
+    assert output == [f"could not sync {tmp_path / 'rows'} to disk: Input/output error"]
 
 
-def test_a_text_that_had_to_wait_and_finds_no_room_is_an_error_of_the_next_write(tmp_path: Path) -> None:
+def test_a_queued_text_that_cannot_be_written_is_an_error_of_the_next_write(tmp_path: Path) -> None:
     with closing(Appender(tmp_path / "rows", lambda _: None)) as file:
         with Path("/dev/full").open("ab") as full:
             os.dup2(full.fileno(), file._file.fileno())

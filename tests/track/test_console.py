@@ -44,7 +44,7 @@ def test_a_terminal_gets_a_bar_and_the_log_plain_lines(tmp_path: Path) -> None:
     assert (tmp_path / "log.txt").read_text() == "step 5/10\nwarning: mind this\nlater\n"
 
 
-def test_a_silent_console_says_nothing(tmp_path: Path) -> None:
+def test_a_silent_console_prints_nothing(tmp_path: Path) -> None:
     screen = io.StringIO()
     console = Console(silent=True, rich=Rich(file=screen), log=tmp_path / "log.txt")
     with console.progress(0, 10):

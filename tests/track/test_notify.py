@@ -1,4 +1,4 @@
-"""Notifications, received by a server and a command of the test's own."""
+"""Notifications, received by a test server and a test command."""
 
 import json
 import os
@@ -38,7 +38,7 @@ NOTHING_FINITE = "optimizer={kind: adamw, lr: 1e4, decay: 0.9}"
 
 @dataclass
 class Receiver:
-    """An endpoint that keeps what is posted to it, and answers with a status, or not at all for `None`."""
+    """An endpoint that stores each POST and responds with `status`, or not at all for None."""
 
     status: int | None = 200
     url: str = ""
@@ -233,7 +233,7 @@ def test_a_run_whose_hours_are_nearly_over_sends_budget_and_then_stopped(
     long = ["steps=10000000", "evaluate.every=0", "checkpoint.minutes=0", "track.every=1000"]
     settings = "track.notify={webhook: DTRAIN_TEST_HOOK, share: 0.01}"
     done = dtrain("run", recipe, settings, *long, "--hours", "0.004", DTRAIN_TEST_HOOK=receiver.url)
-    assert "the 0.004 hours that it may take are over" in done.stdout + done.stderr
+    assert "the time limit of 0.004 hours is reached" in done.stdout + done.stderr
     assert receiver.events == ["budget", "stopped"]
     assert "hours" in receiver.posted[0]["reason"]
 
@@ -242,7 +242,7 @@ def test_what_cannot_be_sent_is_refused_before_the_first_step(dtrain: Dtrain, re
     refused = dtrain("run", recipe, HOOK, code=3)
     assert "the environment variable DTRAIN_TEST_HOOK is not set" in refused.stderr
     refused = dtrain("run", recipe, "track.notify={command: no-such-program}", "--restarts", "2", code=3)
-    assert "no program 'no-such-program' here" in refused.stderr
+    assert "no program 'no-such-program' on this machine" in refused.stderr
     assert not (tmp_path / "runs" / "small" / "checkpoints").exists()
     dtrain("run", recipe, HOOK, "--dry-run")
 
@@ -314,7 +314,7 @@ def test_a_share_of_the_limit_is_sent_once_in_all_starts_of_a_launch(
     def start(*shares: float) -> None:
         notifier = sending(place(tmp_path), Notify(webhook="HOOK", share=0.5))
         for share in shares:
-            notifier.spent(share, "its 12 hours")
+            notifier.spent(share, "its time limit of 12 hours")
         notifier.join()
 
     start(0.1, 0.4999)
@@ -323,7 +323,7 @@ def test_a_share_of_the_limit_is_sent_once_in_all_starts_of_a_launch(
     start(0.7)  # started again after a preemption
     (posted,) = receiver.posted
     assert (posted["event"], posted["share"], posted["state"]) == ("budget", 0.5, "running")
-    assert posted["text"] == "small has spent 50% of its 12 hours"
+    assert posted["text"] == "small has used 50% of its time limit of 12 hours"
     start(0.2, 0.9)  # a longer limit
     assert len(receiver.posted) == 2
     monkeypatch.setenv("DTRAIN_LAUNCH", "another")
@@ -415,7 +415,7 @@ def test_an_error_of_any_kind_is_a_warning_without_its_text(tmp_path: Path) -> N
 
 def test_a_command_that_fails_or_takes_too_long_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivery, "COMMAND", 0.5)
-    assert Command(["sh", "-c", "exit 3"]).deliver(of()) == "it ended with 3"
+    assert Command(["sh", "-c", "exit 3"]).deliver(of()) == "it exited with code 3"
     assert Command([str(tmp_path / "none")]).deliver(of()).startswith("No such file")
     note = tmp_path / "pid"
     assert "was killed" in Command(["sh", "-c", f"sleep 60 & echo $! > {note}; wait"]).deliver(of())
@@ -444,7 +444,7 @@ def test_what_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("section", "found"),
     [
-        ("{}", "track.notify: nobody is notified: neither command nor webhook is set"),
+        ("{}", "track.notify: neither command nor webhook is set"),
         ("{command: a, on: [finsihed]}", "track.notify.on.0: expected 'finished', 'failed'"),
         ("{command: a, on: []}", "track.notify.on: expected a list of at least 1"),
         ("{command: a, share: 0}", "track.notify.share: expected a number above 0"),

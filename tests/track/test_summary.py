@@ -43,7 +43,7 @@ def test_the_best_follows_what_the_model_declares_and_nothing_is_guessed(run: Fo
     assert summarise(run).values["best"] == {"eval/top1": {"value": 0.212, "step": 3}}
 
 
-def test_a_stopped_run_says_where_once(run: Folder) -> None:
+def test_a_stopped_run_shows_its_step_once(run: Folder) -> None:
     run.write_record(run.read_record() | {"state": "stopped", "step": 20, "reason": "saved at step 20 of 30"})
     assert summarise(run).text().splitlines()[0] == "trial: stopped at step 20 of 30"
 
@@ -51,7 +51,7 @@ def test_a_stopped_run_says_where_once(run: Folder) -> None:
 def test_damaged_lines_are_reported(run: Folder) -> None:
     with run.metrics.open("a") as file:
         file.write("{}\n")
-    assert "metrics.jsonl: 1 damaged line left out, the first is line 6" in summarise(run).text()
+    assert "metrics.jsonl: 1 damaged line skipped, the first is line 6" in summarise(run).text()
 
 
 def test_the_command_prints_text_and_json(run: Folder, dtrain: Dtrain) -> None:

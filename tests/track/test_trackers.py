@@ -1,4 +1,4 @@
-"""What a run tells to other programs, read back by those programs."""
+"""The outputs of a run for other programs, read back by those programs."""
 
 import json
 import subprocess
@@ -65,10 +65,10 @@ def test_tensorboard_reads_the_run_back(run: Path) -> None:
 
 
 @pytest.mark.slow
-def test_where_wandb_cannot_be_reached_the_run_goes_on_and_keeps_its_numbers(dtrain: Dtrain, tmp_path: Path) -> None:
+def test_a_run_that_cannot_reach_wandb_continues_and_stores_its_metrics(dtrain: Dtrain, tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text(RECIPE.replace("offline", "online"))
-    nobody = {"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_API_KEY": "0" * 40}
-    done = dtrain("run", "small.yaml", seconds=200, **nobody)
+    unreachable = {"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_API_KEY": "0" * 40}
+    done = dtrain("run", "small.yaml", seconds=200, **unreachable)
     assert done.stderr.count("Weights & Biases cannot be reached") == 1
     (kept,) = (tmp_path / "runs" / "small" / "wandb").glob("offline-run-*")
     assert "train/loss" in json.dumps(wandb_records(kept))
@@ -99,13 +99,13 @@ def test_a_resumed_record_is_cut_back(tmp_path: Path) -> None:
 
 
 def test_damaged_lines_are_reported_and_the_file_is_kept(tmp_path: Path) -> None:
-    path, lines_said = tmp_path / "metrics.jsonl", []
+    path, warnings = tmp_path / "metrics.jsonl", []
     good = '{"step": 1, "train/loss": 0.5}\n'
     damaged = ['{"step": "2"}', '{"step": true}', '{"step": 3, "train/loss": "x"}', "[" * 100_000, "{", '{"step": -1}']
     path.write_text(good + "".join(f"{line}\n" for line in damaged))
     before = path.read_text()
-    cut(path, 9, lines_said.append)
+    cut(path, 9, warnings.append)
     assert path.read_text() == good
     (kept,) = tmp_path.glob("metrics.jsonl.bad-*")
     assert kept.read_text() == before
-    assert "6 damaged lines left out, the first is line 2" in lines_said[0]
+    assert "6 damaged lines skipped, the first is line 2" in warnings[0]
