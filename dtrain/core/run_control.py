@@ -68,7 +68,7 @@ class RunControl:
 
         EnvironmentFault if the run folder cannot be written.
         """
-        if self._lead or self.limits.launch:  # every process of a launch decides alike, from the same file
+        if self._lead or self.limits.launch:  # every process of a launch decides from the same usage.json
             self._before = read_usage(self._folder, self.limits.launch)
             if self._folder.read_record().get("state") != "finished":
                 self._admit()
