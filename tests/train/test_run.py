@@ -190,7 +190,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(
     (tmp_path / "file").write_text("")
     refused = dtrain("run", recipe, "--runs-dir", tmp_path / "file" / "runs", code=3)
     assert "cannot write to the run folder" in refused.stderr
-    assert "hint: choose another place" in refused.stderr
+    assert "hint: choose another folder with --runs-dir" in refused.stderr
 
 
 def test_a_dry_run_tries_everything_and_keeps_nothing(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
