@@ -12,6 +12,7 @@ from functools import cached_property
 BITS = {"pred": 8, "s4": 4, "u4": 4, "bf16": 16, "f16": 16, "c64": 64, "c128": 128}
 _TILE = re.compile(r"\((\d[\d,]*)\)")
 _ARRAY = re.compile(r"([a-z]\w*)\[([\d,<=]*)\](?:\{([^}]*)\})?")
+_OF_A_MODEL = re.compile(r"/models/(?!nn/)")
 _COMMENT = re.compile(r"/\*.*?\*/")
 
 
@@ -200,5 +201,5 @@ def _places(text: str) -> Iterator[tuple[int, str]]:
             place, parent = frames[frame]
             chain.append(at.get(place, ("?", "?")))
             frame = str(int(parent) - 1)  # parent_frame_id is the frame's number plus 1
-        path, line = next((spot for spot in chain if "/models/" in spot[0]), chain[0])
+        path, line = next((spot for spot in chain if _OF_A_MODEL.search(spot[0])), chain[0])
         yield int(number), f"{path.rpartition('/')[2]}:{line}"
