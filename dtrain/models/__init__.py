@@ -1,1 +1,1 @@
-"""What is computed. No model knows a device."""
+"""The models. A model refers to no device, mesh axis or engine: its `Context` places the work."""

@@ -1,4 +1,4 @@
-"""Whether parameters are of the recipe's model in all that their shapes do not show."""
+"""Check that imported parameters belong to the recipe's model, in the settings that their shapes do not show."""
 
 import json
 import shlex
@@ -13,36 +13,36 @@ from dtrain.models.rope import Rope
 from dtrain.models.settings import ABSENT, Settings, differing, settings
 
 RECORD = "dtrain.settings"
-"""The name under which a file's header holds the settings of its model."""
+"""The key in a file's header that holds the settings of its model."""
 CONFIG = "config.json"
 
 Say = Callable[[str], None]
 
 
 def record(model: Any) -> dict[str, str]:
-    """The settings of a model, for a file's header."""
+    """The settings of a model as an entry for a file's header."""
     return {RECORD: json.dumps(settings(model), default=str)}
 
 
 def agree(
     model: Any, metadata: Mapping[str, str], source: Path, say: Say, *, published: bool, allowed: bool = False
 ) -> None:
-    """DataError with every setting that contradicts the model's, side by side; what cannot be checked is reported.
+    """Compare the file's settings with the model's; report through `say` what cannot be checked.
 
-    The settings are those in the file's header, or for published names in a config.json beside it. `allowed`
-    reports contradictions and accepts them.
+    The file's settings come from its header, or, for parameters under published names, from the config.json in its
+    folder. Raises DataError with every difference, side by side; with `allowed`, differences are reported and accepted.
     """
     if RECORD in metadata:
         problem = _against_record(model, metadata[RECORD], source, say)
     elif published:
         problem = _against_config(model, source, say)
     else:
-        say(f"{source} does not record its model's settings: names and shapes alone were checked")
+        say(f"{source} does not record its model's settings: only names and shapes were checked")
         return
     if problem and not allowed:
         raise problem
     if problem:
-        say(f"imported all the same: {problem.message}")
+        say(f"imported despite the differences: {problem.message}")
 
 
 def _against_record(model: Any, header: str, source: Path, say: Say) -> DataError | None:
@@ -56,44 +56,44 @@ def _against_record(model: Any, header: str, source: Path, say: Say) -> DataErro
     if unknown:
         say(f"{source} does not record {', '.join(unknown)}: not checked")
     names = [name for name in names if name not in unknown]
-    return _contradiction(f"{source} was made from another model than the recipe's", ours, theirs, names, {})
+    return _contradiction(f"{source} comes from a different model than the recipe's", ours, theirs, names, {})
 
 
 def _against_config(model: Decoder, source: Path, say: Say) -> DataError | None:
     path = (source if source.is_dir() else source.parent) / CONFIG
     if not path.is_file():
-        say(f"no {path}: {_unseen(model)} could not be checked")
+        say(f"no {path}: {_unchecked_settings(model)} was not checked")
         return None
     try:
         config = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(config, dict) or "model_type" not in config:
-        say(f"{path} names no model_type and was not used: {_unseen(model)} could not be checked")
+        say(f"{path} has no model_type and was not used: {_unchecked_settings(model)} was not checked")
         return None
-    found = published_model(config, model.context, path)
-    _report(found, model, path, say)
-    ours, theirs = settings(model), settings(found.model)
+    published = published_model(config, model.context, path)
+    _report_limits(published, model, path, say)
+    ours, theirs = settings(model), settings(published.model)
     names = differing(ours, theirs, model.context)
-    head = f"{path} ({config['model_type']}) is of another model than the recipe's"
-    return _contradiction(head, ours, theirs, names, found.sources, found.unserved)
+    head = f"{path} ({config['model_type']}) describes a different model than the recipe's"
+    return _contradiction(head, ours, theirs, names, published.sources, published.unserved)
 
 
-def _report(found: Published, model: Decoder, path: Path, say: Say) -> None:
-    if found.unchecked:
-        say(f"{path} has fields that dtrain does not know and did not check: {', '.join(found.unchecked)}")
-    longest = found.positions
+def _report_limits(published: Published, model: Decoder, path: Path, say: Say) -> None:
+    if published.unchecked:
+        say(f"{path} has fields that dtrain does not recognise and did not check: {', '.join(published.unchecked)}")
+    longest = published.positions
     if longest and model.context > longest and isinstance(model.position, Rope):
-        say(f"model.context = {model.context} is longer than the {longest} positions that {path} gives")
+        say(f"model.context = {model.context} is more than the {longest} positions of {path}")
 
 
-def _unseen(model: Decoder) -> str:
-    """What neither names nor shapes show."""
+def _unchecked_settings(model: Decoder) -> str:
+    """The settings that neither names nor shapes of parameters show, as a list for messages."""
     rope = isinstance(model.position, Rope)
-    found = ["the number of heads", "epsilon", *(["rope theta and scaling"] if rope else []), "activation"]
-    found += ["window"] if rope else []
-    found += ["the experts that are active and how their gates are scaled"] if model.experts else []
-    return ", ".join([*found, "scales and soft caps"])
+    names = ["the number of heads", "epsilon", *(["rope theta and scaling"] if rope else []), "activation"]
+    names += ["window"] if rope else []
+    names += ["the number of active experts and the scale of their gates"] if model.experts else []
+    return ", ".join([*names, "scales and soft caps"])
 
 
 def _contradiction(
@@ -107,17 +107,19 @@ def _contradiction(
     if not names and not unserved:
         return None
     rows = [(sources.get(name) or _shown(name, theirs), f"model.{_shown(name, ours)}") for name in names]
-    rows += [(problem, "not possible in dtrain") for problem in unserved]
+    rows += [(problem, "not supported by dtrain") for problem in unserved]
     rows.insert(0, ("the file", "the recipe"))
     wide = max(len(left) for left, _ in rows)
     lines = "\n".join(f"  {left:<{wide}}  {right}" for left, right in rows)
     if "kind" in names:
         return DataError(f"{head}:\n{lines}", "import into a recipe with a model of that kind")
-    take = " ".join(shlex.quote(f"model.{name}={json.dumps(theirs[name])}") for name in names if name in theirs)
-    hint = "--allow-changes imports the parameters all the same"
-    return DataError(f"{head}:\n{lines}", f"to take the file's: {take}; {hint}" if take and not unserved else hint)
+    overrides = " ".join(shlex.quote(f"model.{name}={json.dumps(theirs[name])}") for name in names if name in theirs)
+    hint = "--allow-changes imports the parameters despite the differences"
+    return DataError(
+        f"{head}:\n{lines}", f"to use the file's settings: {overrides}; {hint}" if overrides and not unserved else hint
+    )
 
 
-def _shown(name: str, found: Mapping[str, Any]) -> str:
-    value = found.get(name)
+def _shown(name: str, values: Mapping[str, Any]) -> str:
+    value = values.get(name)
     return f"{name}: {ABSENT if value is None else json.dumps(value)}"

@@ -1,7 +1,7 @@
-"""A residual network with pre-activation blocks (He et al. 2016b) and group normalisation.
+"""A residual network with pre-activation blocks (He et al. 2016b, arXiv:1603.05027) and group normalisation.
 
-Group normalisation in place of batch normalisation keeps the loss a function of the parameters
-and the example alone: no running statistics, the same numbers on any number of devices.
+Group normalisation in place of batch normalisation makes the loss of an example depend on the parameters and
+that example only: there are no running statistics, and the numbers are the same on any number of devices.
 Dims: B batch, H height, W width, C channels.
 """
 
@@ -38,7 +38,7 @@ MOST_BLOCKS = 1_000
 
 @dataclass(frozen=True, kw_only=True)
 class CNN:
-    """A ResNet: a stem, then stages of residual blocks, each stage after the first half as wide."""
+    """A ResNet: a stem, then stages of residual blocks; each stage after the first halves height and width."""
 
     kind: Literal["cnn"] = "cnn"
     image: tuple[Positive, Positive, Positive]
@@ -47,13 +47,13 @@ class CNN:
     stages: tuple[Positive, ...] = (16, 32, 64)
     """Channels of each stage."""
     blocks: Depth = 1
-    """Residual blocks in a stage."""
+    """Residual blocks per stage."""
     group: Positive = 8
-    """Channels normalised together."""
+    """Channels per normalisation group."""
 
     def __post_init__(self) -> None:
         if not self.stages:
-            raise FieldError("stages", "needs at least one stage")
+            raise FieldError("stages", "needs at least one stage; found none")
         if self.blocks * len(self.stages) > MOST_BLOCKS:
             raise FieldError(
                 "blocks", f"{len(self.stages)} stages of {self.blocks} blocks; at most {MOST_BLOCKS} in all"
@@ -102,7 +102,7 @@ class CNN:
 
     def flops(self, example: Example, examples: int) -> Flops:
         height, width, channels = self.image
-        area, total = height * width, 0.0
+        area, total = height * width, 0.0  # 2 x positions x kernel area x channels in x channels out, per convolution
         total += 2 * area * KERNEL**2 * channels * self.stages[0]
         for _, inputs, out, stride in self._plan():
             area = math.ceil(area / stride**2)
@@ -147,9 +147,10 @@ def _convolved_forward(x_BHWC: jax.Array, kernel: jax.Array, stride: int) -> tup
     return _plain(x_BHWC, kernel, stride), (x_BHWC, kernel)
 
 
-def _convolved_backward(stride: int, kept: Tree, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The kernel's gradient in float32: the compiler sums it over the devices that hold other examples."""
-    x_BHWC, kernel = kept
+def _convolved_backward(stride: int, saved: Tree, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Gradients of input and kernel; the kernel's in float32, since the compiler sums it over the devices that hold
+    other examples before it is rounded."""
+    x_BHWC, kernel = saved
     x32, kernel32 = x_BHWC.astype(jnp.float32), kernel.astype(jnp.float32)
     (of_x,) = jax.vjp(lambda x: _plain(x, kernel, stride), x_BHWC)[1](gradient)
     (of_kernel,) = jax.vjp(lambda kernel: _plain(x32, kernel, stride), kernel32)[1](gradient.astype(jnp.float32))

@@ -1,7 +1,7 @@
-"""A decoder language model: GPT-2, Llama, Mistral, Qwen, Gemma and Mixtral by their fields.
+"""A decoder language model; its fields describe GPT-2, Llama, Mistral, Qwen, Gemma and Mixtral.
 
-Between layers the activations of a row may be split by `tokens`; inside a layer each device sees
-the row's whole `length` for its share of the heads and of the hidden values.
+Between layers, activations may be split by `tokens` (sequence parallelism); inside a layer each device has
+all tokens of its `length` for its share of the heads and of the hidden values.
 Dims: B batch, T tokens, E embed, H query heads, G key-value heads, D head dim, V vocabulary.
 """
 
@@ -32,23 +32,23 @@ from dtrain.models.rope import Learned, Rope, rotated
 
 @dataclass(frozen=True, kw_only=True)
 class Decoder:
-    """Each token sees those before it and tells the next one."""
+    """A causal transformer that predicts each next token."""
 
     kind: Literal["decoder"] = "decoder"
     preset: str | None = None
-    """A published shape to start from, as `dtrain recipes presets` lists them; other keys go over it."""
+    """A published shape to start from, as `dtrain recipes presets` lists them; other keys override it."""
     vocab: Positive
     context: Positive
-    """Tokens that a row can have."""
+    """Maximum tokens per row."""
     layers: Depth
     width: Positive
     heads: Positive
     kv_heads: Positive | None = None
-    """Heads of keys and values; as many as `heads` where not said."""
+    """Heads of keys and values; default: `heads`."""
     head_dim: Positive | None = None
-    """width / heads where not said."""
+    """Values per head; default: width / heads."""
     hidden: Positive | None = None
-    """Width of the feed-forward layer; 4 x width where not said."""
+    """Width of the feed-forward layer; default: 4 x width."""
     feed_forward: Form = "swiglu"
     experts: Experts | None = None
     """A mixture of experts in place of the feed-forward layer."""
@@ -57,43 +57,43 @@ class Decoder:
     epsilon: PositiveFloat = 1e-5
     norm_bias: bool = False
     norm_offset: bool = False
-    """Scales are kept as their difference from one (Gemma)."""
+    """Store normalisation scales as their difference from one (Gemma)."""
     post_norm: bool = False
-    """Normalise what a layer adds, too (Gemma 2)."""
+    """Also normalise the output of attention and of the feed-forward layer (Gemma 2)."""
     qk_norm: bool = False
-    """Normalise queries and keys, head by head (Qwen 3)."""
+    """Normalise queries and keys per head (Qwen 3)."""
     bias: bool = False
-    """Biases in every product but the router's and the experts'."""
+    """Biases in every matrix product except the router's and the experts'."""
     qkv_bias: bool = False
-    """Biases of queries, keys and values alone (Qwen 2)."""
+    """Biases for queries, keys and values only (Qwen 2)."""
     tied: bool = False
-    """The embedding serves as the head, too."""
+    """Use the embedding as the output head."""
     embed_scale: bool = False
-    """Embeddings times the root of the width (Gemma)."""
+    """Multiply embeddings by the square root of the width (Gemma)."""
     window: Positive | None = None
-    """Keys that a query sees, itself included; all before it where not said."""
+    """Sliding window: keys that a query attends to, its own included; default: all earlier ones."""
     global_every: Natural = 0
-    """Of so many layers the last sees all keys, the others the window; 0: every layer has the window."""
+    """Every n-th layer attends to all keys, the others to the window; 0: every layer has the window."""
     query_pre_attn_scalar: PositiveFloat | None = None
-    """Attention scores are divided by its square root (Gemma 2); head_dim where not given."""
+    """Attention scores are divided by its square root (Gemma 2); default: head_dim."""
     attention_softcap: PositiveFloat | None = None
     logit_softcap: PositiveFloat | None = None
     init: PositiveFloat = 0.02
-    """Standard deviation of matrices at birth."""
+    """Standard deviation of the initial values of matrices."""
     depth_init: bool = True
-    """What is added to the stream is born smaller by the root of twice the layers (Radford et al. 2019)."""
+    """Divide the initial values of the two output matrices of each layer by sqrt(2 x layers) (Radford et al. 2019)."""
     z_loss: NonNegative = 0.0
-    """Weight of the z-loss of the logits."""
+    """Weight of the z-loss of the logits (Chowdhery et al. 2022, section 5)."""
     remat: Remat = "none"
-    """What a layer keeps for the backward pass: none: everything; dots: results of matrix products and attention;
-    attention: those of attention; full: its input alone; offload: its input, in the host's memory."""
+    """What a layer saves for the backward pass; the rest is recomputed. none: everything; dots: results of matrix
+    products and attention; attention: those of attention; full: its input only; offload: its input, in host memory."""
     unroll: Positive = 1
-    """Layers compiled one after the other, in place of a loop over one: faster on a CPU, slower to compile."""
+    """Layers per iteration of the compiled loop over layers: more is faster on a CPU and slower to compile."""
     loss_chunks: Positive = 1
-    """Parts of the vocabulary in which logits are computed."""
+    """Chunks of the vocabulary in which logits are computed: more chunks, less memory."""
     pad_vocab: Positive = 8
-    """Embedding and head have a multiple of so many words, so that `mesh.tensor` divides them; those beyond `vocab`
-    stay zero, are never predicted and never exported."""
+    """Round the rows of embedding and head up to a multiple of this, so that `mesh.tensor` divides them; rows beyond
+    `vocab` stay zero, are never predicted and never exported."""
 
     def __post_init__(self) -> None:
         if self.head_dim is None and self.width % self.heads:
@@ -106,7 +106,7 @@ class Decoder:
             padded = f", padded to {self.words} (pad_vocab)" if self.words > self.vocab else ""
             raise FieldError("loss_chunks", f"loss_chunks = {n} does not divide vocab = {self.vocab}{padded}")
         if self.global_every and (self.window is None or self.layers % self.global_every):
-            hint = "set window" if self.window is None else f"{self.layers} layers are no multiple of it"
+            hint = "set window" if self.window is None else f"it does not divide layers = {self.layers}"
             raise FieldError("global_every", f"global_every = {self.global_every}: {hint}")
 
     @property
@@ -116,12 +116,12 @@ class Decoder:
 
     @property
     def groups(self) -> int:
-        """Heads of keys and values."""
+        """Number of heads of keys and values."""
         return self.kv_heads or self.heads
 
     @property
     def size_of_head(self) -> int:
-        """Values of one head."""
+        """Values per head."""
         return self.head_dim or self.width // self.heads
 
     def params(self) -> Tree:
@@ -130,7 +130,7 @@ class Decoder:
         tree["norm"] = norm(self, self.width, "embed")
         tree["blocks"] = declare.stacked(layer(self), self.layers)
         if isinstance(self.position, Learned):
-            normal = declare.normal(self.init)  # exact: many tokens add up their gradients in one row
+            normal = declare.normal(self.init)  # exact: gradients of many tokens are summed in one row
             tree["position"] = Param((self.context, self.width), "_ embed", normal, exact=True)
         if not self.tied:
             shape = (width, self.vocab)
@@ -139,7 +139,7 @@ class Decoder:
 
     def loss(self, params: Tree, batch: Batch, ctx: Context) -> Loss:
         target_BT = batch["target"]
-        weight_BT = (target_BT >= 0).astype(jnp.float32)  # a target of -1 is no target
+        weight_BT = (target_BT >= 0).astype(jnp.float32)  # -1 marks a position without a target
         weight_BT = weight_BT * batch["weight"][:, None] if "weight" in batch else weight_BT
         x_BTE, sums = self.activations(params, batch, weight_BT, ctx)
         nll, z = self.head.losses(x_BTE, self.unembedding(params), jnp.maximum(target_BT, 0), weight_BT, ctx)
@@ -149,7 +149,7 @@ class Decoder:
         return Loss(sum(sums.values(), nll + z), weight_BT.sum(), metrics)
 
     def activations(self, params: Tree, batch: Batch, weight_BT: jax.Array, ctx: Context) -> tuple[jax.Array, Tree]:
-        """The normalised output of the last layer, split by `tokens`, and the layers' own losses."""
+        """The normalised output of the last layer, split by `tokens`, and the layers' sums (router losses)."""
         token_BT = batch["token"]
         position_BT = batch["position"] if "position" in batch else ctx.places(token_BT.shape[1])[None]
         x_BTE = ctx.scatter(ctx.lookup(params["embed"], token_BT), "vocab")
@@ -171,7 +171,7 @@ class Decoder:
         return Head(self.vocab, self.tied, self.logit_softcap, self.z_loss, self.loss_chunks, padded)
 
     def unembedding(self, params: Tree) -> Tree:
-        """The head's matrix, not yet gathered."""
+        """The matrix of the output head, not yet gathered."""
         return params["embed"] if self.tied else params["head"]
 
     @property
@@ -181,7 +181,7 @@ class Decoder:
     def _apply(
         self, window: int | None, block: Tree, x_BTE: jax.Array, shared: Tree, ctx: Context
     ) -> tuple[jax.Array, Tree]:
-        """One layer: attention, then the feed-forward layer, each added to the stream."""
+        """One layer: attention, then the feed-forward layer, each added to the residual stream."""
         y_BTE = ctx.collect(self._normalised(block["norm1"], x_BTE))
         y_BTE = ctx.scatter(self._attention(block, y_BTE, shared, window, ctx), "heads")
         y_BTE = added(y_BTE, block["out"]["bias"]) if self.bias else y_BTE
@@ -200,8 +200,8 @@ class Decoder:
 
         q_BTHD, k_BTGD, v_BTGD = project("query", "heads"), project("key", "kv_heads"), project("value", "kv_heads")
         scale = (self.query_pre_attn_scalar or self.size_of_head) ** -0.5
-        reach = AttentionSpec(scale, window=window, softcap=self.attention_softcap)
-        y_BTHD = ctx.attend(q_BTHD, k_BTGD, v_BTGD, reach, shared.get("document"))
+        spec = AttentionSpec(scale, window=window, softcap=self.attention_softcap)
+        y_BTHD = ctx.attend(q_BTHD, k_BTGD, v_BTGD, spec, shared.get("document"))
         return matmul(y_BTHD, block["out"]["weight"], contract_dims=2)
 
     def _feed_forward(self, block: Tree, y_BTE: jax.Array, shared: Tree, ctx: Context) -> tuple[jax.Array, Tree]:
@@ -222,13 +222,15 @@ class Decoder:
         return normalised(params, x, self.norm, self.epsilon, self.norm_offset)
 
     def flops(self, example: Example, examples: int) -> Flops:
+        # Per token, forward and backward: 6 x the parameters in products, and 12 x width x keys for attention
+        # (Chowdhery et al. 2022, appendix B), the keys being those that the causal mask and the window allow.
         length, tree = example["token"].shape[0], self.params()
         used = declare.count({name: tree[name] for name in ("blocks", "norm")}) + self.vocab * self.width
         if self.experts:
             idle = 1 - self.experts.active / self.experts.count
             used -= idle * declare.count(tree["blocks"]["moe"]["experts"])
-        seen = self.layers * sum(keys_seen(length, window) for window in self._windows) / len(self._windows)
-        attention = 12 * self.heads * self.size_of_head * seen
+        keys = self.layers * sum(keys_seen(length, window) for window in self._windows) / len(self._windows)
+        attention = 12 * self.heads * self.size_of_head * keys
         return Flops((6 * used + attention) * length * examples, "6N and causal attention")
 
     def mismatch(self, example: Example) -> str:

@@ -1,4 +1,4 @@
-"""The parameters of one layer of a decoder, by the fields of its section."""
+"""The parameters of one decoder layer, as the fields of its `model` section require."""
 
 import math
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def layer(model: "Decoder") -> Tree:
-    """One layer: attention, then a feed-forward layer or a mixture of experts."""
+    """Parameters of attention, and of a feed-forward layer or a mixture of experts."""
     width, dim = model.width, model.size_of_head
     inner = declare.normal(model.init)
     outer = declare.normal(model.init / (math.sqrt(2 * model.layers) if model.depth_init else 1))
@@ -30,8 +30,8 @@ def layer(model: "Decoder") -> Tree:
         size = model.hidden or 4 * width
         tree["mlp"] = matrices(width, size, model.feed_forward, inner, outer)
         if model.bias:
-            inside = {f"{name}_bias": bias((size,), "hidden") for name in tree["mlp"] if name != "down"}
-            tree["mlp"] |= inside | {"down_bias": bias((width,), "embed")}
+            inner_biases = {f"{name}_bias": bias((size,), "hidden") for name in tree["mlp"] if name != "down"}
+            tree["mlp"] |= inner_biases | {"down_bias": bias((width,), "embed")}
     if model.bias:
         tree["out"]["bias"] = bias((width,), "embed")
     if model.qk_norm:
@@ -42,6 +42,6 @@ def layer(model: "Decoder") -> Tree:
 
 
 def norm(model: "Decoder", size: int, dim: str) -> Tree:
-    """Scale, and bias where there is one, of a normalisation over `dim`."""
-    one = bias((size,), dim) if model.norm_offset else scale((size,), dim)
-    return {"scale": one} | ({"bias": bias((size,), dim)} if model.norm_bias else {})
+    """Scale, and bias with `norm_bias`, of a normalisation over `dim`."""
+    factor = bias((size,), dim) if model.norm_offset else scale((size,), dim)  # an offset from one starts at zero
+    return {"scale": factor} | ({"bias": bias((size,), dim)} if model.norm_bias else {})

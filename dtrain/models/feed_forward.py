@@ -7,9 +7,9 @@ from typing import Literal
 import jax
 
 Form = Literal["swiglu", "geglu", "gelu", "gelu_tanh"]
-"""Gated by SiLU or by GELU (tanh), or GELU alone, exact or by tanh."""
+"""Gated by SiLU or by GELU (tanh form), or ungated GELU, exact or in its tanh form."""
 
-BENDS: dict[str, Callable[[jax.Array], jax.Array]] = {
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "swiglu": jax.nn.silu,
     "geglu": partial(jax.nn.gelu, approximate=True),
     "gelu": partial(jax.nn.gelu, approximate=False),
@@ -18,11 +18,11 @@ BENDS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 
 def gated(form: Form) -> bool:
-    """Whether a second product gates the first."""
+    """Whether the hidden values are multiplied by a second, activated product (`gate`)."""
     return form in ("swiglu", "geglu")
 
 
 def hidden(form: Form, product: Callable[[str], jax.Array]) -> jax.Array:
-    """The hidden values, from the products with the matrices `up` and, where there is one, `gate`."""
-    bend = BENDS[form]
-    return bend(product("gate")) * product("up") if gated(form) else bend(product("up"))
+    """The hidden values; `product(name)` multiplies the input with the matrix `up` or, in gated forms, `gate`."""
+    activation = ACTIVATIONS[form]
+    return activation(product("gate")) * product("up") if gated(form) else activation(product("up"))

@@ -1,4 +1,4 @@
-"""The decoder that a config.json of Hugging Face describes."""
+"""Read a Hugging Face config.json into the decoder that it describes."""
 
 import math
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from dtrain.models.settings import settings
 ACTIVATIONS = {"silu": "swiglu", "swish": "swiglu", "gelu_pytorch_tanh": "geglu", "gelu_new": "geglu"}
 GPT2_ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
 GEMMA_GELU = {None, "gelu", "gelu_new", "gelu_pytorch_tanh"}
-"""Gemma's first files have gelu where they mean its tanh form."""
+"""Gemma's first files have `gelu` but mean its tanh form."""
 
 
 @dataclass(frozen=True)
@@ -25,25 +25,25 @@ class Published:
 
     model: Decoder
     sources: Mapping[str, str]
-    """What config.json has for each setting of the decoder: "rms_norm_eps: 1e-06"."""
+    """For each setting of the decoder its source in config.json: "rms_norm_eps: 1e-06"."""
     unserved: tuple[str, ...]
-    """What it has that no decoder of dtrain can be."""
+    """Fields and values that dtrain's decoder does not support."""
     unchecked: tuple[str, ...]
-    """Fields that dtrain does not know."""
+    """Fields that dtrain does not recognise."""
     positions: int | None
-    """The longest context that it gives."""
+    """The longest context that config.json states."""
 
 
 def published_model(config: Mapping[str, Any], context: int, path: Path) -> Published:
     """The decoder of a config.json, for rows of at most `context` tokens.
 
-    DataError where dtrain does not serve its architecture, or a field is missing or cannot be.
+    Raises DataError if its architecture is not supported, or a field is missing or has an impossible value.
     """
     kind = str(config["model_type"])
     if kind not in DEFAULTS:
         named = ", ".join(config.get("architectures") or []) or "no architecture named"
-        served = ", ".join(sorted(DEFAULTS))
-        raise DataError(f"{path}: dtrain does not serve model_type {kind} ({named})", f"served are {served}")
+        supported = ", ".join(sorted(DEFAULTS))
+        raise DataError(f"{path}: dtrain does not support model_type {kind} ({named})", f"supported: {supported}")
     fields = Fields(config, DEFAULTS[kind] if kind == "gpt2" else COMMON | DEFAULTS[kind], path)
     for name, neutral in NEUTRAL.items():
         if config.get(name) is not None and config[name] not in neutral:
@@ -54,7 +54,7 @@ def published_model(config: Mapping[str, Any], context: int, path: Path) -> Publ
         )
         model = Decoder(**own)
     except (FieldError, KeyError, TypeError, ArithmeticError, AttributeError) as error:
-        raise DataError(f"{path} describes no decoder: {type(error).__name__} {error}") from error
+        raise DataError(f"{path} does not describe a decoder: {type(error).__name__} {error}") from error
     sources = dict.fromkeys(settings(model), f"model_type: {kind}") | fields.sources
     unchecked = sorted(config.keys() - fields.known - IGNORED - NEUTRAL.keys())
     positions = config.get("n_positions" if kind == "gpt2" else "max_position_embeddings")
@@ -123,7 +123,7 @@ def _activation(fields: Fields, name: str, known: Mapping[str, str]) -> str:
 
 
 def _bias(fields: Fields, kind: str) -> bool:
-    """Whether every product has one; attention's alone, its output's included, are not to be had."""
+    """Whether all matrix products have biases. Biases in attention only, its output included, are not supported."""
     if kind in ("mistral", "mixtral", "qwen2"):
         return False
     attention, inner = bool(fields("attention_bias", "bias")), kind == "llama" and bool(fields("mlp_bias"))
@@ -157,22 +157,22 @@ def _windows(fields: Fields, kind: str, layers: int, context: int) -> dict[str, 
     size, types = fields("sliding_window", "window"), fields.values.get("layer_types")
     fields.known |= {"layer_types", "use_sliding_window", "max_window_layers"}
     size = None if "use_sliding_window" in fields.defaults and not fields("use_sliding_window") else size
-    if kind == "qwen3_moe" and size and size < context:  # whose layers have it differs between versions
+    if kind == "qwen3_moe" and size and size < context:  # versions of transformers differ in which layers have it
         fields.refuse(f"use_sliding_window: True, sliding_window: {size}")
     first = fields("max_window_layers") if "max_window_layers" in fields.defaults else 0
-    found = [None if number < first or (kind == "gemma2" and number % 2) else size for number in range(layers)]
+    per_layer = [None if number < first or (kind == "gemma2" and number % 2) else size for number in range(layers)]
     if types:
         if len(types) != layers or set(types) - {"sliding_attention", "full_attention"}:
             fields.refuse(f"layer_types: {', '.join(sorted(set(types)))}, {len(types)} of {layers} layers")
             return {}
-        found = [size if one == "sliding_attention" else None for one in types]
-    found = [None if one is None or one >= context else one for one in found]
-    spread = f"sliding_window: {size} in {layers - found.count(None)} of {layers} layers"
+        per_layer = [size if name == "sliding_attention" else None for name in types]
+    per_layer = [None if window is None or window >= context else window for window in per_layer]
+    spread = f"sliding_window: {size} in {layers - per_layer.count(None)} of {layers} layers"
     fields.sources |= {"window": spread, "global_every": spread}
-    if len(set(found)) == 1:
-        return {"window": found[0]}
+    if len(set(per_layer)) == 1:
+        return {"window": per_layer[0]}
     for every in range(2, layers + 1):
-        if layers % every == 0 and found == ([size] * (every - 1) + [None]) * (layers // every):
+        if layers % every == 0 and per_layer == ([size] * (every - 1) + [None]) * (layers // every):
             return {"window": size, "global_every": every}
     fields.refuse(spread)
     return {}
@@ -184,7 +184,7 @@ SCALINGS: dict[str, set[str]] = {
     "llama3": {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
     "yarn": {"factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "attention_factor", "truncate"},
 }
-"""The kinds of scaling that are served, and the fields of each."""
+"""The supported kinds of scaling, and the fields of each."""
 
 
 def _rope(fields: Fields) -> Rope:
@@ -193,43 +193,43 @@ def _rope(fields: Fields) -> Rope:
     fields.known |= {"rope_parameters", "rope_scaling"}
     top = fields("rope_theta", "position.theta")
     if any(isinstance(value, dict) for value in new.values()):
-        fields.refuse("rope_parameters: other ones for some layers")
+        fields.refuse("rope_parameters: different values for some layers")
         return Rope()
     theta = new.get("rope_theta", top)
     if "rope_theta" in new:
         fields.sources["position.theta"] = f"rope_parameters.rope_theta: {theta}"
         if theta != fields.values.get("rope_theta", theta):
-            fields.refuse(f"rope_theta: {top} beside rope_parameters.rope_theta: {theta}")
+            fields.refuse(f"rope_theta: {top} but rope_parameters.rope_theta: {theta}")
     plain = {"rope_theta", "partial_rotary_factor"}
     scaled = {name: value for name, value in new.items() if name not in plain and value is not None}
     if new.get("partial_rotary_factor") not in (None, 1):
         fields.refuse(f"rope_parameters.partial_rotary_factor: {new['partial_rotary_factor']}")
-    where, found = ("rope_parameters", scaled) if scaled else ("rope_scaling", dict(old))
-    fields.sources["position.scaling"] = f"{where}: {found or None}"
-    return Rope(theta=theta, scaling=_scaling(fields, found, where))
+    where, scaling = ("rope_parameters", scaled) if scaled else ("rope_scaling", dict(old))
+    fields.sources["position.scaling"] = f"{where}: {scaling or None}"
+    return Rope(theta=theta, scaling=_scaling(fields, scaling, where))
 
 
-def _scaling(fields: Fields, found: Mapping[str, Any], where: str) -> LinearScaling | Llama3 | Yarn | None:
-    kind = found.get("rope_type", found.get("type", "default"))
+def _scaling(fields: Fields, values: Mapping[str, Any], where: str) -> LinearScaling | Llama3 | Yarn | None:
+    kind = values.get("rope_type", values.get("type", "default"))
     known = SCALINGS.get(kind)
     if known is None:
         fields.refuse(f"{where}.rope_type: {kind}")
         return None
-    for name in sorted(found.keys() - known - {"rope_type", "type"}):
-        fields.refuse(f"{where}.{name}: {found[name]}")
+    for name in sorted(values.keys() - known - {"rope_type", "type"}):
+        fields.refuse(f"{where}.{name}: {values[name]}")
     if kind == "linear":
-        return LinearScaling(factor=found["factor"])
+        return LinearScaling(factor=values["factor"])
     if kind == "llama3":
-        low, high = found["low_freq_factor"], found["high_freq_factor"]
-        return Llama3(factor=found["factor"], low=low, high=high, original=found["original_max_position_embeddings"])
+        low, high = values["low_freq_factor"], values["high_freq_factor"]
+        return Llama3(factor=values["factor"], low=low, high=high, original=values["original_max_position_embeddings"])
     if kind == "default":
         return None
-    original = found.get("original_max_position_embeddings") or fields("max_position_embeddings")
-    fast, slow = found.get("beta_fast") or 32.0, found.get("beta_slow") or 1.0
-    yarn = Yarn(factor=found["factor"], original=original, fast=fast, slow=slow)
-    attention = found.get("attention_factor")
+    original = values.get("original_max_position_embeddings") or fields("max_position_embeddings")
+    fast, slow = values.get("beta_fast") or 32.0, values.get("beta_slow") or 1.0
+    yarn = Yarn(factor=values["factor"], original=original, fast=fast, slow=slow)
+    attention = values.get("attention_factor")
     if attention is not None and not math.isclose(attention, yarn.attention, rel_tol=1e-6):
         fields.refuse(f"{where}.attention_factor: {attention}")
-    if not found.get("truncate", True):
+    if not values.get("truncate", True):
         fields.refuse(f"{where}.truncate: False")
     return yarn

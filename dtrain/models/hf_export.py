@@ -1,4 +1,4 @@
-"""The config.json with which Hugging Face's `transformers` computes what a decoder of ours does, where there is one."""
+"""Write the config.json with which Hugging Face's `transformers` computes the same as a decoder, if there is one."""
 
 from pathlib import Path
 from typing import Any
@@ -23,17 +23,17 @@ ARCHITECTURES = {
 
 
 def config_of(model: Decoder) -> dict[str, Any] | None:
-    """The fields of config.json; None where no architecture that is served computes the same.
+    """The fields of config.json; None if no supported architecture computes the same.
 
-    What is returned gives this very decoder when it is read back.
+    Each candidate is read back with `published_model` and accepted only if it gives this decoder.
     """
     for kind, architecture in ARCHITECTURES.items():
         config = {"architectures": [architecture], "model_type": kind} | _fields(model, kind)
         try:
-            found = published_model(config, model.context, Path("config.json"))
+            published = published_model(config, model.context, Path("config.json"))
         except DataError:
             continue
-        if not found.unserved and not differing(settings(model), settings(found.model), model.context):
+        if not published.unserved and not differing(settings(model), settings(published.model), model.context):
             return config
     return None
 
@@ -42,7 +42,7 @@ def _fields(model: Decoder, kind: str) -> dict[str, Any]:
     if kind == "gpt2":
         return _gpt2(model)
     act = {form: name for name, form in reversed(ACTIVATIONS.items())}.get(model.feed_forward)
-    found: dict[str, Any] = {
+    config: dict[str, Any] = {
         "vocab_size": model.vocab,
         "max_position_embeddings": model.context,
         "hidden_size": model.width,
@@ -56,17 +56,17 @@ def _fields(model: Decoder, kind: str) -> dict[str, Any]:
         "hidden_act": act,
         **(_rope(model.position) if isinstance(model.position, Rope) else {}),
     }
-    found |= {"attention_bias": model.bias} if kind not in ("mistral", "mixtral", "qwen2") else {}
-    found |= {"mlp_bias": model.bias} if kind == "llama" else {}
+    config |= {"attention_bias": model.bias} if kind not in ("mistral", "mixtral", "qwen2") else {}
+    config |= {"mlp_bias": model.bias} if kind == "llama" else {}
     if kind in ("mistral", "mixtral", "gemma2") or kind.startswith("qwen"):
-        found |= _windows(model, kind)
+        config |= _windows(model, kind)
     if kind.startswith("gemma"):
-        found["hidden_activation"] = act
+        config["hidden_activation"] = act
     if kind == "gemma2":
-        found["query_pre_attn_scalar"] = model.query_pre_attn_scalar or model.size_of_head
-        found["attn_logit_softcapping"] = model.attention_softcap
-        found["final_logit_softcapping"] = model.logit_softcap
-    return found | _experts(model, kind)
+        config["query_pre_attn_scalar"] = model.query_pre_attn_scalar or model.size_of_head
+        config["attn_logit_softcapping"] = model.attention_softcap
+        config["final_logit_softcapping"] = model.logit_softcap
+    return config | _experts(model, kind)
 
 
 def _gpt2(model: Decoder) -> dict[str, Any]:
@@ -85,13 +85,13 @@ def _gpt2(model: Decoder) -> dict[str, Any]:
 
 
 def _windows(model: Decoder, kind: str) -> dict[str, Any]:
-    found: dict[str, Any] = {"sliding_window": model.window}
+    config: dict[str, Any] = {"sliding_window": model.window}
     if kind.startswith("qwen"):
-        found |= {"use_sliding_window": model.window is not None, "max_window_layers": 0}
-    if model.global_every and kind != "gemma2":  # whose own pattern has every second layer see all
+        config |= {"use_sliding_window": model.window is not None, "max_window_layers": 0}
+    if model.global_every and kind != "gemma2":  # Gemma 2's default already has every second layer attend to all keys
         types = ["sliding_attention"] * (model.global_every - 1) + ["full_attention"]
-        found["layer_types"] = types * (model.layers // model.global_every)
-    return found
+        config["layer_types"] = types * (model.layers // model.global_every)
+    return config
 
 
 def _experts(model: Decoder, kind: str) -> dict[str, Any]:
@@ -111,18 +111,18 @@ def _experts(model: Decoder, kind: str) -> dict[str, Any]:
 
 
 def _rope(position: Rope) -> dict[str, Any]:
-    """In the spelling that both older and newer versions read."""
+    """The fields of `position` in the spelling that older and newer versions of transformers read."""
     scaling = position.scaling
     if scaling is None:
         return {"rope_theta": position.theta, "rope_scaling": None}
-    found: dict[str, Any] = {"rope_type": scaling.kind, "factor": scaling.factor}
+    config: dict[str, Any] = {"rope_type": scaling.kind, "factor": scaling.factor}
     match scaling:
         case Llama3():
-            found |= {"low_freq_factor": scaling.low, "high_freq_factor": scaling.high}
-            found["original_max_position_embeddings"] = scaling.original
+            config |= {"low_freq_factor": scaling.low, "high_freq_factor": scaling.high}
+            config["original_max_position_embeddings"] = scaling.original
         case Yarn():
-            found |= {"beta_fast": scaling.fast, "beta_slow": scaling.slow}
-            found["original_max_position_embeddings"] = scaling.original
+            config |= {"beta_fast": scaling.fast, "beta_slow": scaling.slow}
+            config["original_max_position_embeddings"] = scaling.original
         case LinearScaling():
             pass
-    return {"rope_theta": position.theta, "rope_scaling": found}
+    return {"rope_theta": position.theta, "rope_scaling": config}

@@ -1,4 +1,4 @@
-"""The fields of a config.json of Hugging Face: which dtrain knows, and what they are where they are left out.
+"""The fields of a Hugging Face config.json: those that dtrain reads, their defaults, and those that it ignores.
 
 The defaults are those of each model type's configuration class in `transformers`.
 """
@@ -36,7 +36,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "scale_attn_by_inverse_layer_idx": (False,), "scale_attn_weights": (True,),
     "use_bidirectional_attention": (False,), "use_mrope": (False,),
 }  # fmt: skip
-"""Fields that change the numbers in a way that a decoder cannot, and the values besides null that change nothing."""
+"""Fields that dtrain's decoder does not support, with the values, besides null, at which they have no effect."""
 
 IGNORED = {
     "architectures", "model_type", "dtype", "torch_dtype", "transformers_version", "initializer_range", "use_cache",
@@ -48,12 +48,12 @@ IGNORED = {
     "task_specific_params", "gradient_checkpointing", "sliding_window_size", "tokenizer_class", "output_attentions",
     "output_hidden_states", "return_dict", "use_return_dict", "is_encoder_decoder", "problem_type",
 }  # fmt: skip
-"""Fields of training, of saving and of text, and those that say again what others say."""
+"""Fields about training, saving and text, and fields that repeat others."""
 
 
 @dataclass
 class Fields:
-    """The fields of a config.json; notes which were read, and for which setting."""
+    """The fields of a config.json; records which were read, and for which setting."""
 
     values: Mapping[str, Any]
     defaults: Mapping[str, Any]
@@ -63,15 +63,15 @@ class Fields:
     known: set[str] = field(default_factory=set)
 
     def __call__(self, name: str, ours: str = "") -> Any:
-        """The field's value or its default; DataError where it has neither."""
+        """The field's value or its default; raises DataError if it has neither. `ours` is the setting it decides."""
         self.known.add(name)
         if name not in self.values and name not in self.defaults:
-            raise DataError(f"{self.path} has no {name}", "put back the file that belongs to the parameters")
+            raise DataError(f"{self.path} has no {name}", "use the config.json that belongs to the parameters")
         value = self.values.get(name, self.defaults.get(name))
         if ours:
             self.sources[ours] = f"{name}: {value}" + ("" if name in self.values else " (by default)")
         return value
 
     def refuse(self, problem: str) -> None:
-        """Note what no decoder can be."""
+        """Record a field and value that dtrain's decoder does not support."""
         self.unserved.append(problem)

@@ -1,7 +1,7 @@
 """A multi-layer perceptron.
 
-Layers alternate between splitting their columns and their rows, so that two layers cost one
-reduction (Shoeybi et al. 2019, section 3).
+Under `mesh.tensor`, layers alternate between splitting their columns and their rows, so that two layers cost one
+all-reduce (Shoeybi et al. 2019, section 3).
 """
 
 import math

@@ -23,38 +23,38 @@ from dtrain.models.nn.param import Init, Param, Tree
 
 @dataclass(frozen=True, kw_only=True)
 class Experts:
-    """Of `count` experts each token goes through `active`, and through those that all share."""
+    """Each token is routed to `active` of `count` experts, and to all `shared` ones."""
 
     count: Annotated[int, Gt(0), Le(2**20)]
     active: Annotated[int, Gt(0), Le(1024)]
     hidden: Positive
-    """Width of one expert."""
+    """Hidden width of one expert."""
     shared: Natural = 0
-    """Experts that every token goes through."""
+    """Experts that every token is routed to."""
     score: Literal["softmax", "sigmoid"] = "softmax"
     renormalise: bool = True
-    """A token's gates sum to one."""
+    """Normalise the gates of a token to sum to one."""
     scale: PositiveFloat = 1.0
     """Gates are multiplied by this."""
     balance: NonNegative = 0.01
-    """Weight of each layer's load-balance loss, taken row by row: 1 where the load is even (DeepSeek-AI 2024,
-    section 2.1.2). Hugging Face's `router_aux_loss_coef` c, of a model with L layers, is c x active / L here."""
+    """Weight of each layer's load-balance loss, computed per row: 1 at an even load (DeepSeek-AI 2024,
+    section 2.1.2). Hugging Face's `router_aux_loss_coef` c of a model with L layers corresponds to c x active / L."""
     z_loss: NonNegative = 0.0
     """Weight of the router's z-loss (Zoph et al. 2022)."""
     bias_rate: NonNegative = 0.0
-    """Step of a bias that evens out the load without a loss (Wang et al. 2024); 0 for none."""
+    """Step size of a routing bias that balances the load without a loss (Wang et al. 2024); 0: no bias."""
     capacity: PositiveFloat | None = None
-    """Tokens of a row that one expert takes at most, as a multiple of an even spread: earlier tokens come first, the
-    others skip that expert, when training and when evaluating, on every mesh the same. The metric `dropped` is their
-    part. Where not given, and when generating, nothing is dropped."""
+    """Most tokens of a row that one expert takes, as a multiple of an even spread: earlier tokens come first, the rest
+    skip that expert, in training and evaluation, the same on every mesh. The metric `dropped` is their fraction. By
+    default, and always when generating, no token is dropped."""
 
     def __post_init__(self) -> None:
         if self.active > self.count:
-            message = f"active = {self.active} experts, of count = {self.count}"
+            message = f"active = {self.active} experts is more than count = {self.count}"
             raise FieldError("active", message, f"use at most {self.count}")
 
     def params(self, width: int, form: Form, inner: Init, outer: Init) -> Tree:
-        """Router, experts, and what all tokens share. `inner` and `outer` are how matrices are born."""
+        """Router, experts and shared experts. `inner` and `outer` initialise the first and the last matrices."""
         tree: Tree = {
             "router": Param((width, self.count), "embed _", inner, fan_in=("embed",), exact=True),
             "experts": matrices(width, self.hidden, form, inner, outer, self.count),
@@ -68,22 +68,27 @@ class Experts:
     def apply(
         self, params: Tree, x_BTE: jax.Array, weight_BT: jax.Array, form: Form, ctx: Context
     ) -> tuple[jax.Array, Tree]:
-        """From x split by `tokens` to this device's share of `hidden`; what the router adds to the loss."""
-        weight_BT, most = ctx.share(weight_BT), None
+        """x (B, T, E), split by `tokens`, through the experts.
+
+        Returns this device's share of the output, not yet summed over `hidden`, with all tokens of `length`, and the
+        sums over tokens: `router`, which is added to the loss, and `dropped`.
+        """
+        weight_BT, limit = ctx.share(weight_BT), None
         chosen_BTK, gates_BTK, sums = self._route(params, x_BTE, weight_BT, ctx)
         if self.capacity is not None:
-            kept_BTK, most = self._kept(chosen_BTK, self.capacity, ctx)
-            chosen_BTK = jnp.where(kept_BTK, chosen_BTK, self.count)
+            kept_BTK, limit = self._kept(chosen_BTK, self.capacity, ctx)
+            chosen_BTK = jnp.where(kept_BTK, chosen_BTK, self.count)  # no expert has the number `count`
             sums["dropped"] = ctx.reduce(((~kept_BTK).mean(-1, dtype=jnp.float32) * weight_BT).sum(), "kept")
         tokens = Routing(*(ctx.collect(part) for part in (x_BTE, chosen_BTK, gates_BTK)))
 
+        # The gates multiply the rows before the last matrix, so that its result is not needed for their gradient.
         def products(experts: Tree, rows_NE: jax.Array, gates_N1: jax.Array, times: Product) -> jax.Array:
             return times(hidden(form, lambda name: times(rows_NE, experts[name])) * gates_N1, experts["down"])
 
         dims = {
             name: "experts hidden embed" if name == "down" else "experts embed hidden" for name in params["experts"]
         }
-        out_BTE = ctx.dispatch(tokens, ExpertWeights(params["experts"], dims, products, most=most))
+        out_BTE = ctx.dispatch(tokens, ExpertWeights(params["experts"], dims, products, most=limit))
         if self.shared:
             shared = params["shared"]
             out_BTE = out_BTE + matmul(hidden(form, lambda name: matmul(tokens.x, shared[name])), shared["down"])
@@ -93,7 +98,7 @@ class Experts:
         self, params: Tree, x_BTE: jax.Array, weight_BT: jax.Array, ctx: Context
     ) -> tuple[jax.Array, jax.Array, Tree]:
         """Each token's experts and gates, and the router's losses as sums over tokens."""
-        # a choice, unlike a sum, does not forgive rounding: in float32 whatever the layers compute in
+        # rounding may change which experts are chosen: always in float32, whatever dtype the layers compute in
         exact = [x.astype(jnp.float32) for x in (x_BTE, params["router"])]
         logits_BTX = jnp.einsum("BTE,EX->BTX", *exact, precision=jax.lax.Precision.HIGHEST)
         scores_BTX = jax.nn.softmax(logits_BTX) if self.score == "softmax" else jax.nn.sigmoid(logits_BTX)
@@ -111,17 +116,22 @@ class Experts:
         return chosen_BTK, (gates_BTK * self.scale).astype(x_BTE.dtype), sums
 
     def _kept(self, chosen_BTK: jax.Array, capacity: float, ctx: Context) -> tuple[jax.Array, int]:
-        """Which choices find room with their expert, of whole rows so that no split matters; and how many can."""
+        """Which choices are within their expert's capacity (B, T, K), and that capacity.
+
+        Decided on full rows, so that the result does not depend on how the mesh splits them.
+        """
         row_BTK = ctx.whole_row(chosen_BTK)
-        most = math.ceil(capacity * row_BTK.shape[1] * self.active / self.count)
+        limit = math.ceil(capacity * row_BTK.shape[1] * self.active / self.count)
         onto_BNX = jax.nn.one_hot(row_BTK.reshape(len(row_BTK), -1), self.count, dtype=jnp.int32)
-        place_BN = (jnp.cumsum(onto_BNX, 1) * onto_BNX).sum(-1)  # 1 for the first that an expert takes
-        return ctx.part_of_row((place_BN <= most).reshape(row_BTK.shape)), most
+        # N runs over tokens and their choices; the place of a choice in the queue of its expert counts from 1
+        place_BN = (jnp.cumsum(onto_BNX, 1) * onto_BNX).sum(-1)
+        return ctx.part_of_row((place_BN <= limit).reshape(row_BTK.shape)), limit
 
     def _imbalance(self, scores_BTX: jax.Array, hits_BTX: jax.Array, weight_BT: jax.Array, ctx: Context) -> jax.Array:
-        """One for each token where a row's tokens are spread evenly, more where they are not.
+        """The load-balance loss (Fedus et al. 2021, section 2.2), per row (DeepSeek-AI 2024, section 2.1.2).
 
-        Taken over rows, not over the batch, it is a sum over examples: the same for every split.
+        Summed over tokens: one for each token at an even load, more at an uneven one. Computed per row, not over the
+        batch, it is a sum over examples and does not depend on how the mesh splits the batch.
         """
         tokens_B = ctx.reduce(weight_BT.sum(1), "tokens")
         share_BX = ctx.reduce(hits_BTX.sum(1), "tokens") / jnp.maximum(tokens_B, 1)[:, None]
@@ -130,14 +140,17 @@ class Experts:
         return self.count / self.active * (jax.lax.stop_gradient(share_BX) * chance_BX).sum()
 
     def _pressure(self, bias_X: jax.Array, hits_X: jax.Array) -> jax.Array:
-        """Zero, with each expert's excess of tokens as the gradient of its bias."""
+        """Zero, with each expert's excess of tokens as the gradient of its bias.
+
+        The optimizer steps the bias against the sign of this gradient (Wang et al. 2024, algorithm 1).
+        """
         excess_X = jax.lax.stop_gradient(hits_X - hits_X.mean())
         pull = (bias_X.astype(jnp.float32) * excess_X).sum()
         return pull - jax.lax.stop_gradient(pull)
 
 
 def matrices(width: int, size: int, form: Form, inner: Init, outer: Init, count: int | None = None) -> Tree:
-    """The matrices of a feed-forward layer, or of `count` of them."""
+    """The matrices of a feed-forward layer; with `count`, of that many experts, stacked."""
     many, dim = ((), "") if count is None else ((count,), "experts ")
     up = Param((*many, width, size), f"{dim}embed hidden", inner, fan_in=("embed",))
     down = Param((*many, size, width), f"{dim}hidden embed", outer, fan_in=("hidden",))

@@ -1,8 +1,9 @@
-"""The cross-entropy of the next token, in parts of the vocabulary.
+"""The cross-entropy of the next token, computed in chunks of the vocabulary.
 
-Each part of the head is gathered, used, and computed again in the backward pass, where its gradient
-is given back part by part: with several parts neither the logits nor the head ever stand whole.
-Dims: B batch, T tokens, E embed, V this device's share of the vocabulary or a part of that.
+For each chunk its part of the head is gathered and its logits are computed, and both are recomputed in the backward
+pass, which also returns the gradient chunk by chunk: with several chunks, neither the full logits nor the full head
+are ever in memory.
+Dims: B batch, T tokens, E embed, V this device's share of the vocabulary or a chunk of it.
 """
 
 from dataclasses import dataclass
@@ -21,18 +22,18 @@ from dtrain.models.nn.param import Tree
 
 @dataclass(frozen=True)
 class Head:
-    """How activations become logits."""
+    """The output head: turns activations into logits and losses."""
 
     vocab: int
-    """Words; columns of the matrix beyond them are padding, and are never predicted."""
+    """Number of words; columns of the matrix beyond it are padding and are never predicted."""
     tied: bool
-    """The matrix is the embedding's (vocab, embed); else it is (embed, vocab)."""
+    """Whether the matrix is the embedding (vocab, embed); else it is (embed, vocab)."""
     softcap: float | None = None
-    """Logits are bent to lie within this."""
+    """Bound of the logits: softcap x tanh(logits / softcap) (Gemma 2)."""
     z_loss: float = 0.0
-    """Weight of the squared log of the summed exponentials (Chowdhery et al. 2022, section 5)."""
+    """Weight of the squared log-sum-exp of the logits (Chowdhery et al. 2022, section 5)."""
     parts: int = 1
-    """Parts in which the vocabulary is taken."""
+    """Number of chunks of the vocabulary."""
     padded: bool = False
     """Whether the matrix has more columns than there are words."""
 
@@ -50,10 +51,10 @@ class Head:
     def losses(
         self, x_BTE: jax.Array, matrix: Tree, target_BT: jax.Array, weight_BT: jax.Array, ctx: Context
     ) -> tuple[jax.Array, jax.Array]:
-        """The summed cross-entropy and the summed z-loss, weighed. `matrix` is not yet gathered.
+        """The weighted sums of cross-entropy and z-loss. `matrix` is not yet gathered; x is split by `tokens`.
 
-        x is split by `tokens`. Devices that split the vocabulary take all tokens of a row, each for its share
-        of the words; where no device splits it, each takes its own tokens for all words.
+        If the mesh splits the vocabulary, x is gathered to all tokens of `length`, and each device computes its share
+        of the words. If not, each device computes all words for its own tokens.
         """
         if ctx.parts("vocab") > 1:
             return self._losses(ctx.collect(x_BTE), matrix, target_BT, weight_BT, ctx)
@@ -66,11 +67,13 @@ class Head:
         size = jax.tree.leaves(matrix)[0].shape[0 if self.tied else 1]
         parts, first = self.parts, ctx.first("vocab", size)
         if size % parts:
-            message = f"model.loss_chunks = {parts} does not divide the {size} words of a device's share"
+            message = f"model.loss_chunks = {parts} does not divide the {size} words of each device's share"
             raise RecipeError(f"{message} of the vocabulary", "use a divisor of that, or 1")
         place_BT = target_BT - first
-        dtype, x32_BTE = x_BTE.dtype, x_BTE.astype(jnp.float32)  # gradients of the parts add up in float32
+        dtype, x32_BTE = x_BTE.dtype, x_BTE.astype(jnp.float32)  # in float32 the gradients of the chunks are summed
 
+        # Online log-sum-exp (Milakov & Gimelshein 2018): carry the running maximum, the sum of exponentials relative to
+        # it, which is rescaled whenever the maximum grows, and the logit of the target once its chunk is reached.
         def part(carry: Tree, chunk: Tree) -> tuple[Tree, None]:
             top_BT, total_BT, picked_BT = carry
             number, piece = chunk
@@ -78,11 +81,13 @@ class Head:
             logits_BTV = self.logits(x_BTE, words, ctx.loss_dtype, first + number, parts).astype(jnp.float32)
             higher_BT = jnp.maximum(top_BT, jax.lax.stop_gradient(logits_BTV.max(-1)))
             total_BT = total_BT * jnp.exp(top_BT - higher_BT) + jnp.exp(logits_BTV - higher_BT[..., None]).sum(-1)
+            # word i of this device is in chunk i % parts, at row i // parts of it: see `_in_parts`
             here_BT = (place_BT >= 0) & (place_BT < size) & (place_BT % parts == number)
             row_BT1 = jnp.clip(place_BT // parts, 0, size // parts - 1)[..., None]
-            found_BT = jnp.take_along_axis(logits_BTV, row_BT1, axis=-1)[..., 0]
-            return (higher_BT, total_BT, picked_BT + jnp.where(here_BT, found_BT, 0)), None
+            target_logit_BT = jnp.take_along_axis(logits_BTV, row_BT1, axis=-1)[..., 0]
+            return (higher_BT, total_BT, picked_BT + jnp.where(here_BT, target_logit_BT, 0)), None
 
+        # computed from x, so that under shard_map it varies over the same mesh axes as the carry does later
         zero_BT = jax.lax.stop_gradient(x32_BTE[..., 0]) * 0
         carry, chunks = (zero_BT - 1e30, zero_BT, zero_BT), (jnp.arange(parts), self._in_parts(matrix, parts))
         if parts == 1:
@@ -90,20 +95,23 @@ class Head:
         else:
             carry, _ = jax.lax.scan(jax.checkpoint(part), carry, chunks)
         top_BT, total_BT, picked_BT = carry
-        all_BT = ctx.largest(top_BT, "vocab")
+        all_BT = ctx.largest(top_BT, "vocab")  # the same merge, over the devices that split the vocabulary
         log_BT = jnp.log(ctx.reduce(total_BT * jnp.exp(top_BT - all_BT), "vocab")) + all_BT
         nll_BT = log_BT - ctx.reduce(picked_BT, "vocab")
         return (nll_BT * weight_BT).sum(), self.z_loss * (jnp.square(log_BT) * weight_BT).sum()
 
     def _in_parts(self, matrix: Tree, parts: int) -> Tree:
-        """Part i takes every `parts`-th word from word i on, so that a split over words stays as it is."""
+        """The matrix as `parts` chunks along a new first dim; chunk i has every `parts`-th word, from word i.
 
-        def cut(leaf: jax.Array) -> jax.Array:
+        Strided chunks, unlike contiguous ones, leave the words that a device holds on that device.
+        """
+
+        def to_chunks(leaf: jax.Array) -> jax.Array:
             if self.tied:
                 return jnp.moveaxis(leaf.reshape(-1, parts, leaf.shape[1]), 1, 0)
             return jnp.moveaxis(leaf.reshape(leaf.shape[0], -1, parts), 2, 0)
 
-        return jax.tree.map(cut, matrix)
+        return jax.tree.map(to_chunks, matrix)
 
 
 def row_mismatch(example: Example, context: int, vocab: int) -> str:

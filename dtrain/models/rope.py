@@ -1,6 +1,6 @@
-"""Rotary positions (Su et al. 2021) and the ways to stretch them over longer contexts.
+"""Rotary position embeddings (Su et al. 2021) and their scalings for longer contexts.
 
-Dims: B batch, T tokens, H heads, D head dim, P pairs of values: half of D.
+Dims: B batch, T tokens, H heads, D head dim, P pairs of values: D / 2.
 """
 
 import math
@@ -17,10 +17,10 @@ from dtrain.core.types import Positive, PositiveFloat
 
 @dataclass(frozen=True, kw_only=True)
 class LinearScaling:
-    """Every position divided by `factor` (Chen et al. 2023)."""
+    """Divide every position by `factor` (Chen et al. 2023, position interpolation)."""
 
     attention: ClassVar[float] = 1.0
-    """What queries and keys are multiplied by."""
+    """Factor of queries and keys."""
 
     kind: Literal["linear"] = "linear"
     factor: PositiveFloat
@@ -31,7 +31,7 @@ class LinearScaling:
 
 @dataclass(frozen=True, kw_only=True)
 class Llama3:
-    """Long waves divided by `factor`, short ones kept, those between mixed (Dubey et al. 2024)."""
+    """Divide low frequencies by `factor`, keep high ones, interpolate between (Dubey et al. 2024; Llama 3.1's code)."""
 
     attention: ClassVar[float] = 1.0
 
@@ -40,45 +40,46 @@ class Llama3:
     low: PositiveFloat = 1.0
     high: PositiveFloat = 4.0
     original: Positive = 8192
-    """The context that the model was first trained on."""
+    """Context length of the pretraining."""
 
     def __post_init__(self) -> None:
         if self.high <= self.low:
             raise FieldError("high", f"high = {self.high} is not above low = {self.low}")
 
     def frequencies(self, plain: np.ndarray, theta: float) -> np.ndarray:
-        turns = self.original * plain / (2 * math.pi)
+        turns = self.original * plain / (2 * math.pi)  # full rotations within the original context
         kept = np.clip((turns - self.low) / (self.high - self.low), 0.0, 1.0)
         return kept * plain + (1 - kept) * plain / self.factor
 
 
 @dataclass(frozen=True, kw_only=True)
 class Yarn:
-    """Frequencies mixed by how often they turn in the original context (Peng et al. 2023)."""
+    """Interpolate frequencies by their number of rotations in the original context (Peng et al. 2023, section 3.2)."""
 
     kind: Literal["yarn"] = "yarn"
     factor: PositiveFloat
     original: Positive
-    """The context that the model was first trained on."""
+    """Context length of the pretraining."""
     fast: PositiveFloat = 32.0
     slow: PositiveFloat = 1.0
 
     def frequencies(self, plain: np.ndarray, theta: float) -> np.ndarray:
         pairs = len(plain)
-        at = lambda turns: pairs * math.log(self.original / (turns * 2 * math.pi)) / math.log(theta)  # noqa: E731
-        low, high = max(math.floor(at(self.fast)), 0), min(math.ceil(at(self.slow)), 2 * pairs - 1)
+        # index of the pair that makes `turns` rotations: solve original x theta ** (-i / pairs) = 2 pi turns for i
+        pair = lambda turns: pairs * math.log(self.original / (turns * 2 * math.pi)) / math.log(theta)  # noqa: E731
+        low, high = max(math.floor(pair(self.fast)), 0), min(math.ceil(pair(self.slow)), 2 * pairs - 1)
         stretched = np.clip((np.arange(pairs) - low) / max(high - low, 0.001), 0.0, 1.0)
         return plain * (1 - stretched) + plain / self.factor * stretched
 
     @property
     def attention(self) -> float:
-        """What queries and keys are multiplied by."""
+        """Factor of queries and keys (Peng et al. 2023, section 3.4)."""
         return 0.1 * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rope:
-    """Queries and keys turned by an angle that grows with their position."""
+    """Rotate queries and keys by angles proportional to their position."""
 
     kind: Literal["rope"] = "rope"
     theta: PositiveFloat = 10_000.0
@@ -86,7 +87,7 @@ class Rope:
 
     def __post_init__(self) -> None:
         if self.theta <= 1:
-            raise FieldError("theta", f"theta = {self.theta} is not above 1")
+            raise FieldError("theta", f"theta = {self.theta}; it must be above 1")
 
     def waves(self, position_BT: jax.Array, dim: int) -> tuple[jax.Array, jax.Array]:
         """Cosine and sine of every angle: (B, T, P) each."""
@@ -99,13 +100,16 @@ class Rope:
 
 @dataclass(frozen=True, kw_only=True)
 class Learned:
-    """A vector for each position, added to the embedding."""
+    """A learned vector for each position, added to the embedding."""
 
     kind: Literal["learned"] = "learned"
 
 
 def rotated(x_BTHD: jax.Array, waves: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """Value i and value i + D/2 of each head as the two sides of a plane, turned by their angle."""
+    """Rotate each pair of values i and i + D/2 of a head by its angle.
+
+    Pairs are halves apart, as in Hugging Face's checkpoints; Su et al. 2021 pair neighbours.
+    """
     cos, sin = (wave[:, :, None, :] for wave in waves)
     left, right = jnp.split(x_BTHD.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([left * cos - right * sin, right * cos + left * sin], -1).astype(x_BTHD.dtype)

@@ -1,6 +1,6 @@
-"""What decides a model's outputs besides its parameters: the settings that two models must share to compute the same.
+"""The settings that decide a model's outputs besides its parameters: two models that share them compute the same.
 
-Settings of training, and of how a step is computed, are left out.
+Settings that only concern training, or how a step is computed, are left out.
 """
 
 import dataclasses
@@ -16,17 +16,17 @@ COMPUTING = {"remat", "unroll", "loss_chunks", "pad_vocab"}
 ABSENT = "not set"
 
 Settings = dict[str, Any]
-"""Plain values by dotted name, as JSON can hold them."""
+"""JSON values by dotted name."""
 
 
 def settings(model: Any) -> Settings:
     """The settings of a model, with every default resolved."""
-    found = _flat({field.name: getattr(model, field.name) for field in dataclasses.fields(model)})
-    return found | (_resolved(model) if isinstance(model, Decoder) else {})
+    flat = _flat({field.name: getattr(model, field.name) for field in dataclasses.fields(model)})
+    return flat | (_resolved(model) if isinstance(model, Decoder) else {})
 
 
 def differing(ours: Mapping[str, Any], theirs: Mapping[str, Any], context: int) -> list[str]:
-    """The names under which the two differ, for rows of at most `context` tokens."""
+    """The names of the settings that differ, for rows of at most `context` tokens."""
     if ours.get("kind") != theirs.get("kind"):
         return ["kind"]
     names = [name for name in [*theirs, *(ours.keys() - theirs.keys())] if ours.get(name) != theirs.get(name)]
@@ -35,11 +35,11 @@ def differing(ours: Mapping[str, Any], theirs: Mapping[str, Any], context: int) 
     return names
 
 
-def windows(found: Mapping[str, Any], context: int) -> list[int | None]:
-    """The window of each layer; None where a query sees all keys of a row of `context` tokens."""
-    window, every = found.get("window"), found.get("global_every") or 0
+def windows(values: Mapping[str, Any], context: int) -> list[int | None]:
+    """The window of each layer; None where a query attends to all keys of a row of `context` tokens."""
+    window, every = values.get("window"), values.get("global_every") or 0
     window = None if window is None or window >= context else window
-    return [None if every and number % every == 0 else window for number in range(1, found["layers"] + 1)]
+    return [None if every and number % every == 0 else window for number in range(1, values["layers"] + 1)]
 
 
 def _resolved(model: Decoder) -> Settings:
@@ -54,13 +54,13 @@ def _resolved(model: Decoder) -> Settings:
 
 
 def _flat(values: Mapping[str, Any], path: str = "") -> Settings:
-    found: Settings = {}
+    flat: Settings = {}
     for name, value in values.items():
         if name in TRAINING | COMPUTING:
             continue
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             plain = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-            found |= {f"{path}{name}": plain} if name == "scaling" else _flat(plain, f"{path}{name}.")
+            flat |= {f"{path}{name}": plain} if name == "scaling" else _flat(plain, f"{path}{name}.")
         else:
-            found[f"{path}{name}"] = list(value) if isinstance(value, tuple) else value
-    return found
+            flat[f"{path}{name}"] = list(value) if isinstance(value, tuple) else value
+    return flat

@@ -32,7 +32,7 @@ from dtrain.models.nn.param import Param, Tree
 
 @dataclass(frozen=True, kw_only=True)
 class ViT:
-    """Square patches of the image, a stack of equal transformer blocks, the mean, a linear head."""
+    """Square patches of the image, a stack of equal transformer blocks, mean pooling, a linear head."""
 
     kind: Literal["vit"] = "vit"
     image: tuple[Positive, Positive, Positive]
@@ -119,7 +119,7 @@ def _apply(block: Tree, x_BTE: jax.Array, _: Tree, ctx: Context) -> tuple[jax.Ar
 
 
 def _patches(image_BHWC: jax.Array, side: int) -> jax.Array:
-    """The image cut into squares, each flattened: (batch, patches, side * side * channels)."""
+    """Cut the image into squares and flatten each: (batch, patches, side * side * channels)."""
     batch, height, width, channels = image_BHWC.shape
-    cut = image_BHWC.reshape(batch, height // side, side, width // side, side, channels)
-    return cut.transpose(0, 1, 3, 2, 4, 5).reshape(batch, -1, side * side * channels)
+    grid = image_BHWC.reshape(batch, height // side, side, width // side, side, channels)
+    return grid.transpose(0, 1, 3, 2, 4, 5).reshape(batch, -1, side * side * channels)

@@ -1,4 +1,4 @@
-"""A config.json beside published parameters, against the recipe's model: every setting that shapes do not show."""
+"""Imported parameters against the recipe's model: every setting in config.json that shapes do not show is compared."""
 
 import dataclasses
 import json
@@ -60,7 +60,7 @@ OTHER: dict[str, Any] = {
     "position": Rope(theta=777.0), "norm": "layer", "epsilon": 1e-3, "attention_softcap": 7.0, "logit_softcap": 7.0,
     "query_pre_attn_scalar": 7.0, "window": 4, "global_every": 0,
 }  # fmt: skip
-"""Another value of each field that is no switch."""
+"""A different value of each field that is not a bool."""
 
 
 def against(tmp_path: Path, model: Decoder, kind: str, config: dict[str, Any], **how: Any) -> list[str]:
@@ -71,24 +71,24 @@ def against(tmp_path: Path, model: Decoder, kind: str, config: dict[str, Any], *
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_every_setting_that_contradicts_config_json_is_refused(tmp_path: Path, kind: str) -> None:
+def test_every_setting_that_differs_from_config_json_is_refused(tmp_path: Path, kind: str) -> None:
     model, config = FAMILIES[kind]
     assert against(tmp_path, model, kind, config) == []
     for field in dataclasses.fields(Decoder):
         if field.name in TRAINING | COMPUTING | {"kind"}:
             continue
-        now = getattr(model, field.name)
+        current = getattr(model, field.name)
         try:
-            wrong = dataclasses.replace(model, **{field.name: OTHER.get(field.name, not now)})
+            wrong = dataclasses.replace(model, **{field.name: OTHER.get(field.name, not current)})
         except FieldError:
             continue
-        if settings(wrong) == settings(model):  # as qkv_bias, where every product has a bias
+        if settings(wrong) == settings(model):  # such as qkv_bias when every product has a bias
             continue
         with pytest.raises(DataError, match=f"model\\.{field.name}") as caught:
             against(tmp_path, wrong, kind, config)
         assert caught.value.exit_code == 4
         assert "--allow-changes" in caught.value.hint
-        assert against(tmp_path, wrong, kind, config, allowed=True)[0].startswith("imported all the same: ")
+        assert against(tmp_path, wrong, kind, config, allowed=True)[0].startswith("imported despite the differences: ")
 
 
 @pytest.mark.parametrize(
@@ -103,16 +103,16 @@ def test_every_setting_that_contradicts_config_json_is_refused(tmp_path: Path, k
         ({"num_key_value_heads": None}, "num_key_value_heads: None ", "model.kv_heads: 2"),
         ({"tie_word_embeddings": True}, "tie_word_embeddings: True ", "model.tied: false"),
         ({"hidden_act": "gelu_new"}, "hidden_act: gelu_new ", 'model.feed_forward: "swiglu"'),
-        ({"hidden_act": "relu"}, "hidden_act: relu ", "not possible in dtrain"),
-        ({"attention_bias": True}, "attention_bias: True, mlp_bias: False ", "not possible in dtrain"),
+        ({"hidden_act": "relu"}, "hidden_act: relu ", "not supported by dtrain"),
+        ({"attention_bias": True}, "attention_bias: True, mlp_bias: False ", "not supported by dtrain"),
         ({"attention_bias": True, "mlp_bias": True}, "attention_bias: True ", "model.bias: false"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: 0.5 ", "not possible in dtrain"),
-        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_scaling.rope_type: dynamic ", "not possible"),
-        ({"rope_scaling": {"type": "yarn", "factor": 2.0, "mscale": 0.7}}, "rope_scaling.mscale: 0.7", "not possible"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config: {'bits': 4}", "not possible in dtrain"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: 0.5 ", "not supported by dtrain"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_scaling.rope_type: dyna", "not supported"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2.0, "mscale": 0.7}}, "rope_scaling.mscale: 0.7", "not supported"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config: {'bits': 4}", "not supported by dtrain"),
     ],
 )  # fmt: skip
-def test_both_names_of_a_contradiction_stand_side_by_side(
+def test_a_difference_is_shown_under_both_names_side_by_side(
     tmp_path: Path, changed: dict[str, Any], theirs: str, ours: str
 ) -> None:
     with pytest.raises(DataError) as caught:
@@ -120,7 +120,7 @@ def test_both_names_of_a_contradiction_stand_side_by_side(
     assert any(theirs in line and ours in line for line in caught.value.message.splitlines()), caught.value.message
 
 
-def test_all_contradictions_are_shown_at_once_with_the_overrides_that_solve_them(tmp_path: Path) -> None:
+def test_all_differences_are_shown_at_once_with_the_overrides_that_resolve_them(tmp_path: Path) -> None:
     wrong = dataclasses.replace(TINY, epsilon=1e-3, position=Rope(theta=777.0), heads=2, kv_heads=1, head_dim=4)
     with pytest.raises(DataError) as caught:
         against(tmp_path, wrong, "llama", DENSE)
@@ -150,7 +150,7 @@ def test_both_spellings_of_rope_scaling_are_read(tmp_path: Path, spelling: dict[
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_an_exported_config_json_describes_the_very_model(tmp_path: Path, kind: str) -> None:
+def test_an_exported_config_json_describes_the_same_model(tmp_path: Path, kind: str) -> None:
     model, _ = FAMILIES[kind]
     config = config_of(model)
     assert config is not None
@@ -161,15 +161,15 @@ def test_an_exported_config_json_describes_the_very_model(tmp_path: Path, kind: 
 
 def test_what_cannot_be_checked_is_named(tmp_path: Path) -> None:
     notes = against(tmp_path, TINY, "llama", DENSE | {"novel_gate": 3, "initializer_range": 0.1})
-    assert notes == [f"{tmp_path}/config.json has fields that dtrain does not know and did not check: novel_gate"]
+    assert notes == [f"{tmp_path}/config.json has fields that dtrain does not recognise and did not check: novel_gate"]
     long = against(tmp_path, dataclasses.replace(TINY, context=128), "llama", DENSE)
-    assert long == [f"model.context = 128 is longer than the 64 positions that {tmp_path}/config.json gives"]
+    assert long == [f"model.context = 128 is more than the 64 positions of {tmp_path}/config.json"]
     (tmp_path / "config.json").unlink()
     notes = []
     agree(TINY, {}, tmp_path / "model.safetensors", notes.append, published=True)
     assert notes[0].startswith(f"no {tmp_path}/config.json: the number of heads, epsilon, rope theta and scaling")
     agree(MLP(sizes=(4, 3)), {}, tmp_path, notes.append, published=False)
-    assert "names and shapes alone were checked" in notes[1]
+    assert "only names and shapes were checked" in notes[1]
 
 
 def test_a_window_wider_than_the_context_is_none(tmp_path: Path) -> None:
@@ -182,9 +182,9 @@ def test_a_window_wider_than_the_context_is_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"model_type": "phi3", "architectures": ["Phi3ForCausalLM"]}, "does not serve model_type phi3 .Phi3For"),
+        ({"model_type": "phi3", "architectures": ["Phi3ForCausalLM"]}, "does not support model_type phi3 .Phi3For"),
         ({"model_type": "llama"}, "has no hidden_size"),
-        (DENSE | {"model_type": "llama", "num_attention_heads": 3}, "describes no decoder: .*kv_heads = 2"),
+        (DENSE | {"model_type": "llama", "num_attention_heads": 3}, "does not describe a decoder: .*kv_heads = 2"),
         ("[", "cannot be read as JSON"),
     ],
 )
@@ -195,7 +195,7 @@ def test_a_config_json_that_cannot_be_used_is_refused(tmp_path: Path, config: An
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_the_real_config_files_agree_with_the_models_whose_logits_they_give(name: str) -> None:
+def test_the_published_config_files_agree_with_the_models_whose_logits_are_tested(name: str) -> None:
     folder = SHARED / "data" / "hf_tiny" / name
     if not folder.is_dir():
         pytest.skip("the small published checkpoints are not beside this checkout")
@@ -218,7 +218,7 @@ def test_a_file_of_dtrain_is_compared_by_the_settings_in_its_header(tmp_path: Pa
         (MLP(sizes=(4, 3)), MLP(sizes=(4, 3), activation="tanh")),
     ):
         agree(model, record(model), tmp_path, notes.append, published=False)
-        with pytest.raises(DataError, match="was made from another model than the recipe's"):
+        with pytest.raises(DataError, match="comes from a different model than the recipe's"):
             agree(other, record(model), tmp_path, notes.append, published=False)
     agree(dataclasses.replace(TINY, remat="full", z_loss=0.1), record(TINY), tmp_path, notes.append, published=False)
     assert notes == []

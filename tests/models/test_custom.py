@@ -38,8 +38,8 @@ class Half:
 
 class Mean(Net):
     def loss(self, params, batch, ctx):
-        found = Net.loss(self, params, {k: v for k, v in batch.items() if k != "weight"}, ctx)
-        return found._replace(weight=len(batch["label"]))
+        result = Net.loss(self, params, {k: v for k, v in batch.items() if k != "weight"}, ctx)
+        return result._replace(weight=len(batch["label"]))
 
 class Pairs(Net):
     def loss(self, params, batch, ctx):
@@ -96,7 +96,7 @@ def files(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(RECIPE)
 
 
-def test_a_model_of_ones_own_trains_under_any_engine(dtrain: Dtrain) -> None:
+def test_a_custom_model_trains_under_any_engine(dtrain: Dtrain) -> None:
     done = dtrain("run", "mine.yaml", "engine=shard_map", "mesh.fsdp=4", "--devices", "4")
     assert "model custom: 650 parameters" in done.stderr
 
@@ -114,10 +114,10 @@ def test_checking_does_not_run_its_code(dtrain: Dtrain, tmp_path: Path) -> None:
         ("Pairs", ("mesh.data=4", "--devices", "4"), "the loss is no sum over examples: its sum is"),
         ("Forgetful", (), "a parameter is used before it is gathered"),
         ("Recurrent", ("engine=shard_map", "--devices", "2"), "dtrain.vary"),
-        ("Whole", (), "params() gives count: ndarray, not a Param"),
+        ("Whole", (), "params() returns count: ndarray; every leaf must be a Param"),
     ],
 )
-def test_what_would_compute_something_else_is_refused_before_the_first_step(
+def test_a_model_that_breaks_the_contract_is_refused_before_the_first_step(
     dtrain: Dtrain, tmp_path: Path, name: str, more: tuple[str, ...], message: str
 ) -> None:
     done = dtrain("run", "mine.yaml", f"model.target=my_net:{name}", *more, code=2)
@@ -128,7 +128,7 @@ def test_what_would_compute_something_else_is_refused_before_the_first_step(
 
 
 @pytest.mark.slow
-def test_the_check_of_the_contract_can_be_left_out(dtrain: Dtrain) -> None:
+def test_the_check_of_the_contract_can_be_turned_off(dtrain: Dtrain) -> None:
     dtrain("run", "mine.yaml", "model.target=my_net:Pairs", "guard.contract=false")
 
 
@@ -152,9 +152,7 @@ mesh: {data: 1, sequence: 2}
 """
 
 
-def test_a_model_that_does_not_state_that_it_takes_split_rows_is_refused_on_sequence(
-    dtrain: Dtrain, tmp_path: Path
-) -> None:
+def test_a_model_that_does_not_declare_split_rows_is_refused_on_sequence(dtrain: Dtrain, tmp_path: Path) -> None:
     (tmp_path / "words.txt").write_text("to be or not to be " * 400)
     (tmp_path / "text.yaml").write_text(LANGUAGE)
     done = dtrain("run", "text.yaml", "--devices", "2", code=2)
@@ -170,12 +168,12 @@ def test_a_trace_that_is_not_pure_is_reported(dtrain: Dtrain) -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("model.target=nowhere:Net", "nowhere:Net could not be built: No module named 'nowhere'"),
+        ("model.target=nowhere:Net", "nowhere:Net cannot be imported: no module named 'nowhere'"),
         ("model.target=my_net:Nett", "has no attribute 'Nett'"),
         ("model.args={klasses: 10}", "unexpected keyword argument 'klasses'"),
         ("model.target=my_net:Half", "lacks loss, flops, mismatch"),
         ("model.target=my_net", "is not of the form package.module:Class"),
     ],
 )
-def test_what_cannot_be_had_is_said(dtrain: Dtrain, override: str, message: str) -> None:
+def test_a_target_that_cannot_be_used_is_refused_with_the_reason(dtrain: Dtrain, override: str, message: str) -> None:
     assert message in dtrain("run", "mine.yaml", override, code=2).stderr

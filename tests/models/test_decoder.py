@@ -1,4 +1,4 @@
-"""The decoder against published implementations, by their own recorded logits, and its own promises."""
+"""The decoder against the recorded logits of published implementations, and against its own definition."""
 
 import dataclasses
 from pathlib import Path
@@ -77,7 +77,7 @@ def gemma2_attention(q_TD: np.ndarray, k_TD: np.ndarray, v_TD: np.ndarray, scala
 
 @pytest.mark.parametrize("scalar", [None, 6.0])
 def test_attention_scores_are_divided_by_the_root_of_the_query_scalar(scalar: float | None) -> None:
-    """One layer whose feed-forward part adds nothing, against attention written out in NumPy."""
+    """One layer whose feed-forward part is zero, against attention in NumPy."""
     dim, length, cap = 16, 12, 2.0
     model = Decoder(
         vocab=32, context=length, layers=1, width=dim, heads=1, position=Learned(), attention_softcap=cap,
@@ -91,9 +91,9 @@ def test_attention_scores_are_divided_by_the_root_of_the_query_scalar(scalar: fl
     y = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * params["blocks"]["norm1"]["scale"][0]
     q, k, v = (y @ params["blocks"][name]["weight"][0, :, 0] for name in ("query", "key", "value"))
     x = x + gemma2_attention(q, k, v, scalar or dim, cap) @ params["blocks"]["out"]["weight"][0, 0]
-    wanted = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * params["norm"]["scale"] @ params["head"]
+    expected = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * params["norm"]["scale"] @ params["head"]
     found = logits_of(model, jax.tree.map(lambda p: jnp.asarray(p, jnp.float32), params), token)
-    np.testing.assert_allclose(found[0], wanted, atol=1e-5 * np.abs(wanted).max())
+    np.testing.assert_allclose(found[0], expected, atol=1e-5 * np.abs(expected).max())
 
 
 def initial_state(model: Decoder) -> Any:
@@ -101,28 +101,28 @@ def initial_state(model: Decoder) -> Any:
 
 
 @pytest.mark.parametrize("name", EVERY_KIND)
-def test_no_token_sees_a_later_one_or_another_document(name: str) -> None:
-    """By the gradient of each place's activation with respect to every token's embedding."""
+def test_no_token_attends_to_a_later_one_or_another_document(name: str) -> None:
+    """By the gradient of the activation at each position with respect to every token's embedding."""
     model = LANGUAGE_MODELS[name]
     params, batch = initial_state(model), random_batch(model, 1)
     document = batch["document"][0]
     table = jax.random.normal(jax.random.key(1), (LENGTH, model.width)) * 0.1
 
     def out(table: jax.Array, place: jax.Array) -> jax.Array:
-        own = {**batch, "token": jnp.arange(LENGTH, dtype=jnp.int32)[None]}  # each token has a row of its own
+        own = {**batch, "token": jnp.arange(LENGTH, dtype=jnp.int32)[None]}  # a separate embedding row for each token
         x, _ = model.activations({**params, "embed": table}, own, jnp.ones((1, LENGTH)), SingleDeviceContext())
         return (x[0, place] * jnp.cos(jnp.arange(model.width))).sum()
 
     slope = jax.jit(jax.grad(out))
     slopes = np.stack([np.abs(slope(table, place)).sum(1) for place in range(LENGTH)])
     place = np.arange(LENGTH)
-    seen = (place[:, None] >= place[None, :]) & (document[:, None] == document[None, :])
-    assert (slopes[~seen] == 0).all()
-    assert (slopes[seen & (place[:, None] - place[None, :] < (model.window or LENGTH))] > 0).all()
+    attended = (place[:, None] >= place[None, :]) & (document[:, None] == document[None, :])
+    assert (slopes[~attended] == 0).all()
+    assert (slopes[attended & (place[:, None] - place[None, :] < (model.window or LENGTH))] > 0).all()
 
 
 @pytest.mark.slow
-def test_a_packed_document_is_computed_as_if_it_stood_alone() -> None:
+def test_a_packed_document_gives_the_logits_of_the_document_alone() -> None:
     model = DECODER
     params, batch = initial_state(model), random_batch(model, 1)
     packed = logits_of(model, params, batch["token"], document=batch["document"], position=batch["position"])
@@ -171,7 +171,7 @@ def test_a_padded_vocabulary_gives_the_loss_and_gradients_of_the_plain_one() -> 
 @pytest.mark.parametrize(
     "remat", ["full", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dots", "attention", "offload"))]
 )
-def test_what_is_computed_again_is_the_same(remat: Any) -> None:
+def test_rematerialisation_does_not_change_gradients(remat: Any) -> None:
     params, batch = initial_state(DECODER), random_batch(DECODER)
 
     def gradients(model: Decoder) -> Any:
@@ -204,8 +204,8 @@ def test_generating_with_a_cache_gives_the_logits_of_the_whole_row(name: str) ->
 
 @pytest.mark.parametrize(("preset", "published"), [("mixtral-8x7b", 0.02), ("qwen3-30b-a3b", 0.001)])
 def test_the_balance_of_a_preset_is_the_published_loss_at_an_even_load(preset: str, published: float) -> None:
-    """Hugging Face adds c x count x sum(tokens of an expert x its probability), means over all layers' tokens, to the
-    mean loss: c x active at an even load. Here each layer adds `balance`."""
+    """Hugging Face adds c x count x sum over experts of (fraction of tokens x mean probability), over the tokens of all
+    layers: c x active at an even load. In dtrain each layer adds `balance`."""
     model = section(Decoder, presets()[preset], "model", Problems())
     even = published * model.experts.count * model.experts.count * (model.experts.active / model.experts.count**2)
     assert model.layers * model.experts.balance == pytest.approx(even, rel=5e-3)
@@ -213,7 +213,7 @@ def test_the_balance_of_a_preset_is_the_published_loss_at_an_even_load(preset: s
 
 def test_the_balance_is_one_for_each_token_at_an_even_load() -> None:
     experts = Experts(count=4, active=1, hidden=8)
-    score = jnp.tile(0.25 + 0.01 * jnp.eye(4), (2, 2, 1))  # the tokens of each row choose one expert after the other
+    score = jnp.tile(0.25 + 0.01 * jnp.eye(4), (2, 2, 1))  # the tokens of each row choose the experts in turn
     hits = jnp.tile(jnp.eye(4), (2, 2, 1))
     assert float(experts._imbalance(score, hits, jnp.ones((2, 8)), SingleDeviceContext())) == pytest.approx(
         16, rel=1e-5
@@ -224,22 +224,22 @@ def test_positions_restart_with_each_document() -> None:
     assert places_in(np.array([[0, 0, 1, 1, 1, 2]])).tolist() == [[0, 1, 0, 1, 2, 0]]
 
 
-def test_fields_that_cannot_be_are_refused() -> None:
+def test_impossible_fields_are_refused() -> None:
     good: Any = {"vocab": 8, "context": 8, "layers": 4, "width": 8, "heads": 4}
     for wrong, message in (
         ({"heads": 3}, "heads = 3 does not divide width = 8"),
         ({"kv_heads": 3}, "kv_heads = 3 does not divide heads = 4"),
         ({"head_dim": 3}, "head_dim = 3 is odd"),
-        ({"window": 4, "global_every": 3}, "4 layers are no multiple of it"),
+        ({"window": 4, "global_every": 3}, "it does not divide layers = 4"),
         ({"global_every": 2}, "set window"),
     ):
         with pytest.raises(FieldError, match=message):
             Decoder(**(good | wrong))
-    with pytest.raises(FieldError, match="active = 5 experts, of count = 4"):
+    with pytest.raises(FieldError, match="active = 5 experts is more than count = 4"):
         Experts(count=4, active=5, hidden=8)
 
 
-def test_data_that_does_not_fit_is_told_with_the_numbers() -> None:
+def test_data_that_does_not_fit_is_refused_with_both_numbers() -> None:
     token = Feature((LENGTH,), "int32", 50, ("length",), "train.bin")
     assert DECODER.mismatch({"token": token}) == "the data's largest token is 49 (train.bin); the model's vocab is 48"
     long = dataclasses.replace(token, shape=(64,), values=None)

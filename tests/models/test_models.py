@@ -1,4 +1,4 @@
-"""Every model keeps the contract; some are held against a second implementation."""
+"""Every model fulfils the contract; some are compared with a second implementation."""
 
 import dataclasses
 
@@ -24,11 +24,11 @@ def initial_state(model: object) -> object:
     return initial(model.params(), jax.random.key(1), "float32")  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_a_normal_distribution_has_the_standard_deviation_of_its_name() -> None:
+def test_a_truncated_normal_distribution_has_the_given_standard_deviation() -> None:
     assert float(normal(0.02)(jax.random.key(0), (400, 400)).std()) == pytest.approx(0.02, rel=0.01)
 
 
-def test_initial_values_that_are_no_floats_or_of_another_shape_are_refused() -> None:
+def test_initial_values_of_another_type_or_shape_are_refused() -> None:
     for init in (lambda _, shape: jnp.zeros(shape, jnp.int32), lambda *_: jnp.zeros(3)):
         with pytest.raises(RecipeError, match=r"parameter w is declared as float\[2\]"):
             initial({"w": Param((2,), "_", init)}, jax.random.key(0), "float32")
@@ -53,14 +53,14 @@ def test_padding_does_not_count(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_an_untrained_model_knows_nothing(name: str) -> None:
+def test_an_untrained_model_has_the_loss_of_a_uniform_guess(name: str) -> None:
     loss = MODELS[name].loss(initial_state(MODELS[name]), random_batch(examples=64), SingleDeviceContext())
     assert 0.5 * np.log(10) < float(loss.sum / loss.weight) < 2.5 * np.log(10)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_flops_are_what_the_compiler_counts(name: str) -> None:
-    """Three forward passes; the compiler counts a scanned layer once and leaves padding out."""
+    """A step is three forward passes. The compiler counts a scanned layer once and does not count padding."""
     model = dataclasses.replace(MODELS["vit"], layers=1) if name == "vit" else MODELS[name]
     forward = jax.jit(lambda params, batch: model.loss(params, batch, SingleDeviceContext()).sum)
     counted = forward.lower(initial_state(model), random_batch()).compile().cost_analysis()["flops"]
@@ -77,7 +77,7 @@ def test_examples_that_do_not_fit_are_refused(name: str) -> None:
     assert "takes images and labels" in model.mismatch({"tokens": Feature((5,), "uint16", 10)})
 
 
-def test_the_mlp_is_numpys() -> None:
+def test_the_mlp_is_that_of_numpy() -> None:
     model, batch = MODELS["mlp"], random_batch(examples=4)
     params = jax.device_get(initial_state(model))
     x = batch["image"].reshape(4, -1)
@@ -91,7 +91,7 @@ def test_the_mlp_is_numpys() -> None:
 
 
 def test_the_vits_attention_is_that_of_the_paper() -> None:
-    """softmax(q k / sqrt(d)) v, written out for one head at a time."""
+    """softmax(q k / sqrt(d)) v, for one head at a time."""
     draw = np.random.default_rng(0)
     q, k, v = (draw.normal(size=(2, 5, 3, 4)).astype(np.float32) for _ in range(3))
     found = SingleDeviceContext().attend(*map(jnp.asarray, (q, k, v)), AttentionSpec(0.5, causal=False), None)
@@ -102,7 +102,7 @@ def test_the_vits_attention_is_that_of_the_paper() -> None:
             np.testing.assert_allclose(found[b, :, h], weights @ v[b, :, h], rtol=1e-4, atol=1e-6)
 
 
-def test_fields_that_cannot_be_are_refused() -> None:
+def test_impossible_fields_are_refused() -> None:
     for make, message in (
         (lambda: MLP(sizes=(5,)), "at least two sizes"),
         (lambda: CNN(image=(8, 8, 1), classes=10, stages=(12,)), "group = 8 does not divide 12"),

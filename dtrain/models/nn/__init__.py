@@ -1,1 +1,1 @@
-"""What a model is written with: Param, Context, the contract, attention, mixtures of experts, matrix products."""
+"""Building blocks of models: Param, Context, the model contract, attention, mixtures of experts, matrix products."""

@@ -1,6 +1,6 @@
-"""Softmax attention in plain JAX: which keys a query sees, block by block, in bounded memory.
+"""Softmax attention in plain JAX: masks, scores, and attention in chunks of queries, in bounded memory.
 
-Dims: B batch, T queries, S keys, H query heads, G key-value heads, R query heads to a group, D head dim.
+Dims: B batch, T queries, S keys, H query heads, G key-value heads, R query heads per group, D head dim.
 """
 
 from collections.abc import Callable
@@ -11,28 +11,28 @@ import jax
 import jax.numpy as jnp
 
 HIDDEN = -1e30
-"""A score that no exponential survives; infinity would make NaN of a query that sees nothing."""
+"""Score of a masked key: its exponential is 0 in float32. -inf would give NaN for a query without any key."""
 
 CHUNK = 1024
-"""Queries whose scores are in memory at once, where the row's length has a divisor from LEAST to this."""
+"""Most queries whose scores are in memory at once, if the row's length has a divisor from LEAST to CHUNK."""
 LEAST = 128
 
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """Which keys a query sees, and how scores are formed."""
+    """Which keys a query attends to, and how scores are computed."""
 
     scale: float
     causal: bool = True
     window: int | None = None
-    """A query sees itself and this many keys less one before it."""
+    """Keys that a query attends to, its own included: those at distances 0 to window - 1."""
     softcap: float | None = None
-    """Scores are bent to lie within this (Gemma 2)."""
+    """Bound of the scores: softcap x tanh(scores / softcap) (Gemma 2)."""
 
 
 @dataclass(frozen=True)
 class Positions:
-    """Queries or keys: their place in the row (T,), and where rows are packed their document (B, T)."""
+    """Positions of queries or keys in the row (T,) and, in packed rows, their document numbers (B, T)."""
 
     at_T: jax.Array
     document_BT: jax.Array | None = None
@@ -41,37 +41,41 @@ class Positions:
 jax.tree_util.register_dataclass(Positions, ["at_T", "document_BT"], [])
 
 
-def attention_mask(reach: AttentionSpec, queries: Positions, keys: Positions) -> jax.Array | None:
-    """Whether each query sees each key: (1 or B, T, S); None where every query sees all."""
+def attention_mask(spec: AttentionSpec, queries: Positions, keys: Positions) -> jax.Array | None:
+    """Whether each query attends to each key: (1 or B, T, S); None if every query attends to all."""
     back_TS = queries.at_T[:, None] - keys.at_T[None, :]
-    seen = back_TS >= 0 if reach.causal else None
-    if reach.window is not None:
-        near = back_TS < reach.window if reach.causal else jnp.abs(back_TS) < reach.window
-        seen = near if seen is None else seen & near
-    seen = None if seen is None else seen[None]
+    mask = back_TS >= 0 if spec.causal else None
+    if spec.window is not None:
+        near = back_TS < spec.window if spec.causal else jnp.abs(back_TS) < spec.window
+        mask = near if mask is None else mask & near
+    mask = None if mask is None else mask[None]
     if queries.document_BT is not None and keys.document_BT is not None:
         same = queries.document_BT[:, :, None] == keys.document_BT[:, None, :]
-        seen = same if seen is None else seen & same
-    return seen
+        mask = same if mask is None else mask & same
+    return mask
 
 
-def attention_scores(q_BTHD: jax.Array, k_BSGD: jax.Array, reach: AttentionSpec) -> jax.Array:
-    """Scaled products in float32: (B, G, R, T, S)."""
+def attention_scores(q_BTHD: jax.Array, k_BSGD: jax.Array, spec: AttentionSpec) -> jax.Array:
+    """Scaled and soft-capped scores in float32: (B, G, R, T, S)."""
     q_BTGRD = q_BTHD.reshape(*q_BTHD.shape[:2], k_BSGD.shape[2], -1, q_BTHD.shape[3])
-    s = jnp.einsum("BTGRD,BSGD->BGRTS", q_BTGRD, k_BSGD, preferred_element_type=jnp.float32) * reach.scale
-    return reach.softcap * jnp.tanh(s / reach.softcap) if reach.softcap else s
+    s = jnp.einsum("BTGRD,BSGD->BGRTS", q_BTGRD, k_BSGD, preferred_element_type=jnp.float32) * spec.scale
+    return spec.softcap * jnp.tanh(s / spec.softcap) if spec.softcap else s
 
 
 def attention_with_lse(
-    q_BTHD: jax.Array, k_BSGD: jax.Array, v_BSGD: jax.Array, reach: AttentionSpec, queries: Positions, keys: Positions
+    q_BTHD: jax.Array, k_BSGD: jax.Array, v_BSGD: jax.Array, spec: AttentionSpec, queries: Positions, keys: Positions
 ) -> tuple[jax.Array, jax.Array]:
-    """Attention over these keys alone: values (B, T, H, D) and log of the summed weights (B, T, H)."""
-    s, seen = attention_scores(q_BTHD, k_BSGD, reach), attention_mask(reach, queries, keys)
-    seen = None if seen is None else seen[:, None, None]
-    s = s if seen is None else jnp.where(seen, s, HIDDEN)
-    top = jax.lax.stop_gradient(s.max(-1, keepdims=True))
+    """Attention to these keys only: values (B, T, H, D) and log-sum-exp of the scores (B, T, H), both float32.
+
+    The log-sum-exp lets results over several sets of keys be merged (Dao et al. 2022, section 3.1). A query without
+    any key has zero values and a log-sum-exp of HIDDEN.
+    """
+    s, mask = attention_scores(q_BTHD, k_BSGD, spec), attention_mask(spec, queries, keys)
+    mask = None if mask is None else mask[:, None, None]
+    s = s if mask is None else jnp.where(mask, s, HIDDEN)
+    top = jax.lax.stop_gradient(s.max(-1, keepdims=True))  # softmax does not change when a constant is subtracted
     p = jnp.exp(s - top)
-    p = p if seen is None else jnp.where(seen, p, 0.0)
+    p = p if mask is None else jnp.where(mask, p, 0.0)  # if all keys are masked, every exponential is 1
     total = p.sum(-1)
     out = jnp.einsum("BGRTS,BSGD->BTGRD", p.astype(v_BSGD.dtype), v_BSGD, preferred_element_type=jnp.float32)
     total_BTGR = jnp.moveaxis(total, 3, 1)
@@ -81,7 +85,7 @@ def attention_with_lse(
 
 
 def in_chunks(attend: Callable[..., Any], queries: Any, length: int) -> Any:
-    """`attend` on at most CHUNK queries at a time, its inside computed again in the backward pass.
+    """Apply `attend` to at most CHUNK queries at a time; its intermediates are recomputed in the backward pass.
 
     `queries` and the results are trees of arrays (B, T, ...) or (T,).
     """
@@ -102,17 +106,18 @@ def in_chunks(attend: Callable[..., Any], queries: Any, length: int) -> Any:
 
 
 def attention(
-    q_BTHD: jax.Array, k_BSGD: jax.Array, v_BSGD: jax.Array, reach: AttentionSpec, side: Positions
+    q_BTHD: jax.Array, k_BSGD: jax.Array, v_BSGD: jax.Array, spec: AttentionSpec, positions: Positions
 ) -> jax.Array:
-    """Attention of every query to the keys it sees, in the queries' dtype."""
+    """Attention over full rows, in the dtype of the queries: (B, T, H, D)."""
 
     def chunk(part: tuple[jax.Array, Positions]) -> jax.Array:
-        return attention_with_lse(part[0], k_BSGD, v_BSGD, reach, part[1], side)[0].astype(q_BTHD.dtype)
+        return attention_with_lse(part[0], k_BSGD, v_BSGD, spec, part[1], positions)[0].astype(q_BTHD.dtype)
 
-    return in_chunks(chunk, (q_BTHD, side), q_BTHD.shape[1])
+    return in_chunks(chunk, (q_BTHD, positions), q_BTHD.shape[1])
 
 
 def keys_seen(length: int, window: int | None) -> float:
-    """Keys that a query sees under a causal mask, on average over a row."""
+    """Mean number of keys that a query of a row attends to, under a causal mask."""
+    # of `length` queries the first near - 1 have fewer than `near` keys: near (near - 1) / 2 missing in all
     near = min(window or length, length)
     return near - near * (near - 1) / (2 * length)

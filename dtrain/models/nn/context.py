@@ -1,11 +1,11 @@
-"""What a model may ask of the layout. It names no device, mesh axis or engine.
+"""`Context`: the operations by which a model is distributed, without naming a device, mesh axis or engine.
 
-On one device each verb is the plain thing, which is what `Plain` does; under an engine the same
-verbs are sharding constraints (`jit`) or collectives placed by hand (`shard_map`).
+On one device each verb is the plain operation (`SingleDeviceContext`). Under `jit` the verbs are sharding constraints,
+from which the compiler derives collectives; under `shard_map` they are explicit collectives.
 
-A row of tokens may be split along its `length`. Between layers it may be split further, into
-`tokens`: then each device of a group that shares a layer's matrices keeps its own part of the
-activations. `collect` and `scatter` go from one to the other.
+A row of tokens may be split along its `length` (mesh.sequence). Between layers it may be split further, into `tokens`,
+over the devices of `mesh.tensor`, so that each holds only its part of the activations (sequence parallelism,
+Korthikanti et al. 2022). `collect` and `scatter` convert between the two.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,20 +24,23 @@ from dtrain.models.nn.remat import ATTENTION, INPUT, Policy, Remat, policy
 
 @dataclass(frozen=True)
 class Layers:
-    """How a stack of equal layers is gone through."""
+    """How a stack of equal layers is compiled."""
 
     remat: Remat | Policy = "none"
-    """What is kept for the backward pass, by its name or as a policy of `jax.checkpoint`."""
+    """What is saved for the backward pass: a name, or a policy of `jax.checkpoint`."""
     unroll: int = 1
-    """Layers compiled one after the other in place of a loop over one."""
+    """Iterations of the loop over layers that are unrolled: `unroll` of `jax.lax.scan`."""
 
 
 Block = Callable[[Tree, jax.Array, Tree, Any], tuple[jax.Array, Tree]]
-"""(parameters of one layer, activations, what all layers share, context) → activations, sums."""
+"""(parameters of one layer, activations, arrays that all layers share, context) → activations, sums."""
 
 
 class Context(Protocol):
-    """The verbs. Dims are named as in `Param.dims`; `None` is a dim that stays whole."""
+    """The verbs. Dims are named as in `Param.dims`; `None` is a dim that is not split.
+
+    A *share* of a dim is the part of it that this device computes when the mesh splits the work along that dim.
+    """
 
     @property
     def loss_dtype(self) -> str:
@@ -45,58 +48,95 @@ class Context(Protocol):
         ...
 
     def shard(self, x: jax.Array, *dims: str | None) -> jax.Array:
-        """x, laid out by the names of its dims."""
+        """x, sharded by the names of its dims.
+
+        shard_map: x itself, which is this device's shard already. jit: a sharding constraint.
+        """
         ...
 
     def gather(self, params: Tree) -> Tree:
-        """The parameters made whole where they are split only to save memory."""
+        """The full parameters, where `fsdp` splits them to save memory; must be called before they are used.
+
+        shard_map: an all-gather over the fsdp axes, whose gradient is a reduce-scatter. jit: no constraint; the
+        compiler inserts the same.
+        """
         ...
 
     def reduce(self, x: jax.Array, dim: str) -> jax.Array:
-        """The full sum, where x was summed over this device's share of `dim`."""
+        """The full sum, where x is a sum over this device's share of `dim`, such as a product that contracts it.
+
+        shard_map: a psum over the axes that split `dim`. jit: x itself; the compiler inserts the all-reduce.
+        """
         ...
 
     def largest(self, x: jax.Array, dim: str) -> jax.Array:
-        """The largest over all shares of `dim`; passes no gradient."""
+        """The elementwise maximum over all shares of `dim`; passes no gradient.
+
+        shard_map: a pmax. jit: x itself, which is global.
+        """
         ...
 
     def parts(self, dim: str) -> int:
-        """Among how many devices the work along `dim` is split: 1 where each has all of it."""
+        """The number of devices that split the work along `dim`; 1 if each device does all of it. No communication."""
         ...
 
     def first(self, dim: str, size: int) -> jax.Array | int:
-        """Where this device's share of `dim` begins, a share being `size` long."""
+        """The offset of this device's share of `dim`, in shares of length `size`. No communication.
+
+        shard_map: `axis_index` times `size`. jit: 0, since arrays are global.
+        """
         ...
 
     def lookup(self, table: Tree, token_BT: jax.Array) -> jax.Array:
-        """The row (embed,) of each token, of a table (vocab, embed) that is not yet gathered.
+        """The row of each token (B, T, embed), from a table (vocab, embed) that is not yet gathered.
 
-        This device's share of `vocab` is not yet summed.
+        Rows of words outside this device's share of `vocab` are zero: sum with `reduce` or `scatter`.
+        shard_map: an all-gather of the tokens over the fsdp axes and an all-to-all of the columns found, which moves
+        less than the table. jit: an index; the compiler inserts the collectives.
         """
         ...
 
     def places(self, length: int) -> jax.Array:
-        """The place in its row of each token at hand: `length` of them, split by `length`."""
+        """The position in the row of each of `length` tokens: (length,). No communication.
+
+        Positions are in the zigzag order of `mesh.sequence`. shard_map: those of this device's tokens. jit: those of
+        the full row.
+        """
         ...
 
     def share(self, x_BT: jax.Array) -> jax.Array:
-        """From `length` to `tokens`, where nothing is to be summed."""
+        """From `length` to `tokens`, where nothing needs to be summed.
+
+        shard_map: a slice by `axis_index` over tensor, without communication. jit: a sharding constraint to `tokens`.
+        """
         ...
 
     def collect(self, x_BTE: jax.Array) -> jax.Array:
-        """From `tokens` to `length`."""
+        """From `tokens` to `length`.
+
+        shard_map: an all-gather over tensor. jit: a sharding constraint to `length`.
+        """
         ...
 
     def scatter(self, x_BTE: jax.Array, dim: str) -> jax.Array:
-        """From `length` to `tokens`, summing over the shares of `dim`."""
+        """From `length` to `tokens`, summing over the shares of `dim`.
+
+        shard_map: a reduce-scatter (`psum_scatter`) over tensor. jit: a sharding constraint to `tokens`.
+        """
         ...
 
     def whole_row(self, x_BT: jax.Array) -> jax.Array:
-        """From `tokens` to all tokens of the row, in their order: an all-gather of something small."""
+        """From `tokens` to all tokens of the row, in the order of the row; for small arrays only.
+
+        shard_map: all-gathers over tensor and sequence. jit: a sharding constraint that splits only the batch.
+        """
         ...
 
     def part_of_row(self, x_BT: jax.Array) -> jax.Array:
-        """The other way: of a whole row the tokens at hand."""
+        """The inverse of `whole_row`.
+
+        shard_map: an index, without communication. jit: a sharding constraint to `tokens`.
+        """
         ...
 
     def attend(
@@ -104,35 +144,43 @@ class Context(Protocol):
         q_BTHD: jax.Array,
         k_BTGD: jax.Array,
         v_BTGD: jax.Array,
-        reach: AttentionSpec,
+        spec: AttentionSpec,
         document_BT: jax.Array | None,
     ) -> jax.Array:
-        """Attention, heads apart, within documents where rows hold several.
+        """Attention (B, T, H, D), per head, and within documents in packed rows.
 
-        Queries are split by `heads`, keys and values by `kv_heads`.
+        Queries are split by `heads`, keys and values by `kv_heads`, all by `length`.
+        shard_map: a kernel on this device; with mesh.sequence, ring attention, which passes keys and values on by
+        ppermute. jit: the same inside a `shard_map` region, except on CPUs without mesh.sequence: there the compiler
+        splits plain attention.
         """
         ...
 
     def stack(
         self, blocks: Sequence[Block], params: Tree, x: jax.Array, shared: Tree = None, how: Layers = Layers()
     ) -> tuple[jax.Array, Tree]:
-        """x through layers whose parameters are stacked along a leading `layer` dim, and their summed sums.
+        """Apply layers whose parameters are stacked along a leading `layer` dim: (activations, sums over the layers).
 
-        Layer i is done by `blocks[i % len(blocks)]`. `shared` holds arrays (examples, ...).
+        Layer i is `blocks[i % len(blocks)]`. `shared` holds arrays (examples, ...) for all layers.
+        shard_map: a scan that all-gathers each layer's parameters over fsdp; with mesh.pipeline, a pipeline: an
+        all-gather of the examples, ppermute between stages, a reduce-scatter of the results. jit: a scan; with
+        mesh.pipeline, the same pipeline inside a `shard_map` region.
         """
         ...
 
     def dispatch(self, tokens: Routing, experts: ExpertWeights) -> jax.Array:
-        """Every token through the experts it chose: (B, T, embed).
+        """Each token through its experts, weighted by its gates and summed: (B, T, embed).
 
-        This device's share of `hidden` is not yet summed.
+        Summed over this device's share of `hidden` only: sum with `reduce` or `scatter`.
+        shard_map: with mesh.expert, an all-to-all to the devices of the experts, and one back. jit: the same inside a
+        `shard_map` region, where `hidden` is summed, too.
         """
         ...
 
 
 @dataclass(frozen=True)
 class SingleDeviceContext:
-    """One device: nothing is split."""
+    """The verbs on one device: nothing is split."""
 
     loss_dtype: str = "float32"
 
@@ -180,11 +228,11 @@ class SingleDeviceContext:
         q_BTHD: jax.Array,
         k_BTGD: jax.Array,
         v_BTGD: jax.Array,
-        reach: AttentionSpec,
+        spec: AttentionSpec,
         document_BT: jax.Array | None,
     ) -> jax.Array:
-        side = Positions(self.places(q_BTHD.shape[1]), document_BT)
-        return checkpoint_name(attention(q_BTHD, k_BTGD, v_BTGD, reach, side), ATTENTION)
+        positions = Positions(self.places(q_BTHD.shape[1]), document_BT)
+        return checkpoint_name(attention(q_BTHD, k_BTGD, v_BTGD, spec, positions), ATTENTION)
 
     def stack(
         self, blocks: Sequence[Block], params: Tree, x: jax.Array, shared: Tree = None, how: Layers = Layers()
@@ -198,29 +246,34 @@ class SingleDeviceContext:
 def scan_layers(
     blocks: Sequence[Block], params: Tree, x: jax.Array, shared: Tree, how: Layers, ctx: Context
 ) -> tuple[jax.Array, Tree]:
-    """One compiled round of blocks, applied to the layers in turn; sums are added up over layers."""
-    rounds = [rematerialised(block, how.remat, ctx) for block in blocks]
-    grouped = jax.tree.map(lambda p: p.reshape(p.shape[0] // len(rounds), len(rounds), *p.shape[1:]), params)
+    """Apply the blocks to all layers in a scan; the layers' sums are added.
 
-    def one(carry: jax.Array, layers: Tree) -> tuple[jax.Array, Tree]:
-        found = []
-        for i, block in enumerate(rounds):
+    One iteration applies each block once: with blocks (a, b), it has layers 2i and 2i + 1.
+    """
+    remat_blocks = [rematerialised(block, how.remat, ctx) for block in blocks]
+    per_round = jax.tree.map(
+        lambda p: p.reshape(p.shape[0] // len(remat_blocks), len(remat_blocks), *p.shape[1:]), params
+    )
+
+    def apply_round(carry: jax.Array, layers: Tree) -> tuple[jax.Array, Tree]:
+        sums_of_round = []
+        for i, block in enumerate(remat_blocks):
             layer = jax.tree.map(lambda p, i=i: p[i], layers)
             carry, sums = block(layer, carry, shared)
-            found.append(sums)
-        return carry, jax.tree.map(lambda *parts: sum(parts), *found)
+            sums_of_round.append(sums)
+        return carry, jax.tree.map(lambda *parts: sum(parts), *sums_of_round)
 
-    out, sums = jax.lax.scan(one, x, grouped, unroll=min(how.unroll, len(jax.tree.leaves(grouped)[0])))
-    return out, jax.tree.map(lambda per_round: per_round.sum(0), sums)
+    out, sums = jax.lax.scan(apply_round, x, per_round, unroll=min(how.unroll, len(jax.tree.leaves(per_round)[0])))
+    return out, jax.tree.map(lambda s: s.sum(0), sums)
 
 
 def rematerialised(
     block: Block, remat: Remat | Policy, ctx: Context
 ) -> Callable[[Tree, jax.Array, Tree], tuple[jax.Array, Tree]]:
-    """The block in this context, with what `remat` says kept for the backward pass."""
+    """The block in this context; the backward pass recomputes what `remat` does not save."""
 
     def inside(layer: Tree, x: jax.Array, shared: Tree) -> tuple[jax.Array, Tree]:
         return block(layer, checkpoint_name(x, INPUT), shared, ctx)
 
-    kept = remat if callable(remat) else policy(remat)
-    return inside if kept is None else jax.checkpoint(inside, policy=kept, prevent_cse=False)
+    save_policy = remat if callable(remat) else policy(remat)
+    return inside if save_policy is None else jax.checkpoint(inside, policy=save_policy, prevent_cse=False)

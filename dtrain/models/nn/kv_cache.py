@@ -1,6 +1,6 @@
-"""The context of generating: keys and values of earlier tokens are kept, not computed again.
+"""The context for generation: keys and values of earlier tokens are cached and not recomputed.
 
-Dims: L layers, B rows, C tokens that the cache can hold, G key-value heads, D head dim.
+Dims: L layers, B rows, C capacity of the cache in tokens, G key-value heads, D head dim.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from dtrain.models.nn.param import Tree
 @partial(jax.tree_util.register_dataclass, data_fields=["k_LBCGD", "v_LBCGD", "used"], meta_fields=[])
 @dataclass(frozen=True)
 class KVCache:
-    """Keys and values of the tokens so far, and their number, int32 ()."""
+    """Keys and values of the tokens so far; `used` is their number, int32 ()."""
 
     k_LBCGD: jax.Array
     v_LBCGD: jax.Array
@@ -26,13 +26,13 @@ class KVCache:
 
     @classmethod
     def empty(cls, shape: tuple[int, int, int, int, int], dtype: str) -> "KVCache":
-        """Room for tokens, none of it used."""
+        """An empty cache of that shape (L, B, C, G, D)."""
         return cls(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), jnp.zeros((), jnp.int32))
 
 
 @dataclass(frozen=True)
 class CachedContext(SingleDeviceContext):
-    """The verbs on tokens that follow those in the cache. `grown` receives the cache with them in it."""
+    """The verbs for tokens that follow those in the cache. `stack` appends the extended cache to `grown`."""
 
     cache: KVCache | None = None
     grown: list[KVCache] = field(default_factory=list)
@@ -50,25 +50,29 @@ class CachedContext(SingleDeviceContext):
         q_BTHD: jax.Array,
         k_BTGD: jax.Array,
         v_BTGD: jax.Array,
-        reach: AttentionSpec,
+        spec: AttentionSpec,
         document_BT: jax.Array | None,
     ) -> jax.Array:
-        """Inside a layer, where the cache holds that layer's part: (1, B, C, G, D)."""
+        """Attention inside a layer, where `cache` is that layer's part: (1, B, C, G, D).
+
+        New keys and values are written at `used`. The unused rest of the cache needs no mask of its own: its positions
+        are after every query, and attention is causal.
+        """
         cache, at = self._cache, (0, self._cache.used, 0, 0)
         k_BCGD = jax.lax.dynamic_update_slice(cache.k_LBCGD[0], k_BTGD.astype(cache.k_LBCGD.dtype), at)
         v_BCGD = jax.lax.dynamic_update_slice(cache.v_LBCGD[0], v_BTGD.astype(cache.v_LBCGD.dtype), at)
         self.grown.append(KVCache(k_BCGD[None], v_BCGD[None], cache.used))
         keys = Positions(jnp.arange(k_BCGD.shape[1], dtype=jnp.int32))
-        out, _ = attention_with_lse(q_BTHD, k_BCGD, v_BCGD, reach, Positions(self.places(q_BTHD.shape[1])), keys)
+        out, _ = attention_with_lse(q_BTHD, k_BCGD, v_BCGD, spec, Positions(self.places(q_BTHD.shape[1])), keys)
         return out.astype(q_BTHD.dtype)
 
     def stack(
         self, blocks: Sequence[Block], params: Tree, x: jax.Array, shared: Tree = None, how: Layers = Layers()
     ) -> tuple[jax.Array, Tree]:
-        rounds, cache = len(blocks), self._cache
+        rounds, cache = len(blocks), self._cache  # one iteration of the scan applies each block once, as in scan_layers
         split = lambda p: p.reshape(p.shape[0] // rounds, rounds, *p.shape[1:])  # noqa: E731
 
-        def one(carry: jax.Array, layers: Tree) -> tuple[jax.Array, Tree]:
+        def apply_round(carry: jax.Array, layers: Tree) -> tuple[jax.Array, Tree]:
             grown = []
             for i, block in enumerate(blocks):
                 layer, k_BCGD, v_BCGD = jax.tree.map(lambda p, i=i: p[i], layers)
@@ -77,7 +81,7 @@ class CachedContext(SingleDeviceContext):
                 grown.append((inside.grown[0].k_LBCGD, inside.grown[0].v_LBCGD))
             return carry, jax.tree.map(lambda *parts: jnp.concatenate(parts), *grown)
 
-        out, (k, v) = jax.lax.scan(one, x, jax.tree.map(split, (params, cache.k_LBCGD, cache.v_LBCGD)))
+        out, (k, v) = jax.lax.scan(apply_round, x, jax.tree.map(split, (params, cache.k_LBCGD, cache.v_LBCGD)))
         shape = cache.k_LBCGD.shape
         self.grown.append(KVCache(k.reshape(shape), v.reshape(shape), cache.used + x.shape[1]))
         return out, {}

@@ -1,6 +1,6 @@
-"""The pieces that the models share: declarations, normalisations, the classification loss.
+"""Layers that the models share: declarations, normalisations, the classification loss.
 
-Dims: B batch, ... any, H height, W width, C channels, E embed, K classes.
+Dims: B batch, H height, W width, C channels, E embed, K classes.
 """
 
 import math
@@ -17,19 +17,19 @@ from dtrain.models.nn.param import Param, Tree
 
 
 def weight(shape: tuple[int, ...], dims: str, fan_in: str, gain: float = 1.0) -> Param:
-    """A matrix or kernel whose outputs keep their inputs' variance, times `gain` squared."""
+    """A matrix or kernel with standard deviation gain / sqrt(fan-in), so that it scales variance by gain squared."""
     rows = tuple(fan_in.split())
     fan = math.prod(size for size, name in zip(shape, dims.split(), strict=True) if name in rows)
     return Param(shape, dims, declare.normal(gain / math.sqrt(fan)), fan_in=rows)
 
 
 def bias(shape: tuple[int, ...], dims: str) -> Param:
-    """Zero at birth, never decayed."""
+    """A bias: initial value zero, no weight decay."""
     return Param(shape, dims, declare.zeros, decay=False)
 
 
 def scale(shape: tuple[int, ...], dims: str) -> Param:
-    """One at birth, never decayed."""
+    """A scale: initial value one, no weight decay."""
     return Param(shape, dims, declare.ones, decay=False)
 
 
@@ -45,7 +45,7 @@ def norm(size: int, dim: str) -> Tree:
 
 
 def grouped_norm(size: int, group: int, dim: str) -> Tree:
-    """Scale and bias by groups, so that `dim` is only ever split between whole ones."""
+    """Scale and bias as (groups, channels per group), so that the mesh splits `dim` only between groups."""
     shape, dims = (size // group, group), f"{dim} _"
     return {"scale": scale(shape, dims), "bias": bias(shape, dims)}
 
@@ -58,7 +58,7 @@ def layer_norm(params: Tree, x: jax.Array, epsilon: float = 1e-6) -> jax.Array:
 def group_norm(params: Tree, x_BHWC: jax.Array, group: int, epsilon: float = 1e-6) -> jax.Array:
     """Group normalisation, `group` channels to a group (Wu & He 2018).
 
-    The number of groups follows from the channels at hand, so that a split over channels is exact.
+    The number of groups is computed from the channels of x, so that it is right for a shard of the channels, too.
     """
     batch, height, width, channels = x_BHWC.shape
     grouped = x_BHWC.astype(jnp.float32).reshape(batch, height * width, -1, group)
@@ -69,7 +69,7 @@ def group_norm(params: Tree, x_BHWC: jax.Array, group: int, epsilon: float = 1e-
 
 
 def affine(params: Tree, x: jax.Array) -> jax.Array:
-    """x times a scale plus a bias, both along its last dim; in float32, as the sums that are their gradients."""
+    """x times a scale plus a bias along its last dim; in float32, and so are the sums of their gradients."""
     scale, offset = (params[name].astype(jnp.float32) for name in ("scale", "bias"))
     return (x * lift(scale, x) + lift(offset, x)).astype(x.dtype)
 
@@ -80,25 +80,25 @@ def linear(params: Tree, x: jax.Array) -> jax.Array:
 
 
 def added(x: jax.Array, bias: jax.Array) -> jax.Array:
-    """x plus a bias along its last dims; in float32, and so is the sum over examples that is its gradient."""
+    """x plus a bias along its last dims; in float32, and so is the sum over examples in its gradient."""
     return (x + lift(bias.astype(jnp.float32), x)).astype(x.dtype)
 
 
 def lift(value: jax.Array, like: jax.Array) -> jax.Array:
-    """The value with leading dims of one, as many dims as `like` has."""
+    """The value with leading dims of size one, to as many dims as `like` has: rank promotion is an error."""
     return jnp.expand_dims(value, tuple(range(like.ndim - value.ndim)))
 
 
 def standardise(x: jax.Array, epsilon: float) -> jax.Array:
-    """Zero mean and unit variance over the last dim."""
+    """x with zero mean and unit variance over the last dim."""
     centred = x - x.mean(-1, keepdims=True)
     return centred * jax.lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + epsilon)
 
 
 def normalised(params: Tree, x: jax.Array, kind: str, epsilon: float, offset: bool) -> jax.Array:
-    """Over the last dim, in float32 (Ba et al. 2016; "rms": Zhang & Sennrich 2019).
+    """Layer or RMS normalisation over the last dim, in float32 (Ba et al. 2016; "rms": Zhang & Sennrich 2019).
 
-    `offset`: the scale is kept as its difference from one.
+    `offset`: the scale is stored as its difference from one.
     """
     y = x.astype(jnp.float32)
     y = y * jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + epsilon) if kind == "rms" else standardise(y, epsilon)
@@ -107,7 +107,7 @@ def normalised(params: Tree, x: jax.Array, kind: str, epsilon: float, offset: bo
 
 
 def classify(logits_BK: jax.Array, batch: Batch, ctx: Context) -> Loss:
-    """Cross-entropy and accuracy against `batch["label"]`, summed over examples by weight."""
+    """Cross-entropy and accuracy against `batch["label"]` (B,), summed over examples with `batch["weight"]`."""
     logits_BK = logits_BK.astype(ctx.loss_dtype)
     label_B = batch["label"]
     weight_B = batch["weight"] if "weight" in batch else jnp.ones_like(label_B, jnp.float32)
@@ -118,19 +118,19 @@ def classify(logits_BK: jax.Array, batch: Batch, ctx: Context) -> Loss:
 
 
 def three_times(forward: float, examples: int) -> Flops:
-    """A training step as three forward passes: one forward, two backward."""
+    """A training step counted as three forward passes: the backward pass has two products for each forward one."""
     return Flops(3 * forward * examples, "3 x forward matrix products")
 
 
 def image_mismatch(example: Example, image: tuple[int | None, ...], classes: int) -> str:
-    """Whether the data gives such images and labels; None matches any size."""
+    """Why the data has no such images and labels, or an empty string; None in `image` matches any size."""
     missing = {"image", "label"} - set(example)
     if missing:
         return f"the model takes images and labels; the data has {', '.join(sorted(example))}"
     shape, values = example["image"].shape, example["label"].values
     if len(shape) != len(image) or any(a not in (None, b) for a, b in zip(image, shape, strict=True)):
-        wanted = " x ".join("any" if size is None else str(size) for size in image)
-        return f"the model takes images of {wanted}; the data has {' x '.join(map(str, shape))}"
+        expected = " x ".join("any" if size is None else str(size) for size in image)
+        return f"the model takes images of {expected}; the data has {' x '.join(map(str, shape))}"
     if values is not None and values != classes:
         return f"the model has {classes} classes; the data has {values}"
     return ""

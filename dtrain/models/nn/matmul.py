@@ -1,4 +1,4 @@
-"""The product of activations with a matrix, and its gradient in the order in which it is wanted."""
+"""The product of activations with a matrix, with its own gradient: order of operands and dtype of sums are chosen."""
 
 import math
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ _FLOAT32_SUMS = ContextVar("float32_sums", default=True)
 
 @contextmanager
 def sums(float32: bool) -> Iterator[None]:
-    """While a step is traced inside, gradients of matrices leave their products in float32, or as they are computed."""
+    """Within this context, steps are traced with gradients of matrices summed in float32, or in the compute dtype."""
     token = _FLOAT32_SUMS.set(float32)
     try:
         yield
@@ -34,12 +34,12 @@ def _forward(x: jax.Array, w: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ja
     return _matmul(x, w), (x, w)
 
 
-def _backward(kept: tuple[jax.Array, jax.Array], g: jax.Array) -> tuple[jax.Array, jax.Array]:
-    x, w = kept
+def _backward(saved: tuple[jax.Array, jax.Array], g: jax.Array) -> tuple[jax.Array, jax.Array]:
+    x, w = saved
     rows = tuple(range(x.ndim - 1))
-    # in float32: the compiler sums this over the devices that hold other rows before it is rounded
-    kind = jnp.float32 if _FLOAT32_SUMS.get() else w.dtype
-    of_w = jax.lax.dot_general(x, g, ((rows, rows), ((), ())), preferred_element_type=kind)
+    # dw = x^T g, dx = g w^T. The compiler sums dw over the devices that hold other rows: in float32 by default.
+    dtype = jnp.float32 if _FLOAT32_SUMS.get() else w.dtype
+    of_w = jax.lax.dot_general(x, g, ((rows, rows), ((), ())), preferred_element_type=dtype)
     return jax.lax.dot_general(g, w, (((g.ndim - 1,), (1,)), ((), ()))), of_w.astype(w.dtype)
 
 
@@ -47,10 +47,10 @@ _matmul.defvjp(_forward, _backward)
 
 
 def matmul(x: jax.Array, w: jax.Array, contract_dims: int = 1) -> jax.Array:
-    """x (..., *inner) times w (*inner, *outer), `inner` dims summed over: (..., *outer).
+    """x (..., *inner) times w (*inner, *outer), summed over the `contract_dims` inner dims: (..., *outer).
 
-    As `tensordot`, whose own rule gives the gradient of w transposed: on a CPU the transposition
-    costs more than the product. The result has a name, by which a policy of rematerialisation keeps it.
+    Like `tensordot`, whose gradient of w is computed transposed: on a CPU that transpose costs more than the product.
+    The result is named for rematerialisation policies that save it.
     """
     outer = w.shape[contract_dims:]
     flat = w.reshape(math.prod(w.shape[:contract_dims]), -1)

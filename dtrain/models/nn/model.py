@@ -1,4 +1,4 @@
-"""The contract of a model."""
+"""The contract that every model implements."""
 
 from typing import NamedTuple, Protocol
 
@@ -10,7 +10,7 @@ from dtrain.models.nn.param import Tree
 
 
 class Loss(NamedTuple):
-    """Sums over examples: a mean is taken once, after every reduction, as `sum / weight`."""
+    """Sums over examples; the mean is computed once, after all reductions, as `sum / weight`."""
 
     sum: jax.Array
     weight: jax.Array
@@ -18,14 +18,14 @@ class Loss(NamedTuple):
 
 
 class Metric(NamedTuple):
-    """A metric that a model returns, declared in its `metrics`, so that a best value can be named and kept."""
+    """A metric that a model returns, declared in its `metrics`: a checkpoint policy can then keep the best value."""
 
     name: str
     higher_is_better: bool
 
 
 class Flops(NamedTuple):
-    """Floating-point operations of one training step, and the convention they are counted by."""
+    """Floating-point operations of one training step, and the convention by which they are counted."""
 
     step: float
     convention: str
@@ -39,13 +39,13 @@ class Model(Protocol):
         ...
 
     def loss(self, params: Tree, batch: Batch, ctx: Context) -> Loss:
-        """The loss of a batch, as sums. Metrics share the loss's weight."""
+        """The loss of a batch, as sums. Metrics are divided by the same weight as the loss."""
         ...
 
     def flops(self, example: Example, examples: int) -> Flops:
-        """The cost of one step on that many such examples."""
+        """The cost of one training step on `examples` such examples."""
         ...
 
     def mismatch(self, example: Example) -> str:
-        """Why the model cannot take such examples, both numbers shown; empty where it can."""
+        """Why the model cannot take such examples, with the model's and the data's numbers; empty if it can."""
         ...

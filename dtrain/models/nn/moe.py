@@ -1,6 +1,6 @@
-"""A mixture of experts on one device: rows sorted by expert, one grouped product for all of them.
+"""A mixture of experts on one device: rows are sorted by expert and multiplied in one grouped product.
 
-Dims: N tokens, K experts chosen by each, E embed.
+Dims: N tokens, K experts chosen by each token, E embed.
 """
 
 from collections.abc import Callable
@@ -19,11 +19,11 @@ Product = Callable[[jax.Array, jax.Array], jax.Array]
 
 Apply = Callable[[Tree, jax.Array, jax.Array, Product], jax.Array]
 """(experts' parameters, rows sorted by expert, their gates (N, 1), the product of rows with their expert's
-matrix) → weighed rows. Gates that act before the last matrix spare its result in the backward pass."""
+matrix) → weighted rows. If gates multiply before the last matrix, its result is not needed in the backward pass."""
 
 
 class Routing(NamedTuple):
-    """Tokens (..., embed), the numbers of the experts that each chose (..., K), and the gates of those."""
+    """Tokens (..., embed), the numbers of each token's experts (..., K), and their gates (..., K)."""
 
     x: jax.Array
     chosen: jax.Array
@@ -37,33 +37,36 @@ class Routing(NamedTuple):
 
 @dataclass(frozen=True)
 class ExpertWeights:
-    """The experts at hand and how rows go through them."""
+    """This device's experts and how rows are computed with them."""
 
     params: Tree
     """Each matrix (experts, ...)."""
     dims: Tree
-    """The names of each matrix's dims."""
+    """The dim names of each matrix."""
     apply: Apply
     product: Callable[[jax.Array, jax.Array, jax.Array], jax.Array] = jax.lax.ragged_dot
-    """(rows, matrices, rows of each expert) → rows: the program that the platform has for it."""
+    """(rows, matrices, number of rows of each expert) → rows: the platform's grouped matrix product."""
     most: int | None = None
-    """Tokens of one row that one expert takes at most, where that is bounded: those beyond have no expert's number."""
+    """Capacity: most tokens of a row that an expert takes; None: no limit. Choices beyond it have no valid number."""
 
     @property
     def count(self) -> int:
-        """Experts at hand."""
+        """Number of experts on this device."""
         return jax.tree.leaves(self.params)[0].shape[0]
 
 
 def grouped(tokens: Routing, experts: ExpertWeights) -> jax.Array:
-    """Every token through each expert it chose, weighed by its gates: (..., embed); no token is dropped."""
+    """Each token through its experts, weighted by its gates and summed: (..., embed). No token is dropped here."""
     x_NE, chosen_NK, gates_NK = tokens.rows
     out = in_order(jnp.repeat(x_NE, chosen_NK.shape[1], 0), gates_NK.reshape(-1), chosen_NK.reshape(-1), experts)
     return out.reshape(*chosen_NK.shape, -1).sum(1).reshape(tokens.x.shape)
 
 
 def in_order(rows: jax.Array, gates: jax.Array, expert: jax.Array, experts: ExpertWeights) -> jax.Array:
-    """Each row, times its gate, through the expert of that number; where that is the experts' count, zeros."""
+    """Each row through the expert of its number, weighted by its gate: (N, embed).
+
+    A row whose number is not below the number of experts gives zeros. `argsort` of the sorting order undoes it.
+    """
     order = jnp.argsort(expert, stable=True)
     sizes = jnp.zeros(experts.count, jnp.int32).at[expert].add(1, mode="drop")
 

@@ -1,4 +1,4 @@
-"""A parameter is declared once; everything else about it is a map over the declared tree."""
+"""Declarations of parameters; shapes, shardings and initial values are maps over the declared tree."""
 
 import dataclasses
 import math
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from dtrain.core.errors import RecipeError
 
 CUT = 0.87962566103423978
-"""Standard deviation of a standard normal distribution that is cut at -2 and 2."""
+"""Standard deviation of a standard normal distribution truncated at -2 and 2."""
 
 Tree = Any
 """A nested dict of leaves."""
@@ -24,14 +24,13 @@ Init = Callable[[jax.Array, tuple[int, ...]], jax.Array]
 
 @dataclass(frozen=True)
 class Param:
-    """A parameter: its shape, the name of each dim ("embed hidden"; `_` for one no rule may split),
-    how it is initialised, and whether weight decay acts on it.
+    """A parameter: its shape, the name of each dim ("embed hidden"; `_` for a dim that no rule may split),
+    its initialisation, and whether weight decay applies to it.
 
-    `fan_in` names the dims that are summed over when the parameter is applied: a matrix optimizer
-    takes those as rows and the rest, less `layer` and `experts`, as columns. `rate`, where given, makes
-    the parameter move by that much against the sign of its gradient at each step, and by nothing else.
-    `exact` keeps it in float32 whatever precision is computed in. `unpadded`, where given, is the shape
-    without padding: what lies beyond it is zero, and the model must see to it that it stays so.
+    `fan_in` names the dims that are summed over when the parameter is applied: a matrix optimizer treats those as rows
+    and the rest, except `layer` and `experts`, as columns. With `rate`, each step moves the parameter by `rate` against
+    the sign of its gradient, and the optimizer does not change it. `exact` keeps it in float32 whatever the compute
+    dtype. `unpadded` is the shape without padding: values beyond it are zero, and the model must keep them zero.
     """
 
     shape: tuple[int, ...]
@@ -58,29 +57,29 @@ class Param:
 
 
 def paths(tree: Tree) -> Tree:
-    """The same tree with each leaf's dotted path in its place."""
+    """The same tree with each leaf replaced by its dotted path."""
     return jax.tree.map_with_path(lambda path, _: dotted(path), tree)
 
 
 def dotted(path: tuple[Any, ...]) -> str:
-    """A key path of JAX as a dotted name: `block.attention.query`."""
+    """A JAX key path as a dotted name: `block.attention.query`."""
     return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
 def initial(tree: Tree, key: jax.Array, dtype: str) -> Tree:
     """Initial values. Each parameter's key comes from its path, so adding one changes no other.
 
-    RecipeError where an initial value is not floating-point, or not of the declared shape.
+    Raises RecipeError if an initial value is not floating-point or not of the declared shape.
     """
 
     def value(name: str, param: Param) -> jax.Array:
         shape = param.unpadded or param.shape
-        found = param.init(jax.random.fold_in(key, zlib.crc32(name.encode())), shape)
-        if not jnp.issubdtype(found.dtype, jnp.floating) or found.shape != shape:
-            gives = f"its init gives {found.dtype}{list(found.shape)}"
-            hint = "keep whole numbers and constants in the model's own fields, not in parameters"
-            raise RecipeError(f"parameter {name} is declared as float{list(shape)}; {gives}", hint)
-        return jnp.pad(found, [(0, whole - part) for whole, part in zip(param.shape, shape)]).astype(dtype)
+        array = param.init(jax.random.fold_in(key, zlib.crc32(name.encode())), shape)
+        if not jnp.issubdtype(array.dtype, jnp.floating) or array.shape != shape:
+            returned = f"its init returns {array.dtype}{list(array.shape)}"
+            hint = "keep integers and constants in fields of the model, not in parameters"
+            raise RecipeError(f"parameter {name} is declared as float{list(shape)}; {returned}", hint)
+        return jnp.pad(array, [(0, whole - part) for whole, part in zip(param.shape, shape)]).astype(dtype)
 
     return jax.tree.map(value, paths(tree), tree)
 
@@ -101,7 +100,7 @@ def stacked(tree: Tree, layers: int) -> Tree:
     def stack(param: Param) -> Param:
         def init(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
             keys = jax.vmap(lambda layer: jax.random.fold_in(key, layer))(jnp.arange(layers))
-            return jax.vmap(lambda one: param.init(one, shape[1:]))(keys)
+            return jax.vmap(lambda k: param.init(k, shape[1:]))(keys)
 
         return dataclasses.replace(param, shape=(layers, *param.shape), dims=f"layer {param.dims}", init=init)
 
@@ -109,7 +108,7 @@ def stacked(tree: Tree, layers: int) -> Tree:
 
 
 def normal(std: float) -> Init:
-    """A normal distribution cut at two standard deviations, scaled so that `std` is its own."""
+    """A normal distribution truncated at two standard deviations, rescaled to standard deviation `std`."""
     return lambda key, shape: std / CUT * jax.random.truncated_normal(key, -2.0, 2.0, shape, jnp.float32)
 
 

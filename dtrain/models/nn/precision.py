@@ -1,4 +1,4 @@
-"""Which number format serves what."""
+"""Number formats of parameters, activations, losses and gradient sums."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -16,20 +16,20 @@ from dtrain.models.nn.param import Param, Tree
 
 @dataclass(frozen=True, kw_only=True)
 class Precision:
-    """Parameters are kept in float32, computed with in another dtype, and losses summed in a third."""
+    """Dtypes: parameters are stored in float32; compute, losses and reductions have dtypes of their own."""
 
     params: DType = "float32"
-    """Of parameters and optimizer state; bfloat16 does not train, and is refused."""
+    """Dtype of parameters and optimizer state; bfloat16 is refused, since small updates would be rounded away."""
     compute: DType = "float32"
-    """Of activations and of the parameters that they are multiplied with."""
+    """Dtype of activations and of the parameters that they are multiplied with."""
     loss: DType = "float32"
     reduce: Literal["float32", "compute"] = "float32"
-    """In which gradients are summed over devices. `compute`: those of matrices in the compute dtype, at half the
-    traffic, under jit wherever they are summed, under shard_map where fsdp splits them. Under jit the compiler sums
-    what a product gives: that of a custom model's plain `@` is in the compute dtype either way."""
+    """Dtype in which gradients are summed over devices. `compute`: the compute dtype for matrices, with half the
+    traffic: under jit in every sum, under shard_map where fsdp splits them. Under jit the compiler sums the result of a
+    product: that of a custom model's plain `@` is in the compute dtype with either value."""
     matmul: Literal["default", "high", "highest"] = "default"
-    """How exactly TPUs and GPUs multiply float32 matrices: by default in one pass of bfloat16 or TF32; `high` in
-    three; `highest` in float32."""
+    """Precision of float32 matrix products on TPUs and GPUs: `default`: one pass of bfloat16 or TF32; `high`: three
+    passes; `highest`: float32."""
 
     def __post_init__(self) -> None:
         if self.params != "float32":
@@ -37,20 +37,20 @@ class Precision:
             raise FieldError("params", message, "use precision.compute: bfloat16, and leave params in float32")
 
     def cast(self, params: Tree, declared: Tree) -> Tree:
-        """Parameters in the compute dtype, those declared `exact` as they are; what is to be gathered is cast then."""
+        """Parameters in the compute dtype, except those declared `exact`; `ctx.gather` casts those not yet gathered."""
 
-        def one(param: Param, x: Any) -> Any:
+        def cast_one(param: Param, x: Any) -> Any:
             if param.exact:
                 return x
             if not hasattr(x, "computed_in"):
                 return x.astype(self.compute)
-            # rows of a vocabulary are looked up, and the tokens of a row add up their gradients: never in few bits
+            # a row of an embedding sums the gradients of all its tokens: always in float32
             return x.computed_in(self.compute, "float32" if "vocab" in param.names else self.reduce)
 
-        return jax.tree.map(one, declared, params)
+        return jax.tree.map(cast_one, declared, params)
 
     def cast_batch(self, batch: Tree) -> Tree:
-        """Floating-point arrays in the compute dtype, all others as they are; weights count examples and stay exact."""
+        """Cast floating-point arrays to the compute dtype, except `weight`, which counts examples and stays exact."""
         return {
             name: x.astype(self.compute) if name != "weight" and jnp.issubdtype(x.dtype, jnp.floating) else x
             for name, x in batch.items()
@@ -58,7 +58,7 @@ class Precision:
 
     @contextmanager
     def tracing(self) -> Iterator[None]:
-        """While a step is traced inside, `matmul` and `reduce` hold for its products."""
+        """Within this context, steps are traced with `matmul` and `reduce` applied to their products."""
         exact = nullcontext() if self.matmul == "default" else jax.default_matmul_precision(self.matmul)
         with sums(self.reduce == "float32"), exact:
             yield

@@ -1,4 +1,4 @@
-"""What the forward pass keeps for the backward pass (rematerialisation), and the names of the values concerned."""
+"""Rematerialisation: which values the forward pass saves for the backward pass, and their names."""
 
 from collections.abc import Callable, Collection
 from typing import Any, Literal
@@ -6,27 +6,28 @@ from typing import Any, Literal
 import jax
 
 Remat = Literal["none", "full", "dots", "attention", "offload"]
-"""What of a layer is kept for the backward pass, the rest being computed again:
-none: everything is kept; full: its input alone; attention: also the results of attention;
-dots: also those of matrix products, of experts too; offload: its input, in the host's memory."""
+"""Which values of a layer are saved for the backward pass; the rest is recomputed.
+none: all values; full: its input only; attention: also the results of attention; dots: also those of matrix products,
+including those of experts; offload: its input, in the host's memory."""
 
 ATTENTION = "attention"
 PRODUCT = "product"
 INPUT = "layer_input"
-"""Names of values that a policy keeps: results of attention and of matrix products, inputs of layers."""
+"""Names by which policies select values: results of attention and of matrix products, inputs of layers."""
 
 Policy = Callable[..., Any]
-"""(primitive, its inputs, its parameters) → whether its results are kept."""
+"""(primitive, its inputs, its parameters) → whether its results are saved."""
 
 CUDNN_ATTENTION = "dot_product_attention_fwd_wrapper"
-"""The primitive of NVIDIA's kernel: its statistics have no name, and without them it runs again."""
+"""The primitive of cuDNN attention, selected as a whole: its softmax statistics have no name of their own, and unless
+they are saved the kernel runs again."""
 
 VIEWS = ("reshape", "squeeze", "pvary", "pcast", "name")
-"""Primitives without work. Kept, such a view of a gathered parameter would keep the whole parameter."""
+"""Primitives that only change a value's view. To save such a view of a gathered parameter would save the parameter."""
 
 
 def policy(remat: Remat) -> Policy | None:
-    """The policy for `jax.checkpoint`; None where nothing is computed again."""
+    """The policy for `jax.checkpoint`; None if nothing is recomputed."""
     policies = jax.checkpoint_policies
     attention = _either(policies.save_only_these_names(ATTENTION), _cudnn)
     products = policies.save_only_these_names(PRODUCT)
@@ -46,7 +47,7 @@ def policy(remat: Remat) -> Policy | None:
 
 
 def regather(axes: Collection[str]) -> Policy:
-    """Everything is kept but what is gathered along these axes: parameters that are split to save memory."""
+    """Save everything except results of all-gathers over these axes: parameters that are split to save memory."""
 
     def keeps(primitive: Any, *_: Any, **params: Any) -> bool:
         gathers = primitive.name.startswith("all_gather") and set(_names(params["axis_name"])) <= set(axes)
@@ -60,7 +61,7 @@ def _names(axis: str | tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _either(*several: Policy) -> Policy:
-    return lambda primitive, *inputs, **params: any(one(primitive, *inputs, **params) for one in several)
+    return lambda primitive, *inputs, **params: any(rule(primitive, *inputs, **params) for rule in several)
 
 
 def _cudnn(primitive: Any, *_: Any, **__: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Over which mesh axes a value varies, inside a region placed by hand."""
+"""JAX's varying manual axes (VMA): the mesh axes over which a value differs inside `jax.shard_map`."""
 
 from functools import partial
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 
 def axes_of(x: jax.Array | jax.ShapeDtypeStruct) -> tuple[str, ...]:
-    """The mesh axes over which x varies; none outside such a region."""
+    """The mesh axes over which x varies; none outside `shard_map`."""
     kind = x.manual_axis_type if isinstance(x, jax.ShapeDtypeStruct) else jax.typeof(x).manual_axis_type
     return tuple(getattr(kind, "varying", ()))
 

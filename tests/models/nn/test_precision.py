@@ -1,4 +1,4 @@
-"""Number formats: what a recipe's `precision` asks for is what the step computes in."""
+"""Number formats: the step computes in the dtypes that the recipe's `precision` requests."""
 
 import math
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ def equations(jaxpr: Any) -> Iterator[Any]:
 
 
 def traced(name: str, engine: str, mesh: Mesh, precision: Precision) -> list[tuple[str, str, tuple[int, ...]]]:
-    """Each equation of the gradient: primitive, dtype and shape of its first result."""
+    """Primitive, and dtype and shape of the first result, of each equation of the gradient."""
     on = place(EVERY[name], ENGINES[engine], mesh)
     grads = on.engine.grads(on.layout, step.loss_of(EVERY[name], lambda rows: rows, precision), 1)
     with precision.tracing():
@@ -62,7 +62,7 @@ def test_gradients_are_summed_over_devices_in_float32(name: str, engine: str) ->
 PRODUCTS = ("dot_general", "conv_general_dilated")
 
 
-def test_gradients_may_be_summed_in_the_dtype_of_computing() -> None:
+def test_gradients_may_be_summed_in_the_compute_dtype() -> None:
     precision = Precision(compute="bfloat16", reduce="compute")
     found = traced("mlp", "shard_map", Mesh(data=1, fsdp=4), precision)
     assert {dtype for primitive, dtype, _ in found if primitive == "reduce_scatter"} == {"bfloat16"}
@@ -78,7 +78,7 @@ def test_gradients_may_be_summed_in_the_dtype_of_computing() -> None:
         pytest.param("shard_map", Mesh(data=1, tensor=2, rules={"hidden": "replicated"}), marks=pytest.mark.slow),
     ],
 )
-def test_no_gradient_of_a_matrix_is_summed_in_few_bits_wherever_it_is_marked_as_varying(
+def test_gradients_of_matrices_are_summed_in_float32_wherever_they_are_marked_as_varying(
     engine: str, mesh: Mesh
 ) -> None:
     found = traced("llama", engine, mesh, Precision(compute="bfloat16"))
@@ -90,7 +90,7 @@ def test_no_gradient_of_a_matrix_is_summed_in_few_bits_wherever_it_is_marked_as_
 
 @pytest.mark.parametrize("reduce", ["float32", "compute"])
 @pytest.mark.parametrize(("engine", "name"), [("jit", "gpt2"), ("shard_map", "gpt2"), ("pmap", "llama")])
-def test_rows_of_a_table_add_up_their_gradients_in_float32(engine: str, name: str, reduce: Any) -> None:
+def test_gradients_of_embedding_rows_are_summed_in_float32(engine: str, name: str, reduce: Any) -> None:
     mesh = Mesh(data=2) if engine == "pmap" else Mesh(data=1, fsdp=2)
     found = traced(name, engine, mesh, Precision(compute="bfloat16", reduce=reduce))
     assert {dtype for primitive, dtype, _ in found if primitive == "scatter-add"} == {"float32"}
@@ -113,7 +113,7 @@ def test_every_product_of_the_router_is_exact_in_training(engine: str) -> None:
 
 
 def test_the_router_and_its_bias_are_exact() -> None:
-    """Under bfloat16 a bias of 0.501 would be 0.5: what it adds up step by step would be lost."""
+    """In bfloat16 a bias of 0.501 would be 0.5, and its small steps would be rounded away."""
     model, precision = LANGUAGE_MODELS["deepseek"], Precision(compute="bfloat16")
     declared = model.params()
     params = initial(declared, jax.random.key(0), "float32")
@@ -127,14 +127,14 @@ def test_the_router_and_its_bias_are_exact() -> None:
 
 
 @pytest.mark.parametrize("matmul", ["default", "high", "highest"])
-def test_products_have_the_precision_that_is_asked_for(matmul: Any) -> None:
+def test_products_have_the_requested_precision(matmul: Any) -> None:
     recipe = load(RECIPES / "mlp-digits.yaml", [f"precision.matmul={matmul}"], 1)
-    made = assemble(recipe, jax.devices()[:1], recipe.data.open("train").example, 100)
-    found = {str(e.params["precision"]) for e in equations(made.train().jaxpr) if e.primitive.name == "dot_general"}
-    assert all(("None" in one) if matmul == "default" else (matmul.upper() in one) for one in found), found
+    assembly = assemble(recipe, jax.devices()[:1], recipe.data.open("train").example, 100)
+    found = {str(e.params["precision"]) for e in equations(assembly.train().jaxpr) if e.primitive.name == "dot_general"}
+    assert all(("None" in name) if matmul == "default" else (matmul.upper() in name) for name in found), found
 
 
 def test_parameters_in_bfloat16_are_refused() -> None:
-    """They would not move: from 1.0, a thousand steps of AdamW at 1e-3 arrive at 1.0 in place of 0."""
+    """They would not change: from 1.0, a thousand steps of AdamW at 1e-3 end at 1.0 instead of 0."""
     with pytest.raises(FieldError, match="updates smaller than 1/256 of a value are rounded away"):
         Precision(params="bfloat16")

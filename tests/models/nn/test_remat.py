@@ -1,4 +1,4 @@
-"""What runs a second time in the backward pass, counted in the traced gradient for every policy and place."""
+"""The operations that the backward pass recomputes, counted in the traced gradient for every policy and platform."""
 
 from collections import Counter
 from pathlib import Path
@@ -51,17 +51,17 @@ SPLASH = {
     "dots": {},
     "offload": {"product": 6, "attention": 1, "offload": 2},
 }
-"""Of seven products of a layer all but the last serve the backward pass."""
+"""The backward pass needs the results of all seven products of a layer but the last."""
 
 MIXED = {policy: again | {"product": 7, "grouped": 2} if again else {} for policy, again in SPLASH.items()}
 """Queries, keys, values, the output of attention, the router, and two of three matrices of the shared experts."""
 
 AGAIN: dict[str, dict[str, dict[str, int]]] = {
-    "one CPU": {  # plain attention computes its two products again: weights between tokens are never kept
+    "one CPU": {  # plain attention computes its two products again: attention weights are never saved
         "full": {"product": 8}, "attention": {"product": 8}, "dots": {"product": 2},
         "offload": {"product": 8, "offload": 2},
     },
-    "splash by shard_map": {  # the sum over `tensor` of what attention gives
+    "splash by shard_map": {  # the sum over `tensor` of the output of attention
         policy: again | {"sum": 1} if again else {} for policy, again in SPLASH.items()
     },
     "splash by jit": SPLASH,
@@ -76,7 +76,7 @@ AGAIN: dict[str, dict[str, dict[str, int]]] = {
 
 
 def primitives(program: Any) -> Counter[str]:
-    """How often each primitive or kernel stands in a traced program, a loop's body counted once."""
+    """How often each primitive or kernel occurs in a traced program; the body of a loop is counted once."""
     found: Counter[str] = Counter()
     for equation in bare(program).eqns:
         name = equation.primitive.name
@@ -104,25 +104,25 @@ def step(folder: Path, place: str, remat: str) -> Counter[str]:
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_each_policy_computes_again_what_it_does_not_keep(tmp_path: Path, place: str) -> None:
-    kept = step(tmp_path, place, "none")
+def test_each_policy_recomputes_what_it_does_not_save(tmp_path: Path, place: str) -> None:
+    saving_all = step(tmp_path, place, "none")
     assert set(AGAIN[place]) == set(get_args(Remat)) - {"none"}
     for remat, expected in AGAIN[place].items():
         more = step(tmp_path, place, remat)
         again = Counter(dict.fromkeys(KERNELS.values(), 0))
         for name, kind in KERNELS.items():
-            again[kind] += more[name] - kept[name]
+            again[kind] += more[name] - saving_all[name]
         assert +again == Counter(expected), remat
 
 
-def test_gathered_parameters_are_gathered_again_when_all_else_is_kept(tmp_path: Path) -> None:
-    """Seven matrices; the two scales of the norms, of a few bytes, may be kept."""
+def test_parameters_are_gathered_again_when_all_else_is_saved(tmp_path: Path) -> None:
+    """Seven matrices; the two scales of the norms, of a few bytes, may be saved."""
     gathers = {remat: step(tmp_path, "splash by shard_map", remat)["all_gather"] for remat in ("none", "full")}
     assert gathers["full"] - gathers["none"] <= 4
 
 
-def test_products_of_other_models_are_kept_too() -> None:
-    """Written with `@`, under a policy that keeps products."""
+def test_products_of_other_models_are_saved_too() -> None:
+    """Products written with `@`, under a policy that saves products."""
 
     def block(layer: Any, x: jax.Array, shared: Any, ctx: Any) -> tuple[jax.Array, Any]:
         return jnp.tanh(jnp.tanh(x @ layer) @ layer), {}
