@@ -1,4 +1,4 @@
-"""Second moments of gradients: Adam's, and Adafactor's, which are kept as rows and columns of each matrix."""
+"""Second moments of gradients: Adam's, and Adafactor's, which are factored into rows and columns of each matrix."""
 
 import math
 from collections.abc import Callable
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     import optax
 
 APART = ("layer", "experts")
-"""Dims along which a parameter is a stack of matrices, each with moments of its own."""
+"""Dims along which a parameter is a stack of matrices with separate moments."""
 
 TINY = 1e-30
-"""Added to squared gradients (Shazeer & Stern 2018, algorithm 4)."""
+"""Added to squared gradients: epsilon_1 of Shazeer & Stern 2018, algorithm 4."""
 
 
 def adam(b1: float, b2: float, epsilon: float) -> "optax.GradientTransformation":
-    """Adam's direction (Kingma & Ba 2015, algorithm 1), as optax's but for an exact bias correction."""
+    """Adam's direction (Kingma & Ba 2015, algorithm 1): optax's `scale_by_adam` with an exact bias correction."""
     import optax
 
     def update(updates: Tree, state: Any, params: Tree = None) -> tuple[Tree, Any]:
@@ -28,19 +28,22 @@ def adam(b1: float, b2: float, epsilon: float) -> "optax.GradientTransformation"
         mu = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mu, updates)
         nu = jax.tree.map(lambda v, g: b2 * v + (1 - b2) * jnp.square(g), state.nu, updates)
         first, second = correction(b1, count), correction(b2, count)
-        found = jax.tree.map(lambda m, v: m / first / (jnp.sqrt(v / second) + epsilon), mu, nu)
-        return found, optax.ScaleByAdamState(count, mu, nu)
+        direction = jax.tree.map(lambda m, v: m / first / (jnp.sqrt(v / second) + epsilon), mu, nu)
+        return direction, optax.ScaleByAdamState(count, mu, nu)
 
     return optax.GradientTransformation(optax.scale_by_adam(b1, b2, epsilon).init, update)
 
 
 def correction(decay: float, count: jax.Array) -> jax.Array:
-    """1 - decay ** count. In float32 the power is 1.3e-5 off at 0.999, and its difference from 1 much more."""
+    """1 - decay ** count, as -expm1(count x log(decay)).
+
+    In float32, 0.999 ** count is 1.3e-5 off, and its difference from 1 far more; expm1 does not lose those digits.
+    """
     return -jnp.expm1(count.astype(jnp.float32) * (math.log(decay) if decay else -jnp.inf))
 
 
 class Factored(NamedTuple):
-    """Averages of squared gradients: over the columns and over the rows of each matrix, or of every value."""
+    """Running averages of squared gradients: of the means by row and by column of each matrix, or of every value."""
 
     count: Any
     rows: Tree
@@ -48,14 +51,14 @@ class Factored(NamedTuple):
     whole: Tree
 
     def dims(self, declared: Tree, factor_from: int) -> "Factored":
-        """The names of the dims of each array, by which it is laid over a mesh."""
+        """The dim names of each array, from which its sharding follows."""
         plan = jax.tree.map(lambda param: Matrix(param, factor_from), declared)
         name = lambda which: jax.tree.map(lambda m: " ".join(param_names(m, which)), plan)  # noqa: E731
         return Factored("", name("rows"), name("columns"), name("whole"))
 
 
 class Matrix:
-    """A parameter as a stack of matrices: which of its dims are rows, which columns."""
+    """A parameter as a stack of matrices: which of its dims are rows, which are columns."""
 
     def __init__(self, param: Param, factor_from: int) -> None:
         names = list(enumerate(param.names))
@@ -67,13 +70,17 @@ class Matrix:
         self.factored = bool(self.rows and self.columns) and min(sizes) >= factor_from
 
     def mean(self, x: jax.Array, dims: list[int]) -> jax.Array:
-        """The mean over some dims, which stay as dims of one; padding, which is zero, does not count."""
+        """The mean over some dims, which stay with size one; padding, which is zero, is not counted."""
         used = self.param.unpadded or self.param.shape
         return x.sum(dims, keepdims=True) / math.prod(used[i] for i in dims if x.shape[i] > 1)
 
 
 def factored(declared: Tree, factor_from: int, decay: float = 0.8) -> "optax.GradientTransformation":
-    """Gradients over the root of their averaged squares, kept factored, each matrix's update clipped to unit RMS."""
+    """Adafactor's direction (Shazeer & Stern 2018): gradients over the root of their factored mean squares.
+
+    `decay` is the exponent of the decay rate at step t, 1 - t ** -decay (section 7.2). Each update is clipped to unit
+    RMS (section 6). Matrices with fewer rows or columns than `factor_from` are not factored.
+    """
     import optax
 
     plan = jax.tree.map(lambda param: Matrix(param, factor_from), declared)
@@ -86,41 +93,42 @@ def factored(declared: Tree, factor_from: int, decay: float = 0.8) -> "optax.Gra
         return Factored(jnp.zeros((), jnp.int32), *parts)
 
     def update(updates: Tree, state: Any, params: Tree = None) -> tuple[Tree, Any]:
-        kept = 1.0 - (state.count.astype(jnp.float32) + 1) ** -decay
+        beta = 1.0 - (state.count.astype(jnp.float32) + 1) ** -decay
         steps = jax.tree.map(
-            lambda m, g, *moments: _step(m, g, kept, *moments), plan, updates, state.rows, state.columns, state.whole
+            lambda m, g, *moments: _step(m, g, beta, *moments), plan, updates, state.rows, state.columns, state.whole
         )
-        parts = [jax.tree.map(lambda _, one, i=i: one[i], plan, steps) for i in range(4)]
+        parts = [jax.tree.map(lambda _, step, i=i: step[i], plan, steps) for i in range(4)]
         return parts[0], Factored(optax.safe_increment(state.count), *parts[1:])
 
     return optax.GradientTransformation(init, update)
 
 
 def _step(
-    m: Matrix, g: jax.Array, kept: jax.Array, rows: jax.Array, columns: jax.Array, whole: jax.Array
+    m: Matrix, g: jax.Array, beta: jax.Array, rows: jax.Array, columns: jax.Array, whole: jax.Array
 ) -> tuple[jax.Array, ...]:
-    """The clipped update of one parameter, and its moments."""
+    """The clipped update of one parameter, and its new moments."""
     squared = jnp.square(g.astype(jnp.float32)) + TINY
     if m.factored:
+        # V = R C / mean(R), with R the means by row and C those by column (algorithm 4; sums there, means here)
         by_row, by_column = m.mean(squared, m.columns), m.mean(squared, m.rows)
-        rows = kept * rows + (1 - kept) * by_row.reshape(rows.shape)
-        columns = kept * columns + (1 - kept) * by_column.reshape(columns.shape)
+        rows = beta * rows + (1 - beta) * by_row.reshape(rows.shape)
+        columns = beta * columns + (1 - beta) * by_column.reshape(columns.shape)
         row, column = rows.reshape(by_row.shape), columns.reshape(by_column.shape)
-        found = g * jax.lax.rsqrt(row / m.mean(row, m.rows)) * jax.lax.rsqrt(column)
+        update = g * jax.lax.rsqrt(row / m.mean(row, m.rows)) * jax.lax.rsqrt(column)
     else:
-        whole = kept * whole + (1 - kept) * squared
-        found = g * jax.lax.rsqrt(whole)
-    rms = jnp.sqrt(m.mean(jnp.square(found), [*m.rows, *m.columns]))
-    return found / jnp.maximum(1.0, rms), rows, columns, whole
+        whole = beta * whole + (1 - beta) * squared
+        update = g * jax.lax.rsqrt(whole)
+    rms = jnp.sqrt(m.mean(jnp.square(update), [*m.rows, *m.columns]))
+    return update / jnp.maximum(1.0, rms), rows, columns, whole
 
 
 def kept_dims(m: Matrix, which: str) -> list[int]:
-    """The dims of a parameter that an array of its moments has; none where it is a placeholder."""
+    """The dims of a parameter that one of its moment arrays has; none if that array is a placeholder."""
     if (which == "whole") == m.factored:
         return []
     return sorted([*m.apart, *(m.rows + m.columns if which == "whole" else m.rows if which == "rows" else m.columns)])
 
 
 def param_names(m: Matrix, which: str) -> list[str]:
-    """The names of those dims; `_` of a placeholder."""
+    """The names of those dims; `_` for a placeholder."""
     return [m.param.names[i] for i in kept_dims(m, which)] or ["_"]

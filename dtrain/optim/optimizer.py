@@ -1,4 +1,4 @@
-"""The optimizers: each gives the direction of a step, before decay and learning rate."""
+"""The optimizers: each gives the direction of a step, to which weight decay and learning rate are applied later."""
 
 import math
 from dataclasses import dataclass, field
@@ -18,23 +18,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Shared:
-    """What every optimizer takes."""
+    """Settings of every optimizer."""
 
     lr: Rate
     """Peak learning rate."""
     schedule: Schedule = field(default_factory=Constant)
     decay: NonNegative = 0.0
-    """Decoupled weight decay, times the learning rate at each step."""
+    """Decoupled weight decay; each step multiplies it by the learning rate."""
     decay_all: bool = False
-    """Decay biases and normalisation scales too, not only matrices."""
+    """Apply weight decay to biases and normalisation scales, too."""
     clip: PositiveFloat | None = None
-    """Largest global norm of the gradients."""
+    """Maximum global norm of the gradients: larger ones are scaled down to it."""
     ema: Decay | None = None
-    """Decay of an average of the parameters, which evaluation then uses."""
+    """Decay of an exponential moving average of the parameters; evaluation then uses the average."""
 
     def state_dims(self, declared: Tree, state: Any) -> Any:
-        """The names of dims of each array in a part of the optimizer's state, as a tree of the same structure;
-        None for parts whose arrays are shaped as the parameters are, which are laid out as those."""
+        """The dim names of each array in a part of the optimizer's state, as a tree of the same structure.
+
+        None for parts whose arrays have the shapes of the parameters: they are sharded like the parameters.
+        """
         return None
 
 
@@ -67,7 +69,7 @@ class SGD(Shared):
 
 @dataclass(frozen=True, kw_only=True)
 class Lion(Shared):
-    """The sign of an interpolated momentum (Chen et al. 2023)."""
+    """Lion: the sign of an interpolated momentum (Chen et al. 2023, algorithm 2)."""
 
     kind: Literal["lion"] = "lion"
     b1: Decay = 0.9
@@ -81,11 +83,11 @@ class Lion(Shared):
 
 @dataclass(frozen=True, kw_only=True)
 class Adafactor(Shared):
-    """Second moments kept as rows and columns (Shazeer & Stern 2018); each matrix's update clipped to unit RMS."""
+    """Adafactor: second moments factored into rows and columns, updates clipped to unit RMS (Shazeer & Stern 2018)."""
 
     kind: Literal["adafactor"] = "adafactor"
     factor_from: Natural = 128
-    """Rows and columns of a matrix must both reach this number for its moments to be factored."""
+    """Fewest rows and columns of a matrix whose moments are factored."""
 
     def direction(self, declared: Tree) -> "optax.GradientTransformation":
         return factored(declared, self.factor_from)
@@ -96,9 +98,9 @@ class Adafactor(Shared):
 
 @dataclass(frozen=True, kw_only=True)
 class Muon(Shared):
-    """Orthogonalised momentum for hidden matrices (Jordan et al. 2024), Adam for all else.
+    """Muon: orthogonalised momentum for hidden matrices (Jordan et al. 2024), Adam for all other parameters.
 
-    Updates have the size of Adam's (Liu et al. 2025), so one learning rate serves both.
+    Updates are scaled to the size of Adam's (Liu et al. 2025), so that one learning rate fits both.
     """
 
     kind: Literal["muon"] = "muon"
@@ -125,7 +127,7 @@ Optimizer = AdamW | SGD | Lion | Adafactor | Muon
 
 
 def _muon_dims(param: Param) -> Any:
-    """Which dims are a hidden matrix's rows and columns; None for what is no hidden matrix."""
+    """The dims that are a hidden matrix's rows and columns; None for other parameters, which Adam updates."""
     import optax
 
     outer = {"layer", "experts", *param.fan_in}
@@ -137,7 +139,10 @@ def _muon_dims(param: Param) -> Any:
 
 
 def _adam_size(param: Param, dims: Any) -> Any:
-    """What makes an orthogonal update as large as Adam's usual one (Liu et al. 2025, section 2.2)."""
+    """The factor that gives an orthogonal update the RMS of a typical Adam update (Liu et al. 2025, section 2.2).
+
+    An orthogonal matrix of (rows, columns) has RMS 1 / sqrt(max(rows, columns)); Adam's updates have about 0.2.
+    """
     import optax
 
     if isinstance(dims, optax.MaskedNode):

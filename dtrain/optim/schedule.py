@@ -1,4 +1,4 @@
-"""How the learning rate moves: each schedule is a fraction of the peak at a step of a run."""
+"""Learning rate schedules: each gives the fraction of the peak learning rate at a step of a run."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,11 +11,11 @@ from dtrain.core.types import Fraction, Natural
 
 @dataclass(frozen=True, kw_only=True)
 class Constant:
-    """The peak from the end of the warm-up on."""
+    """The peak learning rate after the warm-up."""
 
     kind: Literal["constant"] = "constant"
     warmup: Natural = 0
-    """Steps of linear rise from zero."""
+    """Steps of linear warm-up from zero."""
 
     def fraction(self, step: jax.Array, steps: int) -> jax.Array:
         return jnp.ones_like(step)
@@ -23,28 +23,28 @@ class Constant:
 
 @dataclass(frozen=True, kw_only=True)
 class Cosine:
-    """Half a cosine from the peak to `final` of it (Loshchilov & Hutter 2017)."""
+    """Half a cosine from the peak to `final` times the peak (Loshchilov & Hutter 2017)."""
 
     kind: Literal["cosine"] = "cosine"
     warmup: Natural = 0
-    """Steps of linear rise from zero."""
+    """Steps of linear warm-up from zero."""
     final: Fraction = 0.0
-    """The last learning rate, as a fraction of the peak."""
+    """The final learning rate, as a fraction of the peak."""
 
     def fraction(self, step: jax.Array, steps: int) -> jax.Array:
-        done = _progress(step, self.warmup, steps)
-        return self.final + (1 - self.final) * 0.5 * (1 + jnp.cos(jnp.pi * done))
+        progress = _progress(step, self.warmup, steps)
+        return self.final + (1 - self.final) * 0.5 * (1 + jnp.cos(jnp.pi * progress))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Linear:
-    """A straight line from the peak to `final` of it."""
+    """Linear decay from the peak to `final` times the peak."""
 
     kind: Literal["linear"] = "linear"
     warmup: Natural = 0
-    """Steps of linear rise from zero."""
+    """Steps of linear warm-up from zero."""
     final: Fraction = 0.0
-    """The last learning rate, as a fraction of the peak."""
+    """The final learning rate, as a fraction of the peak."""
 
     def fraction(self, step: jax.Array, steps: int) -> jax.Array:
         return 1 - (1 - self.final) * _progress(step, self.warmup, steps)
@@ -52,15 +52,15 @@ class Linear:
 
 @dataclass(frozen=True, kw_only=True)
 class WSD:
-    """Warm up, stay, and decay in a straight line at the end (Hu et al. 2024)."""
+    """Warm-up, stable, decay: constant at the peak, then linear decay at the end (Hu et al. 2024)."""
 
     kind: Literal["wsd"] = "wsd"
     warmup: Natural = 0
-    """Steps of linear rise from zero."""
+    """Steps of linear warm-up from zero."""
     cooldown: Fraction = 0.2
-    """The part of the run that decays, at its end."""
+    """The fraction of the run, at its end, over which the learning rate decays."""
     final: Fraction = 0.0
-    """The last learning rate, as a fraction of the peak."""
+    """The final learning rate, as a fraction of the peak."""
 
     def fraction(self, step: jax.Array, steps: int) -> jax.Array:
         start = steps - max(1, round(self.cooldown * steps))
@@ -71,4 +71,5 @@ Schedule = Constant | Cosine | Linear | WSD
 
 
 def _progress(step: jax.Array, start: int, end: int) -> jax.Array:
+    """From 0 at step `start` to 1 at step `end`, clipped."""
     return jnp.clip((step - start) / max(end - start, 1), 0.0, 1.0)

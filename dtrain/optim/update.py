@@ -1,7 +1,7 @@
-"""The whole update of the parameters, from gradients to what is added.
+"""The update of the parameters, from gradients to the values that are added.
 
-Clip the gradients, find the optimizer's direction, add decoupled weight decay, scale by the
-learning rate, and, where asked, keep an average of the parameters beside them.
+In this order: clip the gradients, compute the optimizer's direction, add decoupled weight decay, multiply by the
+learning rate and, with `ema`, update the average of the parameters.
 """
 
 from collections.abc import Callable
@@ -22,15 +22,15 @@ Rate = Callable[[Any], jax.Array]
 
 
 class Average(NamedTuple):
-    """The average of the parameters, kept beside them in the optimizer's state."""
+    """The exponential moving average of the parameters, part of the optimizer's state."""
 
     averaged: Tree
 
 
 def transformation(optimizer: Optimizer, declared: Tree, steps: int) -> "optax.GradientTransformationExtraArgs":
-    """The whole update as one optax transformation; its updates are to be added to the parameters.
+    """The update as one optax transformation, whose updates are added to the parameters.
 
-    Its `update` takes the number of the `step`, whose learning rate it uses.
+    Its `update` takes `step`, the number of the step, from which the learning rate follows.
     """
     import optax
 
@@ -44,15 +44,15 @@ def transformation(optimizer: Optimizer, declared: Tree, steps: int) -> "optax.G
     whole = optax.chain(*(link for link in links if link))
 
     def moved(updates: Tree, state: Any, params: Tree = None, **more: Any) -> tuple[Tree, Any]:
-        found, state = whole.update(zero_frozen(updates, declared), state, params, **more)
-        return jax.tree.map(_by_sign, found, updates, declared), state
+        computed, state = whole.update(zero_frozen(updates, declared), state, params, **more)
+        return jax.tree.map(_by_sign, computed, updates, declared), state
 
     stepped = optax.GradientTransformationExtraArgs(whole.init, moved)
     return optax.chain(stepped, _keep_average(optimizer.ema)) if optimizer.ema else stepped
 
 
 def _by_rate(rate: Rate) -> "optax.GradientTransformationExtraArgs":
-    """Updates times the negative learning rate of `step`: the one that is reported, whatever updates were skipped."""
+    """Multiply updates by the negative learning rate of `step`: the reported one, even if updates were skipped."""
     import optax
 
     def update(updates: Tree, state: Any, params: Tree = None, **more: Any) -> tuple[Tree, Any]:
@@ -63,19 +63,23 @@ def _by_rate(rate: Rate) -> "optax.GradientTransformationExtraArgs":
 
 
 def zero_frozen(gradients: Tree, declared: Tree) -> Tree:
-    """The gradients, zero for parameters that move by a rate of their own."""
+    """The gradients, with zeros for parameters that move by their own `rate`."""
     return jax.tree.map(lambda g, param: g if param.rate is None else jnp.zeros_like(g), gradients, declared)
 
 
 def _by_sign(update: jax.Array, gradient: jax.Array, param: Param) -> jax.Array:
+    """The update; for a parameter with a `rate`, that much against the sign of its gradient."""
     return update if param.rate is None else -param.rate * jnp.sign(gradient)
 
 
 def learning_rate(optimizer: Optimizer, steps: int) -> Rate:
-    """The learning rate at each step of a run of `steps`; FieldError where the warm-up outlasts it."""
+    """The learning rate at each step of a run of `steps`; FieldError if the warm-up is not shorter than the run."""
     schedule = optimizer.schedule
     if schedule.warmup >= steps:
-        raise FieldError("schedule.warmup", f"warm-up of {schedule.warmup} steps in a run of {steps}")
+        raise FieldError(
+            "schedule.warmup",
+            f"a warm-up of {schedule.warmup} steps in a run of {steps}; it must be shorter than the run",
+        )
 
     def rate(step: Any) -> jax.Array:
         step = jnp.asarray(step, jnp.float32)
@@ -86,6 +90,7 @@ def learning_rate(optimizer: Optimizer, steps: int) -> Rate:
 
 
 def _keep_average(decay: float) -> "optax.GradientTransformation":
+    """Pass updates on unchanged and average the parameters that result from them, in at least float32."""
     import optax
 
     def update(updates: Tree, state: Any, params: Tree = None) -> tuple[Tree, Average]:
@@ -100,7 +105,7 @@ def _keep_average(decay: float) -> "optax.GradientTransformation":
 
 
 def averaged(optimizer_state: Any, params: Tree) -> Tree:
-    """The averaged parameters where they are kept, else the parameters themselves."""
+    """The averaged parameters if the optimizer's state has them, else the parameters."""
     import optax
 
     return optax.tree_utils.tree_get(optimizer_state, "averaged", params)

@@ -1,4 +1,4 @@
-"""The updates, held against optax's own ready-made optimizers."""
+"""The updates, compared with optax's own optimizers."""
 
 import typing
 
@@ -33,14 +33,14 @@ def walk(update: optax.GradientTransformation, steps: int = 5) -> object:
     return params
 
 
-def test_adamw_is_optaxs_but_for_its_bias_correction() -> None:
+def test_adamw_is_that_of_optax_except_for_its_bias_correction() -> None:
     ours = transformation(AdamW(lr=1e-2, decay=0.1, b2=0.95, clip=1.0), DECLARED, 10)
     theirs = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2, b2=0.95, weight_decay=0.1, mask=MATRICES))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), walk(ours), walk(theirs))
 
 
 def test_adam_is_that_of_the_paper_in_float64() -> None:
-    """Kingma & Ba 2015, algorithm 1, written out in NumPy; optax's correction in float32 is 1e-5 away."""
+    """Kingma & Ba 2015, algorithm 1, in NumPy; optax's bias correction in float32 is off by 1e-5."""
     declared, start = {"w": Param((50,), "_", zeros)}, np.linspace(-1, 1, 50)
     update, params = transformation(AdamW(lr=1e-2), declared, 1000), {"w": jnp.asarray(start, jnp.float32)}
     state, w, m, v = update.init(params), start.copy(), np.zeros(50), np.zeros(50)
@@ -59,7 +59,7 @@ def test_the_rate_is_that_of_the_step_whatever_updates_were_skipped() -> None:
     jax.tree.map(lambda u, p: np.testing.assert_allclose(u, -0.5 * p, rtol=1e-6), updates, PARAMS)
 
 
-def test_sgd_and_lion_are_optaxs() -> None:
+def test_sgd_and_lion_are_those_of_optax() -> None:
     for ours, theirs in (
         (SGD(lr=0.1, momentum=0.8, nesterov=True), optax.sgd(0.1, momentum=0.8, nesterov=True)),
         (Lion(lr=1e-2, decay=0.1, decay_all=True), optax.lion(1e-2, weight_decay=0.1)),
@@ -68,7 +68,7 @@ def test_sgd_and_lion_are_optaxs() -> None:
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), *walked)
 
 
-def test_muon_orthogonalises_hidden_matrices_alone() -> None:
+def test_muon_orthogonalises_hidden_matrices_only() -> None:
     update = transformation(Muon(lr=1.0), DECLARED, 10)
     updates, _ = update.update(gradients(1), update.init(PARAMS), PARAMS, step=0)
     hidden, head = updates["layer1"]["weight"], updates["layer2"]["weight"]
@@ -121,11 +121,11 @@ def test_schedules_pass_through_their_points(schedule: Schedule, expected: dict[
 
 
 def test_a_warm_up_as_long_as_the_run_is_refused() -> None:
-    with pytest.raises(FieldError, match="warm-up of 10 steps in a run of 10"):
+    with pytest.raises(FieldError, match="warm-up of 10 steps in a run of 10; it must be shorter"):
         learning_rate(SGD(lr=1.0, schedule=Cosine(warmup=10)), 10)
 
 
-def test_adafactor_is_optaxs_and_keeps_rows_and_columns() -> None:
+def test_adafactor_is_that_of_optax_and_stores_rows_and_columns() -> None:
     ours = transformation(Adafactor(lr=1e-2, factor_from=8), DECLARED, 10)
     theirs = optax.chain(
         optax.scale_by_factored_rms(min_dim_size_to_factor=8), optax.clip_by_block_rms(1.0), optax.scale(-1e-2)
