@@ -1,8 +1,8 @@
 """JAX's persistent compilation cache: a program that was compiled before is read from disk, not compiled again.
 
-JAX's own keys hold the program, jaxlib, the compiler's options and the kind of device; they do not hold the CPU that a
-program for CPUs was compiled on. So each jaxlib and each CPU has a folder of its own. JAX's variables take precedence:
-JAX_ENABLE_COMPILATION_CACHE=false turns it off, JAX_COMPILATION_CACHE_DIR is used as it is.
+JAX's cache keys contain the program, the version of jaxlib, the compiler's options and the kind of device, but not the
+CPU on which a program for CPUs was compiled. Therefore each jaxlib and each CPU has its own folder. JAX's environment
+variables take precedence: JAX_ENABLE_COMPILATION_CACHE=false turns the cache off, JAX_COMPILATION_CACHE_DIR sets it.
 """
 
 import hashlib
@@ -19,18 +19,18 @@ from typing import Any
 CPU_INFO = Path("/proc/cpuinfo")
 FEATURES = ("model name", "flags", "Features", "CPU ")
 SIZE, ENTRIES = 2 * 2**30, 1000
-"""Bytes and programs that are kept; JAX looks at every entry when it writes one."""
+"""Most bytes and programs in the cache; JAX reads the folder's list whenever it writes an entry."""
 SHORTEST = 0.05
-"""Seconds of compiling from which on a program is worth an entry."""
+"""Fewest seconds of compile time for a program to be cached."""
 ENTRY, USED = "-cache", "-atime"
-"""JAX writes an entry, then the time of its last use: an entry without one was not written to its end."""
+"""File name suffixes. JAX writes an entry, then the time of its last use: an entry without that time is incomplete."""
 
 
 def use() -> str:
-    """Turn it on; why it stays off, or nothing. To be called before anything is compiled."""
+    """Turn the cache on; return why it stays off, else an empty string. Call it before anything is compiled."""
     import jax
 
-    settings: Any = jax.config  # its attributes are made at run time
+    settings: Any = jax.config  # its attributes are created at run time
     if not settings.jax_enable_compilation_cache or settings.jax_compilation_cache_dir:
         return ""
     place = Path()
@@ -39,10 +39,10 @@ def use() -> str:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         about = place.stat()
         if about.st_uid != os.getuid() or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise PermissionError(0, "other users may write there")
+            raise PermissionError(0, "other users can write to it")
         tidy(place)
     except (OSError, RuntimeError, ImportError) as error:
-        return f"compiled programs are not kept in {place}: {getattr(error, 'strerror', None) or error}"
+        return f"compiled programs are not cached in {place}: {getattr(error, 'strerror', None) or error}"
     for name, value in {
         "jax_compilation_cache_dir": str(place),
         "jax_compilation_cache_max_size": SIZE,
@@ -55,14 +55,14 @@ def use() -> str:
 
 @contextmanager
 def off() -> Iterator[None]:
-    """No cache while inside: for a compiler that has to write down what it does."""
+    """Turn the cache off within this context, for compilations whose dumps are needed: a cached program writes none."""
     import jax
     from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
     settings: Any = jax.config
     before = settings.jax_enable_compilation_cache
     jax.config.update("jax_enable_compilation_cache", False)
-    reset_cache()  # JAX looks at the setting once
+    reset_cache()  # JAX reads the setting once and keeps it
     try:
         yield
     finally:
@@ -71,40 +71,40 @@ def off() -> Iterator[None]:
 
 
 def folder() -> Path:
-    """Where the programs of this jaxlib and this CPU are kept."""
+    """The folder for programs of this jaxlib and this CPU."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "dtrain" / "xla" / f"jaxlib-{importlib.metadata.version('jaxlib')}-{_cpu()}"
 
 
 def _cpu() -> str:
-    """A name for what programs for CPUs are compiled for: model, instructions, cores, threads."""
-    found = [platform.machine(), platform.processor(), str(os.cpu_count()), os.environ.get("PJRT_NPROC", "")]
+    """A hash of what compiled CPU programs depend on: CPU model, instruction set, cores, threads."""
+    parts = [platform.machine(), platform.processor(), str(os.cpu_count()), os.environ.get("PJRT_NPROC", "")]
     if hasattr(os, "sched_getaffinity"):
-        found.append(str(len(os.sched_getaffinity(0))))
+        parts.append(str(len(os.sched_getaffinity(0))))
     with suppress(OSError):
         first = CPU_INFO.read_text().partition("\n\n")[0]
-        found += sorted(
+        parts += sorted(
             line for line in first.splitlines() if line.startswith(("model name", "flags", "Features", "CPU"))
         )
-    return hashlib.sha256("\n".join(found).encode()).hexdigest()[:12]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
 
 def tidy(place: Path) -> None:
-    """Remove what an interrupted write left, and the entries that are unused the longest where there are too many."""
+    """Remove incomplete entries and, beyond ENTRIES, those that were used least recently."""
     import filelock
 
-    lock = filelock.FileLock(place / ".lockfile")  # JAX's own
+    lock = filelock.FileLock(place / ".lockfile")  # the lock that JAX takes, too
     try:
         lock.acquire(timeout=0)
     except filelock.Timeout:
-        return  # another process writes: a later start tidies
+        return  # another process is writing: a later start will tidy
     try:
         names = {path.name for path in place.iterdir()}
         entries = [name.removesuffix(ENTRY) for name in names if name.endswith(ENTRY)]
-        whole = [name for name in entries if name + USED in names and (place / (name + ENTRY)).stat().st_size]
-        used = {name: (place / (name + USED)).stat().st_mtime for name in whole} if len(whole) > ENTRIES else {}
-        old = sorted(used, key=lambda name: used[name])[: len(whole) - ENTRIES] if used else []
-        for name in {*entries} - {*whole} | {*old}:
+        complete = [name for name in entries if name + USED in names and (place / (name + ENTRY)).stat().st_size]
+        used = {name: (place / (name + USED)).stat().st_mtime for name in complete} if len(complete) > ENTRIES else {}
+        old = sorted(used, key=lambda name: used[name])[: len(complete) - ENTRIES] if used else []
+        for name in {*entries} - {*complete} | {*old}:
             (place / (name + ENTRY)).unlink(missing_ok=True)
             (place / (name + USED)).unlink(missing_ok=True)
     finally:
@@ -113,7 +113,7 @@ def tidy(place: Path) -> None:
 
 @dataclass
 class Counter:
-    """Programs that were needed, and how many of them were read from the cache. Counts while inside."""
+    """Counts, within its context, the programs that were needed and those that were read from the cache."""
 
     needed: int = 0
     read: int = 0

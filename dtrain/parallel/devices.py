@@ -1,4 +1,4 @@
-"""Which devices there are: pretended ones, and those of processes that run together."""
+"""JAX's devices: fake ones on the CPU, and joining the processes of a distributed run."""
 
 import importlib.metadata
 import importlib.util
@@ -13,31 +13,31 @@ from dtrain.core.process_info import ProcessInfo, replaces_hosts
 from dtrain.parallel.rendezvous import LOOPBACK, Missing, Refusal, meet
 
 SILENCE, LOCAL_SILENCE = 10, 100
-"""Seconds after which a machine that is not heard of counts as gone; on this one, its parent knows sooner."""
+"""Heartbeat timeouts in seconds, of processes on other hosts and on this one, where the supervisor notices sooner."""
 
 COMPILING = 2 * 3600 * 1000
-"""Milliseconds by which compiling may take longer in one process than in another."""
+"""Milliseconds that a process waits for the others to finish compiling."""
 FUSIONS = "--xla_cpu_experimental_ynn_fusion_type"
 
 
 def settle() -> None:
-    """Say to JAX, before it is imported, what it should not find out by trying."""
-    _keep_to_sound_fusions()
-    _pass_over_an_absent_tpu()
+    """Set the environment variables that JAX needs; call it before JAX is imported."""
+    _avoid_wrong_fusions()
+    _ignore_absent_tpu()
 
 
-def _pass_over_an_absent_tpu() -> None:
-    """libtpu, installed to compile for TPUs, complains at length where none is plugged in."""
+def _ignore_absent_tpu() -> None:
+    """Without a TPU, select other platforms: libtpu, installed to compile for TPUs, would log errors."""
     installed = lambda name: importlib.util.find_spec(name) is not None  # noqa: E731
     if "JAX_PLATFORMS" in os.environ or not installed("libtpu") or any(map(glob, ("/dev/accel*", "/dev/vfio/*"))):
         return
     os.environ["JAX_PLATFORMS"] = "cuda,cpu" if installed("jax_cuda13_plugin") else "cpu"
 
 
-def _keep_to_sound_fusions() -> None:
-    """Keep XLA's CPU compiler from fusions that are known to give wrong numbers.
+def _avoid_wrong_fusions() -> None:
+    """Turn off fusions of XLA's CPU compiler that give wrong numbers.
 
-    jaxlib 0.10.2 to 0.11 compile some products followed by a sum to silently wrong results or a crash
+    jaxlib 0.10.2 to 0.11 compile some products followed by a sum into wrong results, without an error, or into a crash
     (github.com/jax-ml/jax, issues 39103, 39257, 40412).
     """
     version = tuple(int(part) for part in importlib.metadata.version("jaxlib").split(".")[:3] if part.isdigit())
@@ -47,11 +47,11 @@ def _keep_to_sound_fusions() -> None:
 
 
 def pretend(devices: int) -> None:
-    """Make the CPU show that many devices to this process; must come before JAX is imported.
+    """Give this process that many fake CPU devices; call it before JAX is imported.
 
     Thread pools are sized from PJRT_NPROC; too small a pool deadlocks in collectives.
     """
-    assert "jax" not in sys.modules, "devices are pretended before JAX is imported"
+    assert "jax" not in sys.modules, "fake devices are set up before JAX is imported"
     settle()
     os.environ["PJRT_NPROC"] = str(max(32, 4 * devices))
     os.environ["JAX_PLATFORMS"] = "cpu"
@@ -59,28 +59,35 @@ def pretend(devices: int) -> None:
 
 
 def are_pretended(devices: list[Any]) -> bool:
-    """Whether the CPU shows several devices to this process."""
+    """Whether the devices are fake: several on the CPU of this process."""
     import jax
 
     return devices[0].platform == "cpu" and jax.local_device_count() > 1
 
 
 def found() -> list[Any]:
-    """JAX's devices; EnvironmentFault where the platform that was asked for has none."""
+    """JAX's devices; raises EnvironmentFault if the requested platform has none."""
     import jax
 
     try:
         return jax.devices()
     except (RuntimeError, AssertionError) as error:
-        asked = os.environ.get("JAX_PLATFORMS", "")
-        hint = f"JAX_PLATFORMS={asked} is set; unset it, or install that platform" if asked else "run `dtrain doctor`"
-        reason = str(error).splitlines()[0] if str(error) else f"no {asked} device answers"
+        platform = os.environ.get("JAX_PLATFORMS", "")
+        hint = (
+            f"JAX_PLATFORMS={platform} is set; unset it, or install that platform"
+            if platform
+            else "run `dtrain doctor`"
+        )
+        reason = str(error).splitlines()[0] if str(error) else f"no {platform} device responds"
         raise EnvironmentFault(f"no device can be used: {reason}", hint) from error
 
 
 def join(info: ProcessInfo, *, local: int = 1, refusal: Refusal = lambda: None) -> None:
-    """Meet the other processes, of which each host has `local`; EnvironmentFault names the address where they do not
-    come, HostLost the host where the engine replaces it. Raises the `refusal` of the first process."""
+    """Join the other processes, `local` on each host: first the rendezvous, then `jax.distributed`.
+
+    Raises Missing with the ranks that did not arrive, or HostLost with their hosts if the launcher replaces hosts;
+    EnvironmentFault if the address cannot be used; and the `refusal` of rank 0 in every process.
+    """
     import jax
 
     fault_injection.strike("join", info.rank)
@@ -92,9 +99,10 @@ def join(info: ProcessInfo, *, local: int = 1, refusal: Refusal = lambda: None) 
         if not (replaced and hosts):
             raise
         which = f"host{'s' * (len(hosts) > 1)} {', '.join(map(str, hosts))} of {info.world_size // local}"
-        raise HostLost(f"{which} lost: {missing.message}", "the engine replaces it and starts the run again") from None
+        raise HostLost(f"{which} lost: {missing.message}", "the launcher replaces it and restarts the run") from None
+    # rank 0 listens on all interfaces, or only on loopback, since the address may be a name that others resolve
     on_this_host = info.coordinator.startswith(LOOPBACK)
-    inside = LOOPBACK if on_this_host else "[::]" if info.coordinator.startswith("[") else "0.0.0.0"
+    interface = LOOPBACK if on_this_host else "[::]" if info.coordinator.startswith("[") else "0.0.0.0"
     if os.environ.get("JAX_PLATFORMS") == "cpu":
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
     try:
@@ -102,21 +110,24 @@ def join(info: ProcessInfo, *, local: int = 1, refusal: Refusal = lambda: None) 
             info.coordinator,
             info.world_size,
             info.rank,
-            coordinator_bind_address=f"{inside}:{info.coordinator.rpartition(':')[2]}" if info.rank == 0 else None,
+            coordinator_bind_address=f"{interface}:{info.coordinator.rpartition(':')[2]}" if info.rank == 0 else None,
             heartbeat_timeout_seconds=LOCAL_SILENCE if on_this_host else SILENCE,
         )
     except RuntimeError as error:
-        message = f"process {info.rank} of {info.world_size} could not meet the others at {info.coordinator}: {error}"
+        message = f"process {info.rank} of {info.world_size} could not join the others at {info.coordinator}: {error}"
         raise (HostLost if replaced else EnvironmentFault)(message) from error
 
 
 def await_compiled() -> None:
-    """Wait until all processes have compiled: one that read its programs from the cache would be minutes early at the
-    first sum over all, where Gloo waits 30 s. A process that dies meanwhile ends the others, as later."""
+    """Wait until all processes have compiled.
+
+    A process that read its programs from the cache would reach the first collective minutes before the others, and
+    Gloo waits 30 s there. If a process dies meanwhile, the others exit, as they do later.
+    """
     import jax
 
     if jax.process_count() > 1:
-        from jax._src import distributed  # orbax uses the same service; JAX has no public name for it
+        from jax._src import distributed  # JAX has no public name for it; orbax uses it, too
 
         client = distributed.global_state.client
         assert client is not None
@@ -124,9 +135,9 @@ def await_compiled() -> None:
 
 
 def part() -> None:
-    """Wait until the other processes are done too: the end of the first one would end theirs."""
+    """Leave the distributed run once all processes are done: if the coordinator exits first, the others fail."""
     import jax
 
     if jax.process_count() > 1:
         jax.distributed.shutdown()
-        signals.renew()  # JAX takes its own handler of SIGTERM away, and none is left
+        signals.renew()  # JAX's shutdown removes the SIGTERM handler: install it again

@@ -1,7 +1,8 @@
-"""Where processes find each other before JAX joins them: JAX ends a process that waits in vain, and names nobody.
+"""Rendezvous of the processes of a run, before `jax.distributed.initialize`: JAX would abort a process that waits too
+long, without the ranks that are missing.
 
-The first process listens at the coordinator's address; each other sends its rank there, and gets one of three answers:
-to go on, who is missing, or why the run is not to start.
+Rank 0 listens at the coordinator's address. Every other process connects, sends its rank and receives one of three
+answers: start, the ranks that are missing, or the error for which the run must not start.
 """
 
 import json
@@ -16,36 +17,38 @@ from dtrain.core.process_info import rendezvous_seconds
 
 LOOPBACK = "127.0.0.1"
 PATIENCE = 300.0
-"""Seconds that processes wait for each other."""
-WORD = 5.0
-"""Seconds in which one that has connected says its rank."""
-AGAIN = 0.1
-ASK = 1.0
-"""Seconds between questions for a refusal."""
+"""Default seconds that processes wait for each other."""
+RANK_TIMEOUT = 5.0
+"""Seconds in which a connected process must send its rank."""
+RETRY_INTERVAL = 0.1
+"""Seconds between attempts to connect to rank 0."""
+REFUSAL_INTERVAL = 1.0
+"""Seconds between calls of `refusal` while rank 0 waits."""
 LINGER = 30.0
-"""Seconds in which the first process passes on why the run is not to start, where not all are there yet."""
+"""Seconds for which rank 0, after a refusal, still waits for late processes to send it to them."""
 GO, REFUSED, RANKS = "go", "refused ", re.compile(r"\d+(,\d+)*")
 KINDS: dict[int, type[DtrainError]] = {0: StopRequested, Exhausted.exit_code: Exhausted}
 
 Refusal = Callable[[], DtrainError | None]
-"""Why the run is not to start, as far as the first process knows by now."""
+"""Return the error for which the run must not start, or None so far."""
 
 
 class Missing(Hung):
-    """Processes did not come to the rendezvous in time; `ranks` are theirs."""
+    """The processes `ranks` did not arrive at the rendezvous in time."""
 
     def __init__(self, ranks: set[int], processes: int, address: str, seconds: float) -> None:
         self.ranks = sorted(ranks)
         who = f"process{'es' * (len(ranks) > 1)} {', '.join(map(str, self.ranks))} of {processes}"
-        hint = "see what they say, and whether their machines reach that address"
-        super().__init__(f"{who} did not come to {address} in {seconds:.0f} s", hint)
+        hint = "read their logs, and check that their hosts can connect to that address"
+        super().__init__(f"{who} did not arrive at the rendezvous {address} within {seconds:.0f} s", hint)
 
 
 def meet(rank: int, processes: int, address: str, refusal: Refusal = lambda: None) -> None:
-    """Wait until all are there. Missing names those that are not, EnvironmentFault what holds the address.
+    """Wait until all processes have arrived.
 
-    Where the first process has a `refusal`, before or while it waits, it is raised in every process; another one's
-    own counts where the first does not answer.
+    Raises Missing with the ranks that have not, or EnvironmentFault if rank 0 cannot listen at the address. A `refusal`
+    of rank 0, before or while it waits, is raised in every process. The `refusal` of another process is used only if
+    rank 0 does not answer.
     """
     host, _, port = address.rpartition(":")
     seconds = rendezvous_seconds(PATIENCE)
@@ -56,84 +59,87 @@ def meet(rank: int, processes: int, address: str, refusal: Refusal = lambda: Non
 
 
 def _receive(processes: int, where: tuple[str, int], end: float, refusal: Refusal) -> set[int]:
-    """The ranks that did not come; those that did get the answer. Raises what `refusal` gives."""
+    """Rank 0: collect the ranks, answer them, and return those that are missing. Raises what `refusal` returns."""
     missing, refused = set(range(1, processes)), None
     with ExitStack() as stack:
         listener = stack.enter_context(_listening(where))
-        guests: list[socket.socket] = []
-        while missing and (left := end - time.monotonic()) > 0:
+        clients: list[socket.socket] = []
+        while missing and (remaining := end - time.monotonic()) > 0:
             if refused is None and (refused := refusal()):
                 end = min(end, time.monotonic() + LINGER)
-                _answer(guests, refused, missing)
-            listener.settimeout(min(left, ASK))
-            with suppress(OSError, ValueError):  # nobody, or somebody else
-                guest = stack.enter_context(listener.accept()[0])
-                guest.settimeout(WORD)
-                missing.discard(int(_line(guest)))
-                guests.append(guest)
+                _answer(clients, refused, missing)
+            listener.settimeout(min(remaining, REFUSAL_INTERVAL))
+            with suppress(OSError, ValueError):  # no connection yet, or one from another program
+                client = stack.enter_context(listener.accept()[0])
+                client.settimeout(RANK_TIMEOUT)
+                missing.discard(int(_line(client)))
+                clients.append(client)
                 if refused:
-                    _answer(guests, refused, missing)
+                    _answer(clients, refused, missing)
         refused = refused or refusal()
-        _answer(guests, refused, missing)
+        _answer(clients, refused, missing)
     if refused:
         raise refused
     return missing
 
 
-def _answer(guests: list[socket.socket], refused: DtrainError | None, missing: set[int]) -> None:
-    """Answer those that wait, each once."""
+def _answer(clients: list[socket.socket], refused: DtrainError | None, missing: set[int]) -> None:
+    """Send the answer to the waiting processes and forget them, so that each gets one answer."""
     text = ",".join(map(str, missing)) or GO
     if refused:
         text = REFUSED + json.dumps([refused.exit_code, refused.message, refused.hint])
-    for guest in guests:
-        with suppress(OSError):  # it left meanwhile: JAX will find out
-            guest.sendall(f"{text}\n".encode())
-    guests.clear()
+    for client in clients:
+        with suppress(OSError):  # it has disconnected: jax.distributed will notice
+            client.sendall(f"{text}\n".encode())
+    clients.clear()
 
 
 def _report(rank: int, where: tuple[str, int], end: float, refusal: Refusal) -> set[int]:
-    """The ranks that did not come, as the first process says; 0 where it says nothing. Raises its refusal, or what
-    this process knows by itself where the first one is not there: it may have left for the same reason."""
-    patient = time.monotonic() + LINGER
+    """Other ranks: report to rank 0 and return the missing ranks from its answer, or {0} if it does not answer.
+
+    Raises the refusal of rank 0. If rank 0 cannot be reached for LINGER seconds, it may have exited for a reason that
+    this process finds, too: then raises its own `refusal`.
+    """
+    own_refusal_from = time.monotonic() + LINGER
     while time.monotonic() < end:
-        with suppress(OSError), socket.create_connection(where, WORD) as host:
+        with suppress(OSError), socket.create_connection(where, RANK_TIMEOUT) as host:
             host.sendall(f"{rank}\n".encode())
-            host.settimeout(end - time.monotonic() + WORD)
-            options = _line(host)
-            if options == GO:
+            host.settimeout(end - time.monotonic() + RANK_TIMEOUT)
+            answer = _line(host)
+            if answer == GO:
                 return set()
-            if options.startswith(REFUSED):
-                code, message, hint = json.loads(options.removeprefix(REFUSED))
+            if answer.startswith(REFUSED):
+                code, message, hint = json.loads(answer.removeprefix(REFUSED))
                 raise KINDS.get(code, Stopped)(message, hint)
-            if RANKS.fullmatch(options):  # else another program answers there
-                return {int(one) for one in options.split(",")}
-        if time.monotonic() > patient and (refused := refusal()):
+            if RANKS.fullmatch(answer):  # else another program listens there
+                return {int(missing) for missing in answer.split(",")}
+        if time.monotonic() > own_refusal_from and (refused := refusal()):
             raise refused
-        time.sleep(AGAIN)
+        time.sleep(RETRY_INTERVAL)
     return {0}
 
 
 @contextmanager
 def _listening(where: tuple[str, int]) -> Iterator[socket.socket]:
     family = socket.AF_INET6 if ":" in where[0] else socket.AF_INET
-    beside = where[0] == LOOPBACK  # the parent's own socket, which keeps the port from others
-    here = LOOPBACK if beside else ""  # a name or an outer address may be none of this machine's own
+    shared = where[0] == LOOPBACK  # the supervisor's own socket reserves the port, so it must be shared with that one
+    interface = LOOPBACK if shared else ""  # a host name or an external address may not be bindable on this host
     with socket.socket(family) as listener:
         try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT if beside else socket.SO_REUSEADDR, 1)
-            listener.bind((here, where[1]))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT if shared else socket.SO_REUSEADDR, 1)
+            listener.bind((interface, where[1]))
             listener.listen()
         except OSError as error:
-            hint = "another program may hold it: choose another port"
+            hint = "if another program uses it, choose another port"
             raise EnvironmentFault(f"cannot listen on port {where[1]}: {error.strerror}", hint) from error
         yield listener
 
 
-def _line(guest: socket.socket) -> str:
-    """Up to a line feed; empty where the other side left."""
+def _line(connection: socket.socket) -> str:
+    """One line, without its end; empty if the other side disconnects before it."""
     text = b""
     while not text.endswith(b"\n") and len(text) < 10_000:
-        part = guest.recv(1024)
+        part = connection.recv(1024)
         if not part:
             return ""
         text += part

@@ -270,7 +270,7 @@ def test_where_hosts_are_replaced_one_that_does_not_come_is_named(hosts: Hosts, 
     hosts.start(*LONG, "--restarts", "2", ranks=(rank,), environment=REPLACED | {"DTRAIN_RENDEZVOUS_S": "2"})
     codes, output = hosts.codes()
     assert codes == [75], output
-    assert f"stopped: host {1 - rank} of 2 lost: process {1 - rank} of 2 did not come" in output
+    assert f"stopped: host {1 - rank} of 2 lost: process {1 - rank} of 2 did not arrive" in output
 
 
 def test_half_of_the_variables_is_refused(dtrain: Dtrain, recipe: Path) -> None:

@@ -1,4 +1,4 @@
-"""The folder of compiled programs: kept within bounds, and no condition of a run."""
+"""The cache of compiled programs: its size is bounded, and a run works without it."""
 
 import json
 import os
@@ -32,13 +32,13 @@ def test_each_cpu_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.slow
-def test_the_same_bits_without_a_cache_with_an_empty_and_with_a_full_one(dtrain: Dtrain, tmp_path: Path) -> None:
+def test_runs_are_identical_without_a_cache_with_an_empty_and_with_a_full_one(dtrain: Dtrain, tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text(RECIPE)
     caches = {"none": "/dev/null/none", "empty": str(tmp_path / "cache"), "full": str(tmp_path / "cache")}
     shown = {name: dtrain("run", "small.yaml", f"name={name}", XDG_CACHE_HOME=place) for name, place in caches.items()}
     sums = {name: manifest.read(tmp_path / "runs" / name / "checkpoints" / "24").checksum for name in caches}
     assert sums["none"] == sums["empty"] == sums["full"]
-    assert "warning: compiled programs are not kept in /dev/null/none" in shown["none"].stderr
+    assert "warning: compiled programs are not cached in /dev/null/none" in shown["none"].stderr
     assert [", from the cache" in done.stderr for done in shown.values()] == [False, False, True]
     assert "from the cache" in shown["full"].stdout
     records = [json.loads((tmp_path / "runs" / name / "run.json").read_text()) for name in caches]

@@ -1,4 +1,4 @@
-"""Processes that wait for each other before JAX joins them."""
+"""The rendezvous of processes before jax.distributed starts."""
 
 import socket
 import threading
@@ -16,7 +16,7 @@ from dtrain.parallel.rendezvous import Refusal, meet
 
 @pytest.fixture
 def address() -> Iterator[str]:
-    """A port that nobody else can take."""
+    """A port that no other program can take."""
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         holder.bind((rendezvous.LOOPBACK, 0))
@@ -36,20 +36,20 @@ def outcomes(ranks: list[int], processes: int, address: str) -> list[str]:
         return list(pool.map(lambda rank: outcome(rank, processes, address), ranks))
 
 
-def test_all_go_on_when_all_are_there(address: str) -> None:
+def test_all_continue_when_all_have_arrived(address: str) -> None:
     assert outcomes([3, 2, 1, 0], 4, address) == ["met"] * 4
     assert outcome(0, 1, address) == "met"
 
 
 def test_those_that_did_not_come_are_named_to_all(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "PATIENCE", 1.0)
-    output = f"processes 1, 3 of 5 did not come to {address} in 1 s"
+    output = f"processes 1, 3 of 5 did not arrive at the rendezvous {address} within 1 s"
     assert outcomes([0, 2, 4], 5, address) == [output] * 3
 
 
-def test_where_the_first_does_not_come_it_is_named(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_rank_0_is_named(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "PATIENCE", 0.5)
-    assert outcomes([1], 2, address) == [f"process 0 of 2 did not come to {address} in 0 s"]
+    assert outcomes([1], 2, address) == [f"process 0 of 2 did not arrive at the rendezvous {address} within 0 s"]
 
 
 def ends(rank: int, processes: int, address: str, refusal: Refusal) -> tuple[type[DtrainError], int, str, str]:
@@ -63,14 +63,14 @@ REFUSED = Exhausted('4 starts saved "nothing"\nnew', "look")
 
 
 @pytest.mark.parametrize("error", [REFUSED, StopRequested("stopped on request", "remove it")])
-def test_what_the_first_process_refuses_ends_all_alike(address: str, error: DtrainError) -> None:
+def test_a_refusal_of_rank_0_is_raised_in_every_process(address: str, error: DtrainError) -> None:
     refusals: list[Refusal] = [lambda: error, lambda: None, lambda: None]
     with ThreadPoolExecutor(3) as pool:
         found = set(pool.map(lambda rank: ends(rank, 3, address, refusals[rank]), range(3)))
     assert found == {(type(error), error.exit_code, error.message, error.hint)}
 
 
-def test_a_refusal_that_comes_while_they_wait_ends_those_that_are_there(
+def test_a_refusal_during_the_wait_is_raised_in_the_processes_that_have_arrived(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rendezvous, "LINGER", 0.5)
@@ -82,7 +82,7 @@ def test_a_refusal_that_comes_while_they_wait_ends_those_that_are_there(
         assert {first.result()[0], second.result()[0]} == {Exhausted}
 
 
-def test_one_that_knows_a_reason_by_itself_leaves_where_the_first_has_left(
+def test_a_process_uses_its_own_refusal_if_rank_0_does_not_answer(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rendezvous, "LINGER", 0.2)
@@ -97,30 +97,30 @@ def test_where_hosts_are_replaced_a_missing_one_ends_the_others_with_75(
     monkeypatch.setenv("DTRAIN_REPLACES_HOSTS", value)
     with pytest.raises(DtrainError) as missing:
         join(ProcessInfo(0, 6, address), local=2)
-    output = f"processes 1, 2, 3, 4, 5 of 6 did not come to {address} in 0 s"
-    wanted = (75, f"hosts 1, 2 of 3 lost: {output}") if value == "1" else (9, output)
-    assert (missing.value.exit_code, missing.value.message) == wanted
+    output = f"processes 1, 2, 3, 4, 5 of 6 did not arrive at the rendezvous {address} within 0 s"
+    expected = (75, f"hosts 1, 2 of 3 lost: {output}") if value == "1" else (9, output)
+    assert (missing.value.exit_code, missing.value.message) == expected
 
 
-def test_strangers_are_passed_over(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "WORD", 0.2)
+def test_connections_of_other_programs_are_ignored(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "RANK_TIMEOUT", 0.2)
     host, _, port = address.rpartition(":")
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(outcome, 0, 2, address)
         for output in (b"GET / HTTP/1.1\r\n\r\n", b"", b"99\n"):
-            with _connected(host, int(port)) as stranger:
-                stranger.sendall(output)
-        with _connected(host, int(port)):  # says nothing and stays
+            with _connected(host, int(port)) as other:
+                other.sendall(output)
+        with _connected(host, int(port)):  # connects and sends nothing
             assert outcome(1, 2, address) == "met"
         assert first.result() == "met"
 
 
-def test_a_name_that_is_not_this_machines_own_is_no_hindrance() -> None:
+def test_rank_0_listens_even_if_the_host_name_does_not_resolve() -> None:
     with socket.socket() as probe:
         probe.bind(("", 0))
         port = probe.getsockname()[1]
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(outcome, 0, 2, f"no-such-name.invalid:{port}")  # as one that DNS does not know yet
+        first = pool.submit(outcome, 0, 2, f"no-such-name.invalid:{port}")  # as a name that is not yet in DNS
         assert outcome(1, 2, f"{rendezvous.LOOPBACK}:{port}") == "met"
         assert first.result() == "met"
 
@@ -133,10 +133,10 @@ def test_another_program_at_the_address_is_waited_for(address: str, monkeypatch:
         other.listen()
         with ThreadPoolExecutor(1) as pool:
             first = pool.submit(outcome, 1, 2, address)
-            guest = other.accept()[0]
-            guest.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-            guest.close()
-            assert first.result() == f"process 0 of 2 did not come to {address} in 1 s"
+            client = other.accept()[0]
+            client.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            client.close()
+            assert first.result() == f"process 0 of 2 did not arrive at the rendezvous {address} within 1 s"
 
 
 def _connected(host: str, port: int) -> socket.socket:
