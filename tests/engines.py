@@ -122,7 +122,7 @@ class Placed:
 
 @cache
 def first_params(model: Any) -> Any:
-    """The model's parameters at birth, on the host: compiled once for all engines and meshes."""
+    """The model's initial parameters, on the host: compiled once for all engines and meshes."""
     return jax.device_get(jax.jit(lambda: initial(model.params(), jax.random.key(0), "float32"))())
 
 

@@ -1,1 +1,1 @@
-"""How it is spread: the mesh, the rules that lay parameters over it, and the engines."""
+"""Parallelism: the mesh, the rules that shard parameters over it, the engines, and distributed start-up."""

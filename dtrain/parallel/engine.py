@@ -1,4 +1,4 @@
-"""What an engine is: how a batch is placed, where gradients are summed, how a step is traced."""
+"""The contract of an engine: it places batches, sums gradients over devices and traces steps."""
 
 import re
 from collections.abc import Callable
@@ -25,20 +25,20 @@ Sums = Callable[[Tree, Batch], Loss]
 
 @dataclass(frozen=True, kw_only=True)
 class Compiler:
-    """What every engine's section can say to the compiler."""
+    """Compiler options, part of every engine's section."""
 
     xla: dict[str, bool | int | str] = field(default_factory=dict)
-    """Options of XLA: {xla_tpu_overlap_compute_collective_tc: true}. Those of other hardware are passed over."""
+    """XLA options: {xla_tpu_overlap_compute_collective_tc: true}. Those of other hardware are ignored."""
 
     def options(self, platform: str) -> dict[str, bool | str]:
-        """The options that this platform's compiler knows."""
+        """The options for this platform's compiler, as it takes them."""
         others = {"tpu": ("xla_gpu_", "xla_cpu_"), "gpu": ("xla_tpu_", "xla_jf_", "xla_cpu_")}
         foreign = others.get(platform, ("xla_tpu_", "xla_jf_", "xla_gpu_", "xla_enable_async_"))
         line = {name: value if isinstance(value, bool) else str(value) for name, value in self.xla.items()}
         return {name: value for name, value in line.items() if not name.startswith(foreign)}
 
     def compile(self, step: jax.stages.Traced, platform: str) -> jax.stages.Compiled:
-        """The traced step, compiled. RecipeError names an option that the compiler does not know."""
+        """Compile the traced step. Raises RecipeError with the name of an option that the compiler does not have."""
         try:
             return step.lower().compile(compiler_options=self.options(platform) or None)
         except jax.errors.JaxRuntimeError as error:
@@ -47,27 +47,27 @@ class Compiler:
 
 
 def refuse_unknown(error: Exception) -> None:
-    """RecipeError where the compiler says that an option of engine.xla does not exist."""
+    """Raise RecipeError if this error of the compiler is about an unknown option in engine.xla."""
     unknown = re.search(r"No such compile option: '(\w+)'", str(error))
     if unknown:
         raise RecipeError(f"engine.xla.{unknown.group(1)}: this compiler has no such option") from error
 
 
 class Engine(Protocol):
-    """`jit`, `shard_map` or `pmap`: the recipe's `engine` section itself. Results are always global."""
+    """`jit`, `shard_map` or `pmap`: the recipe's `engine` section itself. All results are global."""
 
     def compile(self, step: jax.stages.Traced, platform: str) -> jax.stages.Compiled:
-        """The traced step, compiled with the section's options."""
+        """Compile the traced step with the options of the section."""
         ...
 
     def refusal(self, layout: Layout, processes: int) -> str:
-        """Why this engine cannot serve such a layout; empty where it can."""
+        """Why this engine does not support such a layout; empty if it does."""
         ...
 
     def place(
         self, layout: Layout, name: str, shape: tuple[int, ...]
     ) -> tuple[tuple[int, ...], jax.sharding.NamedSharding]:
-        """The global shape and sharding that the batch array of this name and shape takes."""
+        """The global shape and sharding of the batch array of this name and shape."""
         ...
 
     def grads(self, layout: Layout, loss: LossFn, microbatches: int) -> Grads:
@@ -81,18 +81,18 @@ class Engine(Protocol):
     def trace(
         self, layout: Layout, function: Callable[..., Any], *args: Any, out: Any, donate: bool
     ) -> jax.stages.Traced:
-        """`function(first, batch)` traced for arrays or shapes alike.
+        """Trace `function(first, batch)` for arrays or for shapes.
 
-        `out` holds the shardings of its results; `donate` gives up the first argument's memory.
+        `out` has the shardings of its results; `donate` lets the results reuse the memory of the first argument.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Put:
-    """This process's rows of a batch of `examples` → one global batch on the devices.
+    """Turn this process's rows of a batch of `examples` into one global batch on the devices.
 
-    Where each array lies is worked out once, with the first batch.
+    Shapes and shardings are computed once, with the first batch.
     """
 
     engine: Engine
@@ -112,7 +112,7 @@ class Put:
         }
         if all(sharding.is_fully_addressable for _, sharding, _ in places.values()):
             return jax.device_put(local, {name: sharding for name, (_, sharding, _) in places.items()})
-        with jax.transfer_guard("allow"):  # this is the explicit transfer; JAX takes its inside for an implicit one
+        with jax.transfer_guard("allow"):  # JAX counts the transfers inside as implicit ones
             return {
                 name: jax.make_array_from_callback(
                     shape, sharding, partial(_part, local[name], self.held, self.examples)
@@ -121,62 +121,64 @@ class Put:
             }
 
     def _place(self, name: str, rows: np.ndarray) -> tuple[tuple[int, ...], jax.sharding.NamedSharding, Any]:
-        """The global shape and sharding of an array, and the order in which a row's tokens are laid out."""
+        """The global shape and sharding of an array, and the zigzag order of its tokens, or None."""
         return *self.engine.place(self.layout, name, (self.examples, *rows.shape[1:])), self.layout.zigzag_order(name)
 
     @cached_property
     def held(self) -> np.ndarray:
-        """Which rows of the global batch this process holds."""
+        """Indices of the rows of the global batch that this process has."""
         return local_rows(self.layout, self.examples)
 
 
 def _part(rows: np.ndarray, held: np.ndarray, examples: int, index: Any) -> np.ndarray:
-    """What one device takes of the rows that this process holds."""
+    """The part of this process's rows for one device; `index` selects it from the global batch."""
     start, stop, _ = index[0].indices(examples)
     first = int(np.searchsorted(held, start))
     return rows[(slice(first, first + stop - start), *index[1:])]
 
 
 def local_rows(layout: Layout, examples: int) -> np.ndarray:
-    """Which rows of a global batch the devices of this process hold, in order."""
+    """Indices of the rows of a global batch that the devices of this process hold, sorted."""
     sharding = layout.sharding(layout.spec(("batch",)))
     indices = [index for index in sharding.addressable_devices_indices_map((examples,)).values() if index]
     return np.unique(np.concatenate([np.arange(*part.indices(examples)) for (part,) in indices]))
 
 
 def flow(layout: Layout, microbatches: int) -> tuple[int, int]:
-    """Microbatches done one after the other, and those in a pipeline at once."""
+    """(microbatches accumulated one after the other, microbatches in the pipeline at the same time)."""
     return (1, microbatches) if layout.sizes["pipeline"] > 1 else (microbatches, 1)
 
 
 def accumulate(loss: Callable[[Tree, Batch], Loss], params: Tree, batch: Batch, parts: int) -> tuple[Loss, Tree]:
-    """The loss and the gradients of its sum, one part of the batch at a time.
+    """The loss and the gradients of its sum, accumulated over `parts` microbatches.
 
-    Part i takes every `parts`-th row from row i on, so that each device keeps its own rows.
+    Microbatch i has every `parts`-th row, from row i: each device then finds its part of each microbatch among its own
+    rows, and none are moved.
     """
 
-    def one(rows: Batch) -> tuple[Loss, Tree]:
+    def microbatch(rows: Batch) -> tuple[Loss, Tree]:
         def scalar(params: Tree) -> tuple[jax.Array, Loss]:
-            found = loss(params, rows)
-            return found.sum, found
+            value = loss(params, rows)
+            return value.sum, value
 
-        (_, found), gradients = jax.value_and_grad(scalar, has_aux=True)(params)
-        return found, gradients
+        (_, value), gradients = jax.value_and_grad(scalar, has_aux=True)(params)
+        return value, gradients
 
     if parts == 1:
-        return one(batch)
+        return microbatch(batch)
     stacked = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(-1, parts, *x.shape[1:]), 1, 0), batch)
     first = jax.tree.map(lambda x: x[0], stacked)
-    start = jax.tree.map(_zeros, jax.eval_shape(one, first))
+    start = jax.tree.map(_zeros, jax.eval_shape(microbatch, first))
 
     def add(sums: Tree, rows: Batch) -> tuple[Tree, None]:
-        # XLA would add up whole gradients to reduce-scatter them once; a barrier for each, lest they vary alike
-        found = jax.tree.map(jax.lax.optimization_barrier, one(rows))
-        return jax.tree.map(jnp.add, sums, found), None
+        # Without the barrier, XLA sums full gradients and reduce-scatters them once, which needs more memory. A
+        # barrier per array: one barrier over all would make them vary over the same mesh axes.
+        values = jax.tree.map(jax.lax.optimization_barrier, microbatch(rows))
+        return jax.tree.map(jnp.add, sums, values), None
 
     return jax.lax.scan(add, start, stacked)[0]
 
 
 def _zeros(shape: jax.ShapeDtypeStruct) -> jax.Array:
-    """Zeros that vary over the same mesh axes as what is added to them."""
+    """Zeros that vary over the same mesh axes as the values that are added to them."""
     return vary(jnp.zeros(shape.shape, shape.dtype), axes_of(shape))

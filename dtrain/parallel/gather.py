@@ -1,4 +1,4 @@
-"""Parameters that are split to save memory: how they are made whole, and how their gradients are summed."""
+"""Parameters that are split to save memory (FSDP): all-gather before use, reduce-scatter of the gradients."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,25 +14,25 @@ from dtrain.models.nn.param import Tree
 @partial(jax.tree_util.register_dataclass, data_fields=["value"], meta_fields=["axes", "dtype"])
 @dataclass(frozen=True)
 class NotGathered:
-    """A parameter and the axes that split each of its dims; `ctx.gather` turns it into an array.
+    """A parameter that is not yet gathered, and the axes that split each of its dims; `ctx.gather` gives the array.
 
-    A scan over layers takes leading dims away or adds some, so the axes are matched from the last one.
+    A scan over layers removes leading dims and reshapes add some, so the axes are matched from the last dim.
     """
 
     value: jax.Array
     axes: tuple[Any, ...]
     dtype: str | None = None
-    """In which it is gathered, its gradient being summed in the dtype of the value; None: that of the value."""
+    """Dtype of the gathered parameter; None: that of `value`, in which the gradient is always summed."""
 
     def computed_in(self, dtype: str, reduce: str) -> "NotGathered":
-        """The same, gathered in that dtype; the gradient is summed in float32, or in that dtype too."""
+        """The same parameter, gathered in `dtype`; its gradient is summed in float32, or, by "compute", in `dtype`."""
         if reduce == "compute":
             return replace(self, value=self.value.astype(dtype))
         return replace(self, dtype=dtype)
 
     def _misused(self, *_: Any) -> Any:
         message = "a parameter is used before it is gathered"
-        raise RecipeError(message, "call ctx.gather on the parameters of a layer before they are used")
+        raise RecipeError(message, "call ctx.gather on the parameters of a layer before using them")
 
     __jax_array__ = __array__ = __getitem__ = __matmul__ = __rmatmul__ = __mul__ = __rmul__ = _misused
     __add__ = __radd__ = __sub__ = __rsub__ = __truediv__ = __pow__ = __neg__ = __iter__ = __len__ = _misused
@@ -47,12 +47,12 @@ class NotGathered:
 
     @property
     def spec(self) -> PartitionSpec:
-        """Where the whole parameter lies."""
+        """The sharding of the parameter, as a PartitionSpec."""
         return PartitionSpec(*self.axes)
 
 
 def wrap(params: Tree, specs: Tree) -> Tree:
-    """Every parameter with what splits it."""
+    """Each parameter as a NotGathered with the axes of its spec."""
 
     def part(value: jax.Array, spec: PartitionSpec) -> NotGathered:
         return NotGathered(value, (*spec, *[None] * (value.ndim - len(spec))))
@@ -61,12 +61,12 @@ def wrap(params: Tree, specs: Tree) -> Tree:
 
 
 def is_wrapped(leaf: Any) -> bool:
-    """Whether this leaf is a parameter that was not yet gathered."""
+    """Whether this leaf is a parameter that is not yet gathered."""
     return isinstance(leaf, NotGathered)
 
 
 def unwrapped(params: Tree) -> Tree:
-    """The parameters as arrays of the dtype that they are computed with, for devices that hold all of each."""
+    """The parameters as arrays in their compute dtype, for engines whose arrays are full parameters."""
 
     def array(part: Any) -> Any:
         return part.value.astype(part.dtype or part.value.dtype) if is_wrapped(part) else part
@@ -75,7 +75,7 @@ def unwrapped(params: Tree) -> Tree:
 
 
 def looked_up(table: Tree, token_BT: jax.Array) -> jax.Array:
-    """Rows of a table of which each device holds all; gradients of one row add up in the dtype of the table."""
+    """Rows of a full table (B, T, embed), cast after the lookup: gradients of a row are summed in the table's dtype."""
     if not is_wrapped(table):
         return table[token_BT]
     row_BTE = table.value[token_BT]
@@ -84,7 +84,7 @@ def looked_up(table: Tree, token_BT: jax.Array) -> jax.Array:
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
 def gathered(x: jax.Array, cuts: tuple[tuple[int, str], ...], dtype: str, sums: str) -> jax.Array:
-    """x gathered in `dtype` along each (dim, axis); its gradient is summed over devices in `sums`."""
+    """All-gather x in `dtype` along each (dim, axis); its gradient is reduce-scattered in the dtype `sums`."""
     return _gather_forward(x, cuts, dtype, sums)[0]
 
 
@@ -108,5 +108,5 @@ gathered.defvjp(_gather_forward, _gather_backward)
 
 
 def summed(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
-    """The sum over devices along these axes."""
+    """The sum over the devices along these axes: a psum, or x itself without axes."""
     return jax.lax.psum(x, axes) if axes else x

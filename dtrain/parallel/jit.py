@@ -1,7 +1,7 @@
-"""The engine in which the compiler places: shardings go in, collectives come out.
+"""The `jit` engine: shardings are declared, and the compiler inserts the collectives.
 
-What a compiler cannot place, because its order is part of the mathematics or its kernel is opaque
-(ring attention, a pipeline, the exchange between experts, splash), is an island placed by hand.
+Computations that the compiler cannot split, because their order of communication matters (ring attention, a pipeline,
+the all-to-all of experts) or because they are opaque kernels (splash attention), run in `shard_map` regions inside.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,18 +30,20 @@ from dtrain.parallel.rules import Layout, zigzag_positions
 
 @dataclass(frozen=True, kw_only=True)
 class Jit(Compiler):
-    """The compiler places every collective."""
+    """The compiler inserts every collective."""
 
     kind: Literal["jit"] = "jit"
 
     def refusal(self, layout: Layout, processes: int) -> str:
-        """Islands placed by hand split by `tensor` only the dims that they know."""
+        """`shard_map` regions split over `tensor` only the dims of the default rules."""
         own = {dim for dim in layout.rules if dim not in RULES and "tensor" in layout.axes(dim)}
         for param in jax.tree.leaves(layout.declared):
-            island = "layer" if layout.parts("layer") > 1 else "experts"
+            stacked = "layer" if layout.parts("layer") > 1 else "experts"
             split = own & set(param.names)
-            if split and island in param.names:
-                return f"{min(split)} is a dim of stacked {island} parameters; mesh.rules splits it over fsdp only"
+            if split and stacked in param.names:
+                return (
+                    f"{min(split)} is a dim of stacked {stacked} parameters, which mesh.rules can split over fsdp only"
+                )
         return ""
 
     def place(self, layout: Layout, name: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], NamedSharding]:
@@ -52,9 +54,9 @@ class Jit(Compiler):
         ctx = JitContext(layout, inflight)
 
         def grads(params: Tree, batch: Batch) -> tuple[Loss, Tree]:
-            found, gradients = accumulate(lambda p, rows: loss(wrap(p, specs), rows, ctx), params, batch, parts)
+            value, gradients = accumulate(lambda p, rows: loss(wrap(p, specs), rows, ctx), params, batch, parts)
             constrain = jax.lax.with_sharding_constraint
-            return found, jax.tree.map(lambda g, s: constrain(g, layout.sharding(s)), gradients, specs)
+            return value, jax.tree.map(lambda g, s: constrain(g, layout.sharding(s)), gradients, specs)
 
         return grads
 
@@ -70,19 +72,19 @@ class Jit(Compiler):
 
 @dataclass(frozen=True)
 class JitContext:
-    """The verbs as hints to the compiler."""
+    """The verbs as sharding constraints, which guide the compiler."""
 
     layout: Layout
     microbatches: int = 1
     loss_dtype: str = "float32"
 
     def shard(self, x: jax.Array, *dims: str | None) -> jax.Array:
-        kept = [dim if dim == "batch" or not self._saves_memory(dim) else None for dim in dims]
-        kept = [None, *kept[1:]] if x.shape[0] == 1 else kept
-        return jax.lax.with_sharding_constraint(x, self.layout.sharding(self.layout.spec(kept)))
+        split = [dim if dim == "batch" or not self._saves_memory(dim) else None for dim in dims]
+        split = [None, *split[1:]] if x.shape[0] == 1 else split  # one row that serves the full batch
+        return jax.lax.with_sharding_constraint(x, self.layout.sharding(self.layout.spec(split)))
 
     def _saves_memory(self, dim: str | None) -> bool:
-        """Whether parameters are split along this dim to save memory alone, and activations not at all."""
+        """Whether this dim is split over fsdp: in parameters, to save memory, but not in activations."""
         return bool(set(self.layout.axes(dim)) & set(MEMORY_AXES))
 
     def gather(self, params: Tree) -> Tree:
@@ -116,14 +118,15 @@ class JitContext:
         return self.shard(x_BTE, "batch", "tokens", None)
 
     def whole_row(self, x_BT: jax.Array) -> jax.Array:
+        # tokens are in zigzag order: argsort of that order is its inverse
         order = np.argsort(zigzag_positions(x_BT.shape[1], self.layout.sizes["sequence"]))
         return self.shard(x_BT[:, order], "batch", *[None] * (x_BT.ndim - 1))
 
     def part_of_row(self, x_BT: jax.Array) -> jax.Array:
         return self.share(x_BT[:, zigzag_positions(x_BT.shape[1], self.layout.sizes["sequence"])])
 
-    def _island(self, function: Callable[..., Any], dims: Sequence[Any], out: Any) -> Callable[..., Any]:
-        """`function` placed by hand: each of its arguments a tree whose leaves have these dims."""
+    def _shard_map(self, function: Callable[..., Any], dims: Sequence[Any], out: Any) -> Callable[..., Any]:
+        """`function` as a `shard_map` region; `dims` has the PartitionSpecs of each argument, `out` of the result."""
         return jax.shard_map(function, mesh=self.layout.mesh, in_specs=tuple(dims), out_specs=out, check_vma=True)
 
     def attend(
@@ -131,55 +134,57 @@ class JitContext:
         q_BTHD: jax.Array,
         k_BTGD: jax.Array,
         v_BTGD: jax.Array,
-        reach: AttentionSpec,
+        spec: AttentionSpec,
         document_BT: jax.Array | None,
     ) -> jax.Array:
-        platform, spec = self.layout.platform, self.layout.spec
+        platform, partition = self.layout.platform, self.layout.spec
         if self.layout.sizes["sequence"] == 1 and platform == "cpu":
-            return local_attention(platform, q_BTHD, k_BTGD, v_BTGD, reach, document_BT)
-        q, kv = spec(("batch", "length", "heads")), spec(("batch", "length", "kv_heads"))
+            return local_attention(platform, q_BTHD, k_BTGD, v_BTGD, spec, document_BT)
+        q, kv = partition(("batch", "length", "heads")), partition(("batch", "length", "kv_heads"))
         documents = [] if document_BT is None else [document_BT]
-        by_hand = ShardMapContext(self.layout)
-        island = self._island(
-            lambda q, k, v, *documents: by_hand.attend(q, k, v, reach, documents[0] if documents else None),
-            (q, kv, kv, *[spec(("batch", "length")) for _ in documents]),
+        inner = ShardMapContext(self.layout)
+        region = self._shard_map(
+            lambda q, k, v, *documents: inner.attend(q, k, v, spec, documents[0] if documents else None),
+            (q, kv, kv, *[partition(("batch", "length")) for _ in documents]),
             q,
         )
-        return island(q_BTHD, k_BTGD, v_BTGD, *documents)
+        return region(q_BTHD, k_BTGD, v_BTGD, *documents)
 
     def stack(
         self, blocks: Sequence[Block], params: Tree, x: jax.Array, shared: Tree = None, how: Layers = Layers()
     ) -> tuple[jax.Array, Tree]:
         if self.layout.sizes["pipeline"] == 1:
             return scan_layers(blocks, self.gather(params), x, shared, how, self)
-        by_hand, axes = ShardMapContext(self.layout, self.microbatches, self.loss_dtype), self.layout.token_axes
+        inner, axes = ShardMapContext(self.layout, self.microbatches, self.loss_dtype), self.layout.token_axes
 
+        # only arrays cross the border of a region: unwrap the parameters outside, wrap their shards again inside
         def layers(params: Tree, x: jax.Array, shared: Tree) -> tuple[jax.Array, Tree]:
             parts = jax.tree.map(lambda part, value: replace(part, value=value), wrapped, params, is_leaf=is_wrapped)
-            out, sums = by_hand.stack(blocks, parts, x, shared, how)
+            out, sums = inner.stack(blocks, parts, x, shared, how)
             return out, jax.tree.map(lambda s: summed(s, axes), sums)
 
         wrapped, specs = params, jax.tree.map(lambda part: part.spec, params, is_leaf=is_wrapped)
         rows = lambda leaf: self.layout.spec(("batch" if leaf.shape[0] == x.shape[0] else None, "length"))  # noqa: E731
         tokens = self.layout.spec(("batch", "tokens"))
-        island = self._island(layers, (specs, tokens, jax.tree.map(rows, shared)), (tokens, PartitionSpec()))
+        region = self._shard_map(layers, (specs, tokens, jax.tree.map(rows, shared)), (tokens, PartitionSpec()))
         values = jax.tree.map(lambda part: part.value, params, is_leaf=is_wrapped)
-        return island(values, x, shared)  # cast inside, so that gradients are summed as they are kept
+        return region(values, x, shared)  # cast inside, so that gradients are summed in the dtype of the parameters
 
     def dispatch(self, tokens: Routing, experts: ExpertWeights) -> jax.Array:
         assert self.layout.mesh is not None
         if self.layout.mesh.size == 1 and self.layout.platform != "tpu":
             return grouped(tokens, experts)
-        by_hand, rows = ShardMapContext(self.layout), self.layout.spec(("batch", "length"))
+        inner, rows = ShardMapContext(self.layout), self.layout.spec(("batch", "length"))
         axes = self.layout.token_axes
 
         def exchange(tokens: Routing, params: Tree) -> jax.Array:
             params = jax.tree.map(lambda p: varied(p, axes), params)
-            return by_hand.reduce(by_hand.dispatch(tokens, replace(experts, params=params)), "hidden")
+            return inner.reduce(inner.dispatch(tokens, replace(experts, params=params)), "hidden")
 
+        # the region's inputs are not split over fsdp: the compiler all-gathers the experts before it
         used = jax.tree.map(lambda names: self._without_memory_axes(names.split()), experts.dims)
-        return self._island(exchange, (rows, used), rows)(tokens, experts.params)
+        return self._shard_map(exchange, (rows, used), rows)(tokens, experts.params)
 
     def _without_memory_axes(self, names: Sequence[str]) -> PartitionSpec:
-        kept = [tuple(axis for axis in self.layout.axes(dim) if axis not in MEMORY_AXES) for dim in names]
-        return PartitionSpec(*(axes or None for axes in kept))
+        axes_of_dims = [tuple(axis for axis in self.layout.axes(dim) if axis not in MEMORY_AXES) for dim in names]
+        return PartitionSpec(*(axes or None for axes in axes_of_dims))

@@ -1,4 +1,4 @@
-"""Which program computes attention on one device: splash on TPU, cuDNN on GPU, plain JAX elsewhere.
+"""Kernels of one device: attention by splash on TPU, cuDNN on GPU, plain JAX elsewhere; grouped matrix products.
 
 Dims: B batch, T tokens, H query heads, G key-value heads, D head dim.
 """
@@ -22,10 +22,10 @@ LANES = 128
 BLOCK = 512
 TILE = 1024
 PARTIALS = 16
-"""Blocks of keys up to which one kernel computes all gradients of attention: five products in place of seven.
+"""Most blocks of keys for which one fused kernel computes all gradients of attention: five products instead of seven.
 
-It writes a part of the queries' gradient for each block of keys, in the queries' dtype, to be summed afterwards:
-with many blocks that takes more memory than it saves work. Under a window most of these parts would be zeros.
+The fused kernel writes a partial gradient of the queries for each block of keys, in the queries' dtype, and these are
+summed afterwards: with many blocks they cost more memory than is worth the saved work. With a window, most are zero.
 """
 CUDNN_DTYPES = (jnp.bfloat16, jnp.float16)
 
@@ -35,29 +35,29 @@ def local_attention(
     q_BTHD: jax.Array,
     k_BTGD: jax.Array,
     v_BTGD: jax.Array,
-    reach: AttentionSpec,
+    spec: AttentionSpec,
     document_BT: jax.Array | None,
 ) -> jax.Array:
-    """Attention over whole rows, by the fastest program that the platform has for such arrays."""
+    """Attention over full rows (B, T, H, D), by the fastest kernel of the platform for such shapes and dtypes."""
     length, dim = q_BTHD.shape[1], q_BTHD.shape[3]
     if platform == "tpu" and length % LANES == 0 and dim % 64 == 0:
-        return splash(q_BTHD, k_BTGD, v_BTGD, reach, document_BT)
-    plain_scores = document_BT is None and reach.softcap is None
+        return splash(q_BTHD, k_BTGD, v_BTGD, spec, document_BT)
+    plain_scores = document_BT is None and spec.softcap is None
     if platform == "gpu" and plain_scores and q_BTHD.dtype in CUDNN_DTYPES and dim <= LANES and dim % 8 == 0:
-        return checkpoint_name(cudnn(q_BTHD, k_BTGD, v_BTGD, reach), ATTENTION)
-    side = Positions(jnp.arange(length, dtype=jnp.int32), document_BT)
-    return checkpoint_name(attention(q_BTHD, k_BTGD, v_BTGD, reach, side), ATTENTION)
+        return checkpoint_name(cudnn(q_BTHD, k_BTGD, v_BTGD, spec), ATTENTION)
+    positions = Positions(jnp.arange(length, dtype=jnp.int32), document_BT)
+    return checkpoint_name(attention(q_BTHD, k_BTGD, v_BTGD, spec, positions), ATTENTION)
 
 
-def cudnn(q_BTHD: jax.Array, k_BTGD: jax.Array, v_BTGD: jax.Array, reach: AttentionSpec) -> jax.Array:
-    """NVIDIA's fused kernel."""
-    window = None if reach.window is None else (reach.window - 1, 0 if reach.causal else reach.window - 1)
+def cudnn(q_BTHD: jax.Array, k_BTGD: jax.Array, v_BTGD: jax.Array, spec: AttentionSpec) -> jax.Array:
+    """cuDNN's fused attention kernel."""
+    window = None if spec.window is None else (spec.window - 1, 0 if spec.causal else spec.window - 1)
     return jax.nn.dot_product_attention(
         q_BTHD,
         k_BTGD,
         v_BTGD,
-        scale=reach.scale,
-        is_causal=reach.causal,
+        scale=spec.scale,
+        is_causal=spec.causal,
         local_window_size=window,
         implementation="cudnn",
     )
@@ -67,31 +67,34 @@ def splash(
     q_BTHD: jax.Array,
     k_BTGD: jax.Array,
     v_BTGD: jax.Array,
-    reach: AttentionSpec,
+    spec: AttentionSpec,
     document_BT: jax.Array | None,
     interpret: bool = False,
 ) -> jax.Array:
-    """The Pallas kernel that ships with JAX: blocks that a mask hides are never computed."""
+    """JAX's splash attention kernel for TPU, in Pallas: fully masked blocks are not computed.
+
+    `interpret` runs it in Pallas's interpreter, on any platform.
+    """
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
 
     length, heads = q_BTHD.shape[1:3]
     block = _block(length)
-    fused = reach.window is None and length // block <= PARTIALS
+    fused = spec.window is None and length // block <= PARTIALS
     sizes = dict.fromkeys(_BLOCKS if fused else (*_BLOCKS, *_BLOCKS_DQ), block)
     blocks = kernel.BlockSizes(**sizes, use_fused_bwd_kernel=fused)
-    options = {"attn_logits_soft_cap": reach.softcap, "block_sizes": blocks, "interpret": interpret}
-    options["residual_checkpoint_name"] = ATTENTION  # what is kept spares the forward kernel in the backward pass
-    one = kernel.make_splash_mha(_mask(reach, length, heads), head_shards=1, q_seq_shards=1, **options)
+    options = {"attn_logits_soft_cap": spec.softcap, "block_sizes": blocks, "interpret": interpret}
+    options["residual_checkpoint_name"] = ATTENTION  # if saved, the backward pass does not rerun the forward kernel
+    attend = kernel.make_splash_mha(_mask(spec, length, heads), head_shards=1, q_seq_shards=1, **options)
 
     def rows(q: jax.Array, k: jax.Array, v: jax.Array, document: jax.Array | None) -> jax.Array:
         q, k, v = (
             checkpoint_name(jnp.swapaxes(x, 1, 2), PRODUCT) for x in (q, k, v)
-        )  # as the backward kernels take them
+        )  # (heads, tokens) order, as the backward kernels read them
         ids = None if document is None else kernel.SegmentIds(document, document)
-        out: Any = jax.vmap(one, in_axes=(0, 0, 0, None if ids is None else 0))(q, k, v, ids)
+        out: Any = jax.vmap(attend, in_axes=(0, 0, 0, None if ids is None else 0))(q, k, v, ids)
         return jnp.swapaxes(out, 1, 2)
 
-    scaled = (q_BTHD * reach.scale).astype(q_BTHD.dtype)
+    scaled = (q_BTHD * spec.scale).astype(q_BTHD.dtype)
     return _differentiable(rows)(scaled, k_BTGD, v_BTGD, document_BT)
 
 
@@ -104,22 +107,22 @@ def _block(length: int) -> int:
     return max(size for size in range(LANES, min(BLOCK, length) + 1, LANES) if length % size == 0)
 
 
-def _mask(reach: AttentionSpec, length: int, heads: int) -> Any:
+def _mask(spec: AttentionSpec, length: int, heads: int) -> Any:
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
     shape = (length, length)
-    if reach.window is not None:
-        one = masks.LocalMask(shape, (reach.window - 1, 0 if reach.causal else reach.window - 1), 0)
+    if spec.window is not None:
+        mask = masks.LocalMask(shape, (spec.window - 1, 0 if spec.causal else spec.window - 1), 0)
     else:
-        one = masks.CausalMask(shape) if reach.causal else masks.FullMask(shape)
-    return masks.MultiHeadMask([one] * heads)
+        mask = masks.CausalMask(shape) if spec.causal else masks.FullMask(shape)
+    return masks.MultiHeadMask([mask] * heads)
 
 
 def grouped_product(platform: str, rows: jax.Array, matrices: jax.Array, sizes: jax.Array) -> jax.Array:
-    """Each row times its expert's matrix, rows (N, in) being sorted by expert: (N, out).
+    """Each row times its expert's matrix, for rows (N, in) sorted by expert, `sizes` rows each: (N, out).
 
-    XLA has a kernel for it on TPU, and for the gradient of rows; that of matrices it computes as one
-    dense product for every expert. There the Pallas kernel that ships with JAX stands in.
+    On TPU, XLA has a kernel for this product and for the gradient of the rows, but computes the gradient of the
+    matrices as a dense product over all rows for every expert; JAX's Pallas kernel `tgmm` replaces that one.
     """
     if platform != "tpu" or rows.shape[0] % LANES:
         return jax.lax.ragged_dot(rows, matrices, sizes)
@@ -136,8 +139,8 @@ def _grouped_forward(rows: jax.Array, matrices: jax.Array, sizes: jax.Array) -> 
     return _grouped_on_tpu(rows, matrices, sizes), (rows, matrices, sizes)
 
 
-def _grouped_backward(kept: Tree, gradient: jax.Array) -> tuple[jax.Array | None, ...]:
-    rows, matrices, sizes = kept
+def _grouped_backward(saved: Tree, gradient: jax.Array) -> tuple[jax.Array | None, ...]:
+    rows, matrices, sizes = saved
     of_rows = jax.lax.ragged_dot(gradient, jnp.swapaxes(matrices, 1, 2), sizes)
     return of_rows, rows_by_rows(rows, gradient, sizes), None
 
@@ -146,15 +149,15 @@ _grouped_on_tpu.defvjp(_grouped_forward, _grouped_backward)
 
 
 def rows_by_rows(rows: jax.Array, others: jax.Array, sizes: jax.Array, interpret: bool = False) -> jax.Array:
-    """For each expert the product of its rows (N, in) with their counterparts (N, out): (experts, in, out)."""
-    kernel = import_module("jax.experimental.pallas.ops.tpu.megablox.gmm")  # its package hides it by a function
+    """For each expert, rows^T x others over its own rows (N, in) and (N, out): (experts, in, out)."""
+    kernel = import_module("jax.experimental.pallas.ops.tpu.megablox.gmm")  # the package's name `gmm` is a function
     tiling = (_block(rows.shape[0]), min(TILE, rows.shape[1]), min(TILE, others.shape[1]))
     with _tracked(kernel, others):
         return kernel.tgmm(rows.T, others, sizes, rows.dtype, tiling, interpret=interpret)
 
 
 def _differentiable(rows: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """The same function, usable where JAX tracks over which mesh axes each value varies."""
+    """The same function and its gradient, usable under `shard_map` with `check_vma`."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
 
     @jax.custom_vjp
@@ -175,9 +178,9 @@ def _differentiable(rows: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
 
 @contextmanager
 def _tracked(module: Any, like: jax.Array) -> Iterator[None]:
-    """While inside, the results of a module's kernels are said to vary over the mesh as `like` does.
+    """Within this context, declare that results of a module's Pallas kernels vary over the same mesh axes as `like`.
 
-    JAX asks every Pallas kernel for this, and those that ship with it do not tell.
+    `check_vma` requires this of every Pallas kernel, and the kernels in JAX do not declare it.
     """
     plain, kind = module.pl, jax.typeof(like).manual_axis_type
 

@@ -1,4 +1,8 @@
-"""The verbs as collectives: what each device says to the others when a model speaks."""
+"""The verbs of `Context` as explicit collectives, inside `jax.shard_map`.
+
+Arrays are this device's shards. Dims: B its examples, T its tokens (by `length`, or fewer by `tokens`), E embed,
+H its query heads, G its key-value heads, D head dim.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -28,42 +32,43 @@ from dtrain.parallel.rules import Layout, zigzag_positions
 
 @dataclass(frozen=True)
 class ShardMapContext:
-    """The verbs of a region placed by hand."""
+    """The verbs inside a `shard_map` region."""
 
     layout: Layout
     microbatches: int = 1
-    """Microbatches in a pipeline at once."""
+    """Microbatches in the pipeline at the same time."""
     loss_dtype: str = "float32"
 
     def shard(self, x: jax.Array, *dims: str | None) -> jax.Array:
         return x
 
     def gather(self, params: Tree) -> Tree:
-        def whole(part: NotGathered) -> jax.Array:
+        def gather_one(part: NotGathered) -> jax.Array:
+            # Axes are matched from the last dim. Of several axes on one dim the last varies fastest: gather it first.
             x, entries = part.value, enumerate(part.axes[len(part.axes) - part.value.ndim :])
-            cuts = tuple((dim, axis) for dim, entry in entries for axis in reversed(self._savers(entry)))
+            cuts = tuple((dim, axis) for dim, entry in entries for axis in reversed(self._memory_axes(entry)))
             return gathered(x, cuts, part.dtype or str(x.dtype), str(x.dtype))
 
-        return jax.tree.map(whole, params, is_leaf=is_wrapped)
+        return jax.tree.map(gather_one, params, is_leaf=is_wrapped)
 
-    def _savers(self, entry: Any) -> tuple[str, ...]:
-        """Of the axes that split a dim, those that do so only to save memory."""
+    def _memory_axes(self, entry: Any) -> tuple[str, ...]:
+        """Of the axes that split a dim of a parameter, those that only save memory."""
         axes = entry if isinstance(entry, tuple) else (entry,)
         return tuple(axis for axis in axes if axis in MEMORY_AXES)
 
-    def _shares(self, dim: str) -> tuple[str, ...]:
-        """The axes along which each device has its own share of `dim`."""
+    def _work_axes(self, dim: str) -> tuple[str, ...]:
+        """The axes that split the work along `dim`."""
         return tuple(axis for axis in self.layout.axes(dim) if axis not in MEMORY_AXES)
 
     def reduce(self, x: jax.Array, dim: str) -> jax.Array:
-        same = [axis for axis in self._shares(dim) if axis not in axes_of(x)]
-        if same:  # a sum would count it once for each device
-            message = f"ctx.reduce(x, {dim!r}): x is the same on every device of {same[0]}, not a share of a sum"
-            raise RecipeError(message, f"call it only after a product over a dim named {dim}")
-        return summed(x, self._shares(dim))
+        same = [axis for axis in self._work_axes(dim) if axis not in axes_of(x)]
+        if same:  # a psum would multiply x by the number of devices
+            message = f"ctx.reduce(x, {dim!r}): x is the same on every device of {same[0]}, not a partial sum"
+            raise RecipeError(message, f"call it only after a product that sums over a dim named {dim}")
+        return summed(x, self._work_axes(dim))
 
     def largest(self, x: jax.Array, dim: str) -> jax.Array:
-        axes = tuple(axis for axis in self._shares(dim) if axis in axes_of(x))
+        axes = tuple(axis for axis in self._work_axes(dim) if axis in axes_of(x))
         x = jax.lax.stop_gradient(x)
         return jax.lax.pmax(x, axes) if axes else x
 
@@ -71,18 +76,22 @@ class ShardMapContext:
         return self.layout.shares(dim)
 
     def first(self, dim: str, size: int) -> jax.Array | int:
-        axes = self._shares(dim)
+        axes = self._work_axes(dim)
         return jax.lax.axis_index(axes) * size if axes else 0
 
     def lookup(self, table: Tree, token_BT: jax.Array) -> jax.Array:
-        """Where the table's rows are split to save memory, it is the tokens that travel, and the parts of
-        rows that come back, not the table."""
-        part, axes = table.value, self._savers(table.axes[-1])
+        """Each device has all rows of its share of `vocab`, but with fsdp only some columns (embed / fsdp).
+
+        Token ids are all-gathered over fsdp: (fsdp x B, T). Each device looks up its columns for all of them, and an
+        all-to-all exchanges: each device keeps its own B and gets all columns. Rows outside this device's share of
+        `vocab` are zero, so that a sum over the shares gives the row.
+        """
+        columns, axes = table.value, self._memory_axes(table.axes[-1])
         for axis in axes:
             token_BT = jax.lax.all_gather(token_BT, axis, axis=0, tiled=True)
-        place_BT = token_BT - self.first("vocab", part.shape[0])
-        here_BT1 = ((place_BT >= 0) & (place_BT < part.shape[0]))[..., None]
-        row_BTE = jnp.where(here_BT1, part[jnp.clip(place_BT, 0, part.shape[0] - 1)], 0)
+        place_BT = token_BT - self.first("vocab", columns.shape[0])
+        here_BT1 = ((place_BT >= 0) & (place_BT < columns.shape[0]))[..., None]
+        row_BTE = jnp.where(here_BT1, columns[jnp.clip(place_BT, 0, columns.shape[0] - 1)], 0)
         row_BTE = row_BTE.astype(table.dtype or row_BTE.dtype)
         for axis in reversed(axes):
             row_BTE = jax.lax.all_to_all(row_BTE, axis, split_axis=0, concat_axis=2, tiled=True)
@@ -94,12 +103,12 @@ class ShardMapContext:
             return jnp.arange(length, dtype=jnp.int32)
         return zigzag_tokens(jax.lax.axis_index("sequence"), parts, length)
 
-    def _keepers(self) -> tuple[str, ...]:
-        """The axes that split `tokens` further than `length`."""
+    def _token_parts(self) -> tuple[str, ...]:
+        """The axis that splits `tokens` further than `length`: tensor, if it has more than one device."""
         return self.layout.axes("kept")
 
     def share(self, x_BT: jax.Array) -> jax.Array:
-        axes = self._keepers()
+        axes = self._token_parts()
         if not axes:
             return x_BT
         assert len(axes) == 1
@@ -107,21 +116,22 @@ class ShardMapContext:
         return jax.lax.dynamic_slice_in_dim(vary(x_BT, axes), jax.lax.axis_index(axes) * size, size, axis=1)
 
     def collect(self, x_BTE: jax.Array) -> jax.Array:
-        axes = self._keepers()
+        axes = self._token_parts()
         return jax.lax.all_gather(x_BTE, axes, axis=1, tiled=True) if axes else x_BTE
 
     def scatter(self, x_BTE: jax.Array, dim: str) -> jax.Array:
-        axes = self._keepers()
-        if not axes or not self._shares(dim):
+        axes = self._token_parts()
+        if not axes or not self._work_axes(dim):  # x is not a partial sum
             return self.share(x_BTE)
         summed = jax.lax.psum_scatter(x_BTE, axes, scatter_dimension=1, tiled=True)
-        return checkpoint_name(summed, PRODUCT)  # kept, it spares the product and its sum over devices
+        return checkpoint_name(summed, PRODUCT)  # if saved, neither the product nor the reduce-scatter is repeated
 
     def whole_row(self, x_BT: jax.Array) -> jax.Array:
         x_BT, parts = self.collect(x_BT), self.layout.sizes["sequence"]
         if parts == 1:
             return x_BT
         x_BT = jax.lax.all_gather(x_BT, "sequence", axis=1, tiled=True)
+        # gathered in zigzag order; argsort of that order is its inverse
         return x_BT[:, np.argsort(zigzag_positions(x_BT.shape[1], parts))]
 
     def part_of_row(self, x_BT: jax.Array) -> jax.Array:
@@ -132,27 +142,28 @@ class ShardMapContext:
         q_BTHD: jax.Array,
         k_BTGD: jax.Array,
         v_BTGD: jax.Array,
-        reach: AttentionSpec,
+        spec: AttentionSpec,
         document_BT: jax.Array | None,
     ) -> jax.Array:
         parts, heads = self.layout.sizes["sequence"], q_BTHD.shape[2]
         k_BTGD, v_BTGD = (self._groups_of_own_heads(x_BTGD, heads) for x_BTGD in (k_BTGD, v_BTGD))
         if parts == 1:
-            return local_attention(self.layout.platform, q_BTHD, k_BTGD, v_BTGD, reach, document_BT)
-        if not reach.causal:
-            message = f"mesh.sequence = {parts} serves causal attention only; this model's attention is not causal"
-            raise RecipeError(message, "use sequence: 1")
-        return ring_attention(q_BTHD, k_BTGD, v_BTGD, document_BT, reach, "sequence", parts)
+            return local_attention(self.layout.platform, q_BTHD, k_BTGD, v_BTGD, spec, document_BT)
+        if not spec.causal:
+            message = f"mesh.sequence = {parts} supports causal attention only; this model's attention is not causal"
+            raise RecipeError(message, "set mesh.sequence: 1")
+        return ring_attention(q_BTHD, k_BTGD, v_BTGD, document_BT, spec, "sequence", parts)
 
     def _groups_of_own_heads(self, x_BTGD: jax.Array, heads: int) -> jax.Array:
-        """Of keys or values that every device has, the groups of this device's share of `heads` query heads."""
-        axes = self._shares("heads")
-        if not axes or self._shares("kv_heads"):
+        """Of keys or values with all groups on every device, the groups that this device's `heads` query heads use."""
+        axes = self._work_axes("heads")
+        if not axes or self._work_axes("kv_heads"):
             return x_BTGD
-        each = heads * self.parts("heads") // x_BTGD.shape[2]  # query heads of one group
+        each = heads * self.parts("heads") // x_BTGD.shape[2]  # query heads per group
         first, x_BTGD = self.first("heads", heads), vary(x_BTGD, axes)
         if heads % each == 0 or each % heads == 0:  # whole groups, or a part of one
             return jax.lax.dynamic_slice_in_dim(x_BTGD, first // each, max(1, heads // each), axis=2)
+        # else a group is shared with the next device: repeat the group of each query head, one group per head
         return jnp.take(x_BTGD, (first + jnp.arange(heads)) // each, axis=2)
 
     def stack(
@@ -162,15 +173,16 @@ class ShardMapContext:
             return lambda layer, x, shared, ctx: block(self.gather(layer), x, shared, ctx)
 
         def layers(x: jax.Array, shared: Tree) -> tuple[jax.Array, Tree]:
-            again = how.remat == "none" and self.layout.parts("embed") > 1
-            kept = Layers(regather(MEMORY_AXES), how.unroll) if again else how
-            return scan_layers([gathering(block) for block in blocks], params, x, shared, kept, self)
+            # FSDP: even without remat, the backward pass gathers parameters again instead of saving them
+            regathers = how.remat == "none" and self.layout.parts("embed") > 1
+            policy = Layers(regather(MEMORY_AXES), how.unroll) if regathers else how
+            return scan_layers([gathering(block) for block in blocks], params, x, shared, policy, self)
 
-        stages, held = self.layout.sizes["pipeline"], len(jax.tree.leaves(params)[0])
-        if held % len(blocks):
+        stages, own = self.layout.sizes["pipeline"], len(jax.tree.leaves(params)[0])
+        if own % len(blocks):
             raise RecipeError(
-                f"mesh.pipeline = {stages} leaves {held} layers to a stage; they come in groups of {len(blocks)}",
-                "take a pipeline whose stages hold whole groups",
+                f"mesh.pipeline = {stages} gives each stage {own} layers, not a multiple of {len(blocks)}",
+                f"layers come in groups of {len(blocks)}: choose a mesh.pipeline that gives each stage full groups",
             )
         if stages == 1:
             return layers(x, shared)

@@ -1,8 +1,8 @@
-"""The stack of layers split over devices, microbatches going from one to the next (Huang et al. 2019).
+"""Pipeline parallelism: microbatches pass through stages of layers on different devices (GPipe, Huang et al. 2019).
 
-Outside the stack the devices of a pipeline hold examples of their own, so that embedding and loss
-are shared out among them. At its entry the rows are gathered, at its exit each device gets its own
-back. Of `microbatches + stages - 1` turns each device works in `microbatches`; the rest is the bubble.
+Outside the stack of layers, each device of a pipeline has its own examples, so that they divide the work of embedding
+and loss. Before the first layer all their rows are gathered; after the last layer each device gets its own rows back.
+Of `microbatches + stages - 1` turns, each device works in `microbatches`; the rest is the pipeline bubble.
 """
 
 from collections.abc import Callable
@@ -15,18 +15,19 @@ from dtrain.models.nn.param import Tree
 from dtrain.models.nn.vma import axes_of, vary
 
 Stage = Callable[[jax.Array, Tree], tuple[jax.Array, Tree]]
-"""(activations, what all layers share) → activations and sums: the layers of this device."""
+"""(activations, arrays that all layers share) → activations, sums: the layers of this device."""
 
 
 def bubble(stages: int, microbatches: int) -> float:
-    """The part of the time in which a device of the pipeline has nothing to do."""
+    """The fraction of time in which a device of the pipeline is idle."""
     return (stages - 1) / (microbatches + stages - 1)
 
 
 def pipelined(
     layers: Stage, x: jax.Array, shared: Tree, axis: str, stages: int, microbatches: int
 ) -> tuple[jax.Array, Tree]:
-    """x, this device's examples, through the layers of all devices along `axis`; sums of this device's layers."""
+    """x, this device's examples, through the layers of all devices along `axis`; and sums over this device's layers."""
+    # shared arrays with a dim of examples, such as documents, are split into microbatches; positions (1, T) are not
     batched = jax.tree.map(lambda leaf: leaf.shape[0] == x.shape[0], shared)
     all_x = jax.lax.all_gather(x, axis, axis=0, tiled=True)
     parts = gcd(microbatches, all_x.shape[0])
@@ -35,17 +36,20 @@ def pipelined(
     with_micro = jax.tree.map(lambda s, b: _split(s, parts) if b else s, gathered, batched)
     me = jax.lax.axis_index(axis)
 
+    # In turn t, stage s computes microbatch t - s, which stage s - 1 sent in turn t - 1. Outside 0 <= t - s < parts the
+    # stage is in the bubble: it still computes, on arbitrary values, and the results are discarded.
     def turn(received: jax.Array, number: jax.Array) -> tuple[jax.Array, tuple[jax.Array, Tree]]:
-        at = number - me
-        live, row = (at >= 0) & (at < parts), jnp.clip(at, 0, parts - 1)
+        index = number - me
+        active, row = (index >= 0) & (index < parts), jnp.clip(index, 0, parts - 1)
         own = jax.tree.map(lambda s, b: s[row] if b else s, with_micro, batched)
         out, sums = layers(jnp.where(me == 0, micro[row], received), own)
-        sums = jax.tree.map(lambda s: jnp.where(live, s, 0), sums)
-        onward = jax.lax.ppermute(out, axis, [(i, (i + 1) % stages) for i in range(stages)])
-        return onward, (out, sums)
+        sums = jax.tree.map(lambda s: jnp.where(active, s, 0), sums)
+        to_next = jax.lax.ppermute(out, axis, [(i, (i + 1) % stages) for i in range(stages)])
+        return to_next, (out, sums)
 
     start = vary(jnp.zeros(micro.shape[1:], micro.dtype), axes_of(micro))
     _, (outs, sums) = jax.lax.scan(turn, start, jnp.arange(parts + stages - 1))
+    # the last stage finishes microbatch m in turn m + stages - 1; the others contribute zeros to the reduce-scatter
     done = jnp.where(me == stages - 1, outs[stages - 1 :], 0).reshape(all_x.shape)
     own = jax.lax.psum_scatter(done, axis, scatter_dimension=0, tiled=True)
     return own, jax.tree.map(lambda s: s.sum(0), sums)

@@ -1,4 +1,4 @@
-"""The engine of replicas: every device runs the whole step on its own examples."""
+"""The `pmap` engine: every device computes the full step on its own examples, and gradients are summed by psum."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ AXIS = "data"
 
 @dataclass(frozen=True)
 class PmapContext(SingleDeviceContext):
-    """The verbs on one of several replicas: nothing is split, and parameters are cast where they are used."""
+    """The verbs on one of several replicas: nothing is split, and parameters are cast to their compute dtype."""
 
     def gather(self, params: Tree) -> Tree:
         return unwrapped(params)
@@ -37,15 +37,15 @@ class PmapContext(SingleDeviceContext):
 
 @dataclass(frozen=True, kw_only=True)
 class Pmap(Compiler):
-    """Data parallelism by jax.pmap: parameters whole on every device, one process, the data axis only."""
+    """Data parallelism by `jax.pmap`: parameters are replicated; one process, and only the data axis."""
 
     kind: Literal["pmap"] = "pmap"
 
     def refusal(self, layout: Layout, processes: int) -> str:
-        asked = [f"{axis} = {size}" for axis, size in mesh_sizes(layout.sizes).items() if axis != AXIS and size > 1]
-        if asked:
-            return f"pmap keeps whole replicas and splits only the data axis; the mesh asks for {', '.join(asked)}"
-        return f"pmap serves one process; this run has {processes}" if processes > 1 else ""
+        others = [f"{axis} = {size}" for axis, size in mesh_sizes(layout.sizes).items() if axis != AXIS and size > 1]
+        if others:
+            return f"pmap replicates the parameters and splits only the data axis; the mesh has {', '.join(others)}"
+        return f"pmap supports one process; this run has {processes}" if processes > 1 else ""
 
     def place(self, layout: Layout, name: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], NamedSharding]:
         devices = layout.sizes[AXIS]
@@ -55,8 +55,8 @@ class Pmap(Compiler):
         specs = layout.specs()
 
         def grads(params: Tree, batch: Batch) -> tuple[Loss, Tree]:
-            found = accumulate(lambda p, rows: loss(wrap(p, specs), rows, PmapContext()), params, batch, microbatches)
-            return jax.lax.psum(found, AXIS)
+            sums = accumulate(lambda p, rows: loss(wrap(p, specs), rows, PmapContext()), params, batch, microbatches)
+            return jax.lax.psum(sums, AXIS)
 
         return grads
 

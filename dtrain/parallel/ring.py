@@ -1,12 +1,13 @@
-"""Ring attention: keys and values go round the devices that share a row (Liu et al. 2023).
+"""Ring attention: keys and values are passed around the devices that share a row (Liu et al. 2023).
 
-Each device holds two chunks of the row, one from its front and one from its back, so that under a
-causal mask every device does the same work at every turn (Brandon et al. 2023): its late queries
-see the visiting early keys, and of the two other pairs of chunks exactly one counts.
+Of 2P chunks of a row, device s of P holds chunks s (early) and 2P - 1 - s (late): the zigzag order of Llama 3 (Dubey
+et al. 2024, section 3.3.2). So, under a causal mask, all devices do the same work in every turn: the late queries
+attend to the visiting early keys, and of the pairs early-early and late-late exactly one is not masked.
 
-The backward pass goes round again with the gradients of keys and values beside them, so that no
-device ever holds more than its own part and one that visits.
-Dims: B batch, T the tokens held here, H query heads, G key-value heads, D head dim.
+The backward pass passes keys and values around again, together with their gradients, so that a device never holds
+more than its own part and one visiting part.
+Dims: B batch, T tokens of this device, S keys of one chunk, H query heads, G key-value heads, R query heads per group,
+D head dim.
 """
 
 from functools import partial
@@ -29,7 +30,7 @@ from dtrain.models.nn.remat import ATTENTION
 
 
 class Keys(NamedTuple):
-    """Keys and values of one chunk (B, S, G, D), and where they stand."""
+    """Keys and values of one chunk (B, S, G, D), and their positions."""
 
     k: jax.Array
     v: jax.Array
@@ -37,22 +38,22 @@ class Keys(NamedTuple):
 
 
 class Queries(NamedTuple):
-    """Queries of one chunk (B, T, H, D), and where they stand."""
+    """Queries of one chunk (B, T, H, D), and their positions."""
 
     q: jax.Array
     side: Positions
 
 
 class PartialAttention(NamedTuple):
-    """Values (B, T, H, D) over some of the keys, and the log of their summed weights (B, T, H)."""
+    """Attention to some of the keys: values (B, T, H, D), and log-sum-exp of the scores (B, T, H)."""
 
     values: jax.Array
     log: jax.Array
 
 
 class GradientRequest(NamedTuple):
-    """What the backward pass knows of a chunk of queries: gradient of its values, log of all its
-    weights, and the product of gradient and values."""
+    """Inputs of the backward pass for a chunk of queries: gradient of the output (B, T, H, D), log-sum-exp over all
+    keys (B, T, H), and delta (B, T, H), the sum over D of gradient x output."""
 
     gradient: jax.Array
     log: jax.Array
@@ -60,7 +61,7 @@ class GradientRequest(NamedTuple):
 
 
 def zigzag_tokens(part: jax.Array | int, parts: int, size: int) -> jax.Array:
-    """The places in the row of the `size` tokens that this part holds."""
+    """The positions in the row (size,) of the `size` tokens of this part: chunks `part` and 2 parts - 1 - part."""
     half = jnp.arange(size // 2, dtype=jnp.int32)
     return jnp.concatenate([part * (size // 2) + half, (2 * parts - 1 - part) * (size // 2) + half])
 
@@ -71,95 +72,103 @@ def ring_attention(
     k_BTGD: jax.Array,
     v_BTGD: jax.Array,
     document_BT: jax.Array | None,
-    reach: AttentionSpec,
+    spec: AttentionSpec,
     axis: str,
     parts: int,
 ) -> jax.Array:
-    """Causal attention over rows that `axis` splits into `parts`."""
-    return _forward(q_BTHD, k_BTGD, v_BTGD, document_BT, reach, axis, parts)[0]
+    """Causal attention over rows that `axis` splits into `parts`, in zigzag order: (B, T, H, D)."""
+    return _forward(q_BTHD, k_BTGD, v_BTGD, document_BT, spec, axis, parts)[0]
 
 
 def _forward(
-    q: jax.Array, k: jax.Array, v: jax.Array, document: jax.Array | None, reach: AttentionSpec, axis: str, parts: int
+    q: jax.Array, k: jax.Array, v: jax.Array, document: jax.Array | None, spec: AttentionSpec, axis: str, parts: int
 ) -> tuple[jax.Array, Tree]:
     me = jax.lax.axis_index(axis)
     early, late = _queries(q, me, parts, document)
 
+    # `early`, `late`: own queries; `first`, `last`: visiting keys, in turn n those of device me - n. late-first is
+    # never masked. With keys of an earlier device, early-first counts and late-last is masked; else the reverse.
     def turn(
-        visitor: Tree, number: jax.Array | int, found: tuple[PartialAttention, PartialAttention]
+        visitor: Tree, number: jax.Array | int, partial_results: tuple[PartialAttention, PartialAttention]
     ) -> tuple[PartialAttention, PartialAttention]:
         source = (me - number) % parts
         first, last = _chunks(visitor, source, parts)
-        counts = source <= me
-        side = _weigh(_where(counts, early, late), _where(counts, first, last), reach)
-        front, back = found[0], _merged(found[1], _weigh(late, first, reach))
-        return _where(counts, _merged(front, side), front), _where(counts, back, _merged(back, side))
+        earlier = source <= me
+        other = _attend(_where(earlier, early, late), _where(earlier, first, last), spec)
+        front, back = partial_results[0], _merged(partial_results[1], _attend(late, first, spec))
+        return _where(earlier, _merged(front, other), front), _where(earlier, back, _merged(back, other))
 
     def rest(carry: Tree, number: jax.Array) -> tuple[Tree, None]:
-        visitor = _passed(carry[0], axis, parts)
+        visitor = _to_next_device(carry[0], axis, parts)
         return (visitor, turn(visitor, number, carry[1])), None
 
     own = (k, v, document)
     first, last = _chunks(own, me, parts)
-    start = (_weigh(early, first, reach), _merged(_weigh(late, first, reach), _weigh(late, last, reach)))
-    (_, found), _ = jax.lax.scan(rest, (own, start), jnp.arange(1, parts))
-    out, log = (jnp.concatenate(halves, 1) for halves in zip(*found, strict=True))
+    # turn 0, the own keys: three pairs of chunks, of which early-early and late-late are causal within the chunk
+    start = (_attend(early, first, spec), _merged(_attend(late, first, spec), _attend(late, last, spec)))
+    (_, partial_results), _ = jax.lax.scan(rest, (own, start), jnp.arange(1, parts))
+    out, log = (jnp.concatenate(halves, 1) for halves in zip(*partial_results, strict=True))
     out, log = checkpoint_name(out.astype(q.dtype), ATTENTION), checkpoint_name(log, ATTENTION)
     return out, (q, k, v, document, out, log)
 
 
 def _backward(
-    reach: AttentionSpec, axis: str, parts: int, kept: Tree, gradient: jax.Array
+    spec: AttentionSpec, axis: str, parts: int, saved: Tree, gradient: jax.Array
 ) -> tuple[jax.Array | None, ...]:
-    q, k, v, document, out, log = kept
+    q, k, v, document, out, log = saved
     me = jax.lax.axis_index(axis)
     early, late = _queries(q, me, parts, document)
     delta = (gradient.astype(jnp.float32) * out.astype(jnp.float32)).sum(-1)
-    wanted_early, wanted_late = (
+    request_early, request_late = (
         GradientRequest(*half) for half in zip(*map(_halves, (gradient, log, delta)), strict=True)
     )
 
     def rest(carry: Tree, number: jax.Array) -> tuple[Tree, None]:
-        visitor, gone = _passed(carry[:2], axis, parts)
+        # the gradients of keys and values travel with them, and each device adds its part
+        visitor, key_gradients = _to_next_device(carry[:2], axis, parts)
         source = (me - number) % parts
         first, last = _chunks(visitor, source, parts)
-        counts = source <= me
-        dq_late, d_first = _pull(late, first, wanted_late, reach)
-        dq_side, d_side = _pull(
-            _where(counts, early, late), _where(counts, first, last), _where(counts, wanted_early, wanted_late), reach
+        earlier = source <= me  # the same choice of pairs as in the forward pass
+        dq_late, d_first = _pull(late, first, request_late, spec)
+        dq_other, d_other = _pull(
+            _where(earlier, early, late),
+            _where(earlier, first, last),
+            _where(earlier, request_early, request_late),
+            spec,
         )
-        nothing = jax.tree.map(jnp.zeros_like, (dq_side, d_side))
-        front, back = _where(counts, (dq_side, d_side), nothing), _where(counts, nothing, (dq_side, d_side))
-        gone = (_added(gone[0], d_first, front[1]), _added(gone[1], back[1]))
-        found = (carry[2][0] + front[0], carry[2][1] + dq_late + back[0])
-        return (visitor, gone, found), None
+        zeros = jax.tree.map(jnp.zeros_like, (dq_other, d_other))
+        front, back = _where(earlier, (dq_other, d_other), zeros), _where(earlier, zeros, (dq_other, d_other))
+        key_gradients = (_added(key_gradients[0], d_first, front[1]), _added(key_gradients[1], back[1]))
+        dq = (carry[2][0] + front[0], carry[2][1] + dq_late + back[0])
+        return (visitor, key_gradients, dq), None
 
     own = (k, v, document)
     first, last = _chunks(own, me, parts)
-    dq_early, d_front = _pull(early, first, wanted_early, reach)
-    dq_cross, d_cross = _pull(late, first, wanted_late, reach)
-    dq_late, d_back = _pull(late, last, wanted_late, reach)
+    dq_early, d_front = _pull(early, first, request_early, spec)
+    dq_cross, d_cross = _pull(late, first, request_late, spec)
+    dq_late, d_back = _pull(late, last, request_late, spec)
     start = (own, (_added(d_front, d_cross), d_back), (dq_early, dq_cross + dq_late))
-    (_, gone, found), _ = jax.lax.scan(rest, start, jnp.arange(1, parts))
-    front, back = _passed(gone, axis, parts)
+    (_, key_gradients, dq), _ = jax.lax.scan(rest, start, jnp.arange(1, parts))
+    front, back = _to_next_device(key_gradients, axis, parts)  # after parts turns, back on their own device
     dk, dv = (jnp.concatenate(halves, 1) for halves in zip(front, back, strict=True))
-    return jnp.concatenate(found, 1).astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), None
+    return jnp.concatenate(dq, 1).astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), None
 
 
 ring_attention.defvjp(_forward, _backward)
 
 
-def _weigh(queries: Queries, keys: Keys, reach: AttentionSpec) -> PartialAttention:
+def _attend(queries: Queries, keys: Keys, spec: AttentionSpec) -> PartialAttention:
     length = queries.q.shape[1]
     return PartialAttention(
-        *in_chunks(
-            lambda part: attention_with_lse(part.q, keys.k, keys.v, reach, part.side, keys.side), queries, length
-        )
+        *in_chunks(lambda part: attention_with_lse(part.q, keys.k, keys.v, spec, part.side, keys.side), queries, length)
     )
 
 
 def _merged(a: PartialAttention, b: PartialAttention) -> PartialAttention:
-    """Both sets of keys together."""
+    """Merge attention to two disjoint sets of keys (Dao et al. 2022, section 3.1).
+
+    log = log(exp(a.log) + exp(b.log)), and each result is weighted by its part of the sum, exp(its log - log).
+    """
     log = jnp.logaddexp(a.log, b.log)
     return PartialAttention(
         a.values * jnp.exp(a.log - log)[..., None] + b.values * jnp.exp(b.log - log)[..., None], log
@@ -167,25 +176,26 @@ def _merged(a: PartialAttention, b: PartialAttention) -> PartialAttention:
 
 
 def _pull(
-    queries: Queries, keys: Keys, wanted: GradientRequest, reach: AttentionSpec
+    queries: Queries, keys: Keys, request: GradientRequest, spec: AttentionSpec
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     """The gradients of queries, and of keys and values, through this pair of chunks.
 
-    They are those of a sum whose weights are normalised by all keys, held fixed (Dao et al. 2022, B.2).
+    With P = exp(S - log), normalised over all keys, dS = P x (dO V^T - delta) (Dao et al. 2022, appendix B.2). That is
+    the gradient of sum(dO x P V) - sum(P x delta) with log and delta held constant, which `chunk` computes.
     """
 
     def chunk(k: jax.Array, v: jax.Array, part: tuple[Queries, GradientRequest]) -> jax.Array:
         (q, side), (gradient, log, delta) = part
-        s, seen = attention_scores(q, k, reach), attention_mask(reach, side, keys.side)
+        s, mask = attention_scores(q, k, spec), attention_mask(spec, side, keys.side)
         groups = (*q.shape[:2], k.shape[2], -1)
         s = s - jnp.moveaxis(log.reshape(groups), 1, 3)[..., None]
-        p = jnp.exp(s if seen is None else jnp.where(seen[:, None, None], s, -jnp.inf))
+        p = jnp.exp(s if mask is None else jnp.where(mask[:, None, None], s, -jnp.inf))
         out = jnp.einsum("BGRTS,BSGD->BTGRD", p.astype(v.dtype), v, preferred_element_type=jnp.float32)
         along = (out * gradient.reshape(out.shape)).sum((2, 3, 4))
         return along - (p.sum(-1) * jnp.moveaxis(delta.reshape(groups), 1, 3)).sum((1, 2))
 
     def total(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        return in_chunks(partial(chunk, k, v), (queries._replace(q=q), wanted), q.shape[1]).sum()
+        return in_chunks(partial(chunk, k, v), (queries._replace(q=q), request), q.shape[1]).sum()
 
     dq, dk, dv = jax.grad(total, (0, 1, 2))(*(x.astype(jnp.float32) for x in (queries.q, keys.k, keys.v)))
     return dq, (dk, dv)
@@ -219,7 +229,7 @@ def _added(*pairs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
     return jax.tree.map(lambda *parts: sum(parts), *pairs)
 
 
-def _passed(tree: Tree, axis: str, parts: int) -> Tree:
-    """Everything handed on to the next device of the ring."""
+def _to_next_device(tree: Tree, axis: str, parts: int) -> Tree:
+    """Send every array to the next device of the ring (ppermute); the result comes from the previous device."""
     to_next = [(i, (i + 1) % parts) for i in range(parts)]
     return jax.tree.map(lambda x: jax.lax.ppermute(x, axis, to_next), tree)

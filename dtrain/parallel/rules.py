@@ -1,4 +1,4 @@
-"""From the names of a parameter's dims to its place on the mesh."""
+"""Sharding rules: from the names of an array's dims to its PartitionSpec; checks that the mesh fits the model."""
 
 import difflib
 import math
@@ -21,9 +21,9 @@ Rules = Mapping[str, tuple[str, ...]]
 
 @dataclass(frozen=True)
 class Layout:
-    """A mesh's sizes, its rules, the declared parameters and the examples: all that decides who holds what.
+    """Mesh sizes, rules, declared parameters and examples: everything that decides which device holds what.
 
-    `mesh` is the mesh of JAX, or None where only the arithmetic is wanted.
+    `mesh` is the `jax.sharding.Mesh`, or None if there are no devices and only the arithmetic is needed.
     """
 
     sizes: Mapping[str, int]
@@ -33,37 +33,37 @@ class Layout:
     example: Example = field(default_factory=dict)
 
     def axes(self, dim: str | None) -> tuple[str, ...]:
-        """The axes that split this dim; axes of one device split nothing."""
+        """The axes of more than one device that split this dim."""
         return tuple(axis for axis in self.rules.get(dim or "", ()) if self.sizes[axis] > 1)
 
     def parts(self, dim: str) -> int:
-        """Into how many parts this dim is split."""
+        """The number of parts into which this dim is split."""
         return math.prod(self.sizes[axis] for axis in self.axes(dim))
 
     def shares(self, dim: str) -> int:
-        """How many devices split the work along this dim; those that only save memory do not count."""
+        """The number of devices that split the work along this dim; axes that only save memory do not count."""
         return math.prod(self.sizes[axis] for axis in self.axes(dim) if axis not in MEMORY_AXES)
 
     def spec(self, dims: Iterable[str | None]) -> PartitionSpec:
-        """Where each of these dims lies; PartitionSpec() where nothing is split."""
+        """The PartitionSpec of an array with these dims; trailing dims that are not split are left out."""
         entries = [self.axes(dim) for dim in dims]
         while entries and not entries[-1]:
             entries.pop()
         return PartitionSpec(*(entry[0] if len(entry) == 1 else entry or None for entry in entries))
 
     def specs(self) -> Tree:
-        """The spec of every parameter."""
+        """The PartitionSpec of every parameter."""
         return jax.tree.map(lambda param: self.spec(param.names), self.declared)
 
     def input(self, name: str) -> PartitionSpec:
-        """Where the batch array of that name lies."""
+        """The PartitionSpec of the batch array of that name."""
         return self.spec(("batch", *(self.example[name].dims if name in self.example else ())))
 
     def zigzag_order(self, name: str) -> np.ndarray | None:
-        """The order in which a row's tokens are laid over the sequence axis; None for the order they have.
+        """The order in which a row's tokens are divided over the sequence axis; None for their own order.
 
-        Part s of S holds chunks s and 2S - 1 - s of 2S, so that under a causal mask all parts see
-        equally many keys (Brandon et al. 2023).
+        Of 2S chunks, part s of S holds chunks s and 2S - 1 - s, so that under a causal mask all parts have the same
+        number of query-key pairs (Dubey et al. 2024, section 3.3.2).
         """
         parts = self.sizes["sequence"]
         if parts == 1 or name not in self.example or self.example[name].dims[:1] != ("length",):
@@ -72,35 +72,35 @@ class Layout:
 
     @property
     def batch_axes(self) -> tuple[str, ...]:
-        """The axes that each hold their own examples, of more than one device."""
+        """The axes of more than one device that split the examples."""
         return self.axes("batch")
 
     @property
     def token_axes(self) -> tuple[str, ...]:
-        """The axes that each hold their own tokens: those over which losses and gradients are summed."""
+        """The axes that split examples or tokens: losses and gradients are summed over them."""
         return (*self.axes("batch"), *self.axes("length"))
 
     def sharding(self, spec: PartitionSpec) -> NamedSharding:
-        """The spec on this mesh."""
-        assert self.mesh is not None, "a layout without devices places nothing"
+        """The PartitionSpec on this mesh."""
+        assert self.mesh is not None, "a layout without a mesh has no shardings"
         return NamedSharding(self.mesh, spec)
 
     @property
     def platform(self) -> str:
-        """What the mesh's devices are: "cpu", "gpu" or "tpu"."""
+        """The platform of the mesh's devices: "cpu", "gpu" or "tpu"."""
         return self.mesh.devices.flat[0].platform if self.mesh is not None else "cpu"
 
     def problems(self) -> list[tuple[str, str]]:
-        """(axis, message) for every parameter that the rules cannot place, and every axis that splits nothing."""
-        alike: dict[tuple[str, str, int], list[str]] = {}
+        """(axis, message) for parameters that the rules cannot split, axes that split nothing, rows that do not fit."""
+        same: dict[tuple[str, str, int], list[str]] = {}
         for path, param in zip(jax.tree.leaves(paths(self.declared)), jax.tree.leaves(self.declared), strict=True):
             for axis, dim, size, message in self._unplaced(path, param):
-                alike.setdefault((axis, dim, size), []).append(message)
-        found = [
-            (axis, messages[0] + (f" (and {len(messages) - 1} more alike)" if len(messages) > 1 else ""))
-            for (axis, _, _), messages in alike.items()
+                same.setdefault((axis, dim, size), []).append(message)
+        unplaced = [
+            (axis, messages[0] + (f" (and {len(messages) - 1} more like it)" if len(messages) > 1 else ""))
+            for (axis, _, _), messages in same.items()
         ]
-        return found + self._unused() + self._heads() + self._idle() + self._uneven()
+        return unplaced + self._unused() + self._heads() + self._idle() + self._uneven()
 
     @property
     def dims(self) -> set[str]:
@@ -108,43 +108,43 @@ class Layout:
         return {dim for param in jax.tree.leaves(self.declared) for dim in param.names}
 
     def _unused(self) -> list[tuple[str, str]]:
-        """Rules of the recipe for dims that no parameter has."""
-        known, found = self.dims - {"_"}, []
+        """Rules in the recipe for dims that no parameter has."""
+        known, problems = self.dims - {"_"}, []
         for dim in (dim for dim, axes in self.rules.items() if axes != RULES.get(dim) and dim not in known):
             near = difflib.get_close_matches(dim, known, 1)
             hint = f"did you mean {near[0]}?" if near else f"this model has {', '.join(sorted(known))}"
-            found.append((f"rules.{dim}", f"no parameter has a dim {dim!r}; {hint}"))
-        return found
+            problems.append((f"rules.{dim}", f"no parameter has a dim {dim!r}; {hint}"))
+        return problems
 
     def _heads(self) -> list[tuple[str, str]]:
-        """Query heads on every device whose keys and values are not."""
+        """Query heads that are replicated while their keys and values are split."""
         if (
             not {"heads", "kv_heads"} <= self.dims
             or "tensor" in self.axes("heads")
             or "tensor" not in self.axes("kv_heads")
         ):
             return []
-        why = "heads are on every device and kv_heads split by tensor: a query head would not find its keys"
+        why = "heads are replicated and kv_heads split by tensor: a query head would be without its keys"
         return [("rules.heads", f"{why}; give kv_heads the same rule")]
 
     def _unplaced(self, path: str, param: Param) -> list[tuple[str, str, int, str]]:
-        """(axis, dim, its size, message) for each dim that cannot be split as the rules say."""
-        found, taken = [], dict[str, str]()
+        """(axis, dim, its size, message) for each dim that cannot be split by its rule."""
+        problems, used = [], dict[str, str]()
         for size, dim in zip(param.shape, param.names, strict=True):
-            for axis in self.axes(dim)[:1]:  # of several axes that make up one, the first has its name
-                if axis in taken:
-                    rules = f"{taken[axis]}: {axis} and {dim}: {axis}"
+            for axis in self.axes(dim)[:1]:  # several axes form fsdp: the first has that name
+                if axis in used:
+                    rules = f"{used[axis]}: {axis} and {dim}: {axis}"
                     message = f"{path} {param.shape} is matched by two rules for one axis, {rules}"
-                    found.append((axis, rules, 0, message))
-                taken[axis] = dim
+                    problems.append((axis, rules, 0, message))
+                used[axis] = dim
                 if size % self.parts(dim):
                     message = f"{axis} = {self.parts(dim)} does not divide {dim} = {size} of {path} {param.shape}"
-                    way = ", or mesh.rules: {kv_heads: replicated}" if dim == "kv_heads" else ""
-                    found.append((axis, dim, size, f"{message}; {fitting(size)}{way}"))
-        return found
+                    alternative = ", or mesh.rules: {kv_heads: replicated}" if dim == "kv_heads" else ""
+                    problems.append((axis, dim, size, f"{message}; {fitting(size)}{alternative}"))
+        return problems
 
     def _idle(self) -> list[tuple[str, str]]:
-        """Axes whose devices would all do the same work."""
+        """Axes that split no dim of the model or the data: their devices would repeat the same work."""
         dims = self.dims | {dim for feature in self.example.values() for dim in feature.dims}
         busy = {axis for dim in dims for axis in self.axes(dim)} | {"data", "fsdp"}
         what = {"pipeline": "layers", "sequence": "tokens", "expert": "experts", "tensor": "matrices"}
@@ -156,25 +156,28 @@ class Layout:
 
     def _uneven(self) -> list[tuple[str, str]]:
         """Rows whose length the mesh does not divide."""
-        found = []
+        problems = []
         for name, feature in self.example.items():
             sequence, tensor = self.sizes["sequence"], self.sizes["tensor"]
+            # the zigzag order has two chunks for each part of sequence, and tensor splits the tokens of a part again
             unit = (2 * sequence if sequence > 1 else 1) * tensor
             if feature.dims[:1] == ("length",) and feature.shape[0] % unit:
-                why = f"{feature.shape[0]} {name} do not divide by 2 x sequence {sequence} x tensor {tensor}"
-                why = why if sequence > 1 else f"{feature.shape[0]} {name} do not divide by tensor {tensor}"
-                found.append(("sequence" if sequence > 1 else "tensor", f"{why}; a multiple of {unit} would"))
+                factors = (
+                    f"2 x sequence {sequence} x tensor {tensor} = {unit}" if sequence > 1 else f"tensor = {tensor}"
+                )
+                message = f"the row length {feature.shape[0]} of {name!r} is not a multiple of {factors}"
+                problems.append(("sequence" if sequence > 1 else "tensor", message))
                 break
-        return found
+        return problems
 
     def check(self) -> None:
-        """RecipeError with every parameter that the rules cannot place."""
+        """Raise RecipeError with all problems."""
         problems = [f"mesh.{axis}: {message}" for axis, message in self.problems()]
         if problems:
             raise RecipeError(problems)
 
     def whole(self) -> list[tuple[str, int]]:
-        """(path, values) of the parameters that stand whole on every device of a mesh that could split them."""
+        """(path, number of values) of the parameters that are replicated on a mesh that could split them."""
         if all(self.sizes[axis] == 1 for axis in AXES if axis != "data"):
             return []
         names, leaves = jax.tree.leaves(paths(self.declared)), jax.tree.leaves(self.declared)
@@ -186,12 +189,12 @@ class Layout:
 
 
 def fitting(size: int) -> str:
-    """Which numbers of parts would do."""
-    return f"these do: {', '.join(str(n) for n in range(1, min(size, 64) + 1) if size % n == 0)}"
+    """The numbers of parts, up to 64, that divide `size`, for a message."""
+    return f"possible sizes: {', '.join(str(n) for n in range(1, min(size, 64) + 1) if size % n == 0)}"
 
 
 def zigzag_positions(length: int, parts: int) -> np.ndarray:
-    """The places 0 to length - 1 in the order in which `parts` parts hold them."""
+    """The positions 0 to length - 1 in zigzag order: those of part 0, part 1, ...; see `Layout.zigzag_order`."""
     if parts == 1:
         return np.arange(length)
     chunks = np.arange(length).reshape(2 * parts, -1)
@@ -205,5 +208,5 @@ def split_axes(spec: PartitionSpec) -> tuple[str, ...]:
 
 
 def bytes_of(declared: Tree, dtype: str) -> int:
-    """Bytes of all parameters together in that dtype."""
+    """Bytes of all parameters in that dtype, padding included."""
     return sum(param.size for param in jax.tree.leaves(declared)) * jnp.dtype(dtype).itemsize

@@ -1,9 +1,9 @@
-"""The engine in which every collective is placed by hand, over every axis of the mesh.
+"""The `shard_map` engine: every collective is explicit, over every axis of the mesh.
 
-Inside, the loss is this device's own sum. Parameters that a token axis does not split are marked
-as varying over it, so that their gradients stay local while microbatches add up and are summed
-over the devices once, at the end. Parameters that `fsdp` splits are gathered layer by layer, and
-the gradient of the gather is the reduce-scatter.
+Inside the region, the loss is the sum over this device's own tokens. A parameter that is replicated over an axis of
+examples or tokens is marked as varying over it: then its gradient stays local while microbatches accumulate, and one
+psum at the end sums it over the devices. Parameters that `fsdp` splits are all-gathered layer by layer, and the
+gradient of that gather is a reduce-scatter.
 """
 
 from collections.abc import Callable
@@ -27,18 +27,18 @@ from dtrain.parallel.rules import Layout, split_axes
 
 @dataclass(frozen=True, kw_only=True)
 class ShardMap(Compiler):
-    """Every collective is written out in dtrain's own code."""
+    """Every collective is explicit in dtrain's own code."""
 
     kind: Literal["shard_map"] = "shard_map"
 
     def refusal(self, layout: Layout, processes: int) -> str:
         if layout.rules["vocab"] and layout.axes("vocab") and set(layout.axes("vocab")) <= set(MEMORY_AXES):
-            return "shard_map gathers an embedding by its columns: mesh.rules.vocab: fsdp serves only where fsdp is 1"
+            return "shard_map splits an embedding over fsdp by columns only: mesh.rules.vocab: fsdp needs mesh.fsdp = 1"
         for dim, axes in layout.rules.items():
             if axes != RULES.get(dim) and not set(axes) <= set(MEMORY_AXES):
-                usual = " and ".join(RULES.get(dim, ()))
-                known = "fsdp" if set(RULES.get(dim, MEMORY_AXES)) <= set(MEMORY_AXES) else f"{usual} or fsdp"
-                return f"shard_map splits {dim} over {known} only; mesh.rules asks for {' and '.join(axes)}"
+                default = " and ".join(RULES.get(dim, ()))
+                allowed = "fsdp" if set(RULES.get(dim, MEMORY_AXES)) <= set(MEMORY_AXES) else f"{default} or fsdp"
+                return f"shard_map can split {dim} over {allowed} only; mesh.rules.{dim} is {' and '.join(axes)}"
         return ""
 
     def place(self, layout: Layout, name: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], NamedSharding]:
@@ -49,16 +49,17 @@ class ShardMap(Compiler):
         parts, inflight = flow(layout, microbatches)
         ctx = ShardMapContext(layout, inflight)
 
-        def missing(spec: PartitionSpec) -> tuple[str, ...]:
+        def replicated_over(spec: PartitionSpec) -> tuple[str, ...]:
+            """The axes of examples and tokens over which a parameter of this spec is replicated."""
             return tuple(axis for axis in axes if axis not in split_axes(spec))
 
         def local(params: Tree, batch: Batch) -> tuple[Loss, Tree]:
-            params = jax.tree.map(lambda p, s: vary(p, missing(s)), params, specs)
+            params = jax.tree.map(lambda p, s: vary(p, replicated_over(s)), params, specs)
             own = lambda p, rows: loss(wrap(p, specs), rows, ctx)  # noqa: E731
-            found, gradients = accumulate(own, params, batch, parts)
-            _refuse_shares(found, axes)
-            gradients = jax.tree.map(lambda g, s: summed(g, missing(s)), gradients, specs)
-            return jax.tree.map(lambda x: summed(x, axes), found), gradients
+            value, gradients = accumulate(own, params, batch, parts)
+            _refuse_shares(value, axes)
+            gradients = jax.tree.map(lambda g, s: summed(g, replicated_over(s)), gradients, specs)
+            return jax.tree.map(lambda x: summed(x, axes), value), gradients
 
         return self._over(layout, local, (PartitionSpec(), specs))
 
@@ -68,19 +69,19 @@ class ShardMap(Compiler):
 
         def local(params: Tree, batch: Batch) -> Loss:
             params = jax.tree.map(lambda p: vary(p, axes), params)
-            found = loss(wrap(params, specs), batch, ctx)
-            _refuse_shares(found, axes)
-            return jax.tree.map(lambda x: summed(x, axes), found)
+            value = loss(wrap(params, specs), batch, ctx)
+            _refuse_shares(value, axes)
+            return jax.tree.map(lambda x: summed(x, axes), value)
 
         return self._over(layout, local, PartitionSpec())
 
     def _over(self, layout: Layout, local: Callable[..., Any], out: Any) -> Callable[..., Any]:
         def over(params: Tree, batch: Batch) -> Any:
             inputs = {name: layout.input(name) for name in batch}
-            placed = jax.shard_map(
+            region = jax.shard_map(
                 local, mesh=layout.mesh, in_specs=(layout.specs(), inputs), out_specs=out, check_vma=True
             )
-            return placed(params, batch)
+            return region(params, batch)
 
         return over
 
@@ -90,9 +91,9 @@ class ShardMap(Compiler):
         return jax.jit(function, donate_argnums=(0,) if donate else (), out_shardings=out).trace(*args)
 
 
-def _refuse_shares(found: Loss, axes: tuple[str, ...]) -> None:
-    """RecipeError where the loss still differs between devices that hold the same examples."""
-    rest = {axis for leaf in jax.tree.leaves(found) for axis in axes_of(leaf)} - set(axes)
+def _refuse_shares(value: Loss, axes: tuple[str, ...]) -> None:
+    """Raise RecipeError if the loss varies between devices that have the same examples: a psum is missing."""
+    rest = {axis for leaf in jax.tree.leaves(value) for axis in axes_of(leaf)} - set(axes)
     if rest:
         message = f"the loss differs between the devices of {min(rest)}, which have the same examples"
-        raise RecipeError(message, "call ctx.reduce(x, dim) after a product over a dim that this axis splits")
+        raise RecipeError(message, "call ctx.reduce(x, dim) after a product that sums over a dim split by this axis")

@@ -1,4 +1,4 @@
-"""Every engine on every mesh gives the one-device losses and gradients, on every model."""
+"""Every engine on every mesh gives the losses and gradients of one device, for every model."""
 
 import dataclasses
 import typing
@@ -76,12 +76,12 @@ def test_losses_and_gradients_are_those_of_one_device(model: str, engine: str, m
 
 
 SMALL = dataclasses.replace(DECODER, layers=2, window=None, global_every=0, vocab=45)
-"""A vocabulary that no axis divides: padded."""
+"""Its vocabulary is padded, since no axis divides it."""
 SPLITS = {"tensor": {"tensor": 2}, "fsdp-tensor": {"fsdp": 2, "tensor": 2}, "tensor4": {"tensor": 4}}
 DIMS = ("vocab", "embed", "heads", "kv_heads", "hidden")
-USUAL = {"embed": "fsdp"}
+DEFAULTS = {"embed": "fsdp"}
 TABLES: list[dict[str, Any]] = [
-    {dim: rule} for dim in DIMS for rule in typing.get_args(Rule) if rule != USUAL.get(dim, "tensor")
+    {dim: rule} for dim in DIMS for rule in typing.get_args(Rule) if rule != DEFAULTS.get(dim, "tensor")
 ]
 TABLES += [{"heads": rule, "kv_heads": rule} for rule in ("fsdp", "replicated")]
 TABLES += [{"embed": "replicated", dim: "fsdp"} for dim in ("vocab", "hidden", "kv_heads")]
@@ -117,8 +117,8 @@ def test_every_rule_is_refused_or_gives_the_numbers_of_one_device(
 
 @pytest.mark.parametrize(("heads", "kv_heads", "tensor"), [(12, 6, 4), (8, 4, 2), (8, 1, 8)])
 @pytest.mark.slow
-def test_query_heads_find_their_groups_where_keys_are_replicated(heads: int, kv_heads: int, tensor: int) -> None:
-    """Groups that a device's heads share with others, whole groups, and one group for all."""
+def test_query_heads_use_their_groups_where_keys_are_replicated(heads: int, kv_heads: int, tensor: int) -> None:
+    """Groups shared between devices, full groups per device, and one group for all heads."""
     model = dataclasses.replace(SMALL, heads=heads, kv_heads=kv_heads, width=48, context=48)
     mesh = Mesh(data=1, tensor=tensor, rules={"kv_heads": "replicated", "vocab": "replicated"})
     loss, found = gradients(place(model, ENGINES["shard_map"], mesh))
@@ -162,8 +162,8 @@ def steps_on_one_device(optimizer: str) -> tuple[list[float], Any]:
 
 @pytest.mark.parametrize("engine", ["jit", "shard_map"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_every_optimizer_sees_whole_arrays(optimizer: str, engine: str) -> None:
-    """Clipping and matrix optimizers outside the hand-placed region: the same parameters come out."""
+def test_every_optimizer_updates_full_arrays(optimizer: str, engine: str) -> None:
+    """Clipping and matrix optimizers are outside the `shard_map` region and give the same parameters."""
     chosen, mesh = OPTIMIZERS[optimizer], MESHES["data2-fsdp2-tensor2"]
     found = train(place(MODELS["mlp"], ENGINES[engine], mesh, optimizer=chosen), chosen)
     losses, params = steps_on_one_device(optimizer)
@@ -172,7 +172,7 @@ def test_every_optimizer_sees_whole_arrays(optimizer: str, engine: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ["jit", "shard_map"])
-def test_parameters_are_split_where_the_rules_say(engine: str) -> None:
+def test_parameters_are_split_by_the_rules(engine: str) -> None:
     state = train(place(MODELS["mlp"], ENGINES[engine], MESHES["data2-fsdp2-tensor2"])).state
     weight = state.params["layer0"]["weight"]
     assert weight.addressable_shards[0].data.shape == (32, 16)
@@ -180,15 +180,15 @@ def test_parameters_are_split_where_the_rules_say(engine: str) -> None:
     assert moments.sharding == weight.sharding
 
 
-def test_hand_placed_gradients_are_reduce_scattered() -> None:
+def test_gradients_under_shard_map_are_reduce_scattered() -> None:
     text = train(place(MODELS["mlp"], ENGINES["shard_map"], MESHES["fsdp8"])).compiled.as_text()
     assert text is not None
     assert "reduce-scatter(" in text
     assert "all-gather(" in text
 
 
-def test_microbatches_cost_one_sum_over_devices() -> None:
-    """Gradients of parameters that stand whole add up locally; only the total crosses the network."""
+def test_microbatches_need_one_all_reduce() -> None:
+    """Gradients of replicated parameters accumulate locally; only their total is all-reduced."""
     text = train(place(MODELS["mlp"], ENGINES["shard_map"], MESHES["data8"], parts=2)).compiled.as_text() or ""
     sums = [line for line in text.splitlines() if "all-reduce(" in line]
     assert sums
@@ -196,8 +196,8 @@ def test_microbatches_cost_one_sum_over_devices() -> None:
 
 
 @pytest.mark.slow
-def test_fsdp_laid_along_two_dimensions_of_a_network_is_the_same() -> None:
-    """As on a TPU, whose sums go along one dimension after the other."""
+def test_fsdp_over_two_mesh_axes_is_the_same() -> None:
+    """As on a TPU, where reduce-scatters run along one dimension of the torus after the other."""
     sizes = dict.fromkeys(LAID, 1) | {"fsdp": 2, "fsdp_y": 4}
     loss, found = gradients(place(LANGUAGE_MODELS["mixtral"], ENGINES["shard_map"], Mesh(data=1, fsdp=8), sizes=sizes))
     reference_loss, reference = one_device("mixtral")

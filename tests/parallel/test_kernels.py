@@ -1,4 +1,4 @@
-"""Every way to compute attention gives what the plain form gives, packed, windowed and soft-capped too."""
+"""Every attention kernel gives the results of the plain form: packed, windowed and soft-capped, too."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from dtrain.models.nn.attention import AttentionSpec, Positions
 from dtrain.parallel import kernels
 from dtrain.parallel.kernels import cudnn, rows_by_rows, splash
 
-REACHES = {
+SPECS = {
     "causal": AttentionSpec(0.1),
     "whole": AttentionSpec(0.1, causal=False),
     "window": AttentionSpec(0.1, window=100),
@@ -29,28 +29,28 @@ def arrays(length: int, dim: int, dtype: Any = "float32") -> tuple[list[jax.Arra
     return [q, k, v], document
 
 
-def by_loops(q: Any, k: Any, v: Any, reach: AttentionSpec, document: Any) -> np.ndarray:
-    """One query at a time, in float64."""
+def by_loops(q: Any, k: Any, v: Any, spec: AttentionSpec, document: Any) -> np.ndarray:
+    """The definition, one query at a time, in float64."""
     q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
     out = np.zeros_like(q)
     for b, t, h in np.ndindex(q.shape[:3]):
-        s = k[b, :, h // 2] @ q[b, t, h] * reach.scale
-        s = reach.softcap * np.tanh(s / reach.softcap) if reach.softcap else s
+        s = k[b, :, h // 2] @ q[b, t, h] * spec.scale
+        s = spec.softcap * np.tanh(s / spec.softcap) if spec.softcap else s
         back = t - np.arange(len(s))
-        seen = (back >= 0 if reach.causal else back > -len(s)) & (np.abs(back) < (reach.window or len(s)))
-        seen = seen if document is None else seen & (np.asarray(document)[b] == document[b, t])
-        weights = np.where(seen, np.exp(s - s[seen].max()), 0)
+        mask = (back >= 0 if spec.causal else back > -len(s)) & (np.abs(back) < (spec.window or len(s)))
+        mask = mask if document is None else mask & (np.asarray(document)[b] == document[b, t])
+        weights = np.where(mask, np.exp(s - s[mask].max()), 0)
         out[b, t, h] = weights @ v[b, :, h // 2] / weights.sum()
     return out
 
 
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("name", REACHES)
+@pytest.mark.parametrize("name", SPECS)
 def test_the_plain_form_is_the_definition(name: str, packed: bool) -> None:
     (q, k, v), document = arrays(48, 8)
-    kept = document if packed else None
-    found = plain.attention(q, k, v, REACHES[name], Positions(jnp.arange(48), kept))
-    np.testing.assert_allclose(found, by_loops(q, k, v, REACHES[name], kept), atol=1e-5)
+    documents = document if packed else None
+    found = plain.attention(q, k, v, SPECS[name], Positions(jnp.arange(48), documents))
+    np.testing.assert_allclose(found, by_loops(q, k, v, SPECS[name], documents), atol=1e-5)
 
 
 def with_gradients(attend: Any, q: jax.Array, k: jax.Array, v: jax.Array) -> Any:
@@ -63,10 +63,10 @@ def compare(found: Any, reference: Any, tolerance: float) -> None:
         np.testing.assert_allclose(np.asarray(a, np.float32), b, atol=tolerance * float(np.abs(b).max()))
 
 
-@pytest.mark.parametrize("name", REACHES)
-def test_in_chunks_it_is_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", SPECS)
+def test_attention_in_chunks_is_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (q, k, v), document = arrays(64, 8)
-    attend = lambda q, k, v: plain.attention(q, k, v, REACHES[name], Positions(jnp.arange(64), document))  # noqa: E731
+    attend = lambda q, k, v: plain.attention(q, k, v, SPECS[name], Positions(jnp.arange(64), document))  # noqa: E731
     whole = with_gradients(attend, q, k, v)
     monkeypatch.setattr(plain, "CHUNK", 16)
     compare(with_gradients(attend, q, k, v), whole, 1e-5)
@@ -74,18 +74,18 @@ def test_in_chunks_it_is_the_same(name: str, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("name", REACHES)
+@pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize("partials", [0, 2], ids=["two backward kernels", "one"])
 def test_splash_is_the_same(name: str, packed: bool, partials: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pallas's own interpreter runs the TPU kernel, over two blocks of keys."""
+    """Pallas's interpreter runs the TPU kernel, over two blocks of keys."""
     monkeypatch.setattr(kernels, "BLOCK", 128)
     monkeypatch.setattr(kernels, "PARTIALS", partials)
     (q, k, v), document = arrays(256, 128)
-    kept = document if packed else None
+    documents = document if packed else None
     reference = with_gradients(
-        lambda q, k, v: plain.attention(q, k, v, REACHES[name], Positions(jnp.arange(256), kept)), q, k, v
+        lambda q, k, v: plain.attention(q, k, v, SPECS[name], Positions(jnp.arange(256), documents)), q, k, v
     )
-    found = with_gradients(lambda q, k, v: splash(q, k, v, REACHES[name], kept, interpret=True), q, k, v)
+    found = with_gradients(lambda q, k, v: splash(q, k, v, SPECS[name], documents, interpret=True), q, k, v)
     compare(found, reference, 2e-5)
 
 
@@ -93,14 +93,14 @@ def test_splash_is_the_same(name: str, packed: bool, partials: int, monkeypatch:
 @pytest.mark.parametrize("name", ["causal", "whole", "window"])
 def test_cudnn_is_the_same(name: str) -> None:
     (q, k, v), _ = arrays(256, 64, "bfloat16")
-    attend = lambda q, k, v: plain.attention(q, k, v, REACHES[name], Positions(jnp.arange(256)))  # noqa: E731
+    attend = lambda q, k, v: plain.attention(q, k, v, SPECS[name], Positions(jnp.arange(256)))  # noqa: E731
     reference = with_gradients(attend, *(x.astype(jnp.float32) for x in (q, k, v)))
-    compare(with_gradients(lambda q, k, v: cudnn(q, k, v, REACHES[name]), q, k, v), reference, 3e-2)
+    compare(with_gradients(lambda q, k, v: cudnn(q, k, v, SPECS[name]), q, k, v), reference, 3e-2)
 
 
 @pytest.mark.parametrize("sizes", [(128, 128, 128), (200, 0, 184), (0, 1, 383), (384, 0, 0)])
-def test_the_kernel_of_experts_gives_the_gradient_of_their_matrices(sizes: tuple[int, ...]) -> None:
-    """Against JAX's own, experts without a row included."""
+def test_the_grouped_kernel_gives_the_gradient_of_the_experts_matrices(sizes: tuple[int, ...]) -> None:
+    """Compared with JAX's own gradient, including experts without any row."""
     keys = jax.random.split(jax.random.key(0), 3)
     rows, others = jax.random.normal(keys[0], (384, 128)), jax.random.normal(keys[1], (384, 256))
     counts = jnp.array(sizes, jnp.int32)

@@ -18,7 +18,7 @@ from dtrain.train.assembly import assemble
 RECIPES = Path(__file__).parents[2] / "recipes"
 
 
-def test_the_open_axis_takes_what_is_left() -> None:
+def test_the_axis_of_size_minus_one_takes_the_remaining_devices() -> None:
     one = dict.fromkeys(LAID, 1)
     assert Mesh(data=-1, fsdp=2, tensor=2).sizes(8) == one | {"data": 2, "fsdp": 2, "tensor": 2}
     assert Mesh().sizes(1) == one
@@ -31,22 +31,22 @@ def test_a_mesh_that_does_not_fit_shows_the_arithmetic() -> None:
         Mesh(fsdp=3).sizes(8)
 
 
-def test_two_open_axes_and_empty_axes_are_refused() -> None:
+def test_two_axes_of_minus_one_and_an_axis_of_zero_are_refused() -> None:
     with pytest.raises(FieldError, match="only one axis may be -1"):
         Mesh(data=-1, fsdp=-1)
     with pytest.raises(FieldError, match="at least one device"):
         Mesh(tensor=0)
 
 
-def test_an_axis_crosses_slices_where_it_is_said_to() -> None:
-    """Devices of one slice lie together along every other axis."""
+def test_an_axis_crosses_the_slices_that_the_recipe_gives_it() -> None:
+    """Along every other axis, all devices are of one slice."""
     mesh = Mesh(data=4, fsdp=2, slices={"data": 2})
     grid = mesh.build(mesh.sizes(8), jax.devices()).devices.reshape(4, 2)
     slices = [{device.id // 4 for device in row} for row in grid]
     assert slices == [{0}, {0}, {1}, {1}]
 
 
-def test_without_a_key_data_crosses_the_slices() -> None:
+def test_by_default_data_crosses_the_slices() -> None:
     devices = stand_ins(target("v5e-4", 2))
     mesh = Mesh(data=4, fsdp=2)
     grid = mesh.build(mesh.laid(devices), devices).devices.reshape(4, 2)
@@ -56,7 +56,7 @@ def test_without_a_key_data_crosses_the_slices() -> None:
 @pytest.mark.parametrize(
     ("mesh", "message", "hint"),
     [
-        (Mesh(data=1, fsdp=-1), "data = 1 does not divide by 2", r"mesh.slices=\{fsdp: 2\}"),
+        (Mesh(data=1, fsdp=-1), "2 does not divide data = 1", r"mesh.slices=\{fsdp: 2\}"),
         (Mesh(data=1, fsdp=8, slices={"fsdp": 4}), "crosses 4 slices; the devices are in 2", "product is 2"),
     ],
 )
@@ -72,19 +72,19 @@ def test_slices_that_do_not_divide_their_axis_are_refused() -> None:
         Mesh(data=4, slices={"data": 3})
 
 
-def test_dims_that_the_engines_count_on_keep_their_axes() -> None:
+def test_dims_that_engines_depend_on_keep_their_axes() -> None:
     with pytest.raises(FieldError, match="batch is always split by"):
         Mesh(rules={"batch": "data"})
 
 
-def test_dims_that_stay_whole_in_every_product_are_not_split_with_the_work() -> None:
+def test_embed_and_unnamed_dims_are_not_split_by_tensor() -> None:
     with pytest.raises(FieldError, match="embed is split by fsdp, or replicated; found tensor"):
         Mesh(rules={"embed": "tensor"})
     with pytest.raises(FieldError, match="_ names the dims that no rule may split"):
         Mesh(rules={"_": "tensor"})
 
 
-def test_an_axis_to_be_filled_has_at_least_its_slices() -> None:
+def test_an_axis_of_minus_one_has_at_least_its_slices() -> None:
     mesh = Mesh(fsdp=2, slices={"data": 2})
     assert mesh.least == 4
     assert mesh.sizes(8)["data"] == 4
@@ -94,7 +94,7 @@ def test_an_axis_to_be_filled_has_at_least_its_slices() -> None:
 
 @pytest.mark.parametrize("output", [{"fsdp": 64}, {"fsdp": 14}, {"fsdp": 35, "tensor": 4}, {"fsdp": 2, "tensor": 8}])
 def test_on_any_torus_the_devices_of_an_axis_form_a_block(output: dict[str, int]) -> None:
-    """Sides of 20 and 28 have primes that JAX's own placing cannot part."""
+    """Sides of 20 and 28 have prime factors that JAX's `create_device_mesh` cannot split."""
     devices = stand_ins(target("v5p:8x20x28"))
     mesh = Mesh(data=-1, **output)  # pyright: ignore[reportArgumentType]
     grid = mesh.build(mesh.laid(devices), devices).devices
@@ -105,7 +105,7 @@ def test_on_any_torus_the_devices_of_an_axis_form_a_block(output: dict[str, int]
         assert np.prod(sides) == size
 
 
-def test_parameters_lie_over_each_dimension_of_the_network_where_they_are_placed_by_hand() -> None:
+def test_under_shard_map_fsdp_has_an_axis_for_each_dimension_of_the_torus() -> None:
     recipe = load(RECIPES / "mlp-digits.yaml", ["mesh={data: 1, fsdp: 64}", "batch=64"], 64)
     devices, example = stand_ins(target("v5p-128")), recipe.data.open("train").example
     sizes = {

@@ -13,7 +13,7 @@ from dtrain.parallel.rules import Layout
         (Mesh(data=8), 1, ""),
     ],
 )
-def test_pmap_says_what_it_cannot_do(mesh: Mesh, processes: int, reason: str) -> None:
+def test_pmap_refuses_other_axes_and_several_processes(mesh: Mesh, processes: int, reason: str) -> None:
     refusal = Pmap().refusal(Layout(mesh.given, mesh.table(), {}), processes)
     assert reason in refusal
     assert bool(refusal) == bool(reason)

@@ -27,7 +27,7 @@ def layout(declared: object, mesh: Mesh | None = None) -> Layout:
     return Layout(MESH, (mesh or Mesh()).table(), declared)
 
 
-def test_dims_lie_where_the_rules_say() -> None:
+def test_dims_are_split_by_the_rules() -> None:
     specs = layout({"w": weight((8, 8), "embed hidden", "embed"), "b": bias((8,), "classes")}).specs()
     assert specs == {"w": PartitionSpec("fsdp", "tensor"), "b": PartitionSpec()}
 
@@ -46,18 +46,18 @@ def test_a_rule_for_a_dim_that_no_parameter_has_is_refused() -> None:
     }
 
 
-def test_query_heads_on_every_device_need_their_keys_there() -> None:
+def test_replicated_query_heads_need_replicated_keys() -> None:
     declared = {"q": bias((8,), "heads"), "k": bias((8,), "kv_heads")}
     assert [where for where, _ in layout(declared, Mesh(rules={"heads": "replicated"})).problems()] == ["rules.heads"]
     same = layout(declared, Mesh(rules={"heads": "replicated", "kv_heads": "fsdp"})).problems()
     assert [where for where, _ in same] == ["tensor"]  # which then has nothing to split
 
 
-def test_what_does_not_divide_is_refused_with_both_numbers_and_what_would_do() -> None:
+def test_what_does_not_divide_is_refused_with_both_numbers_and_possible_sizes() -> None:
     with pytest.raises(RecipeError) as caught:
         layout({"block": {"w": weight((8, 6), "embed hidden", "embed")}}).check()
     assert caught.value.problems == (
-        "mesh.tensor: tensor = 4 does not divide hidden = 6 of block.w (8, 6); these do: 1, 2, 3, 6",
+        "mesh.tensor: tensor = 4 does not divide hidden = 6 of block.w (8, 6); possible sizes: 1, 2, 3, 6",
     )
 
 
@@ -66,7 +66,7 @@ def test_one_axis_for_two_dims_is_refused() -> None:
         layout({"w": weight((8, 8), "embed embed", "embed")}).check()
 
 
-def test_what_stands_whole_is_told() -> None:
+def test_replicated_parameters_are_listed() -> None:
     declared = {"w": weight((8, 8), "embed hidden", "embed"), "head": {"b": bias((10,), "classes")}}
     assert layout(declared).whole() == [("head.b", 10)]
     assert Layout(ONE | {"data": 8}, Mesh().table(), declared).whole() == []
@@ -83,37 +83,37 @@ def test_rows_that_the_mesh_does_not_divide_are_refused() -> None:
     token = Feature((36,), "int32", None, ("length",))
     declared = {"w": weight((8, 8), "embed hidden", "embed")}
     found = Layout(ONE | {"sequence": 4}, Mesh().table(), declared, example={"token": token}).problems()
-    assert found == [("sequence", "36 token do not divide by 2 x sequence 4 x tensor 1; a multiple of 8 would")]
+    assert found == [("sequence", "the row length 36 of 'token' is not a multiple of 2 x sequence 4 x tensor 1 = 8")]
 
 
 @pytest.mark.parametrize("parts", [2, 4])
-def test_rows_are_dealt_so_that_every_part_sees_as_much(parts: int) -> None:
+def test_in_zigzag_order_every_part_has_the_same_number_of_query_key_pairs(parts: int) -> None:
     assert zigzag_positions(33, 1).tolist() == list(range(33))
     order = zigzag_positions(32, parts)
     assert sorted(order) == list(range(32))
-    seen = [sum(place + 1 for place in part) for part in np.split(order, parts)]
-    assert len(set(seen)) == 1
+    pairs = [sum(place + 1 for place in part) for part in np.split(order, parts)]
+    assert len(set(pairs)) == 1
 
 
-def test_a_hand_placed_engine_refuses_rules_it_cannot_keep() -> None:
+def test_shard_map_refuses_rules_that_it_does_not_support() -> None:
     def refusal(rules: dict[str, Any]) -> str:
         return ShardMap().refusal(Layout(MESH, Mesh(rules=rules).table(), {}), 1)
 
     assert refusal({}) == refusal({"classes": "fsdp"}) == refusal({"hidden": "fsdp"}) == ""
-    assert "shard_map splits classes over fsdp only" in refusal({"classes": "tensor"})
-    assert "vocab: fsdp serves only where fsdp is 1" in refusal({"vocab": "fsdp"})
+    assert "shard_map can split classes over fsdp only" in refusal({"classes": "tensor"})
+    assert "vocab: fsdp needs mesh.fsdp = 1" in refusal({"vocab": "fsdp"})
 
 
-def test_a_dim_of_ones_own_cannot_be_split_inside_what_is_placed_by_hand() -> None:
+def test_jit_refuses_to_split_a_custom_dim_over_tensor_inside_a_shard_map_region() -> None:
     declared = {"w": bias((2, 8), "layer wide")}
     rules = Mesh(rules={"wide": "tensor"}).table()
-    assert "mesh.rules splits it over fsdp only" in Jit().refusal(Layout(MESH | {"pipeline": 2}, rules, declared), 1)
+    assert "mesh.rules can split over fsdp only" in Jit().refusal(Layout(MESH | {"pipeline": 2}, rules, declared), 1)
     assert Jit().refusal(Layout(MESH, rules, declared), 1) == ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Twice(MLP):
-    """Sums what is no share."""
+    """Sums an array that is not a partial sum."""
 
     def logits(self, params: Tree, image_BHWC: jax.Array, ctx: Context) -> jax.Array:
         return ctx.reduce(super().logits(params, image_BHWC, ctx), "hidden")
@@ -121,7 +121,7 @@ class Twice(MLP):
 
 @dataclass(frozen=True, kw_only=True)
 class Never(MLP):
-    """Forgets to sum the shares of a product."""
+    """Does not sum the partial products."""
 
     def logits(self, params: Tree, image_BHWC: jax.Array, ctx: Context) -> jax.Array:
         x = image_BHWC.reshape(len(image_BHWC), -1)
@@ -137,6 +137,6 @@ class Never(MLP):
         (Never(sizes=(64, 32, 10)), "the loss differs between the devices of tensor"),
     ],
 )
-def test_sums_over_devices_that_are_missing_or_too_many_are_refused(model: MLP, message: str) -> None:
+def test_missing_and_repeated_sums_over_devices_are_refused(model: MLP, message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         gradients(place(model, ShardMap(), Mesh(data=1, tensor=2)))

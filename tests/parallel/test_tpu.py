@@ -1,4 +1,4 @@
-"""The step compiled for TPUs that are not there, by libtpu alone."""
+"""The step compiled for absent TPUs, by libtpu alone."""
 
 import importlib.util
 import re
@@ -35,7 +35,7 @@ AXES = {
 
 
 @pytest.fixture(autouse=True)
-def several_may_load_libtpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def allow_several_processes_to_load_libtpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
 
@@ -43,7 +43,7 @@ def several_may_load_libtpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def compiled(
     folder: Path, topology: str, *overrides: str, model: str = SMALL, length: int = 1024, batch: int = 256
 ) -> Any:
-    """The training step for that slice."""
+    """The compiled training step for that topology."""
     from jax.experimental import topologies
 
     path = folder / "recipe.yaml"
@@ -75,7 +75,7 @@ def test_every_axis_compiles(tmp_path: Path, axis: str, topology: str, engine: s
 
 
 def test_llama3_8b_fits_sixteen_small_chips(tmp_path: Path) -> None:
-    """MaxText's own figure for the same case, with gradients summed in bfloat16, is 10.0 GB."""
+    """MaxText needs 10.0 GB for the same case, with gradients summed in bfloat16."""
     model = "{kind: decoder, preset: llama3-8b}"
     mesh = ["mesh={data: 1, fsdp: 16}", "engine=shard_map", "precision.reduce=compute"]
     step = compiled(tmp_path, "v5e:4x4", *mesh, model=model, length=2048, batch=16)
@@ -83,4 +83,6 @@ def test_llama3_8b_fits_sixteen_small_chips(tmp_path: Path) -> None:
     text = step.as_text()
     assert len(re.findall(r" reduce-scatter\(", text)) >= 9
     summed = re.findall(r"= \(?\w+\[([\d,]*)\]\S* all-reduce\(", text)
-    assert all(shape.count(",") == 0 for shape in summed), "a matrix's gradient is summed whole"
+    assert all(shape.count(",") == 0 for shape in summed), (
+        "the gradient of a matrix is all-reduced instead of reduce-scattered"
+    )
