@@ -48,17 +48,13 @@ class Context(Protocol):
         ...
 
     def shard(self, x: jax.Array, *dims: str | None) -> jax.Array:
-        """x, sharded by the names of its dims.
-
-        shard_map: x itself, which is this device's shard already. jit: a sharding constraint.
-        """
+        """x, sharded by the names of its dims. shard_map: x itself, a shard already. jit: a sharding constraint."""
         ...
 
     def gather(self, params: Tree) -> Tree:
         """The full parameters, where `fsdp` splits them to save memory; must be called before they are used.
 
-        shard_map: an all-gather over the fsdp axes, whose gradient is a reduce-scatter. jit: no constraint; the
-        compiler inserts the same.
+        shard_map: an all-gather over fsdp, whose gradient is a reduce-scatter. jit: the compiler inserts the same.
         """
         ...
 
@@ -70,10 +66,7 @@ class Context(Protocol):
         ...
 
     def largest(self, x: jax.Array, dim: str) -> jax.Array:
-        """The elementwise maximum over all shares of `dim`; passes no gradient.
-
-        shard_map: a pmax. jit: x itself, which is global.
-        """
+        """The maximum over all shares of `dim`, without gradient. shard_map: a pmax. jit: x itself, which is global."""
         ...
 
     def parts(self, dim: str) -> int:
@@ -81,48 +74,34 @@ class Context(Protocol):
         ...
 
     def first(self, dim: str, size: int) -> jax.Array | int:
-        """The offset of this device's share of `dim`, in shares of length `size`. No communication.
-
-        shard_map: `axis_index` times `size`. jit: 0, since arrays are global.
-        """
+        """The offset of this device's share, of length `size`, of `dim`. shard_map: `axis_index` x `size`. jit: 0."""
         ...
 
     def lookup(self, table: Tree, token_BT: jax.Array) -> jax.Array:
         """The row of each token (B, T, embed), from a table (vocab, embed) that is not yet gathered.
 
-        Rows of words outside this device's share of `vocab` are zero: sum with `reduce` or `scatter`.
-        shard_map: an all-gather of the tokens over the fsdp axes and an all-to-all of the columns found, which moves
-        less than the table. jit: an index; the compiler inserts the collectives.
+        Rows of words outside this device's share of `vocab` are zero: sum with `reduce` or `scatter`. shard_map: over
+        fsdp, an all-gather of tokens and an all-to-all of columns. jit: the compiler inserts the collectives.
         """
         ...
 
     def places(self, length: int) -> jax.Array:
         """The position in the row of each of `length` tokens: (length,). No communication.
 
-        Positions are in the zigzag order of `mesh.sequence`. shard_map: those of this device's tokens. jit: those of
-        the full row.
+        In the zigzag order of `mesh.sequence`. shard_map: those of this device's tokens. jit: those of the full row.
         """
         ...
 
     def share(self, x_BT: jax.Array) -> jax.Array:
-        """From `length` to `tokens`, where nothing needs to be summed.
-
-        shard_map: a slice by `axis_index` over tensor, without communication. jit: a sharding constraint to `tokens`.
-        """
+        """From `length` to `tokens`, without a sum. shard_map: a local slice. jit: a constraint to `tokens`."""
         ...
 
     def collect(self, x_BTE: jax.Array) -> jax.Array:
-        """From `tokens` to `length`.
-
-        shard_map: an all-gather over tensor. jit: a sharding constraint to `length`.
-        """
+        """From `tokens` to `length`. shard_map: an all-gather over tensor. jit: a sharding constraint to `length`."""
         ...
 
     def scatter(self, x_BTE: jax.Array, dim: str) -> jax.Array:
-        """From `length` to `tokens`, summing over the shares of `dim`.
-
-        shard_map: a reduce-scatter (`psum_scatter`) over tensor. jit: a sharding constraint to `tokens`.
-        """
+        """From `length` to `tokens`, summed over `dim`. shard_map: a reduce-scatter. jit: a constraint to `tokens`."""
         ...
 
     def whole_row(self, x_BT: jax.Array) -> jax.Array:
@@ -133,10 +112,7 @@ class Context(Protocol):
         ...
 
     def part_of_row(self, x_BT: jax.Array) -> jax.Array:
-        """The inverse of `whole_row`.
-
-        shard_map: an index, without communication. jit: a sharding constraint to `tokens`.
-        """
+        """The inverse of `whole_row`. shard_map: a local index. jit: a sharding constraint to `tokens`."""
         ...
 
     def attend(
@@ -150,9 +126,8 @@ class Context(Protocol):
         """Attention (B, T, H, D), per head, and within documents in packed rows.
 
         Queries are split by `heads`, keys and values by `kv_heads`, all by `length`.
-        shard_map: a kernel on this device; with mesh.sequence, ring attention, which passes keys and values on by
-        ppermute. jit: the same inside a `shard_map` region, except on CPUs without mesh.sequence: there the compiler
-        splits plain attention.
+        shard_map: a local kernel; with mesh.sequence, ring attention (ppermute of keys and values). jit: the same in a
+        `shard_map` region, except on CPUs without mesh.sequence, where the compiler splits plain attention.
         """
         ...
 
@@ -162,9 +137,8 @@ class Context(Protocol):
         """Apply layers whose parameters are stacked along a leading `layer` dim: (activations, sums over the layers).
 
         Layer i is `blocks[i % len(blocks)]`. `shared` holds arrays (examples, ...) for all layers.
-        shard_map: a scan that all-gathers each layer's parameters over fsdp; with mesh.pipeline, a pipeline: an
-        all-gather of the examples, ppermute between stages, a reduce-scatter of the results. jit: a scan; with
-        mesh.pipeline, the same pipeline inside a `shard_map` region.
+        shard_map: a scan that all-gathers each layer over fsdp; with mesh.pipeline also an all-gather of examples,
+        ppermute between stages, a reduce-scatter of results. jit: a scan; the pipeline in a `shard_map` region.
         """
         ...
 
@@ -172,8 +146,8 @@ class Context(Protocol):
         """Each token through its experts, weighted by its gates and summed: (B, T, embed).
 
         Summed over this device's share of `hidden` only: sum with `reduce` or `scatter`.
-        shard_map: with mesh.expert, an all-to-all to the devices of the experts, and one back. jit: the same inside a
-        `shard_map` region, where `hidden` is summed, too.
+        shard_map: with mesh.expert, an all-to-all to the experts' devices and one back. jit: the same in a `shard_map`
+        region, and a psum over `hidden`.
         """
         ...
 
@@ -246,14 +220,10 @@ class SingleDeviceContext:
 def scan_layers(
     blocks: Sequence[Block], params: Tree, x: jax.Array, shared: Tree, how: Layers, ctx: Context
 ) -> tuple[jax.Array, Tree]:
-    """Apply the blocks to all layers in a scan; the layers' sums are added.
-
-    One iteration applies each block once: with blocks (a, b), it has layers 2i and 2i + 1.
-    """
+    """Scan over the layers and add their sums; one iteration applies each block once: of two, layers 2i and 2i + 1."""
     remat_blocks = [rematerialised(block, how.remat, ctx) for block in blocks]
-    per_round = jax.tree.map(
-        lambda p: p.reshape(p.shape[0] // len(remat_blocks), len(remat_blocks), *p.shape[1:]), params
-    )
+    count = len(remat_blocks)
+    per_round = jax.tree.map(lambda p: p.reshape(p.shape[0] // count, count, *p.shape[1:]), params)
 
     def apply_round(carry: jax.Array, layers: Tree) -> tuple[jax.Array, Tree]:
         sums_of_round = []
