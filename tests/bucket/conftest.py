@@ -1,4 +1,4 @@
-"""The recipe of the faults, and the run that nothing happened to."""
+"""Fixtures of tests/train/test_faults.py: its recipe, and the run without faults."""
 
 from tests.train.test_faults import recipe, undisturbed
 

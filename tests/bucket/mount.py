@@ -1,4 +1,4 @@
-"""Mounts the bucket of `server.py` for a test, or skips it where that is not possible."""
+"""Mount the bucket of `server.py` for a test, or skip the test if that is not possible."""
 
 import ctypes
 import os
@@ -26,18 +26,18 @@ class Mount:
     server: subprocess.Popen[str]
 
     def lose(self) -> None:
-        """As where the machine is lost: nothing more is uploaded."""
+        """Simulate the loss of the machine: nothing more is uploaded."""
         self.server.kill()
         self.server.wait()
 
     def uploads(self, path: str) -> int:
-        """How often an object was uploaded."""
+        """How many times an object was uploaded."""
         return sum(one["do"] == "put" and one["path"] == path for one in operations(self.journal))
 
 
 @contextmanager
 def mounted(folder: Path, *options: str) -> Iterator[Mount]:
-    """The bucket whose journal is in this folder, by a server of its own."""
+    """Mount the bucket whose journal is in this folder, with its own server process."""
     point = folder / "mounted"
     point.mkdir(exist_ok=True)
     command = [sys.executable, "-m", "tests.bucket.server", str(folder / "journal"), str(point), *options]

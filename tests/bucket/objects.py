@@ -1,7 +1,7 @@
 """The objects of a bucket as gcsfuse mounts it, and the journal of what was uploaded and deleted.
 
-A file becomes an object, whole, when it is closed or synced and not before. A file is renamed by a copy and a
-deletion. A folder is renamed object by object, or not at all, as gcsfuse does by default (EMFILE).
+A file becomes an object when it is closed or synced, complete, and not before. A file is renamed by a copy and a
+deletion. A folder is renamed object by object, or not at all, as is the default of gcsfuse (EMFILE).
 """
 
 import base64
@@ -14,7 +14,7 @@ from pathlib import Path
 
 @dataclass
 class Node:
-    """A file, or a folder where `children` is one."""
+    """A folder if `children` is not None, else a file."""
 
     number: int
     name: str
@@ -31,7 +31,7 @@ class Node:
         return f"{self.parent.path}/{self.name}".lstrip("/") if self.parent else ""
 
     def below(self) -> "list[Node]":
-        """What is in a folder, each folder before what is in it."""
+        """All files and folders inside a folder, each folder before its contents."""
         return [node for child in (self.children or {}).values() for node in (child, *child.below())]
 
 
@@ -70,7 +70,7 @@ class Bucket:
         return parent.children[name]
 
     def drop(self, parent: Node, name: str) -> Node:
-        """An open file that was dropped keeps its data, and is uploaded no more."""
+        """Remove a file from its folder. An open file keeps its data, but is not uploaded any more."""
         assert parent.children is not None
         node = parent.children.pop(name)
         node.parent = None
@@ -128,13 +128,13 @@ class Bucket:
 
 
 def operations(journal: Path) -> list[dict[str, str]]:
-    """What was done to the bucket, in order."""
+    """The operations on the bucket, in order."""
     lines = journal.read_bytes().splitlines(keepends=True) if journal.exists() else []
     return [json.loads(line) for line in lines if line.endswith(b"\n")]
 
 
 def apply(operation: dict[str, str], folder: Path) -> None:
-    """Do the same in a plain folder."""
+    """Apply the operation to a local folder."""
     path, do = folder / operation["path"], operation["do"]
     if do == "put":
         path.write_bytes(base64.b64decode(operation["data"]))

@@ -1,9 +1,9 @@
-"""A file system that behaves as a plain bucket mounted with gcsfuse does; it speaks FUSE without a library.
+"""A file system that behaves as a bucket mounted with gcsfuse; it implements the FUSE protocol without a library.
 
     python -m tests.bucket.server JOURNAL MOUNTPOINT [--no-folder-renames]      as root, on Linux
 
-What the bucket holds is the journal of its operations, one JSON object a line, so that a test can look at it after
-each of them. Killed with SIGKILL, the program leaves what a lost machine leaves: the objects that were uploaded.
+The contents of the bucket are stored as a journal of its operations, one JSON object per line, so that a test can
+inspect the bucket after each of them. After SIGKILL only the uploaded objects remain, as after the loss of a machine.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ LARGEST_WRITE = 1 << 20
 
 
 class Server:
-    """Answers the kernel's requests; each method is named after one and returns the bytes of its answer."""
+    """Answers the requests of the kernel; each method has the name of a request and returns the bytes of its answer."""
 
     def __init__(self, bucket: Bucket) -> None:
         self.bucket = bucket

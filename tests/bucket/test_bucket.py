@@ -1,4 +1,4 @@
-"""A run folder on a plain bucket: uploads on close alone, no rename of folders, machines lost at any time."""
+"""A run folder on a bucket: uploads only on close, no rename of folders, machines lost at any time."""
 
 import errno
 import os
@@ -57,7 +57,7 @@ def test_the_file_system_uploads_on_close_and_renames_object_by_object(tmp_path:
 
 
 def test_after_each_operation_on_the_bucket_every_step_that_counts_is_whole(tmp_path: Path) -> None:
-    """Four saves of which two are kept: at whichever operation the machine is lost, the next start says nothing."""
+    """Four saves of which two are kept: whichever operation the machine is lost at, the next start warns of nothing."""
     with mounted(tmp_path, NO_RENAMES) as bucket:
         with Store(bucket.point / "c", Checkpoint(keep=2)) as store:
             for step in (1, 2, 3, 4):
@@ -127,7 +127,7 @@ def test_heartbeats_of_a_run_on_a_bucket_are_kept_on_the_host(tmp_path: Path, mo
 
 
 def moment(journal: Path, point: str) -> int:
-    """After how many operations the bucket is in this state."""
+    """The number of operations after which the bucket is in this state."""
     done = [(one["do"], one["path"].rpartition("checkpoints/")[2]) for one in operations(journal)]
     manifests = [number for number, (do, path) in enumerate(done) if do == "put" and path.endswith(f"/{MANIFEST}")]
     return {
@@ -142,7 +142,7 @@ def moment(journal: Path, point: str) -> int:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The journal of a run on a bucket that nothing happened to."""
+    """The journal of a run on a bucket without faults."""
     return tmp_path_factory.mktemp("bucket") / "journal"
 
 
