@@ -1,4 +1,4 @@
-"""What a machine has, and what it lacks."""
+"""Examine a machine: devices, packages, memory and disk, and what is missing."""
 
 import importlib.util
 import os
@@ -13,6 +13,7 @@ from dtrain.parallel.devices import found
 from dtrain.train.record import versions
 
 ROOM = 5 * 2**30
+"""Bytes of free disk below which a warning is given."""
 OPTIONAL = {
     "tensorboardX": ("track.to: [tensorboard]", "pip install tensorboardX"),
     "wandb": ("track.to: [wandb]", "pip install wandb"),
@@ -23,7 +24,7 @@ OPTIONAL = {
 
 @dataclass(frozen=True)
 class Check:
-    """One thing looked at."""
+    """The result of one check."""
 
     what: str
     found: str
@@ -31,20 +32,20 @@ class Check:
     fix: str = ""
 
     def text(self) -> str:
-        """A line, and a second one where there is something to do."""
+        """One line, and a second one if something should be fixed."""
         line = f"{self.verdict:<8}{self.what:<16}{self.found}"
-        return f"{line}\n{'':8}{'':16}mend: {self.fix}" if self.fix else line
+        return f"{line}\n{'':8}{'':16}fix: {self.fix}" if self.fix else line
 
 
 def examine() -> list[Check]:
-    """Everything that a run leans on. Starts JAX's devices."""
+    """Check everything that a run depends on. Initialises JAX's devices."""
     try:
         devices = found()
     except EnvironmentFault as error:
-        seen = [Check("devices", error.message, "missing", "JAX_PLATFORMS=cpu dtrain doctor")]
+        checks = [Check("devices", error.message, "missing", "JAX_PLATFORMS=cpu dtrain doctor")]
     else:
-        seen = [_devices(devices), *_accelerators(devices[0].platform)]
-    return [*_versions(), *seen, _memory(), _disk(), *_packages()]
+        checks = [_devices(devices), *_accelerators(devices[0].platform)]
+    return [*_versions(), *checks, _memory(), _disk(), *_packages()]
 
 
 def _versions() -> list[Check]:
@@ -71,8 +72,9 @@ def _memory() -> Check:
 
 def _disk() -> Check:
     free = shutil.disk_usage(Path.cwd()).free
-    found = f"{free / 2**30:.1f} GiB free in {Path.cwd()}"
-    return Check("disk", found, "warning", "free some, or use --runs-dir") if free < ROOM else Check("disk", found)
+    text = f"{free / 2**30:.1f} GiB free in {Path.cwd()}"
+    fix = "free disk space, or use another disk: --runs-dir"
+    return Check("disk", text, "warning", fix) if free < ROOM else Check("disk", text)
 
 
 def _packages() -> list[Check]:
@@ -84,10 +86,10 @@ def _packages() -> list[Check]:
 
 
 def _accelerators(platform: str) -> list[Check]:
-    """Hardware that is there while JAX cannot see it."""
-    found = []
+    """Warnings for accelerators that the machine has but JAX does not use."""
+    checks = []
     if platform == "cpu" and Path("/dev/nvidia0").exists():
-        found.append(Check("gpu", "a GPU is there, JAX does not use it", "warning", 'pip install "dtrain[cuda]"'))
+        checks.append(Check("gpu", "present, but JAX does not use it", "warning", 'pip install "dtrain[cuda]"'))
     if platform == "cpu" and (Path("/dev/accel0").exists() or Path("/dev/vfio/0").exists()):
-        found.append(Check("tpu", "a TPU is there, JAX does not use it", "warning", 'pip install "dtrain[tpu]"'))
-    return found
+        checks.append(Check("tpu", "present, but JAX does not use it", "warning", 'pip install "dtrain[tpu]"'))
+    return checks

@@ -1,5 +1,5 @@
-"""Whether a run keeps its promises: killed at random and resumed it ends with the same bits; other engines and
-other numbers of processes and devices give the same losses but for rounding."""
+"""Verify the guarantees of a run: killed at random steps and resumed, it ends with the same bits; other engines and
+other numbers of processes and devices give the same losses except for rounding."""
 
 import json
 import random
@@ -20,14 +20,15 @@ from dtrain.core.run_dir import Folder
 from dtrain.track.jsonl import read
 
 TOLERANCE = 1e-3
-"""How far apart, relatively, the losses of another engine or topology may be at any step."""
+"""Largest allowed relative difference of losses, at any step, with another engine or topology."""
 
 PATIENCE = 600.0
+"""Seconds to wait until a run reaches the step at which it is killed."""
 
 
 @dataclass(frozen=True)
 class Promise:
-    """One promise, and whether it was kept."""
+    """One guarantee, and whether it was kept."""
 
     what: str
     kept: bool
@@ -36,73 +37,73 @@ class Promise:
 
 @dataclass(frozen=True)
 class Certificate:
-    """What was tried and what came of it."""
+    """What was verified, and the results."""
 
     name: str
     steps: int
     topology: Mapping[str, Any]
     versions: Mapping[str, str]
     checksum: str
-    """Of the last state's bits."""
+    """Checksum of the bits of the last state."""
     findings: list[Promise] = field(default_factory=list)
 
     @property
     def kept(self) -> bool:
-        """Whether every promise was."""
+        """Whether every guarantee was kept."""
         return all(finding.kept for finding in self.findings)
 
     def values(self) -> dict[str, Any]:
-        """For a program."""
+        """The certificate as JSON values."""
         return asdict(self) | {"kept": self.kept}
 
     def lines(self) -> list[str]:
-        """For a person."""
-        on = self.topology
-        where = f"{on['devices']} x {on['device']} in {on['processes']} process{'es' * (on['processes'] > 1)}"
+        """The certificate as lines of text."""
+        topology, processes = self.topology, self.topology["processes"]
+        where = f"{topology['devices']} x {topology['device']} in {processes} process{'es' * (processes > 1)}"
         head = f"{self.name}: {self.steps} steps on {where}, jax {self.versions['jax']}; state {self.checksum}"
-        rows = [f"  {'kept  ' if one.kept else 'BROKEN'}  {one.what:<34}{one.shown}" for one in self.findings]
+        rows = [f"  {'kept  ' if item.kept else 'BROKEN'}  {item.what:<34}{item.shown}" for item in self.findings]
         return [head, *rows]
 
 
 @dataclass(frozen=True)
 class Trial:
-    """The run to be verified, and how it is started."""
+    """The run to verify, and how to start it."""
 
     recipe: str
     overrides: Sequence[str]
     where: Sequence[str]
-    """--devices and --processes."""
+    """The options --devices and --processes."""
     folder: Path
-    """Where the runs go."""
+    """Folder for the run folders."""
     say: Callable[[str], None]
 
     def place(self, name: str) -> Folder:
-        """A run's folder."""
+        """The folder of the run with this name."""
         return Folder(self.folder / name)
 
     def start(self, name: str, changes: Sequence[str]) -> subprocess.Popen[bytes]:
-        """The command in a process of its own."""
+        """Start the run as a separate process."""
         command = [sys.executable, "-m", "dtrain", "run", self.recipe, *self.overrides, "track.notify=null"]
-        reported = [*command, *changes, f"name={name}", "--runs-dir", str(self.folder)]
+        command += [*changes, f"name={name}", "--runs-dir", str(self.folder)]
         self.folder.mkdir(parents=True, exist_ok=True)
-        with self.output(name).open("w") as output:  # a pipe that nobody reads would fill
-            return subprocess.Popen(reported, stdout=subprocess.DEVNULL, stderr=output)
+        with self.output(name).open("w") as output:  # not a pipe, which would block when full
+            return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=output)
 
     def output(self, name: str) -> Path:
-        """What the newest start of a run said."""
-        return self.folder / f"{name}.said"
+        """The file with the output of the newest start of a run."""
+        return self.folder / f"{name}.log"
 
     def whole(self, name: str, changes: Sequence[str] | None = None) -> None:
-        """Run it to its end. DtrainError with what it said where it fails."""
+        """Run to the end. Raises DtrainError with the output if the run fails."""
         with _killed_at_last(self.start(name, self.where if changes is None else changes)) as running:
             running.wait()
         if running.returncode:
             output = self.output(name).read_text(errors="replace")[-2000:]
-            raise DtrainError(f"the run {name} ended with {running.returncode}:\n{output}")
+            raise DtrainError(f"the run {name} ended with exit code {running.returncode}:\n{output}")
 
     def killed(self, name: str, at: Sequence[int]) -> int:
-        """Run it to its end, killed (-9) as it gets past each of these steps; how often it really was."""
-        struck = 0
+        """Run to the end, killed (-9) after each of these steps. Returns how many kills hit the run before its end."""
+        kills = 0
         for step in at:
             before, end = heartbeat.read(self.place(name).heartbeat(0)), time.monotonic() + PATIENCE
             with _killed_at_last(self.start(name, [*self.where, "--restarts", "0"])) as running:
@@ -111,14 +112,14 @@ class Trial:
                     if latest and latest != before and latest.step >= step:
                         break
                     time.sleep(0.001)
-            struck += running.returncode == -signal.SIGKILL
+            kills += running.returncode == -signal.SIGKILL
         self.whole(name)
-        return struck
+        return kills
 
 
 @contextmanager
 def _killed_at_last(running: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
-    """Nothing of it is left after this, also where this process is interrupted."""
+    """Kill the process on exit, also if this process is interrupted."""
     try:
         yield running
     finally:
@@ -127,21 +128,21 @@ def _killed_at_last(running: subprocess.Popen[bytes]) -> Iterator[subprocess.Pop
 
 
 def verify(trial: Trial, kills: int, seed: int, others: Mapping[str, Sequence[str]]) -> Certificate:
-    """Try the promises: `others` are changes to the command under which losses must agree, by what they are called."""
+    """Check all guarantees. `others`: name → options of other engines or topologies whose losses must agree."""
     trial.say("an undisturbed run")
     trial.whole("straight")
-    reported = trial.place("straight").read_record()
-    steps = reported["steps"]
+    record = trial.place("straight").read_record()
+    steps = record["steps"]
     certificate = Certificate(
-        Path(trial.recipe).stem, steps, reported["topology"], reported["versions"], _checksum(trial, "straight")
+        Path(trial.recipe).stem, steps, record["topology"], record["versions"], _checksum(trial, "straight")
     )
 
     at = sorted(random.Random(seed).sample(range(1, steps), min(kills, steps - 1)))
     trial.say(f"killed at steps {', '.join(map(str, at))}")
-    struck = trial.killed("killed", at)
-    found = same_bits(trial, struck)
-    few = Promise(f"killed {len(at)} times", False, f"only {struck} kills struck while it ran")
-    certificate.findings.extend([found] if struck == len(at) else [found, few])
+    hits = trial.killed("killed", at)
+    result = same_bits(trial, hits)
+    few = Promise(f"killed {len(at)} times", False, f"only {hits} kills came before the run ended")
+    certificate.findings.extend([result] if hits == len(at) else [result, few])
     for number, (what, changes) in enumerate(others.items()):
         trial.say(what)
         trial.whole(f"other-{number}", changes)
@@ -150,24 +151,24 @@ def verify(trial: Trial, kills: int, seed: int, others: Mapping[str, Sequence[st
 
 
 def same_bits(trial: Trial, times: int) -> Promise:
-    """Whether the runs "straight" and "killed" ended alike."""
-    one, two = (_checksum(trial, name) for name in ("straight", "killed"))
+    """Whether the runs "straight" and "killed" have the same final state and metrics."""
+    straight, killed = (_checksum(trial, name) for name in ("straight", "killed"))
     rows = [_numbers(trial, name) for name in ("straight", "killed")]
     what = f"killed {times} times, resumed"
-    if one != two:
-        return Promise(what, False, f"the state differs: {two}")
+    if straight != killed:
+        return Promise(what, False, f"the state differs: {killed}")
     if rows[0] != rows[1]:
-        return Promise(what, False, "the state is the same, the metrics are not")
+        return Promise(what, False, "the state is the same, but the metrics differ")
     return Promise(what, True, f"the same bits; {len(rows[0])} lines of metrics equal")
 
 
 def _same_losses(trial: Trial, what: str, name: str) -> Promise:
     straight, other = (
-        {row["step"]: row["train/loss"] for row in read(trial.place(one).metrics) if "train/loss" in row}
-        for one in ("straight", name)
+        {row["step"]: row["train/loss"] for row in read(trial.place(run).metrics) if "train/loss" in row}
+        for run in ("straight", name)
     )
     if straight.keys() != other.keys():
-        return Promise(what, False, "other steps were logged")
+        return Promise(what, False, "different steps were logged")
     worst = max((abs(other[step] - loss) / max(abs(loss), 1e-12) for step, loss in straight.items()), default=0.0)
     same = _checksum(trial, "straight") == _checksum(trial, name)
     return Promise(what, worst <= TOLERANCE, "the same bits" if same else f"losses within {worst:.1e}")
@@ -180,7 +181,7 @@ def _checksum(trial: Trial, name: str) -> str:
 
 
 def _numbers(trial: Trial, name: str) -> list[str]:
-    """The metrics without what depends on the clock."""
+    """The lines of metrics without values that depend on the clock."""
     rows = read(trial.place(name).metrics)
     timed = ("time/", "rate/", "plan/")
     return [json.dumps({k: v for k, v in row.items() if not k.startswith(timed)}, sort_keys=True) for row in rows]
