@@ -1,4 +1,4 @@
-"""Parameters in safetensors files: names, shapes and numbers, and nothing that could run."""
+"""Read and write parameters in safetensors files, which contain no executable code."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -16,12 +16,12 @@ FLOATS = {"F64", "F32", "F16", "BF16"}
 
 @dataclass(frozen=True)
 class Tensors:
-    """What one or several files hold, read tensor by tensor."""
+    """The tensors of one or several files, read one at a time."""
 
     files: Mapping[str, Any]
-    """The open file that holds each name."""
+    """Name of each tensor → the open file that contains it."""
     metadata: Mapping[str, str] = field(default_factory=dict)
-    """What the files' headers say besides."""
+    """Metadata from the files' headers."""
 
     def __contains__(self, name: str) -> bool:
         return name in self.files
@@ -30,19 +30,19 @@ class Tensors:
         return iter(self.files)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Without reading the numbers."""
+        """The shape of a tensor, read from the header."""
         return tuple(self.files[name].get_slice(name).get_shape())
 
     def __getitem__(self, name: str) -> np.ndarray:
         kind = self.files[name].get_slice(name).get_dtype()
         if kind not in FLOATS:
-            raise DataError(f"{name} holds {kind}; parameters are floating-point numbers")
+            raise DataError(f"{name} has dtype {kind}; parameters must be floating-point: {', '.join(sorted(FLOATS))}")
         return self.files[name].get_tensor(name)
 
 
 @dataclass(frozen=True)
 class InMemory(Tensors):
-    """Arrays at hand, read as those of a file are."""
+    """Arrays in memory, with the interface of tensors in files."""
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self.files[name].shape)
@@ -53,17 +53,17 @@ class InMemory(Tensors):
 
 @contextmanager
 def opened(path: Path) -> Iterator[Tensors]:
-    """The tensors of a file, or of every .safetensors file in a folder.
+    """Open a file, or every .safetensors file in a folder.
 
-    DataError where it is no such file, or could run what it holds, or its header does not describe its bytes.
+    Raises DataError if there is none, if it is a pickle, or if a file is damaged.
     """
     from safetensors import SafetensorError, safe_open
 
     parts = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
     if path.suffix in PICKLES or (not parts and any(part.suffix in PICKLES for part in path.iterdir())):
-        raise DataError(f"{path} holds pickles, which run what they hold", "convert it to safetensors")
+        raise DataError(f"{path} is in pickle format, which can execute code", "convert it to safetensors")
     if not parts:
-        raise DataError(f"{path} holds no .safetensors file", "give a file, a folder of files, or a run's folder")
+        raise DataError(f"{path} has no .safetensors file", "give a file, a folder of files, or a run folder")
     files: dict[str, Any] = {}
     metadata: dict[str, str] = {}
     with ExitStack() as stack:
@@ -72,17 +72,16 @@ def opened(path: Path) -> Iterator[Tensors]:
                 file = stack.enter_context(safe_open(part, framework="numpy"))
             except (SafetensorError, OSError) as error:
                 raise DataError(f"{part} cannot be read as safetensors: {error}") from error
-            twice = files.keys() & set(file.keys())
-            if twice:
-                raise DataError(f"{min(twice)} is in more than one file of {path}")
+            duplicates = files.keys() & set(file.keys())
+            if duplicates:
+                raise DataError(f"{min(duplicates)} is in more than one file of {path}")
             files |= dict.fromkeys(file.keys(), file)
             metadata |= file.metadata() or {}
         yield Tensors(files, metadata)
 
 
 def write(path: Path, tensors: Mapping[str, np.ndarray], about: Mapping[str, str]) -> None:
-    """A safetensors file, whole or not at all, with the mode of any new file. EnvironmentFault where it cannot be
-    written."""
+    """Write a safetensors file atomically, with default permissions. Raises EnvironmentFault if that fails."""
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
@@ -90,8 +89,8 @@ def write(path: Path, tensors: Mapping[str, np.ndarray], about: Mapping[str, str
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         part.touch()
-        mode = part.stat().st_mode  # safetensors makes files that their owner alone can read
-        save_file(dict(tensors), part, {**about, "format": "pt"})  # which other libraries ask for
+        mode = part.stat().st_mode  # safetensors creates files that only their owner can read
+        save_file(dict(tensors), part, {**about, "format": "pt"})  # transformers requires this field
         part.chmod(mode)
         part.replace(path)
     except (SafetensorError, OSError) as error:

@@ -1,4 +1,4 @@
-"""Parameters into a run and out of one, by safetensors files, under our names or the published ones."""
+"""Import parameters into a run and export them, as safetensors files with dtrain's or the published names."""
 
 import dataclasses
 import json
@@ -33,21 +33,22 @@ from dtrain.train.resume import Start
 from dtrain.train.state import create_state
 
 SHOWN = 8
+"""Differences that an error message lists."""
 PREFIX = "transformer."
-"""That GPT-2's names have in some files."""
+"""Prefix of GPT-2's parameter names in some files."""
 EMBEDDINGS = {"GPT-2": ("wte.weight", f"{PREFIX}wte.weight"), "Llama": ("model.embed_tokens.weight",)}
-"""The embedding's name in the files of the two families of published names."""
+"""Names of the embedding in files of each architecture."""
 SUFFIX = ".safetensors"
 FORMATS = {".gguf", ".h5", ".msgpack", ".onnx"}
-"""Suffixes of other formats, which no folder is meant to have."""
+"""Suffixes of other formats: a target with one of them is a mistake, not a folder."""
 Say = Callable[[str], None]
 
 
 def import_params(recipe: Recipe, runs: Path, source: Path, say: Say, *, allow_changes: bool = False) -> Folder:
-    """A run whose step 0 has the parameters of a file, a folder of files, or another run; `dtrain run` trains it.
+    """Create a run whose step 0 has the parameters of a file, a folder of files, or another run, for `dtrain run`.
 
-    RecipeError where the run has steps already; DataError where the tensors, or the settings recorded beside
-    them, are not the model's. `allow_changes` reports other settings and imports all the same.
+    Raises RecipeError if the run has saved steps already, DataError if the tensors, or the settings recorded with
+    them, do not match the model. With `allow_changes`, other settings are only reported.
     """
     place = folder(runs, recipe.name)
     _refuse_steps(place)
@@ -56,12 +57,12 @@ def import_params(recipe: Recipe, runs: Path, source: Path, say: Say, *, allow_c
     before = place.path.is_dir()
     place.prepare()
     with leased(place.lease, say) as lease:
-        _refuse_steps(place)  # again: a run may have saved one meanwhile, and from here on none can
+        _refuse_steps(place)  # again: a run may have saved a step before the lock was taken
         try:
             with _tensors(source, say) as tensors:
                 table = naming(tensors, recipe.model, _unpadded(assembly.layout.declared))
-                theirs = not any(isinstance(where, Whole) for where in table.values())
-                agree(recipe.model, tensors.metadata, source, say, published=theirs, allowed=allow_changes)
+                published = not any(isinstance(entry, Whole) for entry in table.values())
+                agree(recipe.model, tensors.metadata, source, say, published=published, allowed=allow_changes)
                 params = read(tensors, recipe.model, assembly.layout.declared, assembly.shapes.params, source)
         except DtrainError:
             if not before:
@@ -73,11 +74,11 @@ def import_params(recipe: Recipe, runs: Path, source: Path, say: Say, *, allow_c
 
 def _refuse_steps(place: Folder) -> None:
     if saved_steps(place.checkpoints):
-        raise RecipeError(f"{place.path} has saved steps already", "give this run another name: name=...")
+        raise RecipeError(f"{place.path} already has saved steps", "give this run another name: name=...")
 
 
 def _save(assembly: Assembly, params: Tree, example: Example, place: Folder, lease: Lease, source: Path) -> None:
-    """The parameters as step 0 of the run."""
+    """Save the parameters as step 0 of the run."""
     recipe, state = assembly.recipe, create_state(assembly.make, assembly.shapes, params)
     with Store(place.checkpoints.absolute(), recipe.checkpoint, holds=lease.holds) as store:
         overwrite(place.recipe, text(recipe))
@@ -89,90 +90,93 @@ def _save(assembly: Assembly, params: Tree, example: Example, place: Folder, lea
 
 @contextmanager
 def _tensors(source: Path, say: Say) -> Iterator[Tensors]:
-    """Those of files, or the newest parameters of a run."""
+    """The tensors of files, or of the newest checkpoint of a run."""
     if not Folder(source).recipe.is_file():
         with opened(source) as tensors:
             yield tensors
         return
-    found = load_run(Folder(source), [], say)
-    say(f"{source}: {found.chosen}")
-    yield InMemory(_values(found), record(found.recipe.model))
+    loaded = load_run(Folder(source), [], say)
+    say(f"{source}: {loaded.chosen}")
+    yield InMemory(_values(loaded), record(loaded.recipe.model))
 
 
 def target(path: Path) -> Path:
-    """The file to write: the path itself, or in a folder model.safetensors. RecipeError where it is neither."""
+    """The file to write: `path` itself, or model.safetensors in that folder. RecipeError if it has another format."""
     if path.suffix == SUFFIX and not path.is_dir():
         return path
     if path.suffix in PICKLES | FORMATS and not path.is_dir():
-        raise RecipeError(f"{path}: export writes {SUFFIX} files", f"name it {path.with_suffix(SUFFIX)}, or a folder")
-    return path / f"model{SUFFIX}"  # the folder is made when there is something to write
+        raise RecipeError(f"{path}: export writes {SUFFIX} files", f"use {path.with_suffix(SUFFIX)}, or a folder")
+    return path / f"model{SUFFIX}"  # the folder is created by `write`
 
 
-def export_params(found: LoadedRun, path: Path, published: bool) -> None:
-    """Write the parameters, whole, to one file. RecipeError where the model has no published names."""
-    declared, values = _unpadded(found.assembly.layout.declared), _values(found)
-    table = _published(found.recipe.model, declared) if published else _own(declared)
-    together: dict[str, dict[int, np.ndarray]] = {}
+def export_params(loaded: LoadedRun, path: Path, published: bool) -> None:
+    """Write all parameters, unsharded, to one file. RecipeError if `published` names do not exist for the model."""
+    declared, values = _unpadded(loaded.assembly.layout.declared), _values(loaded)
+    table = _published(loaded.recipe.model, declared) if published else _own(declared)
+    # A stacked parameter is written as one tensor per layer and expert. A published tensor may join several parameters
+    # (GPT-2's c_attn: query, key, value), whose parts are concatenated in their order.
+    parts_of: dict[str, dict[int, np.ndarray]] = {}
     for name, param in declared.items():
-        place, whole = table[name], np.asarray(jax.device_get(values[name]))
+        place, value = table[name], np.asarray(jax.device_get(values[name]))
         tensors = place.names(param)
-        for tensor, part in zip(tensors, whole.reshape(len(tensors), -1), strict=True):
-            together.setdefault(tensor, {})[place.part] = place.write(part, param)
-    side_by_side = {
+        for tensor, part in zip(tensors, value.reshape(len(tensors), -1), strict=True):
+            parts_of.setdefault(tensor, {})[place.part] = place.write(part, param)
+    arrays = {
         tensor: np.ascontiguousarray(np.concatenate([parts[i] for i in sorted(parts)], -1))
-        for tensor, parts in together.items()
+        for tensor, parts in parts_of.items()
     }
-    about = {"dtrain": f"{found.recipe.name} at step {found.step}"}
-    write(path, side_by_side, about | record(found.recipe.model))
+    about = {"dtrain": f"{loaded.recipe.name} at step {loaded.step}"}
+    write(path, arrays, about | record(loaded.recipe.model))
 
 
 def write_config(model: Any, place: Path) -> str:
-    """A config.json in the folder, for libraries that read it, and what came of it in a sentence."""
+    """Write a config.json into the folder, for libraries that read it; a sentence that states the result."""
     path, config = place / CONFIG, config_of(model)
     if config is None:
-        return f"no {path}: no architecture of Hugging Face's that dtrain serves computes what this model does"
+        return f"no {path} written: this model matches no Hugging Face architecture that dtrain exports"
     if path.exists():
-        return f"{path} was there before and is left as it is"
+        return f"{path} exists already and is unchanged"
     overwrite(path, json.dumps(config, indent=2) + "\n")
     return f"{path}: {config['model_type']}; a tokenizer is not written"
 
 
 def naming(tensors: Tensors, model: Any, ours: Mapping[str, Param]) -> dict[str, Place]:
-    """Where each parameter is in the file: under our names, or where more of them are there, the published ones.
+    """Where each parameter is in the file: under dtrain's names or the published ones, whichever match more tensors.
 
-    DataError where it is the file of a model with other published names.
+    Raises DataError if the file has the published names of another architecture.
     """
     if not isinstance(model, Decoder):
         return _own(ours)
     table = places(model)
     own = sum(name in tensors for name in ours)
     names = [f"{prefix}{place.name}" for place in table.values() for prefix in ("", PREFIX)]
-    theirs = sum(name.format(layer=0, expert=0) in tensors for name in names)
-    if own > theirs or (not theirs and ours.keys() - table.keys()):
+    published = sum(name.format(layer=0, expert=0) in tensors for name in names)
+    if own > published or (not published and ours.keys() - table.keys()):
         return _own(ours)
-    wanted = "GPT-2" if table["embed"].name in EMBEDDINGS["GPT-2"] else "Llama"
+    expected = "GPT-2" if table["embed"].name in EMBEDDINGS["GPT-2"] else "Llama"
     for family, names in EMBEDDINGS.items():
-        if family != wanted and any(name in tensors for name in names):
-            message = f"the file has the names of {family}'s architecture; the recipe's model has those of {wanted}'s"
-            raise DataError(message, f"begin with the preset of a {family} model: `dtrain recipes presets`")
+        if family != expected and any(name in tensors for name in names):
+            message = f"the file has the parameter names of {family}; the recipe's model has those of {expected}"
+            raise DataError(message, f"start from a recipe for a {family} model: `dtrain recipes presets`")
     return _published(model, ours)
 
 
 def read(tensors: Tensors, model: Any, declared: Tree, shapes: Tree, source: Path) -> Tree:
-    """The parameters in their places, from our names or the published ones."""
+    """Read the parameters, under dtrain's names or the published ones, onto the devices with their shardings."""
     ours = _unpadded(declared)
     table = naming(tensors, model, ours)
     prefix = PREFIX if f"{PREFIX}wte.weight" in tensors else ""
-    wanted = {
+    expected = {
         f"{prefix}{tensor}": table[name].shape(param)
         for name, param in ours.items()
         for tensor in table[name].names(param)
     }
-    twice = {HEAD} if HEAD in tensors and HEAD not in wanted and "embed" in table else set()
-    _refuse_unlike(tensors, wanted, twice, source)
-    if twice and not np.array_equal(tensors[HEAD], tensors[f"{prefix}{table['embed'].name}"]):
+    # files of a model with tied embeddings may contain the head as well: then it must equal the embedding
+    tied_head = {HEAD} if HEAD in tensors and HEAD not in expected and "embed" in table else set()
+    _refuse_unlike(tensors, expected, tied_head, source)
+    if tied_head and not np.array_equal(tensors[HEAD], tensors[f"{prefix}{table['embed'].name}"]):
         raise DataError(
-            f"{source}: {HEAD} is not the embedding, and the recipe's model is tied", "set model.tied: false"
+            f"{source}: {HEAD} differs from the embedding, but the recipe has model.tied: true", "set model.tied: false"
         )
 
     def leaf(name: str, like: jax.ShapeDtypeStruct) -> jax.Array:
@@ -185,27 +189,27 @@ def read(tensors: Tensors, model: Any, declared: Tree, shapes: Tree, source: Pat
     return jax.tree.map(leaf, paths(declared), shapes)
 
 
-def _refuse_unlike(tensors: Tensors, wanted: Mapping[str, tuple[int, ...]], known: set[str], source: Path) -> None:
+def _refuse_unlike(tensors: Tensors, expected: Mapping[str, tuple[int, ...]], known: set[str], source: Path) -> None:
     problems = [
-        *(f"{name} is missing" for name in wanted if name not in tensors),
+        *(f"{name} is missing" for name in expected if name not in tensors),
         *(
-            f"{name} is no parameter of the model"
+            f"{name} is not a parameter of the model"
             for name in tensors
-            if name not in wanted.keys() | known and not UNUSED.search(name)
+            if name not in expected.keys() | known and not UNUSED.search(name)
         ),
         *(
-            f"{name} is {tensors.shape(name)}, the model's is {shape}"
-            for name, shape in wanted.items()
+            f"{name} has shape {tensors.shape(name)}, in the model {shape}"
+            for name, shape in expected.items()
             if name in tensors and tensors.shape(name) != shape
         ),
     ]
     if problems:
         more = [f"and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
-        head = f"{source} does not hold this recipe's model:"
+        head = f"{source} does not match this recipe's model:"
         hint = "compare the recipe's sizes with the file's"
-        if not any(name in tensors for name in wanted):
-            head = f"{source} holds another model: none of its {len(list(tensors))} tensors has a name of the recipe's:"
-            hint = "compare the recipe's model with the one that the file was made from"
+        if not any(name in tensors for name in expected):
+            head = f"{source} is of another model: none of its {len(list(tensors))} tensors has a name of the recipe's:"
+            hint = "compare the recipe's model with the model that the file was exported from"
         raise DataError("\n  ".join([head, *problems[:SHOWN], *more]), hint)
 
 
@@ -218,23 +222,23 @@ def _published(model: Any, declared: Mapping[str, Param]) -> dict[str, Place]:
     nameless = [name for name in declared if name not in table]
     if nameless:
         message = f"parameter {nameless[0]} has no published name"
-        raise RecipeError(f"{message}: models of kind {model.kind} go by dtrain's own names" if not table else message)
+        raise RecipeError(message if table else f"{message}: models of kind {model.kind} have only dtrain's own names")
     return table
 
 
 def _unpadded(declared: Tree) -> dict[str, Param]:
-    """The parameters by their paths, without padding: no file has it."""
+    """The parameters by path, without the padding that files do not have."""
     return {
         name: dataclasses.replace(param, shape=param.unpadded or param.shape)
         for name, param in _by_path(declared).items()
     }
 
 
-def _values(found: LoadedRun) -> dict[str, jax.Array]:
-    """The trained values by their paths, without padding."""
-    shapes, values = _unpadded(found.assembly.layout.declared), _by_path(found.params)
-    cut = {name: tuple(slice(size) for size in param.shape) for name, param in shapes.items()}
-    return {name: value if value.shape == shapes[name].shape else value[cut[name]] for name, value in values.items()}
+def _values(loaded: LoadedRun) -> dict[str, jax.Array]:
+    """The trained values by path, without padding."""
+    shapes, values = _unpadded(loaded.assembly.layout.declared), _by_path(loaded.params)
+    slices = {name: tuple(slice(size) for size in param.shape) for name, param in shapes.items()}
+    return {name: value if value.shape == shapes[name].shape else value[slices[name]] for name, value in values.items()}
 
 
 def _by_path(tree: Tree) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a recipe's step is made of: every parameter, and where the mesh puts it by which rule."""
+"""Where the mesh places every parameter of a recipe, and by which rule."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,28 +16,28 @@ from dtrain.train.banner import mesh_text
 
 @dataclass(frozen=True)
 class Placed:
-    """One parameter: `split` says of each dim which axis cuts it; bytes are those of parameters alone."""
+    """One parameter and its placement: `split` maps sharded dims to mesh axes; bytes are without optimizer state."""
 
     name: str
     shape: tuple[int, ...]
     dims: tuple[str, ...]
     split: dict[str, str]
     copies: int
-    """Devices that hold the same part."""
+    """Devices that hold the same shard."""
     bytes: int
     bytes_per_device: int
 
     def text(self, width: int) -> str:
-        """A line for a person."""
+        """One line of text; `width` pads the name."""
         named = ", ".join(f"{dim} {size}" for dim, size in zip(self.dims, self.shape, strict=True))
-        rules = ", ".join(f"{dim}: {axis}" for dim, axis in self.split.items()) or "whole"
+        rules = ", ".join(f"{dim}: {axis}" for dim, axis in self.split.items()) or "replicated"
         copies = f", {self.copies} copies" if self.copies > 1 else ""
-        return f"  {self.name:<{width}}  ({named})  {rules}{copies}  {size_text(self.bytes_per_device)} a device"
+        return f"  {self.name:<{width}}  ({named})  {rules}{copies}  {size_text(self.bytes_per_device)} per device"
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """A recipe's parameters on a mesh."""
+    """The placement of all parameters of a recipe on a mesh."""
 
     recipe: Recipe
     layout: Layout
@@ -45,19 +45,20 @@ class Explanation:
     parameters: tuple[Placed, ...]
 
     def lines(self) -> Iterator[str]:
-        """The whole, for a person."""
+        """The explanation as lines of text."""
         recipe, total = self.recipe, sum(part.bytes_per_device for part in self.parameters)
         yield f"{recipe.name}: {recipe.model.kind} of {count(self.layout.declared):,} parameters"
         yield f"mesh {mesh_text(mesh_sizes(self.layout.sizes))} on {self.devices} devices, engine {recipe.engine.kind}"
         width = max(len(part.name) for part in self.parameters)
         yield from (part.text(width) for part in self.parameters)
-        yield f"  in all {size_text(total)} of parameters a device, in {recipe.precision.params}"
-        whole = [part for part in self.parameters if not part.split]
-        if whole and self.devices > 1:
-            yield f"  whole on every device: {size_text(sum(part.bytes for part in whole))} in {len(whole)} parameters"
+        yield f"  total {size_text(total)} of parameters per device, in {recipe.precision.params}"
+        replicated = [part for part in self.parameters if not part.split]
+        if replicated and self.devices > 1:
+            size = size_text(sum(part.bytes for part in replicated))
+            yield f"  replicated on every device: {size} in {len(replicated)} parameters"
 
     def values(self) -> dict[str, Any]:
-        """The whole, for a program. Sizes are in bytes."""
+        """The explanation as JSON values. Sizes are in bytes."""
         return {
             "name": self.recipe.name,
             "devices": self.devices,
@@ -68,7 +69,7 @@ class Explanation:
 
 
 def explain(recipe: Recipe, devices: int) -> Explanation:
-    """Where each parameter lies on that many devices; RecipeError where one cannot be placed."""
+    """Place each parameter on that many devices. Raises RecipeError if one cannot be placed."""
     layout = Layout(recipe.mesh.sizes(devices), recipe.mesh.table(), recipe.model.params())
     layout.check()
     width = jnp.dtype(recipe.precision.params).itemsize
@@ -86,7 +87,7 @@ def _placed(layout: Layout, name: str, param: Param, width: int, devices: int) -
 
 
 def size_text(size: float) -> str:
-    """1536 → 1.5 KiB."""
+    """A number of bytes in the largest fitting unit: 1536 → "1.5 KiB"."""
     for unit in ("B", "KiB", "MiB"):
         if size < 1024:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"

@@ -1,4 +1,4 @@
-"""The trained parameters of a run, from one of its checkpoints, on the devices at hand. No training data is needed."""
+"""Load the trained parameters of a run from one of its checkpoints. The training data is not needed."""
 
 import dataclasses
 import math
@@ -28,14 +28,14 @@ from dtrain.train.state import State
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """The parameters of one checkpoint, averaged where its optimizer averages them."""
+    """The parameters of one checkpoint; their average if the optimizer keeps one (`optimizer.ema`)."""
 
     recipe: Recipe
     assembly: Assembly
     params: Tree
     step: int
     chosen: str
-    """The step, why this one, and whether it is the average: "step 40, the newest"."""
+    """The step, why it was chosen, and whether the parameters are averaged: "step 40, the newest"."""
 
 
 def load_run(
@@ -46,38 +46,39 @@ def load_run(
     step: int | None = None,
     best: bool = False,
 ) -> LoadedRun:
-    """The parameters of a run's newest checkpoint, of its best, or of a given step; nothing else is restored.
+    """Load the parameters of a run's newest checkpoint, its best one, or that of a given step.
 
-    RecipeError or CheckpointError where there is none. The mesh is the recipe's where there are devices enough,
-    else one device.
+    Optimizer state is not read. The mesh is the recipe's if there are enough devices, else a single device. Raises
+    RecipeError or CheckpointError if there is no such checkpoint.
     """
     if step is not None and best:
-        raise RecipeError("--step and --best name a checkpoint each", "give one of them")
+        raise RecipeError("--step and --best cannot be used together", "give one of them")
     place.refuse_other_kinds()
     if not place.recipe.exists():
-        raise RecipeError(f"{place.path} holds no run: recipe.yaml is missing", "give a run's folder, runs/NAME")
+        raise RecipeError(f"{place.path} is not a run folder: recipe.yaml is missing", "give a run folder, runs/NAME")
     recipe, devices = load(place.recipe, overrides), jax.devices()
     if recipe.mesh.least > len(devices):
-        recipe = dataclasses.replace(recipe, mesh=Mesh(data=1))  # a mesh changes where numbers are, not what they are
+        recipe = dataclasses.replace(recipe, mesh=Mesh(data=1))  # parameters do not depend on the mesh
     if not place.checkpoints.is_dir():
         raise CheckpointError(f"{place.path} has no checkpoint yet", "train it first: dtrain run")
     with Store(place.checkpoints.absolute(), recipe.checkpoint, reading=True) as store:
         if step is None and not best:
-            found = store.newest(say)
-            if found is None:
+            checkpoint = store.newest(say)
+            if checkpoint is None:
                 raise CheckpointError(f"{place.path} has no checkpoint yet", "train it first: dtrain run")
-            chosen = f"step {found.step}, the newest"
+            chosen = f"step {checkpoint.step}, the newest"
         else:
-            wanted, chosen = _best(place, recipe) if step is None else (step, f"step {step}")
-            found = _sound(place, wanted)
-        assembly = assemble(recipe, devices[: recipe.mesh.least], _example(recipe, found.about), recipe.steps or 2**31)
-        state = store.restore(found.step, parameters_alone(assembly.shapes))
+            requested, chosen = _best(place, recipe) if step is None else (step, f"step {step}")
+            checkpoint = _checked(place, requested)
+        example = _example(recipe, checkpoint.about)
+        assembly = assemble(recipe, devices[: recipe.mesh.least], example, recipe.steps or 2**31)
+        state = store.restore(checkpoint.step, parameters_alone(assembly.shapes))
     chosen += " (averaged parameters)" if recipe.optimizer.ema else ""
-    return LoadedRun(recipe, assembly, averaged(state.optimizer, state.params), found.step, chosen)
+    return LoadedRun(recipe, assembly, averaged(state.optimizer, state.params), checkpoint.step, chosen)
 
 
 def parameters_alone(shapes: State) -> State:
-    """The shapes of the averaged parameters where they are kept, else of the parameters; the rest is not read."""
+    """A tree for `Store.restore` that reads only the averaged parameters, or the parameters if no average is kept."""
     import optax
 
     unread = jax.tree.map(lambda _: UNREAD, shapes)
@@ -88,40 +89,40 @@ def parameters_alone(shapes: State) -> State:
 
 
 def _example(recipe: Recipe, about: Mapping[str, Any]) -> Example:
-    """The shapes that the run was trained on: from the checkpoint, or in older ones from the recipe or the data."""
+    """The shapes of the training examples: from the checkpoint, or for older ones from the recipe or the data."""
     if "example" in about:
         return example_of(about["example"])
     return recipe.data.example() or recipe.data.open("train").example
 
 
 def _best(place: Folder, recipe: Recipe) -> tuple[int, str]:
-    """The checkpoint whose metric is the best, the newest of several that are."""
+    """The step with the best value of `checkpoint.best`, the newest of equal ones, and a text that explains it."""
     name, known = recipe.checkpoint.best, {}
     if name is None:
-        hint = f"set it before training, or choose with --step; saved: {_saved(place)}"
-        raise RecipeError("--best: the recipe has no checkpoint.best, so no checkpoint was measured", hint)
+        hint = f"set checkpoint.best before training, or use --step; saved steps: {_saved(place)}"
+        raise RecipeError("--best: the recipe has no checkpoint.best, so checkpoints have no metric", hint)
     for step in saved_steps(place.checkpoints):
-        with suppress(CorruptCheckpoint, OSError):  # a damaged one is not measured either
+        with suppress(CorruptCheckpoint, OSError):  # a damaged checkpoint is not a candidate
             known[step] = manifest.read(place.checkpoints / str(step)).metrics.get(name, math.nan)
     known = {step: value for step, value in known.items() if math.isfinite(value)}
     if not known:
-        hint = f"choose with --step; saved: {_saved(place)}"
-        raise CheckpointError(f"--best: {name} was measured at no checkpoint of {place.path}", hint)
+        hint = f"use --step; saved steps: {_saved(place)}"
+        raise CheckpointError(f"--best: no checkpoint of {place.path} has a value of {name}", hint)
     up = higher_is_better(name, place.read_record().get("rising", {}))
     if up is None:
-        raise RecipeError(f"--best: it is not known whether a higher or a lower {name} is better", "choose with --step")
+        raise RecipeError(f"--best: it is not known whether a higher or a lower {name} is better", "use --step")
     step = (max if up else min)(known, key=lambda step: known[step])
     return step, f"step {step}, the best of {len(known)} by {name}: {known[step]:.6g}"
 
 
-def _sound(place: Folder, step: int) -> Manifest:
+def _checked(place: Folder, step: int) -> Manifest:
     """The manifest of that step, after every file was compared with its digest."""
     if step not in saved_steps(place.checkpoints):
-        raise CheckpointError(f"{place.path} has no checkpoint of step {step}", f"saved: {_saved(place)}")
+        raise CheckpointError(f"{place.path} has no checkpoint of step {step}", f"saved steps: {_saved(place)}")
     try:
         return manifest.check(place.checkpoints / str(step), jax.process_index(), jax.process_count())
     except CorruptCheckpoint as error:
-        raise CheckpointError(f"checkpoint {step} is damaged: {error}", f"saved: {_saved(place)}") from error
+        raise CheckpointError(f"checkpoint {step} is damaged: {error}", f"saved steps: {_saved(place)}") from error
     except OSError as error:
         raise EnvironmentFault(f"checkpoint {step} cannot be read: {error}") from error
 

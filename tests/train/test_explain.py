@@ -1,4 +1,4 @@
-"""Where every parameter lies, and why."""
+"""Where the mesh places every parameter, and by which rule."""
 
 import json
 from collections.abc import Callable
@@ -49,7 +49,7 @@ def test_a_typo_is_answered(dtrain: Dtrain) -> None:
 
 @pytest.mark.slow
 def test_it_shows_the_program_itself(dtrain: Dtrain) -> None:
-    """The run's own step, traced or compiled, here or for hardware that is not there."""
+    """The step of the run itself, traced or compiled, for this machine or for absent hardware."""
     mesh = "mesh={data: 2, fsdp: 2, tensor: 2}"
     assert "reduce_scatter" in dtrain("explain", "decoder-tiny", mesh, "engine=shard_map", "--jaxpr").stdout
     assert "all-gather" in dtrain("explain", "decoder-tiny", mesh, "engine=shard_map", "--hlo").stdout

@@ -1,4 +1,4 @@
-"""Text from a trained run, by hand and by the command line."""
+"""Text generated from a trained run, through the API and the command line."""
 
 import math
 from pathlib import Path
@@ -36,7 +36,7 @@ def trained(dtrain: Dtrain, tmp_path: Path) -> Path:
 @pytest.mark.slow
 def test_what_cannot_be_generated_is_refused(dtrain: Dtrain, trained: Path) -> None:
     long = dtrain("generate", trained, "--prompt", "x" * 40, "--devices", "4", code=2)
-    assert "a prompt of 40 tokens leaves no room in context = 32" in long.stderr
+    assert "the prompt has 40 tokens; context = 32 allows 31" in long.stderr
     assert not long.stdout
     ask = ["generate", trained, "--prompt", "the ", "--tokens", "12", "--devices", "4"]
     assert len(dtrain(*ask, "--samples", "3").stdout.split("-" * 20)) == 4
