@@ -1,4 +1,4 @@
-"""Mesh, model, data, optimizer and step put together from a recipe: shapes only, nothing runs."""
+"""Assemble mesh, model, data, optimizer and step from a recipe, with abstract arrays: nothing is executed."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,18 +24,20 @@ WEIGHT = Feature((), "float32")
 
 @dataclass(frozen=True)
 class Assembly:
-    """Everything that a run compiles, and that a plan reads."""
+    """Everything that a run compiles and a plan analyses."""
 
     recipe: Recipe
     layout: Layout
     make: Callable[..., State]
+    """Creates the initial state; see `state_initializer`."""
     shapes: State
+    """The state as shapes, with their shardings."""
     train: Callable[[], jax.stages.Traced]
-    """Traces the training step, anew at each call."""
+    """Traces the training step; every call is a new trace."""
     evaluate: Callable[[], jax.stages.Traced]
-    """Traces the evaluation step, anew at each call."""
+    """Traces the evaluation step; every call is a new trace."""
     eval_batch: int
-    """Examples of one evaluation step."""
+    """Examples in one evaluation step."""
     batch: Batch
     """The shapes of one training batch, with their shardings."""
     steps: int
@@ -43,18 +45,21 @@ class Assembly:
 
 
 def assemble(recipe: Recipe, devices: Sequence[Any], example: Example, steps: int) -> Assembly:
-    """The recipe's run on those devices. RecipeError or DataError where parts do not fit together."""
+    """Assemble the recipe's run of `steps` optimizer steps on these devices.
+
+    Raises DataError if the model cannot take such examples, RecipeError if mesh, engine, batch and model do not fit.
+    """
     model, data, engine, precision = recipe.model, recipe.data, recipe.engine, recipe.precision
     mismatch = model.mismatch(example)
     if mismatch:
         raise DataError(mismatch, "change the model's sizes, or the data")
-    by_hand = engine.kind != "jit"  # the compiler finds its own way along a network
-    sizes = recipe.mesh.laid(devices) if by_hand else recipe.mesh.sizes(len(devices))
+    explicit = engine.kind != "jit"  # under jit the compiler chooses the route of a collective
+    sizes = recipe.mesh.laid(devices) if explicit else recipe.mesh.sizes(len(devices))
     layout = Layout(sizes, recipe.mesh.table(), model.params(), recipe.mesh.build(sizes, devices), example)
     layout.check()
     if sizes["sequence"] > 1 and not getattr(model, "split_rows", True):
-        why = "splits every row, and the model does not state that it takes parts"
-        hint = "give its class split_rows = True once it uses ctx.places and ctx.attend, or use sequence: 1"
+        why = "splits every row, and the model does not declare split_rows"
+        hint = "use sequence: 1, or set split_rows = True in the model's class once it uses ctx.places and ctx.attend"
         raise RecipeError(f"mesh.sequence = {sizes['sequence']} {why}", hint)
     refusal = engine.refusal(layout, len({device.process_index for device in devices}))
     if refusal:
@@ -71,7 +76,7 @@ def assemble(recipe: Recipe, devices: Sequence[Any], example: Example, steps: in
     rate = learning_rate(recipe.optimizer, steps)
     make = states.state_initializer(layout.declared, update, precision.params, recipe.seed)
     shapes = states.abstract(make, update, layout, recipe.optimizer.state_dims)
-    whole = layout.sharding(PartitionSpec())
+    replicated = layout.sharding(PartitionSpec())
 
     def prepare(train: bool) -> Callable[[Batch], Batch]:
         return lambda batch: data.prepare(batch, jax.random.key(recipe.seed), train)
@@ -94,12 +99,12 @@ def assemble(recipe: Recipe, devices: Sequence[Any], example: Example, steps: in
             skip=recipe.guard.not_finite == "skip",
         )
         with precision.tracing():
-            return engine.trace(layout, step, shapes, batch, out=(states.placement(shapes), whole), donate=True)
+            return engine.trace(layout, step, shapes, batch, out=(states.placement(shapes), replicated), donate=True)
 
     def evaluate() -> jax.stages.Traced:
         step = eval_step(engine.sums(layout, loss_of(model, prepare(False), precision), recipe.accumulate))
         rows = batch_shapes(dict(example) | {"weight": WEIGHT}, eval_batch)
         with precision.tracing():
-            return engine.trace(layout, step, shapes, rows, out=whole, donate=False)
+            return engine.trace(layout, step, shapes, rows, out=replicated, donate=False)
 
     return Assembly(recipe, layout, make, shapes, train, evaluate, eval_batch, batch, steps)

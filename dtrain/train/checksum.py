@@ -1,4 +1,4 @@
-"""Whether a state is finite, and a checksum of its bits, computed where it lies."""
+"""Whether a state is finite, and a checksum of its bits, both computed on the devices that hold it."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,17 +15,18 @@ Checksum = tuple[int, int]
 
 @dataclass(frozen=True)
 class StateChecksum:
-    """What is known of a state once the devices are done with it."""
+    """Result of `state_checksum`; the arrays may still be pending on the devices."""
 
     step: int
     finite: Any
-    """bool (leaves,)."""
+    """bool (leaves,): whether all values of each array are finite."""
     sums: Any
-    """uint32 (2,). The same however the state is spread over devices."""
+    """uint32 (2,): the checksum. It does not depend on how the state is sharded."""
     names: tuple[str, ...]
+    """Dotted path of each array."""
 
     def checksum(self) -> Checksum:
-        """Waits for the devices. NotFinite names the arrays that are not finite."""
+        """Wait for the devices and return the two sums. Raises NotFinite with the first array that is not finite."""
         finite, sums = jax.device_get((self.finite, self.sums))
         if not finite.all():
             bad = [name for name, good in zip(self.names, finite, strict=True) if not good]
@@ -35,7 +36,7 @@ class StateChecksum:
 
 
 def state_checksum(step: int, state: State) -> StateChecksum:
-    """Begin to look at a state; the state may be given away as soon as this returns."""
+    """Start to compute the checksum of a state. The state may be donated as soon as this returns."""
     finite, sums = jax.jit(_checksummed, out_shardings=state.step.sharding)(state)
     return StateChecksum(
         step, finite, sums, tuple(dotted(path) for path, _ in jax.tree_util.tree_flatten_with_path(state)[0])
@@ -53,18 +54,19 @@ def _checksummed(state: State) -> tuple[jax.Array, jax.Array]:
 
 @jax.jit  # traced once for all arrays of a shape
 def _sums(x: jax.Array) -> jax.Array:
-    """Two sums modulo 2^32 over the words of an array, each word with its place: uint32 (2,).
+    """Two sums modulo 2^32 over the words of an array, each combined with its flat index: uint32 (2,).
 
-    The first has odd factors, so that no single bit can change unseen; the second mixes (the finalizer
-    of MurmurHash3), so that changes do not cancel out.
+    The first multiplies each word by an odd number, which is invertible modulo 2^32, so a change of one word always
+    changes the sum. The second mixes word and index (finalizer of MurmurHash3), so changes of several words do not
+    cancel.
     """
     bits = x if x.dtype == jnp.bool else jax.lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}")
     words = bits.astype(jnp.uint32)
-    place, stride = jnp.zeros(x.shape, jnp.uint32), 1
+    index, stride = jnp.zeros(x.shape, jnp.uint32), 1  # the index in the whole array, whatever its sharding
     for dim in reversed(range(x.ndim)):
-        place += jax.lax.broadcasted_iota(jnp.uint32, x.shape, dim) * jnp.uint32(stride % 2**32)
+        index += jax.lax.broadcasted_iota(jnp.uint32, x.shape, dim) * jnp.uint32(stride % 2**32)
         stride *= x.shape[dim]
-    mixed = words ^ place * jnp.uint32(0x9E3779B1)
+    mixed = words ^ index * jnp.uint32(0x9E3779B1)
     mixed = (mixed ^ mixed >> 16) * jnp.uint32(0x85EBCA6B)
     mixed = mixed ^ mixed >> 13
-    return jnp.stack([jnp.sum(words * (place * 2 + 1), dtype=jnp.uint32), jnp.sum(mixed, dtype=jnp.uint32)])
+    return jnp.stack([jnp.sum(words * (index * 2 + 1), dtype=jnp.uint32), jnp.sum(mixed, dtype=jnp.uint32)])

@@ -1,4 +1,4 @@
-"""The loop: dispatch a step, fetch the next batch while it runs, tell the hooks."""
+"""The training loop: dispatch a step, fetch the next batch while it runs, call the hooks."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ Step = Callable[[State, Batch], tuple[State, dict[str, Any]]]
 
 @dataclass
 class StepEvent:
-    """What a hook is shown after each step. `metrics` may still be under way on the device."""
+    """What a hook receives after each step. `metrics` may still be pending on the devices."""
 
     step: int
     state: State
@@ -23,11 +23,11 @@ class StepEvent:
     last: bool
     stopping: bool
     results: dict[str, float] = field(default_factory=dict)
-    """What earlier hooks measured at this step."""
+    """Metrics that earlier hooks measured at this step."""
 
 
 class Hook(Protocol):
-    """Something done after a step."""
+    """Called after every step."""
 
     def __call__(self, event: StepEvent) -> None: ...
 
@@ -43,10 +43,10 @@ def loop(
     clock: Clock,
     one_at_a_time: bool,
 ) -> tuple[State, bool]:
-    """Run the steps of `span`, counted from 1; the last state, and whether it was stopped early.
+    """Run the steps of `span`, counted from 1. Returns the last state and whether the run was stopped early.
 
-    At most two steps are in flight, so that memory is bounded and time is honest; pretended devices
-    take one step at a time, since their collectives deadlock when steps overlap.
+    At most two steps are in flight, which bounds memory and keeps measured times correct. With `one_at_a_time` (fake
+    devices) steps do not overlap, since their collectives would deadlock.
     """
     before: dict[str, Any] = {}
     with clock("data"):

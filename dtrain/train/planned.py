@@ -1,4 +1,4 @@
-"""What a plan foretold of a run, held against what the run measures."""
+"""Compare the step time that a plan predicted with the step time that the run measures."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,36 +12,37 @@ from dtrain.train.assembly import Assembly
 
 @dataclass(frozen=True)
 class PlanComparison:
-    """A plan's step."""
+    """The step time that a plan predicted."""
 
     target: str
     tier: str
+    """How the step time was obtained: "compiled" from the compiled program, else estimated."""
     step_ms: float
 
     @property
     def values(self) -> dict[str, float]:
-        """Beside the measured values of a step."""
+        """Metrics that are logged with the measured values of a step."""
         return {"plan/step_ms": self.step_ms}
 
     def against(self, measured_ms: float) -> str:
-        """Both in a line."""
+        """One line with the predicted and the measured step time."""
         difference = measured_ms / self.step_ms - 1
         plan = f"planned {self.step_ms:.3g} ms a step ({self.target}, {self.tier})"
         return f"{plan}, measured {measured_ms:.3g} ms: {difference:+.0%}"
 
 
 def compare_with_plan(place: Folder, assembly: Assembly, devices: Sequence[Any]) -> PlanComparison | None:
-    """The newest plan for these devices, mesh, engine and batch, a compiled one first; None where there is none."""
-    found = []
+    """The newest plan for these devices, mesh, engine and batch, preferably a compiled one; None if there is none."""
+    plans = []
     for path in sorted((path for path in place.plans.glob("*.json") if path.is_file()), key=_written):
         try:
             plan = read_json(path)
             if isinstance(plan, dict) and _same(plan, assembly, devices) and plan["step_seconds"] > 0:
-                found.append(PlanComparison(str(plan["target"]), str(plan["tier"]), 1e3 * float(plan["step_seconds"])))
+                plans.append(PlanComparison(str(plan["target"]), str(plan["tier"]), 1e3 * float(plan["step_seconds"])))
         except (OSError, ValueError, TypeError, KeyError, OverflowError):
-            continue  # a plan that cannot be read is none
-    found.sort(key=lambda one: one.tier == "compiled")
-    return found[-1] if found else None
+            continue  # a damaged plan is ignored
+    plans.sort(key=lambda plan: plan.tier == "compiled")
+    return plans[-1] if plans else None
 
 
 def _written(path: Path) -> float:

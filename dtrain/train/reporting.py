@@ -1,4 +1,4 @@
-"""Where measured values go: the console, metrics.jsonl and the recipe's trackers."""
+"""Send measured values to the console, metrics.jsonl and the recipe's trackers."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -26,9 +26,9 @@ def reporter(
     span: tuple[int, int],
     planned: PlanComparison | None,
 ) -> tuple[Callable[[int, dict[str, float]], None], Callable[[], None]]:
-    """A function that takes a step's number and its values, and one that returns when all of them are on the disk.
+    """Returns `report(step, values)`, and a function that waits until all reported values are on disk.
 
-    Only process 0 writes; `span` has the first and last step. `stack` closes the trackers.
+    Only process 0 writes. `span` has the first and the last step; `stack` closes the trackers.
     """
     recipe, steps, trackers, (start, end) = assembly.recipe, assembly.steps, [], span
     sync: Callable[[], None] = lambda: None  # noqa: E731

@@ -1,4 +1,4 @@
-"""The state of a run: step, parameters, optimizer state, and nothing else."""
+"""The state of a run: step, parameters and optimizer state, and nothing else."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from dtrain.models.nn.param import Tree, dotted
 from dtrain.parallel.rules import Layout
 
 FEW = 4096
-"""Values of an array that belongs to no parameter and is replicated without more ado."""
+"""Largest array of optimizer state, in values, that belongs to no parameter and is replicated without asking."""
 
 if TYPE_CHECKING:
     import optax
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @partial(jax.tree_util.register_dataclass, data_fields=["step", "params", "optimizer"], meta_fields=[])
 @dataclass(frozen=True)
 class State:
-    """`step` counts the updates done, int32 ()."""
+    """`step` counts the updates so far, int32 ()."""
 
     step: Any
     params: Tree
@@ -34,9 +34,9 @@ class State:
 def state_initializer(
     declared: Tree, update: "optax.GradientTransformation", dtype: str, seed: int
 ) -> Callable[..., State]:
-    """A function that makes the first state, of parameters that are given or else drawn.
+    """A function `make(given)` that creates the initial state, from given parameters or from random initial values.
 
-    It is traced only, so that no array is born whole.
+    It is only ever traced, so that every array is created sharded and never in full on one device.
     """
 
     def make(given: Tree | None = None) -> State:
@@ -54,9 +54,9 @@ def abstract(
 ) -> State:
     """The state as shapes with their shardings.
 
-    What the optimizer keeps for a parameter, of the same shape, is laid out as the parameter. Arrays of another
-    shape are laid out by the names that `dims` (an optimizer's `state_dims`) gives to theirs. RecipeError where
-    it gives none: nothing that may be large is replicated silently.
+    Optimizer state with the shape of its parameter is sharded like the parameter. Arrays of other shapes are sharded
+    by the dim names that `dims` (an optimizer's `state_dims`) gives them. Raises RecipeError if it gives none, since
+    no array that may be large is replicated silently.
     """
     import optax
 
@@ -64,17 +64,17 @@ def abstract(
 
     def like(leaf: Any, param: Any, spec: PartitionSpec) -> Any:
         if isinstance(leaf, optax.MaskedNode):
-            return leaf  # of a parameter that another part of the optimizer serves
+            return leaf  # this parameter belongs to another part of the optimizer
         known = leaf.shape == param.shape or leaf.size <= 1
         return _placed(leaf, layout.sharding(spec if leaf.shape == param.shape else PartitionSpec()) if known else None)
 
     def other(leaf: Any) -> Any:
         return _placed(leaf, replicated if leaf.size <= FEW else None)
 
-    def named(part: Any, found: Any) -> Any:
+    def named(part: Any, placed: Any) -> Any:
         names = dims(layout.declared, part)
         if names is None:
-            return found
+            return placed
         spec = lambda leaf, text: _placed(leaf, layout.sharding(layout.spec(text.split())))  # noqa: E731
         return jax.tree.map(spec, part, names)
 
@@ -96,16 +96,16 @@ def _placed(leaf: Any, sharding: Any) -> jax.ShapeDtypeStruct:
 def _refuse_unplaced(optimizer: Any, layout: Layout) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(optimizer):
         if leaf.sharding is None:
-            what = f"the optimizer keeps {dotted(path)} {leaf.shape}, which is shaped as no parameter"
-            message = f"{what}, and does not state how it is laid over {layout.mesh.size if layout.mesh else 1} devices"
-            raise RecipeError(message, "give the optimizer a state_dims that names the dims of such arrays")
+            what = f"optimizer state {dotted(path)} {leaf.shape} does not have the shape of a parameter"
+            message = f"{what}, so its sharding over {layout.mesh.size if layout.mesh else 1} devices is unknown"
+            raise RecipeError(message, "define state_dims in the optimizer, which names the dims of such arrays")
 
 
 def create_state(make: Callable[..., State], shapes: State, given: Tree | None = None) -> State:
-    """The first state, of parameters that are given or else drawn, each array made in its place."""
+    """Create the initial state, from given parameters or random initial values; each array is created sharded."""
     return jax.jit(make, out_shardings=placement(shapes))(given)
 
 
 def placement(tree: Any) -> Any:
-    """The sharding of every array."""
+    """The sharding of every array in the tree."""
     return jax.tree.map(lambda leaf: leaf.sharding, tree)

@@ -24,7 +24,7 @@ Prepare = Callable[[Batch], Batch]
 
 
 def loss_of(model: Model, prepare: Prepare, precision: Precision) -> LossFn:
-    """The model's loss on prepared examples, each number in its precision."""
+    """The model's loss as a function of (params, batch, ctx), on prepared examples, with the recipe's precision."""
     declared = model.params()
 
     def loss(params: Tree, batch: Batch, ctx: Context) -> Loss:
@@ -39,31 +39,32 @@ def train_step(
 ) -> Callable[[State, Batch], tuple[State, Metrics]]:
     """(state, batch) → the next state and the metrics of this step.
 
-    With `skip`, an update from a loss or gradients that are not finite is left out.
+    Gradients are of the mean loss: sums over the global batch, divided once by the sum of weights. With `skip`, an
+    update whose loss or gradients are not finite is skipped.
     """
     import optax
 
     def step(state: State, batch: Batch) -> tuple[State, Metrics]:
-        found, gradients = grads(state.params, batch)
-        weight = divisor(found.weight)
+        loss, gradients = grads(state.params, batch)
+        weight = divisor(loss.weight)
         gradients = jax.tree.map(lambda g: g / weight.astype(g.dtype), gradients)
         norm = optax.tree.norm(zero_frozen(gradients, declared))
-        finite = jnp.isfinite(found.sum) & jnp.isfinite(norm)
+        finite = jnp.isfinite(loss.sum) & jnp.isfinite(norm)
 
         def updated() -> tuple[Tree, Any]:
             updates, optimizer = update.update(gradients, state.optimizer, state.params, step=state.step)
             return optax.apply_updates(state.params, updates), optimizer
 
-        kept = lambda: (state.params, state.optimizer)  # noqa: E731
-        params, optimizer = jax.lax.cond(finite, updated, kept) if skip else updated()
-        metrics = means(found) | {"grad_norm": norm, "lr": rate(state.step), "finite": finite}
+        unchanged = lambda: (state.params, state.optimizer)  # noqa: E731
+        params, optimizer = jax.lax.cond(finite, updated, unchanged) if skip else updated()
+        metrics = means(loss) | {"grad_norm": norm, "lr": rate(state.step), "finite": finite}
         return State(state.step + 1, params, optimizer), metrics
 
     return step
 
 
 def eval_step(sums: Sums) -> Callable[[State, Batch], Loss]:
-    """(state, batch) → sums over the batch, with the averaged parameters where they are kept."""
+    """(state, batch) → sums over the batch, with the averaged parameters if the optimizer keeps them."""
 
     def step(state: State, batch: Batch) -> Loss:
         return sums(averaged(state.optimizer, state.params), batch)
@@ -71,12 +72,12 @@ def eval_step(sums: Sums) -> Callable[[State, Batch], Loss]:
     return step
 
 
-def means(found: Loss) -> dict[str, Any]:
-    """Loss and metrics as means over what was weighed; 0 where nothing was."""
-    weight = divisor(found.weight)
-    return {name: value / weight for name, value in {"loss": found.sum, **found.metrics}.items()}
+def means(loss: Loss) -> dict[str, Any]:
+    """Loss and metrics as weighted means; 0 if the total weight is 0."""
+    weight = divisor(loss.weight)
+    return {name: value / weight for name, value in {"loss": loss.sum, **loss.metrics}.items()}
 
 
 def divisor(weight: jax.Array) -> jax.Array:
-    """What sums are divided by: their weight, or 1 where that is 0 and the sums with it."""
+    """The weight to divide sums by, or 1 if it is 0: then the sums are 0 as well."""
     return jnp.where(weight > 0, weight, 1)

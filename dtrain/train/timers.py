@@ -1,4 +1,4 @@
-"""Where the time of a run goes."""
+"""Measure how much time a run spends in each section."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -12,8 +12,9 @@ class Clock:
 
     spent: dict[str, float] = field(default_factory=dict)
     entered: Callable[[str], object] = str
-    """Told of each section that begins."""
+    """Called with the name of each section that begins."""
     _resting: tuple[str, float] | None = None
+    """The section of an open `rest`, and the clock at its start less all seconds counted until then."""
 
     @contextmanager
     def __call__(self, section: str) -> Iterator[None]:
@@ -27,7 +28,7 @@ class Clock:
 
     @contextmanager
     def rest(self, section: str) -> Iterator[None]:
-        """Count as this section what is spent inside and in no other section."""
+        """Attribute time spent inside, but in no other section, to this section."""
         self._resting = section, time.perf_counter() - sum(self.spent.values())
         try:
             yield
@@ -35,7 +36,7 @@ class Clock:
             self.spent, self._resting = self.now(), None
 
     def now(self) -> dict[str, float]:
-        """What was spent so far, the rest that is under way included."""
+        """Seconds by section so far, including those of an open `rest`."""
         if self._resting is None:
             return dict(self.spent)
         section, mark = self._resting
@@ -43,9 +44,9 @@ class Clock:
         return self.spent | {section: self.spent.get(section, 0.0) + rest}
 
     def add(self, section: str, seconds: float) -> None:
-        """Count seconds that were measured elsewhere."""
+        """Add seconds that were measured elsewhere."""
         self.spent[section] = self.spent.get(section, 0.0) + seconds
 
     def of(self, *sections: str) -> float:
-        """Seconds spent in these sections together."""
+        """Total seconds spent in these sections."""
         return sum(self.spent.get(section, 0.0) for section in sections)

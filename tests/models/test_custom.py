@@ -111,7 +111,7 @@ def test_checking_does_not_run_its_code(dtrain: Dtrain, tmp_path: Path) -> None:
     ("name", "more", "message"),
     [
         ("Mean", (), "examples of weight 0 change the loss: its sum is"),
-        ("Pairs", ("mesh.data=4", "--devices", "4"), "the loss is no sum over examples: its sum is"),
+        ("Pairs", ("mesh.data=4", "--devices", "4"), "the loss is not a sum over examples: its sum is"),
         ("Forgetful", (), "a parameter is used before it is gathered"),
         ("Recurrent", ("engine=shard_map", "--devices", "2"), "dtrain.vary"),
         ("Whole", (), "params() returns count: ndarray; every leaf must be a Param"),
@@ -156,7 +156,7 @@ def test_a_model_that_does_not_declare_split_rows_is_refused_on_sequence(dtrain:
     (tmp_path / "words.txt").write_text("to be or not to be " * 400)
     (tmp_path / "text.yaml").write_text(LANGUAGE)
     done = dtrain("run", "text.yaml", "--devices", "2", code=2)
-    assert "mesh.sequence = 2 splits every row, and the model does not state that it takes parts" in done.stderr
+    assert "mesh.sequence = 2 splits every row, and the model does not declare split_rows" in done.stderr
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The checksum of a state: the same wherever it lies, another for every bit."""
+"""The checksum of a state: independent of its sharding, different for every changed bit."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""A save that is due by time: at the same step in every process."""
+"""A save that is due by time happens at the same step in every process."""
 
 from collections.abc import Callable
 

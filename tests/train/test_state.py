@@ -1,4 +1,4 @@
-"""Where the optimizer's state lies on a mesh."""
+"""The sharding of the optimizer's state on a mesh."""
 
 import jax
 import jax.numpy as jnp
@@ -39,5 +39,5 @@ def test_state_of_another_shape_than_its_parameter_is_refused_where_nothing_lays
         return optax.TraceState(jax.tree.map(lambda p: jnp.zeros((8, *p.shape)), params))
 
     update, on = optax.GradientTransformation(init, lambda u, s, _=None: (u, s)), layout()
-    with pytest.raises(RecipeError, match=r"the optimizer keeps trace.blocks.key.weight \(8, 4, 32, 2, 8\)"):
+    with pytest.raises(RecipeError, match=r"optimizer state trace.blocks.key.weight \(8, 4, 32, 2, 8\)"):
         state.abstract(state.state_initializer(on.declared, update, "float32", 0), update, on)

@@ -1,4 +1,4 @@
-"""A step divides its sums by their weight once, whatever the weight."""
+"""A step divides its sums by their weight once, including a weight of 0."""
 
 import jax
 import numpy as np

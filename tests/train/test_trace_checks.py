@@ -14,7 +14,7 @@ def test_large_constants_are_found_however_deep() -> None:
         ]
 
     found = baked_constants(jax.jit(step).trace(jnp.ones(500)), 1.0)
-    assert found == ["the step carries float32[600, 500], 1.2 MB, as a constant; pass it in as an argument"]
+    assert found == ["the step has float32[600, 500], 1.2 MB, as a constant; pass it in as an argument"]
     assert baked_constants(jax.jit(step).trace(jnp.ones(500)), 2.0) == []
 
 
@@ -22,7 +22,7 @@ def test_a_trace_that_changes_is_found() -> None:
     draws = iter(range(10))
     trace = lambda: jax.jit(lambda x: x * next(draws)).trace(jnp.ones(3))  # noqa: E731
     found = trace_differences(trace, trace())
-    assert "not a function of its arguments" in found[0]
+    assert "something other than its arguments" in found[0]
     assert len(found) > 1
     pure = lambda: jax.jit(lambda x: x * 2).trace(jnp.ones(3))  # noqa: E731
     assert trace_differences(pure, pure()) == []
