@@ -1,1 +1,1 @@
-"""Saving the state of a run and getting it back."""
+"""Save and restore the state of a run."""

@@ -1,4 +1,4 @@
-"""How a save becomes a checkpoint: each process digests its share, the first writes the manifest, last of all."""
+"""Commit a save: each process digests its share of the files, then process 0 writes the manifest, last of all."""
 
 import json
 import os
@@ -14,13 +14,14 @@ from dtrain.core import fault_injection
 from dtrain.core.run_dir import overwrite
 
 POLL, PATIENCE = 0.01, 1200.0
-"""Seconds between looks for the parts of other processes, and how long they are waited for."""
+"""Seconds between polls for the files of other processes, and the longest wait for them."""
 
 
 def commit(folder: Path, pending: Manifest, rank: int, processes: int, holds: Callable[[], None]) -> None:
-    """Called in every process once all of the step's `folder` is written; OSError where others do not do their part.
+    """Called in every process once all files of the step's `folder` are written.
 
-    `holds` raises where this run is no longer the one that may write.
+    `holds` raises if this run no longer holds the lock of its folder. Raises OSError if other processes do not finish
+    their part in time, or if files changed meanwhile.
     """
     state = folder / "state"
     mine = retried(lambda: manifest.digests(state, manifest.share(manifest.files_of(state), rank, processes)))
@@ -28,13 +29,13 @@ def commit(folder: Path, pending: Manifest, rank: int, processes: int, holds: Ca
     if rank:
         _until((folder / manifest.NAME).exists, f"process 0 did not commit step {pending.step}")
         return
-    parts = [_part(folder, one) for one in range(processes)]
+    parts = [_part(folder, other) for other in range(processes)]
     _until(lambda: all(part.exists() for part in parts), f"not every process digested its part of step {pending.step}")
     files = {f"state/{path}": digest for part in parts for path, digest in json.loads(part.read_text()).items()}
     for part in parts:
         part.unlink()
     if {f"state/{path}" for path in manifest.files_of(state)} != files.keys():
-        raise OSError(f"files of step {pending.step} came or went while they were digested")
+        raise OSError(f"files of step {pending.step} were added or removed while they were digested")
     retried(lambda: fault_injection.strike("save:commit", rank))
     holds()
     retried(lambda: replace(pending, files=files).write(folder))
@@ -46,7 +47,7 @@ def commit(folder: Path, pending: Manifest, rank: int, processes: int, holds: Ca
 
 
 def all_agree(mine: bool, processes: int) -> bool:
-    """Whether it is so in every process; each waits for the others here."""
+    """Whether `mine` is true in every process. A barrier: each process waits for the others."""
     if processes == 1:
         return mine
     import numpy as np
@@ -68,7 +69,7 @@ def _until(done: Callable[[], bool], failure: str) -> None:
 
 
 def _sync(path: Path) -> None:
-    """What was written to the file, or renamed in the folder, is on disk when this returns."""
+    """fsync a file, or a folder after a rename in it."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,4 +1,4 @@
-"""Where a saved state and a wanted one differ."""
+"""Differences between a saved state and the state that a recipe needs."""
 
 from typing import Any
 
@@ -9,13 +9,13 @@ from dtrain.models.nn.param import dotted
 
 
 def differences(stored: Any, shapes: Any) -> list[str]:
-    """Where stored arrays and wanted ones differ: missing, too many, or of other shape or dtype."""
+    """One line for each array that is missing, unexpected, or of another shape or dtype."""
     have = {dotted(path): _kind(x) for path, x in _leaves(stored.tree)}
     want = {dotted(path): _kind(x) for path, x in _leaves(shapes)}
     have |= {name: _kind(UNREAD) for name in have.keys() & want.keys() if want[name] == _kind(UNREAD)}
-    found = [f"{name}: saved, but not in the recipe" for name in sorted(have.keys() - want.keys())]
-    found += [f"{name}: in the recipe, but not saved" for name in sorted(want.keys() - have.keys())]
-    return found + [
+    lines = [f"{name}: saved, but not in the recipe" for name in sorted(have.keys() - want.keys())]
+    lines += [f"{name}: in the recipe, but not saved" for name in sorted(want.keys() - have.keys())]
+    return lines + [
         f"{name}: saved as {have[name][1]}{list(have[name][0])}, the recipe has {want[name][1]}{list(want[name][0])}"
         for name in sorted(have.keys() & want.keys())
         if have[name] != want[name]

@@ -1,4 +1,4 @@
-"""Faults of the disk while a checkpoint is written or read: one line each, with the operating system's own reason."""
+"""Report disk errors while a checkpoint is written or read: once each, with the reason of the operating system."""
 
 import logging
 import sys
@@ -13,43 +13,48 @@ from dtrain.core.errors import OS_CODE, DtrainError, EnvironmentFault, cause, wa
 
 @contextmanager
 def writing(path: Path, step: int, holds: Callable[[], None]) -> Iterator[None]:
-    """EnvironmentFault where a step cannot be written to this folder of checkpoints. `holds` raises where the
-    run may no longer write there."""
+    """Raise EnvironmentFault if a step cannot be written to this folder of checkpoints.
+
+    `holds` raises if the run no longer holds the lock of its folder; that error then takes precedence.
+    """
     try:
         yield
     except (OSError, ValueError) as error:
         holds()
-        hint = "; ".join(part for part in ("earlier checkpoints were not touched", way_out(error)) if part)
+        hint = "; ".join(part for part in ("earlier checkpoints are unchanged", way_out(error)) if part)
         raise EnvironmentFault(f"could not save step {step} to {path}: {cause(error)}", hint) from error
 
 
 @contextmanager
 def reading(place: Path) -> Iterator[None]:
-    """EnvironmentFault where a checkpoint whose bytes are as they were written cannot be read."""
+    """Raise EnvironmentFault if a checkpoint whose files match its manifest cannot be restored."""
     try:
         yield
     except DtrainError:
         raise
-    except Exception as error:  # orbax raises bare Exception, and much else
+    except Exception as error:  # orbax raises many types, bare Exception included
         message = f"checkpoint {place.parent} matches its manifest but cannot be restored: {cause(error)}"
-        raise EnvironmentFault(message, "it is left as it is; look for memory, open files, the file system") from error
+        hint = "the checkpoint is unchanged; check free memory, the limit of open files and the file system"
+        raise EnvironmentFault(message, hint) from error
 
 
 def discard(checkpoints: Path, step: int, holds: Callable[[], None]) -> None:
-    """Remove a step that was half written, so that a full disk does not stay full. `holds` raises where another
-    run writes there, or where the run folder was moved."""
-    made_again: list[Path] = []
+    """Remove a partly written step, so that a full disk does not stay full.
+
+    `holds` raises Locked if another run holds the lock, EnvironmentFault if the run folder was moved.
+    """
+    recreated: list[Path] = []
     try:
         holds()
     except EnvironmentFault:
-        made_again = [checkpoints, checkpoints.parent]  # orbax has made the moved folder again
+        recreated = [checkpoints, checkpoints.parent]  # orbax has created the moved folder again
     incomplete.drop(checkpoints, step)
-    for folder in made_again:
-        folder.rmdir()  # which takes none that holds anything
+    for folder in recreated:
+        folder.rmdir()  # fails if it is not empty
 
 
 class _Repeated(logging.Filter):
-    """Drops what orbax and asyncio log of an error of a save that is also raised."""
+    """Drops log records of orbax and asyncio about an error of a save that is also raised."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         _, error, trace = record.exc_info or (None, None, None)
@@ -66,9 +71,9 @@ _REPEATED = _Repeated()
 
 @contextmanager
 def once() -> Iterator[None]:
-    """While inside, an error of a save is shown once, not by each thread that it passes through."""
+    """Inside this context, an error of a save is shown once, not by each thread that it passes through."""
     for name in ("absl", "asyncio"):
-        logging.getLogger(name).addFilter(_REPEATED)  # and stays: futures are logged when they are collected
+        logging.getLogger(name).addFilter(_REPEATED)  # stays: asyncio logs at garbage collection
     before = sys.unraisablehook
 
     def hook(shown: "sys.UnraisableHookArgs") -> None:

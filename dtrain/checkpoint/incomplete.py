@@ -1,9 +1,9 @@
-"""Folders of steps that are being written or deleted: each has a marker beside it, so that none is ever renamed.
+"""Marker files for steps that are being written or deleted, so that no folder is ever renamed.
 
-    checkpoints/.incomplete-120    what is in checkpoints/120 counts only where a manifest is there too
+    checkpoints/.incomplete-120    checkpoints/120 is a checkpoint only if it also has a manifest
 
-On a plain bucket a folder is renamed object by object: a process that dies in between leaves two halves.
-A marker is one object, as a manifest is.
+On a bucket without atomic folder renames a folder is renamed object by object: a process that is killed meanwhile
+leaves two halves. A marker is a single object, as a manifest is.
 """
 
 import shutil
@@ -13,11 +13,11 @@ from dtrain.core import fault_injection
 from dtrain.core.run_dir import INCOMPLETE, MANIFEST, is_step, marker
 
 FORMER = (".trash", ".unfinished")
-"""Where earlier versions kept steps that were being deleted or written."""
+"""Folders in which earlier versions had steps that were being deleted or written."""
 
 
 def begin(checkpoints: Path, step: int) -> Path:
-    """An empty folder for a step that is about to be written."""
+    """Create an empty folder, with a marker, for a step that is about to be written."""
     folder = checkpoints / str(step)
     marker(checkpoints, step).touch()
     empty(folder)
@@ -26,12 +26,12 @@ def begin(checkpoints: Path, step: int) -> Path:
 
 
 def end(checkpoints: Path, step: int) -> None:
-    """The step's manifest is written: what it names counts."""
+    """Remove the marker of a step whose manifest is written or whose folder is deleted."""
     marker(checkpoints, step).unlink(missing_ok=True)
 
 
 def retire(checkpoints: Path, step: int) -> None:
-    """Delete a step, its manifest first: from then on it counts no more."""
+    """Delete a step, its manifest first: without that it is not a checkpoint any more."""
     marker(checkpoints, step).touch()
     (checkpoints / str(step) / MANIFEST).unlink(missing_ok=True)
     fault_injection.strike("retire")
@@ -39,14 +39,14 @@ def retire(checkpoints: Path, step: int) -> None:
 
 
 def drop(checkpoints: Path, step: int) -> None:
-    """Delete what lies in the folder of an incomplete step; the marker goes last."""
+    """Delete the folder of an incomplete step, then its marker."""
     empty(checkpoints / str(step))
     if not (checkpoints / str(step)).exists():
         end(checkpoints, step)
 
 
 def sweep(checkpoints: Path) -> None:
-    """Delete what an earlier start was writing or deleting when it died."""
+    """Delete the steps that an earlier start was writing or deleting when it ended."""
     for name in FORMER:
         empty(checkpoints / name)
     for path in sorted(checkpoints.glob(f"{INCOMPLETE}*")):
@@ -58,6 +58,6 @@ def sweep(checkpoints: Path) -> None:
 
 
 def empty(folder: Path) -> None:
-    """Delete a folder and what is in it; a link is left alone."""
+    """Delete a folder and its contents; a symbolic link is not followed or deleted."""
     if folder.is_dir() and not folder.is_symlink():
         shutil.rmtree(folder, ignore_errors=True)

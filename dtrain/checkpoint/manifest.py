@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself, written last: every file with its size and digest, and how the state came to be."""
+"""The manifest of a checkpoint, written last: size and digest of every file, and the conditions of the run."""
 
 import errno
 import hashlib
@@ -18,7 +18,7 @@ FORMAT = 1
 
 
 class CorruptCheckpoint(Exception):
-    """A checkpoint is not what its manifest says, or has none; the text says how."""
+    """A checkpoint has no manifest or does not match it; the text describes the difference."""
 
 
 @dataclass(frozen=True)
@@ -27,17 +27,19 @@ class Manifest:
 
     step: int
     about: Mapping[str, Any]
-    """Recipe, data, topology, versions, examples: plain values."""
+    """Recipe, data, topology, versions, progress, as JSON values; see `dtrain.train.provenance.about`."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     checksum: Sequence[int] = ()
-    """Of the state's bits, as computed on the devices; () where none was."""
+    """Checksum of the state's bits, computed on the devices; () if there is none."""
     files: Mapping[str, tuple[int, str]] = field(default_factory=dict)
-    """Bytes and SHA-256 of every file, by its path inside the checkpoint."""
+    """Bytes and SHA-256 of every file, by path inside the checkpoint."""
     format: int = FORMAT
 
     def write(self, folder: Path) -> None:
-        """Put it into the folder in one step, on disk when this returns. A file is renamed, never a folder: on a
-        bucket that is one object, which is there whole or not at all."""
+        """Write the manifest atomically, with fsync.
+
+        A file is renamed, not a folder: on a bucket that is a single object, which exists completely or not at all.
+        """
         values = asdict(self)
         values["sha256"] = _digest_of(values)
         part = folder / f"{NAME}.part"
@@ -49,15 +51,17 @@ class Manifest:
 
 
 def read(folder: Path) -> Manifest:
-    """The manifest of a checkpoint. Unsound where it is missing or damaged itself; OSError where the machine,
-    and not the checkpoint, is at fault."""
+    """Read the manifest of a checkpoint.
+
+    Raises CorruptCheckpoint if it is missing or damaged, OSError if the machine is at fault and not the checkpoint.
+    """
     try:
         values = read_json(folder / NAME)
         digest = values.pop("sha256")
         if _digest_of(values) != digest:
             raise CorruptCheckpoint("its manifest was changed after it was written")
         files = {path: (int(size), str(digest)) for path, (size, digest) in values["files"].items()}
-        found = Manifest(**values | {"files": files})
+        manifest = Manifest(**values | {"files": files})
     except FileNotFoundError:
         raise CorruptCheckpoint("it has no manifest: its save was never finished") from None
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
@@ -66,59 +70,59 @@ def read(folder: Path) -> Manifest:
         if error.errno not in OTHER_KIND:
             raise
         raise CorruptCheckpoint(f"its manifest cannot be read: {error.strerror}") from error
-    if found.format != FORMAT:
-        raise CorruptCheckpoint(f"its manifest has format {found.format}; this dtrain reads {FORMAT}")
-    if str(found.step) != folder.name and folder.name.isdecimal():
+    if manifest.format != FORMAT:
+        raise CorruptCheckpoint(f"its manifest has format {manifest.format}; this version of dtrain reads {FORMAT}")
+    if str(manifest.step) != folder.name and folder.name.isdecimal():
         raise CorruptCheckpoint(
-            f"it holds step {found.step}, renamed or copied; under the name {found.step} it can be used"
+            f"it has step {manifest.step}, renamed or copied; rename it to {manifest.step} to use it"
         )
-    return found
+    return manifest
 
 
 def files_of(folder: Path) -> dict[str, int]:
-    """Bytes of every file under a checkpoint, its manifest left out, by its path inside."""
-    found = (path for path in sorted(folder.rglob("*")) if path.is_file() and path != folder / NAME)
-    return {str(path.relative_to(folder)): path.stat().st_size for path in found}
+    """Bytes of every file of a checkpoint except its manifest, by path inside it."""
+    paths = (path for path in sorted(folder.rglob("*")) if path.is_file() and path != folder / NAME)
+    return {str(path.relative_to(folder)): path.stat().st_size for path in paths}
 
 
 def share(files: Mapping[str, int], rank: int, processes: int) -> list[str]:
-    """The files that one of several processes digests: about as many bytes as each other's."""
+    """The files that this process digests: by size, every `processes`-th one, so that all shares have similar bytes."""
     return sorted(files, key=lambda path: (-files[path], path))[rank::processes]
 
 
 def digests(folder: Path, paths: Iterable[str]) -> dict[str, tuple[int, str]]:
-    """Bytes and SHA-256 of some of a checkpoint's files."""
-    found = {}
+    """Bytes and SHA-256 of these files of a checkpoint."""
+    result = {}
     for path in paths:
         with (folder / path).open("rb") as file:
-            found[path] = (os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest())
-    return found
+            result[path] = (os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest())
+    return result
 
 
 def check(folder: Path, rank: int, processes: int) -> Manifest:
-    """The manifest, once sizes of all files and the digests of this process's share were found to be as it says.
+    """Compare the sizes of all files, and the digests of this process's share, with the manifest, and return it.
 
-    Unsound where they are not; OSError where the machine, and not the checkpoint, is at fault.
+    Raises CorruptCheckpoint if they differ, OSError if the machine is at fault and not the checkpoint.
     """
     recorded = read(folder)
     for path, (size, _) in recorded.files.items():
         try:
-            found = (folder / path).stat()
+            info = (folder / path).stat()
         except OSError as error:
             if error.errno not in OTHER_KIND | {errno.ENOENT}:
                 raise
             raise CorruptCheckpoint(f"{path} is missing") from None
-        if not stat.S_ISREG(found.st_mode):
-            raise CorruptCheckpoint(f"{path} is no file")
-        if found.st_size != size:
-            raise CorruptCheckpoint(f"{path} has {found.st_size:,} bytes, {size:,} were written")
+        if not stat.S_ISREG(info.st_mode):
+            raise CorruptCheckpoint(f"{path} is not a regular file")
+        if info.st_size != size:
+            raise CorruptCheckpoint(f"{path} has {info.st_size:,} bytes, {size:,} were written")
     mine = share({path: size for path, (size, _) in recorded.files.items()}, rank, processes)
     try:
         read_back = digests(folder, mine)
     except OSError as error:
         if error.errno != errno.EIO:
             raise
-        raise CorruptCheckpoint(f"its medium fails: {error}") from error
+        raise CorruptCheckpoint(f"the storage device reports an error: {error}") from error
     changed = [path for path in mine if read_back[path] != recorded.files[path]]
     if changed:
         raise CorruptCheckpoint(f"{changed[0]} was changed after it was written")

@@ -1,4 +1,4 @@
-"""When state is saved, and which of it is kept: the recipe's section."""
+"""The recipe section `checkpoint`: when the state is saved and which checkpoints are kept."""
 
 import math
 from collections.abc import Mapping
@@ -10,23 +10,24 @@ from dtrain.core.types import Natural, NonNegative, Positive, Seconds
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """When state is saved and which of it is kept. It is always saved at the end and when stopped."""
+    """When the state is saved and which checkpoints are kept. It is always saved at the end and when stopped."""
 
     every: Natural = 0
-    """Steps between saves; 0 does not count steps."""
+    """Steps between saves; 0 saves by time only."""
     minutes: NonNegative = 10.0
-    """Minutes between saves, whatever `every` is; 0 does not look at the clock."""
+    """Minutes between saves, in addition to `every`; 0 saves by steps only."""
     keep: Positive = 2
-    """The newest so many are kept."""
+    """How many of the newest checkpoints are kept."""
     best: str | None = None
-    """Keep the best by this metric too: `eval/accuracy`, or one that a custom model returns."""
+    """Also keep the best checkpoint by this metric: `eval/accuracy`, or one that a custom model returns."""
     grace: Seconds = 30.0
-    """Seconds that a preempted machine is left; a save that takes longer is warned of."""
+    """Seconds that a preempted machine has before it is stopped; a save that takes longer gives a warning."""
 
     def superfluous(self, ranks: Mapping[int, float | None], rising: Mapping[str, bool]) -> list[int]:
-        """Of the saved steps, each with the metric of `best` where it was measured, those that need not be kept.
+        """The saved steps that can be deleted.
 
-        `rising`: the metrics that the model declares, with whether more is better.
+        `ranks`: every saved step with its value of `best`, or None. `rising`: the metrics that the model declares, with
+        whether higher is better. If that is unknown, every step with a value is kept.
         """
         known = {step: rank for step, rank in ranks.items() if rank is not None and math.isfinite(rank)}
         up = higher_is_better(self.best or "", rising)

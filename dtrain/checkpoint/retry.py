@@ -1,4 +1,4 @@
-"""Once more, after a pause, where a file system that is reached over a network falters."""
+"""Retry an operation after a transient error of a network file system."""
 
 import errno
 import time
@@ -9,13 +9,13 @@ TRANSIENT = {
     errno.EAGAIN, errno.EBUSY, errno.ECONNRESET, errno.EINTR, errno.EREMOTEIO, errno.ESTALE, errno.ETIMEDOUT,
 }  # fmt: skip
 PAUSES = (0.2, 1.0, 5.0)
-"""Seconds before each further try."""
+"""Seconds before each retry."""
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
-def retried(do: Callable[[], Found]) -> Found:
-    """What `do` gives. The last OSError where it fails for good, or for a reason that will not pass."""
+def retried(do: Callable[[], Result]) -> Result:
+    """The result of `do`, retried after transient errors. Raises the OSError if it persists or is not transient."""
     for pause in PAUSES:
         try:
             return do()

@@ -1,1 +1,1 @@
-"""Processes of this machine: the supervisor, its process group, `verify`, `doctor`."""
+"""The processes of this machine: supervisor, process group, `verify`, `doctor`."""

@@ -1,4 +1,4 @@
-"""Local processes that train together: started, watched, and taken down together."""
+"""Local processes that train together: started, monitored and terminated together."""
 
 import os
 import re
@@ -22,35 +22,37 @@ from dtrain.core.run_dir import Folder
 from dtrain.parallel.rendezvous import LOOPBACK
 
 POLL = 0.02
+"""Seconds between polls of the processes."""
 LOOK = 0.5
-"""Seconds between looks at the signs of life."""
+"""Seconds between reads of the heartbeats."""
 GRACE = 120.0
-"""Seconds that processes which agreed to stop are given to save."""
+"""Seconds that processes have to save after they agreed to stop."""
 UNSTARTED = 5.0
-"""Seconds that the others are given where one stopped before its first step: there is nothing to save."""
+"""Seconds that the other processes have to exit if one stopped before its first step: there is nothing to save."""
 TAIL = 12
+"""Lines of output that are shown of a process that failed."""
 NOISE = re.compile(rb"^\[Gloo\]|peer ranks|preemption_notifier\.cc")
-"""Lines in which Gloo counts its peers, and JAX notes a signal that the run answers by itself."""
+"""Lines to drop: Gloo counts its peers, and JAX logs a signal that the run reports itself."""
 
 
 @dataclass(frozen=True)
 class End:
-    """How one start of the run ended: the exit code, which process was first, and why."""
+    """How one start of the run ended: exit code, the process that ended first, and the cause."""
 
     code: int
     rank: int = 0
     cause: str = ""
     elsewhere: bool = False
-    """On another machine, for good."""
+    """Whether the run ended on another machine, and must not be restarted."""
     peer: bool = False
-    """Perhaps because a process on another host is gone: that one is not known here."""
+    """Whether the cause may be the loss of a process on another host, which this host cannot identify."""
     unstarted: bool = False
-    """Stopped before it had met the others, which cannot know."""
+    """Whether the process stopped before the rendezvous, so that the other hosts do not notice."""
 
 
 @dataclass
 class ProcessGroup:
-    """The processes of this machine, in the order of their ranks. The first speaks."""
+    """The processes of this machine, by rank. The output of the first is shown, that of the others goes to logs."""
 
     logs: Path
     place: Folder
@@ -58,14 +60,14 @@ class ProcessGroup:
     members: list[subprocess.Popen[bytes]] = field(default_factory=list)
     relays: list[threading.Thread] = field(default_factory=list)
     before: dict[int, heartbeat.Heartbeat | None] = field(default_factory=dict)
-    """What each process's predecessor said last: no sign of life of this one."""
+    """The last heartbeat of each process's predecessor, which is not one of this process."""
     signs: dict[int, tuple[int, float]] = field(default_factory=dict)
-    """The number of each process's last sign of life, and when it was first seen here."""
+    """Number of each process's last heartbeat, and the local time when it was first read."""
 
     def start(self, arguments: Sequence[str], info: ProcessInfo, more: Mapping[str, str]) -> None:
-        """Start one process with these variables besides its own."""
+        """Start one process; `more` are additional environment variables."""
         self.before[info.rank] = heartbeat.read(self.place.heartbeat(info.rank))
-        together = info.world_size > 1  # and talk to each other directly: JAX would ask a proxy
+        together = info.world_size > 1  # processes connect to each other directly: JAX would use a proxy
         environment = {k: v for k, v in os.environ.items() if not (together and k.lower().endswith("_proxy"))}
         own = {PARENT: str(os.getpid())} | info.environment()
         quiet = self._log(info.rank).open("wb") if self.members else None
@@ -83,7 +85,7 @@ class ProcessGroup:
             self.relays[-1].start()
 
     def watch(self, elsewhere: Callable[[], End | None]) -> End:
-        """Until all are done, or one fails and the rest are taken down; or the run has ended on another machine."""
+        """Wait until all processes are done, or one fails and the rest are killed, or `elsewhere` returns an end."""
         looked = time.monotonic()
         while True:
             codes = [member.poll() for member in self.members]
@@ -91,7 +93,7 @@ class ProcessGroup:
             if failed is not None:
                 return self._down(failed, codes[failed] or 0)
             if all(code == 0 for code in codes):
-                self._heard()
+                self._drain()
                 return End(0)
             if time.monotonic() - looked > LOOK:
                 looked, hung = time.monotonic(), self._hung()
@@ -103,24 +105,24 @@ class ProcessGroup:
             time.sleep(POLL)
 
     def _down(self, number: int, code: int) -> End:
-        """The others go after the one that failed first."""
+        """Terminate the other processes after the first one that ended with an error."""
         rank = self.infos[number].rank
         if code == Stopped.exit_code:
             latest = heartbeat.read(self.place.heartbeat(rank))
-            begun = latest is not None and latest != self.before[rank]
-            saves = begun and latest is not None and latest.step > 0
-            self._wait(GRACE if saves else UNSTARTED)  # all agreed to stop; the others are saving too
-            return End(code, rank, "asked to stop", unstarted=not begun)
+            started = latest is not None and latest != self.before[rank]
+            saves = started and latest is not None and latest.step > 0
+            self._wait(GRACE if saves else UNSTARTED)  # all processes agreed to stop, and save as well
+            return End(code, rank, "asked to stop", unstarted=not started)
         self.kill()
         if number:
             _show(rank, self._log(rank).read_text(errors="replace").splitlines()[-TAIL:])
         if code < 0:
             cause = f"killed by {signal.Signals(-code).name}"
-            return End(128 - code, rank, cause, peer=-code == signal.SIGABRT)  # how JAX ends those that are left
+            return End(128 - code, rank, cause, peer=-code == signal.SIGABRT)  # JAX aborts the remaining processes
         return End(code, rank, f"exit code {code}", peer=code == Hung.exit_code)
 
     def _hung(self) -> End | None:
-        """The process that has shown no sign of life for the longest, where that is too long."""
+        """If processes send no heartbeat, print the stacks, kill the group and return the one that hangs."""
         now, silent = time.monotonic(), []
         for rank in (info.rank for info in self.infos):
             latest = heartbeat.read(self.place.heartbeat(rank))
@@ -132,14 +134,15 @@ class ProcessGroup:
                 silent.append((latest.step, latest.turn, rank, latest.section, now - since))
         if not silent:
             return None
-        step, _, rank, section, seconds = min(silent)  # those that wait for it got further
-        say(f"process {rank} has been silent for {seconds:.0f} s, in {section} after step {step}; where each is:")
+        step, _, rank, section, seconds = min(silent)  # processes that wait for it got further
+        cause = f"no heartbeat for {seconds:.0f} s, in {section} after step {step}"
+        say(f"process {rank}: {cause}; stacks of all processes:")
         self._stacks()
         self.kill()
-        return End(Hung.exit_code, rank, f"no sign of life for {seconds:.0f} s, in {section} after step {step}")
+        return End(Hung.exit_code, rank, cause)
 
     def _stacks(self) -> None:
-        """Have every process print where its threads are."""
+        """Make every process print the stacks of its threads, and show those that went to logs."""
         before = {info.rank: self._log(info.rank).stat().st_size for info in self.infos[1:]}
         for member in self.members:
             if member.poll() is None:
@@ -149,7 +152,7 @@ class ProcessGroup:
             _show(rank, self._log(rank).read_bytes()[size:].decode(errors="replace").splitlines())
 
     def kill(self) -> None:
-        """Nobody is left when this returns."""
+        """Kill all processes and wait for them."""
         for member in self.members:
             if member.poll() is None:
                 member.kill()
@@ -159,8 +162,8 @@ class ProcessGroup:
     def _log(self, rank: int) -> Path:
         return self.logs / str(rank)
 
-    def _heard(self) -> None:
-        """Until everything that the first process printed was passed on."""
+    def _drain(self) -> None:
+        """Wait until all output of the first process is printed."""
         for thread in self.relays:
             thread.join(timeout=10)
 
@@ -170,7 +173,7 @@ class ProcessGroup:
             time.sleep(POLL)
 
     def ask(self) -> None:
-        """Ask every process to save and leave."""
+        """Ask every process to save and exit (SIGTERM)."""
         for member in self.members:
             member.send_signal(signal.SIGTERM)
 
@@ -179,11 +182,11 @@ class ProcessGroup:
 
     def __exit__(self, *_: object) -> None:
         self.kill()
-        self._heard()
+        self._drain()
 
 
 def _relay(lines: IO[bytes]) -> None:
-    """Pass on what the first process prints, without what says nothing to anybody."""
+    """Print the output of the first process without the lines that match NOISE."""
     for line in lines:
         if not NOISE.search(line):
             sys.stdout.buffer.write(line)
@@ -198,16 +201,16 @@ def _show(rank: int, lines: Sequence[str]) -> None:
 
 @contextmanager
 def port() -> Iterator[int]:
-    """A port on which the processes meet; nobody else can take it meanwhile."""
+    """A free port for the rendezvous of the processes, reserved while inside this context."""
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         try:
             holder.bind((LOOPBACK, 0))
         except OSError as error:
-            raise EnvironmentFault(f"no port is free for the processes to meet: {error.strerror}") from error
+            raise EnvironmentFault(f"no port is free for the rendezvous of the processes: {error.strerror}") from error
         yield holder.getsockname()[1]
 
 
 def say(text: str) -> None:
-    """To the terminal, beside what the first process says."""
+    """Print a line to the terminal (stderr)."""
     print(text, file=sys.stderr, flush=True)

@@ -1,8 +1,8 @@
-"""A run under a parent: started again when it dies or hangs, as long as it gets on.
+"""Supervise a run: restart it after a crash or a hang, as long as it makes progress.
 
-The first process to die is the cause: it is named, the rest are killed, and the run is started again from
-the newest checkpoint, on another port. One that shows no sign of life for longer than it said it would is
-a hang: its stacks are printed, then it counts as dead.
+The first process that fails is reported as the cause, the rest are killed, and the run restarts from the newest
+checkpoint, on another port. A process that sends no heartbeat for longer than the last one announced hangs: the stacks
+are printed, then it is treated as failed.
 """
 
 import json
@@ -25,38 +25,41 @@ from dtrain.parallel.rendezvous import LOOPBACK, PATIENCE
 from dtrain.runtime.process_group import End, ProcessGroup, port, say
 
 LONGEST_PAUSE = 30.0
+"""Longest pause before a restart, in seconds."""
 AGAIN = {70, 9}
-"""Exit codes after which another start may get on, as after death by a signal. Others would come again."""
+"""Exit codes after which a restart may help, as after a kill by a signal. Other errors would occur again."""
 TERMINATED = 128 + signal.SIGTERM
 RETURN = 120.0
-"""Seconds that a restart waits for the other hosts where the engine replaces those that are lost. All notice a death
-within seconds; what is waited for is the start of Python."""
+"""Seconds that a restart waits for the other hosts if the engine replaces lost hosts. All hosts notice a failure within
+seconds; the wait is for Python to start."""
 
 
 class Others:
-    """What the parents on other machines say of the run's end, in its folder, which all of them see: an end for good,
-    or a stop before the processes had met, of which those that wait would not learn."""
+    """Exchanges with the supervisors on other machines, through a file in the shared run folder, how the run ended.
+
+    A final end, or a stop before the rendezvous, which waiting processes would not notice otherwise.
+    """
 
     def __init__(self, place: Folder, among: ProcessInfo | None) -> None:
         self._path, self._among = place.path / "ended.json", among
-        self._before = self._report()
+        self._before = self._read()
 
     def end(self) -> End | None:
-        """How the run ended on another machine since this parent began."""
-        output = self._report() if self._among else None
-        if output is None or output == self._before:
+        """How the run ended on another machine since this supervisor started; None if it did not."""
+        reported = self._read() if self._among else None
+        if reported is None or reported == self._before:
             return None
-        return End(output["code"], output["rank"], output["cause"], elsewhere=True)
+        return End(reported["code"], reported["rank"], reported["cause"], elsewhere=True)
 
     def report(self, end: End) -> None:
-        """Let the others leave with the same code, in place of waiting for this machine."""
+        """Make the other supervisors exit with the same code instead of waiting for this machine."""
         if self._among and not end.elsewhere:
             with suppress(OSError):
-                output = {"code": end.code, "rank": end.rank, "cause": end.cause, "at": time.time()}
+                report = {"code": end.code, "rank": end.rank, "cause": end.cause, "at": time.time()}
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                overwrite(self._path, json.dumps(output))
+                overwrite(self._path, json.dumps(report))
 
-    def _report(self) -> dict[str, Any] | None:
+    def _read(self) -> dict[str, Any] | None:
         try:
             return json.loads(self._path.read_text())
         except (OSError, ValueError):
@@ -65,7 +68,7 @@ class Others:
 
 @dataclass
 class _Watch:
-    """The signals that the parent got, and the processes that it watches."""
+    """The stop requests that the supervisor received, and the processes that it supervises."""
 
     group: ProcessGroup | None = None
     asked: int = 0
@@ -74,49 +77,52 @@ class _Watch:
 
 @dataclass
 class _Restarts:
-    """Restarts without a new checkpoint. The starts of a launched run are counted in its folder, by its first process
-    (`run_control.py`): the limit here is then one more, for a host that does not reach the first one any more."""
+    """Counts restarts without a new checkpoint.
+
+    The starts of a launched run are also counted in its folder, by process 0 (`run_control.py`). The limit here is then
+    one higher, and only bounds a host that cannot reach process 0 any more.
+    """
 
     limit: int
     launched: bool
     _count: int = 0
     _newest: int = -1
 
-    def again(self, place: Folder, cause: str) -> float:
-        """Seconds until the next start. Exhausted where there were too many."""
+    def pause(self, place: Folder, cause: str) -> float:
+        """Seconds until the next start: 0, 1, 3, 7, ... Raises Exhausted if the limit is reached."""
         committed, limit = next(iter(saved_steps(place.checkpoints)), -1), self.limit + self.launched
         if committed > self._newest:
             self._count, self._newest = 0, committed
         if self._count >= limit:
             times = f"{limit} time{'s' * (limit > 1)}"
-            raise Exhausted(f"started again {times} without a new checkpoint; the last cause: {cause}")
+            raise Exhausted(f"restarted {times} without a new checkpoint; last cause: {cause}")
         pause, self._count = min(2.0**self._count, LONGEST_PAUSE) - 1, self._count + 1
         counted = "" if self.launched else f" ({self._count} of {limit} without a new checkpoint)"
-        say(f"starting again from step {max(committed, 0)}{counted}")
+        say(f"restarting from step {max(committed, 0)}{counted}")
         return pause
 
 
 def supervise(
     arguments: Sequence[str], processes: int, place: Folder, restarts: int, among: ProcessInfo | None = None
 ) -> int:
-    """Run `dtrain` with these arguments in that many processes, started again up to `restarts` times without
-    a newly committed step; the exit code. `among` is this machine's place among several that do the same.
+    """Run `dtrain` with these arguments in `processes` processes and return the exit code.
 
-    The first process speaks; what the others say is shown only where one of them dies first. Raises
-    Exhausted where the run does not get on, Stopped where it was asked to stop before it had begun.
+    The run is restarted at most `restarts` times in a row without a new checkpoint. `among` is the rank of this machine
+    among several that do the same. The output of the first process is shown; that of another one only if it fails
+    first. Raises Exhausted if the limit of restarts is reached, Stopped if the run was asked to stop before it started.
     """
-    others, again = Others(place, among), _Restarts(restarts, bool(launch_id()))
+    others, budget = Others(place, among), _Restarts(restarts, bool(launch_id()))
     replaced, more = bool(among) and replaces_hosts(), dict[str, str]()
     with _signals(place) as watch:
         while True:
             end = _start(arguments, processes, place, watch, among, others, more)
-            with signals.held():  # a second signal that is being handled ends this process
+            with signals.held():  # wait for a signal that is being handled: a second one ends this process
                 pass
             if watch.asked and end.code == TERMINATED:
                 return _stopped(place, others)
             if end.unstarted:
                 others.report(end)
-            if end.code == Stopped.exit_code:  # of a start that was stopped before it wrote its own end
+            if end.code == Stopped.exit_code:  # if it stopped before it wrote its end itself
                 _note(place, "stopped", "stopped before the first step of this start", Stopped.exit_code)
             if end.code in {0, Stopped.exit_code}:
                 if end.elsewhere:
@@ -132,7 +138,7 @@ def supervise(
                 others.report(end)
                 return end.code
             try:
-                pause = again.again(place, end.cause)
+                pause = budget.pause(place, end.cause)
             except Exhausted:
                 others.report(replace(end, code=Exhausted.exit_code))
                 raise
@@ -143,18 +149,18 @@ def supervise(
 
 
 def _stopped(place: Folder, others: Others) -> int:
-    """A stop that the run itself did not see, since it had not begun or was at its end; the exit code."""
+    """Report a stop that the run itself did not handle, since it had not started or was ending; the exit code."""
     if place.read_record().get("state") == "finished":
         return 0
     committed = next(iter(saved_steps(place.checkpoints)), 0)
     reason = f"stopped at step {committed}, saved" if committed else "stopped before the first step"
     _note(place, "stopped", reason, Stopped.exit_code)
     others.report(End(Stopped.exit_code, cause="asked to stop"))
-    raise Stopped(reason, "run the same command again to continue")
+    raise Stopped(reason, "run the same command again to resume")
 
 
 def _note(place: Folder, state: str, reason: str, code: int) -> None:
-    """Write the end into run.json where the run itself could not, and its state is still `running`."""
+    """Write the end into run.json if the run itself could not: its state there is still `running`."""
     with suppress(DtrainError, OSError):
         record = place.read_record()
         if record.get("state") == "running":
@@ -186,8 +192,8 @@ def _start(
 
 @contextmanager
 def _signals(place: Folder) -> Iterator[_Watch]:
-    """Pass a request to stop on to every process, and start none again. SIGTERM is one request however often it
-    comes; a second request by Ctrl-C leaves at once."""
+    """Forward a stop request to every process, and restart none. Repeated SIGTERMs are one request; a second request by
+    Ctrl-C kills all processes and exits at once."""
     watch = _Watch()
 
     def react(number: int) -> None:
@@ -198,7 +204,7 @@ def _signals(place: Folder) -> Iterator[_Watch]:
         if watch.asked > 1:
             if watch.group:
                 watch.group.kill()
-            _note(place, "aborted", "left at once", Aborted.exit_code)
+            _note(place, "aborted", "stopped at once, without saving", Aborted.exit_code)
             signals.leave(Aborted.exit_code, "")
         if watch.group:
             watch.group.ask()

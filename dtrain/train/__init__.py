@@ -1,1 +1,1 @@
-"""Training itself: state, step, loop, hooks, guard."""
+"""Training: assembly, state, step, loop, hooks, resume and the run record."""

@@ -1,4 +1,4 @@
-"""What is about to run, in a few lines, with the numbers that were worked out."""
+"""The lines that a run prints before it starts: devices, mesh, model, data and the figures derived from them."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -15,7 +15,7 @@ from dtrain.train.assembly import Assembly
 
 
 def banner(assembly: Assembly, train: Source, test: Source, steps: int, devices: list[Any]) -> Iterator[str]:
-    """What is about to run, with the numbers that were worked out."""
+    """Describe the run that is about to start: devices, parameters, epochs, pipeline bubble, replicated parameters."""
     recipe, layout = assembly.recipe, assembly.layout
     platform, processes = devices[0].device_kind, jax.process_count()
     where = f"{len(devices)} x {platform}" + (f" in {processes} processes" if processes > 1 else "")
@@ -31,15 +31,16 @@ def banner(assembly: Assembly, train: Source, test: Source, steps: int, devices:
     stages = layout.sizes["pipeline"]
     if stages > 1:
         idle = bubble(stages, recipe.accumulate)
-        hint = f"; accumulate: {4 * stages} would make it {bubble(stages, 4 * stages):.0%}" if idle > 0.25 else ""
+        hint = f"; accumulate: {4 * stages} reduces it to {bubble(stages, 4 * stages):.0%}" if idle > 0.25 else ""
         yield f"pipeline of {stages} stages, {recipe.accumulate} microbatches: {idle:.0%} of the time is bubble{hint}"
-    whole = layout.whole()
-    if whole:
-        held = sum(values for _, values in whole) * np.dtype(recipe.precision.params).itemsize
-        names = ", ".join(name for name, _ in whole[:3]) + (f" and {len(whole) - 3} more" if len(whole) > 3 else "")
-        yield f"whole on every device for want of a rule: {names}; {held:,} bytes in all"
+    replicated = layout.whole()
+    if replicated:
+        size = sum(values for _, values in replicated) * np.dtype(recipe.precision.params).itemsize
+        more = f" and {len(replicated) - 3} more" if len(replicated) > 3 else ""
+        names = ", ".join(name for name, _ in replicated[:3]) + more
+        yield f"replicated, as no mesh rule applies: {names}; {size:,} bytes on every device"
 
 
 def mesh_text(sizes: Mapping[str, int]) -> str:
-    """The axes of more than one device, with their sizes."""
+    """The axes that span more than one device, with their sizes: "fsdp 2 x tensor 4"."""
     return " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1) or "of one device"

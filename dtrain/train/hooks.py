@@ -1,4 +1,4 @@
-"""What happens between steps: logging, evaluating, saving."""
+"""The hooks that log, evaluate and save between steps."""
 
 import math
 import time
@@ -22,28 +22,29 @@ from dtrain.train.timers import Clock
 Report = Callable[[int, dict[str, float]], None]
 
 LARGEST_EXPONENT = 700.0
+"""Limit of the exponent of the perplexity: exp(710) overflows a float64."""
 IN_FLIGHT = 3
-"""Batches of an evaluation that may be on their way at once, so that memory is bounded."""
+"""Evaluation batches that may be pending on the devices at once: a bound on memory."""
 ASIDE = ("evaluate", "save")
-"""Sections that are no part of a step's time."""
+"""Sections that do not count as time of steps."""
 
 
 @dataclass
 class Log:
-    """Reports every so many steps, one step late, so that the device never waits for the host."""
+    """Reports the metrics every `every` steps, one step late, so that the devices never wait for the host."""
 
     every: int
     report: Report
     clock: Clock
     skipping: bool = False
-    """Whether updates that are not finite are left out, so that the run goes on after them."""
+    """Whether updates that are not finite are skipped and the run continues (`guard.not_finite: skip`)."""
     step_ms: list[float] = field(default_factory=list)
-    """Of every time span that was reported."""
+    """Milliseconds per step of each reported span."""
     _pending: tuple[int, dict[str, Any], dict[str, float]] | None = None
     _since: tuple[int, float, float] = (0, 0.0, 0.0)
 
     def begin(self, step: int) -> None:
-        """Start to count time from this step on."""
+        """Start to measure time, from this step on."""
         self._since = (step, time.perf_counter() - self.clock.of(*ASIDE), self.clock.of("data"))
 
     def __call__(self, event: StepEvent) -> None:
@@ -54,7 +55,7 @@ class Log:
             self.flush()
 
     def flush(self) -> None:
-        """Report what is pending; NotFinite where its loss or gradients are."""
+        """Report the pending metrics. Raises NotFinite if their loss or gradients are not finite."""
         if self._pending:
             step, metrics, times = self._pending
             self._pending = None
@@ -73,7 +74,7 @@ class Log:
 
 
 def finite(step: int, metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics as numbers; NotFinite where the loss or the gradients' norm is not finite."""
+    """The metrics as numbers. Raises NotFinite if the loss or the gradient norm is not finite."""
     values = {name: float(value) for name, value in jax.device_get(dict(metrics)).items()}
     if not values.pop("finite"):
         bad = next((name for name in ("loss", "grad_norm") if not math.isfinite(values[name])), "the loss")
@@ -83,9 +84,9 @@ def finite(step: int, metrics: Mapping[str, Any]) -> dict[str, float]:
 
 @dataclass
 class Evaluation:
-    """Measures the held-out examples every so many steps, and at the end.
+    """Evaluates the held-out examples every `section.every` steps, and after the last step.
 
-    Where the run is to stop, there may be little time: what was due is then left to the next start.
+    A run that was asked to stop may have little time: it skips the evaluation, which the next start then makes.
     """
 
     section: Evaluate
@@ -94,13 +95,13 @@ class Evaluation:
     log: Log
     clock: Clock
     perplexity: bool = False
-    """Whether the loss is that of the next token."""
+    """Whether the loss is that of predicting the next token, whose exponential is the perplexity."""
     stop: Callable[[], bool] = bool
-    """Whether to stop here; with several processes, all answer alike."""
+    """Whether to stop here; the same in every process."""
     one_at_a_time: bool = False
-    """As in the loop: nothing may be under way on the devices beside a step."""
+    """As in `loop`: no two programs may run on the devices at once."""
     abandoned: bool = False
-    """Whether the last measurement was given up, because the run is to stop."""
+    """Whether the last evaluation was abandoned because the run was asked to stop."""
 
     def __call__(self, event: StepEvent) -> None:
         if event.last or (self.due(event.step) and not event.stopping):
@@ -109,28 +110,32 @@ class Evaluation:
             event.results.update(measured or {})
 
     def due(self, step: int) -> bool:
-        """Whether it is measured after this step."""
+        """Whether an evaluation is due after this step."""
         return bool(self.section.every) and step % self.section.every == 0
 
     def measure(self, step: int, state: State) -> dict[str, float] | None:
-        """Means over the whole held-out set; None where the run is to stop before they are known."""
+        """Metrics averaged over the whole held-out set; None if the run was asked to stop before the end.
+
+        Raises DataError if all held-out examples have weight 0.
+        """
         jax.block_until_ready(state)  # the step's own time ends here
-        start, found = self.clock.of("evaluate"), []
+        start, sums = self.clock.of("evaluate"), []
         with self.clock("evaluate"):
             for batch in self.batches():
                 self.abandoned = self.stop()
                 if self.abandoned:
                     return None
-                found.append(self.compiled(state, batch))
-                jax.block_until_ready(found[-1 if self.one_at_a_time else -IN_FLIGHT :][0])
-            found = jax.device_get(found)
+                sums.append(self.compiled(state, batch))
+                # wait for the batch that was dispatched IN_FLIGHT batches ago, or for this one
+                jax.block_until_ready(sums[-1 if self.one_at_a_time else -IN_FLIGHT :][0])
+            sums = jax.device_get(sums)
         seconds = self.clock.of("evaluate") - start
-        total = jax.tree.map(lambda *parts: sum(float(part) for part in parts), *found)
+        total = jax.tree.map(lambda *parts: sum(float(part) for part in parts), *sums)
         if not total.weight > 0:
             hint = "hold out other examples, or more of them (data.test)"
-            raise DataError("no held-out example has any weight: every target of theirs is masked", hint)
-        sums = {"loss": total.sum, **total.metrics}
-        values = {f"eval/{name}": value / total.weight for name, value in sums.items()}
+            raise DataError("the held-out examples have no weight: every target in them is masked", hint)
+        totals = {"loss": total.sum, **total.metrics}
+        values = {f"eval/{name}": value / total.weight for name, value in totals.items()}
         if self.perplexity:
             values["eval/perplexity"] = math.exp(min(values.get("eval/nll", values["eval/loss"]), LARGEST_EXPONENT))
         self.log.flush()
@@ -140,23 +145,27 @@ class Evaluation:
 
 @dataclass
 class Saving:
-    """Saves every so many steps, when stopping, and at the end; never a state that is not finite."""
+    """Saves every `every` steps, by time, with a new evaluation of `best`, when stopping and after the last step.
+
+    A state that is not finite is never saved.
+    """
 
     every: int
     best: str | None
     save: Callable[[int, State, Mapping[str, float], StateChecksum], None]
     clock: Clock
     one_at_a_time: bool = False
-    """As in the loop: nothing may be under way on the devices beside a step."""
+    """As in `loop`: no two programs may run on the devices at once."""
     skipping: bool = False
-    """Whether a step that is not finite leaves the state as it was."""
+    """Whether a step that is not finite leaves the state unchanged (`guard.not_finite: skip`)."""
     flush: Callable[[], object] = int
-    """Writes the metrics that are pending, before the state that they belong to is saved."""
+    """Writes the pending metrics, which must be on disk before the state that they belong to."""
     timer: SaveTimer = field(default_factory=SaveTimer)
     saved: int = field(default=-1)
+    """The last step that was saved, or -1."""
 
     def due(self, step: int) -> bool:
-        """Whether the state is saved after this step. With several processes, all ask at every step."""
+        """Whether a save is due after this step. With several processes, all must call this at every step."""
         return self.timer.due(step) or (bool(self.every) and step % self.every == 0)
 
     def __call__(self, event: StepEvent) -> None:
@@ -165,10 +174,10 @@ class Saving:
             self.flush()
             if not self.skipping:
                 finite(event.step, event.metrics)
-            with self.clock("save"), jax.transfer_guard("allow"):  # orbax moves what it likes
-                found = state_checksum(event.step, event.state)
+            with self.clock("save"), jax.transfer_guard("allow"):  # orbax transfers arrays implicitly
+                checksum = state_checksum(event.step, event.state)
                 if self.one_at_a_time:
-                    jax.block_until_ready(found.sums)
-                self.save(event.step, event.state, event.results, found)
+                    jax.block_until_ready(checksum.sums)
+                self.save(event.step, event.state, event.results, checksum)
             self.saved = event.step
             self.timer.restart()

@@ -1,5 +1,5 @@
-"""A request to stop: the first one saves and leaves. SIGTERM only ever asks for that, however often it comes; a second
-request by Ctrl-C leaves at once."""
+"""Requests to stop: the first one saves and exits. Further SIGTERMs change nothing; a second request by Ctrl-C exits at
+once, without saving."""
 
 import os
 import signal
@@ -18,18 +18,18 @@ from dtrain.core.parent import watched
 from dtrain.core.run_control import Request, RunControl
 
 SAME = 2.0
-"""Seconds within which a second signal may be the first one, sent twice."""
+"""Seconds within which a second signal to a supervised process may be the same request, sent twice."""
 
 Close = Callable[[str, str, int], int]
-"""(state, reason, exit code) → the exit code: notes how the run ended, if that is not noted yet, and frees its lock."""
+"""(state, reason, exit code) → exit code. Records how the run ended, unless recorded already, and releases its lock."""
 
 
 @dataclass
 class Interrupt:
     """Whether this process was asked to stop, and by what: a signal, or the run's control.
 
-    In `training` the request is noted and the loop stops after a step; before, there is nothing to save;
-    in `finishing` the last step is done and saved, and the run ends by itself.
+    The phase decides what a request does. `training`: the loop stops after the current step. `starting`: the process
+    exits at once, since there is nothing to save. `finishing`: the last step is done, and the run ends by itself.
     """
 
     say: Callable[[str], object]
@@ -41,17 +41,17 @@ class Interrupt:
     _asked: int = 0
 
     def agreed(self, _step: int = 0) -> bool:
-        """Whether to stop here. With several processes, all answer alike; all call it equally often."""
+        """Whether to stop here: the same in every process. All processes must call it equally often."""
         if jax.process_count() == 1:
             return bool(self.signal)
         from jax.experimental import multihost_utils
 
-        self._asked += 1  # which, unlike a step, never goes back
+        self._asked += 1  # a count of calls, since step numbers decrease after a rollback
         return multihost_utils.reached_preemption_sync_point(self._asked)
 
     def end(self, step: int, steps: int, exchange: Callable[[tuple[int, int]], tuple[int, int]]) -> Stopped:
-        """The error that the run ends with after it has agreed to stop, saved at that step. What the control of the
-        first process has found decides for all; `exchange` gives every process the numbers of the first."""
+        """The error that ends the run after all processes agreed to stop and saved `step`. The request that process 0
+        received decides for all; `exchange` gives every process the numbers of process 0."""
         if self.control:
             request = int(self.control.requested)
             if jax.process_count() > 1:
@@ -61,16 +61,16 @@ class Interrupt:
         return Stopped(f"saved at step {step} of {steps}", "run the same command again to resume")
 
     def react(self, number: int) -> None:
-        """What is done about a signal, in whatever thread."""
+        """Handle a signal, in any thread."""
         name = signal.Signals(number).name
         if not self.signal:
-            hint = "run the same command again to continue"
+            hint = "run the same command again to resume"
             self._stop(name, Stopped(f"{name}: stopped before the first step of this start", hint))
         elif number == signal.SIGINT and not (watched() and time.monotonic() - self.since < SAME):
-            self._leave("aborted", Aborted("left at once"))
+            self._leave("aborted", Aborted("stopped at once, without saving"))
 
     def attach(self, control: RunControl) -> None:
-        """Answer the requests of that control, too."""
+        """Handle the requests of that control as well."""
         self.control = control
         control.attach(self._request)
 
@@ -80,18 +80,18 @@ class Interrupt:
                 self._stop("stop requested", self.control.error(self.control.requested))
 
     def _stop(self, why: str, unstarted: Stopped) -> None:
-        """Stop after a step, or with that error at once where there is nothing to save."""
+        """Stop after the current step, or at once with `unstarted` if there is nothing to save."""
         self.signal, self.since = why, time.monotonic()
         if jax.process_count() > 1:
-            os.kill(os.getpid(), signal.SIGTERM)  # JAX's own service catches it and passes it on to the others
+            os.kill(os.getpid(), signal.SIGTERM)  # JAX's preemption service forwards it to all processes
         elif self.phase == "starting":
             self._leave("stopped", unstarted)
-        does = "the last step is done" if self.phase == "finishing" else "saving after this step"
-        text = f"{why}: {does}; Ctrl-C leaves at once"
+        action = "the last step is done" if self.phase == "finishing" else "saving after this step"
+        text = f"{why}: {action}; Ctrl-C exits at once, without saving"
         threading.Thread(target=self._show, args=(text,), daemon=True).start()  # printing may block
 
     def _show(self, text: str) -> None:
-        with suppress(DtrainError, OSError):  # of a disk that the main thread finds full, too
+        with suppress(DtrainError, OSError):  # a full disk is reported by the main thread
             self.say(text)
 
     def _leave(self, state: str, error: DtrainError) -> None:
@@ -102,9 +102,9 @@ class Interrupt:
 
 @contextmanager
 def listening(say: Callable[[str], object]) -> Iterator[Interrupt]:
-    """React to SIGINT and SIGTERM while inside.
+    """Handle SIGINT and SIGTERM inside this context.
 
-    Where processes run together, JAX's own service catches SIGTERM and passes it on.
+    In a run of several processes, JAX's preemption service catches SIGTERM and forwards it to all of them.
     """
     interrupt = Interrupt(say)
     with signals.reacting(interrupt.react, several=jax.process_count() > 1):

@@ -1,5 +1,6 @@
-"""What is done about a loss that is not finite, or that leaps."""
+"""The policy for a loss that is not finite, or that spikes."""
 
+import math
 import statistics
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -13,43 +14,44 @@ from dtrain.recipe.recipe import Guard
 from dtrain.train.loop import StepEvent
 
 WINDOW, FEWEST = 50, 20
-"""Losses that a leap is measured against, and how many there must be."""
+"""Number of recent losses whose median a spike is compared with, and the least number needed for that."""
 
 CAUSES = "lower optimizer.lr, add warm-up, or set optimizer.clip; earlier checkpoints are kept"
 
 
 class Rollback(NotFinite):
-    """The run is to go back to the newest checkpoint and pass over the batches before `batch`."""
+    """The run must roll back to the newest checkpoint and skip the batches before `batch`."""
 
     def __init__(self, batch: int, reason: str) -> None:
         super().__init__(reason, CAUSES)
         self.batch = batch
-        """The first that may be used again."""
+        """The first batch that may be used after the rollback."""
 
 
 @dataclass
 class LossGuard:
-    """Looks at each step's loss one step late, so that the device never waits for the host.
+    """Checks the loss of each step one step late, so that the devices never wait for the host.
 
-    Where the policy is to stop, what is logged or saved is looked at anyway, and this hook does nothing.
+    With `not_finite: stop` and no `spike` this hook does nothing: logging and saving check their own values.
     """
 
     guard: Guard
     batches_skipped: int = 0
-    """Batches passed over before: step k takes batch k + passed."""
+    """Batches skipped so far: step k trains on batch k + batches_skipped."""
     due: Callable[[int], bool] = bool
-    """Whether something is made of the state after a step: it is looked at before that."""
+    """Whether the state is used after this step (saved, evaluated): then its loss is checked before that."""
     skipped: int = 0
+    """Updates that were skipped because they were not finite."""
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     _before: tuple[int, dict[str, Any]] | None = None
 
     @property
     def seen(self) -> dict[str, Any]:
-        """What a restart must know to go on watching as if it had never stopped."""
+        """The state of this guard, which a checkpoint saves so that a restart continues exactly."""
         return {"skipped": self.skipped, "losses": list(self.losses) if self.guard.spike else []}
 
     def recall(self, seen: Mapping[str, Any]) -> None:
-        """Go on from what was seen before."""
+        """Restore the state that a checkpoint saved."""
         self.skipped = seen["skipped"]
         self.losses.extend(seen["losses"])
 
@@ -64,29 +66,30 @@ class LossGuard:
             self._before = None
 
     def _look(self, step: int, metrics: dict[str, Any]) -> None:
-        found = jax.device_get({name: metrics[name] for name in ("loss", "finite")})
-        loss = float(found["loss"])
-        if not found["finite"]:
+        values = jax.device_get({name: metrics[name] for name in ("loss", "finite")})
+        loss = float(values["loss"])
+        if not values["finite"]:
             self._not_finite(step, loss)
         elif self.guard.spike and len(self.losses) >= FEWEST:
-            usual = statistics.median(self.losses)
-            if usual > 0 and loss > self.guard.spike * usual:
-                reason = f"loss is {loss:.4g} at step {step}, {loss / usual:.1f} times the median before it"
+            median = statistics.median(self.losses)
+            if median > 0 and loss > self.guard.spike * median:
+                reason = f"loss is {loss:.4g} at step {step}, {loss / median:.1f} times the median before it"
                 raise (
                     Rollback(step + self.batches_skipped, reason)
                     if self.guard.on_spike == "rollback"
                     else NotFinite(reason, CAUSES)
                 )
-        if found["finite"]:
+        if values["finite"]:
             self.losses.append(loss)
 
     def _not_finite(self, step: int, loss: float) -> None:
-        reason = f"loss is {loss} at step {step}, or its gradients are not finite"
+        what = f"loss is {loss}" if not math.isfinite(loss) else "the gradients are not finite"
+        reason = f"{what} at step {step}"
         if self.guard.not_finite == "rollback":
             raise Rollback(step + self.batches_skipped, reason)
         if self.guard.not_finite == "skip":
             self.skipped += 1
             if self.skipped <= self.guard.budget:
                 return
-            reason += f"; {self.guard.budget} updates were left out before it (guard.budget)"
+            reason += f"; {self.guard.budget} updates were skipped before it (guard.budget)"
         raise NotFinite(reason, CAUSES)

@@ -1,4 +1,4 @@
-"""What is built before the first step and kept for the whole start: data, assembly, compiled steps, the store."""
+"""Build what a start of a run needs before its first step: data, assembly, compiled steps, checkpoint store."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -26,7 +26,7 @@ from dtrain.train.session import Session
 
 @dataclass(frozen=True)
 class Ready:
-    """What does not change however often the run is rolled back."""
+    """What stays the same when the run is rolled back."""
 
     assembly: Assembly
     train: Source
@@ -37,12 +37,15 @@ class Ready:
     planned: PlanComparison | None
     exchange: FromFirst
     now: Mapping[str, Any]
-    """What the numbers of this start depend on."""
+    """Everything that the numbers of this start depend on; see `provenance.conditions`."""
 
 
 def prepare(session: Session) -> Ready:
-    """Open the data, assemble and compile both steps, open the store. DataError where the model cannot take the
-    held-out data, RecipeError where `checkpoint.best` is not measured, EnvironmentFault where the disk is too small."""
+    """Open the data, assemble and compile both steps, open the store.
+
+    Raises DataError if the model cannot take the held-out data, RecipeError if `checkpoint.best` is not measured,
+    EnvironmentFault if the disk has no room for a checkpoint.
+    """
     train, test = session.recipe.data.open("train"), session.recipe.data.open("test")
     steps, devices = session.recipe.total_steps(len(train)), jax.devices()
     if unfit := session.recipe.model.mismatch(test.example):
@@ -57,7 +60,7 @@ def prepare(session: Session) -> Ready:
     refuse_unmeasured(session.recipe.checkpoint.best, evaluate, "token" in train.example, rising)
     place, policy = session.place.checkpoints.absolute(), session.recipe.checkpoint
     store = Store(place, policy, holds=session.holds, rising=rising)
-    session.stack.callback(_note_committed, session, store)  # once the store has waited for the save under way
+    session.stack.callback(_note_committed, session, store)  # runs after the store has waited for a pending save
     session.stack.enter_context(store)
     store.refuse_without_room(sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(assembly.shapes)))
     return Ready(
@@ -74,7 +77,7 @@ def prepare(session: Session) -> Ready:
 
 
 def _compiled(session: Session, assembly: Assembly) -> tuple[jax.stages.Compiled, jax.stages.Compiled]:
-    """The training and the evaluation step, compiled, after a look at what the first is made of."""
+    """Check the traced training step, then compile the training and the evaluation step."""
     with session.clock("compile"):
         fault_injection.strike("compile", jax.process_index())
         traced = assembly.train()
@@ -92,7 +95,7 @@ def _compiled(session: Session, assembly: Assembly) -> tuple[jax.stages.Compiled
 
 
 def _impure(session: Session, assembly: Assembly, traced: jax.stages.Traced) -> list[str]:
-    """Warnings where a second trace differs. An earlier start of the run that gave the same program is one."""
+    """Warnings if a second trace differs from the first. An earlier start of the run counts as the second trace."""
     program = trace_checks.fingerprint(traced)
     if program == session.log.values["pure_trace"]:
         return []
@@ -102,6 +105,6 @@ def _impure(session: Session, assembly: Assembly, traced: jax.stages.Traced) -> 
 
 
 def _note_committed(session: Session, store: Store) -> None:
-    """Write the newest saved step into run.json, where that can be done."""
+    """Write the newest saved step into run.json; errors of the disk are ignored here."""
     with suppress(DtrainError, OSError):
         session.log.committed(store.committed)

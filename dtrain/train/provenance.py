@@ -1,4 +1,4 @@
-"""What the numbers of a checkpoint depend on, kept in its manifest, and what a later start does differently."""
+"""What the numbers of a checkpoint depend on, recorded in its manifest, and how a later start differs from that."""
 
 import hashlib
 import json
@@ -22,24 +22,27 @@ from dtrain.train.assembly import Assembly
 from dtrain.train.record import versions
 
 VERSIONS = ("python", "dtrain", "jax", "jaxlib", "numpy", "optax")
-"""Of all versions that are recorded, those that bear on the numbers of a step."""
+"""The recorded versions that can change the numbers of a step."""
 
 FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 CONFIG = ("jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl", "jax_threefry_partitionable")
 
 ROUNDING = {"engine", "accumulate", "mesh", "processes", "hardware", *COMPUTING}
-"""What changes the order of sums, or the instructions that take them, and nothing else."""
+"""Conditions that change only the order of floating-point sums, or the instructions that compute them."""
 
 WATCHING = {"guard.budget", "guard.patience", "guard.constants_mb", "guard.purity", "guard.contract"}
 WITHOUT_EFFECT = (IRRELEVANT - {"engine", "accumulate", "guard"}) | LOADING | WATCHING
-"""Keys of a recipe that change no number of a step; the mesh and the number of steps are compared as they come out."""
+"""Keys of a recipe that change no number of a step. The resolved mesh and number of steps are compared separately."""
 
 SHOWN = 8
+"""Differences that are listed."""
 
 
 def conditions(assembly: Assembly) -> dict[str, Any]:
-    """All that the numbers of this start depend on, as plain values. Call it soon after the model was imported:
-    the files of its code are read."""
+    """Everything that the numbers of this start depend on, as JSON values.
+
+    Call it soon after the model was imported: it reads the files of the imported code, which may change later.
+    """
     devices = jax.devices()
     return {
         "settings": _settings(assembly.recipe),
@@ -63,8 +66,8 @@ def about(
     seen: Mapping[str, Any],
     step_s: float,
 ) -> dict[str, Any]:
-    """What a manifest holds beside its files: the conditions, batches skipped so far, whether an evaluation is
-    pending, the state of the loss guard, the seconds spent in steps, and the next learning rate."""
+    """The `about` section of a manifest: the conditions, batches skipped so far, whether an evaluation is pending, the
+    state of the loss guard, the seconds spent in steps, and the next learning rate."""
     return {
         **now,
         "step_s": step_s,
@@ -81,7 +84,7 @@ def about(
 
 
 def promise(saved: Mapping[str, Any], now: Mapping[str, Any], recipe: Recipe, step: int) -> list[str]:
-    """What a restart keeps, in a line, then what differs from the start that saved the checkpoint, a line each."""
+    """Lines for the user: what a restart guarantees, then each difference from the start that saved the checkpoint."""
     changed = list(_changes(saved, now))
     if not changed:
         return ["same recipe, code, software, devices and mesh: the same bits"]
@@ -89,13 +92,13 @@ def promise(saved: Mapping[str, Any], now: Mapping[str, Any], recipe: Recipe, st
     if "lr" in saved and abs(rate - saved["lr"]) > 1e-6 * max(rate, saved["lr"]):
         changed.insert(0, ("lr", f"learning rate: was {saved['lr']:.3g} at this step, now {rate:.3g}"))
     alike = all(any(key == known or key.startswith(f"{known}.") for known in ROUNDING) for key, _ in changed)
-    head = "the same numbers but for rounding" if alike else "the numbers may differ from those of an unchanged run"
+    head = "the same numbers except for rounding" if alike else "the numbers may differ from those of an unchanged run"
     more = [f"  and {len(changed) - SHOWN} more"] if len(changed) > SHOWN else []
     return [f"{head}:", *(f"  {line}" for _, line in changed[:SHOWN]), *more]
 
 
 def _changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What differs, as a key and a line."""
+    """(key, line) for every difference."""
     unknown = [key for key in now if key not in saved]
     if unknown:
         yield "unknown", f"not recorded in the checkpoint: {', '.join(unknown)}"
@@ -108,7 +111,7 @@ def _changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple
         if group == "mesh":
             was, here = ({axis: size for axis, size in sizes.items() if size > 1} for sizes in (was, here))
         yield from ((f"{group}.{key}", f"{group} {line}") for key, line in _differing(was, here))
-    was, here = ({name: one.get(name) for name in VERSIONS} for one in both["versions"])
+    was, here = ({name: known.get(name) for name in VERSIONS} for known in both["versions"])
     yield from _differing(was, here)
     yield from _differing({"processes": both["processes"][0]}, {"processes": both["processes"][1]})
 
@@ -116,12 +119,12 @@ def _changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple
 def _differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for key in sorted(was.keys() | now.keys()):
         old, new = was.get(key, "not set"), now.get(key, "not set")
-        if repr(old) != repr(new):  # a NaN equals itself
+        if repr(old) != repr(new):  # repr, so that NaN equals NaN
             yield key, f"{key}: was {old}, now {new}"
 
 
 def _settings(recipe: Recipe) -> dict[str, Any]:
-    """The keys of the recipe that bear on the numbers, with their dotted paths, as JSON gives them back."""
+    """The recipe's values that can change the numbers, by dotted path, as they are after a round trip through JSON."""
     return json.loads(json.dumps(dict(_flat(plain(recipe))), default=str))
 
 
@@ -144,7 +147,7 @@ def _hardware(device: Any) -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """The model of this machine's processor: compiled programs use the instructions that it has."""
+    """The model of this machine's CPU: compiled programs use the instructions that it supports."""
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:
@@ -165,8 +168,8 @@ def _compiler(device: Any) -> dict[str, Any]:
 
 
 def _code(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Digests of code that no version stands for: dtrain's own files, and a user's modules with those imported
-    from the same folder."""
+    """Digests of code that has no version number: dtrain's own files, and the user's modules with those imported from
+    the same folder."""
     package = Path(dtrain.__file__).parent
     yield "dtrain", _digest(*sorted(package.rglob("*.py")))
     targets = {getattr(part, "target", None) for part in (recipe.model, recipe.data, recipe.optimizer)}
@@ -174,20 +177,20 @@ def _code(recipe: Recipe) -> Iterator[tuple[str, str]]:
         module = sys.modules.get(target.partition(":")[0])
         origin = Path(getattr(module, "__file__", None) or "")
         if origin.suffix == ".py":
-            yield from ((name, _digest(path)) for name, path in sorted(_beside(origin.parent).items()))
+            yield from ((name, _digest(path)) for name, path in sorted(_imported_from(origin.parent).items()))
 
 
-def _beside(folder: Path) -> dict[str, Path]:
-    """The imported modules whose files lie under a folder, by their paths in it; installed packages are left out."""
-    found = {}
+def _imported_from(folder: Path) -> dict[str, Path]:
+    """The files of imported modules under a folder, by relative path, without installed packages."""
+    files = {}
     for name, module in list(sys.modules.items()):
         path = Path(getattr(module, "__file__", None) or "")
         if path.suffix != ".py" or name.partition(".")[0] == "dtrain" or not path.is_relative_to(folder):
             continue
         inside = path.relative_to(folder)
         if not any(part.startswith(".") or part in ("site-packages", "dist-packages") for part in inside.parts):
-            found[str(inside)] = path
-    return found
+            files[str(inside)] = path
+    return files
 
 
 def _digest(*paths: Path) -> str:

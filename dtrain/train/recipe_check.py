@@ -1,4 +1,4 @@
-"""Whether the run in a folder is the one that is asked for: done already, or of a recipe that changed."""
+"""Compare a recipe with the run in its folder: finished already, or of another recipe."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from dtrain.recipe.recipe import Recipe
 
 
 def finished(place: Folder, recipe: Recipe) -> bool:
-    """Whether this very run was done to its end."""
+    """Whether the folder has a finished run of this recipe with this length."""
     old = place.read_record()
     if old.get("state") != "finished" or not place.recipe.exists() or old["step"] < (recipe.steps or 0):
         return False
@@ -20,33 +20,33 @@ def finished(place: Folder, recipe: Recipe) -> bool:
 
 
 def refuse_changes(place: Folder, recipe: Recipe, allowed: bool) -> None:
-    """RecipeError with the differences, where a run that has saved state is started with another recipe."""
+    """Raise RecipeError with the differences if a run that has saved steps is started with another recipe."""
     if allowed or not saved_steps(place.checkpoints):
         return
     if not place.recipe.exists():
-        hint = "put it back, give this run another name (name=...), or go on unchecked with --allow-changes"
-        raise RecipeError(f"{place.path} has saved steps but no recipe.yaml to hold this recipe against", hint)
+        hint = "restore it, give this run another name (name=...), or resume without this check: --allow-changes"
+        raise RecipeError(f"{place.path} has saved steps but no recipe.yaml to compare this recipe with", hint)
     changed = differences(_saved_recipe(place), _plain(recipe))
     if changed:
-        hint = "give this run another name (name=...), or go on under the changed recipe with --allow-changes"
-        head = f"the recipe changed under {place.path}, which has saved steps:"
+        hint = "give this run another name (name=...), or resume with the changed recipe: --allow-changes"
+        head = f"the recipe changed since {place.path} was started, which has saved steps:"
         raise RecipeError([head, *(f"  {line}" for line in changed)], hint)
 
 
 def _saved_recipe(place: Folder) -> dict[str, Any]:
-    """recipe.yaml as plain values; EnvironmentFault where it is damaged."""
-    hint = "put it back, give this run another name (name=...), or move it away and resume with --allow-changes"
+    """recipe.yaml as plain values. Raises EnvironmentFault if it is damaged."""
+    hint = "restore it, give this run another name (name=...), or move it away and resume with --allow-changes"
     try:
-        found = yaml.parse(read_regular(place.recipe).decode(), str(place.recipe)).plain()
+        saved = yaml.parse(read_regular(place.recipe).decode(), str(place.recipe)).plain()
     except (OSError, UnicodeDecodeError) as error:
         raise EnvironmentFault(f"{place.recipe} cannot be read: {cause(error)}", hint) from error
     except RecipeError as error:
         raise EnvironmentFault(f"{place.recipe} is damaged: {' '.join(error.message.split())}", hint) from error
-    if not isinstance(found, dict) or not found.keys() >= {"model", "data", "optimizer"}:
-        raise EnvironmentFault(f"{place.recipe} is damaged: it holds no recipe", hint)
-    if not all(isinstance(found[key], dict) for key in ("model", "data", "optimizer")):
-        raise EnvironmentFault(f"{place.recipe} is damaged: a section of it is no mapping", hint)
-    return found
+    if not isinstance(saved, dict) or not saved.keys() >= {"model", "data", "optimizer"}:
+        raise EnvironmentFault(f"{place.recipe} is damaged: it is not a recipe", hint)
+    if not all(isinstance(saved[key], dict) for key in ("model", "data", "optimizer")):
+        raise EnvironmentFault(f"{place.recipe} is damaged: model, data or optimizer is not a mapping", hint)
+    return saved
 
 
 def _plain(recipe: Recipe) -> dict[str, Any]:

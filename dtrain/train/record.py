@@ -1,4 +1,4 @@
-"""run.json: what a run was, where its time went, and how it ended."""
+"""The record of a run, run.json: its versions and devices, its times, and how it ended."""
 
 import importlib.metadata
 import platform
@@ -22,25 +22,27 @@ from dtrain.train.loss_guard import Rollback
 from dtrain.train.timers import Clock
 
 CLOSE = 5.0
-"""Seconds that a process which has to leave at once waits for run.json."""
+"""Seconds that a process which must exit at once waits for the lock on run.json."""
 PACKAGES = ("dtrain", "jax", "jaxlib", "numpy", "optax", "orbax-checkpoint", "grain")
 
 
 @dataclass
 class Record:
-    """What run.json will say. Times add up over restarts."""
+    """The contents of run.json. Times accumulate over restarts."""
 
     values: dict[str, Any]
     place: Folder
     lead: bool
+    """Whether this is process 0, which alone writes."""
     clock: Clock = field(default_factory=Clock)
     before: dict[str, float] = field(default_factory=dict)
     """Seconds that earlier starts of the run spent in each section."""
     step_s: dict[int, float] = field(default_factory=dict)
-    """Seconds spent in steps up to each that was saved."""
+    """Seconds spent in steps, up to each saved step."""
     ids: dict[str, str] = field(default_factory=dict)
+    """Ids that trackers gave to this run."""
     lock: Any = field(default_factory=threading.RLock)
-    """Held while run.json is written: a signal may be handled in another thread."""
+    """Protects run.json: a signal may be handled in another thread."""
 
     def about(
         self,
@@ -50,8 +52,8 @@ class Record:
         rising: Mapping[str, bool],
         classes: Sequence[str] = (),
     ) -> None:
-        """Note what the run runs on, how long it is, which metrics the model declares to rise or fall, and the
-        names of the data's classes where it has them."""
+        """Record the devices, the mesh, the number of steps, the metrics that the model declares with whether higher is
+        better, and the names of the data's classes."""
         self.values |= {
             "steps": steps,
             "rising": dict(rising),
@@ -68,74 +70,81 @@ class Record:
         self.write()
 
     def resumed(self, step: int, step_s: float) -> None:
-        """Note the step that the run goes on from. Only the seconds of the steps up to it count."""
-        run_record = step_s - self._seconds().get("step", 0.0)
-        self.clock.add("step", run_record)
+        """Record the step that the run resumes from. `step_s`: seconds that the steps up to it took.
+
+        Only these count as step time. The difference from what run.json recorded is time that is recomputed, or was
+        assumed to be and is not.
+        """
+        change = step_s - self._seconds().get("step", 0.0)
+        self.clock.add("step", change)
         if "done again" in self.values["lost"]:
-            self.values["lost"]["done again"] = round(max(self.values["lost"]["done again"] - run_record, 0.0), 3)
+            self.values["lost"]["done again"] = round(max(self.values["lost"]["done again"] - change, 0.0), 3)
         self.saving(step)
         self.committed(step)
 
     def saving(self, step: int) -> float:
-        """Seconds spent in steps by now, when the state after this one is about to be saved."""
+        """Seconds spent in steps so far; also recorded for this step, whose state is about to be saved."""
         self.step_s[step] = self._seconds().get("step", 0.0)
         return self.step_s[step]
 
     def committed(self, step: int | None) -> None:
-        """Note the step that a restart would go on from."""
+        """Record the step that a restart would resume from."""
         if step is not None:
             self.values["step"], self.values["step_s_kept"] = step, self.step_s[step]
             self.write()
 
     @property
     def reached(self) -> int:
-        """The newest step that was ever saved."""
+        """The newest step that was saved."""
         return self.values["step"]
 
     @property
     def next_batch(self) -> int:
-        """The first batch that may be used: those before were passed over, or trained on."""
+        """The first batch that may be used after rollbacks: earlier ones were trained on or skipped."""
         return self.values["next_batch"]
 
     def rolled_back(self, rollback: Rollback, budget: int) -> None:
-        """Note that the run goes back. NotFinite where it did so too often."""
+        """Record a rollback. Raises NotFinite if there were `budget` of them already."""
         if self.values["went_back"] >= budget:
             raise NotFinite(
-                f"{rollback.message}; the run went back {budget} times before (guard.budget)", rollback.hint
+                f"{rollback.message}; the run was rolled back {budget} times before (guard.budget)", rollback.hint
             )
-        thrown = self._seconds().get("step", 0.0) - self.values["step_s_kept"]
-        self.clock.add("step", -thrown)
-        self.values["lost"]["done again"] = round(self.values["lost"].get("done again", 0.0) + thrown, 3)
+        discarded = self._seconds().get("step", 0.0) - self.values["step_s_kept"]
+        self.clock.add("step", -discarded)
+        self.values["lost"]["done again"] = round(self.values["lost"].get("done again", 0.0) + discarded, 3)
         self.values["went_back"] += 1
         self.values["next_batch"] = rollback.batch
         self.write()
 
     def end(self, state: str, reason: str, code: int) -> None:
-        """Note how it ended."""
+        """Record how the run ended."""
         with self.lock:
             self.values |= {"state": state, "reason": reason, "exit_code": code, "ended": time.time()}
             self.write()
 
     def close(self, state: str, reason: str, code: int) -> int:
-        """Note how it ended, if that is not noted yet, and let no other thread write any more; the exit code."""
+        """Record how the run ended unless recorded already, and keep the lock, so that no other thread writes any more.
+
+        Returns the recorded exit code.
+        """
         if self.lock.acquire(timeout=CLOSE) and self.values["exit_code"] is None:
             with suppress(OSError):
                 self.end(state, reason, code)
                 if self.lead:
                     with self.place.log.open("a") as file:
                         file.write(f"stopped: {reason}\n")
-        noted = self.values["exit_code"]
-        return code if noted is None else noted
+        recorded = self.values["exit_code"]
+        return code if recorded is None else recorded
 
     def write(self) -> None:
-        """Bring run.json up to date."""
+        """Write run.json, in process 0."""
         if self.lead:
             update = {"seconds": self._seconds(), "tracker_ids": self.ids, "written": time.time()}
             with self.lock:
                 self.place.write_record(self.values | update)
 
     def _seconds(self) -> dict[str, float]:
-        """By section, over all starts."""
+        """Seconds by section, over all starts."""
         before, now = self.before, self.clock.now()
         names = sorted(before.keys() | now.keys())
         return {name: round(before.get(name, 0.0) + now.get(name, 0.0), 3) for name in names}
@@ -143,7 +152,7 @@ class Record:
 
 @contextmanager
 def run_record(place: Folder, recipe: Recipe, lead: bool) -> Iterator[Record]:
-    """Keep run.json true while the run goes on, however it ends."""
+    """A record that is written to run.json at the start and at the end, however the run ends."""
     old = place.read_record()
     values = {
         "name": recipe.name,
@@ -169,16 +178,16 @@ def run_record(place: Folder, recipe: Recipe, lead: bool) -> Iterator[Record]:
     try:
         yield log
     except Taken:
-        raise  # the record is the other run's now
+        raise  # another run has taken over the folder and its record
     except BaseException as error:
-        with suppress(OSError):  # of a disk that is full, or gone
+        with suppress(OSError):  # the disk may be full or missing
             _failed(log, error)
         raise
     log.end("finished", "all steps done", 0)
 
 
 def _failed(log: Record, error: BaseException) -> None:
-    """Note an error in run.json and log.txt, by the mapping that gives the exit code."""
+    """Record an error in run.json and log.txt, with its exit code."""
     known = user_error(error)
     code = known.exit_code if known else DtrainError.exit_code
     state = {0: "stopped", 75: "stopped", 130: "aborted"}.get(code, "failed")
@@ -191,48 +200,48 @@ def _failed(log: Record, error: BaseException) -> None:
 
 
 def _lost(old: Mapping[str, Any], latest: heartbeat.Heartbeat | None) -> dict[str, float]:
-    """Seconds lost between starts of the run, by cause, the gap before this one added.
+    """Seconds lost so far, by cause, including the gap before this start.
 
-    What was done since run.json was written is done again; from the last sign of life on, nothing was done.
+    Work after run.json was last written is recomputed ("done again"); after the last heartbeat the run was down.
     """
-    found, now = dict(old.get("lost", {})), time.time()
+    lost, now = dict(old.get("lost", {})), time.time()
     if not old:
-        return found
+        return lost
     killed, written = old.get("state") == "running", old.get("written", now)
     last = min(max(written, latest.at if killed and latest else written), now)
     spent = old.get("seconds", {}).get("step", 0.0)
-    again = last - written + max(spent - old.get("step_s_kept", spent), 0.0)
+    recomputed = last - written + max(spent - old.get("step_s_kept", spent), 0.0)
     for name, seconds in (
-        ("done again", again),
+        ("done again", recomputed),
         (f"down, {'killed' if killed else old['state']}", now - last),
     ):
         if seconds > 0:
-            found[name] = round(found.get(name, 0.0) + seconds, 3)
-    return found
+            lost[name] = round(lost.get(name, 0.0) + seconds, 3)
+    return lost
 
 
 def _counted(old: Mapping[str, Any]) -> dict[str, float]:
-    """Seconds of earlier starts; of steps, those that were saved."""
+    """Seconds of earlier starts by section; for steps, only those that a checkpoint saved."""
     seconds = dict(old.get("seconds", {}))
     return seconds | ({"step": old["step_s_kept"]} if "step" in seconds and "step_s_kept" in old else {})
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that bear on the numbers."""
-    found = {"python": platform.python_version()}
+    """Versions of Python and of the packages that can change the numbers."""
+    installed = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            installed[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+            installed[name] = "not installed"
+    return installed
 
 
 def _git() -> str:
-    """The commit of the folder that the run was started in, if it is one of git."""
+    """The git commit of the working folder; empty if it is not a git repository."""
     try:
-        asked = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
-        found = subprocess.run(asked, capture_output=True, text=True, timeout=5, check=True)
+        command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
     except (OSError, subprocess.SubprocessError):
         return ""
-    return found.stdout.strip()
+    return done.stdout.strip()

@@ -1,4 +1,4 @@
-"""Where a start of a run begins: the newest checkpoint that is sound, bit for bit what was saved, or step 0."""
+"""Find where a start of a run begins: the newest undamaged checkpoint, restored bit for bit, or step 0."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,19 +22,19 @@ from dtrain.train.state import State, create_state
 
 @dataclass(frozen=True)
 class Start:
-    """Where a start of a run goes on."""
+    """Where a start of a run resumes."""
 
     step: int = 0
     batches_skipped: int = 0
-    """Batches that were passed over: step k takes batch k + passed."""
+    """Batches that rollbacks skipped: step k trains on batch k + batches_skipped."""
     eval_pending: bool = False
-    """Whether an evaluation was due at this step and not made."""
+    """Whether an evaluation was due at this step and was skipped."""
     seen: Mapping[str, Any] = field(default_factory=lambda: {"skipped": 0, "losses": []})
-    """By the watch over the loss."""
+    """State of the loss guard."""
     step_s: float = 0.0
-    """Seconds that the steps up to here took."""
+    """Seconds that the steps up to this one took."""
     now: Mapping[str, Any] = field(default_factory=dict)
-    """What the numbers of this start depend on."""
+    """Everything that the numbers of this start depend on; see `provenance.conditions`."""
 
 
 def first_state(
@@ -45,16 +45,16 @@ def first_state(
     console: Console,
     log: Record,
 ) -> tuple[State, Start]:
-    """The state to resume from: the newest checkpoint, or initialised sharded. No batch before the record's
-    `next_batch` is used. `now` is what the numbers of this start depend on.
+    """The state to start from: the newest undamaged checkpoint, or a new state, initialised sharded.
 
-    CheckpointError where the run had saved a step and nothing of it is there any more.
+    `now` is everything that the numbers of this start depend on. No batch before the record's `next_batch` is used.
+    Raises CheckpointError if the run has saved a step but has no checkpoint any more, DataError if the data changed.
     """
     reached = log.reached
     if store.untouched():
         if reached:
-            message = f"step {reached} was saved, and no checkpoint is where it was"
-            raise CheckpointError(message, "mount or put back the folder, or begin anew with name=...")
+            message = f"run.json records a checkpoint of step {reached}, but the run folder has no checkpoint"
+            raise CheckpointError(message, "mount or restore the folder, or start a new run with name=...")
         return create_state(assembly.make, assembly.shapes), Start(0, log.next_batch, now=now)
     with log.clock("restore"):
         fault_injection.strike("restore", jax.process_index())
@@ -63,14 +63,14 @@ def first_state(
             try:
                 state = store.restore(newest.step, assembly.shapes)
                 if list(state_checksum(newest.step, state).checksum()) != list(newest.checksum):
-                    raise CorruptCheckpoint("the values that it gives are not those that were saved")
-            except (CorruptCheckpoint, NotFinite) as error:  # what is not finite was never saved
+                    raise CorruptCheckpoint("the restored values do not have the checksum of the saved ones")
+            except (CorruptCheckpoint, NotFinite) as error:  # a state that is not finite is never saved
                 store.set_aside(newest.step, str(error), console.warn)
                 continue
             start = _start(newest.step, newest.about, log.next_batch, now)
             if newest.step < reached and not store.damaged(reached):
-                message = f"run.json says that step {reached} was saved; its checkpoint is gone"
-                console.warn(f"{message}, so the run resumes from step {newest.step}")
+                message = f"run.json records a checkpoint of step {reached}, which is missing"
+                console.warn(f"{message}; the run resumes from step {newest.step}")
             for line in _report(start, promise(newest.about, now, assembly.recipe, newest.step)):
                 console.say(line, "green")
             return state, start
@@ -83,24 +83,26 @@ def _start(step: int, about: Mapping[str, Any], next_batch: int, now: Mapping[st
     return Start(step, batches_skipped, about["owed"], about["seen"], about.get("step_s", 0.0), now)
 
 
-def _report(start: Start, kept: list[str]) -> list[str]:
-    """What is resumed, and what that keeps of the numbers."""
+def _report(start: Start, promised: list[str]) -> list[str]:
+    """Lines that state where the run resumes, and what that means for its numbers (`provenance.promise`)."""
     if start.step == 0 and "imported" in start.now:
         return [f"starting from the parameters of {start.now['imported']}"]
-    over = f"; {start.batches_skipped} batches skipped" if start.batches_skipped else ""
+    skipped = f"; {start.batches_skipped} batches skipped" if start.batches_skipped else ""
     head = f"resumed from step {start.step}"
-    return [f"{head} ({kept[0]}{over})"] if len(kept) == 1 else [f"{head}{over}; {kept[0]}", *kept[1:]]
+    if len(promised) == 1:
+        return [f"{head} ({promised[0]}{skipped})"]
+    return [f"{head}{skipped}; {promised[0]}", *promised[1:]]
 
 
 def _refuse_other_data(saved: Mapping[str, Any], train: Source) -> None:
     if saved["data"] not in (train.fingerprint, UNKNOWN):
-        was = f"the run has seen {saved['data']}, now there is {train.fingerprint}"
-        hint = "put the same examples back, or give this run another name: name=..."
+        was = f"the run was trained on {saved['data']}, the recipe now gives {train.fingerprint}"
+        hint = "restore the same examples, or give this run another name: name=..."
         raise DataError(f"the data changed: {was}", hint)
 
 
 def compare(assembly: Assembly, store: Store, state: State, step: int, console: Console) -> None:
-    """Read the dry run's checkpoint back and hold every bit against the state in memory."""
+    """Restore the dry run's checkpoint and compare every bit with the state in memory."""
     restored = store.restore(step, assembly.shapes)
     same = jax.tree.map(_same_bits, state, restored)
     leaves = jax.tree.leaves(same)

@@ -1,4 +1,4 @@
-"""A run, read from top to bottom."""
+"""A training run, from top to bottom."""
 
 import dataclasses
 import statistics
@@ -34,10 +34,10 @@ def run(
     dry: bool = False,
     control: RunControl | None = None,
 ) -> Folder | None:
-    """Train to the end, from the newest checkpoint where there is one; the run folder.
+    """Train to the end, from the newest checkpoint if there is one. Returns the run folder.
 
-    None where the run was already finished. `dry` does a few steps, a save and a restore. `control`, which has begun,
-    passes on stop requests and limits. Raises Stopped when asked to stop, after saving.
+    Returns None if the run is already finished. `dry` runs a few steps, a save and a restore. `control`, already
+    started, delivers stop requests and limits. Raises Stopped after saving, when the run was asked to stop.
     """
     place, console = folder(runs, recipe.name), console or Console()
     with ExitStack() as stack:
@@ -47,19 +47,19 @@ def run(
             stack.callback(console.close)
         if finished(place, recipe):
             console.say(f"{recipe.name} is already finished: `dtrain report {place.path}` shows it", "green")
-            console.say("to train anew, give the run another name: name=...")
+            console.say("to train again from step 0, give the run another name: name=...")
             return None
         start = opened(recipe, place, console, allow_changes=allow_changes, dry=dry, control=control)
         session = stack.enter_context(start)
         ready = prepare(session)
         while rollback := _attempt(session, ready):
             session.log.rolled_back(rollback, recipe.guard.budget)
-            console.warn(f"{rollback.message}: going back to the newest checkpoint, over the batches since")
+            console.warn(f"{rollback.message}: rolling back to the newest checkpoint, skipping the batches since then")
     return place
 
 
 def _attempt(session: Session, ready: Ready) -> Rollback | None:
-    """From the newest checkpoint to the end, or to a step that it is better to go back from."""
+    """Train from the newest checkpoint to the end, or until the loss guard demands a rollback."""
     with ExitStack() as stack:
         return _train(dataclasses.replace(session, stack=stack), ready)
 
@@ -70,7 +70,7 @@ def _train(session: Session, ready: Ready) -> Rollback | None:
     if unchecked := refuse_broken_contract(assembly, ready.evaluate, ready.test, state):
         session.console.warn(unchecked)
     with session.clock("compile"):
-        # compiled here, as the first save has no time for it
+        # compile the checksum now: the first save may have little time
         jax.block_until_ready(state_checksum(start.step, state).sums)
     session.log.resumed(start.step, start.step_s)
     session.notifier.resumed(start.step, steps)
@@ -100,9 +100,9 @@ def _train(session: Session, ready: Ready) -> Rollback | None:
                 one_at_a_time=hooks.saving.one_at_a_time,
             )
     except Rollback as rollback:
-        with session.clock("save"), suppress(NotFinite):  # of a save that is not to be kept either
+        with session.clock("save"), suppress(NotFinite):  # a pending save of a state that is not finite
             store.wait()
-        return rollback.with_traceback(None)  # whose frames would keep the state in memory
+        return rollback.with_traceback(None)  # frames of the traceback would keep the state in memory
     if not stopped:
         session.interrupt.phase = "finishing"
     with session.clock("save"):

@@ -1,4 +1,4 @@
-"""One start of a run: its folder, its lock, its record, its signals, opened in order and closed in reverse."""
+"""One start of a run: its folder, lock, record and signal handling, opened in order and closed in reverse."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ from dtrain.train.timers import Clock
 
 @dataclass(frozen=True)
 class Session:
-    """What one start of a run works with."""
+    """The resources of one start of a run."""
 
     recipe: Recipe
     place: Folder
@@ -34,10 +34,10 @@ class Session:
     heartbeat: HeartbeatWriter
     interrupt: Interrupt
     stack: ExitStack
-    """Closes what the start opens later, before what is opened here."""
+    """Closes what this start opens later; it is closed before the resources opened here."""
     dry: bool
     holds: Callable[[], None]
-    """Raises where this run may no longer write."""
+    """Raises if this run no longer holds the lock of its folder."""
     notifier: Notifier
 
     @property
@@ -49,8 +49,10 @@ class Session:
 def opened(
     recipe: Recipe, place: Folder, console: Console, *, allow_changes: bool, dry: bool, control: RunControl | None
 ) -> Iterator[Session]:
-    """A session on that run folder. RecipeError where the folder holds a run of another recipe, Locked where another
-    process writes there. How the run ends is written into run.json and sent when this is left."""
+    """Open a session on a run folder. On exit, how the run ended is written into run.json and sent as a notification.
+
+    Raises RecipeError if the folder has a run of another recipe, Locked if another process holds its lock.
+    """
     lead = jax.process_index() == 0
     with ExitStack() as stack:
         notify = recipe.track.notify if lead and not dry else None
@@ -73,7 +75,7 @@ def opened(
 def _close_now(
     log: Record, lease: Lease | None, control: RunControl | None, dry: bool, state: str, reason: str, code: int
 ) -> int:
-    """What has to be done where the process ends at once; the exit code."""
+    """Clean up before the process exits at once. Returns the exit code."""
     code = log.close(state, reason, code)
     if control:
         control.close()

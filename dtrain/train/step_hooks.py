@@ -1,4 +1,4 @@
-"""Which hooks follow each step, in which order, and what they share."""
+"""Build the hooks that are called after each step, in their order."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,12 +35,12 @@ class Hooks:
 
     @property
     def ordered(self) -> list[Hook]:
-        """As they are called: the guard before what would log or save a loss that it refuses."""
+        """In the order of their calls: the guard comes before the hooks that log or save a loss that it refuses."""
         return [self.alive, self.guard, self.logging, self.evaluation, self.saving]
 
 
 def step_hooks(session: Session, ready: Ready, start: Start, end: int) -> Hooks:
-    """The hooks of an attempt that begins at `start` and ends with step `end`."""
+    """The hooks of an attempt that starts at `start` and ends with step `end`."""
     assembly, recipe, pretended = ready.assembly, session.recipe, are_pretended(jax.devices())
     skipping, often = recipe.guard.not_finite == "skip", recipe.checkpoint
     span = (start.step, end)
@@ -53,14 +53,14 @@ def step_hooks(session: Session, ready: Ready, start: Start, end: int) -> Hooks:
     evaluation = Evaluation(
         recipe.evaluate, ready.evaluate, held_out, logging, session.clock, tokens, agreed, one_at_a_time=pretended
     )
-    watch = LossGuard(recipe.guard, start.batches_skipped, lambda step: saving.due(step) or evaluation.due(step))
-    watch.recall(start.seen)
-    save = _saver(session, ready, start, lambda step: evaluation.due(step) or step == end, watch, sync)
+    guard = LossGuard(recipe.guard, start.batches_skipped, lambda step: saving.due(step) or evaluation.due(step))
+    guard.recall(start.seen)
+    save = _saver(session, ready, start, lambda step: evaluation.due(step) or step == end, guard, sync)
     timer = SaveTimer(
         0.0 if session.dry else 60 * often.minutes, jax.process_count(), start.step, exchange=ready.exchange
     )
     saving = Saving(often.every, often.best, save, session.clock, pretended, skipping, logging.flush, timer)
-    return Hooks(partial(_alive, session), watch, logging, evaluation, saving)
+    return Hooks(partial(_alive, session), guard, logging, evaluation, saving)
 
 
 def _alive(session: Session, event: StepEvent) -> None:
@@ -71,24 +71,23 @@ def _alive(session: Session, event: StepEvent) -> None:
 
 
 def _saver(
-    session: Session, ready: Ready, start: Start, due: Callable[[int], bool], watch: LossGuard, sync: Callable[[], None]
+    session: Session, ready: Ready, start: Start, due: Callable[[int], bool], guard: LossGuard, sync: Callable[[], None]
 ) -> Callable[[int, State, Mapping[str, float], StateChecksum], None]:
     store, warned = ready.store, []
     about = partial(provenance.about, start.now, session.recipe, ready.train, start.batches_skipped)
 
-    def save(number: int, state: State, metrics: Mapping[str, float], found: StateChecksum) -> None:
+    def save(number: int, state: State, metrics: Mapping[str, float], checksum: StateChecksum) -> None:
         refuse_changed(ready.train, ready.test)
         eval_pending = due(number) and not metrics
 
         def proof() -> Sequence[int]:
-            sync()  # what was measured up to this step is kept before it is one to resume from
-            return found.checksum()
+            sync()  # the metrics up to this step are on disk before a restart can resume from it
+            return checksum.checksum()
 
-        store.save(number, state, about(number, eval_pending, watch.seen, session.log.saving(number)), metrics, proof)
+        store.save(number, state, about(number, eval_pending, guard.seen, session.log.saving(number)), metrics, proof)
         session.log.committed(store.committed)
         if store.took > (grace := session.recipe.checkpoint.grace) and not warned:
-            warned.append(
-                session.console.warn(f"a save takes {store.took:.0f} s; a preempted machine is left {grace:.0f}")
-            )
+            text = f"a save takes {store.took:.0f} s; a preempted machine has {grace:.0f} s (checkpoint.grace)"
+            warned.append(session.console.warn(text))
 
     return save

@@ -1,4 +1,4 @@
-"""What every optimizer keeps has the same paths in a checkpoint as in the program that reads it back."""
+"""The state of every optimizer has the same paths in a checkpoint as in the program that restores it."""
 
 from pathlib import Path
 from typing import get_args

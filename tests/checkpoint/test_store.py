@@ -1,4 +1,4 @@
-"""What is saved comes back bit for bit, or is found to be damaged; nothing half-written looks whole."""
+"""A saved state is restored bit for bit, or detected as damaged; a partial write is never taken for a checkpoint."""
 
 import itertools
 import json
@@ -34,7 +34,7 @@ def shapes(state: object) -> object:
 
 
 def saved(folder: Path, *steps: int, **options: Any) -> Path:
-    """A folder with these steps in it."""
+    """A folder with checkpoints of these steps."""
     with Store(folder / "c", Checkpoint(keep=9, **options)) as store:
         for step in steps:
             store.save(step, STATE, {"seed": step}, {})
@@ -43,7 +43,7 @@ def saved(folder: Path, *steps: int, **options: Any) -> Path:
 
 
 def newest(folder: Path) -> tuple[int | None, list[str]]:
-    """The newest sound step, and what was said on the way."""
+    """The newest undamaged step, and the messages on the way."""
     output: list[str] = []
     with Store(folder, Checkpoint()) as store:
         found = store.newest(output.append)
@@ -78,7 +78,7 @@ def test_another_library_reads_it(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_that_was_renamed_into_place_is_read(tmp_path: Path) -> None:
-    """As earlier versions saved: orbax without its commit file, and a manifest."""
+    """Saved as by earlier versions: a manifest, but no commit file of orbax."""
     import orbax.checkpoint as ocp
 
     with ocp.StandardCheckpointer() as orbax:
@@ -162,7 +162,7 @@ def test_a_damaged_step_is_set_aside_and_the_one_before_is_taken(
 
 
 def test_a_hundred_flipped_bits_are_found(tmp_path: Path) -> None:
-    """Anywhere in a checkpoint, its manifest included; orbax alone restores most of them silently."""
+    """Anywhere in a checkpoint, its manifest included; orbax without the manifest restores most of them silently."""
     step, chance = saved(tmp_path, 1) / "1", random.Random(0)
     files = [path for path in sorted(step.rglob("*")) if path.is_file() and path.stat().st_size]
     manifest.check(step, 0, 1)
@@ -226,7 +226,7 @@ def loop_in_place(path: Path) -> None:
 
 
 def signed(step: Path) -> None:
-    """A manifest of other types with a digest that fits."""
+    """Write a manifest with values of other types and a valid digest."""
     values = json.loads((step / manifest.NAME).read_text())
     del values["sha256"]
     values["files"] = {"state/_METADATA": 7}
@@ -253,8 +253,8 @@ def test_a_renamed_or_copied_checkpoint_is_never_taken_for_the_step_of_its_name(
     shutil.copytree(folder / "1", folder / "31")
     step, output = newest(folder)
     assert step == 1
-    assert "it holds step 1, renamed or copied" in output[0]
-    assert "it holds step 2, renamed or copied; under the name 2 it can be used" in output[1]
+    assert "it has step 1, renamed or copied" in output[0]
+    assert "it has step 2, renamed or copied; rename it to 2 to use it" in output[1]
     next(folder.glob(f"{BAD}30-*")).rename(folder / "2")
     assert newest(folder) == (2, [])
 

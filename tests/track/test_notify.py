@@ -362,7 +362,7 @@ def test_a_process_that_leaves_at_once_sends_the_end_first_and_only_once(
         raise Locked("another run")
     with pytest.raises(Stopped), notifying(settings, here, pytest.fail, 300.0) as notifier:
         close = notifier.closing(lambda _state, _reason, code: code)
-        assert close("aborted", "left at once", 130) == 130
+        assert close("aborted", "stopped at once", 130) == 130
         assert not receiver.posted
         assert close("stopped", "SIGTERM", 75) == 75
         notifier.wait = 0.0  # for a process that has ended by now

@@ -1,4 +1,4 @@
-"""Faults on purpose, and what becomes of the run: the matrix of docs/reliability.md."""
+"""Injected faults and their effects on a run: the matrix of docs/reliability.md."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def recipe(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """The folder of a run that nothing happened to; made once for the same command."""
+    """The folder of a run without faults; run once for each command."""
     made: dict[tuple[str, ...], Path] = {}
 
     def make(*options: str) -> Path:
@@ -56,7 +56,7 @@ def started(folder: Path, *options: str, **environment: str) -> subprocess.Popen
 
 
 def reached(run: Path, step: int, rank: int = 0, seconds: float = 60) -> None:
-    """Wait until a process is past that step."""
+    """Wait until a process has done that step."""
     end = time.monotonic() + seconds
     while (sign := heartbeat.read(run / f"beat-{rank}.json")) is None or sign.step < step:
         assert time.monotonic() < end, f"step {step} was not reached"
@@ -126,14 +126,14 @@ def test_a_flipped_bit_is_found_and_the_step_before_is_taken(
 def test_values_that_are_not_those_that_were_saved_are_not_gone_on_from(
     dtrain: Dtrain, recipe: Path, tmp_path: Path, undisturbed: Callable[..., Path]
 ) -> None:
-    """Every file is as it was written, yet the devices find another sum, as where memory failed before the write."""
+    """All files match the manifest, but not the checksum of the state: as if memory had failed before the write."""
     dtrain("run", recipe, *OFTEN, code=-9, DTRAIN_FAULT="kill@step:15")
     run = tmp_path / "runs" / "small"
     newest, before = saved_steps(run / "checkpoints")[:2]
     values = manifest.read(run / "checkpoints" / str(newest))
     replace(values, checksum=[values.checksum[0] ^ 1, values.checksum[1]]).write(run / "checkpoints" / str(newest))
     done = dtrain("run", recipe, *OFTEN)
-    assert "the values that it gives are not those that were saved" in done.stderr
+    assert "the restored values do not have the checksum of the saved ones" in done.stderr
     assert f"resumed from step {before}" in done.stderr
     assert saved(run, 24) == saved(undisturbed(*OFTEN), 24)
 
@@ -141,7 +141,7 @@ def test_values_that_are_not_those_that_were_saved_are_not_gone_on_from(
 @pytest.mark.slow
 def test_a_save_that_outlasts_the_grace_is_warned_of_once(dtrain: Dtrain, recipe: Path) -> None:
     done = dtrain("run", recipe, *OFTEN, "checkpoint.grace=0.001")
-    assert len(re.findall(r"a save takes \d+ s; a preempted machine is left 0", done.stderr)) == 1
+    assert len(re.findall(r"a save takes \d+ s; a preempted machine has 0 s", done.stderr)) == 1
 
 
 @pytest.mark.slow
@@ -194,7 +194,7 @@ def test_a_killed_worker_is_named_and_the_run_goes_on_to_the_same_bits(
     notes.mkdir()
     done = dtrain("run", recipe, *TWO, DTRAIN_FAULT=f"kill@step:14/{rank}", DTRAIN_FAULT_NOTES=str(notes))
     assert f"process {rank} ended first: killed by SIGKILL" in done.stderr
-    assert re.search(r"starting again from step (8|12) \(1 of 3", done.stderr)
+    assert re.search(r"restarting from step (8|12) \(1 of 3", done.stderr)
     assert saved(tmp_path / "runs" / "small", 24) == saved(undisturbed(*TWO), 24)
 
 
@@ -204,14 +204,14 @@ def test_a_worker_that_dies_before_it_met_the_others_is_named(dtrain: Dtrain, re
     notes.mkdir()
     done = dtrain("run", recipe, *TWO, DTRAIN_FAULT="kill@join/1", DTRAIN_FAULT_NOTES=str(notes))
     assert "process 1 ended first: killed by SIGKILL" in done.stderr
-    assert "starting again from step 0 (1 of 3" in done.stderr
+    assert "restarting from step 0 (1 of 3" in done.stderr
 
 
 @pytest.mark.slow
 def test_asked_to_stop_while_compiling_two_processes_leave_after_the_first_step(
     dtrain: Dtrain, recipe: Path, tmp_path: Path, undisturbed: Callable[..., Path]
 ) -> None:
-    """JAX's service takes the signal, and says so at the first step that all agree on."""
+    """JAX's preemption service takes the signal and reports it at the first step that all processes agree on."""
     parent = started(tmp_path, *TWO, DTRAIN_FAULT="sleep@compile")
     run = tmp_path / "runs" / "small"
     within("compile", run)
@@ -225,7 +225,7 @@ def test_asked_to_stop_while_compiling_two_processes_leave_after_the_first_step(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stop_while_xla_compiles_ends_one_process_at_once(recipe: Path, tmp_path: Path, number: int) -> None:
-    """An orderly exit would end in a crash: a thread is inside the compiler."""
+    """An orderly exit would crash: a thread is inside the compiler."""
     one = started(tmp_path, XDG_CACHE_HOME=str(tmp_path / "empty"))
     run = tmp_path / "runs" / "small"
     within("compile", run)
@@ -257,7 +257,7 @@ def test_a_frozen_worker_is_found_and_the_run_goes_on(
     notes.mkdir()
     values = {"DTRAIN_FAULT": "freeze@step:14/1", "DTRAIN_FAULT_NOTES": str(notes)}
     done = dtrain("run", recipe, *TWO, "guard.patience=4", **values)
-    assert re.search(r"process 1 has been silent for \d+ s, in step after step 14", done.stderr)
+    assert re.search(r"process 1: no heartbeat for \d+ s, in step after step 14", done.stderr)
     assert "Current thread" in done.stderr or "Thread 0x" in done.stderr
     assert saved(tmp_path / "runs" / "small", 24) == saved(undisturbed(*TWO), 24)
 
@@ -266,7 +266,7 @@ def test_a_frozen_worker_is_found_and_the_run_goes_on(
 def test_a_run_that_does_not_get_on_is_given_up(dtrain: Dtrain, recipe: Path) -> None:
     failed = dtrain("run", recipe, "--restarts", "1", code=8, DTRAIN_FAULT="kill@step:3")
     assert "process 0 ended first: killed by SIGKILL" in failed.stderr
-    assert "started again 1 time without a new checkpoint" in failed.stderr
+    assert "restarted 1 time without a new checkpoint" in failed.stderr
 
 
 @pytest.mark.slow
@@ -281,7 +281,7 @@ def test_an_error_in_one_process_is_shown_as_the_cause(dtrain: Dtrain, recipe: P
 @pytest.mark.slow
 def test_what_would_come_again_is_not_tried_again(dtrain: Dtrain, recipe: Path) -> None:
     failed = dtrain("run", recipe, "--restarts", "3", "optimizer={kind: adamw, lr: 1e4, decay: 0.9}", code=7)
-    assert "starting again" not in failed.stderr
+    assert "restarting" not in failed.stderr
 
 
 @pytest.mark.slow
@@ -321,7 +321,7 @@ def test_a_second_signal_leaves_at_once_and_says_so(recipe: Path, tmp_path: Path
     one = started(tmp_path, "steps=100000", "evaluate.every=0", DTRAIN_FAULT="sleep@step:5")
     run = tmp_path / "runs" / "small"
     reached(run, 1)
-    time.sleep(1)  # it sleeps after its fifth step, a few milliseconds later
+    time.sleep(1)  # it sleeps after step 5, a few milliseconds later
     one.send_signal(signal.SIGINT)
     time.sleep(0.5)
     one.send_signal(signal.SIGINT)
@@ -414,7 +414,7 @@ def test_where_the_checkpoints_are_gone_it_does_not_begin_anew(dtrain: Dtrain, r
     before = (run / "metrics.jsonl").read_text()
     (run / "checkpoints").rename(tmp_path / "elsewhere")
     refused = dtrain("run", recipe, *OFTEN, code=5)
-    assert "no checkpoint is where it was" in refused.stderr
+    assert "the run folder has no checkpoint" in refused.stderr
     assert (run / "metrics.jsonl").read_text() == before
 
 
@@ -428,12 +428,12 @@ def test_asked_to_stop_before_it_began_the_parent_starts_nothing_again(recipe: P
     parent.send_signal(signal.SIGTERM)
     _, output = parent.communicate(timeout=60)
     assert parent.returncode == 75, output
-    assert "starting again" not in output
+    assert "restarting" not in output
 
 
 @pytest.mark.slow
 def test_one_request_that_arrives_twice_is_one(recipe: Path, tmp_path: Path) -> None:
-    """A service manager signals every process, and the parent passes on what it got."""
+    """A service manager signals every process, and the supervisor forwards its signal as well."""
     parent = started(tmp_path, "steps=100000", "evaluate.every=0", "--restarts", "3")
     run = tmp_path / "runs" / "small"
     reached(run, 3)

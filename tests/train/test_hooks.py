@@ -1,4 +1,4 @@
-"""What happens between steps."""
+"""The hooks between steps."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""Requests to stop, in the order in which they can come."""
+"""Requests to stop, in every order in which they can arrive."""
 
 import signal
 from pathlib import Path
@@ -14,7 +14,7 @@ TERM, INT = signal.SIGTERM, signal.SIGINT
 
 
 class Left(Exception):
-    """The process would have ended."""
+    """Raised where the process would have exited."""
 
 
 @pytest.fixture

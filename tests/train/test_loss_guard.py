@@ -1,4 +1,4 @@
-"""A loss that is not finite, or leaps, on one batch of real data: what becomes of the run."""
+"""The effects of one batch of real data whose loss is not finite, or spikes."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ MODEL = """
 import jax.numpy as jnp
 from dtrain.models.mlp import MLP
 
-class Spoiled:
+class Broken:
     def __init__(self, labels, factor):
         self.mlp = MLP(sizes=(64, 32, 10))
         self.labels, self.factor = jnp.array(labels), float(factor)
@@ -28,7 +28,7 @@ class Spoiled:
         return found._replace(sum=jnp.where(bad, self.factor, 1.0) * found.sum)
 """
 RECIPE = """
-model: {{kind: custom, target: "spoiled:Spoiled", args: {{labels: {labels}, factor: {factor}}}}}
+model: {{kind: custom, target: "broken:Broken", args: {{labels: {labels}, factor: {factor}}}}}
 data: {{kind: digits, pixels: {{crop: 0}}}}
 optimizer: {{kind: adamw, lr: 1e-3}}
 batch: 64
@@ -38,14 +38,14 @@ checkpoint: {{every: 8, keep: 9}}
 guard: {{{guard}}}
 """
 BAD = 29
-"""The batch that spoils, counted from 0."""
+"""The batch that gives a loss that is not finite, counted from 0."""
 
 
 def recipe(folder: Path, factor: str, guard: str) -> Path:
     source = Digits().open("train")
     rows = Order(len(source), 0, source.starts)(np.arange(BAD * 64, BAD * 64 + 16))
     labels = [int(label) for label in source.rows(rows)["label"]]
-    (folder / "spoiled.py").write_text(MODEL)
+    (folder / "broken.py").write_text(MODEL)
     path = folder / "watched.yaml"
     path.write_text(RECIPE.format(labels=labels, factor=factor, guard=guard))
     return path
@@ -77,16 +77,16 @@ def test_an_update_is_left_out_and_no_other(dtrain: Dtrain, tmp_path: Path) -> N
 @pytest.mark.slow
 def test_leaving_out_has_a_budget(dtrain: Dtrain, tmp_path: Path) -> None:
     failed = dtrain("run", recipe(tmp_path, ".nan", "not_finite: skip, budget: 0"), code=7)
-    assert "0 updates were left out before it" in failed.stderr
+    assert "0 updates were skipped before it" in failed.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("factor", "guard"), [(".nan", "not_finite: rollback"), ("1e4", "spike: 20")])
 def test_it_goes_back_and_over_the_batches(dtrain: Dtrain, tmp_path: Path, factor: str, guard: str) -> None:
-    """And a restart after that goes over them too, to the same bits."""
+    """A restart after a rollback skips the same batches and gives the same bits."""
     path = recipe(tmp_path, factor, guard)
     done = dtrain("run", path)
-    assert "going back to the newest checkpoint" in done.stderr
+    assert "rolling back to the newest checkpoint" in done.stderr
     assert (
         "resumed from step 24 (same recipe, code, software, devices and mesh: the same bits; 6 batches skipped)"
         in done.stderr
@@ -109,14 +109,14 @@ def test_going_back_has_a_budget(dtrain: Dtrain, tmp_path: Path) -> None:
         "optimizer={kind: adamw, lr: 1e4, decay: 0.9}",
         code=7,
     )
-    assert "the run went back 2 times before" in failed.stderr
+    assert "the run was rolled back 2 times before" in failed.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("factor", "guard"), [(".nan", "not_finite: rollback"), ("1e4", "spike: 20")])
 def test_it_goes_back_from_a_step_that_would_be_saved(dtrain: Dtrain, tmp_path: Path, factor: str, guard: str) -> None:
     done = dtrain("run", recipe(tmp_path, factor, guard), f"checkpoint.every={BAD + 1}", "evaluate.every=5")
-    assert "going back to the newest checkpoint" in done.stderr
+    assert "rolling back to the newest checkpoint" in done.stderr
     values = json.loads((tmp_path / "runs" / "watched" / "checkpoints" / "48" / "MANIFEST.json").read_text())["about"]
     assert values["passed"] == BAD + 1
     assert json.loads((tmp_path / "runs" / "watched" / "run.json").read_text())["lost"]["done again"] > 0

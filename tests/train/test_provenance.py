@@ -1,4 +1,4 @@
-"""What differs between two starts is named, and nothing is promised beyond it."""
+"""Every difference between two starts is reported, and no more is promised than that allows."""
 
 import dataclasses
 from pathlib import Path
@@ -60,7 +60,7 @@ def test_another_order_of_sums_keeps_the_numbers_but_for_rounding(
 ) -> None:
     here = recipe(*overrides)
     kept = promise(now(recipe()), now(here, **changes), here, 10)
-    assert kept == ["the same numbers but for rounding:", *(f"  {line}" for line in lines)]
+    assert kept == ["the same numbers except for rounding:", *(f"  {line}" for line in lines)]
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_checkpoint_of_an_older_dtrain_promises_nothing_that_it_did_not_record
 
 
 def test_every_key_of_guard_is_known_to_change_numbers_or_not() -> None:
-    """A key that only watches must not cost the promise of the same bits."""
+    """A key that only configures a check must not change the promise of the same bits."""
     watching = {key.partition(".")[2] for key in WATCHING}
     acting = {"not_finite", "spike", "on_spike"}
     assert watching | acting == {field.name for field in dataclasses.fields(Guard)}

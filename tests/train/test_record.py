@@ -1,4 +1,4 @@
-"""What run.json counts over restarts."""
+"""The times and counts in run.json over restarts."""
 
 import time
 from pathlib import Path

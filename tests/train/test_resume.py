@@ -1,4 +1,4 @@
-"""Where a start begins and what it promises of the numbers: only what was compared."""
+"""Where a start of a run begins, and what it promises about the numbers: only what was compared."""
 
 import os
 import re
@@ -17,8 +17,7 @@ from dtrain.core.errors import CheckpointError, EnvironmentFault, RecipeError
 from dtrain.core.run_dir import Folder
 from dtrain.recipe.load import load
 from dtrain.track.console import Console
-from dtrain.train import provenance, record
-from dtrain.train import step_hooks
+from dtrain.train import provenance, record, step_hooks
 from dtrain.train.run import run
 
 RECIPE = """
@@ -50,7 +49,7 @@ class Net:
 
 @pytest.fixture
 def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
-    """Run the recipe in this process; what the console showed."""
+    """Run the recipe in this process and return the output of the console."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "small.yaml").write_text(RECIPE)
 
@@ -71,7 +70,7 @@ def checksum(tmp_path: Path, step: int = 6) -> list[int]:
 
 
 def back_to(tmp_path: Path, step: int) -> None:
-    """As if the run had been stopped there."""
+    """Change the run folder as if the run had been stopped at that step."""
     place = Folder(tmp_path / "runs" / "small")
     for path in place.checkpoints.iterdir():
         if int(path.name) > step:
@@ -138,7 +137,7 @@ def test_a_newest_checkpoint_that_was_deleted_is_reported(trial: Callable[..., s
     place.write_record(place.read_record() | {"state": "stopped"})
     shutil.rmtree(place.checkpoints / "6")
     shown = trial()
-    assert "run.json says that step 6 was saved; its checkpoint is gone, so the run resumes from step 4" in shown
+    assert "run.json records a checkpoint of step 6, which is missing; the run resumes from step 4" in shown
     assert checksum(tmp_path) == before
 
 
@@ -150,8 +149,8 @@ def test_a_renamed_checkpoint_blocks_nothing(trial: Callable[..., str], tmp_path
     (place.checkpoints / "4").rename(place.checkpoints / "30")
     (place.checkpoints / "0099").mkdir()
     shown = trial()
-    assert "it holds step 4, renamed or copied" in shown
-    assert "0099 is no folder of a checkpoint: ignored" in shown
+    assert "it has step 4, renamed or copied" in shown
+    assert "0099 is not a checkpoint folder: ignored" in shown
     assert "resumed from step 2" in shown
     assert checksum(tmp_path) == before
     for step in ("2", "4", "6"):
@@ -192,7 +191,7 @@ def test_a_damaged_recipe_in_the_run_folder_is_refused(trial: Callable[..., str]
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
-    """A file system of so many kilobytes; skipped where this user may not mount one."""
+    """A file system of this many kilobytes; skipped if the user may not mount one."""
     mounted: list[Path] = []
 
     def make(kilobytes: int) -> Path:
@@ -214,7 +213,7 @@ def disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
 
 
 def fill(path: Path, left: int) -> None:
-    """Leave so many bytes."""
+    """Fill the file system except for this many bytes."""
     (path / "filler").write_bytes(b"x" * (shutil.disk_usage(path).free - left))
 
 

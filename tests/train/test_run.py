@@ -1,4 +1,4 @@
-"""A run as a user starts it, in a process of its own."""
+"""A run as a user starts it, in a separate process."""
 
 import json
 import os
@@ -36,14 +36,14 @@ def recipe(tmp_path: Path) -> Path:
 
 
 def numbers(run: Path) -> list[dict[str, Any]]:
-    """What the run learnt, without what depends on the clock."""
+    """The metrics of a run without values that depend on the clock."""
     return [
         {k: v for k, v in row.items() if not k.startswith(("time/", "rate/"))} for row in read(run / "metrics.jsonl")
     ]
 
 
 def saved(run: Path, step: int) -> dict[str, bytes]:
-    """Every bit of a checkpoint."""
+    """All bits of a checkpoint."""
     place, here = run / "checkpoints" / str(step) / "state", jax.sharding.SingleDeviceSharding(jax.devices()[0])
     with ocp.StandardCheckpointer() as orbax:
         found = orbax.metadata(place).item_metadata.tree
@@ -74,7 +74,7 @@ def test_a_run_folder_explains_itself(dtrain: Dtrain, recipe: Path, tmp_path: Pa
 
 
 def test_after_the_first_step_nothing_is_compiled_but_what_orbax_needs(dtrain: Dtrain, recipe: Path) -> None:
-    """A save may have half a minute: its checksum is compiled before."""
+    """A save may have only half a minute, so its checksum is compiled before."""
     shown = dtrain("run", recipe, "evaluate.every=0", JAX_LOG_COMPILES="1").stderr
     before, _, after = shown.partition("step 1/24")
     compiled = "Finished XLA compilation of jit(_checksummed)"
@@ -123,7 +123,7 @@ def test_eight_devices_go_on_as_four(dtrain: Dtrain, recipe: Path, tmp_path: Pat
     dtrain("run", recipe, "name=eight", "--devices", "8")
     dtrain("run", recipe, "name=four", "steps=10", "--devices", "8", "mesh={data: 2, fsdp: 2, tensor: 2}")
     resumed = dtrain("run", recipe, "name=four", "--devices", "4", "mesh={data: 1, fsdp: 4}")
-    assert "the same numbers but for rounding:" in resumed.stderr
+    assert "the same numbers except for rounding:" in resumed.stderr
     assert "mesh tensor: was 2, now not set" in resumed.stderr
     eight, four = (
         [row for row in numbers(tmp_path / "runs" / name) if "train/loss" in row] for name in ("eight", "four")

@@ -115,7 +115,7 @@ def test_cut_off_killed_and_left_alone_it_ends_with_the_same_bits(dtrain: Dtrain
     read_until(up, r"10\.99\.0\.11\] step 10/")
     subprocess.run(["ip", "link", "set", "v2", "down"], check=True)
     read_until(up, r"10\.99\.0\.12\] -- not connected")
-    read_until(up, r"10\.99\.0\.11\] starting again from step")
+    read_until(up, r"10\.99\.0\.11\] restarting from step")
     subprocess.run(["ip", "link", "set", "v2", "up"], check=True)
     output = read_until(up, r"10\.99\.0\.11\] resumed from step")
     assert "Check failure stack trace" not in output
