@@ -1,4 +1,4 @@
-# The two commands of the README, and the rest. Everything is set up on first use.
+# The two commands of the README, and the others. Each target sets up what it needs on first use.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -20,26 +20,26 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@ $(VENV)/.core
 
-install: $(VENV)/.core ## make .venv and install dtrain into it
+install: $(VENV)/.core ## create .venv and install dtrain into it
 
 quickstart: $(VENV)/.core ## train on real handwritten digits, in seconds
 	$(BIN)/dtrain run mlp-digits
 
-test: $(VENV)/.dev ## the quick tests
+test: $(VENV)/.dev ## run the quick tests
 	$(BIN)/pytest -m "not slow and not gpu and not tpu_compiler and not gpu_compiler"
 
-check: $(VENV)/.dev ## format, lint, types, all tests: what CI runs
+check: $(VENV)/.dev ## run what CI runs: format, lint, types, all tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/basedpyright --level error --pythonpath $(BIN)/python
 	$(BIN)/pytest -m "not gpu and not gpu_compiler"
 
-format: $(VENV)/.dev ## rewrite files in the house's format
+format: $(VENV)/.dev ## format the code and apply lint fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-golden: $(VENV)/.dev ## rewrite tests/golden; the diff is the review
+golden: $(VENV)/.dev ## rewrite tests/golden; review the diff
 	DTRAIN_GOLDEN=write $(BIN)/pytest -m "not gpu" tests -k golden
 
-bench: $(VENV)/.dev ## every benchmark that needs no accelerator
+bench: $(VENV)/.dev ## run every benchmark that needs no accelerator
 	for program in benchmarks/*.py; do echo "== $$program"; $(BIN)/python $$program || exit 1; done

@@ -1,7 +1,7 @@
-# on each host, before the run: a Python of its own, the versions of the lock and no others, dtrain's wheel;
-# what hangs is ended, as a set-up that fails ends the job and deletes the machines
+# On each host, before the run: a virtual environment with exactly the versions of the lock file, and dtrain's wheel.
+# The timeout ends a set-up that hangs: a failed set-up ends the job and deletes the machines.
 timeout -k 60 1800 bash -euc '
-  uv="$HOME/.local/bin/uv" # which SkyPilot installs
+  uv="$HOME/.local/bin/uv" # installed by SkyPilot
   python=@VENV@
   rm -rf ~/.dtrain/venv
   "$uv" venv --python @PYTHON@ ~/.dtrain/venv
