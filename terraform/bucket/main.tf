@@ -1,5 +1,6 @@
-# The bucket of the runs, with a hierarchical namespace: folders are listed and deleted faster. `terraform destroy` leaves it, with all that is in it. Machines may write everywhere but in launch/, which
-# holds the wheel and the lock file that they install as root.
+# The bucket of the runs, with a hierarchical namespace: folders are listed and deleted faster. `terraform destroy` keeps
+# it and its contents. Machines may write everywhere except in launch/, which holds the wheel and the lock file that they
+# install as root.
 
 locals {
   objects = "projects/_/buckets/${var.name}"
@@ -19,13 +20,13 @@ resource "google_storage_bucket" "this" {
   uniform_bucket_level_access = true
   public_access_prevention    = "enforced"
   force_destroy               = false
-  deletion_policy             = "ABANDON" # destroy forgets it and deletes nothing
+  deletion_policy             = "ABANDON" # `terraform destroy` removes it from the state and deletes nothing
 
   hierarchical_namespace {
     enabled = true
   }
 
-  # every day of soft delete bills a day of deleted checkpoints: 10 GB that rotate every 10 minutes are 10 TB in a week
+  # each day of soft delete costs a day of deleted checkpoints: 10 GB that rotate every 10 minutes are 10 TB in a week
   soft_delete_policy {
     retention_duration_seconds = var.soft_delete_days * 24 * 60 * 60
   }
@@ -80,7 +81,7 @@ resource "google_storage_bucket_iam_member" "launch_readers" {
   }
 }
 
-# by content: other content is another object, so that machines are replaced when what they install changes
+# named by content: new content is a new object, so that machines are replaced when the wheel or the lock file changes
 resource "google_storage_bucket_object" "launch" {
   for_each = var.files
 

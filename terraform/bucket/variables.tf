@@ -8,7 +8,7 @@ variable "project" {
 }
 
 variable "name" {
-  description = "The name of the bucket, unique in the world, without gs://."
+  description = "The name of the bucket, globally unique, without gs://."
   type        = string
   validation {
     condition     = can(regex("^[a-z0-9][-_a-z0-9]{1,61}[a-z0-9]$", var.name))
@@ -21,18 +21,18 @@ variable "region" {
   type        = string
   validation {
     condition     = can(regex("^[a-z]+-[a-z]+[0-9]+$", var.region))
-    error_message = "A region looks like us-east5; a zone has a letter more."
+    error_message = "A region looks like us-east5; a zone has a letter at the end."
   }
 }
 
 variable "labels" {
-  description = "Labels of everything that takes them, such as owner and run: cost reports are split by them."
+  description = "Labels for every resource that supports them, such as owner and run: cost reports can be split by them."
   type        = map(string)
   default     = {}
 }
 
 variable "create" {
-  description = "Whether to create it; false for one that is there, such as the one that an earlier `terraform destroy` left."
+  description = "Whether to create it; false for an existing bucket, such as the one that an earlier `terraform destroy` left."
   type        = bool
   default     = true
 }
@@ -48,7 +48,7 @@ variable "soft_delete_days" {
 }
 
 variable "writers" {
-  description = "Who may read and write runs, by a name of your own: serviceAccount:..., user:..."
+  description = "Who may read and write runs, with keys that you choose: serviceAccount:..., user:..."
   type        = map(string)
   default     = {}
   validation {
@@ -67,7 +67,7 @@ variable "stack" {
 }
 
 variable "files" {
-  description = "Local files to copy to launch/STACK/, by a name of your own: { wheel = \"dist/dtrain-0.1.0-py3-none-any.whl\" }."
+  description = "Local files to copy to launch/STACK/, with keys that you choose: { wheel = \"dist/dtrain-0.1.0-py3-none-any.whl\" }."
   type        = map(string)
   default     = {}
 }

@@ -1,5 +1,5 @@
 # A cluster for `launch: {kind: gke}`: a small pool for the system, and one pool of accelerators for each slice, which the
-# autoscaler grows from no host to all of them when a JobSet asks for it. Output `setup`: the commands that install JobSet
+# autoscaler grows from no host to all of them when a JobSet needs it. Output `setup`: the commands that install JobSet
 # and the Kubernetes service account.
 
 locals {
@@ -28,7 +28,7 @@ resource "google_container_cluster" "this" {
   #checkov:skip=CKV_GCP_21:it has local.labels, which checkov does not resolve
   #checkov:skip=CKV_GCP_12:Dataplane V2 (datapath_provider) enforces network policies by itself
   #checkov:skip=CKV_GCP_66:which images may run is a policy of the organisation
-  #checkov:skip=CKV_GCP_65:so are the groups that operate it
+  #checkov:skip=CKV_GCP_65:the groups that operate the cluster are a policy of the organisation, too
   #checkov:skip=CKV_GCP_69:the default pool is removed; every other has workload_metadata_config
   project             = var.project
   name                = var.name
@@ -161,7 +161,7 @@ resource "google_container_node_pool" "accelerators" {
     image_type      = "COS_CONTAINERD"
     spot            = each.value.spot
     resource_labels = local.labels
-    # bounds each node, not the run: for a JobSet that is still there, the autoscaler creates another
+    # limits each node, not the run: for a JobSet that still exists, the autoscaler creates a new node
     max_run_duration = var.hours == null ? null : "${ceil(var.hours * 3600)}s"
     service_account  = var.service_account
     oauth_scopes     = ["https://www.googleapis.com/auth/cloud-platform"]
@@ -209,14 +209,14 @@ resource "google_container_node_pool" "accelerators" {
   }
 }
 
-# what a node needs to be healthy
+# permissions that a node needs to be healthy
 resource "google_project_iam_member" "nodes" {
   project = var.project
   role    = "roles/container.defaultNodeServiceAccount"
   member  = "serviceAccount:${var.service_account}"
 }
 
-# pods of one Kubernetes service account act as the account of the nodes
+# pods of one Kubernetes service account use the service account of the nodes
 resource "google_service_account_iam_member" "pods" {
   service_account_id = "projects/${var.project}/serviceAccounts/${var.service_account}"
   role               = "roles/iam.workloadIdentityUser"

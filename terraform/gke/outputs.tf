@@ -13,7 +13,7 @@ locals {
 }
 
 output "launch" {
-  description = "The keys of the recipe's `launch` section that the cluster determines."
+  description = "The keys of the recipe's `launch` section that depend on the cluster."
   value = {
     kind      = "gke"
     context   = local.context
@@ -23,7 +23,7 @@ output "launch" {
 }
 
 output "principal" {
-  description = "The pods as IAM names them, as `writers` of the module `bucket` takes it; known once the cluster exists."
+  description = "The pods' IAM member, for `writers` of the module `bucket`; known once the cluster exists."
   value       = "principal://iam.googleapis.com/projects/${data.google_project.this.number}/locations/global/workloadIdentityPools/${google_container_cluster.this.workload_identity_config[0].workload_pool}/subject/ns/${var.pods.namespace}/sa/${var.pods.account}"
 }
 

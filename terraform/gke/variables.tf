@@ -12,7 +12,7 @@ variable "region" {
   type        = string
   validation {
     condition     = can(regex("^[a-z]+-[a-z]+[0-9]+$", var.region))
-    error_message = "A region looks like us-east5; a zone has a letter more."
+    error_message = "A region looks like us-east5; a zone has a letter at the end."
   }
 }
 
@@ -26,7 +26,7 @@ variable "name" {
 }
 
 variable "labels" {
-  description = "Labels of everything that takes them, such as owner and run: cost reports are split by them."
+  description = "Labels for every resource that supports them, such as owner and run: cost reports can be split by them."
   type        = map(string)
   default     = {}
 }
@@ -47,7 +47,7 @@ variable "service_account" {
 }
 
 variable "hours" {
-  description = "Hours after its creation at which a node of a pool of accelerators is deleted. null: no limit, it is billed until it is destroyed."
+  description = "Hours after its creation at which a node of a pool of accelerators is deleted. null: no limit; it is billed until it is destroyed."
   type        = number
   default     = 24
   validation {
@@ -57,7 +57,7 @@ variable "hours" {
 }
 
 variable "control_plane" {
-  description = "IP addresses of the control plane: 16 of them, used by nothing else."
+  description = "IP range of the control plane: 16 addresses that nothing else uses."
   type        = string
   default     = "172.16.0.0/28"
   validation {
@@ -67,16 +67,16 @@ variable "control_plane" {
 }
 
 variable "operators" {
-  description = "IP ranges from which kubectl may be used, by a name of your own: { office = \"203.0.113.0/24\" }."
+  description = "IP ranges from which kubectl may be used, with keys that you choose: { office = \"203.0.113.0/24\" }."
   type        = map(string)
   validation {
     condition     = alltrue([for range in values(var.operators) : can(cidrhost(range, 0)) && range != "0.0.0.0/0"])
-    error_message = "Each is a range of IP addresses, and not 0.0.0.0/0."
+    error_message = "Each value is a range of IP addresses other than 0.0.0.0/0."
   }
 }
 
 variable "pods" {
-  description = "The Kubernetes service account of the runs, as `launch: {namespace, account}` name it."
+  description = "The Kubernetes service account of the runs: `namespace` and `account` of the recipe's `launch` section."
   type        = object({ namespace = string, account = string })
   default     = { namespace = "default", account = "dtrain" }
 }
@@ -109,7 +109,8 @@ variable "protected" {
 
 variable "pools" {
   description = <<-EOT
-    Accelerators by a name of your own. A slice of TPUs: machine, hosts, topology; slices: how many, each a pool of its own.
+    Pools of accelerators, with keys that you choose. A TPU slice: machine, hosts, topology; slices: how many, each in its own
+    pool.
     GPUs: machine, hosts, gpu.
   EOT
   type = map(object({
@@ -124,11 +125,11 @@ variable "pools" {
   }))
   validation {
     condition     = length(var.pools) > 0
-    error_message = "Name one pool at least."
+    error_message = "Define at least one pool."
   }
   validation {
     condition     = alltrue([for pool in values(var.pools) : (pool.topology == null) != (pool.gpu == null)])
-    error_message = "A pool has either a topology, of TPUs, or a gpu."
+    error_message = "A pool has either a topology (TPUs) or a gpu."
   }
   validation {
     condition     = alltrue([for pool in values(var.pools) : pool.topology == null || can(regex("^[0-9]+x[0-9]+(x[0-9]+)?$", pool.topology))])
@@ -136,7 +137,7 @@ variable "pools" {
   }
   validation {
     condition     = alltrue([for pool in values(var.pools) : !(startswith(pool.machine, "tpu7x") && pool.hosts > 1)])
-    error_message = "Slices of several tpu7x hosts need a workload policy, which a node pool of Terraform cannot name: create that pool with gcloud."
+    error_message = "Slices of several tpu7x hosts need a workload policy, which Terraform's node pool cannot set: create that pool with gcloud."
   }
   validation {
     condition     = alltrue([for pool in values(var.pools) : pool.hosts >= 1 && pool.slices >= 1])

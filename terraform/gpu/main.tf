@@ -1,6 +1,6 @@
-# Hosts with GPUs near each other: `launch: {kind: ssh}`. Each has one network interface; the interfaces beside the GPUs of
-# a3-ultragpu and a4 need networks of their own, which are not made here. Hosts come one by one: when there is no room for
-# all of them, `apply` fails and those that came are billed until `terraform destroy` or `hours`.
+# Hosts with GPUs, placed near each other, for `launch: {kind: ssh}`. Each has one network interface; the GPU network
+# interfaces of a3-ultragpu and a4 need their own networks, which this module does not create. Hosts are created one by one:
+# without capacity for all of them, `apply` fails and the created ones are billed until `terraform destroy` or `hours`.
 
 module "host" {
   source = "../host"
@@ -51,7 +51,7 @@ resource "google_compute_instance" "host" {
   scheduling {
     provisioning_model          = var.spot ? "SPOT" : "STANDARD"
     preemptible                 = var.spot
-    automatic_restart           = false # a restart would begin max_run_duration anew
+    automatic_restart           = false # a restart would reset max_run_duration
     on_host_maintenance         = "TERMINATE"
     instance_termination_action = var.hours == null && !var.spot ? null : "DELETE"
 

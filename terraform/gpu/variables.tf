@@ -26,7 +26,7 @@ variable "name" {
 }
 
 variable "labels" {
-  description = "Labels of everything that takes them, such as owner and run: cost reports are split by them."
+  description = "Labels for every resource that supports them, such as owner and run: cost reports can be split by them."
   type        = map(string)
   default     = {}
 }
@@ -57,12 +57,12 @@ variable "wheel" {
 }
 
 variable "lock" {
-  description = "The requirements that the wheel needs, all with hashes, as gs://BUCKET/OBJECT."
+  description = "The lock file: all packages that the wheel needs, with hashes, as gs://BUCKET/OBJECT."
   type        = string
 }
 
 variable "hours" {
-  description = "Hours after its start at which Compute Engine deletes a host. null: no limit, it is billed until it is destroyed."
+  description = "Hours after its start at which Compute Engine deletes a host. null: no limit; it is billed until it is destroyed."
   type        = number
   default     = 24
   validation {
@@ -72,7 +72,7 @@ variable "hours" {
 }
 
 variable "user" {
-  description = "The user of OS Login to log in as: gcloud compute os-login describe-profile --format 'value(posixAccounts[0].username)'."
+  description = "The OS Login user to log in as: gcloud compute os-login describe-profile --format 'value(posixAccounts[0].username)'."
   type        = string
   validation {
     condition     = can(regex("^[a-z_][a-z0-9_-]{0,31}$", var.user))
@@ -91,12 +91,12 @@ variable "machine" {
 }
 
 variable "hosts" {
-  description = "Hosts."
+  description = "The number of hosts."
   type        = number
   default     = 1
   validation {
     condition     = var.hosts >= 1 && floor(var.hosts) == var.hosts
-    error_message = "One host or more."
+    error_message = "There must be at least one host."
   }
 }
 

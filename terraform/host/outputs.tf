@@ -4,12 +4,12 @@ output "script" {
 }
 
 output "launch" {
-  description = "What the script makes, as the keys of the recipe's `launch` section."
+  description = "The paths that the script creates, as keys of the recipe's `launch` section."
   value       = { runs = "/mnt/dtrain", python = "/opt/dtrain/bin/python", ready = "/var/lib/dtrain/ready" }
 }
 
 output "reach" {
-  description = "A shell function, reach PROXY HOST: waits until a host that boots lets you in, and records its host key."
+  description = "A shell function, reach PROXY HOST: waits until ssh to a booting host succeeds, and records its host key."
   value = join(" ", [
     "reach() { for try in 1 2 3 4 5 6 7 8 9 10; do",
     "ssh -n -i ~/.ssh/google_compute_engine -o StrictHostKeyChecking=accept-new -o ProxyCommand=\"$1\" \"$2\" true && return;",

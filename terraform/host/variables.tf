@@ -17,7 +17,7 @@ variable "wheel" {
 }
 
 variable "lock" {
-  description = "The requirements that the wheel needs, all with hashes, as gs://BUCKET/OBJECT."
+  description = "The lock file: all packages that the wheel needs, with hashes, as gs://BUCKET/OBJECT."
   type        = string
   validation {
     condition     = can(regex("^gs://[a-z0-9][-_.a-z0-9]+/[-A-Za-z0-9_./+]+$", var.lock))

@@ -1,4 +1,4 @@
-# A private network: no machine has a public IP, ssh enters through Identity-Aware Proxy (IAP) only, and machines reach
+# A private network: no machine has a public IP, ssh is possible only through Identity-Aware Proxy (IAP), and machines reach
 # the internet, for packages and images, through Cloud NAT.
 
 resource "google_project_service" "this" {

@@ -12,12 +12,12 @@ variable "region" {
   type        = string
   validation {
     condition     = can(regex("^[a-z]+-[a-z]+[0-9]+$", var.region))
-    error_message = "A region looks like us-east5; a zone has a letter more."
+    error_message = "A region looks like us-east5; a zone has a letter at the end."
   }
 }
 
 variable "name" {
-  description = "The name of the network and of what belongs to it. Two stacks in one project need two names."
+  description = "The name of the network and its resources. Two stacks in one project need two names."
   type        = string
   validation {
     condition     = can(regex("^[a-z]([-a-z0-9]{4,38}[a-z0-9])$", var.name))

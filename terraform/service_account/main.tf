@@ -1,5 +1,5 @@
-# The service account of the machines: it writes logs and metrics and reads the images that are named. The bucket grants
-# its own role; no role here can create or delete a machine.
+# The service account of the machines: it writes logs and metrics and reads images of one repository. The module `bucket`
+# grants access to the bucket; no role here can create or delete a machine.
 
 locals {
   member = "serviceAccount:${google_service_account.this.email}"

@@ -4,6 +4,6 @@ output "email" {
 }
 
 output "member" {
-  description = "The account as IAM names it, as `writers` of the module `bucket` takes it."
+  description = "The account's IAM member, for `writers` of the module `bucket`."
   value       = local.member
 }

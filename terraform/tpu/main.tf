@@ -1,5 +1,5 @@
 # One slice of TPU VMs, all of its hosts or none, by the TPU API: v4, v5e, v5p and v6e. For `launch: {kind: ssh}`. The TPU
-# API has no limit of the run time: a timer on each host deletes the node after `hours`.
+# API has no limit on the run time: a timer on each host deletes the node after `hours`.
 
 locals {
   runtimes = {
@@ -26,13 +26,13 @@ resource "google_project_service" "this" {
   disable_on_destroy = false # another stack may need it
 }
 
-# The id of a deleted role cannot be used again for weeks: each stack has one of its own.
+# The id of a deleted role cannot be reused for weeks: each stack has its own id.
 resource "terraform_data" "role" {
   count = var.hours == null ? 0 : 1
 }
 
-# The least that a node needs to delete itself. The TPU API takes no condition on the name of a node: the hosts may delete
-# every TPU node of the project, and nothing else.
+# The minimal permissions that a node needs to delete itself. The TPU API cannot restrict them to one node: the hosts may
+# delete every TPU node of the project, and nothing else.
 resource "google_project_iam_custom_role" "delete_node" {
   count = var.hours == null ? 0 : 1
 

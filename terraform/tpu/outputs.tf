@@ -1,7 +1,7 @@
 locals {
   addresses = google_tpu_v2_vm.this.network_endpoints[*].ip_address
   node      = "${google_tpu_v2_vm.this.name} --zone ${var.zone} --project ${var.project}"
-  # workers have names that only gcloud can look up: it tunnels to worker 0, which forwards to the address of each
+  # only gcloud can resolve the names of workers: it tunnels to worker 0, which forwards to the address of each
   proxy = "gcloud alpha compute tpus tpu-vm ssh ${var.user}@${local.node} --worker 0 --tunnel-through-iap --quiet --ssh-flag=-W --ssh-flag=%h:22"
   setup = join("\n", concat(
     ["gcloud alpha compute tpus tpu-vm ssh ${var.user}@${local.node} --worker 0 --tunnel-through-iap --command true"],

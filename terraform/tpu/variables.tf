@@ -26,7 +26,7 @@ variable "name" {
 }
 
 variable "labels" {
-  description = "Labels of everything that takes them, such as owner and run: cost reports are split by them."
+  description = "Labels for every resource that supports them, such as owner and run: cost reports can be split by them."
   type        = map(string)
   default     = {}
 }
@@ -57,12 +57,12 @@ variable "wheel" {
 }
 
 variable "lock" {
-  description = "The requirements that the wheel needs, all with hashes, as gs://BUCKET/OBJECT."
+  description = "The lock file: all packages that the wheel needs, with hashes, as gs://BUCKET/OBJECT."
   type        = string
 }
 
 variable "hours" {
-  description = "Hours after the first boot of a host at which the node is deleted. null: no limit, it is billed until it is destroyed."
+  description = "Hours after the first boot of a host at which the node is deleted. null: no limit; it is billed until it is destroyed."
   type        = number
   default     = 24
   validation {
@@ -90,7 +90,7 @@ variable "accelerator_type" {
 }
 
 variable "runtime_version" {
-  description = "The system image of the TPU VMs; the usual one of the slice by default."
+  description = "The system image of the TPU VMs; by default the usual one for the slice."
   type        = string
   default     = null
 }
@@ -102,7 +102,7 @@ variable "spot" {
 }
 
 variable "reserved" {
-  description = "Whether they come from the reservation of the project."
+  description = "Whether the machines come from the project's reservation."
   type        = bool
   default     = false
   validation {

@@ -1,6 +1,6 @@
 # One slice of TPU instances on Compute Engine, for v5p, v6e and TPU7x: `launch: {kind: ssh}`. A slice of several hosts
-# comes as a whole or not at all (bulk mode), which Compute Engine has for reservations and flex-start. Nothing repairs
-# it: a host that is lost stays lost, and so no host is created again after `hours`.
+# is created completely or not at all (bulk mode), which Compute Engine supports for reservations and flex-start. Nothing
+# repairs it: a lost host is not replaced, and so no host is created again after `hours`.
 
 module "host" {
   source = "../host"
@@ -23,7 +23,7 @@ resource "google_compute_resource_policy" "slice" {
 }
 
 resource "google_compute_instance_template" "host" {
-  #checkov:skip=CKV_GCP_37:the keys of Google are enough for a disk that holds the system only
+  #checkov:skip=CKV_GCP_37:Google-managed keys are enough for a disk that holds only the system
   project                 = var.project
   name_prefix             = "${substr(var.name, 0, 36)}-"
   machine_type            = var.machine
@@ -47,7 +47,7 @@ resource "google_compute_instance_template" "host" {
   scheduling {
     provisioning_model          = var.reservation != null ? "RESERVATION_BOUND" : var.flex_start ? "FLEX_START" : var.spot ? "SPOT" : "STANDARD"
     preemptible                 = var.spot
-    automatic_restart           = false # a restart would begin max_run_duration anew
+    automatic_restart           = false # a restart would reset max_run_duration
     on_host_maintenance         = "TERMINATE"
     instance_termination_action = var.hours == null && !var.spot && var.reservation == null ? null : "DELETE"
 

@@ -26,7 +26,7 @@ variable "name" {
 }
 
 variable "labels" {
-  description = "Labels of everything that takes them, such as owner and run: cost reports are split by them."
+  description = "Labels for every resource that supports them, such as owner and run: cost reports can be split by them."
   type        = map(string)
   default     = {}
 }
@@ -57,12 +57,12 @@ variable "wheel" {
 }
 
 variable "lock" {
-  description = "The requirements that the wheel needs, all with hashes, as gs://BUCKET/OBJECT."
+  description = "The lock file: all packages that the wheel needs, with hashes, as gs://BUCKET/OBJECT."
   type        = string
 }
 
 variable "hours" {
-  description = "Hours after its start at which Compute Engine deletes a host. null: no limit, it is billed until it is destroyed."
+  description = "Hours after its start at which Compute Engine deletes a host. null: no limit; it is billed until it is destroyed."
   type        = number
   default     = 24
   validation {
@@ -72,7 +72,7 @@ variable "hours" {
 }
 
 variable "user" {
-  description = "The user of OS Login to log in as: gcloud compute os-login describe-profile --format 'value(posixAccounts[0].username)'."
+  description = "The OS Login user to log in as: gcloud compute os-login describe-profile --format 'value(posixAccounts[0].username)'."
   type        = string
   validation {
     condition     = can(regex("^[a-z_][a-z0-9_-]{0,31}$", var.user))
@@ -90,16 +90,16 @@ variable "machine" {
 }
 
 variable "hosts" {
-  description = "Hosts of the slice."
+  description = "The number of hosts of the slice."
   type        = number
   validation {
     condition     = var.hosts >= 1 && floor(var.hosts) == var.hosts
-    error_message = "A slice has one host or more."
+    error_message = "A slice has at least one host."
   }
 }
 
 variable "topology" {
-  description = "How the chips of several hosts are connected, as 4x4; null for one host."
+  description = "The topology of the chips of several hosts, as 4x4; null for one host."
   type        = string
   default     = null
   validation {
@@ -114,7 +114,7 @@ variable "reservation" {
   default     = null
   validation {
     condition     = var.hosts == 1 || var.reservation != null || var.flex_start
-    error_message = "Several hosts come as a whole from a reservation or with flex_start only. Spot and on demand: the module tpu, or gke."
+    error_message = "Several hosts need a reservation or flex_start, which create them together. For spot and on demand use the module tpu or gke."
   }
 }
 
@@ -139,13 +139,13 @@ variable "spot" {
 }
 
 variable "wait" {
-  description = "Minutes that `apply` waits for capacity. After that the request is still open: `terraform destroy` withdraws it."
+  description = "Minutes that `apply` waits for capacity. After that the request stays open: `terraform destroy` withdraws it."
   type        = number
   default     = 60
 }
 
 variable "image" {
-  description = "The image; one for TPU7x has to be named, see the list of TPU images in the documentation of Compute Engine."
+  description = "The image; required for TPU7x, see the list of TPU images in the documentation of Compute Engine."
   type        = string
   default     = null
   validation {

@@ -70,7 +70,7 @@ resource "google_project_service" "images" {
 }
 
 resource "google_artifact_registry_repository" "images" {
-  #checkov:skip=CKV_GCP_84:the keys of Google are enough for an image without data
+  #checkov:skip=CKV_GCP_84:Google-managed keys are enough for an image without data
   project       = var.project
   location      = local.region
   repository_id = var.name

@@ -4,7 +4,7 @@ variable "project" {
 }
 
 variable "name" {
-  description = "The name of everything in this stack. A second stack in the project needs another, and another prefix of the state: terraform init -backend-config=prefix=dtrain/NAME."
+  description = "The name of everything in this stack. A second stack in the project needs another name, and another prefix of the state: terraform init -backend-config=prefix=dtrain/NAME."
   type        = string
   default     = "dtrain-gke"
   validation {
@@ -14,7 +14,7 @@ variable "name" {
 }
 
 variable "owner" {
-  description = "Who answers for the cost: the label owner."
+  description = "Who is responsible for the cost: the value of the label owner."
   type        = string
   validation {
     condition     = can(regex("^[a-z0-9_-]{1,63}$", var.owner))
@@ -29,18 +29,18 @@ variable "labels" {
 }
 
 variable "bucket" {
-  description = "The name of the bucket of the runs, unique in the world."
+  description = "The name of the bucket of the runs, globally unique."
   type        = string
 }
 
 variable "create_bucket" {
-  description = "Whether to create it; false for one that is there, such as the one that an earlier destroy left."
+  description = "Whether to create it; false for an existing bucket, such as the one that an earlier destroy left."
   type        = bool
   default     = true
 }
 
 variable "zone" {
-  description = "The zone of the accelerators; all else is in its region."
+  description = "The zone of the accelerators; everything else is in its region."
   type        = string
   default     = "us-east5-b"
 }
@@ -52,7 +52,7 @@ variable "hours" {
 }
 
 variable "operators" {
-  description = "IP ranges from which kubectl may be used, by a name of your own."
+  description = "IP ranges from which kubectl may be used, with keys that you choose."
   type        = map(string)
 }
 
@@ -63,7 +63,7 @@ variable "tag" {
 }
 
 variable "slices" {
-  description = "Slices of 16 chips that may run at once."
+  description = "The maximum number of slices of 16 chips at the same time."
   type        = number
   default     = 1
 }

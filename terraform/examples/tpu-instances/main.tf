@@ -1,5 +1,5 @@
-# One slice of TPU instances on Compute Engine (v5p, v6e, TPU7x), for `launch: {kind: ssh}`. It comes as a whole: with
-# flex-start (the default here, 7 days at most) or from a reservation.
+# One slice of TPU instances on Compute Engine (v5p, v6e, TPU7x), for `launch: {kind: ssh}`. All its hosts
+# are created together: with flex-start (the default here, 7 days at most) or from a reservation.
 #
 #   gcloud storage buckets create gs://my-state --location us-east5 --uniform-bucket-level-access   # once; see README.md
 #   gcloud storage buckets update gs://my-state --versioning

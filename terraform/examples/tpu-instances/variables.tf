@@ -4,7 +4,7 @@ variable "project" {
 }
 
 variable "name" {
-  description = "The name of everything in this stack. A second stack in the project needs another, and another prefix of the state: terraform init -backend-config=prefix=dtrain/NAME."
+  description = "The name of everything in this stack. A second stack in the project needs another name, and another prefix of the state: terraform init -backend-config=prefix=dtrain/NAME."
   type        = string
   default     = "dtrain-slice"
   validation {
@@ -14,7 +14,7 @@ variable "name" {
 }
 
 variable "owner" {
-  description = "Who answers for the cost: the label owner."
+  description = "Who is responsible for the cost: the value of the label owner."
   type        = string
   validation {
     condition     = can(regex("^[a-z0-9_-]{1,63}$", var.owner))
@@ -29,18 +29,18 @@ variable "labels" {
 }
 
 variable "bucket" {
-  description = "The name of the bucket of the runs, unique in the world."
+  description = "The name of the bucket of the runs, globally unique."
   type        = string
 }
 
 variable "create_bucket" {
-  description = "Whether to create it; false for one that is there, such as the one that an earlier destroy left."
+  description = "Whether to create it; false for an existing bucket, such as the one that an earlier destroy left."
   type        = bool
   default     = true
 }
 
 variable "zone" {
-  description = "The zone of the accelerators; all else is in its region."
+  description = "The zone of the accelerators; everything else is in its region."
   type        = string
   default     = "us-east5-b"
 }
@@ -52,17 +52,17 @@ variable "hours" {
 }
 
 variable "wheel" {
-  description = "The wheel of dtrain, a local file."
+  description = "The wheel of dtrain; a local file."
   type        = string
 }
 
 variable "lock" {
-  description = "The requirements of the wheel with hashes, a local file."
+  description = "The lock file: all packages that the wheel needs, with hashes; a local file."
   type        = string
 }
 
 variable "user" {
-  description = "The user to log in as, of OS Login: gcloud compute os-login describe-profile --format 'value(posixAccounts[0].username)'."
+  description = "The OS Login user to log in as: gcloud compute os-login describe-profile --format 'value(posixAccounts[0].username)'."
   type        = string
 }
 
@@ -73,13 +73,13 @@ variable "machine" {
 }
 
 variable "hosts" {
-  description = "Hosts of the slice."
+  description = "The number of hosts of the slice."
   type        = number
   default     = 4
 }
 
 variable "topology" {
-  description = "How the chips of several hosts are connected; null for one host."
+  description = "The topology of the chips of several hosts; null for one host."
   type        = string
   default     = "4x4"
 }

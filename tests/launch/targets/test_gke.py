@@ -219,7 +219,7 @@ GOOD: dict[str, Any] = {
 STAND_IN = f"""#!{sys.executable}
 import json, sys
 from pathlib import Path
-root, words = Path(__file__).parents[2], sys.argv[1:]
+root, words = Path(__file__).parents[1], sys.argv[1:]
 with (root / "words").open("a") as file:
     print(json.dumps([Path(__file__).name, *words]), file=file)
 if "-" in words:

@@ -23,7 +23,7 @@ from dtrain.launch.targets.sky import Sky
 from dtrain.launch.targets.sky_task import Offer
 from dtrain.recipe.yaml import parse
 from tests.conftest import Dtrain
-from tests.launch import sky_program
+from tests.launch.targets import sky_program
 from tests.launch.test_names import RECIPE, refused
 
 JOB = LaunchJob("small", "name: small\nsteps: 10\n", launch="ab12cd34")
