@@ -64,7 +64,7 @@ def test_imports_go_down(path: Path) -> None:
         assert other == own or LEVEL[other] < LEVEL[own], f"{path.relative_to(ROOT)} imports dtrain.{name}"
 
 
-def test_only_packages_stand_at_the_top() -> None:
+def test_the_top_folder_has_only_packages() -> None:
     found = {path.name for path in PACKAGE.iterdir() if path.name not in ("__pycache__", "py.typed")}
     assert found == {name for name in LEVEL if "/" not in name} | {f"{name}.py" for name in TOP}
     assert len(found) <= 15
@@ -84,7 +84,7 @@ def test_only_the_recipe_names_every_union() -> None:
             assert not unions <= members, path
 
 
-def test_the_first_screen_is_light() -> None:
+def test_importing_the_cli_imports_no_heavy_library() -> None:
     heavy = {"jax", "numpy", "optax", "orbax", "grain", "pydantic", "wandb", "yaml"}
     assert not heavy & loaded_by("import dtrain.cli")
 
@@ -111,5 +111,5 @@ def test_no_file_is_too_long() -> None:
     assert not long
 
 
-def test_no_file_is_a_drawer() -> None:
+def test_no_file_has_a_catch_all_name() -> None:
     assert not [path for path in FILES if path.stem in {"utils", "util", "common", "helpers", "misc"}]

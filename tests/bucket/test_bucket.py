@@ -56,8 +56,8 @@ def test_the_file_system_uploads_on_close_and_renames_object_by_object(tmp_path:
             (bucket.point / "b").rename(bucket.point / "c")
 
 
-def test_after_each_operation_on_the_bucket_every_step_that_counts_is_whole(tmp_path: Path) -> None:
-    """Four saves of which two are kept: whichever operation the machine is lost at, the next start warns of nothing."""
+def test_after_each_operation_on_the_bucket_every_step_that_counts_is_intact(tmp_path: Path) -> None:
+    """Four saves of which two are kept: at whichever operation the machine is lost, the next start says nothing."""
     with mounted(tmp_path, NO_RENAMES) as bucket:
         with Store(bucket.point / "c", Checkpoint(keep=2)) as store:
             for step in (1, 2, 3, 4):
@@ -89,7 +89,7 @@ def test_after_each_operation_on_the_bucket_every_step_that_counts_is_whole(tmp_
     assert last == 4
 
 
-def test_a_damaged_step_is_set_aside_where_no_folder_can_be_renamed(tmp_path: Path) -> None:
+def test_a_damaged_step_is_set_aside_on_a_mount_without_folder_renames(tmp_path: Path) -> None:
     with mounted(tmp_path, NO_RENAMES) as bucket:
         folder = bucket.point / "c"
         with Store(folder, Checkpoint()) as store:
@@ -103,7 +103,7 @@ def test_a_damaged_step_is_set_aside_where_no_folder_can_be_renamed(tmp_path: Pa
         assert newest(folder) == (1, [])
 
 
-def test_rows_survive_the_loss_of_the_machine_from_the_next_sync_on(tmp_path: Path) -> None:
+def test_synced_rows_survive_the_loss_of_the_machine(tmp_path: Path) -> None:
     warnings: list[str] = []
     with mounted(tmp_path) as bucket, closing(Appender(bucket.point / "rows", warnings.append, every=0.05)) as file:
         file.write("one\n")
@@ -155,7 +155,7 @@ def run_on(bucket: Mount, dtrain: Dtrain, recipe: Path) -> Path:
     "while the first is saved", "before the manifest", "before the marker is gone", "between two saves",
     "while a step is deleted",
 ))])  # fmt: skip
-def test_lost_at_any_operation_a_run_on_a_bucket_ends_with_the_same_bits(
+def test_a_run_on_a_bucket_lost_at_any_operation_ends_with_the_same_bits(
     dtrain: Dtrain,
     recipe: Path,
     tmp_path: Path,
@@ -184,7 +184,7 @@ def test_lost_at_any_operation_a_run_on_a_bucket_ends_with_the_same_bits(
 
 @pytest.mark.slow
 @pytest.mark.timeout(500)
-def test_two_processes_on_a_bucket_that_is_lost_go_on_to_the_same_bits(
+def test_two_processes_on_a_lost_machine_with_a_bucket_resume_to_the_same_bits(
     dtrain: Dtrain,
     recipe: Path,
     tmp_path: Path,

@@ -186,7 +186,7 @@ def test_where_all_are_damaged_nothing_begins_anew(tmp_path: Path) -> None:
         store.newest(pytest.fail)
 
 
-def test_what_is_no_step_is_reported_and_never_restored(tmp_path: Path) -> None:
+def test_entries_that_are_no_steps_are_reported_and_never_restored(tmp_path: Path) -> None:
     folder = saved(tmp_path, 1)
     (folder / "3").write_text("a file")
     (folder / "4").symlink_to("4")
@@ -345,7 +345,7 @@ def test_a_disk_too_small_is_refused_before_the_first_step(tmp_path: Path, monke
             store.refuse_without_room(2**31)
 
 
-def test_a_file_system_that_falters_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transient_errors_of_a_file_system_are_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     notes = tmp_path / "notes"
     notes.mkdir()
     monkeypatch.setenv("DTRAIN_FAULT_NOTES", str(notes))

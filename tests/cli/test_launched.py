@@ -106,7 +106,7 @@ def test_a_second_sigterm_soon_after_the_first_is_the_same_request(recipe: Path,
 
 
 @pytest.mark.slow
-def test_a_notice_of_preemption_is_a_sigterm(recipe: Path, tmp_path: Path) -> None:
+def test_a_preemption_notice_acts_as_sigterm(recipe: Path, tmp_path: Path) -> None:
     taken = threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
@@ -188,7 +188,7 @@ def test_a_stop_request_ends_all_hosts_with_0(hosts: Hosts) -> None:
 
 
 @pytest.mark.slow
-def test_where_the_hours_are_over_all_hosts_end_with_0(hosts: Hosts) -> None:
+def test_at_the_end_of_the_hours_all_hosts_exit_with_0(hosts: Hosts) -> None:
     for _ in range(2):
         hosts.start(*LONG, "--restarts", "2", "--hours", "0.004")
         codes, output = hosts.codes()
@@ -210,7 +210,7 @@ def test_sigterm_to_one_host_ends_both_with_75(hosts: Hosts, rank: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
-def test_sigterm_to_one_host_before_the_other_has_come_ends_both_with_75(hosts: Hosts, rank: int) -> None:
+def test_sigterm_to_one_host_before_the_rendezvous_ends_both_with_75(hosts: Hosts, rank: int) -> None:
     hosts.start(*LONG, "--restarts", "2", ranks=(1 - rank,))
     until(lambda: hosts.child(1 - rank) is not None, "the first did not begin")
     hosts.start(*LONG, "--restarts", "2", ranks=(rank,), environment={"DTRAIN_FAULT": "sleep@join"})
@@ -233,7 +233,7 @@ def test_a_process_that_is_killed_once_is_started_again_on_both(hosts: Hosts, tm
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_process_that_is_killed_again_and_again_ends_both_with_8(hosts: Hosts, rank: int) -> None:
+def test_a_process_that_is_killed_repeatedly_ends_both_with_8(hosts: Hosts, rank: int) -> None:
     hosts.start("--restarts", "1", environment={"DTRAIN_FAULT": f"kill@step:3/{rank}"})
     codes, output = hosts.codes()
     assert codes == [8, 8], output
@@ -253,7 +253,7 @@ REPLACED = {"DTRAIN_REPLACES_HOSTS": "1", "DTRAIN_RENDEZVOUS_S": "10"}
 @pytest.mark.slow
 @pytest.mark.parametrize("restarts", ["0", "2"])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_where_hosts_are_replaced_the_other_leaves_with_75(hosts: Hosts, rank: int, restarts: str) -> None:
+def test_where_hosts_are_replaced_the_other_exits_with_75(hosts: Hosts, rank: int, restarts: str) -> None:
     hosts.start(*LONG, "checkpoint.every=200", "--restarts", restarts, environment=REPLACED)
     until(lambda: saved_steps(hosts.run / "checkpoints") != [], "no step was saved")
     hosts.hosts[rank].kill()
@@ -266,7 +266,7 @@ def test_where_hosts_are_replaced_the_other_leaves_with_75(hosts: Hosts, rank: i
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
-def test_where_hosts_are_replaced_one_that_does_not_come_is_named(hosts: Hosts, rank: int) -> None:
+def test_where_hosts_are_replaced_a_missing_one_is_named(hosts: Hosts, rank: int) -> None:
     hosts.start(*LONG, "--restarts", "2", ranks=(rank,), environment=REPLACED | {"DTRAIN_RENDEZVOUS_S": "2"})
     codes, output = hosts.codes()
     assert codes == [75], output

@@ -95,7 +95,7 @@ def test_a_killed_worker_is_replaced_and_no_batch_is_lost(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_workers_that_die_at_the_same_batch_again_and_again_are_given_up(tmp_path: Path) -> None:
+def test_workers_that_die_repeatedly_at_one_batch_end_the_run(tmp_path: Path) -> None:
     deadly = TrainBatches(Deadly(tmp_path, 9), Order(50, seed=3), 16, np.arange(16), 0, 6, keyed=True)
     with pytest.raises(EnvironmentFault, match="4 times at the same batch: killed by SIGKILL"):
         list(stream(deadly, Load(prefetch=2, workers=1), lambda _: None))

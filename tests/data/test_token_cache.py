@@ -36,7 +36,7 @@ def folder(path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [flip, cut, empty, folder, Path.unlink])
 @pytest.mark.parametrize("suffix", ["bin", "json"])
-def test_a_damaged_cache_is_made_anew(tmp_path: Path, damage: Callable[[Path], None], suffix: str) -> None:
+def test_a_damaged_cache_is_rebuilt(tmp_path: Path, damage: Callable[[Path], None], suffix: str) -> None:
     data = text(tmp_path)
     before = data.open("train")
     rows = before.rows(np.arange(len(before)))["token"]

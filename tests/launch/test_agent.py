@@ -21,7 +21,7 @@ def job(folder: Path, rank: int = 0, port: int = 8476) -> HostJob:
     )
 
 
-def test_a_host_names_what_is_in_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_lists_its_problems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(*_name: object) -> None:
         raise socket.gaierror(-2, "Name or service not known")
 
@@ -39,7 +39,7 @@ def test_a_host_names_what_is_in_the_way(tmp_path: Path, monkeypatch: pytest.Mon
     assert problem == f"cannot write to {tmp_path}/file/runs: Not a directory"
 
 
-def test_marks_show_who_writes_into_the_folder_and_are_removed(tmp_path: Path) -> None:
+def test_marker_files_show_which_hosts_share_the_folder_and_are_removed(tmp_path: Path) -> None:
     for rank in (0, 1):
         assert agent.look(Request(verb="look", job=job(tmp_path, rank), token="t")).ready
     agent.look(Request(verb="look", job=job(tmp_path), token="other"))
@@ -55,7 +55,7 @@ def test_nothing_is_written_before_a_host_is_set_up(tmp_path: Path) -> None:
     assert agent.look(request).ready
 
 
-def test_a_stop_request_is_left_for_hosts_that_cannot_be_asked(tmp_path: Path) -> None:
+def test_a_stop_request_is_written_into_an_existing_run_folder(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "runs" / "far")
     request = Request(verb="stop", job=job(tmp_path))
     assert agent.stop(request).items == ()
@@ -65,7 +65,7 @@ def test_a_stop_request_is_left_for_hosts_that_cannot_be_asked(tmp_path: Path) -
     assert (folder.path / "stop").exists()
 
 
-def test_what_is_found_of_a_run_is_gone_after_down(tmp_path: Path) -> None:
+def test_down_removes_everything_of_a_run_on_the_host(tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "far"
     folder.mkdir(parents=True)
     request = Request(verb="status", job=job(tmp_path))

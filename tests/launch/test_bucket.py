@@ -68,7 +68,7 @@ def answered(
         ),
     ],
 )  # fmt: skip
-def test_a_bucket_is_refused_only_for_what_is_known(
+def test_a_bucket_is_refused_only_for_confirmed_problems(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     answers: dict[str, str],
@@ -87,7 +87,7 @@ def test_a_bucket_is_refused_only_for_what_is_known(
     assert any(note in line for line in notes) if note else notes == []
 
 
-def test_without_gcloud_and_in_other_clouds_nothing_is_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_gcloud_and_in_other_clouds_nothing_is_reported_as_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     assert check_bucket("gs://runs") == [
         "not checked: that the run may write to gs://runs: gcloud is not installed here"
@@ -138,7 +138,7 @@ def test_a_check_does_not_remove_the_stop_request(tmp_path: Path, monkeypatch: p
     assert removed.startswith("storage rm gs://runs/dtrain-check-")
 
 
-def test_an_object_that_is_absent_is_removed_already_and_any_other_failure_is_one(
+def test_removing_an_absent_object_succeeds_and_other_failures_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert answered(tmp_path, monkeypatch, {"rm": NO_OBJECT}, lambda: remove_object(STOP) or [])[1] == ["rm"]
@@ -227,7 +227,7 @@ def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[St
 
 
 @pytest.mark.slow
-def test_gcloud_itself_prints_what_is_looked_for(storage: type[Storage], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_real_gcloud_prints_the_expected_messages(storage: type[Storage], monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[set[str]] = []
     monkeypatch.setattr(storage, "do_DELETE", _noting(storage.do_DELETE, kept))
     assert check_bucket("gs://good") == []

@@ -73,14 +73,14 @@ def target(hosts: int, **more: object) -> Ssh:
     return Ssh(hosts=tuple(f"host{rank}" for rank in range(hosts)), connections=4, **more)  # type: ignore[arg-type]
 
 
-def test_one_connection_a_host_serves_all_requests(stand_in: StandIn) -> None:
+def test_one_connection_per_host_serves_all_requests(stand_in: StandIn) -> None:
     target(4).up(LaunchJob("far", ""), print)
     made, most = stand_in.connections()
     assert set(made.values()) == {1}
     assert most <= 4
 
 
-def test_never_more_connections_than_asked_for(stand_in: StandIn) -> None:
+def test_never_more_connections_than_the_limit(stand_in: StandIn) -> None:
     far = target(12)
     far.up(LaunchJob("far", ""), print)
     made, most = stand_in.connections()
@@ -95,7 +95,7 @@ def test_never_more_connections_than_asked_for(stand_in: StandIn) -> None:
     assert (set(made.values()), most <= 4) == ({1}, True)
 
 
-def test_where_one_does_not_start_none_is_left_running(stand_in: StandIn) -> None:
+def test_if_one_host_does_not_start_none_is_left_running(stand_in: StandIn) -> None:
     (stand_in.folder / "answers").write_text('{"start host2": "no space left"}')
     with pytest.raises(EnvironmentFault, match="host2: no space left") as caught:
         target(4).up(LaunchJob("far", ""), print)
@@ -123,7 +123,7 @@ def test_hosts_that_are_not_set_up_are_waited_for(stand_in: StandIn, monkeypatch
         target(3, ready="/run/ready", ready_minutes=1e-5).up(LaunchJob("far", ""), lines.append)
 
 
-def test_a_proxy_is_one_word_and_is_shown() -> None:
+def test_a_proxy_command_is_one_argument_and_is_shown() -> None:
     far = Ssh(hosts=("ada@vm-0", "ada@vm-1"), addresses=("10.0.0.2", "10.0.0.3"), proxy="nc -X 5 %h 22; true")
     command = far.plan(LaunchJob("far", "")).commands[1]
     assert command[command.index("ProxyCommand=nc -X 5 %h 22; true") - 1] == "-o"
@@ -147,7 +147,7 @@ def test_ctrl_c_leaves_no_process(stand_in: StandIn) -> None:
 
 
 @pytest.mark.parametrize("verb", ["status", "logs"])
-def test_an_agent_leaves_when_nobody_reads(tmp_path: Path, verb: str) -> None:
+def test_an_agent_exits_when_its_output_is_closed(tmp_path: Path, verb: str) -> None:
     job = HostJob(name="far", folder=str(tmp_path), runs=str(tmp_path / "runs"))
     RunnerDir(job).path.mkdir(parents=True)
     RunnerDir(job).write("runner", ProcessFile(os.getpid(), start_time(os.getpid())))  # a run that goes on for ever
@@ -165,7 +165,7 @@ def test_an_agent_leaves_when_nobody_reads(tmp_path: Path, verb: str) -> None:
     agent.stdout.close()
 
 
-def test_a_connection_that_breaks_is_made_again(tmp_path: Path) -> None:
+def test_a_broken_connection_is_opened_again(tmp_path: Path) -> None:
     job = HostJob(name="far", folder=str(tmp_path), runs=str(tmp_path / "runs"))
     with Connections([Machine(0, "here", (), sys.executable)], 1, job) as link:
         assert not link.ask("status")[0].reply.problem

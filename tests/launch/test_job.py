@@ -35,11 +35,11 @@ def test_gpus_are_paid_by_whole_machines() -> None:
     ("more", "message"),
     [({"on": "v5e-15"}, "there is no slice"), ({"budgett": 3}, "did you mean 'budget'")],
 )
-def test_what_cannot_be_rented_is_refused(tmp_path: Path, more: dict[str, object], message: str) -> None:
+def test_unavailable_hardware_is_refused(tmp_path: Path, more: dict[str, object], message: str) -> None:
     assert message in refused(tmp_path, json.dumps(CLUSTER | more))
 
 
-def test_up_requires_a_limit_for_what_is_paid_by_the_hour(dtrain: Dtrain, tmp_path: Path) -> None:
+def test_up_requires_a_limit_for_what_is_billed_by_the_hour(dtrain: Dtrain, tmp_path: Path) -> None:
     path = tmp_path / "small.yaml"
     path.write_text(f"{RECIPE}launch: {json.dumps(CLUSTER)}\n")
     missing = dtrain("launch", "up", path, "--yes", code=2)

@@ -40,7 +40,7 @@ def test_a_path_that_could_be_a_command_is_refused(tmp_path: Path, path: str) ->
 
 
 @pytest.mark.parametrize("name", ["lower", "A=b", "A B", "A\\nB", "-A", ""])
-def test_a_variable_is_named_and_never_set(tmp_path: Path, name: str) -> None:
+def test_an_invalid_variable_name_is_refused(tmp_path: Path, name: str) -> None:
     assert "launch.environment" in refused(tmp_path, f'{{kind: local, environment: ["{name}"]}}')
 
 
@@ -65,7 +65,7 @@ CLUSTER = {"kind": "gke", "on": "v5e-16", "image": "an/image:1", "claim": "runs"
         ("hours", -1),
     ],
 )
-def test_what_could_be_a_command_in_a_cluster_is_refused(tmp_path: Path, key: str, value: object) -> None:
+def test_values_that_could_be_commands_in_a_cluster_are_refused(tmp_path: Path, key: str, value: object) -> None:
     assert f"launch.{key}" in refused(tmp_path, json.dumps(CLUSTER | {key: value}))
 
 
@@ -74,7 +74,7 @@ def test_targets_of_earlier_versions_are_unknown(tmp_path: Path, kind: str) -> N
     assert "launch.kind" in refused(tmp_path, json.dumps({"kind": kind, "on": "v5e-16"}))
 
 
-def test_a_host_stands_once_and_a_typo_is_told(tmp_path: Path) -> None:
+def test_a_duplicate_host_and_a_misspelt_key_are_refused(tmp_path: Path) -> None:
     assert "a is named twice" in refused(tmp_path, "{kind: ssh, hosts: [a, b, a]}")
     assert "did you mean 'hosts'" in refused(tmp_path, "{kind: ssh, host: [a]}")
     assert "did you mean 'local'" in refused(tmp_path, "{kind: locl}")

@@ -20,7 +20,7 @@ def record(launch: str) -> LaunchJob:
     return registry.record_of(LaunchJob("far", "steps: 1", launch, {"id": launch}, {"kind": "slurm"}))
 
 
-def test_a_launch_that_fails_is_forgotten_and_the_record_before_is_put_back(tmp_path: Path) -> None:
+def test_a_failed_launch_restores_the_record_before_it(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentFault), registry.recorded(tmp_path, record("1"), None):
         assert registry.record(tmp_path, "far").handle == {"id": "1"}
         raise EnvironmentFault("no capacity")
@@ -34,7 +34,7 @@ def test_a_launch_that_fails_is_forgotten_and_the_record_before_is_put_back(tmp_
 
 
 @pytest.mark.parametrize("error", [LeftBehind("still there"), KeyboardInterrupt()])
-def test_what_may_still_run_keeps_its_record(tmp_path: Path, error: BaseException) -> None:
+def test_a_run_that_may_still_be_alive_keeps_its_record(tmp_path: Path, error: BaseException) -> None:
     with pytest.raises(type(error)), registry.recorded(tmp_path, record("1"), None):
         raise error
     assert registry.record(tmp_path, "far").launch == "1"
@@ -60,9 +60,7 @@ def test_records_of_earlier_versions_are_read(tmp_path: Path) -> None:
         {"name": []},
     ],
 )
-def test_a_record_that_holds_something_else_is_named_and_breaks_no_list(
-    tmp_path: Path, change: dict[str, object]
-) -> None:
+def test_a_malformed_record_is_named_and_breaks_no_list(tmp_path: Path, change: dict[str, object]) -> None:
     registry.recorded(tmp_path / "runs", record("1"), None).__enter__()
     path = tmp_path / "runs" / "far" / registry.NAME
     path.write_text(json.dumps(json.loads(path.read_text()) | change))

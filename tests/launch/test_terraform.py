@@ -47,7 +47,7 @@ def test_the_output_of_an_applied_configuration_is_the_launch_section(dtrain: Dt
 
 
 @needs_terraform
-def test_what_is_no_launch_section_is_refused(dtrain: Dtrain, configuration: Path) -> None:
+def test_an_output_that_is_not_a_launch_section_is_refused(dtrain: Dtrain, configuration: Path) -> None:
     (configuration / "main.tf").write_text('output "lunch" {\n  value = "soup"\n}\n')
     terraform(configuration, "init", "-input=false")
     terraform(configuration, "apply", "-auto-approve", "-input=false")

@@ -21,7 +21,7 @@ CANARY = "canary-5e60718293"
         ProcessFile(7, None, code=75),
     ],
 )
-def test_a_message_arrives_as_it_was_sent(message: object) -> None:
+def test_a_message_is_decoded_to_what_was_sent(message: object) -> None:
     line = encode(message)
     assert "\n" not in line
     assert decode(line, type(message)) == message
@@ -48,7 +48,7 @@ def test_other_versions_and_keys_are_refused(line: str, reason: str) -> None:
 
 
 @pytest.mark.parametrize("line", ["Welcome to dt-w0!", "7", "{}", '{"type": "Reply"}'])
-def test_a_banner_is_no_message(line: str) -> None:
+def test_a_login_banner_is_not_parsed_as_a_message(line: str) -> None:
     with pytest.raises(ValueError, match=r"no message|Expecting"):
         decode(line, Reply)
 

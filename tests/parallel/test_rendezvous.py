@@ -41,7 +41,7 @@ def test_all_continue_when_all_have_arrived(address: str) -> None:
     assert outcome(0, 1, address) == "met"
 
 
-def test_those_that_did_not_come_are_named_to_all(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_processes_are_named_to_all_others(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "PATIENCE", 1.0)
     output = f"processes 1, 3 of 5 did not arrive at the rendezvous {address} within 1 s"
     assert outcomes([0, 2, 4], 5, address) == [output] * 3
@@ -147,7 +147,7 @@ def _connected(host: str, port: int) -> socket.socket:
             continue
 
 
-def test_an_address_that_another_program_holds_is_refused() -> None:
+def test_an_address_in_use_is_refused() -> None:
     with socket.socket() as other:
         other.bind((rendezvous.LOOPBACK, 0))
         other.listen()

@@ -55,7 +55,7 @@ def bare(value: Any) -> Any:
     return [bare(one) for one in value] if isinstance(value, list) else value
 
 
-def test_two_stacks_share_no_name(example: tuple[str, dict[str, Any]]) -> None:
+def test_two_stacks_have_no_name_in_common(example: tuple[str, dict[str, Any]]) -> None:
     _, planned = example
     first, second = (names(planned[run]) for run in ("planned", "second_stack"))
     assert len(first) > 8
@@ -68,13 +68,13 @@ def names(plan: dict[str, Any]) -> set[tuple[str, str]]:
     return {(kind, name) for kind, name in found if name and kind not in SHARED | {"google_container_node_pool"}}
 
 
-def test_destroy_leaves_the_bucket_and_nothing_else(example: tuple[str, dict[str, Any]]) -> None:
+def test_destroy_keeps_the_bucket_and_nothing_else(example: tuple[str, dict[str, Any]]) -> None:
     _, planned = example
     left = [one["type"] for one in created(planned["planned"]) if one["change"]["after"].get("deletion_policy")]
     assert left == ["google_storage_bucket"]
 
 
-def test_all_that_takes_labels_has_owner_and_run(example: tuple[str, dict[str, Any]]) -> None:
+def test_every_resource_with_labels_has_owner_and_run(example: tuple[str, dict[str, Any]]) -> None:
     _, planned = example
     labels = [
         one["change"]["after"].get(key)

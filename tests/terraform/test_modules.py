@@ -11,7 +11,7 @@ MODULES = [folder for folder in FOLDERS if folder.parts[0] != "examples"]
 
 
 @needs_terraform
-def test_all_is_formatted() -> None:
+def test_all_files_are_formatted() -> None:
     terraform(ROOT, "fmt", "-check", "-recursive", "-diff", provider=False)
 
 

@@ -101,7 +101,7 @@ def index(log: list[str], start: str) -> int:
 
 
 @pytest.mark.slow
-def test_a_node_is_bounded_first_and_ready_last(script: Script, tmp_path: Path) -> None:
+def test_the_timer_is_set_first_and_the_ready_file_written_last(script: Script, tmp_path: Path) -> None:
     machine = Machine(script(tpu=NODE, hours=2), tmp_path / "root")
     assert machine.boot() == 0
     log = machine.log

@@ -135,7 +135,7 @@ def header(values: Any, body: bytes = b"") -> bytes:
         ("model.pkl", b"\x80\x04.", "holds pickles"),
     ],
 )
-def test_a_file_that_is_not_what_it_says_is_refused(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+def test_a_file_that_is_not_valid_is_refused(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=message), opened(tmp_path / name):
         pass

@@ -91,7 +91,7 @@ def record(run: Path) -> dict[str, Any]:
         "save:begin", "save:digest", "save:commit", "save:manifest", "save:committed", "retire", "compile", "restore",
     ))],
 )  # fmt: skip
-def test_killed_anywhere_it_goes_on_to_the_same_bits(
+def test_a_run_killed_anywhere_resumes_to_the_same_bits(
     dtrain: Dtrain, recipe: Path, tmp_path: Path, undisturbed: Callable[..., Path], point: str
 ) -> None:
     if point == "restore":
@@ -123,7 +123,7 @@ def test_a_flipped_bit_is_found_and_the_step_before_is_taken(
 
 
 @pytest.mark.slow
-def test_values_that_are_not_those_that_were_saved_are_not_gone_on_from(
+def test_values_other_than_those_saved_are_not_resumed_from(
     dtrain: Dtrain, recipe: Path, tmp_path: Path, undisturbed: Callable[..., Path]
 ) -> None:
     """All files match the manifest, but not the checksum of the state: as if memory had failed before the write."""
@@ -145,7 +145,7 @@ def test_a_save_that_outlasts_the_grace_is_warned_of_once(dtrain: Dtrain, recipe
 
 
 @pytest.mark.slow
-def test_where_every_checkpoint_is_damaged_it_does_not_begin_anew(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
+def test_with_every_checkpoint_damaged_a_run_does_not_start_over(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
     dtrain("run", recipe, *OFTEN, code=-9, DTRAIN_FAULT="kill@step:15")
     for path in (tmp_path / "runs" / "small" / "checkpoints").rglob("manifest.ocdbt"):
         path.write_bytes(b"")
@@ -169,7 +169,7 @@ def test_a_second_run_in_the_same_folder_is_kept_out(recipe: Path, tmp_path: Pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("point", ["save:digest", "save:commit"])
-def test_a_full_disk_is_a_fault_of_the_machine_and_nothing_is_lost(
+def test_a_full_disk_ends_with_3_and_nothing_is_lost(
     dtrain: Dtrain, recipe: Path, tmp_path: Path, undisturbed: Callable[..., Path], point: str
 ) -> None:
     dtrain("run", recipe, *OFTEN, code=-9, DTRAIN_FAULT="kill@step:9")
@@ -187,7 +187,7 @@ TWO = ["--devices", "4", "--processes", "2", "mesh.fsdp=2", *OFTEN]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_worker_is_named_and_the_run_goes_on_to_the_same_bits(
+def test_a_killed_worker_is_named_and_the_run_resumes_to_the_same_bits(
     dtrain: Dtrain, recipe: Path, tmp_path: Path, undisturbed: Callable[..., Path], rank: int
 ) -> None:
     notes = tmp_path / "notes"
@@ -199,7 +199,7 @@ def test_a_killed_worker_is_named_and_the_run_goes_on_to_the_same_bits(
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_before_it_met_the_others_is_named(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
+def test_a_worker_that_dies_before_the_rendezvous_is_named(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     notes.mkdir()
     done = dtrain("run", recipe, *TWO, DTRAIN_FAULT="kill@join/1", DTRAIN_FAULT_NOTES=str(notes))
@@ -208,7 +208,7 @@ def test_a_worker_that_dies_before_it_met_the_others_is_named(dtrain: Dtrain, re
 
 
 @pytest.mark.slow
-def test_asked_to_stop_while_compiling_two_processes_leave_after_the_first_step(
+def test_stopped_while_compiling_two_processes_exit_after_the_first_step(
     dtrain: Dtrain, recipe: Path, tmp_path: Path, undisturbed: Callable[..., Path]
 ) -> None:
     """JAX's preemption service takes the signal and reports it at the first step that all processes agree on."""
@@ -250,7 +250,7 @@ def test_a_stop_in_the_last_evaluation_leaves_it_to_the_next_start(
 
 
 @pytest.mark.slow
-def test_a_frozen_worker_is_found_and_the_run_goes_on(
+def test_a_frozen_worker_is_found_and_the_run_resumes(
     dtrain: Dtrain, recipe: Path, tmp_path: Path, undisturbed: Callable[..., Path]
 ) -> None:
     notes = tmp_path / "notes"
@@ -263,7 +263,7 @@ def test_a_frozen_worker_is_found_and_the_run_goes_on(
 
 
 @pytest.mark.slow
-def test_a_run_that_does_not_get_on_is_given_up(dtrain: Dtrain, recipe: Path) -> None:
+def test_a_run_without_progress_ends_with_8(dtrain: Dtrain, recipe: Path) -> None:
     failed = dtrain("run", recipe, "--restarts", "1", code=8, DTRAIN_FAULT="kill@step:3")
     assert "process 0 ended first: killed by SIGKILL" in failed.stderr
     assert "restarted 1 time without a new checkpoint" in failed.stderr
@@ -285,7 +285,7 @@ def test_what_would_come_again_is_not_tried_again(dtrain: Dtrain, recipe: Path) 
 
 
 @pytest.mark.slow
-def test_workers_go_with_the_process_that_watches_them(recipe: Path, tmp_path: Path, dtrain: Dtrain) -> None:
+def test_workers_exit_with_their_supervisor(recipe: Path, tmp_path: Path, dtrain: Dtrain) -> None:
     parent = started(tmp_path, "steps=100000", "evaluate.every=0", "--devices", "4", "--processes", "2")
     reached(tmp_path / "runs" / "small", 3)
     workers = children(parent.pid)
@@ -303,7 +303,7 @@ def test_workers_go_with_the_process_that_watches_them(recipe: Path, tmp_path: P
 
 @pytest.mark.slow
 @pytest.mark.parametrize("to", ["parent", "first", "last"])
-def test_asked_to_stop_all_agree_on_a_step_and_save(recipe: Path, tmp_path: Path, to: str) -> None:
+def test_stopped_all_processes_agree_on_a_step_and_save(recipe: Path, tmp_path: Path, to: str) -> None:
     parent = started(tmp_path, "steps=100000", "evaluate.every=0", "--devices", "4", "--processes", "2")
     run = tmp_path / "runs" / "small"
     reached(run, 3)
@@ -317,7 +317,7 @@ def test_asked_to_stop_all_agree_on_a_step_and_save(recipe: Path, tmp_path: Path
     assert (run / "checkpoints" / str(values["step"]) / "MANIFEST.json").exists()
 
 
-def test_a_second_signal_leaves_at_once_and_says_so(recipe: Path, tmp_path: Path) -> None:
+def test_a_second_signal_exits_at_once_and_is_recorded(recipe: Path, tmp_path: Path) -> None:
     one = started(tmp_path, "steps=100000", "evaluate.every=0", DTRAIN_FAULT="sleep@step:5")
     run = tmp_path / "runs" / "small"
     reached(run, 1)
@@ -419,7 +419,7 @@ def test_where_the_checkpoints_are_gone_it_does_not_begin_anew(dtrain: Dtrain, r
 
 
 @pytest.mark.slow
-def test_asked_to_stop_before_it_began_the_parent_starts_nothing_again(recipe: Path, tmp_path: Path) -> None:
+def test_stopped_before_its_first_start_the_supervisor_starts_nothing(recipe: Path, tmp_path: Path) -> None:
     parent = started(tmp_path, "--restarts", "3")
     end = time.monotonic() + 20
     while not children(parent.pid) and time.monotonic() < end:

@@ -27,7 +27,7 @@ def interrupt(monkeypatch: pytest.MonkeyPatch) -> Interrupt:
 
 
 @pytest.mark.parametrize("numbers", [[TERM, TERM], [TERM] * 5, [INT, TERM, TERM]])
-def test_sigterm_asks_for_a_save_however_often_it_comes(interrupt: Interrupt, numbers: list[int]) -> None:
+def test_repeated_sigterm_is_one_request_for_a_save(interrupt: Interrupt, numbers: list[int]) -> None:
     for number in numbers:
         interrupt.react(number)
     assert interrupt.agreed()

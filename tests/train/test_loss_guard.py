@@ -82,8 +82,8 @@ def test_leaving_out_has_a_budget(dtrain: Dtrain, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("factor", "guard"), [(".nan", "not_finite: rollback"), ("1e4", "spike: 20")])
-def test_it_goes_back_and_over_the_batches(dtrain: Dtrain, tmp_path: Path, factor: str, guard: str) -> None:
-    """A restart after a rollback skips the same batches and gives the same bits."""
+def test_a_rollback_skips_the_batches(dtrain: Dtrain, tmp_path: Path, factor: str, guard: str) -> None:
+    """And a restart after that goes over them too, to the same bits."""
     path = recipe(tmp_path, factor, guard)
     done = dtrain("run", path)
     assert "rolling back to the newest checkpoint" in done.stderr

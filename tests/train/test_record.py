@@ -42,7 +42,7 @@ def test_where_the_newest_checkpoint_was_damaged_its_steps_are_done_again(tmp_pa
 
 
 @pytest.mark.parametrize("jump", [-86400.0, 86400.0])
-def test_a_clock_that_jumps_loses_no_time_that_never_was(jump: float) -> None:
+def test_a_clock_jump_counts_no_lost_time(jump: float) -> None:
     now = time.time()
     old = {"state": "running", "written": now + jump, "seconds": {"step": 2.0}, "step_s_kept": 2.0}
     lost = _lost(old, heartbeat.Heartbeat(at=now + jump))
@@ -52,7 +52,7 @@ def test_a_clock_that_jumps_loses_no_time_that_never_was(jump: float) -> None:
 
 
 @pytest.mark.parametrize("jump", [-86400.0, 86400.0])
-def test_a_clock_that_jumps_makes_nobody_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump: float) -> None:
+def test_a_clock_jump_causes_no_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump: float) -> None:
     real, group = time.time, ProcessGroup(tmp_path, Folder(tmp_path))
     group.infos, group.before = [ProcessInfo(0, 1, "")], {0: None}
     sign = heartbeat.HeartbeatWriter(group.place.heartbeat(0), patience=60)

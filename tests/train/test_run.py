@@ -97,7 +97,7 @@ def test_stop_and_go_on_equals_never_stopped(dtrain: Dtrain, recipe: Path, tmp_p
 
 
 @pytest.mark.slow
-def test_asked_to_stop_it_saves_and_goes_on_to_the_same_bits(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
+def test_a_stopped_run_saves_and_resumes_to_the_same_bits(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
     long = ["steps=2000", "evaluate.every=0"]
     dtrain("run", recipe, "name=straight", *long)
     command = [sys.executable, "-m", "dtrain", "run", str(recipe), "name=stopped", *long]
@@ -119,7 +119,7 @@ def test_asked_to_stop_it_saves_and_goes_on_to_the_same_bits(dtrain: Dtrain, rec
 
 
 @pytest.mark.slow
-def test_eight_devices_go_on_as_four(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
+def test_a_run_on_eight_devices_resumes_on_four(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
     dtrain("run", recipe, "name=eight", "--devices", "8")
     dtrain("run", recipe, "name=four", "steps=10", "--devices", "8", "mesh={data: 2, fsdp: 2, tensor: 2}")
     resumed = dtrain("run", recipe, "name=four", "--devices", "4", "mesh={data: 1, fsdp: 4}")
@@ -168,7 +168,7 @@ def test_what_does_not_bear_on_the_numbers_may_change(dtrain: Dtrain, recipe: Pa
 
 
 @pytest.mark.slow
-def test_a_run_that_is_not_finite_keeps_nothing_of_it(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
+def test_a_run_that_is_not_finite_saves_none_of_it(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
     failed = dtrain(
         "run",
         recipe,

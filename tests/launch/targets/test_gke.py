@@ -43,7 +43,7 @@ def pod(shape: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_manifests_are_what_jobset_defines(tmp_path: Path, shape: str) -> None:
+def test_manifests_are_valid_by_jobsets_definition(tmp_path: Path, shape: str) -> None:
     if not KIT.is_dir():
         pytest.skip("JobSet's definition is not beside this checkout")
     path = tmp_path / "manifest.yaml"
@@ -58,7 +58,7 @@ def test_manifests_are_what_jobset_defines(tmp_path: Path, shape: str) -> None:
     assert "OK jobset.x-k8s.io/v1alpha2 JobSet small" in done.stdout
 
 
-def test_its_queue_is_what_kueue_defines(tmp_path: Path) -> None:
+def test_the_queue_is_valid_by_kueues_definition(tmp_path: Path) -> None:
     if not KIT.is_dir():
         pytest.skip("Kueue's definition is not beside this checkout")
     path = tmp_path / "kueue.yaml"
@@ -131,11 +131,11 @@ def test_hosts_ranks_and_resources_follow_the_shape() -> None:
         ("{kind: gke, on: v5e-4, image: a, claim: runs, queue: 'a}, b: {c'}", "launch.queue"),
     ],
 )
-def test_what_cannot_be_is_refused(tmp_path: Path, launch: str, values: str) -> None:
+def test_invalid_sections_are_refused(tmp_path: Path, launch: str, values: str) -> None:
     assert values in refused(tmp_path, launch)
 
 
-def test_a_pod_has_the_launch_its_secrets_by_name_and_shared_memory() -> None:
+def test_a_pod_has_the_launch_id_secrets_by_name_and_shared_memory() -> None:
     (container,) = pod("gpu")["spec"]["containers"]
     own, *secrets = container["env"][1:]
     assert own == {"name": "DTRAIN_LAUNCH", "value": JOB.launch}
@@ -146,7 +146,7 @@ def test_a_pod_has_the_launch_its_secrets_by_name_and_shared_memory() -> None:
     assert {one["mountPath"]: one["name"] for one in container["volumeMounts"]}["/dev/shm"] == "shm"
 
 
-def test_a_bucket_is_mounted_without_cached_metadata_as_the_pod_and_without_limits() -> None:
+def test_a_bucket_is_mounted_without_metadata_cache_and_limits_as_the_pods_account() -> None:
     attributes = pod("multi-host")["spec"]["volumes"][-1]["csi"]["volumeAttributes"]
     assert attributes == {"bucketName": "my-bucket", "hostNetworkPodKSA": "true", "metadataCacheTTLSeconds": "0"}
     annotations = pod("multi-host")["metadata"]["annotations"]
@@ -156,7 +156,7 @@ def test_a_bucket_is_mounted_without_cached_metadata_as_the_pod_and_without_limi
     assert not pod("gpu")["metadata"]["annotations"]
 
 
-def test_up_says_that_values_come_from_the_secret_and_down_that_pods_may_save() -> None:
+def test_up_shows_the_source_of_values_and_down_that_pods_may_save() -> None:
     assert FULL.sends_environment is False
     assert "variables: HF_TOKEN, with the values in secret dtrain" in FULL.describe()
     assert not [line for line in replace(FULL, environment=()).describe() if "variables" in line]
@@ -190,7 +190,7 @@ RESUMED = {"type": "Suspended", "status": "False", "lastTransitionTime": "2026-1
     ("suspend", "conditions", "seconds"),
     [(False, [ENDED], 7200), (False, [RESUMED, ENDED], 1800), (True, [], None)],
 )
-def test_time_is_counted_from_when_it_could_start(
+def test_time_is_counted_from_when_the_pods_could_start(
     suspend: bool, conditions: list[dict[str, str]], seconds: float | None
 ) -> None:
     assert (
@@ -266,7 +266,7 @@ def checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: GKE, answer
     return target.check(JOB)
 
 
-def test_what_is_there_is_looked_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_resource_is_looked_up_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     notes = checked(tmp_path, monkeypatch, FULL, {})
     assert notes == ["not checked: that service account trainer may write to gs://my-bucket; this account may"]
     first, *others = noted(tmp_path)
@@ -302,7 +302,7 @@ def test_what_is_there_is_looked_for_once(tmp_path: Path, monkeypatch: pytest.Mo
         ({"artifacts docker": [1, "ERROR: (gcloud) Image not found.\n\nA valid"]}, f"there is no image {IMAGE}"),
     ],
 )
-def test_what_is_missing_or_forbidden_is_refused(
+def test_missing_or_forbidden_resources_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(EnvironmentFault, match=re.escape(message)):
@@ -317,7 +317,7 @@ def test_what_is_missing_or_forbidden_is_refused(
         ({"artifacts docker": [1, "ERROR: You do not currently have an active account"]}, "not checked: image"),
     ],
 )
-def test_what_this_account_may_not_see_is_not_refused(
+def test_resources_that_this_account_may_not_read_are_not_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: dict[str, Any], note: str
 ) -> None:
     assert any(line.startswith(note) for line in checked(tmp_path, monkeypatch, CLAIM, answers))
@@ -348,9 +348,7 @@ def test_a_cluster_that_cannot_be_used_is_one_problem(
     assert len(noted(tmp_path)) == 1
 
 
-def test_a_jobset_that_runs_is_not_replaced_and_one_that_ended_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_running_jobset_is_not_replaced_and_an_ended_one_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     running = {"metadata": MADE, "spec": {}, "status": {}}
     with pytest.raises(Locked):
         checked(tmp_path, monkeypatch, CLAIM, {"get jobset": json.dumps(running)})
@@ -361,7 +359,7 @@ def test_a_jobset_that_runs_is_not_replaced_and_one_that_ended_is(
 
 
 @pytest.mark.parametrize(("end", "code"), [([ENDED], 0), ([ENDED | {"type": "Failed"}], 70), ([], None)])
-def test_every_row_of_a_jobset_that_ended_has_its_exit_code(
+def test_every_row_of_an_ended_jobset_has_its_exit_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: list[dict[str, str]], code: int | None
 ) -> None:
     status = {"conditions": end, "replicatedJobsStatus": [{"name": "slice", "succeeded": 1}]}
@@ -385,7 +383,7 @@ def test_another_launch_of_the_same_name_is_left_alone(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("verb", ["stop", "down"])
-def test_what_is_absent_is_not_called_deleted(
+def test_an_absent_jobset_is_not_reported_as_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", stand_in(tmp_path, {"delete configmap": "configmap/small deleted\n"})["PATH"])
@@ -406,7 +404,7 @@ def test_the_jobset_of_this_launch_alone_is_deleted(tmp_path: Path, monkeypatch:
     ]  # fmt: skip
 
 
-def test_a_jobset_that_dtrain_did_not_make_is_neither_replaced_nor_deleted(
+def test_a_jobset_that_dtrain_did_not_create_is_neither_replaced_nor_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = {"metadata": MADE | {"labels": {}}, "spec": {}, "status": {"conditions": [ENDED]}}
@@ -422,7 +420,7 @@ def test_a_jobset_that_dtrain_did_not_make_is_neither_replaced_nor_deleted(
     assert {line.partition(" small")[0] for line in noted(tmp_path)} == {"kubectl get jobset"}
 
 
-def test_a_launch_stays_in_the_context_where_it_was_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launch_keeps_its_kubectl_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = replace(CLAIM, context=None)
     monkeypatch.setenv("PATH", stand_in(tmp_path, {"get jobset": json.dumps({"metadata": MADE, "spec": {}})})["PATH"])
     handle = target.start_handle(JOB)
@@ -435,7 +433,7 @@ def test_a_launch_stays_in_the_context_where_it_was_made(tmp_path: Path, monkeyp
         target.start_handle(replace(JOB, handle=handle))
 
 
-def test_what_an_apply_may_have_made_keeps_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_apply_keeps_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", stand_in(tmp_path, {"apply": [1, "Unable to connect to the server"]})["PATH"])
     with pytest.raises(LeftBehind) as raised:
         CLAIM.up(JOB, print)
@@ -455,7 +453,7 @@ def test_up_removes_the_stop_request_of_an_earlier_launch_first(
     ]  # fmt: skip
 
 
-def test_a_stop_request_that_stays_is_refused_before_anything_is_made(
+def test_a_stop_request_that_cannot_be_removed_is_refused_before_anything_is_created(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(EnvironmentFault, match="gs://my-bucket/small/stop is a stop request"):
@@ -465,7 +463,7 @@ def test_a_stop_request_that_stays_is_refused_before_anything_is_made(
     assert not [line for line in noted(tmp_path) if "apply" in line and "--dry-run=server" not in line]
 
 
-def test_up_says_where_a_stop_request_cannot_be_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_up_reports_where_it_cannot_look_for_a_stop_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     no_account = [1, "ERROR: (gcloud.storage) You do not currently have an active account selected."]
     monkeypatch.setenv("PATH", stand_in(tmp_path, {"storage ls": no_account, "storage rm": no_account})["PATH"])
     output: list[str] = []

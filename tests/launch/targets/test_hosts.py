@@ -13,12 +13,12 @@ def fine(time: float = 100.0, *problems: str, jax: str = "0.10.2") -> Reply:
     return Reply(ready=True, time=time, versions={"jax": jax}, problems=problems)
 
 
-def test_nothing_is_in_the_way_of_hosts_that_agree() -> None:
+def test_hosts_that_agree_have_no_problems() -> None:
     assert not in_the_way(looked(fine(), fine()), (0, 1), "runs")
     assert not skewed(looked(fine(), fine()))
 
 
-def test_what_is_wrong_with_one_is_shown_with_its_name() -> None:
+def test_problems_of_one_host_are_shown_with_its_name() -> None:
     answers = looked(fine(), fine(100.0, "port 8476 is taken", jax="0.12.0"), Reply(problem="no answer in 30 s"))
     assert in_the_way(answers, (), "runs") == [
         "host2: no answer in 30 s",
@@ -27,12 +27,12 @@ def test_what_is_wrong_with_one_is_shown_with_its_name() -> None:
     ]
 
 
-def test_folders_that_are_not_one_are_found() -> None:
+def test_hosts_without_a_common_folder_are_found() -> None:
     expected = "host1 does not write into the runs of host0: it must be one shared folder"
     assert in_the_way(looked(fine(), fine()), (0,), "runs") == [expected]
 
 
-def test_a_clock_is_compared_with_the_time_of_asking() -> None:
+def test_a_clock_is_compared_with_the_time_of_the_request() -> None:
     early, late = looked(fine(100.0)), looked(fine(), fine(170.0), asked=170.0)[1:]
     assert not skewed(early + late)  # 70 s apart, and asked 70 s apart
     assert skewed(looked(fine(), fine(160.0))) == ["the clock of host1 is +60 s off; times in its log are wrong"]

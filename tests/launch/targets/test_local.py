@@ -38,7 +38,7 @@ def until_it_trains(tmp_path: Path, seconds: float = 100) -> None:
         time.sleep(0.2)
 
 
-def test_plan_changes_nothing_and_says_what_would_be_done(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
+def test_plan_changes_nothing_and_shows_what_up_would_do(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
     shown = dtrain("launch", "plan", recipe, MY_TOKEN=CANARY)
     assert "-m dtrain.launch.agent" in shown.stdout
     assert "kind: mlp" in shown.stdout
@@ -48,7 +48,7 @@ def test_plan_changes_nothing_and_says_what_would_be_done(dtrain: Dtrain, recipe
 
 
 @pytest.mark.slow
-def test_it_runs_without_a_terminal_and_leaves_nothing(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
+def test_a_run_continues_without_a_terminal_and_leaves_nothing(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
     long = ["steps=1000000", "evaluate.every=0", "checkpoint.every=200"]
     started = dtrain("launch", "up", recipe, "--yes", "--detach", *long, MY_TOKEN=CANARY)
     assert "small is started" in started.stderr
@@ -94,7 +94,7 @@ def test_down_ends_every_process_at_once(dtrain: Dtrain, recipe: Path, tmp_path:
 
 
 @pytest.mark.slow
-def test_asked_twice_to_stop_it_still_saves(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
+def test_two_stop_requests_still_save(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
     variables = {"MY_TOKEN": CANARY, "DTRAIN_FAULT": "sleep@save:begin"}
     dtrain("launch", "up", recipe, "--yes", "-d", "steps=1000000", "evaluate.every=0", **variables)
     until_it_trains(tmp_path)
@@ -112,12 +112,12 @@ def test_asked_twice_to_stop_it_still_saves(dtrain: Dtrain, recipe: Path, tmp_pa
 
 
 @pytest.mark.slow
-def test_a_run_may_take_so_many_hours(dtrain: Dtrain, recipe: Path) -> None:
+def test_a_run_ends_at_its_limit_of_hours(dtrain: Dtrain, recipe: Path) -> None:
     done = dtrain("launch", "up", recipe, "--yes", "steps=1000000", "launch.hours=0.002", MY_TOKEN=CANARY)
     assert "the time limit of" in done.stdout
 
 
-def test_what_is_missing_is_told_before_anything_starts(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
+def test_missing_requirements_are_reported_before_anything_starts(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
     missing = dtrain("launch", "up", recipe, "--yes", code=3)
     assert "not set here: MY_TOKEN" in missing.stderr
     nobody = dtrain("launch", "up", recipe, "--yes", "launch.python=/no/python", code=3, MY_TOKEN=CANARY)

@@ -51,11 +51,11 @@ def task(target: Sky) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_task_is_what_it_was(shape: str, golden: Callable[[str, str], None]) -> None:
+def test_a_task_matches_its_golden_file(shape: str, golden: Callable[[str, str], None]) -> None:
     golden(f"launch_sky_{shape}.yaml", SHAPES[shape].plan(JOB).files["task.yaml"])
 
 
-def test_hosts_chips_and_prices_follow_what_is_asked_for() -> None:
+def test_hosts_chips_and_prices_follow_the_request() -> None:
     plans = {shape: target.plan(JOB) for shape, target in SHAPES.items()}
     assert {shape: (one.hosts, one.chips) for shape, one in plans.items()} == {
         "tpu": (16, 64), "gpu": (2, 16), "cpu": (3, 0),
@@ -85,7 +85,7 @@ GCP = Offer(on="h100-8").price
         ({"cpus": 4}, None),
     ],
 )
-def test_a_price_is_stated_where_it_bounds_every_choice(section: Any, rate: float | None) -> None:
+def test_a_price_is_shown_only_if_it_limits_every_choice(section: Any, rate: float | None) -> None:
     target = Sky(image=IMAGE, bucket="gs://my-runs", hours=2, **section)
     plan = target.plan(JOB)
     assert (target.rate, plan.dollars_hour, plan.hours) == (rate, rate, 2)
@@ -103,7 +103,7 @@ def rentable() -> Iterator[str]:
             yield from (f"{chip.name}-{count}" for count in (*chip.cloud.sold, 2 * PER_HOST))
 
 
-def test_every_chip_of_the_table_has_a_name_or_is_refused_with_the_way_out() -> None:
+def test_every_chip_has_a_name_or_is_refused_with_an_alternative() -> None:
     found = {on: Offer(on=on).choices()[0] for on in rentable()}
     assert found["v5e-64"]["accelerators"] == "tpu-v5litepod-64"
     assert found["v5p-128"]["accelerators"] == "tpu-v5p-128"
@@ -277,7 +277,7 @@ def test_a_host_gets_its_rank_and_the_coordinator(
         ("on: v5e-8, slices: 2", "launch.slices: unknown key"),
     ],
 )
-def test_what_cannot_be_is_refused(tmp_path: Path, more: str, message: str) -> None:
+def test_invalid_sections_are_refused(tmp_path: Path, more: str, message: str) -> None:
     given = {"image": "an/image:1", "bucket": "gs://my-runs"} | parse(f"{{{more}}}", "section").plain()
     section = {"kind": "sky"} | {key: value for key, value in given.items() if value is not None}
     assert message in refused(tmp_path, json.dumps(section))
@@ -356,7 +356,7 @@ def submitted(tmp_path: Path) -> LaunchJob:
     return dataclasses.replace(JOB, folder=tmp_path / "runs" / "small", handle={"id": "12"})
 
 
-def test_up_submits_and_keeps_the_number(tmp_path: Path, program: Program) -> None:
+def test_up_submits_and_records_the_job_number(tmp_path: Path, program: Program) -> None:
     program.answer(queue=NOTHING, launch=LAUNCHED)
     lines: list[str] = []
     job = dataclasses.replace(submitted(tmp_path), handle={})
@@ -409,7 +409,7 @@ def test_states_are_those_of_other_targets(
     assert "\n" not in line.what
 
 
-def test_no_jobs_are_absent_and_a_server_that_is_gone_is_not(tmp_path: Path, program: Program) -> None:
+def test_no_jobs_mean_absent_and_an_unreachable_server_does_not(tmp_path: Path, program: Program) -> None:
     job = submitted(tmp_path)
     for answer in (NOTHING, [], [row("RUNNING", 12, "other")]):
         program.answer(queue=answer)
@@ -424,7 +424,7 @@ def test_no_jobs_are_absent_and_a_server_that_is_gone_is_not(tmp_path: Path, pro
     assert not program.asked("cancel")
 
 
-def test_what_a_server_prints_as_it_starts_is_passed_over(tmp_path: Path, program: Program) -> None:
+def test_startup_messages_of_a_server_are_ignored(tmp_path: Path, program: Program) -> None:
     started = (
         "\x1b[2mStarting a local server.\x1b[0m\n[0m[32m done\n" + json.dumps([row("RUNNING")], indent=2) + "\nbye\n"
     )
@@ -437,7 +437,7 @@ def test_what_a_server_prints_as_it_starts_is_passed_over(tmp_path: Path, progra
         GPU.status(submitted(tmp_path))
 
 
-def test_another_laptop_finds_the_run_and_does_not_start_it_twice(tmp_path: Path, program: Program) -> None:
+def test_another_machine_finds_the_run_and_does_not_start_it_twice(tmp_path: Path, program: Program) -> None:
     program.answer(queue=[row("SUCCEEDED", 9), row("RUNNING", 12), row("RUNNING", 15, "other")])
     assert GPU.find(JOB) == {"id": "12"}
     with pytest.raises(Locked, match="job 12 of ada is running"):
@@ -455,7 +455,7 @@ def test_another_laptop_finds_the_run_and_does_not_start_it_twice(tmp_path: Path
         UNREACHABLE,
     ],
 )
-def test_a_launch_that_fails_may_go_on_at_the_server(tmp_path: Path, program: Program, launch: Any) -> None:
+def test_a_failed_launch_may_continue_on_the_server(tmp_path: Path, program: Program, launch: Any) -> None:
     program.answer(queue=NOTHING, launch=launch)
     with pytest.raises(LeftBehind) as caught:
         GPU.up(dataclasses.replace(submitted(tmp_path), handle={}), print)
@@ -465,7 +465,7 @@ def test_a_launch_that_fails_may_go_on_at_the_server(tmp_path: Path, program: Pr
     assert program.calls()[-1].startswith("sky jobs launch")
 
 
-def test_a_launch_that_takes_too_long_may_go_on_at_the_server(
+def test_a_launch_that_times_out_may_continue_on_the_server(
     tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program.answer(queue=NOTHING, launch=LAUNCHED)
@@ -485,7 +485,7 @@ def test_a_launch_that_did_not_start_leaves_nothing(
     assert not isinstance(caught.value, LeftBehind)
 
 
-def test_stop_has_a_living_run_save_and_cancels_nothing(tmp_path: Path, program: Program) -> None:
+def test_stop_requests_a_save_of_a_live_run_and_cancels_nothing(tmp_path: Path, program: Program) -> None:
     target = dataclasses.replace(GPU, bucket="gs://my-runs")
     program.answer(queue=([row("RUNNING")], [row("RUNNING")], [row("WINDING_DOWN")], [row("SUCCEEDED")]))
     lines: list[str] = []
@@ -515,7 +515,7 @@ def test_a_run_that_is_preempted_while_it_stops_is_cancelled_once(tmp_path: Path
     assert program.asked("cancel") == ["sky jobs cancel -y 12"]
 
 
-def test_a_run_that_does_not_end_is_said_to_be_there(
+def test_a_run_that_does_not_end_is_reported_as_running(
     tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sky, "STOPPING", -1.0)
@@ -525,7 +525,7 @@ def test_a_run_that_does_not_end_is_said_to_be_there(
     assert "launch down small" in caught.value.hint
 
 
-def test_a_shared_folder_is_asked_where_it_is_visible(tmp_path: Path, program: Program) -> None:
+def test_a_shared_folder_is_used_if_it_is_visible_here(tmp_path: Path, program: Program) -> None:
     target = dataclasses.replace(SHAPES["cpu"], runs=str(tmp_path / "shared"))
     program.answer(queue=([row("RUNNING")], [row("RUNNING")], [row("SUCCEEDED")]))
     with pytest.raises(EnvironmentFault, match="is not visible here"):
@@ -539,7 +539,7 @@ def test_a_shared_folder_is_asked_where_it_is_visible(tmp_path: Path, program: P
     assert not stop.exists()
 
 
-def test_down_cancels_by_number_waits_and_says_what_stays(tmp_path: Path, program: Program) -> None:
+def test_down_cancels_by_number_waits_and_lists_what_remains(tmp_path: Path, program: Program) -> None:
     program.answer(queue=([row("RUNNING"), row("RUNNING", 13)], [row("CANCELLING")], [row("CANCELLED")]))
     lines: list[str] = []
     GPU.down(submitted(tmp_path), lines.append)
@@ -554,7 +554,9 @@ def test_down_cancels_by_number_waits_and_says_what_stays(tmp_path: Path, progra
 
 @pytest.mark.parametrize("handle", [{"id": "12"}, {"after": "11"}, {}])
 @pytest.mark.parametrize("queue", [NOTHING, [], [row("RUNNING", name="other")]])
-def test_what_is_not_listed_is_not_said_to_be_ended(program: Program, handle: dict[str, str], queue: Any) -> None:
+def test_a_job_that_is_not_listed_is_not_reported_as_ended(
+    program: Program, handle: dict[str, str], queue: Any
+) -> None:
     program.answer(queue=queue)
     job, target = dataclasses.replace(JOB, handle=handle), dataclasses.replace(GPU, server="https://sky.example.com")
     for ask in (target.removes, lambda job: target.stop(job, print), lambda job: target.down(job, print)):
@@ -565,7 +567,7 @@ def test_what_is_not_listed_is_not_said_to_be_ended(program: Program, handle: di
     assert not program.asked("cancel")
 
 
-def test_a_job_that_is_no_longer_listed_is_not_said_to_be_ended(tmp_path: Path, program: Program) -> None:
+def test_a_job_that_is_no_longer_listed_is_not_reported_as_ended(tmp_path: Path, program: Program) -> None:
     program.answer(queue=([row("RUNNING")], NOTHING))
     with pytest.raises(EnvironmentFault, match="does not list job 12"):
         GPU.down(submitted(tmp_path), print)
@@ -657,7 +659,7 @@ def test_another_version_of_the_program_is_refused(program: Program, version: st
     GPU.check(JOB)
 
 
-def test_a_missing_program_is_named_with_the_way_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_program_is_named_with_its_install_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     for ask in (GPU.check, GPU.status, lambda job: list(GPU.logs(job, None, follow=True))):
         with pytest.raises(EnvironmentFault, match="sky is not installed here") as caught:
@@ -666,7 +668,7 @@ def test_a_missing_program_is_named_with_the_way_to_install_it(tmp_path: Path, m
 
 
 @pytest.mark.slow
-def test_the_verbs_and_a_secret_that_is_written_nowhere(
+def test_all_verbs_with_a_secret_that_is_never_written(
     dtrain: Dtrain, tmp_path: Path, program: Program, golden: Callable[[str, str], None]
 ) -> None:
     section = (

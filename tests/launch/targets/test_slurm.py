@@ -132,7 +132,7 @@ def test_a_job_on_two_nodes_stops_resumes_is_requeued_and_cancelled(
 
 @pytest.mark.slurm
 @pytest.mark.slow
-def test_what_slurm_refuses_is_shown_before_anything_is_made(
+def test_refusals_of_slurm_are_shown_before_anything_is_created(
     dtrain: Dtrain, tmp_path: Path, cluster: dict[str, str]
 ) -> None:
     failed = dtrain("launch", "up", recipe(tmp_path), "launch.partition=nix", code=3, **cluster)
@@ -147,7 +147,7 @@ def test_what_slurm_refuses_is_shown_before_anything_is_made(
     assert "cancelled" in dtrain("launch", "status", "small", **cluster).stdout
 
 
-def test_where_there_is_no_slurm_it_says_so(dtrain: Dtrain, tmp_path: Path) -> None:
+def test_missing_slurm_is_reported(dtrain: Dtrain, tmp_path: Path) -> None:
     missing = dtrain("launch", "up", recipe(tmp_path), "--yes", code=3, PATH="/nowhere", MY_TOKEN="x")
     assert "sbatch is not installed here" in missing.stderr
     assert not (tmp_path / "runs").exists()
@@ -164,12 +164,12 @@ def test_a_run_folder_that_cannot_be_written_is_refused(dtrain: Dtrain, tmp_path
     assert not (tmp_path / "laptop").exists()
 
 
-def test_a_launch_that_was_interrupted_says_how_to_look_for_its_job() -> None:
+def test_an_interrupted_launch_shows_how_to_find_its_job() -> None:
     with pytest.raises(RecipeError, match="whether sbatch accepted small is not known"):
         Slurm().status(LaunchJob("small", "steps: 1", handle={"folder": "/runs/small/launch"}))
 
 
-def test_a_second_launch_does_not_begin_with_the_number_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_launch_does_not_keep_the_job_number_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     states = iter([JobState("COMPLETED", code=0), JobState("RUNNING")])
     monkeypatch.setattr(Slurm, "_state", lambda *_: next(states))
     job = LaunchJob("small", "steps: 1", handle={"id": "17", "folder": "/runs/small/launch"})
@@ -196,7 +196,7 @@ def test_the_folder_of_a_launch_stays_where_it_was_started(tmp_path: Path, monke
         ("JobState=NODE_FAIL ExitCode=0:0 Restarts=0 RunTime=00:00:00", ("NODE_FAIL", "", 70, 0)),
     ],
 )
-def test_what_scontrol_prints_is_read(
+def test_output_of_scontrol_is_parsed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: str, expected: tuple[str, str, int | None, float | None]
 ) -> None:
     (tmp_path / "scontrol").write_text(f"#!/bin/sh\necho 'JobId=7 {printed}'\n")
@@ -210,7 +210,7 @@ def test_what_scontrol_prints_is_read(
 @pytest.mark.parametrize(
     ("code", "state", "word"), [(0, "stopped", "stopped"), (75, "stopped", "stopped"), (0, "finished", "completed")]
 )
-def test_a_run_that_left_on_request_is_stopped(
+def test_a_run_that_exited_on_request_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, state: str, word: str
 ) -> None:
     ended = "COMPLETED" if code == 0 else "FAILED"
@@ -225,7 +225,7 @@ def test_a_run_that_left_on_request_is_stopped(
 
 @pytest.mark.parametrize("field", ["partition", "account", "qos", "constraint", "memory", "time"])
 @pytest.mark.parametrize("value", ["a\\n#SBATCH --wrap=id", "a b", "$(id)", "-x", "a;b", "`id`"])
-def test_a_directive_cannot_be_smuggled_in(tmp_path: Path, field: str, value: str) -> None:
+def test_a_directive_cannot_be_injected(tmp_path: Path, field: str, value: str) -> None:
     assert f"launch.{field}" in refused(tmp_path, f'{{kind: slurm, {field}: "{value}"}}')
 
 
@@ -233,11 +233,11 @@ def test_a_directive_cannot_be_smuggled_in(tmp_path: Path, field: str, value: st
     ("time", "values"),
     [("2", "leaves nothing beside grace = 120"), ("00:02:00", "leaves nothing"), ("soon", "is no time")],
 )
-def test_a_time_in_which_nothing_could_be_saved_is_refused(tmp_path: Path, time: str, values: str) -> None:
+def test_a_time_limit_too_short_to_save_is_refused(tmp_path: Path, time: str, values: str) -> None:
     assert values in refused(tmp_path, f'{{kind: slurm, time: "{time}"}}')
 
 
-def test_what_bounds_one_start_and_what_bounds_all_is_shown() -> None:
+def test_the_limits_of_one_start_and_of_all_are_shown() -> None:
     job = LaunchJob("small", "steps: 1", "0a1b2c3d")
     (note,) = Slurm(time="24:00:00", runs="/runs").plan(job).notes
     assert "bounds each start" in note
@@ -249,11 +249,11 @@ def test_what_bounds_one_start_and_what_bounds_all_is_shown() -> None:
 
 
 @pytest.mark.parametrize(("time", "seconds"), [("3", 180), ("1:30", 90), ("24:00:00", 86400), ("2-12:00:00", 216000)])
-def test_times_are_read_as_slurm_does(time: str, seconds: int) -> None:
+def test_times_are_parsed_as_slurm_does(time: str, seconds: int) -> None:
     assert seconds_of(time) == seconds
 
 
-def test_a_folder_that_bash_would_read_otherwise_is_refused(dtrain: Dtrain, tmp_path: Path) -> None:
+def test_a_folder_that_bash_would_expand_is_refused(dtrain: Dtrain, tmp_path: Path) -> None:
     (tmp_path / "my $(id)").mkdir()
     path = tmp_path / "my $(id)" / "small.yaml"
     path.write_text(f"{RECIPE}launch: slurm\n")
@@ -290,9 +290,7 @@ def _job(tmp_path: Path, srun: str, command: str) -> Callable[..., tuple[int, bo
 @pytest.mark.parametrize(
     ("code", "requeued"), [("75", True), ("0", False), *((str(code), False) for code in (*range(2, 10), 70))]
 )
-def test_a_job_is_requeued_where_it_was_preempted_and_nothing_asks_it_to_stop(
-    tmp_path: Path, code: str, requeued: bool
-) -> None:
+def test_a_preempted_job_is_requeued_unless_a_stop_is_requested(tmp_path: Path, code: str, requeued: bool) -> None:
     start = _job(tmp_path, f"exit {code}", "true")
     assert start() == (int(code), requeued)
     (tmp_path / "runs" / "small" / "stop").touch()

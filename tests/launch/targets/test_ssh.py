@@ -110,7 +110,9 @@ def checksum(tmp_path: Path, name: str, step: int = 60) -> list[int]:
     return list(manifest.read(tmp_path / "runs" / name / "checkpoints" / str(step)).checksum)
 
 
-def test_cut_off_killed_and_left_alone_it_ends_with_the_same_bits(dtrain: Dtrain, tmp_path: Path, keys: Path) -> None:
+def test_a_run_disconnected_killed_and_detached_ends_with_the_same_bits(
+    dtrain: Dtrain, tmp_path: Path, keys: Path
+) -> None:
     up = following(tmp_path, "up", str(recipe(tmp_path, keys, 2)), "--yes")
     read_until(up, r"10\.99\.0\.11\] step 10/")
     subprocess.run(["ip", "link", "set", "v2", "down"], check=True)
@@ -133,7 +135,7 @@ def test_cut_off_killed_and_left_alone_it_ends_with_the_same_bits(dtrain: Dtrain
     assert checksum(tmp_path, "far") == checksum(tmp_path, "straight")
 
 
-def test_what_ends_it_on_one_host_ends_it_on_all(dtrain: Dtrain, tmp_path: Path, keys: Path) -> None:
+def test_an_error_on_one_host_ends_the_run_on_all(dtrain: Dtrain, tmp_path: Path, keys: Path) -> None:
     path = recipe(tmp_path, keys, 2)
     failed = dtrain(
         "launch",
@@ -149,7 +151,7 @@ def test_what_ends_it_on_one_host_ends_it_on_all(dtrain: Dtrain, tmp_path: Path,
     assert not mentioning(f"{tmp_path}/host")
 
 
-def test_four_hosts_stop_and_go_on_and_nothing_is_left(dtrain: Dtrain, tmp_path: Path, keys: Path) -> None:
+def test_four_hosts_stop_and_leave_no_process(dtrain: Dtrain, tmp_path: Path, keys: Path) -> None:
     path = recipe(tmp_path, keys, 4)
     up = following(tmp_path, "up", str(path), "--yes", "steps=100000")
     read_until(up, r"step 5/")
@@ -207,7 +209,7 @@ def test_hosts_behind_a_proxy_are_waited_for_and_found_from_another_machine(
     assert checksum(tmp_path, "far", 150) == checksum(tmp_path, "straight", 150)
 
 
-def test_what_is_wrong_on_a_host_is_told_with_its_name(dtrain: Dtrain, tmp_path: Path, keys: Path) -> None:
+def test_problems_of_a_host_are_reported_with_its_name(dtrain: Dtrain, tmp_path: Path, keys: Path) -> None:
     path = recipe(tmp_path, keys, 2)
     nobody = dtrain(
         "launch", "up", path, "--yes", "launch.hosts=[root@10.99.0.11, root@10.99.0.77]", code=3, **UNCACHED
