@@ -1,9 +1,9 @@
-"""What making a batch costs the main process: 128 shuffled MNIST-shaped images, CPU time.
+"""CPU time of the main process per batch: 128 shuffled MNIST-shaped images.
 
-dtrain's side is the stream that a run reads from; the rival is a bare NumPy index into the same
-arrays. They take turns; medians are printed.
+Compares the stream that a run reads from with plain NumPy indexing into the same arrays. The variants alternate;
+medians are printed.
 
-    python benchmarks/data_mnist.py     the bar: at most 2.5x
+    python benchmarks/data_mnist.py     target: at most 2.5x
 """
 
 import statistics

@@ -1,11 +1,10 @@
-"""The small character decoder (recipes/decoder-shakespeare.yaml): dtrain's step beside PyTorch's.
+"""The small character decoder (recipes/decoder-shakespeare.yaml): dtrain's step and PyTorch's.
 
 Both train the same shape on the same batch: 4 layers of width 128, 4 heads, 64 tokens, batch 12,
-AdamW, clipping by global norm. By CPU time, which a loaded machine disturbs least: the two take
-turns in segments, and the median of the paired ratios is printed. dtrain's side is the very step
-that `dtrain run` compiles.
+AdamW, clipping by global norm. CPU time is compared, since load on the machine affects it least: the two alternate
+in segments, and the median of the paired ratios is printed. dtrain's side is the step that `dtrain run` compiles.
 
-    python benchmarks/decoder_cpu.py     the bar: 0.7x PyTorch's CPU time
+    python benchmarks/decoder_cpu.py     target: at most 0.7x PyTorch's CPU time
 """
 
 import statistics
@@ -87,9 +86,11 @@ def main() -> None:
     found = alternate({"dtrain": dtrain_step(), "PyTorch": torch_step()}, ROUNDS)
     for name, times in found.items():
         wall, cpu = (1e3 * statistics.median(part) / SEGMENT for part in zip(*times, strict=True))
-        print(f"{name:<8} {wall:7.2f} ms a step, {cpu:7.2f} ms of CPU")
+        print(f"{name:<8} {wall:7.2f} ms per step, {cpu:7.2f} ms of CPU")
     wall, cpu = (median_ratio(found, "dtrain", "PyTorch", clock) for clock in (0, 1))
-    print(f"dtrain / PyTorch {torch.__version__}: {cpu:.2f}x of the CPU time (bar 0.7), {wall:.2f}x of the wall time")
+    print(
+        f"dtrain / PyTorch {torch.__version__}: {cpu:.2f}x of the CPU time (target 0.7), {wall:.2f}x of the wall time"
+    )
 
 
 if __name__ == "__main__":

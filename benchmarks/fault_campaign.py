@@ -1,9 +1,9 @@
-"""Rounds of random faults on one run, in two or four processes; then its bits beside those of an undisturbed run.
+"""Rounds of random faults on one run, in two or four processes; then its bits are compared with an undisturbed run.
 
-Each round trains on for some steps under one of: kill (a worker, -9), terminate (a worker, SIGTERM), freeze (a worker),
-flip (a bit of the newest checkpoint), full (no space left at a commit), resize (2 x 2 devices to 4 x 1 or back).
+Each round trains some steps with one of: kill (a worker, -9), terminate (a worker, SIGTERM), freeze (a worker),
+flip (one bit of the newest checkpoint), full (no space left at a commit), resize (2 x 2 devices to 4 x 1 or back).
 
-    python benchmarks/fault_campaign.py [ROUNDS] [SEED]     half a minute a round; the bar: the same bits
+    python benchmarks/fault_campaign.py [ROUNDS] [SEED]     half a minute per round; target: the same bits
 """
 
 import os
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def _until_done(trial: Trial, steps: int, processes: int, fault: str, notes: Path) -> list[int]:
-    """Start it until it has done that many steps; the exit code of each start."""
+    """Start the run until it has done that many steps; the exit code of each start."""
     notes.mkdir()
     values = os.environ | {"DTRAIN_FAULT": fault, "DTRAIN_FAULT_NOTES": str(notes)}
     command = [sys.executable, "-m", "dtrain", "run", trial.recipe, f"steps={steps}", "name=killed"]

@@ -1,4 +1,4 @@
-"""One thing wrong with a run folder: bytes, lengths, types, names, links, FIFOs, folders, times."""
+"""Damages one thing in a run folder: bytes, lengths, types, names, links, FIFOs, folders, times."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 NAMES = ("recipe.yaml", "run.json", "metrics.jsonl", "log.txt", "lease.json", ".lock", "beat-0.json", "ended.json")
-"""Files of the folder itself, there or not."""
+"""Files of the folder itself, whether they exist or not."""
 VALUES: tuple[Any, ...] = (
     None, True, -1, 0, 1e300, float("nan"), float("inf"), 10**40, "", "x", "\x1b[2J", [], [1], {}, {"a": {}},
 )  # fmt: skip
@@ -19,20 +19,20 @@ TEXTS = ("", "{", "[]", "1", "null", '"x"', "[" * 50_000, '{"a":' * 50_000, "\x0
 
 
 def damage(place: Path, chance: random.Random) -> str:
-    """Do one thing; what was done."""
+    """Apply one kind of damage; a description of it."""
     kind = chance.choice(KINDS)
     return f"{kind.__name__.strip('_')} ({kind(place, chance)})"
 
 
 def _file(place: Path, chance: random.Random) -> Path:
-    """One of the folder's files: as often a small one at the top as one of a checkpoint."""
+    """One of the folder's files: top-level files, all files and JSON files are equally likely groups."""
     files = [path for path in sorted(place.rglob("*")) if path.is_file()]
     top = [path for path in files if path.parent == place]
     return chance.choice(chance.choice([top, files, [path for path in files if path.suffix == ".json"]]))
 
 
 def _target(place: Path, chance: random.Random) -> Path:
-    """A file, or a name that a file or folder may have."""
+    """A file, or a path that a file or folder of a run may have."""
     step = chance.choice(sorted((place / "checkpoints").iterdir()))
     names = [place / name for name in NAMES]
     others = [place / "checkpoints", place / "plans", step, step / "MANIFEST.json", step / "state"]
@@ -114,7 +114,7 @@ def replaced_by_link(place: Path, chance: random.Random) -> str:
 
 
 def other_value(place: Path, chance: random.Random) -> str:
-    """A value of another type somewhere in a JSON file."""
+    """Replace a value in a JSON file by one of another type."""
     files = [path for path in sorted(place.rglob("*")) if path.is_file() and path.suffix in (".json", ".jsonl")]
     path = chance.choice([place / "run.json", chance.choice(files)])
     lines = [path.read_text()] if path.suffix == ".json" else path.read_text().splitlines()
@@ -142,7 +142,7 @@ def renamed_step(place: Path, chance: random.Random) -> str:
 
 
 def swapped(place: Path, chance: random.Random) -> str:
-    """Two files change places."""
+    """Exchange the contents of two files."""
     one, two = _file(place, chance), _file(place, chance)
     first, second = one.read_bytes(), two.read_bytes()
     one.write_bytes(second)

@@ -1,9 +1,9 @@
-"""Damages data files at random and reads them, as a user's disk or a stranger's archive would have them.
+"""Damages data files at random and reads them: files from a faulty disk or from an untrusted archive.
 
     python benchmarks/fuzz_data.py [--count 400] [--seed 0]
 
-Every file must give examples, DataError or EnvironmentFault within LIMIT seconds. A damaged cache must give the same
-examples as before. Exits with 1 and names the cases that did not; the same seed makes the same cases.
+Reading a file must give examples, DataError or EnvironmentFault within LIMIT seconds. A damaged cache must give the
+same examples as before. Exits with 1 and names the cases that failed; the same seed gives the same cases.
 """
 
 import argparse
@@ -117,7 +117,7 @@ KINDS: list[Callable[[random.Random], tuple[Data, Files]]] = [images, archive, i
 
 
 def damaged(content: bytes, draw: random.Random) -> bytes:
-    """One to three of: bits flipped, a part cut, zeroed, doubled or drawn anew, bytes set to the largest, a cut end."""
+    """One to three of: a flipped bit; bytes removed, zeroed, duplicated, randomised or set to 255; truncation."""
     found = bytearray(content)
     for _ in range(draw.randint(1, 3)):
         at = draw.randrange(min(len(found), draw.choice([32, 256, 10**9])) or 1)
@@ -141,13 +141,13 @@ def damaged(content: bytes, draw: random.Random) -> bytes:
 
 
 def rows(data: Data) -> dict[str, bytes]:
-    """All examples of the training split, 64 at most."""
+    """The examples of the training split, at most 64."""
     source: Source = data.open("train")
     return {name: value.tobytes() for name, value in source.rows(np.arange(min(len(source), 64))).items()}
 
 
 def attempt(draw: random.Random) -> str:
-    """What came of one damaged file, in an empty folder."""
+    """The outcome of reading one damaged file, in an empty folder."""
     data, files = draw.choice(KINDS)(draw)
     for name, content in files.items():
         Path(name).parent.mkdir(parents=True, exist_ok=True)
@@ -179,8 +179,8 @@ def main() -> None:
     options.add_argument("--count", type=int, default=400)
     options.add_argument("--seed", type=int, default=0)
     given = options.parse_args()
-    warnings.simplefilter("ignore")  # of Pillow, about damaged images
-    known.FRESH_NS = 0  # so that records are used, though all files are new
+    warnings.simplefilter("ignore")  # from Pillow, about damaged images
+    known.FRESH_NS = 0  # use records of digests even though all files are new
     signal.signal(signal.SIGALRM, timed_out)
     results, failed, slowest = Counter[str](), 0, 0.0
     for number in range(given.count):

@@ -2,8 +2,8 @@
 
     python benchmarks/fuzz_recipes.py --seed 0 --count 3000
 
-A case fails where it raises anything but an error for the user, takes more than LIMIT seconds, or where a
-recipe that `check` accepts cannot be assembled: a sample of those, on simulated CPU devices, shapes only.
+A case fails if it raises anything but an error for the user, takes more than LIMIT seconds, or if a recipe
+that `check` accepts cannot be assembled. A sample of those is assembled, on fake CPU devices, with shapes only.
 """
 
 import argparse
@@ -34,8 +34,8 @@ from dtrain.recipe.examine import examine  # noqa: E402
 from dtrain.recipe.recipe import Recipe  # noqa: E402
 from dtrain.train.assembly import assemble  # noqa: E402
 
-LIMIT, HANG = 2.0, 10  # CPU seconds that a recipe may take, and seconds after which it counts as endless
-ASSEMBLED = 30  # one in so many of the accepted recipes is assembled
+LIMIT, HANG = 2.0, 10  # the limit of CPU seconds for a recipe, and seconds after which it counts as a hang
+ASSEMBLED = 30  # one of this many accepted recipes is assembled
 
 NUMBERS = [0, -1, 1, 2, 3, 7, 64, 1000, 2**31 - 1, 2**31, 2**63, 10**90, 0.5, -0.0, 1e-300, 1e300, 1e-9, 0.9999999999]
 NUMBERS += [float("inf"), float("nan"), 1e-40, 1e38]
@@ -48,7 +48,7 @@ wsd linear constant ssh local slurm gke wandb"""
 
 
 class Hang(BaseException):
-    """A case that does not end."""
+    """A case that does not end in time."""
 
 
 def some(draw: random.Random, depth: int = 0) -> Any:
@@ -103,7 +103,7 @@ def mutated(tree: dict[str, Any], draw: random.Random) -> dict[str, Any]:
 
 
 def plain(node: Any) -> Any:
-    """A tree of nodes as lists and dicts."""
+    """Convert a tree of nodes to lists and dicts."""
     inside = node.value
     if isinstance(inside, dict):
         return {key: plain(child) for key, child in inside.items()}
@@ -162,7 +162,7 @@ def case(draw: random.Random, recipes: list[str]) -> tuple[bytes, list[str]]:
 
 
 def assembled(recipe: Recipe) -> str:
-    """The recipe as `run` puts it together, without arrays; what went wrong, or how it ended."""
+    """Assemble the recipe as `run` does, without arrays; whether it was assembled or not tried."""
     devices = jax.devices()
     if recipe.model.kind == "custom" or recipe.mesh.least > len(devices) or count(recipe.model.params()) > 10**10:
         return "not tried"
@@ -179,7 +179,7 @@ def assembled(recipe: Recipe) -> str:
 
 
 def attempt(path: Path, overrides: list[str], assemble_one_in: int, draw: random.Random) -> tuple[str, str]:
-    """How a case ended, and the traceback of a failure."""
+    """The outcome of a case, and the traceback of a failure."""
     signal.alarm(HANG)
     begun = time.process_time()
     try:
@@ -205,7 +205,7 @@ def attempt(path: Path, overrides: list[str], assemble_one_in: int, draw: random
 
 
 def main() -> None:
-    """Run the cases; exit with 1 where one failed, and keep its files."""
+    """Run the cases; exit with 1 if one failed, and keep its files."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=3000)

@@ -1,9 +1,9 @@
-"""Damage one thing in a copy of a small run folder, at random, and use the folder: run, report, generate.
+"""Damages one thing in a copy of a small run folder, at random, and uses the folder: run, report, generate.
 
-Each use must end with a state that is right, or with a message and an exit code of its own: never with a traceback,
-a hang, two seconds of work in a verb that only reads, or values other than those that were saved.
+Each use must end with the correct state, or with a message and its exit code: never with a traceback, a hang, more than
+two seconds of CPU time in a verb that only reads, or values other than those that were saved.
 
-    python benchmarks/fuzz_run_folder.py [--seed 0] [--count 150]     a second a round; the bar: no failure
+    python benchmarks/fuzz_run_folder.py [--seed 0] [--count 150]     a second per round; target: no failure
 """
 
 import argparse
@@ -38,16 +38,16 @@ guard: {purity: false}
 """
 LONGER = 12
 HANGS, SLOW = 60.0, 2.0
-"""Seconds after which a use counts as hung, and of processor time in a verb that only reads."""
+"""Seconds after which a use counts as hung, and the limit of CPU seconds for a verb that only reads."""
 EXPECTED = {0, 2, 3, 4, 5, 6}
 
 
 class _HangError(BaseException):
-    """No `except Exception` takes it for a fault of the machine."""
+    """A hang; a BaseException, so that no `except Exception` catches it."""
 
 
 class Trial:
-    """The folder that nothing happened to, and what each use of it gives."""
+    """The undamaged folder, and the expected result of each use of it."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.recipe = root, root / "small.yaml"
@@ -60,7 +60,7 @@ class Trial:
         self.checksum = self.checksum_of(root / "longer" / "small")
 
     def run(self, runs: Path, overrides: list[str]) -> Path:
-        """The run folder."""
+        """Train; the run folder."""
         from dtrain.recipe.load import load
         from dtrain.track.console import Console
         from dtrain.train.run import run
@@ -70,13 +70,13 @@ class Trial:
         return runs / "small"
 
     def checksum_of(self, place: Path) -> list[int]:
-        """Of the state after the longer run."""
+        """The checksum of the state after the longer run."""
         from dtrain.checkpoint import manifest
 
         return list(manifest.check(place / "checkpoints" / str(LONGER), 0, 1).checksum)
 
     def params_of(self, step: int) -> str:
-        """Of the parameters at that step."""
+        """The digest of the parameters at that step."""
         copy = self.root / "copy" / "small"
         shutil.copytree(self.place, copy)
         for path in (copy / "checkpoints").iterdir():
@@ -87,7 +87,7 @@ class Trial:
         return found[1]
 
     def generate(self, place: Path) -> tuple[int, str]:
-        """The step that is taken, and the digest of its parameters."""
+        """The step that is used, and the digest of its parameters."""
         import jax
         import numpy as np
 
@@ -100,17 +100,17 @@ class Trial:
         return found.step, digest.hexdigest()
 
     def use_run(self, place: Path) -> str:
-        """Resume and train on: the last state must be the one of the undisturbed run."""
+        """Resume and continue: the last state must equal that of the undisturbed run."""
         self.run(place.parent, [f"steps={LONGER}"])
-        return "" if self.checksum_of(place) == self.checksum else "the last state is another one"
+        return "" if self.checksum_of(place) == self.checksum else "the last state differs"
 
     def use_finished(self, place: Path) -> str:
-        """The same recipe again."""
+        """Run the same recipe again."""
         self.run(place.parent, [])
         return ""
 
     def use_report(self, place: Path) -> str:
-        """Text from whatever is there."""
+        """A report must have text."""
         from dtrain.core.run_dir import Folder
         from dtrain.track.summary import summarise
 
@@ -119,11 +119,11 @@ class Trial:
     def use_generate(self, place: Path) -> str:
         """The parameters must be those that were saved at that step."""
         step, digest = self.generate(place)
-        return "" if self.params.get(step) == digest else f"the parameters of step {step} are other ones"
+        return "" if self.params.get(step) == digest else f"the parameters of step {step} differ"
 
 
 def outcome(use: Callable[[Path], str], place: Path) -> tuple[int, str, float]:
-    """Exit code, what is wrong, seconds of processor time."""
+    """The exit code, the problem if any, and CPU seconds."""
     from dtrain.core.errors import DtrainError, user_error
 
     def hang(*_: Any) -> None:
@@ -136,7 +136,7 @@ def outcome(use: Callable[[Path], str], place: Path) -> tuple[int, str, float]:
         code, wrong = 0, use(place)
     except _HangError:
         code, wrong = 9, f"hung: {''.join(traceback.format_exc(limit=-3))}"
-    except (Exception, SystemExit) as error:  # as the command line does
+    except (Exception, SystemExit) as error:  # handled as on the command line
         known = user_error(error)
         code = known.exit_code if known else DtrainError.exit_code
         wrong = "" if known else traceback.format_exc(limit=-4)

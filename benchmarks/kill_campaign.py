@@ -1,9 +1,9 @@
-"""Kill a run at random moments while it saves after every step; count what was lost or came back wrong.
+"""Kills a run at random moments while it saves after every step; counts lost and corrupt checkpoints.
 
 After each kill every checkpoint that counts as one is verified file by file. At the end the run's last state and its
-metrics are compared, bit by bit, with those of a run that nothing happened to.
+metrics are compared, bit by bit, with those of an undisturbed run.
 
-    python benchmarks/kill_campaign.py [KILLS]     six seconds a kill; the bar: none lost, none wrong, of 200
+    python benchmarks/kill_campaign.py [KILLS]     six seconds per kill; target: none lost, none wrong, of 200
 """
 
 import random
@@ -37,8 +37,8 @@ def _newest(place: Folder) -> int:
 
 
 def _stepping(place: Folder, newest: int) -> bool:
-    sign = heartbeat.read(place.heartbeat(0))
-    return sign is not None and sign.section != "start" and sign.step > max(newest, 0)
+    latest = heartbeat.read(place.heartbeat(0))
+    return latest is not None and latest.section != "start" and latest.step > max(newest, 0)
 
 
 def main() -> None:
@@ -51,7 +51,7 @@ def main() -> None:
         place, newest = trial.place("killed"), -1
         for number in range(kills):
             running = trial.start("killed", [])
-            early = number % 4 == 0  # in the first save of a start, else in one of those after it
+            early = number % 4 == 0  # during the first save of a start, else during a later one
             while running.poll() is None and not (_stepping(place, newest) if early else _newest(place) > newest):
                 time.sleep(0.002)
             time.sleep(chance.uniform(0, 2.0 if early else 0.5))

@@ -1,15 +1,17 @@
-"""What dtrain's loop costs: steady steps of `dtrain run` against a bare loop over the jitted step.
+"""Overhead of dtrain's loop: steady steps of `dtrain run` compared with bare loops over the compiled step.
 
-The MLP 784-512-256-10 at batch 128 on MNIST-shaped data held in memory. On one side the loop of a
-run with everything on: data read and read ahead, batches put on the device, transfer guard,
-metrics logged to metrics.jsonl, log.txt and TensorBoard every 50 steps. On the other two bare loops over the same
-compiled step: `resident`, on one batch that already lies on the device, which no training can have,
-and `bare`, which slices a new batch from NumPy arrays for each step and puts it on the device. They
-take turns in segments of 200 steps; the medians of the paired ratios are printed. `unwatched` is `resident` over a step
-that does not look whether its numbers are finite; `twin` is `resident` compiled again, and tells how far apart two
-equal programs are on this machine.
+The MLP 784-512-256-10 at batch 128 on MNIST-shaped data in memory. `run` is the loop of a run with everything on: data
+read and prefetched, batches put on the device, transfer guard, metrics logged to metrics.jsonl, log.txt and TensorBoard
+every 50 steps. The other variants are bare loops over the same compiled step:
 
-    python benchmarks/loop_overhead.py          at most 1.05x is the bar; resident to unwatched at most 1.01x
+- `bare` slices a new batch from NumPy arrays for each step and puts it on the device;
+- `resident` uses one batch that is already on the device, which no real training can do;
+- `unwatched` is `resident` with a step that does not check whether its numbers are finite;
+- `twin` is `resident` compiled again: its ratio shows how far apart two equal programs are on this machine.
+
+The variants alternate in segments of 200 steps; the medians of the paired ratios are printed.
+
+    python benchmarks/loop_overhead.py          target: at most 1.05x; resident to unwatched at most 1.01x
 """
 
 import io
@@ -109,7 +111,7 @@ def main() -> None:
         def run() -> None:
             log.begin(done[0])
             span = range(done[0] + 1, done[0] + SEGMENT + 2)
-            # the span's last step would save: leave by the stop that a signal causes, one step before
+            # the last step of the span would save: stop one step before it, as after a signal
             held["run"], _ = loop(
                 step,
                 held["run"],

@@ -1,6 +1,6 @@
-"""The quick tier beside the compiled one: peak memory, step, and the seconds that each plan takes.
+"""The quick tier compared with the compiled one: peak memory, step time, and the seconds that each plan takes.
 
-python benchmarks/plan_tiers.py [PRESET ...]     a minute a case; the bars: 15% of the memory, quick under 2 s
+python benchmarks/plan_tiers.py [PRESET ...]     a minute per case; targets: memory within 15%, quick under 2 s
 """
 
 import sys

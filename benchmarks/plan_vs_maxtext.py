@@ -1,14 +1,15 @@
-"""Our compiled programs beside MaxText's: peak memory of a chip and predicted step, the same cases.
+"""dtrain's compiled programs compared with MaxText's: peak memory of a chip and predicted step time, same cases.
 
 MaxText's figures are those of its fastest remat policy that fits, with two kernels for attention's backward
-pass (snapshot e591f30cb, JAX 0.10.0, libtpu 0.0.42.1), its programs read by the method that plan/replay.py
-follows; with its fused kernel it needs 730, 2548, 464 and 2923 ms. Ours keep products and attention; what else
-they set stands in the case. `--search` looks for settings anew. The memory is the compiler's peak without the
-program's own code, as MaxText prints it. `quick` is the quick tier's step over the compiled one.
+pass (snapshot e591f30cb, JAX 0.10.0, libtpu 0.0.42.1), its programs timed by the method of
+plan/replay.py; with its fused kernel it needs 730, 2548, 464 and 2923 ms. dtrain's programs save the results of
+matrix products and attention; the other settings are in each case. `--search` searches for settings again. The
+memory is the compiler's peak without the program's own code, as MaxText prints it. `quick` is the quick tier's
+step time divided by the compiled one.
 
-    python benchmarks/plan_vs_maxtext.py [--search] [--presets] [CASE ...]     a minute a case
+    python benchmarks/plan_vs_maxtext.py [--search] [--presets] [CASE ...]     a minute per case
 
-The bars: no slower, fits, and quick within 20%.
+Targets: no slower, fits, and quick within 20%.
 """
 
 import json
@@ -32,7 +33,7 @@ SMALL = (
 
 @dataclass(frozen=True)
 class Case:
-    """A model on a slice, and MaxText's best."""
+    """A model on a slice, and MaxText's best result."""
 
     model: str
     target: str
@@ -41,7 +42,7 @@ class Case:
     gigabytes: float
     ms: float
     ours: tuple[str, ...]
-    """What is set besides the model: remat, engine, mesh."""
+    """Settings besides the model: remat, engine, mesh."""
 
 
 LLAMA, MIXTRAL = "{kind: decoder, preset: llama3-8b}", "{kind: decoder, preset: mixtral-8x7b}"
@@ -61,11 +62,11 @@ PRESETS = {
     "llama3.2-1b": ("v5e-16", 4096, 32),
     "llama3-8b": ("v5e-16", 2048, 16),
 }
-"""Targets, lengths and batches of presets as they are, for the quick tier alone."""
+"""Targets, lengths and batches of unchanged presets, for the quick tier only."""
 
 
 def quickly(recipe: Recipe, on: Target, plan: Plan) -> str:
-    """The quick tier's step over the compiled one."""
+    """The quick tier's step time divided by the compiled one."""
     ahead = quick(recipe, on).timing
     assert plan.timing
     assert ahead
@@ -73,7 +74,7 @@ def quickly(recipe: Recipe, on: Target, plan: Plan) -> str:
 
 
 def row(name: str, case: Case, label: str, plan: Plan) -> str:
-    """One line: ours, MaxText's, and the ratios."""
+    """One line: dtrain's figures, MaxText's, and the ratios."""
     assert plan.timing
     memory, ms = (plan.memory.peak - plan.memory.classes["program"]) / 1e9, 1e3 * plan.timing.seconds
     ratios = f"{memory / case.gigabytes:5.2f}x memory {ms / case.ms:5.2f}x time"

@@ -1,10 +1,10 @@
-"""Predicted MFU beside figures that MaxText's authors measured and published (their tiering page).
+"""Predicted MFU compared with figures that MaxText's authors measured and published (their tiering page).
 
-Their batch per chip is not published with the figures; those of their recipes are taken. Ours are our
-own programs for the same shapes, chips and lengths, placed by hand, collectives overlapped; `--jit` has the
-compiler place them, too, and tells the better.
+The batch per chip is not published with the figures; that of their recipes is used. dtrain's programs have the same
+shapes, chips and lengths, with explicit collectives (`shard_map`) that overlap; with `--jit` the compiler places
+them, too, and the better result is shown.
 
-    python benchmarks/plan_vs_published.py [--jit] [CASE ...]     three minutes a case; the bar: within 20%
+    python benchmarks/plan_vs_published.py [--jit] [CASE ...]     three minutes per case; target: within 20%
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ CASES = {
 
 def main() -> None:
     print(
-        f"{'case':<14}{'target':<11}{'length':>7}{'a chip':>7}{'published':>11}{'predicted':>11}{'ratio':>7}",
+        f"{'case':<14}{'target':<11}{'length':>7}{'/chip':>7}{'published':>11}{'predicted':>11}{'ratio':>7}",
         flush=True,
     )
     chosen = [argument for argument in sys.argv[1:] if argument != "--jit"]

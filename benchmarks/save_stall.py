@@ -1,6 +1,6 @@
-"""How long a save of a 1 GB state holds the loop up, beside orbax saving it synchronously; and what verifying costs.
+"""How long a save of a 1 GB state blocks the loop, compared with a synchronous save by orbax; the cost of verifying.
 
-python benchmarks/save_stall.py [MEGABYTES]     the bar: at most 5% of orbax's own synchronous save
+python benchmarks/save_stall.py [MEGABYTES]     target: at most 5% of a synchronous save by orbax
 """
 
 import statistics
@@ -52,7 +52,7 @@ def main() -> None:
     middle = lambda times: statistics.median(times[1:])  # noqa: E731
     print(f"state of {megabytes} MB, median of {ROUNDS}")
     print(f"orbax, synchronous           {middle(sync):6.2f} s")
-    print(f"dtrain, loop held up         {middle(stalls):6.2f} s  {middle(stalls) / middle(sync):.1%} of it")
+    print(f"dtrain, loop blocked         {middle(stalls):6.2f} s  {middle(stalls) / middle(sync):.1%} of it")
     print(f"dtrain, until committed      {middle(whole):6.2f} s")
     print(f"digests checked at restore   {middle(checks):6.2f} s")
 

@@ -1,10 +1,10 @@
-"""The 784-512-256-10 MLP, batch 128, plain SGD: jitted JAX beside op-by-op JAX, NumPy and PyTorch.
+"""The 784-512-256-10 MLP, batch 128, plain SGD: jitted JAX compared with op-by-op JAX, NumPy and PyTorch.
 
-One training step each, by CPU time, which a loaded machine disturbs least: the variants take turns
-in segments, and the median of the paired ratios is printed. dtrain's side is the very step that
-`dtrain run` compiles. PyTorch is left out, and said so, where it is not installed.
+One training step each. CPU time is compared, since load on the machine affects it least: the variants alternate in
+segments, and the median of the paired ratios is printed. dtrain's side is the step that `dtrain run` compiles. If
+PyTorch is not installed, it is left out with a message.
 
-    python benchmarks/seed_mlp.py     the bars: 4x op-by-op JAX, 2.5x NumPy, 1.8x PyTorch
+    python benchmarks/seed_mlp.py     targets: 4x faster than op-by-op JAX, 2.5x NumPy, 1.8x PyTorch
 """
 
 import importlib.util
@@ -40,7 +40,7 @@ def dtrain_step() -> Callable[[], None]:
 
 
 def eager_step() -> Callable[[], None]:
-    """JAX, each operation on its own."""
+    """JAX, one operation at a time."""
     params = [[jnp.asarray(w), jnp.zeros(w.shape[1])] for w in WEIGHTS]
     x, label = jnp.asarray(X), jnp.asarray(LABEL)
 
@@ -64,7 +64,7 @@ def eager_step() -> Callable[[], None]:
 
 
 def numpy_step() -> Callable[[], None]:
-    """NumPy, the gradient written by hand."""
+    """NumPy, with a hand-written gradient."""
     weights, biases = [w.copy() for w in WEIGHTS], [np.zeros(w.shape[1], np.float32) for w in WEIGHTS]
 
     def segment() -> None:

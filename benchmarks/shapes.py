@@ -1,4 +1,4 @@
-"""Recipes of decoders for benchmarks of plans: bf16, AdamW in float32, everything split by fsdp."""
+"""Recipes of decoders for benchmarks of plans: bfloat16 compute, AdamW in float32, fsdp on all devices."""
 
 import os
 import tempfile
@@ -22,7 +22,7 @@ mesh: {{data: 1, fsdp: -1}}
 
 
 def decoder(name: str, model: str, length: int, batch: int, changes: Sequence[str] = ()) -> Recipe:
-    """The recipe of a decoder on rows of so many tokens."""
+    """The recipe of a decoder on rows of `length` tokens."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{name.replace('.', '-')}.yaml"
         path.write_text(TEXT.format(model=model, length=length, batch=batch))

@@ -1,11 +1,11 @@
-"""SIGINT or SIGTERM at random moments of a run's life, from exec to exit; each run is then continued to its end.
+"""SIGINT or SIGTERM at random moments of a run, from exec to exit; each run is then resumed to its end.
 
-A round is good where the exit code is 75 (or 0 where the run was done, or 130 after a second signal), run.json has the
-same code and a state that fits it, the lock is free, and the continued run ends with the bits of an undisturbed one.
-Every second round begins with an empty cache of compiled programs, so that signals fall into the compiler too; in every
-fifth round a second signal follows. Signals to a Python that has not reached dtrain's first line are counted apart.
+A round is good if the exit code is 75 (or 0 for a finished run, or 130 after a second signal), run.json has the same
+code and a matching state, the lock is free, and the resumed run ends with the bits of an undisturbed one. Every second
+round starts with an empty cache of compiled programs, so that signals also arrive while compiling; in every fifth round
+a second signal follows. Signals to a Python that has not reached dtrain's first line are counted separately.
 
-    python benchmarks/signal_campaign.py [--rounds 200] [--processes 1] [--seed 0]     five seconds of CPU a round
+    python benchmarks/signal_campaign.py [--rounds 200] [--processes 1] [--seed 0]     five CPU seconds per round
 """
 
 import argparse
@@ -58,7 +58,7 @@ class Campaign:
             return subprocess.Popen(command, cwd=self.scratch, env=environment, stdout=output, stderr=output)
 
     def finish(self, name: str) -> tuple[str, float]:
-        """Run it to its end: the checksum of the last state, and the seconds that it took."""
+        """Run it to its end; the checksum of the last state, and the seconds that it took."""
         start = time.monotonic()
         code = self.start(name, "warm").wait()
         if code:
@@ -70,13 +70,13 @@ class Campaign:
         return (self.scratch / "output").read_text(errors="replace")[-600:]
 
     def disturb(self, name: str, cache: str, delay: float, numbers: list[tuple[float, int]]) -> tuple[int, str]:
-        """Start it and send the signals; the exit code, and the section of the run that the first one fell into."""
+        """Start it and send the signals; the exit code, and the section of the run at the first signal."""
         running, place, section = self.start(name, cache), self.place(name), ""
         time.sleep(delay)
         for pause, number in numbers:
             time.sleep(pause)
-            sign = heartbeat.read(place.heartbeat(0))
-            section = section or (sign.section if sign else "imports")
+            latest = heartbeat.read(place.heartbeat(0))
+            section = section or (latest.section if latest else "imports")
             if running.poll() is not None:
                 break
             running.send_signal(number)
@@ -84,10 +84,10 @@ class Campaign:
             return running.wait(timeout=180), section
         except subprocess.TimeoutExpired:
             running.kill()
-            return running.wait(), f"{section}, never left"
+            return running.wait(), f"{section}, never exited"
 
     def wrong(self, name: str, code: int, signals: int) -> str:
-        """What is wrong with how it ended; empty where nothing is."""
+        """The problem with how it ended; empty if there is none."""
         place = self.place(name)
         record = place.read_record()
         if code not in STATES or (code == 130 and signals < 2):
@@ -96,7 +96,7 @@ class Campaign:
             return f"run.json has {record['state']}, {record['exit_code']}; the exit code is {code}"
         if not record and code == 0:
             return "exit code 0 without run.json"
-        return "the lock was left" if place.lease.exists() and code != 130 else ""
+        return "the lock was not released" if place.lease.exists() and code != 130 else ""
 
 
 def main() -> None:

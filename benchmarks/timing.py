@@ -1,4 +1,4 @@
-"""Paired timing for noisy machines: variants take turns in short segments, and medians are compared."""
+"""Paired timing for noisy machines: variants alternate in short segments, and medians are compared."""
 
 import statistics
 import time
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
     from dtrain.train.assembly import Assembly
 
-settle()  # what is measured is what `dtrain run` compiles
+settle()  # measure the program that `dtrain run` compiles
 
 
 def run_step(made: "Assembly", rows: "dict[str, np.ndarray]", times: int) -> Callable[[], None]:
-    """The compiled step of `dtrain run` on one batch, so many times in a row."""
+    """The compiled step of `dtrain run` on one batch, `times` times in a row."""
     import jax
 
     from dtrain.parallel.engine import Put
@@ -35,7 +35,7 @@ def run_step(made: "Assembly", rows: "dict[str, np.ndarray]", times: int) -> Cal
 
 
 def alternate(variants: Mapping[str, Callable[[], None]], rounds: int) -> dict[str, list[tuple[float, float]]]:
-    """(wall, CPU) seconds of each variant in each round; a first round warms up and is dropped."""
+    """(wall, CPU) seconds of each variant in each round; the first round is a warm-up and is dropped."""
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in variants}
     for turn in range(rounds + 1):
         for name, variant in variants.items():
@@ -47,6 +47,6 @@ def alternate(variants: Mapping[str, Callable[[], None]], rounds: int) -> dict[s
 
 
 def median_ratio(found: Mapping[str, list[tuple[float, float]]], name: str, against: str, clock: int) -> float:
-    """The median over rounds of one variant's time over another's in the same round."""
+    """The median over rounds of the ratio of one variant's time to another's in the same round."""
     pairs = zip(found[name], found[against], strict=True)
     return statistics.median(mine[clock] / theirs[clock] for mine, theirs in pairs)

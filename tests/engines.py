@@ -1,4 +1,4 @@
-"""What the contract tests over engines, meshes and models share."""
+"""Models, meshes, batches and short trainings for the contract tests over engines."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -76,7 +76,7 @@ ADAM = AdamW(lr=1e-3, decay=0.1, clip=1.0)
 
 
 def example_of(model: Any) -> Example:
-    """What the model takes."""
+    """The example (names, shapes and types of arrays) that the model is trained on."""
     if not isinstance(model, Decoder):
         return image_example((8, 8, 1), 10)
     token = Feature((LENGTH,), "int32", model.vocab, ("length",))
@@ -84,7 +84,7 @@ def example_of(model: Any) -> Example:
 
 
 def random_batch(model: Any = None, examples: int = EXAMPLES) -> Batch:
-    """Images and labels, or rows that hold several documents, that mean nothing."""
+    """Random images and labels, or rows of random tokens with several documents."""
     draw = np.random.default_rng(0)
     if isinstance(model, Decoder):
         token = draw.integers(0, model.vocab, (examples, LENGTH + 1)).astype(np.int32)
@@ -99,7 +99,7 @@ def random_batch(model: Any = None, examples: int = EXAMPLES) -> Batch:
 
 @dataclass
 class Trained:
-    """What a few steps came to."""
+    """The result of a few steps."""
 
     losses: list[float]
     params: Any
@@ -109,7 +109,7 @@ class Trained:
 
 @dataclass
 class Placed:
-    """A model's first state, a batch, and what makes gradients of them, on one engine and mesh."""
+    """A model's initial state, a batch and the gradient function, on one engine and mesh."""
 
     engine: Engine
     layout: Layout
@@ -129,7 +129,7 @@ def first_params(model: Any) -> Any:
 def place(
     model: Any, engine: Engine, mesh: Mesh, *, parts: int = 1, optimizer: Any = ADAM, sizes: Any = None
 ) -> Placed:
-    """Everything up to the first step."""
+    """Assemble everything up to the first step."""
     sizes = sizes or mesh.sizes(mesh.least)
     devices = jax.devices()[: mesh.least]
     layout = Layout(sizes, mesh.table(), model.params(), mesh.build(sizes, devices), example_of(model))
@@ -147,14 +147,14 @@ def place(
 
 
 def gradients(on: Placed) -> tuple[float, Any]:
-    """The mean loss and its gradients at the first state."""
+    """The mean loss and its gradients at the initial state."""
     traced = on.engine.trace(on.layout, on.grads, on.now.params, on.rows, out=None, donate=False)
-    found, sums = jax.device_get(jax.block_until_ready(traced.lower().compile()(on.now.params, on.rows)))
-    return float(found.sum / found.weight), jax.tree.map(lambda g: g / found.weight, sums)
+    loss, sums = jax.device_get(jax.block_until_ready(traced.lower().compile()(on.now.params, on.rows)))
+    return float(loss.sum / loss.weight), jax.tree.map(lambda g: g / loss.weight, sums)
 
 
 def train(on: Placed, optimizer: Any = ADAM, steps: int = 2) -> Trained:
-    """A few steps."""
+    """Train for a few steps."""
     one = step.train_step(on.grads, on.update, learning_rate(optimizer, 100), on.layout.declared)
     out = (state.placement(on.shapes), on.layout.sharding(PartitionSpec()))
     compiled = on.engine.trace(on.layout, one, on.now, on.rows, out=out, donate=True).lower().compile()
@@ -166,17 +166,17 @@ def train(on: Placed, optimizer: Any = ADAM, steps: int = 2) -> Trained:
 
 
 def places_in(document: np.ndarray) -> np.ndarray:
-    """Each token's place in its document."""
-    at = np.arange(document.shape[1])
-    start = np.where(np.diff(document, axis=1, prepend=-1) != 0, at, 0)
-    return (at - np.maximum.accumulate(start, axis=1)).astype(np.int32)
+    """Each token's position in its document."""
+    position = np.arange(document.shape[1])
+    start = np.where(np.diff(document, axis=1, prepend=-1) != 0, position, 0)
+    return (position - np.maximum.accumulate(start, axis=1)).astype(np.int32)
 
 
 def worst(found: Any, reference: Any) -> float:
     """The largest difference between two trees, relative to the largest value of each leaf.
 
-    A leaf whose values are all under a thousandth of the tree's largest is held against that: the bias
-    of keys, to which attention is blind, is nothing but rounding.
+    For a leaf whose values are all below a thousandth of the tree's largest, the difference is relative to that
+    thousandth: the gradient of the bias of keys, which does not change attention, is only rounding.
     """
     floor = 1e-3 * max(np.abs(leaf).max() for leaf in jax.tree.leaves(reference))
 

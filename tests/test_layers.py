@@ -1,4 +1,4 @@
-"""The architecture: which package may import which, printed alike in CONTRIBUTING.md."""
+"""The architecture: which package may import which; CONTRIBUTING.md prints the same table."""
 
 import ast
 import re
@@ -26,11 +26,11 @@ LAYERS = [
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 FILES = sorted(PACKAGE.rglob("*.py"))
 TOP = {"__init__", "__main__"}
-"""The public API, which names modules of every layer and imports none, and the command."""
+"""The public API, which names modules of all layers and imports none at once, and the command."""
 
 
 def package_of(module: str) -> str:
-    """`models/nn` or the first folder, of a dotted name below dtrain."""
+    """The package of a dotted name below dtrain: its first folder, or `models/nn`."""
     parts = module.split(".")
     return "models/nn" if parts[:2] == ["models", "nn"] else parts[0]
 

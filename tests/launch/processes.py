@@ -1,11 +1,11 @@
-"""The processes of this machine, by their command lines."""
+"""Finds processes of this machine by their command lines."""
 
 import os
 from pathlib import Path
 
 
 def mentioning(text: str) -> set[int]:
-    """Those whose command line has that text, this one left out."""
+    """The ids of processes whose command line contains the text, without this process."""
     found = set()
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -17,10 +17,10 @@ def mentioning(text: str) -> set[int]:
 
 
 def youngest(processes: set[int]) -> int:
-    """The one that was started last; numbers of processes are used again."""
+    """The process that was started last, by start time, since process ids are reused."""
     return max(processes, key=_started)
 
 
 def _started(pid: int) -> int:
-    """Clock ticks from boot to the start of the process: field 22 of proc(5), counted behind its name."""
+    """Clock ticks from boot to the start of the process: field 22 of proc(5), counted after the name."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])

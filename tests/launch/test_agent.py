@@ -1,4 +1,4 @@
-"""What a host answers of itself, and what it keeps of a run."""
+"""The agent's answers about a host, and the files of a run that it keeps there."""
 
 import shutil
 import socket

@@ -1,4 +1,4 @@
-"""Checks of a bucket: by a stand-in for gcloud that prints what gcloud 528 does, and by gcloud itself."""
+"""Checks of a bucket: with a fake gcloud that prints the messages of gcloud 528, and with gcloud itself."""
 
 import base64
 import hashlib
@@ -33,7 +33,7 @@ OWN, PODS = "", "service account trainer"
 def answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: dict[str, str], ask: Callable[[], list[str]]
 ) -> tuple[list[str], list[str]]:
-    """The notes, and which commands of gcloud were run; an answer that begins with ERROR fails."""
+    """The reported lines, and the gcloud commands that were run; an answer that begins with ERROR is a failure."""
     (tmp_path / "answers.json").write_text(json.dumps(answers))
     (tmp_path / "gcloud").write_text(
         f"#!{sys.executable}\nimport json, sys\nfrom pathlib import Path\nroot = Path({str(tmp_path)!r})\n"
@@ -147,7 +147,7 @@ def test_removing_an_absent_object_succeeds_and_other_failures_are_reported(
 
 
 class Storage(BaseHTTPRequestHandler):
-    """So much of Cloud Storage's JSON API as gcloud asks for; the buckets good, soft and readonly exist."""
+    """The part of Cloud Storage's JSON API that gcloud uses; the buckets good, soft and readonly exist."""
 
     kept: set[str] = set()
 
@@ -189,7 +189,7 @@ class Storage(BaseHTTPRequestHandler):
         self.end_headers()
 
     def _place(self) -> tuple[str, str | None]:
-        """The bucket, and the object: empty for the list of them, None for the bucket itself."""
+        """The bucket and the object of a request: empty for the list of objects, None for the bucket itself."""
         bucket, found, name = self.path.partition("?")[0].partition("/b/")[2].partition("/o")
         return bucket, unquote(name.lstrip("/")) if found else None
 
@@ -210,7 +210,7 @@ class Storage(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Storage]]:
-    """The real gcloud, whose Cloud Storage is this process."""
+    """The real gcloud, with this process as its Cloud Storage."""
     if not shutil.which("gcloud"):
         pytest.skip("gcloud is not installed")
     Storage.kept.clear()
@@ -252,7 +252,7 @@ def test_the_real_gcloud_prints_the_expected_messages(storage: type[Storage], mo
 
 
 def _noting(delete: Callable[[Storage], None], kept: list[set[str]]) -> Callable[[Storage], None]:
-    """The same, after noting what is kept."""
+    """The same, after recording the stored objects."""
 
     def call(self: Storage) -> None:
         kept.append(set(self.kept))

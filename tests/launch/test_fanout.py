@@ -1,4 +1,4 @@
-"""Connections to many hosts, made by a stand-in for ssh that counts them: no host is needed."""
+"""Connections to many hosts, with a fake ssh that counts them: no host is needed."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ from tests.conftest import bare_environment
 from tests.launch.processes import mentioning
 
 SSH = """#!{python} -SE
-# a connection: counts those that are open with it, waits as a network does, and answers as an agent
+# one connection: counts the open connections, waits like a network, and replies like an agent
 import json, os, pathlib, sys, time
 
 here, host = pathlib.Path(__file__).parent, sys.argv[-2]
@@ -46,7 +46,7 @@ for line in sys.stdin:
 
 
 class StandIn:
-    """What hosts answer, and the connections that were made."""
+    """The replies of hosts, and the connections that were opened."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -56,7 +56,7 @@ class StandIn:
         (folder / "ssh").chmod(0o755)
 
     def connections(self) -> tuple[Counter[str], int]:
-        """How many to each host, and the most at a time, since the last call."""
+        """The number of connections per host, and the maximum at a time, since the last call."""
         lines = [line.split() for line in (self.folder / "log").read_text().splitlines()]
         (self.folder / "log").unlink()
         return Counter(host for host, _ in lines), max(int(count) for _, count in lines)
@@ -84,7 +84,7 @@ def test_never_more_connections_than_the_limit(stand_in: StandIn) -> None:
     far = target(12)
     far.up(LaunchJob("far", ""), print)
     made, most = stand_in.connections()
-    assert made.pop("host0") == 3  # looks, counts the marks, starts
+    assert made.pop("host0") == 3  # one each to look, to count the markers and to start
     assert set(made.values()) == {2}
     assert most <= 4
     assert [row.state for row in far.status(LaunchJob("far", ""))] == ["ended"] * 12
@@ -150,7 +150,7 @@ def test_ctrl_c_leaves_no_process(stand_in: StandIn) -> None:
 def test_an_agent_exits_when_its_output_is_closed(tmp_path: Path, verb: str) -> None:
     job = HostJob(name="far", folder=str(tmp_path), runs=str(tmp_path / "runs"))
     RunnerDir(job).path.mkdir(parents=True)
-    RunnerDir(job).write("runner", ProcessFile(os.getpid(), start_time(os.getpid())))  # a run that goes on for ever
+    RunnerDir(job).write("runner", ProcessFile(os.getpid(), start_time(os.getpid())))  # a run that never ends
     RunnerDir(job).log.write_text("step 1\n")
     agent = subprocess.Popen(
         [sys.executable, "-m", "dtrain.launch.agent"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

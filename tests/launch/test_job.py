@@ -1,4 +1,4 @@
-"""What is paid by the hour: its price, what bounds it, and who asks for a bound."""
+"""Hardware that is billed by the hour: its price, its limits, and when a limit is required."""
 
 import json
 from pathlib import Path

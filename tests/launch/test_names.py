@@ -1,4 +1,4 @@
-"""Names that could be something else on a command line or in a script are refused where the recipe is read."""
+"""Names that a command line or a script could interpret differently are refused when the recipe is read."""
 
 import json
 from pathlib import Path

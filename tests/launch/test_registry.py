@@ -1,4 +1,4 @@
-"""Launch records, written before anything is made."""
+"""Launch records, written before anything is created."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The launch section from Terraform's outputs, by a real terraform; dtrain itself applies nothing."""
+"""The launch section read from Terraform's outputs, with a real terraform; dtrain itself applies nothing."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What hosts are sent and answer: the same classes at both ends, read strictly."""
+"""Requests to hosts and their replies: the same classes at both ends, parsed strictly."""
 
 import json
 

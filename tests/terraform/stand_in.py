@@ -1,4 +1,4 @@
-"""A real terraform with a stand-in for the providers of Google: it knows every argument, and creates nothing."""
+"""A real terraform with fake Google providers, which have the full schema and create nothing."""
 
 import json
 import os
@@ -20,7 +20,7 @@ needs_terraform = pytest.mark.skipif(not shutil.which("terraform"), reason="terr
 
 
 def terraform(folder: Path, *words: str, provider: bool = True) -> str:
-    """The stdout of a command in a folder; the test fails where the command does, and is skipped without the kit."""
+    """The stdout of a command in a folder; the test fails if the command does, and is skipped without the kit."""
     stand_in = [sys.executable, str(KIT / "google_stub.py"), str(_schema(folder)), "--"] if provider else []
     environment = os.environ | {"TF_CLI_CONFIG_FILE": "/dev/null", "TF_IN_AUTOMATION": "1"}
     command = [*stand_in, "terraform", *words]
@@ -30,14 +30,14 @@ def terraform(folder: Path, *words: str, provider: bool = True) -> str:
 
 
 def copied(tmp_path: Path, folder: Path) -> Path:
-    """A folder of terraform/ beside all others, in a copy, with `terraform init` done."""
+    """One folder in a copy of all of terraform/, after `terraform init`."""
     shutil.copytree(ROOT, tmp_path / "terraform", ignore=shutil.ignore_patterns(".terraform*"))
     terraform(tmp_path / "terraform" / folder, "init", "-no-color", "-backend=false")
     return tmp_path / "terraform" / folder
 
 
 def runs(here: Path) -> dict[str, Any]:
-    """What each `run` of the tests of a folder planned, or left as state, by its name."""
+    """The plan, or the final state, of each `run` of the tests of a folder, by its name."""
     lines = map(json.loads, terraform(here, "test", "-json", "-verbose").splitlines())
     found = [
         (line["@testrun"], line.get("test_plan") or line.get("test_state")) for line in lines if "@testrun" in line
@@ -46,9 +46,9 @@ def runs(here: Path) -> dict[str, Any]:
 
 
 def _schema(folder: Path) -> Path:
-    """The schema of the kit, with two data sources that it lacks, and with its rules as the provider has them."""
+    """The schema of the kit, plus two data sources that it lacks, with its rules corrected to those of the provider."""
     if not KIT.is_dir():
-        pytest.skip("the stand-in for the providers of Google is not beside this checkout")
+        pytest.skip("the fake Google providers are not in the shared folder next to this checkout")
     pytest.importorskip("grpc")
     pytest.importorskip("msgpack")
     path = next(parent for parent in folder.parents if parent.name == "terraform").parent / "schema.json"
@@ -68,6 +68,6 @@ def _schema(folder: Path) -> Path:
     for provider in schema["provider_schemas"].values():
         for rule in (rule for rules in provider.get("rules", {}).values() for rule in rules):
             if rule["path"] not in rule.get("exactly_one_of", [rule["path"]]):
-                rule["exactly_one_of"].append(rule["path"])  # an argument is always one of its own group
+                rule["exactly_one_of"].append(rule["path"])  # the group always includes the argument itself
     path.write_text(json.dumps(schema))
     return path

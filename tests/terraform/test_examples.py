@@ -1,4 +1,4 @@
-"""The examples: what they plan, two of them in one project, what destroy leaves, and the launch section they give."""
+"""The examples: their plans, two stacks in one project, the resources that destroy keeps, and their launch section."""
 
 import json
 import os
@@ -16,14 +16,14 @@ from tests.terraform.stand_in import ROOT, copied, needs_terraform, runs, terraf
 EXAMPLES = sorted(path.parent.name for path in ROOT.glob("examples/*/main.tf"))
 NAMES = ("name", "name_prefix", "account_id", "role_id", "repository_id")
 SHARED = {"google_project_service"}
-"""What two stacks of one project both declare, and neither removes."""
+"""Resource types that two stacks of one project both declare, and neither removes."""
 
 pytestmark = [needs_terraform, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module", params=EXAMPLES)
 def example(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
-    """The name of an example, and what the runs of its tests planned or created."""
+    """The name of an example, and the plans or states of its test runs."""
     here = copied(tmp_path_factory.mktemp(request.param), Path("examples") / request.param)
     assert "Success" in terraform(here, "validate", "-no-color")
     return request.param, runs(here)
@@ -39,7 +39,7 @@ def test_its_plan(example: tuple[str, dict[str, Any]], golden: Callable[[str, st
 
 
 def described(resource: dict[str, Any]) -> str:
-    """An address and its arguments, a line each; the startup script has tests of its own."""
+    """An address and its arguments, one per line, without the startup script, which has its own tests."""
     arguments = bare(resource["change"]["after"])
     for key in ("metadata_startup_script", "project"):
         arguments.pop(key, None)
@@ -49,7 +49,7 @@ def described(resource: dict[str, Any]) -> str:
 
 
 def bare(value: Any) -> Any:
-    """Without what is not set."""
+    """The value without arguments that are not set."""
     if isinstance(value, dict):
         return {key: bare(one) for key, one in value.items() if one not in (None, [], {})}
     return [bare(one) for one in value] if isinstance(value, list) else value
@@ -63,7 +63,7 @@ def test_two_stacks_have_no_name_in_common(example: tuple[str, dict[str, Any]]) 
 
 
 def names(plan: dict[str, Any]) -> set[tuple[str, str]]:
-    """What may be there once in a project, as type and name; pools are of their cluster."""
+    """Resources that must be unique in a project, as type and name; pools belong to their cluster."""
     found = [(one["type"], one["change"]["after"].get(key)) for one in created(plan) for key in NAMES]
     return {(kind, name) for kind, name in found if name and kind not in SHARED | {"google_container_node_pool"}}
 
@@ -95,16 +95,16 @@ def test_no_host_may_create_machines(example: tuple[str, dict[str, Any]]) -> Non
 
 
 def test_its_output_is_a_launch_section(example: tuple[str, dict[str, Any]]) -> None:
-    """Exactly the keys that the recipe knows: what it does not know, it refuses."""
+    """The output has only keys of the recipe, which refuses unknown ones."""
     _, planned = example
     section = dict(planned["up"]["outputs"]["launch"]["value"])
-    if "addresses" in section:  # a mock gives all instances of a resource the same one
+    if "addresses" in section:  # a mock gives all instances of a resource the same address
         section["addresses"] = [f"10.0.0.{number}" for number in range(2, 2 + len(section["addresses"]))]
     assert part(Launch, section, "launch").kind == section["kind"]
 
 
 def test_setup_reaches_every_host(example: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
-    """With commands that only write down their arguments, and an ssh that fails once."""
+    """With fake commands that record their arguments, and an ssh that fails once."""
     _, planned = example
     outputs = planned["up"]["outputs"]
     for name in ("gcloud", "kubectl", "ssh", "sleep", "ssh-keygen"):

@@ -1,4 +1,4 @@
-"""Every module by a real terraform: its format, its validity, and its own tests, without a cloud."""
+"""Every module with a real terraform: its format, its validity, and its own tests, without a cloud."""
 
 from pathlib import Path
 
@@ -52,6 +52,6 @@ def test_providers_are_pinned_to_one_major() -> None:
 
 
 def test_no_lock_file_was_made_with_the_stand_in() -> None:
-    """A hash of the stand-in would refuse the real provider; the hashes of a real one name several platforms."""
+    """A hash of the fake provider would refuse the real one; real lock files have hashes of several platforms."""
     for path in ROOT.rglob(".terraform.lock.hcl"):
         assert path.read_text().count('"h1:') > 1, path

@@ -1,4 +1,4 @@
-"""The startup script of a host: shellcheck, and what it does, with commands that only write down their arguments."""
+"""The startup script of a host: shellcheck, and its behaviour with fake commands that record their arguments."""
 
 import json
 import os
@@ -55,7 +55,7 @@ def test_it_is_clean(script: Script, variables: dict[str, object]) -> None:
 
 
 class Machine:
-    """A machine of which every path is in one folder, and whose commands write down their arguments."""
+    """A fake machine: all its paths are in one folder, and its commands record their arguments."""
 
     def __init__(self, script: Path, root: Path) -> None:
         self.root, self.bin = root, root / "bin"
@@ -82,7 +82,7 @@ class Machine:
         path.chmod(0o755)
 
     def boot(self) -> int:
-        """The exit code of one run of the script."""
+        """Run the script; its exit code."""
         (self.root / "log").write_text("")
         environment = {"PATH": f"{self.bin}:{os.environ['PATH']}"}
         return subprocess.run(["bash", self.script], env=environment, capture_output=True, check=False).returncode

@@ -1,7 +1,7 @@
-"""A stand-in for `sky`, `gcloud` and `aws`: records its words and replays answers; a folder stands for all buckets.
+"""A fake `sky`, `gcloud` and `aws`: records its arguments and replays answers; one folder holds all buckets.
 
-Beside it lie `answers.json`, {verb: [answer, ...]} of which the last is repeated, and `calls`, a JSON object a line.
-An answer is a text for standard output, a list for JSON, or {"code", "stderr"} for a failure.
+In its folder are `answers.json`, {verb: [answer, ...]} of which the last is repeated, and `calls`, one JSON object per
+line. An answer is a text for standard output, a list for JSON, or {"code", "stderr"} for a failure.
 """
 
 import json
@@ -23,7 +23,7 @@ def main() -> None:
         _bucket(words)
         return
     verb = next((word for word in words if word in ("queue", "launch", "logs", "cancel")), "version")
-    if verb == "launch":  # as the program does, which refuses a name without a value
+    if verb == "launch":  # like the real program, refuse a name without a value
         missing = [
             words[i + 1] for i, word in enumerate(words) if word == "--secret" and words[i + 1] not in os.environ
         ]
@@ -34,7 +34,9 @@ def main() -> None:
     left = answers.get(verb, [""])
     answer = left.pop(0) if len(left) > 1 else left[0]
     (HERE / "answers.json").write_text(json.dumps(answers))
-    if verb == "queue" and "-u" not in words and isinstance(answer, list):  # its own user's, without the names
+    if (
+        verb == "queue" and "-u" not in words and isinstance(answer, list)
+    ):  # only the own user's rows, without user names
         own = [row for row in answer if row["user_name"] == USER]
         answer = [{key: value for key, value in row.items() if key != "user_name"} for row in own]
     if isinstance(answer, dict):

@@ -1,4 +1,4 @@
-"""Manifests against JobSet's own definition and its published types, and kubectl by a stand-in that notes its words."""
+"""Manifests against JobSet's own definition and its published types, and a fake kubectl that records its arguments."""
 
 import json
 import re
@@ -60,7 +60,7 @@ def test_manifests_are_valid_by_jobsets_definition(tmp_path: Path, shape: str) -
 
 def test_the_queue_is_valid_by_kueues_definition(tmp_path: Path) -> None:
     if not KIT.is_dir():
-        pytest.skip("Kueue's definition is not beside this checkout")
+        pytest.skip("Kueue's definition is not in the shared folder next to this checkout")
     path = tmp_path / "kueue.yaml"
     path.write_text(SHAPES["multislice"].plan(JOB).files["kueue.yaml"])
     kinds = ",".join(str(KIT / f"kueue_{kind}.yaml") for kind in ("clusterqueues", "localqueues", "resourceflavors"))
@@ -85,7 +85,7 @@ def test_no_field_is_unknown_to_the_published_types(shape: str) -> None:
 
 
 def lost(given: Any, understood: Any, path: str) -> Iterator[str]:
-    """What stands in one and not in the other, which may say defaults besides."""
+    """Paths of values that are missing in the second tree, which may have defaults in addition."""
     if isinstance(given, dict) and isinstance(understood, dict):
         for key, value in given.items():
             yield from lost(value, understood.get(key), f"{path}.{key}")
@@ -214,7 +214,7 @@ GOOD: dict[str, Any] = {
     "storage rm": "",
     "artifacts docker": "sha256:0\n",
 }
-"""What each program prints, by its first words; a list is its exit code and its standard error."""
+"""The output of each program, by its first arguments; a list is an exit code and standard error."""
 
 STAND_IN = f"""#!{sys.executable}
 import json, sys
@@ -225,7 +225,7 @@ with (root / "words").open("a") as file:
 if "-" in words:
     (root / "given").write_text(sys.stdin.read())
 if words[:2] == ["get", "secret"] and not any("{{{{$key}}}} {{{{end}}}}" in word for word in words):
-    sys.exit(print("{CANARY}"))  # any other way to look would show the value
+    sys.exit(print("{CANARY}"))  # any other query would show the value
 found = json.loads((root / "answers.json").read_text())
 answer = next((found[key] for key in (" ".join(words[:2]), words[0]) if key in found), [9, "not expected"])
 if isinstance(answer, str):
@@ -237,7 +237,7 @@ else:
 
 
 def stand_in(tmp_path: Path, answers: dict[str, Any]) -> dict[str, str]:
-    """kubectl, gcloud and docker that note their words, and answer by the first two."""
+    """Fake kubectl, gcloud and docker that record their arguments, and reply by the first two."""
     (tmp_path / "bin").mkdir(exist_ok=True)
     (tmp_path / "answers.json").write_text(json.dumps(GOOD | answers))
     for name in ("kubectl", "gcloud", "docker"):
@@ -247,7 +247,7 @@ def stand_in(tmp_path: Path, answers: dict[str, Any]) -> dict[str, str]:
 
 
 def noted(tmp_path: Path) -> list[str]:
-    """The commands so far, in order but for those that ran at once; what is new in each launch is named."""
+    """The commands so far, in order except concurrent ones; values that differ between launches are replaced."""
     lines = [" ".join(json.loads(line)) for line in (tmp_path / "words").read_text().splitlines()]
     lines = [re.sub(r"dtrain-launch=[0-9a-f]{8}", "dtrain-launch=ID", line) for line in lines]
     return [re.sub(r"dtrain-check-[0-9a-f]{8}", "dtrain-check-ID", line) for line in lines]
@@ -355,7 +355,9 @@ def test_a_running_jobset_is_not_replaced_and_an_ended_one_is(tmp_path: Path, mo
     ended = running | {"status": {"conditions": [ENDED]}}
     assert checked(tmp_path, monkeypatch, CLAIM, {"get jobset": json.dumps(ended)}) == []
     recipe, jobset = yaml.safe_load_all((tmp_path / "given").read_text())
-    assert recipe["metadata"]["name"] == jobset["metadata"]["name"] == f"dtrain-{JOB.launch}"  # not that of the ended
+    assert (
+        recipe["metadata"]["name"] == jobset["metadata"]["name"] == f"dtrain-{JOB.launch}"
+    )  # not the name of the ended one
 
 
 @pytest.mark.parametrize(("end", "code"), [([ENDED], 0), ([ENDED | {"type": "Failed"}], 70), ([], None)])
@@ -429,7 +431,7 @@ def test_a_launch_keeps_its_kubectl_context(tmp_path: Path, monkeypatch: pytest.
     target.status(replace(JOB, handle=handle))
     assert "--context here " in noted(tmp_path)[-1]
     stand_in(tmp_path, {"get jobset": json.dumps({"metadata": MADE, "spec": {}}), "config current-context": "b\n"})
-    with pytest.raises(Locked):  # it would be recorded nowhere
+    with pytest.raises(Locked):  # no record would name it
         target.start_handle(replace(JOB, handle=handle))
 
 

@@ -1,4 +1,4 @@
-"""What stands in the way of a start, and clocks compared with the time of asking."""
+"""Problems that prevent a start, and clocks compared with the time of the request."""
 
 from dtrain.launch.fanout import Answer, Machine
 from dtrain.launch.targets.hosts import in_the_way, skewed
@@ -34,7 +34,7 @@ def test_hosts_without_a_common_folder_are_found() -> None:
 
 def test_a_clock_is_compared_with_the_time_of_the_request() -> None:
     early, late = looked(fine(100.0)), looked(fine(), fine(170.0), asked=170.0)[1:]
-    assert not skewed(early + late)  # 70 s apart, and asked 70 s apart
+    assert not skewed(early + late)  # 70 s apart, and requested 70 s apart
     assert skewed(looked(fine(), fine(160.0))) == ["the clock of host1 is +60 s off; times in its log are wrong"]
     assert not skewed(looked(fine(), fine(108.0), uncertainty=3.5))
     assert skewed(looked(fine(), fine(109.0), uncertainty=3.5))

@@ -1,4 +1,4 @@
-"""A run on this machine: it continues without its terminal, and is watched, stopped and taken down."""
+"""A run on this machine: it continues without its terminal, and is followed, stopped and removed."""
 
 import json
 import re
@@ -33,8 +33,8 @@ def runner_dir(tmp_path: Path) -> RunnerDir:
 
 def until_it_trains(tmp_path: Path, seconds: float = 100) -> None:
     end = time.monotonic() + seconds
-    while (sign := heartbeat.read(tmp_path / "runs" / "small" / "beat-0.json")) is None or not sign.step:
-        assert time.monotonic() < end, "it did not begin"
+    while (latest := heartbeat.read(tmp_path / "runs" / "small" / "beat-0.json")) is None or not latest.step:
+        assert time.monotonic() < end, "the training did not start"
         time.sleep(0.2)
 
 
@@ -71,7 +71,7 @@ def test_a_run_continues_without_a_terminal_and_leaves_nothing(dtrain: Dtrain, r
     assert f"resumed from step {saved}" in finished.stdout
     assert "-- ended: exit code 0" in finished.stdout
     assert not (tmp_path / "runs" / "small" / "stop").exists()
-    other = ("--runs-dir", tmp_path / "other")  # as on a machine that shares the host, not the folder
+    other = ("--runs-dir", tmp_path / "other")  # as on another machine, with access to the host but not to this folder
     assert "ended" in dtrain("launch", "status", recipe, *other).stdout
     assert "\nsmall  local   ended" in dtrain("launch", "list").stdout
     down = dtrain("launch", "down", "small", "--yes")
@@ -88,7 +88,7 @@ def test_down_ends_every_process_at_once(dtrain: Dtrain, recipe: Path, tmp_path:
     dtrain("launch", "up", recipe, "--yes", "-d", "steps=1000000", "launch.processes=2", MY_TOKEN=CANARY)
     until_it_trains(tmp_path)
     family = mentioning(str(tmp_path / "host"))
-    assert len(family) == 4  # the runner, the parent, two workers
+    assert len(family) == 4  # the runner, the supervisor, two workers
     dtrain("launch", "down", "small", "--yes")
     assert not mentioning(str(tmp_path / "host"))
 
@@ -104,7 +104,7 @@ def test_two_stop_requests_still_save(dtrain: Dtrain, recipe: Path, tmp_path: Pa
     )  # fmt: skip
     end = time.monotonic() + 60
     while not runner_dir(tmp_path).stopping.exists():
-        assert time.monotonic() < end, "it was not asked"
+        assert time.monotonic() < end, "no stop was requested"
         time.sleep(0.05)
     second = dtrain("launch", "stop", "small")
     for text in (second.stderr, first.communicate(timeout=60)[1]):

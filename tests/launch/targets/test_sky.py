@@ -1,4 +1,4 @@
-"""SkyPilot: what is submitted, held against the real package where there is one, and its program by a stand-in."""
+"""SkyPilot: submitted tasks, checked by the real package if it is installed, and a fake `sky` program."""
 
 import dataclasses
 import json
@@ -60,7 +60,7 @@ def test_hosts_chips_and_prices_follow_the_request() -> None:
     assert {shape: (one.hosts, one.chips) for shape, one in plans.items()} == {
         "tpu": (16, 64), "gpu": (2, 16), "cpu": (3, 0),
     }  # fmt: skip
-    assert plans["tpu"].dollars_hour == pytest.approx(64 * 2.70)  # of the dearer fallback
+    assert plans["tpu"].dollars_hour == pytest.approx(64 * 2.70)  # of the more expensive fallback
     assert (plans["gpu"].dollars_hour, plans["gpu"].hours) == (200, 25)
     assert (plans["cpu"].dollars_hour, plans["cpu"].hours) == (None, None)
     assert any("v6e-64 is not predicted" in note for note in plans["tpu"].notes)
@@ -290,7 +290,7 @@ def test_a_name_that_skypilot_refuses_is_refused_before() -> None:
 
 @dataclass
 class Program:
-    """The stand-in on PATH, what it was asked, and what it answers."""
+    """The fake program on PATH, its recorded calls, and its answers."""
 
     folder: Path
 
@@ -702,5 +702,5 @@ def test_all_verbs_with_a_secret_that_is_never_written(
     assert len(written) > 5
     assert not [file for file in written if CANARY in file.read_text(errors="replace")]
     assert CANARY not in up.stdout + up.stderr + again.stderr
-    calls = [call for call in program.calls() if "buckets describe" not in call]  # which a thread asks
+    calls = [call for call in program.calls() if "buckets describe" not in call]  # made by a thread
     golden("launch_sky_calls.txt", "\n".join(calls).replace(str(tmp_path), "HERE") + "\n")

@@ -31,11 +31,11 @@ pytestmark = [pytest.mark.timeout(400)]
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """The environment in which sbatch finds it."""
+    """The environment in which sbatch finds the cluster."""
     if not KIT.is_dir():
-        pytest.skip("the stand-in for a cluster is not beside this checkout")
+        pytest.skip("the simulated cluster is not in the shared folder next to this checkout")
     if os.geteuid() or not all(map(shutil.which, ("slurmctld", "slurmd", "munged", "unshare"))):
-        pytest.skip("a cluster of our own needs root, slurm-wlm and munge")
+        pytest.skip("the simulated cluster needs root, slurm-wlm and munge")
     folder = tmp_path_factory.mktemp("slurm")
     values = {"SLURM_CONF": str(folder / "slurm.conf")}
     with alone("slurm"), (folder / "output").open("w") as output:
@@ -45,7 +45,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
 def _cluster(folder: Path, values: dict[str, str], output: IO[str]) -> Iterator[dict[str, str]]:
     up = subprocess.Popen(["bash", KIT / "up.sh", str(NODES), folder], stdout=output, stderr=output)
     try:
-        _until(lambda: "idle" in _said("sinfo", values), "the cluster did not come up")
+        _until(lambda: "idle" in _output("sinfo", values), "the cluster did not come up")
         yield values
     finally:
         for path in folder.glob("*.pid"):
@@ -54,7 +54,7 @@ def _cluster(folder: Path, values: dict[str, str], output: IO[str]) -> Iterator[
         up.wait()
 
 
-def _said(command: str, values: dict[str, str]) -> str:
+def _output(command: str, values: dict[str, str]) -> str:
     done = subprocess.run(command.split(), env=os.environ | values, capture_output=True, text=True, check=False)
     return done.stdout + done.stderr
 
@@ -93,7 +93,7 @@ def test_a_job_on_two_nodes_stops_resumes_is_requeued_and_cancelled(
     assert "environment variables sent: MY_TOKEN" in up.stderr
     assert f"not checked: that the nodes share {tmp_path}/runs" in up.stderr
     again = dtrain("launch", "up", recipe(tmp_path), "--yes", "--runs-dir", "third", code=6, **values)
-    assert re.search(r"small is in the queue as job \d+", again.stderr)  # though it was launched from elsewhere
+    assert re.search(r"small is in the queue as job \d+", again.stderr)  # although it was launched from another folder
     _until(lambda: saved_steps(folder / "checkpoints") != [], "no step was saved", 240)
     assert re.search(r"running   dt\[1-2\], step \d+/1000000 saved", state())
     rows = json.loads(dtrain("launch", "status", "small", "--json", *away, **values).stdout)
@@ -113,10 +113,10 @@ def test_a_job_on_two_nodes_stops_resumes_is_requeued_and_cancelled(
     log = folder / "launch" / "log.txt"
     _until(lambda: log.exists() and "resumed from step" in log.read_text(), "it did not resume")
     number = re.findall(r"job (\d+)", state())[0]
-    _said(f"scontrol requeue {number}", cluster)
-    _until(lambda: "PENDING" in _said("squeue --noheader --format=%T", cluster), "it does not wait to start again")
-    # SLURM puts what it requeues off for two minutes
-    _until(lambda: not _said(f"scontrol update JobId={number} StartTime=now", cluster), "it cannot start at once")
+    _output(f"scontrol requeue {number}", cluster)
+    _until(lambda: "PENDING" in _output("squeue --noheader --format=%T", cluster), "the job is not pending")
+    # SLURM delays a requeued job by two minutes
+    _until(lambda: not _output(f"scontrol update JobId={number} StartTime=now", cluster), "it cannot start at once")
     _until(lambda: log.read_text().count("resumed from step") == 2, "it was not requeued")
     starts = re.findall(r"launch ([0-9a-f]{8})", log.read_text())
     assert (len(starts), len(set(starts)), len(first), len(first & set(starts))) == (4, 1, 1, 0)
@@ -124,7 +124,7 @@ def test_a_job_on_two_nodes_stops_resumes_is_requeued_and_cancelled(
     assert "requeued 1 times" in state()
     dtrain("launch", "down", "small", "--yes", *away, **values)
     _until(lambda: not mentioning(str(tmp_path / "runs")), "processes were left")
-    _until(lambda: "small" not in _said("squeue", cluster), "the job stays in the queue")
+    _until(lambda: "small" not in _output("squeue", cluster), "the job stays in the queue")
     assert not (folder / "launch.json").exists()
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert not [path for path in written if canary.encode() in path.read_bytes()]
@@ -140,7 +140,7 @@ def test_refusals_of_slurm_are_shown_before_anything_is_created(
     assert "not set here: MY_TOKEN" in failed.stderr
     assert "invalid partition specified: nix" in failed.stderr
     assert not (tmp_path / "runs").exists()
-    # SLURM itself cannot tell a request that is too large from nodes that are drained, and lets both wait
+    # SLURM does not distinguish a request that is too large from drained nodes: both jobs stay pending
     many = dtrain("launch", "up", recipe(tmp_path), "launch.nodes=9", "--yes", "-d", **cluster, MY_TOKEN="x")
     assert "no node can take the job now: sbatch --test-only failed" in many.stderr
     dtrain("launch", "stop", "small", **cluster)
@@ -264,8 +264,8 @@ def test_a_folder_that_bash_would_expand_is_refused(dtrain: Dtrain, tmp_path: Pa
 
 
 def _job(tmp_path: Path, srun: str, command: str) -> Callable[..., tuple[int, bool]]:
-    """The script itself, with commands of SLURM's names that note how they were called; its exit code, and whether it
-    was requeued."""
+    """Run the script with fake SLURM commands that record their arguments; its exit code, and whether the job was
+    requeued."""
     folder = tmp_path / "runs" / "small" / "launch"
     folder.mkdir(parents=True)
     (tmp_path / "bin").mkdir()
@@ -299,7 +299,7 @@ def test_a_preempted_job_is_requeued_unless_a_stop_is_requested(tmp_path: Path, 
 
 @pytest.mark.slow
 def test_a_job_that_saves_nothing_new_is_not_requeued_for_ever(tmp_path: Path) -> None:
-    """The count is in the run folder, under the id of the launch, which a requeue keeps."""
+    """The count is in the run folder, under the id of the launch, which stays the same after a requeue."""
     (tmp_path / "small.yaml").write_text(RECIPE)
     srun = 'while [[ "$1" == --* ]]; do shift; done; exec "$@"'
     run = f"{sys.executable} -m dtrain run {tmp_path}/small.yaml --runs-dir {tmp_path}/runs --restarts 1"

@@ -1,4 +1,4 @@
-"""Runs over real sshd, each in a network namespace of its own: cut off, killed, left alone, stopped."""
+"""Runs over real sshd, each host in its own network namespace: disconnected, killed, detached, stopped."""
 
 import json
 import os
@@ -41,17 +41,18 @@ launch:
   environment: [JAX_ENABLE_COMPILATION_CACHE]
 """
 UNCACHED = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
-"""Only the first process finds its program in the cache, and collectives on CPUs wait 30 s for those that compile."""
+"""Only the first process would find its program in the cache, and collectives on CPUs time out after 30 s while the
+others compile."""
 pytestmark = [pytest.mark.ssh, pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Four hosts with sshd; the folder of the key that opens them."""
+    """Four hosts with sshd; the folder with the ssh key for them."""
     if not KIT.is_dir():
-        pytest.skip("the stand-in for hosts is not beside this checkout")
+        pytest.skip("the simulated hosts are not in the shared folder next to this checkout")
     if os.geteuid() or not all(map(shutil.which, ("ip", "ssh", "/usr/sbin/sshd"))):
-        pytest.skip("hosts of our own need root, iproute2 and openssh-server")
+        pytest.skip("the simulated hosts need root, iproute2 and openssh-server")
     with alone("ssh"):
         yield from _hosts(tmp_path_factory.mktemp("hosts"))
 
@@ -95,7 +96,7 @@ def following(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 def read_until(listener: subprocess.Popen[str], pattern: str, seconds: float = 120) -> str:
-    """What is said up to a line that matches."""
+    """The output up to and including the first line that matches."""
     output, end = "", time.monotonic() + seconds
     assert listener.stdout
     for line in listener.stdout:
@@ -103,7 +104,7 @@ def read_until(listener: subprocess.Popen[str], pattern: str, seconds: float = 1
         if re.search(pattern, line):
             return output
         assert time.monotonic() < end, output
-    raise AssertionError(f"{pattern!r} was not said:\n{output}")
+    raise AssertionError(f"no line matches {pattern!r}:\n{output}")
 
 
 def checksum(tmp_path: Path, name: str, step: int = 60) -> list[int]:
@@ -121,7 +122,7 @@ def test_a_run_disconnected_killed_and_detached_ends_with_the_same_bits(
     subprocess.run(["ip", "link", "set", "v2", "up"], check=True)
     output = read_until(up, r"10\.99\.0\.11\] resumed from step")
     assert "Check failure stack trace" not in output
-    up.send_signal(signal.SIGINT)  # the laptop is closed
+    up.send_signal(signal.SIGINT)  # the laptop disconnects
     assert "far continues; to follow it again: dtrain launch logs far -f" in up.communicate(timeout=20)[0]
     workers = mentioning(f"dtrain run {tmp_path}/host/far/dt-w0/recipe.yaml")
     os.kill(youngest(workers), signal.SIGKILL)
@@ -155,7 +156,7 @@ def test_four_hosts_stop_and_leave_no_process(dtrain: Dtrain, tmp_path: Path, ke
     path = recipe(tmp_path, keys, 4)
     up = following(tmp_path, "up", str(path), "--yes", "steps=100000")
     read_until(up, r"step 5/")
-    assert len(mentioning(f"{tmp_path}/host")) == 4 * 3  # runner, parent, worker
+    assert len(mentioning(f"{tmp_path}/host")) == 4 * 3  # runner, supervisor, worker
     stopped = dtrain("launch", "stop", "far")
     assert stopped.stderr.count(": stopped step") == 4
     up.communicate(timeout=60)
@@ -186,7 +187,7 @@ def test_hosts_behind_a_proxy_are_waited_for_and_found_from_another_machine(
     (tmp_path / "ready").touch()
     read_until(up, r"root@dt-w0\] step 5/")
     assert len(mentioning("-W dt-w")) == 4
-    subprocess.run(["ip", "link", "set", "v2", "down"], check=True)  # the host through which all are reached
+    subprocess.run(["ip", "link", "set", "v2", "down"], check=True)  # the host that forwards all connections
     read_until(up, r"-- not connected")
     subprocess.run(["ip", "link", "set", "v2", "up"], check=True)
     read_until(up, r"-- connected again")
