@@ -135,8 +135,8 @@ def test_a_proxy_command_is_one_argument_and_is_shown() -> None:
 @pytest.mark.timeout(60)
 def test_ctrl_c_leaves_no_process(stand_in: StandIn) -> None:
     (stand_in.folder / "answers").write_text('{"status host1": "hang", "status host5": "hang"}')
-    code = "from dtrain.launch.targets.ssh import Ssh; from dtrain.launch.job import Job\n"
-    code += f"Ssh(hosts={tuple(f'host{rank}' for rank in range(9))!r}, connections=4).status(Job('far', ''))"
+    code = "from dtrain.launch.targets.ssh import Ssh; from dtrain.launch.job import LaunchJob\n"
+    code += f"Ssh(hosts={tuple(f'host{rank}' for rank in range(9))!r}, connections=4).status(LaunchJob('far', ''))"
     asking = subprocess.Popen([sys.executable, "-c", code], env=bare_environment(), stderr=subprocess.PIPE, text=True)
     while not (stand_in.folder / "log").exists() or len((stand_in.folder / "log").read_text().splitlines()) < 9:
         time.sleep(0.05)

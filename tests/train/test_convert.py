@@ -131,8 +131,8 @@ def header(values: Any, body: bytes = b"") -> bytes:
         ("a.safetensors", header(b"{" * 100), "cannot be read as safetensors"),
         ("a.safetensors", header({"w": {"dtype": "F32", "shape": [9], "data_offsets": [0, 36]}}), "cannot be read"),
         ("a.safetensors", header({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}, b"1234"), "cannot be"),
-        ("model.bin", b"\x80\x04.", "holds pickles"),
-        ("model.pkl", b"\x80\x04.", "holds pickles"),
+        ("model.bin", b"\x80\x04.", "is in pickle format"),
+        ("model.pkl", b"\x80\x04.", "is in pickle format"),
     ],
 )
 def test_a_file_that_is_not_valid_is_refused(tmp_path: Path, name: str, content: bytes, message: str) -> None:
@@ -176,7 +176,7 @@ def test_tensors_of_another_model_are_named(tmp_path: Path) -> None:
 
     assert "stranger is not a parameter of the model" in problem(good | {"stranger": np.zeros(2, np.float32)})
     assert ", in the model " in problem(good | {names[0]: np.zeros((9, 9), np.float32)})
-    assert "holds I32" in problem({name: values.astype(np.int32) for name, values in good.items()})
+    assert "has dtype I32" in problem({name: values.astype(np.int32) for name, values in good.items()})
     other = problem({"w": np.zeros(2, np.float32)})
     assert "is of another model: none of its 1 tensors has a name of the recipe's" in other
     assert f"{names[0]} is missing" in other
@@ -191,7 +191,10 @@ def test_a_file_of_another_architecture_is_named(tmp_path: Path) -> None:
         (gpt2, "model.embed_tokens.weight", "Llama"),
     ):
         save_file({name: np.zeros((32, 8), np.float32)}, tmp_path / "m.safetensors")
-        with opened(tmp_path / "m.safetensors") as found, pytest.raises(DataError, match=f"names of {family}'s arch"):
+        with (
+            opened(tmp_path / "m.safetensors") as found,
+            pytest.raises(DataError, match=f"parameter names of {family};"),
+        ):
             read(found, model, model.params(), here(model), tmp_path)
     save_file({"gpt_neox.embed_in.weight": np.zeros((32, 8), np.float32)}, tmp_path / "m.safetensors")
     with opened(tmp_path / "m.safetensors") as found, pytest.raises(DataError, match="is of another model: none of"):

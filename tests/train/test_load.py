@@ -88,7 +88,7 @@ def test_the_newest_the_best_and_any_step_can_be_taken(tmp_path: Path) -> None:
     assert shown == {step: f"{why} (averaged parameters)" for step, why in chosen.items()}
     with pytest.raises(CheckpointError, match="no checkpoint of step 3") as caught:
         load_run(place, [], quiet, step=3)
-    assert caught.value.hint == "saved: 2, 4, 6, 7, 8, 9"
+    assert caught.value.hint == "saved steps: 2, 4, 6, 7, 8, 9"
     with pytest.raises(RecipeError, match="--step and --best"):
         load_run(place, [], quiet, step=3, best=True)
     with pytest.raises(RecipeError, match=r"has no checkpoint\.best"):

@@ -47,7 +47,7 @@ run "a_pool_for_each_slice" {
   }
   assert {
     condition     = google_container_node_pool.accelerators["v6e-1"].node_config[0].spot && !google_container_node_pool.accelerators["one"].node_config[0].spot
-    error_message = "spot where it is not asked for"
+    error_message = "spot although it is not requested"
   }
 }
 

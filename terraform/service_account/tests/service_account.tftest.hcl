@@ -20,7 +20,7 @@ run "it_may_do_little" {
   }
   assert {
     condition     = length(google_artifact_registry_repository_iam_member.images) == 0
-    error_message = "a role that was not asked for"
+    error_message = "an unexpected role"
   }
   assert {
     condition     = output.member == "serviceAccount:dtrain@my-project.iam.gserviceaccount.com"

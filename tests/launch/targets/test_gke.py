@@ -45,7 +45,7 @@ def pod(shape: str) -> dict[str, Any]:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_manifests_are_valid_by_jobsets_definition(tmp_path: Path, shape: str) -> None:
     if not KIT.is_dir():
-        pytest.skip("JobSet's definition is not beside this checkout")
+        pytest.skip("JobSet's definition is not in the shared folder next to this checkout")
     path = tmp_path / "manifest.yaml"
     path.write_text(yaml.safe_dump(manifest(shape)))
     done = subprocess.run(
