@@ -165,7 +165,7 @@ class Store:
         state: Any,
         about: Mapping[str, Any],
         metrics: Mapping[str, float],
-        proof: Callable[[], Sequence[int]] = tuple,
+        proof: Callable[[], Sequence[int]] = lambda: (),
     ) -> None:
         """Start to save in the background. The state may be donated as soon as this returns.
 

@@ -55,7 +55,10 @@ def generate(
         from dtrain.train.generate import Sampling, generator
 
         sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-        note = lambda text: typer.echo(text, err=True)  # noqa: E731
+
+        def note(text: str) -> None:
+            typer.echo(text, err=True)
+
         model = generator(Folder(run), overrides or [], note, step=step, best=best)
         text = sys.stdin.read() if prompt == "-" else prompt
         codec = model.codec

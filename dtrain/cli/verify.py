@@ -55,7 +55,10 @@ def verify(
                 "--devices", str(devices), *([] if processes > 1 else ["--processes", "2"]),
             ]  # fmt: skip
         with tempfile.TemporaryDirectory(prefix="dtrain-verify-") as folder:
-            say = lambda text: typer.echo(f"{text} ...", err=True)  # noqa: E731
+
+            def say(text: str) -> None:
+                typer.echo(f"{text} ...", err=True)
+
             trial = Trial(str(find(recipe)), options, place, Path(folder), say)
             certificate = tried(trial, kills, seed, compared if others else {})
         typer.echo(json.dumps(certificate.values(), indent=2) if as_json else "\n".join(certificate.lines()))

@@ -90,7 +90,10 @@ def split(cut: np.ndarray, separator: int | None) -> Batch:
         row, row
     )  # minus the segments of earlier rows: the number in its row
     sizes = np.diff(row * length + first, append=rows * length)  # segments are contiguous in the flattened rows
-    spread = lambda values: np.repeat(values.astype(np.int32), sizes).reshape(rows, length)  # noqa: E731 (per token)
+
+    def spread(values: np.ndarray) -> np.ndarray:
+        return np.repeat(values.astype(np.int32), sizes).reshape(rows, length)  # per token
+
     position = np.arange(length, dtype=np.int32) - spread(first)
     return {"token": token, "target": target, "document": spread(number), "position": position}
 

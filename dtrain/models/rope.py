@@ -65,8 +65,11 @@ class Yarn:
 
     def frequencies(self, plain: np.ndarray, theta: float) -> np.ndarray:
         pairs = len(plain)
+
         # index of the pair that makes `turns` rotations: solve original x theta ** (-i / pairs) = 2 pi turns for i
-        pair = lambda turns: pairs * math.log(self.original / (turns * 2 * math.pi)) / math.log(theta)  # noqa: E731
+        def pair(turns: float) -> float:
+            return pairs * math.log(self.original / (turns * 2 * math.pi)) / math.log(theta)
+
         low, high = max(math.floor(pair(self.fast)), 0), min(math.ceil(pair(self.slow)), 2 * pairs - 1)
         stretched = np.clip((np.arange(pairs) - low) / max(high - low, 0.001), 0.0, 1.0)
         return plain * (1 - stretched) + plain / self.factor * stretched

@@ -53,7 +53,10 @@ class Factored(NamedTuple):
     def dims(self, declared: Tree, factor_from: int) -> "Factored":
         """The dim names of each array, from which its sharding follows."""
         plan = jax.tree.map(lambda param: Matrix(param, factor_from), declared)
-        name = lambda which: jax.tree.map(lambda m: " ".join(param_names(m, which)), plan)  # noqa: E731
+
+        def name(which: str) -> Any:
+            return jax.tree.map(lambda m: " ".join(param_names(m, which)), plan)
+
         return Factored("", name("rows"), name("columns"), name("whole"))
 
 

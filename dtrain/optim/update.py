@@ -95,7 +95,10 @@ def _keep_average(decay: float) -> "optax.GradientTransformation":
 
     def update(updates: Tree, state: Any, params: Tree = None) -> tuple[Tree, Average]:
         moved = optax.apply_updates(params, updates)
-        mix = lambda old, new: decay * old + (1 - decay) * new.astype(old.dtype)  # noqa: E731
+
+        def mix(old: jax.Array, new: jax.Array) -> jax.Array:
+            return decay * old + (1 - decay) * new.astype(old.dtype)
+
         return updates, Average(jax.tree.map(mix, state.averaged, moved))
 
     def init(params: Tree) -> Average:

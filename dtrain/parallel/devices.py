@@ -28,7 +28,10 @@ def settle() -> None:
 
 def _ignore_absent_tpu() -> None:
     """Without a TPU, select other platforms: libtpu, installed to compile for TPUs, would log errors."""
-    installed = lambda name: importlib.util.find_spec(name) is not None  # noqa: E731
+
+    def installed(name: str) -> bool:
+        return importlib.util.find_spec(name) is not None
+
     if "JAX_PLATFORMS" in os.environ or not installed("libtpu") or any(map(glob, ("/dev/accel*", "/dev/vfio/*"))):
         return
     os.environ["JAX_PLATFORMS"] = "cuda,cpu" if installed("jax_cuda13_plugin") else "cpu"

@@ -164,7 +164,10 @@ class JitContext:
             return out, jax.tree.map(lambda s: summed(s, axes), sums)
 
         wrapped, specs = params, jax.tree.map(lambda part: part.spec, params, is_leaf=is_wrapped)
-        rows = lambda leaf: self.layout.spec(("batch" if leaf.shape[0] == x.shape[0] else None, "length"))  # noqa: E731
+
+        def rows(leaf: jax.Array) -> PartitionSpec:
+            return self.layout.spec(("batch" if leaf.shape[0] == x.shape[0] else None, "length"))
+
         tokens = self.layout.spec(("batch", "tokens"))
         region = self._shard_map(layers, (specs, tokens, jax.tree.map(rows, shared)), (tokens, PartitionSpec()))
         values = jax.tree.map(lambda part: part.value, params, is_leaf=is_wrapped)

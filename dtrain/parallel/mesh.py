@@ -105,7 +105,10 @@ class Mesh:
     @property
     def given(self) -> dict[str, int]:
         """The size of each axis; for the axis of size -1 its smallest size: its slices, or 1."""
-        least = lambda axis: getattr(self, axis) if getattr(self, axis) > 0 else self.slices.get(axis, 1)  # noqa: E731
+
+        def least(axis: Axis) -> int:
+            return getattr(self, axis) if getattr(self, axis) > 0 else self.slices.get(axis, 1)
+
         return dict.fromkeys(LAID, 1) | {axis: least(axis) for axis in AXES}
 
     @property

@@ -55,7 +55,10 @@ class ShardMap(Compiler):
 
         def local(params: Tree, batch: Batch) -> tuple[Loss, Tree]:
             params = jax.tree.map(lambda p, s: vary(p, replicated_over(s)), params, specs)
-            own = lambda p, rows: loss(wrap(p, specs), rows, ctx)  # noqa: E731
+
+            def own(p: Tree, rows: Batch) -> Any:
+                return loss(wrap(p, specs), rows, ctx)
+
             value, gradients = accumulate(own, params, batch, parts)
             _refuse_shares(value, axes)
             gradients = jax.tree.map(lambda g, s: summed(g, replicated_over(s)), gradients, specs)

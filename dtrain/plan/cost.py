@@ -145,7 +145,10 @@ def _window(attributes: str, dims: int) -> list[tuple[int, ...]]:
     """Size, stride, low padding, and the dilation of both operands, for each spatial dim."""
     found = re.search(r"window=\{([^}]*)\}", attributes)
     text = dict(part.split("=") for part in found.group(1).split()) if found else {}
-    per = lambda name, default: (text[name] if name in text else "x".join([default] * dims)).split("x")  # noqa: E731
+
+    def per(name: str, default: str) -> list[str]:
+        return (text[name] if name in text else "x".join([default] * dims)).split("x")
+
     columns = (per("size", "1"), per("stride", "1"), per("pad", "0_0"), per("lhs_dilate", "1"), per("rhs_dilate", "1"))
     return [tuple(int(part.split("_")[0]) for part in row) for row in zip(*columns, strict=True)] if dims else []
 

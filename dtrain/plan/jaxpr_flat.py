@@ -125,9 +125,10 @@ def _carried(step: Step) -> list[int]:
     and stacked arrays have one dim more outside of the body than inside.
     """
     body = bare(step.params["jaxpr"])
-    along = lambda outside, inside: sum(  # noqa: E731
-        len(a.shape) != len(b.aval.shape) for a, b in zip(outside, inside, strict=True)
-    )
+
+    def along(outside: Any, inside: Any) -> int:
+        return sum(len(a.shape) != len(b.aval.shape) for a, b in zip(outside, inside, strict=True))
+
     count = len(step.made) - along(step.results, body.outvars)
     last = len(step.read) - along(step.shapes, body.invars)
     return step.read[last - count : last]

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 BITS = {"pred": 8, "s4": 4, "u4": 4, "bf16": 16, "f16": 16, "c64": 64, "c128": 128}
 _TILE = re.compile(r"\((\d[\d,]*)\)")
@@ -191,7 +192,10 @@ def _places(text: str) -> Iterator[tuple[int, str]]:
 
     Of nested frames, the innermost in a model is given: a line in code that all models share identifies nothing.
     """
-    rows = lambda pattern: re.findall(pattern, text[: text.find("\n%")], re.MULTILINE)  # noqa: E731
+
+    def rows(pattern: str) -> list[Any]:
+        return re.findall(pattern, text[: text.find("\n%")], re.MULTILINE)
+
     files = dict(rows(r'^(\d+) "([^"]*/[^"]*)"$'))
     at = {n: (files.get(file, "?"), line) for n, file, line in rows(r"^(\d+) \{file_name_id=(\d+) .*? line=(\d+)")}
     frames = {n: (place, parent) for n, place, parent in rows(r"^(\d+) \{file_location_id=(\d+) parent_frame_id=(\d+)")}

@@ -88,7 +88,7 @@ def search(
     workers: int,
     price: float | None,
     say: Say,
-    on_interrupt: Callable[[], object] = int,
+    on_interrupt: Callable[[], object] = lambda: None,
 ) -> SearchResult:
     """Compile at most `tries` variants, the first of which is the given recipe.
 

@@ -150,7 +150,10 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """Changes between two plain recipes that affect the numbers of a run."""
     before, after = _flat(old), _flat(new)
     if "constant" not in {part.get("optimizer", {}).get("schedule", {}).get("kind") for part in (old, new)}:
-        length = lambda part: {key: part[key] for key in ("steps", "epochs") if key in part}  # noqa: E731
+
+        def length(part: dict[str, Any]) -> dict[str, Any]:
+            return {key: part[key] for key in ("steps", "epochs") if key in part}
+
         before, after = before | length(old), after | length(new)
     return [
         f"{key}: was {before.get(key, 'not set')}, now {after.get(key, 'not set')}"

@@ -121,7 +121,10 @@ class Generator(LoadedRun):
         heads = layout.sharding(layout.spec((None, None, None, "kv_heads")))
         replicated = layout.sharding(jax.sharding.PartitionSpec())
         place = KVCache(heads, heads, replicated)  # type: ignore[reportArgumentType]
-        make = lambda: KVCache.empty(shape, self.recipe.precision.compute)  # noqa: E731
+
+        def make() -> KVCache:
+            return KVCache.empty(shape, self.recipe.precision.compute)
+
         return jax.jit(make, out_shardings=place)()
 
     def _step(self, sampling: Sampling) -> Callable[..., tuple[jax.Array, KVCache]]:

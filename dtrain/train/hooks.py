@@ -96,7 +96,7 @@ class Evaluation:
     clock: Clock
     perplexity: bool = False
     """Whether the loss is that of predicting the next token, whose exponential is the perplexity."""
-    stop: Callable[[], bool] = bool
+    stop: Callable[[], bool] = lambda: False
     """Whether to stop here; the same in every process."""
     one_at_a_time: bool = False
     """As in `loop`: no two programs may run on the devices at once."""
@@ -158,7 +158,7 @@ class Saving:
     """As in `loop`: no two programs may run on the devices at once."""
     skipping: bool = False
     """Whether a step that is not finite leaves the state unchanged (`guard.not_finite: skip`)."""
-    flush: Callable[[], object] = int
+    flush: Callable[[], object] = lambda: None
     """Writes the pending metrics, which must be on disk before the state that they belong to."""
     timer: SaveTimer = field(default_factory=SaveTimer)
     saved: int = field(default=-1)

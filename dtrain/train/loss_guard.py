@@ -38,7 +38,7 @@ class LossGuard:
     guard: Guard
     batches_skipped: int = 0
     """Batches skipped so far: step k trains on batch k + batches_skipped."""
-    due: Callable[[int], bool] = bool
+    due: Callable[[int], bool] = lambda _step: True
     """Whether the state is used after this step (saved, evaluated): then its loss is checked before that."""
     skipped: int = 0
     """Updates that were skipped because they were not finite."""

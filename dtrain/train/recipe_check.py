@@ -15,7 +15,10 @@ def finished(place: Folder, recipe: Recipe) -> bool:
     if old.get("state") != "finished" or not place.recipe.exists() or old["step"] < (recipe.steps or 0):
         return False
     before, now = _saved_recipe(place), _plain(recipe)
-    length = lambda tree: (tree.get("steps"), tree.get("epochs"))  # noqa: E731
+
+    def length(tree: dict[str, Any]) -> tuple[Any, Any]:
+        return (tree.get("steps"), tree.get("epochs"))
+
     return length(before) == length(now) and not differences(before, now)
 
 

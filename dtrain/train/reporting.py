@@ -31,7 +31,10 @@ def reporter(
     Only process 0 writes. `span` has the first and the last step; `stack` closes the trackers.
     """
     recipe, steps, trackers, (start, end) = assembly.recipe, assembly.steps, [], span
-    sync: Callable[[], None] = lambda: None  # noqa: E731
+
+    def sync() -> None:
+        """Nothing is written by this process."""
+
     if jax.process_index() == 0:
         about = About(place, recipe.name, plain(recipe), ids, start, console.warn)
         rows = stack.enter_context(lines(place.metrics, start, console.warn))

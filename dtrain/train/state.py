@@ -75,14 +75,20 @@ def abstract(
         names = dims(layout.declared, part)
         if names is None:
             return placed
-        spec = lambda leaf, text: _placed(leaf, layout.sharding(layout.spec(text.split())))  # noqa: E731
+
+        def spec(leaf: Any, text: str) -> Any:
+            return _placed(leaf, layout.sharding(layout.spec(text.split())))
+
         return jax.tree.map(spec, part, names)
 
     specs, masked = layout.specs(), lambda leaf: isinstance(leaf, optax.MaskedNode)
     optimizer = optax.tree_map_params(
         update, like, shapes.optimizer, shapes.params, specs, transform_non_params=other, is_leaf=masked
     )
-    has_names = lambda part: dims(layout.declared, part) is not None  # noqa: E731
+
+    def has_names(part: Any) -> bool:
+        return dims(layout.declared, part) is not None
+
     optimizer = jax.tree.map(named, shapes.optimizer, optimizer, is_leaf=lambda part: masked(part) or has_names(part))
     _refuse_unplaced(optimizer, layout)
     params = jax.tree.map(like, shapes.params, shapes.params, specs)

@@ -55,7 +55,9 @@ def train_step(
             updates, optimizer = update.update(gradients, state.optimizer, state.params, step=state.step)
             return optax.apply_updates(state.params, updates), optimizer
 
-        unchanged = lambda: (state.params, state.optimizer)  # noqa: E731
+        def unchanged() -> tuple[Tree, Any]:
+            return (state.params, state.optimizer)
+
         params, optimizer = jax.lax.cond(finite, updated, unchanged) if skip else updated()
         metrics = means(loss) | {"grad_norm": norm, "lr": rate(state.step), "finite": finite}
         return State(state.step + 1, params, optimizer), metrics

@@ -11,7 +11,7 @@ class Clock:
     """Seconds spent in each named section. Sections do not nest."""
 
     spent: dict[str, float] = field(default_factory=dict)
-    entered: Callable[[str], object] = str
+    entered: Callable[[str], object] = lambda _section: None
     """Called with the name of each section that begins."""
     _resting: tuple[str, float] | None = None
     """The section of an open `rest`, and the clock at its start less all seconds counted until then."""

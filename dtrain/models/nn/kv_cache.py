@@ -70,7 +70,9 @@ class CachedContext(SingleDeviceContext):
         self, blocks: Sequence[Block], params: Tree, x: jax.Array, shared: Tree = None, how: Layers = Layers()
     ) -> tuple[jax.Array, Tree]:
         rounds, cache = len(blocks), self._cache  # one iteration of the scan applies each block once, as in scan_layers
-        split = lambda p: p.reshape(p.shape[0] // rounds, rounds, *p.shape[1:])  # noqa: E731
+
+        def split(p: jax.Array) -> jax.Array:
+            return p.reshape(p.shape[0] // rounds, rounds, *p.shape[1:])
 
         def apply_round(carry: jax.Array, layers: Tree) -> tuple[jax.Array, Tree]:
             grown = []
