@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import jax
 import numpy as np
@@ -15,7 +15,7 @@ from dtrain.core.errors import FieldError
 from dtrain.core.types import Positive
 
 Axis = Literal["pipeline", "data", "fsdp", "sequence", "expert", "tensor"]
-AXES: tuple[Axis, ...] = ("pipeline", "data", "fsdp", "sequence", "expert", "tensor")
+AXES: tuple[Axis, ...] = get_args(Axis)
 """In order of communication: the first axes communicate least and may cross the slow network between slices."""
 
 MEMORY_AXES: tuple[str, ...] = ("fsdp", "fsdp_y", "fsdp_z")
@@ -26,7 +26,7 @@ dimension: XLA compiles a reduce-scatter over all of them at once into a full al
 reduce-scatters with half the traffic.
 """
 
-LAID: tuple[str, ...] = ("pipeline", "data", *MEMORY_AXES, "sequence", "expert", "tensor")
+LAID = tuple(name for axis in AXES for name in (MEMORY_AXES if axis == "fsdp" else (axis,)))
 """The axes of the `jax.sharding.Mesh`."""
 
 BATCH_AXES: tuple[str, ...] = ("pipeline", "data", *MEMORY_AXES, "expert")
@@ -105,11 +105,9 @@ class Mesh:
     @property
     def given(self) -> dict[str, int]:
         """The size of each axis; for the axis of size -1 its smallest size: its slices, or 1."""
-
-        def least(axis: Axis) -> int:
-            return getattr(self, axis) if getattr(self, axis) > 0 else self.slices.get(axis, 1)
-
-        return dict.fromkeys(LAID, 1) | {axis: least(axis) for axis in AXES}
+        asked = {axis: getattr(self, axis) for axis in AXES}
+        least = {axis: size if size > 0 else self.slices.get(axis, 1) for axis, size in asked.items()}
+        return dict.fromkeys(LAID, 1) | least
 
     @property
     def least(self) -> int:
