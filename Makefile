@@ -39,7 +39,7 @@ format: $(VENV)/.dev ## format the code and apply lint fixes
 	$(BIN)/ruff check --fix .
 
 golden: $(VENV)/.dev ## rewrite tests/golden; review the diff
-	DTRAIN_GOLDEN=write $(BIN)/pytest -m "not gpu" tests -k golden
+	DTRAIN_GOLDEN=write $(BIN)/pytest -m "not gpu and not gpu_compiler"
 
 bench: $(VENV)/.dev ## run every benchmark that needs no accelerator
 	for program in benchmarks/*.py; do echo "== $$program"; $(BIN)/python $$program || exit 1; done

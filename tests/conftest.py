@@ -53,6 +53,12 @@ def _no_cache_for_absent_devices(request: pytest.FixtureRequest) -> Iterator[Non
         yield
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`make golden` runs the tests that have a golden, and no other."""
+    if os.environ.get("DTRAIN_GOLDEN") == "write":
+        items[:] = [item for item in items if "golden" in getattr(item, "fixturenames", ())]
+
+
 @pytest.fixture
 def mnist() -> Path:
     """The folder of the real MNIST files."""

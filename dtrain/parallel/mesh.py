@@ -105,7 +105,7 @@ class Mesh:
     @property
     def given(self) -> dict[str, int]:
         """The size of each axis; for the axis of size -1 its smallest size: its slices, or 1."""
-        asked = {axis: getattr(self, axis) for axis in AXES}
+        asked: dict[Axis, int] = {axis: getattr(self, axis) for axis in AXES}
         least = {axis: size if size > 0 else self.slices.get(axis, 1) for axis, size in asked.items()}
         return dict.fromkeys(LAID, 1) | least
 
