@@ -20,9 +20,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dtrain.parallel.devices import pretend
+from dtrain.parallel.devices import fake_devices
 
-pretend(8)
+fake_devices(8)
 
 import jax  # noqa: E402
 

@@ -23,7 +23,7 @@ from typing import Any
 import fuzz_damage
 from rich.console import Console as Rich
 
-from dtrain.parallel.devices import pretend
+from dtrain.parallel.devices import fake_devices
 
 RECIPE = """
 model: {kind: decoder, vocab: 256, context: 16, layers: 1, width: 16, heads: 2}
@@ -152,7 +152,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=150)
     given = parser.parse_args()
-    pretend(1)
+    fake_devices(1)
     import logging
 
     logging.getLogger("absl").setLevel(logging.ERROR)

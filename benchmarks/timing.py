@@ -5,14 +5,14 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from dtrain.parallel.devices import settle
+from dtrain.parallel.devices import configure_environment
 
 if TYPE_CHECKING:
     import numpy as np
 
     from dtrain.train.assembly import Assembly
 
-settle()  # measure the program that `dtrain run` compiles
+configure_environment()  # measure the program that `dtrain run` compiles
 
 
 def run_step(made: "Assembly", rows: "dict[str, np.ndarray]", times: int) -> Callable[[], None]:

@@ -57,9 +57,9 @@ _SOURCES = {
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'dtrain' has no attribute {name!r}")
-    from dtrain.parallel.devices import settle
+    from dtrain.parallel.devices import configure_environment
 
-    settle()  # before JAX is imported
+    configure_environment()  # before JAX is imported
     if name == "errors":
         return import_module("dtrain.core.errors")
     if name == "layers":

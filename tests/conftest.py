@@ -14,12 +14,12 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from dtrain.parallel.devices import pretend
+from dtrain.parallel.devices import fake_devices
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # started in the background: what the tests start would not hear Ctrl-C either
     signal.signal(signal.SIGINT, signal.default_int_handler)
-pretend(8)
+fake_devices(8)
 # the tests compile much and compute little: all of XLA's passes, none of LLVM's, and the older emitters where there are
 # two, which compile in half the time; tests that run the command compile as the user does
 JAXLIB = tuple(int(part) for part in importlib.metadata.version("jaxlib").split(".")[:2])

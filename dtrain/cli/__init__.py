@@ -28,9 +28,9 @@ def _version(requested: bool) -> None:
 def _root(
     _: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version and exit."),
 ) -> None:
-    from dtrain.parallel.devices import settle
+    from dtrain.parallel.devices import configure_environment
 
-    settle()
+    configure_environment()
 
 
 run.add_to(app)

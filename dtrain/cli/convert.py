@@ -90,10 +90,10 @@ def _settle(devices: int | None) -> None:
     import logging
 
     from dtrain.parallel import compile_cache
-    from dtrain.parallel.devices import found, pretend
+    from dtrain.parallel.devices import fake_devices, found
 
     if devices:
-        pretend(devices)
+        fake_devices(devices)
     logging.getLogger("absl").setLevel(logging.ERROR)
     found()
     compile_cache.use()

@@ -41,11 +41,11 @@ def generate(
 ) -> None:
     """Continue a prompt with a trained decoder."""
     from dtrain.parallel import compile_cache
-    from dtrain.parallel.devices import found, pretend
+    from dtrain.parallel.devices import fake_devices, found
 
     with exits(debug), interruptible():
         if devices:
-            pretend(devices)
+            fake_devices(devices)
         import logging
 
         logging.getLogger("absl").setLevel(logging.ERROR)

@@ -110,13 +110,13 @@ def settle(targets: "Sequence[Target]") -> None:
     """Set what JAX reads when it is imported: the CPU as platform, and the simulated devices of cpu-N."""
     import os
 
-    from dtrain.parallel.devices import pretend
+    from dtrain.parallel.devices import fake_devices
 
     simulated = [on.devices for on in targets if on.chip is None]
     if simulated and len(targets) > 1:
         raise RecipeError("--on: cpu-N cannot be planned together with other targets", "plan it separately")
     if simulated:
-        pretend(simulated[0])
+        fake_devices(simulated[0])
     os.environ["JAX_PLATFORMS"] = "cpu"
 
 

@@ -69,7 +69,7 @@ def run(
     debug: Debug = False,
 ) -> None:
     """Train a model. Running the same recipe again resumes the run."""
-    from dtrain.core.parent import watched
+    from dtrain.core.parent import is_supervised
     from dtrain.core.process_info import launch_id, process_info, replaces_hosts
 
     with exits(debug, stoppable=True):
@@ -86,7 +86,7 @@ def run(
             recipe, overrides or [], devices, processes, again, hours, runs_dir, allow_changes, dry_run
         )  # fmt: skip
         supervised = processes > 1 or again or (info is not None and replaces_hosts())
-        if supervised and not dry_run and not watched():
+        if supervised and not dry_run and not is_supervised():
             raise typer.Exit(_supervised(command, info))
         _process(command, info)
 
@@ -95,13 +95,13 @@ def _process(command: _Command, info: "ProcessInfo | None") -> None:
     """Train in this process, together with the run's other processes if there are any."""
     from dtrain.core import preemption
     from dtrain.core.parent import exit_with_parent
-    from dtrain.parallel.devices import part, pretend
+    from dtrain.parallel.devices import fake_devices, part
 
     exit_with_parent()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     preemption.watch()
     if command.devices or command.dry:
-        pretend(_count(command) // (info.world_size if info else 1))
+        fake_devices(_count(command) // (info.world_size if info else 1))
     from dtrain.cli.recipes import find
     from dtrain.recipe.load import load  # imports JAX
 
@@ -119,13 +119,13 @@ def _process(command: _Command, info: "ProcessInfo | None") -> None:
 
 
 def _control(command: _Command, loaded: "Loaded", info: "ProcessInfo | None") -> "RunControl":
-    from dtrain.core.parent import watched
+    from dtrain.core.parent import is_supervised
     from dtrain.core.process_info import launch_id
     from dtrain.core.run_control import Limits, RunControl, clear_stale_request
     from dtrain.core.run_dir import folder
 
     place, launch, lead = folder(command.runs, loaded.name), launch_id(), info is None or info.rank == 0
-    if lead and not launch and not watched():
+    if lead and not launch and not is_supervised():
         clear_stale_request(place, _say)
     control = RunControl(place, Limits(launch, command.hours, command.restarts), lead=lead)
     control.begin()

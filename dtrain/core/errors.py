@@ -115,7 +115,7 @@ class Locked(DtrainError):
     exit_code = 6
 
 
-class Taken(Locked):
+class TakenOver(Locked):
     """Another run has taken over the run folder from this one."""
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dtrain.core.errors import EnvironmentFault, Locked, Taken
+from dtrain.core.errors import EnvironmentFault, Locked, TakenOver
 from dtrain.core.process_info import launch_id
 from dtrain.core.run_dir import overwrite, read_json
 
@@ -47,7 +47,7 @@ class Lease:
         if current.get("token") == self.token:
             return
         if current:
-            raise Taken(f"another run has taken over {self.path.parent}; this run stops writing to it")
+            raise TakenOver(f"another run has taken over {self.path.parent}; this run stops writing to it")
         if _identity(self.path.parent) != self.folder:
             message = f"{self.path.parent} no longer exists: it was moved or deleted while the run wrote to it"
             raise EnvironmentFault(message, "move it back and run the same command again; its checkpoints are in it")

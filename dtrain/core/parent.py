@@ -12,14 +12,14 @@ LOOK = 0.2
 """Seconds between checks of the parent process."""
 
 
-def watched() -> bool:
+def is_supervised() -> bool:
     """Whether this process runs under a dtrain supervisor."""
     return PARENT in os.environ
 
 
 def exit_with_parent() -> None:
     """End this process when its supervisor ends for any reason, including SIGKILL; without a supervisor, do nothing."""
-    if watched():
+    if is_supervised():
         _exit_with(int(os.environ[PARENT]))
 
 

@@ -26,7 +26,7 @@ class Order:
     def __call__(self, rows: np.ndarray) -> np.ndarray:
         """The index of the example, or the start position, of each row."""
         if self.starts is not None:
-            keyed = mixed(np.uint64(self.seed) + mixed(rows.astype(np.uint64)))
+            keyed = hash64(np.uint64(self.seed) + hash64(rows.astype(np.uint64)))
             return (keyed % np.uint64(self.starts)).astype(np.int64)
         epochs, positions = rows // self.examples, rows % self.examples
         if epochs[0] == epochs[-1]:
@@ -38,7 +38,7 @@ class Order:
 
     def _permuted(self, epoch: int, positions: np.ndarray) -> np.ndarray:
         if self.examples > SMALL:
-            return permuted(positions, self.examples, mixed(mixed(np.uint64(self.seed)) + np.uint64(epoch)))
+            return permuted(positions, self.examples, hash64(hash64(np.uint64(self.seed)) + np.uint64(epoch)))
         if epoch not in self._permutations:
             for old in [cached for cached in self._permutations if cached < epoch - 1]:
                 del self._permutations[old]
@@ -60,13 +60,13 @@ def permuted(places: np.ndarray, count: int, key: Any) -> np.ndarray:
     while outside.any():
         left, right = values[outside] >> half, values[outside] & mask
         for number in range(ROUNDS):
-            left, right = right, left ^ (mixed(right ^ mixed(key + np.uint64(number))) & mask)
+            left, right = right, left ^ (hash64(right ^ hash64(key + np.uint64(number))) & mask)
         values[outside] = (left << half) | right
         outside = values >= count
     return values.astype(np.int64)
 
 
-def mixed(x: Any) -> Any:
+def hash64(x: Any) -> Any:
     """Hash of each 64-bit number: SplitMix64 (Steele et al. 2014) without its first xor-shift."""
     with np.errstate(over="ignore"):
         x = (x + np.uint64(0x9E3779B97F4A7C15)) * np.uint64(0xBF58476D1CE4E5B9)

@@ -9,7 +9,7 @@ import numpy as np
 
 from dtrain.core.types import Positive
 from dtrain.data.batch import Batch, Example
-from dtrain.data.order import mixed
+from dtrain.data.order import hash64
 from dtrain.data.pixels import Pixels
 from dtrain.data.source import Load, Source, Split, image_example
 
@@ -67,9 +67,9 @@ class Patterns:
 
     def rows(self, indices: np.ndarray) -> Batch:
         number = (indices + self.first).astype(np.uint64)
-        label = (mixed(number) % np.uint64(self.classes)).astype(np.int32)
+        label = (hash64(number) % np.uint64(self.classes)).astype(np.int32)
         pixel = np.arange(self._patterns[0].size, dtype=np.uint64)
-        noise = (mixed(number[:, None] * np.uint64(pixel.size) + pixel[None, :]) >> np.uint64(57)).astype(np.uint8)
+        noise = (hash64(number[:, None] * np.uint64(pixel.size) + pixel[None, :]) >> np.uint64(57)).astype(np.uint8)
         return {"image": self._patterns[label] + noise.reshape(-1, *self.image), "label": label}
 
     def changed(self) -> str:

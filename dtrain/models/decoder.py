@@ -21,7 +21,7 @@ from dtrain.models.feed_forward import Form, hidden
 from dtrain.models.moe import Experts
 from dtrain.models.next_token import Head, row_mismatch
 from dtrain.models.nn import param as declare
-from dtrain.models.nn.attention import AttentionSpec, keys_seen
+from dtrain.models.nn.attention import AttentionSpec, mean_attended_keys
 from dtrain.models.nn.context import Block, Context, Layers, Remat
 from dtrain.models.nn.layers import added, normalised
 from dtrain.models.nn.matmul import matmul
@@ -229,7 +229,7 @@ class Decoder:
         if self.experts:
             idle = 1 - self.experts.active / self.experts.count
             used -= idle * declare.count(tree["blocks"]["moe"]["experts"])
-        keys = self.layers * sum(keys_seen(length, window) for window in self._windows) / len(self._windows)
+        keys = self.layers * sum(mean_attended_keys(length, window) for window in self._windows) / len(self._windows)
         attention = 12 * self.heads * self.size_of_head * keys
         return Flops((6 * used + attention) * length * examples, "6N and causal attention")
 

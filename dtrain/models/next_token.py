@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from dtrain.core.errors import RecipeError
 from dtrain.data.batch import Example
-from dtrain.models.nn.attention import HIDDEN
+from dtrain.models.nn.attention import MASKED_SCORE
 from dtrain.models.nn.context import Context
 from dtrain.models.nn.layers import lift
 from dtrain.models.nn.matmul import matmul
@@ -46,7 +46,7 @@ class Head:
         if not self.padded:
             return logits_BTV
         word_V = first + stride * jnp.arange(logits_BTV.shape[-1])
-        return jnp.where(lift(word_V < self.vocab, logits_BTV), logits_BTV, HIDDEN)
+        return jnp.where(lift(word_V < self.vocab, logits_BTV), logits_BTV, MASKED_SCORE)
 
     def losses(
         self, x_BTE: jax.Array, matrix: Tree, target_BT: jax.Array, weight_BT: jax.Array, ctx: Context

@@ -89,7 +89,7 @@ def factored(declared: Tree, factor_from: int, decay: float = 0.8) -> "optax.Gra
     plan = jax.tree.map(lambda param: Matrix(param, factor_from), declared)
 
     def shapes(which: str) -> Callable[[Matrix], jax.Array]:
-        return lambda m: jnp.zeros([m.param.shape[i] for i in kept_dims(m, which)] or [1], jnp.float32)
+        return lambda m: jnp.zeros([m.param.shape[i] for i in factored_dims(m, which)] or [1], jnp.float32)
 
     def init(params: Tree) -> Any:
         parts = (jax.tree.map(shapes(which), plan) for which in ("rows", "columns", "whole"))
@@ -125,7 +125,7 @@ def _step(
     return update / jnp.maximum(1.0, rms), rows, columns, whole
 
 
-def kept_dims(m: Matrix, which: str) -> list[int]:
+def factored_dims(m: Matrix, which: str) -> list[int]:
     """The dims of a parameter that one of its moment arrays has; none if that array is a placeholder."""
     if (which == "whole") == m.factored:
         return []
@@ -134,4 +134,4 @@ def kept_dims(m: Matrix, which: str) -> list[int]:
 
 def param_names(m: Matrix, which: str) -> list[str]:
     """The names of those dims; `_` for a placeholder."""
-    return [m.param.names[i] for i in kept_dims(m, which)] or ["_"]
+    return [m.param.names[i] for i in factored_dims(m, which)] or ["_"]

@@ -20,7 +20,7 @@ COMPILING = 2 * 3600 * 1000
 FUSIONS = "--xla_cpu_experimental_ynn_fusion_type"
 
 
-def settle() -> None:
+def configure_environment() -> None:
     """Set the environment variables that JAX needs; call it before JAX is imported."""
     _avoid_wrong_fusions()
     _ignore_absent_tpu()
@@ -49,19 +49,19 @@ def _avoid_wrong_fusions() -> None:
         os.environ["XLA_FLAGS"] = f"{flags} {FUSIONS}=".strip()
 
 
-def pretend(devices: int) -> None:
+def fake_devices(devices: int) -> None:
     """Give this process that many fake CPU devices; call it before JAX is imported.
 
     Thread pools are sized from PJRT_NPROC; too small a pool deadlocks in collectives.
     """
     assert "jax" not in sys.modules, "fake devices are set up before JAX is imported"
-    settle()
+    configure_environment()
     os.environ["PJRT_NPROC"] = str(max(32, 4 * devices))
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["JAX_NUM_CPU_DEVICES"] = str(devices)
 
 
-def are_pretended(devices: list[Any]) -> bool:
+def are_fake(devices: list[Any]) -> bool:
     """Whether the devices are fake: several on the CPU of this process."""
     import jax
 

@@ -24,7 +24,7 @@ from dtrain.parallel.engine import Compiler, Grads, LossFn, Sums, accumulate, fl
 from dtrain.parallel.gather import is_wrapped, looked_up, summed, unwrapped, wrap
 from dtrain.parallel.kernels import local_attention
 from dtrain.parallel.manual import ShardMapContext
-from dtrain.parallel.mesh import MEMORY_AXES, RULES
+from dtrain.parallel.mesh import FSDP_AXES, RULES
 from dtrain.parallel.rules import Layout, zigzag_positions
 
 
@@ -85,7 +85,7 @@ class JitContext:
 
     def _saves_memory(self, dim: str | None) -> bool:
         """Whether this dim is split over fsdp: in parameters, to save memory, but not in activations."""
-        return bool(set(self.layout.axes(dim)) & set(MEMORY_AXES))
+        return bool(set(self.layout.axes(dim)) & set(FSDP_AXES))
 
     def gather(self, params: Tree) -> Tree:
         return unwrapped(params)
@@ -189,5 +189,5 @@ class JitContext:
         return self._shard_map(exchange, (rows, used), rows)(tokens, experts.params)
 
     def _without_memory_axes(self, names: Sequence[str]) -> PartitionSpec:
-        axes_of_dims = [tuple(axis for axis in self.layout.axes(dim) if axis not in MEMORY_AXES) for dim in names]
+        axes_of_dims = [tuple(axis for axis in self.layout.axes(dim) if axis not in FSDP_AXES) for dim in names]
         return PartitionSpec(*(axes or None for axes in axes_of_dims))

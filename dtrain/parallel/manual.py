@@ -24,7 +24,7 @@ from dtrain.models.nn.vma import axes_of, varied, vary
 from dtrain.parallel.experts import exchanged
 from dtrain.parallel.gather import NotGathered, gathered, is_wrapped, summed
 from dtrain.parallel.kernels import grouped_product, local_attention
-from dtrain.parallel.mesh import MEMORY_AXES
+from dtrain.parallel.mesh import FSDP_AXES
 from dtrain.parallel.pipeline import pipelined
 from dtrain.parallel.ring import ring_attention, zigzag_tokens
 from dtrain.parallel.rules import Layout, zigzag_positions
@@ -54,11 +54,11 @@ class ShardMapContext:
     def _memory_axes(self, entry: Any) -> tuple[str, ...]:
         """Of the axes that split a dim of a parameter, those that only save memory."""
         axes = entry if isinstance(entry, tuple) else (entry,)
-        return tuple(axis for axis in axes if axis in MEMORY_AXES)
+        return tuple(axis for axis in axes if axis in FSDP_AXES)
 
     def _work_axes(self, dim: str) -> tuple[str, ...]:
         """The axes that split the work along `dim`."""
-        return tuple(axis for axis in self.layout.axes(dim) if axis not in MEMORY_AXES)
+        return tuple(axis for axis in self.layout.axes(dim) if axis not in FSDP_AXES)
 
     def reduce(self, x: jax.Array, dim: str) -> jax.Array:
         same = [axis for axis in self._work_axes(dim) if axis not in axes_of(x)]
@@ -175,7 +175,7 @@ class ShardMapContext:
         def layers(x: jax.Array, shared: Tree) -> tuple[jax.Array, Tree]:
             # FSDP: even without remat, the backward pass gathers parameters again instead of saving them
             regathers = how.remat == "none" and self.layout.parts("embed") > 1
-            policy = Layers(regather(MEMORY_AXES), how.unroll) if regathers else how
+            policy = Layers(regather(FSDP_AXES), how.unroll) if regathers else how
             return scan_layers([gathering(block) for block in blocks], params, x, shared, policy, self)
 
         stages, own = self.layout.sizes["pipeline"], len(jax.tree.leaves(params)[0])

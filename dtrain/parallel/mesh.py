@@ -18,7 +18,7 @@ Axis = Literal["pipeline", "data", "fsdp", "sequence", "expert", "tensor"]
 AXES: tuple[Axis, ...] = get_args(Axis)
 """In order of communication: the first axes communicate least and may cross the slow network between slices."""
 
-MEMORY_AXES: tuple[str, ...] = ("fsdp", "fsdp_y", "fsdp_z")
+FSDP_AXES: tuple[str, ...] = ("fsdp", "fsdp_y", "fsdp_z")
 """The axes that split parameters only to save memory; parameters are all-gathered before use (FSDP).
 
 `fsdp` is one axis in a recipe. If it covers several dimensions of a TPU's torus, it becomes one mesh axis per
@@ -26,10 +26,10 @@ dimension: XLA compiles a reduce-scatter over all of them at once into a full al
 reduce-scatters with half the traffic.
 """
 
-LAID = tuple(name for axis in AXES for name in (MEMORY_AXES if axis == "fsdp" else (axis,)))
+JAX_AXES = tuple(name for axis in AXES for name in (FSDP_AXES if axis == "fsdp" else (axis,)))
 """The axes of the `jax.sharding.Mesh`."""
 
-BATCH_AXES: tuple[str, ...] = ("pipeline", "data", *MEMORY_AXES, "expert")
+BATCH_AXES: tuple[str, ...] = ("pipeline", "data", *FSDP_AXES, "expert")
 """The axes that split the examples of a batch."""
 
 RULES: Mapping[str, tuple[str, ...]] = {
@@ -39,7 +39,7 @@ RULES: Mapping[str, tuple[str, ...]] = {
     "kept": ("tensor",),
     "layer": ("pipeline",),
     "experts": ("expert",),
-    "embed": MEMORY_AXES,
+    "embed": FSDP_AXES,
     "hidden": ("tensor",),
     "heads": ("tensor",),
     "kv_heads": ("tensor",),
@@ -107,7 +107,7 @@ class Mesh:
         """The size of each axis; for the axis of size -1 its smallest size: its slices, or 1."""
         asked: dict[Axis, int] = {axis: getattr(self, axis) for axis in AXES}
         least = {axis: size if size > 0 else self.slices.get(axis, 1) for axis, size in asked.items()}
-        return dict.fromkeys(LAID, 1) | least
+        return dict.fromkeys(JAX_AXES, 1) | least
 
     @property
     def least(self) -> int:
@@ -131,14 +131,14 @@ class Mesh:
         fill = devices // self.least
         return self.given | {axis: fill * self.given[axis] for axis in AXES if getattr(self, axis) == -1}
 
-    def laid(self, devices: Sequence[Any]) -> dict[str, int]:
+    def jax_sizes(self, devices: Sequence[Any]) -> dict[str, int]:
         """Every axis of the `jax.sharding.Mesh` with its size on these devices."""
         sizes = self.sizes(len(devices))
         return sizes | _fsdp_per_torus_dim(sizes["fsdp"], devices)
 
     def table(self) -> dict[str, tuple[str, ...]]:
         """The default rules, overridden by the recipe's."""
-        axes: dict[Rule, tuple[str, ...]] = {"fsdp": MEMORY_AXES, "tensor": ("tensor",), "replicated": ()}
+        axes: dict[Rule, tuple[str, ...]] = {"fsdp": FSDP_AXES, "tensor": ("tensor",), "replicated": ()}
         return {**RULES, **{dim: axes[rule] for dim, rule in self.rules.items()}}
 
     def crossed(self, sizes: Mapping[str, int], devices: Sequence[Any]) -> Mapping[str, int]:
@@ -155,23 +155,27 @@ class Mesh:
 
     def build(self, sizes: Mapping[str, int], devices: Sequence[Any]) -> jax.sharding.Mesh:
         """The `jax.sharding.Mesh`, with devices ordered by their position in the network and by slice."""
-        shape, types = tuple(sizes[axis] for axis in LAID), (AxisType.Auto,) * len(LAID)
+        shape, types = tuple(sizes[axis] for axis in JAX_AXES), (AxisType.Auto,) * len(JAX_AXES)
         crossed = self.crossed(sizes, devices)
-        across = tuple(crossed.get(axis, 1) for axis in LAID)
+        across = tuple(crossed.get(axis, 1) for axis in JAX_AXES)
         if math.prod(across) == 1:
-            return jax.sharding.Mesh(_placed(shape, devices), LAID, axis_types=types)
+            return jax.sharding.Mesh(_placed(shape, devices), JAX_AXES, axis_types=types)
         inside = tuple(size // slices for size, slices in zip(shape, across, strict=True))
         placed = np.stack([_placed(inside, group) for group in _slices(devices, math.prod(across))])
         # Dims are (slices per axis ..., size within a slice per axis ...). Transpose to (slices, size within) for each
         # axis and merge the two: along an axis, the devices of one slice are adjacent.
-        order = [axis for pair in zip(range(len(LAID)), range(len(LAID), 2 * len(LAID)), strict=True) for axis in pair]
+        order = [
+            axis
+            for pair in zip(range(len(JAX_AXES)), range(len(JAX_AXES), 2 * len(JAX_AXES)), strict=True)
+            for axis in pair
+        ]
         grid = placed.reshape(*across, *inside).transpose(order).reshape(shape)
-        return jax.sharding.Mesh(grid, LAID, axis_types=types)
+        return jax.sharding.Mesh(grid, JAX_AXES, axis_types=types)
 
 
 def mesh_sizes(sizes: Mapping[str, int]) -> dict[str, int]:
     """The sizes of the recipe's axes, from those of the mesh: fsdp is the product of its axes."""
-    return {axis: sizes[axis] for axis in AXES} | {"fsdp": math.prod(sizes[axis] for axis in MEMORY_AXES)}
+    return {axis: sizes[axis] for axis in AXES} | {"fsdp": math.prod(sizes[axis] for axis in FSDP_AXES)}
 
 
 def _fsdp_per_torus_dim(fsdp: int, devices: Sequence[Any]) -> dict[str, int]:
@@ -183,7 +187,7 @@ def _fsdp_per_torus_dim(fsdp: int, devices: Sequence[Any]) -> dict[str, int]:
     for count in range(2, len(network) + 1):
         for part in combinations(network, count):
             if math.prod(part) == fsdp:
-                return dict(zip(MEMORY_AXES, part, strict=False))
+                return dict(zip(FSDP_AXES, part, strict=False))
     return {}
 
 

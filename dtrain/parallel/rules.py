@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from dtrain.core.errors import RecipeError
 from dtrain.data.batch import Example
 from dtrain.models.nn.param import Param, Tree, paths
-from dtrain.parallel.mesh import AXES, MEMORY_AXES, RULES
+from dtrain.parallel.mesh import AXES, FSDP_AXES, RULES
 
 Rules = Mapping[str, tuple[str, ...]]
 
@@ -42,7 +42,7 @@ class Layout:
 
     def shares(self, dim: str) -> int:
         """The number of devices that split the work along this dim; axes that only save memory do not count."""
-        return math.prod(self.sizes[axis] for axis in self.axes(dim) if axis not in MEMORY_AXES)
+        return math.prod(self.sizes[axis] for axis in self.axes(dim) if axis not in FSDP_AXES)
 
     def spec(self, dims: Iterable[str | None]) -> PartitionSpec:
         """The PartitionSpec of an array with these dims; trailing dims that are not split are left out."""

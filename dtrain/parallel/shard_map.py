@@ -21,7 +21,7 @@ from dtrain.models.nn.vma import axes_of, vary
 from dtrain.parallel.engine import Compiler, Grads, LossFn, Sums, accumulate, flow
 from dtrain.parallel.gather import summed, wrap
 from dtrain.parallel.manual import ShardMapContext
-from dtrain.parallel.mesh import MEMORY_AXES, RULES
+from dtrain.parallel.mesh import FSDP_AXES, RULES
 from dtrain.parallel.rules import Layout, split_axes
 
 
@@ -32,12 +32,12 @@ class ShardMap(Compiler):
     kind: Literal["shard_map"] = "shard_map"
 
     def refusal(self, layout: Layout, processes: int) -> str:
-        if layout.rules["vocab"] and layout.axes("vocab") and set(layout.axes("vocab")) <= set(MEMORY_AXES):
+        if layout.rules["vocab"] and layout.axes("vocab") and set(layout.axes("vocab")) <= set(FSDP_AXES):
             return "shard_map splits an embedding over fsdp by columns only: mesh.rules.vocab: fsdp needs mesh.fsdp = 1"
         for dim, axes in layout.rules.items():
-            if axes != RULES.get(dim) and not set(axes) <= set(MEMORY_AXES):
+            if axes != RULES.get(dim) and not set(axes) <= set(FSDP_AXES):
                 default = " and ".join(RULES.get(dim, ()))
-                allowed = "fsdp" if set(RULES.get(dim, MEMORY_AXES)) <= set(MEMORY_AXES) else f"{default} or fsdp"
+                allowed = "fsdp" if set(RULES.get(dim, FSDP_AXES)) <= set(FSDP_AXES) else f"{default} or fsdp"
                 return f"shard_map can split {dim} over {allowed} only; mesh.rules.{dim} is {' and '.join(axes)}"
         return ""
 

@@ -20,7 +20,7 @@ from dtrain.recipe.load import plain
 from dtrain.recipe.recipe import Recipe
 
 
-def remembered(
+def cached_outcomes(
     recipes: Sequence[Recipe], on: Target, workers: int, price: float | None
 ) -> Iterator[tuple[int, Outcome]]:
     """Yield the index of each recipe with its compiled plan or error; plans are taken from the cache, or stored."""

@@ -55,7 +55,7 @@ def _config(chip: Chip) -> str:
     """
 
 
-def take_cudnn_as_there(chip: Chip) -> None:
+def assume_cudnn(chip: Chip) -> None:
     """Make this process trace and lower cuDNN attention without a GPU: JAX's version checks return fixed values."""
     from jax._src.cudnn import fused_attention_stablehlo as attention
 

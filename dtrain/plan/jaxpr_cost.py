@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import jax
 
-from dtrain.parallel.mesh import MEMORY_AXES
+from dtrain.parallel.mesh import FSDP_AXES
 from dtrain.plan import kernels
 from dtrain.plan.efficiency import Efficiency
 from dtrain.plan.jaxpr_flat import COLLECTIVE_OF, Flat, Step, bare, bytes_of, flatten, gathered, peak, traffic
@@ -87,7 +87,7 @@ class _Walk:
     def work(self, program: Flat, times: float) -> None:
         moved, around = traffic(program), self.body
         self.body = _Body()
-        self.gathered = gathered(program, MEMORY_AXES)
+        self.gathered = gathered(program, FSDP_AXES)
         for at, step in enumerate(program.steps):
             self.step(step, times)
             self._spend("memory", times * self.efficiency.moving(moved[at]))

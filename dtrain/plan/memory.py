@@ -64,7 +64,7 @@ class Memory:
         return self.needed <= self.room
 
 
-def roomy(found: Memory, platform: str) -> bool:
+def fits_with_reserve(found: Memory, platform: str) -> bool:
     """Whether a predicted peak leaves room for the smallest reserve that TPU compilers added to it."""
     return found.needed * (RESERVED[0] if platform == "tpu" else 1.0) <= found.room
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from dtrain.core.chips import Chip
 from dtrain.parallel.engine import Compiler
-from dtrain.parallel.mesh import MEMORY_AXES
+from dtrain.parallel.mesh import FSDP_AXES
 from dtrain.plan.network import Group
 
 ASYNC_GATHER = "xla_tpu_enable_async_collective_fusion_fuse_all_gather"
@@ -41,7 +41,7 @@ class Overlap:
         """Whether a collective along these axes of the mesh is hidden if there is enough work."""
         if kind == "collective-permute":
             return True
-        saving = set(axes) <= set(MEMORY_AXES)
+        saving = set(axes) <= set(FSDP_AXES)
         return saving and (self.gathers if kind == "all-gather" else self.sums and kind == "reduce-scatter")
 
     def dims(self, group: Group, torus: int) -> int | None:

@@ -17,7 +17,7 @@ from dtrain.parallel.rules import Layout
 from dtrain.parallel.shard_map import ShardMap
 from dtrain.plan import memory, target
 from dtrain.plan.compiled import compiled as compile_step
-from dtrain.plan.cuda import take_cudnn_as_there
+from dtrain.plan.cuda import assume_cudnn
 from dtrain.plan.efficiency import Efficiency
 from dtrain.plan.jaxpr_cost import ALL, step_cost
 from dtrain.plan.memory import CLASSES, Memory
@@ -172,13 +172,13 @@ def program(recipe: Recipe, on: Target, *, compiled: bool) -> str:
 class _OneAxis(Mesh):
     """A mesh whose `fsdp` is one axis of the network, as for a compiler that inserts the collectives itself."""
 
-    def laid(self, devices: Sequence[Any]) -> dict[str, int]:
+    def jax_sizes(self, devices: Sequence[Any]) -> dict[str, int]:
         return self.sizes(len(devices))
 
 
 def _assembled(recipe: Recipe, devices: list[Any], on: Target) -> Assembly:
     if on.chip and on.chip.platform == "gpu":
-        take_cudnn_as_there(on.chip)
+        assume_cudnn(on.chip)
     example, examples = _example(recipe)
     try:
         return assemble(recipe, devices, example, recipe.total_steps(examples))

@@ -5,7 +5,7 @@ from datetime import date
 
 from dtrain.core.chips import PRICED
 from dtrain.core.slices import Target
-from dtrain.parallel.mesh import MEMORY_AXES
+from dtrain.parallel.mesh import FSDP_AXES
 from dtrain.plan.capacity import state
 from dtrain.plan.memory import RESERVED
 from dtrain.plan.money import Money, stale
@@ -131,7 +131,7 @@ def _network(timing: Timing, plan: Plan) -> Iterator[str]:
     """Collectives by kind and by axes as a recipe names them, the slowest first."""
     rows: dict[tuple[str, str], CollectiveCost] = {}
     for (kind, axes), collective in timing.tally.collectives.items():
-        over = " and ".join(dict.fromkeys("fsdp" if axis in MEMORY_AXES else axis for axis in axes)) or "all"
+        over = " and ".join(dict.fromkeys("fsdp" if axis in FSDP_AXES else axis for axis in axes)) or "all"
         row = rows.setdefault((kind, over), CollectiveCost())
         for name, value in vars(collective).items():
             setattr(row, name, getattr(row, name) + value)

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from dtrain.core.errors import DtrainError, RecipeError
 from dtrain.core.slices import Target
-from dtrain.plan.cache import remembered
-from dtrain.plan.memory import roomy
+from dtrain.plan.cache import cached_outcomes
+from dtrain.plan.memory import fits_with_reserve
 from dtrain.plan.plan import Plan
 from dtrain.plan.variants import Candidate, finer, meshes, ways
 from dtrain.plan.workers import PlanJob
@@ -64,7 +64,7 @@ class _Compiling:
     def all(self, wanted: Sequence[Candidate]) -> None:
         """Compile each of them; `ranked` stays sorted."""
         recipes = [candidate.recipe for candidate in wanted]
-        for number, outcome in remembered(recipes, self.on, self.workers, self.price):
+        for number, outcome in cached_outcomes(recipes, self.on, self.workers, self.price):
             self._note(wanted[number], outcome)
             self.result.ranked.sort(key=lambda pair: pair[1].timing.seconds if pair[1].timing else math.inf)
 
@@ -155,8 +155,10 @@ def _ranked(candidates: Sequence[Candidate], on: Target) -> list[tuple[Candidate
         plan = PlanJob(candidate.recipe, on, quick=True).make()
         if isinstance(plan, Plan) and plan.timing:
             plans.append((candidate, plan, plan.timing.seconds))
-            enough |= {rest} if roomy(plan.memory, on.platform) else set()
-    fitting = [(candidate, seconds) for candidate, plan, seconds in plans if roomy(plan.memory, on.platform)]
+            enough |= {rest} if fits_with_reserve(plan.memory, on.platform) else set()
+    fitting = [
+        (candidate, seconds) for candidate, plan, seconds in plans if fits_with_reserve(plan.memory, on.platform)
+    ]
     return sorted(fitting or [(candidate, seconds) for candidate, _, seconds in plans], key=lambda pair: pair[1])
 
 

@@ -12,7 +12,7 @@ from dtrain.recipe.compose import compose, merge
 from dtrain.recipe.crosscheck import Parts, Problem, problems_of
 from dtrain.recipe.parse import fields
 from dtrain.recipe.parse import value as parsed
-from dtrain.recipe.paths import anchored, homeless, unusable
+from dtrain.recipe.paths import unknown_homes, unusable, with_absolute_paths
 from dtrain.recipe.problems import Problems
 from dtrain.recipe.recipe import Recipe
 from dtrain.recipe.secrets import HINT, secrets
@@ -107,11 +107,11 @@ def draft(path: Path, overrides: Sequence[str] = ()) -> Draft:
         wrong = wrong or next((wrong for key in node.keys if (wrong := unusable(key))), "")
         if wrong:
             problems.add(node.mark, where, wrong)
-    for where, wrong in homeless(tree):
+    for where, wrong in unknown_homes(tree):
         problems.add(mark_of(tree, where), where, wrong)
     if problems.count:
         raise RecipeError(problems.lines)
-    tree, beside = anchored(tree)
+    tree, beside = with_absolute_paths(tree)
     values = fields(Recipe, tree, "", problems, Recipe)
     rest = {f.name: f for f in dataclasses.fields(Recipe) if f.name not in values}
     values |= {

@@ -14,7 +14,7 @@ from typing import Any
 from dtrain.core.errors import FieldError
 from dtrain.recipe.field_docs import field_docs
 from dtrain.recipe.problems import Problems, described, listed, nearest
-from dtrain.recipe.values import FAILED, accepts, judged
+from dtrain.recipe.values import FAILED, accepts, validated
 from dtrain.recipe.yaml import Node, shown
 
 MISSING = dataclasses.MISSING
@@ -79,7 +79,7 @@ def value(hint: Any, node: Node, path: str, problems: Problems, root: type, doc:
         return _all((value(inner, node, path, problems, root),))  # one section stands for a list of one
     if inner and isinstance(node.value, tuple):
         return _all(tuple(value(inner, child, f"{path}.{i}", problems, root) for i, child in enumerate(node.value)))
-    return judged(hint, node, path, problems, doc)
+    return validated(hint, node, path, problems, doc)
 
 
 def _all(items: tuple[Any, ...]) -> Any:

@@ -19,7 +19,7 @@ ELSEWHERE = ("/", "~", "{dtrain}", "bytes")
 """Prefixes of paths that are not relative, and of values that are not paths."""
 
 
-def anchored(tree: Node) -> tuple[Node, dict[str, str]]:
+def with_absolute_paths(tree: Node) -> tuple[Node, dict[str, str]]:
     """The recipe with paths relative to their file made absolute, and these paths by key."""
     taken: dict[str, str] = {}
     for key in PATHS:
@@ -95,7 +95,7 @@ def unusable(text: str) -> str:
     return ""
 
 
-def homeless(tree: Node) -> Iterator[tuple[str, str]]:
+def unknown_homes(tree: Node) -> Iterator[tuple[str, str]]:
     """Yield (key, message) for each path that starts with the ~ of an unknown user."""
     for key in (*PATHS, "data.cache", "launch.identity", "launch.known_hosts"):
         node: Node | None = tree

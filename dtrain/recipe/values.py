@@ -33,7 +33,7 @@ EXPECTED = {
 """What was expected, by pydantic's type of error."""
 
 
-def judged(hint: Any, node: Node, path: str, problems: Problems, doc: Callable[[], str]) -> Any:
+def validated(hint: Any, node: Node, path: str, problems: Problems, doc: Callable[[], str]) -> Any:
     """The value, of the hinted type, or FAILED if it was refused. `doc` returns the field's documentation."""
     from pydantic import ValidationError
 
@@ -60,7 +60,7 @@ def judged(hint: Any, node: Node, path: str, problems: Problems, doc: Callable[[
 def accepts(hint: Any, node: Node) -> bool:
     """Whether the value is of the hinted type."""
     problems = Problems()
-    judged(hint, node, "", problems, str)
+    validated(hint, node, "", problems, str)
     return not problems.count
 
 

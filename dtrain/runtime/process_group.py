@@ -42,7 +42,7 @@ class End:
     code: int
     rank: int = 0
     cause: str = ""
-    elsewhere: bool = False
+    remote: bool = False
     """Whether the run ended on another machine, and must not be restarted."""
     peer: bool = False
     """Whether the cause may be the loss of a process on another host, which this host cannot identify."""
@@ -84,7 +84,7 @@ class ProcessGroup:
             self.relays.append(threading.Thread(target=_relay, args=(member.stdout,), daemon=True))
             self.relays[-1].start()
 
-    def watch(self, elsewhere: Callable[[], End | None]) -> End:
+    def watch(self, remote: Callable[[], End | None]) -> End:
         """Wait until all processes are done, or one fails and the rest are killed, or `elsewhere` returns an end."""
         looked = time.monotonic()
         while True:
@@ -99,7 +99,7 @@ class ProcessGroup:
                 looked, hung = time.monotonic(), self._hung()
                 if hung:
                     return hung
-                if ended := elsewhere():
+                if ended := remote():
                     self.kill()
                     return ended
             time.sleep(POLL)

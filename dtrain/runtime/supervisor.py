@@ -49,11 +49,11 @@ class Others:
         reported = self._read() if self._among else None
         if reported is None or reported == self._before:
             return None
-        return End(reported["code"], reported["rank"], reported["cause"], elsewhere=True)
+        return End(reported["code"], reported["rank"], reported["cause"], remote=True)
 
     def report(self, end: End) -> None:
         """Make the other supervisors exit with the same code instead of waiting for this machine."""
-        if self._among and not end.elsewhere:
+        if self._among and not end.remote:
             with suppress(OSError):
                 report = {"code": end.code, "rank": end.rank, "cause": end.cause, "at": time.time()}
                 self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -125,7 +125,7 @@ def supervise(
             if end.code == Stopped.exit_code:  # if it stopped before it wrote its end itself
                 _note(place, "stopped", "stopped before the first step of this start", Stopped.exit_code)
             if end.code in {0, Stopped.exit_code}:
-                if end.elsewhere:
+                if end.remote:
                     say(f"stopped: process {end.rank}, on another host: {end.cause}")
                 return end.code
             end = others.end() or end
@@ -133,7 +133,7 @@ def supervise(
             if replaced and end.peer and not restarts and not watch.asked:
                 note_end(place, HostLost(f"another host is lost: {end.cause}"))
                 return Stopped.exit_code
-            final = end.elsewhere or end.code == Aborted.exit_code or (end.code < 128 and end.code not in AGAIN)
+            final = end.remote or end.code == Aborted.exit_code or (end.code < 128 and end.code not in AGAIN)
             if final or watch.asked or not restarts:
                 others.report(end)
                 return end.code

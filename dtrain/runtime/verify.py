@@ -27,7 +27,7 @@ PATIENCE = 600.0
 
 
 @dataclass(frozen=True)
-class Promise:
+class Guarantee:
     """One guarantee, and whether it was kept."""
 
     what: str
@@ -45,7 +45,7 @@ class Certificate:
     versions: Mapping[str, str]
     checksum: str
     """Checksum of the bits of the last state."""
-    findings: list[Promise] = field(default_factory=list)
+    findings: list[Guarantee] = field(default_factory=list)
 
     @property
     def kept(self) -> bool:
@@ -141,7 +141,7 @@ def verify(trial: Trial, kills: int, seed: int, others: Mapping[str, Sequence[st
     trial.say(f"killed at steps {', '.join(map(str, at))}")
     hits = trial.killed("killed", at)
     result = same_bits(trial, hits)
-    few = Promise(f"killed {len(at)} times", False, f"only {hits} kills came before the run ended")
+    few = Guarantee(f"killed {len(at)} times", False, f"only {hits} kills came before the run ended")
     certificate.findings.extend([result] if hits == len(at) else [result, few])
     for number, (what, changes) in enumerate(others.items()):
         trial.say(what)
@@ -150,28 +150,28 @@ def verify(trial: Trial, kills: int, seed: int, others: Mapping[str, Sequence[st
     return certificate
 
 
-def same_bits(trial: Trial, times: int) -> Promise:
+def same_bits(trial: Trial, times: int) -> Guarantee:
     """Whether the runs "straight" and "killed" have the same final state and metrics."""
     straight, killed = (_checksum(trial, name) for name in ("straight", "killed"))
     rows = [_numbers(trial, name) for name in ("straight", "killed")]
     what = f"killed {times} times, resumed"
     if straight != killed:
-        return Promise(what, False, f"the state differs: {killed}")
+        return Guarantee(what, False, f"the state differs: {killed}")
     if rows[0] != rows[1]:
-        return Promise(what, False, "the state is the same, but the metrics differ")
-    return Promise(what, True, f"the same bits; {len(rows[0])} lines of metrics equal")
+        return Guarantee(what, False, "the state is the same, but the metrics differ")
+    return Guarantee(what, True, f"the same bits; {len(rows[0])} lines of metrics equal")
 
 
-def _same_losses(trial: Trial, what: str, name: str) -> Promise:
+def _same_losses(trial: Trial, what: str, name: str) -> Guarantee:
     straight, other = (
         {row["step"]: row["train/loss"] for row in read(trial.place(run).metrics) if "train/loss" in row}
         for run in ("straight", name)
     )
     if straight.keys() != other.keys():
-        return Promise(what, False, "different steps were logged")
+        return Guarantee(what, False, "different steps were logged")
     worst = max((abs(other[step] - loss) / max(abs(loss), 1e-12) for step, loss in straight.items()), default=0.0)
     same = _checksum(trial, "straight") == _checksum(trial, name)
-    return Promise(what, worst <= TOLERANCE, "the same bits" if same else f"losses within {worst:.1e}")
+    return Guarantee(what, worst <= TOLERANCE, "the same bits" if same else f"losses within {worst:.1e}")
 
 
 def _checksum(trial: Trial, name: str) -> str:

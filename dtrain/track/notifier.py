@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dtrain.core.errors import Aborted, DtrainError, Exhausted, Hung, Locked, Stopped, user_error
-from dtrain.core.parent import watched
+from dtrain.core.parent import is_supervised
 from dtrain.core.process_info import launch_id
 from dtrain.core.run_dir import Folder, overwrite, read_json
 from dtrain.track.delivery import LIMIT, LONGEST, Channel, Notification
@@ -83,7 +83,7 @@ class Notifier:
 
         def closed(state: str, reason: str, code: int) -> int:
             code = close(state, reason, code)
-            if self.settings and not watched() and state != "aborted" and self._ending.acquire(blocking=False):
+            if self.settings and not is_supervised() and state != "aborted" and self._ending.acquire(blocking=False):
                 self._end(code, reason)
             return code
 
@@ -170,15 +170,15 @@ def notifying(
     `patience`: seconds after which the supervisor considers this process as hanging. EnvironmentFault if the settings
     do not allow to send anything.
     """
-    notifier = Notifier(settings, place, warn, min(LIMIT, patience / 2) if watched() else LIMIT)
+    notifier = Notifier(settings, place, warn, min(LIMIT, patience / 2) if is_supervised() else LIMIT)
     try:
         yield notifier
     except BaseException as error:
-        if not watched():
+        if not is_supervised():
             notifier.ended(*_code_and_reason(error))
         notifier.join()
         raise
-    if not watched():
+    if not is_supervised():
         notifier.ended(0, "")
     notifier.join()
 

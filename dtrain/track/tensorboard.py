@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dtrain.track.tracker import About, Tracker
+from dtrain.track.tracker import TrackedRun, Tracker
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,7 +15,7 @@ class TensorBoard:
     kind: Literal["tensorboard"] = "tensorboard"
 
     @contextmanager
-    def open(self, about: About) -> Iterator[Tracker]:
+    def open(self, about: TrackedRun) -> Iterator[Tracker]:
         from tensorboardX import SummaryWriter
 
         first_step = about.start + 1 if about.start else None

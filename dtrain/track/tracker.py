@@ -9,7 +9,7 @@ from dtrain.core.run_dir import Folder
 
 
 @dataclass(frozen=True)
-class About:
+class TrackedRun:
     """Description of a run for its trackers."""
 
     folder: Folder
@@ -34,6 +34,6 @@ class Tracker(Protocol):
 class Sink(Protocol):
     """One entry of the recipe's `track.to`, a frozen dataclass."""
 
-    def open(self, about: About) -> AbstractContextManager[Tracker]:
+    def open(self, about: TrackedRun) -> AbstractContextManager[Tracker]:
         """Start to track a run; the tracker is valid within the context."""
         ...

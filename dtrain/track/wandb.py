@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from dtrain.core.errors import DtrainError, EnvironmentFault
-from dtrain.track.tracker import About, Tracker
+from dtrain.track.tracker import TrackedRun, Tracker
 
 PATIENCE = 30.0
 """Timeout in seconds for the service, at the start and at the end of a run."""
@@ -25,7 +25,7 @@ class WandB:
     tags: tuple[str, ...] = ()
 
     @contextmanager
-    def open(self, about: About) -> Iterator[Tracker]:
+    def open(self, about: TrackedRun) -> Iterator[Tracker]:
         import wandb
         from wandb.errors import AuthenticationError, CommError
 
@@ -53,7 +53,7 @@ class WandB:
         finally:
             run.finish(exit_code=int(failed))
 
-    def _begin(self, about: About, mode: Literal["online", "offline", "disabled"]) -> Any:
+    def _begin(self, about: TrackedRun, mode: Literal["online", "offline", "disabled"]) -> Any:
         import wandb
 
         return wandb.init(  # pyright: ignore[reportAttributeAccessIssue]

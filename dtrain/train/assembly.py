@@ -54,7 +54,7 @@ def assemble(recipe: Recipe, devices: Sequence[Any], example: Example, steps: in
     if mismatch:
         raise DataError(mismatch, "change the model's sizes, or the data")
     explicit = engine.kind != "jit"  # under jit the compiler chooses the route of a collective
-    sizes = recipe.mesh.laid(devices) if explicit else recipe.mesh.sizes(len(devices))
+    sizes = recipe.mesh.jax_sizes(devices) if explicit else recipe.mesh.sizes(len(devices))
     layout = Layout(sizes, recipe.mesh.table(), model.params(), recipe.mesh.build(sizes, devices), example)
     layout.check()
     if sizes["sequence"] > 1 and not getattr(model, "split_rows", True):

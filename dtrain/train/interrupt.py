@@ -14,7 +14,7 @@ import jax
 
 from dtrain.core import signals
 from dtrain.core.errors import Aborted, DtrainError, Stopped
-from dtrain.core.parent import watched
+from dtrain.core.parent import is_supervised
 from dtrain.core.run_control import Request, RunControl
 
 SAME = 2.0
@@ -66,7 +66,7 @@ class Interrupt:
         if not self.signal:
             hint = "run the same command again to resume"
             self._stop(name, Stopped(f"{name}: stopped before the first step of this start", hint))
-        elif number == signal.SIGINT and not (watched() and time.monotonic() - self.since < SAME):
+        elif number == signal.SIGINT and not (is_supervised() and time.monotonic() - self.since < SAME):
             self._leave("aborted", Aborted("stopped at once, without saving"))
 
     def attach(self, control: RunControl) -> None:

@@ -83,7 +83,7 @@ def about(
     }
 
 
-def promise(saved: Mapping[str, Any], now: Mapping[str, Any], recipe: Recipe, step: int) -> list[str]:
+def resume_guarantee(saved: Mapping[str, Any], now: Mapping[str, Any], recipe: Recipe, step: int) -> list[str]:
     """Lines for the user: what a restart guarantees, then each difference from the start that saved the checkpoint."""
     changed = list(_changes(saved, now))
     if not changed:

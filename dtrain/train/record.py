@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from dtrain.core import heartbeat
-from dtrain.core.errors import DtrainError, NotFinite, Taken, user_error
+from dtrain.core.errors import DtrainError, NotFinite, TakenOver, user_error
 from dtrain.core.run_dir import Folder, overwrite
 from dtrain.recipe.load import text
 from dtrain.recipe.recipe import Recipe
@@ -177,7 +177,7 @@ def run_record(place: Folder, recipe: Recipe, lead: bool) -> Iterator[Record]:
         log.write()
     try:
         yield log
-    except Taken:
+    except TakenOver:
         raise  # another run has taken over the folder and its record
     except BaseException as error:
         with suppress(OSError):  # the disk may be full or missing

@@ -11,7 +11,7 @@ from dtrain.recipe.load import plain
 from dtrain.track.console import Console, eval_line, step_line
 from dtrain.track.jsonl import lines
 from dtrain.track.meters import Meters, peak_of
-from dtrain.track.tracker import About
+from dtrain.track.tracker import TrackedRun
 from dtrain.train.assembly import Assembly
 from dtrain.train.planned import PlanComparison
 
@@ -36,7 +36,7 @@ def reporter(
         """Nothing is written by this process."""
 
     if jax.process_index() == 0:
-        about = About(place, recipe.name, plain(recipe), ids, start, console.warn)
+        about = TrackedRun(place, recipe.name, plain(recipe), ids, start, console.warn)
         rows = stack.enter_context(lines(place.metrics, start, console.warn))
         sync, trackers = rows.sync, [rows, *(stack.enter_context(sink.open(about)) for sink in recipe.track.to)]
     example = assembly.layout.example

@@ -15,7 +15,7 @@ from dtrain.data.source import UNKNOWN, Source
 from dtrain.track.console import Console
 from dtrain.train.assembly import Assembly
 from dtrain.train.checksum import state_checksum
-from dtrain.train.provenance import promise
+from dtrain.train.provenance import resume_guarantee
 from dtrain.train.record import Record
 from dtrain.train.state import State, create_state
 
@@ -71,7 +71,7 @@ def first_state(
             if newest.step < reached and not store.damaged(reached):
                 message = f"run.json records a checkpoint of step {reached}, which is missing"
                 console.warn(f"{message}; the run resumes from step {newest.step}")
-            for line in _report(start, promise(newest.about, now, assembly.recipe, newest.step)):
+            for line in _report(start, resume_guarantee(newest.about, now, assembly.recipe, newest.step)):
                 console.say(line, "green")
             return state, start
     return create_state(assembly.make, assembly.shapes), Start(0, log.next_batch, now=now)

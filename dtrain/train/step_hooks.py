@@ -8,7 +8,7 @@ import jax
 
 from dtrain.core import fault_injection
 from dtrain.data.source import refuse_changed
-from dtrain.parallel.devices import are_pretended
+from dtrain.parallel.devices import are_fake
 from dtrain.train import provenance
 from dtrain.train.checksum import StateChecksum
 from dtrain.train.hooks import Evaluation, Log, Saving
@@ -41,7 +41,7 @@ class Hooks:
 
 def step_hooks(session: Session, ready: Ready, start: Start, end: int) -> Hooks:
     """The hooks of an attempt that starts at `start` and ends with step `end`."""
-    assembly, recipe, pretended = ready.assembly, session.recipe, are_pretended(jax.devices())
+    assembly, recipe, faked = ready.assembly, session.recipe, are_fake(jax.devices())
     skipping, often = recipe.guard.not_finite == "skip", recipe.checkpoint
     span = (start.step, end)
     report, sync = reporter(
@@ -51,7 +51,7 @@ def step_hooks(session: Session, ready: Ready, start: Start, end: int) -> Hooks:
     held_out = partial(eval_batches, assembly, ready.test, 1 if session.dry else None)
     tokens, agreed = "token" in ready.train.example, session.interrupt.agreed
     evaluation = Evaluation(
-        recipe.evaluate, ready.evaluate, held_out, logging, session.clock, tokens, agreed, one_at_a_time=pretended
+        recipe.evaluate, ready.evaluate, held_out, logging, session.clock, tokens, agreed, one_at_a_time=faked
     )
     guard = LossGuard(recipe.guard, start.batches_skipped, lambda step: saving.due(step) or evaluation.due(step))
     guard.recall(start.seen)
@@ -59,7 +59,7 @@ def step_hooks(session: Session, ready: Ready, start: Start, end: int) -> Hooks:
     timer = SaveTimer(
         0.0 if session.dry else 60 * often.minutes, jax.process_count(), start.step, exchange=ready.exchange
     )
-    saving = Saving(often.every, often.best, save, session.clock, pretended, skipping, logging.flush, timer)
+    saving = Saving(often.every, often.best, save, session.clock, faked, skipping, logging.flush, timer)
     return Hooks(partial(_alive, session), guard, logging, evaluation, saving)
 
 

@@ -12,7 +12,7 @@ from dtrain.core.errors import RecipeError
 from dtrain.models.moe import Experts
 from dtrain.optim.optimizer import SGD, Adafactor, AdamW, Lion, Muon
 from dtrain.parallel.jit import Jit
-from dtrain.parallel.mesh import LAID, Mesh, Rule
+from dtrain.parallel.mesh import JAX_AXES, Mesh, Rule
 from tests.engines import (
     AXIS_MESHES,
     DECODER,
@@ -198,7 +198,7 @@ def test_microbatches_need_one_all_reduce() -> None:
 @pytest.mark.slow
 def test_fsdp_over_two_mesh_axes_is_the_same() -> None:
     """As on a TPU, where reduce-scatters run along one dimension of the torus after the other."""
-    sizes = dict.fromkeys(LAID, 1) | {"fsdp": 2, "fsdp_y": 4}
+    sizes = dict.fromkeys(JAX_AXES, 1) | {"fsdp": 2, "fsdp_y": 4}
     loss, found = gradients(place(LANGUAGE_MODELS["mixtral"], ENGINES["shard_map"], Mesh(data=1, fsdp=8), sizes=sizes))
     reference_loss, reference = one_device("mixtral")
     assert loss == pytest.approx(reference_loss, rel=2e-6)

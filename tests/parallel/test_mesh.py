@@ -9,7 +9,7 @@ import pytest
 from dtrain.core.errors import FieldError
 from dtrain.core.slices import target
 from dtrain.parallel.jit import Jit
-from dtrain.parallel.mesh import LAID, MEMORY_AXES, Mesh
+from dtrain.parallel.mesh import FSDP_AXES, JAX_AXES, Mesh
 from dtrain.parallel.shard_map import ShardMap
 from dtrain.plan.target import stand_ins
 from dtrain.recipe.load import load
@@ -19,7 +19,7 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 
 
 def test_the_axis_of_size_minus_one_takes_the_remaining_devices() -> None:
-    one = dict.fromkeys(LAID, 1)
+    one = dict.fromkeys(JAX_AXES, 1)
     assert Mesh(data=-1, fsdp=2, tensor=2).sizes(8) == one | {"data": 2, "fsdp": 2, "tensor": 2}
     assert Mesh().sizes(1) == one
 
@@ -49,7 +49,7 @@ def test_an_axis_crosses_the_slices_that_the_recipe_gives_it() -> None:
 def test_by_default_data_crosses_the_slices() -> None:
     devices = stand_ins(target("v5e-4", 2))
     mesh = Mesh(data=4, fsdp=2)
-    grid = mesh.build(mesh.laid(devices), devices).devices.reshape(4, 2)
+    grid = mesh.build(mesh.jax_sizes(devices), devices).devices.reshape(4, 2)
     assert [{device.slice_index for device in row} for row in grid] == [{0}, {0}, {1}, {1}]
 
 
@@ -63,7 +63,7 @@ def test_by_default_data_crosses_the_slices() -> None:
 def test_slices_that_no_axis_crosses_are_refused_with_the_key_to_set(mesh: Mesh, message: str, hint: str) -> None:
     devices = stand_ins(target("v5e-4", 2))
     with pytest.raises(FieldError, match=message) as error:
-        mesh.build(mesh.laid(devices), devices)
+        mesh.build(mesh.jax_sizes(devices), devices)
     assert re.search(hint, error.value.hint)
 
 
@@ -97,10 +97,10 @@ def test_on_any_torus_the_devices_of_an_axis_form_a_block(output: dict[str, int]
     """Sides of 20 and 28 have prime factors that JAX's `create_device_mesh` cannot split."""
     devices = stand_ins(target("v5p:8x20x28"))
     mesh = Mesh(data=-1, **output)  # pyright: ignore[reportArgumentType]
-    grid = mesh.build(mesh.laid(devices), devices).devices
+    grid = mesh.build(mesh.jax_sizes(devices), devices).devices
     assert {device.id for device in grid.flat} == set(range(4480))
-    for axis, size in mesh.laid(devices).items():
-        along = np.moveaxis(grid, LAID.index(axis), 0).reshape(size, -1)[:, 0]
+    for axis, size in mesh.jax_sizes(devices).items():
+        along = np.moveaxis(grid, JAX_AXES.index(axis), 0).reshape(size, -1)[:, 0]
         sides = [len({device.coords[dim] for device in along}) for dim in range(3)]
         assert np.prod(sides) == size
 
@@ -112,5 +112,5 @@ def test_under_shard_map_fsdp_has_an_axis_for_each_dimension_of_the_torus() -> N
         engine.kind: assemble(dataclasses.replace(recipe, engine=engine), devices, example, 100).layout.sizes
         for engine in (Jit(), ShardMap())
     }
-    assert [sizes["shard_map"][axis] for axis in MEMORY_AXES] == [4, 4, 4]
-    assert [sizes["jit"][axis] for axis in MEMORY_AXES] == [64, 1, 1]
+    assert [sizes["shard_map"][axis] for axis in FSDP_AXES] == [4, 4, 4]
+    assert [sizes["jit"][axis] for axis in FSDP_AXES] == [64, 1, 1]

@@ -14,12 +14,12 @@ from dtrain.models.nn.layers import bias, weight
 from dtrain.models.nn.matmul import matmul
 from dtrain.models.nn.param import Tree
 from dtrain.parallel.jit import Jit
-from dtrain.parallel.mesh import LAID, Mesh
+from dtrain.parallel.mesh import JAX_AXES, Mesh
 from dtrain.parallel.rules import Layout, zigzag_positions
 from dtrain.parallel.shard_map import ShardMap
 from tests.engines import gradients, place
 
-ONE = dict.fromkeys(LAID, 1)
+ONE = dict.fromkeys(JAX_AXES, 1)
 MESH = ONE | {"data": 2, "fsdp": 2, "tensor": 4}
 
 

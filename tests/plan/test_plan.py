@@ -362,12 +362,12 @@ def test_a_plan_is_read_back_from_the_cache_as_it_was(tmp_path: Path, monkeypatc
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     made = quick(wanted, on)
     monkeypatch.setattr(cache, "outcomes", lambda jobs, _: ((number, made) for number, _ in enumerate(jobs)))
-    first = dict(cache.remembered([wanted], on, 1, None))
+    first = dict(cache.cached_outcomes([wanted], on, 1, None))
     monkeypatch.setattr(cache, "outcomes", lambda jobs, _: pytest.fail("made again") if jobs else iter(()))
-    again = dict(cache.remembered([wanted], on, 1, None))
+    again = dict(cache.cached_outcomes([wanted], on, 1, None))
     assert values(again[0]) == values(first[0])  # pyright: ignore[reportArgumentType]
     assert list(lines(again[0])) == list(lines(made))  # pyright: ignore[reportArgumentType]
     for kept in (tmp_path / "cache").rglob("*.json"):
         kept.write_text("[]")
     monkeypatch.setattr(cache, "outcomes", lambda jobs, _: ((number, made) for number, _ in enumerate(jobs)))
-    assert dict(cache.remembered([wanted], on, 1, None))
+    assert dict(cache.cached_outcomes([wanted], on, 1, None))

@@ -50,7 +50,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Compiled:
             attempts.extend(wanted)
             yield from enumerate(planned(one, cost) for one in wanted)
 
-        monkeypatch.setattr(searching, "remembered", remembered)
+        monkeypatch.setattr(searching, "cached_outcomes", remembered)
         monkeypatch.setattr(PlanJob, "make", lambda job: planned(job.recipe, product))
         return search(wanted, target(on), tries, 1, None, lambda _: None), attempts
 

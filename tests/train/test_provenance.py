@@ -8,7 +8,7 @@ import pytest
 
 from dtrain.recipe.load import load
 from dtrain.recipe.recipe import Guard, Recipe
-from dtrain.train.provenance import WATCHING, _settings, promise
+from dtrain.train.provenance import WATCHING, _settings, resume_guarantee
 
 RECIPE = """
 model: {kind: mlp, sizes: [64, 16, 10]}
@@ -37,7 +37,7 @@ def now(recipe: Recipe, **changes: Any) -> dict[str, Any]:
 def test_what_bears_on_no_number_keeps_the_bits(recipe: Any) -> None:
     saved = now(recipe())
     for other in ("track.every=5", "checkpoint.every=7", "guard.patience=9", "name=other", "evaluate.every=3"):
-        assert promise(saved, now(recipe(other)), recipe(other), 10) == [
+        assert resume_guarantee(saved, now(recipe(other)), recipe(other), 10) == [
             "same recipe, code, software, devices and mesh: the same bits"
         ]
 
@@ -59,7 +59,7 @@ def test_another_order_of_sums_keeps_the_numbers_but_for_rounding(
     recipe: Any, overrides: list[str], changes: dict[str, Any], lines: list[str]
 ) -> None:
     here = recipe(*overrides)
-    kept = promise(now(recipe()), now(here, **changes), here, 10)
+    kept = resume_guarantee(now(recipe()), now(here, **changes), here, 10)
     assert kept == ["the same numbers except for rounding:", *(f"  {line}" for line in lines)]
 
 
@@ -78,23 +78,23 @@ def test_anything_else_may_change_the_numbers(
     recipe: Any, overrides: list[str], changes: dict[str, Any], line: str
 ) -> None:
     here = recipe(*overrides)
-    kept = promise(now(recipe()), now(here, **changes), here, 10)
+    kept = resume_guarantee(now(recipe()), now(here, **changes), here, 10)
     assert kept == ["the numbers may differ from those of an unchanged run:", f"  {line}"]
 
 
 def test_a_stretched_schedule_is_named_with_the_jump_of_the_learning_rate(recipe: Any) -> None:
     saved, here = now(recipe()) | {"lr": 1e-5}, recipe("epochs=30")
-    assert promise(saved, now(here, steps=600), here, 60)[1:] == [
+    assert resume_guarantee(saved, now(here, steps=600), here, 60)[1:] == [
         "  learning rate: was 1e-05 at this step, now 0.0976",
         "  steps: was 60, now 600",
     ]
     flat = recipe("optimizer.schedule=constant")
-    assert "the same bits" in promise(now(flat) | {"lr": 0.1}, now(flat, steps=600), flat, 60)[0]
+    assert "the same bits" in resume_guarantee(now(flat) | {"lr": 0.1}, now(flat, steps=600), flat, 60)[0]
 
 
 def test_a_checkpoint_of_an_older_dtrain_promises_nothing_that_it_did_not_record(recipe: Any) -> None:
     saved = {key: value for key, value in now(recipe()).items() if key in ("mesh", "processes", "versions")}
-    assert promise(saved, now(recipe()), recipe(), 10) == [
+    assert resume_guarantee(saved, now(recipe()), recipe(), 10) == [
         "the numbers may differ from those of an unchanged run:",
         "  not recorded in the checkpoint: settings, steps, hardware, compiler, code",
     ]

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-HIDDEN = -1e30
+MASKED_SCORE = -1e30
 """Score of a masked key: its exponential is 0 in float32. -inf would give NaN for a query without any key."""
 
 CHUNK = 1024
@@ -72,7 +72,7 @@ def attention_with_lse(
     """
     s, mask = attention_scores(q_BTHD, k_BSGD, spec), attention_mask(spec, queries, keys)
     mask = None if mask is None else mask[:, None, None]
-    s = s if mask is None else jnp.where(mask, s, HIDDEN)
+    s = s if mask is None else jnp.where(mask, s, MASKED_SCORE)
     top = jax.lax.stop_gradient(s.max(-1, keepdims=True))  # softmax does not change when a constant is subtracted
     p = jnp.exp(s - top)
     p = p if mask is None else jnp.where(mask, p, 0.0)  # if all keys are masked, every exponential is 1
@@ -80,7 +80,9 @@ def attention_with_lse(
     out = jnp.einsum("BGRTS,BSGD->BTGRD", p.astype(v_BSGD.dtype), v_BSGD, preferred_element_type=jnp.float32)
     total_BTGR = jnp.moveaxis(total, 3, 1)
     out = out / jnp.maximum(total_BTGR, 1e-30)[..., None]
-    log = jnp.where(total_BTGR > 0, jnp.log(jnp.maximum(total_BTGR, 1e-30)) + jnp.moveaxis(top[..., 0], 3, 1), HIDDEN)
+    log = jnp.where(
+        total_BTGR > 0, jnp.log(jnp.maximum(total_BTGR, 1e-30)) + jnp.moveaxis(top[..., 0], 3, 1), MASKED_SCORE
+    )
     return out.reshape(q_BTHD.shape), log.reshape(q_BTHD.shape[:3])
 
 
@@ -116,7 +118,7 @@ def attention(
     return in_chunks(chunk, (q_BTHD, positions), q_BTHD.shape[1])
 
 
-def keys_seen(length: int, window: int | None) -> float:
+def mean_attended_keys(length: int, window: int | None) -> float:
     """Mean number of keys that a query of a row attends to, under a causal mask."""
     # of `length` queries the first near - 1 have fewer than `near` keys: near (near - 1) / 2 missing in all
     near = min(window or length, length)

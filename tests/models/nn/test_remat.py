@@ -11,7 +11,7 @@ import pytest
 from dtrain.core.slices import target
 from dtrain.models.nn.context import Layers, SingleDeviceContext
 from dtrain.models.nn.remat import Remat
-from dtrain.plan.cuda import take_cudnn_as_there
+from dtrain.plan.cuda import assume_cudnn
 from dtrain.plan.jaxpr_flat import bare
 from dtrain.plan.target import stand_ins
 from dtrain.recipe.load import load
@@ -99,7 +99,7 @@ def step(folder: Path, place: str, remat: str) -> Counter[str]:
     example = recipe.data.example()
     assert example is not None
     if on.chip and on.chip.platform == "gpu":
-        take_cudnn_as_there(on.chip)
+        assume_cudnn(on.chip)
     return primitives(assemble(recipe, stand_ins(on), example, 10).train().jaxpr)
 
 
