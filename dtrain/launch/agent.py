@@ -1,8 +1,9 @@
-"""What dtrain does on a host of a launched run: `python -m dtrain.launch.agent` answers requests, a line of JSON each,
-from standard input on standard output, until standard input ends.
+"""The agent on each host of a launched run. `python -m dtrain.launch.agent` reads requests from standard input, one
+line of JSON each, and writes the replies to standard output, until standard input ends.
 
-`start` leaves a runner behind, which runs `dtrain run`, again where the run was preempted (75), and writes down how it
-ended. Secrets come on standard input and stay in the runner's environment: no file and no command line has them.
+The verb `start` starts a runner in the background. The runner runs `dtrain run`, restarts it after a preemption (exit
+code 75), and records its exit code. Secrets arrive on standard input and exist only in the runner's environment: no
+file and no command line contains them.
 """
 
 import os
@@ -26,40 +27,41 @@ from dtrain.launch.runner import RunnerDir, kill, start, supervise
 from dtrain.launch.wire import RUNS_HERE, HostJob, Reply, Request, decode, encode
 
 ADDRESSES = re.compile(r" +@ +0x|\*\*\* Check failure stack trace")
-"""What C++ adds where JAX ends a process; it stays in the log."""
+"""Lines of a C++ stack trace, printed when JAX aborts a process: `logs` omits them; the log file keeps them."""
 PACKAGES = ("jax", "jaxlib", "numpy", "orbax-checkpoint")
 ROOM = 1e9
-"""Bytes that must be free where checkpoints go."""
+"""Bytes that must be free on the disk for checkpoints."""
 POLL = 0.2
+"""Seconds between two reads of a log that is followed."""
 
 
 def look(request: Request) -> Reply:
-    """What this host is, before anything is started: versions, clock, disk, its own name, what it can write."""
+    """Check this host before a start: versions, clock, free disk space, port, host name, write access."""
     import importlib.metadata
 
     if request.ready and not Path(request.ready).expanduser().exists():
         return Reply()
-    job, own = request.job, RunnerDir(request.job)
-    runs, port, host, problems = own.run.path.parent, job.coordinator.rpartition(":")[2], socket.gethostname(), []
+    job, files = request.job, RunnerDir(request.job)
+    runs, port, host, problems = files.run.path.parent, job.coordinator.rpartition(":")[2], socket.gethostname(), []
     try:
         runs.mkdir(parents=True, exist_ok=True)
         if request.token:
             (runs / f".look-{request.token}-{job.rank}").touch()
         free = shutil.disk_usage(runs).free
-        problems += [f"{free / 1e9:.1f} GB free in {runs}"] if free < ROOM else []
+        problems += [f"only {free / 1e9:.1f} GB free in {runs}, {ROOM / 1e9:.0f} GB needed"] if free < ROOM else []
     except OSError as error:
         problems.append(f"cannot write to {runs}: {error.strerror}")
     if port and job.rank == 0 and not _works(lambda: socket.create_server(("", int(port))).close()):
-        problems.append(f"port {port} is taken")
-    problems += [f"{job.name} {RUNS_HERE}, as process {pid}" for pid in own.living()[:1]]
+        problems.append(f"port {port} is in use")
+    problems += [f"{job.name} {RUNS_HERE}, as process {pid}" for pid in files.living()[:1]]
     if job.world_size > 1 and not _works(lambda: socket.getaddrinfo(host, None)):
-        problems.append(f"it does not resolve its own name, {host}: add it to /etc/hosts")
+        problems.append(f"it cannot resolve its own host name {host}: add the name to /etc/hosts")
     versions = {name: importlib.metadata.version(name) for name in PACKAGES} | {"dtrain": __version__}
     return Reply(ready=True, time=time.time(), versions=versions, problems=tuple(problems))
 
 
 def marks(request: Request) -> Reply:
-    """The ranks whose marks of `look` are seen here."""
+    """The ranks whose `look` wrote a marker file that is visible on this host; the files are removed."""
     paths = list(RunnerDir(request.job).run.path.parent.glob(f".look-{request.token}-*"))
     for path in paths:
         path.unlink(missing_ok=True)
@@ -67,51 +69,51 @@ def marks(request: Request) -> Reply:
 
 
 def status(request: Request) -> Reply:
-    """Whether the runner is alive, how it ended, and what the run folder has."""
-    own, values = RunnerDir(request.job), {}
-    with suppress(DtrainError):  # a damaged one
-        values = own.run.read_record()
-    alive = own.process("runner") is not None
+    """Whether the runner is alive, the exit code, and the progress recorded in the run folder."""
+    files, values = RunnerDir(request.job), {}
+    with suppress(DtrainError):  # run.json is damaged
+        values = files.run.read_record()
+    alive = files.process("runner") is not None
     text = f"step {values['step']}/{values['steps']} saved" if values.get("steps") else ""
     if alive:
-        text = f"{_where(heartbeat.read(own.run.heartbeat(request.job.rank)))}; {text}".rstrip("; ")
-    recorded = (own.run.path / RECORD).exists()
-    return Reply(alive=alive, code=own.end(), state=values.get("state", ""), recorded=recorded, text=text)
+        text = f"{_where(heartbeat.read(files.run.heartbeat(request.job.rank)))}; {text}".rstrip("; ")
+    recorded = (files.run.path / RECORD).exists()
+    return Reply(alive=alive, code=files.end(), state=values.get("state", ""), recorded=recorded, text=text)
 
 
 def _where(heartbeat: heartbeat.Heartbeat | None) -> str:
     if heartbeat is None:
         return "starting"
     silent = time.time() - heartbeat.at
-    late = f", silent for {silent:.0f} s" if silent > heartbeat.patience / 10 else ""
+    late = f", no heartbeat for {silent:.0f} s" if silent > heartbeat.patience / 10 else ""
     return f"in {heartbeat.section} after step {heartbeat.step}{late}"
 
 
 def stop(request: Request) -> Reply:
-    """Ask the run to save and leave, and the runner not to start it again."""
-    own = RunnerDir(request.job)
-    with suppress(OSError):  # for hosts that cannot be asked; the signal is quicker, and needs no clock in common
-        own.run.stop_request.touch()
-    runner = own.process("runner")
-    if runner and not own.stopping.exists():  # a second signal would end it unsaved
-        own.stopping.touch()
+    """Ask the run to save and exit, and the runner not to restart it."""
+    files = RunnerDir(request.job)
+    with suppress(OSError):  # also stops unreachable hosts; the signal is faster and needs no synchronised clocks
+        files.run.stop_request.touch()
+    runner = files.process("runner")
+    if runner and not files.stopping.exists():  # a second signal would end it without saving
+        files.stopping.touch()
         os.kill(runner.pid, signal.SIGTERM)
     return Reply(items=(runner.pid,) if runner else ())
 
 
 def logs(request: Request) -> Iterator[Reply]:
-    """What the run printed on this host since its last start; to be followed, until it ends or standard input does."""
-    own = RunnerDir(request.job)
-    runner = own.read("runner")
+    """The run's output on this host since its last start; with `follow`, until the run or standard input ends."""
+    files = RunnerDir(request.job)
+    runner = files.read("runner")
     begin = runner.log_offset if runner and request.offset is None else request.offset or 0
-    over, left = (
-        lambda: not request.follow or own.process("runner") is None,
+    finished, input_closed = (
+        lambda: not request.follow or files.process("runner") is None,
         lambda: select.select([sys.stdin], [], [], POLL)[0],
     )
-    for offset, text in followed(own.log, begin, over, left):
+    for offset, text in followed(files.log, begin, finished, input_closed):
         if not ADDRESSES.match(text):
             yield Reply(offset=offset, text=text)
-    yield Reply(code=own.end())
+    yield Reply(code=files.end())
 
 
 def _works(call: Callable[[], object]) -> bool:
@@ -128,7 +130,7 @@ VERBS: dict[str, Callable[[Request], Reply]] = {
 
 
 def main() -> int:
-    """Answer requests, or be the runner."""
+    """Answer requests; with the argument `runner`, supervise a run."""
     if sys.argv[1:2] == ["runner"]:
         return supervise(decode(sys.argv[2], HostJob))
     try:
@@ -140,7 +142,7 @@ def main() -> int:
             except DtrainError as error:
                 print(encode(Reply(problem=error.message)), flush=True)
     except BrokenPipeError:
-        os._exit(0)  # nobody listens any more
+        os._exit(0)  # the caller closed the connection
     return 0
 
 

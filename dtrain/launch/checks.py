@@ -1,4 +1,4 @@
-"""Checks before a launch, which make nothing: every problem is reported, and what could not be checked."""
+"""Checks before a launch. They leave nothing behind; all problems are reported, and what could not be checked."""
 
 import os
 import re
@@ -9,11 +9,11 @@ from dtrain.core.errors import EnvironmentFault
 from dtrain.launch.commands import run
 
 Check = Callable[[], list[str]]
-"""Returns notes for the user; raises EnvironmentFault where the launch would fail."""
+"""Returns notes for the user; raises EnvironmentFault if the launch would fail."""
 
 
 def run_checks(checks: Sequence[Check]) -> list[str]:
-    """The notes of all checks, which run at once. EnvironmentFault with every problem that they raise."""
+    """Run the checks in parallel and return their notes. EnvironmentFault with every problem that they raise."""
     notes: list[str] = []
     problems: list[EnvironmentFault] = []
     with ThreadPoolExecutor(len(checks)) as pool:
@@ -23,7 +23,7 @@ def run_checks(checks: Sequence[Check]) -> list[str]:
             except EnvironmentFault as error:
                 problems.append(error)
     if len(problems) > 1:
-        lines = [f"{one.message} ({one.hint})" if one.hint else one.message for one in problems]
+        lines = [f"{error.message} ({error.hint})" if error.hint else error.message for error in problems]
         raise EnvironmentFault("\n  ".join([f"{len(problems)} problems:", *lines]))
     if problems:
         raise problems[0]
@@ -31,14 +31,17 @@ def run_checks(checks: Sequence[Check]) -> list[str]:
 
 
 def check_variables(names: Sequence[str]) -> list[str]:
-    """Whether the environment variables that a run gets are set here."""
+    """Check that the environment variables that are passed to the run are set on this machine."""
     if missing := [name for name in names if name not in os.environ]:
-        raise EnvironmentFault(f"not set here: {', '.join(missing)}", "export it, or remove it from launch.environment")
+        raise EnvironmentFault(
+            f"environment variables not set here: {', '.join(missing)}",
+            "export them, or remove them from launch.environment",
+        )
     return []
 
 
 def check_image(image: str) -> list[str]:
-    """Whether a container image exists, by the credentials of this machine."""
+    """Check that a container image exists, with the credentials of this machine."""
     command = ["docker", "manifest", "inspect", image]
     if "-docker.pkg.dev/" in image:
         command = ["gcloud", "artifacts", "docker", "images", "describe", image, "--format=value(image_summary.digest)"]
@@ -46,6 +49,6 @@ def check_image(image: str) -> list[str]:
         run(command, wait=60)
     except EnvironmentFault as error:
         if re.search("Image not found|no such manifest|manifest unknown", error.message):
-            raise EnvironmentFault(f"there is no image {image}", "launch/Dockerfile builds one") from error
+            raise EnvironmentFault(f"image {image} does not exist", "build one with launch/Dockerfile") from error
         return [f"not checked: image {image}: {error.message}"]
     return []

@@ -1,4 +1,4 @@
-"""Commands of other programs: run without a shell, their failures shown in their own words; and logs, as they grow."""
+"""Run other programs without a shell and report their error messages; read log files while they grow."""
 
 import re
 import subprocess
@@ -12,21 +12,21 @@ WAIT = 120.0
 HINTS = {
     "gcloud auth login|active account|Reauthentication|invalid_grant": "gcloud auth login",
     "RESOURCE_EXHAUSTED|[Qq]uota": "request more quota, or use less, or another zone",
-    "ZONE_RESOURCE_POOL_EXHAUSTED|no more capacity": "another zone, or `spot: false`",
-    "PERMISSION_DENIED|permission": "request the role that is named, or use another project",
+    "ZONE_RESOURCE_POOL_EXHAUSTED|no more capacity": "try another zone, or `spot: false`",
+    "PERMISSION_DENIED|permission": "request the role that the message names, or use another project",
     "Could not connect to SkyPilot API server": "`sky api info` shows which server; launch.server names another",
     "connect(ion)? to the server|current-context|context .*(not found|not exist)|no configuration": (
         "gcloud container clusters get-credentials CLUSTER"
     ),
     "resource type .jobset|no matches for kind .JobSet": "install JobSet: https://jobset.sigs.k8s.io/docs/installation",
 }
-"""What helps, by a pattern in what a program printed."""
+"""Hints for the user, by a pattern in the standard error of a program."""
 INSTALL = {"sky": 'uv tool install "skypilot[gcp]==0.14.1"'}
-"""How to get a program."""
+"""How to install a program."""
 KLOG = re.compile(r"[IWE]\d{4} ")
-"""The log that kubectl prints before its message."""
+"""Start of the log lines that kubectl prints before its error message."""
 CAUSED = "direct cause of the following exception:"
-"""Before the last exception of several that a Python program prints."""
+"""Precedes the last exception of a chain in a Python traceback."""
 
 
 def run(
@@ -36,8 +36,8 @@ def run(
     wait: float = WAIT,
     environment: Mapping[str, str] | None = None,
 ) -> str:
-    """Its standard output; `given` is its standard input. EnvironmentFault where the program is missing, fails, or
-    takes longer than `wait` seconds."""
+    """Run a command and return its standard output; `given` is its standard input. EnvironmentFault if the program is
+    missing, fails, or takes longer than `wait` seconds."""
     shown = " ".join(command[:4])
     try:
         done = subprocess.run(
@@ -58,7 +58,9 @@ def run(
 
 
 def followed(log: Path, offset: int, over: Callable[[], bool], wait: Callable[[], object]) -> Iterator[tuple[int, str]]:
-    """(offset after it, line) of a log from `offset` on, until `over`, or until what `wait` returns is true."""
+    """Yield (offset after the line, line) of a log from byte `offset`, until `over()` or `wait()` returns true.
+
+    `wait` is called after each read to the end of the file. A missing file is read as empty."""
     while True:
         last = over()
         with suppress(FileNotFoundError), log.open("rb") as file:
@@ -73,7 +75,7 @@ def followed(log: Path, offset: int, over: Callable[[], bool], wait: Callable[[]
 
 
 def _reason(stderr: str) -> str:
-    """From the first line that calls itself an error, where there is one; else the last ones."""
+    """Up to four lines: from the first one that starts with ERROR, otherwise the last ones."""
     last = stderr.rpartition(CAUSED)[2]
     lines = [line.strip() for line in last.splitlines() if line.strip() and not KLOG.match(line)]
     first = next((i for i, line in enumerate(lines) if line.startswith("ERROR")), max(len(lines) - 4, 0))

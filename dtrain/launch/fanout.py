@@ -1,4 +1,4 @@
-"""Requests to many hosts at once, over one connection each; their answers, and their logs line by line."""
+"""Send requests to many hosts in parallel, over one connection each; read their replies and logs."""
 
 import os
 import queue
@@ -18,9 +18,9 @@ from dtrain.core.errors import DtrainError, EnvironmentFault
 from dtrain.launch.wire import HostJob, Reply, Request, Verb, decode, encode
 
 AGAIN = 2.0
-"""Seconds until a lost connection is tried again."""
+"""Seconds before a lost connection is retried."""
 WAIT = 30.0
-"""Seconds in which a host answers; ssh itself gives up sooner."""
+"""Seconds to wait for a reply; ssh itself times out sooner."""
 
 
 @dataclass(frozen=True)
@@ -30,36 +30,37 @@ class Machine:
     rank: int
     name: str
     prefix: tuple[str, ...] = ()
-    """What reaches it; nothing where it is this machine."""
+    """Command that connects to the host, such as ssh and its options; empty for this machine."""
     python: str = "python3"
 
     def command(self) -> list[str]:
-        """The argv that starts its agent."""
+        """Command line that starts the agent on the host."""
         module = ["-m", "dtrain.launch.agent"]
-        home = "~/" if self.python.startswith("~/") else ""  # which the shell there fills in, where it is not quoted
-        there = f"{home}{shlex.join([self.python.removeprefix('~/'), *module])}"
-        return [*self.prefix, there] if self.prefix else [self.python, *module]
+        home = "~/" if self.python.startswith("~/") else ""  # expanded by the remote shell, so it is not quoted
+        remote = f"{home}{shlex.join([self.python.removeprefix('~/'), *module])}"
+        return [*self.prefix, remote] if self.prefix else [self.python, *module]
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a host answered, or why it did not, as the reply's `problem`."""
+    """The reply of a host; if none arrived, the reply's `problem` is the reason."""
 
     machine: Machine
     reply: Reply
     asked: float = 0.0
-    """The middle between request and answer by this machine's clock, and half the time between them."""
+    """Midpoint between request and reply by this machine's clock, in seconds since 1970."""
     uncertainty: float = 0.0
+    """Half the time between request and reply, in seconds."""
 
 
 class Session:
-    """A connection to a host's agent, which answers one request after the other.
+    """A connection to a host's agent, which answers one request at a time.
 
-    ssh gets a process group of its own, so that a ProxyCommand ends with it. Where this process is killed the agent
-    reads the end of its standard input, and leaves."""
+    ssh runs in its own process group, so that killing the group also ends a ProxyCommand. If this process is killed,
+    the agent reads the end of its standard input and exits."""
 
     def __init__(self, machine: Machine) -> None:
-        """OSError where the program that connects is missing."""
+        """Connect. OSError if the program that connects is missing."""
         with ExitStack() as unless_started:
             self._machine, self._stderr = machine, unless_started.enter_context(tempfile.TemporaryFile())
             self._process = subprocess.Popen(
@@ -69,29 +70,29 @@ class Session:
             unless_started.pop_all()
 
     def replies(self, request: Request) -> Iterator[Reply]:
-        """What the agent answers; the last one has a problem where it cannot do it, or where the connection ends."""
+        """The agent's replies; the last one has a problem if the request failed or the connection was lost."""
         assert self._process.stdin
         assert self._process.stdout
         with suppress(BrokenPipeError):
             self._process.stdin.write(encode(request) + "\n")
             self._process.stdin.flush()
         for line in self._process.stdout:
-            with suppress(ValueError):  # a banner of the host's own
+            with suppress(ValueError):  # a login banner of the host
                 yield decode(line, Reply)
         self._stderr.seek(0)
         text = self._stderr.read().decode(errors="replace")
         if "No module named" in text and "dtrain" in text:
-            text = f"dtrain is not installed for {self._machine.python} there"
+            text = f"dtrain is not installed for {self._machine.python} on that host"
         yield Reply(problem=([line for line in text.splitlines() if line.strip()] or ["the connection was lost"])[-1])
 
     def kill(self) -> None:
-        """Hang up; from any thread."""
+        """Kill the process that connects; may be called from any thread."""
         if self._process.returncode is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Hang up and leave nothing behind; from the thread that reads."""
+        """Disconnect and close the pipes; called only from the thread that reads."""
         self.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout, self._stderr):
@@ -100,7 +101,7 @@ class Session:
 
 
 class Connections:
-    """At most `limit` connections at a time and one to each host, kept for its next request where all of them fit."""
+    """At most `limit` connections at a time, one to each host; reused if there are no more hosts than `limit`."""
 
     def __init__(self, machines: Sequence[Machine], limit: int, job: HostJob) -> None:
         self.machines, self._limit, self._job = machines, limit, job
@@ -114,12 +115,12 @@ class Connections:
         with self._lock:
             self._closed.set()
             for session in list(self._sessions.values()):
-                session.kill()  # which ends what still reads, after Ctrl-C
+                session.kill()  # ends the threads that still read, after Ctrl-C
         if kind is None or issubclass(kind, Exception):
             self.drop(self.machines)
 
     def ask(self, verb: Verb, machines: Sequence[Machine] | None = None, **more: Any) -> list[Answer]:
-        """The answers of these machines, or all, in their order."""
+        """Send a request to these machines, or to all, and return their answers in the same order."""
         chosen, pool = self.machines if machines is None else machines, ThreadPoolExecutor(self._limit)
         try:
             return list(pool.map(lambda machine: self._ask(machine, verb, more), chosen))
@@ -127,8 +128,8 @@ class Connections:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def follow(self, *, on: bool) -> Iterator[tuple[str, str]]:
-        """(host, line) as they come; with `on` until the run ended on each, through lost connections. The logs of more
-        hosts than connections come when those of others have ended."""
+        """Yield (host, line) in order of arrival; with `on`, until the run has ended on each host, reconnecting if
+        needed. With more hosts than connections, a log starts when that of another host has ended."""
         lines: queue.Queue[tuple[str, str] | None] = queue.Queue()
         free = threading.Semaphore(self._limit)
 
@@ -147,7 +148,7 @@ class Connections:
                 yield line
 
     def drop(self, machines: Sequence[Machine]) -> None:
-        """Hang up; the next request makes a new connection."""
+        """Disconnect; the next request opens a new connection."""
         for machine in machines:
             if session := self._sessions.pop(machine, None):
                 session.close()
@@ -175,7 +176,7 @@ class Connections:
         return Request(verb=verb, job=replace(self._job, rank=machine.rank), **more)
 
     def _session(self, machine: Machine) -> Session:
-        """The connection to a host. EnvironmentFault where none can be made."""
+        """The connection to a host, opened if needed. EnvironmentFault if that fails."""
         with self._lock:
             if self._closed.is_set():
                 raise EnvironmentFault("interrupted")
@@ -185,7 +186,7 @@ class Connections:
                 raise EnvironmentFault(f"{error.filename or machine.command()[0]}: {error.strerror}") from error
 
     def _lines(self, machine: Machine, on: bool) -> Iterator[str]:
-        """A host's log, to its end, with what becomes of the connection."""
+        """A host's log to its end, with lines about a lost or restored connection."""
         request, problem = self._request(machine, "logs", follow=on), ""
         while not self._closed.is_set():
             try:
@@ -193,7 +194,7 @@ class Connections:
                     if reply.problem:
                         raise EnvironmentFault(reply.problem)
                     if problem:
-                        yield "-- connected again"
+                        yield "-- reconnected"
                         problem = ""
                     if reply.text is None:
                         if on or reply.code is not None:

@@ -1,4 +1,4 @@
-"""What is launched: one small value that every target renders; what every target answers; what is paid by the hour."""
+"""A run to launch, its plan and state, and the base classes of launch targets."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -19,143 +19,143 @@ from dtrain.launch.names import Variable
 
 Say = Callable[[str], None]
 VERSION = 2
-"""Of launch records; goes up where a field of `Job` changes."""
+"""Version of launch records; increased when a field of `LaunchJob` changes."""
 CHIPS_A_HOST = 4
-"""TPU chips of one host of a slice of several."""
+"""TPU chips of one host, in a slice of several hosts."""
 
 
 @dataclass(frozen=True)
 class LaunchJob:
-    """A run that is to be launched, or was: what a launch record holds."""
+    """A run to launch, or one that was launched: the content of a launch record."""
 
     name: str
     recipe: str
-    """The recipe as YAML, whole, without its launch section."""
+    """The complete recipe as YAML, without its launch section."""
     launch: str = ""
-    """An id of this launch, the same for all its starts."""
+    """Id of this launch, the same for all its starts."""
     handle: dict[str, str] = field(default_factory=dict)
-    """What `up` returned when it was launched: the number or name that the target knows it by."""
+    """Returned by `up`: the number or name that identifies the run on its target."""
     target: dict[str, Any] = field(default_factory=dict)
-    """The launch section, as plain values."""
+    """The launch section of the recipe, as plain values."""
     folder: Path | None = None
-    """The run's folder on this machine; what is submitted stays in `launch/` there. Not recorded."""
+    """The run's folder on this machine, with the submitted files in `launch/`. Not recorded."""
     since: float = 0.0
-    """When it was launched, in seconds since 1970."""
+    """Time of the launch, in seconds since 1970."""
     owner: str = ""
-    """Who launched it: user@machine."""
+    """Who launched it, as user@machine."""
     dollars_hour: float | None = None
     version: Annotated[int, Le(VERSION)] = VERSION
 
     def environment(self) -> dict[str, str]:
-        """What every process of the run gets."""
+        """Environment variables of every process of the run."""
         return {LAUNCH: self.launch}
 
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """What `up` would do: what it writes, what it runs, on how many machines, at what price."""
+    """What `up` would do: the files it writes, the commands it runs, the number of machines, the price."""
 
     files: Mapping[str, str]
     commands: list[list[str]]
     hosts: int
     chips: int = 0
     dollars_hour: float | None = None
-    """By list prices, all chips together; None where nothing is rented."""
+    """List price of all chips together; None if nothing is rented or the price is not known."""
     hours: float | None = None
-    """The longest that all starts together may take."""
+    """Limit on the hours of all starts together; None without a limit."""
     rented: bool = False
-    """Paid by the hour, whether or not the price is known."""
+    """Whether machines are paid by the hour, even if the price is not known."""
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Row:
-    """One machine, or one resource, as it is now."""
+    """Current state of one machine or resource."""
 
     name: str
     state: str
     """waiting, running, ended, lost, unreachable, absent, or the target's own word."""
     what: str = ""
-    """Where the run is, or what went wrong."""
+    """Progress of the run, or the reason of a failure."""
     code: int | None = None
-    """How the run ended there; None while it has not."""
+    """Exit code of the run; None while it has not ended."""
     seconds: float | None = None
-    """How long its machines have been paid for, where that is known."""
+    """Seconds for which its machines have been billed; None if not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchTarget(ABC):
-    """Where a run is launched: a member of the recipe's `launch` section; here the settings and verbs of every one."""
+    """Base class of launch targets, the kinds of the recipe's `launch` section: their common settings and verbs."""
 
     environment: tuple[Variable, ...] = ()
-    """Variables, by name, that the run gets as they are here: keys, tokens. Their values are written nowhere."""
+    """Names of environment variables passed to the run, such as keys and tokens. Their values are not written down."""
     restarts: Natural = 3
-    """How often in a row the run may be started again without a new checkpoint, whatever ended it before; then 8."""
+    """Limit on consecutive restarts without a new checkpoint, whatever ended the run; then it exits with code 8."""
     processes: Positive = 1
-    """On each host."""
+    """Processes on each host."""
     devices: Positive | None = None
-    """Fake so many devices on the hosts' CPUs, all hosts together."""
+    """Number of simulated CPU devices, of all hosts together."""
     hours: PositiveFloat | None = None
-    """How long all starts together may take; the run saves and ends then."""
+    """Limit on the hours of all starts together; the run then saves and ends."""
 
     sends_environment: ClassVar[bool] = True
-    """Whether the values of `environment` are those of this machine."""
+    """Whether the values of `environment` are taken from this machine."""
 
     @abstractmethod
     def plan(self, job: LaunchJob) -> LaunchPlan:
-        """What `up` would do. Touches nothing."""
+        """What `up` would do. Changes nothing."""
 
     @abstractmethod
     def describe(self) -> list[str]:
-        """The hosts and the program, a line each, as `up` shows them before it asks."""
+        """The hosts and the program, one line each, as `up` shows them before it asks for confirmation."""
 
     @abstractmethod
     def up(self, job: LaunchJob, say: Say) -> dict[str, str]:
-        """Start the run; its handle. Leaves nothing behind where it fails."""
+        """Start the run and return its handle. If it fails, it leaves nothing behind or raises LeftBehind."""
 
     @abstractmethod
     def find(self, job: LaunchJob) -> dict[str, str] | None:
-        """The handle of a run of that name that was launched from another machine; None where there is none."""
+        """The handle of a run of that name that was launched from another machine; None if there is none."""
 
     @abstractmethod
     def status(self, job: LaunchJob) -> list[Row]:
-        """How it stands."""
+        """State of the run, one row for each machine or resource."""
 
     @abstractmethod
     def logs(self, job: LaunchJob, host: int | None, follow: bool) -> Iterator[tuple[str, str]]:
-        """(machine, line) in order of arrival; of one host, or all."""
+        """Yield (machine, line) in order of arrival, of one host or of all."""
 
     @abstractmethod
     def stop(self, job: LaunchJob, say: Say) -> None:
-        """Have the run save and end; returns when it has."""
+        """Make the run save and end; return when it has ended."""
 
     @abstractmethod
     def down(self, job: LaunchJob, say: Say) -> None:
-        """Remove all that `up` made; the run's folder stays."""
+        """Remove everything that `up` created, except the run's folder."""
 
     @abstractmethod
     def removes(self, job: LaunchJob) -> list[str]:
-        """What `down` removes, a line each."""
+        """What `down` removes, one line each."""
 
     def checks(self, job: LaunchJob) -> list[Check]:
-        """What `check` runs."""
+        """The checks that `check` runs."""
         return [partial(check_variables, self.environment)]
 
     def check(self, job: LaunchJob) -> list[str]:
-        """What could not be checked, a line each. EnvironmentFault with all that `up` needs and is missing. Makes
-        nothing."""
+        """What could not be checked, one line each. EnvironmentFault with everything that `up` needs and is missing.
+        Creates nothing."""
         return run_checks(self.checks(job))
 
     def start_handle(self, job: LaunchJob) -> dict[str, str]:
-        """The handle before anything is made: that of an earlier launch, where it is still needed."""
+        """The handle to record before anything is created: that of an earlier launch, if it is still needed."""
         return job.handle
 
     def limit(self) -> float | None:
-        """The hours that all starts together may take."""
+        """Limit on the hours of all starts together; None without a limit."""
         return self.hours
 
     def run_options(self) -> list[str]:
-        """The command line of `dtrain run` on a host, after the recipe and the folder."""
+        """Options of `dtrain run` on a host, after the recipe and the folder."""
         options = ["--restarts", str(self.restarts)]
         options += ["--processes", str(self.processes)] if self.processes > 1 else []
         options += ["--devices", str(self.devices)] if self.devices else []
@@ -168,21 +168,21 @@ class Rented(LaunchTarget):
     """A target whose machines are paid by the hour."""
 
     budget: PositiveFloat | None = None
-    """Dollars that all starts together may cost, at the price that `up` shows; the run saves and ends then."""
+    """Limit on the dollars of all starts together, at the price that `up` shows; the run then saves and ends."""
 
     @property
     @abstractmethod
     def rate(self) -> float | None:
-        """Dollars an hour at most, all machines together; None where that is not known."""
+        """Highest price of all machines together, in dollars an hour; None if it is not known."""
 
     def limit(self) -> float | None:
-        """The hours that `hours` and `budget` allow."""
-        bought = self.budget / self.rate if self.budget and self.rate else None
-        return min((hours for hours in (self.hours, bought) if hours), default=None)
+        """The smaller of `hours` and the hours that `budget` pays for."""
+        affordable = self.budget / self.rate if self.budget and self.rate else None
+        return min((hours for hours in (self.hours, affordable) if hours), default=None)
 
 
 def shape_of(on: str, slices: int = 1) -> Slice:
-    """The slices, or the GPUs, of that name. FieldError where there are none."""
+    """The TPU slices or GPUs of that name, as v5e-64. FieldError if the name is not valid."""
     try:
         return slice_of(on, slices)
     except RecipeError as error:

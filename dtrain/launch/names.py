@@ -1,4 +1,4 @@
-"""What may stand in a command, a script or a manifest: each kind of name as a type that refuses all else."""
+"""Types of names in commands, scripts and manifests. Each accepts one kind of name and rejects everything else."""
 
 from typing import Annotated
 
@@ -19,13 +19,13 @@ Host = Annotated[
     _like(rf"(?:[a-z_][a-z0-9_-]{{0,31}}@)?{LABEL}(?:\.{LABEL}){{0,8}}"),
     Sentence("a host: a name or an IPv4 address, with user@ before it where needed, as ada@tpu-0"),
 ]
-"""A machine, as user@name or an IPv4 address; never an option of ssh."""
+"""A machine, as user@name or an IPv4 address. It never begins with '-', which ssh would read as an option."""
 Variable = Annotated[
     str,
     _like(r"[A-Z][A-Z0-9_]{0,99}"),
     Sentence("the name of an environment variable: capital letters, digits and '_', as HF_TOKEN"),
 ]
-"""An environment variable, by name: its value is never written down."""
+"""Name of an environment variable; its value is never written to a file."""
 RemotePath = Annotated[
     str,
     _like(r"(?:/|~/)?[A-Za-z0-9_.][A-Za-z0-9_./-]{0,254}|/"),
@@ -37,13 +37,13 @@ Resource = Annotated[
     _like(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?"),
     Sentence("the name of a cloud resource: lower-case letters, digits and '-' inside, 63 characters at most"),
 ]
-"""A resource, network or service of the cloud (RFC 1035)."""
+"""Name of a cloud resource, such as a network or a service (RFC 1035)."""
 Bucket = Annotated[
     str,
     _like(r"[a-z0-9][a-z0-9_-]{1,61}[a-z0-9]"),
     Sentence("a bucket without gs://: lower-case letters, digits, '-' and '_'"),
 ]
-"""A bucket, without gs://."""
+"""Name of a bucket, without gs://."""
 Wheel = Annotated[
     str,
     _like(r"(?:[^\n]{0,4000}/)?[A-Za-z0-9][A-Za-z0-9_.+-]{0,200}\.whl"),
@@ -54,11 +54,11 @@ Word = Annotated[
     _like(r"[A-Za-z0-9][A-Za-z0-9_.:/@,=+-]{0,199}"),
     Sentence("one word: letters, digits and any of _.:/@,=+- inside, 200 characters at most"),
 ]
-"""A word that a scheduler takes: a partition, an account, a size, a time."""
+"""A value for a scheduler, without spaces: a partition, an account, a size, a time."""
 
 
 def refuse(*rules: tuple[object, str, str, str]) -> None:
-    """FieldError for the first rule that is broken: (whether it is, key, message, hint)."""
+    """Raise FieldError for the first broken rule. Each rule: (whether it is broken, key, message, hint)."""
     for broken, key, message, hint in rules:
         if broken:
             raise FieldError(key, message, hint)

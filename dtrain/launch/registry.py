@@ -1,7 +1,7 @@
-"""Launch records: runs/NAME/launch.json, by which status, logs, stop and down find a run again.
+"""Launch records: runs/NAME/launch.json, which status, logs, stop and down read to find a run.
 
-One is written on the machine where `up` is typed, before anything is made. Where that machine does not share the
-run's folder, another machine finds the run by its recipe (`Target.find`).
+A record is written on the machine where `up` is run, before anything is created. A machine that does not share the
+folder with it finds the run by its recipe (`LaunchTarget.find`).
 """
 
 import getpass
@@ -23,7 +23,7 @@ NAME = "launch.json"
 
 
 def record_of(job: LaunchJob, dollars_hour: float | None = None) -> LaunchJob:
-    """The record of a launch that begins now."""
+    """The record of a launch that starts now."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a user id without a name
@@ -32,63 +32,65 @@ def record_of(job: LaunchJob, dollars_hour: float | None = None) -> LaunchJob:
 
 
 def text(job: LaunchJob) -> str:
-    """A record as it is written."""
+    """A record as JSON."""
     return json.dumps({key: value for key, value in asdict(job).items() if key != "folder"}, indent=2) + "\n"
 
 
-def write(place: Folder, job: LaunchJob) -> None:
-    """Write a record. EnvironmentFault where that cannot be done."""
+def write(run: Folder, job: LaunchJob) -> None:
+    """Write a record to the run folder. EnvironmentFault if that fails."""
     try:
-        place.path.mkdir(parents=True, exist_ok=True)
-        overwrite(place.path / NAME, text(job))
+        run.path.mkdir(parents=True, exist_ok=True)
+        overwrite(run.path / NAME, text(job))
     except OSError as error:
-        raise EnvironmentFault(f"cannot write the launch record in {place.path}: {error.strerror}") from error
+        raise EnvironmentFault(f"cannot write the launch record in {run.path}: {error.strerror}") from error
 
 
 @contextmanager
 def recorded(runs: Path, record: LaunchJob, before: LaunchJob | None) -> Iterator[None]:
-    """Keep a record while the launch is made. Where `up` fails and leaves nothing behind, the one before is put back;
-    after LeftBehind or an interrupt the record stays, so that `down` finds what may still run."""
-    place = folder(runs, record.name)
-    fresh = not place.path.exists()
-    write(place, record)
+    """Write a record before the launch starts. If `up` fails and leaves nothing behind, the earlier record is restored;
+    after LeftBehind or an interrupt the new record stays, so that `down` finds what may still be running."""
+    run = folder(runs, record.name)
+    fresh = not run.path.exists()
+    write(run, record)
     try:
         yield
     except LeftBehind:
         raise
     except DtrainError:
-        (place.path / NAME).unlink(missing_ok=True)
+        (run.path / NAME).unlink(missing_ok=True)
         if before:
-            write(place, before)
+            write(run, before)
         elif fresh:
-            with suppress(OSError):  # removes empty folders alone
-                place.path.rmdir()
-                place.path.parent.rmdir()
+            with suppress(OSError):  # rmdir removes only empty folders
+                run.path.rmdir()
+                run.path.parent.rmdir()
         raise
 
 
 def find(runs: Path, name: str) -> LaunchJob | None:
-    """The record of that name, if there is one."""
+    """The record of that name; None if there is none."""
     return _read(folder(runs, name).path / NAME)
 
 
 def record(runs: Path, name: str) -> LaunchJob:
-    """The record of that name; RecipeError where there is none."""
+    """The record of that name; RecipeError if there is none."""
     if found := find(runs, name):
         return found
-    known = ", ".join(one.name for one in records(runs)) or "none"
-    message = f"no launch record of {name!r} in {runs}; there are: {known}"
-    raise RecipeError(message, "for a run that was launched from another machine, give its recipe file instead")
+    known = ", ".join(job.name for job in records(runs)) or "none"
+    message = f"no launch record of {name!r} in {runs}; recorded are: {known}"
+    raise RecipeError(
+        message, "for a run that was launched from another machine, give its recipe file instead of its name"
+    )
 
 
 def records(runs: Path) -> list[LaunchJob]:
-    """All records that can be read, the newest first."""
-    found = [one for one in map(_read, runs.glob(f"*/{NAME}")) if one]
-    return sorted(found, key=lambda one: -one.since)
+    """All readable records, newest first."""
+    jobs = [job for job in map(_read, runs.glob(f"*/{NAME}")) if job]
+    return sorted(jobs, key=lambda job: -job.since)
 
 
 def unreadable(runs: Path) -> list[Path]:
-    """Files with the name of a record that hold none, are of a later version, or belong to another user."""
+    """Record files that cannot be read: invalid, of a later version, or owned by another user."""
     return sorted(path for path in runs.glob(f"*/{NAME}") if _read(path) is None)
 
 
@@ -98,8 +100,8 @@ def forget(runs: Path, name: str) -> None:
 
 
 def _read(path: Path) -> LaunchJob | None:
-    """What earlier versions wrote has other keys beside these, which are ignored. A record of another user is not
-    read: it can name commands, as `proxy` of kind ssh, that would run here."""
+    """The record in the file; None if it cannot be read. Additional keys of earlier versions are ignored. A record of
+    another user is not read: it could contain commands, as `proxy` of kind ssh, that would run on this machine."""
     with suppress(OSError, ValueError):
         if path.stat().st_uid in (os.getuid(), 0):
             return adapter(LaunchJob).validate_json(path.read_text(), strict=True)

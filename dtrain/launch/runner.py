@@ -1,4 +1,4 @@
-"""A launched run on its host: the process that supervises it, its small files, and how it is started and ended."""
+"""The runner, which supervises a launched run on its host: its files, and how it is started and killed."""
 
 import os
 import shutil
@@ -18,109 +18,111 @@ from dtrain.launch.registry import NAME as RECORD
 from dtrain.launch.wire import RUNS_HERE, HostJob, ProcessFile, Reply, Request, decode, encode
 
 PAUSE = 10.0
-"""Seconds between a preemption and the next start."""
+"""Seconds between a preemption and the restart."""
 
 
 class RunnerDir:
-    """The folder of one launched run on this host; `run` is where the run itself is kept, perhaps on a shared disk."""
+    """Folder of the runner's files on this host; `run` is the folder of the run, which may be on a shared disk."""
 
     def __init__(self, job: HostJob) -> None:
         self.run = Folder(Path(job.runs).expanduser().absolute() / job.name)
-        self.path = Path(job.folder).expanduser() / job.name / socket.gethostname()  # of a home that all share
+        self.path = (
+            Path(job.folder).expanduser() / job.name / socket.gethostname()
+        )  # one per host, as hosts may share a home
         self.log, self.recipe, self.stopping = self.path / "log.txt", self.path / "recipe.yaml", self.path / "stop"
 
     def living(self) -> list[int]:
-        """The runner and the run that it started, those of them that live."""
+        """PIDs of the runner and of the run that it started, if they are alive."""
         return [process.pid for process in map(self.process, ("runner", "run")) if process]
 
     def process(self, name: str) -> ProcessFile | None:
-        """The process of such a file, where it lives."""
+        """The process recorded in NAME.json, if it is alive."""
         process = self.read(name)
         return process if process and process.start_time and start_time(process.pid) == process.start_time else None
 
     def end(self) -> int | None:
-        """The exit code of the run on this host; None while it has not ended."""
+        """Exit code of the run on this host; None while it has not ended."""
         process = self.read("run")
         return process.code if process else None
 
     def read(self, name: str) -> ProcessFile | None:
-        """One of its small files; None where there is none. EnvironmentFault where another version wrote it."""
+        """Content of NAME.json; None if it is missing or invalid. EnvironmentFault if another version wrote it."""
         try:
             return decode((self.path / f"{name}.json").read_text(), ProcessFile)
         except (OSError, ValueError):
             return None
 
     def write(self, name: str, process: ProcessFile) -> None:
-        """Write one of its small files."""
+        """Write NAME.json."""
         overwrite(self.path / f"{name}.json", encode(process))
 
 
 def start(request: Request) -> Reply:
-    """Leave a runner behind. Locked where one is alive."""
-    own = RunnerDir(request.job)
-    if alive := own.living():
+    """Start a runner in the background. Locked if one is alive already."""
+    files = RunnerDir(request.job)
+    if alive := files.living():
         raise Locked(f"{request.job.name} {RUNS_HERE}, as process {alive[0]}")
-    own.path.mkdir(parents=True, exist_ok=True)
-    own.path.chmod(0o700)
-    stale = [own.run.stop_request] if request.job.rank == 0 else []
-    for path in (own.path / "run.json", own.stopping, *stale):
+    files.path.mkdir(parents=True, exist_ok=True)
+    files.path.chmod(0o700)
+    stale = [files.run.stop_request] if request.job.rank == 0 else []
+    for path in (files.path / "run.json", files.stopping, *stale):
         path.unlink(missing_ok=True)
-    overwrite(own.recipe, request.recipe)
+    overwrite(files.recipe, request.recipe)
     if request.record:
-        own.run.path.mkdir(parents=True, exist_ok=True)
-        overwrite(own.run.path / RECORD, request.record)
-    job = replace(request.job, runs=str(own.run.path.parent))
-    with os.fdopen(os.open(own.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
+        files.run.path.mkdir(parents=True, exist_ok=True)
+        overwrite(files.run.path / RECORD, request.record)
+    job = replace(request.job, runs=str(files.run.path.parent))
+    with os.fdopen(os.open(files.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
         offset = os.fstat(log.fileno()).st_size
         runner = subprocess.Popen(
             [sys.executable, "-m", "dtrain.launch.agent", "runner", encode(job)],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=os.environ | dict(request.environment),
             start_new_session=True,
         )  # fmt: skip
-    own.write("runner", ProcessFile(runner.pid, start_time(runner.pid), offset))
+    files.write("runner", ProcessFile(runner.pid, start_time(runner.pid), offset))
     return Reply(items=(runner.pid,))
 
 
 def supervise(job: HostJob) -> int:
-    """Run `dtrain run` until it is done, fails, or was asked to stop.
+    """Run `dtrain run` until it finishes, fails, or is stop_requested to stop; restart it after a preemption.
 
-    There is no limit to how often it is started again: `dtrain run` itself counts in the run folder the starts of a
-    launch that save nothing new, and the hours of all, and leaves with a code other than 75 at its limits."""
-    own, asked = RunnerDir(job), False
-    command = [sys.executable, "-m", "dtrain", "run", str(own.recipe), "--runs-dir", job.runs, *job.arguments]
+    Restarts are not limited here: `dtrain run` counts, in the run folder, the starts of a launch that save nothing new
+    and the hours of all starts, and exits with a code other than 75 at its limits."""
+    files, stop_requested = RunnerDir(job), False
+    command = [sys.executable, "-m", "dtrain", "run", str(files.recipe), "--runs-dir", job.runs, *job.arguments]
     child: subprocess.Popen[bytes] | None = None
 
     def stop(_number: int, _frame: object) -> None:
-        nonlocal asked
-        if child and not asked:  # a second one would end it unsaved
+        nonlocal stop_requested
+        if child and not stop_requested:  # a second signal would end it without saving
             child.terminate()
-        asked = True
+        stop_requested = True
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     while True:
         child = subprocess.Popen(command, env=os.environ | job.environment(), start_new_session=True)
         process = ProcessFile(child.pid, start_time(child.pid))
-        own.write("run", process)
-        if asked:  # while it was started
+        files.write("run", process)
+        if stop_requested:  # the signal arrived during the start
             child.terminate()
         code = child.wait()
-        if asked and code == -signal.SIGTERM:  # it came before the run handled signals, or after it had saved and left
+        if stop_requested and code == -signal.SIGTERM:  # before the run handled signals, or after its save
             code = Stopped.exit_code
-        if code != Stopped.exit_code or asked or own.stopping.exists() or own.run.stop_request.exists():
+        if code != Stopped.exit_code or stop_requested or files.stopping.exists() or files.run.stop_request.exists():
             break
-        print(f"preempted; starting again in {PAUSE:.0f} s", flush=True)
+        print(f"preempted; restarting in {PAUSE:.0f} s", flush=True)
         time.sleep(PAUSE)
-        if asked:
+        if stop_requested:
             break
-    own.write("run", replace(process, code=code if code >= 0 else 128 - code))
+    files.write("run", replace(process, code=code if code >= 0 else 128 - code))
     return 0
 
 
 def kill(request: Request) -> Reply:
-    """Leave no process of the run on this host, nor its log, small files and launch record; what it saved stays."""
-    own = RunnerDir(request.job)
-    family = _family(own.living())
+    """Kill all processes of the run on this host; remove its log, runner files and launch record. Checkpoints stay."""
+    files = RunnerDir(request.job)
+    family = _family(files.living())
     for pid in family:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -128,22 +130,22 @@ def kill(request: Request) -> Reply:
     while any(start_time(pid) for pid in family) and time.monotonic() < end:
         time.sleep(0.05)
     if left := [pid for pid in family if start_time(pid)]:
-        raise EnvironmentFault(f"processes {left} do not end")
-    shutil.rmtree(own.path, ignore_errors=True)
+        raise EnvironmentFault(f"processes {left} are still alive after SIGKILL")
+    shutil.rmtree(files.path, ignore_errors=True)
     with suppress(OSError):
-        own.path.parent.rmdir()
+        files.path.parent.rmdir()
     if request.job.rank == 0:
-        (own.run.path / RECORD).unlink(missing_ok=True)
+        (files.run.path / RECORD).unlink(missing_ok=True)
     return Reply(items=tuple(family))
 
 
 def _family(first: list[int]) -> list[int]:
-    """Processes and all that they started."""
+    """These processes and all their descendants."""
     parents = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
             parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
     family = list(first)
-    for one in family:
-        family += [child for child, parent in parents.items() if parent == one and child not in family]
+    for pid in family:  # grows while it is read
+        family += [child for child, parent in parents.items() if parent == pid and child not in family]
     return family

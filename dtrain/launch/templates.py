@@ -1,4 +1,4 @@
-"""What is submitted, from the files of `launch/`, which can be read by hand and travel in the wheel."""
+"""Templates of submitted files: the folder `launch/` of the repository, which is packaged in the wheel."""
 
 import re
 from collections.abc import Mapping
@@ -9,8 +9,8 @@ CHECKOUT = Path(__file__).parents[2] / "launch"
 
 
 def filled(name: str, values: Mapping[str, object]) -> str:
-    """The template with each @WORD@ replaced; what is left or not used is our own mistake."""
+    """The template with each @WORD@ replaced. The words in the template and the keys of `values` must be the same."""
     text = ((PACKAGED if PACKAGED.is_dir() else CHECKOUT) / name).read_text()
     words = set(re.findall(r"@([A-Z_]+)@", text))
-    assert words == set(values), f"{name} has {sorted(words)}, given are {sorted(values)}"
-    return re.sub(r"@([A-Z_]+)@", lambda found: str(values[found.group(1)]), text)
+    assert words == set(values), f"{name} has the words {sorted(words)}, the values are for {sorted(values)}"
+    return re.sub(r"@([A-Z_]+)@", lambda match: str(values[match.group(1)]), text)

@@ -1,5 +1,5 @@
-"""What the machine where `dtrain launch` is typed and the hosts send each other, and what a host writes down: frozen
-dataclasses, the same at both ends, each one line of JSON:
+"""Messages between the hosts and the machine where `dtrain launch` is run, and the runner's files on a host: frozen
+dataclasses, the same at both ends, each encoded as one line of JSON:
 
     {"version": 1, "dtrain": "0.1.0", "type": "Reply", "value": {"problem": "...", ...}}
 """
@@ -17,7 +17,7 @@ from dtrain.core.errors import EnvironmentFault
 from dtrain.core.process_info import ProcessInfo
 
 VERSION = 1
-"""Goes up where a class below changes, or what a verb does."""
+"""Increased when a class below or the behaviour of a verb changes."""
 RUNS_HERE = "runs here already"
 Verb = Literal["look", "marks", "start", "status", "logs", "stop", "kill"]
 T = TypeVar("T")
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class HostJob:
-    """One host's part of a run; `arguments` are those of `dtrain run` after the recipe and the folder."""
+    """One host's part of a run; `arguments` are the options of `dtrain run` after the recipe and the folder."""
 
     name: str
     folder: str
@@ -34,37 +34,37 @@ class HostJob:
     rank: int = 0
     world_size: int = 1
     coordinator: str = ""
-    """host:port, where the processes meet; empty where there is one host."""
+    """host:port of the rendezvous; empty if there is one host."""
 
     def environment(self) -> dict[str, str]:
-        """The variables that give `dtrain run` its rank."""
+        """Environment variables that give `dtrain run` its rank."""
         process = ProcessInfo(self.rank, self.world_size, self.coordinator)
         return process.environment() if self.coordinator else {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What a host is asked."""
+    """A request to a host."""
 
     verb: Verb
     job: HostJob
     recipe: str = ""
     record: str = ""
-    """The launch record, to be kept beside the run."""
+    """The launch record, to be written to the run folder."""
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """For the run; has the values of secrets, and so is never shown or written."""
+    """Environment variables of the run. Contains secrets, so it is never shown or written."""
     ready: str = ""
-    """A file that exists where the host is set up; empty where none is waited for."""
+    """A file that exists when the host is set up; empty if there is none to wait for."""
     token: str = ""
-    """In the names of the marks that show whether the hosts share one folder."""
+    """Part of the names of the marker files, which show whether the hosts share one folder."""
     offset: int | None = None
-    """Of the log, in bytes; None: from the last start on."""
+    """Where to start in the log, in bytes; None: at the last start."""
     follow: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """What a host answers; the verb decides what is set beside `problem`, for what could not be done."""
+    """Reply of a host. `problem` is set if the request failed; which other fields are set depends on the verb."""
 
     problem: str = ""
     time: float = 0.0
@@ -72,26 +72,26 @@ class Reply:
     ready: bool = False
     versions: Mapping[str, str] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
-    """What stands in the way of a start."""
+    """Reasons why the run cannot be started."""
     items: tuple[int, ...] = ()
-    """Ranks whose marks are removed, or processes that are started, asked to stop, or killed."""
+    """Ranks whose marker files were removed, or PIDs that were started, asked to stop, or killed."""
     alive: bool = False
     code: int | None = None
-    """How the run ended on the host; None while it has not."""
+    """Exit code of the run on the host; None while it has not ended."""
     state: str = ""
-    """Of run.json."""
+    """State in the run folder's run.json."""
     recorded: bool = False
-    """Whether the launch record is beside the run."""
+    """Whether the run folder contains the launch record."""
     text: str | None = None
-    """Where the run is, or a line of the log; None at the log's end."""
+    """Progress of the run, or a line of the log; None at the end of the log."""
     offset: int | None = None
-    """Of the line after it."""
+    """Byte offset after that line."""
 
 
 @dataclass(frozen=True)
 class ProcessFile:
-    """runner.json and run.json of a host: a process, its start time, which tells it from a later one with its number,
-    where its log begins, and the exit code that it ended with for good."""
+    """runner.json and run.json of a host: a process, its start time, which distinguishes it from a later process with
+    the same PID, the byte offset of its log, and its final exit code."""
 
     pid: int
     start_time: str | None
@@ -100,30 +100,30 @@ class ProcessFile:
 
 
 def encode(message: Any) -> str:
-    """One line, without its end."""
+    """The message as one line of JSON, without the newline."""
     value = {"version": VERSION, "dtrain": __version__, "type": type(message).__name__, "value": asdict(message)}
     return json.dumps(value)
 
 
 def decode(text: str, kind: type[T]) -> T:
-    """The message. ValueError where the text is none, EnvironmentFault where it is one of another version."""
-    found = json.loads(text)
-    if not isinstance(found, dict) or not found.keys() >= {"version", "dtrain", "type", "value"}:
-        raise ValueError("no message of dtrain")
-    problem = f"{found['type']} of version {found['version']}, not {kind.__name__} of version {VERSION}"
-    if (found["type"], found["version"]) == (kind.__name__, VERSION):
+    """Decode a message. ValueError if the text is not a message, EnvironmentFault if its version differs."""
+    envelope = json.loads(text)
+    if not isinstance(envelope, dict) or not envelope.keys() >= {"version", "dtrain", "type", "value"}:
+        raise ValueError("not a message of dtrain")
+    problem = f"{envelope['type']} of version {envelope['version']}, not {kind.__name__} of version {VERSION}"
+    if (envelope["type"], envelope["version"]) == (kind.__name__, VERSION):
         try:
-            message = adapter(kind).validate_json(json.dumps(found["value"]), strict=True)
-            if json.loads(encode(message))["value"] == found["value"]:
+            message = adapter(kind).validate_json(json.dumps(envelope["value"]), strict=True)
+            if json.loads(encode(message))["value"] == envelope["value"]:
                 return message
-            problem = f"{kind.__name__} has other keys"
-        except ValidationError as error:  # whose own text quotes values
+            problem = f"{kind.__name__} has different keys"
+        except ValidationError as error:  # its own text would quote values, such as secrets
             first = error.errors(include_input=False)[0]
             problem = f"{kind.__name__}.{'.'.join(map(str, first['loc']))}: {first['msg']}"
-    raise EnvironmentFault(f"dtrain {__version__} here, {found['dtrain']} there: versions differ ({problem})")
+    raise EnvironmentFault(f"dtrain {__version__} here, {envelope['dtrain']} there: versions differ ({problem})")
 
 
 @cache
 def adapter(kind: type[Any]) -> TypeAdapter[Any]:
-    """What reads such a value from JSON."""
+    """The (cached) validator of a type."""
     return TypeAdapter(kind)

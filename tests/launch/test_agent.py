@@ -31,8 +31,8 @@ def test_a_host_lists_its_problems(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=5e8))
         assert agent.look(Request(verb="look", job=job(tmp_path, port=port), token="t")).problems == (
             f"0.5 GB free in {tmp_path}/runs",
-            f"port {port} is taken",
-            f"it does not resolve its own name, {socket.gethostname()}: add it to /etc/hosts",
+            f"port {port} is in use",
+            f"it cannot resolve its own host name {socket.gethostname()}: add the name to /etc/hosts",
         )
     (tmp_path / "file").touch()
     (problem, *_) = agent.look(Request(verb="look", job=job(tmp_path / "file"))).problems

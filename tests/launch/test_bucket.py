@@ -52,16 +52,16 @@ def answered(
     ("answers", "writer", "note", "commands"),
     [
         ({"buckets": GOOD}, OWN, None, "buckets cp rm"),
-        ({"buckets": GOOD}, PODS, "not checked: that service account trainer may write", "buckets cp rm"),
+        ({"buckets": GOOD}, PODS, "not checked: whether service account trainer may write", "buckets cp rm"),
         ({"buckets": WEEK}, OWN, "for 7 days more (soft delete)", "buckets cp rm"),
-        ({"buckets": ABSENT}, PODS, "refused: there is no bucket gs://runs", "buckets"),
-        ({"buckets": NO_ACCOUNT}, OWN, "not checked: that the run may write to gs://runs: gcloud storage", "buckets"),
+        ({"buckets": ABSENT}, PODS, "refused: bucket gs://runs does not exist", "buckets"),
+        ({"buckets": NO_ACCOUNT}, OWN, "not checked: whether the run may write to gs://runs: gcloud storage", "buckets"),
         (
             {"buckets": DENIED.format("buckets.describe", "buckets.get")},
             OWN, "not checked: the settings of gs://runs", "buckets cp rm",
         ),
         ({"buckets": GOOD, "cp": NO_WRITE}, OWN, "refused: gcloud storage cp", "buckets cp"),
-        ({"buckets": GOOD, "cp": NO_WRITE}, PODS, "not checked: that service", "buckets cp"),
+        ({"buckets": GOOD, "cp": NO_WRITE}, PODS, "not checked: whether service", "buckets cp"),
         (
             {"buckets": GOOD, "rm": DENIED.format("rm", "objects.delete")},
             OWN, "refused: gcloud storage rm gs://runs/dtrain-check-", "buckets cp rm",
@@ -90,9 +90,9 @@ def test_a_bucket_is_refused_only_for_confirmed_problems(
 def test_without_gcloud_and_in_other_clouds_nothing_is_reported_as_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     assert check_bucket("gs://runs") == [
-        "not checked: that the run may write to gs://runs: gcloud is not installed here"
+        "not checked: whether the run may write to gs://runs: gcloud is not installed here"
     ]
-    assert check_bucket("s3://runs") == ["not checked: s3://runs: only buckets of Google Cloud are"]
+    assert check_bucket("s3://runs") == ["not checked: s3://runs: only buckets of Google Cloud can be checked"]
 
 
 STOP = "gs://runs/small/stop"
@@ -110,8 +110,8 @@ NO_LIST = DENIED.format("ls", "objects.list")
         ({"ls": NO_OBJECT, "rm": NO_DELETE}, [], []),
         (
             {"ls": NO_LIST, "rm": NO_DELETE},
-            [f"not checked: that {STOP} is absent; a run that finds this stop request ends at once"],
-            [f"not checked: that {STOP} is absent; a run that finds this stop request ends at once"],
+            [f"not checked: whether {STOP} is absent; a run that finds this stop request ends at once"],
+            [f"not checked: whether {STOP} is absent; a run that finds this stop request ends at once"],
         ),
     ],
 )
@@ -241,13 +241,13 @@ def test_the_real_gcloud_prints_the_expected_messages(storage: type[Storage], mo
     assert remove_stop_request("gs://good/small/stop") == []
     assert not storage.kept
     assert "gs://soft keeps, and bills, deleted checkpoints for 7 days" in check_bucket("gs://soft")[0]
-    with pytest.raises(EnvironmentFault, match="there is no bucket gs://absent"):
+    with pytest.raises(EnvironmentFault, match="bucket gs://absent does not exist"):
         check_bucket("gs://absent")
     with pytest.raises(EnvironmentFault, match=r"does not have storage\.objects\.create access"):
         check_bucket("gs://readonly")
     monkeypatch.delenv("CLOUDSDK_AUTH_ACCESS_TOKEN")
     (note,) = check_bucket("gs://good")
-    assert note.startswith("not checked: that the run may write to gs://good")
+    assert note.startswith("not checked: whether the run may write to gs://good")
     assert "active account" in note
 
 

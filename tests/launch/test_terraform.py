@@ -57,4 +57,4 @@ def test_an_output_that_is_not_a_launch_section_is_refused(dtrain: Dtrain, confi
 def test_a_folder_without_a_configuration_is_refused(dtrain: Dtrain, tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text(RECIPE)
     refused = dtrain("launch", "up", "small.yaml", "--terraform", tmp_path / "nowhere", code=2)
-    assert "holds no Terraform configuration" in refused.stderr
+    assert "contains no Terraform configuration" in refused.stderr

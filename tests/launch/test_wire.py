@@ -36,8 +36,8 @@ def changed(**changes: object) -> str:
     [
         (changed(version=VERSION + 1, dtrain="9.9"), f"9.9 there: versions differ (Reply of version {VERSION + 1}"),
         (changed(type="Answer"), "Answer of version"),
-        (changed(value={"problem": "full", "colour": "red"}), "Reply has other keys"),
-        (changed(value={"problem": "full"}), "Reply has other keys"),
+        (changed(value={"problem": "full", "colour": "red"}), "Reply has different keys"),
+        (changed(value={"problem": "full"}), "Reply has different keys"),
         (encode(Reply()).replace('"alive": false', '"alive": "no"'), "Reply.alive: "),
     ],
 )
@@ -49,7 +49,7 @@ def test_other_versions_and_keys_are_refused(line: str, reason: str) -> None:
 
 @pytest.mark.parametrize("line", ["Welcome to dt-w0!", "7", "{}", '{"type": "Reply"}'])
 def test_a_login_banner_is_not_parsed_as_a_message(line: str) -> None:
-    with pytest.raises(ValueError, match=r"no message|Expecting"):
+    with pytest.raises(ValueError, match=r"not a message|Expecting"):
         decode(line, Reply)
 
 

@@ -268,7 +268,7 @@ def checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: GKE, answer
 
 def test_each_resource_is_looked_up_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     notes = checked(tmp_path, monkeypatch, FULL, {})
-    assert notes == ["not checked: that service account trainer may write to gs://my-bucket; this account may"]
+    assert notes == ["not checked: whether service account trainer may write to gs://my-bucket; this machine's account may"]
     first, *others = noted(tmp_path)
     options = "--context there --namespace train"
     assert first == f"kubectl get jobset small --ignore-not-found -o json {options}"
@@ -299,7 +299,7 @@ def test_each_resource_is_looked_up_once(tmp_path: Path, monkeypatch: pytest.Mon
         ({"auth can-i": [1, ""]}, "you may not delete JobSets in namespace train"),
         ({"apply": [1, "Error from server (Forbidden): jobsets is forbidden"]}, "jobsets is forbidden"),
         ({"apply": [1, 'admission webhook "vjobset" denied the request']}, "denied the request"),
-        ({"artifacts docker": [1, "ERROR: (gcloud) Image not found.\n\nA valid"]}, f"there is no image {IMAGE}"),
+        ({"artifacts docker": [1, "ERROR: (gcloud) Image not found.\n\nA valid"]}, f"image {IMAGE} does not exist"),
     ],
 )
 def test_missing_or_forbidden_resources_are_refused(
@@ -470,7 +470,7 @@ def test_up_reports_where_it_cannot_look_for_a_stop_request(tmp_path: Path, monk
     monkeypatch.setenv("PATH", stand_in(tmp_path, {"storage ls": no_account, "storage rm": no_account})["PATH"])
     output: list[str] = []
     FULL.up(JOB, output.append)
-    assert output[0].startswith("not checked: that gs://my-bucket/small/stop is absent")
+    assert output[0].startswith("not checked: whether gs://my-bucket/small/stop is absent")
     assert output[1] == "jobset.jobset.x-k8s.io/small created"
 
 
@@ -494,7 +494,7 @@ def test_a_launch_by_kubectl_from_up_to_down(
         f"program: image {IMAGE}",
         "run folders: gs://my-bucket",
         "variables: HF_TOKEN, with the values in secret dtrain",
-        "not checked: that service account trainer may write to gs://my-bucket",
+        "not checked: whether service account trainer may write to gs://my-bucket",
     ):
         assert line in up.stderr
     given = list(yaml.safe_load_all((tmp_path / "given").read_text()))

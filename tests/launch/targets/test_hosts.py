@@ -19,10 +19,10 @@ def test_hosts_that_agree_have_no_problems() -> None:
 
 
 def test_problems_of_one_host_are_shown_with_its_name() -> None:
-    answers = looked(fine(), fine(100.0, "port 8476 is taken", jax="0.12.0"), Reply(problem="no answer in 30 s"))
+    answers = looked(fine(), fine(100.0, "port 8476 is in use", jax="0.12.0"), Reply(problem="no answer in 30 s"))
     assert in_the_way(answers, (), "runs") == [
         "host2: no answer in 30 s",
-        "host1: port 8476 is taken",
+        "host1: port 8476 is in use",
         "host1 has jax 0.12.0, host0 has 0.10.2",
     ]
 

@@ -91,7 +91,7 @@ def test_a_job_on_two_nodes_stops_resumes_is_requeued_and_cancelled(
     up = dtrain("launch", "up", recipe(tmp_path), "--yes", "-d", "steps=1000000", *away, **values)
     assert f"run folders: {tmp_path}/runs, the same" in up.stderr
     assert "environment variables sent: MY_TOKEN" in up.stderr
-    assert f"not checked: that the nodes share {tmp_path}/runs" in up.stderr
+    assert f"not checked: whether the nodes share {tmp_path}/runs" in up.stderr
     again = dtrain("launch", "up", recipe(tmp_path), "--yes", "--runs-dir", "third", code=6, **values)
     assert re.search(r"small is in the queue as job \d+", again.stderr)  # although it was launched from another folder
     _until(lambda: saved_steps(folder / "checkpoints") != [], "no step was saved", 240)

@@ -190,7 +190,7 @@ def test_hosts_behind_a_proxy_are_waited_for_and_found_from_another_machine(
     subprocess.run(["ip", "link", "set", "v2", "down"], check=True)  # the host that forwards all connections
     read_until(up, r"-- not connected")
     subprocess.run(["ip", "link", "set", "v2", "up"], check=True)
-    read_until(up, r"-- connected again")
+    read_until(up, r"-- reconnected")
     up.send_signal(signal.SIGINT)
     up.communicate(timeout=20)
     assert not mentioning(f"{keys}/id")
@@ -217,7 +217,7 @@ def test_problems_of_a_host_are_reported_with_its_name(dtrain: Dtrain, tmp_path:
     )
     assert "root@10.99.0.77: " in nobody.stderr
     bare = dtrain("launch", "up", path, "--yes", "launch.python=/usr/bin/python3", code=3, **UNCACHED)
-    assert "root@10.99.0.12: dtrain is not installed for /usr/bin/python3 there" in bare.stderr
+    assert "root@10.99.0.12: dtrain is not installed for /usr/bin/python3 on that host" in bare.stderr
     stranger = dtrain("launch", "up", path, "--yes", "launch.known_hosts=/dev/null", code=3, **UNCACHED)
     assert "Host key verification failed" in stranger.stderr
     apart = dtrain("launch", "up", path, "--yes", "launch.runs=/proc/self/fd/apart", code=3, **UNCACHED)
