@@ -1,4 +1,4 @@
-"""dtrain launch: plan, up, status, logs, stop, down, list"""
+"""Commands of `dtrain launch`: plan, up, status, logs, stop, down, list."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,19 +13,19 @@ from dtrain.cli.launch_output import confirm, follow_run, print_lines, say, show
 from dtrain.cli.preflight_plan import predict, require_limit
 
 app = typer.Typer(
-    help="Run a recipe elsewhere: without this terminal, on hosts that ssh reaches, on SLURM, GKE or SkyPilot.",
+    help="Run a recipe in the background, on hosts that ssh reaches, or on SLURM, GKE or SkyPilot.",
     no_args_is_help=True,
 )
 
 Name = Annotated[
     str, typer.Argument(metavar="NAME", help="The run's name, as `dtrain launch list` shows it, or its recipe file.")
 ]
-On = Annotated[str | None, typer.Option("--on", help="What to rent, as v5e-64 or h100-16: the recipe's launch.on.")]
-Spot = Annotated[bool, typer.Option("--spot", help="As spot capacity: the recipe's launch.spot.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+On = Annotated[str | None, typer.Option("--on", help="What to rent, as v5e-64 or h100-16; sets launch.on.")]
+Spot = Annotated[bool, typer.Option("--spot", help="Use spot capacity; sets launch.spot.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 Terraform = Annotated[
     Path | None,
-    typer.Option(metavar="FOLDER", help="Where to run: output `launch` of this Terraform, which is applied already."),
+    typer.Option(metavar="FOLDER", help="Use output `launch` of this applied Terraform folder as launch section."),
 ]
 
 
@@ -42,14 +42,14 @@ def plan(
     """Show the files, commands, machines and price of `up`, and change nothing."""
     with exits(debug):
         target, job = requested(recipe, from_terraform(terraform) + rented(on, spot) + (overrides or []))
-        found = target.plan(job)
+        launch_plan = target.plan(job)
         if as_json:
             import dataclasses
             import json
 
-            typer.echo(json.dumps(dataclasses.asdict(found), indent=2))
+            typer.echo(json.dumps(dataclasses.asdict(launch_plan), indent=2))
         else:
-            show(found, whole=True)
+            show(launch_plan, whole=True)
 
 
 @app.command(epilog="Example: dtrain launch up recipe.yaml --yes --detach")
@@ -80,11 +80,11 @@ def up(
 
         target, job = requested(recipe, from_terraform(terraform) + rented(on, spot) + (overrides or []))
         job = dataclasses.replace(job, launch=secrets.token_hex(4), folder=folder(runs_dir, job.name).path)
-        found = target.plan(job)
+        launch_plan = target.plan(job)
         if limit:
-            require_limit(found)
+            require_limit(launch_plan)
         notes = target.check(job)
-        show(found, whole=False)
+        show(launch_plan, whole=False)
         if plan_first:
             predict(job)
         for line in [*start_lines(target, job), *notes]:
@@ -95,8 +95,8 @@ def up(
             job = dataclasses.replace(job, handle=before.handle)
         elif before:
             refuse_while_alive(before)
-        job = registry.record_of(dataclasses.replace(job, handle=target.start_handle(job)), found.dollars_hour)
-        with registry.recorded(runs_dir, job, before):  # so that what is half made can be found and taken down
+        job = registry.record_of(dataclasses.replace(job, handle=target.start_handle(job)), launch_plan.dollars_hour)
+        with registry.recorded(runs_dir, job, before):  # so that `down` finds a launch that failed halfway
             job = dataclasses.replace(job, handle=target.up(job, say))
         registry.write(folder(runs_dir, job.name), job)
         typer.secho(f"{job.name} is started", fg="green", err=True)
@@ -125,7 +125,7 @@ def status(name: Name, as_json: Json = False, runs_dir: RunsDir = Path("runs"), 
 def logs(
     name: Name,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the run ends.")] = False,
-    host: Annotated[int | None, typer.Option(min=0, help="Of one machine alone, by its number from 0.")] = None,
+    host: Annotated[int | None, typer.Option(min=0, help="Show one machine only, by its number from 0.")] = None,
     runs_dir: RunsDir = Path("runs"),
     debug: Debug = False,
 ) -> None:
@@ -140,7 +140,7 @@ def logs(
 
 @app.command(epilog="Example: dtrain launch stop my-run")
 def stop(name: Name, runs_dir: RunsDir = Path("runs"), debug: Debug = False) -> None:
-    """Have a launched run save and end. `launch up` resumes it."""
+    """Make a launched run save and end. `launch up` resumes it."""
     with exits(debug):
         target, job = known(runs_dir, name)
         target.stop(job, say)
@@ -149,7 +149,7 @@ def stop(name: Name, runs_dir: RunsDir = Path("runs"), debug: Debug = False) -> 
 
 @app.command(epilog="Example: dtrain launch down my-run --yes")
 def down(name: Name, yes: Yes = False, runs_dir: RunsDir = Path("runs"), debug: Debug = False) -> None:
-    """Remove all that `up` made, without waiting for a save. What the run saved before stays."""
+    """Remove everything that `up` created, without waiting for a save. Checkpoints saved before are kept."""
     with exits(debug):
         from dtrain.launch import registry
 
@@ -160,7 +160,7 @@ def down(name: Name, yes: Yes = False, runs_dir: RunsDir = Path("runs"), debug: 
         confirm("Remove it?", yes)
         target.down(job, say)
         registry.forget(runs_dir, job.name)
-        typer.secho(f"{job.name} is down; what it saved stays where it was", fg="green", err=True)
+        typer.secho(f"{job.name} is removed; its saved checkpoints are kept", fg="green", err=True)
 
 
 @app.command("list", epilog="Example: dtrain launch list")
@@ -176,14 +176,14 @@ def list_(
 
         rows = launches(runs_dir, state)
         for path in registry.unreadable(runs_dir):
-            say(f"no launch record that can be read: {path}")
+            say(f"launch record cannot be read: {path}")
         if as_json:
             import json
 
             typer.echo(json.dumps(rows, indent=2))
             return
         if not rows:
-            say(f"no launch is recorded in {runs_dir}; dtrain launch up RECIPE makes one")
+            say(f"no launch is recorded in {runs_dir}; `dtrain launch up RECIPE` starts one")
             return
         columns = {key: max(len(key), *(len(row[key]) for row in rows)) for key in rows[0]}
         typer.secho("  ".join(f"{key:<{width}}" for key, width in columns.items()).rstrip(), bold=True)

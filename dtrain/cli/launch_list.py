@@ -1,4 +1,4 @@
-"""What `dtrain launch list` shows of each recorded launch."""
+"""The rows of `dtrain launch list`, one for each launch record."""
 
 import time
 from pathlib import Path
@@ -8,24 +8,25 @@ if TYPE_CHECKING:
     from dtrain.launch.job import LaunchJob, Row
 
 AT_ONCE = 16
+"""Targets that are queried in parallel."""
 DAY, HOUR, MINUTE = 86400, 3600, 60
 
 
 def launches(runs: Path, state: bool) -> list[dict[str, str]]:
-    """A row of texts for each record, the newest first; with `state`, each target is asked, several at once."""
+    """A row of strings for each record, newest first; with `state`, the targets are queried in parallel."""
     from concurrent.futures import ThreadPoolExecutor
 
     from dtrain.launch import registry
 
-    found = registry.records(runs)
+    records = registry.records(runs)
     if not state:
-        return [_row(record, [], "") for record in found]
+        return [_row(record, [], "") for record in records]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        return [_row(record, *answer) for record, answer in zip(found, list(pool.map(_answer, found)), strict=True)]
+        return [_row(record, *answer) for record, answer in zip(records, list(pool.map(_answer, records)), strict=True)]
 
 
 def _answer(record: "LaunchJob") -> "tuple[list[Row], str]":
-    """The target's rows, or why there are none."""
+    """The target's rows, and the problem if it could not be queried."""
     from dtrain.cli.launch_lookup import target_of
     from dtrain.core.errors import DtrainError
 
@@ -50,7 +51,7 @@ def _row(record: "LaunchJob", rows: "list[Row]", problem: str) -> dict[str, str]
 
 
 def age(seconds: float) -> str:
-    """In the two largest units: 3d 4h, 2h 5m, 12m."""
+    """A duration in its two largest units: 3d 4h, 2h 5m, 12m."""
     whole = max(int(seconds), 0)
     if whole >= DAY:
         return f"{whole // DAY}d {whole % DAY // HOUR}h"

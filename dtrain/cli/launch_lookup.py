@@ -1,4 +1,4 @@
-"""Which launch is meant: the one that a recipe asks for, or one that was made before."""
+"""Find the launch that a command refers to: from a recipe, or from a launch record."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +10,7 @@ SUFFIXES = (".yaml", ".yml")
 
 
 def requested(recipe: str, overrides: list[str]) -> "tuple[LaunchTarget, LaunchJob]":
-    """The target that the recipe names, and the run without it."""
+    """The target of the recipe's launch section, and the run without that section."""
     import dataclasses
 
     from dtrain.cli.recipes import find
@@ -20,7 +20,7 @@ def requested(recipe: str, overrides: list[str]) -> "tuple[LaunchTarget, LaunchJ
 
     loaded = load(find(recipe), overrides)
     if loaded.launch is None:
-        message = f"{recipe} does not say where to run: it has no launch section"
+        message = f"{recipe} has no launch section, which sets where to run"
         raise RecipeError(message, "add one, as launch='{kind: ssh, hosts: [a, b]}', or launch=local")
     return loaded.launch, LaunchJob(
         loaded.name, text(dataclasses.replace(loaded, launch=None)), target=plain_part(loaded.launch)
@@ -28,29 +28,29 @@ def requested(recipe: str, overrides: list[str]) -> "tuple[LaunchTarget, LaunchJ
 
 
 def known(runs: Path, name: str) -> "tuple[LaunchTarget, LaunchJob]":
-    """The launch of that name recorded here; given a recipe file, the run that its target has under its name.
+    """The launch recorded under that name in `runs`; given a recipe file, the run of its name on its target.
 
-    RecipeError where there is none."""
+    RecipeError if there is none."""
     import dataclasses
 
     from dtrain.core.errors import RecipeError
     from dtrain.launch import registry
 
     if not name.endswith(SUFFIXES):
-        found = registry.record(runs, name)
-        return target_of(found), found
+        recorded = registry.record(runs, name)
+        return target_of(recorded), recorded
     target, job = requested(name, [])
-    found = registry.find(runs, job.name)
-    if found and found.target == job.target:
-        return target, found
+    recorded = registry.find(runs, job.name)
+    if recorded and recorded.target == job.target:
+        return target, recorded
     handle = target.find(job)
     if handle is None:
-        raise RecipeError(f"no run {job.name!r} was found where {name} launches it", f"dtrain launch up {name}")
+        raise RecipeError(f"no run {job.name!r} was found on the launch target of {name}", f"dtrain launch up {name}")
     return target, dataclasses.replace(job, handle=handle)
 
 
 def target_of(record: "LaunchJob") -> "LaunchTarget":
-    """The target that a record was launched on. RecipeError where this version does not have its kind."""
+    """The target that a record was launched on. RecipeError if this version does not have its kind."""
     from dtrain.core.errors import RecipeError
     from dtrain.recipe.load import part
     from dtrain.recipe.recipe import Launch
@@ -61,12 +61,12 @@ def target_of(record: "LaunchJob") -> "LaunchTarget":
         kind = record.target.get("kind")
         raise RecipeError(
             f"{record.name} was launched by another version of dtrain, as kind {kind!r}: {error.message}",
-            "take it down with that version, or in the cloud's console; then remove its launch.json",
+            "remove it with that version or in the cloud's console; then delete its launch.json",
         ) from error
 
 
 def refuse_while_alive(before: "LaunchJob") -> None:
-    """Locked where the run is alive on another target, whose record would be overwritten."""
+    """Locked if the run is alive on another target, whose record would be overwritten."""
     from dtrain.core.errors import Locked
 
     rows = target_of(before).status(before)
@@ -77,21 +77,21 @@ def refuse_while_alive(before: "LaunchJob") -> None:
     ]
     if alive:
         head = f"{before.name} was launched with another launch section, and may be alive there:"
-        hint = f"dtrain launch stop {before.name}, or give this one another name: name=..."
+        hint = f"dtrain launch stop {before.name}, or give this run another name: name=..."
         raise Locked("\n  ".join([head, *alive]), hint)
 
 
 def rented(on: str | None, spot: bool) -> list[str]:
-    """What the command line says of the machines, as overrides."""
+    """The options --on and --spot, as overrides of the recipe."""
     return ([f"launch.on={on}"] if on else []) + (["launch.spot=true"] if spot else [])
 
 
 def from_terraform(folder: Path | None) -> list[str]:
-    """The output `launch` of an applied Terraform configuration, as overrides."""
+    """The output `launch` of an applied Terraform configuration, as overrides of the recipe."""
     import json
 
     from dtrain.launch.terraform import launch_section
 
-    found = launch_section(folder) if folder else {}
-    keys = sorted(found, key=lambda key: key != "kind")  # the kind decides which other keys there are
-    return [f"launch.{key}={json.dumps(found[key])}" for key in keys]
+    section = launch_section(folder) if folder else {}
+    keys = sorted(section, key=lambda key: key != "kind")  # kind first: it determines the other keys
+    return [f"launch.{key}={json.dumps(section[key])}" for key in keys]

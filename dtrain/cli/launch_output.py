@@ -1,4 +1,4 @@
-"""What `dtrain launch` asks and shows."""
+"""Questions and output of `dtrain launch`."""
 
 import sys
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ HOST_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "bright_cyan", "br
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Ask, unless `yes` answers. RecipeError where standard input is not a terminal."""
+    """Ask for confirmation, unless `yes`. RecipeError if standard input is not a terminal."""
     from dtrain.core.errors import Aborted, RecipeError
 
     if yes:
@@ -25,38 +25,38 @@ def confirm(question: str, yes: bool) -> None:
     except typer.Abort:
         agreed = False
     if not agreed:
-        typer.echo("not done", err=True)
+        typer.echo("cancelled; nothing was changed", err=True)
         raise typer.Exit(Aborted.exit_code)
 
 
-def show(found: "LaunchPlan", whole: bool) -> None:
-    """A plan; its files and commands too where it is shown whole."""
+def show(plan: "LaunchPlan", whole: bool) -> None:
+    """Print a plan; with `whole`, also its files and commands."""
     import shlex
 
     if whole:
-        for name, text in found.files.items():
+        for name, text in plan.files.items():
             typer.secho(f"--- {name}", bold=True)
             typer.echo(text.rstrip("\n"))
         typer.secho("--- commands", bold=True)
-        for command in found.commands:
+        for command in plan.commands:
             typer.echo(shlex.join(command))
-    for note in found.notes:
+    for note in plan.notes:
         typer.echo(note, err=True)
-    chips = f", {found.chips} chips" if found.chips else ""
-    typer.secho(f"{found.hosts} host{'s' * (found.hosts != 1)}{chips}{_price(found)}", bold=True, err=True)
+    chips = f", {plan.chips} chips" if plan.chips else ""
+    typer.secho(f"{plan.hosts} host{'s' * (plan.hosts != 1)}{chips}{_price(plan)}", bold=True, err=True)
 
 
-def _price(found: "LaunchPlan") -> str:
-    """Dollars an hour, and what bounds the sum."""
-    price = f", {found.dollars_hour:,.2f} dollars an hour" if found.dollars_hour is not None else ""
-    if found.hours is None:
-        return f"{price}, no limit in time" if price else ""
-    most = f", about {found.hours * found.dollars_hour:,.2f} dollars" if found.dollars_hour is not None else ""
-    return f"{price}, at most {found.hours:g} hours of `dtrain run`{most}"
+def _price(plan: "LaunchPlan") -> str:
+    """Dollars an hour, and the limits on hours and dollars."""
+    price = f", {plan.dollars_hour:,.2f} dollars an hour" if plan.dollars_hour is not None else ""
+    if plan.hours is None:
+        return f"{price}, no time limit" if price else ""
+    most = f", about {plan.hours * plan.dollars_hour:,.2f} dollars" if plan.dollars_hour is not None else ""
+    return f"{price}, at most {plan.hours:g} hours of `dtrain run`{most}"
 
 
 def start_lines(target: "LaunchTarget", job: "LaunchJob") -> list[str]:
-    """What agreeing starts: on which hosts, which program, with which environment variables, and whose model."""
+    """What will be started: hosts, program, environment variables, custom model code, notification command."""
     import shlex
 
     from dtrain.recipe.yaml import parse
@@ -72,7 +72,7 @@ def start_lines(target: "LaunchTarget", job: "LaunchJob") -> list[str]:
 
 
 def follow_run(target: "LaunchTarget", job: "LaunchJob", host: int | None) -> None:
-    """Until the run has ended everywhere; Ctrl-C leaves it alone."""
+    """Print the logs until the run has ended on every machine; Ctrl-C does not stop the run."""
     try:
         print_lines(target.logs(job, host, follow=True))
     except KeyboardInterrupt:
@@ -86,7 +86,7 @@ def follow_run(target: "LaunchTarget", job: "LaunchJob", host: int | None) -> No
 
 
 def print_lines(lines: Iterable[tuple[str, str]]) -> None:
-    """Each line with its machine, in a colour of its own."""
+    """Print each line with the name of its machine, in a colour for each machine."""
     colours: dict[str, str] = {}
     for name, text in lines:
         colour = colours.setdefault(name, HOST_COLOURS[len(colours) % len(HOST_COLOURS)])
@@ -94,10 +94,10 @@ def print_lines(lines: Iterable[tuple[str, str]]) -> None:
 
 
 def _plain(text: str) -> str:
-    """Without characters that would steer the terminal."""
-    return "".join(one for one in text if one.isprintable() or one == "\t")
+    """The text without control characters for the terminal."""
+    return "".join(char for char in text if char.isprintable() or char == "\t")
 
 
 def say(text: str) -> None:
-    """A line beside the data."""
+    """Print a line to standard error, apart from the data."""
     typer.echo(text, err=True)

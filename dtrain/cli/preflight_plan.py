@@ -1,4 +1,4 @@
-"""Checks of cost before something is rented: does the run fit, and is the time bounded."""
+"""Checks before machines are rented: the run fits, and its time is limited."""
 
 import json
 import subprocess
@@ -13,28 +13,30 @@ if TYPE_CHECKING:
 GIB = 2**30
 
 
-def require_limit(found: "LaunchPlan") -> None:
-    """RecipeError where something is paid by the hour and nothing bounds the hours."""
+def require_limit(plan: "LaunchPlan") -> None:
+    """RecipeError if machines are paid by the hour and there is no limit on the hours."""
     from dtrain.core.errors import RecipeError
 
-    if found.rented and found.hours is None:
-        rate = f"{found.dollars_hour:,.2f} dollars an hour" if found.dollars_hour is not None else "rented machines"
+    if plan.rented and plan.hours is None:
+        rate = f"{plan.dollars_hour:,.2f} dollars an hour" if plan.dollars_hour is not None else "rented machines"
         message = f"{rate} without a limit in hours or dollars"
-        raise RecipeError(message, "set one, as launch.hours=24 or launch.budget=500; --no-limit starts it without")
+        raise RecipeError(
+            message, "set one, as launch.hours=24 or launch.budget=500; --no-limit starts without a limit"
+        )
 
 
 def predict(job: "LaunchJob") -> None:
-    """`dtrain plan --quick` for what is rented, in a line.
+    """Run `dtrain plan --quick` for the rented machines, and print its result in one line.
 
-    RecipeError where the run cannot be laid out there or does not fit; where it cannot be planned for another reason,
-    a line says so."""
+    RecipeError if the run cannot be laid out there or does not fit. If it cannot be planned for another reason, that
+    is printed."""
     from dtrain.cli.launch_output import say
     from dtrain.core.errors import RecipeError
 
     if not job.target.get("on") or job.target.get("devices"):
         return
     if _custom(job):
-        say("not predicted: the model is custom code, which runs only where the run does")
+        say("not predicted: the model is custom code, which dtrain executes only in the run itself")
         return
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "recipe.yaml")
@@ -44,15 +46,15 @@ def predict(job: "LaunchJob") -> None:
     if done.returncode == RecipeError.exit_code:
         raise RecipeError(f"on {job.target['on']}: {reason}", "--no-plan starts it without a prediction")
     try:
-        found = json.loads(done.stdout)
+        prediction = json.loads(done.stdout)
     except ValueError:
         say(f"not predicted: {(reason.splitlines() or ['no reason'])[-1]}")
         return
-    say(_line(found))
-    if not found["fits"]:
+    say(_line(prediction))
+    if not prediction["fits"]:
         raise RecipeError(
-            f"it does not fit on {job.target['on']}",
-            f"dtrain plan RECIPE --on {job.target['on']} --search looks for what does; --no-plan starts it anyway",
+            f"the run does not fit on {job.target['on']}",
+            f"dtrain plan RECIPE --on {job.target['on']} --search looks for a layout that fits; --no-plan starts it anyway",
         )
 
 
@@ -68,11 +70,13 @@ def _planned(path: Path, job: "LaunchJob") -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def _line(found: dict[str, Any]) -> str:
-    memory = found["memory_bytes"]
+def _line(prediction: dict[str, Any]) -> str:
+    memory = prediction["memory_bytes"]
     parts = [f"predicted: {memory['peak'] / GIB:.2f} of {memory['room'] / GIB:.2f} GiB a device"]
-    if "step_seconds" in found:
-        parts.append(f"{found['step_seconds'] * 1e3:.1f} ms a step")
-    if found.get("dollars"):
-        parts.append(f"{found['dollars']['hours']:.1f} hours and {found['dollars']['total']:,.0f} dollars in all")
+    if "step_seconds" in prediction:
+        parts.append(f"{prediction['step_seconds'] * 1e3:.1f} ms a step")
+    if prediction.get("dollars"):
+        parts.append(
+            f"{prediction['dollars']['hours']:.1f} hours and {prediction['dollars']['total']:,.0f} dollars in all"
+        )
     return ", ".join(parts)

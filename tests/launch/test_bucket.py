@@ -55,7 +55,7 @@ def answered(
         ({"buckets": GOOD}, PODS, "not checked: whether service account trainer may write", "buckets cp rm"),
         ({"buckets": WEEK}, OWN, "for 7 days more (soft delete)", "buckets cp rm"),
         ({"buckets": ABSENT}, PODS, "refused: bucket gs://runs does not exist", "buckets"),
-        ({"buckets": NO_ACCOUNT}, OWN, "not checked: whether the run may write to gs://runs: gcloud storage", "buckets"),
+        ({"buckets": NO_ACCOUNT}, OWN, "not checked: whether the run may write to gs://runs: gcloud", "buckets"),
         (
             {"buckets": DENIED.format("buckets.describe", "buckets.get")},
             OWN, "not checked: the settings of gs://runs", "buckets cp rm",

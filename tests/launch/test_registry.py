@@ -73,7 +73,7 @@ def test_the_list_names_records_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "bad" / registry.NAME).write_text("[]")
     shown = CliRunner().invoke(app, ["launch", "list", "--runs-dir", str(tmp_path)])
     assert shown.exit_code == 0
-    assert f"no launch record that can be read: {tmp_path}/bad/launch.json" in shown.output
+    assert f"launch record cannot be read: {tmp_path}/bad/launch.json" in shown.output
 
 
 def test_the_record_of_another_user_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

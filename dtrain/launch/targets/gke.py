@@ -1,4 +1,4 @@
-"""Google Kubernetes Engine: a JobSet, submitted and followed by kubectl."""
+"""Google Kubernetes Engine: a JobSet, submitted and monitored with kubectl."""
 
 import json
 import subprocess
@@ -18,12 +18,12 @@ from dtrain.launch.targets.gke_jobset import LABEL, SECRET, JobSet, ended, launc
 
 APPLY = ("apply", "-f", "-")
 NO = "failed (1): "
-"""The end of a message where a program has ended with 1, and printed no reason."""
+"""End of the error message of `run` if a program exits with 1 and prints no reason."""
 SPOT_GRACE = 15
-"""Seconds that GKE leaves the pods of a spot node that is taken back, at most."""
+"""Seconds, at most, that GKE gives the pods of a preempted spot node to end."""
 POLL = 2.0
 STOPPED = 300.0
-"""Seconds, beside `grace`, in which the pods of a JobSet that is deleted have ended."""
+"""Seconds, in addition to `grace`, to wait until the pods of a deleted JobSet have ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,18 +31,20 @@ class GKE(JobSet):
     """A cluster that kubectl reaches, with JobSet on it, and a node pool for each slice."""
 
     sends_environment: ClassVar[bool] = False
-    """The values of `environment` are those of a secret in the cluster, not those of this machine."""
+    """The values of `environment` come from a secret in the cluster, not from this machine."""
     kind: Literal["gke"] = "gke"
     context: Word | None = None
-    """Of kubectl; the one that is current when `up` is typed, where it is not set."""
+    """Context of kubectl; by default the one that is current when `up` is run."""
 
     def plan(self, job: LaunchJob) -> LaunchPlan:
         files, notes = {"manifest.yaml": self.manifest(job)}, list[str]()
         if self.spot and self.rate:
-            notes.append("spot capacity: the price is that of the list, of which it costs a part")
+            notes.append("spot capacity costs less than the list price that is shown")
         if self.queue:
             files["kueue.yaml"] = self.kueue()
-            notes.append(f"kueue.yaml makes the queue {self.queue}; who runs the cluster applies it, `up` does not")
+            notes.append(
+                f"kueue.yaml creates the queue {self.queue}; a cluster administrator applies it, `up` does not"
+            )
         if self.spot and self.grace > SPOT_GRACE:
             notes.append(f"a spot node gives its pods {SPOT_GRACE} s to save, not the {self.grace} s of launch.grace")
         apply, hosts, chips = self._kubectl(job, *APPLY), self.hosts * self.slices, self.shape.chips
@@ -59,10 +61,10 @@ class GKE(JobSet):
         ]
 
     def checks(self, job: LaunchJob) -> list[Check]:
-        """All that can be known before anything is made; the cluster itself judges the manifest, and keeps nothing."""
-        self._ended_before(job)  # the cluster answers, and has JobSet
-        there = {"serviceaccount": self.account, "persistentvolumeclaim": self.claim, "localqueue": self.queue}
-        checks: list[Check] = [partial(self._exists, kind, name) for kind, name in there.items() if name]
+        """Checks before anything is created; the cluster validates the manifest in a dry run."""
+        self._ended_before(job)  # also fails if the cluster is unreachable or lacks JobSet
+        needed = {"serviceaccount": self.account, "persistentvolumeclaim": self.claim, "localqueue": self.queue}
+        checks: list[Check] = [partial(self._exists, kind, name) for kind, name in needed.items() if name]
         checks += [partial(self._exists, "secret", SECRET, self.environment)] if self.environment else []
         checks += [partial(self._accepted, job), partial(self._may_delete, job), partial(check_image, self.image)]
         if self.bucket:
@@ -71,7 +73,7 @@ class GKE(JobSet):
         return checks
 
     def _accepted(self, job: LaunchJob) -> list[str]:
-        """Under a name that is free: a JobSet that has ended could not be changed to this one."""
+        """Validate the manifest under an unused name, as the spec of an ended JobSet cannot be changed."""
         probe = replace(job, name=f"dtrain-{job.launch}".ljust(len(job.name), "0"))
         run(self._kubectl(job, *APPLY, "--dry-run=server"), given=self.manifest(probe))
         return []
@@ -81,23 +83,23 @@ class GKE(JobSet):
             run(self._kubectl(job, "auth", "can-i", "delete", "jobsets.jobset.x-k8s.io", "--quiet"))
         except EnvironmentFault as error:
             if not error.message.endswith(NO):
-                return [f"not checked: that you may delete JobSets: {error.message}"]
-            message = f"you may not delete JobSets in namespace {self.namespace}, as `stop` and `down` do"
+                return [f"not checked: whether you may delete JobSets: {error.message}"]
+            message = f"you may not delete JobSets in namespace {self.namespace}, which `stop` and `down` need"
             raise EnvironmentFault(message, "the role roles/container.developer allows it") from error
         return []
 
     def _exists(self, kind: str, name: str, keys: tuple[str, ...] = ()) -> list[str]:
-        """Of a secret, only the names in it are printed."""
+        """Check that an object exists, and has these keys. Of a secret, only its key names are printed."""
         shown = "go-template={{range $key, $value := .data}}{{$key}} {{end}}" if keys else "name"
         try:
-            found = run(self._kubectl(None, "get", kind, name, "--ignore-not-found", "-o", shown)).split()
+            names = run(self._kubectl(None, "get", kind, name, "--ignore-not-found", "-o", shown)).split()
         except EnvironmentFault as error:
             if "(Forbidden)" not in error.message:
                 raise
             return [f"not checked: {kind} {name}, which this account may not read"]
-        if not found:
+        if not names:
             raise EnvironmentFault(f"namespace {self.namespace} has no {kind} {name}")
-        if missing := [key for key in keys if key not in found]:
+        if missing := [key for key in keys if key not in names]:
             raise EnvironmentFault(f"{kind} {name} in namespace {self.namespace} has no {', '.join(missing)}")
         return []
 
@@ -119,7 +121,7 @@ class GKE(JobSet):
         try:
             printed = run(self._kubectl(job, *APPLY), given=self.manifest(job))
         except EnvironmentFault as error:
-            message = f"{error.message}; part of it may have been made"
+            message = f"{error.message}; parts of the launch may have been created"
             raise LeftBehind(message, f"dtrain launch down {job.name}") from error
         for line in printed.splitlines():
             say(line)
@@ -137,7 +139,7 @@ class GKE(JobSet):
         options = ["-c", "train", "--prefix", "--tail=-1", f"--max-log-requests={self.hosts * self.slices}"]
         command = self._kubectl(job, "logs", "-l", chosen, *options, *(["-f"] if follow else []))
         since: list[str] = []
-        while True:  # pods come late, and others after a restart
+        while True:  # pods may start later, and new ones after a restart
             now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
             with subprocess.Popen([*command, *since], stdout=subprocess.PIPE, text=True, errors="replace") as process:
                 assert process.stdout
@@ -151,10 +153,10 @@ class GKE(JobSet):
             time.sleep(POLL)
 
     def stop(self, job: LaunchJob, say: Say) -> None:
-        """A JobSet that is deleted ends its pods, which save within `grace`; one suspended, Kueue would wake."""
+        """Delete the JobSet: its pods then save within `grace`. If it were only suspended, Kueue would resume it."""
         if self._to_delete(job, say):
             self._delete(job, "jobset", "--cascade=foreground")
-            say(f"jobset {job.name} is deleted, and its pods have ended; what they saved is where it was")
+            say(f"jobset {job.name} is deleted, and its pods have ended; saved checkpoints are kept")
 
     def down(self, job: LaunchJob, say: Say) -> None:
         for kind in ("jobset", "configmap") if self._to_delete(job, say) else ("configmap",):
@@ -166,37 +168,39 @@ class GKE(JobSet):
         return [f"jobset {job.name} and {pods}", f"configmap {job.name}"]
 
     def _to_delete(self, job: LaunchJob, say: Say) -> bool:
-        """Whether the JobSet of this launch is there. EnvironmentFault where that of another launch has its name."""
+        """Whether the JobSet of this launch exists. EnvironmentFault if another launch has a JobSet of that name."""
         found = self._made_here(self._state(job), job)
         if found and launch_of(found) != _launch(job):
-            hint = "to end that one: remove this run's launch.json, and give the recipe file in place of the name"
+            hint = "to end that launch: remove this run's launch.json, and give the recipe file in place of the name"
             raise EnvironmentFault(f"JobSet {job.name} belongs to another launch; nothing was deleted", hint)
         if not found:
             say(f"jobset {job.name} is absent from namespace {self.namespace}: there was nothing to delete")
         return bool(found)
 
     def _delete(self, job: LaunchJob, kind: str, how: str) -> str:
-        """By the id of the launch, so that another of the same name stays."""
+        """Delete by launch id, so that an object of the same name from another launch stays."""
         command = self._kubectl(job, "delete", kind, "-l", f"{LABEL}={_launch(job)}", "--ignore-not-found", how)
         return run(command, wait=STOPPED + self.grace)
 
     def _own(self, job: LaunchJob) -> Any:
-        """The JobSet, where it is that of this launch."""
+        """The JobSet, if it belongs to this launch; else None."""
         found = self._state(job)
         return found if found and launch_of(found) == _launch(job) != "" else None
 
     def _made_here(self, found: Any, job: LaunchJob) -> Any:
-        """The JobSet, or None. EnvironmentFault where dtrain did not make it: it is neither replaced nor deleted."""
+        """The JobSet, or None. EnvironmentFault if dtrain did not create it: it is neither replaced nor deleted."""
         if found and not launch_of(found):
-            message = f"JobSet {job.name} in namespace {self.namespace} was not made by dtrain: it has no label {LABEL}"
+            message = (
+                f"JobSet {job.name} in namespace {self.namespace} was not created by dtrain: it has no label {LABEL}"
+            )
             raise EnvironmentFault(message, "give this run another name, as name=...")
         return found
 
     def _ended_before(self, job: LaunchJob) -> Any:
-        """The JobSet of that name, if there is one and it has ended. Locked where it has not."""
+        """The JobSet of that name, or None. Locked if it has not ended."""
         found = self._state(job)
         if found and not ended(found):
-            raise Locked(f"JobSet {job.name} is there already", f"dtrain launch status {job.name}")
+            raise Locked(f"JobSet {job.name} exists already", f"dtrain launch status {job.name}")
         return self._made_here(found, job)
 
     def _state(self, job: LaunchJob) -> Any:
@@ -204,15 +208,15 @@ class GKE(JobSet):
         return json.loads(printed) if printed.strip() else None
 
     def _current(self) -> str:
-        """The context: that of the recipe, or kubectl's own."""
+        """The context of the recipe, or kubectl's current one."""
         return self.context or run(["kubectl", "config", "current-context"]).strip()
 
     def _kubectl(self, job: LaunchJob | None, *words: str) -> list[str]:
-        """In the context in which the job was launched, whatever is current now."""
+        """A kubectl command in the context in which the job was launched, whichever is current now."""
         context = (job.handle.get("context") if job else None) or self.context
         return ["kubectl", *words, *(["--context", context] if context else []), "--namespace", self.namespace]
 
 
 def _launch(job: LaunchJob) -> str:
-    """The id of the launch that is meant: the one that was recorded or found, or this one."""
+    """Id of the launch: recorded, found, or that of a new job."""
     return job.handle.get("launch") or job.launch

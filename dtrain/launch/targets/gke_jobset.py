@@ -1,4 +1,4 @@
-"""What a launch on GKE submits: a JobSet, with a Job for each slice and a pod for each host; and how it stands."""
+"""The JobSet that a launch on GKE submits, with a Job for each slice and a pod for each host; and its state."""
 
 import json
 import shlex
@@ -19,66 +19,68 @@ from dtrain.launch.names import Bucket, Resource, Word, refuse
 from dtrain.launch.templates import filled
 
 LABEL = "dtrain-launch"
-"""Of all that a launch makes: the id of the launch."""
+"""Label with the launch id, on every object that a launch creates."""
 SECRET = "dtrain"
-"""The Kubernetes secret with the values of `environment`."""
+"""The Kubernetes secret that holds the values of `environment`."""
 SIDECAR = {"volumes": "true", "cpu-limit": "0", "memory-limit": "0", "ephemeral-storage-limit": "0"}
-"""gke-gcsfuse/ annotations: mount buckets, without the default limits (a checkpoint under way may exceed 5 GiB)."""
+"""Annotations gke-gcsfuse/...: mount buckets, without default limits (a checkpoint being saved may exceed 5 GiB)."""
 COUNTS = ("active", "ready", "succeeded", "failed")
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobSet(Rented):
-    """The pods of a launch, and where they run."""
+    """The pods of a launch: settings, machines and manifest."""
 
     on: Word
-    """What is asked for: v5e-64, v5p-128, tpu7x-32, h100-16."""
+    """Slices or GPUs to request: v5e-64, v5p-128, tpu7x-32, h100-16."""
     slices: Positive = 1
     spot: bool = False
     image: Word
-    """That has dtrain: `launch/Dockerfile` builds it."""
+    """Container image with dtrain, as built by `launch/Dockerfile`."""
     claim: Resource | None = None
-    """A volume claim that all pods may write to, for the run folders."""
+    """Persistent volume claim for the run folders, writable by all pods."""
     bucket: Bucket | None = None
-    """Or a bucket, by the Cloud Storage FUSE driver."""
+    """Or a bucket for the run folders, mounted by the Cloud Storage FUSE driver."""
     queue: Resource | None = None
-    """Kueue's local queue."""
+    """Local queue of Kueue."""
     namespace: Resource = "default"
     account: Resource = "default"
     """The Kubernetes service account of the pods."""
     grace: Annotated[int, Ge(10)] = 60
-    """Seconds that a pod has to save when it must go."""
+    """Seconds that a pod has to save after SIGTERM."""
 
     def __post_init__(self) -> None:
         cloud, folders = self.shape.chip and self.shape.chip.cloud, (self.claim, self.bucket)
         refuse(
-            (folders.count(None) != 1, "claim", "say where run folders go: claim or bucket, one of them", ""),
-            (not cloud, "on", f"{self.on} is not rented on GKE", ""),
+            (folders.count(None) != 1, "claim", "set either claim or bucket, for the run folders", ""),
+            (not cloud, "on", f"{self.on} is not available on GKE", ""),
             (self.budget and not self.rate, "budget", f"no price of {self.on} is known", "set launch.hours instead"),
         )
 
     @property
     def shape(self) -> Slice:
-        """The slices, or the GPUs."""
+        """The slices or GPUs that `on` names."""
         return shape_of(self.on, self.slices)
 
     @property
     def hosts(self) -> int:
-        """Of one slice, with a pod each."""
+        """Number of hosts of one slice, with one pod each."""
         return -(-self.shape.chips // self.slices // self._resource[1])
 
     @property
     def rate(self) -> float | None:
-        """By list prices; GPUs by whole machines."""
+        """List price in dollars an hour; GPUs are priced by whole machines."""
         price = self.shape.chip and self.shape.chip.price
         return price * self.shape.rented if price else None
 
     def manifest(self, job: LaunchJob) -> str:
-        """The JobSet, and the recipe as a ConfigMap. RecipeError where the names of its pods would be too long."""
-        room = 63 - len(f"-slice-{self.slices - 1}-{self.hosts - 1}-abcde")  # a DNS label; JobSet adds the letters
+        """The JobSet, and the recipe as a ConfigMap. RecipeError if the names of its pods would be too long."""
+        room = 63 - len(f"-slice-{self.slices - 1}-{self.hosts - 1}-abcde")  # a DNS label; JobSet adds 5 random letters
         if len(job.name) > room or not job.name[0].isalpha():
-            message = f"name: {job.name!r} has {len(job.name)} characters; on GKE it has {room} at most, a letter first"
-            raise RecipeError(message, "give another, as name=...")
+            message = (
+                f"name: {job.name!r} has {len(job.name)} characters; on GKE at most {room}, beginning with a letter"
+            )
+            raise RecipeError(message, "choose another name, as name=...")
         name, most = self._resource
         queue = {"kueue.x-k8s.io/queue-name": self.queue} if self.queue else {}
         mounts = {f"gke-gcsfuse/{key}": value for key, value in SIDECAR.items()} if self.bucket else {}
@@ -94,12 +96,12 @@ class JobSet(Rented):
         words |= {"PROCESS": exports("$rank", str(self.hosts * self.slices), first), "COMMAND": shlex.join(command)}
         words |= {"SELECTOR": _flow(self._nodes()), "VOLUME": json.dumps(self._volume())}
         words["TOLERATIONS"] = ", ".join(f"{{key: {key}, operator: Exists, effect: NoSchedule}}" for key in taints)
-        words["ENVIRONMENT"] = "".join(f"\n              - {json.dumps(one)}" for one in variables)
+        words["ENVIRONMENT"] = "".join(f"\n              - {json.dumps(item)}" for item in variables)
         words["RESOURCE"] = f'{name}: "{min(most, self.shape.chips // self.slices)}"'
         return filled("jobset.yaml", words)
 
     def kueue(self) -> str:
-        """A queue with room for one such run."""
+        """Manifest of a Kueue queue with room for one such run."""
         assert self.shape.chip
         words = {"QUEUE": self.queue or "", "FLAVOR": f"{self.shape.chip.name}{'-spot' if self.spot else ''}"}
         words |= {"LABELS": _flow(self._nodes()), "NAMESPACE": self.namespace, "RESOURCE": self._resource[0]}
@@ -107,23 +109,23 @@ class JobSet(Rented):
 
     @property
     def _resource(self) -> tuple[str, int]:
-        """What a pod asks for, and how many at most."""
+        """Resource that a pod requests, and the largest number of it in one pod."""
         return ("google.com/tpu", CHIPS_A_HOST) if self.shape.platform == "tpu" else ("nvidia.com/gpu", PER_HOST)
 
     def _nodes(self) -> dict[str, str]:
-        """Labels of the nodes that will do."""
+        """Labels of suitable nodes."""
         chip = self.shape.chip
         assert chip and chip.cloud
-        found = {"gke-accelerator": chip.cloud.label}
+        labels = {"gke-accelerator": chip.cloud.label}
         if self.shape.platform == "tpu":
             topology = "x".join(map(str, self.shape.shape))
-            found = {"gke-tpu-accelerator": chip.cloud.label, "gke-tpu-topology": topology}
-        found |= {"gke-spot": "true"} if self.spot else {}
-        return {f"cloud.google.com/{key}": value for key, value in found.items()}
+            labels = {"gke-tpu-accelerator": chip.cloud.label, "gke-tpu-topology": topology}
+        labels |= {"gke-spot": "true"} if self.spot else {}
+        return {f"cloud.google.com/{key}": value for key, value in labels.items()}
 
     def _volume(self) -> dict[str, Any]:
-        """Where run folders go. Hosts wait for files of each other, so metadata of a bucket is not cached; in pods on
-        the network of their host, the driver has the pod's identity only where it is asked to."""
+        """The volume for run folders. Hosts wait for files of each other, so bucket metadata is not cached. For pods on
+        the host network, the driver uses the pod's identity only with hostNetworkPodKSA."""
         if self.claim:
             return {"name": "runs", "persistentVolumeClaim": {"claimName": self.claim}}
         attributes = {"bucketName": self.bucket, "hostNetworkPodKSA": "true", "metadataCacheTTLSeconds": "0"}
@@ -131,46 +133,47 @@ class JobSet(Rented):
 
 
 def _flow(values: dict[str, str]) -> str:
-    """The inside of a YAML flow mapping."""
+    """The content of a YAML flow mapping, without braces."""
     return ", ".join(f"{key}: {json.dumps(value)}" for key, value in values.items())
 
 
-def launch_of(found: Any) -> str:
-    """The id of the launch that made it; empty where dtrain did not make it."""
-    return found["metadata"].get("labels", {}).get(LABEL) or ""
+def launch_of(jobset: Any) -> str:
+    """Id of the launch that created it; empty if dtrain did not create it."""
+    return jobset["metadata"].get("labels", {}).get(LABEL) or ""
 
 
-def _times(found: Any) -> dict[tuple[str, str], str]:
-    """When each condition came to be True or False."""
+def _times(jobset: Any) -> dict[tuple[str, str], str]:
+    """Time at which each (condition, status) began."""
     return {
-        (one["type"], one["status"]): one["lastTransitionTime"] for one in found.get("status", {}).get("conditions", [])
+        (one["type"], one["status"]): one["lastTransitionTime"]
+        for one in jobset.get("status", {}).get("conditions", [])
     }
 
 
-def ended(found: Any) -> str:
-    """completed or failed, where it has ended."""
-    return next((word for word in ("Completed", "Failed") if (word, "True") in _times(found)), "").lower()
+def ended(jobset: Any) -> str:
+    """completed or failed; empty while it has not ended."""
+    return next((word for word in ("Completed", "Failed") if (word, "True") in _times(jobset)), "").lower()
 
 
-def seconds(found: Any) -> float | None:
-    """How long it has had its nodes: since Kueue let it start, or since it was made. None while it waits."""
-    times, end = _times(found), time.time()
-    if found["spec"].get("suspend"):
+def seconds(jobset: Any) -> float | None:
+    """Seconds for which it has had its nodes, since Kueue admitted it or since its creation. None while it waits."""
+    times, end = _times(jobset), time.time()
+    if jobset["spec"].get("suspend"):
         return None
-    began = times.get(("Suspended", "False")) or found["metadata"]["creationTimestamp"]
-    if word := ended(found):
+    began = times.get(("Suspended", "False")) or jobset["metadata"]["creationTimestamp"]
+    if word := ended(jobset):
         end = datetime.fromisoformat(times[word.capitalize(), "True"]).timestamp()
     return end - datetime.fromisoformat(began).timestamp()
 
 
-def rows(found: Any) -> list[Row]:
-    """One of the JobSet, with its exit code where it has ended, and one with that code for each group of its Jobs."""
-    status = found.get("status", {})
-    state = ended(found) or ("waiting" if found["spec"].get("suspend") else "running")
+def rows(jobset: Any) -> list[Row]:
+    """A row for the JobSet, with its exit code if it has ended, and one with that code for each group of its Jobs."""
+    status = jobset.get("status", {})
+    state = ended(jobset) or ("waiting" if jobset["spec"].get("suspend") else "running")
     code = {"completed": 0, "failed": DtrainError.exit_code}.get(state)
     jobs = [
         Row(one["name"], "jobs", ", ".join(f"{one.get(word, 0)} {word}" for word in COUNTS), code)
         for one in status.get("replicatedJobsStatus", [])
     ]
     what = f"restarted {status.get('restarts', 0)} times"
-    return [Row(f"jobset {found['metadata']['name']}", state, what, code, seconds(found)), *jobs]
+    return [Row(f"jobset {jobset['metadata']['name']}", state, what, code, seconds(jobset)), *jobs]

@@ -1,4 +1,4 @@
-"""Machines that are there already, reached by an agent of dtrain on each: what kinds `local` and `ssh` share."""
+"""Existing machines, with an agent of dtrain on each: the shared part of the kinds `local` and `ssh`."""
 
 import os
 import secrets
@@ -21,40 +21,40 @@ from dtrain.launch.wire import RUNS_HERE, HostJob
 
 HOSTS_SHOWN = 20
 STOPPED = 180.0
-"""Seconds in which a run that was asked to stop has saved."""
+"""Seconds to wait for a run to save after a stop request."""
 SKEW = 5.0
-"""Seconds by which a clock may differ from this machine's, besides what the time between request and answer hides."""
+"""Seconds by which a clock may differ from this machine's, in addition to the uncertainty of the measurement."""
 
 Port = Annotated[int, Ge(1024), Le(65535)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hosts(LaunchTarget):
-    """What this machine and others have in common: an agent of dtrain on each, and the runner that it leaves behind."""
+    """Base class for this machine and remote hosts: an agent of dtrain on each, and the runner that it starts."""
 
     runs: RemotePath = "runs"
-    """The folder of run folders on the machines; all of them see the same one."""
+    """The folder of run folders on the machines; all of them must share it."""
     folder: RemotePath = "~/.dtrain"
-    """Where each machine keeps its log and its small files; its own, not shared."""
+    """Folder of the log and the runner's files on each machine; not shared."""
     python: RemotePath = "python3"
-    """The Python there that dtrain is installed for."""
+    """The Python on the machines that dtrain is installed for."""
     port: Port = 8476
-    """On the first machine, where all meet."""
+    """Port of the coordinator, on the first machine."""
 
     @abstractmethod
     def machines(self) -> list[Machine]:
-        """By rank."""
+        """The machines, by rank."""
 
     def coordinator(self) -> str:
-        """host:port, where the processes meet; empty where there is one machine."""
+        """host:port of the coordinator; empty if there is one machine."""
         return ""
 
     def most_connections(self) -> int:
-        """At a time."""
+        """Largest number of connections at a time."""
         return 1
 
     def await_ready(self, link: Connections, say: Say) -> None:
-        """Return when all machines are set up; EnvironmentFault where that takes too long."""
+        """Return when all machines are set up; EnvironmentFault if that takes too long."""
 
     def plan(self, job: LaunchJob) -> LaunchPlan:
         commands = [machine.command() for machine in self.machines()]
@@ -88,39 +88,41 @@ class Hosts(LaunchTarget):
 
     def stop(self, job: LaunchJob, say: Say) -> None:
         with self._connect(job) as link:
-            silent, rows, end = _problems(link.ask("stop")), _rows(link), time.monotonic() + STOPPED
+            failed, rows, end = _problems(link.ask("stop")), _rows(link), time.monotonic() + STOPPED
             while "running" in {row.state for row in rows}:
                 if time.monotonic() > end:
-                    hint = f"dtrain launch status {job.name}; `down` would end it unsaved"
-                    raise EnvironmentFault(f"it is still saving after {STOPPED:.0f} s", hint)
+                    hint = f"see `dtrain launch status {job.name}`; `down` would end it without saving"
+                    raise EnvironmentFault(f"the run is still saving after {STOPPED:.0f} s", hint)
                 time.sleep(0.5)
                 rows = _rows(link)
         for row in rows:
             say(f"{row.name}: {row.state} {row.what}".rstrip())
-        if silent:
-            some = f"the others stop when they see {self.runs}/{job.name}/stop; " if len(silent) < len(rows) else ""
-            raise EnvironmentFault("\n  ".join(["not every machine could be asked:", *silent]), f"{some}ask again")
+        if failed:
+            some = f"the others stop when they read {self.runs}/{job.name}/stop; " if len(failed) < len(rows) else ""
+            raise EnvironmentFault("\n  ".join(["not every machine was reached:", *failed]), f"{some}try again")
 
     def down(self, job: LaunchJob, say: Say) -> None:
         with self._connect(job) as link:
             answers = link.ask("kill")
-        for one in answers:
-            if not one.reply.problem:
-                say(f"{one.machine.name}: {len(one.reply.items)} processes ended, log removed")
+        for answer in answers:
+            if not answer.reply.problem:
+                say(f"{answer.machine.name}: {len(answer.reply.items)} processes ended, log removed")
         if failed := _problems(answers):
-            raise EnvironmentFault("\n  ".join(["not all could be taken down:", *failed]), "try again when they answer")
+            raise EnvironmentFault(
+                "\n  ".join(["not every machine was cleaned up:", *failed]), "try again when they answer"
+            )
 
     def removes(self, job: LaunchJob) -> list[str]:
         return [f"{machine.name}: the run's processes and {self.folder}/{job.name}" for machine in self.machines()]
 
     def _preflight(self, link: Connections, say: Say) -> None:
-        """EnvironmentFault with all that is in the way, on every machine; Locked where the run is there already."""
+        """Check every machine. EnvironmentFault with all problems found; Locked if the run is already on one."""
         token = secrets.token_hex(6)
         looked = link.ask("look", token=token)
-        heard = [one.machine for one in looked if not one.reply.problem]
-        seen = link.ask("marks", heard[:1], token=token)[0].reply.items if heard else ()
-        if apart := [machine for machine in heard if machine.rank not in seen]:
-            link.ask("marks", apart, token=token)  # which removes them
+        reachable = [one.machine for one in looked if not one.reply.problem]
+        seen = link.ask("marks", reachable[:1], token=token)[0].reply.items if reachable else ()
+        if apart := [machine for machine in reachable if machine.rank not in seen]:
+            link.ask("marks", apart, token=token)  # which removes their marker files
         if problems := in_the_way(looked, seen, self.runs):
             kind = Locked if any(RUNS_HERE in line for line in problems) else EnvironmentFault
             raise kind("\n  ".join(["not started:", *problems]))
@@ -128,16 +130,16 @@ class Hosts(LaunchTarget):
             say(line)
 
     def _start(self, link: Connections, job: LaunchJob) -> None:
-        """Start the run, on the first machine before the others, as that removes an earlier stop request.
+        """Start the run on the first machine before the others, because that removes an earlier stop request.
 
-        Where one does not start, none is left running; LeftBehind names those where it may run all the same."""
-        given = {"recipe": job.recipe, "environment": job.environment()}
-        given["environment"] |= {name: os.environ[name] for name in self.environment}
-        answers = link.ask("start", link.machines[:1], record=registry.text(job), **given)
-        answers += link.ask("start", link.machines[1:], **given) if not _problems(answers) else []
-        if failed := _problems(answers):  # one that did not answer may have begun; where it ran before it is left alone
-            begun = [one.machine for one in answers if RUNS_HERE not in one.reply.problem]
-            left = [one.machine for one in link.ask("kill", begun) if one.reply.problem]
+        If one machine fails, the run is killed on all; LeftBehind names those where it may still be running."""
+        request = {"recipe": job.recipe, "environment": job.environment()}
+        request["environment"] |= {name: os.environ[name] for name in self.environment}
+        answers = link.ask("start", link.machines[:1], record=registry.text(job), **request)
+        answers += link.ask("start", link.machines[1:], **request) if not _problems(answers) else []
+        if failed := _problems(answers):  # a silent one may have started; an earlier run stays
+            started = [one.machine for one in answers if RUNS_HERE not in one.reply.problem]
+            left = [one.machine for one in link.ask("kill", started) if one.reply.problem]
             hint = f"it may be running on {names(left)}" if left else "nothing was left running"
             kind = LeftBehind if left else EnvironmentFault
             raise kind("\n  ".join(["the run did not start:", *failed]), hint)
@@ -164,29 +166,33 @@ class Local(Hosts):
 
 
 def names(machines: Sequence[Machine]) -> str:
-    """Of the first ones, and how many more there are."""
+    """Names of the first machines, and how many more there are."""
     more = f" and {len(machines) - HOSTS_SHOWN:,} more" if len(machines) > HOSTS_SHOWN else ""
     return ", ".join(machine.name for machine in machines[:HOSTS_SHOWN]) + more
 
 
 def in_the_way(looked: Sequence[Answer], seen: Collection[int], runs: str) -> list[str]:
-    """Every problem, each with its host: of one alone first, then between them; `seen` are the ranks whose marks the
-    first host has in its folder of runs."""
-    heard = [one for one in looked if not one.reply.problem]
-    problems = [*_problems(looked), *(f"{one.machine.name}: {line}" for one in heard for line in one.reply.problems)]
+    """Every problem with its host: first those of single hosts, then those between hosts. `seen` are the ranks whose
+    marker files are in the first host's folder of runs."""
+    reachable = [one for one in looked if not one.reply.problem]
+    problems = [
+        *_problems(looked),
+        *(f"{one.machine.name}: {line}" for one in reachable for line in one.reply.problems),
+    ]
     problems += [
-        f"{one.machine.name} has {package} {version}, {heard[0].machine.name} has {heard[0].reply.versions[package]}"
-        for one in heard[1:]
+        f"{one.machine.name} has {package} {version}, {first.machine.name} has {first.reply.versions[package]}"
+        for first in reachable[:1]
+        for one in reachable[1:]
         for package, version in one.reply.versions.items()
-        if version != heard[0].reply.versions[package]
+        if version != first.reply.versions[package]
     ]
     apart = [one.machine.name for one in looked if one.machine.rank not in seen and not problems]
     shared = f"{runs} of {looked[0].machine.name}: it must be one shared folder"
-    return problems + [f"{name} does not write into the {shared}" for name in apart]
+    return problems + [f"{name} does not write to the folder {shared}" for name in apart]
 
 
 def skewed(looked: Sequence[Answer]) -> list[str]:
-    """Hosts whose clocks are off, compared with the time at which each was asked."""
+    """Notes on clocks that are wrong, by the time at which each host was asked."""
     off = {one.machine.name: one.reply.time - one.asked for one in looked}
     wrong = [one.machine.name for one in looked if abs(off[one.machine.name]) > one.uncertainty + SKEW]
     if len(wrong) == len(looked) > 1:
@@ -207,7 +213,11 @@ def _row(answer: Answer) -> Row:
     if reply.alive:
         return Row(name, "running", text)
     if reply.problem or reply.code is None:
-        state, reason = ("unreachable", reply.problem) if reply.problem else ("lost", f"its runner is gone; {text}")
+        state, reason = (
+            ("unreachable", reply.problem)
+            if reply.problem
+            else ("lost", f"its runner died without an exit code; {text}")
+        )
         return Row(name, state, reason.rstrip("; "), EnvironmentFault.exit_code)
     if reply.code == Stopped.exit_code or (reply.code == 0 and reply.state == "stopped"):
         return Row(name, "stopped", text, 0)  # by the signal or by the stop request, whichever came first

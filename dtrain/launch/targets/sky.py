@@ -1,4 +1,4 @@
-"""SkyPilot: a managed job, whose machines it rents, replaces and deletes. The program `sky` is run, never imported."""
+"""SkyPilot: a managed job on machines that SkyPilot rents, replaces and deletes. `sky` is run, never imported."""
 
 import re
 import time
@@ -24,7 +24,7 @@ from dtrain.launch.targets.sky_client import PROVED, UNDER_CANCEL, WAITING, Clie
 from dtrain.launch.targets.sky_task import OWNED, BucketUrl, Label, Offer, task
 
 LAUNCHING, STOPPING, CANCELLING, POLL = 1800.0, 900.0, 300.0, 5.0
-"""Seconds in which a job is submitted (the first makes SkyPilot's controller), saves, is cancelled; between looks."""
+"""Seconds to wait for a submission (the first creates SkyPilot's controller), a save, a cancellation; between polls."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,25 +33,25 @@ class Sky(Offer, Rented):
 
     kind: Literal["sky"] = "sky"
     fallbacks: tuple[Offer, ...] = ()
-    """Other machines that will do: on, infra, spot."""
+    """Alternative machines: on, infra, spot."""
     choice: Literal["ordered", "any_of"] = "ordered"
-    """Of infra and fallbacks: the first that is available, or the cheapest."""
+    """Choice among infra and fallbacks: the first that is available, or the cheapest."""
     strategy: Literal["failover", "eager_next_region"] = "failover"
-    """After a preemption: the same region first, or another at once."""
+    """After a preemption: try the same region first, or another one at once."""
     nodes: Positive = 1
-    """CPU nodes."""
+    """Number of CPU nodes."""
     cpus: Positive | None = None
-    """Of each node, at least."""
+    """Smallest number of CPUs of each node."""
     memory: Positive | None = None
-    """Of each node, at least, in GB."""
+    """Smallest memory of each node, in GB."""
     max_hourly_cost: PositiveFloat | None = None
-    """Dollars an hour for each node, above which no offer is taken; a TPU slice is one node."""
+    """Highest price of each node, in dollars an hour; a TPU slice is one node."""
     bucket: BucketUrl | None = None
-    """For run folders, mounted on every host: gs://my-runs, s3://my-runs."""
+    """Bucket for run folders, mounted on every host: gs://my-runs, s3://my-runs."""
     runs: RemotePath | None = None
     """Or a folder that all nodes of your own cluster share."""
     image: Word | None = None
-    """That has dtrain: `launch/Dockerfile` builds it."""
+    """Container image with dtrain, as built by `launch/Dockerfile`."""
     wheel: Wheel | None = None
     """Or dtrain's wheel on this machine, with `lock`."""
     lock: RemotePath | None = None
@@ -62,38 +62,43 @@ class Sky(Offer, Rented):
     network_tier: Literal["standard", "best"] | None = None
     priority: Annotated[int, Ge(-1000), Le(1000)] | None = None
     server: Word | None = None
-    """The address of SkyPilot's API; the one that `sky api login` chose where not set."""
+    """Address of SkyPilot's API server; by default the one chosen by `sky api login`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         clouds = {cloud for offer in self.offers for cloud in offer.clouds}
         programs, tpu = sum(map(bool, (self.image, self.wheel, self.python))), self.platform == "tpu"
         refuse(
-            (self.on and self.nodes > 1, "nodes", "`on` says how many nodes there are", "leave out `nodes`"),
-            (tpu and (self.cpus or self.memory), "cpus", "the hosts of a TPU slice have one size", ""),
-            (len({one.sky_nodes for one in self.offers}) > 1, "fallbacks", "all need the same number of nodes", ""),
-            (len({one.platform for one in self.offers}) > 1, "fallbacks", "TPUs, GPUs and CPUs do not mix", ""),
-            (bool(self.bucket) == bool(self.runs), "bucket", "run folders go to bucket or runs, one of them", ""),
-            (self.runs and clouds - OWNED, "runs", "machines that are rented share no folder", "set `bucket`"),
-            (programs != 1, "image", "the program is image, wheel or python, one of them", ""),
-            (bool(self.wheel) != bool(self.lock), "lock", "wheel and lock belong together", ""),
-            (self.wheel and "slurm" in clouds, "wheel", "nodes of SLURM share a home folder", "image, or python"),
+            (self.on and self.nodes > 1, "nodes", "`on` determines the number of nodes", "leave out `nodes`"),
+            (tpu and (self.cpus or self.memory), "cpus", "the host size of a TPU slice is fixed", ""),
+            (
+                len({one.sky_nodes for one in self.offers}) > 1,
+                "fallbacks",
+                "all must have the same number of nodes",
+                "",
+            ),
+            (len({one.platform for one in self.offers}) > 1, "fallbacks", "TPUs, GPUs and CPUs cannot be mixed", ""),
+            (bool(self.bucket) == bool(self.runs), "bucket", "set either bucket or runs, for run folders", ""),
+            (self.runs and clouds - OWNED, "runs", "rented machines do not share a folder", "set `bucket`"),
+            (programs != 1, "image", "set exactly one of image, wheel and python", ""),
+            (bool(self.wheel) != bool(self.lock), "lock", "set both wheel and lock, or neither", ""),
+            (self.wheel and "slurm" in clouds, "wheel", "nodes of SLURM share a home folder", "use image or python"),
             (self.budget and not self.rate, "budget", "not all prices are known", "set max_hourly_cost, or hours"),
         )
 
     @property
     def offers(self) -> tuple[Offer, ...]:
-        """What will do, the first choice first."""
+        """The machines that are accepted, first choice first."""
         return (self, *self.fallbacks)
 
     @property
     def num_nodes(self) -> int:
-        """As SkyPilot counts: a slice is one."""
+        """Number of nodes as SkyPilot counts them: a TPU slice is one node."""
         return self.sky_nodes if self.on else self.nodes
 
     @property
     def rate(self) -> float | None:
-        """Dollars an hour at most: by max_hourly_cost, else by Google Cloud's list; None where it lacks an offer."""
+        """Highest price in dollars an hour: by max_hourly_cost, else by Google Cloud's list; None if not known."""
         if self.max_hourly_cost:
             return self.max_hourly_cost * self.num_nodes
         rented = [one for one in self.offers if one.clouds - OWNED]
@@ -102,18 +107,20 @@ class Sky(Offer, Rented):
 
     def plan(self, job: LaunchJob) -> LaunchPlan:
         if not job.name[0].isalpha():
-            raise RecipeError(f"{job.name}: SkyPilot's jobs have names that begin with a letter", "name=...")
+            raise RecipeError(f"name {job.name!r}: names of SkyPilot jobs begin with a letter", "give name=...")
         others = dict.fromkeys(one.on for one in self.fallbacks if one.on != self.on)
-        notes = [f"fallback {on} is not predicted: `dtrain plan RECIPE --on {on}` does" for on in others]
+        notes = [f"fallback {on} is not predicted: use `dtrain plan RECIPE --on {on}`" for on in others]
         paid = any(one.clouds - OWNED for one in self.offers)
         if self.max_hourly_cost and self.platform == "gpu":
             notes.append("on gcp SkyPilot compares max_hourly_cost with the GPUs alone; their hosts cost extra")
         elif self.rate and not self.max_hourly_cost:
-            notes.append("the price is of Google Cloud's cheapest region, on demand; spot, regions and clouds differ")
+            notes.append(
+                "the price is on demand in Google Cloud's cheapest region; other regions, clouds and spot differ"
+            )
         elif paid and not self.rate:
-            notes.append("not all prices are known: set max_hourly_cost for a bound on what an hour costs")
-        notes.append("waiting for machines has no limit in time and costs nothing; `dtrain launch down` ends it")
-        notes.append("SkyPilot's jobs controller, where the server does not do its work, is a machine that costs too")
+            notes.append("not all prices are known: set max_hourly_cost to limit the price per hour")
+        notes.append("waiting for machines has no time limit and costs nothing; `dtrain launch down` ends it")
+        notes.append("SkyPilot's jobs controller is a paid machine too, unless the API server does its work")
         files, hosts = {"task.yaml": task(self, job)}, self.hosts if self.on else self.nodes
         chips, hours = self.shape.chips if self.shape else 0, self.limit()
         return LaunchPlan(files, [self._launch(job)], hosts, chips, self.rate, hours, rented=paid, notes=tuple(notes))
@@ -131,11 +138,11 @@ class Sky(Offer, Rented):
         if self.wheel and self.lock:
             check_lock(Path(self.lock).expanduser(), Path(self.wheel).expanduser(), self.platform)
         if not PROVED.search(version := self._client.sky("--version").strip()):
-            raise EnvironmentFault(f"{version}: dtrain was tried with 0.14.1", INSTALL["sky"])
+            raise EnvironmentFault(f"{version}: dtrain was tested with 0.14.1", INSTALL["sky"])
         return []
 
     def start_handle(self, job: LaunchJob) -> dict[str, str]:
-        """The newest job of that name before, of which the new one differs where `up` does not get its number."""
+        """The newest earlier job of that name: the new one has a higher number, even if `up` does not receive it."""
         listed = [one.id for one in self._client.jobs(job.name)]  # none while the controller is stopped
         return {"after": max([job.handle.get("id", "0"), *listed], key=int)}
 
@@ -146,7 +153,7 @@ class Sky(Offer, Rented):
         path = Path(self._launch(job)[-1])
         path.parent.mkdir(parents=True, exist_ok=True)
         overwrite(path, task(self, job))
-        hint = f"`sky api status` and `sky jobs queue` show if it goes on; `dtrain launch down {job.name}` cancels it"
+        hint = f"`sky api status` and `sky jobs queue` show its state; `dtrain launch down {job.name}` cancels it"
         try:
             printed = self._client.sky(*self._launch(job)[1:], wait=LAUNCHING)
         except EnvironmentFault as error:
@@ -167,7 +174,7 @@ class Sky(Offer, Rented):
     def status(self, job: LaunchJob) -> list[Row]:
         found = self._job(job)
         if not found:
-            what = "SkyPilot does not list it; where its controller is stopped, `sky jobs queue -r` starts that"
+            what = "SkyPilot does not list it; if its controller is stopped, `sky jobs queue -r` starts it"
             return [Row(f"job {job.handle.get('id', job.name)}", "absent", what)]
         word = "ended" if found.over else "waiting" if found.state in WAITING else "running"
         return [Row(str(found), word, found.details(), found.code, found.row.get("job_duration"))]
@@ -176,7 +183,7 @@ class Sky(Offer, Rented):
         if not (found := self._job(job)):
             raise EnvironmentFault(f"SkyPilot does not list a job of {job.name}", f"dtrain launch status {job.name}")
         state = [("sky", None, f"{found}: {found.details()}")] if found.state in WAITING else []
-        # without a run `sky jobs logs` waits for one in silence, with --no-follow too
+        # while no run is alive, `sky jobs logs` waits without output, even with --no-follow
         lines = chain(state, self._client.lines(found.id, follow) if follow or not state else ())
         return ((machine, text) for machine, rank, text in lines if host in (None, rank))
 
@@ -185,13 +192,13 @@ class Sky(Offer, Rented):
 
     def down(self, job: LaunchJob, say: Say) -> None:
         self._end(job, say, save=False)
-        say(f"{self.bucket or self.runs} stays, and SkyPilot's jobs controller, where it has one: `sky status`")
+        say(f"{self.bucket or self.runs} stays, and so does SkyPilot's jobs controller, if there is one: `sky status`")
 
     def removes(self, job: LaunchJob) -> list[str]:
         return [f"{self._client.own(job.name, job.handle)} with its machines"]
 
     def _end(self, job: LaunchJob, say: Say, save: bool) -> None:
-        """Until it is over: with `save` a run that is alive ends by itself; any other job is cancelled."""
+        """Wait until it is over. With `save`, a live run is asked to save and end; other jobs are cancelled."""
         seconds, asked, found = STOPPING if save else CANCELLING, set[bool](), self._client.own(job.name, job.handle)
         end = time.monotonic() + seconds
         while not found.over:
@@ -204,21 +211,23 @@ class Sky(Offer, Rented):
                 self._client.sky("jobs", "cancel", "-y", found.id)
             asked.add(request)
             if time.monotonic() > end:
-                hint = f"dtrain launch status {job.name}; `dtrain launch down {job.name}` ends it unsaved"
+                hint = f"dtrain launch status {job.name}; `dtrain launch down {job.name}` ends it without saving"
                 raise LeftBehind(f"{found} is still {found.state.lower()} after {seconds:.0f} s", hint)
             time.sleep(POLL)
             found = self._client.own(job.name, {"id": found.id})
         say(f"{found}: {found.details()}")
 
     def _request_stop(self, job: LaunchJob) -> None:
-        """In the run's folder, where a run reads it."""
+        """Write the stop request to the run's folder."""
         stop = Path(self.runs or "").expanduser() / job.name / "stop"
         if self.bucket:
             write_object(stop_url(self.bucket, job.name), "stop\n")
         elif stop.parent.is_dir():
             stop.touch()
         else:
-            raise EnvironmentFault(f"{stop.parent} is not visible here", f"create {stop} on a machine that sees it")
+            raise EnvironmentFault(
+                f"{stop.parent} does not exist on this machine", f"create {stop} on a machine that has the folder"
+            )
 
     def _remove_stop_request(self, job: LaunchJob) -> None:
         if self.bucket:

@@ -1,4 +1,4 @@
-"""SkyPilot's program as a client: managed jobs by name and number, with their states as the queue shows them."""
+"""Client of the program `sky`: managed jobs by name and number, with their states in the queue."""
 
 import json
 import os
@@ -12,20 +12,20 @@ from dtrain.core.errors import Aborted, DtrainError, EnvironmentFault
 from dtrain.launch.commands import WAIT, run
 
 PROVED = re.compile(r"version 0\.14\.[1-9]")
-"""The versions of `sky` that this was tried with."""
+"""Versions of `sky` that dtrain was tested with."""
 WAITING = {"PENDING", "SUBMITTED", "STARTING", "RECOVERING"}
-"""States in which no run is alive on the machines."""
+"""States without a live run on the machines."""
 UNDER_CANCEL = "CANCELLING"
-"""Asked to end unsaved: neither of those, nor over."""
+"""State of a job that is being cancelled, neither waiting nor over."""
 OVER = {"SUCCEEDED": 0, "CANCELLED": Aborted.exit_code, "FAILED": DtrainError.exit_code}
 OVER |= {f"FAILED_{what}": 3 for what in ("SETUP", "PRECHECKS", "NO_RESOURCE", "CONTROLLER")}
-"""Final states, with the exit code where the run itself left none."""
+"""Final states, with the exit code to use if the run reported none."""
 LINE = re.compile(r"\(([^,()]+)(?:, rank=(\d+))?, pid=\d+[^)]*\) ?(.*)")
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 NOT_FINISHED = 101
-"""Code of `sky jobs logs --follow` where the run left with a code that restarts it: the next start is not awaited."""
+"""Exit code of `sky jobs logs --follow` when the run exits with a code that restarts it; sky does not wait for that."""
 KILLED = (0, 137)
-"""Codes of hosts that SkyPilot ended after another had failed."""
+"""Exit codes of hosts that SkyPilot ended after another host had failed."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class ManagedJob:
 
     @property
     def state(self) -> str:
-        """SkyPilot's word."""
+        """The state in SkyPilot's terms."""
         return self.row["status"]
 
     @property
@@ -49,25 +49,25 @@ class ManagedJob:
 
     @property
     def code(self) -> int | None:
-        """How it ended; of several hosts the first that failed by itself."""
+        """Exit code; of several hosts, that of the first that failed by itself. None while it has not ended."""
         part = re.search(r"exit codes? \[?([\d, ]+)", self.row.get("failure_reason") or "")
-        codes = [int(one) for one in re.findall(r"\d+", part[1])] if part and self.state == "FAILED" else []
+        codes = [int(number) for number in re.findall(r"\d+", part[1])] if part and self.state == "FAILED" else []
         return next((code for code in codes if code not in KILLED), OVER.get(self.state))
 
     @property
     def user(self) -> str:
-        """Who submitted it; empty where the queue does not show it."""
+        """The user who submitted it; empty if the queue does not show it."""
         return self.row.get("user_name") or self.row.get("user_hash") or ""
 
     def __str__(self) -> str:
         return f"job {self.id}{f' of {self.user}' if self.user else ''}"
 
     def details(self) -> str:
-        """Its state, where, how often it was restarted, and why it failed, in one line."""
+        """State, location, number of restarts and failure reason, in one line."""
         restarts = self.row.get("recovery_count")
         parts = [self.state.lower(), self.row.get("infra"), f"restarts: {restarts}" if restarts else ""]
         parts.append(self.row.get("failure_reason") or self.row.get("details"))
-        return ", ".join(" ".join(one.split()) for one in parts if one and one != "-")
+        return ", ".join(" ".join(part.split()) for part in parts if part and part != "-")
 
 
 @dataclass(frozen=True)
@@ -75,50 +75,50 @@ class Client:
     """`sky` on this machine, without telemetry."""
 
     server: str | None = None
-    """The address of the API server; the one that `sky api login` chose where None."""
+    """Address of the API server; None for the one chosen by `sky api login`."""
 
     def sky(self, *words: str, wait: float = WAIT) -> str:
-        """What it printed, without colours. EnvironmentFault as of `run`."""
+        """Run `sky` and return its output without colours. EnvironmentFault as in `run`."""
         return COLOUR.sub("", run(["sky", *words], wait=wait, environment=self._environment()))
 
     def jobs(self, name: str, own: bool = False) -> list[ManagedJob]:
-        """The jobs of that name, the newest first: of all users, or of the one that the server takes this one for."""
+        """The jobs of that name, newest first: of all users, or with `own` of this user as the server identifies it."""
         try:
             printed = self.sky("jobs", "queue", "-v", "-a", *([] if own else ["-u"]), "-o", "json")
         except EnvironmentFault as error:
             if "No in-progress managed jobs" not in error.message:
                 raise
             return []
-        found = re.search(r"^\[\]?$.*", printed, re.MULTILINE | re.DOTALL)  # a server that starts prints lines before
+        found = re.search(r"^\[\]?$.*", printed, re.MULTILINE | re.DOTALL)  # a starting server prints lines before it
         if not found:
             raise EnvironmentFault("sky jobs queue printed no JSON")
         rows = [row for row in json.JSONDecoder().raw_decode(found[0])[0] if row["job_name"] == name]
         return [ManagedJob(row) for row in sorted(rows, key=lambda row: -row["job_id"])]
 
     def find(self, name: str, handle: Mapping[str, str], own: bool = False) -> ManagedJob | None:
-        """The job of that number; where it is not known, the newest of its name after the one that was there before."""
+        """The job with the handle's number; without one, the newest of that name whose number exceeds `after`."""
         number, after = handle.get("id"), int(handle.get("after", 0))
         found = self.jobs(name, own)
         return next((one for one in found if (one.id == number if number else int(one.id) > after)), None)
 
     def own(self, name: str, handle: Mapping[str, str]) -> ManagedJob:
-        """The job that may be ended from here. EnvironmentFault where it is not listed, or its number is not known
-        from `up` and it is another user's."""
+        """The job that may be ended from here. EnvironmentFault if it is not listed, or if `up` did not record its
+        number and it belongs to another user."""
         known = "id" in handle and "user" not in handle
         if found := self.find(name, handle, own=not known):
             return found
         if not known and (other := self.find(name, handle)):
             what = f"{other} has that name, and this user did not submit it"
-            raise EnvironmentFault(what, f"where it is meant, `sky jobs cancel {other.id}` ends it unsaved")
+            raise EnvironmentFault(what, f"if you mean this job, `sky jobs cancel {other.id}` ends it without saving")
         job = f"job {handle['id']}" if known else f"job {name}"
         raise EnvironmentFault(
             f"{self.server or 'the server that `sky api info` shows'} does not list {job}, so nothing was ended",
             "it may be on another server (launch.server), behind a controller that is stopped (`sky jobs queue -r`),"
-            f" or a request still (`sky api status`, `sky api cancel`); if it is gone, remove runs/{name}/launch.json",
+            f" or still a request (`sky api status`, `sky api cancel`); if it is gone, remove runs/{name}/launch.json",
         )
 
     def lines(self, number: str, follow: bool) -> Iterator[tuple[str, int | None, str]]:
-        """(machine, rank, line) of a job's log, followed through restarts; SkyPilot's own lines without a rank."""
+        """Yield (machine, rank, line) of a job's log, also after restarts; SkyPilot's own lines have no rank."""
         words = ["sky", "jobs", "logs", number, "--tail", "0", "--follow" if follow else "--no-follow"]
         pipe, both, code = subprocess.PIPE, subprocess.STDOUT, NOT_FINISHED
         while code == NOT_FINISHED:
@@ -127,8 +127,8 @@ class Client:
                     part = LINE.fullmatch(text)
                     yield (part[1], int(part[2] or 0), part[3]) if part else ("sky", None, text)
             code = sky.returncode
-        if code == 1:  # others say how the job ended
-            raise EnvironmentFault("sky jobs logs failed", "its last lines say why")
+        if code == 1:  # other codes report how the job ended
+            raise EnvironmentFault("sky jobs logs failed", "see the last lines of its output")
 
     def _environment(self) -> dict[str, str]:
         server = {"SKYPILOT_API_SERVER_ENDPOINT": self.server} if self.server else {}

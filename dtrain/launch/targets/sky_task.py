@@ -1,5 +1,5 @@
-"""The task that SkyPilot runs on each host, and what it can rent, by its own names. It accepts names that do not exist,
-so they are checked here."""
+"""The task that SkyPilot runs on each host, and the machines it can rent, under SkyPilot's names. SkyPilot accepts
+names that do not exist, so they are checked here."""
 
 import shlex
 import textwrap
@@ -26,7 +26,7 @@ MOUNTED = "/mnt/dtrain"
 VENV = "~/.dtrain/venv/bin/python"
 PROCESS = exports("$SKYPILOT_NODE_RANK", "$SKYPILOT_NUM_NODES", "$first:8476")
 OWNED = {"k8s", "kubernetes", "slurm", "ssh"}
-"""Machines that are there already: no price, no spot capacity, any number of GPUs."""
+"""Existing machines of the user: no price, no spot capacity, any number of GPUs."""
 CLOUDS = (
     "aws|azure|gcp|ibm|lambda|scp|oci|runpod|vast|vsphere|cudo|fluidstack|paperspace|primeintellect|do|nebius|"
     "hyperbolic|seeweb|shadeform|yotta|mithril|verda|k8s|kubernetes|slurm|ssh"
@@ -44,12 +44,12 @@ Label = Annotated[str, _like(r"[a-z0-9_-]{1,63}"), Sentence("a label: a to z, 0 
 
 @dataclass(frozen=True, kw_only=True)
 class Offer:
-    """One choice of machines: what, where, and whether as spot capacity."""
+    """One choice of machines: their kind, their location, and whether to use spot capacity."""
 
     on: Word | None = None
-    """What is asked for: v5e-64, v5p-128, h100-16; CPU nodes where not set."""
+    """Slice or GPUs to request: v5e-64, v5p-128, h100-16; CPU nodes if not set."""
     infra: Annotated[tuple[Infra, ...], MinLen(1)] = ("gcp",)
-    """Where, in order: gcp, gcp/us-central1, aws, k8s/CONTEXT, slurm/CLUSTER/PARTITION."""
+    """Locations, in order: gcp, gcp/us-central1, aws, k8s/CONTEXT, slurm/CLUSTER/PARTITION."""
     spot: bool = False
 
     def __post_init__(self) -> None:
@@ -59,21 +59,21 @@ class Offer:
         rented = self.platform == "gpu" and self.clouds - OWNED
         refuse(
             (self.spot and self.clouds & OWNED, "spot", "only clouds have spot capacity", "spot: false"),
-            (shape and not chip, "on", f"{self.on} is not rented", "leave out `on`, and set `nodes` and `cpus`"),
+            (shape and not chip, "on", f"{self.on} cannot be rented", "leave out `on`, and set `nodes` and `cpus`"),
             (chip and not _name(shape), "on", f"SkyPilot has no {self.on}", "launch.kind: gke, or Terraform and ssh"),
-            (tpu and ":" in (self.on or ""), "on", f"SkyPilot takes a number, not {self.on}", "as v5p-256"),
-            (tpu and self.clouds != {"gcp"}, "infra", "SkyPilot rents TPU slices on gcp alone", "launch.kind: gke"),
-            (rented and each not in sold, "on", f"{each} of them are no machine that is sold", f"sold are {sold}"),
+            (tpu and ":" in (self.on or ""), "on", f"SkyPilot needs a number, not {self.on}", "as v5p-256"),
+            (tpu and self.clouds != {"gcp"}, "infra", "SkyPilot rents TPU slices only on gcp", "launch.kind: gke"),
+            (rented and each not in sold, "on", f"no machine type has {each} of them", f"available: {sold}"),
         )
 
     @property
     def clouds(self) -> set[str]:
-        """The first words of `infra`."""
-        return {one.partition("/")[0] for one in self.infra}
+        """The first parts of `infra`, the names of clouds."""
+        return {infra.partition("/")[0] for infra in self.infra}
 
     @property
     def shape(self) -> Slice | None:
-        """The slice, or the GPUs; None for CPU nodes."""
+        """The slice or the GPUs; None for CPU nodes."""
         return shape_of(self.on) if self.on else None
 
     @property
@@ -83,7 +83,7 @@ class Offer:
 
     @property
     def hosts(self) -> int:
-        """Of a slice or of GPUs; a slice in a plane has one host for up to eight chips."""
+        """Number of hosts of a slice or of GPUs; a 2-D slice of up to eight chips has one host."""
         if self.shape is None or self.platform != "tpu":
             return self.shape.hosts if self.shape else 1
         planar = len(self.shape.shape) == 2 and self.shape.chips <= 2 * CHIPS_A_HOST
@@ -91,26 +91,26 @@ class Offer:
 
     @property
     def sky_nodes(self) -> int:
-        """As SkyPilot counts: a slice is one."""
+        """Number of nodes as SkyPilot counts them: a TPU slice is one node."""
         return 1 if self.platform == "tpu" else self.hosts
 
     @property
     def price(self) -> float | None:
-        """Dollars an hour by Google Cloud's list, of what is rented."""
+        """Google Cloud's list price in dollars an hour; None if nothing is rented or it is not known."""
         chip = self.shape.chip if self.shape and self.clouds - OWNED else None
         return chip.price * self.shape.rented if self.shape and chip and chip.price else None
 
     def choices(self) -> list[dict[str, Any]]:
-        """What SkyPilot looks for, for each of `infra`."""
-        found: dict[str, Any] = {"accelerators": _name(self.shape)} if self.shape else {}
+        """The resources to request from SkyPilot, for each location of `infra`."""
+        machine: dict[str, Any] = {"accelerators": _name(self.shape)} if self.shape else {}
         if self.platform == "tpu" and self.shape and self.shape.chip and self.shape.chip.cloud:
-            # SkyPilot's own default of the software is wrong for v5e
-            found["accelerator_args"] = {"tpu_vm": True, "runtime_version": self.shape.chip.cloud.runtime}
-        return [{"infra": infra, **found, "use_spot": self.spot} for infra in self.infra]
+            # SkyPilot's default runtime version is wrong for v5e
+            machine["accelerator_args"] = {"tpu_vm": True, "runtime_version": self.shape.chip.cloud.runtime}
+        return [{"infra": infra, **machine, "use_spot": self.spot} for infra in self.infra]
 
 
 def _name(shape: Slice | None) -> str:
-    """SkyPilot's name with the number; empty where it has none."""
+    """SkyPilot's accelerator name with the number; empty if it has none."""
     chip, cloud = (shape.chip, shape.chip.cloud) if shape and shape.chip else (None, None)
     if shape is None or chip is None or cloud is None:
         return ""
@@ -120,12 +120,12 @@ def _name(shape: Slice | None) -> str:
 
 
 def task(target: "Sky", job: LaunchJob) -> str:
-    """The task as YAML; secrets are in it by name alone."""
-    # MOUNT_CACHED would upload late: a preemption loses what the run took as saved
+    """The task as YAML; of secrets it contains only the names."""
+    # MOUNT_CACHED would upload later: a preemption would lose checkpoints that the run considers saved
     mounts: dict[str, Any] = {MOUNTED: {"source": target.bucket, "mode": "MOUNT"}} if target.bucket else {}
     program, setup = "dtrain" if target.image else f"{target.python or VENV} -m dtrain", ""
     if target.wheel and target.lock:
-        wheel, lock = (Path(one).expanduser().absolute() for one in (target.wheel, target.lock))
+        wheel, lock = (Path(name).expanduser().absolute() for name in (target.wheel, target.lock))
         mounts |= {f"~/.dtrain/{wheel.name}": str(wheel), "~/.dtrain/lock.txt": str(lock)}
         script = {"PYTHON": PYTHON, "VENV": VENV, "WHEEL": wheel.name}
         setup = f"setup: |\n{_indented(filled('sky_setup.sh', script))}\n"
@@ -147,7 +147,7 @@ def task(target: "Sky", job: LaunchJob) -> str:
 
 
 def resources(target: "Sky", job: LaunchJob) -> dict[str, Any]:
-    """The task's section of that name: what all choices have in common, and the choices."""
+    """The section `resources` of the task: the common settings, and the choices."""
     common = {
         "cpus": target.cpus and f"{target.cpus}+",
         "memory": target.memory and f"{target.memory}+",
@@ -158,7 +158,7 @@ def resources(target: "Sky", job: LaunchJob) -> dict[str, Any]:
         "labels": {**target.labels, "dtrain": job.name},
     }
     again = {"strategy": target.strategy.upper(), "recover_on_exit_codes": [75], "max_restarts_on_errors": 0}
-    choices = [found for offer in target.offers for found in offer.choices()]
+    choices = [choice for offer in target.offers for choice in offer.choices()]
     chosen = choices[0] if len(choices) == 1 else {target.choice: choices}
     return {"job_recovery": again, **{key: value for key, value in common.items() if value is not None}, **chosen}
 

@@ -1,4 +1,4 @@
-"""A SLURM cluster whose nodes see this machine's folders: one task a node, requeued until it is done."""
+"""A SLURM cluster whose nodes share this machine's folders: one task on each node, requeued until the run ends."""
 
 import re
 import shlex
@@ -25,17 +25,17 @@ from dtrain.launch.templates import filled
 PATH = re.compile(r"/[A-Za-z0-9_./-]+")
 POLL = 1.0
 STOPPED = 300.0
-"""Seconds in which a job that was asked to stop has saved and left the queue."""
+"""Seconds to wait for a job to save and leave the queue after a stop request."""
 PROCESS = exports("$SLURM_PROCID", "$SLURM_NTASKS", f"${COORDINATOR}")
-"""What a task of the job puts into its environment; the batch script has set the coordinator."""
+"""Commands that set the environment of a task; the batch script sets the coordinator."""
 PASSED_ON = ("PATH", "HOME", "USER", "LANG")
 UNPLACED = "node configuration is not available"
-"""`sbatch --test-only`, of a request that no node could ever take, and of one whose nodes are drained for now."""
+"""Printed by `sbatch --test-only` if no node could ever run the job, and also if the nodes are drained for now."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Slurm(LaunchTarget):
-    """One batch job. Its script, log and recipe lie in the run's folder, under launch/."""
+    """One batch job. Its script, log and recipe are in the run's folder, under launch/."""
 
     kind: Literal["slurm"] = "slurm"
     nodes: Positive = 1
@@ -44,40 +44,40 @@ class Slurm(LaunchTarget):
     python: RemotePath = "python3"
     """The Python on the nodes that dtrain is installed for."""
     time: Word | None = None
-    """SLURM's limit of one start, as 24:00:00: the run saves before it, and is requeued. `hours` bounds all starts."""
+    """SLURM's limit of one start, as 24:00:00: the run saves before it and is requeued. `hours` limits all starts."""
     partition: Word | None = None
     account: Word | None = None
     qos: Word | None = None
     constraint: Word | None = None
     gpus: Natural = 0
-    """Of each node."""
+    """GPUs of each node."""
     cpus: Positive | None = None
-    """Of each node."""
+    """CPUs of each node."""
     memory: Word | None = None
-    """Of each node, as 100G."""
+    """Memory of each node, as 100G."""
     grace: Positive = 120
-    """Seconds before the end of its time in which it is asked to save."""
+    """Seconds before its time limit at which the run is asked to save."""
 
     def __post_init__(self) -> None:
         seconds = seconds_of(self.time) if self.time else None
-        short = f"time = {self.time} leaves nothing beside grace = {self.grace} seconds"
+        short = f"time = {self.time} is not longer than grace = {self.grace} seconds"
         allowed = "minutes, hours:minutes:seconds or days-hours:minutes:seconds"
         refuse(
-            (self.time and seconds is None, "time", f"{self.time!r} is no time", allowed),
-            (seconds is not None and seconds <= self.grace, "time", short, "more time, or less grace"),
+            (self.time and seconds is None, "time", f"{self.time!r} is not a time", allowed),
+            (seconds is not None and seconds <= self.grace, "time", short, "increase time, or reduce grace"),
         )
 
     def plan(self, job: LaunchJob) -> LaunchPlan:
         files = {"recipe.yaml": job.recipe, "job.sbatch": self._script(job)}
         submit = ["sbatch", "--parsable", str(self._submitted(job) / "job.sbatch")]
-        bound = f"time = {self.time} bounds each start, which is then requeued; launch.hours bounds all starts together"
+        bound = f"time = {self.time} limits each start, which is then requeued; launch.hours limits all starts together"
         notes = (bound,) if self.time and not self.hours else ()
         return LaunchPlan(files, [submit], self.nodes, hours=self.limit(), notes=notes)
 
     def describe(self) -> list[str]:
-        asked = "".join(f", {name} {value}" for name, value in self._directives().items())
+        options = "".join(f", {name} {value}" for name, value in self._directives().items())
         return [
-            f"hosts: {self.nodes} nodes of the cluster that sbatch reaches{asked}",
+            f"hosts: {self.nodes} nodes of the cluster that sbatch reaches{options}",
             f"program: {self.python} -m dtrain run",
             f"run folders: {Path(self.runs).expanduser().absolute()}, the same on this machine and on the nodes",
         ]
@@ -86,9 +86,9 @@ class Slurm(LaunchTarget):
         return [*super().checks(job), partial(self._accepted, job)]
 
     def _accepted(self, job: LaunchJob) -> list[str]:
-        """Whether SLURM would take the script; nothing is submitted."""
+        """Check that SLURM would accept the script; nothing is submitted."""
         runs = self._run(job).path.parent
-        notes = [f"not checked: that the nodes share {runs}, and that {self.python} there has dtrain"]
+        notes = [f"not checked: whether the nodes share {runs}, and whether {self.python} there has dtrain"]
         try:
             run(["sbatch", "--test-only"], given=self._script(job))
         except EnvironmentFault as error:
@@ -105,7 +105,7 @@ class Slurm(LaunchTarget):
         before = replace(job, handle=job.handle or self.find(job) or {})
         if "id" in before.handle and not self._state(before).over:
             raise Locked(f"{job.name} is in the queue as job {_number(before)}", f"dtrain launch status {job.name}")
-        return {}  # an interrupted `up` must not leave the number of the job before
+        return {}  # an interrupted `up` must not leave the number of the earlier job
 
     def up(self, job: LaunchJob, say: Say) -> dict[str, str]:
         self.start_handle(job)
@@ -121,7 +121,7 @@ class Slurm(LaunchTarget):
         number = run(plan.commands[0]).strip().partition(";")[0]
         say(f"job {number}")
         handle = {"id": number, "folder": str(folder)}
-        try:  # where `find` looks, on every machine
+        try:  # `find` reads it there, from any machine
             registry.write(self._run(job), replace(job, handle=handle))
         except EnvironmentFault as error:
             raise LeftBehind(f"job {number} is submitted, but {error.message}", f"scancel {number}") from error
@@ -137,7 +137,7 @@ class Slurm(LaunchTarget):
 
     def logs(self, job: LaunchJob, host: int | None, follow: bool) -> Iterator[tuple[str, str]]:
         def over() -> bool:
-            with suppress(EnvironmentFault):  # its controller may be starting again
+            with suppress(EnvironmentFault):  # its controller may be restarting
                 return not follow or self._state(job).over
             return False
 
@@ -151,19 +151,21 @@ class Slurm(LaunchTarget):
         asked, number = False, self._request_stop(job)
         end = time.monotonic() + STOPPED
         while not (found := self._state(job)).over:
-            if found.state == "PENDING":  # again, where SLURM itself requeued it meanwhile
+            if found.state == "PENDING":  # repeated, as SLURM itself may requeue it
                 run(["scancel", "--state=PENDING", number])
             elif found.state == "RUNNING" and not asked:
                 run(["scancel", "--batch", "--signal=TERM", number])
                 asked = True
             if time.monotonic() > end:
-                raise EnvironmentFault(f"job {number} is still saving after {STOPPED:.0f} s", "ask for its status")
+                raise EnvironmentFault(
+                    f"job {number} is still saving after {STOPPED:.0f} s", "see `dtrain launch status`"
+                )
             time.sleep(POLL)
         say(f"job {number}: {self.status(job)[0].what}")
 
     def down(self, job: LaunchJob, say: Say) -> None:
         if not self._state(job).over:
-            run(["scancel", self._request_stop(job)])  # with the request it does not requeue itself on its way out
+            run(["scancel", self._request_stop(job)])  # with the stop request it does not requeue itself
             say(f"job {_number(job)} is cancelled")
         registry.forget(self._run(job).path.parent, job.name)
 
@@ -171,7 +173,7 @@ class Slurm(LaunchTarget):
         return [f"job {_number(job)} from the queue"]
 
     def _request_stop(self, job: LaunchJob) -> str:
-        """The file by which the run saves and leaves with 0, and its script does not requeue; the job's number."""
+        """Write the stop request: the run saves and exits with 0, and its script does not requeue it. Job number."""
         path = self._run(job).stop_request
         try:
             path.touch()
@@ -183,26 +185,26 @@ class Slurm(LaunchTarget):
         return Folder(self._submitted(job).parent)
 
     def _submitted(self, job: LaunchJob) -> Path:
-        """The folder of what is submitted, in that of the run."""
-        if "folder" in job.handle:  # `runs` may be relative to where `up` was typed
+        """Folder of the submitted files, in the run's folder."""
+        if "folder" in job.handle:  # `runs` may be relative to the folder where `up` was run
             return Path(job.handle["folder"])
-        found = Path(self.runs).expanduser().absolute() / job.name / "launch"
-        if not PATH.fullmatch(str(found)):
-            message = f"{found}: SLURM's scripts take letters, digits and _ . / - in a path"
+        path = Path(self.runs).expanduser().absolute() / job.name / "launch"
+        if not PATH.fullmatch(str(path)):
+            message = f"{path}: a path in SLURM's scripts may have only letters, digits and _ . / -"
             raise RecipeError(message, "set launch.runs to such a folder")
-        return found
+        return path
 
     def _state(self, job: LaunchJob) -> JobState:
-        """Of a job that SLURM has forgotten, from its run folder."""
+        """State of the job, from its run folder if SLURM no longer lists it."""
         if found := job_state(_number(job)):
             return found
         code = self._run(job).read_record().get("exit_code")
         return JobState("COMPLETED" if code == 0 else "FAILED", code=LOST if code is None else code)
 
     def _directives(self) -> dict[str, Any]:
-        given = {"time": self.time, "partition": self.partition, "account": self.account, "qos": self.qos}
-        given |= {"constraint": self.constraint, "cpus-per-task": self.cpus, "mem": self.memory}
-        return {name: value for name, value in (given | {"gpus-per-node": self.gpus}).items() if value}
+        values = {"time": self.time, "partition": self.partition, "account": self.account, "qos": self.qos}
+        values |= {"constraint": self.constraint, "cpus-per-task": self.cpus, "mem": self.memory}
+        return {name: value for name, value in (values | {"gpus-per-node": self.gpus}).items() if value}
 
     def _script(self, job: LaunchJob) -> str:
         folder = self._submitted(job)
@@ -219,5 +221,5 @@ def _number(job: LaunchJob) -> str:
     """SLURM's number of the job."""
     if "id" not in job.handle:
         message = f"`up` was interrupted, and whether sbatch accepted {job.name} is not known"
-        raise RecipeError(message, f"squeue --me --name={job.name}; scancel takes it out of the queue")
+        raise RecipeError(message, f"`squeue --me --name={job.name}` shows it; `scancel` removes it from the queue")
     return job.handle["id"]

@@ -1,4 +1,4 @@
-"""Machines that ssh reaches without a question, the first of which is where all meet."""
+"""Machines that ssh reaches without asking for a password; the first one is the coordinator."""
 
 import time
 from dataclasses import dataclass
@@ -16,47 +16,47 @@ from dtrain.launch.names import Host, RemotePath
 from dtrain.launch.targets.hosts import Hosts, names
 
 CONNECT, CONNECT_BY_PROXY = 5, 20
-"""Seconds until ssh gives up; a program that opens a tunnel first takes longer."""
+"""Connection timeouts of ssh, in seconds; a proxy command that opens a tunnel takes longer."""
 OPTIONS = {"BatchMode": "yes", "ServerAliveInterval": "1", "ServerAliveCountMax": "3", "LogLevel": "ERROR"}
-"""A host that does not answer any more is known in three to four seconds."""
+"""Options of ssh: a host that stops answering is detected in three to four seconds."""
 POLL, SHOWN = 10.0, 60.0
-"""Seconds between two looks for ready files, and between two lines about hosts without one."""
+"""Seconds between two checks for ready files, and between two messages about hosts without one."""
 
 Proxy = Annotated[
     str,
     StringConstraints(pattern=r"^(?:[^%\x00-\x1f\x7f]|%[^h\x00-\x1f\x7f])*%h[^\x00-\x1f\x7f]{0,1000}$"),
     Sentence("a command in one line, with %h for the host, that connects its input and output to sshd there"),
 ]
-"""A ProxyCommand of ssh: a shell command that is run on this machine."""
+"""A ProxyCommand of ssh: a shell command, run on this machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ssh(Hosts):
-    """Machines that ssh reaches without a question, the first of which is where all meet."""
+    """Machines that ssh reaches without asking for a password; the first one is the coordinator."""
 
     kind: Literal["ssh"] = "ssh"
     hosts: Annotated[tuple[Host, ...], MinLen(1)]
-    """Names or IPv4 addresses that ssh dials, with user@ where it is not yours; the order gives the ranks."""
+    """Names or IPv4 addresses for ssh, with user@ if your name there differs; the order determines the ranks."""
     addresses: tuple[Host, ...] = ()
-    """Names or addresses by which they reach each other, in the same order; where not said, `hosts`."""
+    """Names or addresses by which the hosts reach each other, in the same order; default: `hosts`."""
     proxy: Proxy | None = None
-    """How ssh reaches them where it cannot dial them, such as IAP: a shell command, run here for each connection."""
+    """For hosts that ssh cannot reach directly, as by IAP: a shell command, run on this machine for each connection."""
     connections: Positive = 32
-    """At most so many at a time; each host has one. Kept from request to request where there are no more hosts."""
+    """Largest number of connections at a time, one for each host. Reused if there are no more hosts than this."""
     ready: RemotePath | None = None
     """A file on each host that exists when it is set up; `up` waits for it."""
     ready_minutes: PositiveFloat = 20
     identity: str | None = None
-    """A key file, where ssh would not find it."""
+    """A private key file, if ssh would not find it."""
     known_hosts: str | None = None
-    """A file of host keys in place of your own; a key that is not in it is refused, as always."""
+    """A file of host keys, used in place of your own; a host whose key is not in it is refused."""
 
     def __post_init__(self) -> None:
-        for field, given in (("hosts", self.hosts), ("addresses", self.addresses)):
-            if twice := {host for host in given if given.count(host) > 1}:
-                raise FieldError(field, f"{min(twice)} is named twice")
+        for field, listed in (("hosts", self.hosts), ("addresses", self.addresses)):
+            if twice := {host for host in listed if listed.count(host) > 1}:
+                raise FieldError(field, f"{min(twice)} is listed twice")
         if self.addresses and len(self.addresses) != len(self.hosts):
-            raise FieldError("addresses", f"{len(self.addresses)} for {len(self.hosts)} hosts: name one for each host")
+            raise FieldError("addresses", f"{len(self.addresses)} for {len(self.hosts)} hosts: give one for each host")
 
     def machines(self) -> list[Machine]:
         options = OPTIONS | {"ConnectTimeout": str(CONNECT_BY_PROXY if self.proxy else CONNECT)}
@@ -75,12 +75,12 @@ class Ssh(Hosts):
 
     def describe(self) -> list[str]:
         lines = [f"shell command run here for each connection: {self.proxy}"] if self.proxy else []
-        lines += [f"they meet at {self.coordinator()}"] if self.addresses else []
-        lines += [f"waits for {self.ready} on each, {self.ready_minutes:g} minutes at most"] if self.ready else []
+        lines += [f"coordinator: {self.coordinator()}"] if self.addresses else []
+        lines += [f"waits for {self.ready} on each host, at most {self.ready_minutes:g} minutes"] if self.ready else []
         return [*super().describe(), *lines]
 
     def await_ready(self, link: Connections, say: Say) -> None:
-        """A host that cannot be reached, or where dtrain is not installed, may still be setting itself up."""
+        """Wait for the ready file. A host that is unreachable or lacks dtrain may still be setting itself up."""
         end, shown, pending = time.monotonic() + 60 * self.ready_minutes, 0.0, link.machines if self.ready else ()
         while pending:
             answers = link.ask("look", pending, ready=self.ready)
@@ -89,9 +89,11 @@ class Ssh(Hosts):
             pending = [one.machine for one in late]
             text = f"{len(late)} of {len(link.machines)} hosts without {self.ready}: {names(pending)}{why}"
             if late and time.monotonic() > end:
-                raise EnvironmentFault(f"after {self.ready_minutes:g} minutes {text}", "see their own start-up logs")
+                raise EnvironmentFault(
+                    f"after {self.ready_minutes:g} minutes {text}", "see the start-up logs of these hosts"
+                )
             if late and time.monotonic() > shown + SHOWN:
                 shown = time.monotonic()
                 say(f"waiting for {text}")
-            link.drop(pending)  # what is installed by then is loaded by a new agent
+            link.drop(pending)  # a new agent loads what is installed by then
             time.sleep(POLL if late else 0)

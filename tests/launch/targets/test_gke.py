@@ -177,7 +177,7 @@ def test_up_shows_the_source_of_values_and_down_that_pods_may_save() -> None:
 def test_a_name_is_as_long_as_its_pods_allow(target: GKE, room: int) -> None:
     assert target.plan(LaunchJob("a" * room, "steps: 10\n"))
     for name in ("a" * (room + 1), "1st"):
-        with pytest.raises(RecipeError, match=f"has {len(name)} characters; on GKE it has {room} at most, a letter"):
+        with pytest.raises(RecipeError, match=f"has {len(name)} characters; on GKE at most {room}, beginning with"):
             target.plan(LaunchJob(name, "steps: 10\n"))
 
 
@@ -268,7 +268,9 @@ def checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: GKE, answer
 
 def test_each_resource_is_looked_up_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     notes = checked(tmp_path, monkeypatch, FULL, {})
-    assert notes == ["not checked: whether service account trainer may write to gs://my-bucket; this machine's account may"]
+    assert notes == [
+        "not checked: whether service account trainer may write to gs://my-bucket; this machine's account may"
+    ]
     first, *others = noted(tmp_path)
     options = "--context there --namespace train"
     assert first == f"kubectl get jobset small --ignore-not-found -o json {options}"
@@ -417,7 +419,7 @@ def test_a_jobset_that_dtrain_did_not_create_is_neither_replaced_nor_deleted(
         lambda: CLAIM.stop(by_recipe, print), lambda: CLAIM.down(by_recipe, print),
     ]  # fmt: skip
     for call in calls:
-        with pytest.raises(EnvironmentFault, match="was not made by dtrain: it has no label dtrain-launch"):
+        with pytest.raises(EnvironmentFault, match="was not created by dtrain: it has no label dtrain-launch"):
             call()
     assert {line.partition(" small")[0] for line in noted(tmp_path)} == {"kubectl get jobset"}
 
@@ -507,7 +509,7 @@ def test_a_launch_by_kubectl_from_up_to_down(
     stand_in(tmp_path, {"get jobset": json.dumps(running), "logs": "[pod/small-slice-0-1-x/train] hello\n"})
     status = dtrain("launch", "status", "small", **values).stdout
     assert "jobset small  running   restarted 2 times" in status
-    assert dtrain("launch", "up", "small.yaml", "--yes", code=6, **values).stderr.count("is there already") == 1
+    assert dtrain("launch", "up", "small.yaml", "--yes", code=6, **values).stderr.count("exists already") == 1
     assert "$" in dtrain("launch", "list", **values).stdout
     failed = {"metadata": made, "spec": {}, "status": {"conditions": [ENDED | {"type": "Failed"}]}}
     assert dtrain("launch", "logs", "small", "--host", "1", **values).stdout == "[small-slice-0-1-x] hello\n"

@@ -28,7 +28,7 @@ def test_problems_of_one_host_are_shown_with_its_name() -> None:
 
 
 def test_hosts_without_a_common_folder_are_found() -> None:
-    expected = "host1 does not write into the runs of host0: it must be one shared folder"
+    expected = "host1 does not write to the folder runs of host0: it must be one shared folder"
     assert in_the_way(looked(fine(), fine()), (0,), "runs") == [expected]
 
 

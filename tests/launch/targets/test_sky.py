@@ -528,7 +528,7 @@ def test_a_run_that_does_not_end_is_reported_as_running(
 def test_a_shared_folder_is_used_if_it_is_visible_here(tmp_path: Path, program: Program) -> None:
     target = dataclasses.replace(SHAPES["cpu"], runs=str(tmp_path / "shared"))
     program.answer(queue=([row("RUNNING")], [row("RUNNING")], [row("SUCCEEDED")]))
-    with pytest.raises(EnvironmentFault, match="is not visible here"):
+    with pytest.raises(EnvironmentFault, match="does not exist on this machine"):
         target.stop(submitted(tmp_path), print)
     stop = tmp_path / "shared" / "small" / "stop"
     stop.parent.mkdir(parents=True)
@@ -652,7 +652,7 @@ def test_logs_of_a_job_that_waits_are_its_state(tmp_path: Path, program: Program
 )
 def test_another_version_of_the_program_is_refused(program: Program, version: str) -> None:
     program.answer(version=version)
-    with pytest.raises(EnvironmentFault, match="was tried with") as caught:
+    with pytest.raises(EnvironmentFault, match="was tested with") as caught:
         GPU.check(JOB)
     assert "0.14.1" in caught.value.hint
     program.answer(version="skypilot, version 0.14.1\n")

@@ -260,7 +260,7 @@ def test_a_folder_that_bash_would_expand_is_refused(dtrain: Dtrain, tmp_path: Pa
     command = [sys.executable, "-m", "dtrain", "launch", "plan", "small.yaml"]
     done = subprocess.run(command, cwd=path.parent, env=bare_environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "SLURM's scripts take letters, digits" in done.stderr
+    assert "a path in SLURM's scripts may have only letters, digits" in done.stderr
 
 
 def _job(tmp_path: Path, srun: str, command: str) -> Callable[..., tuple[int, bool]]:
