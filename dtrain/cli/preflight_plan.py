@@ -54,7 +54,7 @@ def predict(job: "LaunchJob") -> None:
     if not prediction["fits"]:
         raise RecipeError(
             f"the run does not fit on {job.target['on']}",
-            f"dtrain plan RECIPE --on {job.target['on']} --search looks for a layout that fits; --no-plan starts it anyway",
+            f"dtrain plan RECIPE --on {job.target['on']} --search finds a layout that fits; --no-plan starts it anyway",
         )
 
 

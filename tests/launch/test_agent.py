@@ -30,7 +30,7 @@ def test_a_host_lists_its_problems(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(socket, "getaddrinfo", unknown)
         monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=5e8))
         assert agent.look(Request(verb="look", job=job(tmp_path, port=port), token="t")).problems == (
-            f"0.5 GB free in {tmp_path}/runs",
+            f"only 0.5 GB free in {tmp_path}/runs, 1 GB needed",
             f"port {port} is in use",
             f"it cannot resolve its own host name {socket.gethostname()}: add the name to /etc/hosts",
         )

@@ -75,6 +75,6 @@ def test_targets_of_earlier_versions_are_unknown(tmp_path: Path, kind: str) -> N
 
 
 def test_a_duplicate_host_and_a_misspelt_key_are_refused(tmp_path: Path) -> None:
-    assert "a is named twice" in refused(tmp_path, "{kind: ssh, hosts: [a, b, a]}")
+    assert "a is listed twice" in refused(tmp_path, "{kind: ssh, hosts: [a, b, a]}")
     assert "did you mean 'hosts'" in refused(tmp_path, "{kind: ssh, host: [a]}")
     assert "did you mean 'local'" in refused(tmp_path, "{kind: locl}")

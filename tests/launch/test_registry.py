@@ -93,7 +93,7 @@ def test_the_record_of_another_user_is_not_read(tmp_path: Path, monkeypatch: pyt
         (Row("a", "unreachable", "no answer", 3), True),
         (Row("a", "absent"), False),
         (Row("a", "ended", "exit code 0", 0), False),
-        (Row("a", "lost", "its runner is gone", 3), False),
+        (Row("a", "lost", "its runner died without an exit code", 3), False),
     ],
 )
 def test_a_run_that_may_be_alive_elsewhere_keeps_its_record(

@@ -116,15 +116,15 @@ def test_hosts_ranks_and_resources_follow_the_shape() -> None:
     assert given == ProcessInfo(19, 32, "small-slice-0-0.small:8476").environment()
     assert found["gpu"].dollars_hour == pytest.approx(16 * 11.06)
     assert found["multi-host"].dollars_hour == pytest.approx(16 * 2.70)
-    assert "of the list" in found["multi-host"].notes[0]
+    assert "less than the list price" in found["multi-host"].notes[0]
 
 
 @pytest.mark.parametrize(
     ("launch", "values"),
     [
         ("{kind: gke, on: v5e-17, image: a, claim: runs}", "launch.on"),
-        ("{kind: gke, on: cpu-8, image: a, claim: runs}", "is not rented on GKE"),
-        ("{kind: gke, on: v5e-4, image: a}", "claim or bucket, one of them"),
+        ("{kind: gke, on: cpu-8, image: a, claim: runs}", "is not available on GKE"),
+        ("{kind: gke, on: v5e-4, image: a}", "set either claim or bucket"),
         ("{kind: gke, on: v5e-4, image: a, bucket: 'gs://x'}", "launch.bucket"),
         ('{kind: gke, on: v5e-4, image: "a\\n  b: c", claim: runs}', "launch.image"),
         ("{kind: gke, on: v5e-4, image: a, claim: runs, namespace: '--all'}", "launch.namespace"),

@@ -231,7 +231,7 @@ def test_a_directive_cannot_be_injected(tmp_path: Path, field: str, value: str) 
 
 @pytest.mark.parametrize(
     ("time", "values"),
-    [("2", "leaves nothing beside grace = 120"), ("00:02:00", "leaves nothing"), ("soon", "is no time")],
+    [("2", "is not longer than grace = 120"), ("00:02:00", "is not longer than"), ("soon", "is not a time")],
 )
 def test_a_time_limit_too_short_to_save_is_refused(tmp_path: Path, time: str, values: str) -> None:
     assert values in refused(tmp_path, f'{{kind: slurm, time: "{time}"}}')
@@ -240,7 +240,7 @@ def test_a_time_limit_too_short_to_save_is_refused(tmp_path: Path, time: str, va
 def test_the_limits_of_one_start_and_of_all_are_shown() -> None:
     job = LaunchJob("small", "steps: 1", "0a1b2c3d")
     (note,) = Slurm(time="24:00:00", runs="/runs").plan(job).notes
-    assert "bounds each start" in note
+    assert "limits each start" in note
     bounded = Slurm(time="24:00:00", hours=72.0, runs="/runs").plan(job)
     assert (bounded.notes, bounded.hours) == ((), 72)
     script = bounded.files["job.sbatch"]
