@@ -170,7 +170,7 @@ def list_(
     runs_dir: RunsDir = Path("runs"),
     debug: Debug = False,
 ) -> None:
-    """List the launched runs: target, state, owner, age and, where it is known, the cost so far."""
+    """List the launched runs: target, state, owner, age and, if known, the cost so far."""
     with exits(debug):
         from dtrain.launch import registry
 

@@ -112,7 +112,7 @@ class Sky(Offer, Rented):
         notes = [f"fallback {on} is not predicted: use `dtrain plan RECIPE --on {on}`" for on in others]
         paid = any(one.clouds - OWNED for one in self.offers)
         if self.max_hourly_cost and self.platform == "gpu":
-            notes.append("on gcp SkyPilot compares max_hourly_cost with the GPUs alone; their hosts cost extra")
+            notes.append("on gcp SkyPilot compares max_hourly_cost with the GPU price only; the hosts cost extra")
         elif self.rate and not self.max_hourly_cost:
             notes.append(
                 "the price is on demand in Google Cloud's cheapest region; other regions, clouds and spot differ"

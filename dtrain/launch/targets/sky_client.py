@@ -114,7 +114,7 @@ class Client:
         raise EnvironmentFault(
             f"{self.server or 'the server that `sky api info` shows'} does not list {job}, so nothing was ended",
             "it may be on another server (launch.server), behind a controller that is stopped (`sky jobs queue -r`),"
-            f" or still a request (`sky api status`, `sky api cancel`); if it is gone, remove runs/{name}/launch.json",
+            f" or still a request (`sky api status`, `sky api cancel`); if it ended, remove runs/{name}/launch.json",
         )
 
     def lines(self, number: str, follow: bool) -> Iterator[tuple[str, int | None, str]]:
