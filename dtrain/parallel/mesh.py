@@ -164,11 +164,8 @@ class Mesh:
         placed = np.stack([_placed(inside, group) for group in _slices(devices, math.prod(across))])
         # Dims are (slices per axis ..., size within a slice per axis ...). Transpose to (slices, size within) for each
         # axis and merge the two: along an axis, the devices of one slice are adjacent.
-        order = [
-            axis
-            for pair in zip(range(len(JAX_AXES)), range(len(JAX_AXES), 2 * len(JAX_AXES)), strict=True)
-            for axis in pair
-        ]
+        axes = len(JAX_AXES)
+        order = [place for axis in range(axes) for place in (axis, axes + axis)]
         grid = placed.reshape(*across, *inside).transpose(order).reshape(shape)
         return jax.sharding.Mesh(grid, JAX_AXES, axis_types=types)
 
