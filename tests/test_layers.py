@@ -65,7 +65,7 @@ def test_imports_go_down(path: Path) -> None:
 
 
 def test_the_top_folder_has_only_packages() -> None:
-    found = {path.name for path in PACKAGE.iterdir() if path.name not in ("__pycache__", "py.typed")}
+    found = {path.relative_to(PACKAGE).parts[0] for path in FILES}
     assert found == {name for name in LEVEL if "/" not in name} | {f"{name}.py" for name in TOP}
     assert len(found) <= 15
 
