@@ -21,7 +21,10 @@ def signature(name: str) -> str:
         "class" if inspect.isclass(found) else "function" if callable(found) and inspect.isfunction(found) else "type"
     )
     try:
-        return f"{name}: {kind} {inspect.signature(found)}"
+        shown = inspect.signature(found)
+        # without types, which each version of Python and JAX prints in its own way
+        bare = [one.replace(annotation=one.empty) for one in shown.parameters.values()]
+        return f"{name}: {kind} {inspect.Signature(bare)}"
     except (TypeError, ValueError):
         return f"{name}: {kind}"
 

@@ -41,7 +41,7 @@ def test_one_tracker_stands_for_a_list_of_one(tmp_path: Path) -> None:
         ("optimizer.lr=0", "optimizer.lr: expected a number above 0; found 0"),
         ("model.activation=rellu", "expected 'relu', 'gelu' or 'tanh'; found 'rellu'; did you mean 'relu'?"),
         ("launch={kind: ssh, hosts: []}", "launch.hosts: expected a list of at least 1; found a list of 0"),
-        ("launch={kind: ssh, hosts: [-oX]}", "launch.hosts.0: expected a host: a name or an IPv4 address, with user@"),
+        ("launch={kind: ssh, hosts: [-oX]}", "launch.hosts.0: expected a host: a name or an IPv4 address, optionally"),
         ("launch={kind: slurm, partition: 'a b'}", "launch.partition: expected one word: letters, digits and any of"),
         ("launch={kind: local, environment: token}", "launch.environment.0: expected the name of an environment"),
         ("engine=5", "engine: expected one of jit, shard_map, pmap, or a mapping with one of them as `kind`; found 5"),
