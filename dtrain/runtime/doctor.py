@@ -33,8 +33,8 @@ class Check:
 
     def text(self) -> str:
         """One line, and a second one if something should be fixed."""
-        line = f"{self.verdict:<8}{self.what:<16}{self.found}"
-        return f"{line}\n{'':8}{'':16}fix: {self.fix}" if self.fix else line
+        line = f"{self.verdict:<8}{self.what:<17}{self.found}"
+        return f"{line}\n{'':8}{'':17}fix: {self.fix}" if self.fix else line
 
 
 def examine() -> list[Check]:

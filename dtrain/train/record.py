@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 
+from dtrain import __version__
 from dtrain.core import heartbeat
 from dtrain.core.errors import DtrainError, NotFinite, TakenOver, user_error
 from dtrain.core.run_dir import Folder, overwrite
@@ -23,7 +24,7 @@ from dtrain.train.timers import Clock
 
 CLOSE = 5.0
 """Seconds that a process which must exit at once waits for the lock on run.json."""
-PACKAGES = ("dtrain", "jax", "jaxlib", "numpy", "optax", "orbax-checkpoint", "grain")
+PACKAGES = ("jax", "jaxlib", "numpy", "optax", "orbax-checkpoint", "grain")
 
 
 @dataclass
@@ -228,7 +229,7 @@ def _counted(old: Mapping[str, Any]) -> dict[str, float]:
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that can change the numbers."""
-    installed = {"python": platform.python_version()}
+    installed = {"python": platform.python_version(), "dtrain": __version__}
     for name in PACKAGES:
         try:
             installed[name] = importlib.metadata.version(name)
