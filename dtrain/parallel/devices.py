@@ -18,6 +18,7 @@ SILENCE, LOCAL_SILENCE = 10, 100
 COMPILING = 2 * 3600 * 1000
 """Milliseconds that a process waits for the others to finish compiling."""
 FUSIONS = "--xla_cpu_experimental_ynn_fusion_type"
+STALL = "--xla_cpu_collective_call_terminate_timeout_seconds"
 
 
 def configure_environment() -> None:
@@ -44,18 +45,26 @@ def _avoid_wrong_fusions() -> None:
     (github.com/jax-ml/jax, issues 39103, 39257, 40412).
     """
     version = tuple(int(part) for part in importlib.metadata.version("jaxlib").split(".")[:3] if part.isdigit())
+    if (0, 10, 2) <= version < (0, 12):
+        _add_flag(FUSIONS, "")
+
+
+def _add_flag(name: str, value: str) -> None:
+    """Give XLA the flag, unless the user has set it."""
     flags = os.environ.get("XLA_FLAGS", "")
-    if (0, 10, 2) <= version < (0, 12) and FUSIONS not in flags:
-        os.environ["XLA_FLAGS"] = f"{flags} {FUSIONS}=".strip()
+    if name not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {name}={value}".strip()
 
 
 def fake_devices(devices: int) -> None:
     """Give this process that many fake CPU devices; call it before JAX is imported.
 
-    Thread pools are sized from PJRT_NPROC; too small a pool deadlocks in collectives.
+    Thread pools are sized from PJRT_NPROC; too small a pool deadlocks in collectives. XLA aborts the process where one
+    device waits 60 s for another; on a busy machine that is too early, and a hang is noticed by the supervisor.
     """
     assert "jax" not in sys.modules, "fake devices are set up before JAX is imported"
     configure_environment()
+    _add_flag(STALL, "3600")
     os.environ["PJRT_NPROC"] = str(max(32, 4 * devices))
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["JAX_NUM_CPU_DEVICES"] = str(devices)
