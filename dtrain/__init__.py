@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dtrain.core import errors
+    from dtrain.core.metrics import Metric
     from dtrain.data.batch import Batch, Example, Feature
     from dtrain.models.nn import layers
     from dtrain.models.nn.context import Context
-    from dtrain.models.nn.model import Flops, Loss, Metric, Model
+    from dtrain.models.nn.model import Flops, Loss, Mixture, Model, Structure
     from dtrain.models.nn.param import Param
     from dtrain.models.nn.vma import axes_of, vary
     from dtrain.plan.plan import plan as make_plan
@@ -30,9 +31,11 @@ __all__ = [
     "Flops",
     "Loss",
     "Metric",
+    "Mixture",
     "Model",
     "Param",
     "Recipe",
+    "Structure",
     "axes_of",
     "errors",
     "layers",
@@ -43,9 +46,10 @@ __all__ = [
 ]
 
 _SOURCES = {
+    "core.metrics": ("Metric",),
     "data.batch": ("Batch", "Example", "Feature"),
     "models.nn.context": ("Context",),
-    "models.nn.model": ("Flops", "Loss", "Metric", "Model"),
+    "models.nn.model": ("Flops", "Loss", "Mixture", "Model", "Structure"),
     "models.nn.param": ("Param",),
     "models.nn.vma": ("axes_of", "vary"),
     "recipe.load": ("load",),

@@ -1,10 +1,10 @@
 """The recipe section `checkpoint`: when the state is saved and which checkpoints are kept."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from dtrain.core.metrics import higher_is_better
+from dtrain.core.metrics import Metric, higher_is_better
 from dtrain.core.types import Natural, NonNegative, Positive, Seconds
 
 
@@ -23,13 +23,13 @@ class Checkpoint:
     grace: Seconds = 30.0
     """Seconds that a preempted machine has before it is stopped; a save that takes longer gives a warning."""
 
-    def superfluous(self, ranks: Mapping[int, float | None], rising: Mapping[str, bool]) -> list[int]:
+    def superfluous(self, ranks: Mapping[int, float | None], metrics: Iterable[Metric]) -> list[int]:
         """The saved steps that can be deleted.
 
-        `ranks`: every saved step with its value of `best`, or None. `rising`: the metrics that the model declares, with
-        whether higher is better. If that is unknown, every step with a value is kept.
+        `ranks`: every saved step with its value of `best`, or None. `metrics`: those that the model declares. If it is
+        unknown whether higher is better, every step with a value is kept.
         """
         known = {step: rank for step, rank in ranks.items() if rank is not None and math.isfinite(rank)}
-        up = higher_is_better(self.best or "", rising)
+        up = higher_is_better(self.best or "", metrics)
         best = sorted(known, key=lambda step: known[step], reverse=bool(up))[:1] if up is not None else [*known]
         return [step for step in sorted(ranks, reverse=True)[self.keep :] if step not in best]

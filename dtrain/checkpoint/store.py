@@ -12,7 +12,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
@@ -30,6 +30,7 @@ from dtrain.checkpoint.policy import Checkpoint
 from dtrain.checkpoint.retry import retried
 from dtrain.core import fault_injection
 from dtrain.core.errors import CheckpointError, EnvironmentFault, Locked, cause, way_out
+from dtrain.core.metrics import Metric
 from dtrain.core.run_dir import is_step, saved_steps
 
 ROOM = 1.1
@@ -50,17 +51,17 @@ class Store:
         *,
         reading: bool = False,
         holds: Callable[[], None] = lambda: None,
-        rising: Mapping[str, bool] | None = None,
+        metrics: Iterable[Metric] = (),
     ) -> None:
         """`reading` changes nothing on disk: another process may be saving. `holds` raises if this run no longer holds
-        the lock of its folder. `rising`: the metrics that the model declares, with whether higher is better.
+        the lock of its folder. `metrics`: those that the model declares.
 
         Raises EnvironmentFault if the folder cannot be created.
         """
         import orbax.checkpoint as ocp
 
         self._path, self._policy, self._reading, self._holds = path, policy, reading, holds
-        self._rising, self._within = rising or {}, ExitStack()
+        self._metrics, self._within = tuple(metrics), ExitStack()
         self._rank, self._processes = jax.process_index(), jax.process_count()
         self.committed: int | None = None
         """The last step that this process committed."""
@@ -241,5 +242,5 @@ class Store:
         for step in self.steps():
             with suppress(CorruptCheckpoint):
                 ranks[step] = manifest.read(self._path / str(step)).metrics.get(self._policy.best or "")
-        for step in self._policy.superfluous(ranks, self._rising):
+        for step in self._policy.superfluous(ranks, self._metrics):
             incomplete.retire(self._path, step)

@@ -20,11 +20,10 @@ RunCode = Annotated[
 ]
 
 
-def refuse_code(model: object, agreed: bool) -> None:
-    """Raise RecipeError if building the model would run code that a recipe names, unless the user has agreed."""
+def refuse_code(user_code: str, agreed: bool) -> None:
+    """Raise RecipeError if building the model would run this code, unless the user has agreed; "" stands for none."""
     from dtrain.core.errors import RecipeError
-    from dtrain.models.custom import Custom
 
-    if isinstance(model, Custom) and not agreed:
-        message = f"model.target: {model.target} is custom code, which this command must run to build the model"
+    if user_code and not agreed:
+        message = f"model.target: {user_code} is custom code, which this command must run to build the model"
         raise RecipeError(message, "read the module, then add --run-code; `dtrain check` runs no code")

@@ -1,12 +1,55 @@
-"""Whether a higher or lower value of a metric is better, for retention of the best checkpoint and for reports."""
+"""Metrics: each is declared once, with its unit and whether a higher value is better."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
-KNOWN = {"accuracy": True, "dropped": False, "loss": False, "nll": False, "perplexity": False}
-"""Whether higher is better, for dtrain's own metrics."""
+PERCENT = "%"
+"""Unit of a share: the value is a fraction of one and is shown in per cent."""
 
 
-def higher_is_better(metric: str, declared: Mapping[str, bool]) -> bool | None:
-    """Look up a metric, without its prefix `eval/`, in what the model declares and then in KNOWN; None if unknown."""
-    name = metric.partition("/")[2] or metric
-    return declared.get(name, KNOWN.get(name))
+class Metric(NamedTuple):
+    """A metric. A model declares those that its loss returns in `metrics`, so that the best checkpoint can be kept."""
+
+    name: str
+    higher_is_better: bool | None
+    """None: neither is, or it depends."""
+    unit: str = ""
+    """"%" for a fraction of one, shown in per cent; else printed after the value; "" for a plain number."""
+
+    def text(self, value: float) -> str:
+        """The value with its unit."""
+        return f"{value:.2%}" if self.unit == PERCENT else f"{value:.4f}{f' {self.unit}' if self.unit else ''}"
+
+
+LOSS = Metric("loss", higher_is_better=False)
+ACCURACY = Metric("accuracy", higher_is_better=True, unit=PERCENT)
+NLL = Metric("nll", higher_is_better=False)
+PERPLEXITY = Metric("perplexity", higher_is_better=False)
+DROPPED = Metric("dropped", higher_is_better=False, unit=PERCENT)
+MODELS = (LOSS, ACCURACY, NLL, PERPLEXITY, DROPPED)
+"""What dtrain's own models return, and what is computed from it."""
+
+
+def known(name: str, declared: Iterable[Metric]) -> Metric | None:
+    """The metric of that name, its prefix `eval/` or `train/` left out, among those declared and then in MODELS."""
+    short = name.partition("/")[2] or name
+    return next((metric for metric in (*declared, *MODELS) if metric.name == short), None)
+
+
+def higher_is_better(name: str, declared: Iterable[Metric]) -> bool | None:
+    """Whether a higher value of that metric is better; None if it is unknown."""
+    metric = known(name, declared)
+    return metric.higher_is_better if metric else None
+
+
+def plain(metrics: Iterable[Metric]) -> dict[str, dict[str, Any]]:
+    """The keys of run.json that hold declared metrics."""
+    metrics = list(metrics)
+    rising = {metric.name: metric.higher_is_better for metric in metrics if metric.higher_is_better is not None}
+    return {"rising": rising, "units": {metric.name: metric.unit for metric in metrics if metric.unit}}
+
+
+def recorded(record: Mapping[str, Any]) -> tuple[Metric, ...]:
+    """The metrics that the run with this run.json declared."""
+    rising, units = record.get("rising", {}), record.get("units", {})
+    return tuple(Metric(name, rising.get(name), units.get(name, "")) for name in {**rising, **units})

@@ -28,7 +28,7 @@ FIELDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "exit_code": ("a whole number", lambda value: value is None or _natural(value)),
     **dict.fromkeys(("lost", "seconds"), ("an object with numbers", lambda value: _table(value, _number))),
     **dict.fromkeys(
-        ("versions", "tracker_ids"),
+        ("versions", "tracker_ids", "units"),
         ("an object with texts", lambda value: _table(value, lambda text: isinstance(text, str))),
     ),
     "rising": ("an object with true or false", lambda value: _table(value, lambda up: isinstance(up, bool))),

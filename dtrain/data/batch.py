@@ -5,7 +5,18 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 Batch = dict[str, Any]
-"""Arrays by name, each (examples, ...). `weight` (examples,) is 0 for padding; without it, all examples count."""
+"""Arrays by name, each (examples, ...)."""
+
+IMAGE, LABEL = "image", "label"
+"""Pictures (examples, height, width, channels), and the number of each one's class (examples,)."""
+TOKEN, TARGET = "token", "target"
+"""Tokens (examples, length), and the token that follows each; -1 where none is predicted."""
+POSITION, DOCUMENT = "position", "document"
+"""Where several documents share a row: each token's position in its document, and the document's number."""
+ROW = "row"
+"""The number of each example in the data set (examples,), for random augmentation."""
+WEIGHT = "weight"
+"""How much each example counts (examples,): 0 for padding; without this array all count 1."""
 
 
 @dataclass(frozen=True)
@@ -41,4 +52,4 @@ def example_of(plain: Mapping[str, Any]) -> Example:
 
 def tokens_in(example: Example) -> int:
     """Number of tokens of one example; 0 if it has none."""
-    return example["token"].shape[0] if "token" in example else 0
+    return example[TOKEN].shape[0] if TOKEN in example else 0

@@ -17,7 +17,7 @@ import numpy as np
 
 from dtrain.core.errors import EnvironmentFault
 from dtrain.core.parent import exit_with_caller
-from dtrain.data.batch import Batch
+from dtrain.data.batch import WEIGHT, Batch
 from dtrain.data.order import Order
 from dtrain.data.source import Arrays, Load, Source
 
@@ -68,7 +68,7 @@ class EvalBatches:
             raise IndexError(index)
         rows = index * self.batch + self.local
         real = rows < len(self.source)
-        return self.source.rows(np.where(real, rows, 0)) | {"weight": real.astype(np.float32)}
+        return self.source.rows(np.where(real, rows, 0)) | {WEIGHT: real.astype(np.float32)}
 
 
 def stream(

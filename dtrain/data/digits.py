@@ -11,7 +11,7 @@ from typing import Literal
 import jax
 import numpy as np
 
-from dtrain.data.batch import Batch, Example
+from dtrain.data.batch import IMAGE, LABEL, Batch, Example
 from dtrain.data.pixels import Pixels
 from dtrain.data.source import Arrays, Load, Source, Split, image_example
 
@@ -45,7 +45,7 @@ class Digits:
         order = np.random.default_rng(SHUFFLE).permutation(len(label))
         part = order[:TEST] if split == "test" else order[TEST:]
         digest = hashlib.sha256(FILE.read_bytes()).hexdigest()[:16]
-        return Arrays({"image": image[part], "label": label[part]}, self.example(), f"digits:{split}:{digest}")
+        return Arrays({IMAGE: image[part], LABEL: label[part]}, self.example(), f"digits:{split}:{digest}")
 
     def prepare(self, batch: Batch, key: jax.Array, train: bool) -> Batch:
         return self.pixels.apply(batch, WHITE, key, train)

@@ -21,7 +21,7 @@ import numpy as np
 
 from dtrain.core.errors import DataError
 from dtrain.core.types import Positive
-from dtrain.data.batch import Batch, Example
+from dtrain.data.batch import IMAGE, LABEL, Batch, Example
 from dtrain.data.files import expanded
 from dtrain.data.pixels import Pixels
 from dtrain.data.source import Arrays, Load, Source, Split, image_example
@@ -87,7 +87,7 @@ class IDX:
             raise DataError(message, hint)
         digest = hashlib.sha256(repr((images.shape, hashlib.sha256(labels.data).digest())).encode())
         digest.update(images.data)
-        features = {"image": images.reshape(-1, *shape), "label": labels.astype(np.int32)}
+        features = {IMAGE: images.reshape(-1, *shape), LABEL: labels.astype(np.int32)}
         fingerprint = f"idx:{split}:{len(labels)}:{digest.hexdigest()[:16]}"
         return Arrays(features, image_example(shape, self.classes), fingerprint)
 

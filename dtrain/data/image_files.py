@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dtrain.core.errors import DataError
-from dtrain.data.batch import Batch, Example
+from dtrain.data.batch import IMAGE, LABEL, Batch, Example
 from dtrain.data.files import reason
 from dtrain.data.source import CHANGED, image_example
 
@@ -63,7 +63,7 @@ class ImageFiles:
         images = np.empty((len(indices), *self.shape), np.uint8)
         for row, index in enumerate(indices):
             images[row] = self._decoded(self.files[index])
-        return {"image": images, "label": np.array([self.files[i].label for i in indices], np.int32)}
+        return {IMAGE: images, LABEL: np.array([self.files[i].label for i in indices], np.int32)}
 
     def changed(self) -> str:
         """How the zip changed after it was opened; empty if it did not. Files in a folder are checked when read."""

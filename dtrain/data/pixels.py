@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from dtrain.core.types import Float, Natural, PositiveFloat
-from dtrain.data.batch import Batch
+from dtrain.data.batch import IMAGE, ROW, Batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,13 +37,13 @@ class Pixels:
 
         With `train` and random augmentation, the feature `row` (B,) selects the random numbers; it is removed.
         """
-        image_BHWC = batch["image"].astype(jnp.float32) / top
+        image_BHWC = batch[IMAGE].astype(jnp.float32) / top
         if train and self.keyed:
             image_BHWC = jax.vmap(lambda row, image: self._augment(jax.random.fold_in(key, row), image))(
-                batch["row"], image_BHWC
+                batch[ROW], image_BHWC
             )
-        rest = {name: value for name, value in batch.items() if name != "row"}
-        return rest | {"image": (image_BHWC - self.mean) / self.std}
+        rest = {name: value for name, value in batch.items() if name != ROW}
+        return rest | {IMAGE: (image_BHWC - self.mean) / self.std}
 
     def _augment(self, key: jax.Array, image_HWC: jax.Array) -> jax.Array:
         crop_key, flip_key = jax.random.split(key)

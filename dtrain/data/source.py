@@ -9,7 +9,7 @@ import numpy as np
 from annotated_types import Ge, Le
 
 from dtrain.core.errors import DataError
-from dtrain.data.batch import Batch, Example, Feature
+from dtrain.data.batch import IMAGE, LABEL, Batch, Example, Feature
 
 Split = Literal["train", "test"]
 Readers = Annotated[int, Ge(0), Le(1024)]
@@ -118,4 +118,4 @@ def refuse_changed(*sources: Source) -> None:
 
 def image_example(shape: tuple[int, ...], classes: int) -> Example:
     """The features of a classified image: `image` uint8 of that shape, `label` int32 below `classes`."""
-    return {"image": Feature(shape, "uint8"), "label": Feature((), "int32", classes)}
+    return {IMAGE: Feature(shape, "uint8"), LABEL: Feature((), "int32", classes)}

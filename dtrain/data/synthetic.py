@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from dtrain.core.types import Positive
-from dtrain.data.batch import Batch, Example
+from dtrain.data.batch import IMAGE, LABEL, Batch, Example
 from dtrain.data.order import hash64
 from dtrain.data.pixels import Pixels
 from dtrain.data.source import Load, Source, Split, image_example
@@ -70,7 +70,7 @@ class Patterns:
         label = (hash64(number) % np.uint64(self.classes)).astype(np.int32)
         pixel = np.arange(self._patterns[0].size, dtype=np.uint64)
         noise = (hash64(number[:, None] * np.uint64(pixel.size) + pixel[None, :]) >> np.uint64(57)).astype(np.uint8)
-        return {"image": self._patterns[label] + noise.reshape(-1, *self.image), "label": label}
+        return {IMAGE: self._patterns[label] + noise.reshape(-1, *self.image), LABEL: label}
 
     def changed(self) -> str:
         return ""

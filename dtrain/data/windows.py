@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from dtrain.data.batch import Batch, Example, Feature
+from dtrain.data.batch import DOCUMENT, POSITION, TARGET, TOKEN, Batch, Example, Feature
 from dtrain.data.stream import Stream
 
 NO_TARGET = -1
@@ -78,7 +78,7 @@ def split(cut: np.ndarray, separator: int | None) -> Batch:
     """
     token, target = cut[:, :-1].copy(), cut[:, 1:].copy()
     if separator is None:
-        return {"token": token, "target": target}
+        return {TOKEN: token, TARGET: target}
     rows, length = token.shape
     ends = token == separator
     target[ends] = NO_TARGET
@@ -95,12 +95,12 @@ def split(cut: np.ndarray, separator: int | None) -> Batch:
         return np.repeat(values.astype(np.int32), sizes).reshape(rows, length)  # per token
 
     position = np.arange(length, dtype=np.int32) - spread(first)
-    return {"token": token, "target": target, "document": spread(number), "position": position}
+    return {TOKEN: token, TARGET: target, DOCUMENT: spread(number), POSITION: position}
 
 
 def row_example(length: int, packed: bool, values: int | None = None, origin: str = "") -> Example:
     """The features of a row; with `packed`, also `document` and `position`. `values`: size of the vocabulary."""
     token = Feature((length,), "int32", values, ("length",), origin)
     other = Feature((length,), "int32", None, ("length",))
-    names = ("target", "document", "position") if packed else ("target",)
-    return {"token": token} | dict.fromkeys(names, other)
+    names = (TARGET, DOCUMENT, POSITION) if packed else (TARGET,)
+    return {TOKEN: token} | dict.fromkeys(names, other)

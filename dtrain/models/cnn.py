@@ -15,9 +15,10 @@ import jax.numpy as jnp
 
 from dtrain.core.errors import FieldError
 from dtrain.core.types import Depth, Positive
-from dtrain.data.batch import Batch, Example
+from dtrain.data.batch import IMAGE, Batch, Example
 from dtrain.models.nn.context import Context
 from dtrain.models.nn.layers import (
+    ImageClassifier,
     classify,
     dense,
     group_norm,
@@ -37,7 +38,7 @@ MOST_BLOCKS = 1_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class CNN:
+class CNN(ImageClassifier):
     """A ResNet: a stem, then stages of residual blocks; each stage after the first halves height and width."""
 
     kind: Literal["cnn"] = "cnn"
@@ -98,7 +99,7 @@ class CNN:
         return ctx.shard(skip + y_BHWC, "batch", None, None, None)
 
     def loss(self, params: Tree, batch: Batch, ctx: Context) -> Loss:
-        return classify(self.logits(params, batch["image"], ctx), batch, ctx)
+        return classify(self.logits(params, batch[IMAGE], ctx), batch, ctx)
 
     def flops(self, example: Example, examples: int) -> Flops:
         height, width, channels = self.image

@@ -4,21 +4,22 @@ import importlib
 import importlib.util
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import jax
 import jax.numpy as jnp
 
 import dtrain
 from dtrain.core.errors import DtrainError, FieldError, RecipeError
+from dtrain.core.metrics import Metric
 from dtrain.data.batch import Batch, Example
 from dtrain.models.nn.context import Context
-from dtrain.models.nn.model import Flops, Loss, Model
+from dtrain.models.nn.model import Declared, Flops, Loss, Model, Structure
 from dtrain.models.nn.param import Param, Tree, dotted
 
 VARYING = ("varying", "manual axis type", "manual_axis_type")
@@ -26,7 +27,7 @@ VARYING = ("varying", "manual axis type", "manual_axis_type")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Custom:
+class Custom(Declared):
     """`target: package.module:Class`, called with `args`; imported when the run starts, not before."""
 
     kind: Literal["custom"] = "custom"
@@ -104,6 +105,35 @@ class Custom:
     def split_rows(self) -> bool:
         """Whether the model declares that it accepts rows split along their length, in the order of `ctx.places`."""
         return bool(getattr(self.model, "split_rows", False))
+
+    @property
+    def user_code(self) -> str:
+        return self.target
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """What the user's model declares in `metrics`. RecipeError if it is not a tuple of `Metric`."""
+        with self._own_code():
+            metrics: Any = getattr(self.model, "metrics", ())
+        if isinstance(metrics, tuple | list) and all(isinstance(metric, Metric) for metric in metrics):
+            return tuple(metrics)
+        hint = "use dtrain.Metric: metrics = (Metric('top1', higher_is_better=True),)"
+        raise RecipeError("model: its `metrics` are not a tuple of dtrain.Metric", hint)
+
+    @property
+    def structure(self) -> Structure:
+        """What the user's model declares in `structure`. RecipeError if it is not a `Structure`."""
+        with self._own_code():
+            structure: Any = getattr(self.model, "structure", Structure())
+        if isinstance(structure, Structure):
+            return structure
+        raise RecipeError("model: its `structure` is not a dtrain.Structure", "structure = Structure(layers=12)")
+
+    def overrides(self, fields: Mapping[str, str | int]) -> dict[str, Any]:
+        return {"args": dict(fields)}
+
+    def replaced(self, fields: Mapping[str, str | int]) -> Self:
+        return replace(self, args=self.args | dict(fields))
 
     def flops(self, example: Example, examples: int) -> Flops:
         model = self.model

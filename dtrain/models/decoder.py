@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 
 from dtrain.core.errors import FieldError
+from dtrain.core.metrics import DROPPED, NLL, PERPLEXITY, Metric
 from dtrain.core.types import Depth, Natural, NonNegative, Positive, PositiveFloat
-from dtrain.data.batch import Batch, Example
+from dtrain.data.batch import DOCUMENT, POSITION, TARGET, TOKEN, WEIGHT, Batch, Example
 from dtrain.models.decoder_layer import layer, norm
 from dtrain.models.feed_forward import Form, hidden
 from dtrain.models.moe import Experts
@@ -25,13 +26,14 @@ from dtrain.models.nn.attention import AttentionSpec, mean_attended_keys
 from dtrain.models.nn.context import Block, Context, Layers, Remat
 from dtrain.models.nn.layers import added, normalised
 from dtrain.models.nn.matmul import matmul
-from dtrain.models.nn.model import Flops, Loss
+from dtrain.models.nn.model import Declared, Flops, Loss, Structure
 from dtrain.models.nn.param import Param, Tree
+from dtrain.models.nn.remat import ON_DEVICE
 from dtrain.models.rope import Learned, Rope, rotated
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decoder:
+class Decoder(Declared):
     """A causal transformer that predicts each next token."""
 
     kind: Literal["decoder"] = "decoder"
@@ -124,6 +126,18 @@ class Decoder:
         """Values per head."""
         return self.head_dim or self.width // self.heads
 
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        capped = self.experts is not None and self.experts.capacity is not None
+        return (*((NLL,) if self.experts or self.z_loss else ()), PERPLEXITY, *((DROPPED,) if capped else ()))
+
+    @property
+    def structure(self) -> Structure:
+        mixture = self.experts.mixture if self.experts else None
+        remat = {"remat": tuple(dict.fromkeys((self.remat, *ON_DEVICE)))}
+        chunks = {"loss_chunks": (self.loss_chunks, 1)} if self.loss_chunks > 1 else {}
+        return Structure(mixture, self.layers, self.global_every or 1, remat | chunks, offload={"remat": "offload"})
+
     def params(self) -> Tree:
         normal, words, width = declare.normal(self.init), self.words, self.width
         tree: Tree = {"embed": Param((words, width), "vocab embed", normal, unpadded=(self.vocab, width))}
@@ -138,37 +152,36 @@ class Decoder:
         return tree
 
     def loss(self, params: Tree, batch: Batch, ctx: Context) -> Loss:
-        target_BT = batch["target"]
+        target_BT = batch[TARGET]
         weight_BT = (target_BT >= 0).astype(jnp.float32)  # -1 marks a position without a target
-        weight_BT = weight_BT * batch["weight"][:, None] if "weight" in batch else weight_BT
+        weight_BT = weight_BT * batch[WEIGHT][:, None] if WEIGHT in batch else weight_BT
         x_BTE, sums = self.activations(params, batch, weight_BT, ctx)
         nll, z = self.head.losses(x_BTE, self.unembedding(params), jnp.maximum(target_BT, 0), weight_BT, ctx)
-        metrics = {"nll": nll} if self.experts or self.z_loss else {}
-        if "dropped" in sums:
-            metrics["dropped"] = sums.pop("dropped") / self.layers
+        metrics = {NLL.name: nll} if self.experts or self.z_loss else {}
+        if DROPPED.name in sums:
+            metrics[DROPPED.name] = sums.pop(DROPPED.name) / self.layers
         return Loss(sum(sums.values(), nll + z), weight_BT.sum(), metrics)
 
     def activations(self, params: Tree, batch: Batch, weight_BT: jax.Array, ctx: Context) -> tuple[jax.Array, Tree]:
         """The normalised output of the last layer, split by `tokens`, and the layers' sums (router losses)."""
-        token_BT = batch["token"]
-        position_BT = batch["position"] if "position" in batch else ctx.places(token_BT.shape[1])[None]
+        token_BT = batch[TOKEN]
+        position_BT = batch[POSITION] if POSITION in batch else ctx.places(token_BT.shape[1])[None]
         x_BTE = ctx.scatter(ctx.lookup(params["embed"], token_BT), "vocab")
         x_BTE = x_BTE * math.sqrt(self.width) if self.embed_scale else x_BTE
-        shared: Tree = {"weight": weight_BT}
+        shared: Tree = {WEIGHT: weight_BT}
         if isinstance(self.position, Learned):
             position_BTE = ctx.gather(params["position"])[ctx.share(position_BT)]
             x_BTE = (x_BTE + position_BTE).astype(x_BTE.dtype)
         else:
             shared["waves"] = self.position.waves(position_BT, self.size_of_head)
-        shared |= {name: batch[name] for name in ("document",) if name in batch}
+        shared |= {name: batch[name] for name in (DOCUMENT,) if name in batch}
         blocks: list[Block] = [partial(self._apply, window) for window in self._windows]
         x_BTE, sums = ctx.stack(blocks, params["blocks"], x_BTE, shared, Layers(self.remat, self.unroll))
         return self._normalised(ctx.gather(params["norm"]), x_BTE), sums
 
     @property
     def head(self) -> Head:
-        padded = self.words > self.vocab
-        return Head(self.vocab, self.tied, self.logit_softcap, self.z_loss, self.loss_chunks, padded)
+        return Head(self.vocab, self.tied, self.logit_softcap, self.z_loss, self.loss_chunks, self.words > self.vocab)
 
     def unembedding(self, params: Tree) -> Tree:
         """The matrix of the output head, not yet gathered."""
@@ -201,12 +214,12 @@ class Decoder:
         q_BTHD, k_BTGD, v_BTGD = project("query", "heads"), project("key", "kv_heads"), project("value", "kv_heads")
         scale = (self.query_pre_attn_scalar or self.size_of_head) ** -0.5
         spec = AttentionSpec(scale, window=window, softcap=self.attention_softcap)
-        y_BTHD = ctx.attend(q_BTHD, k_BTGD, v_BTGD, spec, shared.get("document"))
+        y_BTHD = ctx.attend(q_BTHD, k_BTGD, v_BTGD, spec, shared.get(DOCUMENT))
         return matmul(y_BTHD, block["out"]["weight"], contract_dims=2)
 
     def _feed_forward(self, block: Tree, y_BTE: jax.Array, shared: Tree, ctx: Context) -> tuple[jax.Array, Tree]:
         if self.experts:
-            y_BTE, sums = self.experts.apply(block["moe"], y_BTE, shared["weight"], self.feed_forward, ctx)
+            y_BTE, sums = self.experts.apply(block["moe"], y_BTE, shared[WEIGHT], self.feed_forward, ctx)
             return ctx.scatter(y_BTE, "hidden"), sums
         mlp, y_BTE = block["mlp"], ctx.collect(y_BTE)
 
@@ -224,7 +237,7 @@ class Decoder:
     def flops(self, example: Example, examples: int) -> Flops:
         # Per token, forward and backward: 6 x the parameters in products, and 12 x width x keys for attention
         # (Chowdhery et al. 2022, appendix B), the keys being those that the causal mask and the window allow.
-        length, tree = example["token"].shape[0], self.params()
+        length, tree = example[TOKEN].shape[0], self.params()
         used = declare.count({name: tree[name] for name in ("blocks", "norm")}) + self.vocab * self.width
         if self.experts:
             idle = 1 - self.experts.active / self.experts.count

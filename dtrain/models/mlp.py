@@ -12,9 +12,9 @@ import jax
 
 from dtrain.core.errors import FieldError
 from dtrain.core.types import Positive
-from dtrain.data.batch import Batch, Example
+from dtrain.data.batch import IMAGE, LABEL, Batch, Example
 from dtrain.models.nn.context import Context
-from dtrain.models.nn.layers import added, classify, dense, three_times
+from dtrain.models.nn.layers import ImageClassifier, added, classify, dense, three_times
 from dtrain.models.nn.matmul import matmul
 from dtrain.models.nn.model import Flops, Loss
 from dtrain.models.nn.param import Tree
@@ -26,7 +26,7 @@ MOST_LAYERS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
-class MLP:
+class MLP(ImageClassifier):
     """Fully connected layers of the given sizes, from the flattened image to the classes."""
 
     kind: Literal["mlp"] = "mlp"
@@ -60,15 +60,15 @@ class MLP:
         return x
 
     def loss(self, params: Tree, batch: Batch, ctx: Context) -> Loss:
-        return classify(self.logits(params, batch["image"], ctx), batch, ctx)
+        return classify(self.logits(params, batch[IMAGE], ctx), batch, ctx)
 
     def flops(self, example: Example, examples: int) -> Flops:
         return three_times(2.0 * sum(a * b for a, b in zip(self.sizes, self.sizes[1:], strict=False)), examples)
 
     def mismatch(self, example: Example) -> str:
-        if not {"image", "label"} <= set(example):
+        if not {IMAGE, LABEL} <= set(example):
             return f"the model takes images and labels; the data has {', '.join(sorted(example))}"
-        shape, classes = example["image"].shape, example["label"].values
+        shape, classes = example[IMAGE].shape, example[LABEL].values
         if math.prod(shape) != self.sizes[0]:
             sizes = " x ".join(map(str, shape))
             return f"sizes begins with {self.sizes[0]}; the data's images are {sizes} = {math.prod(shape)} values"

@@ -12,11 +12,13 @@ import jax.numpy as jnp
 from annotated_types import Gt, Le
 
 from dtrain.core.errors import FieldError
+from dtrain.core.metrics import DROPPED
 from dtrain.core.types import Natural, NonNegative, Positive, PositiveFloat
 from dtrain.models.feed_forward import Form, gated, hidden
 from dtrain.models.nn import param as declare
 from dtrain.models.nn.context import Context
 from dtrain.models.nn.matmul import matmul
+from dtrain.models.nn.model import Mixture
 from dtrain.models.nn.moe import ExpertWeights, Product, Routing
 from dtrain.models.nn.param import Init, Param, Tree
 
@@ -53,6 +55,11 @@ class Experts:
             message = f"active = {self.active} experts is more than count = {self.count}"
             raise FieldError("active", message, f"use at most {self.count}")
 
+    @property
+    def mixture(self) -> Mixture:
+        """What plans ask about it."""
+        return Mixture(count=self.count, active=self.active, capacity=self.capacity)
+
     def params(self, width: int, form: Form, inner: Init, outer: Init) -> Tree:
         """Router, experts and shared experts. `inner` and `outer` initialise the first and the last matrices."""
         tree: Tree = {
@@ -78,7 +85,7 @@ class Experts:
         if self.capacity is not None:
             kept_BTK, limit = self._kept(chosen_BTK, self.capacity, ctx)
             chosen_BTK = jnp.where(kept_BTK, chosen_BTK, self.count)  # no expert has the number `count`
-            sums["dropped"] = ctx.reduce(((~kept_BTK).mean(-1, dtype=jnp.float32) * weight_BT).sum(), "kept")
+            sums[DROPPED.name] = ctx.reduce(((~kept_BTK).mean(-1, dtype=jnp.float32) * weight_BT).sum(), "kept")
         tokens = Routing(*(ctx.collect(part) for part in (x_BTE, chosen_BTK, gates_BTK)))
 
         # The gates multiply the rows before the last matrix, so that its result is not needed for their gradient.

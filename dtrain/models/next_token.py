@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from dtrain.core.errors import RecipeError
-from dtrain.data.batch import Example
+from dtrain.data.batch import TOKEN, Example
 from dtrain.models.nn.attention import MASKED_SCORE
 from dtrain.models.nn.context import Context
 from dtrain.models.nn.layers import lift
@@ -116,9 +116,9 @@ class Head:
 
 def row_mismatch(example: Example, context: int, vocab: int) -> str:
     """Why a model of this context and vocabulary cannot take such rows; empty where it can."""
-    if "token" not in example:
+    if TOKEN not in example:
         return f"the model takes tokens; the data has {', '.join(sorted(example))}"
-    token, length = example["token"], example["token"].shape[0]
+    token, length = example[TOKEN], example[TOKEN].shape[0]
     if length > context:
         return f"rows of {length} tokens are longer than context = {context}"
     if token.values is not None and token.values > vocab:

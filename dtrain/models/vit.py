@@ -10,11 +10,12 @@ import jax
 
 from dtrain.core.errors import FieldError
 from dtrain.core.types import Depth, Positive
-from dtrain.data.batch import Batch, Example
+from dtrain.data.batch import IMAGE, Batch, Example
 from dtrain.models.nn import param as declare
 from dtrain.models.nn.attention import AttentionSpec
 from dtrain.models.nn.context import Context
 from dtrain.models.nn.layers import (
+    ImageClassifier,
     added,
     classify,
     dense,
@@ -31,7 +32,7 @@ from dtrain.models.nn.param import Param, Tree
 
 
 @dataclass(frozen=True, kw_only=True)
-class ViT:
+class ViT(ImageClassifier):
     """Square patches of the image, a stack of equal transformer blocks, mean pooling, a linear head."""
 
     kind: Literal["vit"] = "vit"
@@ -90,7 +91,7 @@ class ViT:
         return linear(ctx.gather(params["head"]), x_BE)
 
     def loss(self, params: Tree, batch: Batch, ctx: Context) -> Loss:
-        return classify(self.logits(params, batch["image"], ctx), batch, ctx)
+        return classify(self.logits(params, batch[IMAGE], ctx), batch, ctx)
 
     def flops(self, example: Example, examples: int) -> Flops:
         tokens, width = self._patches, self.width

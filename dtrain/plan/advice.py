@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from dtrain.core.slices import Target
 from dtrain.plan.capacity import State, factored, larger, room, state
@@ -31,8 +30,10 @@ def advice(recipe: Recipe, on: Target, workers: int, compiling: bool) -> Iterato
         return
     if needed:
         yield from _larger(recipe, needed)
-    if not compiling and getattr(recipe.model, "remat", "offload") != "offload":
-        yield "  not planned: model.remat=offload, which keeps the inputs of layers in the host's memory"
+    structure = recipe.model.structure
+    if not compiling and structure.offload and not structure.offloads:
+        change = ", ".join(f"model.{name}={value}" for name, value in structure.offload.items())
+        yield f"  not planned: {change}, which keeps the inputs of layers in the host's memory"
 
 
 def advised(fitting: Sequence[tuple[Candidate, Plan]], compiling: bool) -> Iterator[str]:
@@ -73,12 +74,12 @@ def _halvings(recipe: Recipe) -> tuple[int, ...]:
 
 
 def _offloaded(recipe: Recipe) -> list[Candidate]:
-    """The recipe with remat offload: the quick tier does not model transfers to host memory, so compile it."""
-    model: Any = recipe.model
-    if getattr(model, "remat", "offload") == "offload":
+    """The recipe with inputs of layers in host memory, to be compiled: the quick tier does not model transfers."""
+    model = recipe.model
+    if not model.structure.offload or model.structure.offloads:
         return []
-    changed = dataclasses.replace(recipe, model=dataclasses.replace(model, remat="offload"))
-    return [Candidate(changed, {"model": {"remat": "offload"}})]
+    changed = dataclasses.replace(recipe, model=model.replaced(model.structure.offload))
+    return [Candidate(changed, {"model": model.overrides(model.structure.offload)})]
 
 
 def _planned(candidates: Sequence[Candidate], on: Target) -> list[tuple[Candidate, Plan]]:

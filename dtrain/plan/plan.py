@@ -10,7 +10,7 @@ import jax
 
 from dtrain.core.errors import RecipeError
 from dtrain.core.slices import Target
-from dtrain.data.batch import Example, tokens_in
+from dtrain.data.batch import IMAGE, Example, tokens_in
 from dtrain.models.nn.param import count
 from dtrain.parallel.mesh import Mesh, mesh_sizes
 from dtrain.parallel.rules import Layout
@@ -217,7 +217,7 @@ def _plan(
         flops = recipe.model.flops(layout.example, recipe.batch)
         tokens = tokens_in(layout.example) * recipe.batch
         peak = on.chip.flops * on.chips
-        unit = "tokens" if tokens else ("images" if "image" in layout.example else "examples")
+        unit = "tokens" if tokens else ("images" if IMAGE in layout.example else "examples")
         timing = Timing(
             tally.seconds, tally, tokens, recipe.batch, unit, flops.step, flops.convention, peak, on.devices
         )
@@ -228,7 +228,7 @@ def _plan(
 
 def _filled(assembly: Assembly) -> float:
     """Fraction of the rows sent to experts that hold a token, assuming even routing (parallel/experts.py)."""
-    experts, parts = getattr(assembly.recipe.model, "experts", None), assembly.layout.sizes["expert"]
+    experts, parts = assembly.recipe.model.structure.mixture, assembly.layout.sizes["expert"]
     if experts is None or parts == 1:
         return 1.0
     room = parts * min(experts.active, experts.count // parts) / experts.active

@@ -87,7 +87,7 @@ def _memory(plan: Plan) -> Iterator[str]:
         yield f"  {'replicated':<28}{size_text(memory.replicated):>11}  of parameters and optimizer state"
     if plan.tier == "state":
         yield from _state(plan)
-    if plan.tier == "quick" and getattr(plan.recipe.model, "remat", "") == "offload":
+    if plan.tier == "quick" and plan.recipe.model.structure.offloads:
         yield "  (remat offload: what it moves to the host is counted as device memory; transfers are not counted)"
     if plan.tier == "compiled" and memory.largest:
         yield "largest arrays at the peak"

@@ -37,7 +37,6 @@ WAYS: tuple[tuple[str, type[Jit] | type[ShardMap], Mapping[str, Any]], ...] = (
 )
 """Engines and compiler options to try, in order: name, engine, options."""
 
-REMAT = ("none", "attention", "dots", "full")
 MICROBATCHES = (1, 2, 4)
 
 
@@ -71,14 +70,14 @@ class Candidate:
 def meshes(recipe: Recipe, on: Target) -> Iterator[Candidate]:
     """Every other mesh of data, fsdp, tensor and expert over the devices that the recipe's sizes allow, the simplest
     first."""
-    count, old = getattr(getattr(recipe.model, "experts", None), "count", 1), recipe.mesh
+    mixture, old = recipe.model.structure.mixture, recipe.mesh
     sizes = [n for n in range(1, on.devices + 1) if on.devices % n == 0]
     shapes = [
         (tensor, expert, on.devices // (tensor * expert * fsdp), fsdp)
         for tensor in sizes
         if tensor <= 8
         for expert in sizes
-        if count % expert == 0 and on.devices % (tensor * expert) == 0
+        if (mixture.count if mixture else 1) % expert == 0 and on.devices % (tensor * expert) == 0
         for fsdp in sizes
         if on.devices % (tensor * expert * fsdp) == 0
     ]
@@ -95,19 +94,15 @@ def meshes(recipe: Recipe, on: Target) -> Iterator[Candidate]:
 
 
 def finer(candidate: Candidate, on: Target, microbatches: Sequence[int] = MICROBATCHES) -> Iterator[Candidate]:
-    """The same mesh with other remat policies and microbatches, and with the loss in one chunk."""
+    """The same mesh with other microbatches, and with what the model may change without changing results: remat
+    policies, chunks of the loss."""
     recipe, model = candidate.recipe, candidate.recipe.model
-    choices = {
-        "remat": REMAT if hasattr(model, "remat") else (),
-        "loss_chunks": (1,) if getattr(model, "loss_chunks", 1) > 1 else (),
-    }
-    own = {name: getattr(model, name) for name, values in choices.items() if values}
-    for values in product(*(dict.fromkeys((own[name], *choices[name])) for name in own)):
-        fields = {name: value for name, value in zip(own, values, strict=True) if value != own[name]}
+    choices = model.structure.alternatives
+    for values in product(*choices.values()):
+        fields = {name: value for name, value in zip(choices, values, strict=True) if value != choices[name][0]}
         for parts in sorted({recipe.accumulate, *microbatches}):
-            changed_model: Any = dataclasses.replace(model, **fields)  # pyright: ignore[reportArgumentType]
-            changed = dataclasses.replace(recipe, model=changed_model, accumulate=parts)
-            changes = ({"model": fields} if fields else {}) | (
+            changed = dataclasses.replace(recipe, model=model.replaced(fields), accumulate=parts)
+            changes = ({"model": model.overrides(fields)} if fields else {}) | (
                 {"accumulate": parts} if parts != recipe.accumulate else {}
             )
             if changes and not problems_of(changed, on.devices):

@@ -8,10 +8,10 @@ from functools import partial
 from typing import Any
 
 from dtrain.core.errors import FieldError
+from dtrain.core.metrics import LOSS
 from dtrain.core.run_dir import NAME
-from dtrain.data.batch import Example
+from dtrain.data.batch import IMAGE, Example
 from dtrain.data.synthetic import Synthetic
-from dtrain.models.custom import Custom
 from dtrain.models.nn.param import count
 from dtrain.parallel.mesh import BATCH_AXES, mesh_sizes
 from dtrain.parallel.rules import Layout
@@ -131,7 +131,7 @@ def _engine(recipe: Recipe) -> Iterator[Problem]:
 
 
 def _model(recipe: Recipe, example: Example | None) -> Iterator[Problem]:
-    if isinstance(recipe.model, Custom):
+    if recipe.model.user_code:
         return  # building it would run the user's code
     example = recipe.data.example() if example is None else example
     yield from _sizes(recipe, example or {})
@@ -139,10 +139,10 @@ def _model(recipe: Recipe, example: Example | None) -> Iterator[Problem]:
     if mismatch:
         yield "model", mismatch, ""
     layout = Layout(recipe.mesh.given, recipe.mesh.table(), recipe.model.params(), example=example or {})
-    stages, turn = recipe.mesh.given["pipeline"], getattr(recipe.model, "global_every", 0)
-    layers = getattr(recipe.model, "layers", stages)
-    if turn and layers % stages == 0 and layers // stages % turn:
-        per_stage = f"{layers // stages} layers per stage, not a multiple of model.global_every = {turn}"
+    stages, structure = recipe.mesh.given["pipeline"], recipe.model.structure
+    layers, period = structure.layers, structure.period
+    if layers % stages == 0 and layers // stages % period:
+        per_stage = f"{layers // stages} layers per stage, not a multiple of {period}: its kinds of layers alternate"
         yield "mesh.pipeline", f"pipeline = {stages} gives {per_stage}", ""
     for axis, message in layout.problems():
         yield f"mesh.{axis}", message, ""
@@ -164,8 +164,8 @@ def _sizes(recipe: Recipe, example: Example) -> Iterator[Problem]:
     if parameters > MOST_PARAMETERS:
         yield "model", f"{parameters:.1e} parameters; at most {MOST_PARAMETERS:.0e}", "make the sizes smaller"
     pixels = getattr(recipe.data, "pixels", None)
-    if pixels and "image" in example and pixels.crop >= min(example["image"].shape[:2]):
-        height, width, *_ = example["image"].shape
+    if pixels and IMAGE in example and pixels.crop >= min(example[IMAGE].shape[:2]):
+        height, width, *_ = example[IMAGE].shape
         message = f"shifts of {pixels.crop} pixels in images of {height} x {width}; at most {min(height, width) - 1}"
         yield "data.pixels.crop", message, ""
 
@@ -184,11 +184,11 @@ def warmup_problem(recipe: Recipe, steps: int) -> Iterator[Problem]:
 
 def _best(recipe: Recipe) -> Iterator[Problem]:
     best = recipe.checkpoint.best
-    if isinstance(recipe.model, Custom):  # its metrics are known only once it is built: the run checks them
+    if recipe.model.user_code:  # its metrics are known only once it is built: the run checks them
         if best is not None and not best.startswith("eval/"):
             yield "checkpoint.best", f"no metric {best!r}", f"a metric of the evaluation: eval/{best}"
         return
-    known = {"eval/loss", "eval/perplexity" if recipe.model.kind == "decoder" else "eval/accuracy"}
+    known = {f"eval/{metric.name}" for metric in (LOSS, *recipe.model.metrics)}
     if best is not None and best not in known:
         yield "checkpoint.best", f"no metric {best!r}", f"one of {', '.join(sorted(known))}"
 

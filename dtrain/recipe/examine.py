@@ -7,7 +7,6 @@ from pathlib import Path
 from dtrain.core.errors import DataError, FieldError, RecipeError
 from dtrain.data.batch import Example
 from dtrain.data.idx import IDX
-from dtrain.models.custom import Custom
 from dtrain.recipe.crosscheck import Problem, Unread, problems_of, warmup_problem
 from dtrain.recipe.load import Draft, draft
 from dtrain.recipe.look import Look, look
@@ -95,7 +94,7 @@ def _held_out(parsed: Draft, inspected: Look) -> Iterator[Problem]:
 
 def _custom(recipe: Recipe) -> bool:
     """Whether building the model would run code that the recipe names."""
-    return isinstance(recipe.model, Custom)
+    return bool(recipe.model.user_code)
 
 
 def _steps(recipe: Recipe, inspected: Look) -> int | None:

@@ -1,6 +1,6 @@
 """Console output: a progress bar on a terminal, plain lines elsewhere; the lines are also written to log.txt."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +10,7 @@ from rich.console import Console as Rich
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
+from dtrain.core.metrics import Metric, known
 from dtrain.track.appender import Appender
 
 
@@ -94,10 +95,10 @@ def step_line(step: int, steps: int, values: dict[str, float], eta: float) -> st
     return "  ".join([*parts, f"eta {clock_time(eta)}"])
 
 
-def eval_line(step: int, values: dict[str, Any]) -> str:
-    """The line for an evaluation: its metrics and its time."""
-    metrics = {name.removeprefix("eval/"): value for name, value in values.items() if name.startswith("eval/")}
-    shown = [f"{name} {value:.2%}" if name == "accuracy" else f"{name} {value:.4f}" for name, value in metrics.items()]
+def eval_line(step: int, values: dict[str, Any], declared: Iterable[Metric] = ()) -> str:
+    """The line for an evaluation: its metrics with the units that the model declares, and its time."""
+    values_of = {name.removeprefix("eval/"): value for name, value in values.items() if name.startswith("eval/")}
+    shown = [f"{name} {(known(name, declared) or Metric(name, None)).text(value)}" for name, value in values_of.items()]
     return "  ".join([f"evaluated at {step}", *shown, f"{values['time/evaluate_s']:.1f} s"])
 
 

@@ -1,12 +1,12 @@
 """The summary of a run, computed from its folder."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dtrain.core.errors import RecipeError
-from dtrain.core.metrics import higher_is_better
+from dtrain.core.metrics import Metric, higher_is_better, known, recorded
 from dtrain.core.run_dir import Folder
 from dtrain.track.jsonl import damage, rows_of
 
@@ -21,19 +21,22 @@ class Summary:
 
     def text(self) -> str:
         """The summary as a few lines of text."""
-        values = self.values
+        values, declared = self.values, recorded(self.values)
         head = f"{values['name']}: {values['state']} at step {values['step']}" + (
             f" of {values['steps']}" if values.get("steps") else ""
         )
         reason = "" if values["state"] in ("running", "finished") else str(values["reason"] or "")
         rows = [head + (f" ({reason})" if reason and not reason.startswith("saved at step") else "")]
         for group in ("train", "eval"):
-            shown = [_shown(name, value) for name, value in values["last"].items() if name.startswith(f"{group}/")]
+            shown = [
+                _shown(name, value, declared) for name, value in values["last"].items() if name.startswith(f"{group}/")
+            ]
             if shown:
                 rows.append(f"  {group:<6} {'  '.join(shown)}")
         if values["best"]:
             rows.append(
-                "  best   " + "  ".join(f"{_shown(n, b['value'])} at {b['step']}" for n, b in values["best"].items())
+                "  best   "
+                + "  ".join(f"{_shown(n, b['value'], declared)} at {b['step']}" for n, b in values["best"].items())
             )
         if "steps_per_s" in values:
             rate = f"{values['steps_per_s']:,.1f} steps/s, {values['examples_per_s']:,.0f} examples/s"
@@ -71,8 +74,8 @@ def summarise(place: Folder) -> Summary:
     values = {key: record.get(key) for key in ("name", "state", "reason", "exit_code", "step", "steps", "starts")}
     values |= {key: record.get(key) for key in ("seconds", "versions", "topology", "git", "started", "ended")}
     values["compiled_from_cache"] = record.get("compiled_from_cache", False)
-    values |= {"lost": record.get("lost", {})} | _goodput(record)
-    values |= {"folder": str(place.path), "last": last, "best": _best(rows, record.get("rising", {}))} | _speed(rows)
+    values |= {"lost": record.get("lost", {}), "units": record.get("units", {})} | _goodput(record)
+    values |= {"folder": str(place.path), "last": last, "best": _best(rows, recorded(record))} | _speed(rows)
     values |= {"damaged_lines": bad}
     return Summary(values)
 
@@ -85,17 +88,17 @@ def _goodput(record: dict[str, Any]) -> dict[str, float]:
     return {"goodput": record.get("seconds", {}).get("step", 0.0) / (end - start), "wall": end - start}
 
 
-def _best(rows: list[dict[str, Any]], rising: Mapping[str, bool]) -> dict[str, dict[str, float]]:
+def _best(rows: list[dict[str, Any]], declared: Sequence[Metric]) -> dict[str, dict[str, float]]:
     """The best value of each evaluation metric and its step; empty after fewer than two evaluations.
 
-    Metrics without a known direction are left out. `rising`: whether higher is better, as the model declares.
+    Metrics without a known direction are left out. `declared`: those that the model declares.
     """
     evaluations = [row for row in rows if any(name.startswith("eval/") for name in row)]
     if len(evaluations) < 2:
         return {}
     best = {}
     for name in (name for name in evaluations[0] if name.startswith("eval/")):
-        rises = higher_is_better(name, rising)
+        rises = higher_is_better(name, declared)
         finite = [row for row in evaluations if math.isfinite(row.get(name, math.nan))]
         if finite and rises is not None:
             row = (max if rises else min)(finite, key=lambda row, name=name: row[name])
@@ -120,6 +123,7 @@ def _speed(rows: list[dict[str, Any]]) -> dict[str, float]:
     }
 
 
-def _shown(name: str, value: float) -> str:
-    short = name.partition("/")[2]
-    return f"{short} {value:.2%}" if short == "accuracy" else f"{short} {value:.4g}"
+def _shown(name: str, value: float, declared: Sequence[Metric]) -> str:
+    metric = known(name, declared)
+    text = metric.text(value) if metric and metric.unit else f"{value:.4g}"  # four digits, also of small numbers
+    return f"{name.partition('/')[2]} {text}"

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from dtrain.core.errors import DataError, RecipeError
-from dtrain.data.batch import Batch, Example, Feature
+from dtrain.data.batch import WEIGHT, Batch, Example, Feature
 from dtrain.optim.update import learning_rate, transformation
 from dtrain.parallel.rules import Layout
 from dtrain.recipe.crosscheck import divides
@@ -19,7 +19,7 @@ from dtrain.train.state import State
 from dtrain.train.step import eval_step, loss_of, train_step
 
 ROW = Feature((), "uint32")
-WEIGHT = Feature((), "float32")
+WEIGHTS = Feature((), "float32")
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def assemble(recipe: Recipe, devices: Sequence[Any], example: Example, steps: in
     sizes = recipe.mesh.jax_sizes(devices) if explicit else recipe.mesh.sizes(len(devices))
     layout = Layout(sizes, recipe.mesh.table(), model.params(), recipe.mesh.build(sizes, devices), example)
     layout.check()
-    if sizes["sequence"] > 1 and not getattr(model, "split_rows", True):
+    if sizes["sequence"] > 1 and not model.split_rows:
         why = "splits every row, and the model does not declare split_rows"
         hint = "use sequence: 1, or set split_rows = True in the model's class once it uses ctx.places and ctx.attend"
         raise RecipeError(f"mesh.sequence = {sizes['sequence']} {why}", hint)
@@ -103,7 +103,7 @@ def assemble(recipe: Recipe, devices: Sequence[Any], example: Example, steps: in
 
     def evaluate() -> jax.stages.Traced:
         step = eval_step(engine.sums(layout, loss_of(model, prepare(False), precision), recipe.accumulate))
-        rows = batch_shapes(dict(example) | {"weight": WEIGHT}, eval_batch)
+        rows = batch_shapes(dict(example) | {WEIGHT: WEIGHTS}, eval_batch)
         with precision.tracing():
             return engine.trace(layout, step, shapes, rows, out=replicated, donate=False)
 

@@ -12,12 +12,13 @@ import jax
 import numpy as np
 
 from dtrain.core.errors import RecipeError
+from dtrain.data.batch import WEIGHT
 from dtrain.models.nn.model import Loss
 
 EXACT, ROUNDED = 1e-4, 3e-2
 """Allowed relative difference of sums that are computed in float32, and in bfloat16."""
 
-WEIGHT = "multiply the loss of each example by batch['weight'] if the batch has one, and return the sum of the weights"
+FIX = "multiply the loss of each example by batch['weight'] if the batch has one, and return the sum of the weights"
 WHOLE = "if the loss compares examples or uses statistics of several, put all of those into one row of the batch"
 OFF = "; guard.contract: false turns this check off"
 
@@ -36,7 +37,7 @@ def refuse_broken(evaluate: Callable[[dict[str, np.ndarray]], Loss], rows: Rows,
 
     def measured(which: np.ndarray, weight: float) -> dict[str, float]:
         batch = {name: values[which] for name, values in rows.items()}
-        batch["weight"] = np.full(count, weight, np.float32)
+        batch[WEIGHT] = np.full(count, weight, np.float32)
         loss = jax.device_get(jax.block_until_ready(evaluate(batch)))
         sums = {"sum": loss.sum, "weight": loss.weight, **loss.metrics}
         return {name: float(value) for name, value in sums.items()}
@@ -49,7 +50,7 @@ def refuse_broken(evaluate: Callable[[dict[str, np.ndarray]], Loss], rows: Rows,
             )
     for name, value in measured(rows_ab, 0.0).items():
         if value != 0:
-            raise RecipeError(f"examples of weight 0 change the loss: its {name} is {value:.4g}, not 0", WEIGHT + OFF)
+            raise RecipeError(f"examples of weight 0 change the loss: its {name} is {value:.4g}, not 0", FIX + OFF)
     both_a, both_b = measured(rows_aa, 1.0), measured(rows_bb, 1.0)
     tolerance = EXACT if exact else ROUNDED
     for name, value in both.items():

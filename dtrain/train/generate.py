@@ -10,6 +10,7 @@ import numpy as np
 
 from dtrain.core.errors import FieldError, RecipeError
 from dtrain.core.run_dir import Folder
+from dtrain.data.batch import TOKEN
 from dtrain.data.codec import Codec
 from dtrain.models.decoder import Decoder
 from dtrain.models.nn.kv_cache import CachedContext, KVCache
@@ -134,7 +135,7 @@ class Generator(LoadedRun):
             ctx = CachedContext(precision.loss, cache)
             weight_BT = jnp.ones(token_BT.shape, jnp.float32)
             with precision.tracing():
-                x_BTE, _ = model.activations(params, {"token": token_BT}, weight_BT, ctx)
+                x_BTE, _ = model.activations(params, {TOKEN: token_BT}, weight_BT, ctx)
                 logits_BTV = model.head.logits(x_BTE[:, -1:], model.unembedding(params), "float32")
             return sampling.draw(logits_BTV[:, 0], number).astype(jnp.int32), ctx.grown[-1]
 

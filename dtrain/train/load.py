@@ -14,7 +14,7 @@ from dtrain.checkpoint.manifest import CorruptCheckpoint, Manifest
 from dtrain.checkpoint.partial import UNREAD
 from dtrain.checkpoint.store import Store
 from dtrain.core.errors import CheckpointError, EnvironmentFault, RecipeError
-from dtrain.core.metrics import higher_is_better
+from dtrain.core.metrics import higher_is_better, recorded
 from dtrain.core.run_dir import Folder, saved_steps
 from dtrain.data.batch import Example, example_of
 from dtrain.models.nn.param import Tree
@@ -108,7 +108,7 @@ def _best(place: Folder, recipe: Recipe) -> tuple[int, str]:
     if not known:
         hint = f"use --step; saved steps: {_saved(place)}"
         raise CheckpointError(f"--best: no checkpoint of {place.path} has a value of {name}", hint)
-    up = higher_is_better(name, place.read_record().get("rising", {}))
+    up = higher_is_better(name, recorded(place.read_record()))
     if up is None:
         raise RecipeError(f"--best: it is not known whether a higher or a lower {name} is better", "use --step")
     step = (max if up else min)(known, key=lambda step: known[step])

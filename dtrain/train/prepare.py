@@ -11,6 +11,7 @@ import jax
 from dtrain.checkpoint.store import Store
 from dtrain.core import fault_injection
 from dtrain.core.errors import DataError, DtrainError
+from dtrain.data.batch import TOKEN
 from dtrain.data.source import Source
 from dtrain.parallel.compile_cache import Counter
 from dtrain.parallel.devices import await_compiled
@@ -18,7 +19,7 @@ from dtrain.parallel.mesh import mesh_sizes
 from dtrain.train import provenance, trace_checks
 from dtrain.train.assembly import Assembly, assemble
 from dtrain.train.banner import banner
-from dtrain.train.measured import declared_rising, refuse_unmeasured
+from dtrain.train.measured import refuse_unmeasured
 from dtrain.train.planned import PlanComparison, compare_with_plan
 from dtrain.train.save_timer import FromFirst
 from dtrain.train.session import Session
@@ -52,14 +53,14 @@ def prepare(session: Session) -> Ready:
         raise DataError(f"held-out examples: {unfit}", "change the model's sizes, or the data")
 
     assembly = assemble(session.recipe, devices, train.example, steps)
-    now, rising = provenance.conditions(assembly), declared_rising(session.recipe.model)
-    session.log.about(devices, mesh_sizes(assembly.layout.sizes), steps, rising, getattr(train, "names", ()))
+    now, metrics = provenance.conditions(assembly), session.recipe.model.metrics
+    session.log.about(devices, mesh_sizes(assembly.layout.sizes), steps, metrics, getattr(train, "names", ()))
     for line in banner(assembly, train, test, steps, devices):
         session.console.say(line)
     step, evaluate = _compiled(session, assembly)
-    refuse_unmeasured(session.recipe.checkpoint.best, evaluate, "token" in train.example, rising)
+    refuse_unmeasured(session.recipe.checkpoint.best, evaluate, TOKEN in train.example, metrics)
     place, policy = session.place.checkpoints.absolute(), session.recipe.checkpoint
-    store = Store(place, policy, holds=session.holds, rising=rising)
+    store = Store(place, policy, holds=session.holds, metrics=metrics)
     session.stack.callback(_note_committed, session, store)  # runs after the store has waited for a pending save
     session.stack.enter_context(store)
     store.refuse_without_room(sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(assembly.shapes)))

@@ -6,7 +6,7 @@ import subprocess
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +16,7 @@ import jax
 from dtrain import __version__
 from dtrain.core import heartbeat
 from dtrain.core.errors import DtrainError, NotFinite, TakenOver, user_error
+from dtrain.core.metrics import Metric, plain
 from dtrain.core.run_dir import Folder, overwrite
 from dtrain.recipe.load import text
 from dtrain.recipe.recipe import Recipe
@@ -50,14 +51,14 @@ class Record:
         devices: list[Any],
         mesh: Mapping[str, int],
         steps: int,
-        rising: Mapping[str, bool],
+        metrics: Iterable[Metric],
         classes: Sequence[str] = (),
     ) -> None:
-        """Record the devices, the mesh, the number of steps, the metrics that the model declares with whether higher is
-        better, and the names of the data's classes."""
+        """Record the devices, the mesh, the number of steps, the metrics that the model declares,
+        and the names of the data's classes."""
         self.values |= {
             "steps": steps,
-            "rising": dict(rising),
+            **plain(metrics),
             "topology": {
                 "platform": devices[0].platform,
                 "device": devices[0].device_kind,

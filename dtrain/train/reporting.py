@@ -49,7 +49,7 @@ def reporter(
             eta = (end - number) * values["time/step_ms"] / 1e3
             console.say(step_line(number, steps, values, eta))
         else:
-            console.say(eval_line(number, values), "bold")
+            console.say(eval_line(number, values, recipe.model.metrics), "bold")
         for tracker in trackers:
             tracker.log(number, values)
 

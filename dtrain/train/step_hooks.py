@@ -7,6 +7,7 @@ from functools import partial
 import jax
 
 from dtrain.core import fault_injection
+from dtrain.data.batch import TOKEN
 from dtrain.data.source import refuse_changed
 from dtrain.parallel.devices import are_fake
 from dtrain.train import provenance
@@ -49,7 +50,7 @@ def step_hooks(session: Session, ready: Ready, start: Start, end: int) -> Hooks:
     )
     logging = Log(1 if session.dry else recipe.track.every, report, session.clock, skipping)
     held_out = partial(eval_batches, assembly, ready.test, 1 if session.dry else None)
-    tokens, agreed = "token" in ready.train.example, session.interrupt.agreed
+    tokens, agreed = TOKEN in ready.train.example, session.interrupt.agreed
     evaluation = Evaluation(
         recipe.evaluate, ready.evaluate, held_out, logging, session.clock, tokens, agreed, one_at_a_time=faked
     )

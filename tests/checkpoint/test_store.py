@@ -24,6 +24,7 @@ from dtrain.checkpoint.manifest import CorruptCheckpoint
 from dtrain.checkpoint.policy import Checkpoint
 from dtrain.checkpoint.store import BAD, Store
 from dtrain.core.errors import CheckpointError, EnvironmentFault, Locked, NotFinite
+from dtrain.core.metrics import Metric
 from dtrain.core.run_dir import INCOMPLETE, marker
 
 STATE = {"a": jnp.arange(6.0).reshape(2, 3), "n": jnp.int32(4)}
@@ -260,9 +261,9 @@ def test_a_renamed_or_copied_checkpoint_is_never_taken_for_the_step_of_its_name(
 
 
 def test_the_best_of_a_metric_that_rises_and_of_one_that_falls_is_kept(tmp_path: Path) -> None:
-    for name, rising, kept in (("top1", {"top1": True}, {"1", "3"}), ("mse", {"mse": False}, {"0", "3"})):
+    for name, up, kept in (("top1", True, {"1", "3"}), ("mse", False, {"0", "3"})):
         policy = Checkpoint(keep=1, best=f"eval/{name}")
-        with Store(tmp_path / name, policy, rising=rising) as store:
+        with Store(tmp_path / name, policy, metrics=[Metric(name, up)]) as store:
             for step, value in enumerate([0.2, 0.9, math.nan, 0.5]):
                 store.save(step, STATE, {}, {f"eval/{name}": value})
             store.wait()

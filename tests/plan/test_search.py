@@ -9,9 +9,10 @@ import pytest
 from dtrain.core.slices import Target, target
 from dtrain.plan import search as searching
 from dtrain.plan.plan import Plan, quick
-from dtrain.plan.search import SearchResult, search
+from dtrain.plan.search import SearchResult, overlay, search
 from dtrain.plan.variants import Candidate, finer, meshes, ways
 from dtrain.plan.workers import Outcome, PlanJob
+from dtrain.recipe.load import load
 from dtrain.recipe.recipe import Recipe
 from tests.plan.test_plan import recipe
 
@@ -55,6 +56,43 @@ def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Compiled:
         return search(wanted, target(on), tries, 1, None, lambda _: None), attempts
 
     return searched
+
+
+CUSTOM = """
+from dtrain import Flops, Mixture, Structure, layers
+
+class Mine:
+    def __init__(self, remat="full"):
+        self.structure = Structure(mixture=Mixture(count=6, active=2), alternatives={"remat": (remat, "none")})
+
+    def params(self):
+        return {"out": layers.dense(64, 10, "embed classes")}
+
+    def loss(self, params, batch, ctx):
+        raise NotImplementedError
+
+    def flops(self, example, examples):
+        return Flops(1.0, "one")
+
+    def mismatch(self, example):
+        return ""
+"""
+
+
+def test_a_search_reads_what_a_custom_model_declares(tmp_path: Path) -> None:
+    (tmp_path / "mine_moe.py").write_text(CUSTOM)
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "{model: {kind: custom, target: 'mine_moe:Mine'}, data: digits, optimizer: {kind: sgd, lr: 1},"
+        " batch: 96, steps: 1}"
+    )
+    wanted, on = load(path), target("v5e-4")
+    assert {one.recipe.mesh.expert for one in meshes(wanted, on)} == {1, 2}
+    tried = list(finer(Candidate(wanted, {}), on))
+    assert {str(one.changes.get("model")) for one in tried} == {"None", "{'args': {'remat': 'none'}}"}
+    for one in tried:
+        (tmp_path / "better.yaml").write_text(overlay(path, tmp_path, [], one))
+        assert load(tmp_path / "better.yaml").model == one.recipe.model
 
 
 def test_five_tries_find_the_best_of_the_space(compiled: Compiled, tmp_path: Path) -> None:

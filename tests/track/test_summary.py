@@ -39,8 +39,9 @@ def test_the_numbers_are_those_of_the_record(run: Folder) -> None:
 def test_the_best_follows_what_the_model_declares_and_nothing_is_guessed(run: Folder) -> None:
     rows = [{"step": n, "eval/top1": x, "eval/other": x} for n, x in enumerate([0.069, 0.191, math.nan, 0.212, 0.205])]
     run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    run.write_record(run.read_record() | {"rising": {"top1": True}})
+    run.write_record(run.read_record() | {"rising": {"top1": True}, "units": {"top1": "%"}})
     assert summarise(run).values["best"] == {"eval/top1": {"value": 0.212, "step": 3}}
+    assert "top1 21.20% at 3" in summarise(run).text()
 
 
 def test_a_stopped_run_shows_its_step_once(run: Folder) -> None:

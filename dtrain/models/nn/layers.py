@@ -8,12 +8,21 @@ import math
 import jax
 import jax.numpy as jnp
 
-from dtrain.data.batch import Batch, Example
+from dtrain.core.metrics import ACCURACY, Metric
+from dtrain.data.batch import IMAGE, LABEL, WEIGHT, Batch, Example
 from dtrain.models.nn import param as declare
 from dtrain.models.nn.context import Context
 from dtrain.models.nn.matmul import matmul
-from dtrain.models.nn.model import Flops, Loss
+from dtrain.models.nn.model import Declared, Flops, Loss
 from dtrain.models.nn.param import Param, Tree
+
+
+class ImageClassifier(Declared):
+    """What a model declares whose loss is `classify`."""
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        return (ACCURACY,)
 
 
 def weight(shape: tuple[int, ...], dims: str, fan_in: str, gain: float = 1.0) -> Param:
@@ -107,14 +116,14 @@ def normalised(params: Tree, x: jax.Array, kind: str, epsilon: float, offset: bo
 
 
 def classify(logits_BK: jax.Array, batch: Batch, ctx: Context) -> Loss:
-    """Cross-entropy and accuracy against `batch["label"]` (B,), summed over examples with `batch["weight"]`."""
+    """Cross-entropy and accuracy against the labels (B,), summed over examples with their weights (B,)."""
     logits_BK = logits_BK.astype(ctx.loss_dtype)
-    label_B = batch["label"]
-    weight_B = batch["weight"] if "weight" in batch else jnp.ones_like(label_B, jnp.float32)
+    label_B = batch[LABEL]
+    weight_B = batch[WEIGHT] if WEIGHT in batch else jnp.ones_like(label_B, jnp.float32)
     logp_BK = jax.nn.log_softmax(logits_BK)
     nll_B = -jnp.take_along_axis(logp_BK, label_B[:, None], axis=1)[:, 0].astype(jnp.float32)
     hit_B = (logits_BK.argmax(-1) == label_B).astype(jnp.float32)
-    return Loss((nll_B * weight_B).sum(), weight_B.sum(), {"accuracy": (hit_B * weight_B).sum()})
+    return Loss((nll_B * weight_B).sum(), weight_B.sum(), {ACCURACY.name: (hit_B * weight_B).sum()})
 
 
 def three_times(forward: float, examples: int) -> Flops:
@@ -124,10 +133,10 @@ def three_times(forward: float, examples: int) -> Flops:
 
 def image_mismatch(example: Example, image: tuple[int | None, ...], classes: int) -> str:
     """Why the data has no such images and labels, or an empty string; None in `image` matches any size."""
-    missing = {"image", "label"} - set(example)
+    missing = {IMAGE, LABEL} - set(example)
     if missing:
         return f"the model takes images and labels; the data has {', '.join(sorted(example))}"
-    shape, values = example["image"].shape, example["label"].values
+    shape, values = example[IMAGE].shape, example[LABEL].values
     if len(shape) != len(image) or any(a not in (None, b) for a, b in zip(image, shape, strict=True)):
         expected = " x ".join("any" if size is None else str(size) for size in image)
         return f"the model takes images of {expected}; the data has {' x '.join(map(str, shape))}"

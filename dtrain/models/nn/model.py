@@ -1,9 +1,12 @@
 """The contract that every model implements."""
 
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol, Self
 
 import jax
 
+from dtrain.core.metrics import Metric
 from dtrain.data.batch import Batch, Example
 from dtrain.models.nn.context import Context
 from dtrain.models.nn.param import Tree
@@ -17,18 +20,45 @@ class Loss(NamedTuple):
     metrics: dict[str, jax.Array]
 
 
-class Metric(NamedTuple):
-    """A metric that a model returns, declared in its `metrics`: a checkpoint policy can then keep the best value."""
-
-    name: str
-    higher_is_better: bool
-
-
 class Flops(NamedTuple):
     """Floating-point operations of one training step, and the convention by which they are counted."""
 
     step: float
     convention: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixture:
+    """A mixture of experts, as plans ask for it."""
+
+    count: int
+    """Experts per layer."""
+    active: int
+    """Experts that each token is routed to."""
+    capacity: float | None = None
+    """Most tokens that one expert takes, as a multiple of an even spread; None: no limit."""
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What plans, searches and checks ask about a model; the defaults hold for a model without such parts."""
+
+    mixture: Mixture | None = None
+    layers: int = 0
+    """Layers that pipeline stages share out."""
+    period: int = 1
+    """Layers after which the kinds of layers repeat: a pipeline stage holds whole periods."""
+    alternatives: Mapping[str, tuple[str | int, ...]] = field(default_factory=dict)
+    """Fields that change memory and time but no result: the present value, then those that a search tries."""
+    offload: Mapping[str, str] = field(default_factory=dict)
+    """Values of fields with which inputs of layers wait in the host's memory for the backward pass."""
+
+    @property
+    def offloads(self) -> bool:
+        """Whether `offload` is what the model has now."""
+        return bool(self.offload) and all(
+            self.alternatives.get(name, ("",))[0] == value for name, value in self.offload.items()
+        )
 
 
 class Model(Protocol):
@@ -49,3 +79,35 @@ class Model(Protocol):
     def mismatch(self, example: Example) -> str:
         """Why the model cannot take such examples, with the model's and the data's numbers; empty if it can."""
         ...
+
+
+class Declared:
+    """What a model declares beyond the contract; these defaults hold where it declares nothing."""
+
+    @property
+    def user_code(self) -> str:
+        """What the recipe names as code that runs when the model is built; empty for dtrain's own models."""
+        return ""
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """The metrics that its loss returns, and what is computed from them."""
+        return ()
+
+    @property
+    def split_rows(self) -> bool:
+        """Whether it accepts rows split along their length, in the order of `ctx.places`."""
+        return True
+
+    @property
+    def structure(self) -> Structure:
+        """What plans, searches and checks ask about it."""
+        return Structure()
+
+    def overrides(self, fields: Mapping[str, str | int]) -> dict[str, Any]:
+        """The keys of the recipe's `model` section that set these fields."""
+        return dict(fields)
+
+    def replaced(self, fields: Mapping[str, str | int]) -> Self:
+        """The same model with other values of these fields."""
+        return replace(self, **self.overrides(fields))  # pyright: ignore[reportArgumentType]

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from dtrain.core.errors import FieldError
 from dtrain.core.types import DType
+from dtrain.data.batch import WEIGHT
 from dtrain.models.nn.matmul import sums
 from dtrain.models.nn.param import Param, Tree
 
@@ -52,7 +53,7 @@ class Precision:
     def cast_batch(self, batch: Tree) -> Tree:
         """Cast floating-point arrays to the compute dtype, except `weight`, which counts examples and stays exact."""
         return {
-            name: x.astype(self.compute) if name != "weight" and jnp.issubdtype(x.dtype, jnp.floating) else x
+            name: x.astype(self.compute) if name != WEIGHT and jnp.issubdtype(x.dtype, jnp.floating) else x
             for name, x in batch.items()
         }
 

@@ -10,6 +10,9 @@ Remat = Literal["none", "full", "dots", "attention", "offload"]
 none: all values; full: its input only; attention: also the results of attention; dots: also those of matrix products,
 including those of experts; offload: its input, in the host's memory."""
 
+ON_DEVICE: tuple[Remat, ...] = ("none", "attention", "dots", "full")
+"""The policies that keep everything on the device, the least recomputation first."""
+
 ATTENTION = "attention"
 PRODUCT = "product"
 INPUT = "layer_input"
