@@ -1,10 +1,11 @@
-"""The step compiled for absent TPUs, by libtpu alone."""
+"""The step compiled for absent TPUs, by libtpu alone; tests/plan compiles published shapes."""
 
 import importlib.util
-import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
 from dtrain.recipe.load import load
@@ -15,6 +16,7 @@ pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed"),
 ]
+EFFORT = "jax_exec_time_optimization_effort"
 RECIPE = """
 model: {model}
 data: {{kind: tokens, files: [none.bin], length: {length}}}
@@ -38,6 +40,18 @@ AXES = {
 def allow_several_processes_to_load_libtpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
+
+
+@pytest.fixture(autouse=True)
+def compile_with_little_effort() -> Iterator[None]:
+    """These tests ask whether a step compiles and with which kernels, not how fast it is: a third of the time."""
+    before = getattr(jax.config, EFFORT, None)
+    if before is None:  # not in every JAX
+        yield
+        return
+    jax.config.update(EFFORT, -1.0)
+    yield
+    jax.config.update(EFFORT, before)
 
 
 def compiled(
@@ -72,17 +86,3 @@ def test_every_axis_compiles(tmp_path: Path, axis: str, topology: str, engine: s
     model = MIXED if axis == "expert" else SMALL
     text = compiled(tmp_path, topology, f"mesh={AXES[axis]}", f"engine={engine}", "accumulate=4", model=model).as_text()
     assert ("tpu_custom_call" in text) == (axis != "sequence")  # splash; the ring is plain JAX
-
-
-def test_llama3_8b_fits_sixteen_small_chips(tmp_path: Path) -> None:
-    """MaxText needs 10.0 GB for the same case, with gradients summed in bfloat16."""
-    model = "{kind: decoder, preset: llama3-8b}"
-    mesh = ["mesh={data: 1, fsdp: 16}", "engine=shard_map", "precision.reduce=compute"]
-    step = compiled(tmp_path, "v5e:4x4", *mesh, model=model, length=2048, batch=16)
-    assert step.memory_analysis().peak_memory_in_bytes < 10.0e9
-    text = step.as_text()
-    assert len(re.findall(r" reduce-scatter\(", text)) >= 9
-    summed = re.findall(r"= \(?\w+\[([\d,]*)\]\S* all-reduce\(", text)
-    assert all(shape.count(",") == 0 for shape in summed), (
-        "the gradient of a matrix is all-reduced instead of reduce-scattered"
-    )
