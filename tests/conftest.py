@@ -13,6 +13,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from typer.testing import CliRunner
 
 from dtrain.parallel.devices import fake_devices
 
@@ -74,6 +75,10 @@ def bare_environment() -> dict[str, str]:
     return kept | {"NO_COLOR": "1", "COLUMNS": "120"}
 
 
+PACED = {"DTRAIN_FAULT": "pace@step"}
+"""For runs that train until they are stopped: they leave the processor to other tests."""
+
+
 @contextmanager
 def alone(what: str) -> Iterator[None]:
     """One test process at a time: for what a machine can have but once."""
@@ -105,6 +110,30 @@ def dtrain(tmp_path: Path) -> Dtrain:
         if code not in (0, 70):
             assert "Traceback" not in done.stderr
         return done
+
+    return call
+
+
+@pytest.fixture
+def in_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Dtrain:
+    """Run the command line in this process, in an empty folder: for verbs that set up no devices and start no run."""
+
+    def call(
+        *arguments: str | Path, code: int = 0, seconds: float = 0, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        from dtrain.cli import app
+
+        del seconds
+        words = [str(word) for word in arguments]
+        with monkeypatch.context() as patch:
+            patch.chdir(tmp_path)
+            for name, value in ({"NO_COLOR": "1", "COLUMNS": "120"} | environment).items():
+                patch.setenv(name, value)
+            done = CliRunner().invoke(app, words)
+        if done.exception and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        assert done.exit_code == code, f"exit code {done.exit_code}, not {code}\n{done.stdout}\n{done.stderr}"
+        return subprocess.CompletedProcess(words, code, done.stdout, done.stderr)
 
     return call
 

@@ -4,8 +4,8 @@
     DTRAIN_FAULT=freeze@step:8/1         SIGSTOP to process 1 after step 8
     DTRAIN_FAULT=raise@step:3            once per start; once in total if DTRAIN_FAULT_NOTES names a folder
 
-Actions: kill, term, freeze, raise, full (no space left), stale (stale file handle), sleep (five seconds). Separate
-several faults with commas.
+Actions: kill, term, freeze, raise, full (no space left), stale (stale file handle), sleep (five seconds), pace (20
+milliseconds). Separate several faults with commas. The point `step` is after every step.
 """
 
 import errno
@@ -16,6 +16,8 @@ from dataclasses import dataclass
 
 VARIABLE = "DTRAIN_FAULT"
 NOTES = "DTRAIN_FAULT_NOTES"
+PAUSES = {"sleep": 5.0, "pace": 0.02}
+"""Seconds of the actions that wait."""
 
 
 @dataclass(frozen=True)
@@ -67,5 +69,5 @@ def _trigger(fault: Fault) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "injected fault")
     elif fault.what == "stale":
         raise OSError(errno.ESTALE, "Stale file handle", "injected fault")
-    elif fault.what == "sleep":
-        time.sleep(5)
+    elif fault.what in PAUSES:
+        time.sleep(PAUSES[fault.what])

@@ -68,6 +68,7 @@ def _alive(session: Session, event: StepEvent) -> None:
     session.console.tick(event.step)
     session.heartbeat.step = event.step
     session.heartbeat("step")
+    fault_injection.strike("step", jax.process_index())
     fault_injection.strike(f"step:{event.step}", jax.process_index())
 
 

@@ -18,12 +18,12 @@ def test_a_misspelt_verb_is_named(dtrain: Dtrain) -> None:
     assert "Did you mean 'run'" in dtrain("rnu", code=2).stderr
 
 
-def test_check_prints_the_resolved_recipe(dtrain: Dtrain, tmp_path: Path) -> None:
-    done = dtrain("check", "mlp-digits", "optimizer.lr=1e-2", "--devices", "8")
+def test_check_prints_the_resolved_recipe(in_process: Dtrain, tmp_path: Path) -> None:
+    done = in_process("check", "mlp-digits", "optimizer.lr=1e-2", "--devices", "8")
     assert "no mistake found" in done.stderr
     (tmp_path / "again.yaml").write_text(done.stdout)
-    assert dtrain("check", "again.yaml").stdout == done.stdout
-    assert json.loads(dtrain("check", "mlp-digits", "--json").stdout)["model"]["kind"] == "mlp"
+    assert in_process("check", "again.yaml").stdout == done.stdout
+    assert json.loads(in_process("check", "mlp-digits", "--json").stdout)["model"]["kind"] == "mlp"
 
 
 def test_check_refuses_with_code_two(dtrain: Dtrain) -> None:
@@ -32,14 +32,14 @@ def test_check_refuses_with_code_two(dtrain: Dtrain) -> None:
     assert refused.stdout == ""
 
 
-def test_recipes_are_listed_shown_and_copied(dtrain: Dtrain, tmp_path: Path) -> None:
-    assert "mlp-digits" in dtrain("recipes", "ls").stdout
-    shown = dtrain("recipes", "show", "mlp-digits").stdout
-    dtrain("recipes", "cp", "mlp-digits", "mine.yaml")
+def test_recipes_are_listed_shown_and_copied(in_process: Dtrain, tmp_path: Path) -> None:
+    assert "mlp-digits" in in_process("recipes", "ls").stdout
+    shown = in_process("recipes", "show", "mlp-digits").stdout
+    in_process("recipes", "cp", "mlp-digits", "mine.yaml")
     assert (tmp_path / "mine.yaml").read_text() == shown
-    assert "already exists" in dtrain("recipes", "cp", "mlp-digits", "mine.yaml", code=2).stderr
-    assert "did you mean 'mlp-digits'?" in dtrain("recipes", "show", "mlp-digts", code=2).stderr
-    assert json.loads(dtrain("recipes", "schema").stdout)["title"] == "Recipe"
+    assert "already exists" in in_process("recipes", "cp", "mlp-digits", "mine.yaml", code=2).stderr
+    assert "did you mean 'mlp-digits'?" in in_process("recipes", "show", "mlp-digts", code=2).stderr
+    assert json.loads(in_process("recipes", "schema").stdout)["title"] == "Recipe"
 
 
 def test_a_missing_recipe_is_refused(dtrain: Dtrain) -> None:

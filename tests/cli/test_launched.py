@@ -16,7 +16,7 @@ import pytest
 
 from dtrain.core import heartbeat
 from dtrain.core.run_dir import saved_steps
-from tests.conftest import Dtrain, bare_environment
+from tests.conftest import PACED, Dtrain, bare_environment
 from tests.train.test_run import RECIPE
 
 LONG = ["steps=1000000", "evaluate.every=0", "track.every=1000"]
@@ -30,6 +30,7 @@ def recipe(tmp_path: Path) -> Path:
 
 
 def started(folder: Path, *options: str, **environment: str) -> subprocess.Popen[str]:
+    environment = (PACED if LONG[0] in options else {}) | environment
     return subprocess.Popen(
         [sys.executable, "-m", "dtrain", "run", "small.yaml", *options], cwd=folder,
         env=bare_environment() | environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -254,7 +255,7 @@ REPLACED = {"DTRAIN_REPLACES_HOSTS": "1", "DTRAIN_RENDEZVOUS_S": "10"}
 @pytest.mark.parametrize("restarts", ["0", "2"])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_where_hosts_are_replaced_the_other_exits_with_75(hosts: Hosts, rank: int, restarts: str) -> None:
-    hosts.start(*LONG, "checkpoint.every=200", "--restarts", restarts, environment=REPLACED)
+    hosts.start(*LONG, "checkpoint.every=20", "--restarts", restarts, environment=REPLACED)
     until(lambda: saved_steps(hosts.run / "checkpoints") != [], "no step was saved")
     hosts.hosts[rank].kill()
     codes, output = hosts.codes()

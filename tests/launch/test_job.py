@@ -39,22 +39,22 @@ def test_unavailable_hardware_is_refused(tmp_path: Path, more: dict[str, object]
     assert message in refused(tmp_path, json.dumps(CLUSTER | more))
 
 
-def test_up_requires_a_limit_for_what_is_billed_by_the_hour(dtrain: Dtrain, tmp_path: Path) -> None:
+def test_up_requires_a_limit_for_what_is_billed_by_the_hour(in_process: Dtrain, tmp_path: Path) -> None:
     path = tmp_path / "small.yaml"
     path.write_text(f"{RECIPE}launch: {json.dumps(CLUSTER)}\n")
-    missing = dtrain("launch", "up", path, "--yes", code=2)
+    missing = in_process("launch", "up", path, "--yes", code=2)
     assert "19.20 dollars an hour without a limit" in missing.stderr
     assert "launch.hours=24 or launch.budget=500" in missing.stderr
-    shown = dtrain("launch", "plan", path, "launch.budget=192")
+    shown = in_process("launch", "plan", path, "launch.budget=192")
     assert "19.20 dollars an hour, at most 10 hours of `dtrain run`, about 192.00 dollars" in shown.stderr
     assert "--hours 10" in shown.stdout
 
 
-def test_a_section_is_taken_from_a_file(dtrain: Dtrain, tmp_path: Path) -> None:
+def test_a_section_is_taken_from_a_file(in_process: Dtrain, tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text(RECIPE)
     (tmp_path / "pod.json").write_text(json.dumps(CLUSTER))
-    assert "16 chips" in dtrain("launch", "plan", "small.yaml", "launch=@pod.json").stderr
+    assert "16 chips" in in_process("launch", "plan", "small.yaml", "launch=@pod.json").stderr
     (tmp_path / "pod.json").write_text(json.dumps(CLUSTER | {"on": "v5e-17"}))
-    wrong = dtrain("launch", "plan", "small.yaml", "launch=@pod.json", code=2)
+    wrong = in_process("launch", "plan", "small.yaml", "launch=@pod.json", code=2)
     assert "pod.json:1" in wrong.stderr and "launch.on" in wrong.stderr
-    assert "nowhere.json" in dtrain("launch", "plan", "small.yaml", "launch=@nowhere.json", code=2).stderr
+    assert "nowhere.json" in in_process("launch", "plan", "small.yaml", "launch=@nowhere.json", code=2).stderr

@@ -33,28 +33,28 @@ def terraform(folder: Path, *words: str) -> None:
 
 
 @needs_terraform
-def test_the_output_of_an_applied_configuration_is_the_launch_section(dtrain: Dtrain, configuration: Path) -> None:
-    early = dtrain("launch", "plan", "small.yaml", "--terraform", configuration, code=3)
+def test_the_output_of_an_applied_configuration_is_the_launch_section(in_process: Dtrain, configuration: Path) -> None:
+    early = in_process("launch", "plan", "small.yaml", "--terraform", configuration, code=3)
     assert "it is not applied yet" in early.stderr
     assert "terraform -chdir=" in early.stderr
     terraform(configuration, "init", "-input=false")
     terraform(configuration, "apply", "-auto-approve", "-input=false")
     before = sorted(path.name for path in configuration.iterdir())
-    shown = dtrain("launch", "plan", "small.yaml", "--terraform", configuration)
+    shown = in_process("launch", "plan", "small.yaml", "--terraform", configuration)
     assert "2 hosts" in shown.stderr
     assert "ada@10.0.0.12" in shown.stdout
     assert sorted(path.name for path in configuration.iterdir()) == before
 
 
 @needs_terraform
-def test_an_output_that_is_not_a_launch_section_is_refused(dtrain: Dtrain, configuration: Path) -> None:
+def test_an_output_that_is_not_a_launch_section_is_refused(in_process: Dtrain, configuration: Path) -> None:
     (configuration / "main.tf").write_text('output "lunch" {\n  value = "soup"\n}\n')
     terraform(configuration, "init", "-input=false")
     terraform(configuration, "apply", "-auto-approve", "-input=false")
-    assert "no output 'launch'" in dtrain("launch", "up", "small.yaml", "--terraform", configuration, code=2).stderr
+    assert "no output 'launch'" in in_process("launch", "up", "small.yaml", "--terraform", configuration, code=2).stderr
 
 
-def test_a_folder_without_a_configuration_is_refused(dtrain: Dtrain, tmp_path: Path) -> None:
+def test_a_folder_without_a_configuration_is_refused(in_process: Dtrain, tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text(RECIPE)
-    refused = dtrain("launch", "up", "small.yaml", "--terraform", tmp_path / "nowhere", code=2)
+    refused = in_process("launch", "up", "small.yaml", "--terraform", tmp_path / "nowhere", code=2)
     assert "contains no Terraform configuration" in refused.stderr

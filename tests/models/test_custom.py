@@ -132,7 +132,8 @@ def test_the_check_of_the_contract_can_be_turned_off(dtrain: Dtrain) -> None:
     dtrain("run", "mine.yaml", "model.target=my_net:Pairs", "guard.contract=false")
 
 
-@pytest.mark.parametrize("optimizer", [{}, pytest.param({"kind": "muon"}, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", [{}, {"kind": "muon"}])
 def test_a_tree_of_registered_nodes_resumes(dtrain: Dtrain, tmp_path: Path, optimizer: dict[str, str]) -> None:
     changes = [f"optimizer={{kind: {optimizer['kind']}, lr: 0.01}}"] if optimizer else []
     dtrain("run", "mine.yaml", "model.target=my_net:Noded", *changes, "steps=20", "name=a")

@@ -154,6 +154,7 @@ def test_the_loss_in_chunks_is_the_same() -> None:
         np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(b).max())
 
 
+@pytest.mark.slow
 def test_a_padded_vocabulary_gives_the_loss_and_gradients_of_the_plain_one() -> None:
     plain, padded = (dataclasses.replace(DECODER, vocab=45, pad_vocab=pad, tied=True) for pad in (1, 8))
     assert padded.params()["embed"].shape == (48, 32)

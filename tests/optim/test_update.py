@@ -125,6 +125,7 @@ def test_a_warm_up_as_long_as_the_run_is_refused() -> None:
         learning_rate(SGD(lr=1.0, schedule=Cosine(warmup=10)), 10)
 
 
+@pytest.mark.slow
 def test_adafactor_is_that_of_optax_and_stores_rows_and_columns() -> None:
     ours = transformation(Adafactor(lr=1e-2, factor_from=8), DECLARED, 10)
     theirs = optax.chain(

@@ -150,6 +150,7 @@ def test_golden_of_a_state_that_no_mesh_holds(tmp_path: Path, golden: Callable[[
     golden("plan_state_too_large.txt", "\n".join([*lines(found), *advice(wanted, on, 1, compiling=False)]) + "\n")
 
 
+@pytest.mark.slow
 def test_golden_of_a_curve(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
     wanted = recipe(tmp_path, "llama3-8b", 2048, 256)
     targets = [target(name) for name in ("v5e-16", "v5e-64", "v5e-256", "v5p-128")]
@@ -159,7 +160,7 @@ def test_golden_of_a_curve(tmp_path: Path, golden: Callable[[str, str], None]) -
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("engine", ["jit", "shard_map"])
+@pytest.mark.parametrize("engine", [pytest.param("jit", marks=pytest.mark.slow), "shard_map"])
 def test_a_plan_is_the_run_that_it_plans(engine: str) -> None:
     """A plan for eight CPU devices, and a run on them: the same arrays, the same program."""
     mesh = "mesh={data: 2, fsdp: 2, tensor: 2}"
@@ -206,11 +207,11 @@ def test_what_fits_instead_is_found_by_arithmetic(tmp_path: Path) -> None:
     assert next(advised([], compiling=False)).endswith("planned by arithmetic fits")
 
 
-def test_bad_input_is_answered(dtrain: Dtrain, tmp_path: Path) -> None:
-    assert "--on names a slice" in dtrain("plan", "decoder-tiny", code=2).stderr
-    assert "v5e-16" in dtrain("plan", "decoder-tiny", "--on", "v5e-15", code=2).stderr
-    assert "16 devices" in dtrain("plan", "decoder-tiny", "mesh.fsdp=3", "--on", "v5e-16", code=2).stderr
-    assert "compiles for one" in dtrain("plan", "decoder-tiny", "--on", "v5e-4,v5e-8", "--search", code=2).stderr
+def test_bad_input_is_answered(in_process: Dtrain, tmp_path: Path) -> None:
+    assert "--on names a slice" in in_process("plan", "decoder-tiny", code=2).stderr
+    assert "v5e-16" in in_process("plan", "decoder-tiny", "--on", "v5e-15", code=2).stderr
+    assert "16 devices" in in_process("plan", "decoder-tiny", "mesh.fsdp=3", "--on", "v5e-16", code=2).stderr
+    assert "compiles for one" in in_process("plan", "decoder-tiny", "--on", "v5e-4,v5e-8", "--search", code=2).stderr
     large = [
         "plan",
         "vit-synthetic-v5e-16",
@@ -221,8 +222,8 @@ def test_bad_input_is_answered(dtrain: Dtrain, tmp_path: Path) -> None:
         "--quick",
         "--no-advice",
     ]
-    assert "DOES NOT FIT" in dtrain(*large, code=3).stdout
-    assert json.loads(dtrain(*large, "--json", code=3).stdout)["fits"] is False
+    assert "DOES NOT FIT" in in_process(*large, code=3).stdout
+    assert json.loads(in_process(*large, "--json", code=3).stdout)["fits"] is False
 
 
 def test_without_libtpu_the_quick_tier_still_works(dtrain: Dtrain, tmp_path: Path) -> None:

@@ -135,8 +135,8 @@ def test_gpus_are_priced_by_the_machine_and_timed_on_its_network(tmp_path: Path)
     assert "for the 8 chips of a whole a3-ultragpu-8g" in text(part)
 
 
-def test_one_target_is_drawn(dtrain: Dtrain, tmp_path: Path) -> None:
-    done = dtrain("plan", "vit-synthetic-v5e-16", "--on", "v5e-16", "--quick", "--plot", "one.png")
+def test_one_target_is_drawn(in_process: Dtrain, tmp_path: Path) -> None:
+    done = in_process("plan", "vit-synthetic-v5e-16", "--on", "v5e-16", "--quick", "--plot", "one.png")
     assert "wrote one.png" in done.stderr
     assert (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")
 

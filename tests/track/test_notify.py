@@ -26,7 +26,7 @@ from dtrain.track import delivery
 from dtrain.track.delivery import Command, Notification, Webhook
 from dtrain.track.notifier import Notifier, notifying, supervising
 from dtrain.track.notify import Notify
-from tests.conftest import Dtrain
+from tests.conftest import PACED, Dtrain
 from tests.recipe.test_load import GOOD, complaints, write
 from tests.train.test_faults import reached, started
 from tests.train.test_run import RECIPE, numbers, saved
@@ -138,6 +138,7 @@ def test_a_webhook_and_a_command_get_the_end_of_a_run(
     assert nowhere_in(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_not_finite_sends_that_it_failed(dtrain: Dtrain, recipe: Path, receiver: Receiver) -> None:
     dtrain("run", recipe, NOTHING_FINITE, HOOK, code=7, DTRAIN_TEST_HOOK=receiver.url)
     (posted,) = receiver.posted
@@ -146,6 +147,7 @@ def test_a_run_that_is_not_finite_sends_that_it_failed(dtrain: Dtrain, recipe: P
     assert posted["text"].endswith("; nothing saved")
 
 
+@pytest.mark.slow
 def test_a_preempted_run_sends_that_and_where_it_resumes(
     dtrain: Dtrain, recipe: Path, tmp_path: Path, receiver: Receiver
 ) -> None:
@@ -232,12 +234,13 @@ def test_a_run_whose_hours_are_nearly_over_sends_budget_and_then_stopped(
 ) -> None:
     long = ["steps=10000000", "evaluate.every=0", "checkpoint.minutes=0", "track.every=1000"]
     settings = "track.notify={webhook: DTRAIN_TEST_HOOK, share: 0.01}"
-    done = dtrain("run", recipe, settings, *long, "--hours", "0.004", DTRAIN_TEST_HOOK=receiver.url)
+    done = dtrain("run", recipe, settings, *long, "--hours", "0.004", DTRAIN_TEST_HOOK=receiver.url, **PACED)
     assert "the time limit of 0.004 hours is reached" in done.stdout + done.stderr
     assert receiver.events == ["budget", "stopped"]
     assert "hours" in receiver.posted[0]["reason"]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_sent_is_refused_before_the_first_step(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
     refused = dtrain("run", recipe, HOOK, code=3)
     assert "the environment variable DTRAIN_TEST_HOOK is not set" in refused.stderr

@@ -55,13 +55,13 @@ def test_damaged_lines_are_reported(run: Folder) -> None:
     assert "metrics.jsonl: 1 damaged line skipped, the first is line 6" in summarise(run).text()
 
 
-def test_the_command_prints_text_and_json(run: Folder, dtrain: Dtrain) -> None:
-    assert "finished at step 30 of 30" in dtrain("report", run.path).stdout
-    assert json.loads(dtrain("report", run.path, "--json").stdout)["step"] == 30
-    assert len(json.loads(dtrain("report", run.path, run.path, "--json").stdout)) == 2
+def test_the_command_prints_text_and_json(run: Folder, in_process: Dtrain) -> None:
+    assert "finished at step 30 of 30" in in_process("report", run.path).stdout
+    assert json.loads(in_process("report", run.path, "--json").stdout)["step"] == 30
+    assert len(json.loads(in_process("report", run.path, run.path, "--json").stdout)) == 2
 
 
-def test_a_folder_without_a_run_is_refused(tmp_path: Path, dtrain: Dtrain) -> None:
+def test_a_folder_without_a_run_is_refused(tmp_path: Path, in_process: Dtrain) -> None:
     with pytest.raises(RecipeError, match=r"run\.json is missing"):
         summarise(Folder(tmp_path))
-    dtrain("report", tmp_path / "nowhere", code=2)
+    in_process("report", tmp_path / "nowhere", code=2)

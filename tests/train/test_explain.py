@@ -39,11 +39,11 @@ def test_as_json_sizes_are_in_bytes(dtrain: Dtrain) -> None:
     assert by_name["embed"]["bytes"] == 4 * by_name["embed"]["bytes_per_device"] == 256 * 96 * 4
 
 
-def test_a_typo_is_answered(dtrain: Dtrain) -> None:
-    assert "did you mean" in dtrain("explain", "decoder-tinny", code=2).stderr
+def test_a_typo_is_answered(in_process: Dtrain) -> None:
+    assert "did you mean" in in_process("explain", "decoder-tinny", code=2).stderr
     assert (
         "unknown preset 'lama3-8b'; did you mean 'llama3-8b'?"
-        in dtrain("explain", "decoder-tiny", "model.preset=lama3-8b", code=2).stderr
+        in in_process("explain", "decoder-tiny", "model.preset=lama3-8b", code=2).stderr
     )
 
 

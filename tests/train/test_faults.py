@@ -17,7 +17,7 @@ import pytest
 from dtrain.checkpoint import manifest
 from dtrain.core import heartbeat
 from dtrain.core.run_dir import saved_steps
-from tests.conftest import Dtrain, bare_environment
+from tests.conftest import PACED, Dtrain, bare_environment
 from tests.train.test_run import RECIPE, numbers, saved
 
 OFTEN = ["checkpoint.every=4", "checkpoint.keep=3"]
@@ -50,8 +50,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]
 def started(folder: Path, *options: str, **environment: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "dtrain", "run", "small.yaml", *options]
     return subprocess.Popen(
-        command, cwd=folder, env=bare_environment() | environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE,
-        text=True,
+        command, cwd=folder, env=bare_environment() | PACED | environment, stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
 
 
@@ -237,6 +237,7 @@ def test_a_stop_while_xla_compiles_ends_one_process_at_once(recipe: Path, tmp_pa
     assert not (run / "lease.json").exists()
 
 
+@pytest.mark.slow
 def test_a_stop_in_the_last_evaluation_leaves_it_to_the_next_start(
     dtrain: Dtrain, recipe: Path, tmp_path: Path
 ) -> None:
@@ -373,7 +374,7 @@ def test_no_secret_of_the_environment_is_written_anywhere(dtrain: Dtrain, recipe
 def test_a_campaign_of_kills_loses_nothing(tmp_path: Path) -> None:
     program = Path(__file__).parents[2] / "benchmarks" / "kill_campaign.py"
     done = subprocess.run(
-        [sys.executable, program, "10"],
+        [sys.executable, program, "5"],
         cwd=tmp_path,
         env=bare_environment(),
         capture_output=True,

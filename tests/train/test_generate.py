@@ -82,6 +82,7 @@ DECODER = {
 }
 
 
+@pytest.mark.slow
 def test_tokens_are_the_same_for_the_same_seed_and_any_devices(tmp_path: Path) -> None:
     place, _ = saved_run(tmp_path, {4: None}, DECODER, row_example(8, packed=False))
 

@@ -169,6 +169,7 @@ def test_import_takes_a_run_and_needs_no_data(tmp_path: Path) -> None:
         import_params(other, tmp_path / "runs", place.path, notes.append)
 
 
+@pytest.mark.slow
 def test_no_file_has_the_padding_of_a_vocabulary(tmp_path: Path) -> None:
     decoder = "{kind: decoder, vocab: 30, context: 16, layers: 1, width: 8, heads: 2}"
     data = "{kind: tokens, files: [gone.bin], length: 8}"

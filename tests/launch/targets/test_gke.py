@@ -478,7 +478,7 @@ def test_up_reports_where_it_cannot_look_for_a_stop_request(tmp_path: Path, monk
 
 @pytest.mark.slow
 def test_a_launch_by_kubectl_from_up_to_down(
-    dtrain: Dtrain, tmp_path: Path, golden: Callable[[str, str], None]
+    in_process: Dtrain, tmp_path: Path, golden: Callable[[str, str], None]
 ) -> None:
     section = (
         f"{{kind: gke, on: v6e-16, image: {IMAGE}, bucket: my-bucket, spot: true, context: c, namespace: train, "
@@ -486,7 +486,7 @@ def test_a_launch_by_kubectl_from_up_to_down(
     )
     (tmp_path / "small.yaml").write_text(f"{RECIPE}launch: {section}\n")
     values = stand_in(tmp_path, {}) | {"HF_TOKEN": CANARY}
-    up = dtrain("launch", "up", "small.yaml", "--yes", "-d", **values)
+    up = in_process("launch", "up", "small.yaml", "--yes", "-d", **values)
     assert "jobset.jobset.x-k8s.io/small created" in up.stderr
     for line in (
         "4 hosts, 16 chips, 43.20 dollars an hour, at most 2 hours of `dtrain run`, about 86.40 dollars",
@@ -507,16 +507,16 @@ def test_a_launch_by_kubectl_from_up_to_down(
     jobs = [{"name": "slice", "active": 1, "ready": 1}]
     running = {"metadata": made, "spec": {}, "status": {"restarts": 2, "replicatedJobsStatus": jobs}}
     stand_in(tmp_path, {"get jobset": json.dumps(running), "logs": "[pod/small-slice-0-1-x/train] hello\n"})
-    status = dtrain("launch", "status", "small", **values).stdout
+    status = in_process("launch", "status", "small", **values).stdout
     assert "jobset small  running   restarted 2 times" in status
-    assert dtrain("launch", "up", "small.yaml", "--yes", code=6, **values).stderr.count("exists already") == 1
-    assert "$" in dtrain("launch", "list", **values).stdout
+    assert in_process("launch", "up", "small.yaml", "--yes", code=6, **values).stderr.count("exists already") == 1
+    assert "$" in in_process("launch", "list", **values).stdout
     failed = {"metadata": made, "spec": {}, "status": {"conditions": [ENDED | {"type": "Failed"}]}}
-    assert dtrain("launch", "logs", "small", "--host", "1", **values).stdout == "[small-slice-0-1-x] hello\n"
+    assert in_process("launch", "logs", "small", "--host", "1", **values).stdout == "[small-slice-0-1-x] hello\n"
     stand_in(tmp_path, {"get jobset": json.dumps(failed), "logs": "", "delete jobset": "", "delete configmap": ""})
-    dtrain("launch", "logs", "small", "-f", code=70, **values)
-    dtrain("launch", "stop", "small", **values)
-    dtrain("launch", "down", "small", "--yes", **values)
+    in_process("launch", "logs", "small", "-f", code=70, **values)
+    in_process("launch", "stop", "small", **values)
+    in_process("launch", "down", "small", "--yes", **values)
     first, *others = noted(tmp_path)
     golden("launch_kubectl.txt", "\n".join([first, *sorted(others[:9]), *others[9:]]) + "\n")
     written = [path for path in tmp_path.rglob("*") if path.is_file() and path.parent.name != "bin"]

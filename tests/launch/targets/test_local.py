@@ -117,20 +117,22 @@ def test_a_run_ends_at_its_limit_of_hours(dtrain: Dtrain, recipe: Path) -> None:
     assert "the time limit of" in done.stdout
 
 
-def test_missing_requirements_are_reported_before_anything_starts(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
-    missing = dtrain("launch", "up", recipe, "--yes", code=3)
+def test_missing_requirements_are_reported_before_anything_starts(
+    in_process: Dtrain, recipe: Path, tmp_path: Path
+) -> None:
+    missing = in_process("launch", "up", recipe, "--yes", code=3)
     assert "not set here: MY_TOKEN" in missing.stderr
-    nobody = dtrain("launch", "up", recipe, "--yes", "launch.python=/no/python", code=3, MY_TOKEN=CANARY)
+    nobody = in_process("launch", "up", recipe, "--yes", "launch.python=/no/python", code=3, MY_TOKEN=CANARY)
     assert "/no/python: No such file or directory" in nobody.stderr
     (tmp_path / "file").touch()
-    blocked = dtrain("launch", "up", recipe, "--yes", f"launch.runs={tmp_path}/file", code=3, MY_TOKEN=CANARY)
+    blocked = in_process("launch", "up", recipe, "--yes", f"launch.runs={tmp_path}/file", code=3, MY_TOKEN=CANARY)
     assert f"cannot write to {tmp_path}/file" in blocked.stderr
-    started = dtrain("launch", "up", recipe, "--yes", f"launch.folder={tmp_path}/file", code=3, MY_TOKEN=CANARY)
+    started = in_process("launch", "up", recipe, "--yes", f"launch.folder={tmp_path}/file", code=3, MY_TOKEN=CANARY)
     assert "Not a directory" in started.stderr
     assert not (tmp_path / "runs" / "small").exists()
     assert not runner_dir(tmp_path).living()
-    asked = dtrain("launch", "up", recipe, code=2, MY_TOKEN=CANARY)
+    asked = in_process("launch", "up", recipe, code=2, MY_TOKEN=CANARY)
     assert "standard input is not a terminal" in asked.stderr
-    assert "no launch section" in dtrain("launch", "up", "mlp-digits", "--yes", code=2).stderr
-    assert "no launch record of 'nix'" in dtrain("launch", "status", "nix", code=2).stderr
-    assert "../x" in dtrain("launch", "status", "../x", code=2).stderr
+    assert "no launch section" in in_process("launch", "up", "mlp-digits", "--yes", code=2).stderr
+    assert "no launch record of 'nix'" in in_process("launch", "status", "nix", code=2).stderr
+    assert "../x" in in_process("launch", "status", "../x", code=2).stderr

@@ -669,7 +669,7 @@ def test_a_missing_program_is_named_with_its_install_command(tmp_path: Path, mon
 
 @pytest.mark.slow
 def test_all_verbs_with_a_secret_that_is_never_written(
-    dtrain: Dtrain, tmp_path: Path, program: Program, golden: Callable[[str, str], None]
+    in_process: Dtrain, tmp_path: Path, program: Program, golden: Callable[[str, str], None]
 ) -> None:
     section = (
         "{kind: sky, on: v6e-16, spot: true, hours: 12, image: i:1, bucket: 'gs://my-runs', environment: HF_TOKEN}"
@@ -679,24 +679,24 @@ def test_all_verbs_with_a_secret_that_is_never_written(
     secret = path | {"HF_TOKEN": CANARY}
     version = "skypilot, version 0.14.1\n"
     program.answer(version=version, queue=NOTHING, launch=LAUNCHED)
-    assert "not set here: HF_TOKEN" in dtrain("launch", "up", "small.yaml", "--yes", "-d", code=3, **path).stderr
-    up = dtrain("launch", "up", "small.yaml", "--yes", "-d", "--no-plan", **secret)
+    assert "not set here: HF_TOKEN" in in_process("launch", "up", "small.yaml", "--yes", "-d", code=3, **path).stderr
+    up = in_process("launch", "up", "small.yaml", "--yes", "-d", "--no-plan", **secret)
     assert "managed job 12" in up.stderr
     assert (
         "4 hosts, 16 chips, 43.20 dollars an hour, at most 12 hours of `dtrain run`, about 518.40 dollars" in up.stderr
     )
     program.answer(version=version, queue=[row("RUNNING")], logs="(head, rank=0, pid=7) hello\n")
-    assert "job 12 of ada  running" in dtrain("launch", "status", "small", **path).stdout
-    assert dtrain("launch", "logs", "small", **path).stdout == "[head] hello\n"
-    again = dtrain("launch", "up", "small.yaml", "--yes", "-d", "--no-plan", code=6, **secret)
+    assert "job 12 of ada  running" in in_process("launch", "status", "small", **path).stdout
+    assert in_process("launch", "logs", "small", **path).stdout == "[head] hello\n"
+    again = in_process("launch", "up", "small.yaml", "--yes", "-d", "--no-plan", code=6, **secret)
     assert "job 12 of ada is running" in again.stderr
     (tmp_path / "elsewhere").mkdir()
-    found = dtrain("launch", "status", "small.yaml", "--runs-dir", "elsewhere", **path)
+    found = in_process("launch", "status", "small.yaml", "--runs-dir", "elsewhere", **path)
     assert "job 12 of ada" in found.stdout
     program.answer(queue=([row("RUNNING")], [row("SUCCEEDED")]))
-    dtrain("launch", "stop", "small", **path)
+    in_process("launch", "stop", "small", **path)
     program.answer(queue=([row("RUNNING")], [row("RUNNING")], [row("CANCELLED")]))
-    down = dtrain("launch", "down", "small", "--yes", **path)
+    down = in_process("launch", "down", "small", "--yes", **path)
     assert "gs://my-runs stays" in down.stderr
     written = [file for file in tmp_path.rglob("*") if file.is_file()]
     assert len(written) > 5

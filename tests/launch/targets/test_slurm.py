@@ -82,33 +82,33 @@ def recipe(tmp_path: Path) -> Path:
 @pytest.mark.slurm
 @pytest.mark.slow
 def test_a_job_on_two_nodes_stops_resumes_is_requeued_and_cancelled(
-    dtrain: Dtrain, tmp_path: Path, cluster: dict[str, str]
+    in_process: Dtrain, tmp_path: Path, cluster: dict[str, str]
 ) -> None:
     canary = "canary-0a1b2c3d4e5f6071"
     values, folder = cluster | {"MY_TOKEN": canary}, tmp_path / "runs" / "small"
     away = ["--runs-dir", tmp_path / "laptop"]
-    state = lambda: dtrain("launch", "status", "small", *away, **values).stdout  # noqa: E731
-    up = dtrain("launch", "up", recipe(tmp_path), "--yes", "-d", "steps=1000000", *away, **values)
+    state = lambda: in_process("launch", "status", "small", *away, **values).stdout  # noqa: E731
+    up = in_process("launch", "up", recipe(tmp_path), "--yes", "-d", "steps=1000000", *away, **values)
     assert f"run folders: {tmp_path}/runs, the same" in up.stderr
     assert "environment variables sent: MY_TOKEN" in up.stderr
     assert f"not checked: whether the nodes share {tmp_path}/runs" in up.stderr
-    again = dtrain("launch", "up", recipe(tmp_path), "--yes", "--runs-dir", "third", code=6, **values)
+    again = in_process("launch", "up", recipe(tmp_path), "--yes", "--runs-dir", "third", code=6, **values)
     assert re.search(r"small is in the queue as job \d+", again.stderr)  # although it was launched from another folder
     _until(lambda: saved_steps(folder / "checkpoints") != [], "no step was saved", 240)
     assert re.search(r"running   dt\[1-2\], step \d+/1000000 saved", state())
-    rows = json.loads(dtrain("launch", "status", "small", "--json", *away, **values).stdout)
+    rows = json.loads(in_process("launch", "status", "small", "--json", *away, **values).stdout)
     assert 0 < rows[0]["seconds"] < 3600
-    third = dtrain("launch", "status", recipe(tmp_path), "--runs-dir", "third", **values).stdout
+    third = in_process("launch", "status", recipe(tmp_path), "--runs-dir", "third", **values).stdout
     assert third.partition(",")[0] == state().partition(",")[0]
-    dtrain("launch", "stop", recipe(tmp_path), "--runs-dir", "third", **values)
+    in_process("launch", "stop", recipe(tmp_path), "--runs-dir", "third", **values)
     assert (folder / "stop").exists()
     assert re.search(r"job \d+  stopped   dt\[1-2\], step \d+/1000000 saved", state())
-    output = dtrain("launch", "logs", "small", *away, **values).stdout
+    output = in_process("launch", "logs", "small", *away, **values).stdout
     assert "[0] compiled in" in output
     assert re.search(r"\[job\] == exit code (0|75)\n", output)
-    assert "[0]" not in dtrain("launch", "logs", "small", "--host", "1", *away, **values).stdout
+    assert "[0]" not in in_process("launch", "logs", "small", "--host", "1", *away, **values).stdout
     first = set(re.findall(r"launch ([0-9a-f]{8})", output))
-    dtrain("launch", "up", recipe(tmp_path), "--yes", "-d", "steps=1000000", *away, **values)
+    in_process("launch", "up", recipe(tmp_path), "--yes", "-d", "steps=1000000", *away, **values)
     assert not (folder / "stop").exists()
     log = folder / "launch" / "log.txt"
     _until(lambda: log.exists() and "resumed from step" in log.read_text(), "it did not resume")
@@ -122,7 +122,7 @@ def test_a_job_on_two_nodes_stops_resumes_is_requeued_and_cancelled(
     assert (len(starts), len(set(starts)), len(first), len(first & set(starts))) == (4, 1, 1, 0)
     assert json.loads((folder / "launch.json").read_text())["launch"] == starts[0]
     assert "requeued 1 times" in state()
-    dtrain("launch", "down", "small", "--yes", *away, **values)
+    in_process("launch", "down", "small", "--yes", *away, **values)
     _until(lambda: not mentioning(str(tmp_path / "runs")), "processes were left")
     _until(lambda: "small" not in _output("squeue", cluster), "the job stays in the queue")
     assert not (folder / "launch.json").exists()
@@ -133,32 +133,32 @@ def test_a_job_on_two_nodes_stops_resumes_is_requeued_and_cancelled(
 @pytest.mark.slurm
 @pytest.mark.slow
 def test_refusals_of_slurm_are_shown_before_anything_is_created(
-    dtrain: Dtrain, tmp_path: Path, cluster: dict[str, str]
+    in_process: Dtrain, tmp_path: Path, cluster: dict[str, str]
 ) -> None:
-    failed = dtrain("launch", "up", recipe(tmp_path), "launch.partition=nix", code=3, **cluster)
+    failed = in_process("launch", "up", recipe(tmp_path), "launch.partition=nix", code=3, **cluster)
     assert "2 problems" in failed.stderr
     assert "not set here: MY_TOKEN" in failed.stderr
     assert "invalid partition specified: nix" in failed.stderr
     assert not (tmp_path / "runs").exists()
     # SLURM does not distinguish a request that is too large from drained nodes: both jobs stay pending
-    many = dtrain("launch", "up", recipe(tmp_path), "launch.nodes=9", "--yes", "-d", **cluster, MY_TOKEN="x")
+    many = in_process("launch", "up", recipe(tmp_path), "launch.nodes=9", "--yes", "-d", **cluster, MY_TOKEN="x")
     assert "no node can take the job now: sbatch --test-only failed" in many.stderr
-    dtrain("launch", "stop", "small", **cluster)
-    assert "cancelled" in dtrain("launch", "status", "small", **cluster).stdout
+    in_process("launch", "stop", "small", **cluster)
+    assert "cancelled" in in_process("launch", "status", "small", **cluster).stdout
 
 
-def test_missing_slurm_is_reported(dtrain: Dtrain, tmp_path: Path) -> None:
-    missing = dtrain("launch", "up", recipe(tmp_path), "--yes", code=3, PATH="/nowhere", MY_TOKEN="x")
+def test_missing_slurm_is_reported(in_process: Dtrain, tmp_path: Path) -> None:
+    missing = in_process("launch", "up", recipe(tmp_path), "--yes", code=3, PATH="/nowhere", MY_TOKEN="x")
     assert "sbatch is not installed here" in missing.stderr
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_run_folder_that_cannot_be_written_is_refused(dtrain: Dtrain, tmp_path: Path) -> None:
+def test_a_run_folder_that_cannot_be_written_is_refused(in_process: Dtrain, tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("a file")
     (tmp_path / "sbatch").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n')
     (tmp_path / "sbatch").chmod(0o755)
     values = {"PATH": f"{tmp_path}:/usr/bin:/bin", "MY_TOKEN": "x"}
-    refusal = dtrain("launch", "up", recipe(tmp_path), "--yes", "--runs-dir", "laptop", code=3, **values)
+    refusal = in_process("launch", "up", recipe(tmp_path), "--yes", "--runs-dir", "laptop", code=3, **values)
     assert f"cannot write to {tmp_path}/runs/small/launch" in refusal.stderr
     assert (tmp_path / "asked").read_text() == "--test-only\n"
     assert not (tmp_path / "laptop").exists()
@@ -253,7 +253,7 @@ def test_times_are_parsed_as_slurm_does(time: str, seconds: int) -> None:
     assert seconds_of(time) == seconds
 
 
-def test_a_folder_that_bash_would_expand_is_refused(dtrain: Dtrain, tmp_path: Path) -> None:
+def test_a_folder_that_bash_would_expand_is_refused(in_process: Dtrain, tmp_path: Path) -> None:
     (tmp_path / "my $(id)").mkdir()
     path = tmp_path / "my $(id)" / "small.yaml"
     path.write_text(f"{RECIPE}launch: slurm\n")

@@ -14,19 +14,21 @@ from pathlib import Path
 import pytest
 
 from dtrain.checkpoint import manifest
-from tests.conftest import SHARED, Dtrain, alone, bare_environment
+from tests.conftest import PACED, SHARED, Dtrain, alone, bare_environment
 from tests.launch.processes import mentioning, youngest
 
 KIT = SHARED / "kits" / "ssh_hosts"
 HOSTS = 4
 RECIPE = """
-include: {tiny}
 name: far
-steps: 60
-optimizer: {{schedule: {{warmup: 5}}}}
-evaluate: {{every: 0}}
-checkpoint: {{every: 5, keep: 3}}
-track: {{every: 5}}
+model: {kind: mlp, sizes: [64, 32, 10]}
+data: digits
+optimizer: {kind: adamw, lr: 1e-3}
+batch: 64
+steps: 600
+evaluate: {every: 0}
+checkpoint: {every: 50, keep: 3}
+track: {every: 5}
 """
 LAUNCH = """
 launch:
@@ -38,11 +40,8 @@ launch:
   identity: {keys}/id
   known_hosts: {keys}/known
   devices: {devices}
-  environment: [JAX_ENABLE_COMPILATION_CACHE]
+  environment: [XDG_CACHE_HOME, DTRAIN_FAULT]
 """
-UNCACHED = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
-"""Only the first process would find its program in the cache, and collectives on CPUs time out after 30 s while the
-others compile."""
 pytestmark = [pytest.mark.ssh, pytest.mark.slow, pytest.mark.timeout(400)]
 
 
@@ -73,7 +72,8 @@ def _hosts(folder: Path) -> Iterator[Path]:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_left(tmp_path: Path) -> Iterator[None]:
+def _nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("DTRAIN_FAULT", PACED["DTRAIN_FAULT"])
     yield
     for pid in mentioning(f"{tmp_path}/host"):
         os.kill(pid, signal.SIGKILL)
@@ -81,16 +81,15 @@ def _nothing_left(tmp_path: Path) -> Iterator[None]:
 
 def recipe(tmp_path: Path, keys: Path, hosts: int) -> Path:
     names = ", ".join(f"root@10.99.0.{11 + i}" for i in range(hosts))
-    tiny = Path(__file__).parents[3] / "recipes" / "decoder-tiny.yaml"
     filled = LAUNCH.format(hosts=names, folder=tmp_path, python=sys.executable, keys=keys, devices=4)
-    (tmp_path / "far.yaml").write_text(RECIPE.format(tiny=tiny) + filled)
+    (tmp_path / "far.yaml").write_text(RECIPE + filled)
     return tmp_path / "far.yaml"
 
 
 def following(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "dtrain", "launch", *arguments]
     return subprocess.Popen(
-        command, cwd=tmp_path, env=bare_environment() | UNCACHED, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        command, cwd=tmp_path, env=bare_environment() | PACED, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         text=True,
     )  # fmt: skip
 
@@ -107,7 +106,7 @@ def read_until(listener: subprocess.Popen[str], pattern: str, seconds: float = 1
     raise AssertionError(f"no line matches {pattern!r}:\n{output}")
 
 
-def checksum(tmp_path: Path, name: str, step: int = 60) -> list[int]:
+def checksum(tmp_path: Path, name: str, step: int = 600) -> list[int]:
     return list(manifest.read(tmp_path / "runs" / name / "checkpoints" / str(step)).checksum)
 
 
@@ -115,7 +114,7 @@ def test_a_run_disconnected_killed_and_detached_ends_with_the_same_bits(
     dtrain: Dtrain, tmp_path: Path, keys: Path
 ) -> None:
     up = following(tmp_path, "up", str(recipe(tmp_path, keys, 2)), "--yes")
-    read_until(up, r"10\.99\.0\.11\] step 10/")
+    read_until(up, r"10\.99\.0\.11\] step 80/")
     subprocess.run(["ip", "link", "set", "v2", "down"], check=True)
     read_until(up, r"10\.99\.0\.12\] -- not connected")
     read_until(up, r"10\.99\.0\.11\] restarting from step")
@@ -136,9 +135,9 @@ def test_a_run_disconnected_killed_and_detached_ends_with_the_same_bits(
     assert checksum(tmp_path, "far") == checksum(tmp_path, "straight")
 
 
-def test_an_error_on_one_host_ends_the_run_on_all(dtrain: Dtrain, tmp_path: Path, keys: Path) -> None:
+def test_an_error_on_one_host_ends_the_run_on_all(in_process: Dtrain, tmp_path: Path, keys: Path) -> None:
     path = recipe(tmp_path, keys, 2)
-    failed = dtrain(
+    failed = in_process(
         "launch",
         "up",
         path,
@@ -146,25 +145,24 @@ def test_an_error_on_one_host_ends_the_run_on_all(dtrain: Dtrain, tmp_path: Path
         "optimizer={kind: adamw, lr: 1e4, decay: 0.9}",
         "guard.not_finite=stop",
         code=7,
-        **UNCACHED,
     )
     assert failed.stdout.count("-- ended: exit code 7") == 2
     assert not mentioning(f"{tmp_path}/host")
 
 
-def test_four_hosts_stop_and_leave_no_process(dtrain: Dtrain, tmp_path: Path, keys: Path) -> None:
+def test_four_hosts_stop_and_leave_no_process(in_process: Dtrain, tmp_path: Path, keys: Path) -> None:
     path = recipe(tmp_path, keys, 4)
     up = following(tmp_path, "up", str(path), "--yes", "steps=100000")
     read_until(up, r"step 5/")
     assert len(mentioning(f"{tmp_path}/host")) == 4 * 3  # runner, supervisor, worker
-    stopped = dtrain("launch", "stop", "far")
+    stopped = in_process("launch", "stop", "far")
     assert stopped.stderr.count(": stopped step") == 4
     up.communicate(timeout=60)
     assert up.returncode == 0
     assert not mentioning(f"{tmp_path}/host")
-    alone = dtrain("launch", "logs", "far", "--host", "2").stdout
+    alone = in_process("launch", "logs", "far", "--host", "2").stdout
     assert set(re.findall(r"^\[(.*?)\]", alone, re.MULTILINE)) == {"root@10.99.0.13"}
-    dtrain("launch", "down", "far", "--yes")
+    in_process("launch", "down", "far", "--yes")
     assert not (tmp_path / "host" / "far").exists()
 
 
@@ -175,7 +173,7 @@ def test_hosts_behind_a_proxy_are_waited_for_and_found_from_another_machine(
     text = re.sub(r"hosts: \[.*\]", "hosts: [root@dt-w0, root@dt-w1, root@dt-w2, root@dt-w3]", path.read_text())
     jump = f"ssh -i {keys}/id -o UserKnownHostsFile={keys}/known -o BatchMode=yes -W %h:22 root@10.99.0.12"
     addresses = "[10.99.0.11, 10.99.0.12, 10.99.0.13, 10.99.0.14]"
-    text = text.replace("steps: 60", "steps: 150")
+    text = text.replace("steps: 600", "steps: 700")
     path.write_text(f"{text}  addresses: {addresses}\n  proxy: {jump}\n  ready: {tmp_path}/ready\n")
     laptop, other = ("--runs-dir", tmp_path / "laptop"), ("--runs-dir", tmp_path / "other")
     assert "no run 'far' was found" in dtrain("launch", "status", path, *other, code=2).stderr
@@ -201,25 +199,23 @@ def test_hosts_behind_a_proxy_are_waited_for_and_found_from_another_machine(
     assert stopped.stderr.count(": stopped step") == 4
     assert (tmp_path / "runs" / "far" / "stop").exists()
     assert "step" in dtrain("launch", "logs", path, *other).stdout
-    finished = dtrain("launch", "up", path, "--yes", *laptop, **UNCACHED)
+    finished = dtrain("launch", "up", path, "--yes", *laptop, DTRAIN_FAULT="pace@no-point")
     assert finished.stdout.count("-- ended: exit code 0") == 4
     dtrain("launch", "down", path, "--yes", *other)
     assert "no run 'far' was found" in dtrain("launch", "status", path, *other, code=2).stderr
     assert not mentioning(f"{keys}/id")
     dtrain("run", path, "name=straight", "--devices", "4", "--processes", "4")
-    assert checksum(tmp_path, "far", 150) == checksum(tmp_path, "straight", 150)
+    assert checksum(tmp_path, "far", 700) == checksum(tmp_path, "straight", 700)
 
 
-def test_problems_of_a_host_are_reported_with_its_name(dtrain: Dtrain, tmp_path: Path, keys: Path) -> None:
+def test_problems_of_a_host_are_reported_with_its_name(in_process: Dtrain, tmp_path: Path, keys: Path) -> None:
     path = recipe(tmp_path, keys, 2)
-    nobody = dtrain(
-        "launch", "up", path, "--yes", "launch.hosts=[root@10.99.0.11, root@10.99.0.77]", code=3, **UNCACHED
-    )
+    nobody = in_process("launch", "up", path, "--yes", "launch.hosts=[root@10.99.0.11, root@10.99.0.77]", code=3)
     assert "root@10.99.0.77: " in nobody.stderr
-    bare = dtrain("launch", "up", path, "--yes", "launch.python=/usr/bin/python3", code=3, **UNCACHED)
+    bare = in_process("launch", "up", path, "--yes", "launch.python=/usr/bin/python3", code=3)
     assert "root@10.99.0.12: dtrain is not installed for /usr/bin/python3 on that host" in bare.stderr
-    stranger = dtrain("launch", "up", path, "--yes", "launch.known_hosts=/dev/null", code=3, **UNCACHED)
+    stranger = in_process("launch", "up", path, "--yes", "launch.known_hosts=/dev/null", code=3)
     assert "Host key verification failed" in stranger.stderr
-    apart = dtrain("launch", "up", path, "--yes", "launch.runs=/proc/self/fd/apart", code=3, **UNCACHED)
+    apart = in_process("launch", "up", path, "--yes", "launch.runs=/proc/self/fd/apart", code=3)
     assert "root@10.99.0.11: cannot write to /proc/self/fd/apart" in apart.stderr
     assert not mentioning(f"{tmp_path}/host")

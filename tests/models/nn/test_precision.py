@@ -112,6 +112,7 @@ def test_every_product_of_the_router_is_exact_in_training(engine: str) -> None:
     assert all("HIGHEST" in str(equation.params["precision"]) for equation in router)
 
 
+@pytest.mark.slow
 def test_the_router_and_its_bias_are_exact() -> None:
     """In bfloat16 a bias of 0.501 would be 0.5, and its small steps would be rounded away."""
     model, precision = LANGUAGE_MODELS["deepseek"], Precision(compute="bfloat16")
