@@ -3,7 +3,7 @@
 import dataclasses
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import numpy as np
@@ -11,36 +11,42 @@ from jax.sharding import PartitionSpec
 
 from dtrain.data.batch import Batch, Example, Feature
 from dtrain.data.source import image_example
-from dtrain.models.cnn import CNN
+from dtrain.models.custom import Custom
 from dtrain.models.decoder import Decoder
-from dtrain.models.mlp import MLP
 from dtrain.models.moe import Experts
 from dtrain.models.nn.param import initial
 from dtrain.models.nn.precision import Precision
 from dtrain.models.rope import Learned
-from dtrain.models.vit import ViT
 from dtrain.optim.optimizer import AdamW
 from dtrain.optim.update import learning_rate, transformation
 from dtrain.parallel.engine import Engine, Put
-from dtrain.parallel.jit import Jit
 from dtrain.parallel.mesh import Mesh
-from dtrain.parallel.pmap import Pmap
 from dtrain.parallel.rules import Layout
-from dtrain.parallel.shard_map import ShardMap
+from dtrain.recipe import recipe
 from dtrain.train import state, step
 
-EXAMPLES = 16
-MODELS = {
-    "mlp": MLP(sizes=(64, 32, 16, 10)),
-    "cnn": CNN(image=(8, 8, 1), classes=10, stages=(16, 32)),
-    "vit": ViT(image=(8, 8, 1), classes=10, width=32, heads=4, hidden=64, layers=2),
-}
+EXAMPLES, LENGTH = 16, 32
+SMALL: dict[str, Any] = {
+    "image": (8, 8, 1), "classes": 10, "sizes": (64, 32, 16, 10), "stages": (16, 32), "vocab": 48, "context": LENGTH,
+    "layers": 2, "width": 32, "heads": 4, "hidden": 64,
+}  # fmt: skip
+"""Small values of the fields by which models are described; a model's other fields keep their defaults."""
+
+
+def small(member: type) -> Any:
+    """A small model of that class."""
+    fields = {field.name for field in dataclasses.fields(member)}
+    return member(**{name: value for name, value in SMALL.items() if name in fields})
+
+
+MEMBERS = [small(member) for member in get_args(recipe.Model) if member is not Custom]
+MODELS = {model.kind: model for model in MEMBERS if not model.mismatch(image_example((8, 8, 1), 10))}
+"""The models for images that a recipe can name."""
 MESHES = {
     "data8": Mesh(data=8),
     "fsdp8": Mesh(data=1, fsdp=8),
     "data2-fsdp2-tensor2": Mesh(data=2, fsdp=2, tensor=2),
 }
-LENGTH = 32
 DECODER = Decoder(
     vocab=48, context=LENGTH, layers=4, width=32, heads=4, kv_heads=2, hidden=48, init=0.1, window=12, global_every=2
 )
@@ -71,7 +77,7 @@ AXIS_MESHES = {
     "fsdp-expert-tensor": Mesh(data=1, fsdp=2, expert=2, tensor=2),
     "pipeline-sequence-tensor": Mesh(data=1, pipeline=2, sequence=2, tensor=2),
 }
-ENGINES: dict[str, Engine] = {"jit": Jit(), "shard_map": ShardMap(), "pmap": Pmap()}
+ENGINES: dict[str, Engine] = {engine().kind: engine() for engine in get_args(recipe.Engine)}
 ADAM = AdamW(lr=1e-3, decay=0.1, clip=1.0)
 
 

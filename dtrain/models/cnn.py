@@ -73,7 +73,7 @@ class CNN(ImageClassifier):
         return plan
 
     def params(self) -> Tree:
-        blocks = {name: _block(inputs, out, self.group) for name, inputs, out, _ in self._plan()}
+        blocks = {name: _block(inputs, out, stride, self.group) for name, inputs, out, stride in self._plan()}
         last = self.stages[-1]
         return {
             "stem": _kernel(KERNEL, self.image[2], self.stages[0], "_", "embed"),
@@ -108,21 +108,21 @@ class CNN(ImageClassifier):
         for _, inputs, out, stride in self._plan():
             area = math.ceil(area / stride**2)
             total += 2 * area * KERNEL**2 * out * (inputs + out)
-            total += 2 * area * inputs * out if inputs != out else 0
+            total += 2 * area * inputs * out if (inputs, stride) != (out, 1) else 0
         return three_times(total + 2 * self.stages[-1] * self.classes, examples)
 
     def mismatch(self, example: Example) -> str:
         return image_mismatch(example, self.image, self.classes)
 
 
-def _block(inputs: int, out: int, group: int) -> Tree:
+def _block(inputs: int, out: int, stride: int, group: int) -> Tree:
     block = {
         "norm1": norm(inputs, "embed"),
         "conv1": _kernel(KERNEL, inputs, out, "embed", "hidden"),
         "norm2": grouped_norm(out, group, "hidden"),
         "conv2": _kernel(KERNEL, out, out, "hidden", "embed"),
     }
-    return block if inputs == out else block | {"skip": _kernel(1, inputs, out, "_", "embed")}
+    return block if (inputs, stride) == (out, 1) else block | {"skip": _kernel(1, inputs, out, "_", "embed")}
 
 
 def _kernel(size: int, inputs: int, out: int, rows: str, columns: str) -> Tree:

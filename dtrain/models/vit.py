@@ -27,7 +27,7 @@ from dtrain.models.nn.layers import (
     weight,
 )
 from dtrain.models.nn.matmul import matmul
-from dtrain.models.nn.model import Flops, Loss
+from dtrain.models.nn.model import Flops, Loss, Structure
 from dtrain.models.nn.param import Param, Tree
 
 
@@ -53,6 +53,10 @@ class ViT(ImageClassifier):
                 raise FieldError("patch", f"patch = {self.patch} does not divide the image's {name} {self.image[i]}")
         if self.width % self.heads:
             raise FieldError("heads", f"heads = {self.heads} does not divide width = {self.width}")
+
+    @property
+    def structure(self) -> Structure:
+        return Structure(layers=self.layers)
 
     @property
     def _patches(self) -> int:
