@@ -83,7 +83,8 @@ def run(
             raise RecipeError(f"--hours {hours:g} is not above 0")
         again = (RESTARTS if processes > 1 or launch_id() else 0) if restarts is None else restarts
         command = _Command(
-            recipe, overrides or [], devices, processes, again, hours, runs_dir, allow_changes, dry_run
+            recipe, overrides or [], devices, processes=processes, restarts=again, hours=hours, runs=runs_dir,
+            allow_changes=allow_changes, dry=dry_run,
         )  # fmt: skip
         supervised = processes > 1 or again or (info is not None and replaces_hosts())
         if supervised and not dry_run and not is_supervised():

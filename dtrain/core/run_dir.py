@@ -14,7 +14,7 @@ from typing import Any
 
 from dtrain.core.errors import EnvironmentFault, RecipeError, cause
 from dtrain.core.mounts import on_this_host
-from dtrain.core.run_json import wrong_value
+from dtrain.core.run_json import renamed, wrong_value
 
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 """Run names; such a name is also valid as a label and a host name in the clouds."""
@@ -123,7 +123,7 @@ class Folder:
             raise EnvironmentFault(f"{self.record}: {problem}", hint)
         if record.pop("sha256", None) not in (None, _digest(record)):
             raise EnvironmentFault(f"{self.record} was changed after dtrain wrote it: its checksum differs", hint)
-        return record
+        return renamed(record)
 
     def write_record(self, record: dict[str, Any]) -> None:
         """Replace run.json atomically and add a checksum. OSError if it cannot be written."""

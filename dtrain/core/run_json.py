@@ -22,7 +22,7 @@ def _table(value: Any, valid: Callable[[Any], bool]) -> bool:
 FIELDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "state": (f"one of {', '.join(sorted(STATES))}", lambda value: isinstance(value, str) and value in STATES),
     **dict.fromkeys(("name", "reason", "git"), ("text", lambda value: isinstance(value, str))),
-    **dict.fromkeys(("step", "steps", "starts", "went_back", "next_batch"), ("a whole number", _natural)),
+    **dict.fromkeys(("step", "steps", "starts", "rollbacks", "next_batch"), ("a whole number", _natural)),
     **dict.fromkeys(("started", "written", "step_s_kept"), ("a number", _number)),
     "ended": ("a number", lambda value: value is None or _number(value)),
     "exit_code": ("a whole number", lambda value: value is None or _natural(value)),
@@ -35,6 +35,24 @@ FIELDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "topology": ("an object", lambda value: isinstance(value, dict)),
 }
 """Per key of run.json: a description of its values for messages, and a function that checks a value."""
+
+
+RECOMPUTED = "recomputed_s"
+"""The key of `lost` for seconds of steps that were computed again."""
+
+
+def renamed(record: dict[str, Any]) -> dict[str, Any]:
+    """The record with the keys of this version: earlier ones wrote `went_back`, and keys of `lost` with blanks."""
+    if "went_back" in record:
+        record = {"rollbacks" if key == "went_back" else key: value for key, value in record.items()}
+    if any(" " in key for key in record.get("lost", {})):
+        lost = {_lost_key(key): seconds for key, seconds in record["lost"].items()}
+        record = record | {"lost": lost}
+    return record
+
+
+def _lost_key(key: str) -> str:
+    return {"done again": RECOMPUTED}.get(key, f"{key.replace(', ', '_')}_s" if " " in key else key)
 
 
 def wrong_value(record: Mapping[str, Any]) -> str:

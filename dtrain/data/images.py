@@ -77,7 +77,7 @@ class Images:
         size, mtime, *_ = stamp(root)
         zipped = None if root.is_dir() else (size, mtime)
         fingerprint = f"images:{split}:{len(files)}:{digest}"
-        return ImageFiles(root, files, shape, tuple(names), fingerprint, zipped)
+        return ImageFiles(root, files, shape, names=tuple(names), fingerprint=fingerprint, zipped=zipped)
 
     def prepare(self, batch: Batch, key: jax.Array, train: bool) -> Batch:
         return self.pixels.apply(batch, 255.0, key, train)

@@ -60,7 +60,9 @@ class Tokens:
             streams = [held_out(stream, self.test, split) for stream in streams]
         labels = [str(path) for path in files]
         random = self.random and split == "train"
-        return windows(labels, streams, self.length, random, self.separator, split, self.cache)
+        return windows(
+            labels, streams, self.length, random=random, separator=self.separator, split=split, cache=self.cache
+        )
 
     def prepare(self, batch: Batch, key: jax.Array, train: bool) -> Batch:
         return batch
@@ -107,4 +109,6 @@ def windows(
             largest, origin = scan["largest"], file
         digest.update(f"{len(stream)}:{scan['digest']}".encode())
     fingerprint = f"tokens:{split}:{length}:{random}:{separator}:{digest.hexdigest()[:16]}"
-    return Windows(tuple(streams), length, random, separator, largest, origin, fingerprint)
+    return Windows(
+        tuple(streams), length, random, separator=separator, largest=largest, origin=origin, fingerprint=fingerprint
+    )

@@ -76,7 +76,7 @@ def _against_config(model: Decoder, source: Path, say: Say) -> DataError | None:
     ours, theirs = settings(model), settings(published.model)
     names = differing(ours, theirs, model.context)
     head = f"{path} ({config['model_type']}) describes a different model than the recipe's"
-    return _contradiction(head, ours, theirs, names, published.sources, published.unserved)
+    return _contradiction(head, ours, theirs, names=names, sources=published.sources, unserved=published.unserved)
 
 
 def _report_limits(published: Published, model: Decoder, path: Path, say: Say) -> None:

@@ -64,7 +64,7 @@ class Experts:
         """Router, experts and shared experts. `inner` and `outer` initialise the first and the last matrices."""
         tree: Tree = {
             "router": Param((width, self.count), "embed _", inner, fan_in=("embed",), exact=True),
-            "experts": matrices(width, self.hidden, form, inner, outer, self.count),
+            "experts": matrices(width, self.hidden, form, inner=inner, outer=outer, count=self.count),
         }
         if self.bias_rate:
             tree["bias"] = Param((self.count,), "_", declare.zeros, decay=False, rate=self.bias_rate, exact=True)

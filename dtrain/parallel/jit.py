@@ -139,7 +139,7 @@ class JitContext:
     ) -> jax.Array:
         platform, partition = self.layout.platform, self.layout.spec
         if self.layout.sizes["sequence"] == 1 and platform == "cpu":
-            return local_attention(platform, q_BTHD, k_BTGD, v_BTGD, spec, document_BT)
+            return local_attention(platform, q_BTHD, k_BTGD, v_BTGD=v_BTGD, spec=spec, document_BT=document_BT)
         q, kv = partition(("batch", "length", "heads")), partition(("batch", "length", "kv_heads"))
         documents = [] if document_BT is None else [document_BT]
         inner = ShardMapContext(self.layout)
@@ -154,7 +154,7 @@ class JitContext:
         self, blocks: Sequence[Block], params: Tree, x: jax.Array, shared: Tree = None, how: Layers = Layers()
     ) -> tuple[jax.Array, Tree]:
         if self.layout.sizes["pipeline"] == 1:
-            return scan_layers(blocks, self.gather(params), x, shared, how, self)
+            return scan_layers(blocks, self.gather(params), x, shared=shared, how=how, ctx=self)
         inner, axes = ShardMapContext(self.layout, self.microbatches, self.loss_dtype), self.layout.token_axes
 
         # only arrays cross the border of a region: unwrap the parameters outside, wrap their shards again inside

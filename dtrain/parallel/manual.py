@@ -148,11 +148,13 @@ class ShardMapContext:
         parts, heads = self.layout.sizes["sequence"], q_BTHD.shape[2]
         k_BTGD, v_BTGD = (self._groups_of_own_heads(x_BTGD, heads) for x_BTGD in (k_BTGD, v_BTGD))
         if parts == 1:
-            return local_attention(self.layout.platform, q_BTHD, k_BTGD, v_BTGD, spec, document_BT)
+            return local_attention(
+                self.layout.platform, q_BTHD, k_BTGD, v_BTGD=v_BTGD, spec=spec, document_BT=document_BT
+            )
         if not spec.causal:
             message = f"mesh.sequence = {parts} supports causal attention only; this model's attention is not causal"
             raise RecipeError(message, "set mesh.sequence: 1")
-        return ring_attention(q_BTHD, k_BTGD, v_BTGD, document_BT, spec, "sequence", parts)
+        return ring_attention(q_BTHD, k_BTGD, v_BTGD, document_BT=document_BT, spec=spec, axis="sequence", parts=parts)
 
     def _groups_of_own_heads(self, x_BTGD: jax.Array, heads: int) -> jax.Array:
         """Of keys or values with all groups on every device, the groups that this device's `heads` query heads use."""
@@ -176,7 +178,7 @@ class ShardMapContext:
             # FSDP: even without remat, the backward pass gathers parameters again instead of saving them
             regathers = how.remat == "none" and self.layout.parts("embed") > 1
             policy = Layers(regather(FSDP_AXES), how.unroll) if regathers else how
-            return scan_layers([gathering(block) for block in blocks], params, x, shared, policy, self)
+            return scan_layers([gathering(block) for block in blocks], params, x, shared=shared, how=policy, ctx=self)
 
         stages, own = self.layout.sizes["pipeline"], len(jax.tree.leaves(params)[0])
         if own % len(blocks):
@@ -186,7 +188,7 @@ class ShardMapContext:
             )
         if stages == 1:
             return layers(x, shared)
-        return pipelined(layers, x, shared, "pipeline", stages, self.microbatches)
+        return pipelined(layers, x, shared, axis="pipeline", stages=stages, microbatches=self.microbatches)
 
     def dispatch(self, tokens: Routing, experts: ExpertWeights) -> jax.Array:
         parts = self.layout.sizes["expert"]

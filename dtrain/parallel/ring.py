@@ -77,7 +77,7 @@ def ring_attention(
     parts: int,
 ) -> jax.Array:
     """Causal attention over rows that `axis` splits into `parts`, in zigzag order: (B, T, H, D)."""
-    return _forward(q_BTHD, k_BTGD, v_BTGD, document_BT, spec, axis, parts)[0]
+    return _forward(q_BTHD, k_BTGD, v_BTGD, document=document_BT, spec=spec, axis=axis, parts=parts)[0]
 
 
 def _forward(
@@ -160,7 +160,11 @@ ring_attention.defvjp(_forward, _backward)
 def _attend(queries: Queries, keys: Keys, spec: AttentionSpec) -> PartialAttention:
     length = queries.q.shape[1]
     return PartialAttention(
-        *in_chunks(lambda part: attention_with_lse(part.q, keys.k, keys.v, spec, part.side, keys.side), queries, length)
+        *in_chunks(
+            lambda part: attention_with_lse(part.q, keys.k, keys.v, spec=spec, queries=part.side, keys=keys.side),
+            queries,
+            length,
+        )
     )
 
 

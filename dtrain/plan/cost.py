@@ -137,7 +137,7 @@ def product_flops(op: Op, home: Computation) -> float:
     taps = 1.0
     for place, (size, stride, low, left_step, right_step, *_) in enumerate(window):
         extent, outputs = left.shape[lhs.index(str(place))], out.shape[res.index(str(place))]
-        taps *= _taps(extent, outputs, size, stride, low, left_step, right_step)
+        taps *= _taps(extent, outputs, size, stride=stride, low=low, left=left_step, right=right_step)
     return 2.0 * out.shape[res.index("b")] * out.shape[res.index("f")] * right.shape[rhs.index("i")] * taps
 
 

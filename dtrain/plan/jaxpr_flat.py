@@ -76,7 +76,9 @@ def flatten(jaxpr: Any) -> Flat:
             else:
                 outputs = [number(var.aval) for var in equation.outvars]
                 shapes, results = ([var.aval for var in side] for side in (equation.invars, equation.outvars))
-                flat.steps.append(Step(name, read, outputs, equation.params, shapes, results, within))
+                flat.steps.append(
+                    Step(name, read, outputs, params=equation.params, shapes=shapes, results=results, within=within)
+                )
             names.update(zip(equation.outvars, outputs, strict=True))
         return [of(var) for var in inner.outvars]
 

@@ -78,7 +78,9 @@ def memory(compiled: Compiled, program: Program, shapes: State, layout: Layout, 
     classes["program"] = compiled.program
     rest = "activations and temporaries"
     classes[rest] += max(compiled.peak - sum(classes.values()), 0)
-    return Memory(classes, compiled.peak, room, buffers[:SHOWN], replicated(shapes), compiled.arena)
+    return Memory(
+        classes, compiled.peak, room, largest=buffers[:SHOWN], replicated=replicated(shapes), arena=compiled.arena
+    )
 
 
 def state_alone(shapes: State, batch: Batch, room: float) -> Memory:

@@ -149,7 +149,7 @@ def _op(line: str) -> Op:
     close = _closing(rest, start)
     inside = rest[start + 1 : close]
     operands = tuple(part.split(" ")[-1].lstrip("%") for part in _split(inside)) if inside else ()
-    return Op(name.lstrip("%"), kind, arrays(rest[:end]), operands, rest[close + 1 :], root)
+    return Op(name.lstrip("%"), kind, arrays(rest[:end]), operands=operands, attributes=rest[close + 1 :], root=root)
 
 
 def arrays(text: str) -> tuple[Array, ...]:

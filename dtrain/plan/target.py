@@ -35,7 +35,15 @@ def stand_ins(on: Target) -> list[Any]:
     cores, chips = range(on.chip.devices if on.chip else 1), on.chips // on.slices
     found = [(cut, place, core) for cut in range(on.slices) for place in places for core in cores]
     return [
-        StandIn(i, on.platform, kind, place if on.shape else (i, 0, 0), i // PER_HOST, cut, core)
+        StandIn(
+            i,
+            on.platform,
+            kind,
+            coords=place if on.shape else (i, 0, 0),
+            process_index=i // PER_HOST,
+            slice_index=cut,
+            core_on_chip=core,
+        )
         for i, (cut, place, core) in enumerate(found[: chips * on.slices * len(cores)])
     ]
 

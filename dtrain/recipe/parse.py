@@ -45,7 +45,9 @@ def fields(cls: type, node: Node, path: str, problems: Problems, root: type) -> 
         here = f"{path}.{key}" if path else key
         if key in hints:
             doc = partial(_doc, cls, key)
-            values[key] = value(hints[key], _of_default_kind(cls, key, child), here, problems, root, doc)
+            values[key] = value(
+                hints[key], _of_default_kind(cls, key, child), here, problems=problems, root=root, doc=doc
+            )
         else:
             problems.add(node.key(key), here, "unknown key", partial(_suggestion, key, cls, path, root))
     for missing in (f for f in dataclasses.fields(cls) if _required(f) and f.name not in node.value):

@@ -115,7 +115,7 @@ def supervise(
     replaced, more = bool(among) and replaces_hosts(), dict[str, str]()
     with _signals(place) as watch:
         while True:
-            end = _start(arguments, processes, place, watch, among, others, more)
+            end = _start(arguments, processes, place, watch=watch, among=among, others=others, more=more)
             with signals.held():  # wait for a signal that is being handled: a second one ends this process
                 pass
             if watch.asked and end.code == TERMINATED:

@@ -50,7 +50,8 @@ class Summary:
         if times:
             rows.append(f"  time   {'  '.join(times)}  (seconds)")
         if values["goodput"]:
-            lost = [f"{name} {seconds:.1f}" for name, seconds in values["lost"].items()]
+            causes = {key.removesuffix("_s").replace("_", " "): seconds for key, seconds in values["lost"].items()}
+            lost = [f"{cause} {seconds:.1f}" for cause, seconds in causes.items()]
             starts = f" in {values['starts']} starts" if values["starts"] > 1 else ""
             rows.append(
                 f"  goodput {values['goodput']:.1%} of {values['wall']:.1f} s{starts}  {'  '.join(lost)}".rstrip()

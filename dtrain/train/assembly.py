@@ -107,4 +107,14 @@ def assemble(recipe: Recipe, devices: Sequence[Any], example: Example, steps: in
         with precision.tracing():
             return engine.trace(layout, step, shapes, rows, out=replicated, donate=False)
 
-    return Assembly(recipe, layout, make, shapes, train, evaluate, eval_batch, batch, steps)
+    return Assembly(
+        recipe,
+        layout,
+        make,
+        shapes=shapes,
+        train=train,
+        evaluate=evaluate,
+        eval_batch=eval_batch,
+        batch=batch,
+        steps=steps,
+    )

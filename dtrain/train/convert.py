@@ -68,7 +68,7 @@ def import_params(recipe: Recipe, runs: Path, source: Path, say: Say, *, allow_c
             if not before:
                 shutil.rmtree(place.path, ignore_errors=True)
             raise
-        _save(assembly, params, example, place, lease, source)
+        _save(assembly, params, example, place=place, lease=lease, source=source)
     return place
 
 

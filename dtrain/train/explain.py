@@ -83,7 +83,9 @@ def _placed(layout: Layout, name: str, param: Param, width: int, devices: int) -
     for dim in split:
         parts *= layout.parts(dim)
     size = param.size * width
-    return Placed(name, param.shape, param.names, split, devices // parts, size, size // parts)
+    return Placed(
+        name, param.shape, param.names, split=split, copies=devices // parts, bytes=size, bytes_per_device=size // parts
+    )
 
 
 def size_text(size: float) -> str:

@@ -22,7 +22,7 @@ def train_batches(
     """Yield batches `start` to `steps` - 1 on the devices. `warn` receives a message if a worker process dies."""
     recipe, order = assembly.recipe, Order(len(source), assembly.recipe.seed, source.starts)
     put = Put(recipe.engine, assembly.layout, recipe.batch)
-    host = TrainBatches(source, order, recipe.batch, put.held, start, steps, recipe.data.keyed)
+    host = TrainBatches(source, order, recipe.batch, local=put.held, start=start, steps=steps, keyed=recipe.data.keyed)
     with closing(stream(host, recipe.data.load, warn)) as batches:
         for batch in batches:
             yield put(batch)

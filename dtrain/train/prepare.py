@@ -68,12 +68,12 @@ def prepare(session: Session) -> Ready:
         assembly,
         train,
         test,
-        step,
-        evaluate,
-        store,
-        compare_with_plan(session.place, assembly, devices),
-        FromFirst(),
-        now,
+        step=step,
+        evaluate=evaluate,
+        store=store,
+        planned=compare_with_plan(session.place, assembly, devices),
+        exchange=FromFirst(),
+        now=now,
     )
 
 

@@ -18,6 +18,7 @@ from dtrain.core import heartbeat
 from dtrain.core.errors import DtrainError, NotFinite, TakenOver, user_error
 from dtrain.core.metrics import Metric, plain
 from dtrain.core.run_dir import Folder, overwrite
+from dtrain.core.run_json import RECOMPUTED
 from dtrain.recipe.load import text
 from dtrain.recipe.recipe import Recipe
 from dtrain.train.loss_guard import Rollback
@@ -79,8 +80,8 @@ class Record:
         """
         change = step_s - self._seconds().get("step", 0.0)
         self.clock.add("step", change)
-        if "done again" in self.values["lost"]:
-            self.values["lost"]["done again"] = round(max(self.values["lost"]["done again"] - change, 0.0), 3)
+        if RECOMPUTED in self.values["lost"]:
+            self.values["lost"][RECOMPUTED] = round(max(self.values["lost"][RECOMPUTED] - change, 0.0), 3)
         self.saving(step)
         self.committed(step)
 
@@ -107,14 +108,14 @@ class Record:
 
     def rolled_back(self, rollback: Rollback, budget: int) -> None:
         """Record a rollback. Raises NotFinite if there were `budget` of them already."""
-        if self.values["went_back"] >= budget:
+        if self.values["rollbacks"] >= budget:
             raise NotFinite(
                 f"{rollback.message}; the run was rolled back {budget} times before (guard.budget)", rollback.hint
             )
         discarded = self._seconds().get("step", 0.0) - self.values["step_s_kept"]
         self.clock.add("step", -discarded)
-        self.values["lost"]["done again"] = round(self.values["lost"].get("done again", 0.0) + discarded, 3)
-        self.values["went_back"] += 1
+        self.values["lost"][RECOMPUTED] = round(self.values["lost"].get(RECOMPUTED, 0.0) + discarded, 3)
+        self.values["rollbacks"] += 1
         self.values["next_batch"] = rollback.batch
         self.write()
 
@@ -167,7 +168,7 @@ def run_record(place: Folder, recipe: Recipe, lead: bool) -> Iterator[Record]:
         "starts": old.get("starts", 0) + 1,
         "lost": _lost(old, heartbeat.read(place.heartbeat(0))),
         "step_s_kept": old.get("step_s_kept", 0.0),
-        "went_back": old.get("went_back", 0),
+        "rollbacks": old.get("rollbacks", 0),
         "next_batch": old.get("next_batch", 0),
         "pure_trace": old.get("pure_trace", ""),
         "versions": versions(),
@@ -204,7 +205,7 @@ def _failed(log: Record, error: BaseException) -> None:
 def _lost(old: Mapping[str, Any], latest: heartbeat.Heartbeat | None) -> dict[str, float]:
     """Seconds lost so far, by cause, including the gap before this start.
 
-    Work after run.json was last written is recomputed ("done again"); after the last heartbeat the run was down.
+    Work after run.json was last written is recomputed (`recomputed_s`); after the last heartbeat the run was down.
     """
     lost, now = dict(old.get("lost", {})), time.time()
     if not old:
@@ -214,8 +215,8 @@ def _lost(old: Mapping[str, Any], latest: heartbeat.Heartbeat | None) -> dict[st
     spent = old.get("seconds", {}).get("step", 0.0)
     recomputed = last - written + max(spent - old.get("step_s_kept", spent), 0.0)
     for name, seconds in (
-        ("done again", recomputed),
-        (f"down, {'killed' if killed else old['state']}", now - last),
+        (RECOMPUTED, recomputed),
+        (f"down_{'killed' if killed else old['state']}_s", now - last),
     ):
         if seconds > 0:
             lost[name] = round(lost.get(name, 0.0) + seconds, 3)

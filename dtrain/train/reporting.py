@@ -36,7 +36,7 @@ def reporter(
         """Nothing is written by this process."""
 
     if jax.process_index() == 0:
-        about = TrackedRun(place, recipe.name, plain(recipe), ids, start, console.warn)
+        about = TrackedRun(place, recipe.name, plain(recipe), ids=ids, start=start, warn=console.warn)
         rows = stack.enter_context(lines(place.metrics, start, console.warn))
         sync, trackers = rows.sync, [rows, *(stack.enter_context(sink.open(about)) for sink in recipe.track.to)]
     example = assembly.layout.example

@@ -80,7 +80,7 @@ def first_state(
 def _start(step: int, about: Mapping[str, Any], next_batch: int, now: Mapping[str, Any]) -> Start:
     batches_skipped = max(about["passed"], next_batch - step)
     now = dict(now) | {"imported": about["imported"]} if "imported" in about else now
-    return Start(step, batches_skipped, about["owed"], about["seen"], about.get("step_s", 0.0), now)
+    return Start(step, batches_skipped, about["owed"], seen=about["seen"], step_s=about.get("step_s", 0.0), now=now)
 
 
 def _report(start: Start, promised: list[str]) -> list[str]:

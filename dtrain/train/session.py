@@ -69,7 +69,18 @@ def opened(
         beats = HeartbeatWriter(place.heartbeat(jax.process_index()), recipe.guard.patience)
         log.clock.entered = heartbeat = stack.enter_context(closing(beats))
         holds = lease.holds if lease else lambda: None
-        yield Session(recipe, place, console, log, heartbeat, interrupt, stack, dry, holds, notifier)
+        yield Session(
+            recipe,
+            place,
+            console,
+            log=log,
+            heartbeat=heartbeat,
+            interrupt=interrupt,
+            stack=stack,
+            dry=dry,
+            holds=holds,
+            notifier=notifier,
+        )
 
 
 def _close_now(

@@ -52,15 +52,31 @@ def step_hooks(session: Session, ready: Ready, start: Start, end: int) -> Hooks:
     held_out = partial(eval_batches, assembly, ready.test, 1 if session.dry else None)
     tokens, agreed = TOKEN in ready.train.example, session.interrupt.agreed
     evaluation = Evaluation(
-        recipe.evaluate, ready.evaluate, held_out, logging, session.clock, tokens, agreed, one_at_a_time=faked
+        recipe.evaluate,
+        ready.evaluate,
+        held_out,
+        log=logging,
+        clock=session.clock,
+        perplexity=tokens,
+        stop=agreed,
+        one_at_a_time=faked,
     )
     guard = LossGuard(recipe.guard, start.batches_skipped, lambda step: saving.due(step) or evaluation.due(step))
     guard.recall(start.seen)
-    save = _saver(session, ready, start, lambda step: evaluation.due(step) or step == end, guard, sync)
+    save = _saver(session, ready, start, due=lambda step: evaluation.due(step) or step == end, guard=guard, sync=sync)
     timer = SaveTimer(
         0.0 if session.dry else 60 * often.minutes, jax.process_count(), start.step, exchange=ready.exchange
     )
-    saving = Saving(often.every, often.best, save, session.clock, faked, skipping, logging.flush, timer)
+    saving = Saving(
+        often.every,
+        often.best,
+        save,
+        clock=session.clock,
+        one_at_a_time=faked,
+        skipping=skipping,
+        flush=logging.flush,
+        timer=timer,
+    )
     return Hooks(partial(_alive, session), guard, logging, evaluation, saving)
 
 

@@ -47,6 +47,15 @@ def test_values_of_other_types_are_refused_by_name(place: Folder, key: str, valu
         place.read_record()
 
 
+def test_keys_of_earlier_versions_are_read(place: Folder) -> None:
+    lost = {"done again": 1.5, "down, killed": 2.0}
+    place.record.write_text(json.dumps(RECORD | {"lost": lost, "went_back": 1}))
+    found = place.read_record()
+    assert found["lost"] == {"recomputed_s": 1.5, "down_killed_s": 2.0}
+    assert found["rollbacks"] == 1
+    assert "went_back" not in found
+
+
 def test_a_manually_changed_value_is_detected(place: Folder) -> None:
     assert place.read_record() == RECORD
     place.record.write_text(place.record.read_text().replace('"step": 4', '"step": 5'))

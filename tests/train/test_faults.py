@@ -352,7 +352,7 @@ def test_an_evaluation_that_a_stop_left_out_is_made_after_it(dtrain: Dtrain, rec
     dtrain("run", recipe, *eval_pending)
     assert measured() == [6, 12, 18, 24]
     assert "eval/loss" in json.loads((run / "checkpoints" / "12" / "MANIFEST.json").read_text())["metrics"]
-    assert record(run)["lost"]["down, stopped"] > 0
+    assert record(run)["lost"]["down_stopped_s"] > 0
 
 
 SECRETS = ("WANDB_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "GOOGLE_APPLICATION_CREDENTIALS")

@@ -119,7 +119,7 @@ def test_it_goes_back_from_a_step_that_would_be_saved(dtrain: Dtrain, tmp_path: 
     assert "rolling back to the newest checkpoint" in done.stderr
     values = json.loads((tmp_path / "runs" / "watched" / "checkpoints" / "48" / "MANIFEST.json").read_text())["about"]
     assert values["passed"] == BAD + 1
-    assert json.loads((tmp_path / "runs" / "watched" / "run.json").read_text())["lost"]["done again"] > 0
+    assert json.loads((tmp_path / "runs" / "watched" / "run.json").read_text())["lost"]["recomputed_s"] > 0
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from dtrain.train.record import Record, _lost
 
 
 def record(tmp_path: Path, before: float, again: float) -> Record:
-    values = {"lost": {"done again": again}, "step": 0, "step_s_kept": before}
+    values = {"lost": {"recomputed_s": again}, "step": 0, "step_s_kept": before}
     return Record(values, Folder(tmp_path), lead=False, before={"step": before})
 
 
@@ -31,14 +31,14 @@ def test_a_checkpoint_committed_after_run_json_was_written_counts(tmp_path: Path
     log = record(tmp_path, before=3.0, again=5.0)
     log.resumed(16, step_s=4.5)
     assert log.values["step_s_kept"] == 4.5
-    assert log.values["lost"]["done again"] == 3.5
+    assert log.values["lost"]["recomputed_s"] == 3.5
 
 
 def test_where_the_newest_checkpoint_was_damaged_its_steps_are_done_again(tmp_path: Path) -> None:
     log = record(tmp_path, before=3.0, again=1.0)
     log.resumed(4, step_s=1.0)
     assert log.values["step_s_kept"] == 1.0
-    assert log.values["lost"]["done again"] == 3.0
+    assert log.values["lost"]["recomputed_s"] == 3.0
 
 
 @pytest.mark.parametrize("jump", [-86400.0, 86400.0])

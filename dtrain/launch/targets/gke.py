@@ -48,7 +48,16 @@ class GKE(JobSet):
         if self.spot and self.grace > SPOT_GRACE:
             notes.append(f"a spot node gives its pods {SPOT_GRACE} s to save, not the {self.grace} s of launch.grace")
         apply, hosts, chips = self._kubectl(job, *APPLY), self.hosts * self.slices, self.shape.chips
-        return LaunchPlan(files, [apply], hosts, chips, self.rate, self.limit(), rented=True, notes=tuple(notes))
+        return LaunchPlan(
+            files,
+            [apply],
+            hosts,
+            chips=chips,
+            dollars_hour=self.rate,
+            hours=self.limit(),
+            rented=True,
+            notes=tuple(notes),
+        )
 
     def describe(self) -> list[str]:
         secret = f"variables: {', '.join(self.environment)}, with the values in secret {SECRET}"

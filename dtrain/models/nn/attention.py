@@ -113,7 +113,9 @@ def attention(
     """Attention over full rows, in the dtype of the queries: (B, T, H, D)."""
 
     def chunk(part: tuple[jax.Array, Positions]) -> jax.Array:
-        return attention_with_lse(part[0], k_BSGD, v_BSGD, spec, part[1], positions)[0].astype(q_BTHD.dtype)
+        return attention_with_lse(part[0], k_BSGD, v_BSGD, spec=spec, queries=part[1], keys=positions)[0].astype(
+            q_BTHD.dtype
+        )
 
     return in_chunks(chunk, (q_BTHD, positions), q_BTHD.shape[1])
 

@@ -211,7 +211,7 @@ class SingleDeviceContext:
     def stack(
         self, blocks: Sequence[Block], params: Tree, x: jax.Array, shared: Tree = None, how: Layers = Layers()
     ) -> tuple[jax.Array, Tree]:
-        return scan_layers(blocks, params, x, shared, how, self)
+        return scan_layers(blocks, params, x, shared=shared, how=how, ctx=self)
 
     def dispatch(self, tokens: Routing, experts: ExpertWeights) -> jax.Array:
         return grouped(tokens, experts)

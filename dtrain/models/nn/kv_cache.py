@@ -63,7 +63,9 @@ class CachedContext(SingleDeviceContext):
         v_BCGD = jax.lax.dynamic_update_slice(cache.v_LBCGD[0], v_BTGD.astype(cache.v_LBCGD.dtype), at)
         self.grown.append(KVCache(k_BCGD[None], v_BCGD[None], cache.used))
         keys = Positions(jnp.arange(k_BCGD.shape[1], dtype=jnp.int32))
-        out, _ = attention_with_lse(q_BTHD, k_BCGD, v_BCGD, spec, Positions(self.places(q_BTHD.shape[1])), keys)
+        out, _ = attention_with_lse(
+            q_BTHD, k_BCGD, v_BCGD, spec=spec, queries=Positions(self.places(q_BTHD.shape[1])), keys=keys
+        )
         return out.astype(q_BTHD.dtype)
 
     def stack(
