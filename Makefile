@@ -41,5 +41,5 @@ format: $(VENV)/.dev ## format the code and apply lint fixes
 golden: $(VENV)/.dev ## rewrite tests/golden; review the diff
 	DTRAIN_GOLDEN=write $(BIN)/pytest -m "not gpu and not gpu_compiler"
 
-bench: $(VENV)/.dev ## run every benchmark that needs no accelerator
-	for program in benchmarks/*.py; do echo "== $$program"; $(BIN)/python $$program || exit 1; done
+bench: $(VENV)/.dev ## run every benchmark that needs no accelerator, or BENCH="loop_overhead ..."; writes benchmarks/results
+	$(BIN)/python benchmarks/record_results.py $(BENCH)

@@ -26,5 +26,5 @@ def _kind(leaf: Any) -> tuple[tuple[int, ...], str]:
     return ((), "unread") if leaf is UNREAD else (tuple(leaf.shape), str(leaf.dtype))
 
 
-def _leaves(tree: Any) -> list[tuple[Any, Any]]:
+def _leaves(tree: object) -> list[tuple[Any, Any]]:
     return jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda leaf: hasattr(leaf, "dtype"))[0]

@@ -8,7 +8,6 @@ import stat
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from dtrain.core.errors import OTHER_KIND
 from dtrain.core.run_dir import MANIFEST as NAME
@@ -26,7 +25,7 @@ class Manifest:
     """A committed step."""
 
     step: int
-    about: Mapping[str, Any]
+    about: Mapping[str, object]
     """Recipe, data, topology, versions, progress, as JSON values; see `dtrain.train.provenance.about`."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     checksum: Sequence[int] = ()
@@ -129,5 +128,5 @@ def check(folder: Path, rank: int, processes: int) -> Manifest:
     return recorded
 
 
-def _digest_of(values: Mapping[str, Any]) -> str:
+def _digest_of(values: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

@@ -9,7 +9,7 @@ UNREAD = ...
 """Orbax's placeholder in a tree of shapes: an array that is not read."""
 
 
-def is_partial(shapes: Any) -> bool:
+def is_partial(shapes: object) -> bool:
     """Whether some arrays of the tree are not read."""
     return any(leaf is UNREAD for leaf in jax.tree.leaves(shapes))
 

@@ -163,8 +163,8 @@ class Store:
     def save(
         self,
         step: int,
-        state: Any,
-        about: Mapping[str, Any],
+        state: object,
+        about: Mapping[str, object],
         metrics: Mapping[str, float],
         proof: Callable[[], Sequence[int]] = lambda: (),
     ) -> None:
@@ -204,7 +204,7 @@ class Store:
         if failed:
             raise failed
 
-    def restore(self, step: int, shapes: Any) -> Any:
+    def restore(self, step: int, shapes: object) -> Any:
         """Restore the state of that step with the shardings of `shapes`, whatever mesh it was saved from.
 
         Arrays that are `...` in `shapes` are not read. Raises CheckpointError with the differences if the state is of

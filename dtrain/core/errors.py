@@ -24,7 +24,6 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
@@ -55,14 +54,14 @@ class DtrainError(Exception):
         self.message = message
         self.hint = hint
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), vars(self))  # the default would call __init__ with the wrong arguments
 
     def __str__(self) -> str:
         return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
 
 
-def _rebuild(kind: type[DtrainError], values: dict[str, Any]) -> DtrainError:
+def _rebuild(kind: type[DtrainError], values: dict[str, object]) -> DtrainError:
     """Unpickle an error without calling its __init__."""
     error = kind.__new__(kind)
     vars(error).update(values)

@@ -82,7 +82,7 @@ def read(path: Path) -> Heartbeat | None:
     return latest if types_match and all(map(_finite, numbers)) else None
 
 
-def _finite(value: Any) -> bool:
+def _finite(value: object) -> bool:
     return isinstance(value, int | float) and abs(value) < LARGEST
 
 

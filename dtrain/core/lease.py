@@ -135,7 +135,7 @@ def _locked(path: Path, owner: dict[str, Any], who: str) -> Locked:
     return Locked(message, f"stop that run, or give this one another name: name=... ({path})")
 
 
-def _alive(owner: dict[str, Any], path: Path) -> bool:
+def _alive(owner: dict[str, object], path: Path) -> bool:
     """Whether the process that wrote the lease may still be running."""
     if _is_same_host(owner):
         return owner.get("born") is not None and owner["born"] == start_time(owner.get("pid"))
@@ -146,7 +146,7 @@ def _alive(owner: dict[str, Any], path: Path) -> bool:
     return now - path.stat().st_mtime < EXPIRY
 
 
-def _is_same_host(owner: dict[str, Any]) -> bool:
+def _is_same_host(owner: dict[str, object]) -> bool:
     return all(owner.get(name) == value for name, value in _host().items())
 
 
@@ -180,7 +180,7 @@ def _host() -> dict[str, str]:
     return fields
 
 
-def start_time(pid: Any) -> str | None:
+def start_time(pid: object) -> str | None:
     """Start time of a process in the operating system's own format; None if no such process is running."""
     if not isinstance(pid, int):
         return None

@@ -125,12 +125,12 @@ class Folder:
             raise EnvironmentFault(f"{self.record} was changed after dtrain wrote it: its checksum differs", hint)
         return renamed(record)
 
-    def write_record(self, record: dict[str, Any]) -> None:
+    def write_record(self, record: dict[str, object]) -> None:
         """Replace run.json atomically and add a checksum. OSError if it cannot be written."""
         overwrite(self.record, json.dumps(record | {"sha256": _digest(record)}, indent=2) + "\n")
 
 
-def _digest(record: Mapping[str, Any]) -> str:
+def _digest(record: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:16]
 
 

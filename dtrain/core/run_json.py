@@ -7,15 +7,15 @@ LARGEST = 1e300
 STATES = {"running", "finished", "stopped", "failed", "aborted"}
 
 
-def _natural(value: Any) -> bool:
+def _natural(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
-def _number(value: Any) -> bool:
+def _number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
 
 
-def _table(value: Any, valid: Callable[[Any], bool]) -> bool:
+def _table(value: object, valid: Callable[[object], bool]) -> bool:
     return isinstance(value, dict) and all(map(valid, value.values()))
 
 
@@ -55,7 +55,7 @@ def _lost_key(key: str) -> str:
     return {"done again": RECOMPUTED}.get(key, f"{key.replace(', ', '_')}_s" if " " in key else key)
 
 
-def wrong_value(record: Mapping[str, Any]) -> str:
+def wrong_value(record: Mapping[str, object]) -> str:
     """Describe the first value in a run record with the wrong type; empty if all are valid."""
     for key, (expected, valid) in FIELDS.items():
         if key in record and not valid(record[key]):

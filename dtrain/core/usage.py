@@ -58,7 +58,7 @@ def _read(folder: Folder) -> dict[str, dict[str, Any]]:
     return values
 
 
-def _is_usage(values: Any) -> bool:
+def _is_usage(values: object) -> bool:
     types = {name: float if name == "seconds" else int for name in asdict(Usage())}
     if not isinstance(values, dict) or values.keys() != types.keys():
         return False

@@ -37,7 +37,7 @@ Example = Mapping[str, Feature]
 """The features of one example, by name."""
 
 
-def plain_example(example: Example) -> dict[str, Any]:
+def plain_example(example: Example) -> dict[str, object]:
     """Convert an example to values that JSON supports."""
     return {name: asdict(feature) | {"origin": ""} for name, feature in example.items()}
 

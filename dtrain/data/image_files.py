@@ -9,7 +9,7 @@ import zipfile
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -112,5 +112,5 @@ class ImageFiles:
     def _zip(self) -> zipfile.ZipFile:
         return zipfile.ZipFile(self.root)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in self.__dict__.items() if name != "_zip"}

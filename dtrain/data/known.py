@@ -57,7 +57,7 @@ def known(cache: str, key: str, paths: Sequence[Path], read: Callable[[Path], An
     return results
 
 
-def _read_whole(path: Path, read: Callable[[Path], Any]) -> tuple[Any, list[int]]:
+def _read_whole(path: Path, read: Callable[[Path], object]) -> tuple[object, list[int]]:
     """The result of `read` and the stamp of the file; DataError if the file changes while it is read."""
     before = stamp(path)
     try:
@@ -79,7 +79,7 @@ def file_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def seal(path: Path, content: Any, sync: bool = True) -> None:
+def seal(path: Path, content: object, sync: bool = True) -> None:
     """Write a JSON value preceded by its digest. Raises OSError."""
     body = json.dumps(content)
     with replacing(path, sync) as file:

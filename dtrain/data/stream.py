@@ -68,7 +68,7 @@ class Stream:
         except (OSError, ValueError) as error:
             raise DataError(f"{self.path}: cannot be read: {error}") from error
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in self.__dict__.items() if name != "tokens"}
 
     def changed(self) -> str:
@@ -97,7 +97,7 @@ class Stream:
         key = f"tokens {self.dtype} {self.offset} {self.count}"
         return known(cache, key, [self.path], lambda _: self._scan())[0]
 
-    def _scan(self) -> dict[str, Any]:
+    def _scan(self) -> dict[str, object]:
         digest, minima, maxima, left = hashlib.sha256(), [0], [0], self.count
         with self.path.open("rb") as file:
             file.seek(self.offset)

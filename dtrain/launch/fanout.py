@@ -153,7 +153,7 @@ class Connections:
             if session := self._sessions.pop(machine, None):
                 session.close()
 
-    def _ask(self, machine: Machine, verb: Verb, more: dict[str, Any]) -> Answer:
+    def _ask(self, machine: Machine, verb: Verb, more: dict[str, object]) -> Answer:
         begin = time.time()
         try:
             session = self._session(machine)

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 from dtrain.core.errors import EnvironmentFault, RecipeError
 from dtrain.launch.commands import run
@@ -10,7 +9,7 @@ from dtrain.launch.commands import run
 OUTPUT = "launch"
 
 
-def launch_section(folder: Path) -> dict[str, Any]:
+def launch_section(folder: Path) -> dict[str, object]:
     """The output `launch` of an applied configuration: the recipe's launch section.
 
     RecipeError if the folder has no such configuration or output, EnvironmentFault if terraform fails."""

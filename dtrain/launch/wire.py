@@ -124,6 +124,6 @@ def decode(text: str, kind: type[T]) -> T:
 
 
 @cache
-def adapter(kind: type[Any]) -> TypeAdapter[Any]:
+def adapter(kind: type[object]) -> TypeAdapter[Any]:
     """The (cached) validator of a type."""
     return TypeAdapter(kind)

@@ -19,7 +19,7 @@ CONFIG = "config.json"
 Say = Callable[[str], None]
 
 
-def record(model: Any) -> dict[str, str]:
+def record(model: object) -> dict[str, str]:
     """The settings of a model as an entry for a file's header."""
     return {RECORD: json.dumps(settings(model), default=str)}
 
@@ -45,7 +45,7 @@ def agree(
         say(f"imported despite the differences: {problem.message}")
 
 
-def _against_record(model: Any, header: str, source: Path, say: Say) -> DataError | None:
+def _against_record(model: object, header: str, source: Path, say: Say) -> DataError | None:
     ours = json.loads(record(model)[RECORD])
     try:
         theirs = dict(json.loads(header))
@@ -120,6 +120,6 @@ def _contradiction(
     )
 
 
-def _shown(name: str, values: Mapping[str, Any]) -> str:
+def _shown(name: str, values: Mapping[str, object]) -> str:
     value = values.get(name)
     return f"{name}: {ABSENT if value is None else json.dumps(value)}"

@@ -34,7 +34,7 @@ class Custom(Declared):
     target: str
     """package.module:Class, from the recipe's folder, the working folder or an installed package. Importing it runs its
     code."""
-    args: dict[str, Any] = field(default_factory=dict)
+    args: dict[str, object] = field(default_factory=dict)
     """Keyword arguments for the class."""
     folder: str | None = None
     """Folder that is searched first for the module: the recipe's, if the module is in it."""
@@ -66,7 +66,7 @@ class Custom(Declared):
         return model
 
     @cached_property
-    def _declared(self) -> tuple[Tree, list[str], Any]:
+    def _declared(self) -> tuple[Tree, list[str], object]:
         """The user's tree of `Param`, the dotted path of each leaf, and the tree's structure."""
         model = self.model
         with self._own_code():
@@ -166,7 +166,7 @@ class Custom(Declared):
             raise RecipeError(f"{where}: {type(error).__name__}: {text[0]}", hint) from error
 
 
-def _is_param(leaf: Any) -> bool:
+def _is_param(leaf: object) -> bool:
     return isinstance(leaf, Param)
 
 
@@ -177,7 +177,7 @@ def _plain(tree: Tree) -> bool:
     return all(map(_plain, tree)) if type(tree) in (list, tuple) else _is_param(tree)
 
 
-def _scalar(value: Any) -> jax.Array:
+def _scalar(value: object) -> jax.Array:
     array = jnp.asarray(value, jnp.float32)
     if array.shape != ():
         raise ValueError(f"an array of shape {array.shape}")

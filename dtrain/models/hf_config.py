@@ -61,7 +61,7 @@ def published_model(config: Mapping[str, Any], context: int, path: Path) -> Publ
     return Published(model, sources, tuple(fields.unserved), tuple(unchecked), positions)
 
 
-def _gpt2(fields: Fields) -> dict[str, Any]:
+def _gpt2(fields: Fields) -> dict[str, object]:
     width = fields("n_embd", "width")
     fields.known.add("n_inner")
     fields.sources["hidden"] = f"n_inner: {fields.values.get('n_inner')}, n_embd: {width}"
@@ -82,7 +82,7 @@ def _gpt2(fields: Fields) -> dict[str, Any]:
     }
 
 
-def _llama(fields: Fields, kind: str, context: int) -> dict[str, Any]:
+def _llama(fields: Fields, kind: str, context: int) -> dict[str, object]:
     """Llama, Mistral, Mixtral, Qwen and Gemma."""
     width, heads = fields("hidden_size", "width"), fields("num_attention_heads", "heads")
     gemma, layers = kind.startswith("gemma"), fields("num_hidden_layers", "layers")
@@ -132,7 +132,7 @@ def _bias(fields: Fields, kind: str) -> bool:
     return attention and inner
 
 
-def _feed_forward(fields: Fields, kind: str) -> dict[str, Any]:
+def _feed_forward(fields: Fields, kind: str) -> dict[str, object]:
     if kind == "mixtral":
         count, size, gates = "num_local_experts", "intermediate_size", True
     elif kind == "qwen3_moe":

@@ -22,7 +22,7 @@ ARCHITECTURES = {
 }
 
 
-def config_of(model: Decoder) -> dict[str, Any] | None:
+def config_of(model: Decoder) -> dict[str, object] | None:
     """The fields of config.json; None if no supported architecture computes the same.
 
     Each candidate is read back with `published_model` and accepted only if it gives this decoder.
@@ -38,7 +38,7 @@ def config_of(model: Decoder) -> dict[str, Any] | None:
     return None
 
 
-def _fields(model: Decoder, kind: str) -> dict[str, Any]:
+def _fields(model: Decoder, kind: str) -> dict[str, object]:
     if kind == "gpt2":
         return _gpt2(model)
     act = {form: name for name, form in reversed(ACTIVATIONS.items())}.get(model.feed_forward)
@@ -69,7 +69,7 @@ def _fields(model: Decoder, kind: str) -> dict[str, Any]:
     return config | _experts(model, kind)
 
 
-def _gpt2(model: Decoder) -> dict[str, Any]:
+def _gpt2(model: Decoder) -> dict[str, object]:
     acts = {form: name for name, form in reversed(GPT2_ACTIVATIONS.items())}
     return {
         "vocab_size": model.vocab,
@@ -84,7 +84,7 @@ def _gpt2(model: Decoder) -> dict[str, Any]:
     }
 
 
-def _windows(model: Decoder, kind: str) -> dict[str, Any]:
+def _windows(model: Decoder, kind: str) -> dict[str, object]:
     config: dict[str, Any] = {"sliding_window": model.window}
     if kind.startswith("qwen"):
         config |= {"use_sliding_window": model.window is not None, "max_window_layers": 0}
@@ -94,7 +94,7 @@ def _windows(model: Decoder, kind: str) -> dict[str, Any]:
     return config
 
 
-def _experts(model: Decoder, kind: str) -> dict[str, Any]:
+def _experts(model: Decoder, kind: str) -> dict[str, object]:
     experts = model.experts
     if experts is None:
         return {}

@@ -56,7 +56,7 @@ class Fields:
     """The fields of a config.json; records which were read, and for which setting."""
 
     values: Mapping[str, Any]
-    defaults: Mapping[str, Any]
+    defaults: Mapping[str, object]
     path: Path
     sources: dict[str, str] = field(default_factory=dict)
     unserved: list[str] = field(default_factory=list)

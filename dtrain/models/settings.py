@@ -25,7 +25,7 @@ def settings(model: Any) -> Settings:
     return flat | (_resolved(model) if isinstance(model, Decoder) else {})
 
 
-def differing(ours: Mapping[str, Any], theirs: Mapping[str, Any], context: int) -> list[str]:
+def differing(ours: Mapping[str, object], theirs: Mapping[str, object], context: int) -> list[str]:
     """The names of the settings that differ, for rows of at most `context` tokens."""
     if ours.get("kind") != theirs.get("kind"):
         return ["kind"]
@@ -53,7 +53,7 @@ def _resolved(model: Decoder) -> Settings:
     } | ({"context": model.context} if isinstance(model.position, Learned) else {})
 
 
-def _flat(values: Mapping[str, Any], path: str = "") -> Settings:
+def _flat(values: Mapping[str, object], path: str = "") -> Settings:
     flat: Settings = {}
     for name, value in values.items():
         if name in TRAINING | COMPUTING:

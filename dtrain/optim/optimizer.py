@@ -32,7 +32,7 @@ class Shared:
     ema: Decay | None = None
     """Decay of an exponential moving average of the parameters; evaluation then uses the average."""
 
-    def state_dims(self, declared: Tree, state: Any) -> Any:
+    def state_dims(self, declared: Tree, state: object) -> Any:
         """The dim names of each array in a part of the optimizer's state, as a tree of the same structure.
 
         None for parts whose arrays have the shapes of the parameters: they are sharded like the parameters.
@@ -92,7 +92,7 @@ class Adafactor(Shared):
     def direction(self, declared: Tree) -> "optax.GradientTransformation":
         return factored(declared, self.factor_from)
 
-    def state_dims(self, declared: Tree, state: Any) -> Any:
+    def state_dims(self, declared: Tree, state: object) -> Any:
         return state.dims(declared, self.factor_from) if isinstance(state, Factored) else None
 
 

@@ -55,7 +55,7 @@ def _by_rate(rate: Rate) -> "optax.GradientTransformationExtraArgs":
     """Multiply updates by the negative learning rate of `step`: the reported one, even if updates were skipped."""
     import optax
 
-    def update(updates: Tree, state: Any, params: Tree = None, **more: Any) -> tuple[Tree, Any]:
+    def update(updates: Tree, state: object, params: Tree = None, **more: Any) -> tuple[Tree, Any]:
         step = more["step"]
         return jax.tree.map(lambda u: -rate(step).astype(u.dtype) * u, updates), state
 
@@ -81,7 +81,7 @@ def learning_rate(optimizer: Optimizer, steps: int) -> Rate:
             f"a warm-up of {schedule.warmup} steps in a run of {steps}; it must be shorter than the run",
         )
 
-    def rate(step: Any) -> jax.Array:
+    def rate(step: object) -> jax.Array:
         step = jnp.asarray(step, jnp.float32)
         rise = jnp.minimum(1.0, (step + 1) / (schedule.warmup + 1))
         return optimizer.lr * rise * schedule.fraction(step, steps)
@@ -107,7 +107,7 @@ def _keep_average(decay: float) -> "optax.GradientTransformation":
     return optax.GradientTransformation(init, update)
 
 
-def averaged(optimizer_state: Any, params: Tree) -> Tree:
+def averaged(optimizer_state: object, params: Tree) -> Tree:
     """The averaged parameters if the optimizer's state has them, else the parameters."""
     import optax
 

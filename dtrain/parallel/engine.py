@@ -79,7 +79,7 @@ class Engine(Protocol):
         ...
 
     def trace(
-        self, layout: Layout, function: Callable[..., Any], *args: Any, out: Any, donate: bool
+        self, layout: Layout, function: Callable[..., object], *args: Any, out: object, donate: bool
     ) -> jax.stages.Traced:
         """Trace `function(first, batch)` for arrays or for shapes.
 

@@ -60,7 +60,7 @@ def wrap(params: Tree, specs: Tree) -> Tree:
     return jax.tree.map(part, params, specs)
 
 
-def is_wrapped(leaf: Any) -> bool:
+def is_wrapped(leaf: object) -> bool:
     """Whether this leaf is a parameter that is not yet gathered."""
     return isinstance(leaf, NotGathered)
 

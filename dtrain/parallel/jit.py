@@ -65,7 +65,7 @@ class Jit(Compiler):
         return lambda params, batch: loss(wrap(params, layout.specs()), batch, ctx)
 
     def trace(
-        self, layout: Layout, function: Callable[..., Any], *args: Any, out: Any, donate: bool
+        self, layout: Layout, function: Callable[..., object], *args: Any, out: object, donate: bool
     ) -> jax.stages.Traced:
         return jax.jit(function, donate_argnums=(0,) if donate else (), out_shardings=out).trace(*args)
 
@@ -125,7 +125,7 @@ class JitContext:
     def part_of_row(self, x_BT: jax.Array) -> jax.Array:
         return self.share(x_BT[:, zigzag_positions(x_BT.shape[1], self.layout.sizes["sequence"])])
 
-    def _shard_map(self, function: Callable[..., Any], dims: Sequence[Any], out: Any) -> Callable[..., Any]:
+    def _shard_map(self, function: Callable[..., Any], dims: Sequence[object], out: object) -> Callable[..., Any]:
         """`function` as a `shard_map` region; `dims` has the PartitionSpecs of each argument, `out` of the result."""
         return jax.shard_map(function, mesh=self.layout.mesh, in_specs=tuple(dims), out_specs=out, check_vma=True)
 

@@ -184,7 +184,7 @@ def _tracked(module: Any, like: jax.Array) -> Iterator[None]:
     """
     plain, kind = module.pl, jax.typeof(like).manual_axis_type
 
-    def pallas_call(*args: Any, out_shape: Any, **options: Any) -> Any:
+    def pallas_call(*args: Any, out_shape: object, **options: Any) -> Any:
         typed = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, manual_axis_type=kind), out_shape)
         return plain.pallas_call(*args, out_shape=typed, **options)
 

@@ -131,7 +131,7 @@ class Mesh:
         fill = devices // self.least
         return self.given | {axis: fill * self.given[axis] for axis in AXES if getattr(self, axis) == -1}
 
-    def jax_sizes(self, devices: Sequence[Any]) -> dict[str, int]:
+    def jax_sizes(self, devices: Sequence[object]) -> dict[str, int]:
         """Every axis of the `jax.sharding.Mesh` with its size on these devices."""
         sizes = self.sizes(len(devices))
         return sizes | _fsdp_per_torus_dim(sizes["fsdp"], devices)
@@ -153,7 +153,7 @@ class Mesh:
             raise FieldError("slices", message, f"make mesh.data a multiple of {count}{other}")
         return {"data": count}
 
-    def build(self, sizes: Mapping[str, int], devices: Sequence[Any]) -> jax.sharding.Mesh:
+    def build(self, sizes: Mapping[str, int], devices: Sequence[object]) -> jax.sharding.Mesh:
         """The `jax.sharding.Mesh`, with devices ordered by their position in the network and by slice."""
         shape, types = tuple(sizes[axis] for axis in JAX_AXES), (AxisType.Auto,) * len(JAX_AXES)
         crossed = self.crossed(sizes, devices)

@@ -65,7 +65,7 @@ class Pmap(Compiler):
         return lambda params, batch: jax.lax.psum(loss(wrap(params, specs), batch, PmapContext()), AXIS)
 
     def trace(
-        self, layout: Layout, function: Callable[..., Any], *args: Any, out: Any, donate: bool
+        self, layout: Layout, function: Callable[..., object], *args: Any, out: object, donate: bool
     ) -> jax.stages.Traced:
         assert layout.mesh is not None
         devices = list(layout.mesh.devices.flat)

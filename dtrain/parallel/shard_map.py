@@ -78,7 +78,7 @@ class ShardMap(Compiler):
 
         return self._over(layout, local, PartitionSpec())
 
-    def _over(self, layout: Layout, local: Callable[..., Any], out: Any) -> Callable[..., Any]:
+    def _over(self, layout: Layout, local: Callable[..., Any], out: object) -> Callable[..., Any]:
         def over(params: Tree, batch: Batch) -> Any:
             inputs = {name: layout.input(name) for name in batch}
             region = jax.shard_map(
@@ -89,7 +89,7 @@ class ShardMap(Compiler):
         return over
 
     def trace(
-        self, layout: Layout, function: Callable[..., Any], *args: Any, out: Any, donate: bool
+        self, layout: Layout, function: Callable[..., object], *args: Any, out: object, donate: bool
     ) -> jax.stages.Traced:
         return jax.jit(function, donate_argnums=(0,) if donate else (), out_shardings=out).trace(*args)
 

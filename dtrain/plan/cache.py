@@ -40,7 +40,7 @@ def cached_outcomes(
         yield number, outcome
 
 
-def _written(plan: Plan) -> dict[str, Any]:
+def _written(plan: Plan) -> dict[str, object]:
     """The plan as JSON values, without recipe and target: both are part of the key."""
     result = {name: getattr(plan, name) for name in ("tier", "mesh", "parameters", "took")}
     result["memory"], result["money"] = asdict(plan.memory), asdict(plan.money) if plan.money else None

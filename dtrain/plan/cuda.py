@@ -1,7 +1,6 @@
 """Describe GPUs that are not present, by JAX's CUDA plug-in, so that programs can be compiled for them."""
 
 import importlib.util
-from typing import Any
 
 from dtrain.core.chips import PER_HOST, Chip
 from dtrain.core.errors import EnvironmentFault
@@ -10,7 +9,7 @@ CUDNN = 90800
 """Version of cuDNN that programs are traced for, 9.8.0; with a GPU, JAX would query the installed one."""
 
 
-def described(chip: Chip, count: int) -> list[Any]:
+def described(chip: Chip, count: int) -> list[object]:
     """Device descriptions of `count` GPUs, eight per host. Raises EnvironmentFault if the plug-in is not installed."""
     if not any(importlib.util.find_spec(plugin) for plugin in ("jax_cuda13_plugin", "jax_cuda12_plugin")):
         raise EnvironmentFault(

@@ -56,11 +56,11 @@ def flatten(jaxpr: Any) -> Flat:
     """Inline the function calls of a jaxpr. A loop or a branch stays one operation."""
     flat = Flat()
 
-    def number(aval: Any) -> int:
+    def number(aval: object) -> int:
         flat.sizes[len(flat.sizes)] = bytes_of(aval)
         return len(flat.sizes) - 1
 
-    def walk(inner: Any, names: dict[Any, int], within: str = "") -> list[int]:
+    def walk(inner: Any, names: dict[object, int], within: str = "") -> list[int]:
         def of(var: Any) -> int:
             if hasattr(var, "val"):  # a literal
                 return number(var.aval)
@@ -136,7 +136,7 @@ def _carried(step: Step) -> list[int]:
     return step.read[last - count : last]
 
 
-def bare(program: Any) -> Any:
+def bare(program: object) -> Any:
     """The jaxpr without its constants; JAX keeps these in a wrapper (ClosedJaxpr) or, from 0.12 on, in the jaxpr."""
     return getattr(program, "jaxpr", program)
 

@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 
@@ -172,11 +172,11 @@ def program(recipe: Recipe, on: Target, *, compiled: bool) -> str:
 class _OneAxis(Mesh):
     """A mesh whose `fsdp` is one axis of the network, as for a compiler that inserts the collectives itself."""
 
-    def jax_sizes(self, devices: Sequence[Any]) -> dict[str, int]:
+    def jax_sizes(self, devices: Sequence[object]) -> dict[str, int]:
         return self.sizes(len(devices))
 
 
-def _assembled(recipe: Recipe, devices: list[Any], on: Target) -> Assembly:
+def _assembled(recipe: Recipe, devices: list[object], on: Target) -> Assembly:
     if on.chip and on.chip.platform == "gpu":
         assume_cudnn(on.chip)
     example, examples = _example(recipe)

@@ -28,7 +28,7 @@ class StandIn:
     core_on_chip: int = 0
 
 
-def stand_ins(on: Target) -> list[Any]:
+def stand_ins(on: Target) -> list[object]:
     """Stand-in devices to trace a step for; nothing can be compiled for them."""
     kind, shape = on.chip.kinds[0] if on.chip else "cpu", on.shape or (on.chips,)
     places = [place + (0,) * (3 - len(place)) for place in np.ndindex(*shape)]

@@ -38,7 +38,7 @@ class Unread(Exception):
 class Parts:
     """The parsed sections of a recipe as attributes; access to one that could not be parsed raises `Unread`."""
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
+    def __init__(self, values: Mapping[str, object]) -> None:
         self._values = values
 
     def __getattr__(self, name: str) -> Any:

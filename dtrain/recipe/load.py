@@ -120,7 +120,7 @@ def draft(path: Path, overrides: Sequence[str] = ()) -> Draft:
     return Draft(tree, values, problems, beside)
 
 
-def part(union: Any, values: dict[str, Any], path: str) -> Any:
+def part(union: object, values: dict[str, Any], path: str) -> Any:
     """Parse one section from the values that `plain_part` gives. Raises RecipeError if they are not valid."""
     problems = Problems()
     section = parsed(union, parse(dump(values), path), path, problems, Recipe)
@@ -129,7 +129,7 @@ def part(union: Any, values: dict[str, Any], path: str) -> Any:
     return section
 
 
-def plain_part(section: Any) -> dict[str, Any]:
+def plain_part(section: Any) -> dict[str, object]:
     """A section as plain values, the inverse of `part`."""
     return _without_none(dataclasses.asdict(section))
 
@@ -162,7 +162,7 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     ]
 
 
-def _flat(tree: dict[str, Any], path: str = "") -> dict[str, Any]:
+def _flat(tree: dict[str, object], path: str = "") -> dict[str, object]:
     result = {}
     for key, value in tree.items():
         here = f"{path}.{key}" if path else key
@@ -172,7 +172,7 @@ def _flat(tree: dict[str, Any], path: str = "") -> dict[str, Any]:
     return result
 
 
-def _without_none(value: Any) -> Any:
+def _without_none(value: object) -> Any:
     if isinstance(value, dict):
         return {
             key: child if key == "args" else _without_none(child) for key, child in value.items() if child is not None

@@ -78,7 +78,7 @@ def look(data: Data) -> Look:
 
 
 @singledispatch
-def _look(data: Any, found: Look) -> None:
+def _look(data: object, found: Look) -> None:
     found.open(data, "data")
 
 

@@ -84,7 +84,7 @@ def value(hint: Any, node: Node, path: str, problems: Problems, root: type, doc:
     return validated(hint, node, path, problems, doc)
 
 
-def _all(items: tuple[Any, ...]) -> Any:
+def _all(items: tuple[object, ...]) -> Any:
     return FAILED if any(item is FAILED for item in items) else items
 
 
@@ -126,7 +126,7 @@ def _doc(cls: type, key: str) -> str:
 
 
 @cache
-def _hints(cls: type) -> dict[str, Any]:
+def _hints(cls: type) -> dict[str, object]:
     hints = typing.get_type_hints(cls, include_extras=True)
     return {f.name: hints[f.name] for f in dataclasses.fields(cls) if f.init}
 
@@ -135,11 +135,11 @@ def _names(cls: type) -> list[str]:
     return list(_hints(cls))
 
 
-def _required(f: dataclasses.Field[Any]) -> bool:
+def _required(f: dataclasses.Field[object]) -> bool:
     return f.init and f.default is MISSING and f.default_factory is MISSING
 
 
-def _sections(hint: Any) -> tuple[list[type], bool]:
+def _sections(hint: object) -> tuple[list[type], bool]:
     """The dataclasses that the hint allows, and whether it allows null."""
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
         members = typing.get_args(hint)
@@ -148,7 +148,7 @@ def _sections(hint: Any) -> tuple[list[type], bool]:
     return ([hint] if dataclasses.is_dataclass(hint) and isinstance(hint, type) else []), False
 
 
-def _tuple_of_sections(hint: Any) -> Any:
+def _tuple_of_sections(hint: object) -> Any:
     args = typing.get_args(hint) if typing.get_origin(hint) is tuple else ()
     return args[0] if len(args) == 2 and args[1] is Ellipsis and _sections(args[0])[0] else None
 
@@ -183,7 +183,7 @@ def _everywhere(cls: type, path: str = "") -> tuple[str, ...]:
     return tuple(found())
 
 
-def _described(hint: Any) -> str:
+def _described(hint: object) -> str:
     sections, _ = _sections(hint)
     if len(sections) > 1:
         return f"a mapping with kind: {listed([_kind(s) for s in sections])}"

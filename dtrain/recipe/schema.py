@@ -8,7 +8,7 @@ from dtrain.recipe.field_docs import field_docs
 from dtrain.recipe.recipe import Recipe
 
 
-def schema() -> dict[str, Any]:
+def schema() -> dict[str, object]:
     """The JSON Schema with which an editor completes and checks a recipe."""
     from pydantic import TypeAdapter
 
@@ -52,7 +52,7 @@ def _refine(part: dict[str, Any], cls: type) -> None:
             part["properties"][key]["description"] = text
 
 
-def _allow_kind_alone(part: Any, defs: dict[str, Any]) -> None:
+def _allow_kind_alone(part: object, defs: dict[str, Any]) -> None:
     """Allow the name of a kind in place of its section: `data: digits`."""
     if isinstance(part, list):
         for inner in part:
@@ -66,7 +66,7 @@ def _allow_kind_alone(part: Any, defs: dict[str, Any]) -> None:
             part["anyOf"] = [*part["anyOf"], {"enum": kinds}]
 
 
-def _allow_one_string(part: Any) -> None:
+def _allow_one_string(part: object) -> None:
     """Allow one string in place of a list of one: `files: books.txt`."""
     if isinstance(part, list):
         for inner in part:

@@ -33,7 +33,7 @@ EXPECTED = {
 """What was expected, by pydantic's type of error."""
 
 
-def validated(hint: Any, node: Node, path: str, problems: Problems, doc: Callable[[], str]) -> Any:
+def validated(hint: object, node: Node, path: str, problems: Problems, doc: Callable[[], str]) -> Any:
     """The value, of the hinted type, or FAILED if it was refused. `doc` returns the field's documentation."""
     from pydantic import ValidationError
 
@@ -57,14 +57,14 @@ def validated(hint: Any, node: Node, path: str, problems: Problems, doc: Callabl
         return FAILED
 
 
-def accepts(hint: Any, node: Node) -> bool:
+def accepts(hint: object, node: Node) -> bool:
     """Whether the value is of the hinted type."""
     problems = Problems()
     validated(hint, node, "", problems, str)
     return not problems.count
 
 
-def as_list(hint: Any, node: Node) -> Node:
+def as_list(hint: object, node: Node) -> Node:
     """Turn one string into a list of one where a list of strings is expected, and one size into height and width."""
     items = _tuple_args(hint)
     if not items or isinstance(node.value, dict | tuple | bool) or node.value is None:
@@ -77,7 +77,7 @@ def as_list(hint: Any, node: Node) -> Node:
     return node
 
 
-def _wrong_length(hint: Any, node: Node, path: str, problems: Problems, doc: Callable[[], str]) -> bool:
+def _wrong_length(hint: object, node: Node, path: str, problems: Problems, doc: Callable[[], str]) -> bool:
     """Whether a list was expected and the value is none, or is of the wrong length; adds the problem."""
     items = _tuple_args(hint)
     if not items or (isinstance(node.value, tuple) and (items[-1] is Ellipsis or len(node.value) == len(items))):
@@ -115,7 +115,7 @@ def _adapter(hint: Any) -> Any:
     return TypeAdapter(hint, config=ConfigDict(allow_inf_nan=False))
 
 
-def _bare(hint: Any) -> Any:
+def _bare(hint: object) -> Any:
     """The hint without None and without annotations."""
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
         members = [member for member in typing.get_args(hint) if member is not type(None)]
@@ -123,18 +123,18 @@ def _bare(hint: Any) -> Any:
     return _bare(typing.get_args(hint)[0]) if typing.get_origin(hint) is typing.Annotated else hint
 
 
-def _tuple_args(hint: Any) -> tuple[Any, ...]:
+def _tuple_args(hint: object) -> tuple[object, ...]:
     bare = _bare(hint)
     return typing.get_args(bare) if typing.get_origin(bare) is tuple else ()
 
 
-def _base(hint: Any) -> Any:
+def _base(hint: object) -> Any:
     """The type of the values that the hint allows: str, int or float."""
     bare = _bare(hint)
     return type(typing.get_args(bare)[0]) if typing.get_origin(bare) is Literal else bare
 
 
-def _sentence(hint: Any) -> str:
+def _sentence(hint: object) -> str:
     """Description of a string type with a pattern."""
     for part in typing.get_args(hint):
         found = part.text if isinstance(part, Sentence) else _sentence(part)
@@ -143,7 +143,7 @@ def _sentence(hint: Any) -> str:
     return next((one.text for one in getattr(hint, "__metadata__", ()) if isinstance(one, Sentence)), "")
 
 
-def _choices(hint: Any) -> list[str]:
+def _choices(hint: object) -> list[str]:
     """Every string literal of the hint."""
     parts = typing.get_args(hint)
     if typing.get_origin(hint) is Literal:

@@ -76,7 +76,7 @@ class Budget:
 
 
 class _Loader(yaml.SafeLoader):
-    yaml_implicit_resolvers: dict[str, Any] = {}
+    yaml_implicit_resolvers: dict[str, object] = {}
 
 
 for _name, _pattern, _first in RESOLVERS:
@@ -195,7 +195,7 @@ def _mark(source: str, mark: Any) -> Mark:
     return Mark(source, mark.line + 1, mark.column + 1) if mark else Mark(source)
 
 
-def dump(value: Any) -> str:
+def dump(value: object) -> str:
     """Plain values as YAML text that `parse` reads as the same values."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=100)
 
@@ -203,7 +203,7 @@ def dump(value: Any) -> str:
 class _Dumper(yaml.SafeDumper):
     yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
 
-    def ignore_aliases(self, data: Any) -> bool:
+    def ignore_aliases(self, data: object) -> bool:
         return True
 
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from http.client import HTTPException
-from typing import Any, Protocol
+from typing import Protocol
 from urllib.error import HTTPError
 
 from dtrain import __version__
@@ -159,7 +159,9 @@ class Command:
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     """Treats a redirect as a failure, because a redirected POST would become a GET without the body."""
 
-    def redirect_request(self, req: Any, fp: Any, code: Any, msg: Any, headers: Any, newurl: Any) -> None:
+    def redirect_request(
+        self, req: object, fp: object, code: object, msg: object, headers: object, newurl: object
+    ) -> None:
         return None
 
 

@@ -78,7 +78,7 @@ def rows_of(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
     return rows, bad
 
 
-def _row(line: bytes) -> dict[str, Any] | None:
+def _row(line: bytes) -> dict[str, object] | None:
     """A row: a step and other numbers by name; None if the line is not valid."""
     try:
         row = json.loads(line)

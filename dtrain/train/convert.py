@@ -140,7 +140,7 @@ def write_config(model: Any, place: Path) -> str:
     return f"{path}: {config['model_type']}; a tokenizer is not written"
 
 
-def naming(tensors: Tensors, model: Any, ours: Mapping[str, Param]) -> dict[str, Place]:
+def naming(tensors: Tensors, model: object, ours: Mapping[str, Param]) -> dict[str, Place]:
     """Where each parameter is in the file: under dtrain's names or the published ones, whichever match more tensors.
 
     Raises DataError if the file has the published names of another architecture.
@@ -161,7 +161,7 @@ def naming(tensors: Tensors, model: Any, ours: Mapping[str, Param]) -> dict[str,
     return _published(model, ours)
 
 
-def read(tensors: Tensors, model: Any, declared: Tree, shapes: Tree, source: Path) -> Tree:
+def read(tensors: Tensors, model: object, declared: Tree, shapes: Tree, source: Path) -> Tree:
     """Read the parameters, under dtrain's names or the published ones, onto the devices with their shardings."""
     ours = _unpadded(declared)
     table = naming(tensors, model, ours)

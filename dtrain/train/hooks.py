@@ -4,7 +4,6 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import jax
 
@@ -40,7 +39,7 @@ class Log:
     """Whether updates that are not finite are skipped and the run continues (`guard.not_finite: skip`)."""
     step_ms: list[float] = field(default_factory=list)
     """Milliseconds per step of each reported span."""
-    _pending: tuple[int, dict[str, Any], dict[str, float]] | None = None
+    _pending: tuple[int, dict[str, object], dict[str, float]] | None = None
     _since: tuple[int, float, float] = (0, 0.0, 0.0)
 
     def begin(self, step: int) -> None:
@@ -73,7 +72,7 @@ class Log:
         return {"time/step_ms": self.step_ms[-1], "time/data_ms": 1e3 * (data - start_data) / steps}
 
 
-def finite(step: int, metrics: Mapping[str, Any]) -> dict[str, float]:
+def finite(step: int, metrics: Mapping[str, object]) -> dict[str, float]:
     """The metrics as numbers. Raises NotFinite if the loss or the gradient norm is not finite."""
     values = {name: float(value) for name, value in jax.device_get(dict(metrics)).items()}
     if not values.pop("finite"):

@@ -46,7 +46,7 @@ class LossGuard:
     _before: tuple[int, dict[str, Any]] | None = None
 
     @property
-    def seen(self) -> dict[str, Any]:
+    def seen(self) -> dict[str, object]:
         """The state of this guard, which a checkpoint saves so that a restart continues exactly."""
         return {"skipped": self.skipped, "losses": list(self.losses) if self.guard.spike else []}
 
@@ -65,7 +65,7 @@ class LossGuard:
             self._look(*self._before)
             self._before = None
 
-    def _look(self, step: int, metrics: dict[str, Any]) -> None:
+    def _look(self, step: int, metrics: dict[str, object]) -> None:
         values = jax.device_get({name: metrics[name] for name in ("loss", "finite")})
         loss = float(values["loss"])
         if not values["finite"]:

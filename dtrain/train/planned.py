@@ -31,7 +31,7 @@ class PlanComparison:
         return f"{plan}, measured {measured_ms:.3g} ms: {difference:+.0%}"
 
 
-def compare_with_plan(place: Folder, assembly: Assembly, devices: Sequence[Any]) -> PlanComparison | None:
+def compare_with_plan(place: Folder, assembly: Assembly, devices: Sequence[object]) -> PlanComparison | None:
     """The newest plan for these devices, mesh, engine and batch, preferably a compiled one; None if there is none."""
     plans = []
     for path in sorted((path for path in place.plans.glob("*.json") if path.is_file()), key=_written):

@@ -38,7 +38,7 @@ SHOWN = 8
 """Differences that are listed."""
 
 
-def conditions(assembly: Assembly) -> dict[str, Any]:
+def conditions(assembly: Assembly) -> dict[str, object]:
     """Everything that the numbers of this start depend on, as JSON values.
 
     Call it soon after the model was imported: it reads the files of the imported code, which may change later.
@@ -116,19 +116,19 @@ def _changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple
     yield from _differing({"processes": both["processes"][0]}, {"processes": both["processes"][1]})
 
 
-def _differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _differing(was: Mapping[str, object], now: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     for key in sorted(was.keys() | now.keys()):
         old, new = was.get(key, "not set"), now.get(key, "not set")
         if repr(old) != repr(new):  # repr, so that NaN equals NaN
             yield key, f"{key}: was {old}, now {new}"
 
 
-def _settings(recipe: Recipe) -> dict[str, Any]:
+def _settings(recipe: Recipe) -> dict[str, object]:
     """The recipe's values that can change the numbers, by dotted path, as they are after a round trip through JSON."""
     return json.loads(json.dumps(dict(_flat(plain(recipe))), default=str))
 
 
-def _flat(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(tree: Mapping[str, object], path: str = "") -> Iterator[tuple[str, object]]:
     for key, value in tree.items():
         here = f"{path}.{key}" if path else key
         if here in WITHOUT_EFFECT:
@@ -139,7 +139,7 @@ def _flat(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
             yield here, value
 
 
-def _hardware(device: Any) -> dict[str, Any]:
+def _hardware(device: Any) -> dict[str, object]:
     if device.platform != "cpu":
         return {"platform": device.platform, "device": device.device_kind}
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -156,7 +156,7 @@ def _processor() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def _compiler(device: Any) -> dict[str, Any]:
+def _compiler(device: Any) -> dict[str, object]:
     flags = {name: " ".join(sorted(os.environ.get(name, "").split())) for name in FLAGS}
     config = {name: getattr(jax.config, name, None) for name in CONFIG}
     built = " ".join(str(getattr(device.client, "platform_version", "")).split())

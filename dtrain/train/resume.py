@@ -29,7 +29,7 @@ class Start:
     """Batches that rollbacks skipped: step k trains on batch k + batches_skipped."""
     eval_pending: bool = False
     """Whether an evaluation was due at this step and was skipped."""
-    seen: Mapping[str, Any] = field(default_factory=lambda: {"skipped": 0, "losses": []})
+    seen: Mapping[str, object] = field(default_factory=lambda: {"skipped": 0, "losses": []})
     """State of the loss guard."""
     step_s: float = 0.0
     """Seconds that the steps up to this one took."""
@@ -41,7 +41,7 @@ def first_state(
     assembly: Assembly,
     store: Store,
     train: Source,
-    now: Mapping[str, Any],
+    now: Mapping[str, object],
     console: Console,
     log: Record,
 ) -> tuple[State, Start]:
@@ -94,7 +94,7 @@ def _report(start: Start, promised: list[str]) -> list[str]:
     return [f"{head}{skipped}; {promised[0]}", *promised[1:]]
 
 
-def _refuse_other_data(saved: Mapping[str, Any], train: Source) -> None:
+def _refuse_other_data(saved: Mapping[str, object], train: Source) -> None:
     if saved["data"] not in (train.fingerprint, UNKNOWN):
         was = f"the run was trained on {saved['data']}, the recipe now gives {train.fingerprint}"
         hint = "restore the same examples, or give this run another name: name=..."

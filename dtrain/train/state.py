@@ -50,7 +50,7 @@ def abstract(
     make: Callable[..., State],
     update: "optax.GradientTransformation",
     layout: Layout,
-    dims: Callable[[Tree, Any], Any] = lambda *_: None,
+    dims: Callable[[Tree, object], object] = lambda *_: None,
 ) -> State:
     """The state as shapes with their shardings.
 
@@ -71,12 +71,12 @@ def abstract(
     def other(leaf: Any) -> Any:
         return _placed(leaf, replicated if leaf.size <= FEW else None)
 
-    def named(part: Any, placed: Any) -> Any:
+    def named(part: object, placed: object) -> Any:
         names = dims(layout.declared, part)
         if names is None:
             return placed
 
-        def spec(leaf: Any, text: str) -> Any:
+        def spec(leaf: object, text: str) -> Any:
             return _placed(leaf, layout.sharding(layout.spec(text.split())))
 
         return jax.tree.map(spec, part, names)
@@ -86,7 +86,7 @@ def abstract(
         update, like, shapes.optimizer, shapes.params, specs, transform_non_params=other, is_leaf=masked
     )
 
-    def has_names(part: Any) -> bool:
+    def has_names(part: object) -> bool:
         return dims(layout.declared, part) is not None
 
     optimizer = jax.tree.map(named, shapes.optimizer, optimizer, is_leaf=lambda part: masked(part) or has_names(part))
@@ -99,7 +99,7 @@ def _placed(leaf: Any, sharding: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
-def _refuse_unplaced(optimizer: Any, layout: Layout) -> None:
+def _refuse_unplaced(optimizer: object, layout: Layout) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(optimizer):
         if leaf.sharding is None:
             what = f"optimizer state {dotted(path)} {leaf.shape} does not have the shape of a parameter"
@@ -112,6 +112,6 @@ def create_state(make: Callable[..., State], shapes: State, given: Tree | None =
     return jax.jit(make, out_shardings=placement(shapes))(given)
 
 
-def placement(tree: Any) -> Any:
+def placement(tree: object) -> Any:
     """The sharding of every array in the tree."""
     return jax.tree.map(lambda leaf: leaf.sharding, tree)

@@ -196,7 +196,7 @@ class GKE(JobSet):
         found = self._state(job)
         return found if found and launch_of(found) == _launch(job) != "" else None
 
-    def _made_here(self, found: Any, job: LaunchJob) -> Any:
+    def _made_here(self, found: object, job: LaunchJob) -> Any:
         """The JobSet, or None. EnvironmentFault if dtrain did not create it: it is neither replaced nor deleted."""
         if found and not launch_of(found):
             message = (

@@ -123,7 +123,7 @@ class JobSet(Rented):
         labels |= {"gke-spot": "true"} if self.spot else {}
         return {f"cloud.google.com/{key}": value for key, value in labels.items()}
 
-    def _volume(self) -> dict[str, Any]:
+    def _volume(self) -> dict[str, object]:
         """The volume for run folders. Hosts wait for files of each other, so bucket metadata is not cached. For pods on
         the host network, the driver uses the pod's identity only with hostNetworkPodKSA."""
         if self.claim:
@@ -150,7 +150,7 @@ def _times(jobset: Any) -> dict[tuple[str, str], str]:
     }
 
 
-def ended(jobset: Any) -> str:
+def ended(jobset: object) -> str:
     """completed or failed; empty while it has not ended."""
     return next((word for word in ("Completed", "Failed") if (word, "True") in _times(jobset)), "").lower()
 

@@ -100,7 +100,7 @@ class Offer:
         chip = self.shape.chip if self.shape and self.clouds - OWNED else None
         return chip.price * self.shape.rented if self.shape and chip and chip.price else None
 
-    def choices(self) -> list[dict[str, Any]]:
+    def choices(self) -> list[dict[str, object]]:
         """The resources to request from SkyPilot, for each location of `infra`."""
         machine: dict[str, Any] = {"accelerators": _name(self.shape)} if self.shape else {}
         if self.platform == "tpu" and self.shape and self.shape.chip and self.shape.chip.cloud:
@@ -146,7 +146,7 @@ def task(target: "Sky", job: LaunchJob) -> str:
     return filled("sky.yaml", values)
 
 
-def resources(target: "Sky", job: LaunchJob) -> dict[str, Any]:
+def resources(target: "Sky", job: LaunchJob) -> dict[str, object]:
     """The section `resources` of the task: the common settings, and the choices."""
     common = {
         "cpus": target.cpus and f"{target.cpus}+",

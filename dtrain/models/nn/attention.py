@@ -86,7 +86,7 @@ def attention_with_lse(
     return out.reshape(q_BTHD.shape), log.reshape(q_BTHD.shape[:3])
 
 
-def in_chunks(attend: Callable[..., Any], queries: Any, length: int) -> Any:
+def in_chunks(attend: Callable[..., object], queries: object, length: int) -> Any:
     """Apply `attend` to at most CHUNK queries at a time; its intermediates are recomputed in the backward pass.
 
     `queries` and the results are trees of arrays (B, T, ...) or (T,).

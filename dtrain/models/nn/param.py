@@ -61,7 +61,7 @@ def paths(tree: Tree) -> Tree:
     return jax.tree.map_with_path(lambda path, _: dotted(path), tree)
 
 
-def dotted(path: tuple[Any, ...]) -> str:
+def dotted(path: tuple[object, ...]) -> str:
     """A JAX key path as a dotted name: `block.attention.query`."""
     return jax.tree_util.keystr(path, simple=True, separator=".")
 
