@@ -18,6 +18,9 @@ Axis = Literal["pipeline", "data", "fsdp", "sequence", "expert", "tensor"]
 AXES: tuple[Axis, ...] = get_args(Axis)
 """In order of communication: the first axes communicate least and may cross the slow network between slices."""
 
+SPLITS = dict(zip(AXES, ("layers", "examples", "examples", "tokens", "experts", "matrices"), strict=True))
+"""What each axis splits, for messages; every model has examples."""
+
 FSDP_AXES: tuple[str, ...] = ("fsdp", "fsdp_y", "fsdp_z")
 """The axes that split parameters only to save memory; parameters are all-gathered before use (FSDP).
 
@@ -123,11 +126,8 @@ class Mesh:
         """Every axis with its size on that many devices; raises FieldError if they do not fit."""
         if devices % self.least or (self.exact and devices != self.least):
             relation = "!=" if self.exact else "does not divide"
-            raise FieldError(
-                "",
-                f"{self._product()}: {self.least} {relation} {devices} devices",
-                f"set one axis to -1 to fill it, or run on {self.least} devices: --devices {self.least} fakes them",
-            )
+            hint = f"set one axis to -1 to fill it, or run on {self.least} devices: --devices {self.least} fakes them"
+            raise FieldError("", f"{self._product()}: {self.least} {relation} {devices} devices", hint)
         fill = devices // self.least
         return self.given | {axis: fill * self.given[axis] for axis in AXES if getattr(self, axis) == -1}
 

@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from dtrain.core.errors import RecipeError
 from dtrain.data.batch import Example
 from dtrain.models.nn.param import Param, Tree, paths
-from dtrain.parallel.mesh import AXES, FSDP_AXES, RULES
+from dtrain.parallel.mesh import AXES, FSDP_AXES, RULES, SPLITS
 
 Rules = Mapping[str, tuple[str, ...]]
 
@@ -146,10 +146,9 @@ class Layout:
     def _idle(self) -> list[tuple[str, str]]:
         """Axes that split no dim of the model or the data: their devices would repeat the same work."""
         dims = self.dims | {dim for feature in self.example.values() for dim in feature.dims}
-        busy = {axis for dim in dims for axis in self.axes(dim)} | {"data", "fsdp"}
-        what = {"pipeline": "layers", "sequence": "tokens", "expert": "experts", "tensor": "matrices"}
+        busy = {axis for dim in dims for axis in self.axes(dim)} | {axis for axis in AXES if SPLITS[axis] == "examples"}
         return [
-            (axis, f"{axis} = {self.sizes[axis]} splits nothing: this model has no {what[axis]} to split; use 1")
+            (axis, f"{axis} = {self.sizes[axis]} splits nothing: this model has no {SPLITS[axis]} to split; use 1")
             for axis in AXES
             if self.sizes[axis] > 1 and axis not in busy and (axis != "sequence" or self.example)
         ]
