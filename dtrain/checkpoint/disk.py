@@ -8,31 +8,37 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dtrain.checkpoint import incomplete
-from dtrain.core.errors import OS_CODE, DtrainError, EnvironmentFault, cause, way_out
+from dtrain.core.errors import OS_CODE, DtrainError, EnvironmentFault, cause, lost_connection, way_out
 
 
 @contextmanager
 def writing(path: Path, step: int, holds: Callable[[], None]) -> Iterator[None]:
     """Raise EnvironmentFault if a step cannot be written to this folder of checkpoints.
 
-    `holds` raises if the run no longer holds the lock of its folder; that error then takes precedence.
+    Raises Hung if another process of the run has died, which a save notices in its collectives like a step. `holds`
+    raises if the run no longer holds the lock of its folder; that error then takes precedence.
     """
     try:
         yield
     except (OSError, ValueError) as error:
         holds()
+        if lost := lost_connection(error):
+            raise lost from error
         hint = "; ".join(part for part in ("earlier checkpoints are unchanged", way_out(error)) if part)
         raise EnvironmentFault(f"could not save step {step} to {path}: {cause(error)}", hint) from error
 
 
 @contextmanager
 def reading(place: Path) -> Iterator[None]:
-    """Raise EnvironmentFault if a checkpoint whose files match its manifest cannot be restored."""
+    """Raise EnvironmentFault if a checkpoint whose files match its manifest cannot be restored, Hung if another process
+    of the run has died meanwhile."""
     try:
         yield
     except DtrainError:
         raise
     except Exception as error:  # orbax raises many types, bare Exception included
+        if lost := lost_connection(error):
+            raise lost from error
         message = f"checkpoint {place.parent} matches its manifest but cannot be restored: {cause(error)}"
         hint = "the checkpoint is unchanged; check free memory, the limit of open files and the file system"
         raise EnvironmentFault(message, hint) from error

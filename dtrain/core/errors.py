@@ -172,9 +172,13 @@ def user_error(error: BaseException) -> DtrainError | None:
         return EnvironmentFault(f"the package {error.name} is missing", hint)
     if any(code in MACHINE for code, _ in _os_errors(error)):
         return EnvironmentFault(cause(error), way_out(error))
-    if GONE.search(str(error)):
-        return Hung(f"lost the connection to another process of the run: {_first_line(error)[:200]}")
-    return None
+    return lost_connection(error)
+
+
+def lost_connection(error: BaseException) -> Hung | None:
+    """The error for the user if a collective failed because another process of the run has died; None otherwise."""
+    failed = next((link for link in _chain(error) if GONE.search(str(link))), None)
+    return failed and Hung(f"lost the connection to another process of the run: {_first_line(failed)[:200]}")
 
 
 def cause(error: BaseException) -> str:

@@ -1,10 +1,12 @@
 import errno
+from pathlib import Path
 
 import pytest
 import typer
 
+from dtrain.checkpoint import disk
 from dtrain.cli.exits import exits
-from dtrain.core.errors import CheckpointError, DataError, NotFinite, RecipeError, Stopped
+from dtrain.core.errors import CheckpointError, DataError, Hung, NotFinite, RecipeError, Stopped
 
 CLOSED = (
     "Gloo AllReduce failed: [external/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.12]:4711"
@@ -33,6 +35,17 @@ def test_every_error_has_its_code_and_only_bugs_a_traceback(
         raise error
     assert caught.value.exit_code == code
     assert ("Traceback" in capsys.readouterr().err) == (code == 70)
+
+
+@pytest.mark.parametrize("part", ["written", "read"])
+def test_a_save_that_another_process_broke_off_is_no_fault_of_the_disk(tmp_path: Path, part: str) -> None:
+    """The supervisor restarts after a lost connection, or leaves it to the engine that replaces hosts."""
+    context = disk.writing(tmp_path, 40, lambda: None) if part == "written" else disk.reading(tmp_path)
+    with (
+        pytest.raises(Hung, match="lost the connection to another process of the run: UNKNOWN: Gloo AllReduce"),
+        context,
+    ):
+        raise ValueError(f"UNKNOWN: {CLOSED}")
 
 
 def test_debug_shows_every_traceback(capsys: pytest.CaptureFixture[str]) -> None:
