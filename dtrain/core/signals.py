@@ -83,10 +83,14 @@ class Listener:
             signal.signal(number, _caught)
 
     def release(self) -> None:
-        """Restore Python's default handlers: SIGINT raises KeyboardInterrupt and SIGTERM ends the process."""
-        self.reaction = self._note
+        """Restore Python's default handlers: SIGINT raises KeyboardInterrupt and SIGTERM ends the process.
+
+        A signal that arrived before, and that the thread had no time for, is still reacted to as before.
+        """
         for number in self._numbers:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        self._react(-1)
+        self.reaction = self._note
 
     def interrupted(self) -> bool:
         """Whether a signal arrived after `release`, even if a library replaced KeyboardInterrupt by its own error."""

@@ -45,6 +45,16 @@ with signals.reacting(react):
         time.sleep(20)
 """
 
+BEFORE_RELEASE = """
+import os, signal, sys, time
+from dtrain.core import signals
+signals.listen(run=False)
+sys.setswitchinterval(100)  # the thread that reacts does not run before the main thread sleeps
+os.kill(os.getpid(), signal.SIGINT)
+signals.current().release()
+time.sleep(20)
+"""
+
 
 def settled(seen: list[int], count: int) -> list[int]:
     end = time.monotonic() + 10
@@ -91,11 +101,18 @@ def test_a_reaction_may_import_although_the_main_thread_is_importing() -> None:
     assert done.returncode == 75, done.stderr
 
 
-@pytest.mark.parametrize("seconds", [0.3, 2.5])
+def test_a_signal_just_before_the_handlers_are_released_is_not_lost() -> None:
+    done = subprocess.run([sys.executable, "-c", BEFORE_RELEASE], capture_output=True, timeout=60, check=False)
+    assert done.returncode == 130, done.stderr
+
+
+@pytest.mark.parametrize("seconds", [0.0, 2.5])
 def test_ctrl_c_ends_a_long_verb_with_130_and_leaves_no_process(tmp_path: Path, seconds: float) -> None:
     command = [sys.executable, "-m", "dtrain", "verify", "mlp-digits"]
     environment = bare_environment() | {"TMPDIR": str(tmp_path)}
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+    while len(list(Path(f"/proc/{process.pid}/task").iterdir())) == 1:  # until the thread that reacts to signals runs
+        assert process.poll() is None
     time.sleep(seconds)
     process.send_signal(signal.SIGINT)
     _, shown = process.communicate(timeout=30)
