@@ -7,6 +7,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -113,7 +114,8 @@ def test_hosts_that_are_not_set_up_are_waited_for(stand_in: StandIn, monkeypatch
         (stand_in.folder / "answers").write_text("{}")
 
     (stand_in.folder / "answers").write_text('{"look host1": "Connection refused"}')
-    monkeypatch.setattr("dtrain.launch.targets.ssh.time.sleep", settled)
+    # the module's clock alone: threads that earlier tests left call time.sleep as well
+    monkeypatch.setattr("dtrain.launch.targets.ssh.time", SimpleNamespace(monotonic=time.monotonic, sleep=settled))
     far = target(3, ready="/run/ready")
     far.up(LaunchJob("far", ""), lines.append)
     assert lines == ["waiting for 1 of 3 hosts without /run/ready: host1 (host1: Connection refused)"]
