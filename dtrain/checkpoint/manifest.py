@@ -12,6 +12,7 @@ from pathlib import Path
 from dtrain.core.errors import OTHER_KIND
 from dtrain.core.run_dir import MANIFEST as NAME
 from dtrain.core.run_dir import read_json
+from dtrain.core.types import JsonObject
 
 FORMAT = 1
 
@@ -25,7 +26,7 @@ class Manifest:
     """A committed step."""
 
     step: int
-    about: Mapping[str, object]
+    about: JsonObject
     """Recipe, data, topology, versions, progress, as JSON values; see `dtrain.train.provenance.about`."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     checksum: Sequence[int] = ()

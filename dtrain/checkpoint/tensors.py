@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dtrain.core.errors import DataError, EnvironmentFault
+from dtrain.core.types import JsonObject
 
 PICKLES = {".bin", ".ckpt", ".npy", ".npz", ".pickle", ".pkl", ".pt", ".pth"}
 FLOATS = {"F64", "F32", "F16", "BF16"}
@@ -18,7 +19,7 @@ FLOATS = {"F64", "F32", "F16", "BF16"}
 class Tensors:
     """The tensors of one or several files, read one at a time."""
 
-    files: Mapping[str, Any]
+    files: JsonObject
     """Name of each tensor → the open file that contains it."""
     metadata: Mapping[str, str] = field(default_factory=dict)
     """Metadata from the files' headers."""

@@ -90,10 +90,10 @@ def _settle(devices: int | None) -> None:
     import logging
 
     from dtrain.parallel import compile_cache
-    from dtrain.parallel.devices import fake_devices, found
+    from dtrain.parallel.devices import available_devices, fake_devices
 
     if devices:
         fake_devices(devices)
     logging.getLogger("absl").setLevel(logging.ERROR)
-    found()
+    available_devices()
     compile_cache.use()

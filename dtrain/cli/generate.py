@@ -41,7 +41,7 @@ def generate(
 ) -> None:
     """Continue a prompt with a trained decoder."""
     from dtrain.parallel import compile_cache
-    from dtrain.parallel.devices import fake_devices, found
+    from dtrain.parallel.devices import available_devices, fake_devices
 
     with exits(debug), interruptible():
         if devices:
@@ -49,7 +49,7 @@ def generate(
         import logging
 
         logging.getLogger("absl").setLevel(logging.ERROR)
-        found()
+        available_devices()
         compile_cache.use()
         from dtrain.core.run_dir import Folder
         from dtrain.train.generate import Sampling, generator

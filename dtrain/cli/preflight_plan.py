@@ -5,7 +5,9 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from dtrain.core.types import JsonObject
 
 if TYPE_CHECKING:
     from dtrain.launch.job import LaunchJob, LaunchPlan
@@ -70,7 +72,7 @@ def _planned(path: Path, job: "LaunchJob") -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def _line(prediction: dict[str, Any]) -> str:
+def _line(prediction: JsonObject) -> str:
     memory = prediction["memory_bytes"]
     parts = [f"predicted: {memory['peak'] / GIB:.2f} of {memory['room'] / GIB:.2f} GiB a device"]
     if "step_seconds" in prediction:

@@ -96,7 +96,7 @@ def _process(command: _Command, info: "ProcessInfo | None") -> None:
     """Train in this process, together with the run's other processes if there are any."""
     from dtrain.core import preemption
     from dtrain.core.parent import exit_with_parent
-    from dtrain.parallel.devices import fake_devices, part
+    from dtrain.parallel.devices import disconnect, fake_devices
 
     exit_with_parent()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
@@ -114,9 +114,9 @@ def _process(command: _Command, info: "ProcessInfo | None") -> None:
             _train(command, loaded, control)
         except Stopped:
             with suppress(RuntimeError):  # another process has exited; the checkpoint is saved
-                part()
+                disconnect()
             raise
-        part()
+        disconnect()
 
 
 def _control(command: _Command, loaded: "Loaded", info: "ProcessInfo | None") -> "RunControl":
@@ -157,10 +157,10 @@ def _train(command: _Command, loaded: "Loaded", control: "RunControl | None") ->
 
     logging.getLogger("absl").setLevel(logging.ERROR)  # orbax and JAX log every save and every signal
     from dtrain.parallel import compile_cache
-    from dtrain.parallel.devices import found
+    from dtrain.parallel.devices import available_devices
 
     uncached = compile_cache.use()
-    found()
+    available_devices()
     import jax
 
     from dtrain.track.console import Console

@@ -74,20 +74,20 @@ class Chip:
     libtpu 0.0.42), for a GPU the 75% that JAX preallocates by default."""
     price: float | None = None
     """US dollars per chip and hour; see PRICED."""
-    link: float
+    link_bandwidth: float
     """One-way bandwidth of the fast network in bytes/s: of one inter-chip link (ICI) of a TPU, or of all NVLink
     links of one GPU together."""
-    far: float
+    network_bandwidth: float
     """One-way bandwidth per chip to other slices or hosts (DCN) in bytes/s, on the machine type in `cloud`."""
     aliases: tuple[str, ...] = ()
     dims: int = 0
     """Dimensions of a TPU's torus; 0 for GPUs."""
-    counted: int = 1
+    units_per_chip: int = 1
     """Units per chip in a slice name: 2 where the name counts TensorCores, 1 where it counts chips."""
-    most: int = 16384
+    max_chips: int = 16384
     """Chips in the largest slice that can be rented, which may be less than a pod; for GPUs, the largest number that
     `dtrain plan` accepts."""
-    wraps: int = 4
+    wraparound: int = 4
     """A torus dimension has wraparound links if its size is a multiple of this."""
     gpu: Gpu | None = None
     cloud: Cloud | None = None
@@ -100,7 +100,7 @@ class Chip:
     @property
     def largest(self) -> str:
         """Name of the largest slice."""
-        return f"{self.name}-{max(self.slices) * self.counted if self.dims else self.most}"
+        return f"{self.name}-{max(self.slices) * self.units_per_chip if self.dims else self.max_chips}"
 
     @cached_property
     def slices(self) -> dict[int, tuple[int, ...]]:
@@ -108,7 +108,7 @@ class Chip:
         if self.dims == 2:
             shapes = [(1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16)]
             return {math.prod(shape): shape for shape in shapes}
-        units = range(1, self.most // 64 + 1)
+        units = range(1, self.max_chips // 64 + 1)
         cubes = {64 * n: _near_cube(n) for n in units}
         small = [(2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4)]
         return {math.prod(shape): shape for shape in small} | {n: shape for n, shape in cubes.items() if shape}
@@ -127,32 +127,37 @@ CHIPS = (
     # sources: docs.cloud.google.com/tpu/docs, one page per generation; link bandwidths: jax-ml/scaling-book, tpus.md
     Chip(
         name="v4", flops=275e12, hbm=32e9, room=30.75 * GIB, bandwidth=1200e9, kinds=("TPU v4",),
-        platform="tpu", price=3.22, link=45e9, far=3.1e9, dims=3, counted=2, most=4096,
+        platform="tpu", price=3.22,
+        link_bandwidth=45e9, network_bandwidth=3.1e9, dims=3, units_per_chip=2, max_chips=4096,
         cloud=Cloud(label="tpu-v4-podslice", machine="ct4p-hightpu-4t",
                     accelerator="v4", runtime="tpu-ubuntu2204-base"),
     ),
     Chip(
         name="v5e", flops=197e12, hbm=16e9, room=15.75 * GIB, bandwidth=819e9, kinds=("TPU v5 lite", "TPU v5e"),
-        platform="tpu", price=1.20, link=45e9, far=3.1e9, aliases=("v5litepod",), dims=2, most=256, wraps=16,
+        platform="tpu", price=1.20,
+        link_bandwidth=45e9, network_bandwidth=3.1e9, aliases=("v5litepod",), dims=2, max_chips=256, wraparound=16,
         cloud=Cloud(label="tpu-v5-lite-podslice", machine="ct5lp-hightpu-4t",
                     accelerator="v5litepod", runtime="v2-alpha-tpuv5-lite"),
     ),
     Chip(
         name="v5p", flops=459e12, hbm=95e9, room=95.74 * GIB, bandwidth=2765e9, kinds=("TPU v5", "TPU v5p"),
-        platform="tpu", price=4.20, link=90e9, far=6.25e9, dims=3, counted=2, most=6144,
+        platform="tpu", price=4.20,
+        link_bandwidth=90e9, network_bandwidth=6.25e9, dims=3, units_per_chip=2, max_chips=6144,
         cloud=Cloud(label="tpu-v5p-slice", machine="ct5p-hightpu-4t",
                     accelerator="v5p", runtime="v2-alpha-tpuv5"),
     ),
     Chip(
         name="v6e", flops=918e12, hbm=32e9, room=31.25 * GIB, bandwidth=1638e9, kinds=("TPU v6 lite", "TPU v6e"),
-        platform="tpu", price=2.70, link=90e9, far=12.5e9, aliases=("trillium",), dims=2, most=256, wraps=16,
+        platform="tpu", price=2.70,
+        link_bandwidth=90e9, network_bandwidth=12.5e9, aliases=("trillium",), dims=2, max_chips=256, wraparound=16,
         cloud=Cloud(label="tpu-v6e-slice", machine="ct6e-standard-4t",
                     accelerator="v6e", runtime="v2-alpha-tpuv6e"),
     ),
     Chip(
         name="tpu7x", flops=2307e12, hbm=192e9, room=94.75 * GIB, bandwidth=7380e9, kinds=("TPU7x",),
         platform="tpu", devices=2,
-        price=12.00, link=100e9, far=12.5e9, aliases=("ironwood", "v7x"), dims=3, counted=2, most=9216,
+        price=12.00, aliases=("ironwood", "v7x"),
+        link_bandwidth=100e9, network_bandwidth=12.5e9, dims=3, units_per_chip=2, max_chips=9216,
         cloud=Cloud(label="tpu7x", machine="tpu7x-standard-4t"),
     ),
     # sources: vendor data sheets, dense figures, SXM boards; `far` is the network bandwidth of the machine type in
@@ -160,35 +165,35 @@ CHIPS = (
     Chip(
         name="a100-40g", flops=312e12, hbm=40e9, room=0.75 * 40e9, bandwidth=1555e9, kinds=("A100-SXM4-40GB",),
         price=3.67, gpu=AMPERE,
-        link=300e9, far=100e9 / 8 / 8,  # 100 Gbit/s a machine
+        link_bandwidth=300e9, network_bandwidth=100e9 / 8 / 8,  # 100 Gbit/s a machine
         cloud=Cloud(label="nvidia-tesla-a100", machine="a2-highgpu-8g", sold=(1, 2, 4, 8),
                     sky="A100"),
     ),
     Chip(
         name="a100", flops=312e12, hbm=80e9, room=0.75 * 80e9, bandwidth=2039e9, kinds=("A100-SXM4-80GB",),
         price=5.07, gpu=AMPERE,
-        link=300e9, far=100e9 / 8 / 8, aliases=("a100-80g",),  # 100 Gbit/s a machine
+        link_bandwidth=300e9, network_bandwidth=100e9 / 8 / 8, aliases=("a100-80g",),  # 100 Gbit/s a machine
         cloud=Cloud(label="nvidia-a100-80gb", machine="a2-ultragpu-8g", sold=(1, 2, 4, 8),
                     sky="A100-80GB"),
     ),
     Chip(
         name="h100", flops=989.4e12, hbm=80e9, room=0.75 * 80e9, bandwidth=3350e9, kinds=("H100 80GB HBM3",),
         price=11.06, gpu=HOPPER,
-        link=450e9, far=4 * 200e9 / 8 / 8,  # four cards of 200 Gbit/s for eight GPUs
+        link_bandwidth=450e9, network_bandwidth=4 * 200e9 / 8 / 8,  # four cards of 200 Gbit/s for eight GPUs
         cloud=Cloud(label="nvidia-h100-80gb", machine="a3-highgpu-8g", sold=(1, 2, 4, 8),
                     sky="H100"),
     ),
     Chip(
         name="h200", flops=989.4e12, hbm=141e9, room=0.75 * 141e9, bandwidth=4800e9, kinds=("H200",),
         price=10.60, gpu=HOPPER,
-        link=450e9, far=8 * 400e9 / 8 / 8,  # a card of 400 Gbit/s for each GPU
+        link_bandwidth=450e9, network_bandwidth=8 * 400e9 / 8 / 8,  # a card of 400 Gbit/s for each GPU
         cloud=Cloud(label="nvidia-h200-141gb", machine="a3-ultragpu-8g", sold=(8,),
                     sky="H200"),
     ),
     Chip(
         name="b200", flops=2250e12, hbm=180e9, room=0.75 * 180e9, bandwidth=8000e9, kinds=("B200",),
         price=16.00, gpu=BLACKWELL,
-        link=900e9, far=8 * 400e9 / 8 / 8,  # a card of 400 Gbit/s for each GPU
+        link_bandwidth=900e9, network_bandwidth=8 * 400e9 / 8 / 8,  # a card of 400 Gbit/s for each GPU
         cloud=Cloud(label="nvidia-b200", machine="a4-highgpu-8g", sold=(8,),
                     sky="B200"),
     ),

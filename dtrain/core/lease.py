@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dtrain.core.errors import EnvironmentFault, Locked, TakenOver
 from dtrain.core.process_info import launch_id
 from dtrain.core.run_dir import overwrite, read_json
+from dtrain.core.types import JsonObject
 
 TOUCH, EXPIRY = 5.0, 60.0
 """Seconds between touches of the file, and seconds without a touch after which the lease of another host expires."""
@@ -37,7 +37,7 @@ class Lease:
     folder: tuple[int, int]
     """Device and inode of the run folder."""
 
-    def holds(self) -> None:
+    def check(self) -> None:
         """Check that this process still holds the lease.
 
         Raises Taken if another run has taken the folder over, Locked if the file was removed or damaged,
@@ -56,12 +56,12 @@ class Lease:
 
     def release(self) -> None:
         """Remove the lease file, so that other runs can use the folder."""
-        self.holds()
+        self.check()
         self.path.unlink()
 
 
 @contextmanager
-def leased(path: Path, say: Callable[[str], None]) -> Iterator[Lease]:
+def hold_lease(path: Path, say: Callable[[str], None]) -> Iterator[Lease]:
     """Hold the lease stored in that file within the context. Locked if a running process holds it.
 
     `say` prints a line: when it waits for a lease to expire, and when it takes one over.
@@ -124,7 +124,7 @@ def _acquire(lease: Lease, say: Callable[[str], None]) -> None:
         overwrite(lease.path, json.dumps(values))
 
 
-def _locked(path: Path, owner: dict[str, Any], who: str) -> Locked:
+def _locked(path: Path, owner: JsonObject, who: str) -> Locked:
     if not owner:
         message = f"{path} names no owner and was written less than {EXPIRY:.0f} s ago: a run may use the folder"
         return Locked(message, f"wait {EXPIRY:.0f} s and try again, or remove that file if no run uses the folder")
@@ -153,7 +153,7 @@ def _is_same_host(owner: dict[str, object]) -> bool:
 def _touch_regularly(lease: Lease, done: threading.Event) -> None:
     while not done.wait(TOUCH):
         with suppress(Locked, EnvironmentFault, OSError):
-            lease.holds()
+            lease.check()
             os.utime(lease.path)
 
 
@@ -166,7 +166,7 @@ def _identity(folder: Path) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _self() -> dict[str, Any]:
+def _self() -> JsonObject:
     """The owner fields of a lease of this process."""
     return _host() | {"pid": os.getpid(), "born": start_time(os.getpid())}
 
@@ -194,7 +194,7 @@ def start_time(pid: object) -> str | None:
     return None if fields[0] in ("Z", "X") else fields[19]  # proc(5): state (zombie, dead) and starttime
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> JsonObject:
     """The fields of the lease file; empty if it cannot be read."""
     with suppress(OSError, ValueError):
         fields = read_json(path)

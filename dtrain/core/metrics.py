@@ -1,7 +1,9 @@
 """Metrics: each is declared once, with its unit and whether a higher value is better."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from dtrain.core.types import JsonObject
 
 PERCENT = "%"
 """Unit of a share: the value is a fraction of one and is shown in per cent."""
@@ -42,14 +44,14 @@ def higher_is_better(name: str, declared: Iterable[Metric]) -> bool | None:
     return metric.higher_is_better if metric else None
 
 
-def plain(metrics: Iterable[Metric]) -> dict[str, dict[str, Any]]:
+def plain(metrics: Iterable[Metric]) -> dict[str, JsonObject]:
     """The keys of run.json that hold declared metrics."""
     metrics = list(metrics)
     rising = {metric.name: metric.higher_is_better for metric in metrics if metric.higher_is_better is not None}
     return {"rising": rising, "units": {metric.name: metric.unit for metric in metrics if metric.unit}}
 
 
-def recorded(record: Mapping[str, Any]) -> tuple[Metric, ...]:
+def recorded(record: JsonObject) -> tuple[Metric, ...]:
     """The metrics that the run with this run.json declared."""
     rising, units = record.get("rising", {}), record.get("units", {})
     return tuple(Metric(name, rising.get(name), units.get(name, "")) for name in {**rising, **units})

@@ -15,6 +15,7 @@ from typing import Any
 from dtrain.core.errors import EnvironmentFault, RecipeError, cause
 from dtrain.core.mounts import on_this_host
 from dtrain.core.run_json import renamed, wrong_value
+from dtrain.core.types import JsonObject
 
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 """Run names; such a name is also valid as a label and a host name in the clouds."""
@@ -108,7 +109,7 @@ class Folder:
         for path in (*files, self.checkpoints, self.plans):
             _refuse_other_kind(path, file=path in files)
 
-    def read_record(self) -> dict[str, Any]:
+    def read_record(self) -> JsonObject:
         """Read and check run.json; empty if there is none. EnvironmentFault if it is damaged."""
         hint = f"move {self.record.name} away: the run resumes from its newest checkpoint and its times start from 0"
         try:

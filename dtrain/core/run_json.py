@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from dtrain.core.types import JsonObject
+
 LARGEST = 1e300
 STATES = {"running", "finished", "stopped", "failed", "aborted"}
 
@@ -41,7 +43,7 @@ RECOMPUTED = "recomputed_s"
 """The key of `lost` for seconds of steps that were computed again."""
 
 
-def renamed(record: dict[str, Any]) -> dict[str, Any]:
+def renamed(record: JsonObject) -> JsonObject:
     """The record with the keys of this version: earlier ones wrote `went_back`, and keys of `lost` with blanks."""
     if "went_back" in record:
         record = {"rollbacks" if key == "went_back" else key: value for key, value in record.items()}

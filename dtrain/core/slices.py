@@ -67,14 +67,14 @@ def target(name: str, slices: int = 1) -> Target:
         return _gpus(name, chip, rest, slices)
     if separator == ":":
         return _torus(name, chip, rest, slices)
-    if rest.isdigit() and int(rest) % chip.counted == 0 and int(rest) // chip.counted in chip.slices:
-        chips = int(rest) // chip.counted
+    if rest.isdigit() and int(rest) % chip.units_per_chip == 0 and int(rest) // chip.units_per_chip in chip.slices:
+        chips = int(rest) // chip.units_per_chip
         return Target(name, chip, chips * slices, chip.slices[chips], slices)
     raise _unknown(name)
 
 
 def _gpus(name: str, chip: Chip, rest: str, slices: int) -> Target:
-    if not rest.isdigit() or not 0 < int(rest) <= chip.most or (int(rest) > PER_HOST and int(rest) % PER_HOST):
+    if not rest.isdigit() or not 0 < int(rest) <= chip.max_chips or (int(rest) > PER_HOST and int(rest) % PER_HOST):
         small = f"{chip.name}-1 to {chip.name}-{PER_HOST}"
         hint = f"valid names are {small}, and multiples of {PER_HOST} up to {chip.largest}"
         raise RecipeError(f"{name!r} is not a valid number of GPUs", hint)
@@ -97,13 +97,17 @@ def _torus(name: str, chip: Chip, rest: str, slices: int) -> Target:
 def _is_available(chip: Chip, sides: list[int]) -> bool:
     """Whether a torus with these sides can be rented: made of 4 x 4 x 4 cubes, or a listed shape."""
     of_cubes = chip.dims == 3 and len(sides) == 3 and all(side % 4 == 0 and side for side in sides)
-    custom = of_cubes and sides == sorted(sides) and math.prod(sides) <= chip.most
+    custom = of_cubes and sides == sorted(sides) and math.prod(sides) <= chip.max_chips
     return custom or tuple(sides) == chip.slices.get(math.prod(sides))
 
 
 def _unknown(name: str) -> RecipeError:
     family = next((chip for chip in CHIPS if name.lower().startswith((chip.name, *chip.aliases))), None)
-    unit = f"; the number counts {'TensorCores' if family.counted == 2 else 'chips'}" if family and family.dims else ""
+    unit = (
+        f"; the number counts {'TensorCores' if family.units_per_chip == 2 else 'chips'}"
+        if family and family.dims
+        else ""
+    )
     return RecipeError(f"there is no slice {name!r}{unit}", _hint(name, family))
 
 
@@ -111,13 +115,13 @@ def _hint(name: str, family: Chip | None) -> str:
     """The largest slice if the name asks for a larger one, else the nearest valid names."""
     sides = [int(side) for side in re.findall(r"\d+", name.partition(":")[2] or name.rpartition("-")[2])]
     if family and family.dims and sides:
-        requested = math.prod(sides) * (family.counted if ":" in name else 1)
-        if requested > max(family.slices) * family.counted:
+        requested = math.prod(sides) * (family.units_per_chip if ":" in name else 1)
+        if requested > max(family.slices) * family.units_per_chip:
             return f"the largest available slice is {family.largest}; --slices N combines several"
-        counts = sorted(family.slices, key=lambda count: abs(count * family.counted - requested))[:4]
-        near = [f"{family.name}-{count * family.counted}" for count in sorted(counts)]
+        counts = sorted(family.slices, key=lambda count: abs(count * family.units_per_chip - requested))[:4]
+        near = [f"{family.name}-{count * family.units_per_chip}" for count in sorted(counts)]
     else:
-        names = [f"{chip.name}-{count * chip.counted}" for chip in CHIPS if chip.dims for count in chip.slices]
+        names = [f"{chip.name}-{count * chip.units_per_chip}" for chip in CHIPS if chip.dims for count in chip.slices]
         names += [f"{chip.name}-{count}" for chip in CHIPS if chip.platform == "gpu" for count in (1, 8, 64)]
         near = difflib.get_close_matches(name.lower(), [*names, "cpu-8"], 4, 0.5)
     examples = "v5e-16, v5p-128, v6e-256, tpu7x-128, h100-8, cpu-8"

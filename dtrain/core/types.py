@@ -1,13 +1,19 @@
-"""Types of recipe fields, with bounds.
+"""Types of recipe fields, with bounds, and types without a class of their own.
 
 The bounds reject values that no run can use: every float fits into a float32, and no size exhausts the machine before
 the first step.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
+
+JsonObject = dict[str, Any]
+"""What JSON can hold, by name: a file such as run.json, a line of metrics, a recipe without its classes."""
+
+Device = Any
+"""A device of JAX; type checkers do not accept jax.Device, for which JAX has no type stub."""
 
 
 @dataclass(frozen=True)

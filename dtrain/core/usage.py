@@ -6,11 +6,11 @@ time is added up but starts are not counted. A write drops the entries of other 
 
 import json
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 from dtrain.core.errors import EnvironmentFault, cause
 from dtrain.core.run_dir import Folder, overwrite, read_json
 from dtrain.core.run_json import LARGEST
+from dtrain.core.types import JsonObject
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def write_usage(folder: Folder, launch: str, usage: Usage) -> None:
     overwrite(folder.usage, json.dumps(unlaunched | {launch: asdict(usage)}) + "\n")
 
 
-def _read(folder: Folder) -> dict[str, dict[str, Any]]:
+def _read(folder: Folder) -> dict[str, JsonObject]:
     hint = f"move {folder.usage} away: time and starts are then counted from 0"
     try:
         values = read_json(folder.usage)

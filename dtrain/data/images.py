@@ -17,7 +17,7 @@ from dtrain.core.types import Fraction, Positive
 from dtrain.data.batch import Batch, Example
 from dtrain.data.files import expanded, reason
 from dtrain.data.image_files import ImageFile, ImageFiles
-from dtrain.data.known import file_digest, known, stamp
+from dtrain.data.known import cached_results, file_digest, stamp
 from dtrain.data.pixels import Pixels
 from dtrain.data.source import Load, Source, Split
 
@@ -70,7 +70,9 @@ class Images:
         shape = (*self.size, self.channels)
         digests = [entry.digest for _, entry in selected]
         if root.is_dir():
-            digests = known(self.cache, f"images {split}", [root / entry.path for _, entry in selected], file_digest)
+            digests = cached_results(
+                self.cache, f"images {split}", [root / entry.path for _, entry in selected], file_digest
+            )
         content = [(entry.path, label, digest) for (label, entry), digest in zip(selected, digests, strict=True)]
         digest = hashlib.sha256(repr((content, shape)).encode(errors="surrogateescape")).hexdigest()[:16]
         files = tuple(ImageFile(entry.path, label, entry.size, entry.mtime_ns) for label, entry in selected)

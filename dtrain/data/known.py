@@ -32,7 +32,7 @@ def stamp(path: Path) -> list[int]:
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
-def known(cache: str, key: str, paths: Sequence[Path], read: Callable[[Path], Any]) -> list[Any]:
+def cached_results(cache: str, key: str, paths: Sequence[Path], read: Callable[[Path], Any]) -> list[Any]:
     """The result of `read` for each file, from the cache if the file has not changed; results must be JSON values.
 
     `key` names the computation. DataError if a file cannot be read or changes while it is read.

@@ -15,7 +15,7 @@ import numpy as np
 
 from dtrain.core.errors import DataError
 from dtrain.data.files import reason, refuse_suffix
-from dtrain.data.known import known, stamp
+from dtrain.data.known import cached_results, stamp
 from dtrain.data.source import CHANGED
 
 HEADERS = {20240520: "uint16", 20240801: "uint32"}
@@ -95,7 +95,7 @@ class Stream:
     def scanned(self, cache: str) -> dict[str, Any]:
         """`digest`, `smallest` and `largest` of the tokens, from the cache folder if the file has not changed."""
         key = f"tokens {self.dtype} {self.offset} {self.count}"
-        return known(cache, key, [self.path], lambda _: self._scan())[0]
+        return cached_results(cache, key, [self.path], lambda _: self._scan())[0]
 
     def _scan(self) -> dict[str, object]:
         digest, minima, maxima, left = hashlib.sha256(), [0], [0], self.count

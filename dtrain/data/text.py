@@ -14,7 +14,7 @@ from dtrain.core.types import Fraction, Positive
 from dtrain.data.batch import Batch, Example
 from dtrain.data.codec import Codec, codec
 from dtrain.data.files import matching, refuse_suffix
-from dtrain.data.known import file_digest, known
+from dtrain.data.known import cached_results, file_digest
 from dtrain.data.source import Load, Source, Split
 from dtrain.data.stream import Stream
 from dtrain.data.token_cache import cached
@@ -88,7 +88,7 @@ class Text:
 
     def _tokenised(self, files: list[Path], tokenizer: Codec, separator: int | None) -> Stream:
         """The tokens of all files, from the cache if it has them."""
-        digests = known(self.cache, "text", files, file_digest)
+        digests = cached_results(self.cache, "text", files, file_digest)
         name = hashlib.sha256("\n".join([tokenizer.key, str(separator), *digests]).encode()).hexdigest()[:24]
         return cached(self.cache, name, lambda: _tokens(files, digests, tokenizer, separator))
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from dtrain import __version__
 from dtrain.core import heartbeat
 from dtrain.core.errors import DtrainError
-from dtrain.launch.commands import followed
+from dtrain.launch.commands import follow_log
 from dtrain.launch.registry import NAME as RECORD
 from dtrain.launch.runner import RunnerDir, kill, start, supervise
 from dtrain.launch.wire import RUNS_HERE, HostJob, Reply, Request, decode, encode
@@ -110,7 +110,7 @@ def logs(request: Request) -> Iterator[Reply]:
         lambda: not request.follow or files.process("runner") is None,
         lambda: select.select([sys.stdin], [], [], POLL)[0],
     )
-    for offset, text in followed(files.log, begin, finished, input_closed):
+    for offset, text in follow_log(files.log, begin, finished, input_closed):
         if not ADDRESSES.match(text):
             yield Reply(offset=offset, text=text)
     yield Reply(code=files.end())

@@ -65,7 +65,7 @@ def check_stop_request(url: str) -> list[str]:
     try:
         _write_and_remove("/".join(url.split("/")[:3]))
     except EnvironmentFault as error:
-        raise _in_the_way(url, error) from error
+        raise _bucket_error(url, error) from error
     return [f"{url} is the stop request of an earlier launch, which `up` removes"]
 
 
@@ -78,7 +78,7 @@ def remove_stop_request(url: str) -> list[str]:
     except EnvironmentFault as error:
         there, notes = _look_for(url)
         if there:
-            raise _in_the_way(url, error) from error
+            raise _bucket_error(url, error) from error
         return notes
     return []
 
@@ -93,7 +93,7 @@ def _look_for(url: str) -> tuple[bool, list[str]]:
     return True, []
 
 
-def _in_the_way(url: str, error: EnvironmentFault) -> EnvironmentFault:
+def _bucket_error(url: str, error: EnvironmentFault) -> EnvironmentFault:
     message = f"{url} is a stop request, which would end the run at once, and cannot be removed: {error.message}"
     return EnvironmentFault(
         message, f"remove it with an account that has the permission: {' '.join(_tool(url))} rm {url}"

@@ -57,7 +57,9 @@ def run(
     return done.stdout
 
 
-def followed(log: Path, offset: int, over: Callable[[], bool], wait: Callable[[], object]) -> Iterator[tuple[int, str]]:
+def follow_log(
+    log: Path, offset: int, over: Callable[[], bool], wait: Callable[[], object]
+) -> Iterator[tuple[int, str]]:
     """Yield (offset after the line, line) of a log from byte `offset`, until `over()` or `wait()` returns true.
 
     `wait` is called after each read to the end of the file. A missing file is read as empty."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from annotated_types import Le
 
@@ -13,7 +13,7 @@ from dtrain.core.errors import FieldError, RecipeError
 from dtrain.core.process_info import LAUNCH
 from dtrain.core.slices import Target as Slice
 from dtrain.core.slices import target as slice_of
-from dtrain.core.types import Natural, Positive, PositiveFloat
+from dtrain.core.types import JsonObject, Natural, Positive, PositiveFloat
 from dtrain.launch.checks import Check, check_variables, run_checks
 from dtrain.launch.names import Variable
 
@@ -35,7 +35,7 @@ class LaunchJob:
     """Id of this launch, the same for all its starts."""
     handle: dict[str, str] = field(default_factory=dict)
     """Returned by `up`: the number or name that identifies the run on its target."""
-    target: dict[str, Any] = field(default_factory=dict)
+    target: JsonObject = field(default_factory=dict)
     """The launch section of the recipe, as plain values."""
     folder: Path | None = None
     """The run's folder on this machine, with the submitted files in `launch/`. Not recorded."""

@@ -8,7 +8,7 @@ PACKAGED = Path(__file__).parent / "templates"
 CHECKOUT = Path(__file__).parents[2] / "launch"
 
 
-def filled(name: str, values: Mapping[str, object]) -> str:
+def fill_template(name: str, values: Mapping[str, object]) -> str:
     """The template with each @WORD@ replaced. The words in the template and the keys of `values` must be the same."""
     text = ((PACKAGED if PACKAGED.is_dir() else CHECKOUT) / name).read_text()
     words = set(re.findall(r"@([A-Z_]+)@", text))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dtrain.core.errors import DataError, FieldError
+from dtrain.core.types import JsonObject
 from dtrain.models.decoder import Decoder
 from dtrain.models.hf_fields import COMMON, DEFAULTS, IGNORED, NEUTRAL, Fields
 from dtrain.models.moe import Experts
@@ -34,7 +35,7 @@ class Published:
     """The longest context that config.json states."""
 
 
-def published_model(config: Mapping[str, Any], context: int, path: Path) -> Published:
+def published_model(config: JsonObject, context: int, path: Path) -> Published:
     """The decoder of a config.json, for rows of at most `context` tokens.
 
     Raises DataError if its architecture is not supported, or a field is missing or has an impossible value.
@@ -150,7 +151,7 @@ def _feed_forward(fields: Fields, kind: str) -> dict[str, object]:
     return {"experts": experts}
 
 
-def _windows(fields: Fields, kind: str, layers: int, context: int) -> dict[str, Any]:
+def _windows(fields: Fields, kind: str, layers: int, context: int) -> JsonObject:
     """`window` and `global_every`, from the window of each layer."""
     if "sliding_window" not in fields.defaults:
         return {}
@@ -209,7 +210,7 @@ def _rope(fields: Fields) -> Rope:
     return Rope(theta=theta, scaling=_scaling(fields, scaling, where))
 
 
-def _scaling(fields: Fields, values: Mapping[str, Any], where: str) -> LinearScaling | Llama3 | Yarn | None:
+def _scaling(fields: Fields, values: JsonObject, where: str) -> LinearScaling | Llama3 | Yarn | None:
     kind = values.get("rope_type", values.get("type", "default"))
     known = SCALINGS.get(kind)
     if known is None:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from dtrain.core.errors import DataError
+from dtrain.core.types import JsonObject
 from dtrain.models.decoder import Decoder
 from dtrain.models.hf_config import ACTIVATIONS, GPT2_ACTIVATIONS, published_model
 from dtrain.models.rope import Learned, LinearScaling, Llama3, Rope, Yarn
@@ -110,7 +111,7 @@ def _experts(model: Decoder, kind: str) -> dict[str, object]:
     }
 
 
-def _rope(position: Rope) -> dict[str, Any]:
+def _rope(position: Rope) -> JsonObject:
     """The fields of `position` in the spelling that older and newer versions of transformers read."""
     scaling = position.scaling
     if scaling is None:

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from dtrain.core.errors import DataError
+from dtrain.core.types import JsonObject
 
 GEMMA = {"rms_norm_eps": 1e-6, "tie_word_embeddings": True, "hidden_activation": None, "head_dim": 256}
 QWEN = {"rms_norm_eps": 1e-6, "use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
-DEFAULTS: dict[str, dict[str, Any]] = {
+DEFAULTS: dict[str, JsonObject] = {
     "gpt2": {"layer_norm_epsilon": 1e-5, "activation_function": "gelu_new", "tie_word_embeddings": True},
     "llama": {"rms_norm_eps": 1e-6},
     "mistral": {"rms_norm_eps": 1e-6, "num_key_value_heads": 8, "sliding_window": 4096},
@@ -55,7 +56,7 @@ IGNORED = {
 class Fields:
     """The fields of a config.json; records which were read, and for which setting."""
 
-    values: Mapping[str, Any]
+    values: JsonObject
     defaults: Mapping[str, object]
     path: Path
     sources: dict[str, str] = field(default_factory=dict)

@@ -5,12 +5,12 @@ import importlib.util
 import os
 import sys
 from glob import glob
-from typing import Any
 
 from dtrain.core import fault_injection, signals
 from dtrain.core.errors import EnvironmentFault, HostLost
 from dtrain.core.process_info import ProcessInfo, replaces_hosts
-from dtrain.parallel.rendezvous import LOOPBACK, Missing, Refusal, meet
+from dtrain.core.types import Device
+from dtrain.parallel.rendezvous import LOOPBACK, Missing, Refusal, wait_for_all
 
 SILENCE, LOCAL_SILENCE = 10, 100
 """Heartbeat timeouts in seconds, of processes on other hosts and on this one, where the supervisor notices sooner."""
@@ -70,14 +70,14 @@ def fake_devices(devices: int) -> None:
     os.environ["JAX_NUM_CPU_DEVICES"] = str(devices)
 
 
-def are_fake(devices: list[Any]) -> bool:
+def are_fake(devices: list[Device]) -> bool:
     """Whether the devices are fake: several on the CPU of this process."""
     import jax
 
     return devices[0].platform == "cpu" and jax.local_device_count() > 1
 
 
-def found() -> list[Any]:
+def available_devices() -> list[Device]:
     """JAX's devices; raises EnvironmentFault if the requested platform has none."""
     import jax
 
@@ -105,7 +105,7 @@ def join(info: ProcessInfo, *, local: int = 1, refusal: Refusal = lambda: None) 
     fault_injection.strike("join", info.rank)
     replaced = replaces_hosts() and info.world_size > local
     try:
-        meet(info.rank, info.world_size, info.coordinator, refusal)
+        wait_for_all(info.rank, info.world_size, info.coordinator, refusal)
     except Missing as missing:
         hosts = sorted({rank // local for rank in missing.ranks} - {info.rank // local})
         if not (replaced and hosts):
@@ -146,7 +146,7 @@ def await_compiled() -> None:
         client.wait_at_barrier("dtrain compiled", COMPILING)
 
 
-def part() -> None:
+def disconnect() -> None:
     """Leave the distributed run once all processes are done: if the coordinator exits first, the others fail."""
     import jax
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import jax
 import numpy as np
@@ -12,7 +12,7 @@ from annotated_types import Ge, Le
 from jax.sharding import AxisType
 
 from dtrain.core.errors import FieldError
-from dtrain.core.types import Positive
+from dtrain.core.types import Device, Positive
 
 Axis = Literal["pipeline", "data", "fsdp", "sequence", "expert", "tensor"]
 AXES: tuple[Axis, ...] = get_args(Axis)
@@ -141,7 +141,7 @@ class Mesh:
         axes: dict[Rule, tuple[str, ...]] = {"fsdp": FSDP_AXES, "tensor": ("tensor",), "replicated": ()}
         return {**RULES, **{dim: axes[rule] for dim, rule in self.rules.items()}}
 
-    def crossed(self, sizes: Mapping[str, int], devices: Sequence[Any]) -> Mapping[str, int]:
+    def crossed(self, sizes: Mapping[str, int], devices: Sequence[Device]) -> Mapping[str, int]:
         """How many slices each axis crosses: as the recipe sets it, else all along `data`; FieldError if impossible."""
         count = len({getattr(device, "slice_index", 0) for device in devices})
         if self.slices or count == 1 or devices[0].platform != "tpu":
@@ -175,7 +175,7 @@ def mesh_sizes(sizes: Mapping[str, int]) -> dict[str, int]:
     return {axis: sizes[axis] for axis in AXES} | {"fsdp": math.prod(sizes[axis] for axis in FSDP_AXES)}
 
 
-def _fsdp_per_torus_dim(fsdp: int, devices: Sequence[Any]) -> dict[str, int]:
+def _fsdp_per_torus_dim(fsdp: int, devices: Sequence[Device]) -> dict[str, int]:
     """The sizes of MEMORY_AXES if `fsdp` covers several dimensions of a slice's torus fully; else empty."""
     if devices[0].platform != "tpu" or len({getattr(device, "slice_index", 0) for device in devices}) > 1:
         return {}
@@ -188,7 +188,7 @@ def _fsdp_per_torus_dim(fsdp: int, devices: Sequence[Any]) -> dict[str, int]:
     return {}
 
 
-def _placed(shape: tuple[int, ...], devices: Sequence[Any]) -> np.ndarray:
+def _placed(shape: tuple[int, ...], devices: Sequence[Device]) -> np.ndarray:
     """The devices of one slice as an array of this shape; neighbours along an axis are close in the network."""
     from jax.experimental.mesh_utils import create_device_mesh
 
@@ -200,7 +200,7 @@ def _placed(shape: tuple[int, ...], devices: Sequence[Any]) -> np.ndarray:
         return _in_blocks(shape, devices)
 
 
-def _in_blocks(shape: tuple[int, ...], devices: Sequence[Any]) -> np.ndarray:
+def _in_blocks(shape: tuple[int, ...], devices: Sequence[Device]) -> np.ndarray:
     """Assign to each axis a block of the torus whose sides divide those of the torus.
 
     The last axis, which communicates most, chooses first and gets adjacent devices; each axis prefers a block along
@@ -238,7 +238,7 @@ def _lanes(block: Sequence[int], torus: Sequence[int]) -> int:
     return sum((side > 1) + (side == whole > 1) for side, whole in zip(block, torus, strict=True))
 
 
-def _slices(devices: Sequence[Any], count: int) -> list[list[Any]]:
+def _slices(devices: Sequence[Device], count: int) -> list[list[Device]]:
     """The devices of each slice. Devices without a slice index are divided into consecutive runs of equal length."""
     indices = {getattr(device, "slice_index", -1) for device in devices}
     if -1 in indices or len(indices) == 1:

@@ -43,7 +43,7 @@ class Missing(Hung):
         super().__init__(f"{who} did not arrive at the rendezvous {address} within {seconds:.0f} s", hint)
 
 
-def meet(rank: int, processes: int, address: str, refusal: Refusal = lambda: None) -> None:
+def wait_for_all(rank: int, processes: int, address: str, refusal: Refusal = lambda: None) -> None:
     """Wait until all processes have arrived.
 
     Raises Missing with the ranks that have not, or EnvironmentFault if rank 0 cannot listen at the address. A `refusal`

@@ -175,7 +175,7 @@ class Layout:
         if problems:
             raise RecipeError(problems)
 
-    def whole(self) -> list[tuple[str, int]]:
+    def replicated(self) -> list[tuple[str, int]]:
         """(path, number of values) of the parameters that are replicated on a mesh that could split them."""
         if all(self.sizes[axis] == 1 for axis in AXES if axis != "data"):
             return []

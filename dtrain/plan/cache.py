@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from dtrain.core.slices import Target
+from dtrain.core.types import JsonObject
 from dtrain.plan.memory import Buffer, Memory
 from dtrain.plan.money import Money
 from dtrain.plan.plan import Plan, Timing
@@ -53,7 +53,7 @@ def _written(plan: Plan) -> dict[str, object]:
     return result
 
 
-def _read(recipe: Recipe, on: Target, entry: dict[str, Any]) -> Plan:
+def _read(recipe: Recipe, on: Target, entry: JsonObject) -> Plan:
     buffers, timing, money = entry.pop("memory"), entry.pop("timing", None), entry.pop("money")
     memory = Memory(**buffers | {"largest": [Buffer(**one) for one in buffers["largest"]]})
     if timing:

@@ -57,8 +57,8 @@ def family(on: Target) -> Iterator[Target]:
     chip = on.chip
     if chip is None:
         return
-    counts = sorted(chip.slices) if chip.dims else [*range(1, PER_HOST), *range(PER_HOST, chip.most + 1, PER_HOST)]
-    yield from (target(f"{chip.name}-{count * chip.counted}", on.slices) for count in counts)
+    counts = sorted(chip.slices) if chip.dims else [*range(1, PER_HOST), *range(PER_HOST, chip.max_chips + 1, PER_HOST)]
+    yield from (target(f"{chip.name}-{count * chip.units_per_chip}", on.slices) for count in counts)
 
 
 def larger(recipe: Recipe, needed: State) -> Plan | None:

@@ -90,32 +90,32 @@ class Network:
         used = min(dims or spans, spans)
         share, hops = size * (n - 1) / n, (n if used == 1 else sum(group.extents)) * HOP
         if not self.shape:  # NVLink: every GPU of a host to every other
-            rate = EFFICIENCY["network"] * self.chip.link
+            rate = EFFICIENCY["network"] * self.chip.link_bandwidth
             return (2 if kind == "all-reduce" else 1) * share / rate + NVLINK_START
         if kind == "collective-permute":
-            return size / self.chip.link + HOP
+            return size / self.chip.link_bandwidth + HOP
         if kind in ("all-to-all", "ragged-all-to-all"):
             # Bound by the bisection of the longest dimension: per n devices along it, n / 2 send half of their bytes
             # across, over 2 links in a ring (n size / 8 per link) or 1 on an open line (n size / 4).
             longest = max(group.extents, default=2)
-            return size * longest / ((8 if longest in group.rings else 4) * self.chip.link) + hops
+            return size * longest / ((8 if longest in group.rings else 4) * self.chip.link_bandwidth) + hops
         lanes = spans + len(group.rings) or 2  # 2 directions of a ring; the end of a line has 1
         lanes = 2 * used if used < spans else lanes  # one ring through several dimensions is closed
-        return (2 if kind == "all-reduce" else 1) * share / (lanes * self.chip.link) + hops
+        return (2 if kind == "all-reduce" else 1) * share / (lanes * self.chip.link_bandwidth) + hops
 
     def _closed(self, extent: int, dim: int) -> bool:
-        return dim < len(self.shape) and extent == self.shape[dim] and extent % self.chip.wraps == 0
+        return dim < len(self.shape) and extent == self.shape[dim] and extent % self.chip.wraparound == 0
 
     def _across(self, kind: str, group: Group, size: float, dims: int | None) -> float:
         """Seconds within each slice, then of each device's part over the slow network."""
         inner = group.size // group.slices
         within = self._inside(kind, inner, group, size, dims)
         moved = size / inner * (group.slices - 1) / group.slices
-        return within + self.far((2 if kind == "all-reduce" else 1) * moved)
+        return within + self.between_slices((2 if kind == "all-reduce" else 1) * moved)
 
-    def far(self, size: float) -> float:
+    def between_slices(self, size: float) -> float:
         """Seconds to send `size` bytes to another slice or host."""
-        return size / (EFFICIENCY["network"] * self.chip.far) + FAR_START
+        return size / (EFFICIENCY["network"] * self.chip.network_bandwidth) + FAR_START
 
     @cached_property
     def devices(self) -> int:

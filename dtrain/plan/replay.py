@@ -203,7 +203,7 @@ class _Pass:
         """Put bytes that the hosts send to another slice into a queue."""
         size = float(max((array.bytes for array in op.results), default=0))
         spent = self.total.collectives["send to other slices", ()]
-        seconds = self.clock.network.far(size)
+        seconds = self.clock.network.between_slices(size)
         if op.kind == "send":
             spent.add_call(1, size, seconds)
         self.pending[op.name] = self._queue(op, f"far {op.kind}", "network", seconds, spent)

@@ -140,7 +140,9 @@ def _network(timing: Timing, plan: Plan) -> Iterator[str]:
         return
     chip, on = plan.target.chip, plan.target
     between = (
-        f"; {on.machine} has {chip.far / 1e9:.3g} GB/s for each GPU between hosts" if chip and on.hosts > 1 else ""
+        f"; {on.machine} has {chip.network_bandwidth / 1e9:.3g} GB/s for each GPU between hosts"
+        if chip and on.hosts > 1
+        else ""
     )
     yield f"network per step{between}"
     for (kind, over), row in sorted(shown, key=lambda item: -item[1].seconds)[:8]:

@@ -12,6 +12,7 @@ import numpy as np
 from dtrain.core.chips import PER_HOST
 from dtrain.core.errors import EnvironmentFault
 from dtrain.core.slices import Target
+from dtrain.core.types import Device
 from dtrain.plan.cuda import described
 
 
@@ -59,7 +60,7 @@ QUIET = {
 """Environment variables of libtpu: share the machine with other processes, look for no TPU, log no warnings."""
 
 
-def devices(on: Target) -> list[Any]:
+def devices(on: Target) -> list[Device]:
     """The target's devices as its compiler describes them. Raises EnvironmentFault if it is not installed."""
     import jax
 
@@ -86,7 +87,7 @@ def devices(on: Target) -> list[Any]:
     return list(result)
 
 
-def places(mesh_devices: Sequence[Any], on: Target) -> tuple[np.ndarray, np.ndarray]:
+def places(mesh_devices: Sequence[Device], on: Target) -> tuple[np.ndarray, np.ndarray]:
     """Torus coordinates of each device, and the number of its slice or, for GPUs, of its host."""
     coords = np.array([getattr(device, "coords", (device.id, 0, 0)) for device in mesh_devices])
     if on.platform == "gpu":

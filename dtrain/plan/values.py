@@ -3,12 +3,13 @@
 from typing import Any
 
 from dtrain.core.chips import PRICED
+from dtrain.core.types import JsonObject
 from dtrain.plan.capacity import state
 from dtrain.plan.plan import Plan
 from dtrain.plan.report import PARTS, verdict
 
 
-def values(plan: Plan) -> dict[str, Any]:
+def values(plan: Plan) -> JsonObject:
     """The plan as JSON values: sizes in bytes, times in seconds."""
     memory, timing, money = plan.memory, plan.timing, plan.money
     smallest = state(memory, plan.target).smallest if plan.tier == "state" else None

@@ -9,7 +9,7 @@ from dtrain.data.batch import Example
 from dtrain.data.idx import IDX
 from dtrain.recipe.crosscheck import Problem, Unread, problems_of, warmup_problem
 from dtrain.recipe.load import Draft, draft
-from dtrain.recipe.look import Look, look
+from dtrain.recipe.look import Look, inspect_data
 from dtrain.recipe.machine import devices_here
 from dtrain.recipe.recipe import Recipe
 
@@ -64,7 +64,7 @@ def _data(parsed: Draft, opened: bool) -> Look:
         data = parsed.parts.data
     except Unread:
         return Look()
-    return look(data) if opened else Look(unseen=["the data (--no-data)"])
+    return inspect_data(data) if opened else Look(unseen=["the data (--no-data)"])
 
 
 def _crosschecks(parsed: Draft, devices: int | None, inspected: Look) -> list[Problem]:

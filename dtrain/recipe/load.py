@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from dtrain.core.errors import RecipeError
+from dtrain.core.types import JsonObject
 from dtrain.recipe.compose import compose, merge
 from dtrain.recipe.crosscheck import Parts, Problem, problems_of
 from dtrain.recipe.parse import fields
@@ -55,7 +56,7 @@ class Draft:
     """A recipe as far as it could be parsed."""
 
     tree: Node
-    values: dict[str, Any]
+    values: JsonObject
     """The sections, with defaults filled in; FAILED for those that could not be parsed."""
     problems: Problems
     beside: dict[str, str]
@@ -120,7 +121,7 @@ def draft(path: Path, overrides: Sequence[str] = ()) -> Draft:
     return Draft(tree, values, problems, beside)
 
 
-def part(union: object, values: dict[str, Any], path: str) -> Any:
+def part(union: object, values: JsonObject, path: str) -> Any:
     """Parse one section from the values that `plain_part` gives. Raises RecipeError if they are not valid."""
     problems = Problems()
     section = parsed(union, parse(dump(values), path), path, problems, Recipe)
@@ -134,7 +135,7 @@ def plain_part(section: Any) -> dict[str, object]:
     return _without_none(dataclasses.asdict(section))
 
 
-def plain(recipe: Recipe) -> dict[str, Any]:
+def plain(recipe: Recipe) -> JsonObject:
     """The recipe as plain values with every default; fields that are None are left out."""
     values = _without_none(dataclasses.asdict(recipe))
     values["model"].pop("preset", None)  # its fields are written out; a preset would fill in those that are None
@@ -146,12 +147,12 @@ def text(recipe: Recipe) -> str:
     return dump(plain(recipe))
 
 
-def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+def differences(old: JsonObject, new: JsonObject) -> list[str]:
     """Changes between two plain recipes that affect the numbers of a run."""
     before, after = _flat(old), _flat(new)
     if "constant" not in {part.get("optimizer", {}).get("schedule", {}).get("kind") for part in (old, new)}:
 
-        def length(part: dict[str, Any]) -> dict[str, Any]:
+        def length(part: JsonObject) -> JsonObject:
             return {key: part[key] for key in ("steps", "epochs") if key in part}
 
         before, after = before | length(old), after | length(new)

@@ -65,7 +65,7 @@ class Look:
         self.examples = len(source) if split == "train" else self.examples
 
 
-def look(data: Data) -> Look:
+def inspect_data(data: Data) -> Look:
     """Inspect the data: its examples, its problems, and what was not inspected."""
     result = Look()
     try:

@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 from typing import Any
 
+from dtrain.core.types import JsonObject
 from dtrain.recipe.field_docs import field_docs
 from dtrain.recipe.recipe import Recipe
 
@@ -41,7 +42,7 @@ def _sections() -> dict[str, type]:
     return sections
 
 
-def _refine(part: dict[str, Any], cls: type) -> None:
+def _refine(part: JsonObject, cls: type) -> None:
     """Refuse unknown keys, require `kind`, and describe each key."""
     part["additionalProperties"] = False
     part["description"] = inspect.getdoc(cls) or ""
@@ -52,7 +53,7 @@ def _refine(part: dict[str, Any], cls: type) -> None:
             part["properties"][key]["description"] = text
 
 
-def _allow_kind_alone(part: object, defs: dict[str, Any]) -> None:
+def _allow_kind_alone(part: object, defs: JsonObject) -> None:
     """Allow the name of a kind in place of its section: `data: digits`."""
     if isinstance(part, list):
         for inner in part:

@@ -6,10 +6,11 @@ import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from dtrain.core.errors import EnvironmentFault
-from dtrain.parallel.devices import found
+from dtrain.core.types import Device
+from dtrain.parallel.devices import available_devices
 from dtrain.train.record import versions
 
 ROOM = 5 * 2**30
@@ -40,7 +41,7 @@ class Check:
 def examine() -> list[Check]:
     """Check everything that a run depends on. Initialises JAX's devices."""
     try:
-        devices = found()
+        devices = available_devices()
     except EnvironmentFault as error:
         checks = [Check("devices", error.message, "missing", "JAX_PLATFORMS=cpu dtrain doctor")]
     else:
@@ -55,7 +56,7 @@ def _versions() -> list[Check]:
     ]
 
 
-def _devices(devices: list[Any]) -> Check:
+def _devices(devices: list[Device]) -> Check:
     import jax
     import jax.numpy as jnp
 

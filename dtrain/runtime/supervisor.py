@@ -14,13 +14,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from dtrain.core import signals
 from dtrain.core.errors import Aborted, DtrainError, Exhausted, HostLost, Stopped
 from dtrain.core.process_info import RENDEZVOUS_S, ProcessInfo, launch_id, rendezvous_seconds, replaces_hosts
 from dtrain.core.run_control import note_end
 from dtrain.core.run_dir import Folder, overwrite, saved_steps
+from dtrain.core.types import JsonObject
 from dtrain.parallel.rendezvous import LOOPBACK, PATIENCE
 from dtrain.runtime.process_group import End, ProcessGroup, port, say
 
@@ -59,7 +59,7 @@ class Others:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 overwrite(self._path, json.dumps(report))
 
-    def _read(self) -> dict[str, Any] | None:
+    def _read(self) -> JsonObject | None:
         try:
             return json.loads(self._path.read_text())
         except (OSError, ValueError):

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from dtrain.checkpoint import manifest
 from dtrain.core import heartbeat
 from dtrain.core.errors import DtrainError
 from dtrain.core.run_dir import Folder
+from dtrain.core.types import JsonObject
 from dtrain.track.jsonl import read
 
 TOLERANCE = 1e-3
@@ -41,7 +41,7 @@ class Certificate:
 
     name: str
     steps: int
-    topology: Mapping[str, Any]
+    topology: JsonObject
     versions: Mapping[str, str]
     checksum: str
     """Checksum of the bits of the last state."""
@@ -52,7 +52,7 @@ class Certificate:
         """Whether every guarantee was kept."""
         return all(finding.kept for finding in self.findings)
 
-    def values(self) -> dict[str, Any]:
+    def values(self) -> JsonObject:
         """The certificate as JSON values."""
         return asdict(self) | {"kept": self.kept}
 
@@ -93,7 +93,7 @@ class Trial:
         """The file with the output of the newest start of a run."""
         return self.folder / f"{name}.log"
 
-    def whole(self, name: str, changes: Sequence[str] | None = None) -> None:
+    def run_to_end(self, name: str, changes: Sequence[str] | None = None) -> None:
         """Run to the end. Raises DtrainError with the output if the run fails."""
         with _killed_at_last(self.start(name, self.where if changes is None else changes)) as running:
             running.wait()
@@ -113,7 +113,7 @@ class Trial:
                         break
                     time.sleep(0.001)
             kills += running.returncode == -signal.SIGKILL
-        self.whole(name)
+        self.run_to_end(name)
         return kills
 
 
@@ -130,7 +130,7 @@ def _killed_at_last(running: subprocess.Popen[bytes]) -> Iterator[subprocess.Pop
 def verify(trial: Trial, kills: int, seed: int, others: Mapping[str, Sequence[str]]) -> Certificate:
     """Check all guarantees. `others`: name → options of other engines or topologies whose losses must agree."""
     trial.say("an undisturbed run")
-    trial.whole("straight")
+    trial.run_to_end("straight")
     record = trial.place("straight").read_record()
     steps = record["steps"]
     certificate = Certificate(
@@ -145,7 +145,7 @@ def verify(trial: Trial, kills: int, seed: int, others: Mapping[str, Sequence[st
     certificate.findings.extend([result] if hits == len(at) else [result, few])
     for number, (what, changes) in enumerate(others.items()):
         trial.say(what)
-        trial.whole(f"other-{number}", changes)
+        trial.run_to_end(f"other-{number}", changes)
         certificate.findings.append(_same_losses(trial, what, f"other-{number}"))
     return certificate
 

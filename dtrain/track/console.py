@@ -4,13 +4,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console as Rich
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from dtrain.core.metrics import Metric, known
+from dtrain.core.types import JsonObject
 from dtrain.track.appender import Appender
 
 
@@ -95,7 +95,7 @@ def step_line(step: int, steps: int, values: dict[str, float], eta: float) -> st
     return "  ".join([*parts, f"eta {clock_time(eta)}"])
 
 
-def eval_line(step: int, values: dict[str, Any], declared: Iterable[Metric] = ()) -> str:
+def eval_line(step: int, values: JsonObject, declared: Iterable[Metric] = ()) -> str:
     """The line for an evaluation: its metrics with the units that the model declares, and its time."""
     values_of = {name.removeprefix("eval/"): value for name, value in values.items() if name.startswith("eval/")}
     shown = [f"{name} {(known(name, declared) or Metric(name, None)).text(value)}" for name, value in values_of.items()]

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dtrain.core.errors import EnvironmentFault, cause
 from dtrain.core.run_dir import overwrite, read_regular
+from dtrain.core.types import JsonObject
 from dtrain.track.appender import Appender
 
 
@@ -54,12 +54,12 @@ def damage(bad: list[int]) -> str:
     return f"{len(bad)} damaged line{'s' * (len(bad) > 1)} skipped, the first is line {bad[0]}"
 
 
-def read(path: Path) -> list[dict[str, Any]]:
+def read(path: Path) -> list[JsonObject]:
     """All valid rows; EnvironmentFault if the file cannot be read."""
     return rows_of(path)[0]
 
 
-def rows_of(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
+def rows_of(path: Path) -> tuple[list[JsonObject], list[int]]:
     """The valid rows, and the line numbers of damaged lines; EnvironmentFault if the file cannot be read.
 
     A last line without a newline was interrupted when its process died; it does not count as damaged.

@@ -1,11 +1,11 @@
 """Rates computed from the time of a step: examples/s, tokens/s and MFU."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 
 from dtrain.core.chips import chip_of
+from dtrain.core.types import Device
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Meters:
         return values | rates | _memory()
 
 
-def peak_of(devices: list[Any]) -> float | None:
+def peak_of(devices: list[Device]) -> float | None:
     """Peak dense bfloat16 FLOP/s of the devices together; None if their chip is not in the chip table."""
     chip = chip_of(devices[0].device_kind)
     return chip.flops_per_device * len(devices) if chip else None

@@ -8,7 +8,7 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +17,7 @@ from dtrain.core.errors import Aborted, DtrainError, Exhausted, Hung, Locked, St
 from dtrain.core.parent import is_supervised
 from dtrain.core.process_info import launch_id
 from dtrain.core.run_dir import Folder, overwrite, read_json
+from dtrain.core.types import JsonObject
 from dtrain.track.delivery import LIMIT, LONGEST, Channel, Notification
 from dtrain.track.notify import Event, Notify
 
@@ -117,12 +118,12 @@ class Notifier:
         """Number of starts of the run so far, from run.json."""
         return self._record().get("starts", 0)
 
-    def _record(self) -> Mapping[str, Any]:
+    def _record(self) -> JsonObject:
         with suppress(DtrainError, OSError):
             return self.place.read_record()
         return {}
 
-    def _send(self, event: Event, state: str, record: Mapping[str, Any], **values: Any) -> None:
+    def _send(self, event: Event, state: str, record: JsonObject, **values: Any) -> None:
         if not self.settings or event not in self.settings.on:
             return
         values["reason"] = " ".join(values["reason"].split())[:LONGEST]

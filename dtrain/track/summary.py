@@ -3,11 +3,11 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from dtrain.core.errors import RecipeError
 from dtrain.core.metrics import Metric, higher_is_better, known, recorded
 from dtrain.core.run_dir import Folder
+from dtrain.core.types import JsonObject
 from dtrain.track.jsonl import damage, rows_of
 
 SECTIONS = ("compile", "restore", "data", "step", "evaluate", "save")
@@ -17,7 +17,7 @@ SECTIONS = ("compile", "restore", "data", "step", "evaluate", "save")
 class Summary:
     """The results of a run. Times are in seconds, rates per second."""
 
-    values: dict[str, Any]
+    values: JsonObject
 
     def text(self) -> str:
         """The summary as a few lines of text."""
@@ -81,7 +81,7 @@ def summarise(place: Folder) -> Summary:
     return Summary(values)
 
 
-def _goodput(record: dict[str, Any]) -> dict[str, float]:
+def _goodput(record: JsonObject) -> dict[str, float]:
     """Goodput: the fraction of the wall time since the first start that was spent on steps not recomputed later."""
     end, start = record.get("ended") or record.get("written"), record.get("started")
     if not (end and start and end > start):
@@ -89,7 +89,7 @@ def _goodput(record: dict[str, Any]) -> dict[str, float]:
     return {"goodput": record.get("seconds", {}).get("step", 0.0) / (end - start), "wall": end - start}
 
 
-def _best(rows: list[dict[str, Any]], declared: Sequence[Metric]) -> dict[str, dict[str, float]]:
+def _best(rows: list[JsonObject], declared: Sequence[Metric]) -> dict[str, dict[str, float]]:
     """The best value of each evaluation metric and its step; empty after fewer than two evaluations.
 
     Metrics without a known direction are left out. `declared`: those that the model declares.
@@ -107,7 +107,7 @@ def _best(rows: list[dict[str, Any]], declared: Sequence[Metric]) -> dict[str, d
     return best
 
 
-def _speed(rows: list[dict[str, Any]]) -> dict[str, float]:
+def _speed(rows: list[JsonObject]) -> dict[str, float]:
     """Rates at the median step time, without the first logged interval, which includes the warm-up."""
     timed = sorted(
         (row for row in rows if {"time/step_ms", "rate/examples_per_s"} <= row.keys()), key=lambda row: row["step"]

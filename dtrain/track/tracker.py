@@ -3,9 +3,10 @@
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from dtrain.core.run_dir import Folder
+from dtrain.core.types import JsonObject
 
 
 @dataclass(frozen=True)
@@ -14,7 +15,7 @@ class TrackedRun:
 
     folder: Folder
     name: str
-    recipe: Mapping[str, Any]
+    recipe: JsonObject
     ids: dict[str, str]
     """Ids of the run in external trackers, stored in run.json so that a resumed run keeps its id; a tracker may add
     one."""

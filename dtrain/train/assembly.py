@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from dtrain.core.errors import DataError, RecipeError
+from dtrain.core.types import Device
 from dtrain.data.batch import WEIGHT, Batch, Example, Feature
 from dtrain.optim.update import learning_rate, transformation
 from dtrain.parallel.rules import Layout
@@ -44,7 +44,7 @@ class Assembly:
     """Optimizer steps of the whole run."""
 
 
-def assemble(recipe: Recipe, devices: Sequence[Any], example: Example, steps: int) -> Assembly:
+def assemble(recipe: Recipe, devices: Sequence[Device], example: Example, steps: int) -> Assembly:
     """Assemble the recipe's run of `steps` optimizer steps on these devices.
 
     Raises DataError if the model cannot take such examples, RecipeError if mesh, engine, batch and model do not fit.

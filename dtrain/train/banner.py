@@ -1,11 +1,11 @@
 """The lines that a run prints before it starts: devices, mesh, model, data and the figures derived from them."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import jax
 import numpy as np
 
+from dtrain.core.types import Device
 from dtrain.data.source import Source
 from dtrain.models.nn.param import count
 from dtrain.parallel.mesh import mesh_sizes
@@ -14,7 +14,7 @@ from dtrain.parallel.rules import bytes_of
 from dtrain.train.assembly import Assembly
 
 
-def banner(assembly: Assembly, train: Source, test: Source, steps: int, devices: list[Any]) -> Iterator[str]:
+def banner(assembly: Assembly, train: Source, test: Source, steps: int, devices: list[Device]) -> Iterator[str]:
     """Describe the run that is about to start: devices, parameters, epochs, pipeline bubble, replicated parameters."""
     recipe, layout = assembly.recipe, assembly.layout
     platform, processes = devices[0].device_kind, jax.process_count()
@@ -33,7 +33,7 @@ def banner(assembly: Assembly, train: Source, test: Source, steps: int, devices:
         idle = bubble(stages, recipe.accumulate)
         hint = f"; accumulate: {4 * stages} reduces it to {bubble(stages, 4 * stages):.0%}" if idle > 0.25 else ""
         yield f"pipeline of {stages} stages, {recipe.accumulate} microbatches: {idle:.0%} of the time is bubble{hint}"
-    replicated = layout.whole()
+    replicated = layout.replicated()
     if replicated:
         size = sum(values for _, values in replicated) * np.dtype(recipe.precision.params).itemsize
         more = f" and {len(replicated) - 3} more" if len(replicated) > 3 else ""

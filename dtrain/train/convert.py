@@ -14,7 +14,7 @@ import numpy as np
 from dtrain.checkpoint.store import Store
 from dtrain.checkpoint.tensors import PICKLES, InMemory, Tensors, opened, write
 from dtrain.core.errors import DataError, DtrainError, RecipeError
-from dtrain.core.lease import Lease, leased
+from dtrain.core.lease import Lease, hold_lease
 from dtrain.core.run_dir import Folder, folder, overwrite, saved_steps
 from dtrain.data.batch import Example
 from dtrain.data.source import UNKNOWN, Arrays
@@ -56,7 +56,7 @@ def import_params(recipe: Recipe, runs: Path, source: Path, say: Say, *, allow_c
     assembly = assemble(recipe, jax.devices(), example, recipe.steps or 2**31)
     before = place.path.is_dir()
     place.prepare()
-    with leased(place.lease, say) as lease:
+    with hold_lease(place.lease, say) as lease:
         _refuse_steps(place)  # again: a run may have saved a step before the lock was taken
         try:
             with _tensors(source, say) as tensors:
@@ -80,10 +80,12 @@ def _refuse_steps(place: Folder) -> None:
 def _save(assembly: Assembly, params: Tree, example: Example, place: Folder, lease: Lease, source: Path) -> None:
     """Save the parameters as step 0 of the run."""
     recipe, state = assembly.recipe, create_state(assembly.make, assembly.shapes, params)
-    with Store(place.checkpoints.absolute(), recipe.checkpoint, holds=lease.holds) as store:
+    with Store(place.checkpoints.absolute(), recipe.checkpoint, holds=lease.check) as store:
         overwrite(place.recipe, text(recipe))
         data = Arrays({}, example, UNKNOWN)
-        notes = about(conditions(assembly), recipe, data, 0, 0, eval_pending=False, seen=Start().seen, step_s=0.0)
+        notes = about(
+            conditions(assembly), recipe, data, 0, 0, eval_pending=False, guard_state=Start().guard_state, step_s=0.0
+        )
         store.save(0, state, notes | {"imported": str(source.absolute())}, {}, state_checksum(0, state).checksum)
         store.wait()
 

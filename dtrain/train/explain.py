@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from dtrain.core.types import JsonObject
 from dtrain.models.nn.param import Param, count, paths
 from dtrain.parallel.mesh import mesh_sizes
 from dtrain.parallel.rules import Layout
@@ -57,7 +57,7 @@ class Explanation:
             size = size_text(sum(part.bytes for part in replicated))
             yield f"  replicated on every device: {size} in {len(replicated)} parameters"
 
-    def values(self) -> dict[str, Any]:
+    def values(self) -> JsonObject:
         """The explanation as JSON values. Sizes are in bytes."""
         return {
             "name": self.recipe.name,

@@ -2,10 +2,9 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 
@@ -16,6 +15,7 @@ from dtrain.checkpoint.store import Store
 from dtrain.core.errors import CheckpointError, EnvironmentFault, RecipeError
 from dtrain.core.metrics import higher_is_better, recorded
 from dtrain.core.run_dir import Folder, saved_steps
+from dtrain.core.types import JsonObject
 from dtrain.data.batch import Example, example_of
 from dtrain.models.nn.param import Tree
 from dtrain.optim.update import averaged
@@ -88,7 +88,7 @@ def parameters_alone(shapes: State) -> State:
     return dataclasses.replace(unread, optimizer=optax.tree_utils.tree_set(unread.optimizer, averaged=average))
 
 
-def _example(recipe: Recipe, about: Mapping[str, Any]) -> Example:
+def _example(recipe: Recipe, about: JsonObject) -> Example:
     """The shapes of the training examples: from the checkpoint, or for older ones from the recipe or the data."""
     if "example" in about:
         return example_of(about["example"])

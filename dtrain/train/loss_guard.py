@@ -46,14 +46,14 @@ class LossGuard:
     _before: tuple[int, dict[str, Any]] | None = None
 
     @property
-    def seen(self) -> dict[str, object]:
+    def state(self) -> dict[str, object]:
         """The state of this guard, which a checkpoint saves so that a restart continues exactly."""
         return {"skipped": self.skipped, "losses": list(self.losses) if self.guard.spike else []}
 
-    def recall(self, seen: Mapping[str, Any]) -> None:
+    def recall(self, state: Mapping[str, Any]) -> None:
         """Restore the state that a checkpoint saved."""
-        self.skipped = seen["skipped"]
-        self.losses.extend(seen["losses"])
+        self.skipped = state["skipped"]
+        self.losses.extend(state["losses"])
 
     def __call__(self, event: StepEvent) -> None:
         if self.guard.not_finite == "stop" and self.guard.spike is None:

@@ -1,11 +1,11 @@
 """Compare the step time that a plan predicted with the step time that the run measures."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dtrain.core.run_dir import Folder, read_json
+from dtrain.core.types import Device, JsonObject
 from dtrain.parallel.mesh import mesh_sizes
 from dtrain.train.assembly import Assembly
 
@@ -49,7 +49,7 @@ def _written(path: Path) -> float:
     return path.stat().st_mtime
 
 
-def _same(plan: Mapping[str, Any], assembly: Assembly, devices: Sequence[Any]) -> bool:
+def _same(plan: JsonObject, assembly: Assembly, devices: Sequence[Device]) -> bool:
     recipe = assembly.recipe
     here = {
         "devices": len(devices),

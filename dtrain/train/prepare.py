@@ -1,16 +1,15 @@
 """Build what a start of a run needs before its first step: data, assembly, compiled steps, checkpoint store."""
 
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import jax
 
 from dtrain.checkpoint.store import Store
 from dtrain.core import fault_injection
 from dtrain.core.errors import DataError, DtrainError
+from dtrain.core.types import JsonObject
 from dtrain.data.batch import TOKEN
 from dtrain.data.source import Source
 from dtrain.parallel.compile_cache import Counter
@@ -37,7 +36,7 @@ class Ready:
     store: Store
     planned: PlanComparison | None
     exchange: FromFirst
-    now: Mapping[str, Any]
+    now: JsonObject
     """Everything that the numbers of this start depend on; see `provenance.conditions`."""
 
 

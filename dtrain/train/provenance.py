@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 import dtrain
+from dtrain.core.types import JsonObject
 from dtrain.data.batch import plain_example
 from dtrain.data.source import Source
 from dtrain.optim.update import learning_rate
@@ -57,15 +58,15 @@ def conditions(assembly: Assembly) -> dict[str, object]:
 
 
 def about(
-    now: Mapping[str, Any],
+    now: JsonObject,
     recipe: Recipe,
     source: Source,
     batches_skipped: int,
     step: int,
     eval_pending: bool,
-    seen: Mapping[str, Any],
+    guard_state: JsonObject,
     step_s: float,
-) -> dict[str, Any]:
+) -> JsonObject:
     """The `about` section of a manifest: the conditions, batches skipped so far, whether an evaluation is pending, the
     state of the loss guard, the seconds spent in steps, and the next learning rate."""
     return {
@@ -73,7 +74,7 @@ def about(
         "step_s": step_s,
         "passed": batches_skipped,
         "owed": eval_pending,
-        "seen": dict(seen),
+        "seen": dict(guard_state),
         "examples": step * recipe.batch,
         "seed": recipe.seed,
         "recipe": hashlib.sha256(text(recipe).encode()).hexdigest()[:16],
@@ -83,7 +84,7 @@ def about(
     }
 
 
-def resume_guarantee(saved: Mapping[str, Any], now: Mapping[str, Any], recipe: Recipe, step: int) -> list[str]:
+def resume_guarantee(saved: JsonObject, now: JsonObject, recipe: Recipe, step: int) -> list[str]:
     """Lines for the user: what a restart guarantees, then each difference from the start that saved the checkpoint."""
     changed = list(_changes(saved, now))
     if not changed:
@@ -97,7 +98,7 @@ def resume_guarantee(saved: Mapping[str, Any], now: Mapping[str, Any], recipe: R
     return [f"{head}:", *(f"  {line}" for _, line in changed[:SHOWN]), *more]
 
 
-def _changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _changes(saved: JsonObject, now: JsonObject) -> Iterator[tuple[str, str]]:
     """(key, line) for every difference."""
     unknown = [key for key in now if key not in saved]
     if unknown:

@@ -4,6 +4,7 @@ from typing import Any
 
 from dtrain.core.errors import EnvironmentFault, RecipeError, cause
 from dtrain.core.run_dir import Folder, read_regular, saved_steps
+from dtrain.core.types import JsonObject
 from dtrain.recipe import yaml
 from dtrain.recipe.load import differences, text
 from dtrain.recipe.recipe import Recipe
@@ -16,7 +17,7 @@ def finished(place: Folder, recipe: Recipe) -> bool:
         return False
     before, now = _saved_recipe(place), _plain(recipe)
 
-    def length(tree: dict[str, Any]) -> tuple[Any, Any]:
+    def length(tree: JsonObject) -> tuple[Any, Any]:
         return (tree.get("steps"), tree.get("epochs"))
 
     return length(before) == length(now) and not differences(before, now)
@@ -36,7 +37,7 @@ def refuse_changes(place: Folder, recipe: Recipe, allowed: bool) -> None:
         raise RecipeError([head, *(f"  {line}" for line in changed)], hint)
 
 
-def _saved_recipe(place: Folder) -> dict[str, Any]:
+def _saved_recipe(place: Folder) -> JsonObject:
     """recipe.yaml as plain values. Raises EnvironmentFault if it is damaged."""
     hint = "restore it, give this run another name (name=...), or move it away and resume with --allow-changes"
     try:
@@ -52,5 +53,5 @@ def _saved_recipe(place: Folder) -> dict[str, Any]:
     return saved
 
 
-def _plain(recipe: Recipe) -> dict[str, Any]:
+def _plain(recipe: Recipe) -> JsonObject:
     return yaml.parse(text(recipe), "recipe").plain()

@@ -9,7 +9,6 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 import jax
 
@@ -19,6 +18,7 @@ from dtrain.core.errors import DtrainError, NotFinite, TakenOver, user_error
 from dtrain.core.metrics import Metric, plain
 from dtrain.core.run_dir import Folder, overwrite
 from dtrain.core.run_json import RECOMPUTED
+from dtrain.core.types import Device, JsonObject
 from dtrain.recipe.load import text
 from dtrain.recipe.recipe import Recipe
 from dtrain.train.loss_guard import Rollback
@@ -33,7 +33,7 @@ PACKAGES = ("jax", "jaxlib", "numpy", "optax", "orbax-checkpoint", "grain")
 class Record:
     """The contents of run.json. Times accumulate over restarts."""
 
-    values: dict[str, Any]
+    values: JsonObject
     place: Folder
     lead: bool
     """Whether this is process 0, which alone writes."""
@@ -44,12 +44,12 @@ class Record:
     """Seconds spent in steps, up to each saved step."""
     ids: dict[str, str] = field(default_factory=dict)
     """Ids that trackers gave to this run."""
-    lock: Any = field(default_factory=threading.RLock)
+    lock: "threading.RLock" = field(default_factory=threading.RLock)
     """Protects run.json: a signal may be handled in another thread."""
 
     def about(
         self,
-        devices: list[Any],
+        devices: list[Device],
         mesh: Mapping[str, int],
         steps: int,
         metrics: Iterable[Metric],
@@ -202,7 +202,7 @@ def _failed(log: Record, error: BaseException) -> None:
             file.write(f"{'stopped' if state == 'stopped' else 'error'}: {text}\n")
 
 
-def _lost(old: Mapping[str, Any], latest: heartbeat.Heartbeat | None) -> dict[str, float]:
+def _lost(old: JsonObject, latest: heartbeat.Heartbeat | None) -> dict[str, float]:
     """Seconds lost so far, by cause, including the gap before this start.
 
     Work after run.json was last written is recomputed (`recomputed_s`); after the last heartbeat the run was down.
@@ -223,7 +223,7 @@ def _lost(old: Mapping[str, Any], latest: heartbeat.Heartbeat | None) -> dict[st
     return lost
 
 
-def _counted(old: Mapping[str, Any]) -> dict[str, float]:
+def _counted(old: JsonObject) -> dict[str, float]:
     """Seconds of earlier starts by section; for steps, only those that a checkpoint saved."""
     seconds = dict(old.get("seconds", {}))
     return seconds | ({"step": old["step_s_kept"]} if "step" in seconds and "step_s_kept" in old else {})

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import jax
 import numpy as np
@@ -11,6 +10,7 @@ from dtrain.checkpoint.manifest import CorruptCheckpoint
 from dtrain.checkpoint.store import Store
 from dtrain.core import fault_injection
 from dtrain.core.errors import CheckpointError, DataError, NotFinite
+from dtrain.core.types import JsonObject
 from dtrain.data.source import UNKNOWN, Source
 from dtrain.track.console import Console
 from dtrain.train.assembly import Assembly
@@ -29,11 +29,11 @@ class Start:
     """Batches that rollbacks skipped: step k trains on batch k + batches_skipped."""
     eval_pending: bool = False
     """Whether an evaluation was due at this step and was skipped."""
-    seen: Mapping[str, object] = field(default_factory=lambda: {"skipped": 0, "losses": []})
+    guard_state: JsonObject = field(default_factory=lambda: {"skipped": 0, "losses": []})
     """State of the loss guard."""
     step_s: float = 0.0
     """Seconds that the steps up to this one took."""
-    now: Mapping[str, Any] = field(default_factory=dict)
+    now: JsonObject = field(default_factory=dict)
     """Everything that the numbers of this start depend on; see `provenance.conditions`."""
 
 
@@ -41,7 +41,7 @@ def first_state(
     assembly: Assembly,
     store: Store,
     train: Source,
-    now: Mapping[str, object],
+    now: JsonObject,
     console: Console,
     log: Record,
 ) -> tuple[State, Start]:
@@ -77,10 +77,12 @@ def first_state(
     return create_state(assembly.make, assembly.shapes), Start(0, log.next_batch, now=now)
 
 
-def _start(step: int, about: Mapping[str, Any], next_batch: int, now: Mapping[str, Any]) -> Start:
+def _start(step: int, about: JsonObject, next_batch: int, now: JsonObject) -> Start:
     batches_skipped = max(about["passed"], next_batch - step)
     now = dict(now) | {"imported": about["imported"]} if "imported" in about else now
-    return Start(step, batches_skipped, about["owed"], seen=about["seen"], step_s=about.get("step_s", 0.0), now=now)
+    return Start(
+        step, batches_skipped, about["owed"], guard_state=about["seen"], step_s=about.get("step_s", 0.0), now=now
+    )
 
 
 def _report(start: Start, promised: list[str]) -> list[str]:

@@ -11,7 +11,7 @@ import jax
 from dtrain.core import signals
 from dtrain.core.errors import DtrainError
 from dtrain.core.heartbeat import HeartbeatWriter
-from dtrain.core.lease import Lease, leased
+from dtrain.core.lease import Lease, hold_lease
 from dtrain.core.run_control import RunControl
 from dtrain.core.run_dir import Folder
 from dtrain.recipe.recipe import Recipe
@@ -60,7 +60,7 @@ def opened(
         refuse_changes(place, recipe, allow_changes)
         interrupt = stack.enter_context(listening(console.say))
         with signals.held():
-            lease = stack.enter_context(leased(place.lease, console.warn)) if lead else None
+            lease = stack.enter_context(hold_lease(place.lease, console.warn)) if lead else None
             log = stack.enter_context(run_record(place, recipe, lead))
             interrupt.close = notifier.closing(partial(_close_now, log, lease, control, dry))
         if control:
@@ -68,7 +68,7 @@ def opened(
             interrupt.attach(control)
         beats = HeartbeatWriter(place.heartbeat(jax.process_index()), recipe.guard.patience)
         log.clock.entered = heartbeat = stack.enter_context(closing(beats))
-        holds = lease.holds if lease else lambda: None
+        holds = lease.check if lease else lambda: None
         yield Session(
             recipe,
             place,

@@ -62,7 +62,7 @@ def step_hooks(session: Session, ready: Ready, start: Start, end: int) -> Hooks:
         one_at_a_time=faked,
     )
     guard = LossGuard(recipe.guard, start.batches_skipped, lambda step: saving.due(step) or evaluation.due(step))
-    guard.recall(start.seen)
+    guard.recall(start.guard_state)
     save = _saver(session, ready, start, due=lambda step: evaluation.due(step) or step == end, guard=guard, sync=sync)
     timer = SaveTimer(
         0.0 if session.dry else 60 * often.minutes, jax.process_count(), start.step, exchange=ready.exchange
@@ -102,7 +102,7 @@ def _saver(
             sync()  # the metrics up to this step are on disk before a restart can resume from it
             return checksum.checksum()
 
-        store.save(number, state, about(number, eval_pending, guard.seen, session.log.saving(number)), metrics, proof)
+        store.save(number, state, about(number, eval_pending, guard.state, session.log.saving(number)), metrics, proof)
         session.log.committed(store.committed)
         if store.took > (grace := session.recipe.checkpoint.grace) and not warned:
             text = f"a save takes {store.took:.0f} s; a preempted machine has {grace:.0f} s (checkpoint.grace)"

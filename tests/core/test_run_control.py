@@ -10,7 +10,7 @@ import pytest
 
 from dtrain.core import run_control
 from dtrain.core.errors import DtrainError, Exhausted, HostLost, StopRequested
-from dtrain.core.lease import leased
+from dtrain.core.lease import hold_lease
 from dtrain.core.run_control import Limits, Request, RunControl, clear_stale_request, note_end
 from dtrain.core.run_dir import Folder
 from dtrain.core.usage import read_usage
@@ -181,7 +181,7 @@ def test_a_request_left_from_before_is_removed_where_a_person_starts(place: Fold
     clear_stale_request(place, output.append)
     assert not output
     place.stop_request.touch()
-    with leased(place.lease, output.append):  # the request is for a running process
+    with hold_lease(place.lease, output.append):  # the request is for a running process
         clear_stale_request(place, output.append)
         assert place.stop_request.exists()
     clear_stale_request(place, output.append)

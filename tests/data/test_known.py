@@ -8,7 +8,7 @@ import pytest
 
 from dtrain.core.errors import DataError
 from dtrain.data import known as module
-from dtrain.data.known import known, seal, unsealed
+from dtrain.data.known import cached_results, seal, unsealed
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def read(cache: Path, *files: Path) -> tuple[list[str], list[Path]]:
         opened.append(path)
         return path.read_text()
 
-    return known(str(cache), "key", files, reader), opened
+    return cached_results(str(cache), "key", files, reader), opened
 
 
 def test_a_file_is_read_once(tmp_path: Path, file: Path) -> None:
@@ -65,7 +65,7 @@ def test_without_a_folder_to_write_to_files_are_read_each_time(tmp_path: Path, f
 
 def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, file: Path) -> None:
     with pytest.raises(DataError, match="file: changed while it was read"):
-        known(str(tmp_path / "cache"), "key", [file], lambda path: path.write_text("longer"))
+        cached_results(str(tmp_path / "cache"), "key", [file], lambda path: path.write_text("longer"))
 
 
 def test_what_is_sealed_is_read_back(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from dtrain.core.errors import DtrainError, EnvironmentFault, Exhausted, Hung, S
 from dtrain.core.process_info import ProcessInfo
 from dtrain.parallel import rendezvous
 from dtrain.parallel.devices import join
-from dtrain.parallel.rendezvous import Refusal, meet
+from dtrain.parallel.rendezvous import Refusal, wait_for_all
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def address() -> Iterator[str]:
 
 def outcome(rank: int, processes: int, address: str) -> str:
     try:
-        meet(rank, processes, address)
+        wait_for_all(rank, processes, address)
     except (EnvironmentFault, Hung) as error:
         return error.message
     return "met"
@@ -54,7 +54,7 @@ def test_a_missing_rank_0_is_named(address: str, monkeypatch: pytest.MonkeyPatch
 
 def ends(rank: int, processes: int, address: str, refusal: Refusal) -> tuple[type[DtrainError], int, str, str]:
     with pytest.raises(DtrainError) as ended:
-        meet(rank, processes, address, refusal)
+        wait_for_all(rank, processes, address, refusal)
     error = ended.value
     return type(error), error.exit_code, error.message, error.hint
 

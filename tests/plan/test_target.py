@@ -74,7 +74,7 @@ def test_the_network_between_gpu_hosts_is_that_of_the_machine_that_is_priced() -
     machines = {"a2-highgpu-8g": 100, "a2-ultragpu-8g": 100, "a3-highgpu-8g": 800}
     machines |= {"a3-ultragpu-8g": 3200, "a4-highgpu-8g": 3200}
     gpus = [chip for chip in CHIPS if chip.platform == "gpu"]
-    assert {chip.cloud.machine: 8 * 8 * chip.far / 1e9 for chip in gpus if chip.cloud} == machines
+    assert {chip.cloud.machine: 8 * 8 * chip.network_bandwidth / 1e9 for chip in gpus if chip.cloud} == machines
 
 
 @pytest.mark.parametrize(
@@ -96,6 +96,6 @@ def test_libtpu_describes_every_slice_that_can_be_rented() -> None:
     pytest.importorskip("libtpu", reason="libtpu is not installed")
     for chip in CHIPS:
         for count in chip.slices if chip.dims else ():
-            if count <= 4096 or count == chip.most:
-                found = target(f"{chip.name}-{count * chip.counted}")
+            if count <= 4096 or count == chip.max_chips:
+                found = target(f"{chip.name}-{count * chip.units_per_chip}")
                 assert len(devices(found)) == found.devices

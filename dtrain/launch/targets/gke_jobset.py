@@ -13,10 +13,10 @@ from dtrain.core.chips import PER_HOST
 from dtrain.core.errors import DtrainError, RecipeError
 from dtrain.core.process_info import exports
 from dtrain.core.slices import Target as Slice
-from dtrain.core.types import Positive
+from dtrain.core.types import JsonObject, Positive
 from dtrain.launch.job import CHIPS_A_HOST, LaunchJob, Rented, Row, shape_of
 from dtrain.launch.names import Bucket, Resource, Word, refuse
-from dtrain.launch.templates import filled
+from dtrain.launch.templates import fill_template
 
 LABEL = "dtrain-launch"
 """Label with the launch id, on every object that a launch creates."""
@@ -85,7 +85,7 @@ class JobSet(Rented):
         queue = {"kueue.x-k8s.io/queue-name": self.queue} if self.queue else {}
         mounts = {f"gke-gcsfuse/{key}": value for key, value in SIDECAR.items()} if self.bucket else {}
         taints = [name, "cloud.google.com/gke-spot"] if self.spot else [name]
-        variables: list[dict[str, Any]] = [{"name": key, "value": value} for key, value in job.environment().items()]
+        variables: list[JsonObject] = [{"name": key, "value": value} for key, value in job.environment().items()]
         for key in self.environment:
             variables.append({"name": key, "valueFrom": {"secretKeyRef": {"name": SECRET, "key": key}}})
         command = ["python3", "-m", "dtrain", "run", "/recipe/recipe.yaml", "--runs-dir", "/runs", *self.run_options()]
@@ -98,14 +98,14 @@ class JobSet(Rented):
         words["TOLERATIONS"] = ", ".join(f"{{key: {key}, operator: Exists, effect: NoSchedule}}" for key in taints)
         words["ENVIRONMENT"] = "".join(f"\n              - {json.dumps(item)}" for item in variables)
         words["RESOURCE"] = f'{name}: "{min(most, self.shape.chips // self.slices)}"'
-        return filled("jobset.yaml", words)
+        return fill_template("jobset.yaml", words)
 
     def kueue(self) -> str:
         """Manifest of a Kueue queue with room for one such run."""
         assert self.shape.chip
         words = {"QUEUE": self.queue or "", "FLAVOR": f"{self.shape.chip.name}{'-spot' if self.spot else ''}"}
         words |= {"LABELS": _flow(self._nodes()), "NAMESPACE": self.namespace, "RESOURCE": self._resource[0]}
-        return filled("kueue.yaml", words | {"CHIPS": self.shape.chips})
+        return fill_template("kueue.yaml", words | {"CHIPS": self.shape.chips})
 
     @property
     def _resource(self) -> tuple[str, int]:

@@ -123,7 +123,7 @@ class Hosts(LaunchTarget):
         seen = link.ask("marks", reachable[:1], token=token)[0].reply.items if reachable else ()
         if apart := [machine for machine in reachable if machine.rank not in seen]:
             link.ask("marks", apart, token=token)  # which removes their marker files
-        if problems := in_the_way(looked, seen, self.runs):
+        if problems := start_problems(looked, seen, self.runs):
             kind = Locked if any(RUNS_HERE in line for line in problems) else EnvironmentFault
             raise kind("\n  ".join(["not started:", *problems]))
         for line in skewed(looked):
@@ -171,7 +171,7 @@ def names(machines: Sequence[Machine]) -> str:
     return ", ".join(machine.name for machine in machines[:HOSTS_SHOWN]) + more
 
 
-def in_the_way(looked: Sequence[Answer], seen: Collection[int], runs: str) -> list[str]:
+def start_problems(looked: Sequence[Answer], seen: Collection[int], runs: str) -> list[str]:
     """Every problem with its host: first those of single hosts, then those between hosts. `seen` are the ranks whose
     marker files are in the first host's folder of runs."""
     reachable = [one for one in looked if not one.reply.problem]

@@ -6,9 +6,9 @@ import re
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from dtrain.core.errors import Aborted, DtrainError, EnvironmentFault
+from dtrain.core.types import JsonObject
 from dtrain.launch.commands import WAIT, run
 
 PROVED = re.compile(r"version 0\.14\.[1-9]")
@@ -32,7 +32,7 @@ KILLED = (0, 137)
 class ManagedJob:
     """A job as the queue shows it."""
 
-    row: Mapping[str, Any]
+    row: JsonObject
 
     @property
     def id(self) -> str:

@@ -17,7 +17,7 @@ from dtrain.core.slices import Target as Slice
 from dtrain.core.types import Sentence
 from dtrain.launch.job import CHIPS_A_HOST, LaunchJob, shape_of
 from dtrain.launch.names import Word, _like, refuse
-from dtrain.launch.templates import filled
+from dtrain.launch.templates import fill_template
 
 if TYPE_CHECKING:
     from dtrain.launch.targets.sky import Sky
@@ -116,7 +116,7 @@ def _name(shape: Slice | None) -> str:
         return ""
     if cloud.sky:
         return f"{cloud.sky}:{min(shape.chips, PER_HOST)}"
-    return f"tpu-{cloud.accelerator}-{shape.chips * chip.counted}" if cloud.accelerator else ""
+    return f"tpu-{cloud.accelerator}-{shape.chips * chip.units_per_chip}" if cloud.accelerator else ""
 
 
 def task(target: "Sky", job: LaunchJob) -> str:
@@ -128,7 +128,7 @@ def task(target: "Sky", job: LaunchJob) -> str:
         wheel, lock = (Path(name).expanduser().absolute() for name in (target.wheel, target.lock))
         mounts |= {f"~/.dtrain/{wheel.name}": str(wheel), "~/.dtrain/lock.txt": str(lock)}
         script = {"PYTHON": PYTHON, "VENV": VENV, "WHEEL": wheel.name}
-        setup = f"setup: |\n{_indented(filled('sky_setup.sh', script))}\n"
+        setup = f"setup: |\n{_indented(fill_template('sky_setup.sh', script))}\n"
     variables = {**job.environment(), REPLACES_HOSTS: "1"}
     values = {
         "NAME": job.name,
@@ -143,7 +143,7 @@ def task(target: "Sky", job: LaunchJob) -> str:
         "PROCESS": PROCESS,
         "COMMAND": f'{program} run "$recipe" --runs-dir {target.runs or MOUNTED} {shlex.join(target.run_options())}',
     }
-    return filled("sky.yaml", values)
+    return fill_template("sky.yaml", values)
 
 
 def resources(target: "Sky", job: LaunchJob) -> dict[str, object]:

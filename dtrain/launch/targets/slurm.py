@@ -16,11 +16,11 @@ from dtrain.core.run_dir import Folder, overwrite
 from dtrain.core.types import Natural, Positive
 from dtrain.launch import registry
 from dtrain.launch.checks import Check
-from dtrain.launch.commands import followed, run
+from dtrain.launch.commands import follow_log, run
 from dtrain.launch.job import LaunchJob, LaunchPlan, LaunchTarget, Row, Say
 from dtrain.launch.names import RemotePath, Word, refuse
 from dtrain.launch.targets.slurm_job import LOST, JobState, job_state, seconds_of
-from dtrain.launch.templates import filled
+from dtrain.launch.templates import fill_template
 
 PATH = re.compile(r"/[A-Za-z0-9_./-]+")
 POLL = 1.0
@@ -141,7 +141,7 @@ class Slurm(LaunchTarget):
                 return not follow or self._state(job).over
             return False
 
-        for _, line in followed(self._submitted(job) / "log.txt", 0, over, lambda: time.sleep(POLL)):
+        for _, line in follow_log(self._submitted(job) / "log.txt", 0, over, lambda: time.sleep(POLL)):
             task, found, text = line.partition(": ")
             rank = task.strip() if found and task.strip().isdecimal() else ""
             if host is None or rank == str(host):
@@ -214,7 +214,7 @@ class Slurm(LaunchTarget):
         words = {"NAME": job.name, "NODES": self.nodes, "FOLDER": folder, "GRACE": self.grace}
         words |= {"EXPORT": ",".join((*PASSED_ON, *self.environment, *variables)), "PROCESS": PROCESS}
         words["DIRECTIVES"] = "\n".join(f"#SBATCH --{name}={value}" for name, value in self._directives().items())
-        return filled("slurm.sbatch", words | {"COMMAND": shlex.join([*command, *self.run_options()])})
+        return fill_template("slurm.sbatch", words | {"COMMAND": shlex.join([*command, *self.run_options()])})
 
 
 def _number(job: LaunchJob) -> str:

@@ -1,7 +1,7 @@
 """Problems that prevent a start, and clocks compared with the time of the request."""
 
 from dtrain.launch.fanout import Answer, Machine
-from dtrain.launch.targets.hosts import in_the_way, skewed
+from dtrain.launch.targets.hosts import skewed, start_problems
 from dtrain.launch.wire import Reply
 
 
@@ -14,13 +14,13 @@ def fine(time: float = 100.0, *problems: str, jax: str = "0.10.2") -> Reply:
 
 
 def test_hosts_that_agree_have_no_problems() -> None:
-    assert not in_the_way(looked(fine(), fine()), (0, 1), "runs")
+    assert not start_problems(looked(fine(), fine()), (0, 1), "runs")
     assert not skewed(looked(fine(), fine()))
 
 
 def test_problems_of_one_host_are_shown_with_its_name() -> None:
     answers = looked(fine(), fine(100.0, "port 8476 is in use", jax="0.12.0"), Reply(problem="no answer in 30 s"))
-    assert in_the_way(answers, (), "runs") == [
+    assert start_problems(answers, (), "runs") == [
         "host2: no answer in 30 s",
         "host1: port 8476 is in use",
         "host1 has jax 0.12.0, host0 has 0.10.2",
@@ -29,7 +29,7 @@ def test_problems_of_one_host_are_shown_with_its_name() -> None:
 
 def test_hosts_without_a_common_folder_are_found() -> None:
     expected = "host1 does not write to the folder runs of host0: it must be one shared folder"
-    assert in_the_way(looked(fine(), fine()), (0,), "runs") == [expected]
+    assert start_problems(looked(fine(), fine()), (0,), "runs") == [expected]
 
 
 def test_a_clock_is_compared_with_the_time_of_the_request() -> None:

@@ -98,7 +98,7 @@ def rentable() -> Iterator[str]:
     for chip in CHIPS:
         assert chip.cloud
         if chip.dims and chip.cloud.accelerator:
-            yield from (f"{chip.name}-{count * chip.counted}" for count in chip.slices)
+            yield from (f"{chip.name}-{count * chip.units_per_chip}" for count in chip.slices)
         elif not chip.dims:
             yield from (f"{chip.name}-{count}" for count in (*chip.cloud.sold, 2 * PER_HOST))
 

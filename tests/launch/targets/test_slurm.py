@@ -18,7 +18,7 @@ from dtrain.core.run_dir import saved_steps
 from dtrain.launch.job import LaunchJob
 from dtrain.launch.targets.slurm import PROCESS, Slurm
 from dtrain.launch.targets.slurm_job import JobState, job_state, seconds_of
-from dtrain.launch.templates import filled
+from dtrain.launch.templates import fill_template
 from tests.conftest import SHARED, Dtrain, alone, bare_environment
 from tests.launch.processes import mentioning
 from tests.launch.test_names import RECIPE, refused
@@ -273,7 +273,7 @@ def _job(tmp_path: Path, srun: str, command: str) -> Callable[..., tuple[int, bo
         (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{does}\n")
         (tmp_path / "bin" / name).chmod(0o755)
     words = {"NAME": "small", "NODES": "1", "FOLDER": str(folder), "GRACE": "120", "EXPORT": "PATH"}
-    script = filled("slurm.sbatch", words | {"DIRECTIVES": "", "COMMAND": command, "PROCESS": PROCESS})
+    script = fill_template("slurm.sbatch", words | {"DIRECTIVES": "", "COMMAND": command, "PROCESS": PROCESS})
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "a", "SLURM_NNODES": "1", "SLURM_NTASKS": "1"}
     values = bare_environment() | job | {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "SLURM_PROCID": "0"}
 
@@ -311,7 +311,7 @@ def test_a_job_that_saves_nothing_new_is_not_requeued_for_ever(tmp_path: Path) -
 
 def test_the_script_is_one_that_bash_reads(golden: Callable[[str, str], None]) -> None:
     words = {"NAME": "small", "NODES": "2", "FOLDER": "/runs/small/launch", "GRACE": "120", "EXPORT": "PATH,HOME"}
-    script = filled(
+    script = fill_template(
         "slurm.sbatch",
         words | {"DIRECTIVES": "#SBATCH --partition=main", "COMMAND": "dtrain run x.yaml", "PROCESS": PROCESS},
     )
