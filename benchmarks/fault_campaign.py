@@ -51,7 +51,7 @@ def main() -> None:
             output = f"{what} {f'at step {step}, process {rank}' if what in asked else ''}"
             print(f"round {number}: {output:<34} {processes} processes, exit codes {codes}", flush=True)
         whole = ["--devices", "4", "--processes", "2", f"steps={rounds * STEPS}"]
-        trial.whole("straight", whole)
+        trial.run_to_end("straight", whole)
         found = same_bits(trial, rounds)
         print("the end:", found.shown)
         sys.exit(0 if found.kept else 1)
