@@ -36,7 +36,8 @@ from dtrain.data.source import Arrays, image_example
 from dtrain.parallel.engine import Put
 from dtrain.recipe.load import load
 from dtrain.track.console import Console
-from dtrain.train import run as whole
+from dtrain.track.notifier import Notifier
+from dtrain.train import step_hooks
 from dtrain.train.assembly import assemble
 from dtrain.train.hooks import Evaluation, Log, Saving
 from dtrain.train.input import train_batches
@@ -45,6 +46,7 @@ from dtrain.train.loop import loop
 from dtrain.train.loss_guard import LossGuard
 from dtrain.train.record import Record
 from dtrain.train.reporting import reporter
+from dtrain.train.session import Session
 from dtrain.train.state import create_state
 
 SEGMENT, ROUNDS = 200, 15
@@ -96,16 +98,17 @@ def main() -> None:
         stack.callback(console.close)
         heartbeat = HeartbeatWriter(place.heartbeat(0), recipe.guard.patience)
         log_of_run = Record({}, place, lead=True)
-        session = whole.Session(
-            recipe, place, console, log_of_run, heartbeat, Interrupt(print), stack, dry=False, holds=lambda: None
-        )
+        session = Session(
+            recipe, place, console, log_of_run, heartbeat, Interrupt(print), stack, dry=False, holds=lambda: None,
+            notifier=Notifier(None, place, print, 0.0),
+        )  # fmt: skip
         session.clock.entered = heartbeat
         report, _ = reporter(made, place, console, {}, stack, span=(0, 1_000_000), planned=None)
         log = Log(recipe.track.every, report, session.clock)
-        evaluation = Evaluation(recipe.evaluate, evaluate, lambda: iter(()), log, session.clock)
-        saving = Saving(0, None, lambda *_: None, session.clock)
+        evaluation = Evaluation(recipe.evaluate, evaluate, lambda: iter(()), log=log, clock=session.clock)
+        saving = Saving(0, None, lambda *_: None, clock=session.clock)
         watch = LossGuard(recipe.guard, 0, lambda step: saving.due(step) or evaluation.due(step))
-        hooks = [partial(whole._alive, session), watch, log, evaluation, saving]
+        hooks = [partial(step_hooks._alive, session), watch, log, evaluation, saving]
         batches, done = train_batches(made, source, 0, 1_000_000, print), [0]
 
         def run() -> None:
