@@ -1,29 +1,26 @@
 """A user-defined model: any class that implements the contract `dtrain.models.nn.model.Model`."""
 
-import importlib
-import importlib.util
-import re
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal, Self
 
 import jax
 import jax.numpy as jnp
 
-import dtrain
-from dtrain.core.errors import DtrainError, FieldError, RecipeError
+from dtrain.core.errors import RecipeError
 from dtrain.core.metrics import Metric
+from dtrain.core.user_code import build_target, own_code, refuse_malformed
 from dtrain.data.batch import Batch, Example
 from dtrain.models.nn.context import Context
-from dtrain.models.nn.model import Declared, Flops, Loss, Model, Structure
-from dtrain.models.nn.param import Param, Tree, dotted
+from dtrain.models.nn.count_flops import product_flops
+from dtrain.models.nn.layers import three_times
+from dtrain.models.nn.model import Declared, Flops, Loss, Structure
+from dtrain.models.nn.param import Param, Tree, abstract, paths
+from dtrain.models.nn.single_device import SingleDeviceContext
+from dtrain.models.user_params import from_init, from_params, with_dims, with_statistics
 
-VARYING = ("varying", "manual axis type", "manual_axis_type")
-"""Words in JAX's errors about values that vary over mesh axes (its `check_vma`)."""
+GUIDE = "docs/guide.md, 'A model of your own', shows the whole contract"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,70 +33,98 @@ class Custom(Declared):
     code."""
     args: dict[str, object] = field(default_factory=dict)
     """Keyword arguments for the class."""
+    dims: dict[str, str] = field(default_factory=dict)
+    """Names of dims by patterns of parameters' paths: {"*kernel": "embed hidden"}; they precede those of the class."""
     folder: str | None = None
     """Folder that is searched first for the module: the recipe's, if the module is in it."""
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", self.target):
-            raise FieldError("target", f"{self.target!r} is not of the form package.module:Class")
+        refuse_malformed(self.target)
 
     @cached_property
-    def model(self) -> Model:
+    def model(self) -> Any:
         """The user's model. RecipeError if its module or class is missing, raises, or lacks a method."""
-        module, _, name = self.target.partition(":")
-        for folder in (str(Path.cwd()), self.folder):
-            if folder and folder not in sys.path:
-                sys.path.insert(0, folder)
-        if not _exists(module):
-            hint = "put the module into the folder of the recipe or the working folder, or install its package"
-            message = f"model.target: {self.target} cannot be imported: no module named {module!r}"
-            raise RecipeError(message, hint)
-        with self._own_code():
-            model_class = getattr(importlib.import_module(module), name, None)
-            if model_class is None:
-                raise RecipeError(f"model.target: {self.target}: module {module!r} has no attribute {name!r}")
-            model = model_class(**self.args)
-        missing = [method for method in ("params", "loss", "flops", "mismatch") if not hasattr(model, method)]
+        model = build_target("model", self.target, self.args, self.folder)
+        missing = [] if hasattr(model, "params") or hasattr(model, "init") else ["params (or init)"]
+        missing += [] if hasattr(model, "loss") else ["loss"]
         if missing:
-            hint = "docs/guide.md, 'A model of your own', shows the whole contract"
-            raise RecipeError(f"model.target: {self.target} lacks {', '.join(missing)}", hint)
+            raise RecipeError(f"{self._where} lacks {', '.join(missing)}", GUIDE)
+        return model
+
+    def __getstate__(self) -> dict[str, object]:
+        """The recipe's section alone: what was built from it may hold functions that cannot be pickled."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @property
+    def _where(self) -> str:
+        return f"model.target: {self.target}"
+
+    @cached_property
+    def _example(self) -> Mapping[str, jax.ShapeDtypeStruct] | None:
+        return None
+
+    def for_example(self, example: Mapping[str, jax.ShapeDtypeStruct]) -> Self:
+        model = replace(self)
+        vars(model).update(_example=example, model=self.model)  # as cached_property stores them
         return model
 
     @cached_property
-    def _declared(self) -> tuple[Tree, list[str], object]:
-        """The user's tree of `Param`, the dotted path of each leaf, and the tree's structure."""
-        model = self.model
-        with self._own_code():
-            tree = model.params()
-        leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
-        names = [dotted(path) for path, _ in leaves]
-        wrong = [f"{dotted(path)}: {type(leaf).__name__}" for path, leaf in leaves if not _is_param(leaf)]
-        if wrong or len(set(names)) < len(names):
-            why = f"params() returns {wrong[0]}" if wrong else f"params() returns {max(names, key=names.count)} twice"
-            hint = "declare each with dtrain.Param(shape, dims, init); other values belong in fields of the class"
-            raise RecipeError(
-                f"model.target: {self.target}: {why}; every leaf must be a Param with a path of its own", hint
-            )
-        return tree, names, structure
+    def _declared(self) -> Tree:
+        """The user's tree, a `Param` at each leaf."""
+        model, where = self.model, self._where
+        with own_code(where):
+            if hasattr(model, "params"):
+                tree = from_params(model.params())
+            elif self._example is None:
+                hint = "give the class a method params(), or use data whose shapes the recipe states"
+                raise RecipeError(f"{where}: the shapes that init() needs are known only when the data is read", hint)
+            else:
+                tree = from_init(model, self._example)
+            table = dict(getattr(model, "dims", {})) | self.dims
+            tree = with_dims(tree, table, "model.dims" if self.dims else f"{where}: dims")
+            return with_statistics(tree, getattr(model, "statistics", ()), f"{where}: statistics")
 
     def params(self) -> Tree:
         """The user's tree where it consists of dicts and lists; else a dict by dotted path, since checkpoints name the
         leaves of other node types in their own ways."""
-        tree, names, _ = self._declared
-        return tree if _plain(tree) else dict(zip(names, jax.tree.leaves(tree), strict=True))
+        tree = self._declared
+        if _plain(tree):
+            return tree
+        return dict(zip(jax.tree.leaves(paths(tree)), jax.tree.leaves(tree), strict=True))
+
+    def _own(self, params: Tree, ctx: Context) -> Tree:
+        """The parameters in the user's own tree; gathered if `init` made them, for code that knows nothing of it."""
+        tree = self._declared
+        own = params
+        if not _plain(tree):
+            names, structure = jax.tree.leaves(paths(tree)), jax.tree.structure(tree)
+            own = jax.tree.unflatten(structure, [params[name] for name in names])
+        return own if hasattr(self.model, "params") else ctx.gather(own)
 
     def loss(self, params: Tree, batch: Batch, ctx: Context) -> Loss:
-        (tree, names, structure), model = self._declared, self.model
-        own = params if _plain(tree) else jax.tree.unflatten(structure, [params[name] for name in names])
-        with self._own_code():
-            result = model.loss(own, batch, ctx)
+        with own_code(self._where):
+            result = self.model.loss(self._own(params, ctx), batch, ctx)
         try:
-            return Loss(_scalar(result.sum), _scalar(result.weight), {n: _scalar(v) for n, v in result.metrics.items()})
+            metrics = {name: _scalar(value) for name, value in result.metrics.items()}
+            statistics = {name: jnp.asarray(value, jnp.float32) for name, value in result.statistics.items()}
+            checked = Loss(_scalar(result.sum), _scalar(result.weight), metrics, statistics)
         except (AttributeError, TypeError, ValueError) as error:
             why = f"loss() does not return a Loss(sum, weight, metrics) of scalars: {error}"
-            raise RecipeError(
-                f"model.target: {self.target}: {why}", "sum each over the examples of the batch"
-            ) from error
+            raise RecipeError(f"{self._where}: {why}", "sum each over the examples of the batch") from error
+        self._refuse_unknown(checked.statistics)
+        return checked
+
+    def _refuse_unknown(self, statistics: Mapping[str, jax.Array]) -> None:
+        """Raise RecipeError if a statistic is no parameter that is declared as not trained, or of another shape."""
+        declared = dict(zip(jax.tree.leaves(paths(self._declared)), jax.tree.leaves(self._declared), strict=True))
+        for name, value in statistics.items():
+            if name not in declared or declared[name].trained:
+                why = "is trained" if name in declared else "is no parameter"
+                hint = "declare it with Param(..., trained=False), or by statistics = ('pattern',) in the class"
+                raise RecipeError(f"{self._where}: loss() returns the statistic {name!r}, which {why}", hint)
+            if value.shape != declared[name].shape:
+                shapes = f"has shape {value.shape}; the parameter has {declared[name].shape}"
+                raise RecipeError(f"{self._where}: the statistic {name} {shapes}", "sum it over the examples")
 
     @property
     def split_rows(self) -> bool:
@@ -113,7 +138,7 @@ class Custom(Declared):
     @property
     def metrics(self) -> tuple[Metric, ...]:
         """What the user's model declares in `metrics`. RecipeError if it is not a tuple of `Metric`."""
-        with self._own_code():
+        with own_code(self._where):
             metrics: Any = getattr(self.model, "metrics", ())
         if isinstance(metrics, tuple | list) and all(isinstance(metric, Metric) for metric in metrics):
             return tuple(metrics)
@@ -123,7 +148,7 @@ class Custom(Declared):
     @property
     def structure(self) -> Structure:
         """What the user's model declares in `structure`. RecipeError if it is not a `Structure`."""
-        with self._own_code():
+        with own_code(self._where):
             structure: Any = getattr(self.model, "structure", Structure())
         if isinstance(structure, Structure):
             return structure
@@ -136,45 +161,28 @@ class Custom(Declared):
         return replace(self, args=self.args | dict(fields))
 
     def flops(self, example: Example, examples: int) -> Flops:
-        model = self.model
-        with self._own_code():
-            return model.flops(example, examples)
+        """What the user's model states; by default three times the products of the traced loss of one example."""
+        if hasattr(self.model, "flops"):
+            with own_code(self._where):
+                return self.model.flops(example, examples)
+        rows = self._example or {n: jax.ShapeDtypeStruct((1, *f.shape), jnp.dtype(f.dtype)) for n, f in example.items()}
+        params = abstract(self.params(), "float32")
+        traced = jax.make_jaxpr(lambda p, batch: self.loss(p, batch, SingleDeviceContext()))(params, dict(rows))
+        return three_times(product_flops(traced.jaxpr), examples)
 
     def mismatch(self, example: Example) -> str:
-        model = self.model
-        with self._own_code():
-            return model.mismatch(example)
-
-    @contextmanager
-    def _own_code(self) -> Iterator[None]:
-        """Turn an error in the user's code into a RecipeError with its file and line."""
-        try:
-            yield
-        except DtrainError as error:
-            where = _line(error, "")
-            error.message = f"{where}: {error.message}" if where else error.message
-            raise
-        except (MemoryError, OSError, jax.errors.JaxRuntimeError):
-            raise  # a fault of the machine, not of the user's code
-        except Exception as error:
-            text = str(error).strip().splitlines() or [""]
-            hint = "--debug shows the whole traceback"
-            if any(word in str(error) for word in VARYING):
-                hint = "the carry of a loop starts the same on every device but becomes different: start it with "
-                hint += "dtrain.vary(zeros, dtrain.axes_of(x)), where x is computed from the batch"
-            where = _line(error, f"model.target: {self.target}")
-            raise RecipeError(f"{where}: {type(error).__name__}: {text[0]}", hint) from error
-
-
-def _is_param(leaf: object) -> bool:
-    return isinstance(leaf, Param)
+        """What the user's model states; by default nothing: an error while its loss is traced has its line."""
+        if not hasattr(self.model, "mismatch"):
+            return ""
+        with own_code(self._where):
+            return self.model.mismatch(example)
 
 
 def _plain(tree: Tree) -> bool:
     """Whether a tree consists of dicts and lists only."""
     if isinstance(tree, dict):
         return all(isinstance(key, str) and "." not in key and _plain(child) for key, child in tree.items())
-    return all(map(_plain, tree)) if type(tree) in (list, tuple) else _is_param(tree)
+    return all(map(_plain, tree)) if type(tree) in (list, tuple) else isinstance(tree, Param)
 
 
 def _scalar(value: object) -> jax.Array:
@@ -182,21 +190,3 @@ def _scalar(value: object) -> jax.Array:
     if array.shape != ():
         raise ValueError(f"an array of shape {array.shape}")
     return array
-
-
-def _exists(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):  # raised by a parent package
-        return False
-
-
-def _line(error: Exception, otherwise: str) -> str:
-    """`file:line` of the innermost frame of the user's code in the traceback; else `otherwise`."""
-    package, frame, line = str(Path(dtrain.__file__).parent), error.__traceback__, ""
-    while frame:
-        file = frame.tb_frame.f_code.co_filename
-        if not file.startswith((package, "<")) and "site-packages" not in file and Path(file).suffix == ".py":
-            line = f"{file}:{frame.tb_lineno}"
-        frame = frame.tb_next
-    return line or otherwise

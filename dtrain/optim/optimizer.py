@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from dtrain.core.types import Decay, Natural, NonNegative, PositiveFloat, Rate
 from dtrain.models.nn.param import Param, Tree
+from dtrain.optim.groups import Group
 from dtrain.optim.moments import Factored, adam, factored
 from dtrain.optim.schedule import Constant, Schedule
 
@@ -31,6 +32,8 @@ class Shared:
     """Maximum global norm of the gradients: larger ones are scaled down to it."""
     ema: Decay | None = None
     """Decay of an exponential moving average of the parameters; evaluation then uses the average."""
+    groups: tuple[Group, ...] = ()
+    """Parameters with another learning rate or weight decay, and frozen ones."""
 
     def state_dims(self, declared: Tree, state: object) -> Any:
         """The dim names of each array in a part of the optimizer's state, as a tree of the same structure.

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from dtrain.core.errors import FieldError
-from dtrain.models.nn.param import Param, Tree
+from dtrain.models.nn.param import Param, Tree, trained
 from dtrain.optim.optimizer import Optimizer
 
 if TYPE_CHECKING:
@@ -30,16 +30,23 @@ class Average(NamedTuple):
 def transformation(optimizer: Optimizer, declared: Tree, steps: int) -> "optax.GradientTransformationExtraArgs":
     """The update as one optax transformation, whose updates are added to the parameters.
 
-    Its `update` takes `step`, the number of the step, from which the learning rate follows.
+    It is for the trained parameters alone: the trees that it takes have None in place of the others. Its `update` takes
+    `step`, the number of the step, from which the learning rate follows.
     """
     import optax
 
-    mask = jax.tree.map(lambda param: optimizer.decay_all or param.decay, declared)
+    declared = trained(declared, declared)
+
+    def decays(param: Param) -> bool:
+        return (optimizer.decay_all or param.decay) if param.weight_decay is None else param.weight_decay
+
+    mask = jax.tree.map(decays, declared)
     links = [
         optax.clip_by_global_norm(optimizer.clip) if optimizer.clip else None,
         optimizer.direction(declared),
         optax.add_decayed_weights(optimizer.decay, mask) if optimizer.decay else None,
         _by_rate(learning_rate(optimizer, steps)),
+        _by_multiplier(declared) if any(param.lr != 1 for param in jax.tree.leaves(declared)) else None,
     ]
     whole = optax.chain(*(link for link in links if link))
 
@@ -60,6 +67,13 @@ def _by_rate(rate: Rate) -> "optax.GradientTransformationExtraArgs":
         return jax.tree.map(lambda u: -rate(step).astype(u.dtype) * u, updates), state
 
     return optax.GradientTransformationExtraArgs(optax.identity().init, update)
+
+
+def _by_multiplier(declared: Tree) -> "optax.GradientTransformation":
+    """Multiply the update of each parameter by its own `lr`."""
+    import optax
+
+    return optax.stateless(lambda updates, _: jax.tree.map(lambda u, param: param.lr * u, updates, declared))
 
 
 def zero_frozen(gradients: Tree, declared: Tree) -> Tree:
@@ -108,7 +122,12 @@ def _keep_average(decay: float) -> "optax.GradientTransformation":
 
 
 def averaged(optimizer_state: object, params: Tree) -> Tree:
-    """The averaged parameters if the optimizer's state has them, else the parameters."""
+    """The averaged parameters if the optimizer's state has them, else the parameters; those not trained as they are."""
     import optax
 
-    return optax.tree_utils.tree_get(optimizer_state, "averaged", params)
+    average = optax.tree_utils.tree_get(optimizer_state, "averaged")
+    if average is None or params is None:
+        return params if average is None else average
+    return jax.tree.map(
+        lambda mean, param: param if mean is None else mean, average, params, is_leaf=lambda leaf: leaf is None
+    )

@@ -14,7 +14,7 @@ from dtrain.core.errors import RecipeError
 from dtrain.data.batch import Batch
 from dtrain.models.nn.context import Context
 from dtrain.models.nn.model import Loss
-from dtrain.models.nn.param import Tree
+from dtrain.models.nn.param import Tree, merged, trained
 from dtrain.models.nn.vma import axes_of, vary
 from dtrain.parallel.rules import Layout
 
@@ -71,7 +71,10 @@ class Engine(Protocol):
         ...
 
     def grads(self, layout: Layout, loss: LossFn, microbatches: int) -> Grads:
-        """(params, batch) → the summed loss and the gradients of its sum, over all microbatches and devices."""
+        """(params, batch) → the summed loss and the gradients of its sum, over all microbatches and devices.
+
+        Parameters that are not trained have None in place of a gradient.
+        """
         ...
 
     def sums(self, layout: Layout, loss: LossFn, microbatches: int) -> Sums:
@@ -149,19 +152,21 @@ def flow(layout: Layout, microbatches: int) -> tuple[int, int]:
     return (1, microbatches) if layout.sizes["pipeline"] > 1 else (microbatches, 1)
 
 
-def accumulate(loss: Callable[[Tree, Batch], Loss], params: Tree, batch: Batch, parts: int) -> tuple[Loss, Tree]:
-    """The loss and the gradients of its sum, accumulated over `parts` microbatches.
+def accumulate(
+    loss: Callable[[Tree, Batch], Loss], params: Tree, batch: Batch, parts: int, declared: Tree
+) -> tuple[Loss, Tree]:
+    """The loss and the gradients of its sum by the trained parameters, accumulated over `parts` microbatches.
 
     Microbatch i has every `parts`-th row, from row i: each device then finds its part of each microbatch among its own
     rows, and none are moved.
     """
 
     def microbatch(rows: Batch) -> tuple[Loss, Tree]:
-        def scalar(params: Tree) -> tuple[jax.Array, Loss]:
-            value = loss(params, rows)
-            return value.sum, value
+        def scalar(own: Tree) -> tuple[jax.Array, Loss]:
+            value = loss(merged(own, params, declared), rows)
+            return value.sum, value._replace(statistics=jax.lax.stop_gradient(value.statistics))
 
-        (_, value), gradients = jax.value_and_grad(scalar, has_aux=True)(params)
+        (_, value), gradients = jax.value_and_grad(scalar, has_aux=True)(trained(params, declared))
         return value, gradients
 
     if parts == 1:

@@ -15,10 +15,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from dtrain.data.batch import Batch
 from dtrain.models.nn.attention import AttentionSpec
-from dtrain.models.nn.context import Block, Layers, scan_layers
+from dtrain.models.nn.context import Block, Layers
+from dtrain.models.nn.examples import ExampleVerbs
 from dtrain.models.nn.model import Loss
 from dtrain.models.nn.moe import ExpertWeights, Routing, grouped
-from dtrain.models.nn.param import Tree
+from dtrain.models.nn.param import Tree, trained
+from dtrain.models.nn.single_device import scan_layers
 from dtrain.models.nn.vma import varied
 from dtrain.parallel.engine import Compiler, Grads, LossFn, Sums, accumulate, flow
 from dtrain.parallel.gather import is_wrapped, looked_up, summed, unwrapped, wrap
@@ -50,13 +52,17 @@ class Jit(Compiler):
         return shape, layout.sharding(layout.input(name))
 
     def grads(self, layout: Layout, loss: LossFn, microbatches: int) -> Grads:
-        specs, (parts, inflight) = layout.specs(), flow(layout, microbatches)
+        specs, declared, (parts, inflight) = layout.specs(), layout.declared, flow(layout, microbatches)
         ctx = JitContext(layout, inflight)
 
         def grads(params: Tree, batch: Batch) -> tuple[Loss, Tree]:
-            value, gradients = accumulate(lambda p, rows: loss(wrap(p, specs), rows, ctx), params, batch, parts)
+            def own(p: Tree, rows: Batch) -> Loss:
+                return loss(wrap(p, specs), rows, ctx)
+
+            value, gradients = accumulate(own, params, batch, parts, declared)
             constrain = jax.lax.with_sharding_constraint
-            return value, jax.tree.map(lambda g, s: constrain(g, layout.sharding(s)), gradients, specs)
+            own_specs = trained(specs, declared)
+            return value, jax.tree.map(lambda g, s: constrain(g, layout.sharding(s)), gradients, own_specs)
 
         return grads
 
@@ -71,12 +77,11 @@ class Jit(Compiler):
 
 
 @dataclass(frozen=True)
-class JitContext:
+class JitContext(ExampleVerbs):
     """The verbs as sharding constraints, which guide the compiler."""
 
     layout: Layout
     microbatches: int = 1
-    loss_dtype: str = "float32"
 
     def shard(self, x: jax.Array, *dims: str | None) -> jax.Array:
         split = [dim if dim == "batch" or not self._saves_memory(dim) else None for dim in dims]
@@ -155,7 +160,10 @@ class JitContext:
     ) -> tuple[jax.Array, Tree]:
         if self.layout.sizes["pipeline"] == 1:
             return scan_layers(blocks, self.gather(params), x, shared=shared, how=how, ctx=self)
-        inner, axes = ShardMapContext(self.layout, self.microbatches, self.loss_dtype), self.layout.token_axes
+        inner, axes = (
+            ShardMapContext(self.layout, self.microbatches, loss_dtype=self.loss_dtype),
+            self.layout.token_axes,
+        )
 
         # only arrays cross the border of a region: unwrap the parameters outside, wrap their shards again inside
         def layers(params: Tree, x: jax.Array, shared: Tree) -> tuple[jax.Array, Tree]:

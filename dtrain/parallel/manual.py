@@ -16,10 +16,12 @@ from jax.ad_checkpoint import checkpoint_name
 
 from dtrain.core.errors import RecipeError
 from dtrain.models.nn.attention import AttentionSpec
-from dtrain.models.nn.context import Block, Layers, scan_layers
+from dtrain.models.nn.context import Block, Layers
+from dtrain.models.nn.examples import ExampleVerbs
 from dtrain.models.nn.moe import ExpertWeights, Routing, grouped
 from dtrain.models.nn.param import Tree
 from dtrain.models.nn.remat import PRODUCT, regather
+from dtrain.models.nn.single_device import scan_layers
 from dtrain.models.nn.vma import axes_of, varied, vary
 from dtrain.parallel.experts import exchanged
 from dtrain.parallel.gather import NotGathered, gathered, is_wrapped, summed
@@ -31,13 +33,16 @@ from dtrain.parallel.rules import Layout, zigzag_positions
 
 
 @dataclass(frozen=True)
-class ShardMapContext:
+class ShardMapContext(ExampleVerbs):
     """The verbs inside a `shard_map` region."""
 
     layout: Layout
     microbatches: int = 1
     """Microbatches in the pipeline at the same time."""
-    loss_dtype: str = "float32"
+
+    @property
+    def example_axes(self) -> tuple[str, ...]:
+        return self.layout.batch_axes
 
     def shard(self, x: jax.Array, *dims: str | None) -> jax.Array:
         return x

@@ -8,9 +8,10 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from dtrain.data.batch import Batch
-from dtrain.models.nn.context import Block, Layers, SingleDeviceContext
+from dtrain.models.nn.context import Block, Layers
 from dtrain.models.nn.model import Loss
 from dtrain.models.nn.param import Tree
+from dtrain.models.nn.single_device import SingleDeviceContext
 from dtrain.parallel.engine import Compiler, Grads, LossFn, Sums, accumulate
 from dtrain.parallel.gather import looked_up, unwrapped, wrap
 from dtrain.parallel.mesh import mesh_sizes
@@ -21,7 +22,11 @@ AXIS = "data"
 
 @dataclass(frozen=True)
 class PmapContext(SingleDeviceContext):
-    """The verbs on one of several replicas: nothing is split, and parameters are cast to their compute dtype."""
+    """The verbs on one of several replicas: only examples are split; parameters are cast to their compute dtype."""
+
+    @property
+    def example_axes(self) -> tuple[str, ...]:
+        return (AXIS,)
 
     def gather(self, params: Tree) -> Tree:
         return unwrapped(params)
@@ -55,8 +60,10 @@ class Pmap(Compiler):
         specs = layout.specs()
 
         def grads(params: Tree, batch: Batch) -> tuple[Loss, Tree]:
-            sums = accumulate(lambda p, rows: loss(wrap(p, specs), rows, PmapContext()), params, batch, microbatches)
-            return jax.lax.psum(sums, AXIS)
+            def own(p: Tree, rows: Batch) -> Loss:
+                return loss(wrap(p, specs), rows, PmapContext())
+
+            return jax.lax.psum(accumulate(own, params, batch, microbatches, layout.declared), AXIS)
 
         return grads
 

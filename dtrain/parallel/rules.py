@@ -3,7 +3,7 @@
 import difflib
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import jax
@@ -13,10 +13,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from dtrain.core.errors import RecipeError
 from dtrain.data.batch import Example
-from dtrain.models.nn.param import Param, Tree, paths
+from dtrain.models.nn.param import UNNAMED, Param, Tree, paths
 from dtrain.parallel.mesh import AXES, FSDP_AXES, RULES, SPLITS
 
 Rules = Mapping[str, tuple[str, ...]]
+SPLIT_FROM = 1024
+"""Fewest values of a parameter with unnamed dims that is split over fsdp: to gather smaller ones costs more time."""
 
 
 @dataclass(frozen=True)
@@ -185,6 +187,26 @@ class Layout:
             for name, param in zip(names, leaves, strict=True)
             if not any(self.axes(dim) for dim in param.names)
         ]
+
+
+def with_default_dims(declared: Tree, sizes: Mapping[str, int]) -> Tree:
+    """The declared parameters, with names for the dims that have none.
+
+    Of a parameter of at least SPLIT_FROM values, the largest dim that the size of fsdp divides is named "embed", which
+    the default rules split over fsdp; of equal dims the last one. No other dim is split.
+    """
+    parts = math.prod(sizes.get(axis, 1) for axis in FSDP_AXES)
+
+    def named(param: Param) -> Param:
+        if UNNAMED not in param.names:
+            return param
+        divisible = [i for i, size in enumerate(param.shape) if size % parts == 0 and param.names[i] == UNNAMED]
+        large = divisible if param.size >= SPLIT_FROM and "embed" not in param.names else []
+        best = max(large, key=lambda i: (param.shape[i], i), default=None)
+        names = ["embed" if i == best else "_" if name == UNNAMED else name for i, name in enumerate(param.names)]
+        return replace(param, dims=" ".join(names))
+
+    return jax.tree.map(named, declared)
 
 
 def fitting(size: int) -> str:

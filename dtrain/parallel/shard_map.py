@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from dtrain.core.errors import RecipeError
 from dtrain.data.batch import Batch
 from dtrain.models.nn.model import Loss
-from dtrain.models.nn.param import Tree
+from dtrain.models.nn.param import Tree, trained
 from dtrain.models.nn.vma import axes_of, vary
 from dtrain.parallel.engine import Compiler, Grads, LossFn, Sums, accumulate, flow
 from dtrain.parallel.gather import summed, wrap
@@ -45,7 +45,8 @@ class ShardMap(Compiler):
         return shape, layout.sharding(layout.input(name))
 
     def grads(self, layout: Layout, loss: LossFn, microbatches: int) -> Grads:
-        specs, axes = layout.specs(), layout.token_axes
+        specs, axes, declared = layout.specs(), layout.token_axes, layout.declared
+        own_specs = trained(specs, declared)
         parts, inflight = flow(layout, microbatches)
         ctx = ShardMapContext(layout, inflight)
 
@@ -59,12 +60,12 @@ class ShardMap(Compiler):
             def own(p: Tree, rows: Batch) -> Any:
                 return loss(wrap(p, specs), rows, ctx)
 
-            value, gradients = accumulate(own, params, batch, parts)
+            value, gradients = accumulate(own, params, batch, parts, declared)
             _refuse_shares(value, axes)
-            gradients = jax.tree.map(lambda g, s: summed(g, replicated_over(s)), gradients, specs)
+            gradients = jax.tree.map(lambda g, s: summed(g, replicated_over(s)), gradients, own_specs)
             return jax.tree.map(lambda x: summed(x, axes), value), gradients
 
-        return self._over(layout, local, (PartitionSpec(), specs))
+        return self._over(layout, local, (PartitionSpec(), own_specs))
 
     def sums(self, layout: Layout, loss: LossFn, microbatches: int) -> Sums:
         specs, axes = layout.specs(), layout.token_axes

@@ -128,6 +128,7 @@ def quick(recipe: Recipe, on: Target, price: float | None = None) -> Plan:
         mesh = _OneAxis(**vars(recipe.mesh))
         traced = recipe if ShardMap().refusal(layout, 1) else replace(recipe, engine=ShardMap(), mesh=mesh)
     assembly = _assembled(traced, stand_ins(on), on)
+    recipe = replace(recipe, model=assembly.recipe.model)
     if too_large := _state_too_large(replace(assembly, recipe=recipe), on, start):
         return too_large
     network = _network(assembly.layout, on)

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from dtrain.core.user_code import PACKAGE
+
 BITS = {"pred": 8, "s4": 4, "u4": 4, "bf16": 16, "f16": 16, "c64": 64, "c128": 128}
 _TILE = re.compile(r"\((\d[\d,]*)\)")
 _ARRAY = re.compile(r"([a-z]\w*)\[([\d,<=]*)\](?:\{([^}]*)\})?")
-_OF_A_MODEL = re.compile(r"/models/(?!nn/)")
 _COMMENT = re.compile(r"/\*.*?\*/")
 
 
@@ -190,7 +191,8 @@ def _split(text: str) -> Iterator[str]:
 def _places(text: str) -> Iterator[tuple[int, str]]:
     """Yield the source line of each stack frame, from the tables at the head of the text.
 
-    Of nested frames, the innermost in a model is given: a line in code that all models share identifies nothing.
+    Of nested frames, the innermost in a model or in the user's own code is given: a line in code that all models share
+    identifies nothing.
     """
 
     def rows(pattern: str) -> list[Any]:
@@ -205,5 +207,12 @@ def _places(text: str) -> Iterator[tuple[int, str]]:
             place, parent = frames[frame]
             chain.append(at.get(place, ("?", "?")))
             frame = str(int(parent) - 1)  # parent_frame_id is the frame's number plus 1
-        path, line = next((spot for spot in chain if _OF_A_MODEL.search(spot[0])), chain[0])
+        path, line = next((spot for spot in chain if _of_a_model(spot[0])), chain[0])
         yield int(number), f"{path.rpartition('/')[2]}:{line}"
+
+
+def _of_a_model(path: str) -> bool:
+    """Whether a file defines one model: one of dtrain's, or one outside of dtrain and of installed packages."""
+    if path.startswith(f"{PACKAGE}/"):
+        return bool(re.search(r"/models/(?!nn/|custom\.py|adapter\.py)", path))
+    return path.startswith("/") and not re.search(r"/site-packages/|/lib/python3", path)

@@ -7,12 +7,13 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from dtrain.core.errors import FieldError
+from dtrain.core.errors import FieldError, RecipeError
 from dtrain.core.metrics import LOSS
 from dtrain.core.run_dir import NAME
 from dtrain.data.batch import IMAGE, Example
 from dtrain.data.synthetic import Synthetic
 from dtrain.models.nn.param import count
+from dtrain.optim.groups import grouped
 from dtrain.parallel.mesh import BATCH_AXES, mesh_sizes
 from dtrain.parallel.rules import Layout
 from dtrain.recipe.recipe import Recipe, length_problem
@@ -138,6 +139,10 @@ def _model(recipe: Recipe, example: Example | None) -> Iterator[Problem]:
     mismatch = recipe.model.mismatch(example) if example else ""
     if mismatch:
         yield "model", mismatch, ""
+    try:
+        grouped(recipe.model.params(), recipe.optimizer.groups)
+    except RecipeError as error:
+        yield "optimizer.groups", error.message.removeprefix("optimizer.groups: "), error.hint
     layout = Layout(recipe.mesh.given, recipe.mesh.table(), recipe.model.params(), example=example or {})
     stages, structure = recipe.mesh.given["pipeline"], recipe.model.structure
     layers, period = structure.layers, structure.period

@@ -167,7 +167,7 @@ def _flat(tree: dict[str, object], path: str = "") -> dict[str, object]:
     result = {}
     for key, value in tree.items():
         here = f"{path}.{key}" if path else key
-        if here in IRRELEVANT | LOADING | COMPUTING:
+        if here in IRRELEVANT | LOADING | COMPUTING or value in ((), []):  # an empty list is one that is not set
             continue
         result |= _flat(value, here) if isinstance(value, dict) else {here: value}
     return result

@@ -1,7 +1,7 @@
 """Assemble mesh, model, data, optimizer and step from a recipe, with abstract arrays: nothing is executed."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +10,9 @@ from jax.sharding import PartitionSpec
 from dtrain.core.errors import DataError, RecipeError
 from dtrain.core.types import Device
 from dtrain.data.batch import WEIGHT, Batch, Example, Feature
+from dtrain.optim.groups import grouped
 from dtrain.optim.update import learning_rate, transformation
-from dtrain.parallel.rules import Layout
+from dtrain.parallel.rules import Layout, with_default_dims
 from dtrain.recipe.crosscheck import divides
 from dtrain.recipe.recipe import Recipe
 from dtrain.train import state as states
@@ -49,13 +50,16 @@ def assemble(recipe: Recipe, devices: Sequence[Device], example: Example, steps:
 
     Raises DataError if the model cannot take such examples, RecipeError if mesh, engine, batch and model do not fit.
     """
-    model, data, engine, precision = recipe.model, recipe.data, recipe.engine, recipe.precision
+    data, engine, precision = recipe.data, recipe.engine, recipe.precision
+    model = recipe.model.for_example(prepared(recipe, example))
+    recipe = replace(recipe, model=model)
     mismatch = model.mismatch(example)
     if mismatch:
         raise DataError(mismatch, "change the model's sizes, or the data")
     explicit = engine.kind != "jit"  # under jit the compiler chooses the route of a collective
     sizes = recipe.mesh.jax_sizes(devices) if explicit else recipe.mesh.sizes(len(devices))
-    layout = Layout(sizes, recipe.mesh.table(), model.params(), recipe.mesh.build(sizes, devices), example)
+    declared = grouped(with_default_dims(model.params(), sizes), recipe.optimizer.groups)
+    layout = Layout(sizes, recipe.mesh.table(), declared, recipe.mesh.build(sizes, devices), example)
     layout.check()
     if sizes["sequence"] > 1 and not model.split_rows:
         why = "splits every row, and the model does not declare split_rows"
@@ -88,11 +92,12 @@ def assemble(recipe: Recipe, devices: Sequence[Device], example: Example, steps:
             for name, (shape, sharding) in placed.items()
         }
 
-    batch = batch_shapes(dict(example) | ({"row": ROW} if data.keyed else {}), recipe.batch)
+    keyed = data.keyed or bool(model.user_code)  # a user's model may ask for random keys
+    batch = batch_shapes(dict(example) | ({"row": ROW} if keyed else {}), recipe.batch)
 
     def train() -> jax.stages.Traced:
         step = train_step(
-            engine.grads(layout, loss_of(model, prepare(True), precision), recipe.accumulate),
+            engine.grads(layout, loss_of(model, prepare(True), precision, seed=recipe.seed), recipe.accumulate),
             update,
             rate,
             layout.declared,
@@ -102,7 +107,8 @@ def assemble(recipe: Recipe, devices: Sequence[Device], example: Example, steps:
             return engine.trace(layout, step, shapes, batch, out=(states.placement(shapes), replicated), donate=True)
 
     def evaluate() -> jax.stages.Traced:
-        step = eval_step(engine.sums(layout, loss_of(model, prepare(False), precision), recipe.accumulate))
+        loss = loss_of(model, prepare(False), precision, seed=recipe.seed, train=False)
+        step = eval_step(engine.sums(layout, loss, recipe.accumulate))
         rows = batch_shapes(dict(example) | {WEIGHT: WEIGHTS}, eval_batch)
         with precision.tracing():
             return engine.trace(layout, step, shapes, rows, out=replicated, donate=False)
@@ -118,3 +124,13 @@ def assemble(recipe: Recipe, devices: Sequence[Device], example: Example, steps:
         batch=batch,
         steps=steps,
     )
+
+
+def prepared(recipe: Recipe, example: Example) -> dict[str, jax.ShapeDtypeStruct]:
+    """The arrays of one example as the model receives them: prepared, and in the dtype in which it computes."""
+    rows = {name: jax.ShapeDtypeStruct((1, *of.shape), jnp.dtype(of.dtype)) for name, of in example.items()}
+
+    def prepare(batch: Batch) -> Batch:
+        return recipe.precision.cast_batch(recipe.data.prepare(batch, jax.random.key(0), False))
+
+    return jax.eval_shape(prepare, rows)

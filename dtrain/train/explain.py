@@ -9,8 +9,9 @@ import jax.numpy as jnp
 from dtrain.core.types import JsonObject
 from dtrain.models.nn.param import Param, count, paths
 from dtrain.parallel.mesh import mesh_sizes
-from dtrain.parallel.rules import Layout
+from dtrain.parallel.rules import Layout, with_default_dims
 from dtrain.recipe.recipe import Recipe
+from dtrain.train.assembly import prepared
 from dtrain.train.banner import mesh_text
 
 
@@ -70,7 +71,10 @@ class Explanation:
 
 def explain(recipe: Recipe, devices: int) -> Explanation:
     """Place each parameter on that many devices. Raises RecipeError if one cannot be placed."""
-    layout = Layout(recipe.mesh.sizes(devices), recipe.mesh.table(), recipe.model.params())
+    example = recipe.data.example() if recipe.model.user_code else None
+    sizes = recipe.mesh.sizes(devices)
+    model = recipe.model.for_example(prepared(recipe, example)) if example else recipe.model
+    layout = Layout(sizes, recipe.mesh.table(), with_default_dims(model.params(), sizes))
     layout.check()
     width = jnp.dtype(recipe.precision.params).itemsize
     leaves = zip(jax.tree.leaves(paths(layout.declared)), jax.tree.leaves(layout.declared), strict=True)

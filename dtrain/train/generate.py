@@ -132,7 +132,7 @@ class Generator(LoadedRun):
         model, precision = self.model, self.recipe.precision
 
         def step(params: Tree, cache: KVCache, token_BT: jax.Array, number: jax.Array) -> tuple[jax.Array, KVCache]:
-            ctx = CachedContext(precision.loss, cache)
+            ctx = CachedContext(cache, loss_dtype=precision.loss)
             weight_BT = jnp.ones(token_BT.shape, jnp.float32)
             with precision.tracing():
                 x_BTE, _ = model.activations(params, {TOKEN: token_BT}, weight_BT, ctx)

@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 
-from dtrain.data.batch import Batch
+from dtrain.data.batch import ROW, Batch
 from dtrain.data.batches import EvalBatches, TrainBatches, stream
 from dtrain.data.order import Order
 from dtrain.data.source import Source
@@ -22,7 +22,9 @@ def train_batches(
     """Yield batches `start` to `steps` - 1 on the devices. `warn` receives a message if a worker process dies."""
     recipe, order = assembly.recipe, Order(len(source), assembly.recipe.seed, source.starts)
     put = Put(recipe.engine, assembly.layout, recipe.batch)
-    host = TrainBatches(source, order, recipe.batch, local=put.held, start=start, steps=steps, keyed=recipe.data.keyed)
+    host = TrainBatches(
+        source, order, recipe.batch, local=put.held, start=start, steps=steps, keyed=ROW in assembly.batch
+    )
     with closing(stream(host, recipe.data.load, warn)) as batches:
         for batch in batches:
             yield put(batch)

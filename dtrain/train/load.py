@@ -85,7 +85,11 @@ def parameters_alone(shapes: State) -> State:
     average = averaged(shapes.optimizer, None)
     if average is None:
         return dataclasses.replace(unread, params=shapes.params)
-    return dataclasses.replace(unread, optimizer=optax.tree_utils.tree_set(unread.optimizer, averaged=average))
+    params = jax.tree.map(  # no average is kept of parameters that are not trained
+        lambda mean, shape: shape if mean is None else UNREAD, average, shapes.params, is_leaf=lambda leaf: leaf is None
+    )
+    optimizer = optax.tree_utils.tree_set(unread.optimizer, averaged=average)
+    return dataclasses.replace(unread, params=params, optimizer=optimizer)
 
 
 def _example(recipe: Recipe, about: JsonObject) -> Example:

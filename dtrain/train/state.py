@@ -41,7 +41,7 @@ def state_initializer(
 
     def make(given: Tree | None = None) -> State:
         params = declare.initial(declared, jax.random.key(seed), dtype) if given is None else given
-        return State(jnp.zeros((), jnp.int32), params, update.init(params))
+        return State(jnp.zeros((), jnp.int32), params, update.init(declare.trained(params, declared)))
 
     return make
 
@@ -61,6 +61,7 @@ def abstract(
     import optax
 
     shapes, replicated = jax.eval_shape(make), layout.sharding(PartitionSpec())
+    declared = declare.trained(layout.declared, layout.declared)
 
     def like(leaf: Any, param: Any, spec: PartitionSpec) -> Any:
         if isinstance(leaf, optax.MaskedNode):
@@ -72,7 +73,7 @@ def abstract(
         return _placed(leaf, replicated if leaf.size <= FEW else None)
 
     def named(part: object, placed: object) -> Any:
-        names = dims(layout.declared, part)
+        names = dims(declared, part)
         if names is None:
             return placed
 
@@ -82,12 +83,13 @@ def abstract(
         return jax.tree.map(spec, part, names)
 
     specs, masked = layout.specs(), lambda leaf: isinstance(leaf, optax.MaskedNode)
+    own, own_specs = (declare.trained(tree, layout.declared) for tree in (shapes.params, specs))
     optimizer = optax.tree_map_params(
-        update, like, shapes.optimizer, shapes.params, specs, transform_non_params=other, is_leaf=masked
+        update, like, shapes.optimizer, own, own_specs, transform_non_params=other, is_leaf=masked
     )
 
     def has_names(part: object) -> bool:
-        return dims(layout.declared, part) is not None
+        return dims(declared, part) is not None
 
     optimizer = jax.tree.map(named, shapes.optimizer, optimizer, is_leaf=lambda part: masked(part) or has_names(part))
     _refuse_unplaced(optimizer, layout)

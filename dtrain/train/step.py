@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from dtrain.data.batch import Batch
+from dtrain.data.batch import ROW, Batch
 from dtrain.models.nn.context import Context
 from dtrain.models.nn.model import Loss, Model
-from dtrain.models.nn.param import Tree
+from dtrain.models.nn.param import Tree, merged, paths, trained
 from dtrain.models.nn.precision import Precision
 from dtrain.optim.update import Rate, averaged, zero_frozen
 from dtrain.parallel.engine import Grads, LossFn, Sums
@@ -23,13 +23,16 @@ Metrics = dict[str, jax.Array]
 Prepare = Callable[[Batch], Batch]
 
 
-def loss_of(model: Model, prepare: Prepare, precision: Precision) -> LossFn:
+def loss_of(model: Model, prepare: Prepare, precision: Precision, *, seed: int = 0, train: bool = True) -> LossFn:
     """The model's loss as a function of (params, batch, ctx), on prepared examples, with the recipe's precision."""
     declared = model.params()
 
     def loss(params: Tree, batch: Batch, ctx: Context) -> Loss:
-        ctx = dataclasses.replace(ctx, loss_dtype=precision.loss)  # pyright: ignore[reportArgumentType]
-        return model.loss(precision.cast(params, declared), precision.cast_batch(prepare(batch)), ctx)
+        about = {"loss_dtype": precision.loss, "train": train, "seed": seed}
+        ctx = dataclasses.replace(ctx, **about)  # pyright: ignore[reportArgumentType]
+        rows = {ROW: batch[ROW]} if ROW in batch else {}  # data may leave it out once its own randomness is applied
+        examples = precision.cast_batch(prepare(batch)) | rows
+        return model.loss(precision.cast(params, declared), examples, ctx)
 
     return loss
 
@@ -39,21 +42,26 @@ def train_step(
 ) -> Callable[[State, Batch], tuple[State, Metrics]]:
     """(state, batch) → the next state and the metrics of this step.
 
-    Gradients are of the mean loss: sums over the global batch, divided once by the sum of weights. With `skip`, an
-    update whose loss or gradients are not finite is skipped.
+    Gradients are of the mean loss: sums over the global batch, divided once by the sum of weights. Parameters that are
+    not trained become what the loss gives as their statistics. With `skip`, an update whose loss or gradients are not
+    finite is skipped.
     """
     import optax
+
+    optimized = trained(declared, declared)
 
     def step(state: State, batch: Batch) -> tuple[State, Metrics]:
         loss, gradients = grads(state.params, batch)
         weight = divisor(loss.weight)
         gradients = jax.tree.map(lambda g: g / weight.astype(g.dtype), gradients)
-        norm = optax.tree.norm(zero_frozen(gradients, declared))
+        norm = optax.tree.norm(zero_frozen(gradients, optimized))
         finite = jnp.isfinite(loss.sum) & jnp.isfinite(norm)
 
         def updated() -> tuple[Tree, Any]:
-            updates, optimizer = update.update(gradients, state.optimizer, state.params, step=state.step)
-            return optax.apply_updates(state.params, updates), optimizer
+            own = trained(state.params, declared)
+            updates, optimizer = update.update(gradients, state.optimizer, own, step=state.step)
+            params = merged(optax.apply_updates(own, updates), state.params, declared)
+            return _with_statistics(params, loss), optimizer
 
         def unchanged() -> tuple[Tree, Any]:
             return (state.params, state.optimizer)
@@ -65,11 +73,25 @@ def train_step(
     return step
 
 
+def _with_statistics(params: Tree, loss: Loss) -> Tree:
+    """The parameters, those in `loss.statistics` replaced by the means over the examples of the step."""
+    if not loss.statistics:
+        return params
+
+    def value(name: str, param: jax.Array) -> jax.Array:
+        if name not in loss.statistics:
+            return param
+        mean = loss.statistics[name] / divisor(loss.weight)
+        return jnp.where(loss.weight > 0, mean, param).astype(param.dtype)
+
+    return jax.tree.map(value, paths(params), params)
+
+
 def eval_step(sums: Sums) -> Callable[[State, Batch], Loss]:
     """(state, batch) → sums over the batch, with the averaged parameters if the optimizer keeps them."""
 
     def step(state: State, batch: Batch) -> Loss:
-        return sums(averaged(state.optimizer, state.params), batch)
+        return sums(averaged(state.optimizer, state.params), batch)._replace(statistics={})
 
     return step
 

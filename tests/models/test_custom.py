@@ -172,8 +172,8 @@ def test_a_trace_that_is_not_pure_is_reported(dtrain: Dtrain) -> None:
         ("model.target=nowhere:Net", "nowhere:Net cannot be imported: no module named 'nowhere'"),
         ("model.target=my_net:Nett", "has no attribute 'Nett'"),
         ("model.args={klasses: 10}", "unexpected keyword argument 'klasses'"),
-        ("model.target=my_net:Half", "lacks loss, flops, mismatch"),
-        ("model.target=my_net", "is not of the form package.module:Class"),
+        ("model.target=my_net:Half", "lacks loss"),
+        ("model.target=my_net", "is not of the form package.module:name"),
     ],
 )
 def test_a_target_that_cannot_be_used_is_refused_with_the_reason(dtrain: Dtrain, override: str, message: str) -> None:

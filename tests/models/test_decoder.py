@@ -14,9 +14,9 @@ from dtrain.core.errors import FieldError
 from dtrain.data.batch import Feature
 from dtrain.models.decoder import Decoder
 from dtrain.models.moe import Experts
-from dtrain.models.nn.context import SingleDeviceContext
 from dtrain.models.nn.kv_cache import CachedContext, KVCache
 from dtrain.models.nn.param import initial
+from dtrain.models.nn.single_device import SingleDeviceContext
 from dtrain.models.rope import Learned, Rope
 from dtrain.recipe.compose import presets
 from dtrain.recipe.parse import Problems, section

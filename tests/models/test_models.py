@@ -12,8 +12,8 @@ from dtrain.data.batch import Example, Feature
 from dtrain.models.cnn import CNN
 from dtrain.models.mlp import MLP
 from dtrain.models.nn.attention import AttentionSpec
-from dtrain.models.nn.context import SingleDeviceContext
 from dtrain.models.nn.param import Param, abstract, count, initial, normal
+from dtrain.models.nn.single_device import SingleDeviceContext
 from dtrain.models.vit import ViT
 from tests.engines import MODELS, random_batch
 

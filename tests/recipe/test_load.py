@@ -177,6 +177,9 @@ def test_differences_are_those_that_affect_the_numbers(tmp_path: Path) -> None:
 def test_a_run_at_a_constant_rate_may_grow_longer(tmp_path: Path) -> None:
     one = load(write(tmp_path, GOOD), ["optimizer.schedule=constant"])
     assert not differences(plain(one), plain(dataclasses.replace(one, steps=200)))
+    older = plain(one)
+    older["optimizer"].pop("groups")  # a run of a version without this key
+    assert not differences(older, plain(one))
 
 
 def test_every_field_is_explained() -> None:

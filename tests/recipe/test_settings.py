@@ -17,9 +17,10 @@ from dtrain.data.pixels import Pixels
 from dtrain.models.decoder import Decoder
 from dtrain.models.mlp import MLP
 from dtrain.models.moe import Experts
-from dtrain.models.nn.context import SingleDeviceContext
 from dtrain.models.nn.param import initial
+from dtrain.models.nn.single_device import SingleDeviceContext
 from dtrain.models.rope import Learned, LinearScaling, Llama3, Rope, Yarn
+from dtrain.optim.groups import Group, grouped
 from dtrain.optim.optimizer import SGD, Optimizer
 from dtrain.optim.schedule import Cosine, Schedule
 from dtrain.optim.update import averaged, learning_rate, transformation
@@ -47,6 +48,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 NAMED = {
     "lr": 0.5, "schedule": Cosine(), "decay": 0.5, "clip": 1e-3, "ema": 0.5, "epsilon": 0.1, "factor_from": 8,
     "warmup": 5, "final": 0.5, "cooldown": 0.9, "sizes": (64, 8, 10),
+    "groups": (Group(match="*.bias", lr=0.5),),
 }  # fmt: skip
 """Values that have an effect where half and double of the present value have none, by the name of the field."""
 BASES: dict[str, Any] = {
@@ -140,7 +142,7 @@ def test_every_field_of_a_model_changes_its_program(name: str, field: str, value
 
 def walk(optimizer: Any) -> Any:
     """Parameters after a few steps, averaged if the optimizer averages them."""
-    declared = MLP(sizes=(24, 16, 12, 10)).params()
+    declared = grouped(MLP(sizes=(24, 16, 12, 10)).params(), optimizer.groups)
     params = initial(declared, jax.random.key(0), "float32")
     update = transformation(optimizer, declared, 12)
     state = update.init(params)

@@ -4,9 +4,9 @@ import jax
 import numpy as np
 import pytest
 
-from dtrain.models.nn.context import SingleDeviceContext
 from dtrain.models.nn.param import initial
 from dtrain.models.nn.precision import Precision
+from dtrain.models.nn.single_device import SingleDeviceContext
 from dtrain.optim.optimizer import SGD
 from dtrain.optim.update import learning_rate, transformation
 from dtrain.train.state import State

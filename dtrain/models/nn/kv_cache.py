@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from dtrain.models.nn.attention import AttentionSpec, Positions, attention_with_lse
-from dtrain.models.nn.context import Block, Layers, SingleDeviceContext
+from dtrain.models.nn.context import Block, Layers
 from dtrain.models.nn.param import Tree
+from dtrain.models.nn.single_device import SingleDeviceContext
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["k_LBCGD", "v_LBCGD", "used"], meta_fields=[])

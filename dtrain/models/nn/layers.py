@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from dtrain.core.metrics import ACCURACY, Metric
-from dtrain.data.batch import IMAGE, LABEL, WEIGHT, Batch, Example
+from dtrain.data.batch import IMAGE, LABEL, TARGET, WEIGHT, Batch, Example
 from dtrain.models.nn import param as declare
 from dtrain.models.nn.context import Context
 from dtrain.models.nn.matmul import matmul
@@ -124,6 +124,18 @@ def classify(logits_BK: jax.Array, batch: Batch, ctx: Context) -> Loss:
     nll_B = -jnp.take_along_axis(logp_BK, label_B[:, None], axis=1)[:, 0].astype(jnp.float32)
     hit_B = (logits_BK.argmax(-1) == label_B).astype(jnp.float32)
     return Loss((nll_B * weight_B).sum(), weight_B.sum(), {ACCURACY.name: (hit_B * weight_B).sum()})
+
+
+def next_token(logits_BTV: jax.Array, batch: Batch, ctx: Context) -> Loss:
+    """Cross-entropy of the next token over tokens with a target (-1: none), summed with the weights of their rows."""
+    logits_BTV = logits_BTV.astype(ctx.loss_dtype)
+    target_BT = batch[TARGET]
+    weight_BT = (target_BT >= 0).astype(jnp.float32)
+    if WEIGHT in batch:
+        weight_BT = weight_BT * batch[WEIGHT][:, None]
+    logp_BTV = jax.nn.log_softmax(logits_BTV)
+    nll_BT = -jnp.take_along_axis(logp_BTV, jnp.maximum(target_BT, 0)[..., None], axis=-1)[..., 0].astype(jnp.float32)
+    return Loss((nll_BT * weight_BT).sum(), weight_BT.sum(), {})
 
 
 def three_times(forward: float, examples: int) -> Flops:

@@ -13,11 +13,16 @@ from dtrain.models.nn.param import Tree
 
 
 class Loss(NamedTuple):
-    """Sums over examples; the mean is computed once, after all reductions, as `sum / weight`."""
+    """Sums over examples; the mean is computed once, after all reductions, as `sum / weight`.
+
+    `statistics` gives parameters declared with `trained=False` their next values, by dotted path: the sum over the
+    examples of the value that each example gives, times its weight. A training step stores the mean, `sum / weight`.
+    """
 
     sum: jax.Array
     weight: jax.Array
     metrics: dict[str, jax.Array]
+    statistics: dict[str, jax.Array] = {}
 
 
 class Flops(NamedTuple):
@@ -65,7 +70,7 @@ class Model(Protocol):
     """A frozen dataclass: the recipe's `model` section itself."""
 
     def params(self) -> Tree:
-        """The declared parameters: a nested dict of `Param`."""
+        """The declared parameters: any pytree with a `Param` at each leaf."""
         ...
 
     def loss(self, params: Tree, batch: Batch, ctx: Context) -> Loss:
@@ -103,6 +108,10 @@ class Declared:
     def structure(self) -> Structure:
         """What plans, searches and checks ask about it."""
         return Structure()
+
+    def for_example(self, example: Mapping[str, jax.ShapeDtypeStruct]) -> Self:
+        """The same model for batches of such arrays, given with one example each, as its loss receives them."""
+        return self
 
     def overrides(self, fields: Mapping[str, str | int]) -> dict[str, Any]:
         """The keys of the recipe's `model` section that set these fields."""

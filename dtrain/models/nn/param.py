@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,20 @@ Tree = Any
 Init = Callable[[jax.Array, tuple[int, ...]], jax.Array]
 """(key, shape) → float32 array."""
 
+UNNAMED = "?"
+"""A dim without a name: the largest one of a parameter that fsdp divides is split over it."""
+
+
+@dataclass(frozen=True)
+class MadeTogether:
+    """An `Init` that is the value number `index` of a function that makes the values of all parameters from one key."""
+
+    function: Callable[[jax.Array], Sequence[jax.Array]]
+    index: int
+
+    def __call__(self, key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        return self.function(key)[self.index]
+
 
 @dataclass(frozen=True)
 class Param:
@@ -31,6 +45,9 @@ class Param:
     and the rest, except `layer` and `experts`, as columns. With `rate`, each step moves the parameter by `rate` against
     the sign of its gradient, and the optimizer does not change it. `exact` keeps it in float32 whatever the compute
     dtype. `unpadded` is the shape without padding: values beyond it are zero, and the model must keep them zero.
+    With `trained=False` no gradient is computed, the optimizer neither changes it nor keeps a state for it; the loss
+    may then give its next value in `Loss.statistics`. `lr` multiplies the learning rate; `weight_decay`, if given,
+    decides about weight decay in place of `decay`.
     """
 
     shape: tuple[int, ...]
@@ -41,6 +58,9 @@ class Param:
     rate: float | None = None
     exact: bool = False
     unpadded: tuple[int, ...] | None = None
+    trained: bool = True
+    lr: float = 1.0
+    weight_decay: bool | None = None
 
     def __post_init__(self) -> None:
         assert len(self.names) == len(self.shape), f"{self.dims!r} does not name {self.shape}"
@@ -69,12 +89,22 @@ def dotted(path: tuple[object, ...]) -> str:
 def initial(tree: Tree, key: jax.Array, dtype: str) -> Tree:
     """Initial values. Each parameter's key comes from its path, so adding one changes no other.
 
+    A function that makes several parameters together (`MadeTogether`) is called once.
     Raises RecipeError if an initial value is not floating-point or not of the declared shape.
     """
+    made: dict[Callable[[jax.Array], Sequence[jax.Array]], Sequence[jax.Array]] = {}
+
+    def first_value(name: str, param: Param, shape: tuple[int, ...]) -> jax.Array:
+        if not isinstance(param.init, MadeTogether):
+            return param.init(jax.random.fold_in(key, zlib.crc32(name.encode())), shape)
+        function = param.init.function
+        if function not in made:
+            made[function] = function(jax.random.fold_in(key, zlib.crc32(b"init")))
+        return made[function][param.init.index]
 
     def value(name: str, param: Param) -> jax.Array:
         shape = param.unpadded or param.shape
-        array = param.init(jax.random.fold_in(key, zlib.crc32(name.encode())), shape)
+        array = first_value(name, param, shape)
         if not jnp.issubdtype(array.dtype, jnp.floating) or array.shape != shape:
             returned = f"its init returns {array.dtype}{list(array.shape)}"
             hint = "keep integers and constants in fields of the model, not in parameters"
@@ -82,6 +112,16 @@ def initial(tree: Tree, key: jax.Array, dtype: str) -> Tree:
         return jnp.pad(array, [(0, whole - part) for whole, part in zip(param.shape, shape)]).astype(dtype)
 
     return jax.tree.map(value, paths(tree), tree)
+
+
+def trained(tree: Tree, declared: Tree) -> Tree:
+    """The tree with None in place of the leaves of parameters that are not trained."""
+    return jax.tree.map(lambda param, leaf: leaf if param.trained else None, declared, tree)
+
+
+def merged(part: Tree, whole: Tree, declared: Tree) -> Tree:
+    """`whole` with the leaves of trained parameters from `part`, a result of `trained`."""
+    return jax.tree.map(lambda param, own, leaf: own if param.trained else leaf, declared, part, whole)
 
 
 def abstract(tree: Tree, dtype: str) -> Tree:

@@ -89,8 +89,8 @@ def recipe(tmp_path: Path, keys: Path, hosts: int) -> Path:
 def following(tmp_path: Path, *arguments: str, pace: str = PACED["DTRAIN_FAULT"]) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "dtrain", "launch", *arguments]
     return subprocess.Popen(
-        command, cwd=tmp_path, env=bare_environment() | {"DTRAIN_FAULT": pace}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True,
+        command, cwd=tmp_path, env=bare_environment() | {"DTRAIN_FAULT": pace},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
 
 

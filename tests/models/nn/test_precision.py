@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from dtrain.core.errors import FieldError
-from dtrain.models.nn.context import SingleDeviceContext
 from dtrain.models.nn.param import initial
 from dtrain.models.nn.precision import Precision
+from dtrain.models.nn.single_device import SingleDeviceContext
 from dtrain.parallel.mesh import Mesh
 from dtrain.recipe.load import load
 from dtrain.train import step

@@ -1,0 +1,84 @@
+"""Import what a recipe names as `package.module:name`, and give errors in the user's code their file and line."""
+
+import importlib
+import importlib.util
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from dtrain.core.errors import DtrainError, FieldError, RecipeError
+
+PACKAGE = str(Path(__file__).parents[1])
+VARYING = ("varying", "manual axis type", "manual_axis_type")
+"""Words in JAX's errors about values that vary over mesh axes (its `check_vma`)."""
+MACHINE = ("JaxRuntimeError", "XlaRuntimeError")
+"""Errors of JAX that point to the machine, such as too little memory, not to the user's code."""
+
+
+def refuse_malformed(target: str) -> None:
+    """Raise FieldError if a target is not of the form package.module:name."""
+    if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", target):
+        raise FieldError("target", f"{target!r} is not of the form package.module:name")
+
+
+def build_target(section: str, target: str, args: Mapping[str, object], folder: str | None) -> object:
+    """What the class or function `target` returns for these keyword arguments.
+
+    The module is searched for in `folder`, in the working folder and among installed packages; importing it runs its
+    code. RecipeError if the module or the name is missing or raises an error. `section` is for messages: "model".
+    """
+    module, _, name = target.partition(":")
+    for place in (str(Path.cwd()), folder):
+        if place and place not in sys.path:
+            sys.path.insert(0, place)
+    where = f"{section}.target: {target}"
+    if not _exists(module):
+        hint = "put the module into the folder of the recipe or the working folder, or install its package"
+        raise RecipeError(f"{where} cannot be imported: no module named {module!r}", hint)
+    with own_code(where):
+        found = getattr(importlib.import_module(module), name, None)
+        if found is None:
+            raise RecipeError(f"{where}: module {module!r} has no attribute {name!r}")
+        return found(**args)
+
+
+@contextmanager
+def own_code(where: str) -> Iterator[None]:
+    """Turn an error in the user's code into a RecipeError with its file and line; `where` if they are not known."""
+    try:
+        yield
+    except DtrainError as error:
+        line = _line(error)
+        error.message = f"{line}: {error.message}" if line else error.message
+        raise
+    except (MemoryError, OSError):
+        raise  # a fault of the machine, not of the user's code
+    except Exception as error:
+        if type(error).__name__ in MACHINE:
+            raise
+        text = str(error).strip().splitlines() or [""]
+        hint = "--debug shows the whole traceback"
+        if any(word in str(error) for word in VARYING):
+            hint = "the carry of a loop starts the same on every device but becomes different: start it with "
+            hint += "dtrain.vary(zeros, dtrain.axes_of(x)), where x is computed from the batch"
+        raise RecipeError(f"{_line(error) or where}: {type(error).__name__}: {text[0]}", hint) from error
+
+
+def _exists(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):  # raised by a parent package
+        return False
+
+
+def _line(error: Exception) -> str:
+    """`file:line` of the innermost frame of the user's code in the traceback; empty if there is none."""
+    frame, line = error.__traceback__, ""
+    while frame:
+        file = frame.tb_frame.f_code.co_filename
+        if not file.startswith((PACKAGE, "<")) and "site-packages" not in file and Path(file).suffix == ".py":
+            line = f"{file}:{frame.tb_lineno}"
+        frame = frame.tb_next
+    return line

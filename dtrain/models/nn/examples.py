@@ -1,0 +1,40 @@
+"""The verbs about the examples of a step, which all contexts share: random keys, sums and gathers over examples."""
+
+import zlib
+from dataclasses import dataclass
+
+import jax
+
+from dtrain.core.errors import RecipeError
+from dtrain.data.batch import ROW, Batch
+from dtrain.models.nn.vma import vary
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExampleVerbs:
+    """What every context has: the kind of step, and the verbs about its examples."""
+
+    loss_dtype: str = "float32"
+    train: bool = False
+    seed: int = 0
+
+    @property
+    def example_axes(self) -> tuple[str, ...]:
+        """The mesh axes that split the examples, where collectives are explicit."""
+        return ()
+
+    def keys(self, batch: Batch, name: str = "") -> jax.Array:
+        if not self.train:
+            raise RecipeError("ctx.keys is called in an evaluation", "call it only if ctx.train is true")
+        if ROW not in batch:
+            raise RecipeError(f"ctx.keys needs the array {ROW!r}", "pass the batch that loss() received")
+        key = jax.random.fold_in(jax.random.key(self.seed), zlib.crc32(f"keys {name}".encode()))
+        return jax.vmap(jax.random.fold_in, (None, 0))(key, batch[ROW])
+
+    def sum_over_examples(self, x: jax.Array) -> jax.Array:
+        return jax.lax.psum(vary(x, self.example_axes), self.example_axes) if self.example_axes else x
+
+    def gather_examples(self, x: jax.Array) -> jax.Array:
+        for axis in reversed(self.example_axes):
+            x = jax.lax.all_gather(x, axis, axis=0, tiled=True)
+        return x
