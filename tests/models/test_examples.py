@@ -1,0 +1,175 @@
+"""The examples and other models of users train alike on every engine and mesh, randomness and statistics included."""
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from dtrain import layers
+from dtrain.checkpoint import manifest
+from dtrain.core.errors import RecipeError
+from dtrain.data.batches import TrainBatches
+from dtrain.data.order import Order
+from dtrain.models.nn.param import paths
+from dtrain.models.nn.single_device import SingleDeviceContext
+from dtrain.parallel.engine import Put
+from dtrain.recipe.load import load
+from dtrain.train.assembly import assemble
+from dtrain.train.state import create_state
+from tests.conftest import Dtrain
+from tests.engines import random_batch, worst
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+NAMES = sorted(path.stem for path in EXAMPLES.glob("*.yaml"))
+NEEDS = {"linen": "flax", "nnx": "flax", "equinox": "equinox"}
+SETTINGS = ["batch=32", "epochs=null", "steps=10", "optimizer={kind: sgd, lr: 0.1, momentum: 0.5}"]
+CASES = {
+    "jit-fsdp": ["engine=jit", "mesh={data: 2, fsdp: 4}"],
+    "shard_map-data": ["engine=shard_map", "mesh={data: 8}"],
+    "shard_map-fsdp": ["engine=shard_map", "mesh={data: 2, fsdp: 4}"],
+    "pmap": ["engine=pmap", "mesh={data: 8}"],
+}
+
+
+def library(name: str) -> None:
+    """Skip the test if the example's library is not installed."""
+    for word, package in NEEDS.items():
+        if word in name:
+            pytest.importorskip(package, reason=f"{package} is not installed")
+
+
+def trained(name: str, *overrides: str, devices: int = 8) -> tuple[list[float], Any, Any]:
+    """The losses of three steps, the gradients of the first one, and the parameters after the third.
+
+    `name`: of an example, or of a class in tests/models/user_models.py.
+    """
+    own = [] if name in NAMES else [f"model.target=tests.models.user_models:{name}"]
+    recipe = load(EXAMPLES / f"{'plain_jax' if own else name}.yaml", [*SETTINGS, *own, *overrides])
+    source = recipe.data.open("train")
+    assembly = assemble(recipe, jax.devices()[:devices], source.example, 10)
+    put = Put(recipe.engine, assembly.layout, recipe.batch)
+    batches = TrainBatches(
+        source, Order(len(source), 0, None), recipe.batch, local=put.held, start=0, steps=3, keyed=True
+    )
+    state = create_state(assembly.make, assembly.shapes)
+    step, losses, gradients = assembly.train().lower().compile(), [], None
+    for number in range(3):
+        state, metrics = step(state, put(batches[number]))
+        losses.append(float(jax.block_until_ready(metrics)["loss"]))
+        gradients = gradients or jax.device_get(jax.tree.leaves(state.optimizer))  # the momentum after one step
+    return losses, gradients, jax.device_get(state.params)
+
+
+@cache
+def one_device(name: str, parts: int) -> tuple[list[float], Any, Any]:
+    return trained(name, "mesh={data: 1}", f"accumulate={parts}", devices=1)
+
+
+@pytest.mark.parametrize("parts", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=() if case == "shard_map-fsdp" else pytest.mark.slow) for case in CASES]
+)
+@pytest.mark.parametrize("name", [*NAMES, "Contrastive", "Running"])
+def test_losses_and_gradients_are_those_of_one_device(name: str, case: str, parts: int) -> None:
+    library(name)
+    losses, gradients, params = trained(name, *CASES[case], f"accumulate={parts}")
+    reference_losses, reference_gradients, reference_params = one_device(name, parts)
+    assert losses == pytest.approx(reference_losses, rel=2e-6)
+    assert worst(gradients, reference_gradients) < 1e-5
+    assert worst(params, reference_params) < 1e-5
+
+
+def test_a_statistic_is_the_mean_over_the_examples_of_the_step() -> None:
+    _, _, params = trained("Running", *CASES["shard_map-fsdp"], "accumulate=2")
+    recipe = load(EXAMPLES / "plain_jax.yaml", SETTINGS)
+    source, expected = recipe.data.open("train"), np.zeros(64)
+    for number in range(3):
+        rows = source.rows(Order(len(source), 0, None)(np.arange(32) + 32 * number))
+        image = jax.device_get(recipe.data.prepare(rows, jax.random.key(0), True)["image"]).reshape(32, -1)
+        expected = 0.9 * expected + 0.1 * image.mean(0)
+    np.testing.assert_allclose(params["mean"], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Unknown", "loss() returns the statistic 'out.bias', which is trained"),
+        ("Mishapen", "the statistic mean has shape (3,); the parameter has (64,)"),
+        ("Patterned", "'projet' matches no parameter"),
+        ("Integers", "init() returns count of type int32; parameters are floating-point"),
+    ],
+)
+def test_a_model_that_cannot_be_trained_is_refused_with_the_reason(name: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=re.escape(message)):
+        trained(name, devices=1)
+
+
+def test_keys_in_an_evaluation_are_refused_with_the_line() -> None:
+    recipe = load(EXAMPLES / "plain_jax.yaml", [*SETTINGS, "model.target=tests.models.user_models:KeysInEvaluation"])
+    assembly = assemble(recipe, jax.devices()[:1], recipe.data.open("train").example, 10)
+    assembly.train()
+    with pytest.raises(RecipeError, match=r"user_models\.py:\d+: ctx\.keys is called in an evaluation"):
+        assembly.evaluate()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_users_file_is_short(name: str) -> None:
+    tree = ast.parse((EXAMPLES / f"{name}.py").read_text())
+    lines = (EXAMPLES / f"{name}.py").read_text().splitlines()
+    assert len([line for line in lines if line.strip()]) - len((ast.get_docstring(tree) or "").splitlines()) <= 30
+    assert not [line for line in lines if "import dtrain." in line]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_a_resumed_run_ends_with_the_same_bits(dtrain: Dtrain, tmp_path: Path, name: str) -> None:
+    library(name)
+    recipe, place = EXAMPLES / f"{name}.yaml", ["engine=shard_map", "mesh={data: 2, fsdp: 2}", "--devices", "4"]
+    length = ["epochs=null", "evaluate.every=0", "optimizer={kind: sgd, lr: 0.1}"]
+    dtrain("run", recipe, *length, *place, "steps=12", "name=straight")
+    dtrain("run", recipe, *length, *place, "steps=5", "name=halves")
+    done = dtrain("run", recipe, *length, *place, "steps=12", "name=halves")
+    assert "resumed from step 5" in done.stderr
+    straight, halves = (
+        manifest.read(tmp_path / "runs" / run / "checkpoints" / "12").checksum for run in ("straight", "halves")
+    )
+    assert straight == halves
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "nnx_transformer"])
+def test_explain_shows_how_the_parameters_are_split(in_process: Dtrain, name: str) -> None:
+    library(name)
+    shown = in_process("explain", EXAMPLES / f"{name}.yaml", "--devices", "4", "mesh={fsdp: 4}", "--run-code").stdout
+    assert "embed" in shown
+    assert "replicated on every device" in shown
+
+
+def test_batch_normalisation_is_that_of_flax() -> None:
+    """Loss and new statistics of a training step against Flax's own call with the whole batch."""
+    nn = pytest.importorskip("flax.linen", reason="flax is not installed")
+    from dtrain.flax import Linen
+
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+            x = nn.BatchNorm(use_running_average=not train, momentum=0.9)(nn.Conv(8, (3, 3))(x))
+            return nn.Dense(10)(nn.relu(x).reshape(len(x), -1))
+
+    batch = random_batch() | {"row": np.arange(16, dtype=np.uint32)}
+    model, ctx = Linen(Net()), SingleDeviceContext(train=True)
+    params = model.init(jax.random.key(0), {"image": batch["image"][:1]})
+    loss = jax.jit(lambda p, b: model.loss(p, b, ctx))(params, batch)
+    logits, new = Net().apply(params, batch["image"], train=True, mutable=["batch_stats"])
+    expected = layers.classify(logits, batch, ctx)
+    assert float(loss.sum) == pytest.approx(float(expected.sum), rel=1e-6)
+    own = {name: value / 16 for name, value in loss.statistics.items()}
+    theirs = dict(zip(jax.tree.leaves(paths(new)), jax.tree.leaves(new), strict=True))
+    assert own.keys() == theirs.keys()
+    assert all(np.allclose(own[name], theirs[name], rtol=1e-5, atol=1e-7) for name in own)
+    still = jax.jit(lambda p, b: model.loss(p, b, SingleDeviceContext()))(params, batch)
+    assert not still.statistics

@@ -1,0 +1,75 @@
+"""Models as users write them, for tests: named in recipes by `target`."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dtrain import Loss, Param, layers
+
+
+def zeros(_: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    return jnp.zeros(shape)
+
+
+def pixels(batch: Any) -> jax.Array:
+    return batch["image"].reshape(len(batch["image"]), -1)
+
+
+class Contrastive:
+    """Each image against all others of the step: noisy copies of one image are alike (InfoNCE)."""
+
+    def init(self, key: jax.Array, example: Any) -> Any:
+        return {"project": jax.random.normal(key, (64, 32)) / 8}
+
+    def loss(self, params: Any, batch: Any, ctx: Any) -> Loss:
+        x = pixels(batch)
+        noise = jax.vmap(lambda key: jax.random.normal(key, (64,)))(ctx.keys(batch)) if ctx.train else 0.1
+        one, other = jnp.tanh(x @ params["project"]), jnp.tanh((x + 0.1 * noise) @ params["project"])
+        everyone = ctx.gather_examples(other)
+        own = (one * other).sum(1)
+        weight = batch["weight"] if "weight" in batch else jnp.ones(len(x))
+        nll = jax.nn.logsumexp(one @ everyone.T, axis=1) - own
+        scale = ctx.sum_over_examples(jnp.abs(one).sum()) / ctx.sum_over_examples(jnp.asarray(one.size, jnp.float32))
+        return Loss((nll * weight).sum() * (1 + scale), weight.sum(), {})
+
+
+class Running:
+    """A linear classifier of images minus their running mean, which is no trained parameter."""
+
+    def params(self) -> Any:
+        mean = Param((64,), "_", zeros, trained=False, exact=True)
+        return {"mean": mean, "out": layers.dense(64, 10, "embed classes")}
+
+    def loss(self, params: Any, batch: Any, ctx: Any) -> Loss:
+        x, mean = pixels(batch), ctx.gather(params["mean"])
+        loss = layers.classify(layers.linear(ctx.gather(params["out"]), x - mean[None]), batch, ctx)
+        weight = batch["weight"] if "weight" in batch else jnp.ones(len(x))
+        return loss._replace(statistics={"mean": ((0.9 * mean[None] + 0.1 * x) * weight[:, None]).sum(0)})
+
+
+class Unknown(Running):
+    def loss(self, params: Any, batch: Any, ctx: Any) -> Loss:
+        return Running.loss(self, params, batch, ctx)._replace(statistics={"out.bias": jnp.zeros(10)})
+
+
+class Mishapen(Running):
+    def loss(self, params: Any, batch: Any, ctx: Any) -> Loss:
+        return Running.loss(self, params, batch, ctx)._replace(statistics={"mean": jnp.zeros(3)})
+
+
+class Patterned(Contrastive):
+    statistics = ("projet",)
+
+
+class KeysInEvaluation(Running):
+    def loss(self, params: Any, batch: Any, ctx: Any) -> Loss:
+        ctx.keys(batch)
+        return Running.loss(self, params, batch, ctx)
+
+
+class Integers:
+    def init(self, key: jax.Array, example: Any) -> Any:
+        return {"count": jnp.zeros(3, jnp.int32)}
+
+    def loss(self, params: Any, batch: Any, ctx: Any) -> Loss: ...  # type: ignore[empty-body]
