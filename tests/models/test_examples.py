@@ -70,11 +70,13 @@ def one_device(name: str, parts: int) -> tuple[list[float], Any, Any]:
     return trained(name, "mesh={data: 1}", f"accumulate={parts}", devices=1)
 
 
-@pytest.mark.parametrize("parts", [1, pytest.param(2, marks=pytest.mark.slow)])
+QUICK = [("linen_cnn", "shard_map-fsdp", 1), ("Contrastive", "shard_map-fsdp", 1)]
+EVERY = [(name, case, parts) for name in (*NAMES, "Contrastive", "Running") for case in CASES for parts in (1, 2)]
+
+
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=() if case == "shard_map-fsdp" else pytest.mark.slow) for case in CASES]
+    ("name", "case", "parts"), [pytest.param(*one, marks=() if one in QUICK else pytest.mark.slow) for one in EVERY]
 )
-@pytest.mark.parametrize("name", [*NAMES, "Contrastive", "Running"])
 def test_losses_and_gradients_are_those_of_one_device(name: str, case: str, parts: int) -> None:
     library(name)
     losses, gradients, params = trained(name, *CASES[case], f"accumulate={parts}")
