@@ -1,5 +1,6 @@
 """Arguments that several verbs share."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -16,14 +17,15 @@ Best = Annotated[bool, typer.Option("--best", help="Use the best checkpoint, by 
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of every error.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 RunCode = Annotated[
-    bool, typer.Option("--run-code", help="Import a custom model's module, which runs its code with your permissions.")
+    bool,
+    typer.Option("--run-code", help="Import the modules that the recipe names: their code runs with your permissions."),
 ]
 
 
-def refuse_code(user_code: str, agreed: bool) -> None:
-    """Raise RecipeError if building the model would run this code, unless the user has agreed; "" stands for none."""
+def refuse_code(user_code: Sequence[str], agreed: bool) -> None:
+    """Raise RecipeError if the command would run this code, which a recipe names, unless the user has agreed."""
     from dtrain.core.errors import RecipeError
 
     if user_code and not agreed:
-        message = f"model.target: {user_code} is custom code, which this command must run to build the model"
-        raise RecipeError(message, "read the module, then add --run-code; `dtrain check` runs no code")
+        message = f"{' and '.join(user_code)}: custom code, which this command must run"
+        raise RecipeError(message, "read it, then add --run-code; `dtrain check` runs no code")

@@ -34,7 +34,7 @@ def explain(
         from dtrain.train.explain import explain as explained
 
         loaded = load(find(recipe), overrides or [], devices)
-        refuse_code(loaded.model.user_code, run_code)
+        refuse_code(loaded.user_code, run_code)
         explanation = explained(loaded, devices or loaded.mesh.least)
         if as_json:
             import json
@@ -58,5 +58,5 @@ def _program(recipe: str, overrides: list[str], devices: int | None, on: str, ru
     from dtrain.recipe.load import load
 
     loaded = load(path, overrides, wanted.devices)
-    refuse_code(loaded.model.user_code, run_code)
+    refuse_code(loaded.user_code, run_code)
     return program(loaded, wanted, compiled=compiled)

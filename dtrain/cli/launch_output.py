@@ -56,7 +56,7 @@ def _price(plan: "LaunchPlan") -> str:
 
 
 def start_lines(target: "LaunchTarget", job: "LaunchJob") -> list[str]:
-    """What will be started: hosts, program, environment variables, custom model code, notification command."""
+    """What will be started: hosts, program, environment variables, custom code, notification command."""
     import shlex
 
     from dtrain.recipe.yaml import parse
@@ -65,7 +65,8 @@ def start_lines(target: "LaunchTarget", job: "LaunchJob") -> list[str]:
     if target.sends_environment:
         lines.append(f"environment variables sent: {', '.join(target.environment) or 'none'}")
     recipe = parse(job.recipe, "recipe").plain()
-    lines += [f"model code: {recipe['model']['target']}"] if recipe["model"]["kind"] == "custom" else []
+    custom = [section for section in ("model", "data") if recipe[section]["kind"] == "custom"]
+    lines += [f"{section} code: {recipe[section]['target']}" for section in custom]
     notify = recipe.get("track", {}).get("notify", {}).get("command", [])
     lines += [f"command run at the run's events: {shlex.join(notify)}"] if notify else []
     return [_plain(line) for line in lines]

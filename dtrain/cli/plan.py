@@ -74,7 +74,7 @@ def plan(
 
         path = find(recipe)
         loaded = [load(path, overrides or [], None if len(targets) > 1 else on.devices) for on in targets]
-        refuse_code(loaded[0].model.user_code, run_code)
+        refuse_code(loaded[0].user_code, run_code)
         if len(targets) > 1:
             raise typer.Exit(_curve(loaded[0], targets, quick, jobs, price, plot, as_json))
         if search:

@@ -38,7 +38,7 @@ def predict(job: "LaunchJob") -> None:
     if not job.target.get("on") or job.target.get("devices"):
         return
     if _custom(job):
-        say("not predicted: the model is custom code, which dtrain executes only in the run itself")
+        say("not predicted: the model or the data is custom code, which dtrain executes only in the run itself")
         return
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "recipe.yaml")
@@ -63,7 +63,8 @@ def predict(job: "LaunchJob") -> None:
 def _custom(job: "LaunchJob") -> bool:
     from dtrain.recipe.yaml import parse
 
-    return parse(job.recipe, "recipe").plain()["model"]["kind"] == "custom"
+    recipe = parse(job.recipe, "recipe").plain()
+    return "custom" in {recipe["model"]["kind"], recipe["data"]["kind"]}
 
 
 def _planned(path: Path, job: "LaunchJob") -> subprocess.CompletedProcess[str]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import jax
 import jax.numpy as jnp
 
+from dtrain.core.errors import RecipeError
 from dtrain.core.types import Decay, Natural, NonNegative, PositiveFloat, Rate
 from dtrain.models.nn.param import Param, Tree
 from dtrain.optim.groups import Group
@@ -118,6 +119,9 @@ class Muon(Shared):
 
         numbers = jax.tree.map(lambda param: _muon_dims(param) or optax.MaskedNode(), declared)
         labels = jax.tree.map(lambda param: "muon" if _muon_dims(param) else "adam", declared)
+        if "muon" not in jax.tree.leaves(labels):
+            message = "optimizer: muon finds no hidden matrix: no trained parameter declares fan_in"
+            raise RecipeError(message, "use adamw, or declare matrices with dtrain.Param(..., fan_in=('embed',))")
         muon = optax.contrib.scale_by_muon(
             ns_steps=self.iterations, beta=self.momentum, weight_dimension_numbers=lambda _: numbers
         )

@@ -44,6 +44,7 @@ LOADING = {
     "data.mirrors",
     "data.cache",
     "model.folder",
+    "data.folder",
 }
 """Keys that set where examples and code are and how they are read; the examples are compared by fingerprint."""
 

@@ -14,6 +14,7 @@ import numpy as np
 from dtrain.core.errors import DataError
 from dtrain.data.batch import Example
 from dtrain.data.codec import File
+from dtrain.data.custom import CustomData
 from dtrain.data.files import PACKAGE, matching
 from dtrain.data.idx import FILES, IDX
 from dtrain.data.images import Images
@@ -80,6 +81,11 @@ def inspect_data(data: Data) -> Look:
 @singledispatch
 def _look(data: object, found: Look) -> None:
     found.open(data, "data")
+
+
+@_look.register
+def _(_data: CustomData, found: Look) -> None:
+    found.unseen.append("the data, whose module is imported only when the run starts")
 
 
 @_look.register

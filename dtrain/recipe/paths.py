@@ -13,7 +13,7 @@ from typing import Any
 from dtrain.recipe.yaml import Node, shown
 
 GLOBS = ("data.files", "data.test_files")
-PATHS = ("data.root", "data.tokenizer", "model.folder", *GLOBS)
+PATHS = ("data.root", "data.tokenizer", "data.folder", "model.folder", *GLOBS)
 """Keys whose values are paths on this machine."""
 ELSEWHERE = ("/", "~", "{dtrain}", "bytes")
 """Prefixes of paths that are not relative, and of values that are not paths."""
@@ -24,7 +24,9 @@ def with_absolute_paths(tree: Node) -> tuple[Node, dict[str, str]]:
     taken: dict[str, str] = {}
     for key in PATHS:
         tree = _at(tree, key.split("."), key, taken)
-    return _module(tree, taken), taken
+    for section in ("model", "data"):
+        tree = _module(tree, section, taken)
+    return tree, taken
 
 
 def _at(tree: Node, parts: Sequence[str], key: str, taken: dict[str, str]) -> Node:
@@ -55,22 +57,22 @@ def _resolved(node: Node, key: str, taken: dict[str, str]) -> str:
     return whole
 
 
-def _module(tree: Node, taken: dict[str, str]) -> Node:
-    """The recipe with `model.folder` set, if the module of a custom model is in the recipe's folder."""
-    model = tree.value.get("model")
-    if not model or not isinstance(model.value, dict) or "folder" in model.value:
+def _module(tree: Node, name: str, taken: dict[str, str]) -> Node:
+    """The recipe with the `folder` of a section set, if the module of its `target` is in the recipe's folder."""
+    section = tree.value.get(name)
+    if not section or not isinstance(section.value, dict) or "folder" in section.value:
         return tree
-    target: Any = model.value.get("target")
+    target: Any = section.value.get("target")
     if target is None or not isinstance(target.value, str) or not target.mark.line:
         return tree
-    folder, name = _folder(target), target.value.partition(":")[0].partition(".")[0]
-    if not name.isidentifier() or folder == Path.cwd():
+    folder, module = _folder(target), target.value.partition(":")[0].partition(".")[0]
+    if not module.isidentifier() or folder == Path.cwd():
         return tree
-    if not (_exists(folder / f"{name}.py") or _exists(folder / name)):
+    if not (_exists(folder / f"{module}.py") or _exists(folder / module)):
         return tree
-    taken["model.folder"] = str(folder)
-    section = {**model.value, "folder": Node(str(folder), target.mark)}
-    return Node({**tree.value, "model": Node(section, model.mark, model.keys)}, tree.mark, tree.keys)
+    taken[f"{name}.folder"] = str(folder)
+    value = {**section.value, "folder": Node(str(folder), target.mark)}
+    return Node({**tree.value, name: Node(value, section.mark, section.keys)}, tree.mark, tree.keys)
 
 
 def _folder(node: Node) -> Path:

@@ -8,6 +8,7 @@ from annotated_types import Gt
 from dtrain.checkpoint.policy import Checkpoint
 from dtrain.core.errors import FieldError, RecipeError
 from dtrain.core.types import Natural, Positive, PositiveFloat, Seconds, Seed
+from dtrain.data.custom import CustomData
 from dtrain.data.digits import Digits
 from dtrain.data.idx import IDX
 from dtrain.data.images import Images
@@ -35,7 +36,7 @@ from dtrain.track.tensorboard import TensorBoard
 from dtrain.track.wandb import WandB
 
 Model = MLP | CNN | ViT | Decoder | Custom
-Data = Digits | IDX | Images | Text | Tokens | Synthetic
+Data = Digits | IDX | Images | Text | Tokens | Synthetic | CustomData
 Engine = Jit | ShardMap | Pmap
 Sink = TensorBoard | WandB
 MOST_STEPS = 2**31
@@ -121,6 +122,12 @@ class Recipe:
         problem = length_problem(self.steps, self.epochs)
         if problem:
             raise FieldError("steps", problem)
+
+    @property
+    def user_code(self) -> tuple[str, ...]:
+        """What the recipe names as code that runs when its model is built or its data is opened."""
+        data = (self.data.target,) if isinstance(self.data, CustomData) else ()
+        return (self.model.user_code, *data) if self.model.user_code else data
 
     def total_steps(self, examples: int) -> int:
         """Number of steps of the run, given the examples in an epoch. Raises RecipeError if there are too many."""

@@ -71,7 +71,9 @@ class Explanation:
 
 def explain(recipe: Recipe, devices: int) -> Explanation:
     """Place each parameter on that many devices. Raises RecipeError if one cannot be placed."""
-    example = recipe.data.example() if recipe.model.user_code else None
+    example = None
+    if recipe.model.user_code:
+        example = recipe.data.example() or recipe.data.open("train").example
     sizes = recipe.mesh.sizes(devices)
     model = recipe.model.for_example(prepared(recipe, example)) if example else recipe.model
     layout = Layout(sizes, recipe.mesh.table(), with_default_dims(model.params(), sizes))

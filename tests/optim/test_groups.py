@@ -10,7 +10,7 @@ from dtrain.core.errors import RecipeError
 from dtrain.models.mlp import MLP
 from dtrain.models.nn.param import dotted, paths
 from dtrain.optim.groups import Group, grouped
-from dtrain.optim.optimizer import SGD, AdamW
+from dtrain.optim.optimizer import SGD, AdamW, Muon
 from dtrain.optim.update import learning_rate, transformation
 from dtrain.parallel.engine import Put
 from dtrain.parallel.mesh import Mesh
@@ -92,6 +92,12 @@ def test_decay_of_a_group_precedes_that_of_the_model() -> None:
 )
 def test_patterns_that_cannot_be_meant_are_refused_by_check(in_process: Dtrain, groups: str, message: str) -> None:
     assert message in in_process("check", "mlp-digits", f"optimizer.groups={groups}", code=2).stderr
+
+
+def test_muon_without_a_hidden_matrix_is_refused() -> None:
+    declared = grouped(MODEL.params(), [Group(match="layer0.weight", frozen=True)])
+    with pytest.raises(RecipeError, match="muon finds no hidden matrix"):
+        transformation(Muon(lr=0.1), declared, 10)
 
 
 def test_two_groups_of_one_pattern_are_refused() -> None:

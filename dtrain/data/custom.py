@@ -1,0 +1,176 @@
+"""User-defined data: any class with a length and rows by index."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from dtrain.core.errors import DataError
+from dtrain.core.user_code import build_target, own_code, refuse_malformed
+from dtrain.data.batch import DOCUMENT, LABEL, POSITION, ROW, TARGET, TOKEN, WEIGHT, Batch, Example, Feature
+from dtrain.data.source import Load, Source, Split
+
+ROWS_OF_TOKENS = (TOKEN, TARGET, POSITION, DOCUMENT)
+NARROWED = {"float64": "float32", "int64": "int32", "uint64": "uint32"}
+"""Types that JAX does not use by default; integers are checked to fit."""
+READ = 2**30
+"""Most bytes that are read at a start to digest data without a fingerprint of its own."""
+CHUNK = 1024
+"""Rows that are read at a time for the digest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CustomData:
+    """`target: package.module:Class`, called with split="train" or "test" and `args`; imported when the run starts."""
+
+    kind: Literal["custom"] = "custom"
+    target: str
+    """package.module:Class, from the recipe's folder, the working folder or an installed package. Importing it runs its
+    code."""
+    args: dict[str, object] = field(default_factory=dict)
+    """Keyword arguments for the class, besides `split`."""
+    folder: str | None = None
+    """Folder that is searched first for the module: the recipe's, if the module is in it."""
+    load: Load = field(default_factory=Load)
+
+    def __post_init__(self) -> None:
+        refuse_malformed(self.target)
+
+    @property
+    def keyed(self) -> bool:
+        return False
+
+    def example(self) -> Example | None:
+        return None  # to know it, the user's code would have to run
+
+    def open(self, split: Split) -> Source:
+        """Open the user's rows of a split. DataError if they are not rows of arrays that depend on the index alone."""
+        rows = build_target("data", self.target, {"split": split, **self.args}, self.folder)
+        source = UserRows(f"data.target: {self.target}, split {split}", rows)
+        source.refuse_unfit()
+        return source
+
+    def prepare(self, batch: Batch, key: jax.Array, train: bool) -> Batch:
+        return batch
+
+
+@dataclass(frozen=True)
+class UserRows:
+    """The rows of a user's object: `len(rows)`, and `rows.rows(indices)`, a dict of arrays (indices, ...).
+
+    `rows.classes` is the number of classes of its labels, `rows.vocab` that of its tokens, and `rows.fingerprint` a
+    text that changes with the content; without it all rows are read and digested at every start.
+    """
+
+    where: str
+    data: Any
+    starts: None = None
+
+    def __len__(self) -> int:
+        with own_code(self.where):
+            return len(self.data)
+
+    def rows(self, indices: np.ndarray) -> Batch:
+        with own_code(self.where):
+            found = self.data.rows(indices)
+        return {name: self._checked(name, values, len(indices)) for name, values in found.items()}
+
+    def changed(self) -> str:
+        return ""
+
+    @property
+    def example(self) -> Example:
+        return self._example
+
+    @cached_property
+    def _example(self) -> Example:
+        return {
+            name: Feature(
+                values.shape[1:],
+                str(values.dtype),
+                self._most.get(name),
+                ("length",) if name in ROWS_OF_TOKENS and values.ndim == 2 else (),
+            )
+            for name, values in self.rows(np.arange(1)).items()
+        }
+
+    @property
+    def fingerprint(self) -> str:
+        return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        own = getattr(self.data, "fingerprint", None)
+        if own is not None:
+            return f"custom:{own}"
+        digest, count = hashlib.sha256(), len(self)
+        for start in range(0, count, CHUNK):
+            indices = np.arange(start, min(start + CHUNK, count))
+            for name, values in sorted(self.rows(indices).items()):
+                if np.issubdtype(values.dtype, np.floating) and not np.isfinite(values).all():
+                    row = int(indices[~np.isfinite(values.reshape(len(values), -1)).all(1)][0])
+                    raise DataError(f"{self.where}: row {row} of {name!r} is NaN or infinite", "fix the row")
+                digest.update(f"{name} {values.dtype} {values.shape}".encode())
+                digest.update(values.tobytes())
+        return f"custom:{digest.hexdigest()[:16]}"
+
+    def refuse_unfit(self) -> None:
+        """Raise DataError if there are no rows, if labels have no number of classes, or if rows are not pure."""
+        missing = [name for name in ("__len__", "rows") if not hasattr(self.data, name)]
+        if missing:
+            raise DataError(
+                f"{self.where}: the object lacks {' and '.join(missing)}", "define __len__ and rows(indices)"
+            )
+        if not len(self):
+            raise DataError(f"{self.where}: there are no rows", "check the class and its arguments")
+        first, last = 0, len(self) - 1
+        pair, other, again = (self.rows(np.array(which)) for which in ([first, last], [last, first], [first, last]))
+        for name, attribute in ((LABEL, "classes"), (TOKEN, "vocab")):
+            if name in pair and name not in self._most:
+                hint = f"give the object an attribute {attribute} = N: the values are 0 to N - 1"
+                raise DataError(f"{self.where}: it has {name!r}, but no {attribute}", hint)
+        for name, values in pair.items():
+            if not (np.array_equal(values, again[name]) and np.array_equal(values, other[name][::-1])):
+                why = f"rows([{first}, {last}]), called twice or in the other order, gives other values of {name!r}"
+                hint = "a row must depend on its index alone; draw random numbers in the model, from ctx.keys"
+                raise DataError(f"{self.where}: {why}", hint)
+        size = sum(values.nbytes for values in pair.values()) // 2 * len(self)
+        if not hasattr(self.data, "fingerprint") and size > READ:
+            hint = "give the object an attribute fingerprint: a text that changes with the content"
+            raise DataError(f"{self.where}: {size / 2**30:.1f} GiB of rows are too much to digest at every start", hint)
+
+    @property
+    def _most(self) -> Mapping[str, int]:
+        """The number of possible values of labels and tokens, where the object states it."""
+        stated = {LABEL: "classes", TOKEN: "vocab", TARGET: "vocab"}
+        return {name: getattr(self.data, key) for name, key in stated.items() if hasattr(self.data, key)}
+
+    def _checked(self, name: str, values: object, count: int) -> np.ndarray:
+        """The array in a type that JAX uses. DataError if it is none of `count` rows, or has values out of range."""
+        try:
+            array = np.asarray(values)
+        except ValueError as error:
+            raise DataError(
+                f"{self.where}: {name!r} has rows of different shapes: {error}", "pad or cut them"
+            ) from error
+        if name in (ROW, WEIGHT):
+            raise DataError(f"{self.where}: {name!r} is a name that dtrain uses", "call the array something else")
+        if array.dtype.kind not in "biuf" or array.ndim == 0 or len(array) != count:
+            found = f"{array.dtype}{list(array.shape)}"
+            raise DataError(f"{self.where}: {name!r} is {found} for {count} rows", f"return numbers ({count}, ...)")
+        narrow = np.dtype(NARROWED.get(str(array.dtype), array.dtype))
+        if narrow != array.dtype and array.dtype.kind in "iu" and array.size:
+            bounds = np.iinfo(narrow)
+            if array.min() < bounds.min or array.max() > bounds.max:
+                raise DataError(
+                    f"{self.where}: {name!r} has values that do not fit into {narrow}", "use smaller numbers"
+                )
+        least, most = (-1 if name == TARGET else 0), self._most.get(name)
+        if most is not None and array.size and not least <= int(array.min()) <= int(array.max()) < most:
+            spread = f"{int(array.min())} to {int(array.max())}"
+            raise DataError(f"{self.where}: {name!r} has the values {spread}; {least} to {most - 1} are allowed", "")
+        return array.astype(narrow, copy=False)
