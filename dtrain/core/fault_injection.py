@@ -14,6 +14,8 @@ import signal
 import time
 from dataclasses import dataclass
 
+from dtrain.core.signals import held
+
 VARIABLE = "DTRAIN_FAULT"
 NOTES = "DTRAIN_FAULT_NOTES"
 PAUSES = {"sleep": 5.0, "pace": 0.02}
@@ -63,6 +65,8 @@ def _trigger(fault: Fault) -> None:
     if fault.what in ("kill", "term", "freeze"):
         numbers = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "freeze": signal.SIGSTOP}
         os.kill(os.getpid(), numbers[fault.what])
+        with held():  # at its end this thread reacts, if the one that handles signals has not done so yet
+            pass
     elif fault.what == "raise":
         raise RuntimeError(f"injected fault: {fault.text}")
     elif fault.what == "full":

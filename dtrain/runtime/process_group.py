@@ -29,6 +29,10 @@ GRACE = 120.0
 """Seconds that processes have to save after they agreed to stop."""
 UNSTARTED = 5.0
 """Seconds that the other processes have to exit if one stopped before its first step: there is nothing to save."""
+LOST = {Hung.exit_code, -signal.SIGABRT}
+"""Exit codes of a process that lost the connection to another: its own error, and JAX's abort."""
+AFTER_LOSS = 5.0
+"""Seconds after such an end in which another process may end with the error that caused it."""
 TAIL = 12
 """Lines of output that are shown of a process that failed."""
 NOISE = re.compile(rb"^\[Gloo\]|peer ranks|preemption_notifier\.cc")
@@ -91,7 +95,7 @@ class ProcessGroup:
             codes = [member.poll() for member in self.members]
             failed = next((number for number, code in enumerate(codes) if code), None)
             if failed is not None:
-                return self._down(failed, codes[failed] or 0)
+                return self._down(*self._cause(failed, codes[failed] or 0))
             if all(code == 0 for code in codes):
                 self._drain()
                 return End(0)
@@ -103,6 +107,22 @@ class ProcessGroup:
                     self.kill()
                     return ended
             time.sleep(POLL)
+
+    def _cause(self, number: int, code: int) -> tuple[int, int]:
+        """The process whose end made the others fail, and its exit code.
+
+        One that lost the connection to another may end before that other one, which still prints its error.
+        """
+        end = time.monotonic() + AFTER_LOSS
+        while code in LOST and time.monotonic() < end:
+            codes = [member.poll() for member in self.members]
+            first = next((other for other, found in enumerate(codes) if found and found not in LOST), None)
+            if first is not None:
+                return first, codes[first] or 0
+            if None not in codes:
+                break
+            time.sleep(POLL)
+        return number, code
 
     def _down(self, number: int, code: int) -> End:
         """Terminate the other processes after the first one that ended with an error."""
