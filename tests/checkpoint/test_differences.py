@@ -16,7 +16,7 @@ from dtrain.train.state import state_initializer
 
 @pytest.mark.parametrize("kind", get_args(Optimizer), ids=lambda kind: kind.__name__)
 def test_the_state_of_every_optimizer_is_read_back(tmp_path: Path, kind: type) -> None:
-    declared = MLP(sizes=(8, 4)).params()
+    declared = MLP(sizes=(8, 6, 4)).params()
     make = state_initializer(declared, transformation(kind(lr=0.1, ema=0.9), declared, 5), "float32", 0)
     state = jax.jit(make)()
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)

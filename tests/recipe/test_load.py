@@ -1,4 +1,5 @@
 import dataclasses
+import typing
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,7 +9,7 @@ from dtrain.core.errors import RecipeError
 from dtrain.models.cnn import CNN
 from dtrain.optim.optimizer import SGD
 from dtrain.recipe.load import differences, load, plain, text
-from dtrain.recipe.recipe import Recipe
+from dtrain.recipe.recipe import Data, Recipe
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 
@@ -190,7 +191,8 @@ def test_every_field_is_explained() -> None:
     assert set(made["properties"]) == {field.name for field in dataclasses.fields(Recipe)} | {"include"}
     assert made["$defs"]["AdamW"]["properties"]["lr"]["description"] == "Peak learning rate."
     assert made["$defs"]["MLP"]["required"] == ["sizes", "kind"]
-    assert {"enum": ["digits", "idx", "images", "text", "tokens", "synthetic"]} in made["properties"]["data"]["anyOf"]
+    kinds = [member.kind for member in typing.get_args(Data)]
+    assert {"enum": kinds} in made["properties"]["data"]["anyOf"]
     assert {"enum": ["tensorboard", "wandb"]} in made["$defs"]["Track"]["properties"]["to"]["items"]["anyOf"]
 
 
