@@ -60,6 +60,8 @@ def own_code(where: str) -> Iterator[None]:
             raise
         text = str(error).strip().splitlines() or [""]
         hint = "--debug shows the whole traceback"
+        if isinstance(error, ModuleNotFoundError):
+            hint = f"install the package that has it: {sys.executable} -m pip install ..."
         if any(word in str(error) for word in VARYING):
             hint = "the carry of a loop starts the same on every device but becomes different: start it with "
             hint += "dtrain.vary(zeros, dtrain.axes_of(x)), where x is computed from the batch"

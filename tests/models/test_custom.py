@@ -101,6 +101,15 @@ def test_a_custom_model_trains_under_any_engine(dtrain: Dtrain) -> None:
     assert "model custom: 650 parameters" in done.stderr
 
 
+def test_a_missing_library_of_the_users_file_is_named_with_the_way_to_install_it(
+    dtrain: Dtrain, tmp_path: Path
+) -> None:
+    (tmp_path / "my_net.py").write_text("import absent_library\n")
+    refused = dtrain("run", "mine.yaml", code=2).stderr
+    assert "my_net.py:1: ModuleNotFoundError: No module named 'absent_library'" in refused
+    assert "-m pip install" in refused
+
+
 def test_checking_does_not_run_its_code(dtrain: Dtrain, tmp_path: Path) -> None:
     (tmp_path / "my_net.py").write_text("open('ran', 'w')")
     dtrain("check", "mine.yaml")

@@ -86,6 +86,18 @@ def test_losses_and_gradients_are_those_of_one_device(name: str, case: str, part
     assert worst(params, reference_params) < 1e-5
 
 
+def test_keys_differ_by_example_step_seed_and_name() -> None:
+    def draw(seed: int, name: str, rows: list[int]) -> np.ndarray:
+        ctx, batch = SingleDeviceContext(train=True, seed=seed), {"row": np.array(rows, np.uint32)}
+        return jax.device_get(jax.random.key_data(ctx.keys(batch, name)))
+
+    drawn = np.concatenate([draw(0, "", [0, 1, 64]), draw(1, "", [0]), draw(0, "noise", [0])])
+    assert len({tuple(key) for key in drawn}) == 5
+    np.testing.assert_array_equal(draw(0, "", [64, 0]), drawn[[2, 0]])
+    with_dropout = trained("plain_jax", "mesh={data: 1}", devices=1)[0]
+    assert with_dropout != trained("plain_jax", "mesh={data: 1}", "model.args={drop: 0.0}", devices=1)[0]
+
+
 def test_a_statistic_is_the_mean_over_the_examples_of_the_step() -> None:
     _, _, params = trained("Running", *CASES["shard_map-fsdp"], "accumulate=2")
     recipe = load(EXAMPLES / "plain_jax.yaml", SETTINGS)
