@@ -84,11 +84,15 @@ class Store:
         self._within.enter_context(disk.once())
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         with self._within:
             if self._saving:
                 self._saving.join()
-            self._orbax.close()
+            try:
+                self._orbax.close()
+            except OSError as error:
+                if kind is None:  # else the error that ends the run is reported
+                    raise EnvironmentFault(f"cannot write to {self._path}: {cause(error)}", way_out(error)) from error
 
     def steps(self) -> list[int]:
         """Committed steps, newest first."""

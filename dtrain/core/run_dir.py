@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dtrain.core.errors import EnvironmentFault, RecipeError, cause
+from dtrain.core.errors import EnvironmentFault, RecipeError, cause, way_out
 from dtrain.core.mounts import on_this_host
 from dtrain.core.run_json import renamed, wrong_value
 from dtrain.core.types import JsonObject
@@ -127,8 +127,11 @@ class Folder:
         return renamed(record)
 
     def write_record(self, record: dict[str, object]) -> None:
-        """Replace run.json atomically and add a checksum. OSError if it cannot be written."""
-        overwrite(self.record, json.dumps(record | {"sha256": _digest(record)}, indent=2) + "\n")
+        """Replace run.json atomically and add a checksum. EnvironmentFault if it cannot be written."""
+        try:
+            overwrite(self.record, json.dumps(record | {"sha256": _digest(record)}, indent=2) + "\n")
+        except OSError as error:
+            raise EnvironmentFault(f"cannot write {self.record}: {cause(error)}", way_out(error)) from error
 
 
 def _digest(record: Mapping[str, object]) -> str:

@@ -131,7 +131,7 @@ class Record:
         Returns the recorded exit code.
         """
         if self.lock.acquire(timeout=CLOSE) and self.values["exit_code"] is None:
-            with suppress(OSError):
+            with suppress(OSError, DtrainError):
                 self.end(state, reason, code)
                 if self.lead:
                     with self.place.log.open("a") as file:
@@ -183,7 +183,7 @@ def run_record(place: Folder, recipe: Recipe, lead: bool) -> Iterator[Record]:
     except TakenOver:
         raise  # another run has taken over the folder and its record
     except BaseException as error:
-        with suppress(OSError):  # the disk may be full or missing
+        with suppress(OSError, DtrainError):  # the disk may be full or missing
             _failed(log, error)
         raise
     log.end("finished", "all steps done", 0)

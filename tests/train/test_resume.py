@@ -14,7 +14,7 @@ import pytest
 
 from dtrain.checkpoint import manifest
 from dtrain.core.errors import CheckpointError, EnvironmentFault, RecipeError
-from dtrain.core.run_dir import Folder
+from dtrain.core.run_dir import MANIFEST, Folder
 from dtrain.recipe.load import load
 from dtrain.track.console import Console
 from dtrain.train import provenance, record, step_hooks
@@ -168,7 +168,7 @@ def test_a_run_folder_that_is_moved_while_it_is_written_to_is_not_made_again(
     def moved(on: Any, at: Any) -> None:
         place = tmp_path / "runs" / "small"
         if at.step == 5:
-            while not (place / "checkpoints" / "4").is_dir():
+            while not (place / "checkpoints" / "4" / MANIFEST).exists():  # until then orbax may make folders
                 time.sleep(0.01)
             place.rename(tmp_path / "moved")
         alive(on, at)
