@@ -21,7 +21,6 @@ from dtrain.core.errors import RecipeError
 from dtrain.data.batch import Batch
 from dtrain.models.adapter import Adapter
 from dtrain.models.nn.context import Context
-from dtrain.models.nn.model import Loss
 from dtrain.models.nn.param import Tree
 
 
@@ -45,13 +44,12 @@ class Equinox(Adapter):
         assert self._static is not None
         return eqx.filter(self.build(key), eqx.is_inexact_array)
 
-    def loss(self, params: Tree, batch: Batch, ctx: Context) -> Loss:
+    def outputs(self, params: Tree, batch: Batch, ctx: Context) -> Any:
         module, inputs = eqx.combine(params, self._static), self.arrays(batch)
         if not ctx.train or "key" not in inspect.signature(type(module).__call__).parameters:
             module = eqx.nn.inference_mode(module, not ctx.train)
-            return self.loss_of(jax.vmap(module)(*inputs), batch, ctx)
-        outputs = jax.vmap(lambda key, *values: module(*values, key=key))(ctx.keys(batch), *inputs)
-        return self.loss_of(outputs, batch, ctx)
+            return jax.vmap(module)(*inputs)
+        return jax.vmap(lambda key, *values: module(*values, key=key))(ctx.keys(batch), *inputs)
 
 
 def _is_parameter(leaf: object) -> bool:

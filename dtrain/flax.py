@@ -52,10 +52,13 @@ class Linen(Adapter):
     def statistics(self, path: str) -> bool:
         return not path.startswith("params.")
 
+    def outputs(self, params: Tree, batch: Batch, ctx: Context) -> Any:
+        return self.module.apply(params, *self.arrays(batch), **self._mode(False))
+
     def loss(self, params: Tree, batch: Batch, ctx: Context) -> Loss:
-        inputs = self.arrays(batch)
         if not ctx.train:
-            return self.loss_of(self.module.apply(params, *inputs, **self._mode(False)), batch, ctx)
+            return super().loss(params, batch, ctx)
+        inputs = self.arrays(batch)
         kept = [name for name in params if name != "params"]
 
         def one(key: jax.Array, *values: jax.Array) -> Any:
@@ -145,12 +148,15 @@ class NNX(Adapter):
     def statistics(self, path: str) -> bool:
         return path.startswith("statistics.")
 
+    def outputs(self, params: Tree, batch: Batch, ctx: Context) -> Any:
+        module = self._module(params, jax.random.key(0), ())
+        module.eval()
+        return module(*self.arrays(batch))
+
     def loss(self, params: Tree, batch: Batch, ctx: Context) -> Loss:
-        inputs = self.arrays(batch)
         if not ctx.train:
-            module = self._module(params, jax.random.key(0), ())
-            module.eval()
-            return self.loss_of(module(*inputs), batch, ctx)
+            return super().loss(params, batch, ctx)
+        inputs = self.arrays(batch)
 
         def one(key: jax.Array, *values: jax.Array) -> Any:
             module = self._module(params, key, (EXAMPLES, *ctx.example_axes))

@@ -1,11 +1,9 @@
-"""A network in plain JAX: two functions over a pytree of arrays, with dropout from each example's own key."""
+"""A classifier in plain JAX: two functions over a pytree of arrays, with dropout from each example's own key."""
 
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-
-from dtrain import layers
 
 
 @dataclass(frozen=True)
@@ -18,11 +16,11 @@ class Net:
         weights = jax.random.normal(key, (pixels, self.hidden)) * pixels**-0.5
         return [(weights, jnp.zeros(self.hidden)), (jnp.zeros((self.hidden, 10)), jnp.zeros(10))]
 
-    def loss(self, params, batch, ctx):
+    def outputs(self, params, batch, ctx):
         x = batch["image"].reshape(len(batch["image"]), -1)
         (w1, b1), (w2, b2) = params
         x = jax.nn.relu(x @ w1 + b1[None])
         if ctx.train:
             kept = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - self.drop, b1.shape))(ctx.keys(batch))
             x = x * kept / (1 - self.drop)
-        return layers.classify(x @ w2 + b2[None], batch, ctx)
+        return x @ w2 + b2[None]

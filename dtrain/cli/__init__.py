@@ -6,7 +6,21 @@ Heavy modules are imported inside of functions, so that --help stays fast.
 import typer
 
 from dtrain import __version__
-from dtrain.cli import check, convert, doctor, explain, generate, launch, plan, recipes, report, run, verify
+from dtrain.cli import (
+    check,
+    convert,
+    doctor,
+    evaluate,
+    explain,
+    generate,
+    launch,
+    plan,
+    predict,
+    recipes,
+    report,
+    run,
+    verify,
+)
 
 app = typer.Typer(
     name="dtrain",
@@ -38,6 +52,8 @@ check.add_to(app)
 plan.add_to(app)
 explain.add_to(app)
 report.add_to(app)
+evaluate.add_to(app)
+predict.add_to(app)
 generate.add_to(app)
 convert.add_to(app)
 doctor.add_to(app)

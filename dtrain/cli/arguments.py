@@ -29,3 +29,17 @@ def refuse_code(user_code: Sequence[str], agreed: bool) -> None:
     if user_code and not agreed:
         message = f"{' and '.join(user_code)}: custom code, which this command must run"
         raise RecipeError(message, "read it, then add --run-code; `dtrain check` runs no code")
+
+
+def use_devices(devices: int | None) -> None:
+    """Find the devices of this machine, or simulate this many on the CPU, with the cache of compiled programs."""
+    import logging
+
+    from dtrain.parallel import compile_cache
+    from dtrain.parallel.devices import available_devices, fake_devices
+
+    if devices:
+        fake_devices(devices)
+    logging.getLogger("absl").setLevel(logging.ERROR)
+    available_devices()
+    compile_cache.use()

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from dtrain.cli.arguments import Best, Debug, Devices, Overrides, RunsDir, Step
+from dtrain.cli.arguments import Best, Debug, Devices, Overrides, RunsDir, Step, use_devices
 from dtrain.cli.exits import exits, interruptible
 from dtrain.core.errors import RecipeError
 
@@ -38,7 +38,7 @@ def import_(
     A config.json next to published weights is compared with the recipe's model.
     """
     with exits(debug), interruptible():
-        _settle(devices)
+        use_devices(devices)
         from dtrain.cli.recipes import find
         from dtrain.recipe.load import load
         from dtrain.train.convert import import_params
@@ -67,7 +67,7 @@ def export(
 ) -> None:
     """Write the parameters of one of a run's checkpoints to a file that other libraries read."""
     with exits(debug), interruptible():
-        _settle(devices)
+        use_devices(devices)
         from dtrain.core.run_dir import Folder
         from dtrain.train.convert import export_params, target, write_config
         from dtrain.train.load import load_run
@@ -84,16 +84,3 @@ def export(
 
 def _note(text: str) -> None:
     typer.echo(text, err=True)
-
-
-def _settle(devices: int | None) -> None:
-    import logging
-
-    from dtrain.parallel import compile_cache
-    from dtrain.parallel.devices import available_devices, fake_devices
-
-    if devices:
-        fake_devices(devices)
-    logging.getLogger("absl").setLevel(logging.ERROR)
-    available_devices()
-    compile_cache.use()

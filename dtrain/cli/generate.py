@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dtrain.cli.arguments import Best, Debug, Devices, Overrides, Step
+from dtrain.cli.arguments import Best, Debug, Devices, Overrides, Step, use_devices
 from dtrain.cli.exits import exits, interruptible
 
 if TYPE_CHECKING:
@@ -40,17 +40,8 @@ def generate(
     debug: Debug = False,
 ) -> None:
     """Continue a prompt with a trained decoder."""
-    from dtrain.parallel import compile_cache
-    from dtrain.parallel.devices import available_devices, fake_devices
-
     with exits(debug), interruptible():
-        if devices:
-            fake_devices(devices)
-        import logging
-
-        logging.getLogger("absl").setLevel(logging.ERROR)
-        available_devices()
-        compile_cache.use()
+        use_devices(devices)
         from dtrain.core.run_dir import Folder
         from dtrain.train.generate import Sampling, generator
 

@@ -65,6 +65,11 @@ class Data(Protocol):
     """The recipe's `data` section, a frozen dataclass."""
 
     @property
+    def kind(self) -> str:
+        """The kind of data, as the recipe names it."""
+        ...
+
+    @property
     def load(self) -> Load:
         """Prefetching of the examples."""
         ...

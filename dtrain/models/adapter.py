@@ -1,4 +1,4 @@
-"""What the adapters of other libraries' modules share: the inputs of a module, its loss, and its statistics."""
+"""Models given by what they output: inputs of a module, loss and predictions from its outputs, statistics."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from dtrain.core.errors import RecipeError
 from dtrain.core.metrics import ACCURACY, Metric
 from dtrain.data.batch import IMAGE, TOKEN, WEIGHT, Batch
 from dtrain.models.nn.context import Context
-from dtrain.models.nn.layers import classify
+from dtrain.models.nn.layers import classify, next_token, probabilities, row_losses
 from dtrain.models.nn.model import Loss
 from dtrain.models.nn.param import Tree, paths
 
@@ -33,6 +33,25 @@ class Adapter:
     metrics: tuple[Metric, ...] = (ACCURACY,)
     """The metrics that `loss_of` returns."""
 
+    def outputs(self, params: Tree, batch: Batch, ctx: Context) -> Any:
+        """What the module returns for the examples of a batch; in inference mode if `ctx.train` is false."""
+        raise NotImplementedError
+
+    def loss(self, params: Tree, batch: Batch, ctx: Context) -> Loss:
+        """The loss of the outputs, as sums over the examples."""
+        return self.loss_of(self.outputs(params, batch, ctx), batch, ctx)
+
+    def predict(self, params: Tree, batch: Batch, ctx: Context) -> dict[str, jax.Array]:
+        """Probabilities for a classifier, losses of rows for next tokens; else what the module returns, by path."""
+        outputs = self.outputs(params, batch, ctx)
+        if self.loss_of is classify:
+            return probabilities(outputs)
+        if self.loss_of is next_token:
+            return row_losses(outputs, batch, ctx)
+        leaves = jax.tree.leaves(outputs)
+        names = [name or "output" for name in jax.tree.leaves(paths(outputs))]
+        return dict(zip(names, leaves, strict=True))
+
     def arrays(self, batch: Batch) -> list[jax.Array]:
         """The arrays that the module is called with, each (examples, ...)."""
         names = self.inputs or tuple(name for name in (IMAGE, TOKEN) if name in batch)[:1]
@@ -42,6 +61,28 @@ class Adapter:
             what = f"no array {missing[0]!r}" if missing else "neither an image nor tokens"
             raise RecipeError(f"{what} for the module: {found}", "inputs=('name', ...) names the module's arguments")
         return [batch[name] for name in names]
+
+
+@dataclass(frozen=True)
+class FromOutputs(Adapter):
+    """A user's model without a loss of its own: `outputs(params, batch, ctx)`, and the loss in its `loss_of`."""
+
+    model: Any
+
+    def outputs(self, params: Tree, batch: Batch, ctx: Context) -> Any:
+        return self.model.outputs(params, batch, ctx)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "model":  # not set yet: the object is being copied
+            raise AttributeError(name)
+        return getattr(self.model, name)
+
+
+def from_outputs(model: Any) -> FromOutputs:
+    """The model with a loss and predictions from its outputs; by default those of a classifier."""
+    loss_of = vars(model).get("loss_of", getattr(type(model), "loss_of", classify))
+    metrics = getattr(model, "metrics", (ACCURACY,) if loss_of is classify else ())
+    return FromOutputs(model, loss_of=loss_of, metrics=metrics)
 
 
 def weighted_sums(statistics: Tree, batch: Batch, prefix: str = "") -> dict[str, jax.Array]:

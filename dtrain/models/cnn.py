@@ -15,11 +15,10 @@ import jax.numpy as jnp
 
 from dtrain.core.errors import FieldError
 from dtrain.core.types import Depth, Positive
-from dtrain.data.batch import IMAGE, Batch, Example
+from dtrain.data.batch import Example
 from dtrain.models.nn.context import Context
 from dtrain.models.nn.layers import (
     ImageClassifier,
-    classify,
     dense,
     group_norm,
     grouped_norm,
@@ -29,7 +28,7 @@ from dtrain.models.nn.layers import (
     three_times,
     weight,
 )
-from dtrain.models.nn.model import Flops, Loss
+from dtrain.models.nn.model import Flops
 from dtrain.models.nn.param import Tree
 from dtrain.models.nn.vma import axes_of, varied, vary
 
@@ -82,9 +81,9 @@ class CNN(ImageClassifier):
             "head": dense(last, self.classes, "embed classes"),
         }
 
-    def logits(self, params: Tree, x_BHWC: jax.Array, ctx: Context) -> jax.Array:
+    def logits(self, params: Tree, image_BHWC: jax.Array, ctx: Context) -> jax.Array:
         """Logits (batch, classes)."""
-        x_BHWC = _conv(x_BHWC, ctx.gather(params["stem"]))
+        x_BHWC = _conv(image_BHWC, ctx.gather(params["stem"]))
         for name, _, _, stride in self._plan():
             x_BHWC = self._residual(ctx.gather(params[name]), x_BHWC, stride, ctx)
         x_BHWC = jax.nn.relu(group_norm(ctx.gather(params["norm"]), x_BHWC, self.group))
@@ -97,9 +96,6 @@ class CNN(ImageClassifier):
         y_BHWC = jax.nn.relu(group_norm(block["norm2"], y_BHWC, self.group))
         y_BHWC = ctx.reduce(_conv(y_BHWC, block["conv2"]), "hidden")
         return ctx.shard(skip + y_BHWC, "batch", None, None, None)
-
-    def loss(self, params: Tree, batch: Batch, ctx: Context) -> Loss:
-        return classify(self.logits(params, batch[IMAGE], ctx), batch, ctx)
 
     def flops(self, example: Example, examples: int) -> Flops:
         height, width, channels = self.image

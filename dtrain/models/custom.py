@@ -12,6 +12,7 @@ from dtrain.core.errors import RecipeError
 from dtrain.core.metrics import Metric
 from dtrain.core.user_code import build_target, own_code, refuse_malformed
 from dtrain.data.batch import Batch, Example
+from dtrain.models.adapter import from_outputs
 from dtrain.models.nn.context import Context
 from dtrain.models.nn.count_flops import product_flops
 from dtrain.models.nn.layers import three_times
@@ -46,10 +47,10 @@ class Custom(Declared):
         """The user's model. RecipeError if its module or class is missing, raises, or lacks a method."""
         model = build_target("model", self.target, self.args, self.folder)
         missing = [] if hasattr(model, "params") or hasattr(model, "init") else ["params (or init)"]
-        missing += [] if hasattr(model, "loss") else ["loss"]
+        missing += [] if hasattr(model, "loss") or hasattr(model, "outputs") else ["loss (or outputs)"]
         if missing:
             raise RecipeError(f"{self._where} lacks {', '.join(missing)}", GUIDE)
-        return model
+        return model if hasattr(model, "loss") else from_outputs(model)
 
     def __getstate__(self) -> dict[str, object]:
         """The recipe's section alone: what was built from it may hold functions that cannot be pickled."""
@@ -113,6 +114,19 @@ class Custom(Declared):
             raise RecipeError(f"{self._where}: {why}", "sum each over the examples of the batch") from error
         self._refuse_unknown(checked.statistics)
         return checked
+
+    def predict(self, params: Tree, batch: Batch, ctx: Context) -> dict[str, jax.Array]:
+        if not hasattr(self.model, "predict"):
+            message = f"{self._where} has no predict(params, batch, ctx), which returns arrays (examples, ...) by name"
+            raise RecipeError(message, GUIDE)
+        with own_code(self._where):
+            outputs = self.model.predict(self._own(params, ctx), batch, ctx)
+        examples = len(next(iter(batch.values())))
+        wrong = [name for name, value in dict(outputs).items() if jnp.ndim(value) == 0 or len(value) != examples]
+        if wrong:
+            found = f"{wrong[0]!r} of shape {jnp.shape(outputs[wrong[0]])} for {examples} examples"
+            raise RecipeError(f"{self._where}: predict() returns {found}", "return one row for each example")
+        return {name: jnp.asarray(value) for name, value in outputs.items()}
 
     def _refuse_unknown(self, statistics: Mapping[str, jax.Array]) -> None:
         """Raise RecipeError if a statistic is no parameter that is declared as not trained, or of another shape."""

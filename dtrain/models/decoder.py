@@ -17,12 +17,12 @@ from dtrain.core.errors import FieldError
 from dtrain.core.metrics import DROPPED, NLL, PERPLEXITY, Metric
 from dtrain.core.types import Depth, Natural, NonNegative, Positive, PositiveFloat
 from dtrain.data.batch import DOCUMENT, POSITION, TARGET, TOKEN, WEIGHT, Batch, Example
-from dtrain.models.decoder_layer import layer, norm
+from dtrain.models.decoder_layer import flops_per_token, layer, norm
 from dtrain.models.feed_forward import Form, hidden
 from dtrain.models.moe import Experts
 from dtrain.models.next_token import Head, row_mismatch
 from dtrain.models.nn import param as declare
-from dtrain.models.nn.attention import AttentionSpec, mean_attended_keys
+from dtrain.models.nn.attention import AttentionSpec
 from dtrain.models.nn.context import Block, Context, Layers, Remat
 from dtrain.models.nn.layers import added, normalised
 from dtrain.models.nn.matmul import matmul
@@ -156,11 +156,16 @@ class Decoder(Declared):
         weight_BT = (target_BT >= 0).astype(jnp.float32)  # -1 marks a position without a target
         weight_BT = weight_BT * batch[WEIGHT][:, None] if WEIGHT in batch else weight_BT
         x_BTE, sums = self.activations(params, batch, weight_BT, ctx)
-        nll, z = self.head.losses(x_BTE, self.unembedding(params), jnp.maximum(target_BT, 0), weight_BT, ctx)
+        nll, z = self.head.losses(x_BTE, self.unembedding(params), target_BT, weight_BT, ctx)
         metrics = {NLL.name: nll} if self.experts or self.z_loss else {}
         if DROPPED.name in sums:
             metrics[DROPPED.name] = sums.pop(DROPPED.name) / self.layers
         return Loss(sum(sums.values(), nll + z), weight_BT.sum(), metrics)
+
+    def predict(self, params: Tree, batch: Batch, ctx: Context) -> dict[str, jax.Array]:
+        weight_BT = (batch[TARGET] >= 0).astype(jnp.float32)
+        x_BTE, _ = self.activations(params, batch, weight_BT, ctx)
+        return self.head.row_losses(x_BTE, self.unembedding(params), batch[TARGET], weight_BT, ctx)
 
     def activations(self, params: Tree, batch: Batch, weight_BT: jax.Array, ctx: Context) -> tuple[jax.Array, Tree]:
         """The normalised output of the last layer, split by `tokens`, and the layers' sums (router losses)."""
@@ -235,16 +240,8 @@ class Decoder(Declared):
         return normalised(params, x, self.norm, self.epsilon, self.norm_offset)
 
     def flops(self, example: Example, examples: int) -> Flops:
-        # Per token, forward and backward: 6 x the parameters in products, and 12 x width x keys for attention
-        # (Chowdhery et al. 2022, appendix B), the keys being those that the causal mask and the window allow.
-        length, tree = example[TOKEN].shape[0], self.params()
-        used = declare.count({name: tree[name] for name in ("blocks", "norm")}) + self.vocab * self.width
-        if self.experts:
-            idle = 1 - self.experts.active / self.experts.count
-            used -= idle * declare.count(tree["blocks"]["moe"]["experts"])
-        keys = self.layers * sum(mean_attended_keys(length, window) for window in self._windows) / len(self._windows)
-        attention = 12 * self.heads * self.size_of_head * keys
-        return Flops((6 * used + attention) * length * examples, "6N and causal attention")
+        length = example[TOKEN].shape[0]
+        return Flops(flops_per_token(self, length, self._windows) * length * examples, "6N and causal attention")
 
     def mismatch(self, example: Example) -> str:
         return row_mismatch(example, self.context, self.vocab)

@@ -1,10 +1,12 @@
-"""The parameters of one decoder layer, as the fields of its `model` section require."""
+"""The parameters of one decoder layer, as the fields of its `model` section require, and what a token costs."""
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dtrain.models.moe import matrices
 from dtrain.models.nn import param as declare
+from dtrain.models.nn.attention import mean_attended_keys
 from dtrain.models.nn.layers import bias, scale
 from dtrain.models.nn.param import Param, Tree
 
@@ -45,3 +47,18 @@ def norm(model: "Decoder", size: int, dim: str) -> Tree:
     """Scale, and bias with `norm_bias`, of a normalisation over `dim`."""
     factor = bias((size,), dim) if model.norm_offset else scale((size,), dim)  # an offset from one starts at zero
     return {"scale": factor} | ({"bias": bias((size,), dim)} if model.norm_bias else {})
+
+
+def flops_per_token(model: "Decoder", length: int, windows: Sequence[int | None]) -> float:
+    """Floating-point operations per token, forward and backward, in rows of `length`; `windows` of one round of layers.
+
+    6 x the parameters in products, and 12 x width x keys for attention (Chowdhery et al. 2022, appendix B), the keys
+    being those that the causal mask and the window allow.
+    """
+    tree = model.params()
+    used = declare.count({name: tree[name] for name in ("blocks", "norm")}) + model.vocab * model.width
+    if model.experts:
+        idle = 1 - model.experts.active / model.experts.count
+        used -= idle * declare.count(tree["blocks"]["moe"]["experts"])
+    keys = model.layers * sum(mean_attended_keys(length, window) for window in windows) / len(windows)
+    return 6 * used + 12 * model.heads * model.size_of_head * keys

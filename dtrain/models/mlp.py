@@ -12,11 +12,11 @@ import jax
 
 from dtrain.core.errors import FieldError
 from dtrain.core.types import Positive
-from dtrain.data.batch import IMAGE, LABEL, Batch, Example
+from dtrain.data.batch import IMAGE, LABEL, Example
 from dtrain.models.nn.context import Context
-from dtrain.models.nn.layers import ImageClassifier, added, classify, dense, three_times
+from dtrain.models.nn.layers import ImageClassifier, added, dense, three_times
 from dtrain.models.nn.matmul import matmul
-from dtrain.models.nn.model import Flops, Loss
+from dtrain.models.nn.model import Flops
 from dtrain.models.nn.param import Tree
 
 ACTIVATIONS = {"relu": jax.nn.relu, "gelu": jax.nn.gelu, "tanh": jax.nn.tanh}
@@ -58,9 +58,6 @@ class MLP(ImageClassifier):
             x = added(ctx.reduce(x, "hidden") if i % 2 else x, layer["bias"])
             x = ACTIVATIONS[self.activation](x) if i < len(self.sizes) - 2 else x
         return x
-
-    def loss(self, params: Tree, batch: Batch, ctx: Context) -> Loss:
-        return classify(self.logits(params, batch[IMAGE], ctx), batch, ctx)
 
     def flops(self, example: Example, examples: int) -> Flops:
         return three_times(2.0 * sum(a * b for a, b in zip(self.sizes, self.sizes[1:], strict=False)), examples)

@@ -12,11 +12,13 @@ import jax
 import jax.numpy as jnp
 
 from dtrain.core.errors import RecipeError
+from dtrain.core.metrics import NLL
 from dtrain.data.batch import TOKEN, Example
 from dtrain.models.nn.attention import MASKED_SCORE
 from dtrain.models.nn.context import Context
 from dtrain.models.nn.layers import lift
 from dtrain.models.nn.matmul import matmul
+from dtrain.models.nn.model import TOKENS
 from dtrain.models.nn.param import Tree
 
 
@@ -56,14 +58,33 @@ class Head:
         If the mesh splits the vocabulary, x is gathered to all tokens of `length`, and each device computes its share
         of the words. If not, each device computes all words for its own tokens.
         """
+        x_BTE, target_BT, weight_BT = self._shares(x_BTE, target_BT, weight_BT, ctx)
+        nll_BT, log_BT = self._losses(x_BTE, matrix, target_BT, ctx)
+        sums = (nll_BT * weight_BT).sum(), self.z_loss * (jnp.square(log_BT) * weight_BT).sum()
+        return sums if ctx.parts("vocab") > 1 else (ctx.reduce(sums[0], "kept"), ctx.reduce(sums[1], "kept"))
+
+    def row_losses(
+        self, x_BTE: jax.Array, matrix: Tree, target_BT: jax.Array, weight_BT: jax.Array, ctx: Context
+    ) -> dict[str, jax.Array]:
+        """The sums of cross-entropy and weights over the tokens of each row (B,); arguments as in `losses`."""
+        x_BTE, target_BT, own_BT = self._shares(x_BTE, target_BT, weight_BT, ctx)
+        nll_B = (self._losses(x_BTE, matrix, target_BT, ctx)[0] * own_BT).sum(1)
+        nll_B = nll_B if ctx.parts("vocab") > 1 else ctx.reduce(nll_B, "kept")
+        return {NLL.name: ctx.reduce(nll_B, "length"), TOKENS: ctx.reduce(weight_BT.sum(1), "length")}
+
+    def _shares(
+        self, x_BTE: jax.Array, target_BT: jax.Array, weight_BT: jax.Array, ctx: Context
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """The tokens whose losses this device computes."""
+        target_BT = jnp.maximum(target_BT, 0)
         if ctx.parts("vocab") > 1:
-            return self._losses(ctx.collect(x_BTE), matrix, target_BT, weight_BT, ctx)
-        own = self._losses(x_BTE, matrix, ctx.share(target_BT), ctx.share(weight_BT), ctx)
-        return ctx.reduce(own[0], "kept"), ctx.reduce(own[1], "kept")
+            return ctx.collect(x_BTE), target_BT, weight_BT
+        return x_BTE, ctx.share(target_BT), ctx.share(weight_BT)
 
     def _losses(
-        self, x_BTE: jax.Array, matrix: Tree, target_BT: jax.Array, weight_BT: jax.Array, ctx: Context
+        self, x_BTE: jax.Array, matrix: Tree, target_BT: jax.Array, ctx: Context
     ) -> tuple[jax.Array, jax.Array]:
+        """The cross-entropy of each token, and the logarithm of the sum of the exponentials of its logits."""
         size = jax.tree.leaves(matrix)[0].shape[0 if self.tied else 1]
         parts, first = self.parts, ctx.first("vocab", size)
         if size % parts:
@@ -97,8 +118,7 @@ class Head:
         top_BT, total_BT, picked_BT = carry
         all_BT = ctx.largest(top_BT, "vocab")  # the same merge, over the devices that split the vocabulary
         log_BT = jnp.log(ctx.reduce(total_BT * jnp.exp(top_BT - all_BT), "vocab")) + all_BT
-        nll_BT = log_BT - ctx.reduce(picked_BT, "vocab")
-        return (nll_BT * weight_BT).sum(), self.z_loss * (jnp.square(log_BT) * weight_BT).sum()
+        return log_BT - ctx.reduce(picked_BT, "vocab"), log_BT
 
     def _in_parts(self, matrix: Tree, parts: int) -> Tree:
         """The matrix as `parts` chunks along a new first dim; chunk i has every `parts`-th word, from word i.

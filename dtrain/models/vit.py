@@ -10,14 +10,13 @@ import jax
 
 from dtrain.core.errors import FieldError
 from dtrain.core.types import Depth, Positive
-from dtrain.data.batch import IMAGE, Batch, Example
+from dtrain.data.batch import Example
 from dtrain.models.nn import param as declare
 from dtrain.models.nn.attention import AttentionSpec
 from dtrain.models.nn.context import Context
 from dtrain.models.nn.layers import (
     ImageClassifier,
     added,
-    classify,
     dense,
     image_mismatch,
     layer_norm,
@@ -27,7 +26,7 @@ from dtrain.models.nn.layers import (
     weight,
 )
 from dtrain.models.nn.matmul import matmul
-from dtrain.models.nn.model import Flops, Loss, Structure
+from dtrain.models.nn.model import Flops, Structure
 from dtrain.models.nn.param import Param, Tree
 
 
@@ -93,9 +92,6 @@ class ViT(ImageClassifier):
         x_BTE, _ = ctx.stack([_apply], params["blocks"], x_BTE)
         x_BE = layer_norm(ctx.gather(params["norm"]), x_BTE).mean(1)
         return linear(ctx.gather(params["head"]), x_BE)
-
-    def loss(self, params: Tree, batch: Batch, ctx: Context) -> Loss:
-        return classify(self.logits(params, batch[IMAGE], ctx), batch, ctx)
 
     def flops(self, example: Example, examples: int) -> Flops:
         tokens, width = self._patches, self.width

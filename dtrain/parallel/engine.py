@@ -21,6 +21,8 @@ from dtrain.parallel.rules import Layout
 LossFn = Callable[[Tree, Batch, Context], Loss]
 Grads = Callable[[Tree, Batch], tuple[Loss, Tree]]
 Sums = Callable[[Tree, Batch], Loss]
+OutputsFn = Callable[[Tree, Batch, Context], dict[str, jax.Array]]
+Outputs = Callable[[Tree, Batch], dict[str, jax.Array]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +81,10 @@ class Engine(Protocol):
 
     def sums(self, layout: Layout, loss: LossFn, microbatches: int) -> Sums:
         """(params, batch) → the summed loss over all devices."""
+        ...
+
+    def rows(self, layout: Layout, outputs: OutputsFn) -> Outputs:
+        """(params, batch) → the outputs for each example."""
         ...
 
     def trace(

@@ -22,7 +22,7 @@ from dtrain.models.nn.moe import ExpertWeights, Routing, grouped
 from dtrain.models.nn.param import Tree, trained
 from dtrain.models.nn.single_device import scan_layers
 from dtrain.models.nn.vma import varied
-from dtrain.parallel.engine import Compiler, Grads, LossFn, Sums, accumulate, flow
+from dtrain.parallel.engine import Compiler, Grads, LossFn, Outputs, OutputsFn, Sums, accumulate, flow
 from dtrain.parallel.gather import is_wrapped, looked_up, summed, unwrapped, wrap
 from dtrain.parallel.kernels import local_attention
 from dtrain.parallel.manual import ShardMapContext
@@ -69,6 +69,10 @@ class Jit(Compiler):
     def sums(self, layout: Layout, loss: LossFn, microbatches: int) -> Sums:
         ctx = JitContext(layout, flow(layout, microbatches)[1])
         return lambda params, batch: loss(wrap(params, layout.specs()), batch, ctx)
+
+    def rows(self, layout: Layout, outputs: OutputsFn) -> Outputs:
+        ctx = JitContext(layout)
+        return lambda params, batch: outputs(wrap(params, layout.specs()), batch, ctx)
 
     def trace(
         self, layout: Layout, function: Callable[..., object], *args: Any, out: object, donate: bool

@@ -12,7 +12,7 @@ from dtrain.models.nn.context import Block, Layers
 from dtrain.models.nn.model import Loss
 from dtrain.models.nn.param import Tree
 from dtrain.models.nn.single_device import SingleDeviceContext
-from dtrain.parallel.engine import Compiler, Grads, LossFn, Sums, accumulate
+from dtrain.parallel.engine import Compiler, Grads, LossFn, Outputs, OutputsFn, Sums, accumulate
 from dtrain.parallel.gather import looked_up, unwrapped, wrap
 from dtrain.parallel.mesh import mesh_sizes
 from dtrain.parallel.rules import Layout
@@ -70,6 +70,14 @@ class Pmap(Compiler):
     def sums(self, layout: Layout, loss: LossFn, microbatches: int) -> Sums:
         specs = layout.specs()
         return lambda params, batch: jax.lax.psum(loss(wrap(params, specs), batch, PmapContext()), AXIS)
+
+    def rows(self, layout: Layout, outputs: OutputsFn) -> Outputs:
+        specs, ctx = layout.specs(), PmapContext()
+
+        def rows(params: Tree, batch: Batch) -> dict[str, jax.Array]:
+            return jax.tree.map(ctx.gather_examples, outputs(wrap(params, specs), batch, ctx))
+
+        return rows
 
     def trace(
         self, layout: Layout, function: Callable[..., object], *args: Any, out: object, donate: bool

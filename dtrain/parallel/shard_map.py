@@ -18,7 +18,7 @@ from dtrain.data.batch import Batch
 from dtrain.models.nn.model import Loss
 from dtrain.models.nn.param import Tree, trained
 from dtrain.models.nn.vma import axes_of, vary
-from dtrain.parallel.engine import Compiler, Grads, LossFn, Sums, accumulate, flow
+from dtrain.parallel.engine import Compiler, Grads, LossFn, Outputs, OutputsFn, Sums, accumulate, flow
 from dtrain.parallel.gather import summed, wrap
 from dtrain.parallel.manual import ShardMapContext
 from dtrain.parallel.mesh import FSDP_AXES, RULES
@@ -79,6 +79,18 @@ class ShardMap(Compiler):
 
         return self._over(layout, local, PartitionSpec())
 
+    def rows(self, layout: Layout, outputs: OutputsFn) -> Outputs:
+        specs, axes, batch_axes = layout.specs(), layout.token_axes, layout.batch_axes
+        ctx = ShardMapContext(layout)
+
+        def local(params: Tree, batch: Batch) -> dict[str, jax.Array]:
+            params = jax.tree.map(lambda p: vary(p, axes), params)
+            values = outputs(wrap(params, specs), batch, ctx)
+            _refuse_shares(values, batch_axes, "a prediction")
+            return jax.tree.map(lambda x: vary(x, batch_axes), values)
+
+        return self._over(layout, local, layout.spec(("batch",)))
+
     def _over(self, layout: Layout, local: Callable[..., Any], out: object) -> Callable[..., Any]:
         def over(params: Tree, batch: Batch) -> Any:
             inputs = {name: layout.input(name) for name in batch}
@@ -95,9 +107,9 @@ class ShardMap(Compiler):
         return jax.jit(function, donate_argnums=(0,) if donate else (), out_shardings=out).trace(*args)
 
 
-def _refuse_shares(value: Loss, axes: tuple[str, ...]) -> None:
-    """Raise RecipeError if the loss varies between devices that have the same examples: a psum is missing."""
+def _refuse_shares(value: Tree, axes: tuple[str, ...], what: str = "the loss") -> None:
+    """Raise RecipeError if values vary between devices that have the same examples: a psum is missing."""
     rest = {axis for leaf in jax.tree.leaves(value) for axis in axes_of(leaf)} - set(axes)
     if rest:
-        message = f"the loss differs between the devices of {min(rest)}, which have the same examples"
+        message = f"{what} differs between the devices of {min(rest)}, which have the same examples"
         raise RecipeError(message, "call ctx.reduce(x, dim) after a product that sums over a dim split by this axis")

@@ -17,7 +17,7 @@ from dtrain.recipe.crosscheck import divides
 from dtrain.recipe.recipe import Recipe
 from dtrain.train import state as states
 from dtrain.train.state import State
-from dtrain.train.step import eval_step, loss_of, train_step
+from dtrain.train.step import eval_step, loss_of, outputs_of, predict_step, train_step
 
 ROW = Feature((), "uint32")
 WEIGHTS = Feature((), "float32")
@@ -35,8 +35,10 @@ class Assembly:
     """The state as shapes, with their shardings."""
     train: Callable[[], jax.stages.Traced]
     """Traces the training step; every call is a new trace."""
-    evaluate: Callable[[], jax.stages.Traced]
-    """Traces the evaluation step; every call is a new trace."""
+    evaluate: Callable[..., jax.stages.Traced]
+    """Traces the evaluation step; every call is a new trace. `state=` gives shapes of another state."""
+    predict: Callable[[State, Example], jax.stages.Traced]
+    """Traces a step that computes the predictions for examples of these features, from such a state."""
     eval_batch: int
     """Examples in one evaluation step."""
     batch: Batch
@@ -106,12 +108,18 @@ def assemble(recipe: Recipe, devices: Sequence[Device], example: Example, steps:
         with precision.tracing():
             return engine.trace(layout, step, shapes, batch, out=(states.placement(shapes), replicated), donate=True)
 
-    def evaluate() -> jax.stages.Traced:
+    def evaluate(state: State = shapes) -> jax.stages.Traced:
         loss = loss_of(model, prepare(False), precision, seed=recipe.seed, train=False)
         step = eval_step(engine.sums(layout, loss, recipe.accumulate))
         rows = batch_shapes(dict(example) | {WEIGHT: WEIGHTS}, eval_batch)
         with precision.tracing():
-            return engine.trace(layout, step, shapes, rows, out=replicated, donate=False)
+            return engine.trace(layout, step, state, rows, out=replicated, donate=False)
+
+    def predict(state: State, features: Example) -> jax.stages.Traced:
+        step = predict_step(engine.rows(layout, outputs_of(model, prepare(False), precision)))
+        rows = batch_shapes(dict(features) | {WEIGHT: WEIGHTS}, eval_batch)
+        with precision.tracing():
+            return engine.trace(layout, step, state, rows, out=replicated, donate=False)
 
     return Assembly(
         recipe,
@@ -120,6 +128,7 @@ def assemble(recipe: Recipe, devices: Sequence[Device], example: Example, steps:
         shapes=shapes,
         train=train,
         evaluate=evaluate,
+        predict=predict,
         eval_batch=eval_batch,
         batch=batch,
         steps=steps,

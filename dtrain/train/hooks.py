@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import jax
@@ -129,17 +129,23 @@ class Evaluation:
                 jax.block_until_ready(sums[-1 if self.one_at_a_time else -IN_FLIGHT :][0])
             sums = jax.device_get(sums)
         seconds = self.clock.of("evaluate") - start
-        total = jax.tree.map(lambda *parts: sum(float(part) for part in parts), *sums)
-        if not total.weight > 0:
-            hint = "hold out other examples, or more of them (data.test)"
-            raise DataError("the held-out examples have no weight: every target in them is masked", hint)
-        totals = {"loss": total.sum, **total.metrics}
-        values = {f"eval/{name}": value / total.weight for name, value in totals.items()}
-        if self.perplexity:
-            values["eval/perplexity"] = math.exp(min(values.get("eval/nll", values["eval/loss"]), LARGEST_EXPONENT))
+        values = evaluated(sums, self.perplexity)
         self.log.flush()
         self.log.report(step, values | {"time/evaluate_s": seconds})
         return values
+
+
+def evaluated(sums: Sequence[Loss], perplexity: bool) -> dict[str, float]:
+    """Metrics of an evaluation from the sums of its batches. DataError if all examples have weight 0."""
+    total = jax.tree.map(lambda *parts: sum(float(part) for part in parts), *sums)
+    if not total.weight > 0:
+        hint = "hold out other examples, or more of them (data.test)"
+        raise DataError("the held-out examples have no weight: every target in them is masked", hint)
+    totals = {"loss": total.sum, **total.metrics}
+    values = {f"eval/{name}": value / total.weight for name, value in totals.items()}
+    if perplexity:
+        values["eval/perplexity"] = math.exp(min(values.get("eval/nll", values["eval/loss"]), LARGEST_EXPONENT))
+    return values
 
 
 @dataclass

@@ -36,6 +36,8 @@ class LoadedRun:
     step: int
     chosen: str
     """The step, why it was chosen, and whether the parameters are averaged: "step 40, the newest"."""
+    classes: tuple[str, ...] = ()
+    """Names of the classes that it was trained on, if its data has names."""
 
 
 def load_run(
@@ -74,7 +76,8 @@ def load_run(
         assembly = assemble(recipe, devices[: recipe.mesh.least], example, recipe.steps or 2**31)
         state = store.restore(checkpoint.step, parameters_alone(assembly.shapes))
     chosen += " (averaged parameters)" if recipe.optimizer.ema else ""
-    return LoadedRun(recipe, assembly, averaged(state.optimizer, state.params), checkpoint.step, chosen)
+    classes = tuple(place.read_record().get("classes", ()))
+    return LoadedRun(recipe, assembly, averaged(state.optimizer, state.params), checkpoint.step, chosen, classes)
 
 
 def parameters_alone(shapes: State) -> State:

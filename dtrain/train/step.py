@@ -13,7 +13,7 @@ from dtrain.models.nn.model import Loss, Model
 from dtrain.models.nn.param import Tree, merged, paths, trained
 from dtrain.models.nn.precision import Precision
 from dtrain.optim.update import Rate, averaged, zero_frozen
-from dtrain.parallel.engine import Grads, LossFn, Sums
+from dtrain.parallel.engine import Grads, LossFn, Outputs, OutputsFn, Sums
 from dtrain.train.state import State
 
 if TYPE_CHECKING:
@@ -35,6 +35,17 @@ def loss_of(model: Model, prepare: Prepare, precision: Precision, *, seed: int =
         return model.loss(precision.cast(params, declared), examples, ctx)
 
     return loss
+
+
+def outputs_of(model: Model, prepare: Prepare, precision: Precision) -> OutputsFn:
+    """The model's predictions as a function of (params, batch, ctx), on prepared examples."""
+    declared = model.params()
+
+    def outputs(params: Tree, batch: Batch, ctx: Context) -> dict[str, jax.Array]:
+        ctx = dataclasses.replace(ctx, loss_dtype=precision.loss, train=False)  # pyright: ignore[reportArgumentType]
+        return model.predict(precision.cast(params, declared), precision.cast_batch(prepare(batch)), ctx)
+
+    return outputs
 
 
 def train_step(
@@ -94,6 +105,11 @@ def eval_step(sums: Sums) -> Callable[[State, Batch], Loss]:
         return sums(averaged(state.optimizer, state.params), batch)._replace(statistics={})
 
     return step
+
+
+def predict_step(outputs: Outputs) -> Callable[[State, Batch], dict[str, jax.Array]]:
+    """(state, batch) → the outputs for each example, with the averaged parameters if the optimizer keeps them."""
+    return lambda state, batch: outputs(averaged(state.optimizer, state.params), batch)
 
 
 def means(loss: Loss) -> dict[str, Any]:

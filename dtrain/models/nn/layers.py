@@ -8,12 +8,12 @@ import math
 import jax
 import jax.numpy as jnp
 
-from dtrain.core.metrics import ACCURACY, Metric
+from dtrain.core.metrics import ACCURACY, NLL, Metric
 from dtrain.data.batch import IMAGE, LABEL, TARGET, WEIGHT, Batch, Example
 from dtrain.models.nn import param as declare
 from dtrain.models.nn.context import Context
 from dtrain.models.nn.matmul import matmul
-from dtrain.models.nn.model import Declared, Flops, Loss
+from dtrain.models.nn.model import PROBABILITY, TOKENS, Declared, Flops, Loss
 from dtrain.models.nn.param import Param, Tree
 
 
@@ -23,6 +23,16 @@ class ImageClassifier(Declared):
     @property
     def metrics(self) -> tuple[Metric, ...]:
         return (ACCURACY,)
+
+    def logits(self, params: Tree, image_BHWC: jax.Array, ctx: Context) -> jax.Array:
+        """Logits (batch, classes)."""
+        raise NotImplementedError
+
+    def loss(self, params: Tree, batch: Batch, ctx: Context) -> Loss:
+        return classify(self.logits(params, batch[IMAGE], ctx), batch, ctx)
+
+    def predict(self, params: Tree, batch: Batch, ctx: Context) -> dict[str, jax.Array]:
+        return probabilities(self.logits(params, batch[IMAGE], ctx))
 
 
 def weight(shape: tuple[int, ...], dims: str, fan_in: str, gain: float = 1.0) -> Param:
@@ -126,16 +136,31 @@ def classify(logits_BK: jax.Array, batch: Batch, ctx: Context) -> Loss:
     return Loss((nll_B * weight_B).sum(), weight_B.sum(), {ACCURACY.name: (hit_B * weight_B).sum()})
 
 
+def probabilities(logits_BK: jax.Array) -> dict[str, jax.Array]:
+    """The outputs of a classifier: the probability of each class, in float32."""
+    return {PROBABILITY: jax.nn.softmax(logits_BK.astype(jnp.float32))}
+
+
 def next_token(logits_BTV: jax.Array, batch: Batch, ctx: Context) -> Loss:
     """Cross-entropy of the next token over tokens with a target (-1: none), summed with the weights of their rows."""
-    logits_BTV = logits_BTV.astype(ctx.loss_dtype)
-    target_BT = batch[TARGET]
-    weight_BT = (target_BT >= 0).astype(jnp.float32)
+    nll_BT, weight_BT = _token_losses(logits_BTV, batch, ctx)
     if WEIGHT in batch:
         weight_BT = weight_BT * batch[WEIGHT][:, None]
-    logp_BTV = jax.nn.log_softmax(logits_BTV)
-    nll_BT = -jnp.take_along_axis(logp_BTV, jnp.maximum(target_BT, 0)[..., None], axis=-1)[..., 0].astype(jnp.float32)
     return Loss((nll_BT * weight_BT).sum(), weight_BT.sum(), {})
+
+
+def row_losses(logits_BTV: jax.Array, batch: Batch, ctx: Context) -> dict[str, jax.Array]:
+    """The outputs of a model of tokens: the sum of the cross-entropies of each row, and its number of targets."""
+    nll_BT, weight_BT = _token_losses(logits_BTV, batch, ctx)
+    return {NLL.name: (nll_BT * weight_BT).sum(1), TOKENS: weight_BT.sum(1)}
+
+
+def _token_losses(logits_BTV: jax.Array, batch: Batch, ctx: Context) -> tuple[jax.Array, jax.Array]:
+    """The cross-entropy of each token, and 1 where it has a target (B, T)."""
+    logp_BTV = jax.nn.log_softmax(logits_BTV.astype(ctx.loss_dtype))
+    target_BT = batch[TARGET]
+    nll_BT = -jnp.take_along_axis(logp_BTV, jnp.maximum(target_BT, 0)[..., None], axis=-1)[..., 0].astype(jnp.float32)
+    return nll_BT, (target_BT >= 0).astype(jnp.float32)
 
 
 def three_times(forward: float, examples: int) -> Flops:

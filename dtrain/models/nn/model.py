@@ -6,10 +6,14 @@ from typing import Any, NamedTuple, Protocol, Self
 
 import jax
 
+from dtrain.core.errors import RecipeError
 from dtrain.core.metrics import Metric
 from dtrain.data.batch import Batch, Example
 from dtrain.models.nn.context import Context
 from dtrain.models.nn.param import Tree
+
+PROBABILITY, TOKENS = "probability", "tokens"
+"""Outputs of `Model.predict`: probabilities of classes (examples, classes), the number of predicted tokens."""
 
 
 class Loss(NamedTuple):
@@ -85,6 +89,14 @@ class Model(Protocol):
         """Why the model cannot take such examples, with the model's and the data's numbers; empty if it can."""
         ...
 
+    def predict(self, params: Tree, batch: Batch, ctx: Context) -> dict[str, jax.Array]:
+        """What the model outputs for each example: arrays (examples, ...), split over the mesh like the examples.
+
+        PROBABILITY holds the probabilities of classes (examples, classes); NLL and TOKENS hold sums over the tokens of
+        a row (examples,).
+        """
+        ...
+
 
 class Declared:
     """What a model declares beyond the contract; these defaults hold where it declares nothing."""
@@ -108,6 +120,10 @@ class Declared:
     def structure(self) -> Structure:
         """What plans, searches and checks ask about it."""
         return Structure()
+
+    def predict(self, params: Tree, batch: Batch, ctx: Context) -> dict[str, jax.Array]:
+        """What it outputs for each example. RecipeError if it defines no outputs."""
+        raise RecipeError("the model defines no predictions", "give its class a method predict(params, batch, ctx)")
 
     def for_example(self, example: Mapping[str, jax.ShapeDtypeStruct]) -> Self:
         """The same model for batches of such arrays, given with one example each, as its loss receives them."""

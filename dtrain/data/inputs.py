@@ -1,0 +1,162 @@
+"""Rows for predictions, from image files or text files that a user names, in the form of the training data."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from dtrain.core.errors import DataError
+from dtrain.data.batch import IMAGE, LABEL, TARGET, TOKEN, Batch, Example
+from dtrain.data.digits import WHITE, Digits
+from dtrain.data.files import matching
+from dtrain.data.image_files import ImageFile, ImageFiles
+from dtrain.data.images import SUFFIXES
+from dtrain.data.source import Arrays, Data, Source
+from dtrain.data.windows import NO_TARGET, row_example
+
+TOP = 255.0
+"""Largest pixel value of a decoded image file."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Examples without labels, and where each comes from."""
+
+    source: Source
+    names: list[str]
+    """The file of each example; several rows of tokens may come from one file."""
+    sizes: dict[str, int] = field(default_factory=dict)
+    """Bytes of each text file."""
+
+
+def inputs(data: Data, example: Example, names: Sequence[str]) -> Inputs:
+    """The examples in these files, folders and globs, as a model needs them that was trained on `data`.
+
+    DataError if nothing matches a name, if a file cannot be read, or if such data does not come from files.
+    """
+    if TOKEN in example and hasattr(data, "codec"):
+        return _texts(data, example[TOKEN].shape[0], names)
+    if IMAGE in example and example[IMAGE].dtype == "uint8" and data.kind != "custom":
+        return _images(data, example[IMAGE].shape, names)
+    message = f"data of kind {data.kind} cannot read {names[0]}"
+    hint = "leave the files out to use the test split, and change the data with key=value: data.args.path=..."
+    raise DataError(message, hint)
+
+
+@dataclass(frozen=True)
+class _Unlabelled:
+    """Image files without their labels, with pixels from 0 to `top`."""
+
+    images: ImageFiles
+    top: float
+    starts: None = None
+
+    @property
+    def example(self) -> Example:
+        return {IMAGE: self.images.example[IMAGE]}
+
+    @property
+    def fingerprint(self) -> str:
+        return ""
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def rows(self, indices: np.ndarray) -> Batch:
+        image = self.images.rows(indices)[IMAGE]
+        return {IMAGE: image if self.top == TOP else np.rint(image * (self.top / TOP)).astype(np.uint8)}
+
+    def changed(self) -> str:
+        return self.images.changed()
+
+
+def _images(data: Data, shape: tuple[int, ...], names: Sequence[str]) -> Inputs:
+    height, width, channels = shape
+    paths = [path.absolute() for name in names for path in _image_paths(name)]
+    files = []
+    for path in paths:
+        status = path.stat()
+        files.append(ImageFile(path.relative_to("/").as_posix(), 0, status.st_size, status.st_mtime_ns))
+    images = ImageFiles(Path("/"), tuple(files), (height, width, channels), names=("",), fingerprint="")
+    shown = [str(path) for name in names for path in _image_paths(name)]
+    return Inputs(_Unlabelled(images, WHITE if isinstance(data, Digits) else TOP), shown)
+
+
+def _image_paths(name: str) -> list[Path]:
+    if not Path(name).is_dir():
+        return matching((name,), "an image")
+    paths = sorted(path for path in Path(name).rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+    if not paths:
+        raise DataError(f"{name} contains no image", f"images end in {', '.join(sorted(SUFFIXES))}")
+    return paths
+
+
+def _texts(data: Data, length: int, names: Sequence[str]) -> Inputs:
+    """Each file cut into rows of `length` tokens, the last one padded; its first token has no prediction."""
+    codec = data.codec()  # pyright: ignore[reportAttributeAccessIssue]
+    rows, origins, sizes = [], [], {}
+    for path in matching(tuple(names), "text"):
+        try:
+            text = path.read_bytes()
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+        tokens = codec.encode(text).astype(np.int32)
+        if len(tokens) < 2:
+            raise DataError(f"{path}: has {len(tokens)} tokens; at least 2 are needed, the first is not predicted")
+        cut = np.full((-(-(len(tokens) - 1) // length), length + 1), NO_TARGET, np.int32)
+        for row in range(len(cut)):
+            part = tokens[row * length : (row + 1) * length + 1]
+            cut[row, : len(part)] = part
+        rows.append(cut)
+        origins += [str(path)] * len(cut)
+        sizes[str(path)] = len(text)
+    cut = np.concatenate(rows)
+    features = {TOKEN: np.maximum(cut[:, :-1], 0), TARGET: cut[:, 1:]}
+    return Inputs(Arrays(features, row_example(length, packed=False), ""), origins, sizes)
+
+
+@dataclass(frozen=True)
+class Relabelled:
+    """A source whose labels are changed to those of the classes that a model was trained on."""
+
+    source: Source
+    labels: np.ndarray
+    """The new label of each label of the source."""
+    classes: int
+    starts: None = None
+
+    @property
+    def example(self) -> Example:
+        example = self.source.example
+        return {**example, LABEL: replace(example[LABEL], values=self.classes)}
+
+    @property
+    def fingerprint(self) -> str:
+        return self.source.fingerprint
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def rows(self, indices: np.ndarray) -> Batch:
+        batch = self.source.rows(indices)
+        return {**batch, LABEL: self.labels[batch[LABEL]]}
+
+    def changed(self) -> str:
+        return self.source.changed()
+
+
+def with_classes(source: Source, trained: Sequence[str]) -> Source:
+    """The source with the labels of the classes named `trained`, where both have names.
+
+    DataError if the source has a class that the model was not trained on.
+    """
+    names = list(getattr(source, "names", ()))
+    if not names or not trained or names == list(trained):
+        return source
+    unknown = [name for name in names if name not in trained]
+    if unknown:
+        message = f"the data has the class {unknown[0]!r}; the model was trained on {', '.join(trained)}"
+        raise DataError(message, "name the folders as those of the training data")
+    labels = np.array([list(trained).index(name) for name in names], np.int32)
+    return Relabelled(source, labels, len(trained))

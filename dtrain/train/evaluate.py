@@ -1,0 +1,116 @@
+"""Evaluate a trained model: its metrics over a split of the data and, for a classifier, which classes it confuses."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import jax
+import numpy as np
+
+from dtrain.core.errors import DataError, RecipeError
+from dtrain.core.metrics import LOSS, known
+from dtrain.core.types import JsonObject
+from dtrain.data.batch import LABEL, TOKEN
+from dtrain.data.source import Source
+from dtrain.models.nn.model import PROBABILITY
+from dtrain.train.hooks import evaluated
+from dtrain.train.input import eval_batches
+from dtrain.train.load import LoadedRun
+from dtrain.train.predict import Names, outputs, state_of
+
+SHOWN = 20
+"""Most classes that are printed; of more, those with the lowest accuracy."""
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """The result of an evaluation."""
+
+    examples: int
+    metrics: dict[str, float]
+    """By name, without the prefix `eval/`."""
+    confusion: np.ndarray | None = None
+    """Number of examples by (class, predicted class); None for a model that is no classifier."""
+    classes: Names = field(default_factory=Names)
+
+    def json(self) -> JsonObject:
+        """The result as JSON values."""
+        values: JsonObject = {"examples": self.examples, "metrics": self.metrics}
+        if self.confusion is not None:
+            names = [self.classes(i) for i in range(len(self.confusion))]
+            accuracy = {name: self.confusion[i, i] / max(self.confusion[i].sum(), 1) for i, name in enumerate(names)}
+            values |= {"classes": names, "accuracy_of_class": accuracy, "confusion": self.confusion.tolist()}
+        return values
+
+    def lines(self, declared: Sequence[object]) -> list[str]:
+        """The result as text; `declared`: the metrics that the model declares."""
+        lines = []
+        for name, value in self.metrics.items():
+            metric = known(name, declared) or LOSS._replace(name=name)  # pyright: ignore[reportArgumentType]
+            lines.append(f"{name:<12}{metric.text(value):>10}")
+        return lines if self.confusion is None else [*lines, "", *self._classes(), *self._matrix(self.confusion)]
+
+    def _classes(self) -> list[str]:
+        assert self.confusion is not None
+        counts, right = self.confusion.sum(1), self.confusion.diagonal()
+        shares = np.where(counts > 0, right / np.maximum(counts, 1), np.nan)
+        order = np.arange(len(counts)) if len(counts) <= SHOWN else np.argsort(shares, kind="stable")[:SHOWN]
+        names = [self.classes(int(i)) for i in order]
+        width = max(5, *map(len, names))
+        lines = [f"{'class':<{width}}  examples  accuracy  most often taken for"]
+        for i, name in zip(order.tolist(), names, strict=True):
+            wrong = self.confusion[i].copy()
+            wrong[i] = 0
+            other = f"{self.classes(int(wrong.argmax()))} ({wrong.max()})" if wrong.any() else ""
+            share = f"{shares[i]:.2%}" if counts[i] else "-"
+            lines.append(f"{name:<{width}}  {counts[i]:>8,}  {share:>8}  {other}".rstrip())
+        if len(counts) > SHOWN:
+            lines.append(f"the {SHOWN} least accurate of {len(counts)} classes; --json has all")
+        return lines
+
+    def _matrix(self, confusion: np.ndarray) -> list[str]:
+        if len(confusion) > SHOWN:
+            return []
+        names = [self.classes(i) for i in range(len(confusion))]
+        width, cell = max(map(len, names)), max(3, *(len(f"{count}") for count in confusion.ravel().tolist())) + 1
+        head = "".join(f"{name[: cell - 1]:>{cell}}" for name in names)
+        rows = (
+            f"{name:<{width}}" + "".join(f"{count or '.':>{cell}}" for count in row.tolist())
+            for name, row in zip(names, confusion, strict=True)
+        )
+        return [
+            "",
+            "confusion matrix: rows are the true classes, columns the predicted ones",
+            " " * width + head,
+            *rows,
+        ]
+
+
+def evaluate(loaded: LoadedRun, source: Source) -> Evaluated:
+    """Evaluate the loaded parameters on every example of a source.
+
+    Raises DataError if the model cannot take such examples, or if they have no weight.
+    """
+    assembly, state = loaded.assembly, state_of(loaded)
+    if unfit := assembly.recipe.model.mismatch(source.example):
+        raise DataError(unfit, "evaluate on data of the same shape and classes")
+    compiled = assembly.recipe.engine.compile(assembly.evaluate(state), assembly.layout.platform)
+    sums = [jax.device_get(compiled(state, batch)) for batch in eval_batches(assembly, source, None)]
+    metrics = {name.removeprefix("eval/"): value for name, value in evaluated(sums, TOKEN in source.example).items()}
+    confusion = _confusion(loaded, source) if LABEL in source.example else None
+    return Evaluated(len(source), metrics, confusion, Names(loaded.classes))
+
+
+def _confusion(loaded: LoadedRun, source: Source) -> np.ndarray | None:
+    """Count the examples by (class, predicted class); None if the model predicts no probabilities of classes."""
+    counts: np.ndarray | None = None
+    try:
+        for indices, values in outputs(loaded, source):
+            if PROBABILITY not in values:
+                return None
+            probability = values[PROBABILITY]
+            if counts is None:
+                counts = np.zeros((probability.shape[1], probability.shape[1]), np.int64)
+            np.add.at(counts, (source.rows(indices)[LABEL], probability.argmax(1)), 1)
+    except RecipeError:  # the model defines no predictions
+        return None
+    return counts
