@@ -1,9 +1,13 @@
-"""Restore some arrays of a saved state, without the memory that all of them need."""
+"""Restore some arrays of a saved state, without the memory that all of them need, or without knowing its tree."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
+
+from dtrain.checkpoint import disk
+from dtrain.models.nn.param import dotted
 
 UNREAD = ...
 """Orbax's placeholder in a tree of shapes: an array that is not read."""
@@ -25,3 +29,28 @@ def restore_part(place: Path, shapes: Any) -> Any:
 
     with ocp.PyTreeCheckpointer() as checkpointer:
         return checkpointer.restore(place, args=ocp.args.PyTreeRestore(shapes, jax.tree.map(restore_args, shapes)))
+
+
+def saved_shapes(checkpoints: Path, step: int) -> dict[str, tuple[int, ...]]:
+    """The shape of every array of a saved state, by dotted path. EnvironmentFault if it cannot be read."""
+    leaves = jax.tree_util.tree_leaves_with_path(_metadata(checkpoints / str(step) / "state"))
+    return {dotted(path): tuple(leaf.shape) for path, leaf in leaves}
+
+
+def read_arrays(checkpoints: Path, step: int, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
+    """Arrays of a saved state by dotted path, in the dtypes and with the shardings of `wanted`.
+
+    Each device reads its own part only. EnvironmentFault if they cannot be read.
+    """
+    place = checkpoints / str(step) / "state"
+    tree = jax.tree.map_with_path(lambda path, _: wanted.get(dotted(path), UNREAD), _metadata(place))
+    with disk.reading(place):
+        found = jax.tree_util.tree_leaves_with_path(restore_part(place, tree))
+    return {dotted(path): leaf for path, leaf in found if leaf is not UNREAD}
+
+
+def _metadata(place: Path) -> Any:
+    import orbax.checkpoint as ocp
+
+    with disk.reading(place), ocp.PyTreeCheckpointer() as checkpointer:
+        return checkpointer.metadata(place).item_metadata.tree

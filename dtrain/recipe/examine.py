@@ -55,6 +55,7 @@ def examine(path: Path, overrides: Sequence[str], devices: int | None, data: boo
     result.notes += [f"{key}: {taken}, relative to the recipe" for key, taken in parsed.beside.items()]
     result.warnings += _long_intervals(result.recipe, inspected)
     _model(result, inspected)
+    _init(result)
     _devices(result, devices)
     return result
 
@@ -120,6 +121,16 @@ def _model(found: Examined, inspected: Look) -> None:
         found.unseen.append("the model, whose module is imported only when the run starts")
     if found.recipe.epochs is not None and inspected.examples is None and found.recipe.optimizer.schedule.warmup:
         found.unseen.append("whether the warm-up is shorter than the run")
+
+
+def _init(found: Examined) -> None:
+    """Record that the parameters of another run (`init`) are not compared; warn if there is no such run here."""
+    init = found.recipe.init
+    if init is None:
+        return
+    found.unseen.append(f"which parameters {init.run} has")
+    if not (Path(init.run) / "recipe.yaml").exists():
+        found.warnings.append(f"init.run: {init.run} is no run folder on this machine, so `run` would refuse it here")
 
 
 def _devices(found: Examined, devices: int | None) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from dtrain.recipe.yaml import Node, shown
 
 GLOBS = ("data.files", "data.test_files")
-PATHS = ("data.root", "data.tokenizer", "data.folder", "model.folder", *GLOBS)
+PATHS = ("data.root", "data.tokenizer", "data.folder", "model.folder", "init.run", *GLOBS)
 """Keys whose values are paths on this machine."""
 ELSEWHERE = ("/", "~", "{dtrain}", "bytes")
 """Prefixes of paths that are not relative, and of values that are not paths."""

@@ -91,6 +91,20 @@ class Guard:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Init:
+    """Initial parameters from a checkpoint of another run, by path; those that it lacks are initialised at random."""
+
+    run: str
+    """Folder of the run."""
+    step: Natural | Literal["newest", "best"] = "newest"
+    """A saved step, the newest one, or the best by the run's checkpoint.best."""
+    map: dict[str, str] = field(default_factory=dict)
+    """Names in the other run, by patterns of names here: {"encoder.*": "blocks.*"}; `*` stands for the same text."""
+    new: tuple[str, ...] = ()
+    """Patterns of parameters that are initialised at random even if the other run has them: ["head.*"]."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Recipe:
     """A complete run."""
 
@@ -111,6 +125,7 @@ class Recipe:
     engine: Engine = field(default_factory=Jit)
     mesh: Mesh = field(default_factory=Mesh)
     precision: Precision = field(default_factory=Precision)
+    init: Init | None = None
     evaluate: Evaluate = field(default_factory=Evaluate)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     track: Track = field(default_factory=Track)

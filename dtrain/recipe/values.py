@@ -45,14 +45,19 @@ def validated(hint: object, node: Node, path: str, problems: Problems, doc: Call
     except ValidationError as error:
         details = error.errors(include_url=False, include_input=False)
         items = [detail for detail in details if detail["type"] != "too_short"]
+        expected: dict[str, list[str]] = {}
+        marks: dict[str, Node] = {}
         for detail in items or details:  # pydantic also calls a list too short if its items were refused
             at, where = node, path
             for part in (p for p in detail["loc"] if isinstance(at.value, dict | tuple)):
                 children: Any = at.value
                 inside = part in children if isinstance(children, dict) else isinstance(part, int)
                 at, where = (children[part], f"{where}.{part}") if inside else (at, where)
+            marks[where] = at
+            expected.setdefault(where, []).append(_expected(detail, hint, at))
+        for where, at in marks.items():  # of a union, pydantic reports what each member expects
             near = nearest(at.value, _choices(hint)) if isinstance(at.value, str) else ""
-            message = f"expected {_expected(detail, hint, at)}; found {described(at)}"
+            message = f"expected {' or '.join(dict.fromkeys(expected[where]))}; found {described(at)}"
             problems.add(at.mark, where, message, f"did you mean '{near}'?" if near else "")
         return FAILED
 

@@ -79,7 +79,7 @@ def _refuse_steps(place: Folder) -> None:
 
 def _save(assembly: Assembly, params: Tree, example: Example, place: Folder, lease: Lease, source: Path) -> None:
     """Save the parameters as step 0 of the run."""
-    recipe, state = assembly.recipe, create_state(assembly.make, assembly.shapes, params)
+    recipe, state = assembly.recipe, create_state(assembly.make, assembly.shapes, _by_path(params))
     with Store(place.checkpoints.absolute(), recipe.checkpoint, holds=lease.check) as store:
         overwrite(place.recipe, text(recipe))
         data = Arrays({}, example, UNKNOWN)

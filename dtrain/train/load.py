@@ -55,29 +55,40 @@ def load_run(
     """
     if step is not None and best:
         raise RecipeError("--step and --best cannot be used together", "give one of them")
-    place.refuse_other_kinds()
-    if not place.recipe.exists():
-        raise RecipeError(f"{place.path} is not a run folder: recipe.yaml is missing", "give a run folder, runs/NAME")
+    refuse_no_run(place)
     recipe, devices = load(place.recipe, overrides), jax.devices()
     if recipe.mesh.least > len(devices):
         recipe = dataclasses.replace(recipe, mesh=Mesh(data=1))  # parameters do not depend on the mesh
-    if not place.checkpoints.is_dir():
-        raise CheckpointError(f"{place.path} has no checkpoint yet", "train it first: dtrain run")
     with Store(place.checkpoints.absolute(), recipe.checkpoint, reading=True) as store:
-        if step is None and not best:
-            checkpoint = store.newest(say)
-            if checkpoint is None:
-                raise CheckpointError(f"{place.path} has no checkpoint yet", "train it first: dtrain run")
-            chosen = f"step {checkpoint.step}, the newest"
-        else:
-            requested, chosen = _best(place, recipe) if step is None else (step, f"step {step}")
-            checkpoint = _checked(place, requested)
+        checkpoint, chosen = choose(place, recipe, store, say, step=step, best=best)
         example = _example(recipe, checkpoint.about)
         assembly = assemble(recipe, devices[: recipe.mesh.least], example, recipe.steps or 2**31)
         state = store.restore(checkpoint.step, parameters_alone(assembly.shapes))
     chosen += " (averaged parameters)" if recipe.optimizer.ema else ""
     classes = tuple(place.read_record().get("classes", ()))
     return LoadedRun(recipe, assembly, averaged(state.optimizer, state.params), checkpoint.step, chosen, classes)
+
+
+def refuse_no_run(place: Folder) -> None:
+    """Raise RecipeError if this is no run folder, CheckpointError if it has no checkpoints."""
+    place.refuse_other_kinds()
+    if not place.recipe.exists():
+        raise RecipeError(f"{place.path} is not a run folder: recipe.yaml is missing", "give a run folder, runs/NAME")
+    if not place.checkpoints.is_dir():
+        raise CheckpointError(f"{place.path} has no checkpoint yet", "train it first: dtrain run")
+
+
+def choose(
+    place: Folder, recipe: Recipe, store: Store, say: Callable[[str], None], *, step: int | None, best: bool
+) -> tuple[Manifest, str]:
+    """A run's newest checkpoint, its best one, or that of a given step, checked; and a text that says which it is."""
+    if step is None and not best:
+        checkpoint = store.newest(say)
+        if checkpoint is None:
+            raise CheckpointError(f"{place.path} has no checkpoint yet", "train it first: dtrain run")
+        return checkpoint, f"step {checkpoint.step}, the newest"
+    requested, chosen = _best(place, recipe) if step is None else (step, f"step {step}")
+    return _checked(place, requested), chosen
 
 
 def parameters_alone(shapes: State) -> State:

@@ -9,6 +9,7 @@ import jax
 from dtrain.checkpoint.store import Store
 from dtrain.core import fault_injection
 from dtrain.core.errors import DataError, DtrainError
+from dtrain.core.run_dir import saved_steps
 from dtrain.core.types import JsonObject
 from dtrain.data.batch import TOKEN
 from dtrain.data.source import Source
@@ -18,6 +19,7 @@ from dtrain.parallel.mesh import mesh_sizes
 from dtrain.train import provenance, trace_checks
 from dtrain.train.assembly import Assembly, assemble
 from dtrain.train.banner import banner
+from dtrain.train.initial import Initial, initial_from
 from dtrain.train.measured import refuse_unmeasured
 from dtrain.train.planned import PlanComparison, compare_with_plan
 from dtrain.train.save_timer import FromFirst
@@ -38,6 +40,8 @@ class Ready:
     exchange: FromFirst
     now: JsonObject
     """Everything that the numbers of this start depend on; see `provenance.conditions`."""
+    initial: Initial | None = None
+    """Parameters of another run to start from, if this run has saved no step yet."""
 
 
 def prepare(session: Session) -> Ready:
@@ -56,6 +60,8 @@ def prepare(session: Session) -> Ready:
     session.log.about(devices, mesh_sizes(assembly.layout.sizes), steps, metrics, getattr(train, "names", ()))
     for line in banner(assembly, train, test, steps, devices):
         session.console.say(line)
+    init = None if saved_steps(session.place.checkpoints) else session.recipe.init
+    initial = initial_from(assembly, init, session.console.warn) if init else None
     step, evaluate = _compiled(session, assembly)
     refuse_unmeasured(session.recipe.checkpoint.best, evaluate, TOKEN in train.example, metrics)
     place, policy = session.place.checkpoints.absolute(), session.recipe.checkpoint
@@ -73,6 +79,7 @@ def prepare(session: Session) -> Ready:
         planned=compare_with_plan(session.place, assembly, devices),
         exchange=FromFirst(),
         now=now,
+        initial=initial,
     )
 
 

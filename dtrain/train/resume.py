@@ -15,6 +15,7 @@ from dtrain.data.source import UNKNOWN, Source
 from dtrain.track.console import Console
 from dtrain.train.assembly import Assembly
 from dtrain.train.checksum import state_checksum
+from dtrain.train.initial import Initial
 from dtrain.train.provenance import resume_guarantee
 from dtrain.train.record import Record
 from dtrain.train.state import State, create_state
@@ -44,6 +45,7 @@ def first_state(
     now: JsonObject,
     console: Console,
     log: Record,
+    initial: Initial | None = None,
 ) -> tuple[State, Start]:
     """The state to start from: the newest undamaged checkpoint, or a new state, initialised sharded.
 
@@ -55,7 +57,7 @@ def first_state(
         if reached:
             message = f"run.json records a checkpoint of step {reached}, but the run folder has no checkpoint"
             raise CheckpointError(message, "mount or restore the folder, or start a new run with name=...")
-        return create_state(assembly.make, assembly.shapes), Start(0, log.next_batch, now=now)
+        return _new_state(assembly, initial, now, console, log)
     with log.clock("restore"):
         fault_injection.strike("restore", jax.process_index())
         while newest := store.newest(console.warn):
@@ -74,7 +76,19 @@ def first_state(
             for line in _report(start, resume_guarantee(newest.about, now, assembly.recipe, newest.step)):
                 console.say(line, "green")
             return state, start
-    return create_state(assembly.make, assembly.shapes), Start(0, log.next_batch, now=now)
+    return _new_state(assembly, initial, now, console, log)
+
+
+def _new_state(
+    assembly: Assembly, initial: Initial | None, now: JsonObject, console: Console, log: Record
+) -> tuple[State, Start]:
+    """A new state, with the parameters of another run if there are such (`init` in the recipe)."""
+    given: dict[str, jax.Array] = {}
+    if initial:
+        given, now = initial.read(), dict(now) | {"imported": initial.origin}
+        for line in initial.lines:
+            console.say(line, "green" if line == initial.lines[0] else "yellow")
+    return create_state(assembly.make, assembly.shapes, given), Start(0, log.next_batch, now=now)
 
 
 def _start(step: int, about: JsonObject, next_batch: int, now: JsonObject) -> Start:

@@ -66,7 +66,15 @@ def _attempt(session: Session, ready: Ready) -> Rollback | None:
 
 def _train(session: Session, ready: Ready) -> Rollback | None:
     assembly, store, steps = ready.assembly, ready.store, ready.assembly.steps
-    state, start = first_state(assembly, store, ready.train, now=ready.now, console=session.console, log=session.log)
+    state, start = first_state(
+        assembly,
+        store,
+        ready.train,
+        now=ready.now,
+        console=session.console,
+        log=session.log,
+        initial=ready.initial,
+    )
     if unchecked := refuse_broken_contract(assembly, ready.evaluate, ready.test, state):
         session.console.warn(unchecked)
     with session.clock("compile"):

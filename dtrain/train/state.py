@@ -1,6 +1,6 @@
 """The state of a run: step, parameters and optimizer state, and nothing else."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -34,13 +34,14 @@ class State:
 def state_initializer(
     declared: Tree, update: "optax.GradientTransformation", dtype: str, seed: int
 ) -> Callable[..., State]:
-    """A function `make(given)` that creates the initial state, from given parameters or from random initial values.
+    """A function `make(given)` that creates the initial state: given parameters by path, random values for the others.
 
     It is only ever traced, so that every array is created sharded and never in full on one device.
     """
 
-    def make(given: Tree | None = None) -> State:
-        params = declare.initial(declared, jax.random.key(seed), dtype) if given is None else given
+    def make(given: Mapping[str, jax.Array] = {}) -> State:
+        params = declare.initial(declared, jax.random.key(seed), dtype)
+        params = jax.tree.map(given.get, declare.paths(params), params)
         return State(jnp.zeros((), jnp.int32), params, update.init(declare.trained(params, declared)))
 
     return make
@@ -109,8 +110,8 @@ def _refuse_unplaced(optimizer: object, layout: Layout) -> None:
             raise RecipeError(message, "define state_dims in the optimizer, which names the dims of such arrays")
 
 
-def create_state(make: Callable[..., State], shapes: State, given: Tree | None = None) -> State:
-    """Create the initial state, from given parameters or random initial values; each array is created sharded."""
+def create_state(make: Callable[..., State], shapes: State, given: Mapping[str, jax.Array] = {}) -> State:
+    """Create the initial state: given parameters by path, random values for the others; each array is sharded."""
     return jax.jit(make, out_shardings=placement(shapes))(given)
 
 

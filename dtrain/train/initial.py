@@ -1,0 +1,131 @@
+"""Initial parameters from a checkpoint of another run (`init` in the recipe), read by path onto this run's mesh."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+
+from dtrain.checkpoint.partial import read_arrays, saved_shapes
+from dtrain.checkpoint.store import Store
+from dtrain.core.errors import RecipeError
+from dtrain.core.run_dir import Folder
+from dtrain.models.nn.param import paths
+from dtrain.models.nn.patterns import matched
+from dtrain.recipe.load import load
+from dtrain.recipe.recipe import Init
+from dtrain.train.assembly import Assembly
+from dtrain.train.load import choose, refuse_no_run
+
+SHOWN = 8
+"""Parameters that a message lists."""
+PARAMS, OPTIMIZER, AVERAGED = "params.", "optimizer.", ".averaged."
+"""Where a saved state has the parameters, and their average: in the optimizer's state."""
+
+
+@dataclass(frozen=True)
+class Initial:
+    """The parameters of another run's checkpoint that fit this run."""
+
+    origin: str
+    """The run's folder and the step."""
+    checkpoints: Path
+    step: int
+    keys: Mapping[str, str]
+    """The path in the saved state of each parameter, by its path here."""
+    shapes: Mapping[str, jax.ShapeDtypeStruct]
+    """The shapes of all parameters here, with their shardings."""
+    lines: Sequence[str]
+    """What a user should know: the parameters that do not come from there, and those that are not used."""
+
+    def read(self) -> dict[str, jax.Array]:
+        """The parameters by their paths here, with the shardings of this run."""
+        wanted = {key: self.shapes[name] for name, key in self.keys.items()}
+        values = read_arrays(self.checkpoints, self.step, wanted)
+        return {name: values[key] for name, key in self.keys.items()}
+
+
+def initial_from(assembly: Assembly, init: Init, warn: Callable[[str], None]) -> Initial:
+    """Choose and check the other run's checkpoint, and find the parameters that this run takes from it.
+
+    The averaged parameters are taken if the other run kept an average. A parameter that the checkpoint lacks, or has in
+    another shape, is left out. RecipeError if there is no such run, if a pattern matches nothing, or if no parameter
+    fits.
+    """
+    place = Folder(Path(init.run))
+    refuse_no_run(place)
+    recipe, number = load(place.recipe), init.step if isinstance(init.step, int) else None
+    folder = place.checkpoints.absolute()
+    with Store(folder, recipe.checkpoint, reading=True) as store:
+        checkpoint, chosen = choose(place, recipe, store, warn, step=number, best=init.step == "best")
+    stored = saved_shapes(folder, checkpoint.step)
+    there = _parameters(stored)
+    shapes = dict(zip(*map(jax.tree.leaves, (paths(assembly.shapes.params), assembly.shapes.params)), strict=True))
+    sources = _sources(list(shapes), init, there)
+    fitting = {name: key for name, key in sources.items() if stored[key] == shapes[name].shape}
+    if not fitting:
+        raise RecipeError(f"init: no parameter of {init.run} has a name and shape of this model", _hint(there))
+    head = f"initialised from {init.run} at {chosen}: {len(fitting)} of {len(shapes)} parameters"
+    lines = [head, *_differences(shapes, sources, fitting, there, stored)]
+    origin = f"{place.path.absolute()} at step {checkpoint.step}"
+    return Initial(origin, folder, checkpoint.step, fitting, shapes, lines)
+
+
+def _parameters(stored: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
+    """The path in the saved state of each parameter; of its average if there is one."""
+    own = {key.removeprefix(PARAMS): key for key in stored if key.startswith(PARAMS)}
+    return own | {key.partition(AVERAGED)[2]: key for key in stored if key.startswith(OPTIMIZER) and AVERAGED in key}
+
+
+def _sources(names: list[str], init: Init, there: Mapping[str, str]) -> dict[str, str]:
+    """The path in the saved state for each parameter here that the other run has."""
+    renamed = matched(init.map, names, "init.map")
+    left_out = matched(init.new, names, "init.new")
+    twice = renamed.keys() & left_out.keys()
+    if twice:
+        raise RecipeError(f"init: {min(twice)} is both in map and in new", "leave it out of one of them")
+    found = {}
+    for name in names:
+        other = _replaced(name, renamed[name], init.map[renamed[name]]) if name in renamed else name
+        if name in renamed and other not in there:
+            raise RecipeError(f"init.map: {init.run} has no parameter {other}, for {name}", _hint(there))
+        if other in there and name not in left_out:
+            found[name] = there[other]
+    return found
+
+
+def _replaced(name: str, pattern: str, other: str) -> str:
+    """`other` with each `*` replaced by what the same `*` of the pattern stands for in the name."""
+    if other.count("*") != pattern.count("*"):
+        message = f"init.map: {pattern!r} has {pattern.count('*')} stars and {other!r} {other.count('*')}"
+        raise RecipeError(message, "give both the same number")
+    found = re.fullmatch("(.*)".join(map(re.escape, pattern.split("*"))), name)
+    if found is None:
+        raise RecipeError(f"init.map: {pattern!r} has more than stars", "use `*` alone for what differs")
+    parts = iter(found.groups())
+    return "".join(next(parts) if character == "*" else character for character in other)
+
+
+def _hint(there: Mapping[str, str]) -> str:
+    names = sorted(there)
+    return f"it has {', '.join(names[:SHOWN])}" + (", ..." if len(names) > SHOWN else "")
+
+
+def _differences(
+    shapes: Mapping[str, jax.ShapeDtypeStruct],
+    sources: Mapping[str, str],
+    fitting: Mapping[str, str],
+    there: Mapping[str, str],
+    stored: Mapping[str, tuple[int, ...]],
+) -> list[str]:
+    """Lines about parameters that are initialised at random, and about those of the other run that are not used."""
+    unlike = {name: f"{name} {shapes[name].shape}, there {stored[key]}" for name, key in sources.items()}
+    new = [unlike.get(name, f"{name} {shapes[name].shape}") for name in shapes if name not in fitting]
+    unused = [name for name, key in there.items() if key not in fitting.values()]
+    return _listed("initialised at random", new) + _listed("not used of the other run", unused)
+
+
+def _listed(what: str, items: list[str]) -> list[str]:
+    more = f" and {len(items) - SHOWN} more" if len(items) > SHOWN else ""
+    return [f"{what}: {', '.join(items[:SHOWN])}{more}"] if items else []
