@@ -60,6 +60,9 @@ def export(
     names: Annotated[
         Literal["own", "published"], typer.Option(help="Parameter names: dtrain's own, or those of Hugging Face.")
     ] = "own",
+    adapters: Annotated[
+        bool, typer.Option("--adapters", help="Of a run with lora, write the adapters alone; default: merged.")
+    ] = False,
     step: Step = None,
     best: Best = False,
     devices: Devices = None,
@@ -69,12 +72,12 @@ def export(
     with exits(debug), interruptible():
         use_devices(devices)
         from dtrain.core.run_dir import Folder
-        from dtrain.train.convert import export_params, target, write_config
+        from dtrain.train.export import export_params, target, write_config
         from dtrain.train.load import load_run
 
         path = target(file)
         loaded = load_run(Folder(run), overrides or [], _note, step=step, best=best)
-        export_params(loaded, path, published=names == "published")
+        export_params(loaded, path, published=names == "published", adapters=adapters)
         size = path.stat().st_size / 1e6
         typer.secho(f"{path}: {run} at {loaded.chosen}, {size:,.1f} MB", fg="green", err=True)
         if names == "published":

@@ -28,6 +28,7 @@ from dtrain.models.nn.layers import (
     three_times,
     weight,
 )
+from dtrain.models.nn.low_rank import merged
 from dtrain.models.nn.model import Flops
 from dtrain.models.nn.param import Tree
 from dtrain.models.nn.vma import axes_of, varied, vary
@@ -127,6 +128,7 @@ def _kernel(size: int, inputs: int, out: int, rows: str, columns: str) -> Tree:
 
 
 def _conv(x_BHWC: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
+    kernel = merged(kernel)
     return _convolved(vary(x_BHWC, axes_of(kernel)), varied(kernel, axes_of(x_BHWC)), stride)
 
 

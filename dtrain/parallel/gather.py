@@ -1,5 +1,6 @@
 """Parameters that are split to save memory (FSDP): all-gather before use, reduce-scatter of the gradients."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -8,10 +9,15 @@ import jax
 from jax.sharding import PartitionSpec
 
 from dtrain.core.errors import RecipeError
+from dtrain.models.nn.low_rank import LowRank
 from dtrain.models.nn.param import Tree
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["value"], meta_fields=["axes", "dtype"])
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["value", "low_rank"],
+    meta_fields=["axes", "dtype", "scale", "merge"],
+)
 @dataclass(frozen=True)
 class NotGathered:
     """A parameter that is not yet gathered, and the axes that split each of its dims; `ctx.gather` gives the array.
@@ -23,6 +29,23 @@ class NotGathered:
     axes: tuple[Any, ...]
     dtype: str | None = None
     """Dtype of the gathered parameter; None: that of `value`, in which the gradient is always summed."""
+    low_rank: "tuple[NotGathered, NotGathered] | None" = None
+    """A and B of an adapter: the parameter is value + scale x A B."""
+    scale: float = 1.0
+    merge: bool = False
+    """Whether gathering adds the product of the adapter; else it gives a `LowRank`."""
+
+    def with_low_rank(self, a: "NotGathered", b: "NotGathered", scale: float, merge: bool) -> "NotGathered":
+        """The same parameter with an adapter."""
+        return replace(self, low_rank=(a, b), scale=scale, merge=merge)
+
+    def with_adapter(self, x: jax.Array, gather: Callable[["NotGathered"], Any]) -> Any:
+        """The gathered parameter x, with its adapter, if it has one, gathered by `gather`."""
+        if self.low_rank is None:
+            return x
+        a, b = map(gather, self.low_rank)
+        both = LowRank(x, a, b, self.scale)
+        return both.merged() if self.merge else both
 
     def computed_in(self, dtype: str, reduce: str) -> "NotGathered":
         """The same parameter, gathered in `dtype`; its gradient is summed in float32, or, by "compute", in `dtype`."""
@@ -60,6 +83,16 @@ def wrap(params: Tree, specs: Tree) -> Tree:
     return jax.tree.map(part, params, specs)
 
 
+def specs_of(params: Tree) -> Tree:
+    """The same tree of parameters that are not gathered, each array replaced by its PartitionSpec."""
+
+    def one(part: NotGathered) -> NotGathered:
+        thin = None if part.low_rank is None else tuple(map(one, part.low_rank))
+        return replace(part, value=part.spec, low_rank=thin)
+
+    return jax.tree.map(one, params, is_leaf=is_wrapped)
+
+
 def is_wrapped(leaf: object) -> bool:
     """Whether this leaf is a parameter that is not yet gathered."""
     return isinstance(leaf, NotGathered)
@@ -69,7 +102,9 @@ def unwrapped(params: Tree) -> Tree:
     """The parameters as arrays in their compute dtype, for engines whose arrays are full parameters."""
 
     def array(part: Any) -> Any:
-        return part.value.astype(part.dtype or part.value.dtype) if is_wrapped(part) else part
+        if not is_wrapped(part):
+            return part
+        return part.with_adapter(part.value.astype(part.dtype or part.value.dtype), array)
 
     return jax.tree.map(array, params, is_leaf=is_wrapped)
 

@@ -23,7 +23,7 @@ from dtrain.models.nn.param import Tree, trained
 from dtrain.models.nn.single_device import scan_layers
 from dtrain.models.nn.vma import varied
 from dtrain.parallel.engine import Compiler, Grads, LossFn, Outputs, OutputsFn, Sums, accumulate, flow
-from dtrain.parallel.gather import is_wrapped, looked_up, summed, unwrapped, wrap
+from dtrain.parallel.gather import looked_up, specs_of, summed, unwrapped, wrap
 from dtrain.parallel.kernels import local_attention
 from dtrain.parallel.manual import ShardMapContext
 from dtrain.parallel.mesh import FSDP_AXES, RULES
@@ -169,21 +169,17 @@ class JitContext(ExampleVerbs):
             self.layout.token_axes,
         )
 
-        # only arrays cross the border of a region: unwrap the parameters outside, wrap their shards again inside
         def layers(params: Tree, x: jax.Array, shared: Tree) -> tuple[jax.Array, Tree]:
-            parts = jax.tree.map(lambda part, value: replace(part, value=value), wrapped, params, is_leaf=is_wrapped)
-            out, sums = inner.stack(blocks, parts, x, shared, how)
+            out, sums = inner.stack(blocks, params, x, shared, how)
             return out, jax.tree.map(lambda s: summed(s, axes), sums)
-
-        wrapped, specs = params, jax.tree.map(lambda part: part.spec, params, is_leaf=is_wrapped)
 
         def rows(leaf: jax.Array) -> PartitionSpec:
             return self.layout.spec(("batch" if leaf.shape[0] == x.shape[0] else None, "length"))
 
         tokens = self.layout.spec(("batch", "tokens"))
-        region = self._shard_map(layers, (specs, tokens, jax.tree.map(rows, shared)), (tokens, PartitionSpec()))
-        values = jax.tree.map(lambda part: part.value, params, is_leaf=is_wrapped)
-        return region(values, x, shared)  # cast inside, so that gradients are summed in the dtype of the parameters
+        dims = (specs_of(params), tokens, jax.tree.map(rows, shared))
+        region = self._shard_map(layers, dims, (tokens, PartitionSpec()))
+        return region(params, x, shared)  # cast inside, so that gradients are summed in the dtype of the parameters
 
     def dispatch(self, tokens: Routing, experts: ExpertWeights) -> jax.Array:
         assert self.layout.mesh is not None

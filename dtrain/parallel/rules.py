@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from dtrain.core.errors import RecipeError
+from dtrain.core.types import Device
 from dtrain.data.batch import Example
 from dtrain.models.nn.param import UNNAMED, Param, Tree, paths
 from dtrain.parallel.mesh import AXES, FSDP_AXES, RULES, SPLITS
@@ -86,6 +87,11 @@ class Layout:
         """The PartitionSpec on this mesh."""
         assert self.mesh is not None, "a layout without a mesh has no shardings"
         return NamedSharding(self.mesh, spec)
+
+    @property
+    def devices(self) -> list[Device]:
+        """The devices of the mesh."""
+        return [] if self.mesh is None else list(self.mesh.devices.flat)
 
     @property
     def platform(self) -> str:

@@ -12,6 +12,7 @@ from dtrain.core.metrics import LOSS
 from dtrain.core.run_dir import NAME
 from dtrain.data.batch import IMAGE, Example
 from dtrain.data.synthetic import Synthetic
+from dtrain.models.lora import adapted
 from dtrain.models.nn.param import count
 from dtrain.optim.groups import grouped
 from dtrain.parallel.mesh import BATCH_AXES, mesh_sizes
@@ -57,7 +58,7 @@ def problems_of(recipe: Recipe, devices: int | None, example: Example | None = N
     """
     on, with_data = {"devices": devices}, {"example": example}
     checks = (_length, _name, partial(_mesh, **on), partial(_batch, **on), _engine)
-    checks += (partial(_bytes, **with_data), partial(_model, **with_data), _schedule, _best, _notify)
+    checks += (partial(_bytes, **with_data), partial(_model, **with_data), _schedule, _best, _lora, _notify)
     return [problem for check in checks for problem in _read(check, recipe)]
 
 
@@ -140,10 +141,16 @@ def _model(recipe: Recipe, example: Example | None) -> Iterator[Problem]:
     if mismatch:
         yield "model", mismatch, ""
     try:
-        grouped(recipe.model.params(), recipe.optimizer.groups)
+        declared = adapted(recipe.model, recipe.lora).params()
+    except RecipeError as error:
+        where, _, message = error.message.partition(": ")
+        yield where, message, error.hint
+        return
+    try:
+        grouped(declared, recipe.optimizer.groups)
     except RecipeError as error:
         yield "optimizer.groups", error.message.removeprefix("optimizer.groups: "), error.hint
-    layout = Layout(recipe.mesh.given, recipe.mesh.table(), recipe.model.params(), example=example or {})
+    layout = Layout(recipe.mesh.given, recipe.mesh.table(), declared, example=example or {})
     stages, structure = recipe.mesh.given["pipeline"], recipe.model.structure
     layers, period = structure.layers, structure.period
     if layers % stages == 0 and layers // stages % period:
@@ -196,6 +203,11 @@ def _best(recipe: Recipe) -> Iterator[Problem]:
     known = {f"eval/{metric.name}" for metric in (LOSS, *recipe.model.metrics)}
     if best is not None and best not in known:
         yield "checkpoint.best", f"no metric {best!r}", f"one of {', '.join(sorted(known))}"
+
+
+def _lora(recipe: Recipe) -> Iterator[Problem]:
+    if recipe.lora and not recipe.init:
+        yield "init", "missing: lora adapts the parameters of another run", "init: {run: runs/base}"
 
 
 def _notify(recipe: Recipe) -> Iterator[Problem]:

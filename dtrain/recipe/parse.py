@@ -8,6 +8,7 @@ import dataclasses
 import types
 import typing
 from collections.abc import Iterator
+from difflib import SequenceMatcher
 from functools import cache, partial
 from typing import Any
 
@@ -18,6 +19,8 @@ from dtrain.recipe.values import FAILED, accepts, validated
 from dtrain.recipe.yaml import Node, shown
 
 MISSING = dataclasses.MISSING
+ALIKE = 0.8
+"""Above this likeness a key is a misspelling of its neighbour, even if another section has a key of its name."""
 
 
 def section(cls: type, node: Node, path: str, problems: Problems, root: type | None = None) -> Any:
@@ -158,11 +161,10 @@ def _kind(cls: type) -> str:
 
 
 def _suggestion(key: str, cls: type, path: str, root: type) -> str:
-    near = nearest(key, _names(cls))
-    if near:
-        return f"did you mean '{near}'?"
-    here = f"{path}.{key}" if path else key
+    near, here = nearest(key, _names(cls)), f"{path}.{key}" if path else key
     elsewhere = [known for known in _everywhere(root) if known.rpartition(".")[2] == key and known != here]
+    if near and (not elsewhere or SequenceMatcher(None, key, near).ratio() > ALIKE):
+        return f"did you mean '{near}'?"
     if elsewhere:
         return f"did you mean {' or '.join(sorted(set(elsewhere))[:3])}?"
     name = f"{path} of kind {_kind(cls)}" if "kind" in _hints(cls) else path or "a recipe"

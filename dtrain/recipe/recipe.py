@@ -23,6 +23,7 @@ from dtrain.launch.targets.ssh import Ssh
 from dtrain.models.cnn import CNN
 from dtrain.models.custom import Custom
 from dtrain.models.decoder import Decoder
+from dtrain.models.lora import Lora
 from dtrain.models.mlp import MLP
 from dtrain.models.nn.precision import Precision
 from dtrain.models.vit import ViT
@@ -126,6 +127,8 @@ class Recipe:
     mesh: Mesh = field(default_factory=Mesh)
     precision: Precision = field(default_factory=Precision)
     init: Init | None = None
+    lora: Lora | None = None
+    """Train low-rank adapters, with the model's own parameters frozen."""
     evaluate: Evaluate = field(default_factory=Evaluate)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     track: Track = field(default_factory=Track)

@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec
 from dtrain.core.errors import DataError, RecipeError
 from dtrain.core.types import Device
 from dtrain.data.batch import WEIGHT, Batch, Example, Feature
+from dtrain.models.lora import adapted
 from dtrain.optim.groups import grouped
 from dtrain.optim.update import learning_rate, transformation
 from dtrain.parallel.rules import Layout, with_default_dims
@@ -53,8 +54,8 @@ def assemble(recipe: Recipe, devices: Sequence[Device], example: Example, steps:
     Raises DataError if the model cannot take such examples, RecipeError if mesh, engine, batch and model do not fit.
     """
     data, engine, precision = recipe.data, recipe.engine, recipe.precision
-    model = recipe.model.for_example(prepared(recipe, example))
-    recipe = replace(recipe, model=model)
+    recipe = replace(recipe, model=recipe.model.for_example(prepared(recipe, example)))
+    model = adapted(recipe.model, recipe.lora)
     mismatch = model.mismatch(example)
     if mismatch:
         raise DataError(mismatch, "change the model's sizes, or the data")

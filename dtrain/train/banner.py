@@ -7,7 +7,7 @@ import numpy as np
 
 from dtrain.core.types import Device
 from dtrain.data.source import Source
-from dtrain.models.nn.param import count
+from dtrain.models.nn.param import count, trained
 from dtrain.parallel.mesh import mesh_sizes
 from dtrain.parallel.pipeline import bubble
 from dtrain.parallel.rules import bytes_of
@@ -22,6 +22,8 @@ def banner(assembly: Assembly, train: Source, test: Source, steps: int, devices:
     yield f"{recipe.name}  on {where}  mesh {mesh_text(mesh_sizes(layout.sizes))}  engine {recipe.engine.kind}"
     size = bytes_of(layout.declared, recipe.precision.params) / 2**20
     numbers = f"{count(layout.declared):,} parameters, {size:.1f} MiB in {recipe.precision.params}"
+    own = count(trained(layout.declared, layout.declared))
+    numbers += f", {own:,} of them trained" if own < count(layout.declared) else ""
     yield f"model {recipe.model.kind}: {numbers}"
     epochs = steps * recipe.batch / len(train)
     yield (

@@ -1,7 +1,6 @@
-"""Import parameters into a run and export them, as safetensors files with dtrain's or the published names."""
+"""Import parameters into a run, from safetensors files with dtrain's or the published names, or from a run."""
 
 import dataclasses
-import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,15 +11,14 @@ import jax
 import numpy as np
 
 from dtrain.checkpoint.store import Store
-from dtrain.checkpoint.tensors import PICKLES, InMemory, Tensors, opened, write
+from dtrain.checkpoint.tensors import InMemory, Tensors, opened
 from dtrain.core.errors import DataError, DtrainError, RecipeError
 from dtrain.core.lease import Lease, hold_lease
 from dtrain.core.run_dir import Folder, folder, overwrite, saved_steps
 from dtrain.data.batch import Example
 from dtrain.data.source import UNKNOWN, Arrays
-from dtrain.models.agreement import CONFIG, agree, record
+from dtrain.models.agreement import agree, record
 from dtrain.models.decoder import Decoder
-from dtrain.models.hf_export import config_of
 from dtrain.models.nn.param import Param, Tree, paths
 from dtrain.models.published import HEAD, UNUSED, Place, Whole, places
 from dtrain.recipe.load import text
@@ -38,9 +36,6 @@ PREFIX = "transformer."
 """Prefix of GPT-2's parameter names in some files."""
 EMBEDDINGS = {"GPT-2": ("wte.weight", f"{PREFIX}wte.weight"), "Llama": ("model.embed_tokens.weight",)}
 """Names of the embedding in files of each architecture."""
-SUFFIX = ".safetensors"
-FORMATS = {".gguf", ".h5", ".msgpack", ".onnx"}
-"""Suffixes of other formats: a target with one of them is a mistake, not a folder."""
 Say = Callable[[str], None]
 
 
@@ -50,6 +45,9 @@ def import_params(recipe: Recipe, runs: Path, source: Path, say: Say, *, allow_c
     Raises RecipeError if the run has saved steps already, DataError if the tensors, or the settings recorded with
     them, do not match the model. With `allow_changes`, other settings are only reported.
     """
+    if recipe.lora:
+        hint = "import them into a run of a recipe without lora, and name that run in init"
+        raise RecipeError("lora: a run with adapters saves no other parameters", hint)
     place = folder(runs, recipe.name)
     _refuse_steps(place)
     example = recipe.data.example() or recipe.data.open("train").example
@@ -60,7 +58,7 @@ def import_params(recipe: Recipe, runs: Path, source: Path, say: Say, *, allow_c
         _refuse_steps(place)  # again: a run may have saved a step before the lock was taken
         try:
             with _tensors(source, say) as tensors:
-                table = naming(tensors, recipe.model, _unpadded(assembly.layout.declared))
+                table = naming(tensors, recipe.model, unpadded(assembly.layout.declared))
                 published = not any(isinstance(entry, Whole) for entry in table.values())
                 agree(recipe.model, tensors.metadata, source, say, published=published, allowed=allow_changes)
                 params = read(tensors, recipe.model, assembly.layout.declared, assembly.shapes.params, source)
@@ -79,7 +77,7 @@ def _refuse_steps(place: Folder) -> None:
 
 def _save(assembly: Assembly, params: Tree, example: Example, place: Folder, lease: Lease, source: Path) -> None:
     """Save the parameters as step 0 of the run."""
-    recipe, state = assembly.recipe, create_state(assembly.make, assembly.shapes, _by_path(params))
+    recipe, state = assembly.recipe, create_state(assembly.make, assembly.shapes, by_path(params))
     with Store(place.checkpoints.absolute(), recipe.checkpoint, holds=lease.check) as store:
         overwrite(place.recipe, text(recipe))
         data = Arrays({}, example, UNKNOWN)
@@ -99,47 +97,7 @@ def _tensors(source: Path, say: Say) -> Iterator[Tensors]:
         return
     loaded = load_run(Folder(source), [], say)
     say(f"{source}: {loaded.chosen}")
-    yield InMemory(_values(loaded), record(loaded.recipe.model))
-
-
-def target(path: Path) -> Path:
-    """The file to write: `path` itself, or model.safetensors in that folder. RecipeError if it has another format."""
-    if path.suffix == SUFFIX and not path.is_dir():
-        return path
-    if path.suffix in PICKLES | FORMATS and not path.is_dir():
-        raise RecipeError(f"{path}: export writes {SUFFIX} files", f"use {path.with_suffix(SUFFIX)}, or a folder")
-    return path / f"model{SUFFIX}"  # the folder is created by `write`
-
-
-def export_params(loaded: LoadedRun, path: Path, published: bool) -> None:
-    """Write all parameters, unsharded, to one file. RecipeError if `published` names do not exist for the model."""
-    declared, values = _unpadded(loaded.assembly.layout.declared), _values(loaded)
-    table = _published(loaded.recipe.model, declared) if published else _own(declared)
-    # A stacked parameter is written as one tensor per layer and expert. A published tensor may join several parameters
-    # (GPT-2's c_attn: query, key, value), whose parts are concatenated in their order.
-    parts_of: dict[str, dict[int, np.ndarray]] = {}
-    for name, param in declared.items():
-        place, value = table[name], np.asarray(jax.device_get(values[name]))
-        tensors = place.names(param)
-        for tensor, part in zip(tensors, value.reshape(len(tensors), -1), strict=True):
-            parts_of.setdefault(tensor, {})[place.part] = place.write(part, param)
-    arrays = {
-        tensor: np.ascontiguousarray(np.concatenate([parts[i] for i in sorted(parts)], -1))
-        for tensor, parts in parts_of.items()
-    }
-    about = {"dtrain": f"{loaded.recipe.name} at step {loaded.step}"}
-    write(path, arrays, about | record(loaded.recipe.model))
-
-
-def write_config(model: Any, place: Path) -> str:
-    """Write a config.json into the folder, for libraries that read it; a sentence that states the result."""
-    path, config = place / CONFIG, config_of(model)
-    if config is None:
-        return f"no {path} written: this model matches no Hugging Face architecture that dtrain exports"
-    if path.exists():
-        return f"{path} exists already and is unchanged"
-    overwrite(path, json.dumps(config, indent=2) + "\n")
-    return f"{path}: {config['model_type']}; a tokenizer is not written"
+    yield InMemory(values_of(loaded), record(loaded.recipe.model))
 
 
 def naming(tensors: Tensors, model: object, ours: Mapping[str, Param]) -> dict[str, Place]:
@@ -148,24 +106,24 @@ def naming(tensors: Tensors, model: object, ours: Mapping[str, Param]) -> dict[s
     Raises DataError if the file has the published names of another architecture.
     """
     if not isinstance(model, Decoder):
-        return _own(ours)
+        return own_names(ours)
     table = places(model)
     own = sum(name in tensors for name in ours)
     names = [f"{prefix}{place.name}" for place in table.values() for prefix in ("", PREFIX)]
     published = sum(name.format(layer=0, expert=0) in tensors for name in names)
     if own > published or (not published and ours.keys() - table.keys()):
-        return _own(ours)
+        return own_names(ours)
     expected = "GPT-2" if table["embed"].name in EMBEDDINGS["GPT-2"] else "Llama"
     for family, names in EMBEDDINGS.items():
         if family != expected and any(name in tensors for name in names):
             message = f"the file has the parameter names of {family}; the recipe's model has those of {expected}"
             raise DataError(message, f"start from a recipe for a {family} model: `dtrain recipes presets`")
-    return _published(model, ours)
+    return published_names(model, ours)
 
 
 def read(tensors: Tensors, model: object, declared: Tree, shapes: Tree, source: Path) -> Tree:
     """Read the parameters, under dtrain's names or the published ones, onto the devices with their shardings."""
-    ours = _unpadded(declared)
+    ours = unpadded(declared)
     table = naming(tensors, model, ours)
     prefix = PREFIX if f"{PREFIX}wte.weight" in tensors else ""
     expected = {
@@ -215,11 +173,11 @@ def _refuse_unlike(tensors: Tensors, expected: Mapping[str, tuple[int, ...]], kn
         raise DataError("\n  ".join([head, *problems[:SHOWN], *more]), hint)
 
 
-def _own(declared: Mapping[str, Param]) -> dict[str, Place]:
+def own_names(declared: Mapping[str, Param]) -> dict[str, Place]:
     return {name: Whole(name) for name in declared}
 
 
-def _published(model: Any, declared: Mapping[str, Param]) -> dict[str, Place]:
+def published_names(model: Any, declared: Mapping[str, Param]) -> dict[str, Place]:
     table = places(model) if isinstance(model, Decoder) else {}
     nameless = [name for name in declared if name not in table]
     if nameless:
@@ -228,20 +186,20 @@ def _published(model: Any, declared: Mapping[str, Param]) -> dict[str, Place]:
     return table
 
 
-def _unpadded(declared: Tree) -> dict[str, Param]:
+def unpadded(declared: Tree) -> dict[str, Param]:
     """The parameters by path, without the padding that files do not have."""
     return {
         name: dataclasses.replace(param, shape=param.unpadded or param.shape)
-        for name, param in _by_path(declared).items()
+        for name, param in by_path(declared).items()
     }
 
 
-def _values(loaded: LoadedRun) -> dict[str, jax.Array]:
+def values_of(loaded: LoadedRun) -> dict[str, jax.Array]:
     """The trained values by path, without padding."""
-    shapes, values = _unpadded(loaded.assembly.layout.declared), _by_path(loaded.params)
+    shapes, values = unpadded(loaded.assembly.layout.declared), by_path(loaded.params)
     slices = {name: tuple(slice(size) for size in param.shape) for name, param in shapes.items()}
     return {name: value if value.shape == shapes[name].shape else value[slices[name]] for name, value in values.items()}
 
 
-def _by_path(tree: Tree) -> dict[str, Any]:
+def by_path(tree: Tree) -> dict[str, Any]:
     return dict(zip(jax.tree.leaves(paths(tree)), jax.tree.leaves(tree), strict=True))

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from dtrain.core.types import JsonObject
+from dtrain.models.lora import adapted
 from dtrain.models.nn.param import Param, count, paths
 from dtrain.parallel.mesh import mesh_sizes
 from dtrain.parallel.rules import Layout, with_default_dims
@@ -75,7 +76,7 @@ def explain(recipe: Recipe, devices: int) -> Explanation:
     if recipe.model.user_code:
         example = recipe.data.example() or recipe.data.open("train").example
     sizes = recipe.mesh.sizes(devices)
-    model = recipe.model.for_example(prepared(recipe, example)) if example else recipe.model
+    model = adapted(recipe.model.for_example(prepared(recipe, example)) if example else recipe.model, recipe.lora)
     layout = Layout(sizes, recipe.mesh.table(), with_default_dims(model.params(), sizes))
     layout.check()
     width = jnp.dtype(recipe.precision.params).itemsize

@@ -2,21 +2,25 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 
+from dtrain.checkpoint import manifest
 from dtrain.checkpoint.partial import read_arrays, saved_shapes
 from dtrain.checkpoint.store import Store
-from dtrain.core.errors import RecipeError
-from dtrain.core.run_dir import Folder
+from dtrain.core.errors import CheckpointError, RecipeError
+from dtrain.core.run_dir import Folder, saved_steps
+from dtrain.models.lora import ADAPTERS, BASE
 from dtrain.models.nn.param import paths
 from dtrain.models.nn.patterns import matched
 from dtrain.recipe.load import load
 from dtrain.recipe.recipe import Init
 from dtrain.train.assembly import Assembly
-from dtrain.train.load import choose, refuse_no_run
+from dtrain.train.choose import choose, refuse_no_run
 
 SHOWN = 8
 """Parameters that a message lists."""
@@ -38,6 +42,8 @@ class Initial:
     """The shapes of all parameters here, with their shardings."""
     lines: Sequence[str]
     """What a user should know: the parameters that do not come from there, and those that are not used."""
+    checksum: tuple[int, ...]
+    """Of the checkpoint."""
 
     def read(self) -> dict[str, jax.Array]:
         """The parameters by their paths here, with the shardings of this run."""
@@ -46,16 +52,22 @@ class Initial:
         return {name: values[key] for name, key in self.keys.items()}
 
 
-def initial_from(assembly: Assembly, init: Init, warn: Callable[[str], None]) -> Initial:
+def initial_from(assembly: Assembly, init: Init, warn: Callable[[str], None], checksum: Sequence[int] = ()) -> Initial:
     """Choose and check the other run's checkpoint, and find the parameters that this run takes from it.
 
     The averaged parameters are taken if the other run kept an average. A parameter that the checkpoint lacks, or has in
     another shape, is left out. RecipeError if there is no such run, if a pattern matches nothing, or if no parameter
     fits.
     """
-    place = Folder(Path(init.run))
+    place, lora = Folder(Path(init.run)), assembly.recipe.lora
+    if checksum and not place.recipe.exists():
+        message = f"{init.run} is not there; the frozen parameters of this run come from it (lora)"
+        raise CheckpointError(message, "restore that folder")
     refuse_no_run(place)
     recipe, number = load(place.recipe), init.step if isinstance(init.step, int) else None
+    if recipe.lora:
+        hint = f"join its adapters with its base first: dtrain export {init.run} FILE, then dtrain import"
+        raise RecipeError(f"init.run: {init.run} has adapters alone (lora)", hint)
     folder = place.checkpoints.absolute()
     with Store(folder, recipe.checkpoint, reading=True) as store:
         checkpoint, chosen = choose(place, recipe, store, warn, step=number, best=init.step == "best")
@@ -64,12 +76,40 @@ def initial_from(assembly: Assembly, init: Init, warn: Callable[[str], None]) ->
     shapes = dict(zip(*map(jax.tree.leaves, (paths(assembly.shapes.params), assembly.shapes.params)), strict=True))
     sources = _sources(list(shapes), init, there)
     fitting = {name: key for name, key in sources.items() if stored[key] == shapes[name].shape}
+    if checksum and list(checksum) != list(checkpoint.checksum):
+        message = f"step {checkpoint.step} of {init.run} is not the checkpoint that this run was started from"
+        raise CheckpointError(message, "restore that run, or give this one another name: name=...")
+    declared = dict(zip(shapes, jax.tree.leaves(assembly.layout.declared), strict=True))
+    missing = [name for name, param in declared.items() if not param.saved and name not in fitting]
+    if missing and fitting:
+        message = f"lora: {init.run} lacks {_own_name(missing[0])} {shapes[missing[0]].shape}, which would be frozen"
+        raise RecipeError(message, f"train it in full, lora.train: [{_own_name(missing[0])}], or name it in init.map")
     if not fitting:
         raise RecipeError(f"init: no parameter of {init.run} has a name and shape of this model", _hint(there))
-    head = f"initialised from {init.run} at {chosen}: {len(fitting)} of {len(shapes)} parameters"
-    lines = [head, *_differences(shapes, sources, fitting, there, stored)]
+    own = {name: shape for name, shape in shapes.items() if not name.startswith(f"{ADAPTERS}.") or not lora}
+    head = f"initialised from {init.run} at {chosen}: {len(fitting)} of {len(own)} parameters"
+    lines = [head, *_differences(own, sources, fitting, there, stored)]
     origin = f"{place.path.absolute()} at step {checkpoint.step}"
-    return Initial(origin, folder, checkpoint.step, fitting, shapes, lines)
+    return Initial(origin, folder, checkpoint.step, fitting, shapes, lines, tuple(checkpoint.checksum))
+
+
+class Base(NamedTuple):
+    """The checkpoint that the frozen parameters of a run with adapters come from."""
+
+    init: Init
+    checksum: tuple[int, ...]
+
+
+def base_of(place: Folder, init: Init) -> Base:
+    """The base that the run's checkpoints record. CheckpointError if none does."""
+    for step in saved_steps(place.checkpoints):
+        with suppress(manifest.CorruptCheckpoint, OSError):
+            about = manifest.read(place.checkpoints / str(step)).about
+            if "base" in about:
+                base = about["base"]
+                run = base["run"] if Path(base["run"]).is_dir() else init.run
+                return Base(replace(init, run=run, step=base["step"]), tuple(base["checksum"]))
+    raise CheckpointError(f"{place.path} has no checkpoint that records its base (lora)", "start a new run: name=...")
 
 
 def _parameters(stored: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
@@ -87,12 +127,17 @@ def _sources(names: list[str], init: Init, there: Mapping[str, str]) -> dict[str
         raise RecipeError(f"init: {min(twice)} is both in map and in new", "leave it out of one of them")
     found = {}
     for name in names:
-        other = _replaced(name, renamed[name], init.map[renamed[name]]) if name in renamed else name
+        other = _replaced(name, renamed[name], init.map[renamed[name]]) if name in renamed else _own_name(name)
         if name in renamed and other not in there:
             raise RecipeError(f"init.map: {init.run} has no parameter {other}, for {name}", _hint(there))
         if other in there and name not in left_out:
             found[name] = there[other]
     return found
+
+
+def _own_name(name: str) -> str:
+    """The name of a parameter without the prefix that it has where the model has adapters (`lora`)."""
+    return name.removeprefix(f"{BASE}.")
 
 
 def _replaced(name: str, pattern: str, other: str) -> str:

@@ -1,29 +1,27 @@
 """Load the trained parameters of a run from one of its checkpoints. The training data is not needed."""
 
 import dataclasses
-import math
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import jax
 
-from dtrain.checkpoint import manifest
-from dtrain.checkpoint.manifest import CorruptCheckpoint, Manifest
 from dtrain.checkpoint.partial import UNREAD
 from dtrain.checkpoint.store import Store
-from dtrain.core.errors import CheckpointError, EnvironmentFault, RecipeError
-from dtrain.core.metrics import higher_is_better, recorded
-from dtrain.core.run_dir import Folder, saved_steps
+from dtrain.core.errors import RecipeError
+from dtrain.core.run_dir import Folder
 from dtrain.core.types import JsonObject
 from dtrain.data.batch import Example, example_of
+from dtrain.models.lora import ADAPTERS, merged
 from dtrain.models.nn.param import Tree
 from dtrain.optim.update import averaged
 from dtrain.parallel.mesh import Mesh
 from dtrain.recipe.load import load
 from dtrain.recipe.recipe import Recipe
 from dtrain.train.assembly import Assembly, assemble
-from dtrain.train.state import State
+from dtrain.train.choose import choose, refuse_no_run
+from dtrain.train.initial import base_of, initial_from
+from dtrain.train.state import State, completed, placement, saved
 
 
 @dataclass(frozen=True)
@@ -38,6 +36,8 @@ class LoadedRun:
     """The step, why it was chosen, and whether the parameters are averaged: "step 40, the newest"."""
     classes: tuple[str, ...] = ()
     """Names of the classes that it was trained on, if its data has names."""
+    adapters: Mapping[str, Tree] = field(default_factory=dict)
+    """The adapters, by path, of a run with `lora`; `params` are then the sums of base and adapters."""
 
 
 def load_run(
@@ -63,32 +63,34 @@ def load_run(
         checkpoint, chosen = choose(place, recipe, store, say, step=step, best=best)
         example = _example(recipe, checkpoint.about)
         assembly = assemble(recipe, devices[: recipe.mesh.least], example, recipe.steps or 2**31)
-        state = store.restore(checkpoint.step, parameters_alone(assembly.shapes))
+        shapes = saved(assembly.shapes, assembly.layout.declared)
+        state = store.restore(checkpoint.step, parameters_alone(shapes))
     chosen += " (averaged parameters)" if recipe.optimizer.ema else ""
     classes = tuple(place.read_record().get("classes", ()))
-    return LoadedRun(recipe, assembly, averaged(state.optimizer, state.params), checkpoint.step, chosen, classes)
+    if recipe.lora:
+        state = completed(state, assembly.layout.declared, _base(place, assembly, say))
+    params = averaged(state.optimizer, state.params)
+    loaded = LoadedRun(recipe, assembly, params, checkpoint.step, chosen, classes)
+    return _without_adapters(loaded, example) if recipe.lora else loaded
 
 
-def refuse_no_run(place: Folder) -> None:
-    """Raise RecipeError if this is no run folder, CheckpointError if it has no checkpoints."""
-    place.refuse_other_kinds()
-    if not place.recipe.exists():
-        raise RecipeError(f"{place.path} is not a run folder: recipe.yaml is missing", "give a run folder, runs/NAME")
-    if not place.checkpoints.is_dir():
-        raise CheckpointError(f"{place.path} has no checkpoint yet", "train it first: dtrain run")
+def _base(place: Folder, assembly: Assembly, say: Callable[[str], None]) -> dict[str, jax.Array]:
+    """The frozen parameters of a run with adapters, by path."""
+    assert assembly.recipe.init is not None
+    base = base_of(place, assembly.recipe.init)
+    return initial_from(assembly, base.init, say, base.checksum).read()
 
 
-def choose(
-    place: Folder, recipe: Recipe, store: Store, say: Callable[[str], None], *, step: int | None, best: bool
-) -> tuple[Manifest, str]:
-    """A run's newest checkpoint, its best one, or that of a given step, checked; and a text that says which it is."""
-    if step is None and not best:
-        checkpoint = store.newest(say)
-        if checkpoint is None:
-            raise CheckpointError(f"{place.path} has no checkpoint yet", "train it first: dtrain run")
-        return checkpoint, f"step {checkpoint.step}, the newest"
-    requested, chosen = _best(place, recipe) if step is None else (step, f"step {step}")
-    return _checked(place, requested), chosen
+def _without_adapters(loaded: LoadedRun, example: Example) -> LoadedRun:
+    """The run as one of the model itself, whose parameters are the sums of base and adapters."""
+    recipe, lora = dataclasses.replace(loaded.recipe, lora=None, init=None), loaded.recipe.lora
+    assert lora is not None
+    plain = assemble(recipe, loaded.assembly.layout.devices, example, loaded.assembly.steps)
+    declared = loaded.assembly.layout.declared
+    join = jax.jit(lambda params: merged(params, declared, lora), out_shardings=placement(plain.shapes.params))
+    adapters = {f"{ADAPTERS}.{name}": pair for name, pair in loaded.params[ADAPTERS].items()}
+    params = join(loaded.params)
+    return dataclasses.replace(loaded, recipe=recipe, assembly=plain, params=params, adapters=adapters)
 
 
 def parameters_alone(shapes: State) -> State:
@@ -111,39 +113,3 @@ def _example(recipe: Recipe, about: JsonObject) -> Example:
     if "example" in about:
         return example_of(about["example"])
     return recipe.data.example() or recipe.data.open("train").example
-
-
-def _best(place: Folder, recipe: Recipe) -> tuple[int, str]:
-    """The step with the best value of `checkpoint.best`, the newest of equal ones, and a text that explains it."""
-    name, known = recipe.checkpoint.best, {}
-    if name is None:
-        hint = f"set checkpoint.best before training, or use --step; saved steps: {_saved(place)}"
-        raise RecipeError("--best: the recipe has no checkpoint.best, so checkpoints have no metric", hint)
-    for step in saved_steps(place.checkpoints):
-        with suppress(CorruptCheckpoint, OSError):  # a damaged checkpoint is not a candidate
-            known[step] = manifest.read(place.checkpoints / str(step)).metrics.get(name, math.nan)
-    known = {step: value for step, value in known.items() if math.isfinite(value)}
-    if not known:
-        hint = f"use --step; saved steps: {_saved(place)}"
-        raise CheckpointError(f"--best: no checkpoint of {place.path} has a value of {name}", hint)
-    up = higher_is_better(name, recorded(place.read_record()))
-    if up is None:
-        raise RecipeError(f"--best: it is not known whether a higher or a lower {name} is better", "use --step")
-    step = (max if up else min)(known, key=lambda step: known[step])
-    return step, f"step {step}, the best of {len(known)} by {name}: {known[step]:.6g}"
-
-
-def _checked(place: Folder, step: int) -> Manifest:
-    """The manifest of that step, after every file was compared with its digest."""
-    if step not in saved_steps(place.checkpoints):
-        raise CheckpointError(f"{place.path} has no checkpoint of step {step}", f"saved steps: {_saved(place)}")
-    try:
-        return manifest.check(place.checkpoints / str(step), jax.process_index(), jax.process_count())
-    except CorruptCheckpoint as error:
-        raise CheckpointError(f"checkpoint {step} is damaged: {error}", f"saved steps: {_saved(place)}") from error
-    except OSError as error:
-        raise EnvironmentFault(f"checkpoint {step} cannot be read: {error}") from error
-
-
-def _saved(place: Folder) -> str:
-    return ", ".join(map(str, sorted(saved_steps(place.checkpoints))))

@@ -19,11 +19,12 @@ from dtrain.parallel.mesh import mesh_sizes
 from dtrain.train import provenance, trace_checks
 from dtrain.train.assembly import Assembly, assemble
 from dtrain.train.banner import banner
-from dtrain.train.initial import Initial, initial_from
+from dtrain.train.initial import Initial, base_of, initial_from
 from dtrain.train.measured import refuse_unmeasured
 from dtrain.train.planned import PlanComparison, compare_with_plan
 from dtrain.train.save_timer import FromFirst
 from dtrain.train.session import Session
+from dtrain.train.state import saved
 
 
 @dataclass(frozen=True)
@@ -60,15 +61,15 @@ def prepare(session: Session) -> Ready:
     session.log.about(devices, mesh_sizes(assembly.layout.sizes), steps, metrics, getattr(train, "names", ()))
     for line in banner(assembly, train, test, steps, devices):
         session.console.say(line)
-    init = None if saved_steps(session.place.checkpoints) else session.recipe.init
-    initial = initial_from(assembly, init, session.console.warn) if init else None
+    initial = _initial(session, assembly)
     step, evaluate = _compiled(session, assembly)
     refuse_unmeasured(session.recipe.checkpoint.best, evaluate, TOKEN in train.example, metrics)
     place, policy = session.place.checkpoints.absolute(), session.recipe.checkpoint
     store = Store(place, policy, holds=session.holds, metrics=metrics)
     session.stack.callback(_note_committed, session, store)  # runs after the store has waited for a pending save
     session.stack.enter_context(store)
-    store.refuse_without_room(sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(assembly.shapes)))
+    shapes = saved(assembly.shapes, assembly.layout.declared)
+    store.refuse_without_room(sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes)))
     return Ready(
         assembly,
         train,
@@ -81,6 +82,15 @@ def prepare(session: Session) -> Ready:
         now=now,
         initial=initial,
     )
+
+
+def _initial(session: Session, assembly: Assembly) -> Initial | None:
+    """What is taken from another run: all parameters before the first save; with adapters, the frozen ones always."""
+    recipe, steps = session.recipe, saved_steps(session.place.checkpoints)
+    if recipe.init is None or (steps and recipe.lora is None):
+        return None
+    init, checksum = base_of(session.place, recipe.init) if steps else (recipe.init, ())
+    return initial_from(assembly, init, session.console.warn, checksum)
 
 
 def _compiled(session: Session, assembly: Assembly) -> tuple[jax.stages.Compiled, jax.stages.Compiled]:

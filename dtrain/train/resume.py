@@ -18,7 +18,7 @@ from dtrain.train.checksum import state_checksum
 from dtrain.train.initial import Initial
 from dtrain.train.provenance import resume_guarantee
 from dtrain.train.record import Record
-from dtrain.train.state import State, create_state
+from dtrain.train.state import State, completed, create_state, saved
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,8 @@ def first_state(
         while newest := store.newest(console.warn):
             _refuse_other_data(newest.about, train)
             try:
-                state = store.restore(newest.step, assembly.shapes)
+                state = store.restore(newest.step, saved(assembly.shapes, assembly.layout.declared))
+                state = completed(state, assembly.layout.declared, initial.read() if initial else {})
                 if list(state_checksum(newest.step, state).checksum()) != list(newest.checksum):
                     raise CorruptCheckpoint("the restored values do not have the checksum of the saved ones")
             except (CorruptCheckpoint, NotFinite) as error:  # a state that is not finite is never saved
@@ -86,6 +87,9 @@ def _new_state(
     given: dict[str, jax.Array] = {}
     if initial:
         given, now = initial.read(), dict(now) | {"imported": initial.origin}
+        if assembly.recipe.lora:
+            run = str(initial.checkpoints.parent)
+            now["base"] = {"run": run, "step": initial.step, "checksum": list(initial.checksum)}
         for line in initial.lines:
             console.say(line, "green" if line == initial.lines[0] else "yellow")
     return create_state(assembly.make, assembly.shapes, given), Start(0, log.next_batch, now=now)
@@ -93,7 +97,7 @@ def _new_state(
 
 def _start(step: int, about: JsonObject, next_batch: int, now: JsonObject) -> Start:
     batches_skipped = max(about["passed"], next_batch - step)
-    now = dict(now) | {"imported": about["imported"]} if "imported" in about else now
+    now = dict(now) | {key: about[key] for key in ("imported", "base") if key in about}
     return Start(
         step, batches_skipped, about["owed"], guard_state=about["seen"], step_s=about.get("step_s", 0.0), now=now
     )
@@ -119,8 +123,9 @@ def _refuse_other_data(saved: Mapping[str, object], train: Source) -> None:
 
 def compare(assembly: Assembly, store: Store, state: State, step: int, console: Console) -> None:
     """Restore the dry run's checkpoint and compare every bit with the state in memory."""
-    restored = store.restore(step, assembly.shapes)
-    same = jax.tree.map(_same_bits, state, restored)
+    declared = assembly.layout.declared
+    restored = store.restore(step, saved(assembly.shapes, declared))
+    same = jax.tree.map(_same_bits, saved(state, declared), restored)
     leaves = jax.tree.leaves(same)
     assert all(leaves), "the restored state differs from the saved one"
     values = sum(leaf.size for leaf in jax.tree.leaves(state))

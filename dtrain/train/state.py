@@ -1,7 +1,7 @@
 """The state of a run: step, parameters and optimizer state, and nothing else."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 
 from dtrain.core.errors import RecipeError
 from dtrain.models.nn import param as declare
-from dtrain.models.nn.param import Tree, dotted
+from dtrain.models.nn.param import Param, Tree, dotted
 from dtrain.parallel.rules import Layout
 
 FEW = 4096
@@ -113,6 +113,22 @@ def _refuse_unplaced(optimizer: object, layout: Layout) -> None:
 def create_state(make: Callable[..., State], shapes: State, given: Mapping[str, jax.Array] = {}) -> State:
     """Create the initial state: given parameters by path, random values for the others; each array is sharded."""
     return jax.jit(make, out_shardings=placement(shapes))(given)
+
+
+def saved(state: State, declared: Tree) -> State:
+    """The part of a state that checkpoints hold: None in place of parameters that come from another run."""
+    params = jax.tree.map(lambda param, leaf: leaf if param.saved else None, declared, state.params)
+    return replace(state, params=params)
+
+
+def completed(state: State, declared: Tree, others: Mapping[str, jax.Array]) -> State:
+    """The inverse of `saved`: `others` has the parameters that it left out, by path."""
+
+    def one(name: str, param: Param, leaf: Any) -> Any:
+        return leaf if param.saved else others[name]
+
+    names = declare.paths(declared)
+    return replace(state, params=jax.tree.map(one, names, declared, state.params, is_leaf=lambda leaf: leaf is None))
 
 
 def placement(tree: object) -> Any:

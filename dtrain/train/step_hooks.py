@@ -21,7 +21,7 @@ from dtrain.train.reporting import reporter
 from dtrain.train.resume import Start
 from dtrain.train.save_timer import SaveTimer
 from dtrain.train.session import Session
-from dtrain.train.state import State
+from dtrain.train.state import State, saved
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,8 @@ def _saver(
             sync()  # the metrics up to this step are on disk before a restart can resume from it
             return checksum.checksum()
 
-        store.save(number, state, about(number, eval_pending, guard.state, session.log.saving(number)), metrics, proof)
+        part = saved(state, ready.assembly.layout.declared)
+        store.save(number, part, about(number, eval_pending, guard.state, session.log.saving(number)), metrics, proof)
         session.log.committed(store.committed)
         if store.took > (grace := session.recipe.checkpoint.grace) and not warned:
             text = f"a save takes {store.took:.0f} s; a preempted machine has {grace:.0f} s (checkpoint.grace)"

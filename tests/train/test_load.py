@@ -19,7 +19,8 @@ from dtrain.data.windows import row_example
 from dtrain.optim.update import averaged
 from dtrain.recipe.load import load, text
 from dtrain.train.assembly import assemble
-from dtrain.train.convert import export_params, import_params, target
+from dtrain.train.convert import import_params
+from dtrain.train.export import export_params, target
 from dtrain.train.load import load_run
 from dtrain.train.provenance import about as notes
 from dtrain.train.provenance import conditions

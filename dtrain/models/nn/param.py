@@ -46,8 +46,9 @@ class Param:
     the sign of its gradient, and the optimizer does not change it. `exact` keeps it in float32 whatever the compute
     dtype. `unpadded` is the shape without padding: values beyond it are zero, and the model must keep them zero.
     With `trained=False` no gradient is computed, the optimizer neither changes it nor keeps a state for it; the loss
-    may then give its next value in `Loss.statistics`. `lr` multiplies the learning rate; `weight_decay`, if given,
-    decides about weight decay in place of `decay`.
+    may then give its next value in `Loss.statistics`. With `saved=False` it is not in checkpoints: it never changes,
+    and comes from another run. `lr` multiplies the learning rate; `weight_decay`, if given, decides about weight decay
+    in place of `decay`.
     """
 
     shape: tuple[int, ...]
@@ -61,6 +62,7 @@ class Param:
     trained: bool = True
     lr: float = 1.0
     weight_decay: bool | None = None
+    saved: bool = True
 
     def __post_init__(self) -> None:
         assert len(self.names) == len(self.shape), f"{self.dims!r} does not name {self.shape}"

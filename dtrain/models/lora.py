@@ -1,0 +1,151 @@
+"""Low-rank adapters around any model (LoRA, Hu et al. 2021): the model's own parameters are frozen."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+
+from dtrain.core.errors import RecipeError
+from dtrain.core.metrics import Metric
+from dtrain.core.types import Positive, PositiveFloat
+from dtrain.data.batch import Batch, Example
+from dtrain.models.nn import param as declare
+from dtrain.models.nn.context import Context
+from dtrain.models.nn.low_rank import LowRank, inner_dims
+from dtrain.models.nn.model import Declared, Flops, Loss, Structure
+from dtrain.models.nn.param import Param, Tree, paths
+from dtrain.models.nn.patterns import matched
+
+BASE, ADAPTERS = "base", "lora"
+"""Where the model's own parameters are in the tree, and the adapters."""
+TABLES = {"vocab": "a table of tokens", "experts": "a matrix of experts"}
+"""Dims of parameters that have no adapters."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lora:
+    """Train low-rank adapters in place of a model's parameters, which come from another run (`init`)."""
+
+    rank: Positive
+    alpha: PositiveFloat | None = None
+    """The product of the two matrices is multiplied by alpha / rank; default: alpha = rank."""
+    targets: tuple[str, ...]
+    """Patterns of the paths of the matrices that get an adapter: ["blocks.query*", "blocks.mlp.*"]."""
+    train: tuple[str, ...] = ()
+    """Patterns of parameters that are trained in full, such as a new head: ["head.*"]."""
+
+    @property
+    def scale(self) -> float:
+        """The factor of the product of the two matrices."""
+        return (self.alpha or self.rank) / self.rank
+
+
+@dataclass(frozen=True)
+class Adapted(Declared):
+    """A model whose chosen matrices are each W + scale x A B, with W frozen; B starts at zero."""
+
+    model: Any
+    """A model with what `Declared` adds to the contract."""
+    lora: Lora
+
+    def params(self) -> Tree:
+        """{"base": the model's parameters, "lora": {path: {"a": A, "b": B}}}.
+
+        RecipeError if a pattern matches no parameter, or one that can have no adapter.
+        """
+        own = self.model.params()
+        by_path = dict(zip(jax.tree.leaves(paths(own)), jax.tree.leaves(own), strict=True))
+        targets = matched(self.lora.targets, list(by_path), "lora.targets")
+        full = matched(self.lora.train, list(by_path), "lora.train")
+        if targets.keys() & full.keys():
+            name = min(targets.keys() & full.keys())
+            raise RecipeError(f"lora: {name} is both in targets and in train", "leave it out of one of them")
+        adapters = {name: self._adapter(name, by_path[name]) for name in targets}
+
+        def frozen(name: str, param: Param) -> Param:
+            # what the loss updates, such as a running mean, stays in the checkpoint
+            return param if name in full or not param.trained else replace(param, trained=False, saved=False)
+
+        return {BASE: jax.tree.map(frozen, paths(own), own), ADAPTERS: adapters}
+
+    def _adapter(self, name: str, param: Param) -> dict[str, Param]:
+        batch, inner = inner_dims(param.shape, param.names, param.fan_in)
+        table = next((TABLES[dim] for dim in param.names if dim in TABLES), "")
+        if table or not inner or len(param.shape) < 2:
+            why = f"is {table}" if table else f"has the shape {param.shape}, which is no matrix"
+            raise RecipeError(f"lora.targets: {name} {why}", "leave it out of the patterns, or name it in lora.train")
+        cut, rank = batch + inner, self.lora.rank
+        rows, columns = param.shape[:cut], param.shape[cut:]
+        row_names, column_names = param.names[:cut], param.names[cut:]
+        std = math.prod(param.shape[batch:cut]) ** -0.5
+        of_b = " ".join([*row_names[:batch], "_", *column_names])
+        return {
+            "a": Param((*rows, rank), " ".join([*row_names, "_"]), declare.normal(std)),
+            "b": Param((*rows[:batch], rank, *columns), of_b, declare.zeros),
+        }
+
+    def _combined(self, params: Tree) -> Tree:
+        """The parameters as the model takes them, with an adapted one in place of each target."""
+        adapters = params[ADAPTERS]
+        arrays = bool(self.model.user_code)  # a user's code expects arrays
+
+        def one(name: str, leaf: Any) -> Any:
+            if name not in adapters:
+                return leaf
+            a, b = adapters[name]["a"], adapters[name]["b"]
+            if hasattr(leaf, "with_low_rank"):  # not yet gathered
+                return leaf.with_low_rank(a, b, self.lora.scale, arrays)
+            both = LowRank(leaf, a, b, self.lora.scale)
+            return both.merged() if arrays else both
+
+        names = paths(self.model.params())
+        return jax.tree.map(one, names, params[BASE])
+
+    def loss(self, params: Tree, batch: Batch, ctx: Context) -> Loss:
+        loss = self.model.loss(self._combined(params), batch, ctx)
+        return loss._replace(statistics={f"{BASE}.{name}": value for name, value in loss.statistics.items()})
+
+    def predict(self, params: Tree, batch: Batch, ctx: Context) -> dict[str, jax.Array]:
+        return self.model.predict(self._combined(params), batch, ctx)
+
+    def flops(self, example: Example, examples: int) -> Flops:
+        return self.model.flops(example, examples)
+
+    def mismatch(self, example: Example) -> str:
+        return self.model.mismatch(example)
+
+    @property
+    def user_code(self) -> str:
+        return self.model.user_code
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        return self.model.metrics
+
+    @property
+    def split_rows(self) -> bool:
+        return self.model.split_rows
+
+    @property
+    def structure(self) -> Structure:
+        return self.model.structure
+
+    def for_example(self, example: Mapping[str, jax.ShapeDtypeStruct]) -> "Adapted":
+        return replace(self, model=self.model.for_example(example))
+
+
+def adapted(model: Any, lora: Lora | None) -> Any:
+    """The model that is trained: with adapters, if the recipe has `lora`."""
+    return Adapted(model, lora) if lora else model
+
+
+def merged(params: Tree, declared: Tree, lora: Lora) -> Tree:
+    """The model's own tree, each adapter added to its matrix; `declared` is the tree of `Adapted.params`."""
+
+    def one(name: str, leaf: jax.Array) -> jax.Array:
+        pair = params[ADAPTERS].get(name)
+        return LowRank(leaf, pair["a"], pair["b"], lora.scale).merged() if pair else leaf
+
+    return jax.tree.map(one, paths(declared[BASE]), params[BASE])
