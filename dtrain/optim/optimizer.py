@@ -1,47 +1,21 @@
 """The optimizers: each gives the direction of a step, to which weight decay and learning rate are applied later."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import jax.numpy as jnp
 
 from dtrain.core.errors import RecipeError
-from dtrain.core.types import Decay, Natural, NonNegative, PositiveFloat, Rate
+from dtrain.core.types import Decay, Natural, PositiveFloat
 from dtrain.models.nn.param import Param, Tree
-from dtrain.optim.groups import Group
+from dtrain.optim.custom import CustomOptimizer
 from dtrain.optim.moments import Factored, adam, factored
-from dtrain.optim.schedule import Constant, Schedule
+from dtrain.optim.shared import Shared
 
 if TYPE_CHECKING:
     import optax
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shared:
-    """Settings of every optimizer."""
-
-    lr: Rate
-    """Peak learning rate."""
-    schedule: Schedule = field(default_factory=Constant)
-    decay: NonNegative = 0.0
-    """Decoupled weight decay; each step multiplies it by the learning rate."""
-    decay_all: bool = False
-    """Apply weight decay to biases and normalisation scales, too."""
-    clip: PositiveFloat | None = None
-    """Maximum global norm of the gradients: larger ones are scaled down to it."""
-    ema: Decay | None = None
-    """Decay of an exponential moving average of the parameters; evaluation then uses the average."""
-    groups: tuple[Group, ...] = ()
-    """Parameters with another learning rate or weight decay, and frozen ones."""
-
-    def state_dims(self, declared: Tree, state: object) -> Any:
-        """The dim names of each array in a part of the optimizer's state, as a tree of the same structure.
-
-        None for parts whose arrays have the shapes of the parameters: they are sharded like the parameters.
-        """
-        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +104,7 @@ class Muon(Shared):
         return optax.partition({"muon": optax.chain(muon, size), "adam": adam(self.b1, self.b2, 1e-8)}, labels)
 
 
-Optimizer = AdamW | SGD | Lion | Adafactor | Muon
+Optimizer = AdamW | SGD | Lion | Adafactor | Muon | CustomOptimizer
 
 
 def _muon_dims(param: Param) -> Any:

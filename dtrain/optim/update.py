@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from dtrain.core.errors import FieldError
 from dtrain.models.nn.param import Param, Tree, trained
+from dtrain.optim.custom import CustomOptimizer
 from dtrain.optim.optimizer import Optimizer
 
 if TYPE_CHECKING:
@@ -41,11 +42,16 @@ def transformation(optimizer: Optimizer, declared: Tree, steps: int) -> "optax.G
         return (optimizer.decay_all or param.decay) if param.weight_decay is None else param.weight_decay
 
     mask = jax.tree.map(decays, declared)
+    rate = learning_rate(optimizer, steps)
+    decayed = optax.add_decayed_weights(optimizer.decay, mask) if optimizer.decay else None
+    if isinstance(optimizer, CustomOptimizer):  # its updates have the learning rate and the sign of a step already
+        own = optimizer.complete(rate)
+        body = [own, _beside(decayed, rate)] if decayed else [own]
+    else:
+        body = [optimizer.direction(declared), decayed, _by_rate(rate)]
     links = [
         optax.clip_by_global_norm(optimizer.clip) if optimizer.clip else None,
-        optimizer.direction(declared),
-        optax.add_decayed_weights(optimizer.decay, mask) if optimizer.decay else None,
-        _by_rate(learning_rate(optimizer, steps)),
+        *body,
         _by_multiplier(declared) if any(param.lr != 1 for param in jax.tree.leaves(declared)) else None,
     ]
     whole = optax.chain(*(link for link in links if link))
@@ -67,6 +73,18 @@ def _by_rate(rate: Rate) -> "optax.GradientTransformationExtraArgs":
         return jax.tree.map(lambda u: -rate(step).astype(u.dtype) * u, updates), state
 
     return optax.GradientTransformationExtraArgs(optax.identity().init, update)
+
+
+def _beside(decayed: "optax.GradientTransformation", rate: Rate) -> "optax.GradientTransformationExtraArgs":
+    """Subtract the learning rate times what weight decay adds to a zero update."""
+    import optax
+
+    def update(updates: Tree, state: Any, params: Tree = None, **more: Any) -> tuple[Tree, Any]:
+        decay, state = decayed.update(jax.tree.map(jnp.zeros_like, updates), state, params)
+        now = rate(more["step"])
+        return jax.tree.map(lambda u, d: u - now.astype(u.dtype) * d, updates, decay), state
+
+    return optax.GradientTransformationExtraArgs(decayed.init, update)
 
 
 def _by_multiplier(declared: Tree) -> "optax.GradientTransformation":

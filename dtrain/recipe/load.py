@@ -45,6 +45,7 @@ LOADING = {
     "data.cache",
     "model.folder",
     "data.folder",
+    "optimizer.folder",
 }
 """Keys that set where examples and code are and how they are read; the examples are compared by fingerprint."""
 

@@ -13,7 +13,7 @@ from typing import Any
 from dtrain.recipe.yaml import Node, shown
 
 GLOBS = ("data.files", "data.test_files")
-PATHS = ("data.root", "data.tokenizer", "data.folder", "model.folder", "init.run", *GLOBS)
+PATHS = ("data.root", "data.tokenizer", "data.folder", "model.folder", "optimizer.folder", "init.run", *GLOBS)
 """Keys whose values are paths on this machine."""
 ELSEWHERE = ("/", "~", "{dtrain}", "bytes")
 """Prefixes of paths that are not relative, and of values that are not paths."""
@@ -24,7 +24,7 @@ def with_absolute_paths(tree: Node) -> tuple[Node, dict[str, str]]:
     taken: dict[str, str] = {}
     for key in PATHS:
         tree = _at(tree, key.split("."), key, taken)
-    for section in ("model", "data"):
+    for section in ("model", "data", "optimizer"):
         tree = _module(tree, section, taken)
     return tree, taken
 

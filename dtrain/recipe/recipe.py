@@ -27,6 +27,7 @@ from dtrain.models.lora import Lora
 from dtrain.models.mlp import MLP
 from dtrain.models.nn.precision import Precision
 from dtrain.models.vit import ViT
+from dtrain.optim.custom import CustomOptimizer
 from dtrain.optim.optimizer import Optimizer
 from dtrain.parallel.jit import Jit
 from dtrain.parallel.mesh import Mesh
@@ -143,9 +144,10 @@ class Recipe:
 
     @property
     def user_code(self) -> tuple[str, ...]:
-        """What the recipe names as code that runs when its model is built or its data is opened."""
-        data = (self.data.target,) if isinstance(self.data, CustomData) else ()
-        return (self.model.user_code, *data) if self.model.user_code else data
+        """What the recipe names as code that runs when model and optimizer are built or the data is opened."""
+        data = self.data.target if isinstance(self.data, CustomData) else ""
+        optimizer = self.optimizer.user_code if isinstance(self.optimizer, CustomOptimizer) else ""
+        return tuple(filter(None, (self.model.user_code, data, optimizer)))
 
     def total_steps(self, examples: int) -> int:
         """Number of steps of the run, given the examples in an epoch. Raises RecipeError if there are too many."""

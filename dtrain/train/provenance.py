@@ -174,7 +174,7 @@ def _code(recipe: Recipe) -> Iterator[tuple[str, str]]:
     package = Path(dtrain.__file__).parent
     yield "dtrain", _digest(*sorted(package.rglob("*.py")))
     targets = {getattr(part, "target", None) for part in (recipe.model, recipe.data, recipe.optimizer)}
-    for target in sorted(name for name in targets if isinstance(name, str)):
+    for target in sorted(name for name in targets if isinstance(name, str) and not name.startswith("optax:")):
         module = sys.modules.get(target.partition(":")[0])
         origin = Path(getattr(module, "__file__", None) or "")
         if origin.suffix == ".py":

@@ -1,5 +1,6 @@
 """The state of a run: step, parameters and optimizer state, and nothing else."""
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -67,8 +68,10 @@ def abstract(
     def like(leaf: Any, param: Any, spec: PartitionSpec) -> Any:
         if isinstance(leaf, optax.MaskedNode):
             return leaf  # this parameter belongs to another part of the optimizer
-        known = leaf.shape == param.shape or leaf.size <= 1
-        return _placed(leaf, layout.sharding(spec if leaf.shape == param.shape else PartitionSpec()) if known else None)
+        if leaf.shape == param.shape:
+            return _placed(leaf, layout.sharding(spec))
+        possible = {PartitionSpec()} if leaf.size <= 1 else _reduced(leaf.shape, param.shape, spec)
+        return _placed(leaf, layout.sharding(possible.pop())) if len(possible) == 1 else other(leaf)
 
     def other(leaf: Any) -> Any:
         return _placed(leaf, replicated if leaf.size <= FEW else None)
@@ -98,6 +101,18 @@ def abstract(
     return State(jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated), params, optimizer)
 
 
+def _reduced(shape: tuple[int, ...], whole: tuple[int, ...], spec: PartitionSpec) -> set[PartitionSpec]:
+    """The shardings of an array that has a parameter's shape without some dims, such as sums over its rows.
+
+    Several if it is not clear which dims are missing, because they have equal sizes and are not split alike.
+    """
+    entries = (*spec, *[None] * (len(whole) - len(spec)))
+    kept = itertools.combinations(range(len(whole)), len(shape))
+    return {
+        PartitionSpec(*(entries[i] for i in dims)) for dims in kept if tuple(whole[i] for i in dims) == tuple(shape)
+    }
+
+
 def _placed(leaf: Any, sharding: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
@@ -107,7 +122,8 @@ def _refuse_unplaced(optimizer: object, layout: Layout) -> None:
         if leaf.sharding is None:
             what = f"optimizer state {dotted(path)} {leaf.shape} does not have the shape of a parameter"
             message = f"{what}, so its sharding over {layout.mesh.size if layout.mesh else 1} devices is unknown"
-            raise RecipeError(message, "define state_dims in the optimizer, which names the dims of such arrays")
+            hint = "use a mesh that does not split this parameter, or an optimizer that dtrain has"
+            raise RecipeError(message, hint)
 
 
 def create_state(make: Callable[..., State], shapes: State, given: Mapping[str, jax.Array] = {}) -> State:
