@@ -17,7 +17,7 @@ import numpy as np
 
 from dtrain.core.errors import EnvironmentFault
 from dtrain.core.parent import exit_with_caller
-from dtrain.data.batch import WEIGHT, Batch
+from dtrain.data.batch import IMAGE, LABEL, OTHER_IMAGE, OTHER_LABEL, WEIGHT, Batch
 from dtrain.data.order import Order
 from dtrain.data.source import Arrays, Load, Source
 
@@ -30,7 +30,8 @@ DEATHS = 3
 class TrainBatches:
     """The rows of this process in the batches `start` to `steps - 1`.
 
-    `local`: indices of its rows within a batch. `keyed`: add the global row numbers as feature `row`.
+    `local`: indices of its rows within a batch. `keyed`: add the global row numbers as feature `row`. `paired`: add
+    image and label of the other row of each pair 2i, 2i + 1.
     """
 
     source: Source
@@ -40,6 +41,7 @@ class TrainBatches:
     start: int
     steps: int
     keyed: bool
+    paired: bool = False
 
     def __len__(self) -> int:
         return max(0, self.steps - self.start)
@@ -48,8 +50,16 @@ class TrainBatches:
         if index >= len(self):
             raise IndexError(index)
         rows = (self.start + index) * self.batch + self.local
-        batch = self.source.rows(self.order(rows))
+        batch = self._pairs(rows) if self.paired else self.source.rows(self.order(rows))
         return batch | {"row": rows.astype(np.uint32)} if self.keyed else batch
+
+    def _pairs(self, rows: np.ndarray) -> Batch:
+        """The examples of the rows and of the other rows of their pairs; each is read once."""
+        wanted = np.union1d(rows, rows ^ 1)
+        read = self.source.rows(self.order(wanted))
+        own, other = np.searchsorted(wanted, rows), np.searchsorted(wanted, rows ^ 1)
+        batch = {name: values[own] for name, values in read.items()}
+        return batch | {OTHER_IMAGE: read[IMAGE][other], OTHER_LABEL: read[LABEL][other]}
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,10 @@ class CustomData:
     def keyed(self) -> bool:
         return False
 
+    @property
+    def paired(self) -> bool:
+        return False
+
     def example(self) -> Example | None:
         return None  # to know it, the user's code would have to run
 

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from dtrain.data.batch import IMAGE, LABEL, Batch, Example
-from dtrain.data.pixels import Pixels
+from dtrain.data.pixels import Pixels, WithPixels
 from dtrain.data.source import Arrays, Load, Source, Split, image_example
 
 FILE = Path(__file__).with_name("digits.npz")
@@ -25,16 +25,12 @@ SHUFFLE = 1797
 
 
 @dataclass(frozen=True, kw_only=True)
-class Digits:
+class Digits(WithPixels):
     """UCI handwritten digits, 8 x 8 pixels, 10 classes: 1,437 training and 360 test examples."""
 
     kind: Literal["digits"] = "digits"
     pixels: Pixels = field(default_factory=Pixels)
     load: Load = field(default_factory=Load)
-
-    @property
-    def keyed(self) -> bool:
-        return self.pixels.keyed
 
     def example(self) -> Example:
         return image_example((8, 8, 1), 10)

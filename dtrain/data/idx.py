@@ -23,7 +23,7 @@ from dtrain.core.errors import DataError
 from dtrain.core.types import Positive
 from dtrain.data.batch import IMAGE, LABEL, Batch, Example
 from dtrain.data.files import expanded
-from dtrain.data.pixels import Pixels
+from dtrain.data.pixels import Pixels, WithPixels
 from dtrain.data.source import Arrays, Load, Source, Split, image_example
 
 FILES = {
@@ -48,7 +48,7 @@ UNREADABLE = (OSError, EOFError, zlib.error)
 
 
 @dataclass(frozen=True, kw_only=True)
-class IDX:
+class IDX(WithPixels):
     """Images and labels in four files named as those of MNIST; MNIST itself is downloaded if they are missing."""
 
     kind: Literal["idx"] = "idx"
@@ -62,10 +62,6 @@ class IDX:
     """URLs of folders with the four files as .gz, tried in order."""
     pixels: Pixels = field(default_factory=Pixels)
     load: Load = field(default_factory=Load)
-
-    @property
-    def keyed(self) -> bool:
-        return self.pixels.keyed
 
     def example(self) -> Example | None:
         path = self._find(FILES["train"][0])

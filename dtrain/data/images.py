@@ -18,7 +18,7 @@ from dtrain.data.batch import Batch, Example
 from dtrain.data.files import expanded, reason
 from dtrain.data.image_files import ImageFile, ImageFiles
 from dtrain.data.known import cached_results, file_digest, stamp
-from dtrain.data.pixels import Pixels
+from dtrain.data.pixels import Pixels, WithPixels
 from dtrain.data.source import Load, Source, Split
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm"}
@@ -27,7 +27,7 @@ LAYOUT = "one folder per class with image files in it, or train/ and test/ folde
 
 
 @dataclass(frozen=True, kw_only=True)
-class Images:
+class Images(WithPixels):
     """Image files under `root`: CLASS/FILE, or train/CLASS/FILE and test/CLASS/FILE."""
 
     kind: Literal["images"] = "images"
@@ -44,10 +44,6 @@ class Images:
     cache: str = "~/.cache/dtrain"
     """Folder in which digests of the files are cached, so that later starts need not read every file."""
     load: Load = field(default_factory=Load)
-
-    @property
-    def keyed(self) -> bool:
-        return self.pixels.keyed
 
     def example(self) -> Example | None:
         return None

@@ -1,7 +1,8 @@
 """Preparation of images on the device: scaling, and random augmentation keyed by the row number.
 
 The row number counts the examples since the start of the run. So a row is augmented in the same way for every mesh,
-engine and process count, and an example is augmented differently in every epoch.
+engine and process count, and an example is augmented differently in every epoch. Rows 2i and 2i + 1 of the run are a
+pair: mixup and cutmix mix each of them with the other.
 Dims: B batch, H height, W width, C channels.
 """
 
@@ -10,47 +11,125 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from dtrain.core.types import Float, Natural, PositiveFloat
-from dtrain.data.batch import IMAGE, ROW, Batch
+from dtrain.core.errors import FieldError
+from dtrain.core.types import Float, Fraction, Natural, NonNegative, PositiveFloat
+from dtrain.data.augment import coloured, cut_and_mixed, mixed, resized_crop
+from dtrain.data.batch import IMAGE, LABEL, OTHER_IMAGE, ROW, SHARE, SMOOTHING, Batch
+
+EXTRA = (ROW, OTHER_IMAGE)
+"""Features of a batch that the augmentation uses up."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pixels:
-    """Scale images to 0..1 and normalise them with `mean` and `std`; in training, also shift and mirror at random."""
+    """Scale images to 0..1 and normalise them with `mean` and `std`; in training, also augment them at random."""
 
-    mean: Float = 0.0
-    """Subtracted from the image after it is scaled to 0..1."""
-    std: PositiveFloat = 1.0
-    """Divisor of the image after `mean` is subtracted."""
+    mean: Float | tuple[Float, ...] = 0.0
+    """Subtracted from the image after it is scaled to 0..1: one number, or one for each channel."""
+    std: PositiveFloat | tuple[PositiveFloat, ...] = 1.0
+    """Divisor of the image after `mean` is subtracted: one number, or one for each channel."""
     crop: Natural = 0
     """Maximum random shift in pixels in each direction; pixels from outside the image are zero."""
+    resized_crop: Fraction | None = None
+    """Smallest part of the image's area that a random crop keeps, which is resized to the whole: 0.08 for ImageNet
+    (Szegedy et al. 2015)."""
     flip: bool = False
     """Mirror left and right with probability 1/2."""
+    colour: Fraction = 0.0
+    """Change brightness, contrast and saturation by random factors of up to 1 +- colour."""
+    mixup: NonNegative = 0.0
+    """Mix two images and their labels with a share from Beta(mixup, mixup) (Zhang et al. 2018)."""
+    cutmix: NonNegative = 0.0
+    """Paste a box of another image, and mix the labels by its area, from Beta(cutmix, cutmix) (Yun et al. 2019). With
+    `mixup`, each is used for half of the examples."""
+    smoothing: Fraction = 0.0
+    """Label smoothing: this share of each label is spread over all classes (Szegedy et al. 2016)."""
+
+    def __post_init__(self) -> None:
+        if self.resized_crop == 0:
+            raise FieldError("resized_crop", "0 keeps nothing of an image", "leave it out for no crop")
+        if self.smoothing == 1:
+            raise FieldError("smoothing", "1 leaves nothing of the labels")
 
     @property
     def keyed(self) -> bool:
         """Whether the augmentation is random."""
-        return bool(self.crop or self.flip)
+        return bool(self.crop or self.flip or self.resized_crop or self.colour or self.paired)
+
+    @property
+    def paired(self) -> bool:
+        """Whether an image is mixed with another one."""
+        return bool(self.mixup or self.cutmix)
+
+    @property
+    def changes_labels(self) -> bool:
+        """Whether a loss must use more than the label: `layers.classify` does."""
+        return self.paired or bool(self.smoothing)
 
     def apply(self, batch: Batch, top: float, key: jax.Array, train: bool) -> Batch:
         """Prepare the images of a batch, uint8 (B, H, W, C) to float32; `top` is the largest pixel value.
 
-        With `train` and random augmentation, the feature `row` (B,) selects the random numbers; it is removed.
+        With `train` and random augmentation, the feature `row` (B,) selects the random numbers; it is removed. With
+        `mixup` or `cutmix`, OTHER_LABEL has the label of the other image and SHARE the share of the own one.
         """
         image_BHWC = batch[IMAGE].astype(jnp.float32) / top
+        rest = {name: value for name, value in batch.items() if name not in EXTRA}
         if train and self.keyed:
-            image_BHWC = jax.vmap(lambda row, image: self._augment(jax.random.fold_in(key, row), image))(
-                batch[ROW], image_BHWC
-            )
-        rest = {name: value for name, value in batch.items() if name != ROW}
-        return rest | {IMAGE: (image_BHWC - self.mean) / self.std}
+            image_BHWC = self._all_augmented(key, batch[ROW], image_BHWC)
+            if self.paired:
+                other_BHWC = batch[OTHER_IMAGE].astype(jnp.float32) / top
+                other_BHWC = self._all_augmented(key, batch[ROW] ^ 1, other_BHWC)
+                image_BHWC, rest[SHARE] = jax.vmap(self._mixed)(_keys(key, batch[ROW]), image_BHWC, other_BHWC)
+        if train and self.smoothing:
+            rest[SMOOTHING] = jnp.full_like(batch[LABEL], self.smoothing, jnp.float32)
+        return rest | {IMAGE: (image_BHWC - _last(self.mean)) / _last(self.std)}
 
-    def _augment(self, key: jax.Array, image_HWC: jax.Array) -> jax.Array:
+    def _all_augmented(self, key: jax.Array, row_B: jax.Array, image_BHWC: jax.Array) -> jax.Array:
+        return jax.vmap(self._augmented)(_keys(key, row_B), image_BHWC)
+
+    def _augmented(self, key: jax.Array, image_HWC: jax.Array) -> jax.Array:
         crop_key, flip_key = jax.random.split(key)
+        if self.resized_crop:
+            image_HWC = resized_crop(jax.random.fold_in(key, 1), image_HWC, self.resized_crop)
         if self.crop:
             pad = ((self.crop, self.crop), (self.crop, self.crop), (0, 0))
             y, x = jax.random.randint(crop_key, (2,), 0, 2 * self.crop + 1)
             image_HWC = jax.lax.dynamic_slice(jnp.pad(image_HWC, pad), (y, x, jnp.int32(0)), image_HWC.shape)
         if self.flip:
             image_HWC = jnp.where(jax.random.bernoulli(flip_key), image_HWC[:, ::-1], image_HWC)
-        return image_HWC
+        return coloured(jax.random.fold_in(key, 2), image_HWC, self.colour) if self.colour else image_HWC
+
+    def _mixed(self, key: jax.Array, own_HWC: jax.Array, other_HWC: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The mixed image, and the share of the own one."""
+        of_mixup, of_cutmix, of_choice = (jax.random.fold_in(key, number) for number in (3, 4, 5))
+        if not self.cutmix:
+            return mixed(of_mixup, own_HWC, other_HWC, self.mixup)
+        pasted = cut_and_mixed(of_cutmix, own_HWC, other_HWC, self.cutmix)
+        if not self.mixup:
+            return pasted
+        choice, blended = jax.random.bernoulli(of_choice), mixed(of_mixup, own_HWC, other_HWC, self.mixup)
+        return jnp.where(choice, blended[0], pasted[0]), jnp.where(choice, blended[1], pasted[1])
+
+
+class WithPixels:
+    """What data of images has in common."""
+
+    pixels: Pixels
+
+    @property
+    def keyed(self) -> bool:
+        return self.pixels.keyed
+
+    @property
+    def paired(self) -> bool:
+        return self.pixels.paired
+
+
+def _keys(key: jax.Array, row_B: jax.Array) -> jax.Array:
+    """A key for each row."""
+    return jax.vmap(jax.random.fold_in, (None, 0))(key, row_B)
+
+
+def _last(value: float | tuple[float, ...]) -> jax.Array:
+    """The value as an array (1, 1, 1, 1 or C)."""
+    return jnp.asarray(value, jnp.float32).reshape(1, 1, 1, -1)

@@ -79,6 +79,11 @@ class Data(Protocol):
         """Whether `prepare` is random: then a batch has its global row numbers as feature `row`."""
         ...
 
+    @property
+    def paired(self) -> bool:
+        """Whether `prepare` mixes an example with another: then a batch has that one's image and label, too."""
+        ...
+
     def example(self) -> Example | None:
         """Shape and dtype of each feature; None if they are not known without reading the examples."""
         ...

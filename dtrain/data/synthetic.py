@@ -10,12 +10,12 @@ import numpy as np
 from dtrain.core.types import Positive
 from dtrain.data.batch import IMAGE, LABEL, Batch, Example
 from dtrain.data.order import hash64
-from dtrain.data.pixels import Pixels
+from dtrain.data.pixels import Pixels, WithPixels
 from dtrain.data.source import Load, Source, Split, image_example
 
 
 @dataclass(frozen=True, kw_only=True)
-class Synthetic:
+class Synthetic(WithPixels):
     """Learnable images of any size, generated on demand."""
 
     kind: Literal["synthetic"] = "synthetic"
@@ -27,10 +27,6 @@ class Synthetic:
     """Number of training examples; the test split has a tenth as many."""
     pixels: Pixels = field(default_factory=Pixels)
     load: Load = field(default_factory=Load)
-
-    @property
-    def keyed(self) -> bool:
-        return self.pixels.keyed
 
     def example(self) -> Example:
         return image_example(self.image, self.classes)

@@ -63,6 +63,10 @@ class Text:
     def keyed(self) -> bool:
         return False
 
+    @property
+    def paired(self) -> bool:
+        return False
+
     def example(self) -> Example:
         return row_example(self.length, self.pack)
 

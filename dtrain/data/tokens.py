@@ -49,6 +49,10 @@ class Tokens:
     def keyed(self) -> bool:
         return False
 
+    @property
+    def paired(self) -> bool:
+        return False
+
     def example(self) -> Example:
         return row_example(self.length, self.separator is not None)
 

@@ -47,27 +47,39 @@ class CNN(ImageClassifier):
     classes: Positive
     stages: tuple[Positive, ...] = (16, 32, 64)
     """Channels of each stage."""
-    blocks: Depth = 1
-    """Residual blocks per stage."""
+    blocks: Depth | tuple[Depth, ...] = 1
+    """Residual blocks of every stage, or of each: [3, 4, 6, 3] for a ResNet-34."""
+    stem: Literal["plain", "imagenet"] = "plain"
+    """plain: a 3 x 3 convolution; imagenet: one of 7 x 7 with stride 2, then maxima of 3 x 3 with stride 2."""
     group: Positive = 8
     """Channels per normalisation group."""
 
     def __post_init__(self) -> None:
         if not self.stages:
             raise FieldError("stages", "needs at least one stage; found none")
-        if self.blocks * len(self.stages) > MOST_BLOCKS:
-            raise FieldError(
-                "blocks", f"{len(self.stages)} stages of {self.blocks} blocks; at most {MOST_BLOCKS} in all"
-            )
+        if isinstance(self.blocks, tuple) and len(self.blocks) != len(self.stages):
+            raise FieldError("blocks", f"{len(self.blocks)} numbers for {len(self.stages)} stages")
+        if sum(self._blocks) > MOST_BLOCKS:
+            raise FieldError("blocks", f"{sum(self._blocks)} blocks; at most {MOST_BLOCKS} in all")
         for i, channels in enumerate(self.stages):
             if channels % self.group:
                 raise FieldError(f"stages.{i}", f"group = {self.group} does not divide {channels} channels")
+
+    @property
+    def _blocks(self) -> tuple[int, ...]:
+        """Blocks of each stage."""
+        return self.blocks if isinstance(self.blocks, tuple) else (self.blocks,) * len(self.stages)
+
+    @property
+    def _stem(self) -> tuple[int, int]:
+        """Size and stride of the stem's kernel."""
+        return (7, 2) if self.stem == "imagenet" else (KERNEL, 1)
 
     def _plan(self) -> list[tuple[str, int, int, int]]:
         """Name, channels in, channels out and stride of each block."""
         plan, channels = [], self.stages[0]
         for i, out in enumerate(self.stages):
-            for j in range(self.blocks):
+            for j in range(self._blocks[i]):
                 plan.append((f"stage{i}_block{j}", channels, out, 2 if i and not j else 1))
                 channels = out
         return plan
@@ -76,7 +88,7 @@ class CNN(ImageClassifier):
         blocks = {name: _block(inputs, out, stride, self.group) for name, inputs, out, stride in self._plan()}
         last = self.stages[-1]
         return {
-            "stem": _kernel(KERNEL, self.image[2], self.stages[0], "_", "embed"),
+            "stem": _kernel(self._stem[0], self.image[2], self.stages[0], "_", "embed"),
             **blocks,
             "norm": norm(last, "embed"),
             "head": dense(last, self.classes, "embed classes"),
@@ -84,7 +96,8 @@ class CNN(ImageClassifier):
 
     def logits(self, params: Tree, image_BHWC: jax.Array, ctx: Context) -> jax.Array:
         """Logits (batch, classes)."""
-        x_BHWC = _conv(image_BHWC, ctx.gather(params["stem"]))
+        x_BHWC = _conv(image_BHWC, ctx.gather(params["stem"]), self._stem[1])
+        x_BHWC = _largest(x_BHWC) if self.stem == "imagenet" else x_BHWC
         for name, _, _, stride in self._plan():
             x_BHWC = self._residual(ctx.gather(params[name]), x_BHWC, stride, ctx)
         x_BHWC = jax.nn.relu(group_norm(ctx.gather(params["norm"]), x_BHWC, self.group))
@@ -100,8 +113,10 @@ class CNN(ImageClassifier):
 
     def flops(self, example: Example, examples: int) -> Flops:
         height, width, channels = self.image
-        area, total = height * width, 0.0  # 2 x positions x kernel area x channels in x channels out, per convolution
-        total += 2 * area * KERNEL**2 * channels * self.stages[0]
+        size, stride = self._stem  # 2 x positions x kernel area x channels in x channels out, per convolution
+        area = math.ceil(height * width / stride**2)
+        total = 2.0 * area * size**2 * channels * self.stages[0]
+        area = math.ceil(area / 4) if self.stem == "imagenet" else area
         for _, inputs, out, stride in self._plan():
             area = math.ceil(area / stride**2)
             total += 2 * area * KERNEL**2 * out * (inputs + out)
@@ -125,6 +140,11 @@ def _block(inputs: int, out: int, stride: int, group: int) -> Tree:
 def _kernel(size: int, inputs: int, out: int, rows: str, columns: str) -> Tree:
     shape = (size, size, inputs, out)
     return weight(shape, f"_ _ {rows} {columns}", fan_in=f"_ {rows}", gain=math.sqrt(2))
+
+
+def _largest(x_BHWC: jax.Array) -> jax.Array:
+    """The maximum of each 3 x 3 window, with stride 2."""
+    return jax.lax.reduce_window(x_BHWC, -jnp.inf, jax.lax.max, (1, KERNEL, KERNEL, 1), (1, 2, 2, 1), "SAME")
 
 
 def _conv(x_BHWC: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:

@@ -176,6 +176,11 @@ def _sizes(recipe: Recipe, example: Example) -> Iterator[Problem]:
     if parameters > MOST_PARAMETERS:
         yield "model", f"{parameters:.1e} parameters; at most {MOST_PARAMETERS:.0e}", "make the sizes smaller"
     pixels = getattr(recipe.data, "pixels", None)
+    for name in ("mean", "std") if pixels and IMAGE in example else ():
+        values, channels = getattr(pixels, name), example[IMAGE].shape[-1]
+        if isinstance(values, tuple) and len(values) not in (1, channels):
+            message = f"{len(values)} values for images of {channels} channels"
+            yield f"data.pixels.{name}", message, "one number, or one for each channel"
     if pixels and IMAGE in example and pixels.crop >= min(example[IMAGE].shape[:2]):
         height, width, *_ = example[IMAGE].shape
         message = f"shifts of {pixels.crop} pixels in images of {height} x {width}; at most {min(height, width) - 1}"

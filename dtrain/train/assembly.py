@@ -9,8 +9,9 @@ from jax.sharding import PartitionSpec
 
 from dtrain.core.errors import DataError, RecipeError
 from dtrain.core.types import Device
-from dtrain.data.batch import WEIGHT, Batch, Example, Feature
+from dtrain.data.batch import IMAGE, LABEL, OTHER_IMAGE, OTHER_LABEL, WEIGHT, Batch, Example, Feature
 from dtrain.models.lora import adapted
+from dtrain.models.nn import param as declare
 from dtrain.optim.groups import grouped
 from dtrain.optim.update import learning_rate, transformation
 from dtrain.parallel.rules import Layout, with_default_dims
@@ -19,6 +20,7 @@ from dtrain.recipe.recipe import Recipe
 from dtrain.train import state as states
 from dtrain.train.state import State
 from dtrain.train.step import eval_step, loss_of, outputs_of, predict_step, train_step
+from dtrain.train.trace_checks import refuse_ignored_labels
 
 ROW = Feature((), "uint32")
 WEIGHTS = Feature((), "float32")
@@ -96,7 +98,13 @@ def assemble(recipe: Recipe, devices: Sequence[Device], example: Example, steps:
         }
 
     keyed = data.keyed or bool(model.user_code)  # a user's model may ask for random keys
-    batch = batch_shapes(dict(example) | ({"row": ROW} if keyed else {}), recipe.batch)
+    features = dict(example) | ({"row": ROW} if keyed else {})
+    if data.paired:
+        features |= {OTHER_IMAGE: example[IMAGE], OTHER_LABEL: example[LABEL]}
+    batch = batch_shapes(features, recipe.batch)
+
+    if model.user_code:
+        refuse_ignored_labels(model, declare.abstract(declared, precision.compute), prepared(recipe, features, True))
 
     def train() -> jax.stages.Traced:
         step = train_step(
@@ -136,11 +144,11 @@ def assemble(recipe: Recipe, devices: Sequence[Device], example: Example, steps:
     )
 
 
-def prepared(recipe: Recipe, example: Example) -> dict[str, jax.ShapeDtypeStruct]:
+def prepared(recipe: Recipe, example: Example, train: bool = False) -> dict[str, jax.ShapeDtypeStruct]:
     """The arrays of one example as the model receives them: prepared, and in the dtype in which it computes."""
     rows = {name: jax.ShapeDtypeStruct((1, *of.shape), jnp.dtype(of.dtype)) for name, of in example.items()}
 
     def prepare(batch: Batch) -> Batch:
-        return recipe.precision.cast_batch(recipe.data.prepare(batch, jax.random.key(0), False))
+        return recipe.precision.cast_batch(recipe.data.prepare(batch, jax.random.key(0), train))
 
     return jax.eval_shape(prepare, rows)

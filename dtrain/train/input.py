@@ -22,8 +22,9 @@ def train_batches(
     """Yield batches `start` to `steps` - 1 on the devices. `warn` receives a message if a worker process dies."""
     recipe, order = assembly.recipe, Order(len(source), assembly.recipe.seed, source.starts)
     put = Put(recipe.engine, assembly.layout, recipe.batch)
+    keyed, paired = ROW in assembly.batch, recipe.data.paired
     host = TrainBatches(
-        source, order, recipe.batch, local=put.held, start=start, steps=steps, keyed=ROW in assembly.batch
+        source, order, recipe.batch, local=put.held, start=start, steps=steps, keyed=keyed, paired=paired
     )
     with closing(stream(host, recipe.data.load, warn)) as batches:
         for batch in batches:

@@ -3,10 +3,14 @@
 import difflib
 import hashlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
+
+from dtrain.core.errors import RecipeError
+from dtrain.data.batch import ROW, SHARE, SMOOTHING
+from dtrain.models.nn.single_device import SingleDeviceContext
 
 LINE = 160
 ADDRESS = re.compile(r"\b0x[0-9a-f]+")
@@ -40,6 +44,25 @@ def trace_differences(trace: Callable[[], jax.stages.Traced], first: jax.stages.
     changed = [line[2:].strip()[:LINE] for line in difflib.ndiff(before, after) if line[:2] in ("- ", "+ ")]
     head = "tracing the step twice gave two different programs: it depends on something other than its arguments"
     return [head, *(f"  {line}" for line in changed[:4])]
+
+
+def refuse_ignored_labels(model: Any, params: Any, batch: Mapping[str, jax.ShapeDtypeStruct]) -> None:
+    """Raise RecipeError if the loss of a user's model ignores the shares of mixed labels, or the smoothing of labels.
+
+    `batch`: shapes of prepared examples.
+    """
+    if not {SHARE, SMOOTHING} & batch.keys():
+        return
+    batch = dict(batch) | {ROW: jax.ShapeDtypeStruct((1,), "uint32")}
+    traced = jax.make_jaxpr(lambda p, b: model.loss(p, b, SingleDeviceContext(train=True)))(params, dict(batch))
+    leaves: Any = jax.tree_util.tree_leaves_with_path((params, dict(batch)))
+    used = {id(value) for equation in traced.jaxpr.eqns for value in equation.invars}
+    for (path, _), variable in zip(leaves, traced.jaxpr.invars, strict=True):
+        name = getattr(path[-1], "key", "")
+        if path[0].idx == 1 and name in (SHARE, SMOOTHING) and id(variable) not in used:
+            what = "mixes labels (mixup, cutmix)" if name == SHARE else "smooths labels"
+            message = f"{model.user_code}: data.pixels {what}, and the loss does not use batch[{name!r}]"
+            raise RecipeError(message, "compute the loss with dtrain.layers.classify, or leave the setting out")
 
 
 def _constants(jaxpr: Any) -> Iterator[Any]:

@@ -15,7 +15,8 @@ from dtrain.models.nn.attention import AttentionSpec
 from dtrain.models.nn.param import Param, abstract, count, initial, normal
 from dtrain.models.nn.single_device import SingleDeviceContext
 from dtrain.models.vit import ViT
-from tests.engines import MODELS, random_batch
+from dtrain.parallel.mesh import Mesh
+from tests.engines import ENGINES, MODELS, gradients, place, random_batch, worst
 
 EXAMPLE: Example = {"image": Feature((8, 8, 1), "uint8"), "label": Feature((), "int32", 10)}
 
@@ -121,3 +122,29 @@ def test_biases_and_scales_are_not_decayed(name: str) -> None:
         assert isinstance(param, Param)
         text = jax.tree_util.keystr(path)
         assert param.decay == (not any(word in text for word in ("bias", "scale", "position")))
+
+
+RESNET34 = CNN(
+    image=(224, 224, 3), classes=1000, stages=(64, 128, 256, 512), blocks=(3, 4, 6, 3), stem="imagenet", group=16
+)
+
+
+def test_a_resnet34_has_the_published_size_and_cost() -> None:
+    """torchvision's has 21,797,672 parameters, 17,024 of them in normalisations, and 3.66e9 products at 224 x 224."""
+    leaves = jax.tree.leaves(RESNET34.params())
+    assert sum(param.size for param in leaves if len(param.shape) == 4 or 1000 in param.shape) == 21_797_672 - 17_024
+    assert RESNET34.flops({}, 1).step == pytest.approx(6 * 3.66e9, rel=0.01)
+
+
+def test_the_numbers_of_blocks_must_fit_the_stages() -> None:
+    with pytest.raises(FieldError, match="3 numbers for 2 stages"):
+        CNN(image=(8, 8, 1), classes=10, stages=(8, 16), blocks=(1, 2, 3))
+
+
+@pytest.mark.parametrize("kind", ["jit", "shard_map"])
+def test_the_stem_of_a_resnet_is_the_same_on_a_mesh(kind: str) -> None:
+    model = CNN(image=(8, 8, 1), classes=10, stages=(16, 32), blocks=(1, 2), stem="imagenet")
+    loss, found = gradients(place(model, ENGINES[kind], Mesh(data=2, fsdp=2, tensor=2)))
+    alone, reference = gradients(place(model, ENGINES["jit"], Mesh(data=1)))
+    assert loss == pytest.approx(alone, rel=2e-6)
+    assert worst(found, reference) < 1e-5

@@ -32,7 +32,7 @@ def refusal(folder: Path, body: str) -> list[str]:
         ("engine: {kind: {a: b}}", "engine.kind: expected one of jit, shard_map, pmap; found a mapping with a"),
         ("model: {kind: vit, image: [8, 8], classes: 10}", "3 numbers (height, width, channels); found a list of 2"),
         ("data: {kind: images, root: x, size: [3]}", "a list of 2 numbers (height and width to which every image"),
-        ("model: {kind: cnn, image: [8, 8, 1], classes: 2, blocks: 999}", "3 stages of 999 blocks; at most 1000"),
+        ("model: {kind: cnn, image: [8, 8, 1], classes: 2, blocks: 999}", "2997 blocks; at most 1000"),
         ("model: {kind: vit, image: [8, 8, 1], classes: 10, layers: 2147483647}", "a number of at most 10000"),
         ("optimizer: {kind: sgd, lr: 1e300}", "optimizer.lr: expected a number of at most 10,000; found 1e+300"),
         ("optimizer: {kind: sgd, lr: 1e-300}", "optimizer.lr: expected a number of at least 1e-30; found 1e-300"),

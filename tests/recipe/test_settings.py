@@ -43,7 +43,11 @@ OTHERS: dict[str, dict[str, Any]] = {
     "Linear": {"factor": 3.0},
     "Llama3": {"factor": 2.0, "low": 2.0, "high": 8.0, "original": 64},
     "Yarn": {"factor": 2.0, "original": 64, "fast": 1000.0, "slow": 100.0},
-    "Pixels": {"mean": 0.5, "std": 2.0, "crop": 2},
+    "Pixels": {
+        "mean": 0.5, "std": 2.0, "crop": 2, "resized_crop": 0.3, "colour": 0.5, "mixup": 1.0, "cutmix": 1.0,
+        "smoothing": 0.1,
+    },
+    "CustomOptimizer": {"target": "optax:sgd", "args": {"b1": 0.5}},
 }  # fmt: skip
 NAMED = {
     "lr": 0.5, "schedule": Cosine(), "decay": 0.5, "clip": 1e-3, "ema": 0.5, "epsilon": 0.1, "factor_from": 8,
@@ -64,6 +68,7 @@ ALONE = {
     ("Decoder", "preset"): "filled in before the section is made",
     ("Decoder", "remat"): "tests/models/nn/test_remat.py counts what is recomputed",
     ("Decoder", "unroll"): "a different program, the same numbers",
+    ("CustomOptimizer", "folder"): "where the module is",
 }
 NEEDS = {"global_every": {"window": 4}, "norm_bias": {"norm": "layer"}, "decay_all": {"decay": 0.5}}
 """Other fields that a field needs to have an effect."""
@@ -176,10 +181,13 @@ def test_every_field_of_a_schedule_changes_the_rate(member: type) -> None:
 
 
 def test_every_field_of_pixels_changes_the_image() -> None:
-    batch = {"image": np.arange(512, dtype=np.uint16).reshape(8, 8, 8, 1), "row": np.arange(8, dtype=np.uint32)}
+    image = (np.arange(512) % 256).astype(np.uint8).reshape(8, 8, 8, 1)
+    label, row = np.zeros(8, np.int32), np.arange(8, dtype=np.uint32)
+    batch = {"image": image, "row": row, "label": label, "other_image": image[::-1], "other_label": label}
 
     def apply(pixels: Pixels) -> Any:
-        return pixels.apply(batch, 255.0, jax.random.key(0), True)["image"]
+        found = pixels.apply(batch, 255.0, jax.random.key(0), True)
+        return [found["image"], found.get("share", np.ones(8)), found.get("smoothing", np.zeros(8))]
 
     for field, value in others("Pixels", Pixels()):
         one, other = changed(Pixels(), field, value)

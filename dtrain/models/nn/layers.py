@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from dtrain.core.metrics import ACCURACY, NLL, Metric
-from dtrain.data.batch import IMAGE, LABEL, TARGET, WEIGHT, Batch, Example
+from dtrain.data.batch import IMAGE, LABEL, OTHER_LABEL, SHARE, SMOOTHING, TARGET, WEIGHT, Batch, Example
 from dtrain.models.nn import param as declare
 from dtrain.models.nn.context import Context
 from dtrain.models.nn.matmul import matmul
@@ -126,13 +126,27 @@ def normalised(params: Tree, x: jax.Array, kind: str, epsilon: float, offset: bo
 
 
 def classify(logits_BK: jax.Array, batch: Batch, ctx: Context) -> Loss:
-    """Cross-entropy and accuracy against the labels (B,), summed over examples with their weights (B,)."""
+    """Cross-entropy and accuracy against the labels (B,), summed over examples with their weights (B,).
+
+    Where images were mixed, against both labels with their shares; smoothed labels count in the loss alone.
+    """
     logits_BK = logits_BK.astype(ctx.loss_dtype)
     label_B = batch[LABEL]
     weight_B = batch[WEIGHT] if WEIGHT in batch else jnp.ones_like(label_B, jnp.float32)
     logp_BK = jax.nn.log_softmax(logits_BK)
-    nll_B = -jnp.take_along_axis(logp_BK, label_B[:, None], axis=1)[:, 0].astype(jnp.float32)
-    hit_B = (logits_BK.argmax(-1) == label_B).astype(jnp.float32)
+
+    def against(label_B: jax.Array) -> tuple[jax.Array, jax.Array]:
+        nll_B = -jnp.take_along_axis(logp_BK, label_B[:, None], axis=1)[:, 0].astype(jnp.float32)
+        return nll_B, (logits_BK.argmax(-1) == label_B).astype(jnp.float32)
+
+    nll_B, hit_B = against(label_B)
+    if SHARE in batch:
+        share_B, (other_nll_B, other_hit_B) = batch[SHARE], against(batch[OTHER_LABEL])
+        nll_B = share_B * nll_B + (1 - share_B) * other_nll_B
+        hit_B = share_B * hit_B + (1 - share_B) * other_hit_B
+    if SMOOTHING in batch:
+        spread_B = -logp_BK.astype(jnp.float32).mean(-1)
+        nll_B = (1 - batch[SMOOTHING]) * nll_B + batch[SMOOTHING] * spread_B
     return Loss((nll_B * weight_B).sum(), weight_B.sum(), {ACCURACY.name: (hit_B * weight_B).sum()})
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from dtrain.core.errors import FieldError
 from dtrain.core.types import DType
-from dtrain.data.batch import WEIGHT
+from dtrain.data.batch import SHARE, SMOOTHING, WEIGHT
 from dtrain.models.nn.matmul import sums
 from dtrain.models.nn.param import Param, Tree
 
@@ -51,11 +51,13 @@ class Precision:
         return jax.tree.map(cast_one, declared, params)
 
     def cast_batch(self, batch: Tree) -> Tree:
-        """Cast floating-point arrays to the compute dtype, except `weight`, which counts examples and stays exact."""
-        return {
-            name: x.astype(self.compute) if name != WEIGHT and jnp.issubdtype(x.dtype, jnp.floating) else x
-            for name, x in batch.items()
-        }
+        """Cast floating-point arrays to the compute dtype, except weights and shares of labels, which stay exact."""
+
+        def cast_one(name: str, x: jax.Array) -> jax.Array:
+            exact = name in (WEIGHT, SHARE, SMOOTHING) or not jnp.issubdtype(x.dtype, jnp.floating)
+            return x if exact else x.astype(self.compute)
+
+        return {name: cast_one(name, x) for name, x in batch.items()}
 
     @contextmanager
     def tracing(self) -> Iterator[None]:
