@@ -155,7 +155,7 @@ def place(
 def gradients(on: Placed) -> tuple[float, Any]:
     """The mean loss and its gradients at the initial state."""
     traced = on.engine.trace(on.layout, on.grads, on.now.params, on.rows, out=None, donate=False)
-    loss, sums = jax.device_get(jax.block_until_ready(traced.lower().compile()(on.now.params, on.rows)))
+    loss, sums = jax.device_get(jax.block_until_ready(on.engine.compile(traced, "cpu")(on.now.params, on.rows)))
     return float(loss.sum / loss.weight), jax.tree.map(lambda g: g / loss.weight, sums)
 
 
@@ -163,7 +163,7 @@ def train(on: Placed, optimizer: Any = ADAM, steps: int = 2) -> Trained:
     """Train for a few steps."""
     one = step.train_step(on.grads, on.update, learning_rate(optimizer, 100), on.layout.declared)
     out = (state.placement(on.shapes), on.layout.sharding(PartitionSpec()))
-    compiled = on.engine.trace(on.layout, one, on.now, on.rows, out=out, donate=True).lower().compile()
+    compiled = on.engine.compile(on.engine.trace(on.layout, one, on.now, on.rows, out=out, donate=True), "cpu")
     now, losses = on.now, []
     for _ in range(steps):
         now, metrics = compiled(now, on.rows)

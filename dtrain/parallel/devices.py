@@ -18,7 +18,6 @@ SILENCE, LOCAL_SILENCE = 10, 100
 COMPILING = 2 * 3600 * 1000
 """Milliseconds that a process waits for the others to finish compiling."""
 FUSIONS = "--xla_cpu_experimental_ynn_fusion_type"
-CONCURRENCY = "--xla_cpu_enable_concurrency_optimized_scheduler"
 
 
 def configure_environment() -> None:
@@ -59,12 +58,10 @@ def _add_flag(name: str, value: str) -> None:
 def fake_devices(devices: int) -> None:
     """Give this process that many fake CPU devices; call it before JAX is imported.
 
-    Thread pools are sized from PJRT_NPROC; too small a pool deadlocks in collectives. So do programs that XLA schedules
-    for concurrency: devices then enter independent collectives in different orders and wait for each other.
+    Thread pools are sized from PJRT_NPROC; too small a pool deadlocks in collectives.
     """
     assert "jax" not in sys.modules, "fake devices are set up before JAX is imported"
     configure_environment()
-    _add_flag(CONCURRENCY, "false")
     os.environ["PJRT_NPROC"] = str(max(32, 4 * devices))
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["JAX_NUM_CPU_DEVICES"] = str(devices)

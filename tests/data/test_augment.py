@@ -138,7 +138,7 @@ def losses(*overrides: str, devices: int, recipe: str = "recipes/mlp-digits.yaml
         source, Order(len(source), 0, None), 16, local=put.held, start=0, steps=2, keyed=True, paired=True
     )
     state, found = create_state(assembly.make, assembly.shapes), []
-    step = assembly.train().lower().compile()
+    step = given.engine.compile(assembly.train(), "cpu")
     for i in range(2):
         batch = {name: value for name, value in batches[i].items() if name in assembly.batch}
         state, metrics = step(state, put(batch))

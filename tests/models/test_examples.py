@@ -57,7 +57,7 @@ def trained(name: str, *overrides: str, devices: int = 8) -> tuple[list[float], 
         source, Order(len(source), 0, None), recipe.batch, local=put.held, start=0, steps=3, keyed=True
     )
     state = create_state(assembly.make, assembly.shapes)
-    step, losses, gradients = assembly.train().lower().compile(), [], None
+    step, losses, gradients = recipe.engine.compile(assembly.train(), "cpu"), [], None
     for number in range(3):
         state, metrics = step(state, put(batches[number]))
         losses.append(float(jax.block_until_ready(metrics)["loss"]))

@@ -114,7 +114,7 @@ def trained(name: str, *overrides: str, devices: int = 8) -> tuple[list[float], 
     given = {path: jax.device_put(value, shardings[path].sharding) for path, value in by_path.items()}
     state = create_state(assembly.make, assembly.shapes, given)
     frozen = jax.device_get(state.params["base"])
-    step, losses, gradients = assembly.train().lower().compile(), [], None
+    step, losses, gradients = recipe.engine.compile(assembly.train(), "cpu"), [], None
     for number in range(2):
         state, metrics = step(state, put(batches[number]))
         losses.append(float(jax.block_until_ready(metrics)["loss"]))

@@ -37,7 +37,7 @@ def trained(optimizer: Any, engine: str = "jit", steps: int = 2) -> tuple[dict[s
     one = step.train_step(grads, update, learning_rate(optimizer, 100), layout.declared)
     now, rows = state.create_state(make, shapes), Put(ENGINES[engine], layout, EXAMPLES)(random_batch(MODEL))
     out = (state.placement(shapes), layout.sharding(jax.sharding.PartitionSpec()))
-    compiled = ENGINES[engine].trace(layout, one, now, rows, out=out, donate=False).lower().compile()
+    compiled = ENGINES[engine].compile(ENGINES[engine].trace(layout, one, now, rows, out=out, donate=False), "cpu")
     before = by_path(now.params)
     for _ in range(steps):
         now, _ = compiled(now, rows)

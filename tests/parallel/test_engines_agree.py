@@ -131,7 +131,7 @@ SPREAD = {"expert": {"expert": 4}, "sequence": {"sequence": 2, "tensor": 2}, "pi
 
 def sums(placed: Placed) -> dict[str, float]:
     found = placed.engine.trace(placed.layout, placed.grads, placed.now.params, placed.rows, out=None, donate=False)
-    loss, _ = jax.device_get(jax.block_until_ready(found.lower().compile()(placed.now.params, placed.rows)))
+    loss, _ = jax.device_get(jax.block_until_ready(placed.engine.compile(found, "cpu")(placed.now.params, placed.rows)))
     return {name: float(value / loss.weight) for name, value in {"loss": loss.sum, **loss.metrics}.items()}
 
 
