@@ -9,6 +9,8 @@ Batch = dict[str, Any]
 
 IMAGE, LABEL = "image", "label"
 """Pictures (examples, height, width, channels), and the number of each one's class (examples,)."""
+FEATURES = "features"
+"""The numbers of a row of a table (examples, columns)."""
 TOKEN, TARGET = "token", "target"
 """Tokens (examples, length), and the token that follows each; -1 where none is predicted."""
 POSITION, DOCUMENT = "position", "document"

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from dtrain.core.errors import DataError
+from dtrain.core.types import Positive
 from dtrain.core.user_code import build_target, own_code, refuse_malformed
 from dtrain.data.batch import DOCUMENT, LABEL, POSITION, ROW, TARGET, TOKEN, WEIGHT, Batch, Example, Feature
 from dtrain.data.source import Load, Source, Split
@@ -33,6 +34,10 @@ class CustomData:
     code."""
     args: dict[str, object] = field(default_factory=dict)
     """Keyword arguments for the class, besides `split`."""
+    classes: Positive | None = None
+    """Number of classes of `label`, if the object does not state it."""
+    vocab: Positive | None = None
+    """Number of possible tokens, if the object does not state it."""
     folder: str | None = None
     """Folder that is searched first for the module: the recipe's, if the module is in it."""
     load: Load = field(default_factory=Load)
@@ -54,7 +59,9 @@ class CustomData:
     def open(self, split: Split) -> Source:
         """Open the user's rows of a split. DataError if they are not rows of arrays that depend on the index alone."""
         rows = build_target("data", self.target, {"split": split, **self.args}, self.folder)
-        source = UserRows(f"data.target: {self.target}, split {split}", rows)
+        stated = {"classes": self.classes, "vocab": self.vocab}
+        stated = {name: value for name, value in stated.items() if value is not None}
+        source = UserRows(f"data.target: {self.target}, split {split}", rows, stated)
         source.refuse_unfit()
         return source
 
@@ -66,12 +73,16 @@ class CustomData:
 class UserRows:
     """The rows of a user's object: `len(rows)`, and `rows.rows(indices)`, a dict of arrays (indices, ...).
 
+    Or `rows[index]`, a dict of one row's arrays, as sources and map datasets of grain have.
+
     `rows.classes` is the number of classes of its labels, `rows.vocab` that of its tokens, and `rows.fingerprint` a
     text that changes with the content; without it all rows are read and digested at every start.
     """
 
     where: str
     data: Any
+    given: Mapping[str, int] = field(default_factory=dict)
+    """`classes` and `vocab`, where the object does not state them."""
     starts: None = None
 
     def __len__(self) -> int:
@@ -80,7 +91,11 @@ class UserRows:
 
     def rows(self, indices: np.ndarray) -> Batch:
         with own_code(self.where):
-            found = self.data.rows(indices)
+            if hasattr(self.data, "rows"):
+                found = self.data.rows(indices)
+            else:
+                rows = [self.data[int(index)] for index in indices]
+                found = {name: [row[name] for row in rows] for name in rows[0]}
         return {name: self._checked(name, values, len(indices)) for name, values in found.items()}
 
     def changed(self) -> str:
@@ -124,7 +139,8 @@ class UserRows:
 
     def refuse_unfit(self) -> None:
         """Raise DataError if there are no rows, if labels have no number of classes, or if rows are not pure."""
-        missing = [name for name in ("__len__", "rows") if not hasattr(self.data, name)]
+        missing = [] if hasattr(self.data, "__len__") else ["__len__"]
+        missing += [] if hasattr(self.data, "rows") or hasattr(self.data, "__getitem__") else ["rows (or __getitem__)"]
         if missing:
             raise DataError(
                 f"{self.where}: the object lacks {' and '.join(missing)}", "define __len__ and rows(indices)"
@@ -135,7 +151,7 @@ class UserRows:
         pair, other, again = (self.rows(np.array(which)) for which in ([first, last], [last, first], [first, last]))
         for name, attribute in ((LABEL, "classes"), (TOKEN, "vocab")):
             if name in pair and name not in self._most:
-                hint = f"give the object an attribute {attribute} = N: the values are 0 to N - 1"
+                hint = f"give the object an attribute {attribute} = N, or set data.{attribute}: values are 0 to N - 1"
                 raise DataError(f"{self.where}: it has {name!r}, but no {attribute}", hint)
         for name, values in pair.items():
             if not (np.array_equal(values, again[name]) and np.array_equal(values, other[name][::-1])):
@@ -151,7 +167,9 @@ class UserRows:
     def _most(self) -> Mapping[str, int]:
         """The number of possible values of labels and tokens, where the object states it."""
         stated = {LABEL: "classes", TOKEN: "vocab", TARGET: "vocab"}
-        return {name: getattr(self.data, key) for name, key in stated.items() if hasattr(self.data, key)}
+        own = {key: getattr(self.data, key) for key in stated.values() if hasattr(self.data, key)}
+        known = dict(self.given) | own
+        return {name: known[key] for name, key in stated.items() if key in known}
 
     def _checked(self, name: str, values: object, count: int) -> np.ndarray:
         """The array in a type that JAX uses. DataError if it is none of `count` rows, or has values out of range."""

@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 
 from dtrain.core.errors import DataError
-from dtrain.data.batch import IMAGE, LABEL, TARGET, TOKEN, Batch, Example
+from dtrain.data.batch import FEATURES, IMAGE, LABEL, TARGET, TOKEN, Batch, Example
 from dtrain.data.digits import WHITE, Digits
 from dtrain.data.files import matching
 from dtrain.data.image_files import ImageFile, ImageFiles
 from dtrain.data.images import SUFFIXES
 from dtrain.data.source import Arrays, Data, Source
+from dtrain.data.table import Table
 from dtrain.data.windows import NO_TARGET, row_example
 
 TOP = 255.0
@@ -25,9 +26,11 @@ class Inputs:
 
     source: Source
     names: list[str]
-    """The file of each example; several rows of tokens may come from one file."""
+    """The file or row of each example; several rows of tokens may come from one file."""
     sizes: dict[str, int] = field(default_factory=dict)
     """Bytes of each text file."""
+    by: str = "file"
+    """What the names are: files, or the numbers of rows."""
 
 
 def inputs(data: Data, example: Example, names: Sequence[str]) -> Inputs:
@@ -39,6 +42,9 @@ def inputs(data: Data, example: Example, names: Sequence[str]) -> Inputs:
         return _texts(data, example[TOKEN].shape[0], names)
     if IMAGE in example and example[IMAGE].dtype == "uint8" and data.kind != "custom":
         return _images(data, example[IMAGE].shape, names)
+    if isinstance(data, Table):
+        rows = Arrays({FEATURES: data.unlabelled(names)}, {FEATURES: example[FEATURES]}, "")
+        return Inputs(rows, [f"{i + 1}" for i in range(len(rows))], by="row")
     message = f"data of kind {data.kind} cannot read {names[0]}"
     hint = "leave the files out to use the test split, and change the data with key=value: data.args.path=..."
     raise DataError(message, hint)

@@ -112,6 +112,22 @@ class Stream:
         return {"digest": digest.hexdigest(), "smallest": min(minima), "largest": max(maxima)}
 
 
+@dataclass(frozen=True)
+class InMemory:
+    """A `Stream` of tokens in memory."""
+
+    tokens: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def part(self, start: int, stop: int) -> "InMemory":
+        return InMemory(self.tokens[start:stop])
+
+    def scanned(self, _: str) -> dict[str, Any]:
+        return {"digest": "", "smallest": 0, "largest": int(self.tokens.max(initial=0))}
+
+
 def opened(path: Path, dtype: str) -> Stream:
     """Open a .npy or .bin file of tokens; `dtype` is that of a .bin without a header. DataError if it is not valid."""
     refuse_suffix(path, "a file of tokens (.bin or .npy)", FORMATS)

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from dtrain.core.errors import RecipeError
-from dtrain.core.metrics import ACCURACY, Metric
-from dtrain.data.batch import IMAGE, TOKEN, WEIGHT, Batch
+from dtrain.core.metrics import ACCURACY, MAE, Metric
+from dtrain.data.batch import FEATURES, IMAGE, TOKEN, WEIGHT, Batch
 from dtrain.models.nn.context import Context
-from dtrain.models.nn.layers import classify, next_token, probabilities, row_losses
+from dtrain.models.nn.layers import classify, next_token, probabilities, regress, row_losses
 from dtrain.models.nn.model import Loss
 from dtrain.models.nn.param import Tree, paths
 
@@ -29,7 +29,7 @@ class Adapter:
     loss_of: LossOf = classify
     """The loss of the module's outputs: `layers.classify`, `layers.next_token` or a function of your own."""
     inputs: tuple[str, ...] | None = None
-    """The arrays of the batch that the module is called with; default: the image, or the tokens."""
+    """The arrays of the batch that the module is called with; default: the image, the tokens, or the features."""
     metrics: tuple[Metric, ...] = (ACCURACY,)
     """The metrics that `loss_of` returns."""
 
@@ -54,11 +54,11 @@ class Adapter:
 
     def arrays(self, batch: Batch) -> list[jax.Array]:
         """The arrays that the module is called with, each (examples, ...)."""
-        names = self.inputs or tuple(name for name in (IMAGE, TOKEN) if name in batch)[:1]
+        names = self.inputs or tuple(name for name in (IMAGE, TOKEN, FEATURES) if name in batch)[:1]
         missing = [name for name in names if name not in batch]
         if missing or not names:
             found = f"the batch has {', '.join(sorted(batch))}"
-            what = f"no array {missing[0]!r}" if missing else "neither an image nor tokens"
+            what = f"no array {missing[0]!r}" if missing else "no image, tokens or features"
             raise RecipeError(f"{what} for the module: {found}", "inputs=('name', ...) names the module's arguments")
         return [batch[name] for name in names]
 
@@ -78,10 +78,14 @@ class FromOutputs(Adapter):
         return getattr(self.model, name)
 
 
+METRICS = {classify: (ACCURACY,), regress: (MAE,)}
+"""What the losses of dtrain return beside the loss."""
+
+
 def from_outputs(model: Any) -> FromOutputs:
     """The model with a loss and predictions from its outputs; by default those of a classifier."""
     loss_of = vars(model).get("loss_of", getattr(type(model), "loss_of", classify))
-    metrics = getattr(model, "metrics", (ACCURACY,) if loss_of is classify else ())
+    metrics = getattr(model, "metrics", METRICS.get(loss_of, ()))
     return FromOutputs(model, loss_of=loss_of, metrics=metrics)
 
 

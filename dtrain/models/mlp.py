@@ -12,7 +12,7 @@ import jax
 
 from dtrain.core.errors import FieldError
 from dtrain.core.types import Positive
-from dtrain.data.batch import IMAGE, LABEL, Example
+from dtrain.data.batch import FEATURES, IMAGE, LABEL, Batch, Example
 from dtrain.models.nn.context import Context
 from dtrain.models.nn.layers import ImageClassifier, added, dense, three_times
 from dtrain.models.nn.matmul import matmul
@@ -49,8 +49,11 @@ class MLP(ImageClassifier):
             columns = "classes"
         return dense(self.sizes[i], self.sizes[i + 1], f"{rows} {columns}", gain=math.sqrt(2))
 
+    def inputs(self, batch: Batch) -> jax.Array:
+        return batch[FEATURES] if FEATURES in batch else batch[IMAGE]
+
     def logits(self, params: Tree, image_BHWC: jax.Array, ctx: Context) -> jax.Array:
-        """Logits (batch, classes)."""
+        """Logits (batch, classes), from images or rows of a table."""
         x = image_BHWC.reshape(len(image_BHWC), -1)
         for i in range(len(self.sizes) - 1):
             layer = ctx.gather(params[f"layer{i}"])
@@ -63,12 +66,14 @@ class MLP(ImageClassifier):
         return three_times(2.0 * sum(a * b for a, b in zip(self.sizes, self.sizes[1:], strict=False)), examples)
 
     def mismatch(self, example: Example) -> str:
-        if not {IMAGE, LABEL} <= set(example):
-            return f"the model takes images and labels; the data has {', '.join(sorted(example))}"
-        shape, classes = example[IMAGE].shape, example[LABEL].values
+        what = FEATURES if FEATURES in example else IMAGE
+        if not {what, LABEL} <= set(example) or example[LABEL].dtype != "int32":
+            return f"the model takes images or rows of a table, and classes; the data has {', '.join(sorted(example))}"
+        shape, classes = example[what].shape, example[LABEL].values
         if math.prod(shape) != self.sizes[0]:
             sizes = " x ".join(map(str, shape))
-            return f"sizes begins with {self.sizes[0]}; the data's images are {sizes} = {math.prod(shape)} values"
+            of = f"rows have {sizes} columns" if what == FEATURES else f"images are {sizes} = {math.prod(shape)} values"
+            return f"sizes begins with {self.sizes[0]}; the data's {of}"
         if classes is not None and classes != self.sizes[-1]:
             return f"sizes ends with {self.sizes[-1]}; the data has {classes} classes"
         return ""

@@ -39,6 +39,8 @@ LOADING = {
     "data.root",
     "data.files",
     "data.test_files",
+    "data.file",
+    "data.test_file",
     "data.tokenizer",
     "data.download",
     "data.mirrors",

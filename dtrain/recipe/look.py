@@ -19,7 +19,10 @@ from dtrain.data.files import PACKAGE, matching
 from dtrain.data.idx import FILES, IDX
 from dtrain.data.images import Images
 from dtrain.data.known import NO_CACHE
+from dtrain.data.npz import Npz
 from dtrain.data.source import Data, Source, Split
+from dtrain.data.stream import InMemory
+from dtrain.data.table import Table
 from dtrain.data.text import Text
 from dtrain.data.tokens import Tokens, held_out, windows
 
@@ -115,6 +118,18 @@ def _(data: Images, found: Look) -> None:
         found.open(data, "data.root")
 
 
+@_look.register(Table)
+@_look.register(Npz)
+def _(data: Table | Npz, found: Look) -> None:
+    files = data.files if isinstance(data, Table) else (data.file,)
+    test = data.test_files if isinstance(data, Table) else filter(None, (data.test_file,))
+    paths = _matching(files, tuple(test), "data", found)
+    if paths and _bytes(paths) > BYTES:
+        found.unseen.append(f"data: the rows of {len(paths)} files, over {BYTES >> 20} MiB")
+    elif paths:
+        found.open(data, "data.files" if isinstance(data, Table) else "data.file")
+
+
 @_look.register
 def _(data: Tokens, found: Look) -> None:
     files = _matching(data.files, data.test_files, "tokens", found)
@@ -157,22 +172,6 @@ def _read_text(data: Text, found: Look) -> None:
             found.take(split, windows([str(files[0])], [stream], data.length, drawn, separator, split, NO_CACHE))
         except DataError as error:
             found.refuse("data.length", error)
-
-
-@dataclass(frozen=True)
-class InMemory:
-    """A `Stream` of tokens in memory."""
-
-    tokens: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def part(self, start: int, stop: int) -> "InMemory":
-        return InMemory(self.tokens[start:stop])
-
-    def scanned(self, _: str) -> dict[str, Any]:
-        return {"digest": "", "smallest": 0, "largest": int(self.tokens.max(initial=0))}
 
 
 def _tokenizer(data: Text | Tokens, found: Look) -> bool:

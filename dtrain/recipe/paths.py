@@ -13,7 +13,9 @@ from typing import Any
 from dtrain.recipe.yaml import Node, shown
 
 GLOBS = ("data.files", "data.test_files")
-PATHS = ("data.root", "data.tokenizer", "data.folder", "model.folder", "optimizer.folder", "init.run", *GLOBS)
+FOLDERS = ("data.folder", "model.folder", "optimizer.folder")
+"""Where the modules of a user's code are searched for."""
+PATHS = ("data.root", "data.file", "data.test_file", "data.tokenizer", "init.run", *FOLDERS, *GLOBS)
 """Keys whose values are paths on this machine."""
 ELSEWHERE = ("/", "~", "{dtrain}", "bytes")
 """Prefixes of paths that are not relative, and of values that are not paths."""

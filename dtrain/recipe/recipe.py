@@ -12,7 +12,9 @@ from dtrain.data.custom import CustomData
 from dtrain.data.digits import Digits
 from dtrain.data.idx import IDX
 from dtrain.data.images import Images
+from dtrain.data.npz import Npz
 from dtrain.data.synthetic import Synthetic
+from dtrain.data.table import Table
 from dtrain.data.text import Text
 from dtrain.data.tokens import Tokens
 from dtrain.launch.targets.gke import GKE
@@ -38,7 +40,7 @@ from dtrain.track.tensorboard import TensorBoard
 from dtrain.track.wandb import WandB
 
 Model = MLP | CNN | ViT | Decoder | Custom
-Data = Digits | IDX | Images | Text | Tokens | Synthetic | CustomData
+Data = Digits | IDX | Images | Table | Npz | Text | Tokens | Synthetic | CustomData
 Engine = Jit | ShardMap | Pmap
 Sink = TensorBoard | WandB
 MOST_STEPS = 2**31

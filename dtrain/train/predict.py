@@ -60,7 +60,7 @@ def predictions(loaded: LoadedRun, given: Inputs | Source, top: int) -> Iterator
     for indices, values in outputs(loaded, source):
         label = source.rows(indices).get(LABEL) if not isinstance(given, Inputs) else None
         for row, index in enumerate(indices.tolist()):
-            origin = {"file": given.names[index]} if isinstance(given, Inputs) else {"row": index}
+            origin = _origin(given, index) if isinstance(given, Inputs) else {"row": index}
             if label is not None and PROBABILITY in values:
                 origin["label"] = classes(int(label[row]))
             own = {name: value[row] for name, value in values.items()}
@@ -86,6 +86,12 @@ def _row(own: dict[str, np.ndarray], classes: Names, top: int) -> JsonObject:
     if own.keys() == {NLL.name, TOKENS}:
         return _score(float(own[NLL.name]), float(own[TOKENS]), None)
     return _plain(own)
+
+
+def _origin(given: Inputs, index: int) -> JsonObject:
+    """Where an example comes from: {"file": name} or {"row": number}."""
+    name = given.names[index]
+    return {given.by: int(name) if given.by == "row" else name}
 
 
 def _plain(own: dict[str, np.ndarray]) -> JsonObject:

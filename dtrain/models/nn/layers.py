@@ -8,7 +8,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from dtrain.core.metrics import ACCURACY, NLL, Metric
+from dtrain.core.metrics import ACCURACY, MAE, NLL, Metric
 from dtrain.data.batch import IMAGE, LABEL, OTHER_LABEL, SHARE, SMOOTHING, TARGET, WEIGHT, Batch, Example
 from dtrain.models.nn import param as declare
 from dtrain.models.nn.context import Context
@@ -28,11 +28,15 @@ class ImageClassifier(Declared):
         """Logits (batch, classes)."""
         raise NotImplementedError
 
+    def inputs(self, batch: Batch) -> jax.Array:
+        """The array of a batch that `logits` takes."""
+        return batch[IMAGE]
+
     def loss(self, params: Tree, batch: Batch, ctx: Context) -> Loss:
-        return classify(self.logits(params, batch[IMAGE], ctx), batch, ctx)
+        return classify(self.logits(params, self.inputs(batch), ctx), batch, ctx)
 
     def predict(self, params: Tree, batch: Batch, ctx: Context) -> dict[str, jax.Array]:
-        return probabilities(self.logits(params, batch[IMAGE], ctx))
+        return probabilities(self.logits(params, self.inputs(batch), ctx))
 
 
 def weight(shape: tuple[int, ...], dims: str, fan_in: str, gain: float = 1.0) -> Param:
@@ -148,6 +152,18 @@ def classify(logits_BK: jax.Array, batch: Batch, ctx: Context) -> Loss:
         spread_B = -logp_BK.astype(jnp.float32).mean(-1)
         nll_B = (1 - batch[SMOOTHING]) * nll_B + batch[SMOOTHING] * spread_B
     return Loss((nll_B * weight_B).sum(), weight_B.sum(), {ACCURACY.name: (hit_B * weight_B).sum()})
+
+
+def regress(outputs: jax.Array, batch: Batch, _ctx: Context) -> Loss:
+    """Half the squared error against the labels, numbers (B,) or (B, ...), and `mae`, the mean absolute error.
+
+    Both are means over the values of an example, summed over examples with their weights.
+    """
+    label = batch[LABEL].astype(jnp.float32)
+    error_BN = (outputs.astype(jnp.float32).reshape(label.shape) - label).reshape(len(label), -1)
+    weight_B = batch[WEIGHT] if WEIGHT in batch else jnp.ones(len(label), jnp.float32)
+    squared_B, absolute_B = jnp.square(error_BN).mean(1) / 2, jnp.abs(error_BN).mean(1)
+    return Loss((squared_B * weight_B).sum(), weight_B.sum(), {MAE.name: (absolute_B * weight_B).sum()})
 
 
 def probabilities(logits_BK: jax.Array) -> dict[str, jax.Array]:

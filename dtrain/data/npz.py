@@ -1,0 +1,103 @@
+"""Arrays in a .npz file: their names are the names of the features, their first dim counts the examples."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import jax
+import numpy as np
+
+from dtrain.core.errors import DataError
+from dtrain.core.types import Fraction, Positive
+from dtrain.data.batch import LABEL, TOKEN, Batch, Example
+from dtrain.data.custom import UserRows
+from dtrain.data.files import expanded, reason
+from dtrain.data.order import hash64
+from dtrain.data.source import Load, Source, Split
+
+
+@dataclass(frozen=True, kw_only=True)
+class Npz:
+    """The arrays that `numpy.savez` wrote; all of them are read into memory."""
+
+    kind: Literal["npz"] = "npz"
+    file: str
+    """A .npz file: image, label; token, target; or any names that your model uses."""
+    names: dict[str, str] = field(default_factory=dict)
+    """The names of features, by the names in the file: {x: image, y: label}; the others keep theirs."""
+    classes: Positive | None = None
+    """Number of classes of `label`; default: the largest label and one."""
+    test: Fraction = 0.1
+    """Fraction of the examples held out for testing, selected by a hash of the example's number."""
+    test_file: str | None = None
+    """A file for testing; if set, no example of `file` is held out."""
+    load: Load = field(default_factory=Load)
+
+    @property
+    def keyed(self) -> bool:
+        return False
+
+    @property
+    def paired(self) -> bool:
+        return False
+
+    def example(self) -> Example | None:
+        return None
+
+    def open(self, split: Split) -> Source:
+        """Read a split. DataError if the arrays have different lengths, are no numbers or not finite."""
+        own = _read(self.file, self.names)
+        other = _read(self.test_file, self.names) if self.test_file else {}
+        chosen = other if other and split == "test" else own
+        if not other:
+            share = hash64(np.arange(len(next(iter(own.values()))), dtype=np.uint64)) / 2**64
+            rows = (share < self.test) == (split == "test")
+            chosen = {name: values[rows] for name, values in own.items()}
+        most = {LABEL: self.classes} if self.classes else {}
+        for name in (LABEL, TOKEN):
+            known = [arrays[name] for arrays in (own, other) if name in arrays and arrays[name].size]
+            if name not in most and known and all(values.dtype.kind in "iu" for values in known):
+                most[name] = max(int(values.max()) for values in known) + 1
+        source = UserRows(f"{self.file}, split {split}", _Arrays(chosen, most.get(LABEL), most.get(TOKEN)))
+        source.refuse_unfit()
+        return source
+
+    def prepare(self, batch: Batch, key: jax.Array, train: bool) -> Batch:
+        return batch
+
+
+class _Arrays:
+    """Arrays in memory, as the rows of a user's class."""
+
+    def __init__(self, arrays: Mapping[str, np.ndarray], classes: int | None, vocab: int | None) -> None:
+        self._arrays = arrays
+        if classes is not None:
+            self.classes = classes
+        if vocab is not None:
+            self.vocab = vocab
+
+    def __len__(self) -> int:
+        return len(next(iter(self._arrays.values())))
+
+    def rows(self, indices: np.ndarray) -> Batch:
+        return {name: values[indices] for name, values in self._arrays.items()}
+
+
+def _read(file: str, names: Mapping[str, str]) -> dict[str, np.ndarray]:
+    path = expanded(file)
+    try:
+        with np.load(path, allow_pickle=False) as content:
+            arrays = {name: content[name] for name in content.files}
+    except FileNotFoundError as error:
+        raise DataError(f"{path} does not exist", "set data.file to a .npz file") from error
+    except Exception as error:  # zipfile and numpy raise many types on damaged files
+        hint = "numpy.savez writes such files; arrays of objects, which are pickled, are not read"
+        raise DataError(f"{path}: cannot be read as .npz: {reason(error)}", hint) from error
+    unknown = [name for name in names if name not in arrays]
+    if unknown:
+        raise DataError(f"{path}: has no array {unknown[0]!r}", f"it has {', '.join(arrays)}")
+    lengths = {name: values.shape[:1] for name, values in arrays.items()}
+    if not lengths or len(set(lengths.values())) > 1 or () in lengths.values():
+        found = ", ".join(f"{name} {list(values.shape)}" for name, values in arrays.items()) or "no array"
+        raise DataError(f"{path}: the first dims of its arrays differ: {found}", "they count the examples")
+    return {names.get(name, name): values for name, values in arrays.items()}

@@ -1,0 +1,226 @@
+"""Rows of a table: columns of numbers and a label, from CSV, Parquet, Arrow or JSON-lines files."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from dtrain.core.errors import DataError
+from dtrain.core.types import Fraction
+from dtrain.data.batch import FEATURES, LABEL, Batch, Example, Feature
+from dtrain.data.files import matching, reason
+from dtrain.data.order import hash64
+from dtrain.data.source import Arrays, Load, Source, Split
+
+SUFFIXES = (".csv", ".tsv", ".parquet", ".arrow", ".feather", ".jsonl", ".ndjson")
+HINT = f"tables end in {', '.join(SUFFIXES)}; CSV and JSON lines may end in .gz, too"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Rows of one or several files with the same columns; all of them are read into memory."""
+
+    kind: Literal["table"] = "table"
+    files: tuple[str, ...]
+    """Files or globs: CSV, Parquet, Arrow, JSON lines."""
+    label: str
+    """The column to predict."""
+    predict: Literal["class", "number"] = "class"
+    """class: the label's different values are classes; number: the label is a number."""
+    columns: tuple[str, ...] = ()
+    """The columns of numbers that the model gets; default: all but the label."""
+    scale: bool = True
+    """Subtract from each column its mean over the training rows, and divide it by its standard deviation there."""
+    test: Fraction = 0.1
+    """Fraction of the rows held out for testing, selected by a hash of the row's number."""
+    test_files: tuple[str, ...] = ()
+    """Files for testing; if set, no row of `files` is held out."""
+    load: Load = field(default_factory=Load)
+
+    @property
+    def keyed(self) -> bool:
+        return False
+
+    @property
+    def paired(self) -> bool:
+        return False
+
+    def example(self) -> Example | None:
+        return None
+
+    def open(self, split: Split) -> Source:
+        """Read a split. DataError if a value is missing or no number, or if there are no rows."""
+        read = _Read(self)
+        table = read.test if split == "test" else read.train
+        if not len(table.label):
+            raise DataError(f"{self.files[0]}: no row for the {split} split", "use more rows, or another data.test")
+        features = {FEATURES: read.scaled(table.values), LABEL: read.labels(table.label)}
+        classes = len(read.classes) if self.predict == "class" else None
+        example = {
+            FEATURES: Feature((len(read.columns),), "float32"),
+            LABEL: Feature((), str(features[LABEL].dtype), classes),
+        }
+        digest = hashlib.sha256(repr((read.columns, read.classes)).encode())
+        for values in features.values():
+            digest.update(values.tobytes())
+        return Rows(features, example, f"table:{split}:{digest.hexdigest()[:16]}", names=read.classes)
+
+    def prepare(self, batch: Batch, key: jax.Array, train: bool) -> Batch:
+        return batch
+
+    def unlabelled(self, names: Sequence[str]) -> np.ndarray:
+        """The columns of other files (rows, columns), scaled like the training rows. The label may be missing."""
+        read = _Read(self)
+        return read.scaled(_columns(matching(tuple(names), "a table"), read.columns, None).values)
+
+
+@dataclass(frozen=True)
+class Rows(Arrays):
+    """The rows of a split."""
+
+    names: tuple[str, ...] = ()
+    """Names of the classes."""
+
+
+@dataclass(frozen=True)
+class _Columns:
+    values: np.ndarray
+    """float64 (rows, columns)."""
+    label: np.ndarray
+    """(rows,) of numbers or strings; empty if it was not asked for."""
+
+
+@dataclass(frozen=True)
+class _Read:
+    """The files of a table: training and test rows, and what is computed from them."""
+
+    data: Table
+
+    @cached_property
+    def columns(self) -> tuple[str, ...]:
+        names = _tables(matching(self.data.files, "a table"))[0][1].column_names
+        return self.data.columns or tuple(name for name in names if name != self.data.label)
+
+    @cached_property
+    def _all(self) -> _Columns:
+        return _columns(matching(self.data.files, "a table"), self.columns, self.data.label)
+
+    @cached_property
+    def _held_out(self) -> np.ndarray:
+        """Which rows are for testing, from a hash of their numbers."""
+        share = hash64(np.arange(len(self._all.label), dtype=np.uint64)) / 2**64
+        return share < self.data.test
+
+    @cached_property
+    def train(self) -> _Columns:
+        if self.data.test_files:
+            return self._all
+        return _Columns(self._all.values[~self._held_out], self._all.label[~self._held_out])
+
+    @cached_property
+    def test(self) -> _Columns:
+        if self.data.test_files:
+            return _columns(matching(self.data.test_files, "a table"), self.columns, self.data.label)
+        return _Columns(self._all.values[self._held_out], self._all.label[self._held_out])
+
+    @cached_property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, of both splits, in the order of their values."""
+        if self.data.predict == "number":
+            return ()
+        return tuple(str(value) for value in self._values)
+
+    @cached_property
+    def _values(self) -> list[Any]:
+        return sorted({*self._all.label.tolist(), *self.test.label.tolist()})
+
+    def labels(self, label: np.ndarray) -> np.ndarray:
+        """The number of each label's class, int32, or the label itself, float32."""
+        if self.data.predict == "class":
+            number = {value: i for i, value in enumerate(self._values)}
+            return np.array([number[value] for value in label.tolist()], np.int32)
+        if label.dtype.kind not in "iuf":
+            message = f"{self.data.files[0]}: column {self.data.label!r} has text, and data.predict is number"
+            raise DataError(message, "use data.predict: class, or a column of numbers")
+        return label.astype(np.float32)
+
+    def scaled(self, values: np.ndarray) -> np.ndarray:
+        """The columns as the model gets them, float32."""
+        if self.data.scale:
+            deviation = self.train.values.std(0)
+            values = (values - self.train.values.mean(0)) / np.where(deviation > 0, deviation, 1)
+        return values.astype(np.float32)
+
+
+def _columns(files: Sequence[Path], columns: Sequence[str], label: str | None) -> _Columns:
+    """The columns of all files one after the other. DataError names the place of a value that is no number."""
+    values, labels = [], []
+    for path, table in _tables(files):
+        wanted = [*columns, *([label] if label else [])]
+        missing = [name for name in wanted if name not in table.column_names]
+        if missing:
+            raise DataError(f"{path}: has no column {missing[0]!r}", f"it has {', '.join(table.column_names)}")
+        values.append(np.stack([_numbers(path, name, table[name]) for name in columns], 1) if columns else np.empty(0))
+        if label:
+            labels.append(_label(path, label, table[label]))
+    if not columns:
+        raise DataError(f"{files[0]}: has no column besides the label", "name columns of numbers in data.columns")
+    return _Columns(np.concatenate(values), np.concatenate(labels) if labels else np.empty(0))
+
+
+def _numbers(path: Path, name: str, column: Any) -> np.ndarray:
+    import pyarrow as pa
+
+    kind = column.type
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+        message = f"{path}: column {name!r} has values of type {kind}, not numbers"
+        raise DataError(message, "leave it out of data.columns, or write it as numbers")
+    array = column.cast("float64").to_numpy()
+    bad = np.flatnonzero(~np.isfinite(array))
+    if len(bad):
+        message = f"{path}: column {name!r} has no finite number in row {bad[0] + 1}"
+        raise DataError(message, "fill it in, or drop the row")
+    return array
+
+
+def _label(path: Path, name: str, column: Any) -> np.ndarray:
+    if column.null_count:
+        row = column.is_null().to_numpy().argmax() + 1
+        raise DataError(f"{path}: column {name!r} has no value in row {row}", "fill it in, or drop the row")
+    array = column.to_numpy()
+    return array.astype(str) if array.dtype.kind == "O" else array
+
+
+def _tables(files: Sequence[Path]) -> list[tuple[Path, Any]]:
+    """Every file as an Arrow table. DataError if one cannot be read."""
+    read = []
+    for path in files:
+        suffixes = [suffix.lower() for suffix in path.suffixes]
+        suffix = suffixes[-2] if suffixes[-1:] == [".gz"] and len(suffixes) > 1 else "".join(suffixes[-1:])
+        if suffix not in SUFFIXES:
+            raise DataError(f"{path}: is no table", HINT)
+        try:
+            read.append((path, _reader(suffix)(str(path))))
+        except Exception as error:  # pyarrow raises many types on damaged files
+            raise DataError(f"{path}: cannot be read as a table: {reason(error)}", HINT) from error
+    return read
+
+
+def _reader(suffix: str) -> Callable[[str], Any]:
+    """The function of pyarrow that reads such files."""
+    import pyarrow.csv
+    import pyarrow.feather
+    import pyarrow.json
+    import pyarrow.parquet
+
+    if suffix in (".csv", ".tsv"):
+        options = pyarrow.csv.ParseOptions(delimiter="\t" if suffix == ".tsv" else ",")
+        return lambda path: pyarrow.csv.read_csv(path, parse_options=options)
+    if suffix in (".jsonl", ".ndjson"):
+        return pyarrow.json.read_json
+    return pyarrow.parquet.read_table if suffix == ".parquet" else pyarrow.feather.read_table

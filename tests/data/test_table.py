@@ -1,0 +1,180 @@
+"""Tables, .npz files and sources of grain: the same rows from every format, and what is no number is refused."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.csv
+import pyarrow.feather
+import pyarrow.json
+import pyarrow.parquet
+import pytest
+
+from dtrain.core.errors import DataError
+from dtrain.data.custom import CustomData
+from dtrain.data.npz import Npz
+from dtrain.data.table import Table
+from tests.conftest import Dtrain
+
+
+def rows_of(source: Any) -> dict[str, np.ndarray]:
+    return source.rows(np.arange(len(source)))
+
+
+@pytest.fixture
+def table() -> pyarrow.Table:
+    draw = np.random.default_rng(0)
+    size, weight = draw.normal(10, 3, 200), draw.integers(0, 1000, 200)
+    kind = np.where(size * 50 + weight > 1000, "large", "small")
+    return pyarrow.table({"size": size, "weight": weight, "kind": kind, "hot": draw.random(200) < 0.5})
+
+
+def write(table: pyarrow.Table, path: Path) -> Path:
+    if path.suffix in (".csv", ".tsv"):
+        delimiter = "\t" if path.suffix == ".tsv" else ","
+        pyarrow.csv.write_csv(table, path, pyarrow.csv.WriteOptions(delimiter=delimiter))
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
+    elif path.suffix == ".parquet":
+        pyarrow.parquet.write_table(table, path)
+    else:
+        pyarrow.feather.write_feather(table, path)
+    return path
+
+
+def test_every_format_gives_the_same_rows(table: pyarrow.Table, tmp_path: Path) -> None:
+    found = {}
+    for suffix in ("csv", "tsv", "jsonl", "parquet", "feather", "arrow"):
+        path = write(table, tmp_path / f"t.{suffix}")
+        found[suffix] = Table(files=(str(path),), label="kind").open("train")
+    first = rows_of(found["parquet"])
+    for source in found.values():
+        for name, values in rows_of(source).items():
+            np.testing.assert_allclose(values, first[name], rtol=1e-6)
+    assert found["csv"].names == ("large", "small")
+    assert first["features"].shape == (len(first["label"]), 3)
+    np.testing.assert_allclose(first["features"].mean(0), 0, atol=1e-5)
+    np.testing.assert_allclose(first["features"].std(0), 1, rtol=1e-4)
+    assert len({source.fingerprint for source in (found["csv"], found["jsonl"])}) == 1
+
+
+def test_the_split_is_of_the_rows_and_the_scale_of_the_training_rows(table: pyarrow.Table, tmp_path: Path) -> None:
+    path = write(table, tmp_path / "t.parquet")
+    data = Table(files=(str(path),), label="weight", predict="number", columns=("size",), scale=False, test=0.25)
+    train, test = (rows_of(data.open(split)) for split in ("train", "test"))
+    assert len(train["label"]) + len(test["label"]) == 200
+    assert 30 < len(test["label"]) < 70
+    both = np.concatenate([train["features"], test["features"]])[:, 0]
+    np.testing.assert_allclose(np.sort(both), np.sort(table["size"].to_numpy()), rtol=1e-6)
+    assert train["label"].dtype == np.float32
+    scaled = Table(files=(str(path),), label="weight", predict="number", columns=("size",), test=0.25).open("test")
+    mean, deviation = train["features"].mean(), train["features"].std()
+    np.testing.assert_allclose(rows_of(scaled)["features"], (test["features"] - mean) / deviation, rtol=1e-4, atol=1e-5)
+    other = write(table.slice(0, 50), tmp_path / "test.csv")
+    two = Table(files=(str(path),), label="kind", columns=("size",), test_files=(str(other),))
+    assert (len(two.open("train")), len(two.open("test"))) == (200, 50)
+
+
+@pytest.mark.parametrize(
+    ("text", "settings", "message"),
+    [
+        ("a,b\n1,x\n,y\n", {}, "column 'a' has no finite number in row 2"),
+        ("a,b\n1,x\nnan,y\n", {}, "column 'a' has no finite number in row 2"),
+        ("a,b\none,x\ntwo,y\n", {}, "column 'a' has values of type string, not numbers"),
+        ("a,b\n1,x\n", {"columns": ("c",)}, "has no column 'c'"),
+        ("a\n1\n", {}, "has no column 'b'"),
+        ("b\nx\ny\n", {}, "has no column besides the label"),
+        ("a,b\n1,x\n2\n", {}, "cannot be read as a table"),
+        ("", {}, "cannot be read as a table"),
+        ("a,b\n1,x\n2,y\n", {"predict": "number", "test": 0.5}, "column 'b' has text, and data.predict is number"),
+        ("a,b\n1,x\n", {"test": 1.0}, "no row for the train split"),
+    ],
+)
+def test_what_is_no_table_of_numbers_is_refused(
+    tmp_path: Path, text: str, settings: dict[str, Any], message: str
+) -> None:
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(DataError, match=re.escape(message)):
+        for split in ("train", "test"):
+            Table(files=(str(tmp_path / "t.csv"),), label="b", **settings).open(split)
+
+
+def test_arrays_of_a_file_are_features_by_name(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    x, y = draw.random((100, 4)), draw.integers(0, 3, 100)
+    np.savez(tmp_path / "a.npz", x=x, y=y)
+    data = Npz(file=str(tmp_path / "a.npz"), names={"y": "label"}, test=0.3)
+    train, test = data.open("train"), data.open("test")
+    assert len(train) + len(test) == 100
+    assert train.example["label"].values == 3
+    found = np.concatenate([rows_of(train)["x"], rows_of(test)["x"]])
+    np.testing.assert_allclose(np.sort(found, 0), np.sort(x, 0), rtol=1e-6)
+    split = Npz(file=str(tmp_path / "a.npz"), names={"y": "label"}, test_file=str(tmp_path / "a.npz"), classes=5)
+    assert (len(split.open("train")), len(split.open("test"))) == (100, 100)
+    assert split.open("test").example["label"].values == 5
+
+
+@pytest.mark.parametrize(
+    ("arrays", "settings", "message"),
+    [
+        ({"x": np.zeros((3, 2)), "y": np.zeros(4)}, {}, "the first dims of its arrays differ: x [3, 2], y [4]"),
+        ({"x": np.zeros(())}, {}, "the first dims of its arrays differ"),
+        ({"x": np.array([{}, {}])}, {}, "cannot be read as .npz"),
+        ({"x": np.zeros((9, 2))}, {"names": {"z": "label"}}, "has no array 'z'"),
+        ({"x": np.array(["a"] * 9)}, {}, "return numbers"),
+    ],
+)
+def test_what_are_no_arrays_of_examples_is_refused(
+    tmp_path: Path, arrays: dict[str, np.ndarray], settings: dict[str, Any], message: str
+) -> None:
+    np.savez(tmp_path / "a.npz", **arrays)
+    with pytest.raises(DataError) as caught:
+        Npz(file=str(tmp_path / "a.npz"), **settings).open("train")
+    assert message in f"{caught.value.message} {caught.value.hint}"
+
+
+def test_a_dataset_of_grain_is_read_as_it_is() -> None:
+    source = CustomData(target="tests.data.user_rows:of_grain", classes=4).open("train")
+    found = source.rows(np.array([3, 17]))
+    np.testing.assert_allclose(found["image"][:, 0, 0, 0], [3 / 40, 17 / 40])
+    assert found["label"].tolist() == [3, 1]
+    assert source.example["label"].values == 4
+    with pytest.raises(DataError, match="it has 'label', but no classes"):
+        CustomData(target="tests.data.user_rows:of_grain").open("train")
+
+
+@pytest.mark.slow
+def test_a_table_is_trained_on_and_new_rows_are_predicted(dtrain: Dtrain, tmp_path: Path, table: pyarrow.Table) -> None:
+    write(table, tmp_path / "t.csv")
+    (tmp_path / "t.yaml").write_text(
+        "model: {kind: mlp, sizes: [3, 32, 2]}\ndata: {kind: table, files: t.csv, label: kind, test: 0.2}\n"
+        "optimizer: {kind: adamw, lr: 0.01}\nbatch: 32\nepochs: 40\n"
+    )
+    assert "its data" in dtrain("check", "t.yaml").stderr
+    dtrain("run", "t.yaml")
+    found = json.loads(dtrain("evaluate", "runs/t", "--json").stdout)
+    assert found["metrics"]["accuracy"] > 0.9
+    assert found["classes"] == ["large", "small"]
+    write(table.slice(0, 5).drop_columns(["kind"]), tmp_path / "new.parquet")
+    lines = [json.loads(line) for line in dtrain("predict", "runs/t", "new.parquet").stdout.splitlines()]
+    assert [line["row"] for line in lines] == [1, 2, 3, 4, 5]
+    assert [line["class"] for line in lines] == table["kind"].to_pylist()[:5]
+    assert "did you mean 'label'?" in dtrain("check", "t.yaml", "data.labell=x", code=2).stderr
+    assert (
+        "sizes begins with 3; the data's rows have 1 columns"
+        in dtrain("check", "t.yaml", "data.columns=[size]", code=2).stderr
+    )
+
+    (tmp_path / "my_net.py").write_text(
+        "import jax\nfrom dtrain import layers\n\n\nclass Net:\n    loss_of = layers.regress\n\n"
+        "    def init(self, key, example):\n        return jax.random.normal(key, (2, 1)) * 0.1\n\n"
+        "    def outputs(self, params, batch, ctx):\n        return batch['features'] @ params\n"
+    )
+    own = ["model={kind: custom, target: 'my_net:Net'}", "data.label=weight", "data.predict=number"]
+    done = dtrain("run", "t.yaml", *own, "data.columns=[size, hot]", "name=own")
+    assert "mae" in done.stderr
+    rows = [json.loads(line) for line in dtrain("predict", "runs/own").stdout.splitlines()]
+    assert rows[0].keys() == {"row", "output"}
