@@ -68,7 +68,7 @@ class MLP(ImageClassifier):
     def mismatch(self, example: Example) -> str:
         what = FEATURES if FEATURES in example else IMAGE
         if not {what, LABEL} <= set(example) or example[LABEL].dtype != "int32":
-            return f"the model takes images or rows of a table, and classes; the data has {', '.join(sorted(example))}"
+            return f"the model takes images and labels, or rows of a table; the data has {', '.join(sorted(example))}"
         shape, classes = example[what].shape, example[LABEL].values
         if math.prod(shape) != self.sizes[0]:
             sizes = " x ".join(map(str, shape))

@@ -73,3 +73,15 @@ class Integers:
         return {"count": jnp.zeros(3, jnp.int32)}
 
     def loss(self, params: Any, batch: Any, ctx: Any) -> Loss: ...  # type: ignore[empty-body]
+
+
+class Large:
+    """Half a billion values, 2 GB, in sixteen matrices and a head."""
+
+    def init(self, key, example):
+        keys = jax.random.split(key, 17)
+        layers = [jax.random.normal(keys[i], (4096, 8192)) * 0.01 for i in range(16)]
+        return {"layers": layers, "out": jnp.zeros((4096, 10))}
+
+    def outputs(self, params, batch, ctx):
+        return batch["image"].reshape(-1, 64) @ params["out"][:64]

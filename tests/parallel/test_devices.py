@@ -22,8 +22,10 @@ def test_programs_of_jit_for_fake_devices_keep_the_order_of_collectives() -> Non
 
 def test_the_option_has_an_effect_on_the_compiled_program() -> None:
     def step(x: jax.Array) -> jax.Array:
-        y = (x @ x.T).sum(0)
-        return (y[:, None] * x + jax.numpy.tanh(x) @ (x.T @ x)).sum()
+        chains = [x + float(i) for i in range(8)]  # independent of each other: one by one, or all at once
+        for _ in range(4):
+            chains = [jax.numpy.tanh(chain @ chain) for chain in chains]
+        return sum(chain.sum() for chain in chains)  # type: ignore[return-value]
 
     traced = jax.jit(step).trace(jax.ShapeDtypeStruct((64, 64), "float32"))
     texts = {Jit(xla={SCHEDULER: value}).compile(traced, "cpu").as_text() for value in (MEMORY, CONCURRENCY)}

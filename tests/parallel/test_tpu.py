@@ -10,6 +10,7 @@ import pytest
 
 from dtrain.recipe.load import load
 from dtrain.train.assembly import assemble
+from dtrain.train.state import placement
 
 pytestmark = [
     pytest.mark.tpu_compiler,
@@ -86,3 +87,19 @@ def test_every_axis_compiles(tmp_path: Path, axis: str, topology: str, engine: s
     model = MIXED if axis == "expert" else SMALL
     text = compiled(tmp_path, topology, f"mesh={AXES[axis]}", f"engine={engine}", "accumulate=4", model=model).as_text()
     assert ("tpu_custom_call" in text) == (axis != "sequence")  # splash; the ring is plain JAX
+
+
+def test_a_users_init_of_2_gb_never_holds_more_than_a_devices_share_and_one_leaf() -> None:
+    from jax.experimental import topologies
+
+    own = ["model.target=tests.models.user_models:Large", "model.args={}", "mesh={fsdp: 8}", "batch=64"]
+    recipe = load(Path(__file__).parents[2] / "examples" / "plain_jax.yaml", [*own, "optimizer={kind: sgd, lr: 0.1}"])
+    devices = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x4").devices
+    made = assemble(recipe, devices, recipe.data.open("train").example, 10)
+    sizes = [4 * leaf.size for leaf in jax.tree.leaves(made.shapes.params)]
+    create = jax.jit(made.make, out_shardings=placement(made.shapes))
+    used = create.lower({}).compile().memory_analysis()
+    assert sum(sizes) > 2**31
+    state = 2 * sum(sizes) / 8  # parameters and momentum
+    assert used.output_size_in_bytes == pytest.approx(state, rel=0.01)
+    assert used.temp_size_in_bytes <= max(sizes)
