@@ -28,7 +28,7 @@ def loss_of(model: Model, prepare: Prepare, precision: Precision, *, seed: int =
     declared = model.params()
 
     def loss(params: Tree, batch: Batch, ctx: Context) -> Loss:
-        about = {"loss_dtype": precision.loss, "train": train, "seed": seed}
+        about = {"loss_dtype": precision.loss, "train": train, "seed": seed, "named": []}
         ctx = dataclasses.replace(ctx, **about)  # pyright: ignore[reportArgumentType]
         rows = {ROW: batch[ROW]} if ROW in batch else {}  # data may leave it out once its own randomness is applied
         examples = precision.cast_batch(prepare(batch)) | rows

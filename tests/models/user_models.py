@@ -85,3 +85,32 @@ class Large:
 
     def outputs(self, params, batch, ctx):
         return batch["image"].reshape(-1, 64) @ params["out"][:64]
+
+
+class Twice:
+    """A model that draws the same random numbers for two layers."""
+
+    names = ("", "")
+
+    def init(self, key, example):
+        return jax.random.normal(key, (64, 10)) * 0.1
+
+    def outputs(self, params, batch, ctx):
+        x = batch["image"].reshape(-1, 64)
+        for name in self.names if ctx.train else ():
+            x = x * jax.vmap(lambda key: jax.random.bernoulli(key, 0.5, (64,)))(ctx.keys(batch, name))
+        return x @ params
+
+
+class Named(Twice):
+    """Two names, and a scan that asks for keys in its body."""
+
+    names = ("first", "second")
+
+    def outputs(self, params, batch, ctx):
+        def body(x, _):
+            keys = ctx.keys(batch, "in the loop") if ctx.train else None
+            return (x if keys is None else x + 0.01 * jax.vmap(jax.random.normal)(keys)[:, None]), None
+
+        logits = Twice.outputs(self, params, batch, ctx)
+        return jax.lax.scan(body, logits, None, length=2)[0]

@@ -60,7 +60,7 @@ class Context(Protocol):
         """A random key for each example of a training batch (examples,), the same on any mesh and engine.
 
         Folded from the recipe's seed, `name` and the number of the row in the run. Different names give independent
-        keys. RecipeError in an evaluation. No communication.
+        keys. RecipeError in an evaluation, or if two calls have one name. No communication.
         """
         ...
 

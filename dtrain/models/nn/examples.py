@@ -1,9 +1,11 @@
 """The verbs about the examples of a step, which all contexts share: random keys, sums and gathers over examples."""
 
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import jax
+from jax.extend.core import get_opaque_trace_state
 
 from dtrain.core.errors import RecipeError
 from dtrain.data.batch import ROW, Batch
@@ -17,6 +19,8 @@ class ExampleVerbs:
     loss_dtype: str = "float32"
     train: bool = False
     seed: int = 0
+    named: list[tuple[str, Any]] = field(default_factory=list, compare=False)
+    """The names of keys that were asked for, each with JAX's trace state."""
 
     @property
     def example_axes(self) -> tuple[str, ...]:
@@ -28,6 +32,11 @@ class ExampleVerbs:
             raise RecipeError("ctx.keys is called in an evaluation", "call it only if ctx.train is true")
         if ROW not in batch:
             raise RecipeError(f"ctx.keys needs the array {ROW!r}", "pass the batch that loss() received")
+        use = (name, get_opaque_trace_state(convention="flax"))
+        if use in self.named:  # a scan traces its body again, in another state
+            hint = f"give each call a name of its own: ctx.keys(batch, 'layer0'); this one is {name!r}"
+            raise RecipeError("ctx.keys is called twice with one name: both calls would draw the same numbers", hint)
+        self.named.append(use)
         key = jax.random.fold_in(jax.random.key(self.seed), zlib.crc32(f"keys {name}".encode()))
         return jax.vmap(jax.random.fold_in, (None, 0))(key, batch[ROW])
 
