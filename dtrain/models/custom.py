@@ -115,6 +115,10 @@ class Custom(Declared):
         self._refuse_unknown(checked.statistics)
         return checked
 
+    @property
+    def predicts(self) -> bool:
+        return hasattr(self.model, "predict")
+
     def predict(self, params: Tree, batch: Batch, ctx: Context) -> dict[str, jax.Array]:
         if not hasattr(self.model, "predict"):
             message = f"{self._where} has no predict(params, batch, ctx), which returns arrays (examples, ...) by name"

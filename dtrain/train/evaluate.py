@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import jax
 import numpy as np
 
-from dtrain.core.errors import DataError, RecipeError
+from dtrain.core.errors import DataError
 from dtrain.core.metrics import LOSS, known
 from dtrain.core.types import JsonObject
 from dtrain.data.batch import LABEL, TOKEN
@@ -96,21 +96,19 @@ def evaluate(loaded: LoadedRun, source: Source) -> Evaluated:
     compiled = assembly.recipe.engine.compile(assembly.evaluate(state), assembly.layout.platform)
     sums = [jax.device_get(compiled(state, batch)) for batch in eval_batches(assembly, source, None)]
     metrics = {name.removeprefix("eval/"): value for name, value in evaluated(sums, TOKEN in source.example).items()}
-    confusion = _confusion(loaded, source) if LABEL in source.example else None
+    classifies = LABEL in source.example and assembly.recipe.model.predicts
+    confusion = _confusion(loaded, source) if classifies else None
     return Evaluated(len(source), metrics, confusion, Names(loaded.classes))
 
 
 def _confusion(loaded: LoadedRun, source: Source) -> np.ndarray | None:
     """Count the examples by (class, predicted class); None if the model predicts no probabilities of classes."""
     counts: np.ndarray | None = None
-    try:
-        for indices, values in outputs(loaded, source):
-            if PROBABILITY not in values:
-                return None
-            probability = values[PROBABILITY]
-            if counts is None:
-                counts = np.zeros((probability.shape[1], probability.shape[1]), np.int64)
-            np.add.at(counts, (source.rows(indices)[LABEL], probability.argmax(1)), 1)
-    except RecipeError:  # the model defines no predictions
-        return None
+    for indices, values in outputs(loaded, source):
+        if PROBABILITY not in values:
+            return None
+        probability = values[PROBABILITY]
+        if counts is None:
+            counts = np.zeros((probability.shape[1], probability.shape[1]), np.int64)
+        np.add.at(counts, (source.rows(indices)[LABEL], probability.argmax(1)), 1)
     return counts

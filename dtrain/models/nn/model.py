@@ -121,6 +121,11 @@ class Declared:
         """What plans, searches and checks ask about it."""
         return Structure()
 
+    @property
+    def predicts(self) -> bool:
+        """Whether it defines `predict`."""
+        return type(self).predict is not Declared.predict
+
     def predict(self, params: Tree, batch: Batch, ctx: Context) -> dict[str, jax.Array]:
         """What it outputs for each example. RecipeError if it defines no outputs."""
         raise RecipeError("the model defines no predictions", "give its class a method predict(params, batch, ctx)")
