@@ -33,12 +33,13 @@ def evaluate(
         import json
 
         from dtrain.core.run_dir import Folder
-        from dtrain.data.inputs import with_classes
+        from dtrain.data.inputs import opened_in_order, with_classes
         from dtrain.train.evaluate import evaluate as measure
         from dtrain.train.load import load_run
 
         loaded = load_run(Folder(run), overrides or [], lambda text: typer.echo(text, err=True), step=step, best=best)
-        result = measure(loaded, with_classes(loaded.recipe.data.open(split), loaded.classes))
+        source = opened_in_order(loaded.recipe.data, split)
+        result = measure(loaded, with_classes(source, loaded.classes))
         if as_json:
             typer.echo(json.dumps({"run": str(run), "step": loaded.step, "split": split} | result.json(), indent=2))
             return

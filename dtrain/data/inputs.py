@@ -12,7 +12,7 @@ from dtrain.data.digits import WHITE, Digits
 from dtrain.data.files import matching
 from dtrain.data.image_files import ImageFile, ImageFiles
 from dtrain.data.images import SUFFIXES
-from dtrain.data.source import Arrays, Data, Source
+from dtrain.data.source import Arrays, Data, Source, Split
 from dtrain.data.table import Table
 from dtrain.data.windows import NO_TARGET, row_example
 
@@ -120,6 +120,13 @@ def _texts(data: Data, length: int, names: Sequence[str]) -> Inputs:
     cut = np.concatenate(rows)
     features = {TOKEN: np.maximum(cut[:, :-1], 0), TARGET: cut[:, 1:]}
     return Inputs(Arrays(features, row_example(length, packed=False), ""), origins, sizes)
+
+
+def opened_in_order(data: Data, split: Split) -> Source:
+    """A split, each of its examples once: rows of tokens are cut one after the other, not at random positions."""
+    if not hasattr(data, "random"):
+        return data.open(split)
+    return replace(data, random=False).open(split)  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from PIL import Image
 
 from dtrain.core.errors import DataError, RecipeError
 from dtrain.core.run_dir import Folder
-from dtrain.data.inputs import inputs, with_classes
+from dtrain.data.inputs import inputs, opened_in_order, with_classes
 from dtrain.data.source import Arrays, image_example
 from dtrain.recipe.load import load
 from dtrain.train.assembly import assemble
@@ -164,6 +164,16 @@ def test_the_score_of_a_text_is_that_of_its_tokens(dtrain: Dtrain, tmp_path: Pat
     assert lines[0]["bits_per_byte"] == pytest.approx(lines[0]["loss"] * 18 / 19 / math.log(2), rel=1e-3)
     (tmp_path / "short.txt").write_text("a")
     assert "has 1 tokens; at least 2" in dtrain("predict", "runs/small", "short.txt", code=4).stderr
+
+
+def test_a_training_split_of_text_is_evaluated_row_by_row() -> None:
+    data = fresh("decoder", ["mesh={data: 1}"], 1).recipe.data
+    drawn, cut = data.open("train"), opened_in_order(data, "train")
+    assert drawn.starts
+    assert cut.starts is None
+    rows = cut.rows(np.array([0, 1, len(cut) - 1]))["token"]
+    np.testing.assert_array_equal(rows[1], drawn.rows(np.array([16]))["token"][0])
+    np.testing.assert_array_equal(rows[2], drawn.rows(np.array([16 * (len(cut) - 1)]))["token"][0])
 
 
 def test_labels_follow_the_names_of_the_classes() -> None:
