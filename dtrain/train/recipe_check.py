@@ -1,12 +1,13 @@
 """Compare a recipe with the run in its folder: finished already, or of another recipe."""
 
+from contextlib import suppress
 from typing import Any
 
 from dtrain.core.errors import EnvironmentFault, RecipeError, cause
 from dtrain.core.run_dir import Folder, read_regular, saved_steps
 from dtrain.core.types import JsonObject
 from dtrain.recipe import yaml
-from dtrain.recipe.load import differences, text
+from dtrain.recipe.load import differences, draft, text
 from dtrain.recipe.recipe import Recipe
 
 
@@ -50,6 +51,8 @@ def _saved_recipe(place: Folder) -> JsonObject:
         raise EnvironmentFault(f"{place.recipe} is damaged: it is not a recipe", hint)
     if not all(isinstance(saved[key], dict) for key in ("model", "data", "optimizer")):
         raise EnvironmentFault(f"{place.recipe} is damaged: model, data or optimizer is not a mapping", hint)
+    with suppress(RecipeError):  # with the defaults of keys that the version which wrote it did not have
+        return _plain(draft(place.recipe).recipe())
     return saved
 
 

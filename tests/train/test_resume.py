@@ -180,6 +180,17 @@ def test_a_run_folder_that_is_moved_while_it_is_written_to_is_not_made_again(
     assert (tmp_path / "moved" / "checkpoints" / "4").is_dir()
 
 
+def test_a_recipe_without_the_keys_of_this_version_is_the_same(trial: Callable[..., str], tmp_path: Path) -> None:
+    trial()
+    place = Folder(tmp_path / "runs" / "small")
+    written = place.recipe.read_text()
+    older = re.sub(r"(, )?\b(colour|mixup|cutmix|smoothing): 0\.0", "", written)
+    assert older != written
+    place.recipe.write_text(older)
+    back_to(tmp_path, 4)
+    assert "resumed from step 4" in trial()
+
+
 @pytest.mark.parametrize("text", ["[]\n", "a: 1\n", "{", "\x00", "model: 1\ndata: 1\noptimizer: 1\n"])
 def test_a_damaged_recipe_in_the_run_folder_is_refused(trial: Callable[..., str], tmp_path: Path, text: str) -> None:
     place = Folder(tmp_path / "runs" / "small")
