@@ -26,7 +26,13 @@ def expanded(name: str) -> Path:
     return path
 
 
-def matching(names: tuple[str, ...], what: str) -> list[Path]:
+HERE = "a relative path starts at the current folder; ** matches any folders"
+"""For files that are named on the command line."""
+RELATIVE = "a relative path starts at the recipe's folder or the current folder; ** matches any folders"
+"""For files that a recipe names."""
+
+
+def matching(names: tuple[str, ...], what: str, hint: str = RELATIVE) -> list[Path]:
     """All files that match the names or globs, in the order of the names and sorted within each, without duplicates.
 
     `what` describes their content for messages. DataError if a name matches no file.
@@ -37,7 +43,6 @@ def matching(names: tuple[str, ...], what: str) -> list[Path]:
         matched = [path] if path.is_file() else sorted(map(Path, glob.glob(str(path), recursive=True)))  # noqa: PTH207
         matched = [path for path in matched if path.is_file()]
         if not matched:
-            hint = "a relative path starts at the recipe's folder or the current folder; ** matches any folders"
             raise DataError(f"no file of {what} matches {name}", hint)
         files += [path for path in matched if path not in files]
     if not files:

@@ -13,7 +13,7 @@ import numpy as np
 from dtrain.core.errors import DataError
 from dtrain.core.types import Fraction
 from dtrain.data.batch import FEATURES, LABEL, Batch, Example, Feature
-from dtrain.data.files import matching, reason
+from dtrain.data.files import HERE, matching, reason
 from dtrain.data.order import hash64
 from dtrain.data.source import Arrays, Load, Source, Split
 
@@ -76,7 +76,7 @@ class Table:
     def unlabelled(self, names: Sequence[str]) -> np.ndarray:
         """The columns of other files (rows, columns), scaled like the training rows. The label may be missing."""
         read = _Read(self)
-        return read.scaled(_columns(matching(tuple(names), "a table"), read.columns, None).values)
+        return read.scaled(_columns(matching(tuple(names), "a table", HERE), read.columns, None).values)
 
 
 @dataclass(frozen=True)
