@@ -6,14 +6,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-import jax
 import numpy as np
 
 from dtrain.core.errors import DataError
 from dtrain.core.types import Positive
 from dtrain.core.user_code import build_target, own_code, refuse_malformed
 from dtrain.data.batch import DOCUMENT, LABEL, POSITION, ROW, TARGET, TOKEN, WEIGHT, Batch, Example, Feature
-from dtrain.data.source import Load, Source, Split
+from dtrain.data.source import Load, Source, Split, Unaugmented
 
 ROWS_OF_TOKENS = (TOKEN, TARGET, POSITION, DOCUMENT)
 NARROWED = {"float64": "float32", "int64": "int32", "uint64": "uint32"}
@@ -25,7 +24,7 @@ CHUNK = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
-class CustomData:
+class CustomData(Unaugmented):
     """`target: package.module:Class`, called with split="train" or "test" and `args`; imported when the run starts."""
 
     kind: Literal["custom"] = "custom"
@@ -45,14 +44,6 @@ class CustomData:
     def __post_init__(self) -> None:
         refuse_malformed(self.target)
 
-    @property
-    def keyed(self) -> bool:
-        return False
-
-    @property
-    def paired(self) -> bool:
-        return False
-
     def example(self) -> Example | None:
         return None  # to know it, the user's code would have to run
 
@@ -64,9 +55,6 @@ class CustomData:
         source = UserRows(f"data.target: {self.target}, split {split}", rows, stated)
         source.refuse_unfit()
         return source
-
-    def prepare(self, batch: Batch, key: jax.Array, train: bool) -> Batch:
-        return batch
 
 
 @dataclass(frozen=True)

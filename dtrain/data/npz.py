@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-import jax
 import numpy as np
 
 from dtrain.core.errors import DataError
@@ -13,11 +12,11 @@ from dtrain.data.batch import LABEL, TOKEN, Batch, Example
 from dtrain.data.custom import UserRows
 from dtrain.data.files import expanded, reason
 from dtrain.data.order import hash64
-from dtrain.data.source import Load, Source, Split
+from dtrain.data.source import Load, Source, Split, Unaugmented
 
 
 @dataclass(frozen=True, kw_only=True)
-class Npz:
+class Npz(Unaugmented):
     """The arrays that `numpy.savez` wrote; all of them are read into memory."""
 
     kind: Literal["npz"] = "npz"
@@ -32,14 +31,6 @@ class Npz:
     test_file: str | None = None
     """A file for testing; if set, no example of `file` is held out."""
     load: Load = field(default_factory=Load)
-
-    @property
-    def keyed(self) -> bool:
-        return False
-
-    @property
-    def paired(self) -> bool:
-        return False
 
     def example(self) -> Example | None:
         return None
@@ -61,9 +52,6 @@ class Npz:
         source = UserRows(f"{self.file}, split {split}", _Arrays(chosen, most.get(LABEL), most.get(TOKEN)))
         source.refuse_unfit()
         return source
-
-    def prepare(self, batch: Batch, key: jax.Array, train: bool) -> Batch:
-        return batch
 
 
 class _Arrays:

@@ -97,6 +97,21 @@ class Data(Protocol):
         ...
 
 
+class Unaugmented:
+    """What data has in common whose batches are used as they are read."""
+
+    @property
+    def keyed(self) -> bool:
+        return False
+
+    @property
+    def paired(self) -> bool:
+        return False
+
+    def prepare(self, batch: Batch, key: jax.Array, train: bool) -> Batch:
+        return batch
+
+
 UNKNOWN = "not known before the first run"
 """Fingerprint of data that has not been read yet: the first run accepts the data and records their fingerprint."""
 

@@ -7,22 +7,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-import jax
 import numpy as np
 
 from dtrain.core.errors import DataError
 from dtrain.core.types import Fraction
-from dtrain.data.batch import FEATURES, LABEL, Batch, Example, Feature
+from dtrain.data.batch import FEATURES, LABEL, Example, Feature
 from dtrain.data.files import HERE, matching, reason
 from dtrain.data.order import hash64
-from dtrain.data.source import Arrays, Load, Source, Split
+from dtrain.data.source import Arrays, Load, Source, Split, Unaugmented
 
 SUFFIXES = (".csv", ".tsv", ".parquet", ".arrow", ".feather", ".jsonl", ".ndjson")
 HINT = f"tables end in {', '.join(SUFFIXES)}; CSV and JSON lines may end in .gz, too"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class Table(Unaugmented):
     """Rows of one or several files with the same columns; all of them are read into memory."""
 
     kind: Literal["table"] = "table"
@@ -41,14 +40,6 @@ class Table:
     test_files: tuple[str, ...] = ()
     """Files for testing; if set, no row of `files` is held out."""
     load: Load = field(default_factory=Load)
-
-    @property
-    def keyed(self) -> bool:
-        return False
-
-    @property
-    def paired(self) -> bool:
-        return False
 
     def example(self) -> Example | None:
         return None
@@ -69,9 +60,6 @@ class Table:
         for values in features.values():
             digest.update(values.tobytes())
         return Rows(features, example, f"table:{split}:{digest.hexdigest()[:16]}", names=read.classes)
-
-    def prepare(self, batch: Batch, key: jax.Array, train: bool) -> Batch:
-        return batch
 
     def unlabelled(self, names: Sequence[str]) -> np.ndarray:
         """The columns of other files (rows, columns), scaled like the training rows. The label may be missing."""

@@ -6,16 +6,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-import jax
 import numpy as np
 
 from dtrain.core.errors import DataError
 from dtrain.core.types import Fraction, Positive
-from dtrain.data.batch import Batch, Example
+from dtrain.data.batch import Example
 from dtrain.data.codec import Codec, codec
 from dtrain.data.files import matching, refuse_suffix
 from dtrain.data.known import cached_results, file_digest
-from dtrain.data.source import Load, Source, Split
+from dtrain.data.source import Load, Source, Split, Unaugmented
 from dtrain.data.stream import Stream
 from dtrain.data.token_cache import cached
 from dtrain.data.tokens import held_out, windows
@@ -34,7 +33,7 @@ FORMATS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Text:
+class Text(Unaugmented):
     """Rows of tokens from text files."""
 
     kind: Literal["text"] = "text"
@@ -59,14 +58,6 @@ class Text:
     """Folder for cached tokens and digests of files."""
     load: Load = field(default_factory=Load)
 
-    @property
-    def keyed(self) -> bool:
-        return False
-
-    @property
-    def paired(self) -> bool:
-        return False
-
     def example(self) -> Example:
         return row_example(self.length, self.pack)
 
@@ -82,9 +73,6 @@ class Text:
         label = str(files[0]) if len(files) == 1 else f"one of {files[0]} and {len(files) - 1} more files"
         random = self.random and split == "train"
         return windows([label], [stream], self.length, random, separator, split, self.cache)
-
-    def prepare(self, batch: Batch, key: jax.Array, train: bool) -> Batch:
-        return batch
 
     def codec(self) -> Codec:
         """The tokenizer; DataError if it does not exist."""

@@ -4,14 +4,12 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import Literal
 
-import jax
-
 from dtrain.core.errors import DataError
 from dtrain.core.types import Fraction, Natural, Positive
-from dtrain.data.batch import Batch, Example
+from dtrain.data.batch import Example
 from dtrain.data.codec import Codec, codec
 from dtrain.data.files import matching
-from dtrain.data.source import Load, Source, Split
+from dtrain.data.source import Load, Source, Split, Unaugmented
 from dtrain.data.stream import Stream, opened
 from dtrain.data.windows import Windows, row_example
 
@@ -20,7 +18,7 @@ LARGEST = 2**31 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tokens:
+class Tokens(Unaugmented):
     """Rows of tokens from .bin or .npy files of tokens."""
 
     kind: Literal["tokens"] = "tokens"
@@ -45,14 +43,6 @@ class Tokens:
     """Folder in which digests of the files are cached, so that later starts need not read every file."""
     load: Load = field(default_factory=Load)
 
-    @property
-    def keyed(self) -> bool:
-        return False
-
-    @property
-    def paired(self) -> bool:
-        return False
-
     def example(self) -> Example:
         return row_example(self.length, self.separator is not None)
 
@@ -67,9 +57,6 @@ class Tokens:
         return windows(
             labels, streams, self.length, random=random, separator=self.separator, split=split, cache=self.cache
         )
-
-    def prepare(self, batch: Batch, key: jax.Array, train: bool) -> Batch:
-        return batch
 
     def codec(self) -> Codec:
         """The tokenizer; DataError if `tokenizer` is not set or does not exist."""
