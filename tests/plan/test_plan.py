@@ -168,7 +168,7 @@ def test_a_plan_is_the_run_that_it_plans(engine: str) -> None:
     found = plan(wanted, target("cpu-8"))
     source = wanted.data.open("train")
     made = assemble(wanted, jax.devices(), source.example, wanted.total_steps(len(source)))
-    step = made.train().lower().compile()
+    step = made.recipe.engine.compile(made.train(), "cpu")
     state = create_state(made.make, made.shapes)
     held = lambda tree: sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(tree))  # noqa: E731
     assert found.memory.classes["parameters"] >= held(state.params)
