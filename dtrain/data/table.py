@@ -64,7 +64,7 @@ class Table(Unaugmented):
     def unlabelled(self, names: Sequence[str]) -> np.ndarray:
         """The columns of other files (rows, columns), scaled like the training rows. The label may be missing."""
         read = _Read(self)
-        return read.scaled(_columns(matching(tuple(names), "a table", HERE), read.columns, None).values)
+        return read.scaled(_columns(_tables(matching(tuple(names), "a table", HERE)), read.columns, None).values)
 
 
 @dataclass(frozen=True)
@@ -90,13 +90,17 @@ class _Read:
     data: Table
 
     @cached_property
+    def _tables(self) -> list[tuple[Path, Any]]:
+        return _tables(matching(self.data.files, "a table"))
+
+    @cached_property
     def columns(self) -> tuple[str, ...]:
-        names = _tables(matching(self.data.files, "a table"))[0][1].column_names
-        return self.data.columns or tuple(name for name in names if name != self.data.label)
+        """The columns that the model gets."""
+        return self.data.columns or tuple(name for name in self._tables[0][1].column_names if name != self.data.label)
 
     @cached_property
     def _all(self) -> _Columns:
-        return _columns(matching(self.data.files, "a table"), self.columns, self.data.label)
+        return _columns(self._tables, self.columns, self.data.label)
 
     @cached_property
     def _held_out(self) -> np.ndarray:
@@ -113,7 +117,7 @@ class _Read:
     @cached_property
     def test(self) -> _Columns:
         if self.data.test_files:
-            return _columns(matching(self.data.test_files, "a table"), self.columns, self.data.label)
+            return _columns(_tables(matching(self.data.test_files, "a table")), self.columns, self.data.label)
         return _Columns(self._all.values[self._held_out], self._all.label[self._held_out])
 
     @cached_property
@@ -145,10 +149,10 @@ class _Read:
         return values.astype(np.float32)
 
 
-def _columns(files: Sequence[Path], columns: Sequence[str], label: str | None) -> _Columns:
+def _columns(tables: Sequence[tuple[Path, Any]], columns: Sequence[str], label: str | None) -> _Columns:
     """The columns of all files one after the other. DataError names the place of a value that is no number."""
     values, labels = [], []
-    for path, table in _tables(files):
+    for path, table in tables:
         wanted = [*columns, *([label] if label else [])]
         missing = [name for name in wanted if name not in table.column_names]
         if missing:
@@ -157,7 +161,7 @@ def _columns(files: Sequence[Path], columns: Sequence[str], label: str | None) -
         if label:
             labels.append(_label(path, label, table[label]))
     if not columns:
-        raise DataError(f"{files[0]}: has no column besides the label", "name columns of numbers in data.columns")
+        raise DataError(f"{tables[0][0]}: has no column besides the label", "name columns of numbers in data.columns")
     return _Columns(np.concatenate(values), np.concatenate(labels) if labels else np.empty(0))
 
 

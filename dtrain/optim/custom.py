@@ -43,6 +43,18 @@ class CustomOptimizer(Shared):
         """What the recipe names as code; empty for functions of optax."""
         return "" if self.target.startswith("optax:") else self.target
 
+    def _built(self, arguments: dict[str, object], where: str) -> object:
+        """What the target returns. A function of optax is taken from the installed package: no folder is searched."""
+        if self.user_code:
+            return build_target("optimizer", self.target, arguments, self.folder)
+        import optax
+
+        name = self.target.partition(":")[2]
+        if not hasattr(optax, name):
+            raise RecipeError(f"{where}: module 'optax' has no attribute {name!r}")
+        with own_code(where):
+            return getattr(optax, name)(**arguments)
+
     def complete(self, rate: Callable[[Any], jax.Array]) -> "optax.GradientTransformationExtraArgs":
         """The user's transformation with this learning rate; its `update` takes `step`, the number of the step.
 
@@ -55,7 +67,7 @@ class CustomOptimizer(Shared):
         def at(_: object) -> jax.Array:
             return rate(now[0])  # at dtrain's step, which counts updates that were skipped, too
 
-        own: Any = build_target("optimizer", self.target, {RATE: at, **self.args}, self.folder)
+        own: Any = self._built({RATE: at, **self.args}, where)
         if not isinstance(own, optax.GradientTransformation | optax.GradientTransformationExtraArgs):
             hint = "return what optax.chain or an optimizer of optax returns"
             raise RecipeError(f"{where} returns a {type(own).__name__}, no optax transformation", hint)

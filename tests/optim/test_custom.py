@@ -1,6 +1,7 @@
 """Optimizers of optax, and of a user's file, follow the recipe's schedule and are sharded like any other."""
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,16 @@ def test_one_that_needs_more_than_gradients_is_refused_with_the_reason() -> None
     )
     with pytest.raises(RecipeError, match=r"optimizer\.target: .*:needs_value: IndexError"):
         assemble(recipe, jax.devices()[:1], recipe.data.open("train").example, 10)
+
+
+def test_for_a_function_of_optax_no_folder_is_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans and explanations run such recipes without asking: nothing beside the recipe may be imported by it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    transformation(CustomOptimizer(lr=0.1, target="optax:lamb", folder=str(tmp_path)), DECLARED, 10)
+    assert str(tmp_path) not in sys.path
+    transformation(CustomOptimizer(lr=0.1, target=f"{MODULE}:clipped", folder=str(tmp_path)), DECLARED, 10)
+    assert str(tmp_path) in sys.path
 
 
 def test_a_target_of_another_form_is_refused() -> None:
