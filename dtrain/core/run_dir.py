@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from dtrain.core.errors import EnvironmentFault, RecipeError, cause, way_out
 from dtrain.core.mounts import on_this_host
@@ -61,6 +61,11 @@ class Folder:
     def plans(self) -> Path:
         """Predictions of `dtrain plan`, one file per target."""
         return self.path / "plans"
+
+    @property
+    def evaluation(self) -> Path:
+        """The newest result of `dtrain evaluate` on this run's own data."""
+        return self.path / "evaluation.json"
 
     @property
     def lease(self) -> Path:
@@ -159,6 +164,12 @@ def _kind(mode: int) -> str:
 
 def read_regular(path: Path) -> bytes:
     """The bytes of a regular file; OSError for any other kind, such as a FIFO, which would block."""
+    with open_regular(path) as file:
+        return file.read()
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file for reading; OSError for any other kind."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         mode = os.fstat(handle).st_mode
@@ -167,8 +178,7 @@ def read_regular(path: Path) -> bytes:
     except BaseException:
         os.close(handle)
         raise
-    with os.fdopen(handle, "rb") as file:
-        return file.read()
+    return os.fdopen(handle, "rb")
 
 
 def read_json(path: Path) -> Any:

@@ -23,7 +23,7 @@ def _table(value: object, valid: Callable[[object], bool]) -> bool:
 
 FIELDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "state": (f"one of {', '.join(sorted(STATES))}", lambda value: isinstance(value, str) and value in STATES),
-    **dict.fromkeys(("name", "reason", "git"), ("text", lambda value: isinstance(value, str))),
+    **dict.fromkeys(("name", "reason", "git", "stopped_by"), ("text", lambda value: isinstance(value, str))),
     **dict.fromkeys(("step", "steps", "starts", "rollbacks", "next_batch"), ("a whole number", _natural)),
     **dict.fromkeys(("started", "written", "step_s_kept"), ("a number", _number)),
     "ended": ("a number", lambda value: value is None or _number(value)),
@@ -34,6 +34,7 @@ FIELDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
         ("an object with texts", lambda value: _table(value, lambda text: isinstance(text, str))),
     ),
     "rising": ("an object with true or false", lambda value: _table(value, lambda up: isinstance(up, bool))),
+    "data": ("an object", lambda value: value is None or isinstance(value, dict)),
     "topology": ("an object", lambda value: isinstance(value, dict)),
 }
 """Per key of run.json: a description of its values for messages, and a function that checks a value."""
@@ -41,6 +42,16 @@ FIELDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
 
 RECOMPUTED = "recomputed_s"
 """The key of `lost` for seconds of steps that were computed again."""
+STEP_PARTS = ("dispatch", "device", "host", "step")
+"""The keys of `seconds` that make up the time of steps, without waiting for data; "step" is the whole in records of
+versions before 0.3."""
+STOPPED_BY_USER = ("SIGINT", "stop requested")
+"""Values of `stopped_by` after which a run waits for its user."""
+
+
+def step_seconds(seconds: Mapping[str, float]) -> float:
+    """Seconds spent in steps."""
+    return sum(seconds.get(part, 0.0) for part in STEP_PARTS)
 
 
 def renamed(record: JsonObject) -> JsonObject:

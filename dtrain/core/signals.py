@@ -12,6 +12,7 @@ import select
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 
@@ -60,6 +61,8 @@ class Listener:
         self._numbers, self._previous = frozenset[int](), {}
         self._pipe, self._wakeup = (-1, -1), -1
         self._noted = False
+        self.began = 0.0
+        """`time.perf_counter()` when the command was started; 0 for a listener that another program uses."""
 
     def start(self, numbers: Sequence[int]) -> None:
         """Install the handlers and start the thread. Only the main thread can do this."""
@@ -154,6 +157,7 @@ def current() -> Listener | None:
 def listen(*, run: bool) -> None:
     """Handle signals until the process ends: with `run` SIGINT and SIGTERM, for the other commands SIGINT alone."""
     _listeners.append(Listener(leave_unstarted if run else leave_interrupted))
+    _listeners[-1].began = time.perf_counter()
     _listeners[-1].start((signal.SIGINT, signal.SIGTERM) if run else (signal.SIGINT,))
 
 

@@ -1,17 +1,25 @@
 """Console output: a progress bar on a terminal, plain lines elsewhere; the lines are also written to log.txt."""
 
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console as Rich
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.table import Column
 from rich.text import Text
 
 from dtrain.core.metrics import Metric, known
 from dtrain.core.types import JsonObject
 from dtrain.track.appender import Appender
+from dtrain.track.text import clock_time, short
+
+REFRESH = 0.1
+"""Seconds between two updates of the progress bar."""
+WIDE = 80
+"""Columns of a terminal from which on the bar has its percentage beside it."""
 
 
 @dataclass
@@ -20,11 +28,12 @@ class Console:
 
     silent: bool = False
     """Print and log nothing; for all processes but the first."""
-    rich: Rich = field(default_factory=lambda: Rich(stderr=True, highlight=False, soft_wrap=True))
+    rich: Rich = field(default_factory=lambda: Rich(stderr=True, highlight=False))
     log: Path | None = None
     """Path of the log; None for no log."""
     _bar: Progress | None = None
     _file: Appender | None = None
+    _next_tick: float = 0.0
 
     def say(self, text: str, style: str = "") -> None:
         """Print a line and write it to the log."""
@@ -34,7 +43,8 @@ class Console:
         self.note(text)
 
     def _show(self, text: str, style: str) -> None:
-        (self._bar.console if self._bar else self.rich).print(Text(text, style=style))
+        # a terminal breaks lines between words; elsewhere they are not broken
+        (self._bar.console if self._bar else self.rich).print(Text(text, style=style), soft_wrap=not self.width)
 
     def note(self, text: str) -> None:
         """Write a line to the log only."""
@@ -54,9 +64,24 @@ class Console:
         """Print and log a warning."""
         self.say(f"warning: {text}", "yellow")
 
-    def tick(self, step: int) -> None:
-        """Set the progress bar to this step."""
+    @property
+    def width(self) -> int:
+        """Characters in a line of the terminal; 0 if there is no terminal."""
+        return self.rich.width if self.rich.is_terminal else 0
+
+    def step(self, step: int, steps: int, values: dict[str, float], eta: float) -> None:
+        """Print the line for a training step, as much of it as fits the terminal, and log the whole line."""
+        if self.silent:
+            return
+        self._show(step_line(step, steps, values, eta, self.width), "")
+        self.note(step_line(step, steps, values, eta))
         if self._bar:
+            self._bar.update(self._bar.task_ids[0], description=f"loss {values['train/loss']:.4f}")
+
+    def tick(self, step: int) -> None:
+        """Set the progress bar to this step, at most every `REFRESH` seconds."""
+        if self._bar and (now := time.monotonic()) >= self._next_tick:
+            self._next_tick = now + REFRESH
             self._bar.update(self._bar.task_ids[0], completed=step)
 
     @contextmanager
@@ -68,31 +93,55 @@ class Console:
         columns = (
             TextColumn("step {task.completed}/{task.total}"),
             BarColumn(None),
-            TextColumn("{task.percentage:.0f}%"),
+            *([TextColumn("{task.percentage:.0f}%")] if self.width >= WIDE else []),
+            TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+            _Speed(Column(no_wrap=True)),
         )
         with Progress(*columns, console=self.rich, transient=True, refresh_per_second=4) as bar:
             bar.add_task("", total=steps, completed=start)
-            self._bar = bar
+            self._bar, self._next_tick = bar, 0.0
             try:
                 yield
             finally:
                 self._bar = None
 
 
-def step_line(step: int, steps: int, values: dict[str, float], eta: float) -> str:
-    """The line for a training step: loss, gradient norm, learning rate, step time, speed and time left (`eta`, s)."""
-    parts = [f"step {step}/{steps}", f"loss {values['train/loss']:.4f}"]
+class _Speed(ProgressColumn):
+    """Steps per second and the time left, once they are known."""
+
+    def render(self, task: Task) -> Text:
+        speed, left = task.speed, task.time_remaining
+        if not speed or left is None:
+            return Text("")
+        rate = f"{short(speed)} steps/s" if speed >= 1 else f"{1 / speed:.1f} s/step"
+        return Text(f"{rate}  eta {clock_time(left)}")
+
+
+def step_line(step: int, steps: int, values: dict[str, float], eta: float, width: int = 0) -> str:
+    """The line for a training step: loss, gradient norm, learning rate, step time, speed and time left (`eta`, s).
+
+    With `width` above 0, what matters least is left out until the line fits that many characters.
+    """
+    parts = [(0, f"step {step}/{steps}"), (0, f"loss {values['train/loss']:.4f}")]
     if "train/accuracy" in values:
-        parts.append(f"acc {values['train/accuracy']:.1%}")
-    parts += [f"grad {values['train/grad_norm']:.2f}", f"lr {values['train/lr']:.1e}"]
-    parts += [f"{values['time/step_ms']:.1f} ms (data {values['time/data_ms']:.1f})"]
+        parts.append((1, f"acc {values['train/accuracy']:.1%}"))
+    parts += [(5, f"grad {values['train/grad_norm']:.2f}"), (4, f"lr {values['train/lr']:.1e}")]
+    parts += [(2, f"{values['time/step_ms']:.1f} ms"), (6, f"(data {values['time/data_ms']:.1f})")]
     rate, unit = ("rate/tokens_per_s", "tok") if "rate/tokens_per_s" in values else ("rate/examples_per_s", "ex")
-    parts += [f"{short(values[rate])} {unit}/s"]
-    parts += [f"mfu {values['rate/mfu']:.1%}" if "rate/mfu" in values else "mfu n/a"]
+    parts += [(3, f"{short(values[rate])} {unit}/s")]
+    if "rate/mfu" in values:
+        parts.append((3, f"mfu {values['rate/mfu']:.1%}"))
     if "memory/peak_bytes" in values:
         share = f" ({values['memory/peak_fraction']:.0%})" if "memory/peak_fraction" in values else ""
-        parts.append(f"mem {values['memory/peak_bytes'] / 2**30:.1f} GiB{share}")
-    return "  ".join([*parts, f"eta {clock_time(eta)}"])
+        parts.append((4, f"mem {values['memory/peak_bytes'] / 2**30:.1f} GiB{share}"))
+    parts.append((0, f"eta {clock_time(eta)}"))
+    while width and len(_joined(parts)) > width and max(rank for rank, _ in parts):
+        parts.remove(max(parts, key=lambda part: part[0]))
+    return _joined(parts)
+
+
+def _joined(parts: list[tuple[int, str]]) -> str:
+    return "  ".join(text for _, text in parts).replace("  (data", " (data")
 
 
 def eval_line(step: int, values: JsonObject, declared: Iterable[Metric] = ()) -> str:
@@ -100,18 +149,3 @@ def eval_line(step: int, values: JsonObject, declared: Iterable[Metric] = ()) ->
     values_of = {name.removeprefix("eval/"): value for name, value in values.items() if name.startswith("eval/")}
     shown = [f"{name} {(known(name, declared) or Metric(name, None)).text(value)}" for name, value in values_of.items()]
     return "  ".join([f"evaluated at {step}", *shown, f"{values['time/evaluate_s']:.1f} s"])
-
-
-def short(number: float) -> str:
-    """A number with an SI suffix: 82512 → 82.5k."""
-    for limit, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= limit:
-            return f"{number / limit:.1f}{suffix}"
-    return f"{number:.0f}"
-
-
-def clock_time(seconds: float) -> str:
-    """A duration as minutes:seconds or hours:minutes:seconds: 192 → 3:12."""
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"

@@ -70,7 +70,7 @@ def rows_of(path: Path) -> tuple[list[JsonObject], list[int]]:
         raise EnvironmentFault(f"{path} cannot be read: {cause(error)}", "move it away to resume without it") from error
     rows, bad = [], []
     for number, line in enumerate(content, 1):
-        row = _row(line)
+        row = row_of(line)
         if row is not None:
             rows.append(row)
         elif line.endswith(b"\n"):
@@ -78,7 +78,7 @@ def rows_of(path: Path) -> tuple[list[JsonObject], list[int]]:
     return rows, bad
 
 
-def _row(line: bytes) -> dict[str, object] | None:
+def row_of(line: bytes) -> dict[str, object] | None:
     """A row: a step and other numbers by name; None if the line is not valid."""
     try:
         row = json.loads(line)

@@ -1,16 +1,25 @@
 """The summary of a run, computed from its folder."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dtrain.core.errors import RecipeError
 from dtrain.core.metrics import Metric, higher_is_better, known, recorded
 from dtrain.core.run_dir import Folder
+from dtrain.core.run_json import STEP_PARTS, step_seconds
 from dtrain.core.types import JsonObject
-from dtrain.track.jsonl import damage, rows_of
+from dtrain.track.history import History
+from dtrain.track.jsonl import damage
+from dtrain.track.text import duration, sparkline
 
-SECTIONS = ("compile", "restore", "data", "step", "evaluate", "save")
+SECTIONS = ("start", "compile", "restore", "data", *STEP_PARTS, "evaluate", "save", "finish")
+"""Sections of the time of a run, in the order in which they are shown."""
+NAMED = 0.01
+"""Sections with a smaller part of the wall time are shown together, as "other"."""
+FEWEST = 4
+"""Points from which on a curve is drawn."""
+LONG = 600.0
+"""Seconds from which on the goodput of a run that was never restarted means something."""
 
 
 @dataclass(frozen=True)
@@ -18,113 +27,147 @@ class Summary:
     """The results of a run. Times are in seconds, rates per second."""
 
     values: JsonObject
+    history: History
+
+    @property
+    def declared(self) -> tuple[Metric, ...]:
+        """The metrics that the model of the run declares."""
+        return recorded(self.values)
+
+    @property
+    def result(self) -> str:
+        """The newest value of the main metric: the first evaluated one that the model declares, else the loss."""
+        last = self.values["last"]
+        names = [f"eval/{metric.name}" for metric in self.declared] + ["eval/perplexity", "eval/loss", "train/loss"]
+        name = next((name for name in names if name in last), "")
+        return shown(name, last[name], self.declared) if name else ""
 
     def text(self) -> str:
         """The summary as a few lines of text."""
-        values, declared = self.values, recorded(self.values)
-        head = f"{values['name']}: {values['state']} at step {values['step']}" + (
-            f" of {values['steps']}" if values.get("steps") else ""
-        )
-        reason = "" if values["state"] in ("running", "finished") else str(values["reason"] or "")
-        rows = [head + (f" ({reason})" if reason and not reason.startswith("saved at step") else "")]
+        values = self.values
+        rows = [self._head()]
         for group in ("train", "eval"):
-            shown = [
-                _shown(name, value, declared) for name, value in values["last"].items() if name.startswith(f"{group}/")
-            ]
-            if shown:
-                rows.append(f"  {group:<6} {'  '.join(shown)}")
+            names = [name for name in values["last"] if name.startswith(f"{group}/") and name.count("/") == 1]
+            if names:
+                rows.append(f"  {group:<6} " + "  ".join(shown(n, values["last"][n], self.declared) for n in names))
         if values["best"]:
-            rows.append(
-                "  best   "
-                + "  ".join(f"{_shown(n, b['value'], declared)} at {b['step']}" for n, b in values["best"].items())
-            )
+            best = (f"{shown(n, b['value'], self.declared)} at {b['step']}" for n, b in values["best"].items())
+            rows.append(f"  best   {'  '.join(best)}")
+        rows += self._curves()
         if "steps_per_s" in values:
-            rate = f"{values['steps_per_s']:,.1f} steps/s, {values['examples_per_s']:,.0f} examples/s"
-            rows.append(f"  speed  {rate}, median step {values['step_ms']:.2f} ms")
-        cached = {"compile": " from the cache"} if values["compiled_from_cache"] and values["starts"] == 1 else {}
-        times = [
-            f"{name} {values['seconds'][name]:.1f}{cached.get(name, '')}"
-            for name in SECTIONS
-            if name in values["seconds"]
-        ]
-        if times:
-            rows.append(f"  time   {'  '.join(times)}  (seconds)")
-        if values["goodput"]:
-            causes = {key.removesuffix("_s").replace("_", " "): seconds for key, seconds in values["lost"].items()}
-            lost = [f"{cause} {seconds:.1f}" for cause, seconds in causes.items()]
-            starts = f" in {values['starts']} starts" if values["starts"] > 1 else ""
-            rows.append(
-                f"  goodput {values['goodput']:.1%} of {values['wall']:.1f} s{starts}  {'  '.join(lost)}".rstrip()
-            )
+            unit = "tokens" if "tokens_per_s" in values else "examples"
+            rate = f"{values['steps_per_s']:,.1f} steps/s  {values[f'{unit}_per_s']:,.0f} {unit}/s"
+            rows.append(f"  speed  {rate}  median step {values['step_ms']:.2f} ms")
+        rows += self._times()
         if values["damaged_lines"]:
             rows.append(f"  warning: metrics.jsonl: {damage(values['damaged_lines'])}")
+        for name, curve in self.history.curves.items():
+            if curve.not_finite:
+                rows.append(f"  warning: {curve.not_finite:,} values of {name} are not finite")
         rows.append(f"  folder {values['folder']}")
         return "\n".join(rows)
 
+    def _curves(self) -> list[str]:
+        """The losses as lines of text; none for runs with few points."""
+        rows = []
+        for name in ("train/loss", "eval/loss"):
+            curve = self.history.curves.get(name)
+            points = [float(value) for value in curve.shown()[1]] if curve else []
+            if len(points) >= FEWEST:
+                label = f"{name.replace('/', ' ')} {sparkline(points)} {points[0]:.4g} to {points[-1]:.4g}"
+                rows.append(f"  curve  {label}")
+        return rows
 
-def summarise(place: Folder) -> Summary:
-    """Summarise a run; RecipeError if the folder does not contain a run."""
+    def _head(self) -> str:
+        values = self.values
+        if values["state"] != "finished":
+            reason = "" if values["state"] == "running" else str(values["reason"] or "")
+            of = f" of {values['steps']}" if values.get("steps") else ""
+            why = f" ({reason})" if reason and not reason.startswith(("saved at step", "stopped at step")) else ""
+            return f"{values['name']}: {values['state']} at step {values['step']}{of}{why}"
+        data = values["data"] or {}
+        held_out = f" on {data['test']:,} held-out examples" if "eval/" in "".join(values["last"]) and data else ""
+        epochs = f", {data['epochs']:.3g} epochs" if data else ""
+        result = f" with {self.result}{held_out}" if self.result else ""
+        steps = f"{values['step']:,} steps{epochs}, {duration(values['wall'])}"
+        return f"{values['name']}: finished{result} ({steps})"
+
+    def _times(self) -> list[str]:
+        """The wall time as a sum, and what was lost to restarts."""
+        values, parts = self.values, dict(self.values["parts"])
+        wall = sum(parts.values())
+        if not wall:
+            return []
+        small = sum(parts.pop(name) for name in tuple(parts) if parts[name] < NAMED * wall)
+        texts = [f"{name.replace('_', ' ')} {_seconds(seconds, wall)}" for name, seconds in parts.items()]
+        if values["compiled_from_cache"] and values["starts"] == 1:
+            texts = [f"{text} (cached)" if text.startswith("compile ") else text for text in texts]
+        texts += [f"other {_seconds(small, wall)}"] if small else []
+        rows = [f"  time   {duration(wall)} = {' + '.join(texts)}"]
+        if values["goodput"] and (values["starts"] > 1 or wall > LONG):
+            starts = f" in {values['starts']} starts" if values["starts"] > 1 else ""
+            rows.append(f"  goodput {values['goodput']:.1%} of {duration(wall)}{starts}")
+        return rows
+
+
+def _seconds(seconds: float, wall: float) -> str:
+    return f"{seconds:.2f}" if wall < 10 else f"{seconds:.1f}" if wall < 60 else duration(seconds)
+
+
+def summarise(place: Folder, history: History | None = None) -> Summary:
+    """Summarise a run; RecipeError if the folder does not contain a run. `history`: what was read of it before."""
     record = place.read_record()
     if not record:
-        hint = "give the folder of a run: `dtrain report runs/NAME`"
+        hint = "give the folder of a run, or its name in ./runs: `dtrain ls` lists them"
         raise RecipeError(f"{place.path} is not the folder of a run: run.json is missing", hint)
-    rows, bad = rows_of(place.metrics)
-    last: dict[str, float] = {}
-    for row in rows:
-        last |= {name: value for name, value in row.items() if name.startswith(("train/", "eval/"))}
+    history = (history or History(place.metrics)).update()
     values = {key: record.get(key) for key in ("name", "state", "reason", "exit_code", "step", "steps", "starts")}
-    values |= {key: record.get(key) for key in ("seconds", "versions", "topology", "git", "started", "ended")}
+    values |= {key: record.get(key) for key in ("seconds", "versions", "topology", "git", "started", "ended", "data")}
+    values["starts"] = values["starts"] or 1
     values["compiled_from_cache"] = record.get("compiled_from_cache", False)
-    values |= {"lost": record.get("lost", {}), "units": record.get("units", {})} | _goodput(record)
-    values |= {"folder": str(place.path), "last": last, "best": _best(rows, recorded(record))} | _speed(rows)
-    values |= {"damaged_lines": bad}
-    return Summary(values)
+    values |= {key: record.get(key, {}) for key in ("lost", "units", "rising")} | _time(record)
+    last = {name: value for name, value in history.last.items() if name.startswith(("train/", "eval/"))}
+    values |= {"folder": str(place.path), "last": last, "best": best_of(history, recorded(record))} | history.speed()
+    values |= {"damaged_lines": history.damaged}
+    return Summary(values, history)
 
 
-def _goodput(record: JsonObject) -> dict[str, float]:
-    """Goodput: the fraction of the wall time since the first start that was spent on steps not recomputed later."""
+def _time(record: JsonObject) -> JsonObject:
+    """`parts`: where the time went, which adds up to `wall`, without pauses in which the run waited for its user.
+
+    `goodput`: the fraction of it that was spent on steps which were not recomputed later.
+    """
+    lost = {key.removesuffix("_s"): seconds for key, seconds in record.get("lost", {}).items() if key != "pause_s"}
     end, start = record.get("ended") or record.get("written"), record.get("started")
     if not (end and start and end > start):
-        return {"goodput": 0.0, "wall": 0.0}
-    return {"goodput": record.get("seconds", {}).get("step", 0.0) / (end - start), "wall": end - start}
+        return {"goodput": 0.0, "wall": 0.0, "parts": {}}
+    wall = max(end - start - record.get("lost", {}).get("pause_s", 0.0), 1e-3)
+    seconds = record.get("seconds", {})
+    parts = {name: seconds[name] for name in SECTIONS if name in seconds} | lost
+    rest = wall - sum(parts.values())
+    return {
+        "goodput": step_seconds(seconds) / wall,
+        "wall": wall,
+        "parts": parts | ({"unknown": rest} if rest > 0.02 * wall else {}),
+    }
 
 
-def _best(rows: list[JsonObject], declared: Sequence[Metric]) -> dict[str, dict[str, float]]:
+def best_of(history: History, declared: Sequence[Metric]) -> dict[str, dict[str, float]]:
     """The best value of each evaluation metric and its step; empty after fewer than two evaluations.
 
     Metrics without a known direction are left out. `declared`: those that the model declares.
     """
-    evaluations = [row for row in rows if any(name.startswith("eval/") for name in row)]
-    if len(evaluations) < 2:
-        return {}
     best = {}
-    for name in (name for name in evaluations[0] if name.startswith("eval/")):
+    for name, extremes in history.extremes.items() if history.evaluations > 1 else ():
         rises = higher_is_better(name, declared)
-        finite = [row for row in evaluations if math.isfinite(row.get(name, math.nan))]
-        if finite and rises is not None:
-            row = (max if rises else min)(finite, key=lambda row, name=name: row[name])
-            best[name] = {"value": row[name], "step": row["step"]}
+        if rises is not None:
+            value, step = extremes["max" if rises else "min"]
+            best[name] = {"value": value, "step": step}
     return best
 
 
-def _speed(rows: list[JsonObject]) -> dict[str, float]:
-    """Rates at the median step time, without the first logged interval, which includes the warm-up."""
-    timed = sorted(
-        (row for row in rows if {"time/step_ms", "rate/examples_per_s"} <= row.keys()), key=lambda row: row["step"]
-    )
-    timed = sorted(timed[1:] or timed, key=lambda row: row["time/step_ms"])
-    if not timed:
-        return {}
-    row = timed[len(timed) // 2]
-    milliseconds = max(row["time/step_ms"], 1e-6)
-    return {
-        "step_ms": milliseconds,
-        "steps_per_s": 1e3 / milliseconds,
-        "examples_per_s": row["rate/examples_per_s"],
-    }
-
-
-def _shown(name: str, value: float, declared: Sequence[Metric]) -> str:
+def shown(name: str, value: float, declared: Sequence[Metric]) -> str:
+    """A metric with its value and unit: "accuracy 98.61%"."""
     metric = known(name, declared)
     text = metric.text(value) if metric and metric.unit else f"{value:.4g}"  # four digits, also of small numbers
     return f"{name.partition('/')[2]} {text}"

@@ -26,6 +26,8 @@ IN_FLIGHT = 3
 """Evaluation batches that may be pending on the devices at once: a bound on memory."""
 ASIDE = ("evaluate", "save")
 """Sections that do not count as time of steps."""
+PARTS = ("data", "dispatch", "device")
+"""Sections of a step that are logged: waiting for the batch, dispatching the step, waiting for the devices."""
 
 
 @dataclass
@@ -40,11 +42,11 @@ class Log:
     step_ms: list[float] = field(default_factory=list)
     """Milliseconds per step of each reported span."""
     _pending: tuple[int, dict[str, object], dict[str, float]] | None = None
-    _since: tuple[int, float, float] = (0, 0.0, 0.0)
+    _since: tuple[int, float, dict[str, float]] = (0, 0.0, {})
 
     def begin(self, step: int) -> None:
         """Start to measure time, from this step on."""
-        self._since = (step, time.perf_counter() - self.clock.of(*ASIDE), self.clock.of("data"))
+        self._since = (step, time.perf_counter() - self.clock.of(*ASIDE), dict(self.clock.spent))
 
     def __call__(self, event: StepEvent) -> None:
         self.flush()
@@ -64,12 +66,13 @@ class Log:
             self.report(step, {f"train/{name}": value for name, value in values.items()} | times)
 
     def _times(self, step: int) -> dict[str, float]:
-        now, data = time.perf_counter() - self.clock.of(*ASIDE), self.clock.of("data")
-        since, start, start_data = self._since
-        self._since = (step, now, data)
+        now, spent = time.perf_counter() - self.clock.of(*ASIDE), dict(self.clock.spent)
+        since, start, before = self._since
+        self._since = (step, now, spent)
         steps = max(step - since, 1)
         self.step_ms.append(1e3 * (now - start) / steps)
-        return {"time/step_ms": self.step_ms[-1], "time/data_ms": 1e3 * (data - start_data) / steps}
+        parts = {f"time/{part}_ms": spent.get(part, 0.0) - before.get(part, 0.0) for part in PARTS}
+        return {"time/step_ms": self.step_ms[-1]} | {part: 1e3 * seconds / steps for part, seconds in parts.items()}
 
 
 def finite(step: int, metrics: Mapping[str, object]) -> dict[str, float]:

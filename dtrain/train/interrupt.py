@@ -38,6 +38,8 @@ class Interrupt:
     signal: str = ""
     phase: Literal["starting", "training", "finishing"] = "starting"
     since: float = 0.0
+    noted: Callable[[str], object] = lambda _by: None
+    """Called with what asked the run to stop."""
     _asked: int = 0
 
     def agreed(self, _step: int = 0) -> bool:
@@ -82,6 +84,7 @@ class Interrupt:
     def _stop(self, why: str, unstarted: Stopped) -> None:
         """Stop after the current step, or at once with `unstarted` if there is nothing to save."""
         self.signal, self.since = why, time.monotonic()
+        self.noted(why)
         if jax.process_count() > 1:
             os.kill(os.getpid(), signal.SIGTERM)  # JAX's preemption service forwards it to all processes
         elif self.phase == "starting":

@@ -53,12 +53,15 @@ def loop(
         batch = next(batches) if span else {}
     with jax.transfer_guard("disallow"):
         for number in span:
+            clock.switch("dispatch")
             state, metrics = step(state, batch)
             last = number == span[-1]
             if not last:
                 with clock("data"):
                     batch = next(batches)
+            clock.switch("device")
             jax.block_until_ready(metrics if one_at_a_time else before)
+            clock.switch("host")
             before, event = metrics, StepEvent(number, state, metrics, last, stop(number))
             for hook in hooks:
                 hook(event)

@@ -58,7 +58,15 @@ def prepare(session: Session) -> Ready:
 
     assembly = assemble(session.recipe, devices, train.example, steps)
     now, metrics = provenance.conditions(assembly), session.recipe.model.metrics
-    session.log.about(devices, mesh_sizes(assembly.layout.sizes), steps, metrics, getattr(train, "names", ()))
+    epochs = round(steps * session.recipe.batch / len(train), 4)
+    session.log.about(
+        devices,
+        mesh_sizes(assembly.layout.sizes),
+        steps,
+        metrics,
+        classes=getattr(train, "names", ()),
+        data={"kind": session.recipe.data.kind, "train": len(train), "test": len(test), "epochs": epochs},
+    )
     for line in banner(assembly, train, test, steps, devices):
         session.console.say(line)
     initial = _initial(session, assembly)

@@ -17,10 +17,11 @@ from dtrain.core import heartbeat
 from dtrain.core.errors import DtrainError, NotFinite, TakenOver, user_error
 from dtrain.core.metrics import Metric, plain
 from dtrain.core.run_dir import Folder, overwrite
-from dtrain.core.run_json import RECOMPUTED
+from dtrain.core.run_json import RECOMPUTED, step_seconds
 from dtrain.core.types import Device, JsonObject
 from dtrain.recipe.load import text
 from dtrain.recipe.recipe import Recipe
+from dtrain.train import time_spent
 from dtrain.train.loss_guard import Rollback
 from dtrain.train.timers import Clock
 
@@ -54,9 +55,10 @@ class Record:
         steps: int,
         metrics: Iterable[Metric],
         classes: Sequence[str] = (),
+        data: JsonObject | None = None,
     ) -> None:
-        """Record the devices, the mesh, the number of steps, the metrics that the model declares,
-        and the names of the data's classes."""
+        """Record the devices, the mesh, the number of steps, the metrics that the model declares, the names of the
+        data's classes, and the numbers of its examples."""
         self.values |= {
             "steps": steps,
             **plain(metrics),
@@ -68,6 +70,8 @@ class Record:
                 "mesh": dict(mesh),
             },
         }
+        if data:
+            self.values["data"] = data
         if classes:
             self.values["classes"] = list(classes)
         self.write()
@@ -78,8 +82,8 @@ class Record:
         Only these count as step time. The difference from what run.json recorded is time that is recomputed, or was
         assumed to be and is not.
         """
-        change = step_s - self._seconds().get("step", 0.0)
-        self.clock.add("step", change)
+        change = step_s - step_seconds(self._seconds())
+        self._add_steps(change)
         if RECOMPUTED in self.values["lost"]:
             self.values["lost"][RECOMPUTED] = round(max(self.values["lost"][RECOMPUTED] - change, 0.0), 3)
         self.saving(step)
@@ -87,7 +91,7 @@ class Record:
 
     def saving(self, step: int) -> float:
         """Seconds spent in steps so far; also recorded for this step, whose state is about to be saved."""
-        self.step_s[step] = self._seconds().get("step", 0.0)
+        self.step_s[step] = step_seconds(self._seconds())
         return self.step_s[step]
 
     def committed(self, step: int | None) -> None:
@@ -112,8 +116,8 @@ class Record:
             raise NotFinite(
                 f"{rollback.message}; the run was rolled back {budget} times before (guard.budget)", rollback.hint
             )
-        discarded = self._seconds().get("step", 0.0) - self.values["step_s_kept"]
-        self.clock.add("step", -discarded)
+        discarded = step_seconds(self._seconds()) - self.values["step_s_kept"]
+        self._add_steps(-discarded)
         self.values["lost"][RECOMPUTED] = round(self.values["lost"].get(RECOMPUTED, 0.0) + discarded, 3)
         self.values["rollbacks"] += 1
         self.values["next_batch"] = rollback.batch
@@ -148,25 +152,29 @@ class Record:
 
     def _seconds(self) -> dict[str, float]:
         """Seconds by section, over all starts."""
-        before, now = self.before, self.clock.now()
-        names = sorted(before.keys() | now.keys())
-        return {name: round(before.get(name, 0.0) + now.get(name, 0.0), 3) for name in names}
+        return time_spent.total(self.before, self.clock.now())
+
+    def _add_steps(self, seconds: float) -> None:
+        """Change the time of steps by this much."""
+        for part, change in time_spent.steps_changed(self._seconds(), seconds).items():
+            self.clock.add(part, change)
 
 
 @contextmanager
 def run_record(place: Folder, recipe: Recipe, lead: bool) -> Iterator[Record]:
     """A record that is written to run.json at the start and at the end, however the run ends."""
-    old = place.read_record()
+    old, before = place.read_record(), time_spent.process_start()
+    start = time.time() - before
     values = {
         "name": recipe.name,
         "state": "running",
         "reason": "",
         "exit_code": None,
         "step": old.get("step", 0),
-        "started": old.get("started", time.time()),
+        "started": old.get("started", start),
         "ended": None,
         "starts": old.get("starts", 0) + 1,
-        "lost": _lost(old, heartbeat.read(place.heartbeat(0))),
+        "lost": time_spent.lost(old, heartbeat.read(place.heartbeat(0)), start),
         "step_s_kept": old.get("step_s_kept", 0.0),
         "rollbacks": old.get("rollbacks", 0),
         "next_batch": old.get("next_batch", 0),
@@ -174,7 +182,8 @@ def run_record(place: Folder, recipe: Recipe, lead: bool) -> Iterator[Record]:
         "versions": versions(),
         "git": _git(),
     }
-    log = Record(values, place, lead, before=_counted(old), ids=dict(old.get("tracker_ids", {})))
+    log = Record(values, place, lead, before=time_spent.earlier(old), ids=dict(old.get("tracker_ids", {})))
+    log.clock.add("start", before)
     if lead:
         overwrite(place.recipe, text(recipe))
         log.write()
@@ -200,33 +209,6 @@ def _failed(log: Record, error: BaseException) -> None:
         text = str(known) if known else "".join(traceback.format_exception(error)).rstrip()
         with log.place.log.open("a") as file:
             file.write(f"{'stopped' if state == 'stopped' else 'error'}: {text}\n")
-
-
-def _lost(old: JsonObject, latest: heartbeat.Heartbeat | None) -> dict[str, float]:
-    """Seconds lost so far, by cause, including the gap before this start.
-
-    Work after run.json was last written is recomputed (`recomputed_s`); after the last heartbeat the run was down.
-    """
-    lost, now = dict(old.get("lost", {})), time.time()
-    if not old:
-        return lost
-    killed, written = old.get("state") == "running", old.get("written", now)
-    last = min(max(written, latest.at if killed and latest else written), now)
-    spent = old.get("seconds", {}).get("step", 0.0)
-    recomputed = last - written + max(spent - old.get("step_s_kept", spent), 0.0)
-    for name, seconds in (
-        (RECOMPUTED, recomputed),
-        (f"down_{'killed' if killed else old['state']}_s", now - last),
-    ):
-        if seconds > 0:
-            lost[name] = round(lost.get(name, 0.0) + seconds, 3)
-    return lost
-
-
-def _counted(old: JsonObject) -> dict[str, float]:
-    """Seconds of earlier starts by section; for steps, only those that a checkpoint saved."""
-    seconds = dict(old.get("seconds", {}))
-    return seconds | ({"step": old["step_s_kept"]} if "step" in seconds and "step_s_kept" in old else {})
 
 
 def versions() -> dict[str, str]:

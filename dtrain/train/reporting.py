@@ -8,7 +8,7 @@ import jax
 from dtrain.core.run_dir import Folder
 from dtrain.data.batch import tokens_in
 from dtrain.recipe.load import plain
-from dtrain.track.console import Console, eval_line, step_line
+from dtrain.track.console import Console, eval_line
 from dtrain.track.jsonl import lines
 from dtrain.track.meters import Meters, peak_of
 from dtrain.track.tracker import TrackedRun
@@ -47,7 +47,7 @@ def reporter(
         if "train/loss" in values:
             values = meters.rates(values) | (planned.values if planned else {})
             eta = (end - number) * values["time/step_ms"] / 1e3
-            console.say(step_line(number, steps, values, eta))
+            console.step(number, steps, values, eta)
         else:
             console.say(eval_line(number, values, recipe.model.metrics), "bold")
         for tracker in trackers:

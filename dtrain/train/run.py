@@ -66,6 +66,7 @@ def _attempt(session: Session, ready: Ready) -> Rollback | None:
 
 def _train(session: Session, ready: Ready) -> Rollback | None:
     assembly, store, steps = ready.assembly, ready.store, ready.assembly.steps
+    session.clock.switch("start")
     state, start = first_state(
         assembly,
         store,
@@ -90,7 +91,7 @@ def _train(session: Session, ready: Ready) -> Rollback | None:
     first, last = (step + start.batches_skipped for step in (start.step, end))
     batches = train_batches(assembly, ready.train, first, last, session.console.warn)
     try:
-        with session.console.progress(start.step, steps), session.clock.rest("step"):
+        with session.console.progress(start.step, steps), session.clock.training():
             hooks.logging.begin(start.step)
             if start.eval_pending:
                 measured = hooks.evaluation.measure(start.step, state)

@@ -62,6 +62,7 @@ def opened(
         with signals.held():
             lease = stack.enter_context(hold_lease(place.lease, console.warn)) if lead else None
             log = stack.enter_context(run_record(place, recipe, lead))
+            interrupt.noted = lambda by: log.values.update(stopped_by=by)
             interrupt.close = notifier.closing(partial(_close_now, log, lease, control, dry))
         if control:
             control.report_share(notifier.spent)

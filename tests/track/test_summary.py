@@ -14,8 +14,11 @@ from tests.conftest import Dtrain
 def run(tmp_path: Path) -> Folder:
     place = Folder(tmp_path / "trial")
     place.prepare()
-    seconds = {"compile": 1.0, "data": 0.5, "step": 3.0, "evaluate": 0.2, "save": 0.1}
-    place.write_record({"name": "trial", "state": "finished", "step": 30, "steps": 30, "seconds": seconds})
+    seconds = {"start": 0.09, "compile": 1.0, "data": 0.5, "dispatch": 1.0, "device": 2.0, "evaluate": 0.2, "save": 0.1}
+    times = {"seconds": seconds, "started": 100.0, "ended": 105.0, "lost": {"pause_s": 0.1}}
+    about = {"name": "trial", "state": "finished", "step": 30, "steps": 30}
+    about |= {"data": {"kind": "digits", "train": 300, "test": 60, "epochs": 2.5}}
+    place.write_record(about | times | {"rising": {"accuracy": True}, "units": {"accuracy": "%"}})
     rows = [
         {"step": step, "train/loss": 3 / step, "time/step_ms": ms, "rate/examples_per_s": 64e3 / ms}
         for step, ms in ((10, 50.0), (20, 4.0), (30, 5.0))
@@ -44,6 +47,23 @@ def test_the_best_follows_what_the_model_declares_and_nothing_is_guessed(run: Fo
     assert "top1 21.20% at 3" in summarise(run).text()
 
 
+def test_the_named_times_add_up_to_the_wall_time_without_pauses(run: Folder) -> None:
+    values = summarise(run).values
+    assert values["wall"] == pytest.approx(4.9)
+    assert sum(values["parts"].values()) == pytest.approx(4.9, rel=0.02)
+    run.write_record(run.read_record() | {"ended": 125.0})
+    values = summarise(run).values
+    assert values["parts"]["unknown"] == pytest.approx(20, abs=0.02)
+    assert "unknown 20.0" in summarise(run).text()
+
+
+def test_goodput_is_shown_for_long_or_restarted_runs(run: Folder) -> None:
+    assert "  goodput" not in summarise(run).text()
+    run.write_record(run.read_record() | {"starts": 2, "lost": {"pause_s": 0.1, "down_killed_s": 3.0}, "ended": 108.0})
+    assert "down killed 3.00" in summarise(run).text()
+    assert "goodput 38.0% of 7.9 s in 2 starts" in summarise(run).text()
+
+
 def test_a_stopped_run_shows_its_step_once(run: Folder) -> None:
     run.write_record(run.read_record() | {"state": "stopped", "step": 20, "reason": "saved at step 20 of 30"})
     assert summarise(run).text().splitlines()[0] == "trial: stopped at step 20 of 30"
@@ -56,9 +76,11 @@ def test_damaged_lines_are_reported(run: Folder) -> None:
 
 
 def test_the_command_prints_text_and_json(run: Folder, in_process: Dtrain) -> None:
-    assert "finished at step 30 of 30" in in_process("report", run.path).stdout
+    assert (
+        "finished with accuracy 80.00% on 60 held-out examples (30 steps, 2.5 epochs, 4.9 s)"
+        in in_process("report", run.path).stdout
+    )
     assert json.loads(in_process("report", run.path, "--json").stdout)["step"] == 30
-    assert len(json.loads(in_process("report", run.path, run.path, "--json").stdout)) == 2
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path, in_process: Dtrain) -> None:

@@ -10,7 +10,8 @@ from dtrain.core import heartbeat
 from dtrain.core.process_info import ProcessInfo
 from dtrain.core.run_dir import Folder
 from dtrain.runtime.process_group import ProcessGroup
-from dtrain.train.record import Record, _lost
+from dtrain.train import time_spent
+from dtrain.train.record import Record
 
 
 def record(tmp_path: Path, before: float, again: float) -> Record:
@@ -45,7 +46,7 @@ def test_where_the_newest_checkpoint_was_damaged_its_steps_are_done_again(tmp_pa
 def test_a_clock_jump_counts_no_lost_time(jump: float) -> None:
     now = time.time()
     old = {"state": "running", "written": now + jump, "seconds": {"step": 2.0}, "step_s_kept": 2.0}
-    lost = _lost(old, heartbeat.Heartbeat(at=now + jump))
+    lost = time_spent.lost(old, heartbeat.Heartbeat(at=now + jump), now)
     assert all(seconds >= 0 for seconds in lost.values())
     if jump > 0:
         assert not lost

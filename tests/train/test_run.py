@@ -58,7 +58,9 @@ def test_a_run_folder_explains_itself(dtrain: Dtrain, recipe: Path, tmp_path: Pa
     run = tmp_path / "runs" / "small"
     record = json.loads((run / "run.json").read_text())
     assert (record["state"], record["exit_code"], record["step"], record["steps"]) == ("finished", 0, 24, 24)
-    assert set(record["seconds"]) == {"compile", "data", "step", "evaluate", "save"}
+    assert set(record["seconds"]) == {
+        *("start", "compile", "data", "dispatch", "device", "host", "evaluate", "save", "finish")
+    }
     rows = read(run / "metrics.jsonl")
     assert [row["step"] for row in rows if "train/loss" in row] == list(range(1, 25))
     assert [row["step"] for row in rows if "eval/accuracy" in row] == [12, 24]
