@@ -3,6 +3,8 @@
 Heavy modules are imported inside of functions, so that --help stays fast.
 """
 
+import os
+
 import typer
 
 from dtrain import __version__
@@ -14,6 +16,7 @@ from dtrain.cli import (
     explain,
     generate,
     launch,
+    ls,
     plan,
     predict,
     recipes,
@@ -40,8 +43,11 @@ def _version(requested: bool) -> None:
 
 @app.callback()
 def _root(
+    context: typer.Context,
     _: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version and exit."),
 ) -> None:
+    if os.environ.get("NO_COLOR"):
+        context.color = False
     from dtrain.parallel.devices import configure_environment
 
     configure_environment()
@@ -52,6 +58,7 @@ check.add_to(app)
 plan.add_to(app)
 explain.add_to(app)
 report.add_to(app)
+ls.add_to(app)
 evaluate.add_to(app)
 predict.add_to(app)
 generate.add_to(app)

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 Recipe = Annotated[str, typer.Argument(help="A recipe file, or the name of a recipe that comes with dtrain.")]
+Run = Annotated[str, typer.Argument(metavar="RUN", help="A run: its folder, or its name in ./runs.")]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, e.g. optimizer.lr=3e-4.")
 ]

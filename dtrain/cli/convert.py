@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from dtrain.cli.arguments import Best, Debug, Devices, Overrides, RunsDir, Step, use_devices
+from dtrain.cli.arguments import Best, Debug, Devices, Overrides, Run, RunsDir, Step, use_devices
 from dtrain.cli.exits import exits, interruptible
 from dtrain.core.errors import RecipeError
 
@@ -52,7 +52,7 @@ def import_(
 
 
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    run: Run,
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="The .safetensors file to write, or a folder for model.safetensors.")
     ],
@@ -71,12 +71,12 @@ def export(
     """Write the parameters of one of a run's checkpoints to a file that other libraries read."""
     with exits(debug), interruptible():
         use_devices(devices)
-        from dtrain.core.run_dir import Folder
+        from dtrain.core.run_list import find_run
         from dtrain.train.export import export_params, target, write_config
         from dtrain.train.load import load_run
 
         path = target(file)
-        loaded = load_run(Folder(run), overrides or [], _note, step=step, best=best)
+        loaded = load_run(find_run(run), overrides or [], _note, step=step, best=best)
         export_params(loaded, path, published=names == "published", adapters=adapters)
         size = path.stat().st_size / 1e6
         typer.secho(f"{path}: {run} at {loaded.chosen}, {size:,.1f} MB", fg="green", err=True)

@@ -1,11 +1,10 @@
 """dtrain evaluate"""
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from dtrain.cli.arguments import Best, Debug, Devices, Json, Overrides, Step, use_devices
+from dtrain.cli.arguments import Best, Debug, Devices, Json, Overrides, Run, Step, use_devices
 from dtrain.cli.exits import exits, interruptible
 
 
@@ -15,7 +14,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def evaluate(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    run: Run,
     overrides: Overrides = None,
     split: Annotated[Literal["train", "test"], typer.Option(help="The examples to evaluate on.")] = "test",
     step: Step = None,
@@ -32,16 +31,25 @@ def evaluate(
         use_devices(devices)
         import json
 
-        from dtrain.core.run_dir import Folder
+        from dtrain.core.errors import cause
+        from dtrain.core.run_dir import overwrite
+        from dtrain.core.run_list import find_run
         from dtrain.data.inputs import opened_in_order, with_classes
         from dtrain.train.evaluate import evaluate as measure
         from dtrain.train.load import load_run
 
-        loaded = load_run(Folder(run), overrides or [], lambda text: typer.echo(text, err=True), step=step, best=best)
+        place = find_run(run)
+        loaded = load_run(place, overrides or [], lambda text: typer.echo(text, err=True), step=step, best=best)
         source = opened_in_order(loaded.recipe.data, split)
         result = measure(loaded, with_classes(source, loaded.classes))
+        values = json.dumps({"run": str(run), "step": loaded.step, "split": split} | result.json(), indent=2)
+        if not overrides:
+            try:
+                overwrite(place.evaluation, values + "\n")  # for `dtrain report --html`
+            except OSError as error:
+                typer.echo(f"the result is not kept in the run folder: {cause(error)}", err=True)
         if as_json:
-            typer.echo(json.dumps({"run": str(run), "step": loaded.step, "split": split} | result.json(), indent=2))
+            typer.echo(values)
             return
         typer.secho(f"{run} at {loaded.chosen}: {result.examples:,} examples of the {split} split", dim=True, err=True)
         typer.echo("\n".join(result.lines(loaded.recipe.model.metrics)))

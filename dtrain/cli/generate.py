@@ -1,12 +1,11 @@
 """dtrain generate"""
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dtrain.cli.arguments import Best, Debug, Devices, Overrides, Step, use_devices
+from dtrain.cli.arguments import Best, Debug, Devices, Overrides, Run, Step, use_devices
 from dtrain.cli.exits import exits, interruptible
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def generate(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    run: Run,
     overrides: Overrides = None,
     prompt: Annotated[str, typer.Option(help="The text to continue; - reads standard input.")] = "\n",
     tokens: Annotated[int | None, typer.Option(min=1, help="Number of tokens to generate; default: 200.")] = None,
@@ -42,7 +41,7 @@ def generate(
     """Continue a prompt with a trained decoder."""
     with exits(debug), interruptible():
         use_devices(devices)
-        from dtrain.core.run_dir import Folder
+        from dtrain.core.run_list import find_run
         from dtrain.train.generate import Sampling, generator
 
         sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
@@ -50,7 +49,7 @@ def generate(
         def note(text: str) -> None:
             typer.echo(text, err=True)
 
-        model = generator(Folder(run), overrides or [], note, step=step, best=best)
+        model = generator(find_run(run), overrides or [], note, step=step, best=best)
         text = sys.stdin.read() if prompt == "-" else prompt
         codec = model.codec
         ids = [int(token) for token in codec.encode(text.encode())]

@@ -11,6 +11,7 @@ from dtrain.cli.launch_list import launches
 from dtrain.cli.launch_lookup import from_terraform, known, refuse_while_alive, rented, requested
 from dtrain.cli.launch_output import confirm, follow_run, print_lines, say, show, start_lines
 from dtrain.cli.preflight_plan import predict, require_limit
+from dtrain.cli.tables import print_table
 
 app = typer.Typer(
     help="Run a recipe in the background, on hosts that ssh reaches, or on SLURM, GKE or SkyPilot.",
@@ -185,7 +186,4 @@ def list_(
         if not rows:
             say(f"no launch is recorded in {runs_dir}; `dtrain launch up RECIPE` starts one")
             return
-        columns = {key: max(len(key), *(len(row[key]) for row in rows)) for key in rows[0]}
-        typer.secho("  ".join(f"{key:<{width}}" for key, width in columns.items()).rstrip(), bold=True)
-        for row in rows:
-            typer.echo("  ".join(f"{row[key]:<{width}}" for key, width in columns.items()).rstrip())
+        print_table(rows)

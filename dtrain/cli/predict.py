@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from dtrain.cli.arguments import Best, Debug, Devices, Step, use_devices
+from dtrain.cli.arguments import Best, Debug, Devices, Run, Step, use_devices
 from dtrain.cli.exits import exits, interruptible
 from dtrain.core.errors import EnvironmentFault, RecipeError, cause
 
@@ -23,7 +23,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    run: Run,
     what: Annotated[
         list[str] | None,
         typer.Argument(
@@ -49,12 +49,12 @@ def predict(
         if out and out.suffix not in FORMATS:
             raise RecipeError(f"--out {out}: expected a name that ends in {' or '.join(FORMATS)}")
         use_devices(devices)
-        from dtrain.core.run_dir import Folder
+        from dtrain.core.run_list import find_run
         from dtrain.data.inputs import inputs, with_classes
         from dtrain.train.load import load_run
         from dtrain.train.predict import predictions
 
-        loaded = load_run(Folder(run), overrides, lambda text: typer.echo(text, err=True), step=step, best=best)
+        loaded = load_run(find_run(run), overrides, lambda text: typer.echo(text, err=True), step=step, best=best)
         data, example = loaded.recipe.data, loaded.assembly.layout.example
         given = inputs(data, example, files) if files else with_classes(data.open("test"), loaded.classes)
         typer.secho(f"{run} at {loaded.chosen}", dim=True, err=True)

@@ -1,34 +1,151 @@
 """dtrain report"""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dtrain.cli.arguments import Debug, Json
+from dtrain.cli.arguments import Debug, Json, RunsDir
 from dtrain.cli.exits import exits
+
+if TYPE_CHECKING:
+    from dtrain.core.run_dir import Folder
+    from dtrain.core.types import JsonObject
+    from dtrain.track.summary import Summary
+
+EVERY = 2.0
+"""Seconds between two looks at a live run."""
 
 
 def add_to(app: typer.Typer) -> None:
     """Register the verb."""
-    app.command(epilog="Example: dtrain report runs/mlp-digits --json")(report)
+    app.command(epilog="Example: dtrain report 'lr-*' --html report.html")(report)
 
 
 def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
+    runs: Annotated[
+        list[str], typer.Argument(metavar="RUN...", help="Runs: folders, names in ./runs, or patterns such as 'lr-*'.")
+    ],
+    html: Annotated[Path | None, typer.Option(help="Write one page with curves, times and recipes.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write the curves as a .png, .svg or .pdf.")] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Follow a live run until it ends.")] = False,
     as_json: Json = False,
+    runs_dir: RunsDir = Path("runs"),
     debug: Debug = False,
 ) -> None:
-    """Summarise runs: losses, accuracy, speed, and where the time went."""
+    """Show the results of a run: metrics, curves, speed, where the time went. Several runs are compared."""
     with exits(debug):
         import json
 
-        from dtrain.core.run_dir import Folder
-        from dtrain.track.summary import summarise
+        from dtrain.core.errors import RecipeError
+        from dtrain.core.run_list import find_runs
+        from dtrain.track.comparison import differences, table
 
-        summaries = [summarise(Folder(path)) for path in folders]
+        places = find_runs(runs, runs_dir)
+        if watch and (len(places) > 1 or as_json or html or plot):
+            raise RecipeError("--watch follows one run in the terminal", "give one run and no other option")
+        if watch:
+            _watch(places[0])
+            return
+        found = _summaries(places)
+        recipes = [_recipe(place) for place, _ in found]
+        summaries, changed = [summary for _, summary in found], differences([plain for _, plain in recipes])
         if as_json:
             values = [summary.values for summary in summaries]
             typer.echo(json.dumps(values if len(values) > 1 else values[0], indent=2))
+        elif len(summaries) == 1:
+            typer.echo(summaries[0].text())
         else:
-            typer.echo("\n\n".join(summary.text() for summary in summaries))
+            _compare(summaries, table(summaries), changed)
+        if plot:
+            from dtrain.track.picture import draw
+
+            draw(summaries, plot)
+            typer.echo(f"curves: {plot}", err=True)
+        if html:
+            from dtrain.track.page import write_page
+
+            texts, evaluations = [text for text, _ in recipes], [_evaluation(place) for place, _ in found]
+            write_page(summaries, html, recipes=texts, differences=changed, evaluations=evaluations)
+            typer.echo(f"page: {html}", err=True)
+
+
+def _summaries(places: "list[Folder]") -> "list[tuple[Folder, Summary]]":
+    """The summary of each run. Of several, those that cannot be read are named and left out."""
+    from dtrain.core.errors import DtrainError
+    from dtrain.track.summary import summarise
+
+    found, last = [], None
+    for place in places:
+        try:
+            found.append((place, summarise(place)))
+        except DtrainError as error:
+            if len(places) == 1:
+                raise
+            typer.secho(f"left out: {error.message.splitlines()[0]}", fg="yellow", err=True)
+            last = error
+    if last and not found:
+        raise last
+    return found
+
+
+def _recipe(place: "Folder") -> "tuple[str, JsonObject]":
+    """The recipe of a run as text and as plain values; empty if it cannot be read."""
+    from dtrain.core.errors import RecipeError
+    from dtrain.core.run_dir import read_regular
+    from dtrain.recipe.yaml import parse
+
+    try:
+        text = read_regular(place.recipe).decode()
+        plain = parse(text, str(place.recipe)).plain()
+    except (OSError, UnicodeDecodeError, RecipeError):
+        return "", {}
+    return text, plain if isinstance(plain, dict) else {}
+
+
+def _evaluation(place: "Folder") -> "JsonObject":
+    """The newest result of `dtrain evaluate` that was saved in the run folder; empty if there is none."""
+    from dtrain.core.run_dir import read_json
+
+    try:
+        values = read_json(place.evaluation)
+    except (OSError, ValueError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def _compare(summaries: "list[Summary]", rows: list[dict[str, str]], changed: "dict[str, list[object]]") -> None:
+    from dtrain.cli.tables import print_table
+    from dtrain.track.comparison import column_names
+
+    print_table(rows)
+    typer.echo("* the best of the row")
+    names = column_names(summaries)
+    if changed:
+        typer.echo("")
+        cells = {key: ["" if value is None else str(value) for value in values] for key, values in changed.items()}
+        print_table([{"recipe": key} | dict(zip(names, texts, strict=True)) for key, texts in cells.items()])
+
+
+def _watch(place: "Folder") -> None:
+    """Print the summary again whenever the run logs something, until it ends."""
+    import time
+
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    from dtrain.track.history import History
+    from dtrain.track.listing import RUNNING, state_of
+    from dtrain.track.summary import summarise
+
+    screen, history = Console(highlight=False), History(place.metrics)
+    with Live(console=screen, auto_refresh=False, transient=screen.is_terminal) as live:
+        while True:
+            summary = summarise(place, history)
+            live.update(Text(summary.text()), refresh=screen.is_terminal)
+            if state_of(place, summary.values["state"]) != RUNNING:
+                break
+            time.sleep(EVERY)
+    if screen.is_terminal:
+        typer.echo(summary.text())

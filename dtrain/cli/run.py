@@ -179,6 +179,9 @@ def _train(command: _Command, loaded: "Loaded", control: "RunControl | None") ->
         summary = summarise(finished).text()
         typer.echo(summary)
         console.note(summary)
+        from dtrain.cli.next_commands import next_commands
+
+        typer.secho(next_commands(finished.path, loaded), dim=True, err=True)
 
 
 def _count(command: _Command) -> int:

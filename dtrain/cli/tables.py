@@ -1,0 +1,21 @@
+"""Tables of text."""
+
+import shutil
+import sys
+from collections.abc import Sequence
+
+import typer
+
+
+def print_table(rows: Sequence[dict[str, str]]) -> None:
+    """Print rows with the same keys as columns under a bold head. On a terminal, the last column is cut to fit."""
+    columns = {key: max(len(key), *(len(row[key]) for row in rows)) for key in rows[0]}
+    limit = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+    def line(row: dict[str, str]) -> str:
+        text = "  ".join(f"{row[key]:<{width}}" for key, width in columns.items()).rstrip()
+        return text if limit is None or len(text) <= limit else f"{text[: limit - 1]}…"
+
+    typer.secho(line({key: key for key in columns}), bold=True)
+    for row in rows:
+        typer.echo(line(row))

@@ -1,0 +1,67 @@
+"""Find runs by the words that a user types: folders, names, patterns, or folders that contain runs."""
+
+import difflib
+import glob
+from collections.abc import Sequence
+from pathlib import Path
+
+from dtrain.core.errors import RecipeError
+from dtrain.core.run_dir import Folder
+
+MARKS = ("run.json", "recipe.yaml", "metrics.jsonl")
+"""Files that only a run folder has."""
+
+
+def runs_in(runs: Path) -> list[Folder]:
+    """The run folders inside a folder, by name; what is not a run is left out."""
+    entries = sorted(runs.iterdir()) if runs.is_dir() else []
+    return [Folder(path) for path in entries if is_run(path)]
+
+
+def is_run(path: Path) -> bool:
+    """Whether this is the folder of a run, be it damaged or only started to be written."""
+    return any((path / mark).exists() for mark in MARKS)
+
+
+def find_run(word: str | Path, runs: Path = Path("runs")) -> Folder:
+    """The folder of the run with that path or name. RecipeError, with the nearest name, if there is none."""
+    path, named = Path(word), runs / str(word)
+    if is_run(path) or not is_run(named):
+        if not is_run(path) and not path.is_dir():
+            raise _unknown(str(word), runs)
+        return Folder(path)
+    return Folder(named)
+
+
+def find_runs(words: Sequence[str], runs: Path = Path("runs")) -> list[Folder]:
+    """The runs that are meant by each word: a run's folder or name, a pattern such as 'lr-*', or a folder of runs.
+
+    RecipeError if a word means no run. Each run once, in the order of the words.
+    """
+    found: dict[Path, Folder] = {}
+    for word in words:
+        places = _meant(word, runs)
+        if not places:
+            raise _unknown(word, runs)
+        found |= {place.path.resolve(): place for place in places if place.path.resolve() not in found}
+    return list(found.values())
+
+
+def _meant(word: str, runs: Path) -> list[Folder]:
+    if is_run(Path(word)):
+        return [Folder(Path(word))]
+    if is_run(runs / word):
+        return [Folder(runs / word)]
+    if glob.has_magic(word):
+        paths = sorted(Path(path) for pattern in (word, str(runs / word)) for path in glob.glob(pattern))  # noqa: PTH207 (absolute patterns)
+        return [Folder(path) for path in paths if is_run(path)]
+    return runs_in(Path(word))
+
+
+def _unknown(word: str, runs: Path) -> RecipeError:
+    known = [place.path.name for place in runs_in(runs)]
+    near = difflib.get_close_matches(Path(word).name, known, 1)
+    if near:
+        return RecipeError(f"no run {word!r} is known", f"did you mean {near[0]!r}?")
+    hint = f"`dtrain ls` lists those in {runs}" if known else f"{runs} holds no runs; `dtrain run RECIPE` makes one"
+    return RecipeError(f"no run {word!r} is known", hint)

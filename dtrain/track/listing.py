@@ -1,0 +1,86 @@
+"""One line about a run, for a list of runs."""
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from dtrain.core.errors import DtrainError
+from dtrain.core.lease import in_use
+from dtrain.core.run_dir import Folder
+from dtrain.core.types import JsonObject
+from dtrain.track.summary import Summary, shown, summarise
+from dtrain.track.text import duration, size
+
+RUNNING, KILLED, DAMAGED, EMPTY = "running", "killed", "damaged", "not started"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A run in a list."""
+
+    name: str
+    state: str
+    changed: float
+    """When its record or metrics were last written, in seconds since 1970."""
+    bytes: int
+    summary: Summary | None = None
+    problem: str = ""
+
+    def row(self) -> dict[str, str]:
+        """The cells of a table."""
+        values = self.summary.values if self.summary else {}
+        step = f"{values['step']:,}" + (f"/{values['steps']:,}" if values.get("steps") else "") if values else ""
+        best, declared = values.get("best", {}), self.summary.declared if self.summary else ()
+        named = [name for name in best if not name.endswith("/loss")] or list(best)
+        return {
+            "name": self.name,
+            "state": self.state,
+            "step": step,
+            "result": self.summary.result if self.summary else "",
+            "best": f"{shown(named[0], best[named[0]]['value'], declared)} at {best[named[0]]['step']}"
+            if named
+            else "",
+            "age": duration(max(float(int(time.time() - self.changed)), 0.0)).replace(".0 s", " s"),
+            "size": size(self.bytes),
+            "": self.problem,
+        }
+
+    def values(self) -> JsonObject:
+        """The same as JSON values."""
+        about = {"name": self.name, "state": self.state, "changed": self.changed, "bytes": self.bytes}
+        summary = self.summary.values if self.summary else {}
+        keys = ("step", "steps", "last", "best", "folder")
+        return about | {key: summary[key] for key in keys if key in summary} | {"problem": self.problem}
+
+
+def entry(place: Folder) -> Entry:
+    """Describe a run; a damaged one by its problem, with no error."""
+    total, changed = _extent(place)
+    name = place.path.name
+    try:
+        summary = summarise(place) if place.record.exists() else None
+    except (DtrainError, OSError) as error:
+        problem = error.message.splitlines()[0] if isinstance(error, DtrainError) else str(error)
+        return Entry(name, DAMAGED, changed, total, problem=problem)
+    if summary is None:
+        return Entry(name, EMPTY, changed, total)
+    return Entry(name, state_of(place, summary.values["state"]), changed, total, summary)
+
+
+def state_of(place: Folder, recorded: str) -> str:
+    """The state of a run; one that is recorded as running but whose process is dead was killed."""
+    return KILLED if recorded == RUNNING and not in_use(place.lease) else recorded
+
+
+def _extent(place: Folder) -> tuple[int, float]:
+    """Bytes of all files of a run, and when its record or its metrics changed last."""
+    total = 0
+    for folder, _, files in os.walk(place.path):
+        for name in files:
+            try:
+                total += Path(folder, name).lstat().st_size
+            except OSError:
+                continue
+    times = [path.stat().st_mtime for path in (place.record, place.metrics, place.recipe) if path.exists()]
+    return total, max(times, default=0.0)

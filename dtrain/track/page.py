@@ -1,0 +1,231 @@
+"""Runs as one self-contained HTML page: curves by plotly with zoom and smoothing, times, recipe, confusion matrix.
+
+The page holds plotly's own script, so that it opens without a network.
+"""
+
+import html
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dtrain.core.errors import EnvironmentFault, cause
+from dtrain.core.types import JsonObject
+from dtrain.track.charts import SMOOTHING, Chart, Line, charts
+from dtrain.track.comparison import column_names, table
+from dtrain.track.summary import Summary
+from dtrain.track.text import duration
+
+COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf")
+FEW = 20
+"""Points up to which a curve is not smoothed."""
+LARGEST_MATRIX = 100
+"""Most classes for which the confusion matrix is drawn."""
+CONFIG = {"responsive": True, "displayModeBar": False}
+LAYOUT = {
+    "margin": {"l": 50, "r": 10, "t": 30, "b": 30},
+    "height": 300,
+    "template": "plotly_white",
+    "hovermode": "x unified",
+    "legend": {"orientation": "h", "y": -0.15},
+}
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 1500px; padding: 1rem 2rem; color: #222 }
+h1 { font-size: 1.4rem } h2 { font-size: 1.1rem; margin-top: 2rem }
+pre { background: #f6f8fa; padding: .8rem; overflow-x: auto; font-size: 13px }
+table { border-collapse: collapse } td, th { padding: .15rem .8rem; text-align: right; border-bottom: 1px solid #ddd }
+td:first-child, th:first-child { text-align: left } .best { font-weight: bold; color: #1a7f37 }
+.charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(430px, 1fr)); gap: 1rem }
+.controls { position: sticky; top: 0; background: white; padding: .5rem 0; z-index: 5 }
+"""
+SCRIPT = """
+const plots = [...document.querySelectorAll('.charts .plotly-graph-div')];
+const raw = new Map(plots.map(plot => [plot, plot.data.map(trace => trace.y)]));
+function smoothed(values, share) {
+  let mean = 0, weight = 0;
+  return values.map(value => {
+    mean = share * mean + (1 - share) * value; weight = share * weight + (1 - share);
+    return mean / weight;
+  });
+}
+function smooth() {
+  const share = +document.getElementById('smoothing').value;
+  document.getElementById('share').textContent = share.toFixed(2);
+  for (const plot of plots) {
+    const indices = plot.data.map((_, index) => index).filter(index => plot.data[index].meta === 'smoothed');
+    if (indices.length) {
+      Plotly.restyle(plot, {y: indices.map(index => smoothed(raw.get(plot)[index], share))}, indices);
+    }
+  }
+}
+function scale() {
+  const type = document.getElementById('log').checked ? 'log' : 'linear';
+  for (const plot of plots) Plotly.relayout(plot, {'yaxis.type': type});
+}
+document.getElementById('smoothing').addEventListener('input', smooth);
+document.getElementById('log').addEventListener('change', scale);
+smooth();
+window.dispatchEvent(new Event('resize'));  // the first charts were drawn before the columns had their widths
+"""
+
+
+def write_page(
+    summaries: Sequence[Summary],
+    path: Path,
+    *,
+    recipes: Sequence[str],
+    differences: Mapping[str, Sequence[object]],
+    evaluations: Sequence[JsonObject],
+) -> None:
+    """Write the page. `recipes`, `evaluations`: text of the recipe and saved evaluation of each run, empty if none.
+
+    `differences`: keys in which the recipes differ, with their values. EnvironmentFault if the file cannot be written.
+    """
+    from plotly.offline import get_plotlyjs
+
+    names = column_names(summaries)
+    heading = names[0] if len(names) == 1 else f"{len(names)} runs"
+    parts = [f"<h1>{_text(heading)}</h1>"]
+    parts += [f"<pre>{_text(summary.text())}</pre>" for summary in summaries] if len(names) == 1 else []
+    parts += [_table(table(summaries))] if len(names) > 1 else []
+    if differences:
+        rows = [
+            {"recipe": key} | dict(zip(names, map(_value, found), strict=True)) for key, found in differences.items()
+        ]
+        parts += ["<h2>Differences of the recipes</h2>", _table(rows)]
+    parts += [
+        "<h2>Curves</h2>",
+        _controls(summaries),
+        '<div class="charts">',
+        *map(_chart, charts(summaries)),
+        "</div>",
+    ]
+    parts += ["<h2>Where the time went</h2>", _times(summaries)]
+    for name, evaluation in zip(names, evaluations, strict=True):
+        parts += _confusion(name, evaluation)
+    for name, recipe in zip(names, recipes, strict=True):
+        parts += [f"<details><summary>Recipe of {_text(name)}</summary><pre>{_text(recipe)}</pre></details>"]
+    head = f'<meta charset="utf-8"><title>{_text(heading)}</title><style>{STYLE}</style>'
+    body = "\n".join(parts)
+    page = f"<!doctype html><html><head>{head}<script>{get_plotlyjs()}</script></head><body>{body}"
+    try:
+        path.write_text(f"{page}<script>{SCRIPT}</script></body></html>\n")
+    except OSError as error:
+        raise EnvironmentFault(f"cannot write {path}: {cause(error)}", "name a file in a folder that exists") from error
+
+
+def _text(value: object) -> str:
+    return html.escape(str(value))
+
+
+def _value(value: object) -> str:
+    return "" if value is None else str(value)
+
+
+def _table(rows: Sequence[Mapping[str, str]]) -> str:
+    def cell(text: str) -> str:
+        best = text.endswith("*")
+        return f'<td class="best">{_text(text[:-1])}</td>' if best else f"<td>{_text(text)}</td>"
+
+    head = "".join(f"<th>{_text(key)}</th>" for key in rows[0])
+    body = "".join(f"<tr>{''.join(map(cell, row.values()))}</tr>" for row in rows)
+    return f"<table><tr>{head}</tr>{body}</table>"
+
+
+def _controls(summaries: Sequence[Summary]) -> str:
+    rows = (
+        max(curve.stride for summary in summaries for curve in [*summary.history.curves.values(), None] if curve)
+        if any(summary.history.curves for summary in summaries)
+        else 1
+    )
+    note = f" Each point is the mean of up to {rows} logged rows, the band their range." if rows > 1 else ""
+    slider = f'<input id="smoothing" type="range" min="0" max="0.99" step="0.01" value="{SMOOTHING}">'
+    return (
+        f'<div class="controls">smoothing {slider} <span id="share"></span> &nbsp; '
+        f'<label><input id="log" type="checkbox"> logarithmic</label> &nbsp; '
+        f"Drag to zoom, double-click to zoom out.{note}</div>"
+    )
+
+
+def _chart(chart: Chart) -> str:
+    runs = list(dict.fromkeys(line.run for line in chart.lines))
+    names = list(dict.fromkeys(line.name for line in chart.lines))
+    traces: list[dict[str, Any]] = []
+    for line in chart.lines:
+        number = runs.index(line.run) if len(runs) > 1 else names.index(line.name)
+        traces += _traces(line, COLOURS[number % len(COLOURS)], several=len(runs) > 1)
+    return _div({"data": traces, "layout": LAYOUT | {"title": {"text": chart.title, "font": {"size": 14}}}})
+
+
+def _traces(line: Line, colour: str, *, several: bool) -> list[dict[str, Any]]:
+    short = line.name.partition("/")[0 if line.evaluated else 2]
+    name = f"{line.run} {short}" if several else short
+    common = {"type": "scatter", "x": _numbers(line.step), "name": name, "legendgroup": name}
+    dashed = {"dash": "dot"} if several and line.evaluated else {}
+    whole = {"color": colour, "width": 2} | dashed
+    if line.evaluated or len(line.step) <= FEW:
+        return [common | {"y": _numbers(line.mean), "mode": "lines+markers", "line": whole}]
+    thin = {"color": colour, "width": 1}
+    faint = common | {"y": _numbers(line.mean), "mode": "lines", "line": thin, "opacity": 0.25, "showlegend": False}
+    bright = common | {"y": _numbers(line.mean), "mode": "lines", "line": whole, "meta": "smoothed"}
+    return [*_band(line, common, colour), faint | {"hoverinfo": "skip"}, bright]
+
+
+def _band(line: Line, common: dict[str, Any], colour: str) -> list[dict[str, Any]]:
+    """The range between the lowest and the highest value of each point, if it stands for several rows."""
+    if line.stride == 1:
+        return []
+    edge = common | {"mode": "lines", "line": {"width": 0}, "showlegend": False, "hoverinfo": "skip"}
+    filled = {"fill": "tonexty", "fillcolor": f"{colour}26"}  # with an opacity of 15 %
+    return [edge | {"y": _numbers(line.low)}, edge | {"y": _numbers(line.high)} | filled]
+
+
+def _times(summaries: Sequence[Summary]) -> str:
+    """A bar for each run, divided into the sections of its time; lost time by its cause."""
+    sections = dict.fromkeys(name for summary in summaries for name in summary.values["parts"])
+    names = column_names(summaries)
+    bars = []
+    for section in sections:
+        seconds = [summary.values["parts"].get(section, 0.0) for summary in summaries]
+        texts = [f"{section.replace('_', ' ')} {duration(value)}" for value in seconds]
+        bars.append({
+            "type": "bar", "orientation": "h", "y": names, "x": seconds, "name": section.replace("_", " "),
+            "text": texts, "textposition": "inside", "hovertext": texts, "hoverinfo": "text",
+        })  # fmt: skip
+    layout = LAYOUT | {"barmode": "stack", "height": 140 + 40 * len(names), "hovermode": "closest"}
+    layout |= {"xaxis": {"ticksuffix": " s"}, "margin": LAYOUT["margin"] | {"l": 140, "b": 80}}
+    layout |= {"legend": {"orientation": "h", "traceorder": "normal", "yref": "container", "y": 0}}
+    goodput = "".join(
+        f"<p>goodput of {_text(name)}: {summary.values['goodput']:.1%} of {duration(summary.values['wall'])}</p>"
+        for name, summary in zip(names, summaries, strict=True)
+        if summary.values["goodput"]
+    )
+    return _div({"data": bars, "layout": layout}) + goodput
+
+
+def _confusion(name: str, evaluation: JsonObject) -> list[str]:
+    if not evaluation.get("confusion") or len(evaluation["confusion"]) > LARGEST_MATRIX:
+        return []
+    classes, counts = [str(one) for one in evaluation["classes"]], evaluation["confusion"]
+    heat = {
+        "type": "heatmap", "z": counts, "x": classes, "y": classes, "colorscale": "Blues", "texttemplate": "%{z}",
+        "hovertemplate": "true %{y}, predicted %{x}: %{z}<extra></extra>",
+    }  # fmt: skip
+    side = max(300, min(900, 120 + 32 * len(classes)))
+    axes = {"xaxis": {"title": {"text": "predicted"}, "type": "category"}}
+    axes |= {"yaxis": {"title": {"text": "true"}, "type": "category", "autorange": "reversed"}}
+    layout = LAYOUT | axes | {"height": side, "width": side + 120, "hovermode": "closest"}
+    head = f"<h2>Confusion matrix of {_text(name)}, {evaluation['split']} split, step {evaluation['step']}</h2>"
+    return [head, _div({"data": [heat], "layout": layout})]
+
+
+def _div(figure: dict[str, Any]) -> str:
+    from plotly.graph_objects import Figure
+
+    return Figure(figure).to_html(full_html=False, include_plotlyjs=False, config=CONFIG)
+
+
+def _numbers(values: np.ndarray) -> list[float]:
+    """Values with seven digits, which keeps the page small."""
+    return [float(f"{value:.7g}") for value in values]
