@@ -37,6 +37,8 @@ class _Command:
     runs: Path
     allow_changes: bool
     dry: bool
+    extended: bool = False
+    """Whether the length of the run may differ from that of its folder, and nothing else."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -62,6 +64,8 @@ def run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Do a few real steps, a save and a restore on the CPU; keep nothing.")
     ] = False,
+    extend: Annotated[str | None, typer.Option(help="Train a finished run longer: 500steps or 20epochs.")] = None,
+    extended: Annotated[bool, typer.Option("--extended", hidden=True)] = False,
     allow_changes: Annotated[
         bool, typer.Option("--allow-changes", help="Resume from saved state even if the recipe changed.")
     ] = False,
@@ -82,9 +86,19 @@ def run(
         if hours is not None and not hours > 0:
             raise RecipeError(f"--hours {hours:g} is not above 0")
         again = (RESTARTS if processes > 1 or launch_id() else 0) if restarts is None else restarts
+        overrides = list(overrides or [])
+        if extend is not None:
+            from dtrain.cli.extend import longer, with_length
+
+            if dry_run:
+                raise RecipeError("--dry-run cannot be combined with --extend", "leave one of them out")
+            steps = longer(recipe, overrides, runs_dir, extend)
+            sys.argv[1:], extended = [*with_length(sys.argv[1:], steps), "--extended"], True
+            overrides = with_length(overrides, steps)
+            _say(f"extended to {steps} steps; if it is stopped, it resumes with steps={steps} in place of --extend")
         command = _Command(
-            recipe, overrides or [], devices, processes=processes, restarts=again, hours=hours, runs=runs_dir,
-            allow_changes=allow_changes, dry=dry_run,
+            recipe, overrides, devices, processes=processes, restarts=again, hours=hours, runs=runs_dir,
+            allow_changes=allow_changes, dry=dry_run, extended=extended,
         )  # fmt: skip
         supervised = processes > 1 or again or (info is not None and replaces_hosts())
         if supervised and not dry_run and not is_supervised():
@@ -174,7 +188,14 @@ def _train(command: _Command, loaded: "Loaded", control: "RunControl | None") ->
         with tempfile.TemporaryDirectory(prefix="dtrain-dry-") as folder:
             train(loaded, Path(folder), console, dry=True)
         return
-    finished = train(loaded, command.runs, console, allow_changes=command.allow_changes, control=control)
+    allowed = command.allow_changes
+    if command.extended and not allowed:
+        from dtrain.core.run_dir import folder as run_folder
+        from dtrain.train.recipe_check import refuse_other_changes
+
+        refuse_other_changes(run_folder(command.runs, loaded.name), loaded)
+        allowed = True
+    finished = train(loaded, command.runs, console, allow_changes=allowed, control=control)
     if finished and not console.silent:
         summary = summarise(finished).text()
         typer.echo(summary)

@@ -34,6 +34,7 @@ FIELDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
         ("an object with texts", lambda value: _table(value, lambda text: isinstance(text, str))),
     ),
     "rising": ("an object with true or false", lambda value: _table(value, lambda up: isinstance(up, bool))),
+    "changes": ("a list of objects", lambda value: isinstance(value, list) and all(isinstance(x, dict) for x in value)),
     "data": ("an object", lambda value: value is None or isinstance(value, dict)),
     "topology": ("an object", lambda value: isinstance(value, dict)),
 }

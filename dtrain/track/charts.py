@@ -65,6 +65,12 @@ def charts(summaries: Sequence[Summary]) -> list[Chart]:
     return [Chart(TITLES.get(group, group), tuple(groups[group])) for group in ordered if groups[group]]
 
 
+def changed_at(summaries: Sequence[Summary]) -> list[int]:
+    """The steps at which the recipe of a run was changed, to be marked in its charts; of a single run only."""
+    changes = summaries[0].values["changes"] if len(summaries) == 1 else []
+    return [change["step"] for change in changes if isinstance(change.get("step"), int)]
+
+
 def _group(name: str) -> str:
     prefix, _, short = name.partition("/")
     if name in TIMES:

@@ -12,7 +12,7 @@ import numpy as np
 
 from dtrain.core.errors import EnvironmentFault, cause
 from dtrain.core.types import JsonObject
-from dtrain.track.charts import SMOOTHING, Chart, Line, charts
+from dtrain.track.charts import SMOOTHING, Chart, Line, changed_at, charts
 from dtrain.track.comparison import column_names, table
 from dtrain.track.summary import Summary
 from dtrain.track.text import duration
@@ -98,7 +98,7 @@ def write_page(
         "<h2>Curves</h2>",
         _controls(summaries),
         '<div class="charts">',
-        *map(_chart, charts(summaries)),
+        *(_chart(chart, changed_at(summaries)) for chart in charts(summaries)),
         "</div>",
     ]
     parts += ["<h2>Where the time went</h2>", _times(summaries)]
@@ -148,14 +148,17 @@ def _controls(summaries: Sequence[Summary]) -> str:
     )
 
 
-def _chart(chart: Chart) -> str:
+def _chart(chart: Chart, changes: Sequence[int]) -> str:
     runs = list(dict.fromkeys(line.run for line in chart.lines))
     names = list(dict.fromkeys(line.name for line in chart.lines))
     traces: list[dict[str, Any]] = []
     for line in chart.lines:
         number = runs.index(line.run) if len(runs) > 1 else names.index(line.name)
         traces += _traces(line, COLOURS[number % len(COLOURS)], several=len(runs) > 1)
-    return _div({"data": traces, "layout": LAYOUT | {"title": {"text": chart.title, "font": {"size": 14}}}})
+    line = {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "line": {"dash": "dot", "color": "grey", "width": 1}}
+    shapes = [line | {"x0": step, "x1": step} for step in changes]
+    layout = LAYOUT | {"title": {"text": chart.title, "font": {"size": 14}}, "shapes": shapes}
+    return _div({"data": traces, "layout": layout})
 
 
 def _traces(line: Line, colour: str, *, several: bool) -> list[dict[str, Any]]:

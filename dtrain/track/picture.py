@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dtrain.core.errors import EnvironmentFault, cause
-from dtrain.track.charts import Chart, charts, smoothed
+from dtrain.track.charts import Chart, changed_at, charts, smoothed
 from dtrain.track.summary import Summary
 
 COLUMNS = 3
@@ -26,7 +26,10 @@ def draw(summaries: Sequence[Summary], path: Path) -> None:
     figure = Figure(figsize=(4.4 * min(COLUMNS, len(shown)), 3.0 * rows), layout="constrained")
     FigureCanvasAgg(figure)
     for number, chart in enumerate(shown):
-        _draw(figure.add_subplot(rows, min(COLUMNS, len(shown)), number + 1), chart, several=len(summaries) > 1)
+        axes = figure.add_subplot(rows, min(COLUMNS, len(shown)), number + 1)
+        _draw(axes, chart, several=len(summaries) > 1)
+        for step in changed_at(summaries):
+            axes.axvline(step, color="grey", linestyle=":", linewidth=1)
     if len(summaries) == 1:
         figure.suptitle(summaries[0].text().partition("\n")[0], fontsize=10)
     try:

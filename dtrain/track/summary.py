@@ -58,6 +58,8 @@ class Summary:
             unit = "tokens" if "tokens_per_s" in values else "examples"
             rate = f"{values['steps_per_s']:,.1f} steps/s  {values[f'{unit}_per_s']:,.0f} {unit}/s"
             rows.append(f"  speed  {rate}  median step {values['step_ms']:.2f} ms")
+        for change in values["changes"]:
+            rows += [f"  changed at step {change.get('step')}: {line}" for line in change.get("recipe", ())]
         rows += self._times()
         if values["damaged_lines"]:
             rows.append(f"  warning: metrics.jsonl: {damage(values['damaged_lines'])}")
@@ -104,7 +106,8 @@ class Summary:
             texts = [f"{text} (cached)" if text.startswith("compile ") else text for text in texts]
         texts += [f"other {_seconds(small, wall)}"] if small else []
         rows = [f"  time   {duration(wall)} = {' + '.join(texts)}"]
-        if values["goodput"] and (values["starts"] > 1 or wall > LONG):
+        lost = any(name != "pause_s" for name in values["lost"])
+        if values["goodput"] and (lost or wall > LONG):
             starts = f" in {values['starts']} starts" if values["starts"] > 1 else ""
             rows.append(f"  goodput {values['goodput']:.1%} of {duration(wall)}{starts}")
         return rows
@@ -127,6 +130,7 @@ def summarise(place: Folder, history: History | None = None) -> Summary:
     values["compiled_from_cache"] = record.get("compiled_from_cache", False)
     values |= {key: record.get(key, {}) for key in ("lost", "units", "rising")} | _time(record)
     last = {name: value for name, value in history.last.items() if name.startswith(("train/", "eval/"))}
+    values["changes"] = record.get("changes", [])
     values |= {"folder": str(place.path), "last": last, "best": best_of(history, recorded(record))} | history.speed()
     values |= {"damaged_lines": history.damaged}
     return Summary(values, history)

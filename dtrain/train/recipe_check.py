@@ -1,5 +1,6 @@
 """Compare a recipe with the run in its folder: finished already, or of another recipe."""
 
+import dataclasses
 from contextlib import suppress
 from typing import Any
 
@@ -24,18 +25,33 @@ def finished(place: Folder, recipe: Recipe) -> bool:
     return length(before) == length(now) and not differences(before, now)
 
 
-def refuse_changes(place: Folder, recipe: Recipe, allowed: bool) -> None:
-    """Raise RecipeError with the differences if a run that has saved steps is started with another recipe."""
-    if allowed or not saved_steps(place.checkpoints):
-        return
+def refuse_changes(place: Folder, recipe: Recipe, allowed: bool) -> list[str]:
+    """Raise RecipeError with the differences if a run that has saved steps is started with another recipe.
+
+    With `allowed`, the differences are returned.
+    """
+    if not saved_steps(place.checkpoints) or (allowed and not place.recipe.exists()):
+        return []
     if not place.recipe.exists():
         hint = "restore it, give this run another name (name=...), or resume without this check: --allow-changes"
         raise RecipeError(f"{place.path} has saved steps but no recipe.yaml to compare this recipe with", hint)
+    if allowed:
+        with suppress(EnvironmentFault):  # the saved recipe is damaged
+            return differences(_saved_recipe(place), _plain(recipe))
+        return []
     changed = differences(_saved_recipe(place), _plain(recipe))
     if changed:
         hint = "give this run another name (name=...), or resume with the changed recipe: --allow-changes"
         head = f"the recipe changed since {place.path} was started, which has saved steps:"
         raise RecipeError([head, *(f"  {line}" for line in changed)], hint)
+    return []
+
+
+def refuse_other_changes(place: Folder, recipe: Recipe) -> None:
+    """Raise RecipeError if more than the length of a run that has saved steps changed."""
+    if saved_steps(place.checkpoints) and place.recipe.exists():
+        saved = _saved_recipe(place)
+        refuse_changes(place, dataclasses.replace(recipe, steps=saved.get("steps"), epochs=saved.get("epochs")), False)
 
 
 def _saved_recipe(place: Folder) -> JsonObject:

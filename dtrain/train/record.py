@@ -76,6 +76,11 @@ class Record:
             self.values["classes"] = list(classes)
         self.write()
 
+    def changed(self, changes: Sequence[str]) -> None:
+        """Record in what the recipe differs from that of the starts before, from the newest saved step on."""
+        self.values["changes"].append({"step": self.reached, "recipe": list(changes)})
+        self.write()
+
     def resumed(self, step: int, step_s: float) -> None:
         """Record the step that the run resumes from. `step_s`: seconds that the steps up to it took.
 
@@ -178,6 +183,7 @@ def run_record(place: Folder, recipe: Recipe, lead: bool) -> Iterator[Record]:
         "step_s_kept": old.get("step_s_kept", 0.0),
         "rollbacks": old.get("rollbacks", 0),
         "next_batch": old.get("next_batch", 0),
+        "changes": list(old.get("changes", [])),
         "pure_trace": old.get("pure_trace", ""),
         "versions": versions(),
         "git": _git(),

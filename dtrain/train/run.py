@@ -47,7 +47,10 @@ def run(
             stack.callback(console.close)
         if finished(place, recipe):
             console.say(f"{recipe.name} is already finished: `dtrain report {place.path}` shows it", "green")
-            console.say("to train again from step 0, give the run another name: name=...")
+            console.say(
+                "to train longer: --extend 20epochs (or 500steps); to start again from step 0, give the run another "
+                "name: name=..."
+            )
             return None
         start = opened(recipe, place, console, allow_changes=allow_changes, dry=dry, control=control)
         session = stack.enter_context(start)

@@ -57,11 +57,13 @@ def opened(
     with ExitStack() as stack:
         notify = recipe.track.notify if lead and not dry else None
         notifier = stack.enter_context(notifying(notify, place, console.warn, recipe.guard.patience))
-        refuse_changes(place, recipe, allow_changes)
+        changes = refuse_changes(place, recipe, allow_changes)
         interrupt = stack.enter_context(listening(console.say))
         with signals.held():
             lease = stack.enter_context(hold_lease(place.lease, console.warn)) if lead else None
             log = stack.enter_context(run_record(place, recipe, lead))
+            if changes:
+                log.changed(changes)
             interrupt.noted = lambda by: log.values.update(stopped_by=by)
             interrupt.close = notifier.closing(partial(_close_now, log, lease, control, dry))
         if control:
