@@ -22,6 +22,7 @@ from dtrain.cli import (
     recipes,
     report,
     run,
+    sweep,
     verify,
 )
 
@@ -65,6 +66,7 @@ generate.add_to(app)
 convert.add_to(app)
 doctor.add_to(app)
 verify.add_to(app)
+sweep.add_to(app)
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(launch.app, name="launch")
 

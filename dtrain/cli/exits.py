@@ -37,7 +37,7 @@ def exits(debug: bool = False, stoppable: bool = False) -> Iterator[None]:
         if debug:
             traceback.print_exc()
         _print_error(error)
-        code = Aborted.exit_code if stopped else error.exit_code
+        code = Aborted.exit_code if stopped and not isinstance(error, Stopped) else error.exit_code
     except KeyboardInterrupt:
         signals.settle()
         code = Aborted.exit_code

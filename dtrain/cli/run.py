@@ -86,7 +86,9 @@ def run(
         if hours is not None and not hours > 0:
             raise RecipeError(f"--hours {hours:g} is not above 0")
         again = (RESTARTS if processes > 1 or launch_id() else 0) if restarts is None else restarts
-        overrides = list(overrides or [])
+        from dtrain.track.wandb import agent_name
+
+        overrides = [*(overrides or []), *agent_name(recipe, overrides or [])]
         if extend is not None:
             from dtrain.cli.extend import longer, with_length
 

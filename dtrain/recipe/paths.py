@@ -26,9 +26,11 @@ def with_absolute_paths(tree: Node) -> tuple[Node, dict[str, str]]:
     taken: dict[str, str] = {}
     for key in PATHS:
         tree = _at(tree, key.split("."), key, taken)
-    for section in ("model", "data", "optimizer"):
-        tree = _module(tree, section, taken)
-    return tree, taken
+    if not isinstance(tree.value, dict):
+        return tree, taken
+    for name in (name for name in ("model", "data", "optimizer") if name in tree.value):
+        tree = _replaced(tree, name, _with_folder(tree.value[name], name, taken))
+    return _trackers(tree, taken), taken
 
 
 def _at(tree: Node, parts: Sequence[str], key: str, taken: dict[str, str]) -> Node:
@@ -59,22 +61,34 @@ def _resolved(node: Node, key: str, taken: dict[str, str]) -> str:
     return whole
 
 
-def _module(tree: Node, name: str, taken: dict[str, str]) -> Node:
-    """The recipe with the `folder` of a section set, if the module of its `target` is in the recipe's folder."""
-    section = tree.value.get(name)
-    if not section or not isinstance(section.value, dict) or "folder" in section.value:
+def _replaced(tree: Node, name: str, child: Node) -> Node:
+    return Node({**tree.value, name: child}, tree.mark, tree.keys)
+
+
+def _trackers(tree: Node, taken: dict[str, str]) -> Node:
+    """The recipe with the `folder` of each tracker in `track.to` set."""
+    track = tree.value.get("track")
+    listed = track.value.get("to") if track and isinstance(track.value, dict) else None
+    if not listed or not isinstance(listed.value, tuple):
         return tree
+    items = tuple(_with_folder(item, f"track.to.{index}", taken) for index, item in enumerate(listed.value))
+    return _replaced(tree, "track", _replaced(track, "to", Node(items, listed.mark)))
+
+
+def _with_folder(section: Node, name: str, taken: dict[str, str]) -> Node:
+    """The section with its `folder` set, if the module of its `target` is in the recipe's folder."""
+    if not isinstance(section.value, dict) or "folder" in section.value:
+        return section
     target: Any = section.value.get("target")
     if target is None or not isinstance(target.value, str) or not target.mark.line:
-        return tree
+        return section
     folder, module = _folder(target), target.value.partition(":")[0].partition(".")[0]
     if not module.isidentifier() or folder == Path.cwd():
-        return tree
+        return section
     if not (_exists(folder / f"{module}.py") or _exists(folder / module)):
-        return tree
+        return section
     taken[f"{name}.folder"] = str(folder)
-    value = {**section.value, "folder": Node(str(folder), target.mark)}
-    return Node({**tree.value, name: Node(value, section.mark, section.keys)}, tree.mark, tree.keys)
+    return _replaced(section, "folder", Node(str(folder), target.mark))
 
 
 def _folder(node: Node) -> Path:

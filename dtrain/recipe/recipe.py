@@ -35,6 +35,7 @@ from dtrain.parallel.jit import Jit
 from dtrain.parallel.mesh import Mesh
 from dtrain.parallel.pmap import Pmap
 from dtrain.parallel.shard_map import ShardMap
+from dtrain.track.custom import CustomTracker
 from dtrain.track.notify import Notify
 from dtrain.track.tensorboard import TensorBoard
 from dtrain.track.wandb import WandB
@@ -42,7 +43,7 @@ from dtrain.track.wandb import WandB
 Model = MLP | CNN | ViT | Decoder | Custom
 Data = Digits | IDX | Images | Table | Npz | Text | Tokens | Synthetic | CustomData
 Engine = Jit | ShardMap | Pmap
-Sink = TensorBoard | WandB
+Sink = TensorBoard | WandB | CustomTracker
 MOST_STEPS = 2**31
 """The step is counted in 32 bits."""
 Launch = Local | Ssh | Slurm | GKE | Sky

@@ -1,7 +1,7 @@
 """Curves of runs as a PNG, drawn by matplotlib without a display."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,56 @@ def draw(summaries: Sequence[Summary], path: Path) -> None:
     except (OSError, ValueError) as error:
         hint = "name a .png, .svg or .pdf file in a folder that exists"
         raise EnvironmentFault(f"cannot write {path}: {cause(error)}", hint) from error
+
+
+def draw_results(keys: Sequence[str], runs: Sequence[tuple[Mapping[str, str], Summary]], path: Path) -> bool:
+    """The result of each run over each key of a sweep, and the losses of all runs. False if no run has a result.
+
+    EnvironmentFault if the file cannot be written.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    name, rises = next((s.main_metric for _, s in runs if s.main_metric[0]), ("", None))
+    shown = [(values, s) for values, s in runs if name in s.values["last"]]
+    if not shown:
+        return False
+    results = [s.values["last"][name] for _, s in shown]
+    best = results.index((max if rises else min)(results))
+    figure = Figure(figsize=(4.4 * (len(keys) + 1), 3.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    for number, key in enumerate(keys, 1):
+        axes = figure.add_subplot(1, len(keys) + 1, number)
+        points = [_position(values[key]) for values, _ in shown]
+        numbers = [point for point in points if isinstance(point, float)]
+        where = numbers if len(numbers) == len(points) else [values[key] for values, _ in shown]
+        axes.scatter(where, results, color=["C1" if index == best else "C0" for index in range(len(results))])
+        if len(numbers) == len(points) and min(numbers) > 0 and max(numbers) >= 10 * min(numbers):
+            axes.set_xscale("log")
+        axes.set_xlabel(key, fontsize=8)
+        axes.set_ylabel(name, fontsize=8)
+        axes.grid(visible=True, alpha=0.3)
+    axes = figure.add_subplot(1, len(keys) + 1, len(keys) + 1)
+    for index, (_, summary) in enumerate(shown):
+        for chart in (chart for chart in charts([summary]) if chart.title == "loss"):
+            line = chart.lines[0]
+            axes.plot(
+                line.step, smoothed(line.mean), color="C1" if index == best else "C0", alpha=1 if index == best else 0.3
+            )
+    axes.set_title(f"train/loss; orange: {Path(shown[best][1].values['folder']).name}", fontsize=8)
+    axes.grid(visible=True, alpha=0.3)
+    try:
+        figure.savefig(path, dpi=110)
+    except OSError as error:
+        raise EnvironmentFault(f"cannot write {path}: {cause(error)}", "make the folder writable") from error
+    return True
+
+
+def _position(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def _draw(axes: Any, chart: Chart, *, several: bool) -> None:

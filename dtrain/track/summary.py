@@ -35,12 +35,18 @@ class Summary:
         return recorded(self.values)
 
     @property
-    def result(self) -> str:
-        """The newest value of the main metric: the first evaluated one that the model declares, else the loss."""
+    def main_metric(self) -> tuple[str, bool | None]:
+        """The first evaluated metric that the model declares, else the loss, and whether higher is better."""
         last = self.values["last"]
         names = [f"eval/{metric.name}" for metric in self.declared] + ["eval/perplexity", "eval/loss", "train/loss"]
         name = next((name for name in names if name in last), "")
-        return shown(name, last[name], self.declared) if name else ""
+        return name, higher_is_better(name, self.declared)
+
+    @property
+    def result(self) -> str:
+        """The newest value of the main metric."""
+        name, _ = self.main_metric
+        return shown(name, self.values["last"][name], self.declared) if name else ""
 
     def text(self) -> str:
         """The summary as a few lines of text."""

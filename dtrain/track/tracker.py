@@ -1,10 +1,11 @@
 """The interface of trackers, which send metrics to other programs."""
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
+from dtrain.core.metrics import Metric
 from dtrain.core.run_dir import Folder
 from dtrain.core.types import JsonObject
 
@@ -22,6 +23,10 @@ class TrackedRun:
     start: int
     """The step from which this start resumes; 0 for a new run."""
     warn: Callable[[str], None]
+    metrics: tuple[Metric, ...] = ()
+    """The metrics that the model declares."""
+    git: str = ""
+    """The git commit of the working folder, with "-dirty" if files are changed; empty outside of a repository."""
 
 
 class Tracker(Protocol):
@@ -30,6 +35,46 @@ class Tracker(Protocol):
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Record the values of a step."""
         ...
+
+
+@dataclass
+class Guarded:
+    """A tracker whose errors end the tracking and not the run: they are reported once."""
+
+    tracker: Tracker
+    name: str
+    warn: Callable[[str], None]
+    failed: bool = False
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        if self.failed:
+            return
+        try:
+            self.tracker.log(step, values)
+        except Exception as error:
+            self.failed = True
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            self.warn(f"track.to: {self.name} failed at step {step} and gets no more metrics: {reason}")
+
+
+@contextmanager
+def guarded(sink: "Sink", about: TrackedRun) -> Iterator[Tracker]:
+    """Open a tracker whose errors, after it was opened, do not end the run; not even errors while it is closed."""
+    name = type(sink).__name__.lower()
+    with ExitStack() as stack:
+        tracker = Guarded(stack.enter_context(sink.open(about)), name, about.warn)
+        ended: BaseException | None = None
+        try:
+            yield tracker
+        except BaseException as error:
+            ended = error
+            raise
+        finally:
+            try:
+                stack.pop_all().__exit__(type(ended) if ended else None, ended, ended.__traceback__ if ended else None)
+            except Exception as error:
+                if error is not ended:
+                    about.warn(f"track.to: {name} failed while it was closed: {error}")
 
 
 class Sink(Protocol):

@@ -1,13 +1,15 @@
 """Weights & Biases tracker: online, offline or disabled; a resumed run keeps its id."""
 
 import os
+import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
-from dtrain.core.errors import DtrainError, EnvironmentFault
+from dtrain.core.errors import DtrainError, EnvironmentFault, Stopped
 from dtrain.track.tracker import TrackedRun, Tracker
 
 PATIENCE = 30.0
@@ -23,6 +25,12 @@ class WandB:
     entity: str | None = None
     mode: Literal["online", "offline", "disabled"] = "online"
     tags: tuple[str, ...] = ()
+    group: str | None = None
+    """Runs of one group are shown together; default: that of the environment variable WANDB_RUN_GROUP."""
+    job_type: str | None = None
+    notes: str | None = None
+    alerts: bool = True
+    """Send an alert, as set up in the user's W&B account, if the run fails."""
 
     @contextmanager
     def open(self, about: TrackedRun) -> Iterator[Tracker]:
@@ -32,9 +40,9 @@ class WandB:
         os.environ.setdefault("WANDB_SILENT", "true")
         try:
             run = self._begin(about, self.mode)
-        except AuthenticationError as error:
-            raise _not_started(error) from error
-        except CommError as error:  # the network, or the service
+        except (AuthenticationError, CommError) as error:  # the key; the network, or the service
+            if isinstance(error, AuthenticationError) and not about.start:
+                raise _not_started(error) from error
             reason = (str(error) or type(error).__name__).splitlines()[0]
             about.warn(
                 f"Weights & Biases cannot be reached ({reason}): metrics are stored in {about.folder.path / 'wandb'}; "
@@ -46,12 +54,23 @@ class WandB:
             raise  # a stop request that arrived in the meantime
         except Exception as error:
             raise _not_started(error) from error
-        failed = True
+        for metric in about.metrics:  # the summary shows the best value
+            if metric.higher_is_better is not None:
+                best = "max" if metric.higher_is_better else "min"
+                run.define_metric(f"eval/{metric.name}", summary=f"{best},last")
+        code = 1
         try:
             yield Rows(run)
-            failed = False
+            code = 0
+        except Stopped as error:
+            code = error.exit_code
+            raise
+        except Exception as error:
+            if self.alerts:
+                run.alert(title=f"{about.name} failed", text=str(error)[:1000])
+            raise
         finally:
-            run.finish(exit_code=int(failed))
+            run.finish(exit_code=code)
 
     def _begin(self, about: TrackedRun, mode: Literal["online", "offline", "disabled"]) -> Any:
         import wandb
@@ -60,14 +79,26 @@ class WandB:
             project=self.project,
             entity=self.entity,
             name=about.name,
-            id=about.ids.setdefault("wandb", secrets.token_hex(4)),
+            id=about.ids.setdefault("wandb", os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)),
+            group=self.group,
+            job_type=self.job_type,
+            notes=self.notes,
             resume="allow",
             mode=mode,
             tags=list(self.tags),
             dir=about.folder.path,
-            config=dict(about.recipe),
+            config=dict(about.recipe) | ({"git": about.git} if about.git else {}),
             settings=wandb.Settings(init_timeout=PATIENCE, finish_timeout=PATIENCE),  # pyright: ignore[reportAttributeAccessIssue]
         )
+
+
+def agent_name(recipe: str, overrides: Sequence[str]) -> list[str]:
+    """The name of a run that `wandb agent` starts, as an override: each run of a sweep needs a folder of its own."""
+    sweep, run = os.environ.get("WANDB_SWEEP_ID"), os.environ.get("WANDB_RUN_ID")
+    if not (sweep and run) or any(override.startswith("name=") for override in overrides):
+        return []
+    text = re.sub(r"[^a-z0-9]+", "-", f"{Path(recipe).stem}-{run}".lower())
+    return [f"name={text.strip('-')[-63:].strip('-')}"]
 
 
 def _not_started(error: Exception) -> EnvironmentFault:

@@ -11,16 +11,17 @@ from dtrain.recipe.load import plain
 from dtrain.track.console import Console, eval_line
 from dtrain.track.jsonl import lines
 from dtrain.track.meters import Meters, peak_of
-from dtrain.track.tracker import TrackedRun
+from dtrain.track.tracker import TrackedRun, guarded
 from dtrain.train.assembly import Assembly
 from dtrain.train.planned import PlanComparison
+from dtrain.train.record import Record
 
 
 def reporter(
     assembly: Assembly,
     place: Folder,
     console: Console,
-    ids: dict[str, str],
+    log: Record,
     stack: ExitStack,
     *,
     span: tuple[int, int],
@@ -36,9 +37,18 @@ def reporter(
         """Nothing is written by this process."""
 
     if jax.process_index() == 0:
-        about = TrackedRun(place, recipe.name, plain(recipe), ids=ids, start=start, warn=console.warn)
+        about = TrackedRun(
+            place,
+            recipe.name,
+            plain(recipe),
+            ids=log.ids,
+            start=start,
+            warn=console.warn,
+            metrics=tuple(recipe.model.metrics),
+            git=log.values["git"],
+        )
         rows = stack.enter_context(lines(place.metrics, start, console.warn))
-        sync, trackers = rows.sync, [rows, *(stack.enter_context(sink.open(about)) for sink in recipe.track.to)]
+        sync, trackers = rows.sync, [rows, *(stack.enter_context(guarded(sink, about)) for sink in recipe.track.to)]
     example = assembly.layout.example
     flops = recipe.model.flops(example, recipe.batch).step
     meters = Meters(recipe.batch, tokens_in(example), flops, peak_of(jax.devices()))

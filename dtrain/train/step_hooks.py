@@ -46,7 +46,7 @@ def step_hooks(session: Session, ready: Ready, start: Start, end: int) -> Hooks:
     skipping, often = recipe.guard.not_finite == "skip", recipe.checkpoint
     span = (start.step, end)
     report, sync = reporter(
-        assembly, session.place, session.console, session.log.ids, session.stack, span=span, planned=ready.planned
+        assembly, session.place, session.console, session.log, session.stack, span=span, planned=ready.planned
     )
     logging = Log(1 if session.dry else recipe.track.every, report, session.clock, skipping)
     held_out = partial(eval_batches, assembly, ready.test, 1 if session.dry else None)

@@ -47,7 +47,7 @@ def test_a_finished_run_is_extended_and_the_jump_of_the_learning_rate_told(dtrai
 
     other = dtrain(*SHORT, "--extend", "5steps", "optimizer.lr=1", code=2).stderr
     assert "optimizer.lr: was 0.003, now 1" in other
-    assert "steps:" not in other
+    assert "epochs:" not in other
     assert json.loads(dtrain("report", "short", "--json").stdout)["step"] == 45  # nothing is lost
 
 

@@ -193,7 +193,7 @@ def test_every_field_is_explained() -> None:
     assert made["$defs"]["MLP"]["required"] == ["sizes", "kind"]
     kinds = [member.kind for member in typing.get_args(Data)]
     assert {"enum": kinds} in made["properties"]["data"]["anyOf"]
-    assert {"enum": ["tensorboard", "wandb"]} in made["$defs"]["Track"]["properties"]["to"]["items"]["anyOf"]
+    assert {"enum": ["tensorboard", "wandb", "custom"]} in made["$defs"]["Track"]["properties"]["to"]["items"]["anyOf"]
 
 
 def test_overrides_are_one_tree_whatever_their_order(tmp_path: Path) -> None:

@@ -1,13 +1,18 @@
 """The outputs of a run for other programs, read back by those programs."""
 
+import csv
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from dtrain.recipe.load import load
+from dtrain.track.custom import CustomTracker
 from dtrain.track.jsonl import cut, lines, read
+from dtrain.track.wandb import agent_name
 from tests.conftest import Dtrain
 
 RECIPE = """
@@ -16,7 +21,7 @@ data: digits
 optimizer: {kind: sgd, lr: 0.1}
 batch: 64
 steps: 10
-track: {every: 2, to: [tensorboard, {kind: wandb, project: trial, mode: offline, tags: [a, b]}]}
+track: {every: 2, to: [tensorboard, {kind: wandb, project: trial, mode: offline, tags: [a, b], group: g1, notes: n1}]}
 """
 
 
@@ -50,6 +55,7 @@ def test_wandb_reads_the_run_back(run: Path) -> None:
     assert '"trial"' in text
     assert "train/loss" in text
     assert "sizes" in text
+    assert all(word in text for word in ("g1", "n1", "eval/accuracy"))
 
 
 @pytest.mark.slow
@@ -81,6 +87,89 @@ def test_no_key_is_written_anywhere(dtrain: Dtrain, tmp_path: Path) -> None:
     written = [path for path in (tmp_path / "runs").rglob("*") if path.is_file()]
     assert written
     assert not [path for path in written if b"canary" in path.read_bytes()]
+
+
+OWN = """
+class Fails:
+    def __init__(self, run, at=6):
+        self.at = at
+    def log(self, step, values):
+        if step >= self.at:
+            raise ValueError(f"no room at {step}")
+    def close(self):
+        raise OSError("closed badly")
+
+def nothing(run):
+    return 7
+"""
+
+
+def test_a_users_tracker_gets_every_row_once_also_after_a_resume(dtrain: Dtrain, tmp_path: Path) -> None:
+    sink = "track.to=[{kind: custom, target: 'csv_tracker:Csv', args: {name: rows.csv}}]"
+    shutil.copy(Path(__file__).parents[2] / "examples" / "csv_tracker.py", tmp_path)
+    (tmp_path / "small.yaml").write_text(RECIPE)
+    for steps in ("steps=6", "steps=10"):
+        dtrain("run", "small.yaml", steps, sink, "--allow-changes")
+    run = tmp_path / "runs" / "small"
+    with (run / "rows.csv").open() as file:
+        rows = [(int(row["step"]), row["name"], float(row["value"])) for row in csv.DictReader(file)]
+    logged = read(run / "metrics.jsonl")
+    assert rows == [(row["step"], name, row[name]) for row in logged for name in row if name != "step"]
+    assert len({step for step, *_ in rows}) == 5
+
+
+def test_a_tracker_that_fails_ends_neither_the_run_nor_the_other_trackers(dtrain: Dtrain, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    (tmp_path / "small.yaml").write_text(RECIPE)
+    sink = "track.to=[{kind: custom, target: 'own:Fails', args: {at: 4}}, tensorboard]"
+    done = dtrain("run", "small.yaml", sink)
+    assert done.stderr.count("customtracker failed at step 4 and gets no more metrics: no room at 4") == 1
+    assert "failed while it was closed: " in done.stderr
+    assert [row["step"] for row in read(tmp_path / "runs" / "small" / "metrics.jsonl")][-1] == 10
+    assert list((tmp_path / "runs" / "small" / "tensorboard").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("own:nothing", "returns a int without log"),
+        ("own:no", "no attribute 'no'"),
+        ("gone:X", "no module named 'gone'"),
+    ],
+)
+def test_a_tracker_that_cannot_be_used_is_refused(dtrain: Dtrain, tmp_path: Path, target: str, message: str) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    (tmp_path / "small.yaml").write_text(RECIPE)
+    assert message in dtrain("run", "small.yaml", f"track.to=[{{kind: custom, target: '{target}'}}]", code=2).stderr
+
+
+def test_the_module_of_a_tracker_is_found_beside_its_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "own.py").write_text(OWN)
+    track = "track: {to: [{kind: custom, target: 'own:Fails'}]}"
+    (tmp_path / "recipes" / "small.yaml").write_text(f"{RECIPE.partition('track:')[0]}{track}")
+    monkeypatch.chdir(tmp_path)
+    (sink,) = load(Path("recipes/small.yaml")).track.to
+    assert isinstance(sink, CustomTracker)
+    assert sink.folder == str(tmp_path / "recipes")
+
+
+def test_each_run_of_a_wandb_agent_has_a_name_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert agent_name("recipes/My_Net.yaml", []) == []
+    monkeypatch.setenv("WANDB_SWEEP_ID", "s1")
+    monkeypatch.setenv("WANDB_RUN_ID", "Ab3")
+    assert agent_name("recipes/My_Net.yaml", ["optimizer.lr=1"]) == ["name=my-net-ab3"]
+    assert agent_name("recipes/My_Net.yaml", ["name=mine"]) == []
+
+
+@pytest.mark.slow
+def test_a_wandb_sweep_runs_by_its_overrides(dtrain: Dtrain, tmp_path: Path) -> None:
+    (tmp_path / "small.yaml").write_text(RECIPE)
+    dtrain("run", "small.yaml", "optimizer.lr=0.2", WANDB_SWEEP_ID="s1", WANDB_RUN_ID="ab3")
+    record = json.loads((tmp_path / "runs" / "small-ab3" / "run.json").read_text())
+    assert record["tracker_ids"] == {"wandb": "ab3"}
+    (kept,) = (tmp_path / "runs" / "small-ab3" / "wandb").glob("offline-run-*")
+    assert "s1" in json.dumps(wandb_records(kept))
 
 
 def test_a_resumed_record_is_cut_back(tmp_path: Path) -> None:
