@@ -25,9 +25,11 @@ from dtrain.cli import (
     sweep,
     verify,
 )
+from dtrain.cli.slips import Group
 
 app = typer.Typer(
     name="dtrain",
+    cls=Group,
     help="Train a model from one recipe, on a laptop or a TPU pod.",
     epilog="Example: dtrain run mlp-digits",
     no_args_is_help=True,

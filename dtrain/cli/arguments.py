@@ -6,10 +6,27 @@ from typing import Annotated
 
 import typer
 
-Recipe = Annotated[str, typer.Argument(help="A recipe file, or the name of a recipe that comes with dtrain.")]
-Run = Annotated[str, typer.Argument(metavar="RUN", help="A run: its folder, or its name in ./runs.")]
+from dtrain.cli import completion
+
+Recipe = Annotated[
+    str,
+    typer.Argument(
+        metavar="RECIPE",
+        help="A recipe file, or the name of a recipe that comes with dtrain.",
+        autocompletion=completion.recipes,
+    ),
+]
+Run = Annotated[
+    str,
+    typer.Argument(metavar="RUN", help="A run: its folder, or its name in ./runs.", autocompletion=completion.runs),
+]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, e.g. optimizer.lr=3e-4.")
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY=VALUE]...",
+        help="Overrides, e.g. optimizer.lr=3e-4.",
+        autocompletion=completion.overrides,
+    ),
 ]
 Devices = Annotated[int | None, typer.Option(min=1, help="Simulate this many devices on the CPU.")]
 RunsDir = Annotated[Path, typer.Option(help="Folder that contains the run folders.")]

@@ -11,9 +11,11 @@ from dtrain.cli.launch_list import launches
 from dtrain.cli.launch_lookup import from_terraform, known, refuse_while_alive, rented, requested
 from dtrain.cli.launch_output import confirm, follow_run, print_lines, say, show, start_lines
 from dtrain.cli.preflight_plan import predict, require_limit
+from dtrain.cli.slips import Group
 from dtrain.cli.tables import print_table
 
 app = typer.Typer(
+    cls=Group,
     help="Run a recipe in the background, on hosts that ssh reaches, or on SLURM, GKE or SkyPilot.",
     no_args_is_help=True,
 )

@@ -33,17 +33,17 @@ def show(plan: "LaunchPlan", whole: bool) -> None:
     """Print a plan; with `whole`, also its files and commands."""
     import shlex
 
+    chips = f", {plan.chips} chips" if plan.chips else ""
+    typer.secho(f"{plan.hosts} host{'s' * (plan.hosts != 1)}{chips}{_price(plan)}", bold=True, err=True)
+    for note in plan.notes:
+        typer.echo(note, err=True)
     if whole:
-        for name, text in plan.files.items():
-            typer.secho(f"--- {name}", bold=True)
-            typer.echo(text.rstrip("\n"))
         typer.secho("--- commands", bold=True)
         for command in plan.commands:
             typer.echo(shlex.join(command))
-    for note in plan.notes:
-        typer.echo(note, err=True)
-    chips = f", {plan.chips} chips" if plan.chips else ""
-    typer.secho(f"{plan.hosts} host{'s' * (plan.hosts != 1)}{chips}{_price(plan)}", bold=True, err=True)
+        for name, text in plan.files.items():
+            typer.secho(f"--- {name}", bold=True)
+            typer.echo(text.rstrip("\n"))
 
 
 def _price(plan: "LaunchPlan") -> str:
@@ -65,8 +65,10 @@ def start_lines(target: "LaunchTarget", job: "LaunchJob") -> list[str]:
     if target.sends_environment:
         lines.append(f"environment variables sent: {', '.join(target.environment) or 'none'}")
     recipe = parse(job.recipe, "recipe").plain()
-    custom = [section for section in ("model", "data") if recipe[section]["kind"] == "custom"]
-    lines += [f"{section} code: {recipe[section]['target']}" for section in custom]
+    sections = {name: recipe[name] for name in ("model", "data", "optimizer")}
+    sections |= {f"tracker {i}": one for i, one in enumerate(recipe.get("track", {}).get("to", ()), 1)}
+    custom = {name: one for name, one in sections.items() if one["kind"] == "custom"}
+    lines += [f"{name} code: {one['target']}" for name, one in custom.items()]
     notify = recipe.get("track", {}).get("notify", {}).get("command", [])
     lines += [f"command run at the run's events: {shlex.join(notify)}"] if notify else []
     return [_plain(line) for line in lines]

@@ -6,8 +6,10 @@ from typing import Annotated
 import typer
 
 from dtrain.cli.exits import exits
+from dtrain.cli.slips import Group
 
 app = typer.Typer(
+    cls=Group,
     help="List, show and copy the recipes that come with dtrain, and print their schema.",
     epilog="Example: dtrain recipes cp mlp-mnist my.yaml",
     no_args_is_help=True,

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dtrain.cli import completion
 from dtrain.cli.arguments import Debug, Json, RunsDir
 from dtrain.cli.exits import exits
 
@@ -24,7 +25,12 @@ def add_to(app: typer.Typer) -> None:
 
 def report(
     runs: Annotated[
-        list[str], typer.Argument(metavar="RUN...", help="Runs: folders, names in ./runs, or patterns such as 'lr-*'.")
+        list[str],
+        typer.Argument(
+            metavar="RUN...",
+            help="Runs: folders, names in ./runs, or patterns such as 'lr-*'.",
+            autocompletion=completion.runs,
+        ),
     ],
     html: Annotated[Path | None, typer.Option(help="Write one page with curves, times and recipes.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Write the curves as a .png, .svg or .pdf.")] = None,
