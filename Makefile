@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: help install quickstart test check format golden bench
+.PHONY: help install quickstart test check format golden bench docs
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -40,6 +40,10 @@ format: $(VENV)/.dev ## format the code and apply lint fixes
 
 golden: $(VENV)/.dev ## rewrite tests/golden; review the diff
 	DTRAIN_GOLDEN=write $(BIN)/pytest -m "not gpu and not gpu_compiler"
+
+docs: $(VENV)/.dev ## build the site of the documentation into build/site, with every link checked
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "open build/site/index.html"
 
 bench: $(VENV)/.dev ## run every benchmark that needs no accelerator, or BENCH="loop_overhead ..."; writes benchmarks/results
 	$(BIN)/python benchmarks/record_results.py $(BENCH)

@@ -28,7 +28,9 @@ PATTERN = re.compile(rf"\b(?:{PROSE})\b", re.IGNORECASE)
 SOURCES = sorted((ROOT / "dtrain").rglob("*.py"))
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")]
 for folder in ("docs", "recipes", "launch"):
-    PAGES += sorted(path for path in (ROOT / folder).iterdir() if path.is_file())
+    PAGES += sorted(
+        path for path in (ROOT / folder).rglob("*") if path.suffix not in (".png", ".svg") and path.is_file()
+    )
 
 
 def relative(path: Path) -> str:

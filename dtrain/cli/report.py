@@ -43,6 +43,7 @@ def report(
     with exits(debug):
         import json
 
+        from dtrain.cli.tables import echo_fitted
         from dtrain.core.errors import RecipeError
         from dtrain.core.run_list import find_runs
         from dtrain.track.comparison import differences, table
@@ -60,7 +61,7 @@ def report(
             values = [summary.values for summary in summaries]
             typer.echo(json.dumps(values if len(values) > 1 else values[0], indent=2))
         elif len(summaries) == 1:
-            typer.echo(summaries[0].text())
+            echo_fitted(summaries[0].text())
         else:
             _compare(summaries, table(summaries), changed)
         if plot:
@@ -141,6 +142,7 @@ def _watch(place: "Folder") -> None:
     from rich.live import Live
     from rich.text import Text
 
+    from dtrain.cli.tables import echo_fitted
     from dtrain.track.history import History
     from dtrain.track.listing import RUNNING, state_of
     from dtrain.track.summary import summarise
@@ -154,4 +156,4 @@ def _watch(place: "Folder") -> None:
                 break
             time.sleep(EVERY)
     if screen.is_terminal:
-        typer.echo(summary.text())
+        echo_fitted(summary.text())

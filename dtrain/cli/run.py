@@ -13,6 +13,7 @@ import typer
 
 from dtrain.cli.arguments import Debug, Devices, Overrides, Recipe, RunsDir
 from dtrain.cli.exits import exits
+from dtrain.cli.tables import echo_fitted
 from dtrain.core.errors import Exhausted, HostLost, RecipeError, Stopped
 
 if TYPE_CHECKING:
@@ -200,7 +201,7 @@ def _train(command: _Command, loaded: "Loaded", control: "RunControl | None") ->
     finished = train(loaded, command.runs, console, allow_changes=allowed, control=control)
     if finished and not console.silent:
         summary = summarise(finished).text()
-        typer.echo(summary)
+        echo_fitted(summary)
         console.note(summary)
         from dtrain.cli.next_commands import next_commands
 

@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 
 import typer
@@ -19,3 +20,15 @@ def print_table(rows: Sequence[dict[str, str]]) -> None:
     typer.secho(line({key: key for key in columns}), bold=True)
     for row in rows:
         typer.echo(line(row))
+
+
+def echo_fitted(text: str) -> None:
+    """Print lines; on a terminal, those that are too long are broken between words and indented."""
+    if not sys.stdout.isatty():
+        typer.echo(text)
+        return
+    width = max(shutil.get_terminal_size().columns, 20)
+    for line in text.splitlines():
+        indent = " " * (9 if line.startswith("  ") else 2)
+        long = len(line) > width
+        typer.echo("\n".join(textwrap.wrap(line, width, subsequent_indent=indent)) if long else line)

@@ -20,6 +20,8 @@ TITLES = {
     "memory/peak_bytes": "peak memory, bytes",
 }
 TIMES = ("time/step_ms", "time/data_ms", "time/dispatch_ms", "time/device_ms")
+FEW = 20
+"""Points up to which a curve is drawn as it is, with markers."""
 ORDER = ("loss", "accuracy", "perplexity")
 
 
@@ -40,6 +42,11 @@ class Line:
     def evaluated(self) -> bool:
         """Whether these are few points that were measured on held-out examples."""
         return self.name.startswith("eval/")
+
+    @property
+    def exact(self) -> bool:
+        """Whether the points are not noisy or few, and so are drawn as they are, not smoothed."""
+        return self.evaluated or self.name == "train/lr" or len(self.step) <= FEW
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,12 @@ import numpy as np
 
 from dtrain.core.errors import EnvironmentFault, cause
 from dtrain.core.types import JsonObject
-from dtrain.track.charts import SMOOTHING, Chart, Line, changed_at, charts
+from dtrain.track.charts import FEW, SMOOTHING, Chart, Line, changed_at, charts
 from dtrain.track.comparison import column_names, table
 from dtrain.track.summary import Summary
 from dtrain.track.text import duration
 
 COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf")
-FEW = 20
-"""Points up to which a curve is not smoothed."""
 LARGEST_MATRIX = 100
 """Most classes for which the confusion matrix is drawn."""
 CONFIG = {"responsive": True, "displayModeBar": False}
@@ -167,8 +165,9 @@ def _traces(line: Line, colour: str, *, several: bool) -> list[dict[str, Any]]:
     common = {"type": "scatter", "x": _numbers(line.step), "name": name, "legendgroup": name}
     dashed = {"dash": "dot"} if several and line.evaluated else {}
     whole = {"color": colour, "width": 2} | dashed
-    if line.evaluated or len(line.step) <= FEW:
-        return [common | {"y": _numbers(line.mean), "mode": "lines+markers", "line": whole}]
+    if line.exact:
+        mode = "lines+markers" if len(line.step) <= FEW or line.evaluated else "lines"
+        return [common | {"y": _numbers(line.mean), "mode": mode, "line": whole}]
     thin = {"color": colour, "width": 1}
     faint = common | {"y": _numbers(line.mean), "mode": "lines", "line": thin, "opacity": 0.25, "showlegend": False}
     bright = common | {"y": _numbers(line.mean), "mode": "lines", "line": whole, "meta": "smoothed"}

@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from dtrain.core.errors import EnvironmentFault, cause
-from dtrain.track.charts import Chart, changed_at, charts, smoothed
+from dtrain.track.charts import FEW, Chart, changed_at, charts, smoothed
 from dtrain.track.summary import Summary
 
 COLUMNS = 3
-FEW = 20
-"""Points up to which a curve is drawn as it is, with markers."""
 
 
 def draw(summaries: Sequence[Summary], path: Path) -> None:
@@ -97,7 +95,7 @@ def _draw(axes: Any, chart: Chart, *, several: bool) -> None:
         colour = f"C{(runs.index(line.run) if several else names.index(line.name)) % 10}"
         style = "--" if several and line.evaluated else "-"
         marker = "o" if len(line.step) <= FEW else None
-        if line.evaluated or len(line.step) <= FEW:
+        if line.exact:
             axes.plot(line.step, line.mean, style, color=colour, marker=marker, markersize=3, label=label)
         else:
             axes.plot(line.step, line.mean, color=colour, alpha=0.25, linewidth=0.8)

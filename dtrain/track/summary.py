@@ -18,6 +18,8 @@ NAMED = 0.01
 """Sections with a smaller part of the wall time are shown together, as "other"."""
 FEWEST = 4
 """Points from which on a curve is drawn."""
+LEAST = 0.003
+"""The part of the wall time from which on "other" is shown."""
 LONG = 600.0
 """Seconds from which on the goodput of a run that was never restarted means something."""
 
@@ -110,7 +112,7 @@ class Summary:
         texts = [f"{name.replace('_', ' ')} {_seconds(seconds, wall)}" for name, seconds in parts.items()]
         if values["compiled_from_cache"] and values["starts"] == 1:
             texts = [f"{text} (cached)" if text.startswith("compile ") else text for text in texts]
-        texts += [f"other {_seconds(small, wall)}"] if small else []
+        texts += [f"other {_seconds(small, wall)}"] if small >= LEAST * wall else []
         rows = [f"  time   {duration(wall)} = {' + '.join(texts)}"]
         lost = any(name != "pause_s" for name in values["lost"])
         if values["goodput"] and (lost or wall > LONG):

@@ -64,6 +64,13 @@ def test_goodput_is_shown_for_long_or_restarted_runs(run: Folder) -> None:
     assert "goodput 38.0% of 7.9 s in 2 starts" in summarise(run).text()
 
 
+def test_the_line_of_times_adds_up_as_it_is_printed(run: Folder) -> None:
+    (line,) = [line for line in summarise(run).text().splitlines() if line.startswith("  time ")]
+    whole, _, parts = line.partition("=")
+    seconds = [float(part.split()[-1]) for part in parts.split("+")]
+    assert sum(seconds) == pytest.approx(float(whole.split()[1]), rel=0.02)
+
+
 def test_a_stopped_run_shows_its_step_once(run: Folder) -> None:
     run.write_record(run.read_record() | {"state": "stopped", "step": 20, "reason": "saved at step 20 of 30"})
     assert summarise(run).text().splitlines()[0] == "trial: stopped at step 20 of 30"

@@ -1,0 +1,128 @@
+"""Pages of the site that are written from the code: verbs, keys of a recipe, metrics, exit codes, the public API."""
+
+import inspect
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the generated pages; mkdocs calls this before it reads any page."""
+    for name, make in PAGES.items():
+        files.append(File.generated(config, f"reference/{name}.md", content="\n".join(make()) + "\n"))
+    return files
+
+
+def verbs() -> Iterator[str]:
+    """Every verb with its help, arguments and options."""
+    from typer.main import get_command
+
+    from dtrain.cli import app
+
+    yield "# Verbs\n"
+    yield "`dtrain VERB --help` prints the same.\n"
+    yield from _commands(get_command(app), "dtrain")
+
+
+def _commands(group: Any, prefix: str) -> Iterator[str]:
+    for name, command in group.commands.items():
+        whole = f"{prefix} {name}"
+        if hasattr(command, "commands"):
+            yield from _commands(command, whole)
+            continue
+        yield f"## {whole}\n"
+        yield f"{_cell(command.help or '')}\n"
+        example = (command.epilog or "").removeprefix("Example: ")
+        yield f"```text\n{example}\n```\n"
+        rows = [one for one in command.params if not getattr(one, "hidden", False)]
+        yield "| argument or option | meaning |\n|---|---|"
+        for one in rows:
+            spelling = one.metavar if one.param_type_name == "argument" else ", ".join([*one.opts, *one.secondary_opts])
+            if one.param_type_name == "argument" and not spelling:
+                spelling = (one.name or "").upper()
+            default = (
+                "" if one.default in (None, False, "", ()) or callable(one.default) else f" Default: `{one.default}`."
+            )
+            yield f"| `{_cell(str(spelling))}` | {_cell(one.help or '')}{default} |"
+        yield ""
+
+
+def recipe_keys() -> Iterator[str]:
+    """Every key of a recipe, one table for each section."""
+    from dtrain.recipe.keys import keys
+
+    yield "# Keys of a recipe\n"
+    yield "`dtrain recipes schema` prints the same as JSON Schema for editors."
+    yield "A key without default must be given, or is computed from others.\n"
+    sections: dict[str, dict[str, str]] = {}
+    for key in keys():
+        parent, _, name = key.path.rpartition(".")
+        default = f"`{key.default}`" if key.default and len(key.default) < 60 else ""
+        row = f"| `{name}` | {_cell(key.type)} | {_cell(default)} | {_cell(key.text)} |"
+        section = f"{parent} of kind {key.kind}" if key.kind else parent or "Top level"
+        sections.setdefault(section, {}).setdefault(name, row)
+    for section, rows in sections.items():
+        yield f"\n## {section}\n"
+        yield "| key | type | default | meaning |\n|---|---|---|---|"
+        yield from (row for name, row in rows.items() if name != "kind")
+
+
+def metrics_and_codes() -> Iterator[str]:
+    """Metrics that dtrain computes, and exit codes."""
+    from dtrain.core import errors
+    from dtrain.core.metrics import MODELS
+
+    yield "# Metrics and exit codes\n"
+    yield "A model declares its metrics with `dtrain.Metric`; these are dtrain's own.\n"
+    yield "| metric | better | unit |\n|---|---|---|"
+    for metric in MODELS:
+        yield f"| `{metric.name}` | {'higher' if metric.higher_is_better else 'lower'} | {metric.unit} |"
+    yield "\n## Exit codes\n"
+    yield "| code | when |\n|---|---|\n| 0 | done |"
+    kinds = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, errors.DtrainError)]
+    for kind in sorted(kinds, key=lambda kind: (kind.exit_code, kind.__name__)):
+        yield f"| {kind.exit_code} | {_cell((inspect.getdoc(kind) or kind.__name__).splitlines()[0])} |"
+
+
+def api() -> Iterator[str]:
+    """The public names of the package with their signatures and docstrings."""
+    import dtrain
+
+    yield "# API\n"
+    yield "What `import dtrain` exports. Everything else may change between versions.\n"
+    for name in sorted(dtrain.__all__, key=str.lower):
+        value = getattr(dtrain, name)
+        yield f"## dtrain.{name}\n"
+        if inspect.ismodule(value):
+            yield f"{inspect.getdoc(value)}\n"
+            for inner, member in inspect.getmembers(value, inspect.isfunction):
+                if member.__module__ != value.__name__ or inner.startswith("_"):
+                    continue
+                yield f"### dtrain.{name}.{inner}\n"
+                yield from _documented(inner, member)
+        else:
+            yield from _documented(name, value)
+
+
+def _documented(name: str, value: Any) -> Iterator[str]:
+    if not callable(value) or not hasattr(value, "__doc__"):
+        return
+    with suppress(TypeError, ValueError):
+        yield f"```python\n{name}{_plain(str(inspect.signature(value)))}\n```\n"
+    yield f"{inspect.getdoc(value) or ''}\n"
+
+
+def _plain(signature: str) -> str:
+    """A signature without the addresses of default objects."""
+    return re.sub(r" at 0x[0-9a-f]+", "", signature)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+PAGES = {"verbs": verbs, "keys": recipe_keys, "metrics": metrics_and_codes, "api": api}

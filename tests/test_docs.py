@@ -1,0 +1,106 @@
+"""The documentation: its site builds, its links lead somewhere, its commands run as they are written."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from dtrain.cli import app
+from dtrain.recipe import recipe
+from tests.conftest import bare_environment
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+UNIONS = ("Model", "Data", "Engine", "Sink", "Launch")
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    return [text for named, text in BLOCK.findall(path.read_text()) if named == language]
+
+
+def commands(path: Path) -> Iterator[list[str]]:
+    """Every `dtrain` command line of a page, in a block of any kind."""
+    for _, text in BLOCK.findall(path.read_text()):
+        for line in text.replace("\\\n", " ").splitlines():
+            if line.startswith("dtrain ") and not line.startswith("dtrain VERB"):
+                described = re.split(r"\s{2,}|\s#|\s\|", line)[0]
+                yield shlex.split(described)[1:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "bash")], ids=relative)
+def test_the_commands_of_a_page_run_in_an_empty_folder(page: Path, tmp_path: Path) -> None:
+    script = "set -euo pipefail\n" + "\n".join(blocks(page, "bash"))
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", script],
+        cwd=tmp_path,
+        env=bare_environment() | {"PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=115,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_every_command_names_a_verb_and_options_that_exist(page: Path) -> None:
+    for words in commands(page):
+        command = get_command(app)
+        while hasattr(command, "commands"):
+            inner = command.commands  # pyright: ignore[reportAttributeAccessIssue]
+            assert words[0].rstrip(",") in inner, words
+            command, words = inner[words[0]], words[1:]
+        known = {spelling for one in command.params for spelling in (*one.opts, *one.secondary_opts)}
+        options = [word.partition("=")[0] for word in words if re.fullmatch(r"--?[a-z][\w-]*(=.*)?", word)]
+        assert set(options) <= known | {"--help", "-h"}, words
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    generated = {"verbs.md", "keys.md", "metrics.md", "api.md"}
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text().replace("\n", " ")):
+        if target.startswith(("http://", "https://", "mailto:")):
+            continue
+        name, _, heading = target.partition("#")
+        other = (page.parent / name).resolve() if name else page
+        if other.parent.name == "reference" and other.name in generated:
+            continue
+        assert other.exists(), target
+        if heading and other.suffix == ".md":
+            titles = re.findall(r"^#+ (.*)$", other.read_text(), re.MULTILINE)
+            anchors = {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+            assert heading in anchors, target
+
+
+@pytest.mark.parametrize("union", UNIONS)
+def test_the_reference_names_every_kind(union: str) -> None:
+    text = (ROOT / "docs" / "reference.md").read_text()
+    members = typing.get_args(getattr(recipe, union))
+    kinds = {typing.get_type_hints(member)["kind"].__args__[0] for member in members}
+    assert all(f"`{kind}`" in text for kind in kinds), kinds
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    keys = (tmp_path / "site" / "reference" / "keys" / "index.html").read_text()
+    assert "optimizer.schedule of kind wsd" in keys
+    assert "dtrain.Param" in (tmp_path / "site" / "reference" / "api" / "index.html").read_text()
+    assert "dtrain launch up" in (tmp_path / "site" / "reference" / "verbs" / "index.html").read_text()
