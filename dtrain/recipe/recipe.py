@@ -77,6 +77,9 @@ class Guard:
     not_finite: Literal["stop", "skip", "rollback"] = "stop"
     """If the loss or the gradients are not finite: stop (exit code 7), skip the update, or roll back to the newest
     checkpoint and skip the batches since then."""
+    nan: Literal["report", "locate"] = "report"
+    """If the run stops because a loss is not finite: `locate` repeats the steps since the newest checkpoint and names
+    the operation and its line. For one process; the operations are evaluated one by one on one device."""
     spike: Annotated[float, Gt(1)] | None = None
     """A loss above this many times the median of the last 50 is a spike; losses below zero are not checked."""
     on_spike: Literal["stop", "rollback"] = "rollback"

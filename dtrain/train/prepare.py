@@ -26,6 +26,9 @@ from dtrain.train.save_timer import FromFirst
 from dtrain.train.session import Session
 from dtrain.train.state import saved
 
+SLOW_COMPILE = 10.0
+"""Seconds of compilation from which on it matters that the programs of a restart were not in the cache."""
+
 
 @dataclass(frozen=True)
 class Ready:
@@ -107,11 +110,17 @@ def _compiled(session: Session, assembly: Assembly) -> tuple[jax.stages.Compiled
         fault_injection.strike("compile", jax.process_index())
         traced = assembly.train()
         warnings = trace_checks.baked_constants(traced, session.recipe.guard.constants_mb)
+        warnings += trace_checks.callbacks(traced)
         warnings += _impure(session, assembly, traced) if session.recipe.guard.purity else []
         build = partial(session.recipe.engine.compile, platform=assembly.layout.platform)
         with Counter() as programs:
             step, evaluate = build(traced), build(assembly.evaluate())
         await_compiled()
+    if session.log.values["starts"] > 1 and not programs.all_read and session.clock.of("compile") > SLOW_COMPILE:
+        warnings.append(
+            "the programs of this run were not in the compilation cache; keep ~/.cache/dtrain/xla between starts, or "
+            "set JAX_COMPILATION_CACHE_DIR to a folder that all machines share"
+        )
     for line in warnings:
         session.console.warn(line)
     session.log.values["compiled_from_cache"] = programs.all_read

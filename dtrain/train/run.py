@@ -14,6 +14,7 @@ from dtrain.recipe.recipe import Recipe
 from dtrain.track.console import Console
 from dtrain.train.checksum import state_checksum
 from dtrain.train.input import refuse_broken_contract, train_batches
+from dtrain.train.locate import located
 from dtrain.train.loop import loop
 from dtrain.train.loss_guard import Rollback
 from dtrain.train.prepare import Ready, prepare
@@ -55,10 +56,33 @@ def run(
         start = opened(recipe, place, console, allow_changes=allow_changes, dry=dry, control=control)
         session = stack.enter_context(start)
         ready = prepare(session)
-        while rollback := _attempt(session, ready):
+        while rollback := _attempt_located(session, ready):
             session.log.rolled_back(rollback, recipe.guard.budget)
             console.warn(f"{rollback.message}: rolling back to the newest checkpoint, skipping the batches since then")
     return place
+
+
+def _attempt_located(session: Session, ready: Ready) -> Rollback | None:
+    """The same as `_attempt`; with `guard.nan: locate`, the error of a loss that is not finite names the operation."""
+    try:
+        return _attempt(session, ready)
+    except NotFinite as error:
+        if session.recipe.guard.nan == "locate" and jax.process_count() == 1:
+            session.console.warn(f"{error.message}; repeating the steps since the newest checkpoint to find the cause")
+            error.message = "\n".join([error.message, *_located(session, ready)])
+        raise
+
+
+def _located(session: Session, ready: Ready) -> list[str]:
+    store, assembly = ready.store, ready.assembly
+    store.wait()
+    quiet = Console(silent=True)
+    state, start = first_state(
+        assembly, store, ready.train, now=ready.now, console=quiet, log=session.log, initial=ready.initial
+    )
+    first, last = start.step + start.batches_skipped, assembly.steps + start.batches_skipped
+    with closing(train_batches(assembly, ready.train, first, last, session.console.warn)) as batches:
+        return located(assembly, ready.step, state, batches, range(start.step + 1, assembly.steps + 1))
 
 
 def _attempt(session: Session, ready: Ready) -> Rollback | None:

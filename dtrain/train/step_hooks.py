@@ -22,6 +22,7 @@ from dtrain.train.resume import Start
 from dtrain.train.save_timer import SaveTimer
 from dtrain.train.session import Session
 from dtrain.train.state import State, saved
+from dtrain.train.watch import Watch
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,12 @@ class Hooks:
     logging: Log
     evaluation: Evaluation
     saving: Saving
+    watch: Watch
 
     @property
     def ordered(self) -> list[Hook]:
         """In the order of their calls: the guard comes before the hooks that log or save a loss that it refuses."""
-        return [self.alive, self.guard, self.logging, self.evaluation, self.saving]
+        return [self.alive, self.watch, self.guard, self.logging, self.evaluation, self.saving]
 
 
 def step_hooks(session: Session, ready: Ready, start: Start, end: int) -> Hooks:
@@ -77,7 +79,8 @@ def step_hooks(session: Session, ready: Ready, start: Start, end: int) -> Hooks:
         flush=logging.flush,
         timer=timer,
     )
-    return Hooks(partial(_alive, session), guard, logging, evaluation, saving)
+    watch = Watch(session.clock, logging.every, recipe.data.load.workers, session.console.warn)
+    return Hooks(partial(_alive, session), guard, logging, evaluation, saving, session.stack.enter_context(watch))
 
 
 def _alive(session: Session, event: StepEvent) -> None:

@@ -41,6 +41,11 @@ class Clock:
         finally:
             self.switch("finish")
 
+    @property
+    def section(self) -> str:
+        """The open section."""
+        return self._section
+
     def switch(self, section: str) -> None:
         """Close the open section and open this one."""
         now = time.perf_counter()

@@ -27,6 +27,34 @@ def baked_constants(traced: jax.stages.Traced, megabytes: float) -> list[str]:
     return warnings
 
 
+def callbacks(traced: jax.stages.Traced) -> list[str]:
+    """A warning for each place where the step calls Python, for which the devices wait at every step."""
+    places = dict.fromkeys(
+        f"{name.partition('_')[0]} at {line}"
+        for name, line in _operations(traced.jaxpr)
+        if name.endswith("callback") or name == "debug_print"
+    )
+    return [f"the step calls Python ({place}): the devices wait for it at every step" for place in places]
+
+
+def _operations(jaxpr: Any) -> Iterator[tuple[str, str]]:
+    """(name, line) of every operation of a jaxpr, and of every jaxpr inside it."""
+    from jax._src import source_info_util  # JAX has no public name for it
+
+    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        name = equation.primitive.name
+        yield name, source_info_util.summarize(equation.source_info) if "callback" in name or "debug" in name else ""
+        for inner in _inner(equation):
+            yield from _operations(inner)
+
+
+def _inner(equation: Any) -> Iterator[Any]:
+    for value in equation.params.values():
+        for inner in value if isinstance(value, tuple | list) else (value,):
+            if hasattr(inner, "eqns") or hasattr(inner, "jaxpr"):
+                yield inner
+
+
 def fingerprint(traced: jax.stages.Traced) -> str:
     """A digest of the program without the addresses of objects, so that it is the same in every process."""
     return hashlib.sha256(ADDRESS.sub("", str(traced.jaxpr)).encode()).hexdigest()[:16]
@@ -69,7 +97,5 @@ def _constants(jaxpr: Any) -> Iterator[Any]:
     """The constants of a jaxpr, closed or open, and of every jaxpr inside it."""
     yield from getattr(jaxpr, "consts", ())
     for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
-        for value in equation.params.values():
-            for inner in value if isinstance(value, tuple | list) else (value,):
-                if hasattr(inner, "eqns") or hasattr(inner, "jaxpr"):
-                    yield from _constants(inner)
+        for inner in _inner(equation):
+            yield from _constants(inner)

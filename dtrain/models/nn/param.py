@@ -111,7 +111,8 @@ def initial(tree: Tree, key: jax.Array, dtype: str) -> Tree:
             returned = f"its init returns {array.dtype}{list(array.shape)}"
             hint = "keep integers and constants in fields of the model, not in parameters"
             raise RecipeError(f"parameter {name} is declared as float{list(shape)}; {returned}", hint)
-        return jnp.pad(array, [(0, whole - part) for whole, part in zip(param.shape, shape)]).astype(dtype)
+        padding = [(0, whole - part) for whole, part in zip(param.shape, shape)]
+        return (jnp.pad(array, padding) if padding else array).astype(dtype)  # jnp.pad refuses scalars
 
     return jax.tree.map(value, paths(tree), tree)
 

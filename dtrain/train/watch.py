@@ -1,0 +1,85 @@
+"""Warn while a run trains, once each: input that is slower than the step, programs compiled between steps."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import jax
+
+from dtrain.train.loop import StepEvent
+from dtrain.train.timers import Clock
+
+COMPILED = "/jax/core/compile/backend_compile_duration"
+IN_LOOP = ("data", "dispatch", "device", "host")
+"""Sections in which nothing should be compiled; an evaluation or a save may compile once."""
+FEWEST = 3
+"""Steps between two looks at the waiting time."""
+SHORT = 1e-3
+"""Seconds of waiting per step below which it is not worth a word."""
+ENOUGH = 0.1
+"""The same for all steps since the last look: a few slow batches say little."""
+
+
+@dataclass
+class Watch:
+    """Looks at the time and the compilations of the steps since the last look, at every logged step."""
+
+    clock: Clock
+    every: int
+    workers: int
+    """Worker processes that load data; 0 for none."""
+    warn: Callable[[str], object]
+    _said: set[str] = field(default_factory=set)
+    _before: tuple[int, dict[str, float]] | None = None
+    _compiled: int = 0
+
+    def __enter__(self) -> "Watch":
+        jax.monitoring.register_event_duration_secs_listener(self._count)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        jax.monitoring.unregister_event_duration_listener(self._count)
+
+    def _count(self, event: str, duration_secs: float, **_: object) -> None:
+        self._compiled += event == COMPILED and self.clock.section in IN_LOOP
+
+    def __call__(self, event: StepEvent) -> None:
+        if self._before is None:  # the first batch waits for workers to start, and the first step may compile
+            self._before, self._compiled = (event.step, dict(self.clock.spent)), 0
+            return
+        step, spent = self._before
+        if event.step - step < FEWEST or not (event.step % self.every == 0 or event.last):
+            return
+        now = dict(self.clock.spent)
+        seconds = {part: (now.get(part, 0.0) - spent.get(part, 0.0)) / (event.step - step) for part in IN_LOOP}
+        self._before = event.step, now
+        if slow_input(seconds) and seconds["data"] * (event.step - step) > ENOUGH:
+            self._once("input", self._advice(seconds))
+        if self._compiled:
+            programs = f"{self._compiled} program{'s' * (self._compiled > 1)}"
+            self._once(
+                "compiled",
+                f"{programs} compiled between steps {step} and {event.step}, besides the step: data or a tracker calls "
+                "JAX with new shapes or new functions; use NumPy there, or jit one function with one shape",
+            )
+            self._compiled = 0
+
+    def _advice(self, seconds: dict[str, float]) -> str:
+        whole = 1e3 * sum(seconds.values())
+        head = f"input is slower than the step: {1e3 * seconds['data']:.1f} of {whole:.1f} ms are waiting for a batch"
+        more = f"more than data.load.workers={self.workers}" if self.workers else "data.load.workers=4"
+        return f"{head}; {more} loads in processes, or prepare the examples once, before the run"
+
+    def _once(self, what: str, text: str) -> None:
+        if what not in self._said:
+            self._said.add(what)
+            self.warn(text)
+
+
+def slow_input(seconds: dict[str, float]) -> bool:
+    """Whether steps wait for data: most of their time, while the devices are never waited for.
+
+    `seconds`: per step, by section. Batches are fetched while the devices compute, so that a wait for data is a loss
+    only if the devices were ready before.
+    """
+    whole = sum(seconds.values())
+    return seconds["data"] > SHORT and seconds["data"] > 0.5 * whole and seconds["device"] < 0.1 * whole

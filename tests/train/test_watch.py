@@ -1,0 +1,79 @@
+"""Recipes that are impure, slow or wrong on purpose are named at once, and good ones get no warning."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dtrain.train.watch import slow_input
+from tests.conftest import Dtrain
+
+ROOT = Path(__file__).parents[2]
+RECIPE = """
+model: {{kind: custom, target: "slow_recipes:Net", args: {{how: "{model}"}}}}
+data: {{kind: custom, target: "slow_recipes:Rows", args: {{how: "{data}"}}}}
+optimizer: {{kind: sgd, lr: 0.5}}
+batch: 8
+steps: 12
+track: {{every: 4}}
+guard: {{nan: locate, contract: {contract}}}
+"""
+SLOW = {
+    "model print": "the step calls Python (debug at",
+    "model pure": "the step calls Python (pure at",
+    "model numpy random": "tracing the step twice gave two different programs",
+    "model clock": "tracing the step twice gave two different programs",
+    "model global": "tracing the step twice gave two different programs",
+    "model constant": "2.5 MB, as a constant; pass it in as an argument",
+    "model log": "nan comes from `log` in",
+    "model root": "comes from `",
+    "data sleep": "input is slower than the step: 4",
+    "data compile": "compiled between steps 1 and 4, besides the step",
+}
+NAMED_LINE = {"print": 24, "pure": 27, "log": 38, "root": 40}
+"""Lines of slow_recipes.py that the message names."""
+
+
+def started(dtrain: Dtrain, folder: Path, which: str) -> str:
+    part, _, how = which.partition(" ")
+    shutil.copy(Path(__file__).with_name("slow_recipes.py"), folder)
+    about = {"model": "", "data": ""} | {part: how}
+    # the check of custom losses would refuse some of them before the first step
+    (folder / "r.yaml").write_text(RECIPE.format(**about, contract="false"))
+    return dtrain("run", "r.yaml", code=7 if how in ("log", "root") else 0).stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", SLOW)
+def test_each_of_ten_bad_recipes_is_named(dtrain: Dtrain, tmp_path: Path, which: str) -> None:
+    shown = started(dtrain, tmp_path, which)
+    before = shown.partition("step 8/12")[0] if "step 8/12" in shown else shown
+    assert SLOW[which] in before  # within the first logged step after the first one
+    others = [text for name, text in SLOW.items() if text != SLOW[which] and "comes from" not in text]
+    assert not [text for text in others if text in shown]
+    line = NAMED_LINE.get(which.partition(" ")[2])
+    assert line is None or f"slow_recipes.py:{line}" in shown
+
+
+GOOD = [
+    "mlp-digits", "cnn-digits", "vit-digits", "decoder-tiny", "examples/plain_jax.yaml", "examples/linen_cnn.yaml",
+    "examples/nnx_transformer.yaml", "examples/equinox_mlp.yaml", "examples/equinox_rnn.yaml", "examples/own_data.yaml",
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", GOOD)
+def test_none_of_ten_good_recipes_gets_a_warning(dtrain: Dtrain, recipe: str) -> None:
+    recipe = str(ROOT / recipe) if "/" in recipe else recipe
+    shown = dtrain("run", recipe, "steps=12", "track.every=4", "evaluate.every=6", "checkpoint.every=6",
+                   "optimizer.schedule=constant", seconds=100).stderr  # fmt: skip
+    assert "step 12/12" in shown
+    assert "warning" not in shown
+
+
+@pytest.mark.parametrize(
+    ("data", "device", "slow"),
+    [(9e-3, 0.0, True), (9e-3, 5e-3, False), (0.5e-3, 0.0, False), (1e-3, 9e-3, False), (4e-3, 0.3e-3, True)],
+)
+def test_input_is_slow_only_if_the_devices_were_ready_before(data: float, device: float, slow: bool) -> None:
+    assert slow_input({"data": data, "device": device, "dispatch": 0.1e-3, "host": 0.1e-3}) == slow
