@@ -28,7 +28,7 @@ class Watch:
     workers: int
     """Worker processes that load data; 0 for none."""
     warn: Callable[[str], object]
-    _said: set[str] = field(default_factory=set)
+    _reported: set[str] = field(default_factory=set)
     _before: tuple[int, dict[str, float]] | None = None
     _compiled: int = 0
 
@@ -70,8 +70,8 @@ class Watch:
         return f"{head}; {more} loads in processes, or prepare the examples once, before the run"
 
     def _once(self, what: str, text: str) -> None:
-        if what not in self._said:
-            self._said.add(what)
+        if what not in self._reported:
+            self._reported.add(what)
             self.warn(text)
 
 
