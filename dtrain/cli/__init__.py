@@ -19,6 +19,7 @@ from dtrain.cli import (
     ls,
     plan,
     predict,
+    profile,
     recipes,
     report,
     run,
@@ -69,6 +70,7 @@ convert.add_to(app)
 doctor.add_to(app)
 verify.add_to(app)
 sweep.add_to(app)
+profile.add_to(app)
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(launch.app, name="launch")
 

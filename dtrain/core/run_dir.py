@@ -79,6 +79,16 @@ class Folder:
         return self.path / "stop"
 
     @property
+    def profile(self) -> Path:
+        """Traces of the profiler, and their summary."""
+        return self.path / "profile"
+
+    @property
+    def profile_request(self) -> Path:
+        """A request to profile the next steps of a run that trains."""
+        return self.path / "profile-request"
+
+    @property
     def usage(self) -> Path:
         """The usage of a launch: its time, and its starts without a new checkpoint."""
         return self.path / "usage.json"

@@ -8,9 +8,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
-from dtrain.core.user_code import PACKAGE
+from dtrain.parallel.program_lines import lines_of
 
 BITS = {"pred": 8, "s4": 4, "u4": 4, "bf16": 16, "f16": 16, "c64": 64, "c128": 128}
 _TILE = re.compile(r"\((\d[\d,]*)\)")
@@ -138,7 +137,7 @@ def read(text: str) -> Program:
             op = _op(line.strip())
             current.ops[op.name] = op
     assert entry is not None, "the text holds no program"
-    return Program(computations, entry, dict(_places(text)))
+    return Program(computations, entry, lines_of(text))
 
 
 def _op(line: str) -> Op:
@@ -186,33 +185,3 @@ def _split(text: str) -> Iterator[str]:
             yield text[start:i].strip()
             start = i + 1
     yield text[start:].strip()
-
-
-def _places(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the source line of each stack frame, from the tables at the head of the text.
-
-    Of nested frames, the innermost in a model or in the user's own code is given: a line in code that all models share
-    identifies nothing.
-    """
-
-    def rows(pattern: str) -> list[Any]:
-        return re.findall(pattern, text[: text.find("\n%")], re.MULTILINE)
-
-    files = dict(rows(r'^(\d+) "([^"]*/[^"]*)"$'))
-    at = {n: (files.get(file, "?"), line) for n, file, line in rows(r"^(\d+) \{file_name_id=(\d+) .*? line=(\d+)")}
-    frames = {n: (place, parent) for n, place, parent in rows(r"^(\d+) \{file_location_id=(\d+) parent_frame_id=(\d+)")}
-    for number in frames:
-        chain, frame = [], number
-        while frame in frames:
-            place, parent = frames[frame]
-            chain.append(at.get(place, ("?", "?")))
-            frame = str(int(parent) - 1)  # parent_frame_id is the frame's number plus 1
-        path, line = next((spot for spot in chain if _of_a_model(spot[0])), chain[0])
-        yield int(number), f"{path.rpartition('/')[2]}:{line}"
-
-
-def _of_a_model(path: str) -> bool:
-    """Whether a file defines one model: one of dtrain's, or one outside of dtrain and of installed packages."""
-    if path.startswith(f"{PACKAGE}/"):
-        return bool(re.search(r"/models/(?!nn/|custom\.py|adapter\.py)", path))
-    return path.startswith("/") and not re.search(r"/site-packages/|/lib/python3", path)

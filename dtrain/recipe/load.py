@@ -30,6 +30,7 @@ IRRELEVANT = {
     "checkpoint",
     "track",
     "guard",
+    "profile",
     "launch",
 }
 """Sections that may change when a run resumes: they affect neither the data nor the mathematics of a step."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from annotated_types import Gt
+from annotated_types import Ge, Gt, Le
 
 from dtrain.checkpoint.policy import Checkpoint
 from dtrain.core.errors import FieldError, RecipeError
@@ -99,6 +99,15 @@ class Guard:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Profile:
+    """Steps to trace with JAX's profiler, into `profile/` in the run folder."""
+
+    start: Positive = 10
+    """The first step to trace; the first steps of a run are slower than the others."""
+    steps: Annotated[int, Ge(1), Le(1000)] = 5
+
+
+@dataclass(frozen=True, kw_only=True)
 class Init:
     """Initial parameters from a checkpoint of another run, by path; those that it lacks are initialised at random."""
 
@@ -140,6 +149,7 @@ class Recipe:
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     track: Track = field(default_factory=Track)
     guard: Guard = field(default_factory=Guard)
+    profile: Profile | None = None
     launch: Launch | None = None
     """Where `dtrain launch` runs it."""
 

@@ -12,7 +12,7 @@ from dtrain.track.history import History
 from dtrain.track.jsonl import damage
 from dtrain.track.text import duration, sparkline
 
-SECTIONS = ("start", "compile", "restore", "data", *STEP_PARTS, "evaluate", "save", "finish")
+SECTIONS = ("start", "compile", "restore", "data", *STEP_PARTS, "evaluate", "save", "profile", "finish")
 """Sections of the time of a run, in the order in which they are shown."""
 NAMED = 0.01
 """Sections with a smaller part of the wall time are shown together, as "other"."""

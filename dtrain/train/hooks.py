@@ -24,7 +24,7 @@ LARGEST_EXPONENT = 700.0
 """Limit of the exponent of the perplexity: exp(710) overflows a float64."""
 IN_FLIGHT = 3
 """Evaluation batches that may be pending on the devices at once: a bound on memory."""
-ASIDE = ("evaluate", "save")
+ASIDE = ("evaluate", "save", "profile")
 """Sections that do not count as time of steps."""
 PARTS = ("data", "dispatch", "device")
 """Sections of a step that are logged: waiting for the batch, dispatching the step, waiting for the devices."""

@@ -31,7 +31,7 @@ CONFIG = ("jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_im
 ROUNDING = {"engine", "accumulate", "mesh", "processes", "hardware", *COMPUTING}
 """Conditions that change only the order of floating-point sums, or the instructions that compute them."""
 
-WATCHING = {"guard.budget", "guard.patience", "guard.constants_mb", "guard.purity", "guard.contract"}
+WATCHING = {"guard.budget", "guard.patience", "guard.constants_mb", "guard.purity", "guard.contract", "guard.nan"}
 WITHOUT_EFFECT = (IRRELEVANT - {"engine", "accumulate", "guard"}) | LOADING | WATCHING
 """Keys of a recipe that change no number of a step. The resolved mesh and number of steps are compared separately."""
 

@@ -120,6 +120,8 @@ def _train(session: Session, ready: Ready) -> Rollback | None:
     try:
         with session.console.progress(start.step, steps), session.clock.training():
             hooks.logging.begin(start.step)
+            if hooks.profiler:
+                hooks.profiler.begin(start.step)
             if start.eval_pending:
                 measured = hooks.evaluation.measure(start.step, state)
                 if measured is None:

@@ -17,6 +17,7 @@ from dtrain.train.input import eval_batches
 from dtrain.train.loop import Hook, StepEvent
 from dtrain.train.loss_guard import LossGuard
 from dtrain.train.prepare import Ready
+from dtrain.train.profile import Profiler
 from dtrain.train.reporting import reporter
 from dtrain.train.resume import Start
 from dtrain.train.save_timer import SaveTimer
@@ -35,11 +36,13 @@ class Hooks:
     evaluation: Evaluation
     saving: Saving
     watch: Watch
+    profiler: Profiler | None
 
     @property
     def ordered(self) -> list[Hook]:
         """In the order of their calls: the guard comes before the hooks that log or save a loss that it refuses."""
-        return [self.alive, self.watch, self.guard, self.logging, self.evaluation, self.saving]
+        profiler = [self.profiler] if self.profiler else []
+        return [self.alive, *profiler, self.watch, self.guard, self.logging, self.evaluation, self.saving]
 
 
 def step_hooks(session: Session, ready: Ready, start: Start, end: int) -> Hooks:
@@ -80,7 +83,17 @@ def step_hooks(session: Session, ready: Ready, start: Start, end: int) -> Hooks:
         timer=timer,
     )
     watch = Watch(session.clock, logging.every, recipe.data.load.workers, session.console.warn)
-    return Hooks(partial(_alive, session), guard, logging, evaluation, saving, session.stack.enter_context(watch))
+    lead = jax.process_index() == 0
+    profiler = Profiler(session.place, ready.step.as_text, recipe.profile, session.clock, session.console.say)
+    return Hooks(
+        partial(_alive, session),
+        guard,
+        logging,
+        evaluation,
+        saving,
+        watch=session.stack.enter_context(watch),
+        profiler=profiler if lead else None,
+    )
 
 
 def _alive(session: Session, event: StepEvent) -> None:

@@ -1,0 +1,101 @@
+"""dtrain profile"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dtrain.cli.arguments import Debug, Devices, Overrides, RunsDir, use_devices
+from dtrain.cli.exits import exits, interruptible
+
+if TYPE_CHECKING:
+    from dtrain.core.run_dir import Folder
+
+PATIENCE = 600.0
+"""Seconds that a live run has to profile itself."""
+LOOK = 0.5
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the verb."""
+    app.command(epilog="Example: dtrain profile mlp-digits --steps 20")(profile)
+
+
+def profile(
+    what: Annotated[str, typer.Argument(metavar="RUN|RECIPE", help="A run that trains now, or a recipe.")],
+    overrides: Overrides = None,
+    steps: Annotated[int, typer.Option(min=1, max=1000, help="Steps to trace.")] = 5,
+    out: Annotated[Path, typer.Option(help="Folder for the trace of a recipe.")] = Path("profile"),
+    devices: Devices = None,
+    runs_dir: RunsDir = Path("runs"),
+    debug: Debug = False,
+) -> None:
+    """Trace some steps: the largest operations, idle devices, collectives, waiting for data, and what to change.
+
+    A run that trains now is asked to trace its next steps. A recipe is trained for a few steps, and nothing but the
+    trace is kept.
+    """
+    with exits(debug), interruptible():
+        from dtrain.core.lease import in_use
+        from dtrain.core.run_dir import Folder
+        from dtrain.core.run_list import is_run
+
+        place = next((Folder(path) for path in (Path(what), runs_dir / what) if is_run(path)), None)
+        if place and in_use(place.lease) and not overrides:
+            _live(place, steps)
+        else:
+            _recipe(what, overrides or [], steps, out, devices)
+
+
+def _live(place: "Folder", steps: int) -> None:
+    import json
+    import time
+
+    from dtrain.core.errors import EnvironmentFault
+    from dtrain.core.run_dir import overwrite, read_json
+
+    summary = place.profile / "summary.json"
+    before = summary.stat().st_mtime_ns if summary.exists() else 0
+    overwrite(place.profile_request, json.dumps({"steps": steps}) + "\n")
+    typer.echo(f"{place.path} traces its next {steps} steps ...", err=True)
+    end = time.monotonic() + PATIENCE
+    try:
+        while time.monotonic() < end:
+            if summary.exists() and summary.stat().st_mtime_ns != before:
+                typer.echo("\n".join(read_json(summary)["text"]))
+                return
+            time.sleep(LOOK)
+    finally:
+        place.profile_request.unlink(missing_ok=True)
+    raise EnvironmentFault(f"{place.path} did not trace within {PATIENCE:.0f} s", "is it between two steps?")
+
+
+def _recipe(recipe: str, overrides: list[str], steps: int, out: Path, devices: int | None) -> None:
+    import shutil
+    import tempfile
+
+    use_devices(devices)
+    from dtrain.cli.recipes import find
+    from dtrain.core.errors import EnvironmentFault, cause
+    from dtrain.core.run_dir import read_json
+    from dtrain.recipe.load import load
+    from dtrain.train.run import run as train
+
+    first = 6
+    last = first + steps - 1
+    short = [f"steps={last}", f"track.every={last}", f"profile={{start: {first}, steps: {steps}}}"]
+    short += ["evaluate.every=0", "checkpoint={minutes: 0, every: 0}", "track.to=[]", "track.notify=null"]
+    short += ["optimizer.schedule={kind: constant}"]  # others have lengths that may not fit
+    loaded = load(find(recipe), [*overrides, *short], devices)
+    with tempfile.TemporaryDirectory(prefix="dtrain-profile-") as folder:
+        from dtrain.track.console import Console
+
+        place = train(loaded, Path(folder), Console(silent=True))
+        assert place is not None
+        try:
+            shutil.copytree(place.profile, out, dirs_exist_ok=True)
+        except (OSError, shutil.Error) as error:
+            raise EnvironmentFault(f"cannot write {out}: {cause(error)}", "another folder: --out") from error
+    text = read_json(out / "summary.json")["text"]
+    typer.echo("\n".join(text[:-1]))
+    typer.echo(f"  trace: {out}; ui.perfetto.dev opens perfetto_trace.json.gz")
