@@ -27,9 +27,10 @@ LOSS = Metric("loss", higher_is_better=False)
 ACCURACY = Metric("accuracy", higher_is_better=True, unit=PERCENT)
 NLL = Metric("nll", higher_is_better=False)
 PERPLEXITY = Metric("perplexity", higher_is_better=False)
+BITS_PER_BYTE = Metric("bits_per_byte", higher_is_better=False)
 MAE = Metric("mae", higher_is_better=False)
 DROPPED = Metric("dropped", higher_is_better=False, unit=PERCENT)
-MODELS = (LOSS, ACCURACY, NLL, PERPLEXITY, MAE, DROPPED)
+MODELS = (LOSS, ACCURACY, NLL, PERPLEXITY, BITS_PER_BYTE, MAE, DROPPED)
 """What dtrain's own models return, and what is computed from it."""
 
 

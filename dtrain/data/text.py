@@ -1,5 +1,6 @@
 """Rows of tokens from text files, which are tokenised once into a cache; its file name is a hash of all inputs."""
 
+import dataclasses
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ import numpy as np
 from dtrain.core.errors import DataError
 from dtrain.core.types import Fraction, Positive
 from dtrain.data.batch import Example
-from dtrain.data.codec import Codec, codec
+from dtrain.data.codec import BYTES, Codec, codec
 from dtrain.data.files import matching, refuse_suffix
 from dtrain.data.known import cached_results, file_digest
 from dtrain.data.source import Load, Source, Split, Unaugmented
@@ -20,6 +21,8 @@ from dtrain.data.token_cache import cached
 from dtrain.data.tokens import held_out, windows
 from dtrain.data.windows import row_example
 
+SAMPLE = 200_000
+"""Most tokens that are decoded to measure how many bytes a token has."""
 _RECORDS = "the records would be trained on as raw text: extract their text to .txt files"
 _PACKED = "unpack it first"
 _TOKENS = "for tokens, set data.kind to tokens"
@@ -72,7 +75,10 @@ class Text(Unaugmented):
             stream = held_out(stream, self.test, split)
         label = str(files[0]) if len(files) == 1 else f"one of {files[0]} and {len(files) - 1} more files"
         random = self.random and split == "train"
-        return windows([label], [stream], self.length, random, separator, split, self.cache)
+        rows = windows([label], [stream], self.length, random, separator, split, self.cache)
+        return (
+            dataclasses.replace(rows, bytes_per_token=_bytes_per_token(stream, tokenizer)) if split == "test" else rows
+        )
 
     def codec(self) -> Codec:
         """The tokenizer; DataError if it does not exist."""
@@ -83,6 +89,14 @@ class Text(Unaugmented):
         digests = cached_results(self.cache, "text", files, file_digest)
         name = hashlib.sha256("\n".join([tokenizer.key, str(separator), *digests]).encode()).hexdigest()[:24]
         return cached(self.cache, name, lambda: _tokens(files, digests, tokenizer, separator))
+
+
+def _bytes_per_token(stream: Stream, tokenizer: Codec) -> float:
+    """Bytes of text for each token, measured on the first tokens of a stream."""
+    if tokenizer.key == BYTES:
+        return 1.0
+    sample = stream.tokens[:SAMPLE].tolist()
+    return len(tokenizer.decode(sample).encode()) / max(len(sample), 1)
 
 
 def _tokens(

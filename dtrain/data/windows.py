@@ -32,6 +32,8 @@ class Windows:
     origin: str
     """The file that contains the largest token."""
     fingerprint: str
+    bytes_per_token: float = 0.0
+    """Bytes of text for each token; 0 if it is not known."""
 
     @property
     def example(self) -> Example:

@@ -40,7 +40,13 @@ class Summary:
     def main_metric(self) -> tuple[str, bool | None]:
         """The first evaluated metric that the model declares, else the loss, and whether higher is better."""
         last = self.values["last"]
-        names = [f"eval/{metric.name}" for metric in self.declared] + ["eval/perplexity", "eval/loss", "train/loss"]
+        names = [f"eval/{metric.name}" for metric in self.declared]
+        names += ["eval/bits_per_byte", "eval/perplexity", "eval/loss", "train/loss"]
+            "eval/bits_per_byte",
+            "eval/perplexity",
+            "eval/loss",
+            "train/loss",
+        ]
         name = next((name for name in names if name in last), "")
         return name, higher_is_better(name, self.declared)
 

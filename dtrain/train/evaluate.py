@@ -9,10 +9,10 @@ import numpy as np
 from dtrain.core.errors import DataError
 from dtrain.core.metrics import LOSS, known
 from dtrain.core.types import JsonObject
-from dtrain.data.batch import LABEL, TOKEN
+from dtrain.data.batch import LABEL
 from dtrain.data.source import Source
 from dtrain.models.nn.model import PROBABILITY
-from dtrain.train.hooks import evaluated
+from dtrain.train.hooks import bytes_per_token, evaluated
 from dtrain.train.input import eval_batches
 from dtrain.train.load import LoadedRun
 from dtrain.train.predict import Names, outputs, state_of
@@ -95,7 +95,7 @@ def evaluate(loaded: LoadedRun, source: Source) -> Evaluated:
         raise DataError(unfit, "evaluate on data of the same shape and classes")
     compiled = assembly.recipe.engine.compile(assembly.evaluate(state), assembly.layout.platform)
     sums = [jax.device_get(compiled(state, batch)) for batch in eval_batches(assembly, source, None)]
-    metrics = {name.removeprefix("eval/"): value for name, value in evaluated(sums, TOKEN in source.example).items()}
+    metrics = {name.removeprefix("eval/"): value for name, value in evaluated(sums, bytes_per_token(source)).items()}
     classifies = LABEL in source.example and assembly.recipe.model.predicts
     confusion = _confusion(loaded, source) if classifies else None
     return Evaluated(len(source), metrics, confusion, Names(loaded.classes))

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import jax
 
 from dtrain.core.errors import DataError, NotFinite
-from dtrain.data.batch import Batch
+from dtrain.data.batch import TOKEN, Batch
+from dtrain.data.source import Source
 from dtrain.models.nn.model import Loss
 from dtrain.recipe.recipe import Evaluate
 from dtrain.train.checksum import StateChecksum, state_checksum
@@ -96,8 +97,8 @@ class Evaluation:
     batches: Callable[[], Iterator[Batch]]
     log: Log
     clock: Clock
-    perplexity: bool = False
-    """Whether the loss is that of predicting the next token, whose exponential is the perplexity."""
+    bytes_per_token: float | None = None
+    """As in `evaluated`."""
     stop: Callable[[], bool] = lambda: False
     """Whether to stop here; the same in every process."""
     one_at_a_time: bool = False
@@ -132,22 +133,34 @@ class Evaluation:
                 jax.block_until_ready(sums[-1 if self.one_at_a_time else -IN_FLIGHT :][0])
             sums = jax.device_get(sums)
         seconds = self.clock.of("evaluate") - start
-        values = evaluated(sums, self.perplexity)
+        values = evaluated(sums, self.bytes_per_token)
         self.log.flush()
         self.log.report(step, values | {"time/evaluate_s": seconds})
         return values
 
 
-def evaluated(sums: Sequence[Loss], perplexity: bool) -> dict[str, float]:
-    """Metrics of an evaluation from the sums of its batches. DataError if all examples have weight 0."""
+def bytes_per_token(source: Source) -> float | None:
+    """Bytes of text for each token of a source: 0 if not known, None if its examples are not tokens."""
+    return getattr(source, "bytes_per_token", 0.0) if TOKEN in source.example else None
+
+
+def evaluated(sums: Sequence[Loss], bytes_per_token: float | None) -> dict[str, float]:
+    """Metrics of an evaluation from the sums of its batches. DataError if all examples have weight 0.
+
+    If the examples are tokens (`bytes_per_token` is not None), the loss is that of predicting the next one: its
+    exponential is the perplexity, and where the bytes of a token are known, bits per byte is nll / (ln 2 x bytes).
+    """
     total = jax.tree.map(lambda *parts: sum(float(part) for part in parts), *sums)
     if not total.weight > 0:
         hint = "hold out other examples, or more of them (data.test)"
         raise DataError("the held-out examples have no weight: every target in them is masked", hint)
     totals = {"loss": total.sum, **total.metrics}
     values = {f"eval/{name}": value / total.weight for name, value in totals.items()}
-    if perplexity:
-        values["eval/perplexity"] = math.exp(min(values.get("eval/nll", values["eval/loss"]), LARGEST_EXPONENT))
+    if bytes_per_token is not None:
+        nll = values.get("eval/nll", values["eval/loss"])
+        values["eval/perplexity"] = math.exp(min(nll, LARGEST_EXPONENT))
+        if bytes_per_token:
+            values["eval/bits_per_byte"] = nll / math.log(2) / bytes_per_token
     return values
 
 

@@ -9,17 +9,19 @@ from dtrain.core.metrics import Metric, higher_is_better
 
 
 def refuse_unmeasured(
-    best: str | None, evaluate: jax.stages.Compiled, perplexity: bool, declared: Iterable[Metric]
+    best: str | None, evaluate: jax.stages.Compiled, bytes_per_token: float | None, declared: Iterable[Metric]
 ) -> None:
     """Raise RecipeError if no evaluation measures `best`, or it is unknown whether higher or lower is better.
 
     `best`: the recipe's `checkpoint.best`.
-    `perplexity`: whether the loss is that of predicting the next token.
+    `bytes_per_token`: as in `hooks.evaluated`.
     """
     if best is None:
         return
     sums = jax.tree.unflatten(evaluate.out_tree, range(evaluate.out_tree.num_leaves))
-    names = {"eval/loss", *(f"eval/{name}" for name in sums.metrics)} | ({"eval/perplexity"} if perplexity else set())
+    names = {"eval/loss", *(f"eval/{name}" for name in sums.metrics)}
+    names |= {"eval/perplexity"} if bytes_per_token is not None else set()
+    names |= {"eval/bits_per_byte"} if bytes_per_token else set()
     if best not in names:
         raise RecipeError(f"checkpoint.best: {best} is not measured", f"one of {', '.join(sorted(names))}")
     if higher_is_better(best, declared) is None:

@@ -11,7 +11,6 @@ from dtrain.core import fault_injection
 from dtrain.core.errors import DataError, DtrainError
 from dtrain.core.run_dir import saved_steps
 from dtrain.core.types import JsonObject
-from dtrain.data.batch import TOKEN
 from dtrain.data.source import Source
 from dtrain.parallel.compile_cache import Counter
 from dtrain.parallel.devices import await_compiled
@@ -19,6 +18,7 @@ from dtrain.parallel.mesh import mesh_sizes
 from dtrain.train import provenance, trace_checks
 from dtrain.train.assembly import Assembly, assemble
 from dtrain.train.banner import banner
+from dtrain.train.hooks import bytes_per_token
 from dtrain.train.initial import Initial, base_of, initial_from
 from dtrain.train.measured import refuse_unmeasured
 from dtrain.train.planned import PlanComparison, compare_with_plan
@@ -74,7 +74,7 @@ def prepare(session: Session) -> Ready:
         session.console.say(line)
     initial = _initial(session, assembly)
     step, evaluate = _compiled(session, assembly)
-    refuse_unmeasured(session.recipe.checkpoint.best, evaluate, TOKEN in train.example, metrics)
+    refuse_unmeasured(session.recipe.checkpoint.best, evaluate, bytes_per_token(test), metrics)
     place, policy = session.place.checkpoints.absolute(), session.recipe.checkpoint
     store = Store(place, policy, holds=session.holds, metrics=metrics)
     session.stack.callback(_note_committed, session, store)  # runs after the store has waited for a pending save

@@ -7,12 +7,11 @@ from functools import partial
 import jax
 
 from dtrain.core import fault_injection
-from dtrain.data.batch import TOKEN
 from dtrain.data.source import refuse_changed
 from dtrain.parallel.devices import are_fake
 from dtrain.train import provenance
 from dtrain.train.checksum import StateChecksum
-from dtrain.train.hooks import Evaluation, Log, Saving
+from dtrain.train.hooks import Evaluation, Log, Saving, bytes_per_token
 from dtrain.train.input import eval_batches
 from dtrain.train.loop import Hook, StepEvent
 from dtrain.train.loss_guard import LossGuard
@@ -55,14 +54,14 @@ def step_hooks(session: Session, ready: Ready, start: Start, end: int) -> Hooks:
     )
     logging = Log(1 if session.dry else recipe.track.every, report, session.clock, skipping)
     held_out = partial(eval_batches, assembly, ready.test, 1 if session.dry else None)
-    tokens, agreed = TOKEN in ready.train.example, session.interrupt.agreed
+    agreed = session.interrupt.agreed
     evaluation = Evaluation(
         recipe.evaluate,
         ready.evaluate,
         held_out,
         log=logging,
         clock=session.clock,
-        perplexity=tokens,
+        bytes_per_token=bytes_per_token(ready.test),
         stop=agreed,
         one_at_a_time=faked,
     )

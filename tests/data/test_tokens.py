@@ -2,9 +2,11 @@
 
 import hashlib
 import json
+import math
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -12,8 +14,11 @@ from dtrain.core.errors import DataError
 from dtrain.data.files import matching
 from dtrain.data.text import Text
 from dtrain.data.tokens import Tokens
+from dtrain.models.nn.model import Loss
 from dtrain.recipe.load import load
+from dtrain.train.hooks import evaluated
 from tests.conftest import SHARED
+from tests.data.test_codec import word_level
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 SHIPPED = "cc660e04a3bef809b5436e822536cafefa278d55fb3639fb3e93665590d6fc0a"
@@ -159,3 +164,22 @@ def test_the_shipped_text_is_fixed(tmp_path: Path) -> None:
     assert [len(recipe.data.open(split)) for split in ("train", "test")] == [1043, 115]
     (file,) = matching(recipe.data.files, "text")
     assert hashlib.sha256(file.read_bytes()).hexdigest() == SHIPPED, "the numbers in recipes and docs depend on it"
+
+
+def test_bytes_per_token_are_one_for_bytes_and_measured_for_a_tokenizer(tmp_path: Path) -> None:
+    text = "to be or not to be " * 200
+    (tmp_path / "text.txt").write_text(text)
+    where = {"files": (str(tmp_path / "text.txt"),), "length": 8, "cache": str(tmp_path)}
+    assert Text(**where).open("test").bytes_per_token == 1.0  # pyright: ignore[reportAttributeAccessIssue]
+    word_level(tmp_path / "tokenizer.json", {"to": 0, "be": 1, "or": 2, "not": 3})
+    rows = Text(**where, tokenizer=str(tmp_path / "tokenizer.json")).open("test")
+    # words of 2, 2, 2, 3, 2, 2 letters and the blanks between them
+    assert rows.bytes_per_token == pytest.approx(19 / 6, rel=0.02)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_bits_per_byte_are_those_of_the_loss() -> None:
+    sums = [Loss(jnp.float32(20.0), jnp.float32(10.0), {})]
+    values = evaluated(sums, 4.0)
+    assert values["eval/bits_per_byte"] == pytest.approx(2.0 / math.log(2) / 4)
+    assert "eval/bits_per_byte" not in evaluated(sums, 0.0)
+    assert "eval/perplexity" not in evaluated(sums, None)
