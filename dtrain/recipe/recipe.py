@@ -65,6 +65,9 @@ class Track:
 
     every: Positive = 50
     """Steps between log lines."""
+    norms: bool = False
+    """Log the norms of gradients, updates and values of each parameter, and of each layer of a stack. They are computed
+    at logged steps only; the step then needs memory for one more copy of the parameters."""
     to: tuple[Sink, ...] = ()
     notify: Notify | None = None
     """Notification when the run ends, resumes, or has spent a share of its time limit."""

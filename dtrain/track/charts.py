@@ -22,6 +22,8 @@ TITLES = {
 TIMES = ("time/step_ms", "time/data_ms", "time/dispatch_ms", "time/device_ms")
 FEW = 20
 """Points up to which a curve is drawn as it is, with markers."""
+MOST = 24
+"""Most norms in one chart."""
 ORDER = ("loss", "accuracy", "perplexity")
 
 
@@ -62,6 +64,8 @@ def charts(summaries: Sequence[Summary]) -> list[Chart]:
     runs = list(zip(column_names(summaries), summaries, strict=True))
     groups: dict[str, list[Line]] = {}
     for name in dict.fromkeys(name for _, summary in runs for name in summary.history.curves):
+        if len(runs) > 1 and name.startswith("norm/"):
+            continue
         group = _group(name)
         if len(runs) > 1 and name in TIMES[1:]:
             continue  # the parts of a step, of one run only
@@ -69,7 +73,13 @@ def charts(summaries: Sequence[Summary]) -> list[Chart]:
             groups.setdefault(group, []).extend(_lines(name, runs))
     rank = {name: number for number, name in enumerate(ORDER)}
     ordered = sorted(groups, key=lambda group: (rank.get(group, len(ORDER)), "/" in group))
-    return [Chart(TITLES.get(group, group), tuple(groups[group])) for group in ordered if groups[group]]
+    return [Chart(TITLES.get(group, group), tuple(_largest(groups[group]))) for group in ordered if groups[group]]
+
+
+def _largest(lines: list[Line]) -> list[Line]:
+    """The lines of a chart; of many norms those with the largest last value."""
+    many = len(lines) > MOST and lines[0].name.startswith("norm/")
+    return sorted(lines, key=lambda line: -line.mean[-1])[:MOST] if many else lines
 
 
 def changed_at(summaries: Sequence[Summary]) -> list[int]:
@@ -84,6 +94,8 @@ def _group(name: str) -> str:
         return "time/step"
     if prefix in ("train", "eval"):
         return short
+    if prefix == "norm":
+        return f"norm of {short.partition('/')[0]}"
     return name if name in TITLES else ""
 
 

@@ -42,11 +42,6 @@ class Summary:
         last = self.values["last"]
         names = [f"eval/{metric.name}" for metric in self.declared]
         names += ["eval/bits_per_byte", "eval/perplexity", "eval/loss", "train/loss"]
-            "eval/bits_per_byte",
-            "eval/perplexity",
-            "eval/loss",
-            "train/loss",
-        ]
         name = next((name for name in names if name in last), "")
         return name, higher_is_better(name, self.declared)
 

@@ -113,6 +113,7 @@ def assemble(recipe: Recipe, devices: Sequence[Device], example: Example, steps:
             rate,
             layout.declared,
             skip=recipe.guard.not_finite == "skip",
+            norms_every=recipe.track.every if recipe.track.norms else 0,
         )
         with precision.tracing():
             return engine.trace(layout, step, shapes, batch, out=(states.placement(shapes), replicated), donate=True)

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 
@@ -17,6 +18,7 @@ from dtrain.train.loop import StepEvent
 from dtrain.train.loss_guard import CAUSES
 from dtrain.train.save_timer import SaveTimer
 from dtrain.train.state import State
+from dtrain.train.step import NORMS
 from dtrain.train.timers import Clock
 
 Report = Callable[[int, dict[str, float]], None]
@@ -64,7 +66,8 @@ class Log:
             if self.skipping and not jax.device_get(metrics["finite"]):
                 return
             values = finite(step, metrics)
-            self.report(step, {f"train/{name}": value for name, value in values.items()} | times)
+            norms = norms_of(metrics) if step % self.every == 0 else {}
+            self.report(step, {f"train/{name}": value for name, value in values.items()} | norms | times)
 
     def _times(self, step: int) -> dict[str, float]:
         now, spent = time.perf_counter() - self.clock.of(*ASIDE), dict(self.clock.spent)
@@ -76,9 +79,21 @@ class Log:
         return {"time/step_ms": self.step_ms[-1]} | {part: 1e3 * seconds / steps for part, seconds in parts.items()}
 
 
+def norms_of(metrics: Mapping[str, object]) -> dict[str, float]:
+    """The norms by name: norm/grad/blocks.out.weight/3 for layer 3 of a stack."""
+    named: Any = jax.device_get(metrics.get(NORMS, {}))
+    found = {}
+    for kind, values in named.items():
+        for path, norm in values.items():
+            name = f"norm/{kind}/{path}"
+            found |= {f"{name}/{i}": float(x) for i, x in enumerate(norm)} if norm.ndim else {name: float(norm)}
+    return found
+
+
 def finite(step: int, metrics: Mapping[str, object]) -> dict[str, float]:
     """The metrics as numbers. Raises NotFinite if the loss or the gradient norm is not finite."""
-    values = {name: float(value) for name, value in jax.device_get(dict(metrics)).items()}
+    found = jax.device_get({name: value for name, value in metrics.items() if name != NORMS})
+    values = {name: float(value) for name, value in found.items()}
     if not values.pop("finite"):
         bad = next((name for name in ("loss", "grad_norm") if not math.isfinite(values[name])), "the loss")
         raise NotFinite(f"{bad} is {values.get(bad, 'not finite')} at step {step}", CAUSES)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from dtrain.data.batch import ROW, Batch
 from dtrain.models.nn.context import Context
 from dtrain.models.nn.model import Loss, Model
-from dtrain.models.nn.param import Tree, merged, paths, trained
+from dtrain.models.nn.param import Param, Tree, merged, paths, trained
 from dtrain.models.nn.precision import Precision
 from dtrain.optim.update import Rate, averaged, zero_frozen
 from dtrain.parallel.engine import Grads, LossFn, Outputs, OutputsFn, Sums
@@ -19,7 +19,9 @@ from dtrain.train.state import State
 if TYPE_CHECKING:
     import optax
 
-Metrics = dict[str, jax.Array]
+Metrics = dict[str, Any]
+NORMS = "norms"
+"""The metric that has, by kind (grad, update, param) and path, the norm of each parameter."""
 Prepare = Callable[[Batch], Batch]
 
 
@@ -49,13 +51,20 @@ def outputs_of(model: Model, prepare: Prepare, precision: Precision) -> OutputsF
 
 
 def train_step(
-    grads: Grads, update: "optax.GradientTransformationExtraArgs", rate: Rate, declared: Tree, *, skip: bool = False
+    grads: Grads,
+    update: "optax.GradientTransformationExtraArgs",
+    rate: Rate,
+    declared: Tree,
+    *,
+    skip: bool = False,
+    norms_every: int = 0,
 ) -> Callable[[State, Batch], tuple[State, Metrics]]:
     """(state, batch) → the next state and the metrics of this step.
 
     Gradients are of the mean loss: sums over the global batch, divided once by the sum of weights. Parameters that are
     not trained become what the loss gives as their statistics. With `skip`, an update whose loss or gradients are not
-    finite is skipped.
+    finite is skipped. With `norms_every`, the metrics have the `norms` of each parameter after so many steps, and zeros
+    after others, where nothing is computed for them.
     """
     import optax
 
@@ -79,9 +88,34 @@ def train_step(
 
         params, optimizer = jax.lax.cond(finite, updated, unchanged) if skip else updated()
         metrics = means(loss) | {"grad_norm": norm, "lr": rate(state.step), "finite": finite}
+        if norms_every:
+            due = (state.step + 1) % norms_every == 0
+            metrics[NORMS] = jax.lax.cond(due, _norms, _no_norms, gradients, state.params, params)
         return State(state.step + 1, params, optimizer), metrics
 
+    def _norms(gradients: Tree, before: Tree, after: Tree) -> Tree:
+        moved = jax.tree.map(lambda old, new: new - old, before, after)
+        kinds = {"grad": gradients, "update": moved, "param": after}
+        return {kind: _each(jax.tree.map(_norm, tree, declared)) for kind, tree in kinds.items()}
+
+    def _no_norms(gradients: Tree, before: Tree, after: Tree) -> Tree:
+        return jax.tree.map(jnp.zeros_like, jax.eval_shape(_norms, gradients, before, after))
+
+    def _each(values: Tree) -> dict[str, jax.Array]:
+        names = jax.tree.leaves(paths(declared))
+        return {
+            name: value
+            for name, value, param in zip(names, jax.tree.leaves(values), jax.tree.leaves(declared), strict=True)
+            if param.trained
+        }
+
     return step
+
+
+def _norm(values: jax.Array, param: Param) -> jax.Array:
+    """The Euclidean norm of a parameter's values; of a stack of layers one for each."""
+    axes = tuple(range(1 if param.dims.split()[:1] == ["layer"] else 0, values.ndim))
+    return jnp.sqrt(jnp.sum(jnp.square(values.astype(jnp.float32)), axis=axes))
 
 
 def _with_statistics(params: Tree, loss: Loss) -> Tree:

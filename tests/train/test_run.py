@@ -261,3 +261,21 @@ def test_a_data_file_that_is_cut_during_a_run_ends_it_with_its_name(tmp_path: Pa
     assert "Traceback" not in stderr
     record = json.loads((run / "run.json").read_text())
     assert (record["state"], record["exit_code"]) == ("failed", 4)
+
+
+@pytest.mark.slow
+def test_norms_on_a_mesh_add_up_to_that_of_the_gradient_and_change_nothing(dtrain: Dtrain, tmp_path: Path) -> None:
+    mesh = ("engine=shard_map", "--devices", "4", "mesh={fsdp: 2, tensor: 2}", "optimizer.schedule=constant")
+    words = ("run", "decoder-tiny", "steps=6", "track.every=3", "evaluate.every=0", *mesh)
+    dtrain(*words, "track.norms=true", "name=with", seconds=100)
+    dtrain(*words, "name=without", seconds=100)
+    rows, plain = (
+        [row for row in read(tmp_path / "runs" / name / "metrics.jsonl") if "train/loss" in row]
+        for name in ("with", "without")
+    )
+    assert [row["train/loss"] for row in rows] == pytest.approx([row["train/loss"] for row in plain], rel=1e-6)
+    for row in rows:
+        squares = [value**2 for name, value in row.items() if name.startswith("norm/grad/")]
+        assert sum(squares) ** 0.5 == pytest.approx(row["train/grad_norm"], rel=1e-4)
+        assert row["norm/update/blocks.out.weight/1"] > 0
+    assert not any(name.startswith("norm/") for row in plain for name in row)
