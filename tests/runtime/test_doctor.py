@@ -58,9 +58,8 @@ def test_speeds_and_tools_are_measured_and_missing_ones_have_a_way_to_get_them(d
 def test_a_version_outside_of_the_tested_ones_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     from dtrain.runtime import doctor
 
-    monkeypatch.setattr(
-        doctor, "versions", lambda: {"jax": "0.9.0", "optax": "0.2.8", "python": "3.12.9", "numpy": "3.0"}
-    )
+    installed = {"jax": "0.9.0", "optax": "0.2.8", "python": "3.12.9", "numpy": "3.0"}
+    monkeypatch.setattr(doctor, "versions", lambda: installed)
     found = {check.what: check for check in doctor._versions()}
     assert {name: found[name].verdict for name in installed} == {
         "jax": "warning", "optax": "ok", "python": "ok", "numpy": "warning",
