@@ -87,7 +87,7 @@ def examine(folder: Path) -> list[Check]:
 
 
 def _versions() -> Iterator[Check]:
-    found = versions()
+    found = dict(versions())
     with suppress(importlib.metadata.PackageNotFoundError):
         found["libtpu"] = importlib.metadata.version("libtpu")
     for name, version in found.items():
