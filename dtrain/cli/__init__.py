@@ -71,8 +71,18 @@ doctor.add_to(app)
 verify.add_to(app)
 sweep.add_to(app)
 profile.add_to(app)
-app.add_typer(recipes.app, name="recipes")
-app.add_typer(launch.app, name="launch")
+app.add_typer(recipes.app, name="recipes", rich_help_panel="Before a run")
+app.add_typer(launch.app, name="launch", rich_help_panel="Train")
+PANELS = {
+    "Train": ("run", "sweep", "verify", "profile"),
+    "Before a run": ("check", "explain", "plan", "doctor"),
+    "Look at runs": ("ls", "report"),
+    "Use a trained model": ("evaluate", "predict", "generate", "import", "export"),
+}
+"""The verbs as `dtrain --help` groups them."""
+for _command in app.registered_commands:
+    _name = _command.name or (_command.callback.__name__ if _command.callback else "")
+    _command.rich_help_panel = next(panel for panel, verbs in PANELS.items() if _name in verbs)
 
 
 def main() -> None:
