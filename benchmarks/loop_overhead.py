@@ -39,15 +39,17 @@ from dtrain.track.console import Console
 from dtrain.track.notifier import Notifier
 from dtrain.train import step_hooks
 from dtrain.train.assembly import assemble
-from dtrain.train.hooks import Evaluation, Log, Saving
+from dtrain.train.hooks import Log
 from dtrain.train.input import train_batches
 from dtrain.train.interrupt import Interrupt
 from dtrain.train.loop import loop
 from dtrain.train.loss_guard import LossGuard
+from dtrain.train.profile import Profiler
 from dtrain.train.record import Record
 from dtrain.train.reporting import reporter
 from dtrain.train.session import Session
 from dtrain.train.state import create_state
+from dtrain.train.watch import Watch
 
 SEGMENT, ROUNDS = 200, 15
 RECIPE = Path(__file__).parents[1] / "recipes" / "mlp-mnist.yaml"
@@ -67,7 +69,7 @@ def main() -> None:
     recipe = load(RECIPE, ["steps=1000000", "epochs=~", "track={every: 50, to: [tensorboard]}"])
     source = mnist_shaped()
     made = assemble(recipe, jax.devices()[:1], source.example, 1_000_000)
-    step, evaluate = made.train().lower().compile(), made.evaluate().lower().compile()
+    step = made.train().lower().compile()
     held = {name: create_state(made.make, made.shapes) for name in ("resident", "twin", "unwatched", "bare", "run")}
     resident = Put(recipe.engine, made.layout, 128)(source.rows(np.arange(128)))
 
@@ -97,18 +99,21 @@ def main() -> None:
         console = Console(rich=Rich(file=io.StringIO()), log=place.log)
         stack.callback(console.close)
         heartbeat = HeartbeatWriter(place.heartbeat(0), recipe.guard.patience)
-        log_of_run = Record({}, place, lead=True)
+        log_of_run = Record({"git": ""}, place, lead=True)
         session = Session(
             recipe, place, console, log_of_run, heartbeat, Interrupt(print), stack, dry=False, holds=lambda: None,
             notifier=Notifier(None, place, print, 0.0),
         )  # fmt: skip
         session.clock.entered = heartbeat
-        report, _ = reporter(made, place, console, {}, stack, span=(0, 1_000_000), planned=None)
+        report, _ = reporter(made, place, console, log_of_run, stack, span=(0, 1_000_000), planned=None)
         log = Log(recipe.track.every, report, session.clock)
-        evaluation = Evaluation(recipe.evaluate, evaluate, lambda: iter(()), log=log, clock=session.clock)
-        saving = Saving(0, None, lambda *_: None, clock=session.clock)
-        watch = LossGuard(recipe.guard, 0, lambda step: saving.due(step) or evaluation.due(step))
-        hooks = [partial(step_hooks._alive, session), watch, log, evaluation, saving]
+        hooks = [
+            partial(step_hooks._alive, session),
+            Profiler(place, step.as_text, None, session.clock, print),
+            stack.enter_context(Watch(session.clock, recipe.track.every, 0, print)),
+            LossGuard(recipe.guard, 0, lambda _step: False),
+            log,
+        ]
         batches, done = train_batches(made, source, 0, 1_000_000, print), [0]
 
         def run() -> None:
@@ -120,7 +125,7 @@ def main() -> None:
                 held["run"],
                 batches,
                 span=span,
-                hooks=hooks[:3],
+                hooks=hooks,
                 stop=lambda number: number == done[0] + SEGMENT,
                 clock=session.clock,
                 one_at_a_time=False,
