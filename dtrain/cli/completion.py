@@ -29,17 +29,27 @@ def recipes(incomplete: str) -> list[str]:
     return [name for name in (*shipped(), *sorted(files)) if name.startswith(incomplete)]
 
 
-def overrides(incomplete: str) -> list[str]:
-    """Keys of recipes with `=`, and after it their values."""
+def overrides(args: list[str], incomplete: str) -> list[str]:
+    """Keys of recipes with `=`, and after it their values. `args`: the words before."""
     from dtrain.recipe.keys import cached_keys
 
+    if incomplete == "=" or args[-1:] == ["="]:  # bash takes `key=value` apart, and completes the value alone
+        key, start = (args[-1], "") if incomplete == "=" else (args[-2] if len(args) > 1 else "", incomplete)
+        return list(
+            dict.fromkeys(v for one in cached_keys() if one.path == key for v in one.values if v.startswith(start))
+        )
     key, separator, start = incomplete.partition("=")
     if not separator:
         paths = dict.fromkeys(one.path for one in cached_keys())
         depth = incomplete.count(".")
         return [f"{path}=" for path in paths if path.startswith(incomplete) and path.count(".") <= depth + 1]
-    values = dict.fromkeys(value for one in cached_keys() if one.path == key for value in one.values)
-    return [f"{key}={value}" for value in values if value.startswith(start)]
+    return [f"{key}={value}" for value in _values(key) if value.startswith(start)]
+
+
+def _values(key: str) -> list[str]:
+    from dtrain.recipe.keys import cached_keys
+
+    return list(dict.fromkeys(value for one in cached_keys() if one.path == key for value in one.values))
 
 
 def runs(incomplete: str) -> list[str]:

@@ -116,16 +116,20 @@ def _compiled(session: Session, assembly: Assembly) -> tuple[jax.stages.Compiled
         with Counter() as programs:
             step, evaluate = build(traced), build(assembly.evaluate())
         await_compiled()
-    if session.log.values["starts"] > 1 and not programs.all_read and session.clock.of("compile") > SLOW_COMPILE:
-        warnings.append(
-            "the programs of this run were not in the compilation cache; keep ~/.cache/dtrain/xla between starts, or "
-            "set JAX_COMPILATION_CACHE_DIR to a folder that all machines share"
-        )
+    warnings += cold_cache(session.log.values["starts"], programs, session.clock.of("compile"))
     for line in warnings:
         session.console.warn(line)
     session.log.values["compiled_from_cache"] = programs.all_read
     session.console.say(f"compiled in {session.clock.of('compile'):.1f} s{', from the cache' * programs.all_read}")
     return step, evaluate
+
+
+def cold_cache(starts: int, programs: Counter, seconds: float) -> list[str]:
+    """A warning if a restart had to compile for long what an earlier start had compiled."""
+    if starts == 1 or programs.all_read or seconds < SLOW_COMPILE:
+        return []
+    where = "keep ~/.cache/dtrain/xla between starts, or set JAX_COMPILATION_CACHE_DIR to a folder that machines share"
+    return [f"the programs of this run were not in the compilation cache, compiling took {seconds:.0f} s; {where}"]
 
 
 def _impure(session: Session, assembly: Assembly, traced: jax.stages.Traced) -> list[str]:

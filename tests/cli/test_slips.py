@@ -77,8 +77,10 @@ def test_completion_knows_recipes_keys_values_runs_and_targets(tmp_path: Path, m
     (tmp_path / "runs" / "abc").mkdir(parents=True)
     (tmp_path / "runs" / "abc" / "run.json").write_text("")
     assert completion.recipes("m") == ["mlp-digits", "mlp-mnist", "mine.yaml"]
-    assert "optimizer.lr=" in completion.overrides("optimizer.l")
-    assert completion.overrides("engine=") == ["engine=jit", "engine=shard_map", "engine=pmap"]
+    assert "optimizer.lr=" in completion.overrides([], "optimizer.l")
+    assert completion.overrides([], "engine=") == ["engine=jit", "engine=shard_map", "engine=pmap"]
+    assert completion.overrides(["run", "x", "engine"], "=") == ["jit", "shard_map", "pmap"]
+    assert completion.overrides(["run", "x", "engine", "="], "s") == ["shard_map"]
     assert completion.runs("a") == ["abc"]
     assert all(target(name) for name in completion.targets(""))
 

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from dtrain.parallel.compile_cache import Counter
+from dtrain.train.prepare import cold_cache
 from dtrain.train.watch import slow_input
 from tests.conftest import Dtrain
 
@@ -77,3 +79,10 @@ def test_none_of_ten_good_recipes_gets_a_warning(dtrain: Dtrain, recipe: str) ->
 )
 def test_input_is_slow_only_if_the_devices_were_ready_before(data: float, device: float, slow: bool) -> None:
     assert slow_input({"data": data, "device": device, "dispatch": 0.1e-3, "host": 0.1e-3}) == slow
+
+
+def test_a_restart_that_compiles_for_long_is_named() -> None:
+    assert "compiling took 40 s" in cold_cache(2, Counter(needed=2, read=0), 40.0)[0]
+    assert not cold_cache(1, Counter(needed=2, read=0), 40.0)
+    assert not cold_cache(2, Counter(needed=2, read=2), 40.0)
+    assert not cold_cache(2, Counter(needed=2, read=0), 2.0)
