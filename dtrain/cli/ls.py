@@ -26,13 +26,13 @@ def ls(
         import json
 
         from dtrain.cli.tables import print_table
-        from dtrain.core.errors import EnvironmentFault
+        from dtrain.core.errors import RecipeError
         from dtrain.core.run_list import runs_in
         from dtrain.track.listing import entry
 
         if not runs_dir.is_dir() and runs_dir != Path("runs"):
-            raise EnvironmentFault(f"{runs_dir} is not a folder", "give the folder that contains the run folders")
-        entries = [entry(place) for place in runs_in(runs_dir)]
+            raise RecipeError(f"{runs_dir} is not a folder", "give the folder that contains the run folders")
+        entries = [entry(place, runs_dir) for place in runs_in(runs_dir)]
         entries.sort(key=lambda one: one.changed, reverse=True)
         if as_json:
             typer.echo(json.dumps([one.values() for one in entries], indent=2))

@@ -36,6 +36,8 @@ def profile(
     trace is kept.
     """
     with exits(debug), interruptible():
+        from dtrain.cli.recipes import shipped
+        from dtrain.core.errors import RecipeError
         from dtrain.core.lease import in_use
         from dtrain.core.run_dir import Folder
         from dtrain.core.run_list import is_run
@@ -43,6 +45,8 @@ def profile(
         place = next((Folder(path) for path in (Path(what), runs_dir / what) if is_run(path)), None)
         if place and in_use(place.lease) and not overrides:
             _live(place, steps)
+        elif place and not Path(what).is_file() and what not in shipped():
+            raise RecipeError(f"{place.path} does not train now", f"profile its recipe: {place.recipe}")
         else:
             _recipe(what, overrides or [], steps, out, devices)
 
@@ -98,4 +102,5 @@ def _recipe(recipe: str, overrides: list[str], steps: int, out: Path, devices: i
             raise EnvironmentFault(f"cannot write {out}: {cause(error)}", "another folder: --out") from error
     text = read_json(out / "summary.json")["text"]
     typer.echo("\n".join(text[:-1]))
-    typer.echo(f"  trace: {out}; ui.perfetto.dev opens perfetto_trace.json.gz")
+    newest = max(out.rglob("perfetto_trace.json.gz"), key=lambda path: path.stat().st_mtime)
+    typer.echo(f"  trace: {newest.parent}; ui.perfetto.dev opens {newest.name}")

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from dtrain.core.types import JsonObject
     from dtrain.track.summary import Summary
 
+PATIENCE = 30.0
+"""Seconds after which a run that was killed is not expected to be restarted."""
 EVERY = 2.0
 """Seconds between two looks at a live run."""
 
@@ -147,13 +149,18 @@ def _watch(place: "Folder") -> None:
     from dtrain.track.listing import RUNNING, state_of
     from dtrain.track.summary import summarise
 
-    screen, history = Console(highlight=False), History(place.metrics)
+    screen, history, alive = Console(highlight=False), History(place.metrics), time.monotonic()
     with Live(console=screen, auto_refresh=False, transient=screen.is_terminal) as live:
         while True:
             summary = summarise(place, history)
             live.update(Text(summary.text()), refresh=screen.is_terminal)
-            if state_of(place, summary.values["state"]) != RUNNING:
+            state = state_of(place, summary.values["state"])
+            alive = time.monotonic() if state == RUNNING else alive
+            # a run that was killed may be restarted by its supervisor
+            if summary.values["state"] != RUNNING or time.monotonic() - alive > PATIENCE:
                 break
             time.sleep(EVERY)
     if screen.is_terminal:
         echo_fitted(summary.text())
+    if state != RUNNING and summary.values["state"] == RUNNING:
+        typer.echo(f"{place.path}: the process of the run was killed", err=True)

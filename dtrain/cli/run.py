@@ -98,7 +98,6 @@ def run(
             steps = longer(recipe, overrides, runs_dir, extend)
             sys.argv[1:], extended = [*with_length(sys.argv[1:], steps), "--extended"], True
             overrides = with_length(overrides, steps)
-            _say(f"extended to {steps} steps; if it is stopped, it resumes with steps={steps} in place of --extend")
         command = _Command(
             recipe, overrides, devices, processes=processes, restarts=again, hours=hours, runs=runs_dir,
             allow_changes=allow_changes, dry=dry_run, extended=extended,
@@ -196,7 +195,11 @@ def _train(command: _Command, loaded: "Loaded", control: "RunControl | None") ->
         from dtrain.core.run_dir import folder as run_folder
         from dtrain.train.recipe_check import refuse_other_changes
 
-        refuse_other_changes(run_folder(command.runs, loaded.name), loaded)
+        place = run_folder(command.runs, loaded.name)
+        refuse_other_changes(place, loaded)
+        if place.read_record().get("steps") != loaded.steps:
+            text = f"extended to {loaded.steps} steps; if it is stopped, it resumes with steps={loaded.steps}"
+            console.say(f"{text} in place of --extend")
         allowed = True
     finished = train(loaded, command.runs, console, allow_changes=allowed, control=control)
     if finished and not console.silent:

@@ -57,6 +57,8 @@ class Group(TyperGroup):
         except Exception as error:
             name = getattr(error, "option_name", "")
             if type(error).__name__ == "NoSuchOption" and isinstance(name, str):
+                near = [one for one in getattr(error, "possibilities", None) or () if one != "--extended"]
+                setattr(error, "possibilities", near)  # noqa: B010
                 command = getattr(getattr(error, "ctx", None), "command", None)
                 keyed = any("KEY=" in str(getattr(one, "metavar", "")) for one in getattr(command, "params", ()))
                 if keyed and (key := key_of(name.lstrip("-"))):

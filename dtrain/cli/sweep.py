@@ -10,6 +10,7 @@ from dtrain.cli.arguments import Debug, Devices, Json, Recipe, RunsDir
 from dtrain.cli.exits import exits
 
 if TYPE_CHECKING:
+    from dtrain.core.run_dir import Folder
     from dtrain.runtime.sweep import Sweep, Trial
     from dtrain.track.summary import Summary
 
@@ -71,7 +72,7 @@ def sweep(
 
         codes = run_all(plan, runs, folder, jobs=jobs or len(gpus()) or 1, options=options, ended=ended)
         places = {one.name: Folder(folder / one.name) for one in runs}
-        found = {name: summarise(place) for name, place in places.items() if place.record.exists()}
+        found = {name: summary for name, place in places.items() if (summary := _summary(place))}
         ranked = _ranked(runs, found)
         if as_json:
             values = {trial.name: found[trial.name].values for trial in ranked if trial.name in found}
@@ -89,6 +90,17 @@ def sweep(
 
 def _stem(recipe: str) -> str:
     return Path(recipe).stem.lower().replace("_", "-")
+
+
+def _summary(place: "Folder") -> "Summary | None":
+    """The summary of a run; None if there is none, or it cannot be read."""
+    from dtrain.core.errors import DtrainError
+    from dtrain.track.summary import summarise
+
+    try:
+        return summarise(place)
+    except DtrainError:
+        return None
 
 
 def _check(sweep: "Sweep", trials: "list[Trial]", devices: int | None) -> None:

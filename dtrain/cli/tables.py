@@ -1,5 +1,6 @@
 """Tables of text."""
 
+import re
 import shutil
 import sys
 import textwrap
@@ -31,4 +32,10 @@ def echo_fitted(text: str) -> None:
     for line in text.splitlines():
         indent = " " * (9 if line.startswith("  ") else 2)
         long = len(line) > width
-        typer.echo("\n".join(textwrap.wrap(line, width, subsequent_indent=indent)) if long else line)
+        if not long:
+            typer.echo(line)
+            continue
+        # items are apart by two blanks or a plus; single blanks inside of them do not break
+        joined = re.sub(r"(?<=\S) (?=\S)", "\u00a0", line.replace(" + ", "  + "))
+        wrapped = textwrap.wrap(joined, width, subsequent_indent=indent)
+        typer.echo("\n".join(wrapped).replace("\u00a0", " "))

@@ -10,12 +10,15 @@ from dtrain.core.run_dir import Folder
 
 MARKS = ("run.json", "recipe.yaml", "metrics.jsonl")
 """Files that only a run folder has."""
+SWEEP = "sweep.json"
+"""The file that only the folder of a sweep has."""
 
 
 def runs_in(runs: Path) -> list[Folder]:
-    """The run folders inside a folder, by name; what is not a run is left out."""
+    """The run folders inside a folder, and inside its folders of sweeps, by name; what is not a run is left out."""
     entries = sorted(runs.iterdir()) if runs.is_dir() else []
-    return [Folder(path) for path in entries if is_run(path)]
+    inner = [path for folder in entries if (folder / SWEEP).exists() for path in sorted(folder.iterdir())]
+    return [Folder(path) for path in [*entries, *inner] if is_run(path)]
 
 
 def is_run(path: Path) -> bool:
@@ -53,9 +56,10 @@ def _meant(word: str, runs: Path) -> list[Folder]:
     if is_run(runs / word):
         return [Folder(runs / word)]
     if glob.has_magic(word):
-        paths = sorted(Path(path) for pattern in (word, str(runs / word)) for path in glob.glob(pattern))  # noqa: PTH207 (absolute patterns)
+        patterns = (word, str(runs / word), str(runs / "*" / word))
+        paths = sorted({Path(path) for pattern in patterns for path in glob.glob(pattern)})  # noqa: PTH207 (absolute)
         return [Folder(path) for path in paths if is_run(path)]
-    return runs_in(Path(word))
+    return runs_in(Path(word)) or runs_in(runs / word)
 
 
 def _unknown(word: str, runs: Path) -> RecipeError:

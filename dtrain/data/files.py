@@ -2,6 +2,7 @@
 
 import glob
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -59,7 +60,9 @@ def refuse_suffix(path: Path, what: str, formats: dict[str, str]) -> None:
 
 def reason(error: BaseException) -> str:
     """The first line of a library's error, shortened because it may quote damaged bytes."""
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+    return re.sub(r" <[\w.]+ object at 0x[0-9a-f]+>", " it", (str(error).splitlines() or [type(error).__name__])[0])[
+        :200
+    ]
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import numpy as np
 
 from dtrain.core.errors import DataError
 from dtrain.data.batch import FEATURES, IMAGE, LABEL, TARGET, TOKEN, Batch, Example
+from dtrain.data.codec import BYTES
 from dtrain.data.digits import WHITE, Digits
 from dtrain.data.files import HERE, matching
 from dtrain.data.image_files import ImageFile, ImageFiles
@@ -28,7 +29,7 @@ class Inputs:
     names: list[str]
     """The file or row of each example; several rows of tokens may come from one file."""
     sizes: dict[str, int] = field(default_factory=dict)
-    """Bytes of each text file."""
+    """Bytes of each text file, without those of its first token, which is not predicted."""
     by: str = "file"
     """What the names are: files, or the numbers of rows."""
 
@@ -109,14 +110,16 @@ def _texts(data: Data, length: int, names: Sequence[str]) -> Inputs:
             raise DataError(f"{path}: cannot be read: {error.strerror}") from error
         tokens = codec.encode(text).astype(np.int32)
         if len(tokens) < 2:
-            raise DataError(f"{path}: has {len(tokens)} tokens; at least 2 are needed, the first is not predicted")
+            message = f"{path}: has {len(tokens)} token{'s' * (len(tokens) != 1)}"
+            raise DataError(f"{message}; at least 2 are needed, since the first is not predicted")
         cut = np.full((-(-(len(tokens) - 1) // length), length + 1), NO_TARGET, np.int32)
         for row in range(len(cut)):
             part = tokens[row * length : (row + 1) * length + 1]
             cut[row, : len(part)] = part
         rows.append(cut)
         origins += [str(path)] * len(cut)
-        sizes[str(path)] = len(text)
+        first = 1 if codec.key == BYTES else len(codec.decode(tokens[:1].tolist()).encode())
+        sizes[str(path)] = len(text) - first  # of what is predicted
     cut = np.concatenate(rows)
     features = {TOKEN: np.maximum(cut[:, :-1], 0), TARGET: cut[:, 1:]}
     return Inputs(Arrays(features, row_example(length, packed=False), ""), origins, sizes)

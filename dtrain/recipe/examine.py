@@ -12,6 +12,7 @@ from dtrain.recipe.load import Draft, draft
 from dtrain.recipe.look import Look, inspect_data
 from dtrain.recipe.machine import devices_here
 from dtrain.recipe.recipe import Recipe
+from dtrain.track.custom import CustomTracker
 
 
 @dataclass
@@ -50,7 +51,9 @@ def examine(path: Path, overrides: Sequence[str], devices: int | None, data: boo
     if parsed.problems.count:
         raise RecipeError(parsed.problems.lines) if of_recipe else DataError("\n".join(parsed.problems.lines))
     result = Examined(parsed.recipe(), ["the recipe"], inspected.unseen)
-    part = "part of its data" if any(text.startswith("data") for text in inspected.unseen) else "its data"
+    part = (
+        "part of its data" if any(text.startswith("data") for text in inspected.unseen) else "one example of its data"
+    )
     result.checked += [part] if data and inspected.opened else []
     result.notes += [f"{key}: {taken}, relative to the recipe" for key, taken in parsed.beside.items()]
     result.warnings += _long_intervals(result.recipe, inspected)
@@ -119,6 +122,9 @@ def _model(found: Examined, inspected: Look) -> None:
     """Record what a custom model and unopened data leave unchecked: the first is not built, epochs have no length."""
     if _custom(found.recipe):
         found.unseen.append("the model, whose module is imported only when the run starts")
+    for sink in found.recipe.track.to:
+        if isinstance(sink, CustomTracker):
+            found.unseen.append(f"the tracker {sink.target}, whose module is imported only when the run starts")
     if found.recipe.epochs is not None and inspected.examples is None and found.recipe.optimizer.schedule.warmup:
         found.unseen.append("whether the warm-up is shorter than the run")
 

@@ -38,6 +38,7 @@ PACKAGES = {
     "tensorboardX": ("track.to: [tensorboard]", "pip install tensorboardX"),
     "wandb": ("track.to: [wandb]", "pip install wandb"),
     "PIL": ("data.kind: images", "pip install pillow"),
+    "libtpu": ("dtrain plan for TPUs", 'pip install "jax[tpu]"'),
 }
 TOOLS = {
     "ssh": (["ssh", "-V"], "launch: ssh", "apt-get install openssh-client"),

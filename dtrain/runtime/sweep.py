@@ -17,14 +17,12 @@ from pathlib import Path
 
 from dtrain.core.errors import EnvironmentFault, RecipeError, Stopped, cause
 from dtrain.core.run_dir import NAME, overwrite, read_json
+from dtrain.core.run_list import SWEEP
 from dtrain.core.types import JsonObject
 
-RANGE = re.compile(r"(log:|int:)?([-+.\de]+)\.\.([-+.\de]+)", re.IGNORECASE)
-LOOK = 0.1
-"""Seconds between two looks at the processes."""
-FILE = "sweep.json"
-MOST = 10_000
-"""Largest number of runs."""
+RANGE = re.compile(r"([a-z]+:)?([-+.\de]+)\.\.([-+.\de]+)", re.IGNORECASE)
+LOOK, MOST = 0.1, 10_000
+"""Seconds between two looks at the processes, and the largest number of runs."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +103,6 @@ class Sweep:
                 return
 
     def plain(self) -> JsonObject:
-        """The sweep as JSON values."""
         axes = {
             key: f"{a.kind}{a.low!r}..{a.high!r}" if isinstance(a, Range) else list(a) for key, a in self.axes.items()
         }
@@ -129,13 +126,19 @@ def parse(recipe: str, words: Sequence[str], count: int | None, seed: int) -> Sw
 
 
 def _range(key: str, found: "re.Match[str]") -> Range:
-    hint = "for example 0.1..0.9, log:1e-5..1e-2 or int:2..8"
+    hint, kind = "for example 0.1..0.9, log:1e-5..1e-2 or int:2..8", (found[1] or "").lower()
     try:
-        low, high, kind = float(found[2]), float(found[3]), (found[1] or "").lower()
+        low, high = float(found[2]), float(found[3])
     except ValueError:
         raise RecipeError(f"{key}={found[0]}: the bounds are not numbers", hint) from None
-    if not low < high or (kind == "log:" and low <= 0) or (kind == "int:" and (low % 1 or high % 1)):
-        raise RecipeError(f"{key}={found[0]}: not a range", hint)
+    problems = {
+        f"{kind} is not a kind of range": kind not in ("", "log:", "int:"),
+        "the first bound must be the lower one": not low < high,
+        "a range of logarithms must begin above 0": kind == "log:" and low <= 0,
+        "the bounds must be whole numbers": kind == "int:" and bool(low % 1 or high % 1),
+    }
+    if problem := next((text for text, wrong in problems.items() if wrong), ""):
+        raise RecipeError(f"{key}={found[0]}: {problem}", hint)
     return Range(low, high, kind)
 
 
@@ -162,7 +165,7 @@ def _name(values: Mapping[str, str]) -> str:
 
 def keep(sweep: Sweep, folder: Path) -> None:
     """Write sweep.json. RecipeError if the folder has another sweep, EnvironmentFault if it cannot be written."""
-    path = folder / FILE
+    path = folder / SWEEP
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if path.exists():
@@ -244,5 +247,4 @@ def _start(
 
 
 def _output(folder: Path, trial: Trial) -> Path:
-    """The file with what the newest start of a run printed on stderr."""
     return folder / f"{trial.name}.out"

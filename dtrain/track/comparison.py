@@ -55,10 +55,14 @@ def _metric(
     rises = higher_is_better(name, summaries[0].declared)
     known = [value for value in values if value is not None]
     best = (max if rises else min)(known) if rises is not None and len(known) > 1 and len(set(known)) > 1 else None
-    cells = []
-    for value, summary in zip(values, summaries, strict=True):
-        text = shown(name, value, summary.declared).partition(" ")[2] if value is not None else ""
-        cells.append(f"{text}{MARK}" if value is not None and value == best else text)
+    texts = [
+        shown(name, value, summary.declared).partition(" ")[2] if value is not None else ""
+        for value, summary in zip(values, summaries, strict=True)
+    ]
+    marked = {text for text, value in zip(texts, values, strict=True) if value is not None and value == best}
+    if len({text for text in texts if text}) == 1:
+        marked = set()  # as they are printed, they do not differ
+    cells = [f"{text}{MARK}" if text in marked else text for text in texts]
     return _row(label or name, cells, summaries)
 
 

@@ -80,7 +80,7 @@ class Console:
 
     def tick(self, step: int) -> None:
         """Set the progress bar to this step, at most every `REFRESH` seconds."""
-        if self._bar and (now := time.monotonic()) >= self._next_tick:
+        if self._bar and ((now := time.monotonic()) >= self._next_tick or step == self._bar.tasks[0].total):
             self._next_tick = now + REFRESH
             self._bar.update(self._bar.task_ids[0], completed=step)
 

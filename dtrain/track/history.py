@@ -80,7 +80,7 @@ class History:
     last: dict[str, float] = field(default_factory=dict)
     """The newest value of each metric."""
     extremes: dict[str, dict[str, tuple[float, int]]] = field(default_factory=dict)
-    """For each metric of evaluations its lowest (`min`) and highest (`max`) value with the step, the first if equal."""
+    """For each metric of evaluations its lowest (`min`) and highest (`max`) value with the newest step that has it."""
     evaluations: int = 0
     curves: dict[str, Curve] = field(default_factory=dict)
     rows: int = 0
@@ -162,9 +162,10 @@ class History:
         if not name.startswith("eval/") or not finite.any():
             return
         known, steps, values = self.extremes.setdefault(name, {}), steps[finite], values[finite]
-        for kind, index in (("min", int(values.argmin())), ("max", int(values.argmax()))):
+        last = len(values) - 1  # of equal values the newest, which `--best` takes, too
+        for kind, index in (("min", last - int(values[::-1].argmin())), ("max", last - int(values[::-1].argmax()))):
             sign = 1 if kind == "max" else -1
-            if kind not in known or sign * values[index] > sign * known[kind][0]:
+            if kind not in known or sign * values[index] >= sign * known[kind][0]:
                 known[kind] = float(values[index]), int(steps[index])
 
 

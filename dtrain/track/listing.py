@@ -9,6 +9,7 @@ from dtrain.core.errors import DtrainError
 from dtrain.core.lease import in_use
 from dtrain.core.run_dir import Folder
 from dtrain.core.types import JsonObject
+from dtrain.track.jsonl import damage
 from dtrain.track.summary import Summary, shown, summarise
 from dtrain.track.text import duration, size
 
@@ -30,19 +31,20 @@ class Entry:
     def row(self) -> dict[str, str]:
         """The cells of a table."""
         values = self.summary.values if self.summary else {}
-        step = f"{values['step']:,}" + (f"/{values['steps']:,}" if values.get("steps") else "") if values else ""
+        reached = max(values["step"], self.summary.history.last_step) if self.summary else 0
+        step = f"{reached:,}" + (f"/{values['steps']:,}" if values.get("steps") else "") if values else ""
         best, declared = values.get("best", {}), self.summary.declared if self.summary else ()
         named = [name for name in best if not name.endswith("/loss")] or list(best)
         return {
             "name": self.name,
             "state": self.state,
             "step": step,
+            "age": duration(max(float(int(time.time() - self.changed)), 0.0)).replace(".0 s", " s"),
+            "size": size(self.bytes),
             "result": self.summary.result if self.summary else "",
             "best": f"{shown(named[0], best[named[0]]['value'], declared)} at {best[named[0]]['step']}"
             if named
             else "",
-            "age": duration(max(float(int(time.time() - self.changed)), 0.0)).replace(".0 s", " s"),
-            "size": size(self.bytes),
             "": self.problem,
         }
 
@@ -54,18 +56,23 @@ class Entry:
         return about | {key: summary[key] for key in keys if key in summary} | {"problem": self.problem}
 
 
-def entry(place: Folder) -> Entry:
-    """Describe a run; a damaged one by its problem, with no error."""
+def entry(place: Folder, runs: Path) -> Entry:
+    """Describe a run in the folder `runs`; a damaged one by its problem, with no error."""
     total, changed = _extent(place)
-    name = place.path.name
+    name = str(place.path.relative_to(runs))
     try:
         summary = summarise(place) if place.record.exists() else None
     except (DtrainError, OSError) as error:
         problem = error.message.splitlines()[0] if isinstance(error, DtrainError) else str(error)
         return Entry(name, DAMAGED, changed, total, problem=problem)
     if summary is None:
-        return Entry(name, EMPTY, changed, total)
-    return Entry(name, state_of(place, summary.values["state"]), changed, total, summary)
+        lost = place.checkpoints.is_dir() and any(place.checkpoints.iterdir())
+        return Entry(name, DAMAGED if lost else EMPTY, changed, total, problem="run.json is missing" if lost else "")
+    damaged = summary.values["damaged_lines"]
+    if damaged:
+        return Entry(name, DAMAGED, changed, total, summary, f"metrics.jsonl: {damage(damaged)}")
+    reason = str(summary.values["reason"] or "").partition("\n")[0] if summary.values["state"] == "failed" else ""
+    return Entry(name, state_of(place, summary.values["state"]), changed, total, summary, reason)
 
 
 def state_of(place: Folder, recorded: str) -> str:

@@ -14,6 +14,7 @@ from dtrain.core.errors import EnvironmentFault, cause
 from dtrain.core.types import JsonObject
 from dtrain.track.charts import FEW, SMOOTHING, Chart, Line, changed_at, charts
 from dtrain.track.comparison import column_names, table
+from dtrain.track.picture import refuse_missing_folder
 from dtrain.track.summary import Summary
 from dtrain.track.text import duration
 
@@ -82,6 +83,7 @@ def write_page(
     """
     from plotly.offline import get_plotlyjs
 
+    refuse_missing_folder(path)
     names = column_names(summaries)
     heading = names[0] if len(names) == 1 else f"{len(names)} runs"
     parts = [f"<h1>{_text(heading)}</h1>"]

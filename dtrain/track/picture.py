@@ -5,11 +5,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dtrain.core.errors import EnvironmentFault, cause
+from dtrain.core.errors import EnvironmentFault, RecipeError, cause
 from dtrain.track.charts import FEW, Chart, changed_at, charts, smoothed
 from dtrain.track.summary import Summary
 
 COLUMNS = 3
+
+
+FORMATS = (".png", ".svg", ".pdf")
+
+
+def refuse_missing_folder(path: Path) -> None:
+    """Raise EnvironmentFault if the folder of a file that is to be written does not exist."""
+    if not path.parent.is_dir():
+        raise EnvironmentFault(
+            f"cannot write {path}: the folder {path.parent} does not exist", f"mkdir -p {path.parent}"
+        )
 
 
 def draw(summaries: Sequence[Summary], path: Path) -> None:
@@ -30,8 +41,11 @@ def draw(summaries: Sequence[Summary], path: Path) -> None:
             axes.axvline(step, color="grey", linestyle=":", linewidth=1)
     if len(summaries) == 1:
         figure.suptitle(summaries[0].text().partition("\n")[0], fontsize=10)
+    refuse_missing_folder(path)
+    if path.suffix.lower() not in FORMATS:
+        raise RecipeError(f"{path}: not a format for curves", "name a .png, .svg or .pdf file")
     try:
-        figure.savefig(path, dpi=110, format=path.suffix.lstrip(".").lower() or "png")
+        figure.savefig(path, dpi=110, format=path.suffix.lstrip(".").lower())
     except (OSError, ValueError) as error:
         hint = "name a .png, .svg or .pdf file in a folder that exists"
         raise EnvironmentFault(f"cannot write {path}: {cause(error)}", hint) from error
@@ -61,6 +75,8 @@ def draw_results(keys: Sequence[str], runs: Sequence[tuple[Mapping[str, str], Su
         axes.scatter(where, results, color=["C1" if index == best else "C0" for index in range(len(results))])
         if len(numbers) == len(points) and min(numbers) > 0 and max(numbers) >= 10 * min(numbers):
             axes.set_xscale("log")
+        if min(results) > 0 and max(results) > 100 * min(results):
+            axes.set_yscale("log")
         axes.set_xlabel(key, fontsize=8)
         axes.set_ylabel(name, fontsize=8)
         axes.grid(visible=True, alpha=0.3)

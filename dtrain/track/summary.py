@@ -10,9 +10,9 @@ from dtrain.core.run_json import STEP_PARTS, step_seconds
 from dtrain.core.types import JsonObject
 from dtrain.track.history import History
 from dtrain.track.jsonl import damage
-from dtrain.track.text import duration, sparkline
+from dtrain.track.text import duration, epochs_text, sparkline
 
-SECTIONS = ("start", "compile", "restore", "data", *STEP_PARTS, "evaluate", "save", "profile", "finish")
+SECTIONS = ("start", "compile", "restore", "data", *STEP_PARTS, "evaluate", "save", "profile", "locate", "finish")
 """Sections of the time of a run, in the order in which they are shown."""
 NAMED = 0.01
 """Sections with a smaller part of the wall time are shown together, as "other"."""
@@ -92,13 +92,15 @@ class Summary:
     def _head(self) -> str:
         values = self.values
         if values["state"] != "finished":
-            reason = "" if values["state"] == "running" else str(values["reason"] or "")
+            reason = "" if values["state"] == "running" else str(values["reason"] or "").partition("\n")[0]
             of = f" of {values['steps']}" if values.get("steps") else ""
             why = f" ({reason})" if reason and not reason.startswith(("saved at step", "stopped at step")) else ""
-            return f"{values['name']}: {values['state']} at step {values['step']}{of}{why}"
+            # a stopped run resumes from its saved step; of others the newest known step is that of the metrics
+            step = values["step"] if values["state"] == "stopped" else max(values["step"], self.history.last_step)
+            return f"{values['name']}: {values['state']} at step {step}{of}{why}"
         data = values["data"] or {}
         held_out = f" on {data['test']:,} held-out examples" if "eval/" in "".join(values["last"]) and data else ""
-        epochs = f", {data['epochs']:.3g} epochs" if data else ""
+        epochs = f", {epochs_text(data['epochs'])} epochs" if data else ""
         result = f" with {self.result}{held_out}" if self.result else ""
         steps = f"{values['step']:,} steps{epochs}, {duration(values['wall'])}"
         return f"{values['name']}: finished{result} ({steps})"
@@ -106,10 +108,12 @@ class Summary:
     def _times(self) -> list[str]:
         """The wall time as a sum, and what was lost to restarts."""
         values, parts = self.values, dict(self.values["parts"])
-        wall = sum(parts.values())
-        if not wall:
+        wall = values["wall"]
+        if not wall or values["state"] == "running":  # run.json of a live run is as old as its last save
             return []
-        small = sum(parts.pop(name) for name in tuple(parts) if parts[name] < NAMED * wall)
+        rest = max(wall - sum(parts.values()), 0.0)
+        tiny = [name for name in parts if name in SECTIONS and parts[name] < NAMED * wall]
+        small = rest + sum(parts.pop(name) for name in tiny)
         texts = [f"{name.replace('_', ' ')} {_seconds(seconds, wall)}" for name, seconds in parts.items()]
         if values["compiled_from_cache"] and values["starts"] == 1:
             texts = [f"{text} (cached)" if text.startswith("compile ") else text for text in texts]

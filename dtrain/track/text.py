@@ -30,6 +30,11 @@ def duration(seconds: float) -> str:
     return ""
 
 
+def epochs_text(epochs: float) -> str:
+    """A number of epochs: 2.5, 60, 3,000."""
+    return f"{epochs:,.0f}" if epochs >= 100 else f"{epochs:.3g}"
+
+
 def size(count: float) -> str:
     """A number of bytes: 5.1 GiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):

@@ -53,16 +53,33 @@ class Guarded:
             self.tracker.log(step, values)
         except Exception as error:
             self.failed = True
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            self.warn(f"track.to: {self.name} failed at step {step} and gets no more metrics: {reason}")
+            self.warn(f"track.to: {self.name} failed at step {step} and gets no more metrics: {_first(error)}")
+
+
+@dataclass(frozen=True)
+class _Nothing:
+    """A tracker that records nothing."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Record nothing."""
+
+
+def _first(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 @contextmanager
 def guarded(sink: "Sink", about: TrackedRun) -> Iterator[Tracker]:
     """Open a tracker whose errors, after it was opened, do not end the run; not even errors while it is closed."""
-    name = type(sink).__name__.lower()
+    name = getattr(sink, "target", "") or type(sink).__name__.lower()
     with ExitStack() as stack:
-        tracker = Guarded(stack.enter_context(sink.open(about)), name, about.warn)
+        try:
+            tracker = Guarded(stack.enter_context(sink.open(about)), name, about.warn)
+        except (Exception, SystemExit) as error:
+            if not about.start:
+                raise
+            about.warn(f"track.to: {name} did not start, and the resumed run continues without it: {_first(error)}")
+            tracker = Guarded(_Nothing(), name, about.warn, failed=True)
         ended: BaseException | None = None
         try:
             yield tracker

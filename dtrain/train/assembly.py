@@ -20,7 +20,7 @@ from dtrain.recipe.recipe import Recipe
 from dtrain.train import state as states
 from dtrain.train.state import State
 from dtrain.train.step import eval_step, loss_of, outputs_of, predict_step, train_step
-from dtrain.train.trace_checks import refuse_ignored_labels
+from dtrain.train.trace_checks import refuse_few_classes, refuse_ignored_labels
 
 ROW = Feature((), "uint32")
 WEIGHTS = Feature((), "float32")
@@ -104,6 +104,8 @@ def assemble(recipe: Recipe, devices: Sequence[Device], example: Example, steps:
     batch = batch_shapes(features, recipe.batch)
 
     if model.user_code:
+        classes = example[LABEL].values if LABEL in example else None
+        refuse_few_classes(model, declare.abstract(declared, precision.compute), prepared(recipe, example), classes)
         refuse_ignored_labels(model, declare.abstract(declared, precision.compute), prepared(recipe, features, True))
 
     def train() -> jax.stages.Traced:

@@ -11,6 +11,7 @@ from dtrain.models.nn.param import count, trained
 from dtrain.parallel.mesh import mesh_sizes
 from dtrain.parallel.pipeline import bubble
 from dtrain.parallel.rules import bytes_of
+from dtrain.track.text import epochs_text
 from dtrain.train.assembly import Assembly
 
 
@@ -28,7 +29,7 @@ def banner(assembly: Assembly, train: Source, test: Source, steps: int, devices:
     epochs = steps * recipe.batch / len(train)
     yield (
         f"data {recipe.data.kind}: {len(train):,} examples to train on, {len(test):,} to test on; "
-        f"batch {recipe.batch} x {steps:,} steps = {epochs:.3g} epochs"
+        f"batch {recipe.batch} x {steps:,} steps = {epochs_text(epochs)} epochs"
     )
     stages = layout.sizes["pipeline"]
     if stages > 1:

@@ -17,6 +17,8 @@ from dtrain.train.input import eval_batches
 from dtrain.train.load import LoadedRun
 from dtrain.train.predict import Names, outputs, state_of
 
+LABEL_WIDTH = 12
+"""Most characters of a class's name above its column of the confusion matrix."""
 SHOWN = 20
 """Most classes that are printed; of more, those with the lowest accuracy."""
 
@@ -46,7 +48,7 @@ class Evaluated:
         lines = []
         for name, value in self.metrics.items():
             metric = known(name, declared) or LOSS._replace(name=name)  # pyright: ignore[reportArgumentType]
-            lines.append(f"{name:<12}{metric.text(value):>10}")
+            lines.append(f"{name:<{max(12, *(len(one) + 2 for one in self.metrics))}}{metric.text(value):>10}")
         return lines if self.confusion is None else [*lines, "", *self._classes(), *self._matrix(self.confusion)]
 
     def _classes(self) -> list[str]:
@@ -71,7 +73,9 @@ class Evaluated:
         if len(confusion) > SHOWN:
             return []
         names = [self.classes(i) for i in range(len(confusion))]
-        width, cell = max(map(len, names)), max(3, *(len(f"{count}") for count in confusion.ravel().tolist())) + 1
+        width = max(map(len, names))
+        digits = max(len(f"{count}") for count in confusion.ravel().tolist())
+        cell = max(3, digits, min(width, LABEL_WIDTH)) + 1
         head = "".join(f"{name[: cell - 1]:>{cell}}" for name in names)
         rows = (
             f"{name:<{width}}" + "".join(f"{count or '.':>{cell}}" for count in row.tolist())

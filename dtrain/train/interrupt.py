@@ -90,7 +90,7 @@ class Interrupt:
         elif self.phase == "starting":
             self._leave("stopped", unstarted)
         action = "the last step is done" if self.phase == "finishing" else "saving after this step"
-        text = f"{why}: {action}; Ctrl-C exits at once, without saving"
+        text = f"{why}: {action}; a second Ctrl-C exits at once, without saving"
         threading.Thread(target=self._show, args=(text,), daemon=True).start()  # printing may block
 
     def _show(self, text: str) -> None:

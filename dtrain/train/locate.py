@@ -182,11 +182,13 @@ def located(
     span: range,
 ) -> list[str]:
     """Repeat the steps of `span` until one is not finite, and name the operation. Lines for the user."""
+    losses: list[str] = []
     for number in span:
         batch = next(batches)
         before = jax.tree.map(jnp.copy, state.params)
         state, metrics = step(state, batch)
         if bool(jax.device_get(metrics["finite"])):
+            losses = [*losses[-2:], f"{float(jax.device_get(metrics['loss'])):.4g}"]
             continue
         try:
             found = origins(assembly, before, batch)
@@ -194,7 +196,9 @@ def located(
             raise
         except Exception as error:
             return [f"the operation could not be located: {type(error).__name__}: {str(error).splitlines()[0]}"]
-        head = f"step {number} is the first that is not finite"
+        rate = f"learning rate {float(jax.device_get(metrics['lr'])):.3g}"
+        before_it = f"losses before it {', '.join(losses)}, " if losses else ""
+        head = f"step {number} is the first that is not finite ({before_it}{rate})"
         if not found:
             return [
                 f"{head}; on one device its loss and gradients are finite, so the cause is in the split or the size"

@@ -16,7 +16,7 @@ from dtrain.train.loop import StepEvent
 WINDOW, FEWEST = 50, 20
 """Number of recent losses whose median a spike is compared with, and the least number needed for that."""
 
-CAUSES = "lower optimizer.lr, add warm-up, or set optimizer.clip; earlier checkpoints are kept"
+CAUSES = "lower optimizer.lr, add warm-up, or set optimizer.clip; guard.nan: locate names the operation"
 
 
 class Rollback(NotFinite):

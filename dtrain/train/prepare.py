@@ -8,7 +8,7 @@ import jax
 
 from dtrain.checkpoint.store import Store
 from dtrain.core import fault_injection
-from dtrain.core.errors import DataError, DtrainError
+from dtrain.core.errors import DataError, DtrainError, RecipeError
 from dtrain.core.run_dir import saved_steps
 from dtrain.core.types import JsonObject
 from dtrain.data.source import Source
@@ -56,6 +56,10 @@ def prepare(session: Session) -> Ready:
     """
     train, test = session.recipe.data.open("train"), session.recipe.data.open("test")
     steps, devices = session.recipe.total_steps(len(train)), jax.devices()
+    if (reached := session.log.reached) > steps:
+        message = f"{session.place.path} has saved step {reached:,}, and this recipe ends at step {steps:,}"
+        hint = f"train longer, for example with steps={reached + steps}; or start again under another name: name=..."
+        raise RecipeError(message, hint)
     if unfit := session.recipe.model.mismatch(test.example):
         raise DataError(f"held-out examples: {unfit}", "change the model's sizes, or the data")
 
@@ -108,7 +112,7 @@ def _compiled(session: Session, assembly: Assembly) -> tuple[jax.stages.Compiled
     """Check the traced training step, then compile the training and the evaluation step."""
     with session.clock("compile"):
         fault_injection.strike("compile", jax.process_index())
-        traced = assembly.train()
+        traced, known = assembly.train(), session.log.values["pure_trace"]
         warnings = trace_checks.baked_constants(traced, session.recipe.guard.constants_mb)
         warnings += trace_checks.callbacks(traced)
         warnings += _impure(session, assembly, traced) if session.recipe.guard.purity else []
@@ -116,7 +120,8 @@ def _compiled(session: Session, assembly: Assembly) -> tuple[jax.stages.Compiled
         with Counter() as programs:
             step, evaluate = build(traced), build(assembly.evaluate())
         await_compiled()
-    warnings += cold_cache(session.log.values["starts"], programs, session.clock.of("compile"))
+    if trace_checks.fingerprint(traced) == known:
+        warnings += cold_cache(programs, session.clock.of("compile"))
     for line in warnings:
         session.console.warn(line)
     session.log.values["compiled_from_cache"] = programs.all_read
@@ -124,9 +129,9 @@ def _compiled(session: Session, assembly: Assembly) -> tuple[jax.stages.Compiled
     return step, evaluate
 
 
-def cold_cache(starts: int, programs: Counter, seconds: float) -> list[str]:
-    """A warning if a restart had to compile for long what an earlier start had compiled."""
-    if starts == 1 or programs.all_read or seconds < SLOW_COMPILE:
+def cold_cache(programs: Counter, seconds: float) -> list[str]:
+    """A warning if a restart had to compile for long the program that an earlier start had compiled."""
+    if programs.all_read or seconds < SLOW_COMPILE:
         return []
     where = "keep ~/.cache/dtrain/xla between starts, or set JAX_COMPILATION_CACHE_DIR to a folder that machines share"
     return [f"the programs of this run were not in the compilation cache, compiling took {seconds:.0f} s; {where}"]

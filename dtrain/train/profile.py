@@ -227,7 +227,9 @@ class Profiler:
                 read(self.place.profile, known), known, step - first, seconds, self.clock.of("data") - waited
             )
             text = [f"profile of steps {first + 1} to {step}: {found.lines()[0]}", *found.lines()[1:]]
-            text.append(f"  trace: {self.place.profile}; ui.perfetto.dev opens perfetto_trace.json.gz")
+            files = self.place.profile.rglob("perfetto_trace.json.gz")
+            newest = max(files, key=lambda path: path.stat().st_mtime, default=self.place.profile)
+            text.append(f"  trace: {newest.parent}; ui.perfetto.dev opens {newest.name}")
             for line in text:
                 self.say(line)
             values: JsonObject = {"first": first + 1, "last": step, "text": text, **vars(found)}

@@ -68,8 +68,12 @@ def _attempt_located(session: Session, ready: Ready) -> Rollback | None:
         return _attempt(session, ready)
     except NotFinite as error:
         if session.recipe.guard.nan == "locate" and jax.process_count() == 1:
-            session.console.warn(f"{error.message}; repeating the steps since the newest checkpoint to find the cause")
-            error.message = "\n".join([error.message, *_located(session, ready)])
+            session.console.warn(
+                f"{error.message}; the steps since the newest saved one are repeated to find the cause"
+            )
+            with session.clock("locate"):
+                error.message = "\n".join([error.message, *_located(session, ready)])
+            error.hint = error.hint.partition("; guard.nan")[0]
         raise
 
 

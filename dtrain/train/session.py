@@ -64,6 +64,9 @@ def opened(
             log = stack.enter_context(run_record(place, recipe, lead))
             if changes:
                 log.changed(changes)
+                console.say("the recipe was changed as allowed; the next start needs the same changes in the recipe:")
+                for line in changes:
+                    console.say(f"  {line}")
             interrupt.noted = lambda by: log.values.update(stopped_by=by)
             interrupt.close = notifier.closing(partial(_close_now, log, lease, control, dry))
         if control:

@@ -4,12 +4,14 @@ import difflib
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import jax
 
 from dtrain.core.errors import RecipeError
 from dtrain.data.batch import ROW, SHARE, SMOOTHING
+from dtrain.models.nn.model import PROBABILITY
 from dtrain.models.nn.single_device import SingleDeviceContext
 
 LINE = 160
@@ -91,6 +93,23 @@ def refuse_ignored_labels(model: Any, params: Any, batch: Mapping[str, jax.Shape
             what = "mixes labels (mixup, cutmix)" if name == SHARE else "smooths labels"
             message = f"{model.user_code}: data.pixels {what}, and the loss does not use batch[{name!r}]"
             raise RecipeError(message, "compute the loss with dtrain.layers.classify, or leave the setting out")
+
+
+def refuse_few_classes(model: Any, params: Any, batch: Mapping[str, jax.ShapeDtypeStruct], classes: int | None) -> None:
+    """Raise RecipeError if a user's model predicts fewer classes than the data has: their loss would be NaN.
+
+    `batch`: shapes of prepared examples. A model that cannot be traced here is refused where it is traced.
+    """
+    found: Any = {}
+    if model.predicts and classes:
+        with suppress(Exception):
+            found = jax.eval_shape(
+                lambda p, b: model.predict(p, b, SingleDeviceContext(train=False)), params, dict(batch)
+            )
+    if PROBABILITY in found and found[PROBABILITY].shape[-1] < classes:
+        outputs = found[PROBABILITY].shape[-1]
+        message = f"{model.user_code}: the model has {outputs} outputs, and the data has {classes} classes"
+        raise RecipeError(message, f"give it {classes} outputs")
 
 
 def _constants(jaxpr: Any) -> Iterator[Any]:

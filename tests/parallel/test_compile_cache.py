@@ -40,6 +40,6 @@ def test_runs_are_identical_without_a_cache_with_an_empty_and_with_a_full_one(dt
     assert sums["none"] == sums["empty"] == sums["full"]
     assert "warning: compiled programs are not cached in /dev/null/none" in shown["none"].stderr
     assert [", from the cache" in done.stderr for done in shown.values()] == [False, False, True]
-    assert "from the cache" in shown["full"].stdout
+    assert "(cached)" in shown["full"].stdout
     records = [json.loads((tmp_path / "runs" / name / "run.json").read_text()) for name in caches]
     assert [record["compiled_from_cache"] for record in records] == [False, False, True]

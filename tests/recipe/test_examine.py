@@ -85,7 +85,9 @@ def test_everything_is_found_at_once() -> None:
 
 
 def test_the_last_line_names_what_was_not_checked() -> None:
-    assert found(GOOD).verdict() == "recipe: no mistake found in the recipe, its data, its mesh on 1 device"
+    assert (
+        found(GOOD).verdict() == "recipe: no mistake found in the recipe, one example of its data, its mesh on 1 device"
+    )
     assert found(GOOD, devices=8).verdict().endswith("its data, its mesh on 8 devices")
     verdict = found(GOOD, "data={kind: idx, root: none}").verdict()
     assert verdict.endswith("not checked: data: none lacks train-images-idx3-ubyte; the run downloads MNIST into it")

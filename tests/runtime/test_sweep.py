@@ -67,9 +67,10 @@ def test_long_and_equal_names_are_told_apart() -> None:
     [
         (["a=1"], "no key has several values"),
         (["a=1..2"], "a range has no end"),
-        (["a=2..1"], "not a range"),
-        (["a=log:0..1"], "not a range"),
-        (["a=int:1.5..3"], "not a range"),
+        (["a=2..1"], "the first bound must be the lower one"),
+        (["a=log:0..1"], "must begin above 0"),
+        (["a=int:1.5..3"], "must be whole numbers"),
+        (["a=lg:1..3"], "lg: is not a kind of range"),
         (["a=1e..2"], "not numbers"),
         ([f"{key}={','.join(map(str, range(30)))}" for key in "abc"], "27,000 combinations"),
     ],

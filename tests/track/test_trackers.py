@@ -91,8 +91,10 @@ def test_no_key_is_written_anywhere(dtrain: Dtrain, tmp_path: Path) -> None:
 
 OWN = """
 class Fails:
-    def __init__(self, run, at=6):
+    def __init__(self, run, at=6, start=None):
         self.at = at
+        if start is not None and run.start >= start:
+            raise ValueError("no server")
     def log(self, step, values):
         if step >= self.at:
             raise ValueError(f"no room at {step}")
@@ -123,7 +125,7 @@ def test_a_tracker_that_fails_ends_neither_the_run_nor_the_other_trackers(dtrain
     (tmp_path / "small.yaml").write_text(RECIPE)
     sink = "track.to=[{kind: custom, target: 'own:Fails', args: {at: 4}}, tensorboard]"
     done = dtrain("run", "small.yaml", sink)
-    assert done.stderr.count("customtracker failed at step 4 and gets no more metrics: no room at 4") == 1
+    assert done.stderr.count("own:Fails failed at step 4 and gets no more metrics: no room at 4") == 1
     assert "failed while it was closed: " in done.stderr
     assert [row["step"] for row in read(tmp_path / "runs" / "small" / "metrics.jsonl")][-1] == 10
     assert list((tmp_path / "runs" / "small" / "tensorboard").iterdir())
@@ -141,6 +143,17 @@ def test_a_tracker_that_cannot_be_used_is_refused(dtrain: Dtrain, tmp_path: Path
     (tmp_path / "own.py").write_text(OWN)
     (tmp_path / "small.yaml").write_text(RECIPE)
     assert message in dtrain("run", "small.yaml", f"track.to=[{{kind: custom, target: '{target}'}}]", code=2).stderr
+
+
+def test_a_tracker_that_does_not_start_ends_a_new_run_and_not_a_resumed_one(dtrain: Dtrain, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    (tmp_path / "small.yaml").write_text(RECIPE)
+    sink = "track.to=[{kind: custom, target: 'own:Fails', args: {at: 99, start: %s}}]"
+    assert "no server" in dtrain("run", "small.yaml", "name=new", sink % 0, code=2).stderr
+    dtrain("run", "small.yaml", "steps=6", sink % 6)
+    done = dtrain("run", "small.yaml", "--extend", "4steps", sink % 6)
+    assert "own:Fails did not start, and the resumed run continues without it" in done.stderr
+    assert read(tmp_path / "runs" / "small" / "metrics.jsonl")[-1]["step"] == 10
 
 
 def test_the_module_of_a_tracker_is_found_beside_its_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,7 @@ def test_what_cannot_be_generated_is_refused(dtrain: Dtrain, trained: Path) -> N
     ask = ["generate", trained, "--prompt", "the ", "--tokens", "12", "--devices", "4"]
     assert len(dtrain(*ask, "--samples", "3").stdout.split("-" * 20)) == 4
     assert len(dtrain("generate", trained, "--prompt", "the ", "--tokens", "80", "--devices", "4").stdout) > 60
-    assert "is not a run folder" in dtrain("generate", trained.parent / "other", code=2).stderr
+    assert "no run" in dtrain("generate", trained.parent / "other", code=2).stderr
     assert "top-p = 2.0" in dtrain("generate", trained, "--top-p", "2", "--devices", "4", code=2).stderr
 
 

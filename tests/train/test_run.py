@@ -279,3 +279,10 @@ def test_norms_on_a_mesh_add_up_to_that_of_the_gradient_and_change_nothing(dtrai
         assert sum(squares) ** 0.5 == pytest.approx(row["train/grad_norm"], rel=1e-4)
         assert row["norm/update/blocks.out.weight/1"] > 0
     assert not any(name.startswith("norm/") for row in plain for name in row)
+
+
+def test_a_run_that_is_past_the_end_of_its_recipe_is_refused(dtrain: Dtrain, recipe: Path) -> None:
+    dtrain("run", recipe, "optimizer.schedule={kind: constant}")
+    refused = dtrain("run", recipe, "optimizer.schedule={kind: constant}", "steps=10", code=2).stderr
+    assert "has saved step 24, and this recipe ends at step 10" in refused
+    assert "train longer, for example with steps=34" in refused

@@ -52,7 +52,8 @@ def test_each_of_ten_bad_recipes_is_named(dtrain: Dtrain, tmp_path: Path, which:
     before = shown.partition("step 8/12")[0] if "step 8/12" in shown else shown
     assert SLOW[which] in before  # within the first logged step after the first one
     others = [text for name, text in SLOW.items() if text != SLOW[which] and "comes from" not in text]
-    assert not [text for text in others if text in shown]
+    # what compiles or calls Python also makes batches slow on a busy machine
+    assert not [text for text in others if text in shown and not text.startswith("input is slower")]
     line = NAMED_LINE.get(which.partition(" ")[2])
     assert line is None or f"slow_recipes.py:{line}" in shown
 
@@ -82,7 +83,23 @@ def test_input_is_slow_only_if_the_devices_were_ready_before(data: float, device
 
 
 def test_a_restart_that_compiles_for_long_is_named() -> None:
-    assert "compiling took 40 s" in cold_cache(2, Counter(needed=2, read=0), 40.0)[0]
-    assert not cold_cache(1, Counter(needed=2, read=0), 40.0)
-    assert not cold_cache(2, Counter(needed=2, read=2), 40.0)
-    assert not cold_cache(2, Counter(needed=2, read=0), 2.0)
+    assert "compiling took 40 s" in cold_cache(Counter(needed=2, read=0), 40.0)[0]
+    assert not cold_cache(Counter(needed=2, read=2), 40.0)
+    assert not cold_cache(Counter(needed=2, read=0), 2.0)
+
+
+def test_a_model_with_too_few_outputs_is_refused(dtrain: Dtrain, tmp_path: Path) -> None:
+    (tmp_path / "few.py").write_text(
+        "import jax.numpy as jnp\nclass Net:\n"
+        "    def init(self, key, example):\n        return {'w': jnp.zeros((64, 7))}\n"
+        "    def outputs(self, params, batch, ctx):\n"
+        "        return batch['image'].reshape(len(batch['image']), -1) @ params['w']\n"
+    )
+    (tmp_path / "r.yaml").write_text("""
+model: {kind: custom, target: "few:Net"}
+data: digits
+optimizer: {kind: sgd, lr: 0.1}
+batch: 8
+steps: 4
+""")
+    assert "the model has 7 outputs, and the data has 10 classes" in dtrain("run", "r.yaml", code=2).stderr
