@@ -29,7 +29,7 @@ SLOW = {
     "model constant": "2.5 MB, as a constant; pass it in as an argument",
     "model log": "nan comes from `log` in",
     "model root": "comes from `",
-    "data sleep": "input is slower than the step: 4",
+    "data sleep": "input is slower than the step: ",
     "data compile": "compiled between steps 1 and 4, besides the step",
 }
 NAMED_LINE = {"print": 24, "pure": 27, "log": 38, "root": 40}
