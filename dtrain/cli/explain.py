@@ -4,8 +4,11 @@ from typing import Annotated
 
 import typer
 
+from dtrain.cli import completion
 from dtrain.cli.arguments import Debug, Devices, Json, Overrides, Recipe, RunCode, refuse_code
 from dtrain.cli.exits import exits, interruptible
+
+ON = "Trace or compile for this slice, e.g. v5e-16; default: cpu-N."
 
 
 def add_to(app: typer.Typer) -> None:
@@ -19,7 +22,14 @@ def explain(
     devices: Devices = None,
     jaxpr: Annotated[bool, typer.Option("--jaxpr", help="Print the traced step (jaxpr) instead.")] = False,
     hlo: Annotated[bool, typer.Option("--hlo", help="Print the compiled step (HLO) instead.")] = False,
-    on: Annotated[str, typer.Option("--on", help="Trace or compile for this slice, e.g. v5e-16; default: cpu-N.")] = "",
+    on: Annotated[
+        str,
+        typer.Option(
+            "--on",
+            autocompletion=completion.targets,
+            help="Trace or compile for this slice, e.g. v5e-16; default: cpu-N.",
+        ),
+    ] = "",
     run_code: RunCode = False,
     as_json: Json = False,
     debug: Debug = False,

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from dtrain.cli import completion
 from dtrain.cli.arguments import Debug, Json, Overrides, Recipe, RunsDir
 from dtrain.cli.exits import exits
 from dtrain.cli.launch_list import launches
@@ -23,7 +24,8 @@ app = typer.Typer(
 Name = Annotated[
     str, typer.Argument(metavar="NAME", help="The run's name, as `dtrain launch list` shows it, or its recipe file.")
 ]
-On = Annotated[str | None, typer.Option("--on", help="What to rent, as v5e-64 or h100-16; sets launch.on.")]
+RENT = "What to rent, as v5e-64 or h100-16; sets launch.on."
+On = Annotated[str | None, typer.Option("--on", autocompletion=completion.targets, help=RENT)]
 Spot = Annotated[bool, typer.Option("--spot", help="Use spot capacity; sets launch.spot.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 Terraform = Annotated[

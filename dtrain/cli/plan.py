@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dtrain.cli import completion
 from dtrain.cli.arguments import Debug, Json, Overrides, Recipe, RunCode, RunsDir, refuse_code
 from dtrain.cli.exits import cancel_interrupt, exits, interruptible
 from dtrain.core.errors import Aborted, DtrainError, EnvironmentFault, RecipeError
@@ -18,12 +19,8 @@ if TYPE_CHECKING:
     from dtrain.recipe.recipe import Recipe as Loaded
 
 EXAMPLE = "Example: dtrain plan recipe.yaml --on v5p-128"
-On = Annotated[
-    str,
-    typer.Option(
-        "--on", help="A slice or GPUs: v5e-16, v5p-128, v5p:4x4x12, h100-8, cpu-8. Separate several by commas."
-    ),
-]
+ON = "A slice or GPUs: v5e-16, v5p-128, v5p:4x4x12, h100-8, cpu-8. Separate several by commas."
+On = Annotated[str, typer.Option("--on", autocompletion=completion.targets, help=ON)]
 
 
 def add_to(app: typer.Typer) -> None:

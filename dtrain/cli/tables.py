@@ -37,5 +37,5 @@ def echo_fitted(text: str) -> None:
             continue
         # items are apart by two blanks or a plus; single blanks inside of them do not break
         joined = re.sub(r"(?<=\S) (?=\S)", "\u00a0", line.replace(" + ", "  + "))
-        wrapped = textwrap.wrap(joined, width, subsequent_indent=indent)
-        typer.echo("\n".join(wrapped).replace("\u00a0", " "))
+        wrapped = textwrap.wrap(joined, width, subsequent_indent=indent, break_on_hyphens=False)
+        typer.echo("\n".join(wrapped).replace("\u00a0", " ").replace("  + ", " + "))

@@ -85,7 +85,7 @@ class Summary:
             curve = self.history.curves.get(name)
             points = [float(value) for value in curve.shown()[1]] if curve else []
             if len(points) >= FEWEST:
-                label = f"{name.replace('/', ' ')} {sparkline(points)} {points[0]:.4g} to {points[-1]:.4g}"
+                label = f"{name.replace('/', ' ')} {sparkline(points, 24)} {points[0]:.4g} to {points[-1]:.4g}"
                 rows.append(f"  curve  {label}")
         return rows
 
