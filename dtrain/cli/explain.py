@@ -22,14 +22,7 @@ def explain(
     devices: Devices = None,
     jaxpr: Annotated[bool, typer.Option("--jaxpr", help="Print the traced step (jaxpr) instead.")] = False,
     hlo: Annotated[bool, typer.Option("--hlo", help="Print the compiled step (HLO) instead.")] = False,
-    on: Annotated[
-        str,
-        typer.Option(
-            "--on",
-            autocompletion=completion.targets,
-            help="Trace or compile for this slice, e.g. v5e-16; default: cpu-N.",
-        ),
-    ] = "",
+    on: Annotated[str, typer.Option("--on", autocompletion=completion.targets, help=ON)] = "",
     run_code: RunCode = False,
     as_json: Json = False,
     debug: Debug = False,
