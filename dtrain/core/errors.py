@@ -38,8 +38,8 @@ OS_CODE = re.compile(r"os_error_code='(\d+)'")
 """Format in which tensorstore, the library that writes checkpoints, reports an error number."""
 
 GONE = re.compile(r"(Gloo .* failed|^UNAVAILABLE): .*(reset by peer|closed by peer|Timed out|refused)")
-"""Error of CPU collectives (Gloo), or of JAX's coordination service, when a process of the run, on this or another host,
-has died."""
+"""Error of CPU collectives (Gloo), or of JAX's coordination service, when a process of the run has died, here or on
+another host."""
 
 LONGEST = 300
 """Maximum number of characters shown of another library's error."""
