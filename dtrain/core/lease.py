@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dtrain.core.errors import EnvironmentFault, Locked, TakenOver
+from dtrain.core.files import overwrite, read_json
 from dtrain.core.process_info import launch_id
-from dtrain.core.run_dir import overwrite, read_json
 from dtrain.core.types import JsonObject
 
 TOUCH, EXPIRY = 5.0, 60.0

@@ -30,8 +30,15 @@ PERPLEXITY = Metric("perplexity", higher_is_better=False)
 BITS_PER_BYTE = Metric("bits_per_byte", higher_is_better=False)
 MAE = Metric("mae", higher_is_better=False)
 DROPPED = Metric("dropped", higher_is_better=False, unit=PERCENT)
-MODELS = (LOSS, ACCURACY, NLL, PERPLEXITY, BITS_PER_BYTE, MAE, DROPPED)
-"""What dtrain's own models return, and what is computed from it."""
+EXACT_MATCH = Metric("exact_match", higher_is_better=True, unit=PERCENT)
+CHOICE = Metric("choice_accuracy", higher_is_better=True, unit=PERCENT)
+REWARD_ACCURACY = Metric("reward_accuracy", higher_is_better=True, unit=PERCENT)
+REWARD_MARGIN = Metric("reward_margin", higher_is_better=True)
+SOURCES = "sources"
+"""Sums for each source of a mixture (2, sources), beside the metrics: of the cross-entropy, and of the weights."""
+SCORES = (EXACT_MATCH, CHOICE)
+MODELS = (LOSS, ACCURACY, NLL, PERPLEXITY, BITS_PER_BYTE, MAE, DROPPED, *SCORES, REWARD_ACCURACY, REWARD_MARGIN)
+"""What dtrain's own models return, what is computed from it, and scores of questions."""
 
 
 def known(name: str, declared: Iterable[Metric]) -> Metric | None:

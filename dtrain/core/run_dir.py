@@ -1,18 +1,16 @@
 """The run folder, which holds all files of one run."""
 
-import errno
 import hashlib
 import json
 import os
 import re
-import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
 
 from dtrain.core.errors import EnvironmentFault, RecipeError, cause, way_out
+from dtrain.core.files import read_json, refuse_other_kind, update
 from dtrain.core.mounts import on_this_host
 from dtrain.core.run_json import renamed, wrong_value
 from dtrain.core.types import JsonObject
@@ -24,11 +22,6 @@ MANIFEST = "MANIFEST.json"
 """File that is written last into the folder of a step: it marks a complete checkpoint."""
 INCOMPLETE = ".incomplete-"
 """Prefix of the marker file `.incomplete-STEP`, which exists while the folder STEP is written or deleted."""
-
-KINDS = (
-    (stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a FIFO"), (stat.S_ISSOCK, "a socket"), (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -122,7 +115,7 @@ class Folder:
         files = (self.recipe, self.record, self.metrics, self.log, self.lease, self.path / ".lock", self.heartbeat(0))
         files += (self.usage,)
         for path in (*files, self.checkpoints, self.plans):
-            _refuse_other_kind(path, file=path in files)
+            refuse_other_kind(path, file=path in files)
 
     def read_record(self) -> JsonObject:
         """Read and check run.json; empty if there is none. EnvironmentFault if it is damaged."""
@@ -144,71 +137,13 @@ class Folder:
     def write_record(self, record: dict[str, object]) -> None:
         """Replace run.json atomically and add a checksum. EnvironmentFault if it cannot be written."""
         try:
-            overwrite(self.record, json.dumps(record | {"sha256": _digest(record)}, indent=2) + "\n")
+            update(self.record, json.dumps(record | {"sha256": _digest(record)}, indent=2) + "\n")
         except OSError as error:
             raise EnvironmentFault(f"cannot write {self.record}: {cause(error)}", way_out(error)) from error
 
 
 def _digest(record: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _refuse_other_kind(path: Path, *, file: bool) -> None:
-    """EnvironmentFault if the path exists but is not a regular file (with `file`) or not a folder (without)."""
-    hint = "move it away, or give this run another name: name=..."
-    try:
-        mode = path.stat().st_mode
-    except FileNotFoundError:
-        if path.is_symlink():
-            raise EnvironmentFault(f"{path} is a link to {path.readlink()}, which does not exist", hint) from None
-        return
-    except OSError as error:
-        raise EnvironmentFault(cause(error), hint) from error
-    if not (stat.S_ISREG(mode) if file else stat.S_ISDIR(mode)):
-        raise EnvironmentFault(f"{path} is {_kind(mode)}; a run needs a {'file' if file else 'folder'} there", hint)
-
-
-def _kind(mode: int) -> str:
-    return next((name for is_kind, name in KINDS if is_kind(mode)), "a file")
-
-
-def read_regular(path: Path) -> bytes:
-    """The bytes of a regular file; OSError for any other kind, such as a FIFO, which would block."""
-    with open_regular(path) as file:
-        return file.read()
-
-
-def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file for reading; OSError for any other kind."""
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        mode = os.fstat(handle).st_mode
-        if not stat.S_ISREG(mode):
-            raise OSError(errno.ENXIO, f"{_kind(mode)}, not a file", str(path))
-    except BaseException:
-        os.close(handle)
-        raise
-    return os.fdopen(handle, "rb")
-
-
-def read_json(path: Path) -> Any:
-    """The value in a JSON file; ValueError if it is not valid JSON, OSError if the file cannot be read."""
-    try:
-        return json.loads(read_regular(path))
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-
-
-def overwrite(path: Path, text: str) -> None:
-    """Replace a file atomically, so that a reader never gets a partial file. OSError if it cannot be written."""
-    part = path.with_suffix(f"{path.suffix}.part")
-    try:
-        part.write_text(text)
-        part.replace(path)
-    except OSError:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)  # free its space: the disk may be full
-        raise
 
 
 def saved_steps(checkpoints: Path) -> list[int]:

@@ -8,7 +8,8 @@ import json
 from dataclasses import asdict, dataclass, replace
 
 from dtrain.core.errors import EnvironmentFault, cause
-from dtrain.core.run_dir import Folder, overwrite, read_json
+from dtrain.core.files import overwrite, read_json
+from dtrain.core.run_dir import Folder
 from dtrain.core.run_json import LARGEST
 from dtrain.core.types import JsonObject
 

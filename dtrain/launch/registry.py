@@ -15,7 +15,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from dtrain.core.errors import DtrainError, EnvironmentFault, LeftBehind, RecipeError
-from dtrain.core.run_dir import Folder, folder, overwrite
+from dtrain.core.files import overwrite
+from dtrain.core.run_dir import Folder, folder
 from dtrain.launch.job import LaunchJob
 from dtrain.launch.wire import adapter
 

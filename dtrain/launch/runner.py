@@ -12,8 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from dtrain.core.errors import EnvironmentFault, Locked, Stopped
+from dtrain.core.files import overwrite
 from dtrain.core.lease import start_time
-from dtrain.core.run_dir import Folder, overwrite
+from dtrain.core.run_dir import Folder
 from dtrain.launch.registry import NAME as RECORD
 from dtrain.launch.wire import RUNS_HERE, HostJob, ProcessFile, Reply, Request, decode, encode
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dtrain.core.errors import DataError, NotFinite, cause, user_error
+from dtrain.core.errors import DataError, NotFinite, cause, lost_connection, user_error
 
 FULL = (
     'RESOURCE_EXHAUSTED: Error writing "a" in OCDBT database at local file "/r/": Failed to write 9166 bytes to '
@@ -53,6 +53,19 @@ def test_what_is_known_stays_and_bugs_stay_bugs() -> None:
     assert user_error(KeyError("x")) is None
     assert user_error(OSError("no number")) is None
     assert user_error(raised_from(NotFinite("x"), OSError(errno.EIO, "x"))).exit_code == 7  # pyright: ignore[reportOptionalMemberAccess]
+
+
+@pytest.mark.parametrize(
+    ("text", "lost"),
+    [
+        ("UNAVAILABLE: recvmsg:Connection reset by peer", True),
+        ("Gloo all-reduce failed: Connection closed by peer [127.0.0.1]:1", True),
+        ("UNAVAILABLE: TPU backend not found", False),
+        ("INTERNAL: UNAVAILABLE: recvmsg:Connection reset by peer in the text of another error", False),
+    ],
+)
+def test_a_lost_connection_to_another_process_is_told_from_a_bug(text: str, lost: bool) -> None:
+    assert (lost_connection(RuntimeError(text)) is not None) == lost
 
 
 def test_a_folder_that_is_gone_is_named(tmp_path: Path) -> None:

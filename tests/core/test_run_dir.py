@@ -11,7 +11,8 @@ import pytest
 
 from dtrain.core import heartbeat
 from dtrain.core.errors import EnvironmentFault
-from dtrain.core.run_dir import Folder, overwrite, read_json, saved_steps
+from dtrain.core.files import overwrite, read_json
+from dtrain.core.run_dir import Folder, saved_steps
 
 RECORD = {"name": "a", "state": "stopped", "step": 4, "seconds": {"step": 1.0}, "lost": {}, "started": 1.0}
 

@@ -12,8 +12,8 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Le
 
 from dtrain.core.errors import EnvironmentFault, LeftBehind, Locked, RecipeError
+from dtrain.core.files import overwrite
 from dtrain.core.lockfile import check_lock
-from dtrain.core.run_dir import overwrite
 from dtrain.core.types import Positive, PositiveFloat
 from dtrain.launch.bucket import check_bucket, remove_object, stop_url, write_object
 from dtrain.launch.checks import Check, check_image

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dtrain.core.errors import EnvironmentFault, LeftBehind, Locked, RecipeError, Stopped
+from dtrain.core.files import overwrite
 from dtrain.core.process_info import COORDINATOR, exports
-from dtrain.core.run_dir import Folder, overwrite
+from dtrain.core.run_dir import Folder
 from dtrain.core.types import Natural, Positive
 from dtrain.launch import registry
 from dtrain.launch.checks import Check

@@ -57,7 +57,13 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def _hosts(folder: Path) -> Iterator[Path]:
-    made = subprocess.run(["bash", KIT / "up.sh", str(HOSTS), folder], capture_output=True, text=True, check=False)
+    def up() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["bash", KIT / "up.sh", str(HOSTS), folder], capture_output=True, text=True, check=False)
+
+    made = up()
+    if made.returncode:  # a test run that was killed left its hosts behind
+        subprocess.run(["bash", KIT / "down.sh", folder], capture_output=True, check=False)
+        made = up()
     if made.returncode:
         pytest.skip(f"no network namespaces here: {made.stderr.splitlines()[-1:]}")
     try:

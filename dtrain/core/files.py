@@ -1,0 +1,93 @@
+"""Read and replace small files: atomically, only regular ones, and also on a full disk."""
+
+import errno
+import json
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from dtrain.core.errors import FULL, EnvironmentFault, cause
+
+KINDS = (
+    (stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a FIFO"), (stat.S_ISSOCK, "a socket"), (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)  # fmt: skip
+
+
+def refuse_other_kind(path: Path, *, file: bool) -> None:
+    """EnvironmentFault if the path exists but is not a regular file (with `file`) or not a folder (without)."""
+    hint = "move it away, or give this run another name: name=..."
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        if path.is_symlink():
+            raise EnvironmentFault(f"{path} is a link to {path.readlink()}, which does not exist", hint) from None
+        return
+    except OSError as error:
+        raise EnvironmentFault(cause(error), hint) from error
+    if not (stat.S_ISREG(mode) if file else stat.S_ISDIR(mode)):
+        raise EnvironmentFault(f"{path} is {_kind(mode)}; a run needs a {'file' if file else 'folder'} there", hint)
+
+
+def _kind(mode: int) -> str:
+    return next((name for is_kind, name in KINDS if is_kind(mode)), "a file")
+
+
+def read_regular(path: Path) -> bytes:
+    """The bytes of a regular file; OSError for any other kind, such as a FIFO, which would block."""
+    with open_regular(path) as file:
+        return file.read()
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file for reading; OSError for any other kind."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        mode = os.fstat(handle).st_mode
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.ENXIO, f"{_kind(mode)}, not a file", str(path))
+    except BaseException:
+        os.close(handle)
+        raise
+    return os.fdopen(handle, "rb")
+
+
+def read_json(path: Path) -> Any:
+    """The value in a JSON file; ValueError if it is not valid JSON, OSError if the file cannot be read."""
+    try:
+        return json.loads(read_regular(path))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def overwrite(path: Path, text: str) -> None:
+    """Replace a file atomically, so that a reader never gets a partial file. OSError if it cannot be written."""
+    part = path.with_suffix(f"{path.suffix}.part")
+    try:
+        part.write_text(text)
+        part.replace(path)
+    except OSError:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)  # free its space: the disk may be full
+        raise
+
+
+def update(path: Path, text: str) -> None:
+    """Like `overwrite`, but a full disk does not keep an existing file from being updated.
+
+    The text is then written in place, into the blocks that the file has: for files that have a checksum, since a reader
+    may get a partial one. OSError if it cannot be written; the file is then unchanged.
+    """
+    try:
+        overwrite(path, text)
+    except OSError as error:
+        if error.errno not in FULL or not path.is_file():
+            raise
+        data = text.encode()
+        with path.open("r+b", buffering=0) as file:
+            if os.fstat(file.fileno()).st_blocks * 512 < len(data):  # POSIX counts in units of 512 bytes
+                raise
+            file.write(data)
+            file.truncate()
