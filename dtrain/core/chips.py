@@ -88,7 +88,7 @@ class Chip:
     """Chips in the largest slice that can be rented, which may be less than a pod; for GPUs, the largest number that
     `dtrain plan` accepts."""
     wraparound: int = 4
-    """A torus dimension has wraparound links if its size is a multiple of this."""
+    """A side of the torus has wraparound links if its length is a multiple of this: see `closed`."""
     gpu: Gpu | None = None
     cloud: Cloud | None = None
 
@@ -96,6 +96,14 @@ class Chip:
     def flops_per_device(self) -> float:
         """Peak FLOP/s of one JAX device; a chip may appear as several devices."""
         return self.flops / self.devices
+
+    def closed(self, shape: tuple[int, ...]) -> tuple[bool, ...]:
+        """Which sides of a slice have wraparound links. Slices of three dims have them if they consist of whole cubes.
+
+        Source: docs.cloud.google.com/tpu/docs/v4, "3D mesh and 3D torus".
+        """
+        multiples = tuple(side % self.wraparound == 0 for side in shape)
+        return multiples if len(shape) < 3 else (all(multiples),) * len(shape)
 
     @property
     def largest(self) -> str:

@@ -1,5 +1,6 @@
 """Parameters that are split to save memory (FSDP): all-gather before use, reduce-scatter of the gradients."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,6 +12,9 @@ from jax.sharding import PartitionSpec
 from dtrain.core.errors import RecipeError
 from dtrain.models.nn.low_rank import LowRank
 from dtrain.models.nn.param import Tree
+
+Cuts = tuple[tuple[int, tuple[str, ...]], ...]
+"""(dim, the mesh axes that split it, major to minor)."""
 
 
 @partial(
@@ -118,28 +122,45 @@ def looked_up(table: Tree, token_BT: jax.Array) -> jax.Array:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
-def gathered(x: jax.Array, cuts: tuple[tuple[int, str], ...], dtype: str, sums: str) -> jax.Array:
-    """All-gather x in `dtype` along each (dim, axis); its gradient is reduce-scattered in the dtype `sums`."""
+def gathered(x: jax.Array, cuts: Cuts, dtype: str, sums: str) -> jax.Array:
+    """All-gather x in `dtype` along each (dim, axes); its gradient is reduce-scattered in the dtype `sums`.
+
+    On a TPU, an all-gather along several axes at once uses the links of all dims of the torus.
+    """
     return _gather_forward(x, cuts, dtype, sums)[0]
 
 
-def _gather_forward(x: jax.Array, cuts: tuple[tuple[int, str], ...], dtype: str, _: str) -> tuple[jax.Array, None]:
+def _gather_forward(x: jax.Array, cuts: Cuts, dtype: str, _: str) -> tuple[jax.Array, None]:
     x = x.astype(dtype)
-    for dim, axis in cuts:
-        x = jax.lax.all_gather(x, axis, axis=dim, tiled=True)
+    for dim, axes in cuts:
+        x = jax.lax.all_gather(x, axes, axis=dim, tiled=True)
     return x, None
 
 
-def _gather_backward(
-    cuts: tuple[tuple[int, str], ...], _: str, sums: str, __: None, gradient: jax.Array
-) -> tuple[jax.Array]:
+def _gather_backward(cuts: Cuts, _: str, sums: str, __: None, gradient: jax.Array) -> tuple[jax.Array]:
     gradient = gradient.astype(sums)
-    for dim, axis in reversed(cuts):
-        gradient = jax.lax.psum_scatter(gradient, axis, scatter_dimension=dim, tiled=True)
+    for dim, axes in reversed(cuts):
+        gradient = _reduce_scattered(gradient, dim, axes)
     return (gradient,)
 
 
 gathered.defvjp(_gather_forward, _gather_backward)
+
+
+def _reduce_scattered(x: jax.Array, dim: int, axes: tuple[str, ...]) -> jax.Array:
+    """The sum of x over the devices along these axes, of which each device keeps its part of `dim`.
+
+    Several axes are dims of a TPU torus. XLA compiles a reduce-scatter over all dims of a torus at once as an
+    all-reduce, so the last one goes by itself. The same happens, or the compiler fails, if `dim` has several dims to
+    one side, such as heads and head dim: these are merged.
+    """
+    if len(axes) == 1:
+        return jax.lax.psum_scatter(x, axes, scatter_dimension=dim, tiled=True)
+    before, after = x.shape[:dim], x.shape[dim + 1 :]
+    x = x.reshape(*(math.prod(before),) * bool(before), x.shape[dim], *(math.prod(after),) * bool(after))
+    for some in (axes[:-1], axes[-1:]):
+        x = jax.lax.psum_scatter(x, some, scatter_dimension=int(bool(before)), tiled=True)
+    return x.reshape(*before, -1, *after)
 
 
 def summed(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:

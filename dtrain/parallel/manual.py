@@ -49,9 +49,9 @@ class ShardMapContext(ExampleVerbs):
 
     def gather(self, params: Tree) -> Tree:
         def gather_one(part: NotGathered) -> Any:
-            # Axes are matched from the last dim. Of several axes on one dim the last varies fastest: gather it first.
+            # Axes are matched from the last dim.
             x, entries = part.value, enumerate(part.axes[len(part.axes) - part.value.ndim :])
-            cuts = tuple((dim, axis) for dim, entry in entries for axis in reversed(self._memory_axes(entry)))
+            cuts = tuple((dim, axes) for dim, entry in entries if (axes := self._memory_axes(entry)))
             return part.with_adapter(gathered(x, cuts, part.dtype or str(x.dtype), str(x.dtype)), gather_one)
 
         return jax.tree.map(gather_one, params, is_leaf=is_wrapped)

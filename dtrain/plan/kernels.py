@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Sequence
 
-from dtrain.plan.program import Computation, Op
+from dtrain.plan.program import Computation, Op, Program
 
 ATTENTION = {"splash_mha_fwd": 2, "splash_mha_dq": 3, "splash_mha_dkv": 4}
 """Matrix products of each kernel; both backward kernels recompute the scores."""
@@ -29,8 +29,16 @@ Input = tuple[str, tuple[int, ...]]
 """Dtype and shape."""
 
 
-def hidden(op: Op, home: Computation, filled: float) -> tuple[str, float]:
-    """Kind and FLOPs of the kernel that an operation calls; the kind is empty if it calls none that is known."""
+def hidden(op: Op, home: Computation, program: Program, filled: float) -> tuple[str, float]:
+    """Kind and FLOPs of the kernel that an operation calls, also in a fusion that overlaps it with a collective.
+
+    The kind is empty if it calls none that is known.
+    """
+    if op.kind == "fusion":
+        inside = program.computations[op.called() or ""]
+        calls = [inner for inner in inside.ops.values() if inner.kind == "custom-call"]
+        found = (hidden(inner, inside, program, filled) for inner in calls)
+        return next((kernel for kernel in found if kernel[0]), ("", 0.0))
     target = re.search(r'custom_call_target="([^"]*)"', op.attributes)
     called = target.group(1) if target and op.kind == "custom-call" else ""
     if called in CUDNN:

@@ -104,7 +104,7 @@ class Network:
         return (2 if kind == "all-reduce" else 1) * share / (lanes * self.chip.link_bandwidth) + hops
 
     def _closed(self, extent: int, dim: int) -> bool:
-        return dim < len(self.shape) and extent == self.shape[dim] and extent % self.chip.wraparound == 0
+        return dim < len(self.shape) and extent == self.shape[dim] and self.chip.closed(self.shape)[dim]
 
     def _across(self, kind: str, group: Group, size: float, dims: int | None) -> float:
         """Seconds within each slice, then of each device's part over the slow network."""

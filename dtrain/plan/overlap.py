@@ -1,7 +1,7 @@
 """Which collectives a compiler overlaps with work: rules for the quick tier, which has no schedule to read.
 
 The rules for TPUs were read from programs that libtpu 0.0.42 scheduled:
-  - All-gathers of parameters overlap with the matrix products of the same loop body, but not with kernels.
+  - All-gathers of parameters overlap with the matrix products of the same loop body, and by an option with kernels.
   - Reduce-scatters are exposed, and become all-reduces if they span several dimensions of a torus.
   - A windowed product (collective matmul) is split to use the parts of its operand as they arrive: network and product
     overlap, and a result too large for fast memory is read and written again for the parts.
@@ -17,6 +17,8 @@ from dtrain.parallel.mesh import FSDP_AXES
 from dtrain.plan.network import Group
 
 ASYNC_GATHER = "xla_tpu_enable_async_collective_fusion_fuse_all_gather"
+WITH_KERNELS = "xla_tpu_enable_async_collective_fusion_with_mosaic_custom_call"
+WINDOW_GATHERS = "xla_tpu_enable_windowed_einsum_for_all_gather"
 WINDOW_FROM = "xla_jf_spmd_threshold_for_windowed_einsum_mib"
 WHOLE_FROM = 10_000
 """Threshold in MiB of an operand from which no product is split in practice."""
@@ -64,5 +66,6 @@ def overlap(engine: Compiler, placed_by_compiler: bool, chip: Chip) -> Overlap:
     options: Mapping[str, bool | str] = engine.options("tpu")
     flat = chip.dims == 2
     if placed_by_compiler and flat and int(options.get(WINDOW_FROM, 0)) < WHOLE_FROM:
-        return Overlap(True, True, windowed=True)
-    return Overlap(flat or bool(options.get(ASYNC_GATHER)), False, scattered=not placed_by_compiler)
+        return Overlap(True, True, windowed=bool(options.get(WINDOW_GATHERS, True)))
+    gathers, kernels = flat or bool(options.get(ASYNC_GATHER)), bool(options.get(WITH_KERNELS))
+    return Overlap(gathers, False, kernels=kernels, scattered=not placed_by_compiler)

@@ -215,7 +215,7 @@ def _plan(
     recipe, layout = assembly.recipe, assembly.layout
     timing, money = None, None
     if tally is not None and on.chip:
-        flops = recipe.model.flops(layout.example, recipe.batch)
+        flops = assembly.model.flops(layout.example, recipe.batch)
         tokens = tokens_in(layout.example) * recipe.batch
         peak = on.chip.flops * on.chips
         unit = "tokens" if tokens else ("images" if IMAGE in layout.example else "examples")

@@ -226,7 +226,7 @@ class _Pass:
 
     def _compute(self, op: Op) -> None:
         clock, cost = self.clock, self.clock.costs.of(op, self.home)
-        kernel, hidden = kernels.hidden(op, self.home, clock.filled)
+        kernel, hidden = kernels.hidden(op, self.home, clock.program, clock.filled)
         busy = clock.efficiency.computing(kernel or "product", hidden if kernel else cost.flops)
         moving = clock.efficiency.moving(cost.bytes)
         part = "memory" if moving > busy else ("kernel" if kernel else "product")

@@ -81,6 +81,8 @@ def devices(on: Target) -> list[Device]:
     options: dict[str, Any] = {"num_slices": on.slices} if on.slices > 1 else {}
     options |= {"chips_per_host_bounds": (1, 1, 1)} if math.prod(on.shape) == 1 else {}
     options |= {"chip_config_name": "megacore"} if on.chip.name == "v4" else {}
+    closed = on.chip.closed(on.shape)
+    options["wrap"] = (*closed, *[False] * (3 - len(closed)))  # else libtpu compiles for a mesh without these links
     shape = "x".join(map(str, on.shape))
     result = topologies.get_topology_desc(platform="tpu", topology_name=f"{on.chip.name}:{shape}", **options).devices
     assert len(result) == on.devices, f"{on}: libtpu describes {len(result)} devices"

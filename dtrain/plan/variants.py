@@ -24,12 +24,20 @@ OVERLAP = {
 }
 """Compiler options that overlap collectives with matrix products."""
 
+KERNELS = OVERLAP | {"xla_tpu_enable_async_collective_fusion_with_mosaic_custom_call": True}
+"""Compiler options that overlap collectives with matrix products and with kernels, such as the products of experts."""
+
+WHOLE_GATHERS = {"xla_tpu_enable_windowed_einsum_for_all_gather": False}
+"""Compiler option for windowed products in the sums of gradients only: parameters are gathered as a whole."""
+
 WHOLE_PRODUCTS = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": 1_000_000}
 """Compiler option against windowed products (collective matmul): no product is split."""
 
 WAYS: tuple[tuple[str, type[Jit] | type[ShardMap], Mapping[str, Any]], ...] = (
     ("collectives overlapped", ShardMap, OVERLAP),
     ("collectives overlapped", Jit, OVERLAP),
+    ("collectives overlapped with kernels", ShardMap, KERNELS),
+    ("windowed products in gradients only", Jit, WHOLE_GATHERS),
     ("no windowed products", Jit, WHOLE_PRODUCTS),
     ("no windowed products, collectives overlapped", Jit, OVERLAP | WHOLE_PRODUCTS),
     ("", ShardMap, {}),

@@ -193,7 +193,7 @@ def test_microbatches_need_one_all_reduce() -> None:
 
 @pytest.mark.slow
 def test_fsdp_over_two_mesh_axes_is_the_same() -> None:
-    """As on a TPU, where reduce-scatters run along one dimension of the torus after the other."""
+    """As on a TPU, where gathers run over all dims of the torus at once, reduce-scatters over the last one apart."""
     sizes = dict.fromkeys(JAX_AXES, 1) | {"fsdp": 2, "fsdp_y": 4}
     loss, found = gradients(place(LANGUAGE_MODELS["mixtral"], ENGINES["shard_map"], Mesh(data=1, fsdp=8), sizes=sizes))
     reference_loss, reference = one_device("mixtral")

@@ -15,7 +15,7 @@ from dtrain.plan.jaxpr_flat import bare, flatten, gathered, traffic
 from dtrain.plan.network import Group
 from dtrain.plan.overlap import overlap
 from dtrain.plan.plan import quick
-from dtrain.plan.variants import OVERLAP, WHOLE_PRODUCTS
+from dtrain.plan.variants import KERNELS, OVERLAP, WHOLE_GATHERS, WHOLE_PRODUCTS
 from tests.plan.test_plan import recipe
 
 FSDP, TENSOR = ("fsdp", "fsdp_y"), ("tensor",)
@@ -26,6 +26,7 @@ FSDP, TENSOR = ("fsdp", "fsdp_y"), ("tensor",)
     [
         ("v5e", Jit(), True, True),
         ("v5e", Jit(xla=dict(WHOLE_PRODUCTS)), True, False),
+        ("v5e", Jit(xla=dict(WHOLE_GATHERS)), True, True),
         ("v5e", ShardMap(), True, False),
         ("v5p", Jit(), False, False),
         ("v5p", ShardMap(xla=dict(OVERLAP)), True, False),
@@ -37,6 +38,12 @@ def test_what_a_compiler_hides(chip: str, engine: Jit | ShardMap, gathers: bool,
     assert [found.hides(kind, FSDP) for kind in ("all-gather", "reduce-scatter")] == [gathers, sums]
     assert not any(found.hides(kind, TENSOR) for kind in ("all-gather", "reduce-scatter", "all-reduce"))
     assert found.hides("collective-permute", TENSOR)
+
+
+def test_options_decide_whether_products_are_windowed_and_kernels_hide_collectives() -> None:
+    v5e, v5p = (next(one for one in CHIPS if one.name == name) for name in ("v5e", "v5p"))
+    assert [overlap(Jit(xla=dict(xla)), True, v5e).windowed for xla in ({}, WHOLE_GATHERS)] == [True, False]
+    assert [overlap(ShardMap(xla=dict(xla)), False, v5p).kernels for xla in (OVERLAP, KERNELS)] == [False, True]
 
 
 def test_a_sum_over_a_plane_is_an_all_reduce_to_the_compiler_that_places_it() -> None:

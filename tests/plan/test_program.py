@@ -277,3 +277,30 @@ def test_collectives_that_jax_compiles_are_found_by_axis() -> None:
 )
 def test_a_kernel_short_of_fast_memory_is_no_plan_that_does_not_fit(output: str, main: bool) -> None:
     assert _lacks_main_memory(output) == main
+
+
+KERNEL_IN_FUSION = """HloModule jit_step, is_scheduled=true
+
+%async_collective_fusion.1 (p0: s8[1,8,8], p1: bf16[32,4096,128], p2: bf16[64,4096]) -> bf16[32,4096,128] {
+  %p0 = s8[1,8,8]{2,1,0} parameter(0)
+  %p1 = bf16[32,4096,128]{2,1,0} parameter(1)
+  %p2 = bf16[64,4096]{1,0} parameter(2)
+  %splash_mha_fwd.3 = bf16[32,4096,128]{2,1,0} custom-call(%p0, %p1), custom_call_target="tpu_custom_call"
+  %all-gather.1 = bf16[64,4096]{1,0} all-gather(%p2), channel_id=1, replica_groups={{0}}, dimensions={0}
+  ROOT %both = (bf16[32,4096,128]{2,1,0}, bf16[64,4096]{1,0}) tuple(%splash_mha_fwd.3, %all-gather.1)
+}
+
+ENTRY %main (mask: s8[1,8,8], q: bf16[32,4096,128], w: bf16[64,4096]) -> bf16[32,4096,128] {
+  %mask = s8[1,8,8]{2,1,0} parameter(0)
+  %q = bf16[32,4096,128]{2,1,0} parameter(1)
+  %w = bf16[64,4096]{1,0} parameter(2)
+  %fusion = (bf16[32,4096,128]{2,1,0}, bf16[64,4096]{1,0}) fusion(%mask, %q, %w), kind=kCustom, \
+calls=%async_collective_fusion.1
+  ROOT %out = bf16[32,4096,128]{2,1,0} get-tuple-element(%fusion), index=0
+}
+""".replace("\\\n", "")
+
+
+def test_a_kernel_in_a_fusion_that_overlaps_with_a_collective_is_counted() -> None:
+    live = 9 / 16  # of 8 x 8 blocks, those on and below the diagonal
+    assert replayed(KERNEL_IN_FUSION).kernel_flops == 2 * 2 * 32 * 4096 * 4096 * 128 * live

@@ -1,10 +1,17 @@
 """Names of slices, and the error for a wrong name."""
 
+import importlib.util
+
+import jax
+import jax.numpy as jnp
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from dtrain.core.chips import CHIPS
 from dtrain.core.errors import RecipeError
 from dtrain.core.slices import target
+from dtrain.parallel.gather import gathered
+from dtrain.parallel.mesh import FSDP_AXES, Mesh
 from dtrain.plan.target import devices, stand_ins
 
 
@@ -99,3 +106,37 @@ def test_libtpu_describes_every_slice_that_can_be_rented() -> None:
             if count <= 4096 or count == chip.max_chips:
                 found = target(f"{chip.name}-{count * chip.units_per_chip}")
                 assert len(devices(found)) == found.devices
+
+
+@pytest.mark.tpu_compiler
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
+@pytest.mark.parametrize("name", ["v5p-128", "v4-256"])
+def test_programs_are_compiled_with_the_wraparound_links_of_the_slice(name: str) -> None:
+    """Without its wraparound links, the compiler replaces a gather over all dims by an all-reduce, twice the bytes."""
+    on = target(name)
+    mesh = Mesh(data=1, fsdp=-1)
+    built = mesh.build(mesh.jax_sizes(placed := devices(on)), placed)
+    matrix = jax.ShapeDtypeStruct((8192, 4096), jnp.bfloat16, sharding=NamedSharding(built, PartitionSpec(FSDP_AXES)))
+    cuts = ((0, FSDP_AXES),)
+    gather = jax.shard_map(lambda w: gathered(w, cuts, "bfloat16", "bfloat16"), mesh=built,
+                           in_specs=PartitionSpec(FSDP_AXES), out_specs=PartitionSpec(), check_vma=False)  # fmt: skip
+    text = jax.jit(gather).lower(matrix).compile().as_text() or ""
+    assert "3DAllGather" in text
+    assert " all-reduce(" not in text
+
+
+@pytest.mark.parametrize(
+    ("name", "closed"),
+    [
+        ("v5p-128", (True, True, True)),
+        ("v5p-32", (False, False, False)),
+        ("v5e-256", (True, True)),
+        ("v5e-128", (False, True)),
+        ("v6e-16", (False, False)),
+        ("tpu7x-256", (True, True, True)),
+    ],
+)
+def test_wraparound_links(name: str, closed: tuple[bool, ...]) -> None:
+    on = target(name)
+    assert on.chip
+    assert on.chip.closed(on.shape) == closed
