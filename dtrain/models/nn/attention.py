@@ -10,6 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from dtrain.models.nn.vma import axes_of, vary
+
 MASKED_SCORE = -1e30
 """Score of a masked key: its exponential is 0 in float32. -inf would give NaN for a query without any key."""
 
@@ -58,26 +60,72 @@ def attention_mask(spec: AttentionSpec, queries: Positions, keys: Positions) -> 
 def attention_scores(q_BTHD: jax.Array, k_BSGD: jax.Array, spec: AttentionSpec) -> jax.Array:
     """Scaled and soft-capped scores in float32: (B, G, R, T, S)."""
     q_BTGRD = q_BTHD.reshape(*q_BTHD.shape[:2], k_BSGD.shape[2], -1, q_BTHD.shape[3])
-    s = jnp.einsum("BTGRD,BSGD->BGRTS", q_BTGRD, k_BSGD, preferred_element_type=jnp.float32) * spec.scale
+    q_BGRTD, k_BGSD = jnp.moveaxis(q_BTGRD, 1, 3), jnp.moveaxis(k_BSGD, 1, 2)
+    s = _scores(vary(q_BGRTD, axes_of(k_BGSD)), vary(k_BGSD, axes_of(q_BGRTD))) * spec.scale
     return spec.softcap * jnp.tanh(s / spec.softcap) if spec.softcap else s
 
 
+@jax.custom_vjp
+def _scores(q_BGRTD: jax.Array, k_BGSD: jax.Array) -> jax.Array:
+    """Products of queries and keys, in float32: (B, G, R, T, S).
+
+    The gradients here and in `_mixed` are products in which the larger operand keeps its order of dims: by autodiff,
+    XLA:CPU transposes arrays of the size of the scores.
+    """
+    return jnp.einsum("BGRTD,BGSD->BGRTS", q_BGRTD, k_BGSD, preferred_element_type=jnp.float32)
+
+
+def _scores_backward(saved: tuple[jax.Array, jax.Array], ds_BGRTS: jax.Array) -> tuple[jax.Array, jax.Array]:
+    q_BGRTD, k_BGSD = saved
+    of_q = jnp.einsum("BGRTS,BGSD->BGRTD", ds_BGRTS, k_BGSD, preferred_element_type=jnp.float32)
+    of_k = jnp.einsum("BGRTD,BGRTS->BGDS", q_BGRTD, ds_BGRTS, preferred_element_type=jnp.float32)
+    return of_q.astype(q_BGRTD.dtype), jnp.swapaxes(of_k, 2, 3).astype(k_BGSD.dtype)
+
+
+_scores.defvjp(lambda q, k: (_scores(q, k), (q, k)), _scores_backward)
+
+
+@jax.custom_vjp
+def _mixed(p_BGRTS: jax.Array, v_BGSD: jax.Array) -> jax.Array:
+    """Values weighted by probabilities, in float32: (B, T, G, R, D)."""
+    return jnp.einsum("BGRTS,BGSD->BTGRD", p_BGRTS, v_BGSD, preferred_element_type=jnp.float32)
+
+
+def _mixed_backward(saved: tuple[jax.Array, jax.Array], do_BTGRD: jax.Array) -> tuple[jax.Array, jax.Array]:
+    p_BGRTS, v_BGSD = saved
+    do_BGRTD = jnp.moveaxis(do_BTGRD, 1, 3)
+    of_p = jnp.einsum("BGRTD,BGSD->BGRTS", do_BGRTD, v_BGSD, preferred_element_type=jnp.float32)
+    of_v = jnp.einsum("BGRTD,BGRTS->BGDS", do_BGRTD, p_BGRTS, preferred_element_type=jnp.float32)
+    return of_p.astype(p_BGRTS.dtype), jnp.swapaxes(of_v, 2, 3).astype(v_BGSD.dtype)
+
+
+_mixed.defvjp(lambda p, v: (_mixed(p, v), (p, v)), _mixed_backward)
+
+
 def attention_with_lse(
-    q_BTHD: jax.Array, k_BSGD: jax.Array, v_BSGD: jax.Array, spec: AttentionSpec, queries: Positions, keys: Positions
+    q_BTHD: jax.Array,
+    k_BSGD: jax.Array,
+    v_BSGD: jax.Array,
+    spec: AttentionSpec,
+    queries: Positions,
+    keys: Positions,
+    *,
+    own: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
     """Attention to these keys only: values (B, T, H, D) and log-sum-exp of the scores (B, T, H), both float32.
 
     The log-sum-exp lets results over several sets of keys be merged (Dao et al. 2022, section 3.1). A query without
-    any key has zero values and a log-sum-exp of HIDDEN.
+    any key has zero values and a log-sum-exp of MASKED_SCORE. `own`: every query attends at least to its own key.
     """
     s, mask = attention_scores(q_BTHD, k_BSGD, spec), attention_mask(spec, queries, keys)
     mask = None if mask is None else mask[:, None, None]
     s = s if mask is None else jnp.where(mask, s, MASKED_SCORE)
     top = jax.lax.stop_gradient(s.max(-1, keepdims=True))  # softmax does not change when a constant is subtracted
     p = jnp.exp(s - top)
-    p = p if mask is None else jnp.where(mask, p, 0.0)  # if all keys are masked, every exponential is 1
+    p = p if mask is None or own else jnp.where(mask, p, 0.0)  # if all keys are masked, every exponential is 1
     total = p.sum(-1)
-    out = jnp.einsum("BGRTS,BSGD->BTGRD", p.astype(v_BSGD.dtype), v_BSGD, preferred_element_type=jnp.float32)
+    v_BGSD = jnp.moveaxis(v_BSGD, 1, 2)
+    out = _mixed(vary(p.astype(v_BGSD.dtype), axes_of(v_BGSD)), vary(v_BGSD, axes_of(p)))
     total_BTGR = jnp.moveaxis(total, 3, 1)
     out = out / jnp.maximum(total_BTGR, 1e-30)[..., None]
     log = jnp.where(
@@ -113,9 +161,8 @@ def attention(
     """Attention over full rows, in the dtype of the queries: (B, T, H, D)."""
 
     def chunk(part: tuple[jax.Array, Positions]) -> jax.Array:
-        return attention_with_lse(part[0], k_BSGD, v_BSGD, spec=spec, queries=part[1], keys=positions)[0].astype(
-            q_BTHD.dtype
-        )
+        found = attention_with_lse(part[0], k_BSGD, v_BSGD, spec=spec, queries=part[1], keys=positions, own=True)
+        return found[0].astype(q_BTHD.dtype)
 
     return in_chunks(chunk, (q_BTHD, positions), q_BTHD.shape[1])
 

@@ -1,6 +1,7 @@
 """The context for generation: keys and values of earlier tokens are cached and not recomputed.
 
-Dims: L layers, B rows, C capacity of the cache in tokens, G key-value heads, D head dim.
+Dims: B rows, T new tokens, C capacity of the cache in tokens, G key-value heads, R query heads per group,
+D head dim.
 """
 
 from collections.abc import Sequence
@@ -10,25 +11,33 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from dtrain.models.nn.attention import AttentionSpec, Positions, attention_with_lse
+from dtrain.models.nn.attention import MASKED_SCORE, AttentionSpec, in_chunks
 from dtrain.models.nn.context import Block, Layers
 from dtrain.models.nn.param import Tree
 from dtrain.models.nn.single_device import SingleDeviceContext
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["k_LBCGD", "v_LBCGD", "used"], meta_fields=[])
+@partial(jax.tree_util.register_dataclass, data_fields=["k", "v", "used", "pad_B"], meta_fields=[])
 @dataclass(frozen=True)
 class KVCache:
-    """Keys and values of the tokens so far; `used` is their number, int32 ()."""
+    """Keys (B, G, D, C) and values (B, G, C, D) of the tokens so far, one array for each layer, changed in place.
 
-    k_LBCGD: jax.Array
-    v_LBCGD: jax.Array
+    All rows fill the same number of slots, `used`, int32 (). Shorter ones begin with `pad_B` empty slots, int32 (B,):
+    slot c has the token at position c - pad.
+    """
+
+    k: tuple[jax.Array, ...]
+    v: tuple[jax.Array, ...]
     used: jax.Array
+    pad_B: jax.Array
 
     @classmethod
-    def empty(cls, shape: tuple[int, int, int, int, int], dtype: str) -> "KVCache":
-        """An empty cache of that shape (L, B, C, G, D)."""
-        return cls(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), jnp.zeros((), jnp.int32))
+    def empty(cls, layers: int, shape: tuple[int, int, int, int], dtype: str) -> "KVCache":
+        """An empty cache for this shape (B, G, C, D) in each layer."""
+        rows, groups, capacity, dim = shape
+        k = tuple(jnp.zeros((rows, groups, dim, capacity), dtype) for _ in range(layers))
+        v = tuple(jnp.zeros(shape, dtype) for _ in range(layers))
+        return cls(k, v, jnp.zeros((), jnp.int32), jnp.zeros(rows, jnp.int32))
 
 
 @dataclass(frozen=True)
@@ -36,6 +45,7 @@ class CachedContext(SingleDeviceContext):
     """The verbs for tokens that follow those in the cache. `stack` appends the extended cache to `grown`."""
 
     cache: KVCache | None = None
+    """Inside `stack` that of one layer."""
     grown: list[KVCache] = field(default_factory=list)
 
     @property
@@ -43,8 +53,14 @@ class CachedContext(SingleDeviceContext):
         assert self.cache is not None
         return self.cache
 
+    def positions(self, length: int) -> jax.Array:
+        """The positions of `length` new tokens of each row, as the model's feature POSITION: (B, T); 0 for padding."""
+        slot_1T = self._cache.used + jnp.arange(length, dtype=jnp.int32)[None]
+        return jnp.maximum(slot_1T - self._cache.pad_B[:, None], 0)
+
     def places(self, length: int) -> jax.Array:
-        return self._cache.used + jnp.arange(length, dtype=jnp.int32)
+        """Not known here: rows may have different positions. The batch must have POSITION, as `positions` gives it."""
+        raise NotImplementedError("give the model the feature POSITION")
 
     def attend(
         self,
@@ -54,39 +70,60 @@ class CachedContext(SingleDeviceContext):
         spec: AttentionSpec,
         document_BT: jax.Array | None,
     ) -> jax.Array:
-        """Attention inside a layer, where `cache` is that layer's part: (1, B, C, G, D).
+        """Attention inside a layer, to the cached tokens and the new ones.
 
-        New keys and values are written at `used`. The unused rest of the cache needs no mask of its own: its positions
-        are after every query, and attention is causal.
+        New keys and values are written from slot `used` on. The unused rest of the cache needs no mask of its own: its
+        positions are after every query, and attention is causal.
         """
-        cache, at = self._cache, (0, self._cache.used, 0, 0)
-        k_BCGD = jax.lax.dynamic_update_slice(cache.k_LBCGD[0], k_BTGD.astype(cache.k_LBCGD.dtype), at)
-        v_BCGD = jax.lax.dynamic_update_slice(cache.v_LBCGD[0], v_BTGD.astype(cache.v_LBCGD.dtype), at)
-        self.grown.append(KVCache(k_BCGD[None], v_BCGD[None], cache.used))
-        keys = Positions(jnp.arange(k_BCGD.shape[1], dtype=jnp.int32))
-        out, _ = attention_with_lse(
-            q_BTHD, k_BCGD, v_BCGD, spec=spec, queries=Positions(self.places(q_BTHD.shape[1])), keys=keys
-        )
-        return out.astype(q_BTHD.dtype)
+        cache = self._cache
+        k_BGDT, v_BGTD = k_BTGD.transpose(0, 2, 3, 1), v_BTGD.transpose(0, 2, 1, 3)
+        k_BGDC = jax.lax.dynamic_update_slice(cache.k[0], k_BGDT.astype(cache.k[0].dtype), (0, 0, 0, cache.used))
+        v_BGCD = jax.lax.dynamic_update_slice(cache.v[0], v_BGTD.astype(cache.v[0].dtype), (0, 0, cache.used, 0))
+        self.grown.append(replace(cache, k=(k_BGDC,), v=(v_BGCD,)))
+
+        def chunk(part: tuple[jax.Array, jax.Array]) -> jax.Array:
+            return _attention(part[0], k_BGDC, v_BGCD, spec, part[1], cache.pad_B).astype(q_BTHD.dtype)
+
+        return in_chunks(chunk, (q_BTHD, self.positions(q_BTHD.shape[1])), q_BTHD.shape[1])
 
     def stack(
         self, blocks: Sequence[Block], params: Tree, x: jax.Array, shared: Tree = None, how: Layers = Layers()
     ) -> tuple[jax.Array, Tree]:
-        rounds, cache = len(blocks), self._cache  # one iteration of the scan applies each block once, as in scan_layers
+        """`params`: the layers' parameters, stacked, or apart as `unstacked` gives them, which saves copies."""
+        cache = self._cache
+        layers = params if isinstance(params, tuple) else unstacked(params)
+        inside = []
+        for number, layer in enumerate(layers):
+            own = replace(cache, k=(cache.k[number],), v=(cache.v[number],))
+            inside.append(replace(self, cache=own, grown=[]))
+            x, _ = blocks[number % len(blocks)](layer, x, shared, inside[-1])
+        k, v = (tuple(getattr(ctx.grown[0], name)[0] for ctx in inside) for name in ("k", "v"))
+        self.grown.append(replace(cache, k=k, v=v, used=cache.used + x.shape[1]))
+        return x, {}
 
-        def split(p: jax.Array) -> jax.Array:
-            return p.reshape(p.shape[0] // rounds, rounds, *p.shape[1:])
 
-        def apply_round(carry: jax.Array, layers: Tree) -> tuple[jax.Array, Tree]:
-            grown = []
-            for i, block in enumerate(blocks):
-                layer, k_BCGD, v_BCGD = jax.tree.map(lambda p, i=i: p[i], layers)
-                inside = replace(self, cache=KVCache(k_BCGD[None], v_BCGD[None], cache.used), grown=[])
-                carry, _ = block(layer, carry, shared, inside)
-                grown.append((inside.grown[0].k_LBCGD, inside.grown[0].v_LBCGD))
-            return carry, jax.tree.map(lambda *parts: jnp.concatenate(parts), *grown)
+def unstacked(params: Tree) -> tuple[Tree, ...]:
+    """The parameters of each layer, from parameters that are stacked along their first dim."""
+    count = jax.tree.leaves(params)[0].shape[0]
+    return tuple(jax.tree.map(lambda p, i=i: p[i], params) for i in range(count))
 
-        out, (k, v) = jax.lax.scan(apply_round, x, jax.tree.map(split, (params, cache.k_LBCGD, cache.v_LBCGD)))
-        shape = cache.k_LBCGD.shape
-        self.grown.append(KVCache(k.reshape(shape), v.reshape(shape), cache.used + x.shape[1]))
-        return out, {}
+
+def _attention(
+    q_BTHD: jax.Array,
+    k_BGDC: jax.Array,
+    v_BGCD: jax.Array,
+    spec: AttentionSpec,
+    position_BT: jax.Array,
+    pad_B: jax.Array,
+) -> jax.Array:
+    """Causal attention of queries at these positions to the keys of all slots: (B, T, H, D) in float32."""
+    q_BGRTD = jnp.moveaxis(q_BTHD.reshape(*q_BTHD.shape[:2], v_BGCD.shape[1], -1, q_BTHD.shape[3]), 1, 3)
+    s = jnp.einsum("BGRTD,BGDC->BGRTC", q_BGRTD, k_BGDC, preferred_element_type=jnp.float32) * spec.scale
+    s = spec.softcap * jnp.tanh(s / spec.softcap) if spec.softcap else s
+    key_BC = jnp.arange(v_BGCD.shape[2], dtype=jnp.int32)[None] - pad_B[:, None]
+    back_BTC = position_BT[:, :, None] - key_BC[:, None]
+    mask_BTC = (back_BTC >= 0) & (key_BC >= 0)[:, None]
+    mask_BTC = mask_BTC & (back_BTC < spec.window) if spec.window is not None else mask_BTC
+    p = jax.nn.softmax(jnp.where(mask_BTC[:, None, None], s, MASKED_SCORE), axis=-1)
+    out_BGRTD = jnp.einsum("BGRTC,BGCD->BGRTD", p.astype(v_BGCD.dtype), v_BGCD, preferred_element_type=jnp.float32)
+    return jnp.moveaxis(out_BGRTD, 3, 1).reshape(q_BTHD.shape)

@@ -14,21 +14,32 @@ from dtrain.models.nn.remat import PRODUCT
 from dtrain.models.nn.vma import axes_of, varied, vary
 
 _FLOAT32_SUMS = ContextVar("float32_sums", default=True)
+_FLAT = ContextVar("flat", default=False)
 
 
 @contextmanager
-def sums(float32: bool) -> Iterator[None]:
-    """Within this context, steps are traced with gradients of matrices summed in float32, or in the compute dtype."""
-    token = _FLOAT32_SUMS.set(float32)
+def products(float32_sums: bool, flat: bool) -> Iterator[None]:
+    """Within this context, steps are traced with gradients of matrices summed in float32, or in the compute dtype.
+
+    `flat`: activations are multiplied as matrices. XLA:CPU copies those with more dims into another order first, which
+    takes longer than the product. Not for a compiler that splits tokens over devices: it would have to gather them.
+    """
+    tokens = _FLOAT32_SUMS.set(float32_sums), _FLAT.set(flat)
     try:
         yield
     finally:
-        _FLOAT32_SUMS.reset(token)
+        _FLOAT32_SUMS.reset(tokens[0])
+        _FLAT.reset(tokens[1])
 
 
 @jax.custom_vjp
 def _matmul(x: jax.Array, w: jax.Array) -> jax.Array:
-    return jax.lax.dot_general(x, w, (((x.ndim - 1,), (0,)), ((), ())))
+    rows = _rows(x)
+    return jax.lax.dot_general(rows, w, (((rows.ndim - 1,), (0,)), ((), ()))).reshape(*x.shape[:-1], w.shape[1])
+
+
+def _rows(x: jax.Array) -> jax.Array:
+    return x.reshape(-1, x.shape[-1]) if _FLAT.get() else x
 
 
 def _forward(x: jax.Array, w: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
@@ -36,12 +47,13 @@ def _forward(x: jax.Array, w: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ja
 
 
 def _backward(saved: tuple[jax.Array, jax.Array], g: jax.Array) -> tuple[jax.Array, jax.Array]:
-    x, w = saved
+    (x, w), shape = saved, saved[0].shape
+    x, g = _rows(x), _rows(g)
     rows = tuple(range(x.ndim - 1))
     # dw = x^T g, dx = g w^T. The compiler sums dw over the devices that hold other rows: in float32 by default.
     dtype = jnp.float32 if _FLOAT32_SUMS.get() else w.dtype
     of_w = jax.lax.dot_general(x, g, ((rows, rows), ((), ())), preferred_element_type=dtype)
-    return jax.lax.dot_general(g, w, (((g.ndim - 1,), (1,)), ((), ()))), of_w.astype(w.dtype)
+    return jax.lax.dot_general(g, w, (((g.ndim - 1,), (1,)), ((), ()))).reshape(shape), of_w.astype(w.dtype)
 
 
 _matmul.defvjp(_forward, _backward)

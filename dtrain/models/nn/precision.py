@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from dtrain.core.errors import FieldError
 from dtrain.core.types import DType
 from dtrain.data.batch import SHARE, SMOOTHING, WEIGHT
-from dtrain.models.nn.matmul import sums
+from dtrain.models.nn.matmul import products
 from dtrain.models.nn.param import Param, Tree
 
 
@@ -60,8 +60,11 @@ class Precision:
         return {name: cast_one(name, x) for name, x in batch.items()}
 
     @contextmanager
-    def tracing(self) -> Iterator[None]:
-        """Within this context, steps are traced with `matmul` and `reduce` applied to their products."""
+    def tracing(self, flat: bool = False) -> Iterator[None]:
+        """Within this context, steps are traced with `matmul` and `reduce` applied to their products.
+
+        `flat`: see `matmul.products`.
+        """
         exact = nullcontext() if self.matmul == "default" else jax.default_matmul_precision(self.matmul)
-        with sums(self.reduce == "float32"), exact:
+        with products(self.reduce == "float32", flat), exact:
             yield
