@@ -18,7 +18,6 @@ import numpy as np
 from dtrain.core.errors import EnvironmentFault
 from dtrain.core.parent import exit_with_caller
 from dtrain.data.batch import IMAGE, LABEL, OTHER_IMAGE, OTHER_LABEL, WEIGHT, Batch
-from dtrain.data.order import Order
 from dtrain.data.source import Arrays, Load, Source
 
 QUIET = "ignore::UserWarning:multiprocessing.resource_tracker"
@@ -35,7 +34,8 @@ class TrainBatches:
     """
 
     source: Source
-    order: Order
+    order: Callable[[np.ndarray], np.ndarray]
+    """The index of the example of each row."""
     batch: int
     local: np.ndarray
     start: int

@@ -1,20 +1,21 @@
 """Tokenizers: text to tokens and back."""
 
-import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from dtrain.core.errors import DataError
+from dtrain.data.beside import Beside
 from dtrain.data.files import expanded, reason
 
+Spans = Sequence[tuple[int, int]]
+"""(start, stop) of parts of a text, in characters."""
 BYTES = "bytes"
-NAMED = 'set data.tokenizer to "bytes", to a tokenizer.json or to a folder that contains one'
+NAMED = 'set data.tokenizer to "bytes", to a tokenizer.json, a SentencePiece .model, or a folder that contains one'
 
 
 class Codec(Protocol):
@@ -37,12 +38,54 @@ class Codec(Protocol):
         """The id of a token by its name, such as <|endoftext|>; DataError if there is no such token."""
         ...
 
+    def marked(self, texts: Sequence[tuple[str, Spans]]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """The tokens of each text (tokens,), and which of them have a character in one of its spans; the text of a
+        special token is that token.
+        """
+        ...
+
+    @property
+    def size(self) -> int:
+        """One more than the largest token."""
+        ...
+
+    @property
+    def begin(self) -> str:
+        """The text of the special tokens that the tokenizer puts before a text, such as <s>; often empty."""
+        ...
+
+    @property
+    def template(self) -> str | None:
+        """The chat template that comes with the tokenizer."""
+        ...
+
+    @property
+    def special(self) -> Mapping[str, str]:
+        """The text of special tokens that a chat template may use: bos_token, eos_token."""
+        ...
+
 
 @dataclass(frozen=True)
 class Bytes:
     """Byte-level tokenizer: every byte is a token; 0 ends a document."""
 
     key: str = BYTES
+    template: str | None = None
+    size: int = 256
+    begin: str = ""
+
+    @property
+    def special(self) -> Mapping[str, str]:
+        return {"bos_token": "", "eos_token": "\0"}
+
+    def marked(self, texts: Sequence[tuple[str, Spans]]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for text, spans in texts:
+            tokens = self.encode(text.encode())
+            inside = np.zeros(len(tokens), bool)
+            for start, stop in spans:
+                first = len(text[:start].encode())
+                inside[first : first + len(text[start:stop].encode())] = True
+            yield tokens, inside
 
     def encode(self, text: bytes) -> np.ndarray:
         return np.frombuffer(text, np.uint8)
@@ -55,21 +98,8 @@ class Bytes:
 
 
 @dataclass(frozen=True)
-class File:
+class File(Beside):
     """A tokenizer.json file, read by the `tokenizers` library."""
-
-    path: Path
-
-    @property
-    def key(self) -> str:
-        return hashlib.sha256(self._content).hexdigest()
-
-    @cached_property
-    def _content(self) -> bytes:
-        try:
-            return self.path.read_bytes()
-        except OSError as error:
-            raise DataError(f"{self.path}: cannot be read: {error.strerror}", NAMED) from error
 
     @cached_property
     def _tokenizer(self) -> Any:
@@ -81,13 +111,22 @@ class File:
             tokenizer.no_padding()
             return tokenizer
 
+    @property
+    def size(self) -> int:
+        """One more than the largest token id, which may be above the number of tokens."""
+        return self._size
+
     @cached_property
-    def _dtype(self) -> type[np.unsignedinteger]:
-        """Smallest dtype for the largest token id, which may be above the number of tokens."""
+    def _size(self) -> int:
         largest = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
         if largest >= 2**31:
             raise DataError(f"{self.path}: has the token id {largest:,}; the maximum is 2,147,483,647")
-        return np.uint32 if largest >= 2**16 else np.uint16
+        return largest + 1
+
+    @property
+    def _dtype(self) -> type[np.unsignedinteger]:
+        """Smallest dtype for all tokens."""
+        return np.uint32 if self.size > 2**16 else np.uint16
 
     def encode(self, text: bytes) -> np.ndarray:
         try:
@@ -101,12 +140,41 @@ class File:
     def decode(self, tokens: Sequence[int]) -> str:
         return self._tokenizer.decode(list(tokens), skip_special_tokens=False)
 
+    @property
+    def begin(self) -> str:
+        with _library_errors(f"the tokenizer {self.path} cannot encode a text"):
+            whole, alone = (self._tokenizer.encode("a", add_special_tokens=add) for add in (True, False))
+        count = whole.tokens.index(alone.tokens[0]) if alone.tokens and alone.tokens[0] in whole.tokens else 0
+        return "".join(whole.tokens[:count])
+
+    def marked(self, texts: Sequence[tuple[str, Spans]]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        with _library_errors(f"the tokenizer {self.path} cannot encode the text"):
+            encodings = self._tokenizer.encode_batch([text for text, _ in texts], add_special_tokens=False)
+        for (text, spans), encoding in zip(texts, encodings, strict=True):
+            inside = np.zeros(len(encoding.ids), bool)
+            for start, stop in spans:
+                inside[slice(*_tokens_in(encoding, start, min(stop, len(text))))] = True
+            yield np.asarray(encoding.ids, self._dtype), inside
+
     def number(self, token: str) -> int:
         token_id = self._tokenizer.token_to_id(token)
         if token_id is None:
             hint = "set data.end to the token that ends a document"
             raise DataError(f"{self.path}: has no token {token!r}", hint)
         return token_id
+
+
+def _tokens_in(encoding: Any, start: int, stop: int) -> tuple[int, int]:
+    """The first token with one of the characters `start` to `stop` - 1, and the one after the last such token."""
+    within = range(start, stop)
+    first = next((token for at in within if (token := encoding.char_to_token(at)) is not None), None)
+    if first is None:
+        return 0, 0
+    last = next(token for at in reversed(within) if (token := encoding.char_to_token(at)) is not None)
+    count = len(encoding.ids)
+    while last + 1 < count and (chars := encoding.token_to_chars(last + 1)) and chars[0] < stop:
+        last += 1  # a character of several tokens
+    return first, last + 1
 
 
 @contextmanager
@@ -130,10 +198,15 @@ def codec(tokenizer: str | None) -> Codec:
         return Bytes()
     path = expanded(tokenizer)
     if path.is_dir():
-        path = path / "tokenizer.json"
-        if not path.is_file():
+        found = next((path / name for name in ("tokenizer.json", "tokenizer.model") if (path / name).is_file()), None)
+        if found is None:
             hint = "`tokenizer.save_pretrained(folder)` of the transformers library writes one"
-            raise DataError(f"{path.parent}: this folder has no tokenizer.json", hint)
+            raise DataError(f"{path}: this folder has no tokenizer.json and no tokenizer.model", hint)
+        path = found
     if not path.is_file():
         raise DataError(f"{path}: no such tokenizer file", NAMED)
+    if path.suffix == ".model":
+        from dtrain.data.sentence_piece import SentencePiece
+
+        return SentencePiece(path)
     return File(path)

@@ -1,5 +1,6 @@
 """Resolve file names and globs of a recipe, and replace files atomically."""
 
+import fcntl
 import glob
 import os
 import re
@@ -33,13 +34,28 @@ RELATIVE = "a relative path starts at the recipe's folder or the current folder;
 """For files that a recipe names."""
 
 
-def matching(names: tuple[str, ...], what: str, hint: str = RELATIVE) -> list[Path]:
+CACHE = "~/.cache/dtrain"
+"""Default folder for copies, tokens and digests of files."""
+
+
+def is_remote(name: str) -> bool:
+    """Whether a name is an address in object storage, such as gs://bucket/file."""
+    return bool(re.match(r"[a-z][a-z0-9+.-]*://", name))
+
+
+def matching(names: tuple[str, ...], what: str, hint: str = RELATIVE, cache: str = CACHE) -> list[Path]:
     """All files that match the names or globs, in the order of the names and sorted within each, without duplicates.
 
-    `what` describes their content for messages. DataError if a name matches no file.
+    Of files in object storage, their copies in `cache`. `what` describes their content for messages. DataError if a
+    name matches no file.
     """
     files: list[Path] = []
     for name in names:
+        if is_remote(name):
+            from dtrain.data.remote import fetched
+
+            files += [path for path in fetched(name, what, cache) if path not in files]
+            continue
         path = expanded(name)
         matched = [path] if path.is_file() else sorted(map(Path, glob.glob(str(path), recursive=True)))  # noqa: PTH207
         matched = [path for path in matched if path.is_file()]
@@ -83,6 +99,16 @@ def replacing(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
         with suppress(OSError):
             part.unlink()
         raise
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Allow one process of this host at a time to create a file; the others then use what it created."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_suffix(".lock").open("a") as lock:
+        with suppress(OSError):  # not every network file system supports locks; then each process writes equal files
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _sync_folder(folder: Path) -> None:

@@ -13,6 +13,7 @@ from dtrain.data.digits import WHITE, Digits
 from dtrain.data.files import HERE, matching
 from dtrain.data.image_files import ImageFile, ImageFiles
 from dtrain.data.images import SUFFIXES
+from dtrain.data.mixture import Mixture
 from dtrain.data.source import Arrays, Data, Source, Split
 from dtrain.data.table import Table
 from dtrain.data.windows import NO_TARGET, row_example
@@ -127,6 +128,8 @@ def _texts(data: Data, length: int, names: Sequence[str]) -> Inputs:
 
 def opened_in_order(data: Data, split: Split) -> Source:
     """A split, each of its examples once: rows of tokens are cut one after the other, not at random positions."""
+    if isinstance(data, Mixture):
+        return data.in_order().open(split)
     if not hasattr(data, "random"):
         return data.open(split)
     return replace(data, random=False).open(split)  # pyright: ignore[reportArgumentType, reportCallIssue]

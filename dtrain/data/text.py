@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -15,9 +16,9 @@ from dtrain.data.batch import Example
 from dtrain.data.codec import BYTES, Codec, codec
 from dtrain.data.files import matching, refuse_suffix
 from dtrain.data.known import cached_results, file_digest
+from dtrain.data.pieces import Piece, Whole, groups
 from dtrain.data.source import Load, Source, Split, Unaugmented
 from dtrain.data.stream import Stream
-from dtrain.data.token_cache import cached
 from dtrain.data.tokens import held_out, windows
 from dtrain.data.windows import row_example
 
@@ -41,7 +42,7 @@ class Text(Unaugmented):
 
     kind: Literal["text"] = "text"
     files: tuple[str, ...]
-    """Files or globs; {dtrain} is replaced by the folder of the installed dtrain package."""
+    """Files, globs or addresses (gs://, s3://); {dtrain} is replaced by the folder of the installed dtrain package."""
     length: Positive
     """Tokens per row."""
     tokenizer: str = "bytes"
@@ -65,12 +66,9 @@ class Text(Unaugmented):
         return row_example(self.length, self.pack)
 
     def open(self, split: Split) -> Source:
-        tokenizer, names = self.codec(), self.test_files if split == "test" and self.test_files else self.files
-        files = matching(names, "text")
-        for file in files:
-            refuse_suffix(file, "text", FORMATS)
-        separator = tokenizer.number(self.end) if self.pack else None
-        stream = self._tokenised(files, tokenizer, separator)
+        files, tokenizer = self._files(split), self.codec()
+        separator = self._separator(tokenizer)
+        stream = self._whole(files).tokens()
         if not self.test_files:
             stream = held_out(stream, self.test, split)
         label = str(files[0]) if len(files) == 1 else f"one of {files[0]} and {len(files) - 1} more files"
@@ -84,11 +82,44 @@ class Text(Unaugmented):
         """The tokenizer; DataError if it does not exist."""
         return codec(self.tokenizer)
 
-    def _tokenised(self, files: list[Path], tokenizer: Codec, separator: int | None) -> Stream:
+    def pieces(self, split: Split) -> list[Piece]:
+        """What `data prepare` can make ahead."""
+        return self._whole(self._files(split)).missing()
+
+    def _files(self, split: Split) -> list[Path]:
+        names = self.test_files if split == "test" and self.test_files else self.files
+        files = matching(names, "text", cache=self.cache)
+        for file in files:
+            refuse_suffix(file, "text", FORMATS)
+        return files
+
+    def _separator(self, tokenizer: Codec) -> int | None:
+        return tokenizer.number(self.end) if self.pack else None
+
+    def _whole(self, files: list[Path]) -> Whole:
         """The tokens of all files, from the cache if it has them."""
-        digests = cached_results(self.cache, "text", files, file_digest)
-        name = hashlib.sha256("\n".join([tokenizer.key, str(separator), *digests]).encode()).hexdigest()[:24]
-        return cached(self.cache, name, lambda: _tokens(files, digests, tokenizer, separator))
+        digests, tokenizer = cached_results(self.cache, "text", files, file_digest), self.codec()
+        separator = self._separator(tokenizer)
+
+        def name(numbers: Sequence[int]) -> str:
+            own = [digests[number] for number in numbers]
+            return hashlib.sha256("\n".join([tokenizer.key, str(separator), *own]).encode()).hexdigest()[:24]
+
+        whole, pieces = name(range(len(files))), []
+        for numbers in groups(files):
+            own = [(files[number], digests[number]) for number in numbers]
+            size = sum(file.stat().st_size for file, _ in own)
+            pieces.append(Piece(self.cache, f"part-{whole}-{name(numbers)}", partial(self._made, own), size))
+        return Whole(self.cache, whole, pieces, _joined)
+
+    def _made(self, files: Sequence[tuple[Path, str]]) -> Iterator[np.ndarray]:
+        tokenizer = self.codec()
+        paths, digests = [path for path, _ in files], [digest for _, digest in files]
+        return _tokens(paths, digests, tokenizer, self._separator(tokenizer))
+
+
+def _joined(parts: Sequence[Stream]) -> Iterator[np.ndarray]:
+    return (part.tokens for part in parts)
 
 
 def _bytes_per_token(stream: Stream, tokenizer: Codec) -> float:

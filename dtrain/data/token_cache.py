@@ -1,15 +1,13 @@
 """Cache of tokenised text on disk; a file is verified against its digest whenever it is opened."""
 
-import fcntl
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
 
 from dtrain.core.errors import DataError, EnvironmentFault
-from dtrain.data.files import expanded, replacing
+from dtrain.data.files import expanded, locked, replacing
 from dtrain.data.known import seal, stamp, unsealed
 from dtrain.data.stream import Stream
 
@@ -19,17 +17,22 @@ def cached(cache: str, name: str, make: Callable[[], Iterable[np.ndarray]]) -> S
 
     EnvironmentFault if the cache folder cannot be written.
     """
-    path = expanded(cache) / f"tokens-{name}.bin"
+    path = cache_file(cache, name)
     stream = _verified(path, cache)
     if stream is None:
         try:
-            with _locked(path):
+            with locked(path):
                 stream = _verified(path, cache) or _create(path, cache, make())
         except OSError as error:
             hint = "set data.cache to a folder that you can write to"
             message = f"cannot write the token cache: {error.filename or path}: {error.strerror}"
             raise EnvironmentFault(message, hint) from error
     return stream
+
+
+def cache_file(cache: str, name: str) -> Path:
+    """The path of the cached tokens with that name."""
+    return expanded(cache) / f"tokens-{name}.bin"
 
 
 def _verified(path: Path, cache: str) -> Stream | None:
@@ -63,13 +66,3 @@ def _create(path: Path, cache: str, parts: Iterable[np.ndarray]) -> Stream:
         message = f"{path}: its content differs from what was written"
         raise EnvironmentFault(message, "the disk may be damaged: set data.cache to a folder on another disk")
     return stream
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Allow one process of this host at a time; the others then use the file that it created."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_suffix(".lock").open("a") as lock:
-        with suppress(OSError):  # not every network file system supports locks; then each process writes equal tokens
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

@@ -48,7 +48,7 @@ class Tokens(Unaugmented):
 
     def open(self, split: Split) -> Source:
         names = self.test_files if split == "test" and self.test_files else self.files
-        files = matching(names, "tokens")
+        files = matching(names, "tokens", cache=self.cache)
         streams = [opened(path, self.dtype) for path in files]
         if not self.test_files:
             streams = [held_out(stream, self.test, split) for stream in streams]

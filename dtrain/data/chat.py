@@ -1,0 +1,237 @@
+"""Rows of tokens from conversations: tokenised and packed once, with the loss on the assistant's tokens alone."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from itertools import islice
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from dtrain.core.errors import DataError
+from dtrain.core.types import Fraction, Positive
+from dtrain.data.batch import Example
+from dtrain.data.codec import Codec, codec
+from dtrain.data.conversations import Conversation, Message, conversation
+from dtrain.data.files import CACHE, expanded
+from dtrain.data.known import NO_CACHE, cached_results, file_digest
+from dtrain.data.packed_rows import COUNTS, LEARNED, Documents, content, joined
+from dtrain.data.pieces import Piece, Whole, groups
+from dtrain.data.records import Record, record_files, records
+from dtrain.data.source import Load, Source, Split, Unaugmented
+from dtrain.data.stream import InMemory
+from dtrain.data.templates import NAMED, Rendered, Template
+from dtrain.data.windows import row_example
+
+AT_ONCE = 1024
+"""Conversations that are tokenised together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Templated(Unaugmented):
+    """What data of messages have in common: files of records, a tokenizer and its chat template."""
+
+    files: tuple[str, ...]
+    """Files, globs, folders or addresses (gs://, s3://) of records: JSON, JSON lines, Parquet, Arrow, WebDataset,
+    ArrayRecord."""
+    length: Positive
+    """Tokens per row."""
+    tokenizer: str = "bytes"
+    """"bytes", or the path of a tokenizer.json or of a folder that contains one."""
+    template: str | None = None
+    """The chat template: chatml, llama3, alpaca, plain, or a file; default: the tokenizer's own."""
+    test: Fraction = 0.1
+    """Fraction of the records that is held out for testing, drawn at random, the same in every run."""
+    test_files: tuple[str, ...] = ()
+    """Files for testing; if set, no record of `files` is held out."""
+    cache: str = CACHE
+    """Folder for cached tokens, digests of files, and copies of files in object storage."""
+    load: Load = field(default_factory=Load)
+
+    def example(self) -> Example:
+        return row_example(self.length, packed=True)
+
+    def codec(self) -> Codec:
+        """The tokenizer; DataError if it does not exist."""
+        return codec(self.tokenizer)
+
+    def chat_template(self) -> Template:
+        """The chat template; DataError if there is none."""
+        tokenizer = self.codec()
+        if self.template is None:
+            source = tokenizer.template
+            if source is None:
+                message = f"the tokenizer {self.tokenizer} has no chat template"
+                raise DataError(message, "set data.template to chatml, llama3, alpaca, plain, or to a file")
+        elif self.template in NAMED:
+            source = NAMED[self.template]
+        else:
+            path = expanded(self.template)
+            try:
+                source = path.read_text()
+            except (OSError, UnicodeDecodeError) as error:
+                hint = f"data.template names one of {', '.join(NAMED)}, or a file"
+                raise DataError(f"{path}: the chat template cannot be read: {error}", hint) from error
+        return Template(source, tokenizer.special)
+
+    def held_out(self, split: Split) -> tuple[tuple[str, ...], float]:
+        """The files of a split, and the fraction of their records that is held out."""
+        if not self.test_files:
+            return self.files, self.test
+        return (self.test_files, 1.0) if split == "test" else (self.files, 0.0)
+
+    def parts(self, reader: "Reader") -> Iterator[np.ndarray]:
+        """The content of the cache for the records of some files."""
+        raise NotImplementedError
+
+    @property
+    def about(self) -> Sequence[object]:
+        """What that content depends on besides files, tokenizer, template and length."""
+        return ()
+
+    def documents(self, split: Split) -> Documents:
+        """All records of a split's files as documents, from the cache if it has them."""
+        files = record_files(self.held_out(split)[0], self.cache)
+        if self.cache == NO_CACHE:
+            return Documents(InMemory(np.concatenate(list(self._made(files)))), "", str(files[0]))
+        stream = self._whole(files).tokens()
+        return Documents(stream, stream.scanned(self.cache)["digest"], str(files[0]))
+
+    def pieces(self, split: Split) -> list[Piece]:
+        """What `data prepare` can make ahead."""
+        if self.cache == NO_CACHE:
+            return []
+        return self._whole(record_files(self.held_out(split)[0], self.cache)).missing()
+
+    def _whole(self, files: list[Path]) -> Whole:
+        tokenizer, template = self.codec(), self._template()
+        digests = cached_results(self.cache, "text", files, file_digest)
+        kind: str = self.kind  # pyright: ignore[reportAttributeAccessIssue]
+        key = [2, kind, tokenizer.key, tokenizer.begin, dict(tokenizer.special), template and template.source]
+        key += [*self.about, self.length]
+
+        def name(numbers: Sequence[int]) -> str:
+            text = json.dumps([*key, [digests[number] for number in numbers]], sort_keys=True)
+            return f"chat-{hashlib.sha256(text.encode()).hexdigest()[:24]}"
+
+        whole, pieces = name(range(len(files))), []
+        for numbers in groups(files):
+            own = [files[number] for number in numbers]
+            size = sum(file.stat().st_size for file in own)
+            pieces.append(Piece(self.cache, f"part-{whole}-{name(numbers)}", partial(self._made, own), size))
+        return Whole(self.cache, whole, pieces, joined)
+
+    def _template(self) -> Template | None:
+        """The chat template; None if the recipe names none and the tokenizer has none."""
+        return None if self.template is None and self.codec().template is None else self.chat_template()
+
+    def _made(self, files: Sequence[Path]) -> Iterator[np.ndarray]:
+        return self.parts(Reader(self, self.codec(), self._template(), files))
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Reads and tokenises the records of files."""
+
+    data: Templated
+    tokenizer: Codec
+    template: Template | None
+    files: Sequence[Path]
+
+    @cached_property
+    def begin(self) -> str:
+        """What the tokenizer puts before a plain text."""
+        return self.tokenizer.begin
+
+    def records(self) -> Iterator[Record]:
+        """The records of all files."""
+        return (record for path in self.files for record in records(path))
+
+    def rendered(self, messages: Sequence[Message], where: str) -> Rendered:
+        """Messages as text. DataError if there is no template, or if it fails."""
+        template = self.template or self.data.chat_template()  # raises: there is none
+        return template.rendered(messages, where)
+
+    def marked(self, texts: Iterable[Rendered]) -> Iterator[np.ndarray]:
+        """The tokens of each text, uint32, with LEARNED where they begin in a part that the assistant wrote."""
+        waiting = iter(texts)
+        while group := list(islice(waiting, AT_ONCE)):
+            for tokens, learned in self.tokenizer.marked([(one.text, one.spans) for one in group]):
+                yield tokens.astype(np.uint32) | (learned.astype(np.uint32) << np.uint32(31))  # LEARNED
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chat(Templated):
+    """Rows of tokens from conversations, instructions or plain texts. A record has `messages`; `prompt` and `response`;
+    `instruction`, `input` and `output`; or `text`."""
+
+    kind: Literal["chat"] = "chat"
+    fields: dict[str, str] = field(default_factory=dict)
+    """The records' names of fields, where they differ from the usual ones: {prompt: question, response: answer}."""
+    learn: Literal["assistant", "all"] = "assistant"
+    """The tokens that count in the loss. Plain texts count as a whole."""
+    pack: bool = True
+    """Put several conversations into a row; tokens attend only to tokens of the same one. If false, one to a row."""
+    too_long: Literal["skip", "cut"] = "skip"
+    """What happens to a conversation of more than `length` tokens: it is left out, or its end is. Plain texts are cut
+    into several rows."""
+
+    def open(self, split: Split) -> Source:
+        test = self.held_out(split)[1]
+        return self.documents(split).rows_of(split, test, self.length, None if self.pack else 1)
+
+    @property
+    def about(self) -> Sequence[object]:
+        return (self.fields, self.learn, self.too_long)
+
+    def parts(self, reader: Reader) -> Iterator[np.ndarray]:
+        counts: dict[str, int] = dict.fromkeys(COUNTS, 0)
+        documents: list[np.ndarray] = []
+        plain: list[bool] = []
+        texts = self._texts(reader, counts, plain)
+        for number, tokens in enumerate(reader.marked(texts)):
+            counts["learned"] += int((tokens >= LEARNED).sum())
+            documents += self._cut(tokens, plain[number], counts)
+        return content(documents, counts)
+
+    def _texts(self, reader: Reader, counts: dict[str, int], plain: list[bool]) -> Iterator[Rendered]:
+        """Each record as text; `plain` gets whether it is a plain text."""
+        for record in reader.records():
+            read = conversation(record, self.fields)
+            if read.empty:
+                counts["empty"] += 1
+                continue
+            rendered = self._rendered(reader, read)
+            counts["bytes"] += sum(len(rendered.text[start:stop].encode()) for start, stop in rendered.spans)
+            plain.append(bool(read.text))
+            yield rendered
+
+    def _rendered(self, reader: Reader, read: Conversation) -> Rendered:
+        if read.text:
+            text = reader.begin + read.text + reader.tokenizer.special.get("eos_token", "")
+            return Rendered(text, ((0, len(text)),))
+        rendered = reader.rendered(read.messages, read.where)
+        if self.learn == "all":
+            return dataclasses.replace(rendered, spans=((0, len(rendered.text)),))
+        return rendered
+
+    def _cut(self, tokens: np.ndarray, plain: bool, counts: dict[str, int]) -> Iterator[np.ndarray]:
+        """The documents of a record; one of n tokens fills n - 1 slots of a row: its last token is only a target."""
+        most = self.length + 1
+        if plain:
+            starts = range(0, max(len(tokens) - 1, 1), self.length)
+            yield from (tokens[start : start + most] for start in starts if len(tokens) - start > 1)
+            return
+        if len(tokens) > most:
+            counts["too_long"] += 1
+            tokens = tokens[:most]
+            if self.too_long == "skip":
+                return
+        if (tokens[1:] & LEARNED).any():
+            yield tokens
+        elif len(tokens) < most:
+            counts["empty"] += 1

@@ -1,0 +1,230 @@
+"""A mixture of sources of tokens: each row of a batch comes from one of them, in proportion to their weights."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+
+from dtrain.core.errors import DataError, FieldError
+from dtrain.core.types import NonNegative, Positive
+from dtrain.data.batch import DOCUMENT, POSITION, SOURCE, TARGET, TOKEN, Batch, Example, Feature
+from dtrain.data.chat import Chat
+from dtrain.data.codec import Codec
+from dtrain.data.mixed_order import MixedOrder, shares
+from dtrain.data.order import Order, hash64
+from dtrain.data.pieces import Piece
+from dtrain.data.source import Load, Source, Split, Unaugmented
+from dtrain.data.text import Text
+from dtrain.data.tokens import Tokens
+from dtrain.data.windows import row_example
+
+Part = Text | Tokens | Chat
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weighted:
+    """One source of a mixture."""
+
+    name: str
+    """Its name in metrics."""
+    weight: NonNegative = 1.0
+    """Its share of the rows is its weight divided by the sum of all."""
+    data: Part
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """Other weights, from a step on."""
+
+    step: Positive
+    weights: dict[str, NonNegative]
+    """The weight of every source, by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixture(Unaugmented):
+    """Rows from several sources, in proportion to their weights."""
+
+    kind: Literal["mixture"] = "mixture"
+    sources: tuple[Weighted, ...]
+    """The sources: [{name: web, weight: 0.7, data: {kind: tokens, ...}}, ...]."""
+    changes: tuple[Change, ...] = ()
+    """Changes of the weights: [{step: 1000, weights: {web: 0.2, chat: 0.8}}]."""
+    load: Load = field(default_factory=Load)
+
+    def __post_init__(self) -> None:
+        names = [part.name for part in self.sources]
+        if len(names) < 2 or len(set(names)) < len(names):
+            raise FieldError("sources", f"needs at least two sources with different names; found {', '.join(names)}")
+        if len({part.data.length for part in self.sources}) > 1:
+            found = ", ".join(f"{part.name} {part.data.length}" for part in self.sources)
+            raise FieldError("sources", f"all need the same length; found {found}")
+        last = 0
+        for number, change in enumerate(self.changes):
+            if change.weights.keys() != set(names):
+                raise FieldError(f"changes.{number}.weights", f"needs a weight for each of {', '.join(names)}")
+            if change.step <= last:
+                raise FieldError(f"changes.{number}.step", f"step {change.step} is not after {last}")
+            last = change.step
+        for _, weights in self.phases(1):
+            shares(weights, names)
+
+    def phases(self, batch: int) -> list[tuple[int, list[float]]]:
+        """The first row of each phase of constant weights, and the weights."""
+        first = [(0, [part.weight for part in self.sources])]
+        return first + [
+            (change.step * batch, [change.weights[part.name] for part in self.sources]) for change in self.changes
+        ]
+
+    @property
+    def length(self) -> int:
+        """Tokens per row."""
+        return self.sources[0].data.length
+
+    @property
+    def main(self) -> Part:
+        """The source whose tokenizer and chat template text is generated with: the first of kind chat, or the first."""
+        return next((part.data for part in self.sources if isinstance(part.data, Chat)), self.sources[0].data)
+
+    def codec(self) -> Codec:
+        """The tokenizer; DataError if the sources have different ones, or none."""
+        codecs = [part.data.codec() for part in self.sources if part.data.tokenizer]
+        if not codecs:
+            return self.main.codec()  # raises
+        if len({codec.key for codec in codecs}) > 1:
+            raise DataError("the sources have different tokenizers", "give all the same data.tokenizer")
+        return codecs[0]
+
+    def example(self) -> Example:
+        packed = any(DOCUMENT in part.data.example() for part in self.sources)
+        return {**row_example(self.length, packed), SOURCE: Feature((len(self.sources),), "int32")}
+
+    def in_order(self) -> "Mixture":
+        """The same, with no row at a random position."""
+        data = (replace(p.data, random=False) if hasattr(p.data, "random") else p.data for p in self.sources)
+        return replace(self, sources=tuple(replace(p, data=d) for p, d in zip(self.sources, data, strict=True)))
+
+    def pieces(self, split: Split) -> list[Piece]:
+        """What `data prepare` can make ahead."""
+        made = [part.data for part in self.sources if not isinstance(part.data, Tokens)]
+        return [piece for data in made for piece in data.pieces(split)]
+
+    def open(self, split: Split) -> "Mixed":
+        parts = {}
+        for part in self.sources:
+            try:
+                parts[part.name] = part.data.open(split)
+            except DataError as error:
+                raise DataError(f"source {part.name}: {error.message}", error.hint) from error
+        return Mixed(self, parts, DOCUMENT in self.example())
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """The examples of all sources, one source after the other."""
+
+    mixture: Mixture
+    parts: Mapping[str, Source]
+    packed: bool
+    """Whether rows have documents and positions."""
+    starts: None = None
+
+    @property
+    def example(self) -> Example:
+        largest = max((part.example[TOKEN] for part in self.parts.values()), key=lambda token: token.values or 0)
+        own = row_example(self.mixture.length, self.packed, largest.values, largest.origin)
+        return {**self.mixture.example(), **own}
+
+    @property
+    def fingerprint(self) -> str:
+        found = "\n".join(f"{name} {part.fingerprint}" for name, part in self.parts.items())
+        return f"mixture:{hashlib.sha256(found.encode()).hexdigest()[:16]}"
+
+    @property
+    def notes(self) -> list[str]:
+        """What a user should know about each source."""
+        return [f"{name}: {line}" for name, part in self.parts.items() for line in self._notes(part)]
+
+    @staticmethod
+    def _notes(part: Source) -> list[str]:
+        return getattr(part, "notes", [f"{len(part):,} rows"])
+
+    @cached_property
+    def _offsets(self) -> np.ndarray:
+        """The first index of each source, and the number of indices: start positions of random rows count, too."""
+        return np.cumsum([0, *(part.starts or len(part) for part in self.parts.values())])
+
+    def order(self, seed: int, batch: int) -> "MixedOrder":
+        """The source and the example of each row of a run."""
+        parts = list(self.parts.values())
+        orders = [
+            Order(len(part), int(hash64(np.uint64(seed) + np.uint64(number))) % 2**32, part.starts)
+            for number, part in enumerate(parts)
+        ]
+        names = list(self.parts)
+        phases = tuple((first, shares(weights, names)) for first, weights in self.mixture.phases(batch))
+        return MixedOrder(tuple(names), tuple(orders), self._offsets, phases, seed)
+
+    def __len__(self) -> int:
+        return sum(len(part) for part in self.parts.values())
+
+    def rows(self, indices: np.ndarray) -> Batch:
+        of = np.searchsorted(self._offsets, indices, side="right") - 1
+        batch: dict[str, Any] = {}
+        for number, part in enumerate(self.parts.values()):
+            mine = np.nonzero(of == number)[0]
+            if len(mine):
+                for name, values in self.complete(part.rows(indices[mine] - self._offsets[number]), number).items():
+                    batch.setdefault(name, np.zeros((len(indices), *values.shape[1:]), values.dtype))[mine] = values
+        return batch
+
+    def complete(self, rows: Batch, number: int) -> Batch:
+        """Rows of that source with their source, and the features that rows of several documents have."""
+        source = np.zeros((len(rows[TOKEN]), len(self.parts)), np.int32)
+        source[:, number] = 1
+        rows = {name: rows[name] for name in (TOKEN, TARGET, DOCUMENT, POSITION) if name in rows} | {SOURCE: source}
+        if not self.packed or DOCUMENT in rows:
+            return rows
+        position = np.broadcast_to(np.arange(rows[TOKEN].shape[1], dtype=np.int32), rows[TOKEN].shape)
+        return {**rows, DOCUMENT: np.zeros_like(rows[TOKEN]), POSITION: position}
+
+    def completed(self) -> "dict[str, Completed]":
+        """Each source by name, with the features of all."""
+        return {name: Completed(self, name) for name in self.parts}
+
+    def changed(self) -> str:
+        return next(filter(None, (part.changed() for part in self.parts.values())), "")
+
+
+@dataclass(frozen=True)
+class Completed:
+    """One source of a mixture, with the features of all."""
+
+    whole: Mixed
+    name: str
+    starts: None = None
+
+    @property
+    def example(self) -> Example:
+        return self.whole.example
+
+    @property
+    def fingerprint(self) -> str:
+        return self.whole.parts[self.name].fingerprint
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Bytes of text for each token; 0 if it is not known."""
+        return getattr(self.whole.parts[self.name], "bytes_per_token", 0.0)
+
+    def __len__(self) -> int:
+        return len(self.whole.parts[self.name])
+
+    def rows(self, indices: np.ndarray) -> Batch:
+        return self.whole.complete(self.whole.parts[self.name].rows(indices), list(self.whole.parts).index(self.name))
+
+    def changed(self) -> str:
+        return self.whole.parts[self.name].changed()

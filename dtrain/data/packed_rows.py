@@ -1,0 +1,166 @@
+"""Rows of several documents each, cut from tokenised records in the cache."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from dtrain.core.errors import DataError
+from dtrain.data.batch import DOCUMENT, POSITION, TARGET, TOKEN, Batch, Example
+from dtrain.data.order import hash64, permuted
+from dtrain.data.packing import packed
+from dtrain.data.source import Split
+from dtrain.data.stream import InMemory, Stream
+from dtrain.data.windows import NO_TARGET, row_example
+
+LEARNED = np.uint32(1 << 31)
+"""The bit of a cached token that is set if the token is a target."""
+COUNTS = ("documents", "empty", "too_long", "bytes", "learned")
+"""The first numbers of the cache, each as millions and the rest: documents; records that are empty or too long; bytes
+of text, and tokens, that count in the loss."""
+MILLION = 10**6
+FIRST = 2 * len(COUNTS)
+"""Where the cache has the lengths of the documents; the tokens follow."""
+LEFT_OUT = {"empty": "empty or without a target", "too_long": "longer than a row"}
+"""Counts of records that are not used as they are, as text."""
+
+
+def content(documents: Sequence[np.ndarray], counts: Mapping[str, int]) -> Iterator[np.ndarray]:
+    """The content of the cache, uint32: COUNTS, the length of each document, then all tokens with LEARNED."""
+    values = {**counts, "documents": len(documents)}
+    yield np.array([part for name in COUNTS for part in divmod(values[name], MILLION)], np.uint32)
+    yield np.array([len(document) for document in documents], np.uint32)
+    yield from documents
+
+
+def joined(parts: Sequence[Stream]) -> Iterator[np.ndarray]:
+    """The content of one cache with the documents of several, in their order."""
+    heads = [_head(part.tokens) for part in parts]
+    counts = {name: sum(head[name] for head in heads) for name in COUNTS}
+    yield np.array([part for name in COUNTS for part in divmod(counts[name], MILLION)], np.uint32)
+    ends = [FIRST + head["documents"] for head in heads]
+    yield from (part.tokens[FIRST:end] for part, end in zip(parts, ends, strict=True))
+    yield from (part.tokens[end:] for part, end in zip(parts, ends, strict=True))
+
+
+def _head(content: np.ndarray) -> dict[str, int]:
+    """The counts at the begin of a cache, by name."""
+    values = content[:FIRST].astype(np.int64).reshape(-1, 2) @ np.array([MILLION, 1])
+    return dict(zip(COUNTS, values.tolist(), strict=True))
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Tokenised records in the cache."""
+
+    stream: Stream | InMemory
+    digest: str
+    origin: str
+
+    @cached_property
+    def head(self) -> dict[str, int]:
+        """The counts by name."""
+        return _head(self.stream.tokens)
+
+    def rows_of(self, split: Split, test: float, length: int, per_row: int | None) -> "Packed":
+        """The rows of a split, each of so many consecutive documents, or, with None, of as many as fit.
+
+        `test`: the fraction held out, 1 if all are. DataError if the split has no document.
+        """
+        unit = per_row or 1
+        count = self.head["documents"] // unit
+        sizes = self.stream.tokens[FIRST : FIRST + count * unit].astype(np.int64)
+        held = round(test * count)
+        held = min(max(held, 1), count - 1) if 0 < test < 1 and count > 1 else held
+        chosen = np.sort(permuted(np.arange(held), count, hash64(np.uint64(0)))) if held else np.arange(0)
+        own = chosen if split == "test" else np.setdiff1d(np.arange(count), chosen)
+        if not len(own):
+            found = [f"{count:,} usable records"]
+            found += [f"{self.head[name]:,} {what}" for name, what in LEFT_OUT.items() if self.head[name]]
+            hint = "raise data.length, or use more records" if self.head["too_long"] else "use more records"
+            hint = "set data.test, or data.test_files" if split == "test" and not test else hint
+            raise DataError(f"{self.origin}: no record for the {split} split: {', '.join(found)}", hint)
+        starts = FIRST + len(sizes) + np.cumsum(sizes) - sizes
+        if per_row is None:
+            rows = [[int(own[document]) for document in row] for row in packed((sizes[own] - 1).tolist(), length)]
+        else:
+            rows = [list(range(one * unit, (one + 1) * unit)) for one in own.tolist()]
+        flat = np.array([document for row in rows for document in row], np.int64)
+        bounds = np.cumsum([0, *map(len, rows)])
+        largest = int((self.stream.tokens[FIRST + len(sizes) :] & ~LEARNED).max(initial=0))
+        digest = f"chat:{split}:{test}:{length}:{per_row}:{self.digest[:16]}"
+        return Packed(self, length, starts[flat], sizes[flat], bounds, largest, digest, len(own))
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A source of rows, each of one or several documents."""
+
+    documents: Documents
+    length: int
+    begins: np.ndarray
+    """Where each document begins in the cache, in the order of the rows."""
+    sizes: np.ndarray
+    """Tokens of each document."""
+    bounds: np.ndarray
+    """The first document of each row, and the number of documents."""
+    largest: int
+    fingerprint: str
+    records: int
+    texts: bool = True
+    """Whether the loss is that of predicting texts: then it has bits per byte."""
+    starts: None = None
+
+    @property
+    def example(self) -> Example:
+        return row_example(self.length, True, self.largest + 1, self.documents.origin)
+
+    @property
+    def filled(self) -> float:
+        """The fraction of the slots that have a token."""
+        return float((self.sizes - 1).sum()) / (len(self) * self.length)
+
+    @property
+    def bytes_per_token(self) -> float | None:
+        """Bytes of text for each token that counts in the loss, over the records of both splits."""
+        if not self.texts:
+            return None
+        return self.documents.head["bytes"] / max(self.documents.head["learned"], 1)
+
+    @property
+    def notes(self) -> list[str]:
+        """What a user should know about how the records became rows."""
+        records = f"{self.records:,} record{'s' * (self.records != 1)}"
+        rows = f"{records} in {len(self):,} row{'s' * (len(self) != 1)} of {self.length:,} tokens"
+        rows += f", {self.filled:.1%} filled"
+        head = self.documents.head
+        counts = [f"{head[name]:,} {what}" for name, what in LEFT_OUT.items() if head[name]]
+        return [rows + (f"; of the files' records {' and '.join(counts)}" if counts else "")]
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    def rows(self, indices: np.ndarray) -> Batch:
+        self.documents.stream.check()
+        shape, cache = (len(indices), self.length), self.documents.stream.tokens
+        batch: dict[str, Any] = {name: np.zeros(shape, np.int32) for name in (TOKEN, DOCUMENT, POSITION)}
+        batch[TARGET] = np.full(shape, NO_TARGET, np.int32)
+        for row, index in enumerate(indices.tolist()):
+            at, documents = 0, range(self.bounds[index], self.bounds[index + 1])
+            for number, document in enumerate(documents):
+                begin, size = int(self.begins[document]), int(self.sizes[document])
+                marked, slots = cache[begin : begin + size], slice(at, at + size - 1)
+                tokens = (marked & ~LEARNED).astype(np.int32)
+                batch[TOKEN][row, slots] = tokens[:-1]
+                batch[TARGET][row, slots] = np.where(marked[1:] & LEARNED, tokens[1:], NO_TARGET)
+                batch[DOCUMENT][row, slots] = number
+                batch[POSITION][row, slots] = np.arange(size - 1)
+                at += size - 1
+            batch[DOCUMENT][row, at:] = len(documents)  # empty slots attend to each other alone
+            batch[POSITION][row, at:] = np.arange(self.length - at)
+        return batch
+
+    def changed(self) -> str:
+        return self.documents.stream.changed()

@@ -1,0 +1,122 @@
+"""Tokens of many files, made group by group: an interrupted start keeps the groups that are done, and several processes
+can make them at once."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import active_children, get_context
+from pathlib import Path
+
+import numpy as np
+
+from dtrain.core.errors import EnvironmentFault
+from dtrain.core.parent import exit_with_caller
+from dtrain.data.stream import Stream
+from dtrain.data.token_cache import cache_file, cached
+
+GROUP = 16 * 2**20
+"""Bytes of files that are tokenised together, at least, where there are more files."""
+Made = Iterable[np.ndarray]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The tokens of consecutive files, which a cache keeps until the tokens of all files are together."""
+
+    cache: str
+    name: str
+    make: Callable[[], Made]
+    """Can be pickled."""
+    size: int
+    """Bytes of the files."""
+
+    def tokens(self) -> Stream:
+        """The tokens, from the cache if it has them."""
+        return cached(self.cache, self.name, self.make)
+
+    def discard(self) -> None:
+        """Delete the cached tokens."""
+        path = cache_file(self.cache, self.name)
+        for one in (path, path.with_suffix(".json"), path.with_suffix(".lock")):
+            with suppress(OSError):
+                one.unlink()
+
+
+@dataclass(frozen=True)
+class Whole:
+    """The tokens of all files."""
+
+    cache: str
+    name: str
+    pieces: Sequence[Piece]
+    join: Callable[[Sequence[Stream]], Made]
+    """The content of the cache from that of the pieces."""
+
+    def tokens(self) -> Stream:
+        """The tokens, from the cache if it has them. The pieces are deleted then."""
+        if len(self.pieces) == 1:
+            return cached(self.cache, self.name, self.pieces[0].make)
+        stream = cached(self.cache, self.name, lambda: self.join([piece.tokens() for piece in self.pieces]))
+        for piece in self.pieces:
+            piece.discard()
+        return stream
+
+    def missing(self) -> list[Piece]:
+        """The pieces to make; none if the cache has the whole, or if there is only one."""
+        path = cache_file(self.cache, self.name)
+        return [] if path.is_file() or len(self.pieces) == 1 else list(self.pieces)
+
+
+def groups(files: Sequence[Path]) -> list[list[int]]:
+    """The numbers of consecutive files that are tokenised together."""
+    found: list[list[int]] = []
+    size = GROUP
+    for number, file in enumerate(files):
+        if size >= GROUP:
+            found.append([])
+            size = 0
+        found[-1].append(number)
+        size += file.stat().st_size
+    return found
+
+
+def prepared(pieces: Sequence[Piece], jobs: int, stopping: Callable[[], None] = lambda: None) -> Iterator[Piece]:
+    """Make the pieces in so many processes, and yield each when the cache has it. Raises what a process failed with.
+
+    `stopping` is called when that, or Ctrl-C, ends it early, before it waits for the processes to end.
+    """
+    pool = ProcessPoolExecutor(min(jobs, len(pieces)), get_context("spawn"), initializer=_quiet)
+    try:
+        waiting = {pool.submit(_made, piece): piece for piece in pieces}
+        for done in as_completed(waiting):
+            done.result()
+            yield waiting[done]
+    except BrokenProcessPool as error:
+        hint = "it may have needed more memory than there is: use fewer --jobs"
+        raise EnvironmentFault("a process that tokenised files was killed", hint) from error
+    except BaseException:
+        stopping()
+        for process in active_children():
+            process.terminate()
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _quiet() -> None:
+    """In a process of the pool: leave Ctrl-C to the command, and end with it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    exit_with_caller()
+
+
+def _made(piece: Piece) -> None:
+    try:
+        piece.tokens()
+    except SystemExit:  # the unfinished file is deleted by now; the pool would take the next piece
+        os._exit(1)

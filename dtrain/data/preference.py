@@ -1,0 +1,68 @@
+"""Pairs of answers to one prompt, of which one is preferred: both are in one row, as two documents."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from dtrain.core.errors import DataError
+from dtrain.data.chat import Reader, Templated
+from dtrain.data.conversations import ASSISTANT, Message, conversation
+from dtrain.data.packed_rows import COUNTS, LEARNED, content
+from dtrain.data.records import Record
+from dtrain.data.source import Source, Split
+from dtrain.data.templates import Rendered
+
+HINT = "a record has prompt, chosen and rejected: texts, or lists of messages of which the last is the answer"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preference(Templated):
+    """Pairs of answers for `objective: {kind: dpo}`. A record has `prompt`, `chosen` and `rejected`."""
+
+    kind: Literal["preference"] = "preference"
+
+    def open(self, split: Split) -> Source:
+        rows = self.documents(split).rows_of(split, self.held_out(split)[1], self.length, 2)
+        return replace(rows, texts=False)
+
+    def parts(self, reader: Reader) -> Iterator[np.ndarray]:
+        counts: dict[str, int] = dict.fromkeys(COUNTS, 0)
+        documents: list[np.ndarray] = []
+        pair: list[np.ndarray] = []
+        for tokens in reader.marked(self._texts(reader)):
+            pair.append(tokens)
+            if len(pair) == 2:
+                learned = all((tokens[1:] >= LEARNED).any() for tokens in pair)
+                if sum(len(tokens) - 1 for tokens in pair) > self.length:
+                    counts["too_long"] += 1
+                elif learned:
+                    documents += pair
+                else:
+                    counts["empty"] += 1
+                pair = []
+        return content(documents, counts)
+
+    def _texts(self, reader: Reader) -> Iterator[Rendered]:
+        """The preferred answer of each record, then the other one; of a conversation only the last turn counts."""
+        for record in reader.records():
+            for name in ("chosen", "rejected"):
+                rendered = reader.rendered(_messages(record, name), record[0])
+                yield Rendered(rendered.text, rendered.spans[-1:])
+
+
+def _messages(record: Record, name: str) -> tuple[Message, ...]:
+    where, values = record
+    prompt, answer = values.get("prompt"), values.get(name)
+    before: list[Any] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt or []
+    if isinstance(answer, str):
+        answer = [{"role": ASSISTANT, "content": answer}]
+    if not isinstance(answer, list) or not isinstance(before, list) or not (before or len(answer) > 1):
+        raise DataError(f"{where}: has no prompt, or no {name}; it has {', '.join(map(repr, values))}", HINT)
+    # the answer's messages may repeat those of the prompt
+    messages = answer if before and answer[: len(before)] == before else [*before, *answer]
+    read = conversation((where, {"messages": messages}), {})
+    if read.messages[-1]["role"] != ASSISTANT:
+        raise DataError(f"{where}: the last message of {name} is not the assistant's", HINT)
+    return read.messages

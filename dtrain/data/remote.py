@@ -1,0 +1,79 @@
+"""Files in object storage, such as gs:// and s3://, copied into a local cache when they are first opened."""
+
+import errno
+import hashlib
+import shutil
+from glob import has_magic
+from pathlib import Path
+from typing import Any
+
+from dtrain.core.errors import DataError, EnvironmentFault
+from dtrain.data.files import expanded, locked, reason, replacing
+from dtrain.data.known import seal, unsealed
+
+PACKAGES = {"gs": "gcsfs", "gcs": "gcsfs", "s3": "s3fs", "az": "adlfs", "abfs": "adlfs", "hf": "huggingface_hub"}
+"""The package that reads each kind of address; fsspec finds it."""
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""Errors of a disk that is written to."""
+SIGN_IN = {"gs": "gcloud auth application-default login", "s3": "aws configure, or AWS_ACCESS_KEY_ID"}
+
+
+def fetched(address: str, what: str, cache: str) -> list[Path]:
+    """Local copies of the files that the address or glob matches, in the order of their names.
+
+    A copy is used again as long as its original has the same size and version. DataError if nothing matches or the
+    storage cannot be read, EnvironmentFault if the cache cannot be written.
+    """
+    kind = address.partition("://")[0]
+    try:
+        import fsspec
+
+        files, path = fsspec.core.url_to_fs(address)
+        names = _names(files, path)
+        if not names:
+            folder = not has_magic(path) and files.isdir(path)
+            hint = f"it is a folder: {address.rstrip('/')}/*.jsonl names its files" if folder else ""
+            raise DataError(f"no file of {what} matches {address}", hint)
+        return [_copied(files, str(name), kind, cache) for name in names]
+    except ImportError as error:
+        package = PACKAGES.get(kind, kind)
+        raise DataError(
+            f"{address}: reading {kind}:// needs the package {package}", f"pip install {package}"
+        ) from error
+    except (DataError, EnvironmentFault):
+        raise
+    except Exception as error:  # each kind of storage has errors of its own
+        sign_in = SIGN_IN.get(kind)
+        hint = f"if it asks for a login: {sign_in}" if sign_in else ""
+        raise DataError(f"{address}: cannot be read: {reason(error)}", hint) from error
+
+
+def _copied(files: Any, name: str, kind: str, cache: str) -> Path:
+    about = files.info(name)
+    version = {"address": f"{kind}://{name}", "size": about["size"], "version": files.ukey(name)}
+    folder = hashlib.sha256(f"{kind}://{name}".encode()).hexdigest()[:16]
+    path = expanded(cache) / "remote" / folder / Path(name).name
+    record = path.parent / ".version"
+    try:
+        with locked(path):
+            if unsealed(record) == version and path.is_file() and path.stat().st_size == version["size"]:
+                return path
+            record.unlink(missing_ok=True)
+            with replacing(path) as target, files.open(name, "rb") as source:
+                shutil.copyfileobj(source, target, 2**22)
+            if version["size"] is not None and path.stat().st_size != version["size"]:
+                message = f"{kind}://{name}: {path.stat().st_size:,} bytes came, it has {version['size']:,}"
+                raise DataError(message, "run the same command again")
+            seal(record, version)
+    except OSError as error:
+        if error.errno in FULL or str(error.filename or "").startswith(str(expanded(cache))):
+            hint = "set data.cache to a folder that you can write to, with enough room"
+            raise EnvironmentFault(f"cannot write {path}: {error.strerror}", hint) from error
+        raise
+    return path
+
+
+def _names(files: Any, path: str) -> list[str]:
+    if has_magic(path):
+        return sorted(str(name) for name, about in files.glob(path, detail=True).items() if about["type"] == "file")
+    return [path] if files.isfile(path) else []

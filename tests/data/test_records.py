@@ -1,0 +1,112 @@
+"""Records of every format: what one format gives, all give; damaged files are named with the place of the damage."""
+
+import gzip
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.ipc
+import pyarrow.parquet
+import pytest
+
+from dtrain.core.errors import DataError
+from dtrain.data.records import SUFFIXES, record_files, records
+
+ROWS = [{"prompt": f"p{i}", "response": "ü" * (i + 1)} for i in range(7)]
+
+
+def tar_of(path: Path, members: dict[str, bytes], mode: Any = "w") -> None:
+    with tarfile.open(path, mode) as tar:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+
+
+def write(folder: Path, name: str) -> Path:
+    path, suffix = folder / name, name.partition(".")[2]
+    lines = "".join(json.dumps(row) + "\n" for row in ROWS)
+    if suffix in ("jsonl", "ndjson"):
+        path.write_text(lines)
+    elif suffix == "jsonl.gz":
+        path.write_bytes(gzip.compress(lines.encode()))
+    elif suffix == "json":
+        path.write_text(json.dumps(ROWS))
+    elif suffix == "parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), path)
+    elif suffix in ("arrow", "feather"):
+        table = pyarrow.Table.from_pylist(ROWS)
+        make = pyarrow.ipc.new_stream if suffix == "arrow" else pyarrow.ipc.new_file
+        with make(str(path), table.schema) as writer:
+            writer.write_table(table)
+    elif suffix in ("tar", "tar.gz"):
+        members = {f"a.b/{i:03}.json": json.dumps(row).encode() for i, row in enumerate(ROWS)}
+        pictures = {f"a.b/{i:03}.jpg": b"\xff\xd8" for i in range(len(ROWS))}
+        mixed = dict(sorted((members | pictures).items()))
+        tar_of(path, mixed, "w:gz" if suffix == "tar.gz" else "w")
+    else:
+        from array_record.python.array_record_module import ArrayRecordWriter
+
+        writer = ArrayRecordWriter(str(path), "group_size:2")
+        for row in ROWS:
+            writer.write(json.dumps(row).encode())
+        writer.close()
+    return path
+
+
+@pytest.mark.parametrize("suffix", [*SUFFIXES, ".jsonl.gz", ".tar.gz"])
+def test_every_format_gives_the_same_records(tmp_path: Path, suffix: str) -> None:
+    path = write(tmp_path, f"rows{suffix}")
+    assert record_files((str(path),)) == [path]
+    found = list(records(path))
+    assert [fields for _, fields in found] == ROWS
+    assert len({where for where, _ in found}) == len(ROWS)
+    assert all(where.startswith(str(path)) for where, _ in found)
+
+
+def test_members_of_one_name_are_one_record(tmp_path: Path) -> None:
+    path = tmp_path / "w.tar"
+    tar_of(path, {"x/1.txt": b"one", "x/1.json": b'{"id": 1}', "x/1.cls": b"3", "y/1.txt": b"two", "y/2.mp3": b"\0"})
+    assert list(records(path)) == [(f"{path}: x/1", {"text": "one", "id": 1}), (f"{path}: y/1", {"text": "two"})]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.tar", b"nothing of the kind", "cannot be read as tar"),
+        ("a.array_record", b"nothing of the kind", "cannot be read as ArrayRecord|is not JSON"),
+        ("a.parquet", b"nothing", "cannot be read after row 0"),
+        ("a.jsonl", b'{"a": 1}\n{"a": \n', "a.jsonl:2: is not JSON"),
+        ("a.jsonl", b"[1]\n", "a.jsonl:1: is list, not an object"),
+        ("a.json", b'{"a": 1}', "is not a list of objects"),
+    ],
+)
+def test_damaged_files_are_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        list(records(tmp_path / name))
+
+
+@pytest.mark.parametrize("suffix", ["tar", "tar.gz"])
+@pytest.mark.parametrize("damage", ["header", "cut", "inside"])
+def test_a_damaged_tar_loses_no_record_in_silence(tmp_path: Path, suffix: str, damage: str) -> None:
+    whole = write(tmp_path, "rows.tar").read_bytes()  # members of two blocks: header and content
+    at = 6 * tarfile.BLOCKSIZE
+    damaged = {
+        "header": whole[:at] + b"x" * 300 + whole[at + 300 :],
+        "cut": whole[:at],
+        "inside": whole[: at + tarfile.BLOCKSIZE + 5],
+    }[damage]
+    path = tmp_path / f"damaged.{suffix}"
+    path.write_bytes(gzip.compress(damaged) if suffix == "tar.gz" else damaged)
+    with pytest.raises(DataError, match=r"damaged\.tar"):
+        list(records(path))
+
+
+def test_a_member_that_is_no_object_is_named(tmp_path: Path) -> None:
+    tar_of(tmp_path / "a.tar", {"one.json": b"{}", "two.json": b"[]"})
+    with pytest.raises(DataError, match=r"a.tar: two.json: is list"):
+        list(records(tmp_path / "a.tar"))
