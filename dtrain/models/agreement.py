@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dtrain.core.errors import DataError
+from dtrain.core.types import JsonObject
 from dtrain.models.decoder import Decoder
 from dtrain.models.hf_config import Published, published_model
 from dtrain.models.rope import Rope
@@ -15,6 +16,7 @@ from dtrain.models.settings import ABSENT, Settings, differing, settings
 RECORD = "dtrain.settings"
 """The key in a file's header that holds the settings of its model."""
 CONFIG = "config.json"
+ALLOW = "--allow-changes imports the parameters despite the differences"
 
 Say = Callable[[str], None]
 
@@ -25,12 +27,20 @@ def record(model: object) -> dict[str, str]:
 
 
 def agree(
-    model: Any, metadata: Mapping[str, str], source: Path, say: Say, *, published: bool, allowed: bool = False
+    model: Any,
+    metadata: Mapping[str, str],
+    source: Path,
+    say: Say,
+    *,
+    published: bool,
+    allowed: bool = False,
+    override: bool = True,
 ) -> None:
     """Compare the file's settings with the model's; report through `say` what cannot be checked.
 
     The file's settings come from its header, or, for parameters under published names, from the config.json in its
     folder. Raises DataError with every difference, side by side; with `allowed`, differences are reported and accepted.
+    `override`: whether the caller has an option for that.
     """
     if RECORD in metadata:
         problem = _against_record(model, metadata[RECORD], source, say)
@@ -40,7 +50,8 @@ def agree(
         say(f"{source} does not record its model's settings: only names and shapes were checked")
         return
     if problem and not allowed:
-        raise problem
+        hint = problem.hint if override else problem.hint.removesuffix(ALLOW).removesuffix("; ")
+        raise DataError(problem.message, hint)
     if problem:
         say(f"imported despite the differences: {problem.message}")
 
@@ -114,12 +125,44 @@ def _contradiction(
     if "kind" in names:
         return DataError(f"{head}:\n{lines}", "import into a recipe with a model of that kind")
     overrides = " ".join(shlex.quote(f"model.{name}={json.dumps(theirs[name])}") for name in names if name in theirs)
-    hint = "--allow-changes imports the parameters despite the differences"
-    return DataError(
-        f"{head}:\n{lines}", f"to use the file's settings: {overrides}; {hint}" if overrides and not unserved else hint
-    )
+    change = f"to use the file's settings: {overrides}; " if overrides and not unserved else ""
+    return DataError(f"{head}:\n{lines}", change + ALLOW)
 
 
 def _shown(name: str, values: Mapping[str, object]) -> str:
     value = values.get(name)
     return f"{name}: {ABSENT if value is None else json.dumps(value)}"
+
+
+def described(source: Path) -> Published:
+    """The decoder that the config.json of a folder describes, with the longest context that it states.
+
+    DataError if there is no such file, or if dtrain does not support the model.
+    """
+    config = _config(source)
+    published = published_model(config, _positions(config), source / CONFIG)
+    if published.unserved:
+        lines = "".join(f"\n  {problem}" for problem in published.unserved)
+        raise DataError(f"{source / CONFIG} describes a model that dtrain does not support:{lines}")
+    return published
+
+
+def _config(source: Path) -> JsonObject:
+    path = source / CONFIG
+    if not path.is_file():
+        hint = "name a recipe for these parameters: dtrain import RECIPE SOURCE"
+        raise DataError(f"{source} has no {CONFIG}, from which the recipe would be made", hint)
+    try:
+        config = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        raise DataError(f"{path} has no model_type", "use the config.json that belongs to the parameters")
+    return config
+
+
+def _positions(config: JsonObject) -> int:
+    """The longest context that the model was made for."""
+    inner = config.get("text_config") if isinstance(config.get("text_config"), dict) else config
+    found = inner.get("max_position_embeddings", inner.get("n_positions"))  # pyright: ignore[reportOptionalMemberAccess]
+    return found if isinstance(found, int) and found > 0 else 2048

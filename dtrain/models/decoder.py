@@ -1,4 +1,4 @@
-"""A decoder language model; its fields describe GPT-2, Llama, Mistral, Qwen, Gemma and Mixtral.
+"""A decoder language model; its fields describe GPT-2, Llama, Mistral, Mixtral, Qwen, Gemma, Phi-3 and OLMo 2.
 
 Between layers, activations may be split by `tokens` (sequence parallelism); inside a layer each device has
 all tokens of its `length` for its share of the heads and of the hidden values.
@@ -6,6 +6,7 @@ Dims: B batch, T tokens, E embed, H query heads, G key-value heads, D head dim, 
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
@@ -14,22 +15,22 @@ import jax
 import jax.numpy as jnp
 
 from dtrain.core.errors import FieldError
-from dtrain.core.metrics import DROPPED, NLL, PERPLEXITY, Metric
+from dtrain.core.metrics import DROPPED, NLL, PERPLEXITY, SOURCES, Metric
 from dtrain.core.types import Depth, Natural, NonNegative, Positive, PositiveFloat
-from dtrain.data.batch import DOCUMENT, POSITION, TARGET, TOKEN, WEIGHT, Batch, Example
-from dtrain.models.decoder_layer import flops_per_token, layer, norm
-from dtrain.models.feed_forward import Form, hidden
+from dtrain.data.batch import DOCUMENT, POSITION, SOURCE, TARGET, TOKEN, WEIGHT, Batch, Example
+from dtrain.models.decoder_layer import apply, flops_per_token, layer, norm, normal
+from dtrain.models.feed_forward import Form
 from dtrain.models.moe import Experts
 from dtrain.models.next_token import Head, row_mismatch
 from dtrain.models.nn import param as declare
-from dtrain.models.nn.attention import AttentionSpec
 from dtrain.models.nn.context import Block, Context, Layers, Remat
-from dtrain.models.nn.layers import added, normalised
-from dtrain.models.nn.matmul import matmul
 from dtrain.models.nn.model import Declared, Flops, Loss, Structure
 from dtrain.models.nn.param import Param, Tree
 from dtrain.models.nn.remat import ON_DEVICE
-from dtrain.models.rope import Learned, Rope, rotated
+from dtrain.models.rope import Learned, Rope
+
+Changed = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+"""(sum of the cross-entropy, activations (B, T, E), weights of the tokens (B, T)) → the sum that is minimised."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,10 +61,14 @@ class Decoder(Declared):
     norm_bias: bool = False
     norm_offset: bool = False
     """Store normalisation scales as their difference from one (Gemma)."""
+    pre_norm: bool = True
+    """Normalise the input of attention and of the feed-forward layer."""
     post_norm: bool = False
-    """Also normalise the output of attention and of the feed-forward layer (Gemma 2)."""
+    """Normalise the output of attention and of the feed-forward layer (Gemma 2; OLMo 2, without `pre_norm`)."""
     qk_norm: bool = False
     """Normalise queries and keys per head (Qwen 3)."""
+    qk_norm_joint: bool = False
+    """Normalise queries, and keys, over all heads together (OLMo 2)."""
     bias: bool = False
     """Biases in every matrix product except the router's and the experts'."""
     qkv_bias: bool = False
@@ -75,7 +80,10 @@ class Decoder(Declared):
     window: Positive | None = None
     """Sliding window: keys that a query attends to, its own included; default: all earlier ones."""
     global_every: Natural = 0
-    """Every n-th layer attends to all keys, the others to the window; 0: every layer has the window."""
+    """Every n-th layer attends to all keys, the others to the window; 0: every layer has the window. Layers compile as
+    one loop if n divides their number, else one by one."""
+    window_theta: PositiveFloat | None = None
+    """Theta of rotary positions, unscaled, in the layers with the window (Gemma 3); default: as in all other layers."""
     query_pre_attn_scalar: PositiveFloat | None = None
     """Attention scores are divided by its square root (Gemma 2); default: head_dim."""
     attention_softcap: PositiveFloat | None = None
@@ -107,9 +115,14 @@ class Decoder(Declared):
         if self.words % (n := self.loss_chunks):
             padded = f", padded to {self.words} (pad_vocab)" if self.words > self.vocab else ""
             raise FieldError("loss_chunks", f"loss_chunks = {n} does not divide vocab = {self.vocab}{padded}")
-        if self.global_every and (self.window is None or self.layers % self.global_every):
-            hint = "set window" if self.window is None else f"it does not divide layers = {self.layers}"
-            raise FieldError("global_every", f"global_every = {self.global_every}: {hint}")
+        if self.global_every and self.window is None:
+            raise FieldError("global_every", f"global_every = {self.global_every}: set window")
+        if self.window_theta and (self.window is None or not isinstance(self.position, Rope) or self.window_theta <= 1):
+            raise FieldError("window_theta", f"window_theta = {self.window_theta}: needs window, rotary positions, > 1")
+        if not (self.pre_norm or self.post_norm):
+            raise FieldError("pre_norm", "pre_norm and post_norm are both false: a layer must be normalised somewhere")
+        if self.qk_norm_joint and (not self.qk_norm or self.norm != "rms" or self.norm_offset):
+            raise FieldError("qk_norm_joint", "qk_norm_joint needs qk_norm: true, norm: rms and norm_offset: false")
 
     @property
     def words(self) -> int:
@@ -136,36 +149,51 @@ class Decoder(Declared):
         mixture = self.experts.mixture if self.experts else None
         remat = {"remat": tuple(dict.fromkeys((self.remat, *ON_DEVICE)))}
         chunks = {"loss_chunks": (self.loss_chunks, 1)} if self.loss_chunks > 1 else {}
-        return Structure(mixture, self.layers, self.global_every or 1, remat | chunks, offload={"remat": "offload"})
+        return Structure(mixture, self.layers, len(self.windows), remat | chunks, offload={"remat": "offload"})
 
     def params(self) -> Tree:
-        normal, words, width = declare.normal(self.init), self.words, self.width
-        tree: Tree = {"embed": Param((words, width), "vocab embed", normal, unpadded=(self.vocab, width))}
+        initial, words, width = declare.normal(self.init), self.words, self.width
+        tree: Tree = {"embed": Param((words, width), "vocab embed", initial, unpadded=(self.vocab, width))}
         tree["norm"] = norm(self, self.width, "embed")
         tree["blocks"] = declare.stacked(layer(self), self.layers)
         if isinstance(self.position, Learned):
-            normal = declare.normal(self.init)  # exact: gradients of many tokens are summed in one row
-            tree["position"] = Param((self.context, self.width), "_ embed", normal, exact=True)
+            # exact: gradients of many tokens are summed in one row
+            tree["position"] = Param((self.context, self.width), "_ embed", initial, exact=True)
         if not self.tied:
             shape = (width, self.vocab)
-            tree["head"] = Param((width, words), "embed vocab", normal, fan_in=("embed",), unpadded=shape)
+            tree["head"] = Param((width, words), "embed vocab", initial, fan_in=("embed",), unpadded=shape)
         return tree
 
     def loss(self, params: Tree, batch: Batch, ctx: Context) -> Loss:
+        return self.loss_with(params, batch, ctx)
+
+    def loss_with(self, params: Tree, batch: Batch, ctx: Context, changed: Changed | None = None) -> Loss:
+        """The loss, or `changed` of its cross-entropy in place of that: both are sums over the tokens that count."""
         target_BT = batch[TARGET]
         weight_BT = (target_BT >= 0).astype(jnp.float32)  # -1 marks a position without a target
         weight_BT = weight_BT * batch[WEIGHT][:, None] if WEIGHT in batch else weight_BT
         x_BTE, sums = self.activations(params, batch, weight_BT, ctx)
-        nll, z = self.head.losses(x_BTE, self.unembedding(params), target_BT, weight_BT, ctx)
-        metrics = {NLL.name: nll} if self.experts or self.z_loss else {}
+        source_BS = batch.get(SOURCE) if ctx.train else None
+        nll, z, by_source = self.head.losses(x_BTE, self.unembedding(params), target_BT, weight_BT, ctx, source_BS)
+        metrics = {NLL.name: nll} if self.experts or self.z_loss or changed else {}
+        metrics |= {} if by_source is None else {SOURCES: by_source}
         if DROPPED.name in sums:
             metrics[DROPPED.name] = sums.pop(DROPPED.name) / self.layers
+        nll = changed(nll, x_BTE, weight_BT) if changed else nll
         return Loss(sum(sums.values(), nll + z), weight_BT.sum(), metrics)
 
     def predict(self, params: Tree, batch: Batch, ctx: Context) -> dict[str, jax.Array]:
         weight_BT = (batch[TARGET] >= 0).astype(jnp.float32)
         x_BTE, _ = self.activations(params, batch, weight_BT, ctx)
         return self.head.row_losses(x_BTE, self.unembedding(params), batch[TARGET], weight_BT, ctx)
+
+    def document_losses(self, params: Tree, batch: Batch, ctx: Context, documents: int) -> tuple[jax.Array, ...]:
+        """The sum of the cross-entropies (B,) of each of the first documents of the rows."""
+        target_BT = batch[TARGET]
+        counts_BT = target_BT >= 0
+        weights = [(counts_BT & (batch[DOCUMENT] == one)).astype(jnp.float32) for one in range(documents)]
+        x_BTE, _ = self.activations(params, batch, counts_BT.astype(jnp.float32), ctx)
+        return self.head.weighted_losses(x_BTE, self.unembedding(params), target_BT, weights, ctx)
 
     def activations(self, params: Tree, batch: Batch, weight_BT: jax.Array, ctx: Context) -> tuple[jax.Array, Tree]:
         """The normalised output of the last layer, split by `tokens`, and the layers' sums (router losses)."""
@@ -179,10 +207,12 @@ class Decoder(Declared):
             x_BTE = (x_BTE + position_BTE).astype(x_BTE.dtype)
         else:
             shared["waves"] = self.position.waves(position_BT, self.size_of_head)
+            if self.window_theta:
+                shared["window_waves"] = Rope(theta=self.window_theta).waves(position_BT, self.size_of_head)
         shared |= {name: batch[name] for name in (DOCUMENT,) if name in batch}
-        blocks: list[Block] = [partial(self._apply, window) for window in self._windows]
+        blocks: list[Block] = [partial(apply, self, window) for window in self.windows]
         x_BTE, sums = ctx.stack(blocks, params["blocks"], x_BTE, shared, Layers(self.remat, self.unroll))
-        return self._normalised(ctx.gather(params["norm"]), x_BTE), sums
+        return normal(self, ctx.gather(params["norm"]), x_BTE), sums
 
     @property
     def head(self) -> Head:
@@ -193,55 +223,16 @@ class Decoder(Declared):
         return params["embed"] if self.tied else params["head"]
 
     @property
-    def _windows(self) -> list[int | None]:
-        return [self.window] * (self.global_every - 1) + [None] if self.global_every else [self.window]
-
-    def _apply(
-        self, window: int | None, block: Tree, x_BTE: jax.Array, shared: Tree, ctx: Context
-    ) -> tuple[jax.Array, Tree]:
-        """One layer: attention, then the feed-forward layer, each added to the residual stream."""
-        y_BTE = ctx.collect(self._normalised(block["norm1"], x_BTE))
-        y_BTE = ctx.scatter(self._attention(block, y_BTE, shared, window, ctx), "heads")
-        y_BTE = added(y_BTE, block["out"]["bias"]) if self.bias else y_BTE
-        x_BTE = x_BTE + (self._normalised(block["post1"], y_BTE) if self.post_norm else y_BTE)
-        y_BTE, sums = self._feed_forward(block, self._normalised(block["norm2"], x_BTE), shared, ctx)
-        return x_BTE + (self._normalised(block["post2"], y_BTE) if self.post_norm else y_BTE), sums
-
-    def _attention(self, block: Tree, y_BTE: jax.Array, shared: Tree, window: int | None, ctx: Context) -> jax.Array:
-        def project(name: str, heads: str) -> jax.Array:
-            x_BTHD = matmul(y_BTE, block[name]["weight"])
-            x_BTHD = added(x_BTHD, block[name]["bias"]) if "bias" in block[name] else x_BTHD
-            x_BTHD = ctx.shard(x_BTHD, "batch", "length", heads, None)
-            if name != "value" and self.qk_norm:
-                x_BTHD = self._normalised({"scale": block[f"{name}_norm"]}, x_BTHD)
-            return rotated(x_BTHD, shared["waves"]) if name != "value" and "waves" in shared else x_BTHD
-
-        q_BTHD, k_BTGD, v_BTGD = project("query", "heads"), project("key", "kv_heads"), project("value", "kv_heads")
-        scale = (self.query_pre_attn_scalar or self.size_of_head) ** -0.5
-        spec = AttentionSpec(scale, window=window, softcap=self.attention_softcap)
-        y_BTHD = ctx.attend(q_BTHD, k_BTGD, v_BTGD, spec, shared.get(DOCUMENT))
-        return matmul(y_BTHD, block["out"]["weight"], contract_dims=2)
-
-    def _feed_forward(self, block: Tree, y_BTE: jax.Array, shared: Tree, ctx: Context) -> tuple[jax.Array, Tree]:
-        if self.experts:
-            y_BTE, sums = self.experts.apply(block["moe"], y_BTE, shared[WEIGHT], self.feed_forward, ctx)
-            return ctx.scatter(y_BTE, "hidden"), sums
-        mlp, y_BTE = block["mlp"], ctx.collect(y_BTE)
-
-        def times(name: str) -> jax.Array:
-            y_BTF = matmul(y_BTE, mlp[name])
-            y_BTF = added(y_BTF, mlp[f"{name}_bias"]) if self.bias else y_BTF
-            return ctx.shard(y_BTF, "batch", "length", "hidden")
-
-        y_BTE = ctx.scatter(matmul(hidden(self.feed_forward, times), mlp["down"]), "hidden")
-        return (added(y_BTE, mlp["down_bias"]) if self.bias else y_BTE), {}
-
-    def _normalised(self, params: Tree, x: jax.Array) -> jax.Array:
-        return normalised(params, x, self.norm, self.epsilon, self.norm_offset)
+    def windows(self) -> list[int | None]:
+        """The window of each layer of one iteration of the loop over layers; None: it attends to all keys."""
+        if not self.global_every:
+            return [self.window]
+        count = self.global_every if self.layers % self.global_every == 0 else self.layers
+        return [None if number % self.global_every == 0 else self.window for number in range(1, count + 1)]
 
     def flops(self, example: Example, examples: int) -> Flops:
         length = example[TOKEN].shape[0]
-        return Flops(flops_per_token(self, length, self._windows) * length * examples, "6N and causal attention")
+        return Flops(flops_per_token(self, length, self.windows) * length * examples, "6N and causal attention")
 
     def mismatch(self, example: Example) -> str:
         return row_mismatch(example, self.context, self.vocab)

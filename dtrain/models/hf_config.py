@@ -1,6 +1,5 @@
 """Read a Hugging Face config.json into the decoder that it describes."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +9,9 @@ from dtrain.core.errors import DataError, FieldError
 from dtrain.core.types import JsonObject
 from dtrain.models.decoder import Decoder
 from dtrain.models.hf_fields import COMMON, DEFAULTS, IGNORED, NEUTRAL, Fields
+from dtrain.models.hf_rope import positions
 from dtrain.models.moe import Experts
-from dtrain.models.rope import Learned, LinearScaling, Llama3, Rope, Yarn
+from dtrain.models.rope import Learned
 from dtrain.models.settings import settings
 
 ACTIVATIONS = {"silu": "swiglu", "swish": "swiglu", "gelu_pytorch_tanh": "geglu", "gelu_new": "geglu"}
@@ -40,6 +40,8 @@ def published_model(config: JsonObject, context: int, path: Path) -> Published:
 
     Raises DataError if its architecture is not supported, or a field is missing or has an impossible value.
     """
+    if config["model_type"] == "gemma3" and isinstance(config.get("text_config"), dict):  # with an image encoder
+        config = {"model_type": "gemma3_text"} | config["text_config"]
     kind = str(config["model_type"])
     if kind not in DEFAULTS:
         named = ", ".join(config.get("architectures") or []) or "no architecture named"
@@ -84,7 +86,7 @@ def _gpt2(fields: Fields) -> dict[str, object]:
 
 
 def _llama(fields: Fields, kind: str, context: int) -> dict[str, object]:
-    """Llama, Mistral, Mixtral, Qwen and Gemma."""
+    """All others: Llama, Mistral, Mixtral, Qwen, Gemma, Phi-3 and OLMo 2."""
     width, heads = fields("hidden_size", "width"), fields("num_attention_heads", "heads")
     gemma, layers = kind.startswith("gemma"), fields("num_hidden_layers", "layers")
     act = "hidden_activation" if gemma and fields("hidden_activation") else "hidden_act"
@@ -99,17 +101,22 @@ def _llama(fields: Fields, kind: str, context: int) -> dict[str, object]:
         "head_dim": fields("head_dim", "head_dim") or width // heads,
         "epsilon": fields("rms_norm_eps", "epsilon"),
         "tied": fields("tie_word_embeddings", "tied"),
-        "position": _rope(fields),
+        **positions(fields),
         "bias": _bias(fields, kind),
         "qkv_bias": kind == "qwen2",
-        "qk_norm": kind.startswith("qwen3"),
+        "qk_norm": kind.startswith(("qwen3", "gemma3", "olmo2")),
+        "qk_norm_joint": kind == "olmo2",
+        "pre_norm": kind != "olmo2",
+        "post_norm": kind in ("gemma2", "gemma3_text", "olmo2"),
         "feed_forward": "geglu" if gelu else _activation(fields, act, ACTIVATIONS),
         **_windows(fields, kind, layers, context),
         **_feed_forward(fields, kind),
     }
+    if own.get("window") is None and "window_theta" in own:
+        own["window_theta"] = None  # no layer has a window
     if gemma:
-        own |= {"norm_offset": True, "embed_scale": True, "post_norm": kind == "gemma2"}
-    if kind == "gemma2":
+        own |= {"norm_offset": True, "embed_scale": True}
+    if kind in ("gemma2", "gemma3_text"):
         own["query_pre_attn_scalar"] = fields("query_pre_attn_scalar", "query_pre_attn_scalar")
         own["attention_softcap"] = fields("attn_logit_softcapping", "attention_softcap")
         own["logit_softcap"] = fields("final_logit_softcapping", "logit_softcap")
@@ -125,7 +132,7 @@ def _activation(fields: Fields, name: str, known: Mapping[str, str]) -> str:
 
 def _bias(fields: Fields, kind: str) -> bool:
     """Whether all matrix products have biases. Biases in attention only, its output included, are not supported."""
-    if kind in ("mistral", "mixtral", "qwen2"):
+    if kind in ("mistral", "mixtral", "qwen2", "phi3"):
         return False
     attention, inner = bool(fields("attention_bias", "bias")), kind == "llama" and bool(fields("mlp_bias"))
     if attention != inner:
@@ -156,81 +163,27 @@ def _windows(fields: Fields, kind: str, layers: int, context: int) -> JsonObject
     if "sliding_window" not in fields.defaults:
         return {}
     size, types = fields("sliding_window", "window"), fields.values.get("layer_types")
-    fields.known |= {"layer_types", "use_sliding_window", "max_window_layers"}
+    fields.known |= {"layer_types", "use_sliding_window", "max_window_layers", "sliding_window_pattern"}
+    fields.known.add("_sliding_window_pattern")
     size = None if "use_sliding_window" in fields.defaults and not fields("use_sliding_window") else size
     if kind == "qwen3_moe" and size and size < context:  # versions of transformers differ in which layers have it
         fields.refuse(f"use_sliding_window: True, sliding_window: {size}")
     first = fields("max_window_layers") if "max_window_layers" in fields.defaults else 0
-    per_layer = [None if number < first or (kind == "gemma2" and number % 2) else size for number in range(layers)]
+    every = {"gemma2": 2, "gemma3_text": fields.values.get("sliding_window_pattern", 6)}.get(kind, layers + 1)
+    per_layer = [None if number < first or (number + 1) % every == 0 else size for number in range(layers)]
     if types:
         if len(types) != layers or set(types) - {"sliding_attention", "full_attention"}:
             fields.refuse(f"layer_types: {', '.join(sorted(set(types)))}, {len(types)} of {layers} layers")
             return {}
         per_layer = [size if name == "sliding_attention" else None for name in types]
-    per_layer = [None if window is None or window >= context else window for window in per_layer]
+    if kind != "gemma3_text":  # there the layers with a window have rotary positions of their own
+        per_layer = [None if window is None or window >= context else window for window in per_layer]
     spread = f"sliding_window: {size} in {layers - per_layer.count(None)} of {layers} layers"
     fields.sources |= {"window": spread, "global_every": spread}
     if len(set(per_layer)) == 1:
         return {"window": per_layer[0]}
     for every in range(2, layers + 1):
-        if layers % every == 0 and per_layer == ([size] * (every - 1) + [None]) * (layers // every):
+        if per_layer == [None if number % every == 0 else size for number in range(1, layers + 1)]:
             return {"window": size, "global_every": every}
     fields.refuse(spread)
     return {}
-
-
-SCALINGS: dict[str, set[str]] = {
-    "default": set(),
-    "linear": {"factor"},
-    "llama3": {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
-    "yarn": {"factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "attention_factor", "truncate"},
-}
-"""The supported kinds of scaling, and the fields of each."""
-
-
-def _rope(fields: Fields) -> Rope:
-    """From `rope_parameters`, or from `rope_theta` and `rope_scaling` of older files."""
-    new, old = fields.values.get("rope_parameters") or {}, fields.values.get("rope_scaling") or {}
-    fields.known |= {"rope_parameters", "rope_scaling"}
-    top = fields("rope_theta", "position.theta")
-    if any(isinstance(value, dict) for value in new.values()):
-        fields.refuse("rope_parameters: different values for some layers")
-        return Rope()
-    theta = new.get("rope_theta", top)
-    if "rope_theta" in new:
-        fields.sources["position.theta"] = f"rope_parameters.rope_theta: {theta}"
-        if theta != fields.values.get("rope_theta", theta):
-            fields.refuse(f"rope_theta: {top} but rope_parameters.rope_theta: {theta}")
-    plain = {"rope_theta", "partial_rotary_factor"}
-    scaled = {name: value for name, value in new.items() if name not in plain and value is not None}
-    if new.get("partial_rotary_factor") not in (None, 1):
-        fields.refuse(f"rope_parameters.partial_rotary_factor: {new['partial_rotary_factor']}")
-    where, scaling = ("rope_parameters", scaled) if scaled else ("rope_scaling", dict(old))
-    fields.sources["position.scaling"] = f"{where}: {scaling or None}"
-    return Rope(theta=theta, scaling=_scaling(fields, scaling, where))
-
-
-def _scaling(fields: Fields, values: JsonObject, where: str) -> LinearScaling | Llama3 | Yarn | None:
-    kind = values.get("rope_type", values.get("type", "default"))
-    known = SCALINGS.get(kind)
-    if known is None:
-        fields.refuse(f"{where}.rope_type: {kind}")
-        return None
-    for name in sorted(values.keys() - known - {"rope_type", "type"}):
-        fields.refuse(f"{where}.{name}: {values[name]}")
-    if kind == "linear":
-        return LinearScaling(factor=values["factor"])
-    if kind == "llama3":
-        low, high = values["low_freq_factor"], values["high_freq_factor"]
-        return Llama3(factor=values["factor"], low=low, high=high, original=values["original_max_position_embeddings"])
-    if kind == "default":
-        return None
-    original = values.get("original_max_position_embeddings") or fields("max_position_embeddings")
-    fast, slow = values.get("beta_fast") or 32.0, values.get("beta_slow") or 1.0
-    yarn = Yarn(factor=values["factor"], original=original, fast=fast, slow=slow)
-    attention = values.get("attention_factor")
-    if attention is not None and not math.isclose(attention, yarn.attention, rel_tol=1e-6):
-        fields.refuse(f"{where}.attention_factor: {attention}")
-    if not values.get("truncate", True):
-        fields.refuse(f"{where}.truncate: False")
-    return yarn

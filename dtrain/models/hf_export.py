@@ -17,6 +17,8 @@ ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
     "gemma": "GemmaForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
     "mixtral": "MixtralForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "gpt2": "GPT2LMHeadModel",
@@ -29,6 +31,8 @@ def config_of(model: Decoder) -> dict[str, object] | None:
     Each candidate is read back with `published_model` and accepted only if it gives this decoder.
     """
     for kind, architecture in ARCHITECTURES.items():
+        if isinstance(model.position, Learned) != (kind == "gpt2"):
+            continue
         config = {"architectures": [architecture], "model_type": kind} | _fields(model, kind)
         try:
             published = published_model(config, model.context, Path("config.json"))
@@ -59,12 +63,16 @@ def _fields(model: Decoder, kind: str) -> dict[str, object]:
     }
     config |= {"attention_bias": model.bias} if kind not in ("mistral", "mixtral", "qwen2") else {}
     config |= {"mlp_bias": model.bias} if kind == "llama" else {}
-    if kind in ("mistral", "mixtral", "gemma2") or kind.startswith("qwen"):
+    if kind in ("mistral", "mixtral", "gemma2", "gemma3_text") or kind.startswith("qwen"):
         config |= _windows(model, kind)
     if kind.startswith("gemma"):
         config["hidden_activation"] = act
-    if kind == "gemma2":
-        config["query_pre_attn_scalar"] = model.query_pre_attn_scalar or model.size_of_head
+    if kind == "gemma3_text":
+        config["rope_parameters"] = _rope_of_layers(model)
+        config |= {"sliding_window_pattern": model.global_every or model.layers + 1}
+    if kind in ("gemma2", "gemma3_text"):
+        scalar = model.query_pre_attn_scalar or model.size_of_head
+        config["query_pre_attn_scalar"] = int(scalar) if scalar == int(scalar) else scalar
         config["attn_logit_softcapping"] = model.attention_softcap
         config["final_logit_softcapping"] = model.logit_softcap
     return config | _experts(model, kind)
@@ -91,7 +99,9 @@ def _windows(model: Decoder, kind: str) -> dict[str, object]:
         config |= {"use_sliding_window": model.window is not None, "max_window_layers": 0}
     if model.global_every and kind != "gemma2":  # Gemma 2's default already has every second layer attend to all keys
         types = ["sliding_attention"] * (model.global_every - 1) + ["full_attention"]
-        config["layer_types"] = types * (model.layers // model.global_every)
+        config["layer_types"] = (types * model.layers)[: model.layers]
+    elif kind == "gemma3_text":
+        config["layer_types"] = ["sliding_attention"] * model.layers
     return config
 
 
@@ -109,6 +119,16 @@ def _experts(model: Decoder, kind: str) -> dict[str, object]:
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
     }
+
+
+def _rope_of_layers(model: Decoder) -> JsonObject:
+    """The rotary positions of layers with and without a window."""
+    position = model.position
+    assert isinstance(position, Rope)
+    plain = _rope(position)
+    full = {"rope_theta": plain["rope_theta"], **(plain["rope_scaling"] or {"rope_type": "default"})}
+    local = {"rope_type": "default", "rope_theta": model.window_theta}
+    return {"full_attention": full, "sliding_attention": local}
 
 
 def _rope(position: Rope) -> JsonObject:

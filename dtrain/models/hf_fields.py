@@ -26,6 +26,11 @@ DEFAULTS: dict[str, JsonObject] = {
     "gemma": {**GEMMA, "num_key_value_heads": 16},
     "gemma2": {**GEMMA, "num_key_value_heads": 4, "query_pre_attn_scalar": 256, "sliding_window": 4096,
                "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+    "gemma3_text": {**GEMMA, "num_key_value_heads": 4, "query_pre_attn_scalar": 256, "sliding_window": 4096,
+                    "attn_logit_softcapping": None, "final_logit_softcapping": None, "rope_theta": 1e6,
+                    "rope_local_base_freq": 1e4, "sliding_window_pattern": 6},
+    "phi3": {"rms_norm_eps": 1e-5, "sliding_window": None},
+    "olmo2": {"rms_norm_eps": 1e-5},
 }  # fmt: skip
 COMMON = {"rope_theta": 10_000.0, "tie_word_embeddings": False, "hidden_act": "silu", "attention_bias": False,
           "mlp_bias": False, "num_key_value_heads": None, "head_dim": None}  # fmt: skip
@@ -47,7 +52,8 @@ IGNORED = {
     "output_router_logits", "router_aux_loss_coef", "pretraining_tp", "n_ctx", "reorder_and_upcast_attn",
     "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj",
     "task_specific_params", "gradient_checkpointing", "sliding_window_size", "tokenizer_class", "output_attentions",
-    "output_hidden_states", "return_dict", "use_return_dict", "is_encoder_decoder", "problem_type",
+    "original_max_position_embeddings", "output_hidden_states", "return_dict",
+    "chunk_size_feed_forward", "use_return_dict", "is_encoder_decoder", "problem_type",
 }  # fmt: skip
 """Fields about training, saving and text, and fields that repeat others."""
 

@@ -86,7 +86,7 @@ class Adapted(Declared):
             "b": Param((*rows[:batch], rank, *columns), of_b, declare.zeros),
         }
 
-    def _combined(self, params: Tree) -> Tree:
+    def combined(self, params: Tree) -> Tree:
         """The parameters as the model takes them, with an adapted one in place of each target."""
         adapters = params[ADAPTERS]
         arrays = bool(self.model.user_code)  # a user's code expects arrays
@@ -104,11 +104,11 @@ class Adapted(Declared):
         return jax.tree.map(one, names, params[BASE])
 
     def loss(self, params: Tree, batch: Batch, ctx: Context) -> Loss:
-        loss = self.model.loss(self._combined(params), batch, ctx)
+        loss = self.model.loss(self.combined(params), batch, ctx)
         return loss._replace(statistics={f"{BASE}.{name}": value for name, value in loss.statistics.items()})
 
     def predict(self, params: Tree, batch: Batch, ctx: Context) -> dict[str, jax.Array]:
-        return self.model.predict(self._combined(params), batch, ctx)
+        return self.model.predict(self.combined(params), batch, ctx)
 
     def flops(self, example: Example, examples: int) -> Flops:
         return self.model.flops(example, examples)

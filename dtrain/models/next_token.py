@@ -6,7 +6,9 @@ are ever in memory.
 Dims: B batch, T tokens, E embed, V this device's share of the vocabulary or a chunk of it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -51,26 +53,97 @@ class Head:
         return jnp.where(lift(word_V < self.vocab, logits_BTV), logits_BTV, MASKED_SCORE)
 
     def losses(
-        self, x_BTE: jax.Array, matrix: Tree, target_BT: jax.Array, weight_BT: jax.Array, ctx: Context
-    ) -> tuple[jax.Array, jax.Array]:
-        """The weighted sums of cross-entropy and z-loss. `matrix` is not yet gathered; x is split by `tokens`.
+        self,
+        x_BTE: jax.Array,
+        matrix: Tree,
+        target_BT: jax.Array,
+        weight_BT: jax.Array,
+        ctx: Context,
+        source_BS: jax.Array | None = None,
+    ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+        """The weighted sums of cross-entropy and z-loss; for each source of rows (S) those of cross-entropy and weight.
 
-        If the mesh splits the vocabulary, x is gathered to all tokens of `length`, and each device computes its share
-        of the words. If not, each device computes all words for its own tokens.
+        `matrix` is not yet gathered; x is split by `tokens`. If the mesh splits the vocabulary, x is gathered to all
+        tokens of `length`, and each device computes its share of the words. If not, each device computes all words for
+        its own tokens.
         """
         x_BTE, target_BT, weight_BT = self._shares(x_BTE, target_BT, weight_BT, ctx)
         nll_BT, log_BT = self._losses(x_BTE, matrix, target_BT, ctx)
-        sums = (nll_BT * weight_BT).sum(), self.z_loss * (jnp.square(log_BT) * weight_BT).sum()
-        return sums if ctx.parts("vocab") > 1 else (ctx.reduce(sums[0], "kept"), ctx.reduce(sums[1], "kept"))
+        sums = [(nll_BT * weight_BT).sum(), self.z_loss * (jnp.square(log_BT) * weight_BT).sum()]
+        if source_BS is not None:
+            rows_2B = jnp.stack([(nll_BT * weight_BT).sum(1), weight_BT.sum(1)])
+            sums.append(jnp.matmul(rows_2B, source_BS.astype(jnp.float32), precision="highest"))
+        nll, z, *by_source = sums if ctx.parts("vocab") > 1 else [ctx.reduce(one, "kept") for one in sums]
+        return nll, z, by_source[0] if by_source else None
 
     def row_losses(
         self, x_BTE: jax.Array, matrix: Tree, target_BT: jax.Array, weight_BT: jax.Array, ctx: Context
     ) -> dict[str, jax.Array]:
         """The sums of cross-entropy and weights over the tokens of each row (B,); arguments as in `losses`."""
-        x_BTE, target_BT, own_BT = self._shares(x_BTE, target_BT, weight_BT, ctx)
-        nll_B = (self._losses(x_BTE, matrix, target_BT, ctx)[0] * own_BT).sum(1)
-        nll_B = nll_B if ctx.parts("vocab") > 1 else ctx.reduce(nll_B, "kept")
-        return {NLL.name: ctx.reduce(nll_B, "length"), TOKENS: ctx.reduce(weight_BT.sum(1), "length")}
+        (nll_B,) = self.weighted_losses(x_BTE, matrix, target_BT, (weight_BT,), ctx)
+        return {NLL.name: nll_B, TOKENS: ctx.reduce(weight_BT.sum(1), "length")}
+
+    def weighted_losses(
+        self, x_BTE: jax.Array, matrix: Tree, target_BT: jax.Array, weights: Sequence[jax.Array], ctx: Context
+    ) -> tuple[jax.Array, ...]:
+        """The sum of the cross-entropies of each row (B,), for each of several weights of the tokens (B, T)."""
+        owns = [self._shares(x_BTE, target_BT, weight_BT, ctx)[2] for weight_BT in weights]
+        x_BTE, target_BT, _ = self._shares(x_BTE, target_BT, weights[0], ctx)
+        nll_BT = self._losses(x_BTE, matrix, target_BT, ctx)[0]
+        sums = [(nll_BT * own_BT).sum(1) for own_BT in owns]
+        sums = sums if ctx.parts("vocab") > 1 else [ctx.reduce(nll_B, "kept") for nll_B in sums]
+        return tuple(ctx.reduce(nll_B, "length") for nll_B in sums)
+
+    def divergence(
+        self, x_BTE: jax.Array, matrix: Tree, known: "Known", weight_BT: jax.Array, ctx: Context, temperature: float
+    ) -> jax.Array:
+        """The weighted sum of KL(known || this), the distributions of logits / temperature (Hinton et al. 2015)."""
+        other_BTE = known.x_BTE
+        if ctx.parts("vocab") > 1:
+            x_BTE, other_BTE = ctx.collect(x_BTE), ctx.collect(other_BTE)
+        else:
+            weight_BT = ctx.share(weight_BT)
+        size, parts = self._size(matrix), self.parts
+        first, dtype, x32_BTE = ctx.first("vocab", size), x_BTE.dtype, x_BTE.astype(jnp.float32)
+
+        # Online, like the log-sum-exp of `_losses`: of both logits a and b (known) the running maximum and the sum of
+        # exponentials relative to it, and the sum of exp(b) (b - a) relative to the maximum of b.
+        def part(carry: Tree, chunk: Tree) -> tuple[Tree, None]:
+            (top_a, total_a), (top_b, total_b), mean = carry
+            number, own, other = chunk
+            word, how = first + number, ctx.loss_dtype
+            a_BTV = self.logits(x32_BTE.astype(dtype), ctx.gather(own), how, word, parts).astype(jnp.float32)
+            b_BTV = known.head.logits(other_BTE, ctx.gather(other), how, word, parts).astype(jnp.float32)
+            a_BTV, b_BTV = a_BTV / temperature, jax.lax.stop_gradient(b_BTV) / temperature
+            high_a, exp_a = _relative(top_a, a_BTV)
+            high_b, exp_b = _relative(top_b, b_BTV)
+            total_a = total_a * jnp.exp(top_a - high_a) + exp_a.sum(-1)
+            total_b, mean = (old * jnp.exp(top_b - high_b) for old in (total_b, mean))
+            return (
+                (high_a, total_a),
+                (high_b, total_b + exp_b.sum(-1)),
+                mean + (exp_b * (b_BTV - a_BTV)).sum(-1),
+            ), None
+
+        zero_BT = jax.lax.stop_gradient(x32_BTE[..., 0]) * 0
+        carry = ((zero_BT - 1e30, zero_BT), (zero_BT - 1e30, zero_BT), zero_BT)
+        chunks = (jnp.arange(parts), self._in_parts(matrix, parts), known.head._in_parts(known.matrix, parts))
+        carry, _ = jax.lax.scan(jax.checkpoint(part), carry, chunks)
+        (top_a, total_a), (top_b, total_b), mean = carry
+        all_a, all_b = ctx.largest(top_a, "vocab"), ctx.largest(top_b, "vocab")
+        total_a = ctx.reduce(total_a * jnp.exp(top_a - all_a), "vocab")
+        total_b, mean = (ctx.reduce(own * jnp.exp(top_b - all_b), "vocab") for own in (total_b, mean))
+        kl_BT = mean / total_b + (jnp.log(total_a) + all_a) - (jnp.log(total_b) + all_b)
+        total = (kl_BT * weight_BT).sum()
+        return total if ctx.parts("vocab") > 1 else ctx.reduce(total, "kept")
+
+    def _size(self, matrix: Tree) -> int:
+        """This device's share of the words. RecipeError if the chunks do not divide it."""
+        size = jax.tree.leaves(matrix)[0].shape[0 if self.tied else 1]
+        if size % self.parts:
+            message = f"model.loss_chunks = {self.parts} does not divide the {size} words of each device's share"
+            raise RecipeError(f"{message} of the vocabulary", "use a divisor of that, or 1")
+        return size
 
     def _shares(
         self, x_BTE: jax.Array, target_BT: jax.Array, weight_BT: jax.Array, ctx: Context
@@ -85,11 +158,8 @@ class Head:
         self, x_BTE: jax.Array, matrix: Tree, target_BT: jax.Array, ctx: Context
     ) -> tuple[jax.Array, jax.Array]:
         """The cross-entropy of each token, and the logarithm of the sum of the exponentials of its logits."""
-        size = jax.tree.leaves(matrix)[0].shape[0 if self.tied else 1]
-        parts, first = self.parts, ctx.first("vocab", size)
-        if size % parts:
-            message = f"model.loss_chunks = {parts} does not divide the {size} words of each device's share"
-            raise RecipeError(f"{message} of the vocabulary", "use a divisor of that, or 1")
+        size, parts = self._size(matrix), self.parts
+        first = ctx.first("vocab", size)
         place_BT = target_BT - first
         dtype, x32_BTE = x_BTE.dtype, x_BTE.astype(jnp.float32)  # in float32 the gradients of the chunks are summed
 
@@ -132,6 +202,20 @@ class Head:
             return jnp.moveaxis(leaf.reshape(leaf.shape[0], -1, parts), 2, 0)
 
         return jax.tree.map(to_chunks, matrix)
+
+
+class Known(NamedTuple):
+    """A head, its input and its matrix, whose distribution another head learns: none of them is trained."""
+
+    head: Head
+    x_BTE: jax.Array
+    matrix: Tree
+
+
+def _relative(top_BT: jax.Array, logits_BTV: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The maximum of `top_BT` and the logits, and the exponentials of the logits relative to it."""
+    high_BT = jnp.maximum(top_BT, jax.lax.stop_gradient(logits_BTV.max(-1)))
+    return high_BT, jnp.exp(logits_BTV - high_BT[..., None])
 
 
 def row_mismatch(example: Example, context: int, vocab: int) -> str:

@@ -36,9 +36,13 @@ def differing(ours: Mapping[str, object], theirs: Mapping[str, object], context:
 
 
 def windows(values: Mapping[str, Any], context: int) -> list[int | None]:
-    """The window of each layer; None where a query attends to all keys of a row of `context` tokens."""
+    """The window of each layer; None where a query attends to all keys of a row of `context` tokens.
+
+    Layers with a window keep it in any row if `window_theta` gives them other rotary positions.
+    """
     window, every = values.get("window"), values.get("global_every") or 0
-    window = None if window is None or window >= context else window
+    if window is None or (window >= context and values.get("window_theta") is None):
+        window = None
     return [None if every and number % every == 0 else window for number in range(1, values["layers"] + 1)]
 
 

@@ -182,7 +182,7 @@ def test_a_window_wider_than_the_context_is_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"model_type": "phi3", "architectures": ["Phi3ForCausalLM"]}, "does not support model_type phi3 .Phi3For"),
+        ({"model_type": "opt", "architectures": ["OPTForCausalLM"]}, "does not support model_type opt .OPTForCausal"),
         ({"model_type": "llama"}, "has no hidden_size"),
         (DENSE | {"model_type": "llama", "num_attention_heads": 3}, "does not describe a decoder: .*kv_heads = 2"),
         ("[", "cannot be read as JSON"),

@@ -20,9 +20,9 @@ from dtrain.models.nn.single_device import SingleDeviceContext
 from dtrain.models.rope import Learned, Rope
 from dtrain.recipe.compose import presets
 from dtrain.recipe.parse import Problems, section
-from dtrain.train.convert import read
 from tests.conftest import SHARED
 from tests.engines import DECODER, LANGUAGE_MODELS, LENGTH, places_in, random_batch
+from tests.train.test_convert import read_tree
 
 LLAMA = Decoder(vocab=256, context=128, layers=2, width=64, heads=4, kv_heads=2, head_dim=16, hidden=128, epsilon=1e-6)
 PUBLISHED = {
@@ -46,7 +46,7 @@ def published(model: Decoder, folder: Path) -> Any:
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     shapes = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, "float32", sharding=here), model.params())
     with opened(folder) as tensors:
-        return read(tensors, model, model.params(), shapes, folder)
+        return read_tree(tensors, model, shapes, folder)
 
 
 def logits_of(model: Decoder, params: Any, token: np.ndarray, **more: Any) -> jax.Array:
@@ -188,12 +188,13 @@ def test_generating_with_a_cache_gives_the_logits_of_the_whole_row(name: str) ->
     model = LANGUAGE_MODELS[name]
     params, token = initial_state(model), random_batch(model, 2)["token"]
     whole = logits_of(model, params, token)
-    cache = KVCache.empty((model.layers, 2, LENGTH, model.groups, model.size_of_head), "float32")
+    cache = KVCache.empty(model.layers, (2, model.groups, LENGTH, model.size_of_head), "float32")
 
     @jax.jit
     def step(cache: KVCache, token: jax.Array) -> tuple[jax.Array, KVCache]:
         ctx = CachedContext(cache=cache)
-        x, _ = model.activations(params, {"token": token}, jnp.ones(token.shape), ctx)
+        batch = {"token": token, "position": ctx.positions(token.shape[1])}
+        x, _ = model.activations(params, batch, jnp.ones(token.shape), ctx)
         return model.head.logits(x, model.unembedding(params), "float32"), ctx.grown[-1]
 
     found = []
@@ -231,8 +232,10 @@ def test_impossible_fields_are_refused() -> None:
         ({"heads": 3}, "heads = 3 does not divide width = 8"),
         ({"kv_heads": 3}, "kv_heads = 3 does not divide heads = 4"),
         ({"head_dim": 3}, "head_dim = 3 is odd"),
-        ({"window": 4, "global_every": 3}, "it does not divide layers = 4"),
         ({"global_every": 2}, "set window"),
+        ({"window_theta": 100.0}, "window_theta = 100.0: needs window"),
+        ({"pre_norm": False}, "a layer must be normalised somewhere"),
+        ({"qk_norm_joint": True}, "qk_norm_joint needs qk_norm"),
     ):
         with pytest.raises(FieldError, match=message):
             Decoder(**(good | wrong))

@@ -1,0 +1,95 @@
+"""Distillation of a decoder from the distribution of a frozen teacher's next token (Hinton et al. 2015)."""
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import jax
+
+from dtrain.core.metrics import NLL, Metric
+from dtrain.core.origin import Origin
+from dtrain.core.types import Fraction, PositiveFloat
+from dtrain.data.batch import Batch, Example
+from dtrain.models.decoder import Decoder
+from dtrain.models.next_token import Known
+from dtrain.models.nn.context import Context
+from dtrain.models.nn.model import Declared, Flops, Loss, Structure
+from dtrain.models.nn.param import Tree
+
+TEACHER = "teacher"
+"""Where the teacher's parameters are in the tree, beside the model's own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distillation:
+    """Learn the distribution of a larger, frozen decoder: share x T^2 x KL(teacher || model) + (1 - share) x the
+    cross-entropy of the data, with the logits of both divided by T in the first term."""
+
+    kind: Literal["distillation"] = "distillation"
+    teacher: Origin
+    """A decoder with the same vocabulary."""
+    temperature: PositiveFloat = 1.0
+    """T: a higher one gives unlikely tokens more weight."""
+    share: Fraction = 0.5
+    """Weight of the teacher's distribution; the rest is that of the data's tokens."""
+
+
+@dataclass(frozen=True)
+class DistilledModel(Declared):
+    """A decoder that learns from a teacher while it trains; evaluated and used, it is the decoder alone."""
+
+    model: Decoder
+    teacher: Decoder
+    distillation: Distillation
+
+    def params(self) -> Tree:
+        """The model's own tree, with the teacher's parameters under "teacher": not trained and not saved."""
+        frozen = jax.tree.map(lambda param: replace(param, trained=False, saved=False), self.teacher.params())
+        return {**self.model.params(), TEACHER: frozen}
+
+    def loss(self, params: Tree, batch: Batch, ctx: Context) -> Loss:
+        own, how = without_teacher(params), self.distillation
+        if not ctx.train:
+            loss = self.model.loss(own, batch, ctx)
+            return loss._replace(metrics={NLL.name: loss.sum, **loss.metrics})
+        frozen = jax.tree.map(jax.lax.stop_gradient, params[TEACHER])
+
+        def taught(nll: jax.Array, x_BTE: jax.Array, weight_BT: jax.Array) -> jax.Array:
+            teacher_BTE, _ = self.teacher.activations(frozen, batch, weight_BT, ctx)
+            known = Known(self.teacher.head, teacher_BTE, self.teacher.unembedding(frozen))
+            matrix = self.model.unembedding(own)
+            divergence = self.model.head.divergence(x_BTE, matrix, known, weight_BT, ctx, how.temperature)
+            return how.share * how.temperature**2 * divergence + (1 - how.share) * nll
+
+        return self.model.loss_with(own, batch, ctx, taught)
+
+    def predict(self, params: Tree, batch: Batch, ctx: Context) -> dict[str, jax.Array]:
+        return self.model.predict(without_teacher(params), batch, ctx)
+
+    def flops(self, example: Example, examples: int) -> Flops:
+        step, convention = self.model.flops(example, examples)
+        forward = self.teacher.flops(example, examples).step / 3  # of three equal parts, two are the backward pass
+        return Flops(step + forward, f"{convention}, and the forward pass of the teacher")
+
+    def mismatch(self, example: Example) -> str:
+        unfit = self.teacher.mismatch(example)
+        return self.model.mismatch(example) or (f"objective.teacher: {unfit}" if unfit else "")
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        return tuple(dict.fromkeys((NLL, *self.model.metrics)))
+
+    @property
+    def split_rows(self) -> bool:
+        return self.model.split_rows
+
+    @property
+    def structure(self) -> Structure:
+        return self.model.structure
+
+    def for_example(self, example: Any) -> "DistilledModel":
+        return replace(self, model=self.model.for_example(example), teacher=self.teacher.for_example(example))
+
+
+def without_teacher(params: Tree) -> Tree:
+    """The model's own parameters."""
+    return {name: value for name, value in params.items() if name != TEACHER}

@@ -1,0 +1,75 @@
+"""Direct preference optimisation of a decoder with adapters (Rafailov et al. 2023); the reference is the frozen base.
+
+The base has no adapters, so that the reference costs a second forward pass and no second copy of the parameters.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from dtrain.core.metrics import REWARD_ACCURACY, REWARD_MARGIN, Metric
+from dtrain.core.types import PositiveFloat
+from dtrain.data.batch import DOCUMENT, WEIGHT, Batch, Example
+from dtrain.models.lora import BASE, Adapted
+from dtrain.models.nn.context import Context
+from dtrain.models.nn.model import Declared, Flops, Loss, Structure
+from dtrain.models.nn.param import Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPO:
+    """Prefer one of two answers: -log sigmoid(beta x by how much more the model prefers it than the base does)."""
+
+    kind: Literal["dpo"] = "dpo"
+    beta: PositiveFloat = 0.1
+    """How strongly the model is kept near the base."""
+
+
+@dataclass(frozen=True)
+class PreferenceModel(Declared):
+    """A decoder with adapters, trained on rows with a preferred answer and another one."""
+
+    adapted: Adapted
+    dpo: DPO
+
+    def params(self) -> Tree:
+        return self.adapted.params()
+
+    def loss(self, params: Tree, batch: Batch, ctx: Context) -> Loss:
+        decoder = self.adapted.model
+        policy = decoder.document_losses(self.adapted.combined(params), batch, ctx, 2)
+        frozen = jax.tree.map(jax.lax.stop_gradient, params[BASE])
+        reference = decoder.document_losses(frozen, batch, ctx, 2)
+        # the losses are negative log-probabilities: pi - ref of an answer is ref's loss less pi's
+        chosen_B, rejected_B = (ref_B - own_B for own_B, ref_B in zip(policy, reference, strict=True))
+        margin_B = self.dpo.beta * (chosen_B - rejected_B)
+        weight_B = batch[WEIGHT] if WEIGHT in batch else jnp.ones_like(margin_B)
+        metrics = {REWARD_ACCURACY.name: (margin_B > 0).astype(jnp.float32), REWARD_MARGIN.name: margin_B}
+        sums = {name: (value_B * weight_B).sum() for name, value_B in metrics.items()}
+        return Loss((-jax.nn.log_sigmoid(margin_B) * weight_B).sum(), weight_B.sum(), sums)
+
+    def flops(self, example: Example, examples: int) -> Flops:
+        step, convention = self.adapted.flops(example, examples)
+        return Flops(step * 4 / 3, f"{convention}, and the forward pass of the base")
+
+    def mismatch(self, example: Example) -> str:
+        if DOCUMENT not in example:
+            return "objective dpo takes pairs of answers: data of kind preference"
+        return self.adapted.mismatch(example)
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        return (REWARD_ACCURACY, REWARD_MARGIN)
+
+    @property
+    def split_rows(self) -> bool:
+        return False
+
+    @property
+    def structure(self) -> Structure:
+        return self.adapted.structure
+
+    def for_example(self, example: Any) -> "PreferenceModel":
+        return replace(self, adapted=self.adapted.for_example(example))

@@ -1,0 +1,125 @@
+"""Preference tuning against the published loss, computed with NumPy, on every engine; what it cannot do is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dtrain.data.preference import Preference
+from dtrain.models.decoder import Decoder
+from dtrain.models.dpo import DPO, PreferenceModel
+from dtrain.models.lora import Adapted, Lora
+from dtrain.models.nn.param import Tree, initial
+from dtrain.models.nn.single_device import SingleDeviceContext
+from tests.conftest import Dtrain
+
+PAIRS = [{"prompt": f"{i} is ", "chosen": "even" if i % 2 == 0 else "odd", "rejected": "unknown"} for i in range(12)]
+DECODER = Decoder(vocab=256, context=48, layers=2, width=16, heads=2, hidden=24, init=0.2)
+LORA = Lora(rank=4, targets=("blocks.query.weight", "blocks.mlp.*"))
+
+
+def pairs(folder: Path, records: list[dict[str, Any]] = PAIRS, **how: Any) -> Preference:
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    how = {"length": 48, "template": "plain", "cache": str(folder / "cache"), "test_files": ()} | how
+    return Preference(files=(str(folder / "pairs.jsonl"),), **how)
+
+
+def log_probabilities(model: Decoder, params: Tree, text: str, answer: str) -> float:
+    """The sum of the log-probabilities of an answer and its end token after a text, in float64, from plain logits."""
+    tokens = np.frombuffer(f"{text}{answer}\0".encode(), np.uint8).astype(np.int32)
+    batch = {"token": jnp.asarray(tokens[None, :-1])}
+    x, _ = model.activations(params, batch, jnp.ones((1, len(tokens) - 1)), SingleDeviceContext())
+    logits = np.asarray(model.head.logits(x, model.unembedding(params), "float32"), np.float64)[0, :, :256]
+    logp = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    first = len(text.encode()) - 1
+    return float(logp[np.arange(first, len(logp)), tokens[1 + first :]].sum())
+
+
+def test_the_loss_is_the_published_one(tmp_path: Path) -> None:
+    model = PreferenceModel(Adapted(DECODER, LORA), DPO(beta=0.3))
+    params: Any = initial(model.params(), jax.random.key(0), "float32")
+    noise = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(jax.random.key(1), x.shape), params["lora"])
+    params = {"base": params["base"], "lora": noise}
+    source = pairs(tmp_path, test=0.0).open("train")
+    batch = {name: jnp.asarray(value) for name, value in source.rows(np.arange(12)).items()}
+    loss = model.loss(params, batch, SingleDeviceContext())
+    merged = jax.tree.map(
+        lambda leaf: leaf.merged() if hasattr(leaf, "merged") else leaf,
+        model.adapted.combined(params), is_leaf=lambda leaf: hasattr(leaf, "merged"),
+    )  # fmt: skip
+    losses, right = [], 0
+    for record in PAIRS:
+        policy, reference = (
+            [log_probabilities(DECODER, own, record["prompt"], record[name]) for name in ("chosen", "rejected")]
+            for own in (merged, params["base"])
+        )
+        margin = 0.3 * ((policy[0] - reference[0]) - (policy[1] - reference[1]))
+        losses.append(np.log1p(np.exp(-margin)))
+        right += margin > 0
+    assert float(loss.weight) == 12
+    assert float(loss.sum) / 12 == pytest.approx(np.mean(losses), abs=1e-6)
+    assert float(loss.metrics["reward_accuracy"]) == right
+    # at the start, the adapters add nothing: the loss is log 2
+    start = model.loss(initial(model.params(), jax.random.key(0), "float32"), batch, SingleDeviceContext())
+    assert float(start.sum) / 12 == pytest.approx(np.log(2), abs=1e-6)
+
+
+def test_every_form_of_pairs_is_read(tmp_path: Path) -> None:
+    asked, answers = {"role": "user", "content": "Hi"}, [{"role": "assistant", "content": text} for text in ("a", "b")]
+    forms = [
+        {"prompt": "Hi", "chosen": "a", "rejected": "b"},
+        {"prompt": [asked], "chosen": [answers[0]], "rejected": [answers[1]]},
+        {"chosen": [asked, answers[0]], "rejected": [asked, answers[1]]},
+        {"prompt": "Hi", "chosen": [asked, answers[0]], "rejected": [asked, answers[1]]},
+    ]
+    rows = pairs(tmp_path, forms, test=0.0).open("train").rows(np.arange(4))
+    for values in rows.values():
+        assert (values == values[0]).all()
+    assert bytes(rows["token"][0][rows["document"][0] == 1].tolist()) == b"Hib"
+    both = pairs(tmp_path, [*forms, forms[0] | {"chosen": "x" * 60}], test=0.0).open("train")
+    assert len(both) == 4
+    assert "1 longer than a row" in both.notes[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["{data: 2, tensor: 2}", "{data: 1, fsdp: 4}"])
+def test_every_engine_gives_the_same_numbers(dtrain: Dtrain, tmp_path: Path, mesh: str) -> None:
+    pairs(tmp_path)
+    base = "model: {kind: decoder, vocab: 256, context: 48, layers: 2, width: 16, heads: 2, hidden: 24}\n"
+    base += "data: {kind: text, files: [pairs.jsonl.txt], length: 48, cache: cache}\nbatch: 4\n"
+    (tmp_path / "pairs.jsonl.txt").write_text((tmp_path / "pairs.jsonl").read_text() * 4)
+    (tmp_path / "base.yaml").write_text(base + "optimizer: {kind: adamw, lr: 1e-3}\nsteps: 5\n")
+    dtrain("run", "base.yaml")
+    tuned = "include: base.yaml\ninit: {run: runs/base}\nlora: {rank: 4, targets: [blocks.query.weight]}\n"
+    tuned += "data: {kind: preference, files: [pairs.jsonl], length: 48, template: plain, test: 0.3, cache: cache}\n"
+    tuned += "objective: {kind: dpo}\noptimizer: {kind: adamw, lr: 1e-2}\nsteps: 6\ntrack: {every: 1}\n"
+    (tmp_path / "dpo.yaml").write_text(tuned)
+    found = []
+    for engine in ("jit", "shard_map"):
+        name = f"dpo-{engine.replace('_', '-')}"
+        dtrain("run", "dpo.yaml", f"engine={engine}", f"name={name}", "--devices", "4", f"mesh={mesh}")
+        rows = [json.loads(line) for line in (tmp_path / "runs" / name / "metrics.jsonl").read_text().splitlines()]
+        found.append([row["train/loss"] for row in rows if "train/loss" in row])
+        assert any("eval/reward_accuracy" in row for row in rows)
+        assert not any("eval/perplexity" in row for row in rows)
+    np.testing.assert_allclose(found[0], found[1], rtol=2e-5)
+    assert found[0][0] == pytest.approx(np.log(2), abs=1e-5)
+    assert found[0][-1] < found[0][0]
+    assert "measured while a run trains" in dtrain("evaluate", "dpo-jit", code=2).stderr
+
+
+def test_what_dpo_cannot_do_is_refused(dtrain: Dtrain, tmp_path: Path) -> None:
+    pairs(tmp_path)
+    data = "data={kind: preference, files: [pairs.jsonl], length: 48}"
+    assert "data of kind preference has pairs" in dtrain("check", "decoder-tiny", data, code=2).stderr
+    shown = dtrain("check", "decoder-tiny", "objective={kind: dpo}", code=2).stderr
+    assert "dpo needs pairs of answers; the data is of kind text" in shown
+    assert "so needs lora" in shown
+    lora = ["lora={rank: 2, targets: [x]}", "init.run=runs/none"]
+    assert "dpo needs a decoder" in dtrain("check", "mlp-digits", "objective={kind: dpo}", data, *lora, code=2).stderr
+    wrong = dtrain("check", "decoder-tiny", "objective={kind: dpo, bta: 1}", data, *lora, code=2).stderr
+    assert "did you mean 'beta'" in wrong or "did you mean beta" in wrong

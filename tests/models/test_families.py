@@ -1,0 +1,165 @@
+"""Published architectures against `transformers`: import by config.json alone, logits, export, adapters, chat tokens.
+
+The library has an environment of its own, since it needs PyTorch: DTRAIN_TEST_HF_PYTHON names its Python.
+"""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from dtrain.core.errors import DataError, RecipeError
+from dtrain.core.run_dir import Folder
+from dtrain.data.chat import Chat
+from dtrain.models.nn.single_device import SingleDeviceContext
+from dtrain.train.export import export
+from dtrain.train.import_adapters import import_adapters
+from dtrain.train.load import LoadedRun, load_run
+from dtrain.train.published_run import import_published
+from tests.conftest import Dtrain
+from tests.data.test_chat import TALK, tokenizer
+
+PYTHON = os.environ.get("DTRAIN_TEST_HF_PYTHON", "")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not PYTHON, reason="DTRAIN_TEST_HF_PYTHON names no Python with transformers and peft"),
+]
+SCRIPT = Path(__file__).with_name("hf_reference.py")
+MESHES = ["data: 8", "data: 1, fsdp: 4, tensor: 2", "data: 1, tensor: 2, fsdp: 2, expert: 2"]
+
+
+def reference(*words: str | Path) -> None:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("JAX", "XLA"))}
+    environment["HF_HUB_OFFLINE"] = "1"
+    done = subprocess.run([PYTHON, SCRIPT, *words], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("published")
+    reference("make", folder)
+    yield folder
+
+
+def loaded(name: str) -> LoadedRun:
+    return load_run(Folder(Path("runs") / name), [], lambda _: None)
+
+
+def logits(run: LoadedRun, tokens: np.ndarray) -> np.ndarray:
+    model: Any = run.recipe.model
+    batch, weight = {"token": jnp.asarray(tokens, jnp.int32)}, jnp.ones(tokens.shape, jnp.float32)
+    x, _ = model.activations(run.params, batch, weight, SingleDeviceContext())
+    return np.asarray(model.head.logits(x, model.unembedding(run.params), "float32"))[..., : model.vocab]
+
+
+@pytest.mark.timeout(400)
+def test_every_family_gives_the_published_logits_both_ways(
+    published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tokens, families = np.load(published / "tokens.npy"), json.loads((published / "families.json").read_text())
+    for number, name in enumerate(families):
+        mesh = f"mesh={{{MESHES[number % len(MESHES) if 'moe' in name or 'mixtral' in name else number % 2]}}}"
+        import_published(published / name, name, [mesh], None, Path("runs"), lambda _: None)
+        run = loaded(name)
+        wanted = np.load(published / name / "logits.npy")
+        np.testing.assert_allclose(logits(run, tokens), wanted, atol=1e-5, rtol=0, err_msg=name)
+        lines = export(run, Path("out") / name)
+        assert "ForCausalLM" in lines[1] or "LMHeadModel" in lines[1]
+    reference("logits", tmp_path / "out", published / "tokens.npy")
+    for name in families:
+        assert np.array_equal(np.load(f"out/{name}/logits.npy"), np.load(published / name / "logits.npy")), name
+        if name in ("phi3", "qwen3"):  # tensors that are split there, and files
+            continue
+        before, after = load_file(published / name / "model.safetensors"), load_file(f"out/{name}/model.safetensors")
+        before, after = ({key.removeprefix("transformer."): x for key, x in d.items()} for d in (before, after))
+        assert before.keys() == after.keys()
+        assert all(np.array_equal(before[key], after[key]) for key in before), name
+
+
+def test_adapters_go_to_peft_and_come_back(published: Path, dtrain: Dtrain, tmp_path: Path) -> None:
+    lines = [json.dumps({"prompt": f"ADD {i} AND {i + 1}: ", "response": f"{2 * i + 1}"}) for i in range(40)]
+    (tmp_path / "chat.jsonl").write_text("\n".join(lines))
+    dtrain("import", published / "llama2", "--out", "base")
+    tune = ["data.files=[chat.jsonl]", "data.tokenizer=bytes", "data.template=plain", "optimizer.lr=0.01"]
+    tune += ["precision.compute=float32"]
+    assert "no tokenizer.json" in dtrain("generate", "base", "--prompt", "A", code=4).stderr
+    dtrain("run", "base-tune.yaml", *tune, "epochs=10", "data.cache=cache")
+    dtrain("export", "base-tune", "adapter", "--adapters")
+    dtrain("export", "base-tune", "merged")
+    reference("peft", published / "llama2", tmp_path / "adapter", published / "tokens.npy", tmp_path / "peft.npy")
+    reference("logits", tmp_path, published / "tokens.npy")
+    plain, merged = np.load(published / "llama2" / "logits.npy"), np.load(tmp_path / "merged" / "logits.npy")
+    assert np.abs(merged - plain).max() > 0.1
+    np.testing.assert_allclose(np.load(tmp_path / "peft.npy"), merged, atol=3e-5)
+    assert "--base must name the run" in dtrain("import", "adapter", "--out", "next", code=2).stderr
+    dtrain("import", "adapter", "--out", "next", "--base", "base")
+    dtrain("export", "next", "again", "--adapters")
+    first, second = (load_file(tmp_path / name / "adapter_model.safetensors") for name in ("adapter", "again"))
+    assert first.keys() == second.keys()
+    assert all(np.array_equal(first[key], second[key]) for key in first)
+    dtrain("run", "runs/next/recipe.yaml", *tune, "epochs=1", "data.cache=cache", "--allow-changes")
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(config | {"use_dora": True}))
+    refused = dtrain("import", "adapter", "--out", "dora", "--base", "base", code=4).stderr
+    assert "use_dora: True is not supported" in refused
+    assert not (tmp_path / "runs" / "dora").exists()
+
+
+def test_chat_tokens_are_those_of_transformers(tmp_path: Path) -> None:
+    marked = "{% for m in messages %}<|im_start|>{{ m.role }} {% if m.role == 'assistant' %}{% generation %}"
+    marked += "{{ m.content }}<|im_end|>{% endgeneration %}{% else %}{{ m.content }}<|im_end|>{% endif %}{% endfor %}"
+    folder = tokenizer(tmp_path / "t", marked)
+    talks = [TALK, [{"role": "user", "content": "🙂 hello"}, {"role": "assistant", "content": "so 🙂🙂  soon\n"}]]
+    (tmp_path / "chat.json").write_text(json.dumps(talks))
+    reference("tokens", folder, tmp_path / "chat.json", tmp_path / "out.json")
+    (tmp_path / "chat.jsonl").write_text("\n".join(json.dumps({"messages": talk}) for talk in talks))
+    data = Chat(files=(str(tmp_path / "chat.jsonl"),), length=64, tokenizer=str(folder), pack=False, test=0.0,
+                cache=str(tmp_path / "cache"))  # fmt: skip
+    batch = data.open("train").rows(np.arange(2))
+    for row, (ids, mask) in enumerate(json.loads((tmp_path / "out.json").read_text())):
+        filled = batch["document"][row] == 0
+        assert batch["token"][row][filled].tolist() == ids[:-1]
+        assert (batch["target"][row][filled] >= 0).tolist() == [bool(one) for one in mask[1:]]
+        assert any(mask)
+
+
+def test_folders_that_do_not_fit_leave_nothing_behind(
+    published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def refused(change: dict[str, Any], message: str, name: str = "llama2") -> None:
+        folder = tmp_path / "model"
+        folder.mkdir(exist_ok=True)
+        for file in (published / name).iterdir():
+            (folder / file.name).write_bytes(file.read_bytes())
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | change))
+        with pytest.raises(DataError, match=message):
+            import_published(folder, "new", [], None, Path("runs"), lambda _: None)
+        assert not Path("runs/new").exists()
+        assert not Path("new-tune.yaml").exists()
+
+    refused({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}, "does not support model_type mamba .Mamba")
+    refused({"hidden_act": "relu2"}, "does not support:\n  hidden_act: relu2")
+    refused({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}, "rope_parameters": None}, "rope_type: longrope")
+    refused({"num_hidden_layers": 6}, r"model.layers.4.self_attn.k_proj.weight is missing")
+    refused({"intermediate_size": 80}, r"has shape \(96, 64\), in the model \(80, 64\)")
+    refused({"model_type": "gpt2", "n_embd": 64, "n_positions": 64, "n_layer": 4, "n_head": 4}, "of another model")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=r"has no config\.json"):
+        import_published(tmp_path / "empty", "new", [], None, Path("runs"), lambda _: None)
+    import_published(published / "llama2", "new", [], None, Path("runs"), lambda _: None)
+    with pytest.raises(RecipeError, match="already has saved steps"):
+        import_published(published / "llama2", "new", [], None, Path("runs"), lambda _: None)
+    with pytest.raises(RecipeError, match="is not a run folder"):
+        import_adapters(published / "llama2", "x", Path("runs/none"), [], None, Path("runs"), lambda _: None)
