@@ -11,7 +11,7 @@ from dtrain.checkpoint import incomplete, manifest
 from dtrain.checkpoint.manifest import Manifest
 from dtrain.checkpoint.retry import retried
 from dtrain.core import fault_injection
-from dtrain.core.run_dir import overwrite
+from dtrain.core.files import overwrite
 
 POLL, PATIENCE = 0.01, 1200.0
 """Seconds between polls for the files of other processes, and the longest wait for them."""

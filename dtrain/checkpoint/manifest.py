@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from dtrain.core.errors import OTHER_KIND
+from dtrain.core.files import read_json
 from dtrain.core.run_dir import MANIFEST as NAME
-from dtrain.core.run_dir import read_json
 from dtrain.core.types import JsonObject
 
 FORMAT = 1

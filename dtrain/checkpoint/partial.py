@@ -19,7 +19,16 @@ def is_partial(shapes: object) -> bool:
 
 
 def restore_part(place: Path, shapes: Any) -> Any:
-    """Read the arrays that `shapes` describes, with its shardings; the others stay UNREAD."""
+    """Read the arrays that `shapes` describes, with its shardings; the others stay UNREAD.
+
+    Arrays are found by path: the saved tree may have other branches.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(shapes)
+    found = _read(place, {dotted(path): leaf for path, leaf in leaves if leaf is not UNREAD})
+    return jax.tree.map_with_path(lambda path, _: found.get(dotted(path), UNREAD), shapes)
+
+
+def _read(place: Path, wanted: Mapping[str, Any]) -> dict[str, jax.Array]:
     import orbax.checkpoint as ocp
 
     def restore_args(leaf: Any) -> Any:
@@ -27,8 +36,10 @@ def restore_part(place: Path, shapes: Any) -> Any:
             return ocp.RestoreArgs()
         return ocp.ArrayRestoreArgs(sharding=leaf.sharding, global_shape=leaf.shape, dtype=leaf.dtype)
 
-    with ocp.PyTreeCheckpointer() as checkpointer:
-        return checkpointer.restore(place, args=ocp.args.PyTreeRestore(shapes, jax.tree.map(restore_args, shapes)))
+    tree = jax.tree.map_with_path(lambda path, _: wanted.get(dotted(path), UNREAD), _metadata(place))
+    with disk.reading(place), ocp.PyTreeCheckpointer() as checkpointer:
+        restored = checkpointer.restore(place, args=ocp.args.PyTreeRestore(tree, jax.tree.map(restore_args, tree)))
+    return {dotted(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(restored) if leaf is not UNREAD}
 
 
 def saved_shapes(checkpoints: Path, step: int) -> dict[str, tuple[int, ...]]:
@@ -42,11 +53,7 @@ def read_arrays(checkpoints: Path, step: int, wanted: Mapping[str, jax.ShapeDtyp
 
     Each device reads its own part only. EnvironmentFault if they cannot be read.
     """
-    place = checkpoints / str(step) / "state"
-    tree = jax.tree.map_with_path(lambda path, _: wanted.get(dotted(path), UNREAD), _metadata(place))
-    with disk.reading(place):
-        found = jax.tree_util.tree_leaves_with_path(restore_part(place, tree))
-    return {dotted(path): leaf for path, leaf in found if leaf is not UNREAD}
+    return _read(checkpoints / str(step) / "state", wanted)
 
 
 def _metadata(place: Path) -> Any:

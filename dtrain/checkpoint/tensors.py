@@ -34,11 +34,16 @@ class Tensors:
         """The shape of a tensor, read from the header."""
         return tuple(self.files[name].get_slice(name).get_shape())
 
-    def __getitem__(self, name: str) -> np.ndarray:
-        kind = self.files[name].get_slice(name).get_dtype()
+    def part(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
+        """A part of a tensor, of which only this part is read; a slice with start and stop for each dim."""
+        tensor = self.files[name].get_slice(name)
+        kind = tensor.get_dtype()
         if kind not in FLOATS:
             raise DataError(f"{name} has dtype {kind}; parameters must be floating-point: {', '.join(sorted(FLOATS))}")
-        return self.files[name].get_tensor(name)
+        return tensor[index]
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.part(name, tuple(slice(0, size) for size in self.shape(name)))
 
 
 @dataclass(frozen=True)
@@ -48,8 +53,8 @@ class InMemory(Tensors):
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self.files[name].shape)
 
-    def __getitem__(self, name: str) -> np.ndarray:
-        return np.asarray(self.files[name])
+    def part(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
+        return np.asarray(self.files[name][index])
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from dtrain.core.errors import EnvironmentFault, cause
-from dtrain.core.run_dir import open_regular
+from dtrain.core.files import open_regular
 from dtrain.core.types import JsonObject
 from dtrain.track.jsonl import row_of
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dtrain.core.errors import EnvironmentFault, cause
-from dtrain.core.run_dir import overwrite, read_regular
+from dtrain.core.files import overwrite, read_regular
 from dtrain.core.types import JsonObject
 from dtrain.track.appender import Appender
 

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dtrain.core.errors import Aborted, DtrainError, Exhausted, Hung, Locked, Stopped, user_error
+from dtrain.core.files import overwrite, read_json
 from dtrain.core.parent import is_supervised
 from dtrain.core.process_info import launch_id
-from dtrain.core.run_dir import Folder, overwrite, read_json
+from dtrain.core.run_dir import Folder
 from dtrain.core.types import JsonObject
 from dtrain.track.delivery import LIMIT, LONGEST, Channel, Notification
 from dtrain.track.notify import Event, Notify

@@ -1,11 +1,12 @@
 """Event files for TensorBoard, written without TensorFlow."""
 
-from collections.abc import Iterator, Mapping
+import html
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dtrain.track.tracker import TrackedRun, Tracker
+from dtrain.track.tracker import Sample, TrackedRun, Tracker
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,3 +36,12 @@ class Scalars:
     def log(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
             self.writer.add_scalar(name, value, step)
+
+    def samples(self, step: int, rows: Sequence[Sample]) -> None:
+        lines = [list(rows[0]), ["---"] * len(rows[0]), *(map(_cell, row.values()) for row in rows)]
+        self.writer.add_text("samples", "\n".join(f"| {' | '.join(line)} |" for line in lines), step)
+
+
+def _cell(text: str) -> str:
+    """The text as a cell of a Markdown table."""
+    return html.escape(text).replace("|", "&#124;").replace("\n", "<br>")

@@ -1,6 +1,6 @@
 """The interface of trackers, which send metrics to other programs."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -8,6 +8,9 @@ from typing import Protocol
 from dtrain.core.metrics import Metric
 from dtrain.core.run_dir import Folder
 from dtrain.core.types import JsonObject
+
+Sample = Mapping[str, str]
+"""A question with its expected and its given answer: `prompt`, `answer` and `given`."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,10 @@ class Tracker(Protocol):
         """Record the values of a step."""
         ...
 
+    def samples(self, step: int, rows: Sequence[Sample]) -> None:
+        """Record answers of the model. A user's own tracker may lack this method."""
+        ...
+
 
 @dataclass
 class Guarded:
@@ -47,10 +54,17 @@ class Guarded:
     failed: bool = False
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._call(step, lambda: self.tracker.log(step, values))
+
+    def samples(self, step: int, rows: Sequence[Sample]) -> None:
+        if callable(record := getattr(self.tracker, "samples", None)):
+            self._call(step, lambda: record(step, rows))
+
+    def _call(self, step: int, record: Callable[[], object]) -> None:
         if self.failed:
             return
         try:
-            self.tracker.log(step, values)
+            record()
         except Exception as error:
             self.failed = True
             self.warn(f"track.to: {self.name} failed at step {step} and gets no more metrics: {_first(error)}")
@@ -61,6 +75,9 @@ class _Nothing:
     """A tracker that records nothing."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Record nothing."""
+
+    def samples(self, step: int, rows: Sequence[Sample]) -> None:
         """Record nothing."""
 
 

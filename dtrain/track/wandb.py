@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dtrain.core.errors import DtrainError, EnvironmentFault, Stopped
-from dtrain.track.tracker import TrackedRun, Tracker
+from dtrain.track.tracker import Sample, TrackedRun, Tracker
 
 PATIENCE = 30.0
 """Timeout in seconds for the service, at the start and at the end of a run."""
@@ -114,3 +114,10 @@ class Rows:
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         self.run.log(dict(values), step=step)
+
+    def samples(self, step: int, rows: Sequence[Sample]) -> None:
+        import wandb
+
+        columns: list[Any] = list(rows[0])
+        table = wandb.Table(columns=columns, data=[[row[name] for name in columns] for row in rows])
+        self.run.log({"samples": table}, step=step)

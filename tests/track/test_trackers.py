@@ -70,6 +70,48 @@ def test_tensorboard_reads_the_run_back(run: Path) -> None:
     assert sorted(events) == [2, 4, 6, 8, 10]
 
 
+SAMPLES = """
+import json
+
+
+class Samples:
+    def __init__(self, run):
+        self.path = run.folder.path / "samples.json"
+
+    def log(self, step, values):
+        pass
+
+    def samples(self, step, rows):
+        self.path.write_text(json.dumps([step, rows]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_trackers_get_the_answers_to_questions(dtrain: Dtrain, tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    (tmp_path / "own_samples.py").write_text(SAMPLES)
+    (tmp_path / "q.jsonl").write_text('{"prompt": "7 | 8", "answer": "x"}\n' * 2)
+    to = "[tensorboard, {kind: wandb, project: trial, mode: offline}, {kind: custom, target: own_samples:Samples}]"
+    track = "track={every: 2, to: " + to + "}"
+    dtrain("run", "chat-tiny", "steps=2", "optimizer.schedule=constant", "name=asked", track, "data.cache=cache",
+           "evaluate={questions: [q.jsonl], tokens: 3}")  # fmt: skip
+    folder = tmp_path / "runs" / "asked"
+    step, rows = json.loads((folder / "samples.json").read_text())
+    answers = [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
+    assert step == 2
+    assert [{"step": 2} | row for row in rows] == answers
+    assert len(rows) == 2
+    found = EventAccumulator(str(folder / "tensorboard"))
+    found.Reload()
+    (event,) = found.Tensors("samples/text_summary")
+    assert "7 &#124; 8" in event.tensor_proto.string_val[0].decode()
+    (fragment,) = (folder / "wandb").glob("offline-run-*")
+    assert list(fragment.glob("files/media/table/samples_*.table.json"))
+    assert "samples" in json.dumps(wandb_records(fragment))
+
+
 @pytest.mark.slow
 def test_a_run_that_cannot_reach_wandb_continues_and_stores_its_metrics(dtrain: Dtrain, tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text(RECIPE.replace("offline", "online"))
