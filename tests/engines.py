@@ -61,6 +61,9 @@ LANGUAGE_MODELS = {
         norm_offset=True, post_norm=True, qk_norm=True, embed_scale=True, tied=True, attention_softcap=20.0,
         logit_softcap=10.0, remat="attention",
     ),
+    "olmo2": dataclasses.replace(
+        DECODER, pre_norm=False, post_norm=True, qk_norm=True, qk_norm_joint=True, window_theta=100.0
+    ),
     "mixtral": dataclasses.replace(DECODER, experts=Experts(count=4, active=2, hidden=24, z_loss=1e-3), remat="dots"),
     "deepseek": dataclasses.replace(
         DECODER, experts=Experts(count=8, active=3, hidden=16, shared=1, score="sigmoid", scale=2.0, bias_rate=1e-3)

@@ -8,10 +8,12 @@ from functools import partial
 from typing import Any
 
 from dtrain.core.errors import FieldError, RecipeError
-from dtrain.core.metrics import LOSS
+from dtrain.core.metrics import LOSS, NLL, REWARD_ACCURACY, REWARD_MARGIN, SCORES
 from dtrain.core.run_dir import NAME
 from dtrain.data.batch import IMAGE, Example
 from dtrain.data.synthetic import Synthetic
+from dtrain.models.distillation import Distillation
+from dtrain.models.dpo import DPO
 from dtrain.models.lora import adapted
 from dtrain.models.nn.param import count
 from dtrain.optim.groups import grouped
@@ -58,7 +60,7 @@ def problems_of(recipe: Recipe, devices: int | None, example: Example | None = N
     """
     on, with_data = {"devices": devices}, {"example": example}
     checks = (_length, _name, partial(_mesh, **on), partial(_batch, **on), _engine)
-    checks += (partial(_bytes, **with_data), partial(_model, **with_data), _schedule, _best, _lora, _notify)
+    checks += (partial(_bytes, **with_data), partial(_model, **with_data), _schedule, _best, _lora, _objective, _notify)
     return [problem for check in checks for problem in _read(check, recipe)]
 
 
@@ -74,6 +76,8 @@ def _length(recipe: Recipe) -> Iterator[Problem]:
     problem = length_problem(recipe.steps, recipe.epochs)
     if problem:
         yield "steps", problem, ""
+    if recipe.epochs and recipe.data.kind == "mixture":
+        yield "epochs", "the sources of a mixture have epochs of different lengths", "give steps instead"
 
 
 def _name(recipe: Recipe) -> Iterator[Problem]:
@@ -205,7 +209,10 @@ def _best(recipe: Recipe) -> Iterator[Problem]:
         if best is not None and not best.startswith("eval/"):
             yield "checkpoint.best", f"no metric {best!r}", f"a metric of the evaluation: eval/{best}"
         return
-    known = {f"eval/{metric.name}" for metric in (LOSS, *recipe.model.metrics)}
+    more = SCORES if recipe.evaluate.questions else ()
+    more += (REWARD_ACCURACY, REWARD_MARGIN) if isinstance(recipe.objective, DPO) else ()
+    more += (NLL,) if isinstance(recipe.objective, Distillation) else ()
+    known = {f"eval/{metric.name}" for metric in (LOSS, *recipe.model.metrics, *more)}
     if best is not None and best not in known:
         yield "checkpoint.best", f"no metric {best!r}", f"one of {', '.join(sorted(known))}"
 
@@ -213,6 +220,22 @@ def _best(recipe: Recipe) -> Iterator[Problem]:
 def _lora(recipe: Recipe) -> Iterator[Problem]:
     if recipe.lora and not recipe.init:
         yield "init", "missing: lora adapts the parameters of another run", "init: {run: runs/base}"
+
+
+def _objective(recipe: Recipe) -> Iterator[Problem]:
+    objective, pairs = recipe.objective, recipe.data.kind == "preference"
+    if pairs and not isinstance(objective, DPO):
+        yield "objective", "data of kind preference has pairs of answers", "objective: {kind: dpo}"
+    if objective and recipe.model.kind != "decoder":
+        yield "objective", f"{objective.kind} needs a decoder; the model is of kind {recipe.model.kind}", ""
+    if isinstance(objective, Distillation) and recipe.lora:
+        yield "lora", "distillation trains all parameters of the model", "leave lora out"
+    if isinstance(objective, DPO) and not pairs:
+        message = f"dpo needs pairs of answers; the data is of kind {recipe.data.kind}"
+        yield "objective", message, "data: {kind: preference}"
+    if isinstance(objective, DPO) and not recipe.lora:
+        hint = "add lora and init; to train all parameters, set a high rank"
+        yield "objective", "dpo compares the model with its frozen base, and so needs lora", hint
 
 
 def _notify(recipe: Recipe) -> Iterator[Problem]:

@@ -6,10 +6,14 @@ from pathlib import Path
 
 from dtrain.core.errors import DataError, FieldError, RecipeError
 from dtrain.data.batch import Example
+from dtrain.data.files import is_remote
 from dtrain.data.idx import IDX
+from dtrain.data.questions import read_questions
+from dtrain.models.distillation import Distillation
 from dtrain.recipe.crosscheck import Problem, Unread, problems_of, warmup_problem
+from dtrain.recipe.findings import Look
 from dtrain.recipe.load import Draft, draft
-from dtrain.recipe.look import Look, inspect_data
+from dtrain.recipe.look import inspect_data
 from dtrain.recipe.machine import devices_here
 from dtrain.recipe.recipe import Recipe
 from dtrain.track.custom import CustomTracker
@@ -65,10 +69,23 @@ def examine(path: Path, overrides: Sequence[str], devices: int | None, data: boo
 
 def _data(parsed: Draft, opened: bool) -> Look:
     try:
-        data = parsed.parts.data
+        data, names, model = parsed.parts.data, parsed.parts.evaluate.questions, parsed.parts.model
     except Unread:
         return Look()
-    return inspect_data(data) if opened else Look(unseen=["the data (--no-data)"])
+    if not opened:
+        return Look(unseen=["the data (--no-data)"])
+    look = inspect_data(data)
+    try:
+        if names and model.kind != "decoder":
+            message = f"a model of kind {model.kind} generates no text, and so answers no questions"
+            raise DataError(message, "leave evaluate.questions out")
+        here = tuple(name for name in names if not is_remote(name))
+        look.unseen += [f"evaluate.questions: {name}" for name in names if name not in here]
+        if here:
+            read_questions(here)
+    except DataError as error:
+        look.problems.append(("evaluate.questions", error))
+    return look
 
 
 def _crosschecks(parsed: Draft, devices: int | None, inspected: Look) -> list[Problem]:
@@ -129,14 +146,21 @@ def _model(found: Examined, inspected: Look) -> None:
         found.unseen.append("whether the warm-up is shorter than the run")
 
 
+REFUSED = ", so `run` would refuse it here"
+
+
 def _init(found: Examined) -> None:
-    """Record that the parameters of another run (`init`) are not compared; warn if there is no such run here."""
-    init = found.recipe.init
-    if init is None:
-        return
-    found.unseen.append(f"which parameters {init.run} has")
-    if not (Path(init.run) / "recipe.yaml").exists():
-        found.warnings.append(f"init.run: {init.run} is no run folder on this machine, so `run` would refuse it here")
+    """Record that parameters from elsewhere are not compared; warn if there is no such run or file here."""
+    objective = found.recipe.objective
+    teacher = objective.teacher if isinstance(objective, Distillation) else None
+    for place, origin in (("init", found.recipe.init), ("objective.teacher", teacher)):
+        if origin is None:
+            continue
+        found.unseen.append(f"which parameters{' and sizes' * (place != 'init')} {origin.text} has")
+        if origin.run and not (Path(origin.run) / "recipe.yaml").exists():
+            found.warnings.append(f"{place}.run: {origin.run} is no run folder on this machine{REFUSED}")
+        if origin.weights and not Path(origin.weights).exists():
+            found.warnings.append(f"{place}.weights: {origin.weights} does not exist on this machine{REFUSED}")
 
 
 def _devices(found: Examined, devices: int | None) -> None:

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from functools import singledispatch
 from glob import has_magic
@@ -12,61 +11,26 @@ from typing import Any
 import numpy as np
 
 from dtrain.core.errors import DataError
-from dtrain.data.batch import Example
+from dtrain.data.chat import Templated
 from dtrain.data.codec import File
 from dtrain.data.custom import CustomData
-from dtrain.data.files import PACKAGE, matching
+from dtrain.data.files import PACKAGE, is_remote, matching
 from dtrain.data.idx import FILES, IDX
 from dtrain.data.images import Images
 from dtrain.data.known import NO_CACHE
+from dtrain.data.mixture import Mixture
 from dtrain.data.npz import Npz
-from dtrain.data.source import Data, Source, Split
+from dtrain.data.source import Data
 from dtrain.data.stream import InMemory
 from dtrain.data.table import Table
 from dtrain.data.text import Text
 from dtrain.data.tokens import Tokens, held_out, windows
+from dtrain.recipe.findings import SPLITS, Look
 
 ENTRIES = 20_000
 """Largest number of file names that are listed to expand globs."""
-BYTES = 64 * 2**20
-"""Largest total size of binary files that are opened."""
-TEXT_BYTES = 16 * 2**20
-TOKENIZER_BYTES = 8 * 2**20
-SPLITS: tuple[Split, Split] = ("train", "test")
-
-
-@dataclass
-class Look:
-    """Result of an inspection."""
-
-    examples: int | None = None
-    """In an epoch of training."""
-    found: dict[Split, Example] = field(default_factory=dict)
-    problems: list[tuple[str, DataError]] = field(default_factory=list)
-    """Dotted path, and what is wrong there."""
-    opened: bool = False
-    """Whether any of the data was read."""
-    unseen: list[str] = field(default_factory=list)
-    """What was not inspected, and why."""
-
-    def open(self, data: Any, key: str) -> None:
-        """Open both splits as a run does, but without the cache that a run writes."""
-        data = replace(data, cache=NO_CACHE) if hasattr(data, "cache") else data
-        for split in SPLITS:
-            try:
-                self.take(split, data.open(split))
-            except DataError as error:
-                self.refuse(key, error)
-
-    def refuse(self, key: str, error: DataError) -> None:
-        """Record a problem, once if both splits have it."""
-        if all(error.message != known.message for _, known in self.problems):
-            self.problems.append((key, error))
-
-    def take(self, split: Split, source: Source) -> None:
-        """Record the examples of a source."""
-        self.found[split], self.opened = source.example, True
-        self.examples = len(source) if split == "train" else self.examples
+BYTES, TEXT_BYTES, TOKENISED_BYTES, TOKENIZER_BYTES = (size * 2**20 for size in (64, 16, 2, 8))
+"""Largest total sizes of binary files, of texts, of records that are tokenised, and of a tokenizer."""
 
 
 def inspect_data(data: Data) -> Look:
@@ -131,6 +95,27 @@ def _(data: Table | Npz, found: Look) -> None:
 
 
 @_look.register
+def _(data: Templated, found: Look) -> None:
+    files = _matching(data.files, data.test_files, "records", found)
+    known, most = _tokenizer(data, found), TEXT_BYTES if data.tokenizer == "bytes" else TOKENISED_BYTES
+    if _bytes(files) > most:
+        found.unseen.append(f"data: the records of {len(files)} files, over {most >> 20} MiB")
+    elif files and known:
+        found.open(data, "data.files")
+
+
+@_look.register
+def _(data: Mixture, found: Look) -> None:
+    for number, source in enumerate(data.sources):
+        inner, where = Look(), f"data.sources.{number}.data"
+        _look(source.data, inner)
+        found.problems += [(f"{where}{key.removeprefix('data')}", problem) for key, problem in inner.problems]
+        found.unseen += [f"source {source.name}: {text}" for text in inner.unseen]
+        found.opened |= inner.opened
+    found.found["train"] = data.example()
+
+
+@_look.register
 def _(data: Tokens, found: Look) -> None:
     files = _matching(data.files, data.test_files, "tokens", found)
     if data.tokenizer:
@@ -174,7 +159,7 @@ def _read_text(data: Text, found: Look) -> None:
             found.refuse("data.length", error)
 
 
-def _tokenizer(data: Text | Tokens, found: Look) -> bool:
+def _tokenizer(data: Text | Tokens | Templated, found: Look) -> bool:
     """Whether the tokenizer was opened and works."""
     try:
         codec = data.codec()
@@ -194,6 +179,10 @@ def _matching(names: Sequence[str], test_names: Sequence[str], what: str, found:
     """The files that the globs match; none if a glob matches nothing, or if there are too many names to list."""
     files: list[Path] = []
     for key, some in (("data.files", tuple(names)), ("data.test_files", tuple(test_names))):
+        remote = [name for name in some if is_remote(name)]
+        if remote:
+            found.unseen.append(f"{key}: {remote[0]}, which the run copies from there")
+            return []
         if not _few(some):
             found.unseen.append(f"{key}: more than {ENTRIES:,} file names to search")
             return []

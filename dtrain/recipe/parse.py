@@ -118,7 +118,9 @@ def _example(cls: type, node: Node) -> str:
     """How to write the section, with the value that was found under each key that accepts it."""
     if node.value is None or isinstance(node.value, dict | tuple):
         return ""
-    plain = [name for name, hint in _hints(cls).items() if name != "kind" and not _sections(hint)[0]]
+    # a list accepts one item, but that would be an odd example
+    hints = {name: hint for name, hint in _hints(cls).items() if typing.get_origin(hint) is not tuple}
+    plain = [name for name, hint in hints.items() if name != "kind" and not _sections(hint)[0]]
     fitting = [name for name in plain if accepts(_hints(cls)[name], node)][:3]
     written = str(node.value).lower() if isinstance(node.value, bool) else shown(str(node.value))
     return f"write {' or '.join(f'{{{name}: {written}}}' for name in fitting)}" if fitting else ""

@@ -12,10 +12,12 @@ from typing import Any
 
 from dtrain.recipe.yaml import Node, shown
 
-GLOBS = ("data.files", "data.test_files")
+GLOBS = ("data.files", "data.test_files", "evaluate.questions")
 FOLDERS = ("data.folder", "model.folder", "optimizer.folder")
 """Where the modules of a user's code are searched for."""
-PATHS = ("data.root", "data.file", "data.test_file", "data.tokenizer", "init.run", *FOLDERS, *GLOBS)
+ORIGINS = tuple(f"{place}.{key}" for place in ("init", "objective.teacher") for key in ("run", "weights"))
+FILES = ("data.root", "data.file", "data.test_file", "data.tokenizer", "data.template")
+PATHS = (*FILES, *ORIGINS, *FOLDERS, *GLOBS)
 """Keys whose values are paths on this machine."""
 ELSEWHERE = ("/", "~", "{dtrain}", "bytes")
 """Prefixes of paths that are not relative, and of values that are not paths."""
@@ -30,7 +32,21 @@ def with_absolute_paths(tree: Node) -> tuple[Node, dict[str, str]]:
         return tree, taken
     for name in (name for name in ("model", "data", "optimizer") if name in tree.value):
         tree = _replaced(tree, name, _with_folder(tree.value[name], name, taken))
-    return _trackers(tree, taken), taken
+    return _trackers(_sources(tree, taken), taken), taken
+
+
+def _sources(tree: Node, taken: dict[str, str]) -> Node:
+    """The recipe with the paths of each source of a mixture resolved."""
+    data = tree.value.get("data")
+    listed = data.value.get("sources") if data and isinstance(data.value, dict) else None
+    if not data or not listed or not isinstance(listed.value, tuple):
+        return tree
+    items = list(listed.value)
+    for number, item in enumerate(items):
+        for key in (key for key in PATHS if key.startswith("data.")):
+            item = _at(item, key.split("."), f"data.sources.{number}.{key}", taken)
+        items[number] = item
+    return _replaced(tree, "data", _replaced(data, "sources", Node(tuple(items), listed.mark)))
 
 
 def _at(tree: Node, parts: Sequence[str], key: str, taken: dict[str, str]) -> Node:
@@ -56,7 +72,7 @@ def _resolved(node: Node, key: str, taken: dict[str, str]) -> str:
     dots = text.startswith("./")
     if not (fixed or dots) or not _exists(folder.joinpath(*parts[:fixed])):
         return text
-    whole = str(Path(glob.escape(str(folder)) if key.startswith(GLOBS) else folder) / text)
+    whole = str(Path(glob.escape(str(folder)) if key.endswith(GLOBS) else folder) / text)
     taken[key] = whole
     return whole
 

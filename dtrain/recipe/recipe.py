@@ -7,12 +7,16 @@ from annotated_types import Ge, Gt, Le
 
 from dtrain.checkpoint.policy import Checkpoint
 from dtrain.core.errors import FieldError, RecipeError
+from dtrain.core.origin import Origin
 from dtrain.core.types import Natural, Positive, PositiveFloat, Seconds, Seed
+from dtrain.data.chat import Chat
 from dtrain.data.custom import CustomData
 from dtrain.data.digits import Digits
 from dtrain.data.idx import IDX
 from dtrain.data.images import Images
+from dtrain.data.mixture import Mixture
 from dtrain.data.npz import Npz
+from dtrain.data.preference import Preference
 from dtrain.data.synthetic import Synthetic
 from dtrain.data.table import Table
 from dtrain.data.text import Text
@@ -25,6 +29,8 @@ from dtrain.launch.targets.ssh import Ssh
 from dtrain.models.cnn import CNN
 from dtrain.models.custom import Custom
 from dtrain.models.decoder import Decoder
+from dtrain.models.distillation import Distillation
+from dtrain.models.dpo import DPO
 from dtrain.models.lora import Lora
 from dtrain.models.mlp import MLP
 from dtrain.models.nn.precision import Precision
@@ -41,8 +47,9 @@ from dtrain.track.tensorboard import TensorBoard
 from dtrain.track.wandb import WandB
 
 Model = MLP | CNN | ViT | Decoder | Custom
-Data = Digits | IDX | Images | Table | Npz | Text | Tokens | Synthetic | CustomData
+Data = Digits | IDX | Images | Table | Npz | Text | Tokens | Chat | Preference | Mixture | Synthetic | CustomData
 Engine = Jit | ShardMap | Pmap
+Objective = DPO | Distillation
 Sink = TensorBoard | WandB | CustomTracker
 MOST_STEPS = 2**31
 """The step is counted in 32 bits."""
@@ -57,6 +64,11 @@ class Evaluate:
     """Steps between evaluations; 0 measures only at the end."""
     batch: Positive | None = None
     """Examples at a time; default: the training batch."""
+    questions: tuple[str, ...] = ()
+    """Files of questions for a decoder, JSON lines with `prompt` and `answer`, or `choices`: each evaluation answers
+    them and reports exact_match or choice_accuracy; the answers are kept in answers.jsonl in the run folder."""
+    tokens: Positive = 64
+    """Most tokens of an answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,17 +123,19 @@ class Profile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Init:
-    """Initial parameters from a checkpoint of another run, by path; those that it lacks are initialised at random."""
+class Init(Origin):
+    """Initial parameters, by path. Those that another run lacks are initialised at random; published weights must have
+    all parameters but those of `new`."""
 
-    run: str
-    """Folder of the run."""
-    step: Natural | Literal["newest", "best"] = "newest"
-    """A saved step, the newest one, or the best by the run's checkpoint.best."""
     map: dict[str, str] = field(default_factory=dict)
     """Names in the other run, by patterns of names here: {"encoder.*": "blocks.*"}; `*` stands for the same text."""
     new: tuple[str, ...] = ()
-    """Patterns of parameters that are initialised at random even if the other run has them: ["head.*"]."""
+    """Patterns of parameters that are initialised at random even if the run or the files have them: ["head.*"]."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.weights and self.map:
+            raise FieldError("map", "published parameters have fixed names", "leave it out; new: [...] leaves some out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +162,8 @@ class Recipe:
     init: Init | None = None
     lora: Lora | None = None
     """Train low-rank adapters, with the model's own parameters frozen."""
+    objective: Objective | None = None
+    """What is minimised in place of the model's own loss."""
     evaluate: Evaluate = field(default_factory=Evaluate)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     track: Track = field(default_factory=Track)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,6 @@ from jax.sharding import PartitionSpec
 from dtrain.core.errors import DataError, RecipeError
 from dtrain.core.types import Device
 from dtrain.data.batch import IMAGE, LABEL, OTHER_IMAGE, OTHER_LABEL, WEIGHT, Batch, Example, Feature
-from dtrain.models.lora import adapted
 from dtrain.models.nn import param as declare
 from dtrain.optim.groups import grouped
 from dtrain.optim.update import learning_rate, transformation
@@ -18,6 +18,7 @@ from dtrain.parallel.rules import Layout, with_default_dims
 from dtrain.recipe.crosscheck import divides
 from dtrain.recipe.recipe import Recipe
 from dtrain.train import state as states
+from dtrain.train.objective import trained_model
 from dtrain.train.state import State
 from dtrain.train.step import eval_step, loss_of, outputs_of, predict_step, train_step
 from dtrain.train.trace_checks import refuse_few_classes, refuse_ignored_labels
@@ -31,6 +32,8 @@ class Assembly:
     """Everything that a run compiles and a plan analyses."""
 
     recipe: Recipe
+    model: Any
+    """What is trained: the recipe's model, with its adapters and for its objective."""
     layout: Layout
     make: Callable[..., State]
     """Creates the initial state; see `state_initializer`."""
@@ -57,7 +60,7 @@ def assemble(recipe: Recipe, devices: Sequence[Device], example: Example, steps:
     """
     data, engine, precision = recipe.data, recipe.engine, recipe.precision
     recipe = replace(recipe, model=recipe.model.for_example(prepared(recipe, example)))
-    model = adapted(recipe.model, recipe.lora)
+    model = trained_model(recipe)
     mismatch = model.mismatch(example)
     if mismatch:
         raise DataError(mismatch, "change the model's sizes, or the data")
@@ -117,24 +120,25 @@ def assemble(recipe: Recipe, devices: Sequence[Device], example: Example, steps:
             skip=recipe.guard.not_finite == "skip",
             norms_every=recipe.track.every if recipe.track.norms else 0,
         )
-        with precision.tracing():
+        with precision.tracing(flat=_flat(layout, explicit)):
             return engine.trace(layout, step, shapes, batch, out=(states.placement(shapes), replicated), donate=True)
 
     def evaluate(state: State = shapes) -> jax.stages.Traced:
         loss = loss_of(model, prepare(False), precision, seed=recipe.seed, train=False)
         step = eval_step(engine.sums(layout, loss, recipe.accumulate))
         rows = batch_shapes(dict(example) | {WEIGHT: WEIGHTS}, eval_batch)
-        with precision.tracing():
+        with precision.tracing(flat=_flat(layout, explicit)):
             return engine.trace(layout, step, state, rows, out=replicated, donate=False)
 
     def predict(state: State, features: Example) -> jax.stages.Traced:
         step = predict_step(engine.rows(layout, outputs_of(model, prepare(False), precision)))
         rows = batch_shapes(dict(features) | {WEIGHT: WEIGHTS}, eval_batch)
-        with precision.tracing():
+        with precision.tracing(flat=_flat(layout, explicit)):
             return engine.trace(layout, step, state, rows, out=replicated, donate=False)
 
     return Assembly(
         recipe,
+        model,
         layout,
         make,
         shapes=shapes,
@@ -155,3 +159,8 @@ def prepared(recipe: Recipe, example: Example, train: bool = False) -> dict[str,
         return recipe.precision.cast_batch(recipe.data.prepare(batch, jax.random.key(0), train))
 
     return jax.eval_shape(prepare, rows)
+
+
+def _flat(layout: Layout, explicit: bool) -> bool:
+    """Whether activations are multiplied as matrices: on a CPU, unless the compiler would have to gather tokens."""
+    return layout.platform == "cpu" and (explicit or layout.sizes["sequence"] == layout.sizes["tensor"] == 1)

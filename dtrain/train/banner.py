@@ -31,6 +31,8 @@ def banner(assembly: Assembly, train: Source, test: Source, steps: int, devices:
         f"data {recipe.data.kind}: {len(train):,} examples to train on, {len(test):,} to test on; "
         f"batch {recipe.batch} x {steps:,} steps = {epochs_text(epochs)} epochs"
     )
+    for split, source in {"to train on": train, "to test on": test}.items():
+        yield from (f"{split}: {line}" for line in getattr(source, "notes", ()))
     stages = layout.sizes["pipeline"]
     if stages > 1:
         idle = bubble(stages, recipe.accumulate)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from dtrain.core.errors import NotFinite
-from dtrain.models.nn.param import dotted
+from dtrain.models.nn.param import Tree, dotted
 from dtrain.train.state import State
 
 Checksum = tuple[int, int]
@@ -43,7 +43,13 @@ def state_checksum(step: int, state: State) -> StateChecksum:
     )
 
 
-def _checksummed(state: State) -> tuple[jax.Array, jax.Array]:
+def values_checksum(values: Tree, replicated: jax.sharding.Sharding) -> Checksum:
+    """The checksum of arrays on the devices, whether they are finite or not."""
+    sums = jax.device_get(jax.jit(lambda tree: _checksummed(tree)[1], out_shardings=replicated)(values))
+    return int(sums[0]), int(sums[1])
+
+
+def _checksummed(state: Tree) -> tuple[jax.Array, jax.Array]:
     leaves = jax.tree.leaves(state)
     total = jnp.zeros(2, jnp.uint32)
     for leaf in leaves:

@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 import jax
 import numpy as np
 
-from dtrain.core.errors import DataError
+from dtrain.core.errors import DataError, RecipeError
 from dtrain.core.metrics import LOSS, known
 from dtrain.core.types import JsonObject
-from dtrain.data.batch import LABEL
+from dtrain.data.batch import LABEL, Example
 from dtrain.data.source import Source
 from dtrain.models.nn.model import PROBABILITY
+from dtrain.train.assembly import assemble
 from dtrain.train.hooks import bytes_per_token, evaluated
 from dtrain.train.input import eval_batches
 from dtrain.train.load import LoadedRun
@@ -95,14 +96,23 @@ def evaluate(loaded: LoadedRun, source: Source) -> Evaluated:
     Raises DataError if the model cannot take such examples, or if they have no weight.
     """
     assembly, state = loaded.assembly, state_of(loaded)
+    if assembly.recipe.data.kind == "preference":
+        hint = "score answers to questions (--questions), or name other data: data='{kind: chat, ...}'"
+        raise RecipeError("pairs of answers are measured while a run trains, against its frozen base", hint)
     if unfit := assembly.recipe.model.mismatch(source.example):
         raise DataError(unfit, "evaluate on data of the same shape and classes")
+    if _arrays(source.example) != _arrays(assembly.layout.example):  # other data than the run was trained on
+        assembly = assemble(assembly.recipe, assembly.layout.devices, source.example, assembly.steps)
     compiled = assembly.recipe.engine.compile(assembly.evaluate(state), assembly.layout.platform)
     sums = [jax.device_get(compiled(state, batch)) for batch in eval_batches(assembly, source, None)]
     metrics = {name.removeprefix("eval/"): value for name, value in evaluated(sums, bytes_per_token(source)).items()}
     classifies = LABEL in source.example and assembly.recipe.model.predicts
     confusion = _confusion(loaded, source) if classifies else None
     return Evaluated(len(source), metrics, confusion, Names(loaded.classes))
+
+
+def _arrays(example: Example) -> dict[str, tuple[tuple[int, ...], str]]:
+    return {name: (feature.shape, feature.dtype) for name, feature in example.items()}
 
 
 def _confusion(loaded: LoadedRun, source: Source) -> np.ndarray | None:

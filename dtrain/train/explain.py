@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 
 from dtrain.core.types import JsonObject
-from dtrain.models.lora import adapted
 from dtrain.models.nn.param import Param, count, paths
 from dtrain.parallel.mesh import mesh_sizes
 from dtrain.parallel.rules import Layout, with_default_dims
 from dtrain.recipe.recipe import Recipe
 from dtrain.train.assembly import prepared
 from dtrain.train.banner import mesh_text
+from dtrain.train.objective import trained_model
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,8 @@ def explain(recipe: Recipe, devices: int) -> Explanation:
     if recipe.model.user_code:
         example = recipe.data.example() or recipe.data.open("train").example
     sizes = recipe.mesh.sizes(devices)
-    model = adapted(recipe.model.for_example(prepared(recipe, example)) if example else recipe.model, recipe.lora)
+    model = recipe.model.for_example(prepared(recipe, example)) if example else recipe.model
+    model = trained_model(recipe, model)
     layout = Layout(sizes, recipe.mesh.table(), with_default_dims(model.params(), sizes))
     layout.check()
     width = jnp.dtype(recipe.precision.params).itemsize

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import numpy as np
 
 from dtrain.core.errors import DataError, NotFinite
+from dtrain.core.metrics import SOURCES
 from dtrain.data.batch import TOKEN, Batch
 from dtrain.data.source import Source
 from dtrain.models.nn.model import Loss
@@ -23,6 +25,7 @@ from dtrain.train.timers import Clock
 
 Report = Callable[[int, dict[str, float]], None]
 
+BITS = "eval/bits_per_byte"
 LARGEST_EXPONENT = 700.0
 """Limit of the exponent of the perplexity: exp(710) overflows a float64."""
 IN_FLIGHT = 3
@@ -42,6 +45,10 @@ class Log:
     clock: Clock
     skipping: bool = False
     """Whether updates that are not finite are skipped and the run continues (`guard.not_finite: skip`)."""
+    counts: Callable[[int], dict[str, float]] | None = None
+    """Rows of each source of a mixture up to a step, as metrics."""
+    sources: Sequence[str] = ()
+    """The names of the sources of a mixture."""
     step_ms: list[float] = field(default_factory=list)
     """Milliseconds per step of each reported span."""
     _pending: tuple[int, dict[str, object], dict[str, float]] | None = None
@@ -67,6 +74,8 @@ class Log:
                 return
             values = finite(step, metrics)
             norms = norms_of(metrics) if step % self.every == 0 else {}
+            norms |= self.counts(step) if self.counts else {}
+            norms |= losses_of_sources(metrics, self.sources)
             self.report(step, {f"train/{name}": value for name, value in values.items()} | norms | times)
 
     def _times(self, step: int) -> dict[str, float]:
@@ -90,9 +99,19 @@ def norms_of(metrics: Mapping[str, object]) -> dict[str, float]:
     return found
 
 
+def losses_of_sources(metrics: Mapping[str, object], names: Sequence[str]) -> dict[str, float]:
+    """The mean loss of the step's rows of each source of a mixture; none for a source without rows in this step."""
+    sums: Any = jax.device_get(metrics.get(SOURCES, np.zeros((2, 0))))
+    return {
+        f"train/loss/{name}": float(loss / weight)
+        for name, loss, weight in zip(names, *sums, strict=False)
+        if weight > 0
+    }
+
+
 def finite(step: int, metrics: Mapping[str, object]) -> dict[str, float]:
     """The metrics as numbers. Raises NotFinite if the loss or the gradient norm is not finite."""
-    found = jax.device_get({name: value for name, value in metrics.items() if name != NORMS})
+    found = jax.device_get({name: value for name, value in metrics.items() if name not in (NORMS, SOURCES)})
     values = {name: float(value) for name, value in found.items()}
     if not values.pop("finite"):
         bad = next((name for name in ("loss", "grad_norm") if not math.isfinite(values[name])), "the loss")
@@ -109,11 +128,16 @@ class Evaluation:
 
     section: Evaluate
     compiled: Callable[[State, Batch], Loss]
-    batches: Callable[[], Iterator[Batch]]
+    batches: Callable[[], Iterator[tuple[str, Batch]]]
+    """Batches with the name of their source, in a mixture; else with an empty name."""
     log: Log
     clock: Clock
     bytes_per_token: float | None = None
     """As in `evaluated`."""
+    bytes_of_sources: Mapping[str, float] = field(default_factory=dict)
+    """The same for each source of a mixture."""
+    questions: Callable[[int, State], dict[str, float]] | None = None
+    """Answers the recipe's questions: their scores."""
     stop: Callable[[], bool] = lambda: False
     """Whether to stop here; the same in every process."""
     one_at_a_time: bool = False
@@ -137,9 +161,10 @@ class Evaluation:
         Raises DataError if all held-out examples have weight 0.
         """
         jax.block_until_ready(state)  # the step's own time ends here
-        start, sums = self.clock.of("evaluate"), []
+        start, sums, origins = self.clock.of("evaluate"), [], []
         with self.clock("evaluate"):
-            for batch in self.batches():
+            for origin, batch in self.batches():
+                origins.append(origin)
                 self.abandoned = self.stop()
                 if self.abandoned:
                     return None
@@ -147,8 +172,14 @@ class Evaluation:
                 # wait for the batch that was dispatched IN_FLIGHT batches ago, or for this one
                 jax.block_until_ready(sums[-1 if self.one_at_a_time else -IN_FLIGHT :][0])
             sums = jax.device_get(sums)
+            with jax.transfer_guard("allow"):  # prompts and drawn tokens are transferred one by one
+                scores = {} if self.questions is None else self.questions(step, state)
         seconds = self.clock.of("evaluate") - start
-        values = evaluated(sums, self.bytes_per_token)
+        values = evaluated(sums, self.bytes_per_token) | scores
+        for origin in dict.fromkeys(filter(None, origins)):
+            own = [one for one, its in zip(sums, origins, strict=True) if its == origin]
+            for name, value in evaluated(own, self.bytes_of_sources[origin]).items():
+                values |= {f"{name}/{origin}": value} if name in ("eval/loss", BITS) else {}
         self.log.flush()
         self.log.report(step, values | {"time/evaluate_s": seconds})
         return values
@@ -175,7 +206,7 @@ def evaluated(sums: Sequence[Loss], bytes_per_token: float | None) -> dict[str, 
         nll = values.get("eval/nll", values["eval/loss"])
         values["eval/perplexity"] = math.exp(min(nll, LARGEST_EXPONENT))
         if bytes_per_token:
-            values["eval/bits_per_byte"] = nll / math.log(2) / bytes_per_token
+            values[BITS] = nll / math.log(2) / bytes_per_token
     return values
 
 

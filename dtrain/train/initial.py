@@ -1,26 +1,27 @@
-"""Initial parameters from a checkpoint of another run (`init` in the recipe), read by path onto this run's mesh."""
+"""Parameters that come from another run or from files (`init`, `objective.teacher`), read by path onto the mesh."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Protocol
 
 import jax
 
-from dtrain.checkpoint import manifest
 from dtrain.checkpoint.partial import read_arrays, saved_shapes
 from dtrain.checkpoint.store import Store
 from dtrain.core.errors import CheckpointError, RecipeError
-from dtrain.core.run_dir import Folder, saved_steps
-from dtrain.models.lora import ADAPTERS, BASE
-from dtrain.models.nn.param import paths
+from dtrain.core.run_dir import Folder
+from dtrain.core.types import JsonObject
+from dtrain.models.distillation import TEACHER
+from dtrain.models.lora import BASE
 from dtrain.models.nn.patterns import matched
 from dtrain.recipe.load import load
 from dtrain.recipe.recipe import Init
 from dtrain.train.assembly import Assembly
 from dtrain.train.choose import choose, refuse_no_run
+from dtrain.train.initial_weights import weights_from
+from dtrain.train.weights import by_path, part_of
 
 SHOWN = 8
 """Parameters that a message lists."""
@@ -28,8 +29,30 @@ PARAMS, OPTIMIZER, AVERAGED = "params.", "optimizer.", ".averaged."
 """Where a saved state has the parameters, and their average: in the optimizer's state."""
 
 
+class Initial(Protocol):
+    """Parameters of a run, or a part of them, that come from elsewhere."""
+
+    @property
+    def origin(self) -> str:
+        """Where they come from."""
+        ...
+
+    @property
+    def lines(self) -> Sequence[str]:
+        """What a user should know about them."""
+        ...
+
+    def read(self) -> dict[str, jax.Array]:
+        """The parameters by their paths here, with the shardings of this run."""
+        ...
+
+    def record(self, given: Mapping[str, jax.Array]) -> JsonObject:
+        """For the manifests of a run that does not save them: how to find the same values again."""
+        ...
+
+
 @dataclass(frozen=True)
-class Initial:
+class InitialRun:
     """The parameters of another run's checkpoint that fit this run."""
 
     origin: str
@@ -46,22 +69,40 @@ class Initial:
     """Of the checkpoint."""
 
     def read(self) -> dict[str, jax.Array]:
-        """The parameters by their paths here, with the shardings of this run."""
         wanted = {key: self.shapes[name] for name, key in self.keys.items()}
         values = read_arrays(self.checkpoints, self.step, wanted)
         return {name: values[key] for name, key in self.keys.items()}
 
+    def record(self, given: Mapping[str, jax.Array]) -> JsonObject:
+        return {"run": str(self.checkpoints.parent), "step": self.step, "checksum": list(self.checksum)}
 
-def initial_from(assembly: Assembly, init: Init, warn: Callable[[str], None], checksum: Sequence[int] = ()) -> Initial:
+
+def initial_from(
+    assembly: Assembly, init: Init, warn: Callable[[str], None], checksum: Sequence[int] = (), part: str = ""
+) -> Initial:
+    """Find the parameters that this run takes from another run or from files.
+
+    `part`: the part of the tree that they are for, such as the teacher's. `checksum`: of the values that this run was
+    started from, in another start. RecipeError or DataError if there is no such run or file, or if it does not fit.
+    """
+    part = part or (BASE if assembly.recipe.lora else "")
+    if init.weights:
+        return weights_from(assembly, init, warn, checksum, part)
+    return _from_run(assembly, init, warn, checksum, part)
+
+
+def _from_run(
+    assembly: Assembly, init: Init, warn: Callable[[str], None], checksum: Sequence[int], part: str
+) -> InitialRun:
     """Choose and check the other run's checkpoint, and find the parameters that this run takes from it.
 
     The averaged parameters are taken if the other run kept an average. A parameter that the checkpoint lacks, or has in
     another shape, is left out. RecipeError if there is no such run, if a pattern matches nothing, or if no parameter
     fits.
     """
-    place, lora = Folder(Path(init.run)), assembly.recipe.lora
+    place = Folder(Path(init.run))
     if checksum and not place.recipe.exists():
-        message = f"{init.run} is not there; the frozen parameters of this run come from it (lora)"
+        message = f"{init.run} is not there; the frozen parameters of this run come from it"
         raise CheckpointError(message, "restore that folder")
     refuse_no_run(place)
     recipe, number = load(place.recipe), init.step if isinstance(init.step, int) else None
@@ -73,43 +114,25 @@ def initial_from(assembly: Assembly, init: Init, warn: Callable[[str], None], ch
         checkpoint, chosen = choose(place, recipe, store, warn, step=number, best=init.step == "best")
     stored = saved_shapes(folder, checkpoint.step)
     there = _parameters(stored)
-    shapes = dict(zip(*map(jax.tree.leaves, (paths(assembly.shapes.params), assembly.shapes.params)), strict=True))
-    sources = _sources(list(shapes), init, there)
+    shapes = part_of(assembly.recipe, by_path(assembly.shapes.params), part)
+    sources = _sources(list(shapes), init, there, part)
     fitting = {name: key for name, key in sources.items() if stored[key] == shapes[name].shape}
     if checksum and list(checksum) != list(checkpoint.checksum):
         message = f"step {checkpoint.step} of {init.run} is not the checkpoint that this run was started from"
         raise CheckpointError(message, "restore that run, or give this one another name: name=...")
-    declared = dict(zip(shapes, jax.tree.leaves(assembly.layout.declared), strict=True))
+    declared = part_of(assembly.recipe, by_path(assembly.layout.declared), part)
     missing = [name for name, param in declared.items() if not param.saved and name not in fitting]
     if missing and fitting:
-        message = f"lora: {init.run} lacks {_own_name(missing[0])} {shapes[missing[0]].shape}, which would be frozen"
-        raise RecipeError(message, f"train it in full, lora.train: [{_own_name(missing[0])}], or name it in init.map")
+        name, where = _own_name(missing[0], part), "lora" if part == BASE else "objective.teacher"
+        hint = f"train it in full, lora.train: [{name}], or name it in init.map" if part == BASE else ""
+        raise RecipeError(f"{where}: {init.run} lacks {name} {shapes[missing[0]].shape}, which would be frozen", hint)
     if not fitting:
         raise RecipeError(f"init: no parameter of {init.run} has a name and shape of this model", _hint(there))
-    own = {name: shape for name, shape in shapes.items() if not name.startswith(f"{ADAPTERS}.") or not lora}
-    head = f"initialised from {init.run} at {chosen}: {len(fitting)} of {len(own)} parameters"
-    lines = [head, *_differences(own, sources, fitting, there, stored)]
+    what = f"{part}: " if part == TEACHER else "initialised "
+    head = f"{what}from {init.run} at {chosen}: {len(fitting)} of {len(shapes)} parameters"
+    lines = [head, *_differences(shapes, sources, fitting, there, stored)]
     origin = f"{place.path.absolute()} at step {checkpoint.step}"
-    return Initial(origin, folder, checkpoint.step, fitting, shapes, lines, tuple(checkpoint.checksum))
-
-
-class Base(NamedTuple):
-    """The checkpoint that the frozen parameters of a run with adapters come from."""
-
-    init: Init
-    checksum: tuple[int, ...]
-
-
-def base_of(place: Folder, init: Init) -> Base:
-    """The base that the run's checkpoints record. CheckpointError if none does."""
-    for step in saved_steps(place.checkpoints):
-        with suppress(manifest.CorruptCheckpoint, OSError):
-            about = manifest.read(place.checkpoints / str(step)).about
-            if "base" in about:
-                base = about["base"]
-                run = base["run"] if Path(base["run"]).is_dir() else init.run
-                return Base(replace(init, run=run, step=base["step"]), tuple(base["checksum"]))
-    raise CheckpointError(f"{place.path} has no checkpoint that records its base (lora)", "start a new run: name=...")
+    return InitialRun(origin, folder, checkpoint.step, fitting, shapes, lines, tuple(checkpoint.checksum))
 
 
 def _parameters(stored: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
@@ -118,7 +141,7 @@ def _parameters(stored: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
     return own | {key.partition(AVERAGED)[2]: key for key in stored if key.startswith(OPTIMIZER) and AVERAGED in key}
 
 
-def _sources(names: list[str], init: Init, there: Mapping[str, str]) -> dict[str, str]:
+def _sources(names: list[str], init: Init, there: Mapping[str, str], part: str) -> dict[str, str]:
     """The path in the saved state for each parameter here that the other run has."""
     renamed = matched(init.map, names, "init.map")
     left_out = matched(init.new, names, "init.new")
@@ -127,7 +150,7 @@ def _sources(names: list[str], init: Init, there: Mapping[str, str]) -> dict[str
         raise RecipeError(f"init: {min(twice)} is both in map and in new", "leave it out of one of them")
     found = {}
     for name in names:
-        other = _replaced(name, renamed[name], init.map[renamed[name]]) if name in renamed else _own_name(name)
+        other = _replaced(name, renamed[name], init.map[renamed[name]]) if name in renamed else _own_name(name, part)
         if name in renamed and other not in there:
             raise RecipeError(f"init.map: {init.run} has no parameter {other}, for {name}", _hint(there))
         if other in there and name not in left_out:
@@ -135,9 +158,9 @@ def _sources(names: list[str], init: Init, there: Mapping[str, str]) -> dict[str
     return found
 
 
-def _own_name(name: str) -> str:
-    """The name of a parameter without the prefix that it has where the model has adapters (`lora`)."""
-    return name.removeprefix(f"{BASE}.")
+def _own_name(name: str, part: str) -> str:
+    """The name of a parameter in its own model, without the part of the tree that it is in."""
+    return name.removeprefix(f"{part}.") if part else name
 
 
 def _replaced(name: str, pattern: str, other: str) -> str:

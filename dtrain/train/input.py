@@ -7,6 +7,7 @@ from contextlib import closing
 
 from dtrain.data.batch import ROW, Batch
 from dtrain.data.batches import EvalBatches, TrainBatches, stream
+from dtrain.data.mixture import Mixed, MixedOrder
 from dtrain.data.order import Order
 from dtrain.data.source import Source
 from dtrain.models.nn.model import Loss
@@ -20,7 +21,8 @@ def train_batches(
     assembly: Assembly, source: Source, start: int, steps: int, warn: Callable[[str], None]
 ) -> Generator[Batch, None, None]:
     """Yield batches `start` to `steps` - 1 on the devices. `warn` receives a message if a worker process dies."""
-    recipe, order = assembly.recipe, Order(len(source), assembly.recipe.seed, source.starts)
+    recipe = assembly.recipe
+    order = order_of(source, recipe.seed, recipe.batch)
     put = Put(recipe.engine, assembly.layout, recipe.batch)
     keyed, paired = ROW in assembly.batch, recipe.data.paired
     host = TrainBatches(
@@ -29,6 +31,11 @@ def train_batches(
     with closing(stream(host, recipe.data.load, warn)) as batches:
         for batch in batches:
             yield put(batch)
+
+
+def order_of(source: Source, seed: int, batch: int) -> Order | MixedOrder:
+    """The example of each row of a run."""
+    return source.order(seed, batch) if isinstance(source, Mixed) else Order(len(source), seed, source.starts)
 
 
 def refuse_broken_contract(

@@ -1,8 +1,8 @@
 """Load the trained parameters of a run from one of its checkpoints. The training data is not needed."""
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import jax
 
@@ -12,7 +12,8 @@ from dtrain.core.errors import RecipeError
 from dtrain.core.run_dir import Folder
 from dtrain.core.types import JsonObject
 from dtrain.data.batch import Example, example_of
-from dtrain.models.lora import ADAPTERS, merged
+from dtrain.models.distillation import Distillation
+from dtrain.models.lora import ADAPTERS, BASE, Lora, merged
 from dtrain.models.nn.param import Tree
 from dtrain.optim.update import averaged
 from dtrain.parallel.mesh import Mesh
@@ -20,7 +21,8 @@ from dtrain.recipe.load import load
 from dtrain.recipe.recipe import Recipe
 from dtrain.train.assembly import Assembly, assemble
 from dtrain.train.choose import choose, refuse_no_run
-from dtrain.train.initial import base_of, initial_from
+from dtrain.train.elsewhere import recorded
+from dtrain.train.initial import initial_from
 from dtrain.train.state import State, completed, placement, saved
 
 
@@ -38,6 +40,8 @@ class LoadedRun:
     """Names of the classes that it was trained on, if its data has names."""
     adapters: Mapping[str, Tree] = field(default_factory=dict)
     """The adapters, by path, of a run with `lora`; `params` are then the sums of base and adapters."""
+    lora: Lora | None = None
+    """The recipe's section of a run with adapters; `recipe` is then that of the model itself."""
 
 
 def load_run(
@@ -58,7 +62,9 @@ def load_run(
     refuse_no_run(place)
     recipe, devices = load(place.recipe, overrides), jax.devices()
     if recipe.mesh.least > len(devices):
-        recipe = dataclasses.replace(recipe, mesh=Mesh(data=1))  # parameters do not depend on the mesh
+        recipe = replace(recipe, mesh=Mesh(data=1))  # parameters do not depend on the mesh
+    if isinstance(recipe.objective, Distillation):
+        recipe = replace(recipe, objective=None)  # the teacher is not needed
     with Store(place.checkpoints.absolute(), recipe.checkpoint, reading=True) as store:
         checkpoint, chosen = choose(place, recipe, store, say, step=step, best=best)
         example = _example(recipe, checkpoint.about)
@@ -71,26 +77,41 @@ def load_run(
         state = completed(state, assembly.layout.declared, _base(place, assembly, say))
     params = averaged(state.optimizer, state.params)
     loaded = LoadedRun(recipe, assembly, params, checkpoint.step, chosen, classes)
-    return _without_adapters(loaded, example) if recipe.lora else loaded
+    return without_adapters(loaded, joiner(assembly, example)) if recipe.lora else loaded
 
 
 def _base(place: Folder, assembly: Assembly, say: Callable[[str], None]) -> dict[str, jax.Array]:
     """The frozen parameters of a run with adapters, by path."""
     assert assembly.recipe.init is not None
-    base = base_of(place, assembly.recipe.init)
+    base = recorded(place, BASE, assembly.recipe.init)
     return initial_from(assembly, base.init, say, base.checksum).read()
 
 
-def _without_adapters(loaded: LoadedRun, example: Example) -> LoadedRun:
-    """The run as one of the model itself, whose parameters are the sums of base and adapters."""
-    recipe, lora = dataclasses.replace(loaded.recipe, lora=None, init=None), loaded.recipe.lora
+class Joiner(NamedTuple):
+    """Adds adapters to their base; compiled once for all states of a run."""
+
+    assembly: Assembly
+    """Of the model itself."""
+    join: Callable[[Tree], Tree]
+
+
+def joiner(assembly: Assembly, example: Example) -> Joiner:
+    """The joiner for states of a run with adapters."""
+    recipe, lora = replace(assembly.recipe, lora=None, init=None, objective=None), assembly.recipe.lora
     assert lora is not None
-    plain = assemble(recipe, loaded.assembly.layout.devices, example, loaded.assembly.steps)
-    declared = loaded.assembly.layout.declared
+    plain, declared = assemble(recipe, assembly.layout.devices, example, assembly.steps), assembly.layout.declared
     join = jax.jit(lambda params: merged(params, declared, lora), out_shardings=placement(plain.shapes.params))
+    return Joiner(plain, join)
+
+
+def without_adapters(loaded: LoadedRun, by: Joiner) -> LoadedRun:
+    """The run as one of the model itself, whose parameters are the sums of base and adapters."""
+    recipe = replace(loaded.recipe, lora=None, init=None, objective=None)
     adapters = {f"{ADAPTERS}.{name}": pair for name, pair in loaded.params[ADAPTERS].items()}
-    params = join(loaded.params)
-    return dataclasses.replace(loaded, recipe=recipe, assembly=plain, params=params, adapters=adapters)
+    params = by.join(loaded.params)
+    return replace(
+        loaded, recipe=recipe, assembly=by.assembly, params=params, adapters=adapters, lora=loaded.recipe.lora
+    )
 
 
 def parameters_alone(shapes: State) -> State:
@@ -100,12 +121,12 @@ def parameters_alone(shapes: State) -> State:
     unread = jax.tree.map(lambda _: UNREAD, shapes)
     average = averaged(shapes.optimizer, None)
     if average is None:
-        return dataclasses.replace(unread, params=shapes.params)
+        return replace(unread, params=shapes.params)
     params = jax.tree.map(  # no average is kept of parameters that are not trained
         lambda mean, shape: shape if mean is None else UNREAD, average, shapes.params, is_leaf=lambda leaf: leaf is None
     )
     optimizer = optax.tree_utils.tree_set(unread.optimizer, averaged=average)
-    return dataclasses.replace(unread, params=params, optimizer=optimizer)
+    return replace(unread, params=params, optimizer=optimizer)
 
 
 def _example(recipe: Recipe, about: JsonObject) -> Example:

@@ -15,10 +15,10 @@ import numpy as np
 
 from dtrain.core.errors import DtrainError
 from dtrain.data.batch import Batch
-from dtrain.models.lora import adapted
 from dtrain.models.nn.param import Tree
 from dtrain.models.nn.single_device import SingleDeviceContext
 from dtrain.train.assembly import Assembly
+from dtrain.train.objective import trained_model
 from dtrain.train.state import State
 from dtrain.train.step import divisor, loss_of
 
@@ -153,7 +153,7 @@ def _line(equation: Any) -> str:
 def origins(assembly: Assembly, params: Tree, batch: Batch) -> list[Origin]:
     """The first operation with an infinite result and the first with a NaN, in loss and gradients; empty if none."""
     recipe = assembly.recipe
-    model = adapted(recipe.model, recipe.lora)
+    model = trained_model(recipe)
 
     def prepare(rows: Batch) -> Batch:
         return recipe.data.prepare(rows, jax.random.key(recipe.seed), True)

@@ -9,12 +9,16 @@ from dtrain.core.metrics import Metric, higher_is_better
 
 
 def refuse_unmeasured(
-    best: str | None, evaluate: jax.stages.Compiled, bytes_per_token: float | None, declared: Iterable[Metric]
+    best: str | None,
+    evaluate: jax.stages.Compiled,
+    bytes_per_token: float | None,
+    declared: Iterable[Metric],
+    scores: Iterable[str] = (),
 ) -> None:
     """Raise RecipeError if no evaluation measures `best`, or it is unknown whether higher or lower is better.
 
     `best`: the recipe's `checkpoint.best`.
-    `bytes_per_token`: as in `hooks.evaluated`.
+    `bytes_per_token`: as in `hooks.evaluated`. `scores`: those of the recipe's questions.
     """
     if best is None:
         return
@@ -22,6 +26,7 @@ def refuse_unmeasured(
     names = {"eval/loss", *(f"eval/{name}" for name in sums.metrics)}
     names |= {"eval/perplexity"} if bytes_per_token is not None else set()
     names |= {"eval/bits_per_byte"} if bytes_per_token else set()
+    names |= {f"eval/{name}" for name in scores}
     if best not in names:
         raise RecipeError(f"checkpoint.best: {best} is not measured", f"one of {', '.join(sorted(names))}")
     if higher_is_better(best, declared) is None:

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dtrain.core.run_dir import Folder, read_json
+from dtrain.core.files import read_json
+from dtrain.core.run_dir import Folder
 from dtrain.core.types import Device, JsonObject
 from dtrain.parallel.mesh import mesh_sizes
 from dtrain.train.assembly import Assembly

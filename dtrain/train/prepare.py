@@ -1,7 +1,8 @@
 """Build what a start of a run needs before its first step: data, assembly, compiled steps, checkpoint store."""
 
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import jax
@@ -9,8 +10,8 @@ import jax
 from dtrain.checkpoint.store import Store
 from dtrain.core import fault_injection
 from dtrain.core.errors import DataError, DtrainError, RecipeError
-from dtrain.core.run_dir import saved_steps
 from dtrain.core.types import JsonObject
+from dtrain.data.questions import Question, read_questions
 from dtrain.data.source import Source
 from dtrain.parallel.compile_cache import Counter
 from dtrain.parallel.devices import await_compiled
@@ -18,10 +19,12 @@ from dtrain.parallel.mesh import mesh_sizes
 from dtrain.train import provenance, trace_checks
 from dtrain.train.assembly import Assembly, assemble
 from dtrain.train.banner import banner
+from dtrain.train.elsewhere import elsewhere
 from dtrain.train.hooks import bytes_per_token
-from dtrain.train.initial import Initial, base_of, initial_from
+from dtrain.train.initial import Initial, initial_from
 from dtrain.train.measured import refuse_unmeasured
 from dtrain.train.planned import PlanComparison, compare_with_plan
+from dtrain.train.questions import refuse_without_texts, score_names
 from dtrain.train.save_timer import FromFirst
 from dtrain.train.session import Session
 from dtrain.train.state import saved
@@ -44,8 +47,10 @@ class Ready:
     exchange: FromFirst
     now: JsonObject
     """Everything that the numbers of this start depend on; see `provenance.conditions`."""
-    initial: Initial | None = None
-    """Parameters of another run to start from, if this run has saved no step yet."""
+    questions: Sequence[Question] = ()
+    """Those of `evaluate.questions`."""
+    initial: Mapping[str, Initial] = field(default_factory=dict)
+    """What a start takes from elsewhere; see `initial.elsewhere`."""
 
 
 def prepare(session: Session) -> Ready:
@@ -63,6 +68,7 @@ def prepare(session: Session) -> Ready:
     if unfit := session.recipe.model.mismatch(test.example):
         raise DataError(f"held-out examples: {unfit}", "change the model's sizes, or the data")
 
+    questions = _questions(session)
     assembly = assemble(session.recipe, devices, train.example, steps)
     now, metrics = provenance.conditions(assembly), session.recipe.model.metrics
     epochs = round(steps * session.recipe.batch / len(train), 4)
@@ -76,9 +82,13 @@ def prepare(session: Session) -> Ready:
     )
     for line in banner(assembly, train, test, steps, devices):
         session.console.say(line)
+    if session.recipe.guard.nan == "locate" and jax.process_count() > 1:
+        message = f"guard.nan: locate needs a run of one process, this one has {jax.process_count()}"
+        session.console.warn(f"{message}: a loss that is not finite is only reported")
     initial = _initial(session, assembly)
     step, evaluate = _compiled(session, assembly)
-    refuse_unmeasured(session.recipe.checkpoint.best, evaluate, bytes_per_token(test), metrics)
+    scores = score_names(questions)
+    refuse_unmeasured(session.recipe.checkpoint.best, evaluate, bytes_per_token(test), metrics, scores)
     place, policy = session.place.checkpoints.absolute(), session.recipe.checkpoint
     store = Store(place, policy, holds=session.holds, metrics=metrics)
     session.stack.callback(_note_committed, session, store)  # runs after the store has waited for a pending save
@@ -95,17 +105,23 @@ def prepare(session: Session) -> Ready:
         planned=compare_with_plan(session.place, assembly, devices),
         exchange=FromFirst(),
         now=now,
+        questions=questions,
         initial=initial,
     )
 
 
-def _initial(session: Session, assembly: Assembly) -> Initial | None:
-    """What is taken from another run: all parameters before the first save; with adapters, the frozen ones always."""
-    recipe, steps = session.recipe, saved_steps(session.place.checkpoints)
-    if recipe.init is None or (steps and recipe.lora is None):
-        return None
-    init, checksum = base_of(session.place, recipe.init) if steps else (recipe.init, ())
-    return initial_from(assembly, init, session.console.warn, checksum)
+def _questions(session: Session) -> Sequence[Question]:
+    """The questions of the recipe. RecipeError if the model cannot answer any."""
+    names = session.recipe.evaluate.questions
+    if not names:
+        return ()
+    refuse_without_texts(session.recipe.model, session.recipe.model.kind)
+    return read_questions(names)
+
+
+def _initial(session: Session, assembly: Assembly) -> dict[str, Initial]:
+    found, warn = elsewhere(session.recipe, session.place), session.console.warn
+    return {part: initial_from(assembly, init, warn, checksum, part) for part, (init, checksum) in found.items()}
 
 
 def _compiled(session: Session, assembly: Assembly) -> tuple[jax.stages.Compiled, jax.stages.Compiled]:
@@ -120,7 +136,7 @@ def _compiled(session: Session, assembly: Assembly) -> tuple[jax.stages.Compiled
         with Counter() as programs:
             step, evaluate = build(traced), build(assembly.evaluate())
         await_compiled()
-    if trace_checks.fingerprint(traced) == known:
+    if known and session.recipe.guard.purity and session.log.values["pure_trace"] == known:  # the same program
         warnings += cold_cache(programs, session.clock.of("compile"))
     for line in warnings:
         session.console.warn(line)

@@ -15,7 +15,8 @@ from typing import Any
 
 import jax
 
-from dtrain.core.run_dir import Folder, overwrite, read_json
+from dtrain.core.files import overwrite, read_json
+from dtrain.core.run_dir import Folder
 from dtrain.core.types import JsonObject
 from dtrain.parallel.program_lines import lines_of
 from dtrain.recipe.recipe import Profile

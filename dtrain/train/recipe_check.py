@@ -5,7 +5,8 @@ from contextlib import suppress
 from typing import Any
 
 from dtrain.core.errors import EnvironmentFault, RecipeError, cause
-from dtrain.core.run_dir import Folder, read_regular, saved_steps
+from dtrain.core.files import read_regular
+from dtrain.core.run_dir import Folder, saved_steps
 from dtrain.core.types import JsonObject
 from dtrain.recipe import yaml
 from dtrain.recipe.load import differences, draft, text

@@ -15,8 +15,9 @@ import jax
 from dtrain import __version__
 from dtrain.core import heartbeat
 from dtrain.core.errors import DtrainError, NotFinite, TakenOver, user_error
+from dtrain.core.files import overwrite
 from dtrain.core.metrics import Metric, plain
-from dtrain.core.run_dir import Folder, overwrite
+from dtrain.core.run_dir import Folder
 from dtrain.core.run_json import RECOMPUTED, step_seconds
 from dtrain.core.types import Device, JsonObject
 from dtrain.recipe.load import text

@@ -1,7 +1,8 @@
 """Send measured values to the console, metrics.jsonl and the recipe's trackers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from typing import NamedTuple
 
 import jax
 
@@ -9,12 +10,24 @@ from dtrain.core.run_dir import Folder
 from dtrain.data.batch import tokens_in
 from dtrain.recipe.load import plain
 from dtrain.track.console import Console, eval_line
-from dtrain.track.jsonl import lines
+from dtrain.track.jsonl import Lines, lines
 from dtrain.track.meters import Meters, peak_of
-from dtrain.track.tracker import TrackedRun, guarded
+from dtrain.track.tracker import Sample, TrackedRun, Tracker, guarded
 from dtrain.train.assembly import Assembly
 from dtrain.train.planned import PlanComparison
 from dtrain.train.record import Record
+
+SAMPLES = 50
+"""Most answers that trackers get at a time; answers.jsonl has all."""
+
+
+class Reporter(NamedTuple):
+    """Where the numbers of a run go."""
+
+    report: Callable[[int, dict[str, float]], None]
+    samples: Callable[[int, Sequence[Sample]], None]
+    sync: Callable[[], None]
+    """Waits until all reported values are on disk."""
 
 
 def reporter(
@@ -26,12 +39,11 @@ def reporter(
     *,
     span: tuple[int, int],
     planned: PlanComparison | None,
-) -> tuple[Callable[[int, dict[str, float]], None], Callable[[], None]]:
-    """Returns `report(step, values)`, and a function that waits until all reported values are on disk.
-
-    Only process 0 writes. `span` has the first and the last step; `stack` closes the trackers.
-    """
-    recipe, steps, trackers, (start, end) = assembly.recipe, assembly.steps, [], span
+) -> Reporter:
+    """Only process 0 writes. `span` has the first and the last step; `stack` closes the trackers."""
+    recipe, steps, (start, end) = assembly.recipe, assembly.steps, span
+    rows: Lines | None = None
+    trackers: list[Tracker] = []
 
     def sync() -> None:
         """Nothing is written by this process."""
@@ -48,9 +60,9 @@ def reporter(
             git=log.values["git"],
         )
         rows = stack.enter_context(lines(place.metrics, start, console.warn))
-        sync, trackers = rows.sync, [rows, *(stack.enter_context(guarded(sink, about)) for sink in recipe.track.to)]
+        sync, trackers = rows.sync, [stack.enter_context(guarded(sink, about)) for sink in recipe.track.to]
     example = assembly.layout.example
-    flops = recipe.model.flops(example, recipe.batch).step
+    flops = assembly.model.flops(example, recipe.batch).step
     meters = Meters(recipe.batch, tokens_in(example), flops, peak_of(jax.devices()))
 
     def report(number: int, values: dict[str, float]) -> None:
@@ -60,7 +72,11 @@ def reporter(
             console.step(number, steps, values, eta)
         else:
             console.say(eval_line(number, values, recipe.model.metrics), "bold")
-        for tracker in trackers:
+        for tracker in [*([rows] if rows else []), *trackers]:
             tracker.log(number, values)
 
-    return report, sync
+    def samples(number: int, answers: Sequence[Sample]) -> None:
+        for tracker in trackers:
+            tracker.samples(number, answers[:SAMPLES])
+
+    return Reporter(report, samples, sync)

@@ -12,6 +12,8 @@ from dtrain.core import fault_injection
 from dtrain.core.errors import CheckpointError, DataError, NotFinite
 from dtrain.core.types import JsonObject
 from dtrain.data.source import UNKNOWN, Source
+from dtrain.models.distillation import TEACHER
+from dtrain.models.lora import BASE
 from dtrain.track.console import Console
 from dtrain.train.assembly import Assembly
 from dtrain.train.checksum import state_checksum
@@ -45,7 +47,7 @@ def first_state(
     now: JsonObject,
     console: Console,
     log: Record,
-    initial: Initial | None = None,
+    initial: Mapping[str, Initial] = {},
 ) -> tuple[State, Start]:
     """The state to start from: the newest undamaged checkpoint, or a new state, initialised sharded.
 
@@ -64,7 +66,8 @@ def first_state(
             _refuse_other_data(newest.about, train)
             try:
                 state = store.restore(newest.step, saved(assembly.shapes, assembly.layout.declared))
-                state = completed(state, assembly.layout.declared, initial.read() if initial else {})
+                others = {name: leaf for part in initial.values() for name, leaf in part.read().items()}
+                state = completed(state, assembly.layout.declared, others)
                 if list(state_checksum(newest.step, state).checksum()) != list(newest.checksum):
                     raise CorruptCheckpoint("the restored values do not have the checksum of the saved ones")
             except (CorruptCheckpoint, NotFinite) as error:  # a state that is not finite is never saved
@@ -81,23 +84,23 @@ def first_state(
 
 
 def _new_state(
-    assembly: Assembly, initial: Initial | None, now: JsonObject, console: Console, log: Record
+    assembly: Assembly, initial: Mapping[str, Initial], now: JsonObject, console: Console, log: Record
 ) -> tuple[State, Start]:
-    """A new state, with the parameters of another run if there are such (`init` in the recipe)."""
+    """A new state, with the parameters that come from elsewhere (`init`, a teacher)."""
     given: dict[str, jax.Array] = {}
-    if initial:
-        given, now = initial.read(), dict(now) | {"imported": initial.origin}
-        if assembly.recipe.lora:
-            run = str(initial.checkpoints.parent)
-            now["base"] = {"run": run, "step": initial.step, "checksum": list(initial.checksum)}
-        for line in initial.lines:
-            console.say(line, "green" if line == initial.lines[0] else "yellow")
+    for name, part in initial.items():
+        values = part.read()
+        given |= values
+        now = dict(now) | ({} if name == TEACHER else {"imported": part.origin})
+        now |= {name: part.record(values)} if name else {}  # its parameters are not saved
+        for line in part.lines:
+            console.say(line, "green" if line == part.lines[0] else "yellow")
     return create_state(assembly.make, assembly.shapes, given), Start(0, log.next_batch, now=now)
 
 
 def _start(step: int, about: JsonObject, next_batch: int, now: JsonObject) -> Start:
     batches_skipped = max(about["passed"], next_batch - step)
-    now = dict(now) | {key: about[key] for key in ("imported", "base") if key in about}
+    now = dict(now) | {key: about[key] for key in ("imported", BASE, TEACHER) if key in about}
     return Start(
         step, batches_skipped, about["owed"], guard_state=about["seen"], step_s=about.get("step_s", 0.0), now=now
     )

@@ -127,8 +127,20 @@ def _refuse_unplaced(optimizer: object, layout: Layout) -> None:
 
 
 def create_state(make: Callable[..., State], shapes: State, given: Mapping[str, jax.Array] = {}) -> State:
-    """Create the initial state: given parameters by path, random values for the others; each array is sharded."""
-    return jax.jit(make, out_shardings=placement(shapes))(given)
+    """Create the initial state: given parameters by path, random values for the others; each array is sharded.
+
+    Given parameters become part of the state as they are: no second copy of them is made.
+    """
+    names = declare.paths(shapes.params)
+
+    def without_given(state: State) -> State:
+        params = jax.tree.map(lambda name, leaf: None if name in given else leaf, names, state.params)
+        return replace(state, params=params)
+
+    placed = placement(without_given(shapes))
+    made = jax.jit(lambda given: without_given(make(given)), out_shardings=placed)(given)
+    params = jax.tree.map(given.get, names, made.params, is_leaf=lambda leaf: leaf is None)
+    return replace(made, params=params)
 
 
 def saved(state: State, declared: Tree) -> State:

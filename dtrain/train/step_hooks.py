@@ -1,15 +1,20 @@
 """Build the hooks that are called after each step, in their order."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import jax
 
 from dtrain.core import fault_injection
-from dtrain.data.source import refuse_changed
+from dtrain.data.batch import Batch
+from dtrain.data.mixture import Mixed
+from dtrain.data.source import Source, refuse_changed
 from dtrain.parallel.devices import are_fake
+from dtrain.recipe.recipe import Recipe
+from dtrain.track.tracker import Sample
 from dtrain.train import provenance
+from dtrain.train.assembly import Assembly
 from dtrain.train.checksum import StateChecksum
 from dtrain.train.hooks import Evaluation, Log, Saving, bytes_per_token
 from dtrain.train.input import eval_batches
@@ -17,6 +22,7 @@ from dtrain.train.loop import Hook, StepEvent
 from dtrain.train.loss_guard import LossGuard
 from dtrain.train.prepare import Ready
 from dtrain.train.profile import Profiler
+from dtrain.train.questions import Questioner
 from dtrain.train.reporting import reporter
 from dtrain.train.resume import Start
 from dtrain.train.save_timer import SaveTimer
@@ -49,11 +55,14 @@ def step_hooks(session: Session, ready: Ready, start: Start, end: int) -> Hooks:
     assembly, recipe, faked = ready.assembly, session.recipe, are_fake(jax.devices())
     skipping, often = recipe.guard.not_finite == "skip", recipe.checkpoint
     span = (start.step, end)
-    report, sync = reporter(
+    report, samples, sync = reporter(
         assembly, session.place, session.console, session.log, session.stack, span=span, planned=ready.planned
     )
     logging = Log(1 if session.dry else recipe.track.every, report, session.clock, skipping)
-    held_out = partial(eval_batches, assembly, ready.test, 1 if session.dry else None)
+    if isinstance(ready.train, Mixed):
+        logging.sources = tuple(ready.train.parts)
+        logging.counts = partial(_rows_of_sources, ready.train, recipe, start.batches_skipped)
+    held_out = partial(_held_out, assembly, ready.test, 1 if session.dry else None)
     agreed = session.interrupt.agreed
     evaluation = Evaluation(
         recipe.evaluate,
@@ -62,6 +71,8 @@ def step_hooks(session: Session, ready: Ready, start: Start, end: int) -> Hooks:
         log=logging,
         clock=session.clock,
         bytes_per_token=bytes_per_token(ready.test),
+        bytes_of_sources=_bytes_of_sources(ready.test),
+        questions=_questioner(session, ready, samples),
         stop=agreed,
         one_at_a_time=faked,
     )
@@ -93,6 +104,31 @@ def step_hooks(session: Session, ready: Ready, start: Start, end: int) -> Hooks:
         watch=session.stack.enter_context(watch),
         profiler=profiler if lead else None,
     )
+
+
+def _held_out(assembly: Assembly, test: Source, limit: int | None) -> Iterator[tuple[str, Batch]]:
+    """The batches of the held-out examples, of each source of a mixture in turn."""
+    parts = test.completed() if isinstance(test, Mixed) else {"": test}
+    for name, source in parts.items():
+        yield from ((name, batch) for batch in eval_batches(assembly, source, limit))
+
+
+def _bytes_of_sources(test: Source) -> dict[str, float]:
+    """Bytes of text for each token of each source of a mixture; 0 if not known."""
+    parts = test.completed() if isinstance(test, Mixed) else {}
+    return {name: bytes_per_token(part) or 0.0 for name, part in parts.items()}
+
+
+def _rows_of_sources(train: Mixed, recipe: Recipe, skipped: int, step: int) -> dict[str, float]:
+    counts = train.order(recipe.seed, recipe.batch).counts((step + skipped) * recipe.batch)
+    return {f"rows/{name}": float(count) for name, count in zip(train.parts, counts.tolist(), strict=True)}
+
+
+def _questioner(session: Session, ready: Ready, report: Callable[[int, Sequence[Sample]], None]) -> Questioner | None:
+    section = session.recipe.evaluate
+    if not ready.questions or session.dry:
+        return None
+    return Questioner(ready.assembly, ready.questions, section.tokens, session.place.path / "answers.jsonl", report)
 
 
 def _alive(session: Session, event: StepEvent) -> None:

@@ -39,7 +39,7 @@ def complaints(folder: Path, body: str, *overrides: str, devices: int | None = N
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_every_shipped_recipe_opens_with_its_command_and_what_to_expect(path: Path) -> None:
     recipe = load(path)
-    assert recipe.name == path.stem
+    assert recipe.name == path.stem.replace(".", "-")
     head = path.read_text().split("\n\n")[0]
     for part in (f"dtrain run {path.stem}", "Hardware:", "Time:", "Expected:"):
         assert part in head
@@ -48,6 +48,8 @@ def test_every_shipped_recipe_opens_with_its_command_and_what_to_expect(path: Pa
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_a_resolved_recipe_loads_as_the_same(path: Path, tmp_path: Path) -> None:
     recipe = load(path)
+    if getattr(recipe.model, "preset", None):  # its fields are written out
+        recipe = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, preset=None))  # pyright: ignore[reportArgumentType, reportCallIssue]
     assert load(write(tmp_path, text(recipe))) == recipe
 
 

@@ -33,7 +33,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         "vocab": 20, "context": 24, "layers": 4, "width": 32, "heads": 4, "kv_heads": 1, "head_dim": 4, "hidden": 16,
         "experts": MOE, "position": Learned(), "epsilon": 1e-3, "window": 4, "global_every": 2, "init": 0.1,
         "attention_softcap": 5.0, "logit_softcap": 5.0, "z_loss": 0.1, "unroll": 2, "loss_chunks": 4, "pad_vocab": 5,
-        "query_pre_attn_scalar": 3.0,
+        "query_pre_attn_scalar": 3.0, "window_theta": 50.0,
     },
     "Experts": {
         "count": 8, "active": 1, "hidden": 4, "shared": 1, "scale": 2.0, "balance": 0.5, "z_loss": 0.5,
@@ -70,7 +70,10 @@ ALONE = {
     ("Decoder", "unroll"): "a different program, the same numbers",
     ("CustomOptimizer", "folder"): "where the module is",
 }
-NEEDS = {"global_every": {"window": 4}, "norm_bias": {"norm": "layer"}, "decay_all": {"decay": 0.5}}
+NEEDS = {
+    "global_every": {"window": 4}, "norm_bias": {"norm": "layer"}, "decay_all": {"decay": 0.5},
+    "window_theta": {"window": 4}, "pre_norm": {"post_norm": True}, "qk_norm_joint": {"qk_norm": True},
+}  # fmt: skip
 """Other fields that a field needs to have an effect."""
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from dtrain.checkpoint.tensors import opened
+from dtrain.checkpoint.tensors import Tensors, opened
 from dtrain.core.errors import DataError
 from dtrain.models.decoder import Decoder
 from dtrain.models.mlp import MLP
@@ -19,7 +19,7 @@ from dtrain.models.moe import Experts
 from dtrain.models.nn.param import paths
 from dtrain.models.published import places
 from dtrain.models.rope import Learned
-from dtrain.train.convert import read
+from dtrain.train.weights import by_path, located, read, unpadded
 from tests.conftest import SHARED, Dtrain
 
 RECIPE = """
@@ -58,6 +58,13 @@ FAMILIES = {
 def here(model: Any) -> Any:
     place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     return jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, "float32", sharding=place), model.params())
+
+
+def read_tree(tensors: Tensors, model: Any, shapes: Any, source: Path) -> Any:
+    """The parameters of files as the model's tree."""
+    ours = unpadded(model.params())
+    values = read(tensors, located(tensors, model, ours, source), ours, by_path(shapes))
+    return jax.tree.unflatten(jax.tree.structure(shapes), values.values())
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -157,10 +164,10 @@ def test_a_head_that_is_not_the_embedding_is_not_dropped(tmp_path: Path) -> None
         save_file(tensors | {"lm_head.weight": head.astype(np.float32)}, tmp_path / "m.safetensors")
         with opened(tmp_path / "m.safetensors") as found:
             if fits:
-                read(found, model, model.params(), here(model), tmp_path)
+                read_tree(found, model, here(model), tmp_path)
             else:
                 with pytest.raises(DataError, match=r"differs from the embedding, but the recipe has .*tied: true"):
-                    read(found, model, model.params(), here(model), tmp_path)
+                    read_tree(found, model, here(model), tmp_path)
 
 
 def test_tensors_of_another_model_are_named(tmp_path: Path) -> None:
@@ -171,7 +178,7 @@ def test_tensors_of_another_model_are_named(tmp_path: Path) -> None:
     def problem(tensors: dict[str, np.ndarray]) -> str:
         save_file(tensors, tmp_path / "m.safetensors")
         with pytest.raises(DataError) as caught, opened(tmp_path / "m.safetensors") as found:
-            read(found, model, model.params(), here(model), tmp_path / "m.safetensors")
+            read_tree(found, model, here(model), tmp_path / "m.safetensors")
         return caught.value.message
 
     assert "stranger is not a parameter of the model" in problem(good | {"stranger": np.zeros(2, np.float32)})
@@ -195,7 +202,7 @@ def test_a_file_of_another_architecture_is_named(tmp_path: Path) -> None:
             opened(tmp_path / "m.safetensors") as found,
             pytest.raises(DataError, match=f"parameter names of {family};"),
         ):
-            read(found, model, model.params(), here(model), tmp_path)
+            read_tree(found, model, here(model), tmp_path)
     save_file({"gpt_neox.embed_in.weight": np.zeros((32, 8), np.float32)}, tmp_path / "m.safetensors")
     with opened(tmp_path / "m.safetensors") as found, pytest.raises(DataError, match="is of another model: none of"):
-        read(found, LLAMA, LLAMA.params(), here(LLAMA), tmp_path)
+        read_tree(found, LLAMA, here(LLAMA), tmp_path)

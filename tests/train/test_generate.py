@@ -11,7 +11,8 @@ import pytest
 
 from dtrain.core.errors import FieldError, RecipeError
 from dtrain.data.windows import row_example
-from dtrain.train.generate import Generator, Sampling, generator
+from dtrain.train.generate import Generator, generator
+from dtrain.train.sampling import Sampling
 from tests.conftest import Dtrain
 from tests.train.test_load import saved_run
 

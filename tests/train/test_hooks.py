@@ -17,8 +17,8 @@ BATCHES = 7
 
 
 def evaluation(rows: list[Any], **changes: Any) -> Evaluation:
-    def batches() -> Iterator[dict[str, Any]]:
-        yield from ({"x": jnp.float32(number)} for number in range(BATCHES))
+    def batches() -> Iterator[tuple[str, dict[str, Any]]]:
+        yield from (("", {"x": jnp.float32(number)}) for number in range(BATCHES))
 
     compiled = jax.jit(lambda _, batch: Loss(batch["x"], jnp.float32(2), {"accuracy": jnp.float32(1)}))
     log = Log(1, lambda step, values: rows.append((step, values)), Clock())

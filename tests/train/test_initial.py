@@ -1,5 +1,6 @@
 """Initial parameters from another run's checkpoint: by path, onto any mesh, and every difference is said."""
 
+import json
 from pathlib import Path
 
 import jax
@@ -141,3 +142,81 @@ def test_a_run_starts_from_another_and_resumes_without_it(dtrain: Dtrain, tmp_pa
         "expected a whole number or 'newest' or 'best'"
         in dtrain("check", "mlp-digits", "init={run: a, step: last}", code=2).stderr
     )
+
+
+@pytest.fixture
+def published(dtrain: Dtrain, tmp_path: Path) -> Path:
+    """A folder of published weights, and a small recipe of the same model."""
+    (tmp_path / "text.txt").write_text("".join(f"{i} times {i + 1} is {i * (i + 1)}\n" for i in range(300)))
+    recipe = "model: {kind: decoder, vocab: 250, context: 32, layers: 2, width: 16, heads: 2, hidden: 24}\n"
+    recipe += "data: {kind: text, files: [text.txt], length: 32, cache: cache}\nbatch: 8\nsteps: 4\n"
+    (tmp_path / "small.yaml").write_text(recipe + "optimizer: {kind: adamw, lr: 3e-3}\ntrack: {every: 1}\n")
+    dtrain("run", "small.yaml", "name=base")
+    dtrain("export", "base", "published")
+    return tmp_path
+
+
+def losses(folder: Path, name: str) -> list[float]:
+    rows = [json.loads(line) for line in (folder / "runs" / name / "metrics.jsonl").read_text().splitlines()]
+    return [row["train/loss"] for row in rows if "train/loss" in row]
+
+
+@pytest.mark.slow
+def test_published_weights_are_as_good_as_the_run_they_came_from(dtrain: Dtrain, published: Path) -> None:
+    dtrain("run", "small.yaml", "name=run", "init.run=runs/base")
+    shown = dtrain("run", "small.yaml", "name=files", "init.weights=published").stderr
+    assert "initialised from published: 12 of 12 parameters" in shown
+    assert losses(published, "files") == losses(published, "run")
+    split = ["mesh={fsdp: 2, tensor: 2}", "--devices", "4"]
+    dtrain("run", "small.yaml", "name=split", "init.weights=published", *split)  # vocab 250 in 256 rows
+    np.testing.assert_allclose(losses(published, "split"), losses(published, "run"), rtol=2e-5)
+    shown = dtrain("run", "small.yaml", "name=new", "init={weights: published, new: [head]}").stderr
+    assert "11 of 12 parameters" in shown
+    assert "initialised at random: head" in shown
+    assert losses(published, "new")[0] > losses(published, "run")[0]
+
+
+@pytest.mark.slow
+def test_frozen_published_weights_must_stay_the_same(dtrain: Dtrain, published: Path) -> None:
+    lora = ["lora={rank: 2, targets: [blocks.query.weight]}", "init.weights=published", "name=tuned"]
+    dtrain("run", "small.yaml", *lora, "steps=2")
+    assert "resumed from step 2" in dtrain("run", "small.yaml", *lora).stderr
+    dtrain("run", "small.yaml", *[*lora[:2], "name=whole"])
+    assert losses(published, "tuned") == losses(published, "whole")
+    dtrain("evaluate", "tuned")
+    dtrain("run", "small.yaml", "name=other", "seed=2")
+    dtrain("export", "other", "others")
+    for file in (published / "others").iterdir():
+        (published / "published" / file.name).write_bytes(file.read_bytes())
+    shown = dtrain("run", "small.yaml", *lora, "steps=8", code=5).stderr
+    assert "published does not have the parameters that this run was started from" in shown
+
+
+@pytest.mark.slow
+def test_published_weights_of_another_model_are_refused(dtrain: Dtrain, published: Path) -> None:
+    start = ["run", "small.yaml", "name=wrong", "init.weights=published"]
+    shown = dtrain(*start, "model.position={kind: rope, theta: 500}", code=4).stderr
+    assert "hint: to use the file's settings: model.position.theta=10000.0\n" in shown
+    assert "model.layers: 3" in dtrain(*start, "model.layers=3", code=4).stderr
+    assert "init.weights: nowhere does not exist" in dtrain(*start[:3], "init.weights=nowhere", code=4).stderr
+    frozen = ["lora={rank: 2, targets: [blocks.query.weight]}", "init={weights: published, new: ['base.head']}"]
+    assert "lora.train: [head]" in dtrain(*start[:3], *frozen, code=2).stderr
+    mapped = "init={weights: published, map: {head: embed}}"
+    assert "published parameters have fixed names" in dtrain("check", "small.yaml", mapped, code=2).stderr
+    assert "init.weights: nowhere does not exist" in dtrain("check", "small.yaml", "init.weights=nowhere").stderr
+
+
+@pytest.mark.slow
+def test_import_can_write_the_recipe_alone(dtrain: Dtrain, published: Path) -> None:
+    shown = dtrain("import", "published", "--out", "big", "--recipe-only").stderr
+    assert "big-tune.yaml tunes the parameters of published" in shown
+    assert not (published / "runs" / "big").exists()
+    (published / "chat.jsonl").write_text('{"prompt": "1 times 2", "response": "2"}\n' * 20)
+    short = ["epochs=null", "steps=2", "data.template=plain", "optimizer.schedule=constant", "data.test=0.2"]
+    assert "initialised from" in dtrain("run", "big-tune.yaml", *short).stderr
+    again = dtrain("import", "published", "--out", "big", "--recipe-only", code=2).stderr
+    assert "big-tune.yaml exists already" in again
+    wrong = dtrain("import", "published", "--out", "b2", "model.nonsense=3", "--recipe-only", code=2).stderr
+    assert "takes no overrides" in wrong
+    wrong = dtrain("import", "small.yaml", "published", "--recipe-only", code=2).stderr
+    assert "--recipe-only needs --out" in wrong

@@ -12,7 +12,8 @@ from safetensors.numpy import load_file
 from dtrain.checkpoint.partial import UNREAD
 from dtrain.checkpoint.store import Store
 from dtrain.core.errors import CheckpointError, DataError, RecipeError
-from dtrain.core.run_dir import Folder, overwrite
+from dtrain.core.files import overwrite
+from dtrain.core.run_dir import Folder
 from dtrain.data.batch import Example
 from dtrain.data.source import UNKNOWN, Arrays, image_example
 from dtrain.data.windows import row_example
@@ -20,7 +21,7 @@ from dtrain.optim.update import averaged
 from dtrain.recipe.load import load, text
 from dtrain.train.assembly import assemble
 from dtrain.train.convert import import_params
-from dtrain.train.export import export_params, target
+from dtrain.train.export import export, refuse_other_formats
 from dtrain.train.load import load_run
 from dtrain.train.provenance import about as notes
 from dtrain.train.provenance import conditions
@@ -131,16 +132,17 @@ def test_a_run_folder_alone_is_enough_to_export(tmp_path: Path) -> None:
     shutil.copytree(place.path, tmp_path / "copy")
     found = load_run(Folder(tmp_path / "copy"), [], quiet)
     assert found.assembly.layout.example == IMAGES
-    for name, written in (("a.safetensors", "a.safetensors"), ("out", "out/model.safetensors")):
-        path = target(tmp_path / name)
-        export_params(found, path, published=False)
-        assert path == tmp_path / written
+    for name, written in (
+        ("a.safetensors", "a.safetensors"),
+        ("out", "out/model.safetensors"),
+        ("v1.0", "v1.0/model.safetensors"),
+    ):
+        lines = export(found, tmp_path / name)
+        assert lines[0].startswith(f"{tmp_path / written}: ")
         (tmp_path / "plain").touch()
-        assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode
-    assert target(tmp_path / "out") == tmp_path / "out" / "model.safetensors"
-    assert target(tmp_path / "v1.0") == tmp_path / "v1.0" / "model.safetensors"
+        assert (tmp_path / written).stat().st_mode == (tmp_path / "plain").stat().st_mode
     with pytest.raises(RecipeError, match=r"export writes \.safetensors files"):
-        target(tmp_path / "model.bin")
+        refuse_other_formats(tmp_path / "model.bin")
 
 
 def test_import_takes_a_run_and_needs_no_data(tmp_path: Path) -> None:
@@ -163,7 +165,7 @@ def test_import_takes_a_run_and_needs_no_data(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="already has saved steps"):
         import_params(tanh, tmp_path / "runs", place.path, notes.append)
     with pytest.raises(RecipeError, match="models of kind mlp have only dtrain's own names"):
-        export_params(found, tmp_path / "x.safetensors", published=True)
+        export(found, tmp_path / "x.safetensors", names="published")
     assert not (tmp_path / "x.safetensors").exists()
     other = load(tmp_path / "small.yaml", ["name=other", "model.sizes=[64, 8, 10]"])
     with pytest.raises(DataError, match=r"sizes: \[64, 16, 10\] +model\.sizes: \[64, 8, 10\]"):
@@ -178,7 +180,7 @@ def test_no_file_has_the_padding_of_a_vocabulary(tmp_path: Path) -> None:
     place, _ = saved_run(tmp_path, {4: None}, changes, row_example(8, packed=False))
     found = load_run(place, [], quiet)
     assert found.params["embed"].shape == (32, 8)
-    export_params(found, tmp_path / "a.safetensors", published=True)
+    export(found, tmp_path / "a.safetensors", names="published")
     assert load_file(tmp_path / "a.safetensors")["model.embed_tokens.weight"].shape == (30, 8)
     for name, source in (("file", tmp_path / "a.safetensors"), ("run", place.path)):
         import_params(load(tmp_path / "small.yaml", [f"name={name}"]), tmp_path / "runs", source, quiet)

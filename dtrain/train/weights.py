@@ -1,0 +1,172 @@
+"""Read parameters from safetensors files, under dtrain's or the published names, onto the devices of a run."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from dtrain.checkpoint.tensors import Tensors
+from dtrain.core.errors import DataError, RecipeError
+from dtrain.models.decoder import Decoder
+from dtrain.models.distillation import TEACHER, Distillation
+from dtrain.models.nn.param import Param, Tree, paths
+from dtrain.models.published import FUSED, HEAD, UNUSED, Place, Whole, places
+from dtrain.recipe.recipe import Recipe
+
+SHOWN = 8
+"""Differences that an error message lists."""
+PREFIXES = ("", "transformer.", "language_model.")
+"""Prefixes of the parameter names in some files: of GPT-2, and of decoders that have an image encoder beside them."""
+EMBEDDINGS = {"GPT-2": "wte.weight", "Llama": "model.embed_tokens.weight"}
+"""Name of the embedding in files of each architecture."""
+Say = Callable[[str], None]
+
+
+class Located(NamedTuple):
+    """Where the parameters are in the files."""
+
+    table: Mapping[str, Place]
+    """By the parameter's path."""
+    prefix: str
+    """Of the names of all tensors."""
+
+
+def is_published(table: Mapping[str, Place]) -> bool:
+    """Whether files have the published names, not dtrain's own."""
+    return not any(isinstance(place, Whole) for place in table.values())
+
+
+def located(
+    tensors: Tensors, model: object, ours: Mapping[str, Param], source: Path, new: Sequence[str] = ()
+) -> Located:
+    """Find every parameter but those of `new` in the files.
+
+    DataError, with the differences, if one is missing or has another shape, or if a tensor is of no parameter.
+    """
+    table = naming(tensors, model, ours)
+    embed = table["embed"].name if "embed" in table else ""
+    prefix = next((prefix for prefix in PREFIXES if embed and f"{prefix}{embed}" in tensors), "")
+    shapes = {
+        f"{prefix}{tensor}": (name, table[name].shape(param))
+        for name, param in ours.items()
+        for tensor in table[name].names(param)
+    }
+    expected = {tensor: shape for tensor, (name, shape) in shapes.items() if name not in new}
+    # files of a model with tied embeddings may contain the head as well: then it must equal the embedding
+    tied_head = {HEAD} if HEAD in tensors and HEAD not in shapes and "embed" in table else set()
+    _refuse_unlike(tensors, expected, tied_head | (shapes.keys() - expected.keys()), source)
+    if tied_head and not np.array_equal(tensors[HEAD], tensors[f"{prefix}{embed}"]):
+        raise DataError(
+            f"{source}: {HEAD} differs from the embedding, but the recipe has model.tied: true", "set model.tied: false"
+        )
+    return Located({name: place for name, place in table.items() if name not in new}, prefix)
+
+
+def read(
+    tensors: Tensors, where: Located, ours: Mapping[str, Param], shapes: Mapping[str, jax.ShapeDtypeStruct]
+) -> dict[str, jax.Array]:
+    """The parameters of `shapes`, by path, with their shardings; each device reads only its own part of each."""
+
+    def load(tensor: str, index: tuple[slice, ...]) -> np.ndarray:
+        return tensors.part(f"{where.prefix}{tensor}", index)
+
+    def leaf(name: str, like: jax.ShapeDtypeStruct) -> jax.Array:
+        place, param = where.table[name], ours[name]
+
+        def share(index: Any) -> np.ndarray:
+            """What one device holds: a part of the parameter, and zeros beyond the parameter's size (`pad_vocab`)."""
+            bounds = [part.indices(size)[:2] for part, size in zip(index, like.shape, strict=True)]
+            values = np.zeros([stop - start for start, stop in bounds], like.dtype)
+            wanted = [slice(start, min(stop, size)) for (start, stop), size in zip(bounds, param.shape, strict=True)]
+            if all(part.start < part.stop for part in wanted):
+                values[tuple(slice(0, part.stop - part.start) for part in wanted)] = place.read(load, param, wanted)
+            return values
+
+        return jax.make_array_from_callback(like.shape, like.sharding, share)
+
+    return {name: leaf(name, like) for name, like in shapes.items()}
+
+
+def naming(tensors: Tensors, model: object, ours: Mapping[str, Param]) -> Mapping[str, Place]:
+    """Where each parameter is in the file: under dtrain's names or the published ones, whichever match more tensors.
+
+    Raises DataError if the file has the published names of another architecture.
+    """
+    if not isinstance(model, Decoder):
+        return own_names(ours)
+    table = places(model, fused=any(name.endswith(FUSED) for name in tensors))
+    own = sum(name in tensors for name in ours)
+    names = [f"{prefix}{place.name}" for place in table.values() for prefix in PREFIXES]
+    published = sum(name.format(layer=0, expert=0) in tensors for name in names)
+    if own > published or (not published and ours.keys() - table.keys()):
+        return own_names(ours)
+    expected = "GPT-2" if table["embed"].name == EMBEDDINGS["GPT-2"] else "Llama"
+    for family, name in EMBEDDINGS.items():
+        if family != expected and any(f"{prefix}{name}" in tensors for prefix in PREFIXES):
+            message = f"the file has the parameter names of {family}; the recipe's model has those of {expected}"
+            raise DataError(message, f"start from a recipe for a {family} model: `dtrain recipes presets`")
+    return published_names(model, ours, table)
+
+
+def _refuse_unlike(tensors: Tensors, expected: Mapping[str, tuple[int, ...]], known: set[str], source: Path) -> None:
+    problems = [
+        *(f"{name} is missing" for name in expected if name not in tensors),
+        *(
+            f"{name} is not a parameter of the model"
+            for name in tensors
+            if name not in expected.keys() | known and not UNUSED.search(name)
+        ),
+        *(
+            f"{name} has shape {tensors.shape(name)}, in the model {shape}"
+            for name, shape in expected.items()
+            if name in tensors and tensors.shape(name) != shape
+        ),
+    ]
+    if problems:
+        more = [f"and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
+        head = f"{source} does not match this recipe's model:"
+        hint = "compare the recipe's sizes with the file's"
+        if not any(name in tensors for name in expected):
+            head = f"{source} is of another model: none of its {len(list(tensors))} tensors has a name of the recipe's:"
+            hint = "compare the recipe's model with the model that the file was exported from"
+        raise DataError("\n  ".join([head, *problems[:SHOWN], *more]), hint)
+
+
+def own_names(declared: Mapping[str, Param]) -> dict[str, Place]:
+    return {name: Whole(name) for name in declared}
+
+
+def published_names(
+    model: Any, declared: Mapping[str, Param], table: Mapping[str, Place] | None = None
+) -> Mapping[str, Place]:
+    """The published name of every parameter, from `table` or the model's usual ones. RecipeError if one has none."""
+    if table is None:
+        table = places(model) if isinstance(model, Decoder) else {}
+    nameless = [name for name in declared if name not in table]
+    if nameless:
+        message = f"parameter {nameless[0]} has no published name"
+        raise RecipeError(message if table else f"{message}: models of kind {model.kind} have only dtrain's own names")
+    return table
+
+
+def part_of(recipe: Recipe, tree: Mapping[str, Any], part: str) -> dict[str, Any]:
+    """What belongs to that part of a run's parameters, by path; "": all but the teacher's of a distillation."""
+    if part:
+        return {name: leaf for name, leaf in tree.items() if name.startswith(f"{part}.")}
+    distilled = isinstance(recipe.objective, Distillation)
+    return {name: leaf for name, leaf in tree.items() if not (distilled and name.startswith(f"{TEACHER}."))}
+
+
+def unpadded(declared: Tree) -> dict[str, Param]:
+    """The parameters by path, without the padding that files do not have."""
+    return {
+        name: dataclasses.replace(param, shape=param.unpadded or param.shape)
+        for name, param in by_path(declared).items()
+    }
+
+
+def by_path(tree: Tree) -> dict[str, Any]:
+    return dict(zip(jax.tree.leaves(paths(tree)), jax.tree.leaves(tree), strict=True))
