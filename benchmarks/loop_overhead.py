@@ -105,7 +105,7 @@ def main() -> None:
             notifier=Notifier(None, place, print, 0.0),
         )  # fmt: skip
         session.clock.entered = heartbeat
-        report, _ = reporter(made, place, console, log_of_run, stack, span=(0, 1_000_000), planned=None)
+        report = reporter(made, place, console, log_of_run, stack, span=(0, 1_000_000), planned=None).report
         log = Log(recipe.track.every, report, session.clock)
         hooks = [
             partial(step_hooks._alive, session),

@@ -9,8 +9,10 @@ import typer
 
 from dtrain import __version__
 from dtrain.cli import (
+    bench,
     check,
     convert,
+    data,
     doctor,
     evaluate,
     explain,
@@ -71,10 +73,12 @@ doctor.add_to(app)
 verify.add_to(app)
 sweep.add_to(app)
 profile.add_to(app)
+bench.add_to(app)
 app.add_typer(recipes.app, name="recipes", rich_help_panel="Before a run")
+app.add_typer(data.app, name="data", rich_help_panel="Before a run")
 app.add_typer(launch.app, name="launch", rich_help_panel="Train")
 PANELS = {
-    "Train": ("run", "sweep", "verify", "profile"),
+    "Train": ("run", "sweep", "verify", "profile", "bench"),
     "Before a run": ("check", "explain", "plan", "doctor"),
     "Look at runs": ("ls", "report"),
     "Use a trained model": ("evaluate", "predict", "generate", "import", "export"),

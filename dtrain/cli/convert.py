@@ -12,19 +12,30 @@ from dtrain.core.errors import RecipeError
 
 def add_to(app: typer.Typer) -> None:
     """Register the verbs."""
-    example = "Example: dtrain import my-llama.yaml Llama-3.2-1B/ && dtrain run my-llama.yaml"
+    example = "Example: dtrain import Llama-3.2-1B/ --out llama"
     app.command("import", epilog=example)(import_)
-    app.command("export", epilog="Example: dtrain export runs/my-llama model.safetensors --names published")(export)
+    app.command("export", epilog="Example: dtrain export runs/my-llama my-llama/")(export)
 
 
 def import_(
-    recipe: Annotated[
-        str, typer.Argument(metavar="RECIPE", help="A recipe file, or the name of a recipe that comes with dtrain.")
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[RECIPE] SOURCE [KEY=VALUE]...",
+            help="With --out, only SOURCE: a folder of published weights with a config.json. Else a recipe, and a "
+            ".safetensors file, a folder of such files, or a run folder.",
+        ),
     ],
-    source: Annotated[
-        Path, typer.Argument(metavar="SOURCE", help="A .safetensors file, a folder of such files, or a run folder.")
-    ],
-    overrides: Overrides = None,
+    out: Annotated[
+        str | None, typer.Option(help="Make the recipe from SOURCE's config.json; the name of the new run.")
+    ] = None,
+    base: Annotated[
+        str | None, typer.Option(help="For a folder of PEFT adapters: the run that has the parameters they adapt.")
+    ] = None,
+    recipe_only: Annotated[
+        bool,
+        typer.Option("--recipe-only", help="With --out: write NAME-tune.yaml alone, which reads SOURCE when it runs."),
+    ] = False,
     allow_changes: Annotated[
         bool,
         typer.Option("--allow-changes", help="Import even if the source's settings contradict the recipe's model."),
@@ -33,56 +44,113 @@ def import_(
     runs_dir: RunsDir = Path("runs"),
     debug: Debug = False,
 ) -> None:
-    """Start a run from the parameters of another run or of a published model; `dtrain run` then trains it.
+    """Start a run from the parameters of a published model or of another run.
 
-    A config.json next to published weights is compared with the recipe's model.
+    With a recipe, a config.json next to published weights is compared with the recipe's model.
     """
     with exits(debug), interruptible():
+        names, overrides = _split(words)
+        if len(names) != (1 if out else 2):
+            found = " ".join(names)
+            usage = "dtrain import SOURCE --out NAME, or dtrain import RECIPE SOURCE"
+            raise RecipeError(f"import needs {'SOURCE alone' if out else 'RECIPE and SOURCE'}; found: {found}", usage)
+        source = Path(names[-1])
+        if not source.exists():
+            raise RecipeError(f"{source} does not exist")
+        if recipe_only and (not out or (source / "adapter_config.json").is_file()):
+            raise RecipeError("--recipe-only needs --out, and a folder of published weights")
         use_devices(devices)
+        if out:
+            if (source / "adapter_config.json").is_file():
+                _import_adapters(source, out, base, overrides, devices, runs_dir)
+            else:
+                _import_published(source, out, overrides, devices, runs_dir, recipe_only)
+            return
         from dtrain.cli.recipes import find
         from dtrain.recipe.load import load
         from dtrain.train.convert import import_params
 
-        if not source.exists():
-            raise RecipeError(f"{source} does not exist")
-        loaded = load(find(recipe), overrides or [], devices)
+        loaded = load(find(names[0]), overrides, devices)
         place = import_params(loaded, runs_dir, source, _note, allow_changes=allow_changes)
         typer.secho(f"{place.path} starts with the parameters of {source}", fg="green", err=True)
         typer.secho("to train it: the same command line with run in place of import, and without SOURCE", err=True)
 
 
+def _split(words: list[str]) -> tuple[list[str], list[str]]:
+    """The names and the overrides; a name may contain `=` if such a file exists."""
+    names = [word for number, word in enumerate(words) if number == 0 or "=" not in word or Path(word).exists()]
+    return names, [word for word in words if word not in names]
+
+
+def _import_adapters(
+    source: Path, name: str, base: str | None, overrides: list[str], devices: int | None, runs: Path
+) -> None:
+    from dtrain.core.run_list import find_run
+    from dtrain.train.import_adapters import import_adapters
+
+    if base is None:
+        hint = "import the model first, dtrain import MODEL --out NAME, then add --base NAME"
+        raise RecipeError(f"{source} has adapters: --base must name the run with the parameters that they adapt", hint)
+    place = import_adapters(source, name, find_run(base).path, overrides, devices, runs, _note)
+    typer.secho(f"{place.path} has the adapters of {source}, on the parameters of {base}", fg="green", err=True)
+
+
+def _import_published(
+    source: Path, name: str, overrides: list[str], devices: int | None, runs: Path, recipe_only: bool
+) -> None:
+    from dtrain.cli.next_commands import program
+    from dtrain.train.published_run import import_published
+
+    recipe = import_published(source, name, overrides, devices, runs, _note, recipe_only=recipe_only)
+    if recipe_only:
+        typer.secho(f"{recipe} tunes the parameters of {source}, which it reads when it starts", fg="green", err=True)
+        typer.echo(f"next: {program()} run {recipe}   # on chat.jsonl", err=True)
+        return
+    run = name if runs == Path("runs") else str(runs / name)
+    typer.secho(f"{runs / name} has the parameters of {source}", fg="green", err=True)
+    typer.echo(f"next: {program()} generate {run} --prompt '...'", err=True)
+    typer.echo(f"      {program()} run {recipe}   # tunes it on chat.jsonl", err=True)
+
+
 def export(
     run: Run,
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="The .safetensors file to write, or a folder for model.safetensors.")
+    target: Annotated[
+        Path,
+        typer.Argument(metavar="TARGET", help="A folder, which other libraries open as it is, or a .safetensors file."),
     ],
     overrides: Overrides = None,
     names: Annotated[
-        Literal["own", "published"], typer.Option(help="Parameter names: dtrain's own, or those of Hugging Face.")
-    ] = "own",
+        Literal["own", "published"] | None,
+        typer.Option(help="Parameter names; default: for a folder those of Hugging Face, for a file dtrain's own."),
+    ] = None,
     adapters: Annotated[
-        bool, typer.Option("--adapters", help="Of a run with lora, write the adapters alone; default: merged.")
+        bool,
+        typer.Option("--adapters", help="Of a run with lora, write the adapters alone, for PEFT; default: merged."),
     ] = False,
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"], typer.Option(help="The dtype in which parameters are written.")
+    ] = "float32",
     step: Step = None,
     best: Best = False,
     devices: Devices = None,
     debug: Debug = False,
 ) -> None:
-    """Write the parameters of one of a run's checkpoints to a file that other libraries read."""
+    """Write the parameters of one of a run's checkpoints for other libraries.
+
+    A folder gets weights, config.json, generation_config.json and the tokenizer, so that transformers opens it.
+    """
     with exits(debug), interruptible():
         use_devices(devices)
         from dtrain.core.run_list import find_run
-        from dtrain.train.export import export_params, target, write_config
+        from dtrain.train.export import export, refuse_other_formats
         from dtrain.train.load import load_run
 
-        path = target(file)
+        refuse_other_formats(target)
         loaded = load_run(find_run(run), overrides or [], _note, step=step, best=best)
-        export_params(loaded, path, published=names == "published", adapters=adapters)
-        size = path.stat().st_size / 1e6
-        typer.secho(f"{path}: {run} at {loaded.chosen}, {size:,.1f} MB", fg="green", err=True)
-        if names == "published":
-            note = "it contains only tensors; give a folder in place of a file to write a config.json as well"
-            _note(note if path == file else write_config(loaded.recipe.model, path.parent))
+        written = export(loaded, target, names=names, adapters=adapters, dtype=dtype)
+        typer.secho(f"{run} at {loaded.chosen}, as {dtype}:", fg="green", err=True)
+        for line in written:
+            _note(f"  {line}")
 
 
 def _note(text: str) -> None:

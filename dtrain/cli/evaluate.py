@@ -1,55 +1,130 @@
 """dtrain evaluate"""
 
-from typing import Annotated, Literal
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from dtrain.cli.arguments import Best, Debug, Devices, Json, Overrides, Run, Step, use_devices
 from dtrain.cli.exits import exits, interruptible
 
+if TYPE_CHECKING:
+    from dtrain.core.types import JsonObject
+    from dtrain.train.evaluate import Evaluated
+    from dtrain.train.load import LoadedRun
+
+SHOWN = 3
+"""Answers that are printed."""
+
 
 def add_to(app: typer.Typer) -> None:
     """Register the verb."""
-    app.command(epilog="Example: dtrain evaluate runs/mlp-digits --best")(evaluate)
+    app.command(
+        epilog="Examples: dtrain evaluate runs/mlp-digits --best; "
+        "dtrain evaluate my-chat --questions questions.jsonl --against my-base"
+    )(evaluate)
 
 
 def evaluate(
     run: Run,
     overrides: Overrides = None,
     split: Annotated[Literal["train", "test"], typer.Option(help="The examples to evaluate on.")] = "test",
+    questions: Annotated[
+        list[Path] | None,
+        typer.Option(help="A file of questions for a decoder: JSON lines with prompt and answer, or choices."),
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 64,
+    against: Annotated[
+        str | None,
+        typer.Option(help="Another run, such as the one before tuning, to show beside it."),
+    ] = None,
     step: Step = None,
     best: Best = False,
     as_json: Json = False,
     devices: Devices = None,
     debug: Debug = False,
 ) -> None:
-    """Measure a trained model: metrics, accuracy of each class, confusion matrix.
+    """Measure a trained model: metrics, accuracy of each class, confusion matrix, scores of questions.
 
     Other data is named by overrides, e.g. data.root=photos.
     """
     with exits(debug), interruptible():
         use_devices(devices)
-        import json
-
         from dtrain.core.errors import cause
-        from dtrain.core.run_dir import overwrite
+        from dtrain.core.files import overwrite
         from dtrain.core.run_list import find_run
-        from dtrain.data.inputs import opened_in_order, with_classes
-        from dtrain.train.evaluate import evaluate as measure
         from dtrain.train.load import load_run
 
         place = find_run(run)
-        loaded = load_run(place, overrides or [], lambda text: typer.echo(text, err=True), step=step, best=best)
-        source = opened_in_order(loaded.recipe.data, split)
-        result = measure(loaded, with_classes(source, loaded.classes))
-        values = json.dumps({"run": str(run), "step": loaded.step, "split": split} | result.json(), indent=2)
-        if not overrides:
+        loaded = load_run(place, overrides or [], _note, step=step, best=best)
+        names = tuple(map(str, questions or ()))
+        result, samples = _measured(loaded, loaded, split, names, tokens)
+        values: JsonObject = {"run": str(run), "step": loaded.step, "split": split} | result.json()
+        values |= {"answers": samples} if names else {}
+        if against:
+            other = load_run(find_run(against), [], _note)
+            before, _ = _measured(other, loaded, split, names, tokens)
+            values["against"] = {"run": against, "step": other.step} | before.json()
+        text = json.dumps(values, indent=2, ensure_ascii=False)
+        if not overrides and not names:
             try:
-                overwrite(place.evaluation, values + "\n")  # for `dtrain report --html`
+                overwrite(place.evaluation, text + "\n")  # for `dtrain report --html`
             except OSError as error:
-                typer.echo(f"the result is not kept in the run folder: {cause(error)}", err=True)
+                _note(f"the result is not kept in the run folder: {cause(error)}")
         if as_json:
-            typer.echo(values)
+            typer.echo(text)
             return
-        typer.secho(f"{run} at {loaded.chosen}: {result.examples:,} examples of the {split} split", dim=True, err=True)
-        typer.echo("\n".join(result.lines(loaded.recipe.model.metrics)))
+        count = f"{result.examples:,} examples of the {split} split" if result.examples else "questions alone"
+        typer.secho(f"{run} at {loaded.chosen}: {count}", dim=True, err=True)
+        if against:
+            _print_beside(loaded, values, against, run)
+        else:
+            typer.echo("\n".join(result.lines(loaded.recipe.model.metrics)))
+        for sample in samples[:SHOWN]:
+            _note(f"{sample['prompt']!r} -> {sample['given']!r}, expected {sample['answer']!r}")
+
+
+def _note(text: str) -> None:
+    typer.echo(text, err=True)
+
+
+def _measured(
+    loaded: "LoadedRun", like: "LoadedRun", split: Literal["train", "test"], names: tuple[str, ...], tokens: int
+) -> "tuple[Evaluated, list[JsonObject]]":
+    """The metrics of a run on the data and the chat template of the run `like`, and its answers to questions."""
+    from dataclasses import replace
+
+    from dtrain.data.inputs import opened_in_order, with_classes
+    from dtrain.data.questions import read_questions
+    from dtrain.train.evaluate import Evaluated
+    from dtrain.train.evaluate import evaluate as measure
+    from dtrain.train.generate import generator_of
+    from dtrain.train.questions import refuse_without_texts, scored
+    from dtrain.train.texts import Texts
+
+    data = like.recipe.data
+    read = read_questions(names) if names else []
+    if read:
+        refuse_without_texts(loaded.recipe.model, loaded.recipe.model.kind)
+    result = Evaluated(0, {})
+    if not read or getattr(data, "files", True):
+        result = measure(loaded, with_classes(opened_in_order(data, split), loaded.classes))
+    if not read:
+        return result, []
+    texts = Texts(generator_of(replace(loaded, recipe=replace(loaded.recipe, data=data))))
+    scores = scored(texts, read, tokens)
+    return replace(result, metrics=result.metrics | scores.metrics), scores.samples
+
+
+def _print_beside(loaded: "LoadedRun", values: "JsonObject", other: str, run: str) -> None:
+    from dtrain.cli.tables import print_table
+    from dtrain.core.metrics import LOSS, known
+
+    before, after = values["against"]["metrics"], values["metrics"]
+    rows = []
+    for name in after:
+        metric = known(name, loaded.recipe.model.metrics) or LOSS._replace(name=name)
+        shown = metric.text(before[name]) if name in before else ""
+        rows.append({"metric": name, other: shown, run: metric.text(after[name])})
+    print_table(rows)

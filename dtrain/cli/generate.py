@@ -1,6 +1,8 @@
 """dtrain generate"""
 
+import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,21 +13,36 @@ from dtrain.cli.exits import exits, interruptible
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import numpy as np
+    from dtrain.data.conversations import Message
+    from dtrain.train.sampling import Sampling
+    from dtrain.train.texts import Texts
 
-    from dtrain.data.codec import Codec
+COUNT = 200
 
 
 def add_to(app: typer.Typer) -> None:
     """Register the verb."""
-    app.command(epilog="Example: dtrain generate runs/decoder-tiny --prompt 'Alice was ' --top-k 20")(generate)
+    app.command(
+        epilog="Examples: dtrain generate decoder-tiny --prompt 'Alice was ' --top-k 20; "
+        "dtrain generate my-chat --chat --prompt 'Why is the sky blue?'"
+    )(generate)
 
 
 def generate(
     run: Run,
     overrides: Overrides = None,
-    prompt: Annotated[str, typer.Option(help="The text to continue; - reads standard input.")] = "\n",
-    tokens: Annotated[int | None, typer.Option(min=1, help="Number of tokens to generate; default: 200.")] = None,
+    prompt: Annotated[
+        str | None, typer.Option(help="The text to continue, or with --chat the question; - reads standard input.")
+    ] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="A file of prompts, one to a line, or JSON lines; prints JSON lines.")
+    ] = None,
+    chat: Annotated[
+        bool,
+        typer.Option("--chat", help="Answer as in a conversation; without --prompt, line after line."),
+    ] = False,
+    system: Annotated[str | None, typer.Option(help="The system's message of a conversation.")] = None,
+    tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens to generate; default: 200.")] = None,
     samples: Annotated[int, typer.Option(min=1, help="Number of texts to sample at once.")] = 1,
     temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 takes the most likely token.")] = 0.8,
     top_k: Annotated[int | None, typer.Option(help="Sample only from this many most likely tokens.")] = None,
@@ -38,42 +55,84 @@ def generate(
     devices: Devices = None,
     debug: Debug = False,
 ) -> None:
-    """Continue a prompt with a trained decoder."""
+    """Continue a text with a trained decoder, or answer questions.
+
+    A text ends at the token that ends texts in the training data, or after --tokens.
+    """
     with exits(debug), interruptible():
+        from dtrain.core.errors import RecipeError
+
+        if prompt is not None and prompts is not None:
+            raise RecipeError("--prompt and --prompts cannot be used together", "give one of them")
+        if system is not None and not chat:
+            raise RecipeError("--system is the system's message of a conversation", "add --chat")
         use_devices(devices)
         from dtrain.core.run_list import find_run
-        from dtrain.train.generate import Sampling, generator
+        from dtrain.train.generate import generator
+        from dtrain.train.sampling import Sampling
+        from dtrain.train.texts import Texts, read_prompts
 
-        sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+        sampling, count = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed), tokens or COUNT
+        model = Texts(generator(find_run(run), overrides or [], _note, step=step, best=best))
+        typer.secho(f"{run} at {model.model.chosen}", dim=True, err=True)
+        first: list[Message] = [{"role": "system", "content": system}] if system else []
+        if prompts is not None:
+            _print_all(model, read_prompts(prompts), first if chat else None, count, sampling)
+        elif chat and prompt is None:
+            _converse(model, first, count, sampling)
+        else:
+            asked = sys.stdin.read() if prompt == "-" else "\n" if prompt is None else prompt
+            ids = model.chat([*first, {"role": "user", "content": asked}]) if chat else model.prompt(asked)
+            _print(model, "" if chat else asked, ids, count, samples, sampling)
 
-        def note(text: str) -> None:
-            typer.echo(text, err=True)
 
-        model = generator(find_run(run), overrides or [], note, step=step, best=best)
-        text = sys.stdin.read() if prompt == "-" else prompt
-        codec = model.codec
-        ids = [int(token) for token in codec.encode(text.encode())]
-        count = tokens or 200
-        typer.secho(f"{run} at {model.chosen}", dim=True, err=True)
-        _print(text, model.tokens(ids, count, samples, sampling), codec, samples)
+def _note(text: str) -> None:
+    typer.echo(text, err=True)
 
 
-def _print(text: str, drawn: "Iterator[np.ndarray]", codec: "Codec", samples: int) -> None:
+def _print(model: "Texts", text: str, ids: list[int], count: int, samples: int, sampling: "Sampling") -> None:
     """Print one text token by token, or several texts when all are complete."""
-    import numpy
-
-    if samples == 1:
-        typer.echo(text, nl=False)
-        shown, ids = "", []
-        for token in drawn:
-            ids.append(int(token[0]))
-            text_so_far = codec.decode(ids)
-            if not text_so_far.endswith("\N{REPLACEMENT CHARACTER}"):
-                typer.echo(text_so_far[len(shown) :], nl=False)
-                sys.stdout.flush()
-                shown = text_so_far
-        typer.echo("")
+    if samples > 1:
+        for one in model.completed([ids] * samples, count, sampling):
+            typer.echo(text + one + "\n" + "-" * 20)
         return
-    all_ids = numpy.stack(list(drawn), 1)
-    for row in all_ids:
-        typer.echo(text + codec.decode(row.tolist()) + "\n" + "-" * 20)
+    pieces = model.streamed(ids, count, sampling)
+    typer.echo(text, nl=False)
+    _stream(pieces)
+
+
+def _stream(pieces: "Iterator[str]") -> str:
+    """Print a text piece by piece; all of it."""
+    whole = ""
+    for piece in pieces:
+        typer.echo(piece, nl=False)
+        sys.stdout.flush()
+        whole += piece
+    typer.echo("")
+    return whole
+
+
+def _print_all(
+    model: "Texts", prompts: list[str], first: "list[Message] | None", count: int, sampling: "Sampling"
+) -> None:
+    """Print an object {"prompt", "text"} for each prompt; `first`: messages before it, or None to continue the text."""
+    ids = [
+        model.prompt(prompt) if first is None else model.chat([*first, {"role": "user", "content": prompt}])
+        for prompt in prompts
+    ]
+    for prompt, text in zip(prompts, model.completed(ids, count, sampling), strict=True):
+        typer.echo(json.dumps({"prompt": prompt, "text": text}, ensure_ascii=False))
+
+
+def _converse(model: "Texts", messages: "list[Message]", count: int, sampling: "Sampling") -> None:
+    """Answer each line of standard input, until its end."""
+    shown = "> " if sys.stdin.isatty() else ""
+    while True:
+        typer.echo(shown, nl=False, err=True)
+        line = sys.stdin.readline()
+        if not line:
+            return
+        if line.strip():
+            messages.append({"role": "user", "content": line.strip()})
+            answer = _stream(model.streamed(model.chat(messages), count, sampling))
+            messages.append({"role": "assistant", "content": answer})

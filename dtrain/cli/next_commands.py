@@ -12,9 +12,11 @@ if TYPE_CHECKING:
 def next_commands(folder: Path, recipe: "Recipe") -> str:
     """The commands that show and use a finished run."""
     run = folder.name if folder.parent == Path("runs") else str(folder)
-    language = recipe.data.kind in ("text", "tokens")
+    chat, decoder = recipe.data.kind in ("chat", "preference"), recipe.model.kind == "decoder"
+    language = chat or recipe.data.kind in ("text", "tokens", "mixture")
     commands = [f"report {run} --html report.html"]
-    commands += [f"generate {run} --prompt '...'"] if language and recipe.model.kind == "decoder" else []
+    commands += [f"generate {run} {'--chat ' * chat}--prompt '...'"] if language and decoder else []
+    commands += [f"evaluate {run} --questions FILE"] if chat and decoder else []
     commands += [f"evaluate {run}", f"predict {run} FILE..."] if recipe.model.predicts and not language else []
     lines = [f"{program()} {command}" for command in commands]
     return "next: " + "\n      ".join(lines)

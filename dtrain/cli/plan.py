@@ -131,7 +131,8 @@ def _store(result: "Plan", runs: Path) -> None:
     """Store the plan where `dtrain run` compares its step with it; a quick plan only if the run folder exists."""
     import json
 
-    from dtrain.core.run_dir import folder, overwrite
+    from dtrain.core.files import overwrite
+    from dtrain.core.run_dir import folder
     from dtrain.plan.values import values
 
     place = folder(runs, result.recipe.name)

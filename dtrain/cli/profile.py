@@ -56,7 +56,7 @@ def _live(place: "Folder", steps: int) -> None:
     import time
 
     from dtrain.core.errors import EnvironmentFault
-    from dtrain.core.run_dir import overwrite, read_json
+    from dtrain.core.files import overwrite, read_json
 
     summary = place.profile / "summary.json"
     before = summary.stat().st_mtime_ns if summary.exists() else 0
@@ -81,7 +81,7 @@ def _recipe(recipe: str, overrides: list[str], steps: int, out: Path, devices: i
     use_devices(devices)
     from dtrain.cli.recipes import find
     from dtrain.core.errors import EnvironmentFault, cause
-    from dtrain.core.run_dir import read_json
+    from dtrain.core.files import read_json
     from dtrain.recipe.load import load
     from dtrain.train.run import run as train
 

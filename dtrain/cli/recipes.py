@@ -28,7 +28,9 @@ def shipped() -> dict[str, Path]:
 def find(recipe: str) -> Path:
     """The path of a recipe that is given as a path, or as the name of a recipe that comes with dtrain."""
     path = Path(recipe)
-    return path if path.is_file() or path.suffix or path.parent != Path() else _known(recipe)
+    if path.is_file() or path.parent != Path() or (path.suffix and recipe not in shipped()):
+        return path
+    return _known(recipe)
 
 
 def _known(name: str) -> Path:

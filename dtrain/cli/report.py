@@ -101,7 +101,7 @@ def _summaries(places: "list[Folder]") -> "list[tuple[Folder, Summary]]":
 def _recipe(place: "Folder") -> "tuple[str, JsonObject]":
     """The recipe of a run as text and as plain values; empty if it cannot be read."""
     from dtrain.core.errors import RecipeError
-    from dtrain.core.run_dir import read_regular
+    from dtrain.core.files import read_regular
     from dtrain.recipe.yaml import parse
 
     try:
@@ -114,7 +114,7 @@ def _recipe(place: "Folder") -> "tuple[str, JsonObject]":
 
 def _evaluation(place: "Folder") -> "JsonObject":
     """The newest result of `dtrain evaluate` that was saved in the run folder; empty if there is none."""
-    from dtrain.core.run_dir import read_json
+    from dtrain.core.files import read_json
 
     try:
         values = read_json(place.evaluation)

@@ -13,6 +13,7 @@ SYNONYMS = {
     "search": "sweep", "tune": "sweep", "estimate": "plan", "cost": "plan", "init": "recipes cp", "new": "recipes cp",
     "cp": "recipes cp", "cat": "recipes show", "schema": "recipes schema", "env": "doctor", "info": "doctor",
     "convert": "export", "save": "export", "load": "import", "download": "import", "trace": "profile",
+    "benchmark": "bench", "speed": "bench", "time": "bench",
     "up": "launch up", "down": "launch down", "logs": "launch logs", "stop": "launch stop", "submit": "launch up",
 }  # fmt: skip
 """Verbs of other tools, and ours."""

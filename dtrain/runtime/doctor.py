@@ -8,11 +8,11 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from dtrain.core.chips import chip_of
 from dtrain.core.errors import EnvironmentFault
@@ -126,12 +126,11 @@ def _speeds(devices: list[Device]) -> Iterator[Check]:
     import jax
     import jax.numpy as jnp
 
-    chip, size = chip_of(devices[0].device_kind), 1024 if devices[0].platform == "cpu" else 8192
-    matrix = jnp.ones((size, size), jnp.float32 if devices[0].platform == "cpu" else jnp.bfloat16)
-    rate = 2 * size**3 / _seconds(jax.jit(lambda a: a @ a), matrix)
+    from dtrain.runtime.speed import matrix_rate, shortest
+
+    chip, (rate, kind) = chip_of(devices[0].device_kind), matrix_rate(devices[0])
     peak = chip.flops_per_device if chip else None
     share = f", {rate / peak:.0%} of the chip's peak" if peak else ""
-    kind = f"{matrix.dtype} {size} x {size}"
     slow = peak is not None and rate < HALF * peak
     fix = "look for another program on the device, a low power limit, or thermal throttling" if slow else ""
     yield Check("matrix product", f"{rate / 1e12:.2f} TFLOP/s, {kind}{share}", "warning" if slow else "ok", fix)
@@ -145,21 +144,8 @@ def _speeds(devices: list[Device]) -> Iterator[Check]:
         add = jax.shard_map(lambda x: jax.lax.psum(x, "all"), mesh=mesh, in_specs=split, out_specs=whole)
         total = jax.jit(add)
         assert float(total(values)[0]) == len(devices)
-        seconds = _seconds(total, values)
+        seconds = shortest(total, values)
         yield Check("all-reduce", f"4 MiB over {len(devices)} devices in {1e3 * seconds:.2f} ms")
-
-
-def _seconds(function: Callable[[Any], Any], argument: Any) -> float:
-    """The shortest of a few executions, after one that compiles."""
-    import jax
-
-    def once() -> float:
-        start = time.perf_counter()
-        jax.block_until_ready(function(argument))
-        return time.perf_counter() - start
-
-    once()
-    return min(once() for _ in range(5))
 
 
 def _accelerators(platform: str) -> Iterator[Check]:

@@ -17,9 +17,10 @@ from pathlib import Path
 
 from dtrain.core import signals
 from dtrain.core.errors import Aborted, DtrainError, Exhausted, HostLost, Stopped
+from dtrain.core.files import overwrite
 from dtrain.core.process_info import RENDEZVOUS_S, ProcessInfo, launch_id, rendezvous_seconds, replaces_hosts
 from dtrain.core.run_control import note_end
-from dtrain.core.run_dir import Folder, overwrite, saved_steps
+from dtrain.core.run_dir import Folder, saved_steps
 from dtrain.core.types import JsonObject
 from dtrain.parallel.rendezvous import LOOPBACK, PATIENCE
 from dtrain.runtime.process_group import End, ProcessGroup, port, say

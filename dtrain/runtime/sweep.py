@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dtrain.core.errors import EnvironmentFault, RecipeError, Stopped, cause
-from dtrain.core.run_dir import NAME, overwrite, read_json
+from dtrain.core.files import overwrite, read_json
+from dtrain.core.run_dir import NAME
 from dtrain.core.run_list import SWEEP
 from dtrain.core.types import JsonObject
 
@@ -171,9 +172,8 @@ def keep(sweep: Sweep, folder: Path) -> None:
         if path.exists():
             old = read_json(path)
             if old != sweep.plain():
-                changed = [
-                    key for key, value in sweep.plain().items() if not isinstance(old, dict) or old.get(key) != value
-                ]
+                known = old if isinstance(old, dict) else {}
+                changed = [key for key, value in sweep.plain().items() if known.get(key) != value]
                 hint = "give this sweep another name: --name, or repeat the command that began the old one"
                 raise RecipeError(f"{folder} holds another sweep: it differs in {', '.join(changed)}", hint)
         overwrite(path, json.dumps(sweep.plain(), indent=2) + "\n")

@@ -1,0 +1,234 @@
+"""Where the time of a step goes: the loop of `dtrain run`, its compiled step alone, its batches alone, the products.
+
+Segments of these alternate, so that a machine whose speed changes slows all of them, and medians are compared.
+"""
+
+import io
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+from rich.console import Console as Rich
+
+from dtrain.core.types import Device, JsonObject
+from dtrain.data.batch import ROW, Batch
+from dtrain.data.batches import TrainBatches
+from dtrain.data.source import Source
+from dtrain.parallel.engine import Put
+from dtrain.recipe.recipe import Recipe
+from dtrain.runtime.speed import matrix_rate
+from dtrain.track.console import Console
+from dtrain.track.meters import peak_of
+from dtrain.track.wandb import WandB
+from dtrain.train.assembly import Assembly, assemble
+from dtrain.train.input import order_of, train_batches
+from dtrain.train.run import run
+from dtrain.train.state import create_state
+
+LEAST, MOST = 12, 20_000
+"""Steps of a segment, at least and at most."""
+LOGGED = 4
+"""Fewest logged steps in a segment of `dtrain run`; the time up to the first one is left out."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Wall time and CPU time of one step, in milliseconds."""
+
+    ms: float
+    cpu_ms: float
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The measured costs of a recipe's step, medians over rounds."""
+
+    name: str
+    devices: str
+    batch: int
+    steps: int
+    rounds: int
+    run: Cost
+    """A step of `dtrain run`: batches read, prefetched and put on the devices, guards, logging."""
+    step: Cost
+    """The compiled step alone, on one batch that is on the devices already."""
+    read: Cost
+    """Reading one batch in this process, without prefetching."""
+    put: Cost
+    """Copying one batch to the devices."""
+    product_ms: float
+    """The model's FLOPs at `rate`."""
+    rate: float
+    """FLOP/s of all devices."""
+    rate_of: str
+    """How the rate is known."""
+    convention: str
+    """How the model's FLOPs are counted."""
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def loop_ms(self) -> float:
+        """What the loop adds to the compiled step."""
+        return self.run.ms - self.step.ms
+
+    @property
+    def values(self) -> JsonObject:
+        """The measurements as JSON values."""
+        return asdict(self) | {"loop_ms": self.loop_ms, "step_share": self.step.ms / self.run.ms}
+
+    @property
+    def lines(self) -> Iterator[str]:
+        """The measurements as text."""
+        whole = self.run.ms
+        measured = f"{self.rounds} rounds of {self.steps:,} steps, medians"
+        yield f"{self.name} on {self.devices}, batch {self.batch:,}: {measured}"
+        for name, cost in (("dtrain run", self.run), ("its compiled step alone", self.step)):
+            yield f"  {name:<28}{_ms(cost.ms)}  CPU {_ms(cost.cpu_ms)}  {cost.ms / whole:5.1%} of the step"
+        yield "where the step goes"
+        rest = self.step.ms - self.product_ms
+        if rest > 0:
+            yield f"  {'matrix products at full speed':<28}{_ms(self.product_ms)}  {self.product_ms / whole:5.1%}"
+            yield f"  {'the rest of the compiled step':<28}{_ms(rest)}  {rest / whole:5.1%}"
+        else:
+            yield f"  {'the compiled step':<28}{_ms(self.step.ms)}  {self.step.ms / whole:5.1%}"
+        if self.loop_ms > 0:
+            yield f"  {'the loop around it':<28}{_ms(self.loop_ms)}  {self.loop_ms / whole:5.1%}"
+        else:
+            yield "  the loop around it: not visible, it runs while the devices compute"
+        yield f"  full speed: {self.rate / 1e12:.3g} TFLOP/s, {self.rate_of}; FLOPs by {self.convention}"
+        yield f"  a batch alone: {self.read.ms:.3g} ms to read, {self.put.ms:.3g} ms to the devices"
+        yield self._advice()
+        yield from (f"  warning: {text}" for text in self.warnings)
+
+    def _advice(self) -> str:
+        if self.loop_ms > 0.1 * self.run.ms:
+            if self.read.ms + self.put.ms > self.step.ms:
+                return "  reading the data takes longer than the step: data.load.workers, or `dtrain data prepare`"
+            return "  the step is short for its loop: a larger batch, or a larger track.every"
+        return "  `dtrain profile` lists the operations of the compiled step"
+
+
+def bench(recipe: Recipe, rounds: int, seconds: float, say: Callable[[str], None]) -> Bench:
+    """Measure `rounds` rounds of segments of about so many seconds each. `say` receives the progress."""
+    source, devices = recipe.data.open("train"), jax.devices()
+    assembly = assemble(recipe, devices, source.example, MOST)
+    pieces = _Pieces(assembly, source)
+    say("compiling")
+    pieces.step(2)
+    start = time.perf_counter()
+    pieces.step(2)
+    count = max(LEAST, min(MOST, int(2 * seconds / (time.perf_counter() - start))))
+    every = min(recipe.track.every, max(1, count // LOGGED))
+    found: dict[str, list[Cost]] = {name: [] for name in ("run", "step", "read", "put")}
+    warnings: dict[str, None] = {}
+    with tempfile.TemporaryDirectory(prefix="dtrain-bench-") as folder:
+        for number in range(rounds):
+            say(f"round {number + 1} of {rounds}: {count:,} steps each")
+            local = tuple(sink for sink in recipe.track.to if not isinstance(sink, WandB))
+            track = replace(recipe.track, every=every, to=local)
+            short = replace(recipe, name=f"round-{number}", steps=count + every, epochs=None, track=track)
+            console = _Marks(rich=Rich(file=io.StringIO()))
+            run(short, Path(folder), console)
+            warnings |= dict.fromkeys(console.warnings)
+            found["run"].append(console.cost)
+            for name, work in (("step", pieces.step), ("read", pieces.read), ("put", pieces.put)):
+                found[name].append(_timed(work, count))
+    example, dtype = source.example, recipe.precision.compute
+    flops, peak = assembly.model.flops(example, recipe.batch), peak_of(devices)
+    rate, rate_of = (peak, "the chips' published peak") if peak else _measured(devices, dtype)
+    medians = {name: _median(costs) for name, costs in found.items()}
+    kinds = f"{len(devices)} x {devices[0].device_kind}"
+    about = {"rate": rate, "rate_of": rate_of, "convention": flops.convention, "warnings": list(warnings)}
+    about["product_ms"] = 1e3 * flops.step / rate
+    return Bench(recipe.name, kinds, recipe.batch, count, rounds, **medians, **about)
+
+
+def _measured(devices: list[Device], dtype: str) -> tuple[float, str]:
+    """Fake devices share one processor: the rate of one is that of all."""
+    rate, text = matrix_rate(devices[0], dtype)
+    return rate * (1 if devices[0].platform == "cpu" else len(devices)), f"measured with {text}"
+
+
+class _Pieces:
+    """What a step consists of, each on its own; the work is repeated so many times."""
+
+    def __init__(self, assembly: Assembly, source: Source) -> None:
+        recipe = assembly.recipe
+        self.assembly, self.source = assembly, source
+        self.held = Put(recipe.engine, assembly.layout, recipe.batch)
+        self.batch: Batch = next(train_batches(assembly, source, 0, 1, lambda _: None))
+        self.one_at_a_time = jax.default_backend() == "cpu" and jax.device_count() > 1  # as in the loop of a run
+
+    @cached_property
+    def compiled(self) -> Any:
+        return self.assembly.recipe.engine.compile(self.assembly.train(), platform=self.assembly.layout.platform)
+
+    @cached_property
+    def state(self) -> list[Any]:
+        return [create_state(self.assembly.make, self.assembly.shapes)]
+
+    @cached_property
+    def host(self) -> TrainBatches:
+        recipe, rows = self.assembly.recipe, ROW in self.assembly.batch
+        order = order_of(self.source, recipe.seed, recipe.batch)
+        return TrainBatches(self.source, order, recipe.batch, local=self.held.held, start=0, steps=MOST, keyed=rows,
+                            paired=recipe.data.paired)  # fmt: skip
+
+    def step(self, times: int) -> None:
+        state, before = self.state, None
+        for _ in range(times):
+            state[0], metrics = self.compiled(state[0], self.batch)
+            jax.block_until_ready(metrics if self.one_at_a_time else before)
+            before = metrics
+        jax.block_until_ready(state[0])
+
+    def read(self, times: int) -> None:
+        for number in range(times):
+            self.host[number]
+
+    def put(self, times: int) -> None:
+        rows = self.host[0]
+        for _ in range(times):
+            jax.block_until_ready(self.held(rows))
+
+
+def _timed(work: Callable[[int], None], times: int) -> Cost:
+    wall, cpu = time.perf_counter(), time.process_time()
+    work(times)
+    return Cost(1e3 * (time.perf_counter() - wall) / times, 1e3 * (time.process_time() - cpu) / times)
+
+
+def _median(costs: list[Cost]) -> Cost:
+    return Cost(statistics.median(cost.ms for cost in costs), statistics.median(cost.cpu_ms for cost in costs))
+
+
+def _ms(value: float) -> str:
+    return f"{value:8.3f} ms" if value < 10 else f"{value:8.1f} ms"
+
+
+@dataclass
+class _Marks(Console):
+    """Notes when each step is logged, and the warnings; the lines go nowhere but to the log."""
+
+    marks: list[tuple[int, float, float]] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def step(self, step: int, steps: int, values: Mapping[str, float], eta: float) -> None:
+        self.marks.append((step, time.perf_counter(), time.process_time()))
+        super().step(step, steps, dict(values), eta)
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
+
+    @property
+    def cost(self) -> Cost:
+        """From the first logged step to the last but one: the last is logged after the loop."""
+        (first, wall, cpu), (last, wall_end, cpu_end) = self.marks[0], self.marks[-2]
+        steps = last - first
+        return Cost(1e3 * (wall_end - wall) / steps, 1e3 * (cpu_end - cpu) / steps)

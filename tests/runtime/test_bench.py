@@ -1,0 +1,73 @@
+"""`dtrain bench`: what it measures adds up, and a slow part is found where it is."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dtrain.runtime.bench import Bench, Cost
+from tests.conftest import Dtrain
+
+FOUND = Bench(
+    "small", "1 x cpu", 64, 100, 3, run=Cost(2.0, 3.0), step=Cost(1.5, 2.5), read=Cost(0.1, 0.1), put=Cost(0.1, 0.1),
+    product_ms=0.5, rate=2e11, rate_of="measured", convention="6N",
+)  # fmt: skip
+
+
+def test_the_parts_add_up_to_the_step() -> None:
+    text = "\n".join(FOUND.lines)
+    shares = [float(line.split()[-1].rstrip("%")) for line in text.splitlines()[4:7]]
+    assert sum(shares) == pytest.approx(100)
+    assert "a larger batch" in text
+    assert FOUND.values["loop_ms"] == 0.5
+
+
+def test_the_advice_follows_from_the_largest_part() -> None:
+    reading = replace(FOUND, run=Cost(20.0, 3.0), read=Cost(18.0, 18.0))
+    assert "data.load.workers" in "\n".join(reading.lines)
+    device = replace(FOUND, run=Cost(1.51, 3.0))
+    assert "dtrain profile" in "\n".join(device.lines)
+    hidden = replace(FOUND, run=Cost(1.4, 3.0))
+    assert "not visible" in "\n".join(hidden.lines)
+
+
+@pytest.mark.slow
+def test_a_recipe_is_measured_and_nothing_is_kept(dtrain: Dtrain, tmp_path: Path) -> None:
+    options = ("--seconds", "0.1", "--rounds", "2")
+    found = json.loads(dtrain("bench", "mlp-digits", *options, "--json").stdout)
+    assert (found["name"], found["rounds"], found["batch"]) == ("mlp-digits", 2, 64)
+    assert found["steps"] >= 12
+    assert all(found[part][clock] > 0 for part in ("run", "step", "read", "put") for clock in ("ms", "cpu_ms"))
+    assert not (tmp_path / "runs").exists()
+    assert found["product_ms"] < found["step"]["ms"]  # nothing is faster than its products at full speed
+    larger = json.loads(dtrain("bench", "mlp-digits", "batch=512", *options, "--json").stdout)
+    assert larger["product_ms"] * larger["rate"] == pytest.approx(8 * found["product_ms"] * found["rate"])  # FLOPs
+    assert larger["step"]["ms"] > found["step"]["ms"]
+
+
+@pytest.mark.slow
+def test_slow_data_shows_as_time_to_read(dtrain: Dtrain, tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import time\n"
+        "import numpy as np\n"
+        "class Rows:\n"
+        "    classes = 2\n"
+        "    def __init__(self, split): pass\n"
+        "    def __len__(self): return 64\n"
+        "    def __getitem__(self, index):\n"
+        "        time.sleep(0.002)\n"
+        "        return {'image': np.zeros((8, 8, 1), np.uint8), 'label': np.int32(index % 2)}\n"
+    )
+    (tmp_path / "slow.yaml").write_text(
+        "model: {kind: mlp, sizes: [64, 2]}\ndata: {kind: custom, target: 'slow:Rows'}\n"
+        "optimizer: {kind: sgd, lr: 0.1}\nbatch: 8\nsteps: 10\n"
+    )
+    found = json.loads(dtrain("bench", "slow.yaml", "--seconds", "0.1", "--rounds", "1", "--json").stdout)
+    assert found["read"]["ms"] > 16
+    assert found["loop_ms"] > 0.5 * found["run"]["ms"]
+
+
+def test_mistakes_are_answered(dtrain: Dtrain) -> None:
+    assert "did you mean 'batch'" in dtrain("bench", "mlp-digits", "bach=3", code=2).stderr
+    assert "did you mean 'mlp-digits'" in dtrain("bench", "mlp-digit5", code=2).stderr
