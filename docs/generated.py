@@ -1,9 +1,11 @@
 """Pages of the site that are written from the code: verbs, keys of a recipe, metrics, exit codes, the public API."""
 
+import ast
 import inspect
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -125,4 +127,21 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
 
 
-PAGES = {"verbs": verbs, "keys": recipe_keys, "metrics": metrics_and_codes, "api": api}
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+
+
+def measurements() -> Iterator[str]:
+    """The newest recorded result of each program in benchmarks/."""
+    yield "# Measurements\n"
+    yield "Written by `make bench`, which runs the programs of `benchmarks/`; each names its target and its rivals. The"
+    yield "machines are small and shared: look at the ratios, whose two sides alternate.\n"
+    newest = {path.stem[len("2026-01-01-") :]: path for path in sorted(RESULTS.glob("*.md"))}
+    for name, path in sorted(newest.items()):
+        about = ast.get_docstring(ast.parse((RESULTS.parent / f"{name}.py").read_text())) or ""
+        head = about.split("\n\n")[0].replace("\n", " ")
+        yield f"## {name}\n\n{head}\n\n" + path.read_text().partition("\n\n")[2]
+
+
+PAGES = {
+    "verbs": verbs, "keys": recipe_keys, "metrics": metrics_and_codes, "api": api, "measurements": measurements,
+}  # fmt: skip
