@@ -61,6 +61,7 @@ class Listener:
         self._numbers, self._previous = frozenset[int](), {}
         self._pipe, self._wakeup = (-1, -1), -1
         self._noted = False
+        self.released = False
         self.began = 0.0
         """`time.perf_counter()` when the command was started; 0 for a listener that another program uses."""
 
@@ -93,7 +94,7 @@ class Listener:
         for number in self._numbers:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         self._react(-1)
-        self.reaction = self._note
+        self.reaction, self.released = self._note, True
 
     def interrupted(self) -> bool:
         """Whether a signal arrived after `release`, even if a library replaced KeyboardInterrupt by its own error."""
@@ -165,11 +166,12 @@ def listen(*, run: bool) -> None:
 def reacting(reaction: Reaction, *, several: bool = False) -> Iterator[None]:
     """Use this reaction from now on: until the process ends if `listen` was called, else within the context.
 
+    A command that handles signals by itself (`Listener.release`) keeps doing so: its runs are not to be resumed.
     `several`: the run has several processes; then SIGTERM is left to the preemption handler of jax.distributed.
     """
     listener = current()
     if listener or threading.current_thread() is not threading.main_thread():
-        if listener:
+        if listener and not listener.released:
             listener.reaction = reaction
         yield
         return

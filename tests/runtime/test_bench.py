@@ -1,13 +1,17 @@
 """`dtrain bench`: what it measures adds up, and a slow part is found where it is."""
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dtrain.runtime.bench import Bench, Cost
-from tests.conftest import Dtrain
+from tests.conftest import Dtrain, bare_environment
 
 FOUND = Bench(
     "small", "1 x cpu", 64, 100, 3, run=Cost(2.0, 3.0), step=Cost(1.5, 2.5), read=Cost(0.1, 0.1), put=Cost(0.1, 0.1),
@@ -71,3 +75,18 @@ def test_slow_data_shows_as_time_to_read(dtrain: Dtrain, tmp_path: Path) -> None
 def test_mistakes_are_answered(dtrain: Dtrain) -> None:
     assert "did you mean 'batch'" in dtrain("bench", "mlp-digits", "bach=3", code=2).stderr
     assert "did you mean 'mlp-digits'" in dtrain("bench", "mlp-digit5", code=2).stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", ["bench", "profile"])
+def test_ctrl_c_leaves_no_folder_behind_and_suggests_no_resume(verb: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "dtrain", verb, "decoder-tiny", "--devices", "8"]
+    environment = bare_environment() | {"TMPDIR": str(tmp_path)}
+    running = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+    end = time.monotonic() + 100
+    while not list(tmp_path.glob(f"dtrain-{verb}-*/*/recipe.yaml")) and time.monotonic() < end:
+        time.sleep(0.05)  # the inner run has begun
+    running.send_signal(signal.SIGINT)
+    _, shown = running.communicate(timeout=100)
+    assert (running.returncode, shown.strip()) == (130, "interrupted")
+    assert not list(tmp_path.glob("dtrain-*"))
