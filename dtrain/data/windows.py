@@ -60,44 +60,47 @@ class Windows:
         before, stride = (self._positions, 1) if self.random else (self._windows, self.length)
         stream_of = np.searchsorted(before, indices, side="right") - 1
         starts = (indices - before[stream_of]) * stride
-        for stream in np.unique(stream_of).tolist():
+        # one array for both: NumPy asks for huge pages for it, without which the page faults take longer than the copies
+        token, target = cut = np.empty((2, len(indices), self.length), np.int32)
+        present = np.unique(stream_of).tolist()
+        for stream in present:
             self.streams[stream].check()
-        cut = np.empty((len(indices), self.length + 1), np.int32)
-        for row, (stream, start) in enumerate(zip(stream_of.tolist(), starts.tolist(), strict=True)):
-            cut[row] = self.streams[stream].tokens[start : start + self.length + 1]
-        return split(cut, self.separator)
+            at = slice(None) if len(present) == 1 else stream_of == stream
+            read = _overlapping(self.streams[stream].tokens, self.length + 1)[starts[at]]
+            cut[0, at], cut[1, at] = read[:, :-1], read[:, 1:]
+        return with_documents(token, target, self.separator)
 
     def changed(self) -> str:
         """Which file changed after it was opened, and how; empty if none did."""
         return next(filter(None, (stream.changed() for stream in self.streams)), "")
 
 
-def split(cut: np.ndarray, separator: int | None) -> Batch:
-    """Split windows (rows, length + 1) into features of shape (rows, length): `token` and `target`.
+def _overlapping(tokens: np.ndarray, length: int) -> np.ndarray:
+    """A view of all windows of the stream: row i has the tokens i to i + `length` - 1."""
+    return np.ndarray((len(tokens) - length + 1, length), tokens.dtype, tokens, strides=(tokens.itemsize,) * 2)
+
+
+def with_documents(token: np.ndarray, target: np.ndarray, separator: int | None) -> Batch:
+    """The features of rows of shape (rows, length): `token` and `target`, both int32.
 
     With a separator also `document`, the number of each token's document within its row, and `position`, its position
-    within that document as far as the row contains it.
+    within that document as far as the row contains it; `target` is changed where there is none.
     """
-    token, target = cut[:, :-1].copy(), cut[:, 1:].copy()
     if separator is None:
         return {TOKEN: token, TARGET: target}
     rows, length = token.shape
     ends = token == separator
     target[ends] = NO_TARGET
-    begins = np.zeros((rows, length), bool)
+    begins = np.empty((rows, length), bool)
     begins[:, 0] = True
     begins[:, 1:] = ends[:, :-1]
-    row, first = np.nonzero(begins)  # row and first column of each segment, that is each document's part in a row
-    number = np.arange(len(row)) - np.searchsorted(
-        row, row
-    )  # minus the segments of earlier rows: the number in its row
-    sizes = np.diff(row * length + first, append=rows * length)  # segments are contiguous in the flattened rows
-
-    def spread(values: np.ndarray) -> np.ndarray:
-        return np.repeat(values.astype(np.int32), sizes).reshape(rows, length)  # per token
-
-    position = np.arange(length, dtype=np.int32) - spread(first)
-    return {TOKEN: token, TARGET: target, DOCUMENT: spread(number), POSITION: position}
+    places = np.flatnonzero(begins)  # of the first token of each segment, that is each document's part in a row
+    row, first = np.divmod(places, length)
+    number = np.arange(len(places)) - np.flatnonzero(first == 0)[row]  # minus the segments of earlier rows
+    sizes = np.diff(places, append=rows * length)  # segments are contiguous in the flattened rows
+    per_token = np.repeat(np.stack([number, first]).astype(np.int32), sizes, axis=1)
+    document, first = per_token.reshape(2, rows, length)
+    return {TOKEN: token, TARGET: target, DOCUMENT: document, POSITION: np.arange(length, dtype=np.int32) - first}
 
 
 def row_example(length: int, packed: bool, values: int | None = None, origin: str = "") -> Example:
