@@ -60,7 +60,7 @@ class Windows:
         before, stride = (self._positions, 1) if self.random else (self._windows, self.length)
         stream_of = np.searchsorted(before, indices, side="right") - 1
         starts = (indices - before[stream_of]) * stride
-        # one array for both: NumPy asks for huge pages for it, without which the page faults take longer than the copies
+        # one array for both: NumPy asks for huge pages for large ones, else page faults take longer than the copies
         token, target = cut = np.empty((2, len(indices), self.length), np.int32)
         present = np.unique(stream_of).tolist()
         for stream in present:
