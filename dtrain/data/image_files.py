@@ -45,6 +45,8 @@ class ImageFiles:
     names: tuple[str, ...]
     """Names of the classes."""
     fingerprint: str
+    draft: bool = False
+    """Whether large JPEG files are decoded at a fraction of their size."""
     zipped: tuple[int, int] | None = None
     """Size and modification time of the zip file; None for a folder."""
     starts: None = None
@@ -87,7 +89,10 @@ class ImageFiles:
                 if image.mode in ("I", "F") or image.mode.startswith("I;"):
                     message = f"{where}: has more than 8 bits per value (mode {image.mode}); only 8 are supported"
                     raise DataError(message, "convert it to 8 bits")
-                scaled = image.convert("L" if channels == 1 else "RGB").resize((width, height))
+                mode = "L" if channels == 1 else "RGB"
+                if self.draft:
+                    image.draft(mode, (width, height))
+                scaled = image.convert(mode).resize((width, height))
         except DataError:
             raise
         except Exception as error:  # decoders raise errors of any class on damaged bytes

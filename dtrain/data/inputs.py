@@ -12,7 +12,7 @@ from dtrain.data.codec import BYTES
 from dtrain.data.digits import WHITE, Digits
 from dtrain.data.files import HERE, matching
 from dtrain.data.image_files import ImageFile, ImageFiles
-from dtrain.data.images import SUFFIXES
+from dtrain.data.images import SUFFIXES, Images
 from dtrain.data.mixture import Mixture
 from dtrain.data.source import Arrays, Data, Source, Split
 from dtrain.data.table import Table
@@ -86,7 +86,8 @@ def _images(data: Data, shape: tuple[int, ...], names: Sequence[str]) -> Inputs:
     for path in paths:
         status = path.stat()
         files.append(ImageFile(path.relative_to("/").as_posix(), 0, status.st_size, status.st_mtime_ns))
-    images = ImageFiles(Path("/"), tuple(files), (height, width, channels), names=("",), fingerprint="")
+    draft = isinstance(data, Images) and data.draft
+    images = ImageFiles(Path("/"), tuple(files), (height, width, channels), names=("",), fingerprint="", draft=draft)
     shown = [str(path) for name in names for path in _image_paths(name)]
     return Inputs(_Unlabelled(images, WHITE if isinstance(data, Digits) else TOP), shown)
 

@@ -224,3 +224,27 @@ def test_linked_folders_are_classes_and_circles_are_refused(folder: Path, tmp_pa
     assert len(images(tmp_path / "linked").open("train")) == 20
     (folder / "cat" / "again").symlink_to(folder)
     refused(images(folder), "cat/again: is a link to a folder that contains it")
+
+
+def test_draft_decodes_large_jpeg_files_at_a_fraction_of_their_size(tmp_path: Path) -> None:
+    x, y = np.meshgrid(np.arange(640), np.arange(480))
+    smooth = np.stack([127 + 120 * np.sin(x / 90), 127 + 120 * np.cos(y / 70), (x + y) / 5], axis=-1).astype(np.uint8)
+    for name in ("a/large.jpg", "a/large.png", "b/small.jpg"):
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        size = (70, 60) if "small" in name else (640, 480)
+        Image.fromarray(smooth).resize(size).save(tmp_path / "in" / name)
+    exact, fast = (images(tmp_path / "in", size=(48, 64), draft=draft).open("train") for draft in (False, True))
+    assert exact.fingerprint != fast.fingerprint
+    names = [Path(file.path).name for file in fast.files]  # pyright: ignore[reportAttributeAccessIssue]
+    ours, drafted = (source.rows(np.arange(3))["image"].astype(int) for source in (exact, fast))
+    for name, one, other in zip(names, ours, drafted, strict=True):
+        difference = abs(one - other)
+        assert difference.max() <= 12
+        assert (difference.max() > 0) == (name == "large.jpg")  # the others have no smaller size that is large enough
+    with Image.open(
+        tmp_path / "in/a/large.jpg"
+    ) as image:  # by libjpeg at 1/8 of the size, which Pillow leaves as it is
+        image.draft("RGB", (64, 48))
+        assert image.size == (80, 60)
+        row = drafted[names.index("large.jpg")]
+        assert np.array_equal(row, np.asarray(image.resize((64, 48)), int))
