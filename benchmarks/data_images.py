@@ -37,12 +37,10 @@ def write(folder: Path, suffix: str) -> None:
     for label in ("a", "b"):
         (folder / label).mkdir(parents=True)
     for number in range(FILES):
-        layers = [
-            np.asarray(
-                Image.fromarray(draw.integers(0, 256, (375 // s, 500 // s, 3), np.uint8)).resize((500, 375)), "f4"
-            )
-            for s in (2, 8, 32)
-        ]
+        layers = []
+        for scale in (2, 8, 32):
+            noise = Image.fromarray(draw.integers(0, 256, (375 // scale, 500 // scale, 3), np.uint8))
+            layers.append(np.asarray(noise.resize((500, 375)), np.float32))
         image = Image.fromarray((0.1 * layers[0] + 0.3 * layers[1] + 0.6 * layers[2]).astype(np.uint8))
         image.save(folder / "ab"[number % 2] / f"{number}.{suffix}")
 
