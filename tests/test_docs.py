@@ -50,7 +50,7 @@ def test_the_commands_of_a_page_run_in_an_empty_folder(page: Path, tmp_path: Pat
         env=bare_environment() | {"PATH": path},
         capture_output=True,
         text=True,
-        timeout=115,
+        timeout=280,
         check=False,
     )
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
@@ -98,7 +98,7 @@ def test_the_reference_names_every_kind(union: str) -> None:
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     keys = (tmp_path / "site" / "reference" / "keys" / "index.html").read_text()
     assert "optimizer.schedule of kind wsd" in keys

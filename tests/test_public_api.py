@@ -49,7 +49,7 @@ def test_importing_dtrain_imports_nothing_heavy_and_an_unknown_name_is_an_attrib
 def test_a_script_trains_by_the_public_names(tmp_path: Path) -> None:
     code = "import dtrain, pathlib; dtrain.run(dtrain.load(pathlib.Path('r.yaml'), ['steps=3']))"
     (tmp_path / "r.yaml").write_text(RECIPE)
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, timeout=100)
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, timeout=200)
     assert (tmp_path / "runs" / "r" / "run.json").exists()
 
 

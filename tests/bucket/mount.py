@@ -58,7 +58,7 @@ def mounted(folder: Path, *options: str) -> Iterator[Mount]:
             ctypes.CDLL(None).umount2(os.fsencode(point), DETACH)
 
 
-def until(found: Iterator[bool], seconds: float = 20) -> None:
+def until(found: Iterator[bool], seconds: float = 200) -> None:
     """Wait until one of these is true."""
     end = time.monotonic() + seconds
     while not next(found):

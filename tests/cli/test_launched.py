@@ -37,7 +37,7 @@ def started(folder: Path, *options: str, **environment: str) -> subprocess.Popen
     )  # fmt: skip
 
 
-def until(done: Callable[[], bool], what: str, seconds: float = 100) -> None:
+def until(done: Callable[[], bool], what: str, seconds: float = 200) -> None:
     end = time.monotonic() + seconds
     while not done():
         assert time.monotonic() < end, what
@@ -63,7 +63,7 @@ def test_a_stop_request_has_a_run_save_and_leave_with_0(
     one = started(tmp_path, *LONG, "--restarts", restarts, **launched)
     trains(run)
     (run / "stop").touch()
-    output, _ = one.communicate(timeout=100)
+    output, _ = one.communicate(timeout=200)
     assert one.returncode == 0, output
     state, reason, code, step = ended(run)
     assert (state, reason, code) == ("stopped", f"stopped on request at step {step}, saved", 0)
@@ -101,7 +101,7 @@ def test_a_second_sigterm_soon_after_the_first_is_the_same_request(recipe: Path,
     for _ in range(2):
         one.send_signal(signal.SIGTERM)
         time.sleep(0.2)
-    output, _ = one.communicate(timeout=100)
+    output, _ = one.communicate(timeout=200)
     assert one.returncode == 75, output
     assert ended(run)[:3] == ("stopped", f"saved at step {ended(run)[3]} of 1000000", 75)
 
@@ -128,7 +128,7 @@ def test_a_preemption_notice_acts_as_sigterm(recipe: Path, tmp_path: Path) -> No
         one = started(tmp_path, *LONG, DTRAIN_METADATA="google", GCE_METADATA_HOST=host)
         trains(tmp_path / "runs" / "small")
         taken.set()
-        output, _ = one.communicate(timeout=100)
+        output, _ = one.communicate(timeout=200)
         http.shutdown()
     assert one.returncode == 75, output
     assert "Google Cloud preempts this machine" in output

@@ -117,6 +117,6 @@ def test_no_color_takes_all_colours_away(dtrain: Dtrain) -> None:
     for value, coloured in (("", True), ("1", False)):
         environment = bare_environment() | {"NO_COLOR": value, "TERM": "xterm"}
         command = [sys.executable, "-c", code]
-        done = subprocess.run(command, env=environment, capture_output=True, timeout=60, check=False)
+        done = subprocess.run(command, env=environment, capture_output=True, timeout=200, check=False)
         assert done.returncode == 2
         assert (b"\x1b[31m" in done.stdout) == coloured, done.stdout

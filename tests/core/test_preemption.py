@@ -94,7 +94,7 @@ def test_a_preemption_by_google_is_noticed(server: Server, notices: Callable[[st
     if not before:
         assert silent(found)
         server.set(f"{GOOGLE}preempted", "TRUE")
-    assert found.get(timeout=20) == "Google Cloud preempts this machine"
+    assert found.get(timeout=100) == "Google Cloud preempts this machine"
     assert {headers.get("metadata-flavor") for _, _, headers in server.asked} == {"Google"}
 
 
@@ -108,14 +108,14 @@ def test_maintenance_counts_only_if_it_is_announced_during_the_run(
     found = notices("google")
     assert silent(found)
     server.set(path, "TERMINATE_ON_HOST_MAINTENANCE")
-    assert found.get(timeout=20) == "Google Cloud terminates this machine for maintenance"
+    assert found.get(timeout=100) == "Google Cloud terminates this machine for maintenance"
 
 
 def test_a_preemption_by_aws_is_noticed(server: Server, notices: Callable[[str], Queue[str]]) -> None:
     found = notices("aws")
     assert silent(found)
     server.set(AWS, json.dumps({"action": "terminate", "time": "2026-01-01T00:00:00Z"}))
-    assert found.get(timeout=20) == "AWS preempts this machine: terminate"
+    assert found.get(timeout=100) == "AWS preempts this machine: terminate"
     methods = {(method, url) for method, url, _ in server.asked}
     assert methods == {("PUT", "/latest/api/token"), ("GET", AWS)}
     assert {headers["x-aws-ec2-metadata-token"] for method, _, headers in server.asked if method == "GET"} == {"key"}
@@ -128,7 +128,7 @@ def test_a_server_that_does_not_respond_causes_one_warning_and_is_polled_again(
     found = notices("google")
     assert silent(found)
     server.set(f"{GOOGLE}preempted", "TRUE")
-    assert found.get(timeout=20)
+    assert found.get(timeout=100)
     assert capfd.readouterr().err.count("warning: the metadata server does not respond") == 1
 
 

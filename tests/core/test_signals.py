@@ -57,7 +57,7 @@ time.sleep(20)
 
 
 def settled(seen: list[int], count: int) -> list[int]:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 200
     while len(seen) < count and time.monotonic() < end:
         time.sleep(0.01)
     return seen
@@ -91,18 +91,18 @@ def test_a_process_that_is_inside_a_compiler_leaves_at_once(number: int) -> None
     assert process.stdout
     assert process.stdout.readline() == "ready\n"
     process.send_signal(number)
-    _, shown = process.communicate(timeout=20)
+    _, shown = process.communicate(timeout=200)
     assert process.returncode == 75
     assert f"stopped: {signal.Signals(number).name}: stopped before the first step" in shown
 
 
 def test_a_reaction_may_import_although_the_main_thread_is_importing() -> None:
-    done = subprocess.run([sys.executable, "-c", IN_IMPORT], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", IN_IMPORT], capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 75, done.stderr
 
 
 def test_a_signal_just_before_the_handlers_are_released_is_not_lost() -> None:
-    done = subprocess.run([sys.executable, "-c", BEFORE_RELEASE], capture_output=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", BEFORE_RELEASE], capture_output=True, timeout=200, check=False)
     assert done.returncode == 130, done.stderr
 
 
@@ -115,7 +115,7 @@ def test_ctrl_c_ends_a_long_verb_with_130_and_leaves_no_process(tmp_path: Path, 
         assert process.poll() is None
     time.sleep(seconds)
     process.send_signal(signal.SIGINT)
-    _, shown = process.communicate(timeout=30)
+    _, shown = process.communicate(timeout=200)
     assert process.returncode == 130, shown
     assert "Traceback" not in shown
     assert not list(tmp_path.iterdir())

@@ -106,7 +106,7 @@ def test_an_interrupted_preparation_keeps_what_is_done(dtrain: Dtrain, tmp_path:
             break
         time.sleep(0.1)
     running.send_signal(signal.SIGINT)
-    shown = running.communicate(timeout=60)[1]
+    shown = running.communicate(timeout=200)[1]
     assert running.returncode == 130, shown
     assert "Traceback" not in shown
     kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").glob("tokens-part*.bin")}

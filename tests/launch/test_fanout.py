@@ -144,7 +144,7 @@ def test_ctrl_c_leaves_no_process(stand_in: StandIn) -> None:
         time.sleep(0.05)
     assert mentioning(f"{stand_in.folder}/ssh")
     asking.send_signal(signal.SIGINT)
-    assert "KeyboardInterrupt" in asking.communicate(timeout=20)[1]
+    assert "KeyboardInterrupt" in asking.communicate(timeout=200)[1]
     assert not mentioning(f"{stand_in.folder}/ssh")
 
 
@@ -163,7 +163,7 @@ def test_an_agent_exits_when_its_output_is_closed(tmp_path: Path, verb: str) -> 
     agent.stdin.flush()
     assert agent.stdout.readline()
     agent.stdin.close()
-    assert agent.wait(timeout=20) == 0
+    assert agent.wait(timeout=200) == 0
     agent.stdout.close()
 
 

@@ -353,7 +353,7 @@ def test_interrupted_it_leaves_quietly(tmp_path: Path, after: str) -> None:
         pass
     time.sleep(random.random())
     running.send_signal(signal.SIGINT)
-    out, err = running.communicate(timeout=60)
+    out, err = running.communicate(timeout=200)
     assert "Traceback" not in err
     assert "interrupted before anything was compiled" in out
     assert running.returncode == 130

@@ -29,7 +29,7 @@ class Stub:
         if self.what.startswith("reports "):
             Path(self.what.removeprefix("reports ")).write_text(str(os.getpid()))
         if self.what.startswith(("sleeps", "reports ")):
-            time.sleep(60)
+            time.sleep(600)
         return self.what
 
 
@@ -61,7 +61,7 @@ def test_a_caller_that_is_killed_leaves_no_worker(tmp_path: Path) -> None:
     values = tmp_path / "pid"
     program = f"import tests.plan.test_workers as w; list(w.outcomes([w.Stub('reports {values}')], 1))"
     caller = subprocess.Popen([sys.executable, "-c", program], cwd=Path(__file__).parents[2])
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 200
     while not values.exists() and time.monotonic() < deadline:
         time.sleep(0.2)
     caller.kill()

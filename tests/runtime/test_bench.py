@@ -83,10 +83,10 @@ def test_ctrl_c_leaves_no_folder_behind_and_suggests_no_resume(verb: str, tmp_pa
     command = [sys.executable, "-m", "dtrain", verb, "decoder-tiny", "--devices", "8"]
     environment = bare_environment() | {"TMPDIR": str(tmp_path)}
     running = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
-    end = time.monotonic() + 100
+    end = time.monotonic() + 200
     while not list(tmp_path.glob(f"dtrain-{verb}-*/*/recipe.yaml")) and time.monotonic() < end:
         time.sleep(0.05)  # the inner run has begun
     running.send_signal(signal.SIGINT)
-    _, shown = running.communicate(timeout=100)
+    _, shown = running.communicate(timeout=200)
     assert (running.returncode, shown.strip()) == (130, "interrupted")
     assert not list(tmp_path.glob("dtrain-*"))

@@ -67,7 +67,7 @@ def opened(page: Path) -> str:
     """The page's DOM after its scripts have run."""
     assert CHROMIUM
     command = [CHROMIUM, *QUIET.split(), f"--user-data-dir={page.parent / 'profile'}", "--dump-dom", page.as_uri()]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=True).stdout
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=True).stdout
 
 
 def test_several_runs_are_a_table_with_the_best_marked_and_the_recipes_compared(runs: Path, in_process: Dtrain) -> None:

@@ -34,14 +34,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "small.yaml").write_text(RECIPE)
     for steps in (6, 10):
         command = [sys.executable, "-m", "dtrain", "run", "small.yaml", f"steps={steps}"]
-        subprocess.run(command, cwd=folder, env=bare_environment(), check=True, capture_output=True, timeout=100)
+        subprocess.run(command, cwd=folder, env=bare_environment(), check=True, capture_output=True, timeout=200)
     return folder / "runs" / "small"
 
 
 def wandb_records(folder: Path) -> list[dict[str, object]]:
     """An offline run as `wandb` itself reads it."""
     command = [str(Path(sys.executable).parent / "wandb"), "leet", "inspect", "--json", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200)
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 

@@ -72,7 +72,7 @@ def test_a_real_trace_names_operations_and_their_lines(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_recipe_is_profiled_and_nothing_else_is_kept(dtrain: Dtrain, tmp_path: Path) -> None:
-    done = dtrain("profile", "cnn-digits", "--steps", "3", "--out", "trace", seconds=100)
+    done = dtrain("profile", "cnn-digits", "--steps", "3", "--out", "trace", seconds=250)
     assert "profile of steps 6 to 8: 3 steps of " in done.stdout
     assert "product" in done.stdout
     assert list((tmp_path / "trace").rglob("*.xplane.pb"))
@@ -99,12 +99,12 @@ def test_a_live_run_is_profiled_on_request(dtrain: Dtrain, tmp_path: Path) -> No
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     running = subprocess.Popen(command, cwd=tmp_path, env=bare_environment(), **quiet)  # pyright: ignore[reportCallIssue]
     try:
-        place, end = Folder(tmp_path / "runs" / "live"), time.monotonic() + 60
+        place, end = Folder(tmp_path / "runs" / "live"), time.monotonic() + 200
         while not place.metrics.exists() and time.monotonic() < end:
             time.sleep(0.1)
-        done = dtrain("profile", "live", "--steps", "7", seconds=100)
+        done = dtrain("profile", "live", "--steps", "7", seconds=250)
         assert ": 7 steps of " in done.stdout
         assert not place.profile_request.exists()
     finally:
         running.terminate()
-        running.wait(timeout=60)
+        running.wait(timeout=200)

@@ -31,7 +31,7 @@ def runner_dir(tmp_path: Path) -> RunnerDir:
     return RunnerDir(HostJob(name="small", folder=str(tmp_path / "host"), runs="runs"))
 
 
-def until_it_trains(tmp_path: Path, seconds: float = 100) -> None:
+def until_it_trains(tmp_path: Path, seconds: float = 200) -> None:
     end = time.monotonic() + seconds
     while (latest := heartbeat.read(tmp_path / "runs" / "small" / "beat-0.json")) is None or not latest.step:
         assert time.monotonic() < end, "the training did not start"
@@ -102,12 +102,12 @@ def test_two_stop_requests_still_save(dtrain: Dtrain, recipe: Path, tmp_path: Pa
         [sys.executable, "-m", "dtrain", "launch", "stop", "small"], cwd=tmp_path, env=bare_environment(),
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    end = time.monotonic() + 60
+    end = time.monotonic() + 200
     while not runner_dir(tmp_path).stopping.exists():
         assert time.monotonic() < end, "no stop was requested"
         time.sleep(0.05)
     second = dtrain("launch", "stop", "small")
-    for text in (second.stderr, first.communicate(timeout=60)[1]):
+    for text in (second.stderr, first.communicate(timeout=200)[1]):
         assert re.search(r"here: stopped step \d+/1000000 saved", text)
 
 

@@ -59,7 +59,7 @@ def _output(command: str, values: dict[str, str]) -> str:
     return done.stdout + done.stderr
 
 
-def _until(done: Callable[[], bool], failure: str, seconds: float = 120) -> None:
+def _until(done: Callable[[], bool], failure: str, seconds: float = 200) -> None:
     end = time.monotonic() + seconds
     while not done():
         assert time.monotonic() < end, failure
