@@ -1,12 +1,12 @@
 """Parameters that are split to save memory (FSDP): all-gather before use, reduce-scatter of the gradients."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from dtrain.core.errors import RecipeError
@@ -151,16 +151,16 @@ def _reduce_scattered(x: jax.Array, dim: int, axes: tuple[str, ...]) -> jax.Arra
     """The sum of x over the devices along these axes, of which each device keeps its part of `dim`.
 
     Several axes are dims of a TPU torus. XLA compiles a reduce-scatter over all dims of a torus at once as an
-    all-reduce, so the last one goes by itself. The same happens, or the compiler fails, if `dim` has several dims to
-    one side, such as heads and head dim: these are merged.
+    all-reduce, so the last one goes by itself. On a torus of three dims it does the same, or fails, for some shapes
+    such as those with heads and head dim: there x becomes a matrix whose rows are scattered.
     """
-    if len(axes) == 1:
-        return jax.lax.psum_scatter(x, axes, scatter_dimension=dim, tiled=True)
-    before, after = x.shape[:dim], x.shape[dim + 1 :]
-    x = x.reshape(*(math.prod(before),) * bool(before), x.shape[dim], *(math.prod(after),) * bool(after))
-    for some in (axes[:-1], axes[-1:]):
-        x = jax.lax.psum_scatter(x, some, scatter_dimension=int(bool(before)), tiled=True)
-    return x.reshape(*before, -1, *after)
+    others = (*x.shape[:dim], *x.shape[dim + 1 :])
+    as_matrix = len(axes) > 2 and x.ndim > 1 and dim in (0, x.ndim - 1)
+    if as_matrix:
+        x = jnp.moveaxis(x, dim, 0).reshape(x.shape[dim], -1)
+    for some in filter(None, (axes[:-1], axes[-1:])):
+        x = jax.lax.psum_scatter(x, some, scatter_dimension=0 if as_matrix else dim, tiled=True)
+    return jnp.moveaxis(x.reshape(-1, *others), 0, dim) if as_matrix else x
 
 
 def summed(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:

@@ -183,7 +183,6 @@ def test_a_run_on_a_bucket_lost_at_any_operation_ends_with_the_same_bits(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(500)
 def test_two_processes_on_a_lost_machine_with_a_bucket_resume_to_the_same_bits(
     dtrain: Dtrain,
     recipe: Path,

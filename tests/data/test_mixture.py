@@ -140,14 +140,13 @@ def recipe_of(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_losses_of_sources_are_the_same_on_every_engine(dtrain: Dtrain, tmp_path: Path) -> None:
     recipe_of(tmp_path)
     found = []
     cases = {"one": []}
     for engine in ("jit", "shard_map"):
-        for axes in ("sequence", "tensor", "fsdp"):
-            cases[f"{engine[:3]}-{axes}"] = [f"engine={engine}", f"mesh={{data: 2, {axes}: 2}}", "--devices", "4"]
+        for number, mesh in enumerate(("{data: 2, fsdp: 2}", "{sequence: 2, tensor: 2}")):
+            cases[f"{engine[:3]}{number}"] = [f"engine={engine}", f"mesh={mesh}", "--devices", "4"]
     for name, how in cases.items():
         dtrain("run", "mix.yaml", f"name={name}", "steps=4", "track.every=1", "accumulate=2", *how)
         path = tmp_path / "runs" / name / "metrics.jsonl"

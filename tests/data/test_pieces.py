@@ -87,7 +87,6 @@ def test_groups_have_at_least_the_size(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_an_interrupted_preparation_keeps_what_is_done(dtrain: Dtrain, tmp_path: Path) -> None:
     # 16 MiB in each file, so that each is a group: most records are longer than a row and are left out
     long = (json.dumps({"prompt": "p" * 800, "response": "x"}) + "\n") * 20_500

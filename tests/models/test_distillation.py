@@ -121,7 +121,6 @@ def losses(folder: Path, name: str) -> list[float]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_every_engine_and_source_gives_the_same_numbers(dtrain: Dtrain, recipes: Path) -> None:
     dtrain("export", "big", "published")
     weights = "objective.teacher={run: '', weights: published}"
@@ -138,7 +137,6 @@ def test_every_engine_and_source_gives_the_same_numbers(dtrain: Dtrain, recipes:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_run_resumes_with_its_teacher_and_is_used_without(dtrain: Dtrain, recipes: Path) -> None:
     dtrain("run", "small.yaml", "name=whole")
     dtrain("run", "small.yaml", "steps=3")
@@ -192,7 +190,6 @@ def test_the_forward_pass_of_the_teacher_counts() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_distilled_model_answers_questions_and_its_teacher_cannot_change(dtrain: Dtrain, recipes: Path) -> None:
     (recipes / "q.jsonl").write_text('{"prompt": "1 times 2 is ", "answer": "2"}\n')
     (recipes / "asked.yaml").write_text(ASKED)

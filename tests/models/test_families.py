@@ -60,7 +60,6 @@ def logits(run: LoadedRun, tokens: np.ndarray) -> np.ndarray:
     return np.asarray(model.head.logits(x, model.unembedding(run.params), "float32"))[..., : model.vocab]
 
 
-@pytest.mark.timeout(400)
 def test_every_family_gives_the_published_logits_both_ways(
     published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

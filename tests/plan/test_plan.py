@@ -65,13 +65,17 @@ def recipe(folder: Path, preset: str, length: int, batch: int, *overrides: str) 
 
 
 def rounded(text: str) -> str:
-    """The text with two significant figures and no line numbers, independent of compiler versions and small edits."""
+    """The text with two significant figures and no line numbers, independent of compiler versions and small edits.
+
+    The size of the program is left out: libtpu generates a few percent more code on some processors of the host.
+    """
 
     def two(match: re.Match[str]) -> str:
         return f"{float(f'{float(match.group().replace(chr(44), str())):.2g}'):,g}"
 
     units = "[KMG]iB|B|ms|tokens|calls|a chip|an hour|a billion|minutes|hours"
     amount = rf"(?<![\w\[.,])\d[\d,]*(?:\.\d+)?(?= (?:{units})|%|,? \()"
+    text = re.sub(r"(?m)^(  program +)[\d.]+ MiB$", r"\1some MiB", text)
     kept = [re.sub(amount, two, re.sub(r"\.py:\d+", ".py", line)) for line in text.splitlines()]
     return "\n".join(re.sub(r"  +", "  ", line) for line in kept) + "\n"
 
@@ -276,6 +280,7 @@ def test_goldens_of_the_compiled_tier(
     monkeypatch.setattr(planning, "compile_step", seen)
     found, ahead = plan(wanted, target(on)), quick(wanted, target(on))
     golden(f"plan_{preset}.txt", rounded("\n".join(lines(found, FRESH))))
+    assert 2**24 < found.memory.classes["program"] < 2**27
     assert ahead.memory.peak == pytest.approx(found.memory.peak, rel=0.15)
     if engine == "shard_map":
         assert found.memory.peak < 10.0e9

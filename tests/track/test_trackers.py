@@ -87,7 +87,6 @@ class Samples:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_trackers_get_the_answers_to_questions(dtrain: Dtrain, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -370,7 +370,6 @@ def test_no_secret_of_the_environment_is_written_anywhere(dtrain: Dtrain, recipe
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_campaign_of_kills_loses_nothing(tmp_path: Path) -> None:
     program = Path(__file__).parents[2] / "benchmarks" / "kill_campaign.py"
     done = subprocess.run(
@@ -387,7 +386,6 @@ def test_a_campaign_of_kills_loses_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_verify_gives_a_certificate(dtrain: Dtrain, recipe: Path) -> None:
     values = dtrain("verify", recipe, "--kills", "2", "--devices", "2", "--json", seconds=300)
     found = json.loads(values.stdout)

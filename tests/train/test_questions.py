@@ -100,7 +100,6 @@ def test_every_form_of_a_question_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_tiny_model_learns_two_hundred_answers_in_full_and_with_adapters(dtrain: Dtrain, tmp_path: Path) -> None:
     dtrain("run", "chat-tiny", "data.cache=cache")
     dtrain("run", "decoder-tiny", "data.cache=cache", "steps=200")
@@ -138,7 +137,6 @@ def test_a_tiny_model_learns_two_hundred_answers_in_full_and_with_adapters(dtrai
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("mesh", ["{data: 1, fsdp: 2}", "{data: 1, tensor: 2}"])
 def test_two_processes_answer_as_one_does(dtrain: Dtrain, tmp_path: Path, mesh: str) -> None:
     questions = [{"prompt": f"{i} plus 1", "answer": f"{i + 1}"} for i in range(3)]

@@ -26,7 +26,6 @@ from tests.launch.test_names import RECIPE, refused
 KIT = SHARED / "kits" / "slurm"
 CHECKOUT = Path(__file__).parents[3]
 NODES = 4
-pytestmark = [pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")

@@ -42,7 +42,6 @@ launch:
   devices: {devices}
   environment: [XDG_CACHE_HOME, DTRAIN_FAULT]
 """
-pytestmark = [pytest.mark.ssh, pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")
