@@ -39,6 +39,7 @@ from rich.console import Console as Rich
 
 ROUNDS, BATCH, ROWS = 7, 128, 60_000
 SIZES = (784, 512, 256, 10)
+NOTHING = Path(os.devnull).open("w")  # noqa: SIM115 - where losses are printed
 RECIPE = Path(__file__).parents[1] / "recipes" / "mlp-mnist.yaml"
 STEPS = ROWS // BATCH
 Epoch = Callable[[], tuple[float, float]]
@@ -124,7 +125,7 @@ def bare(_: Path) -> Epoch:
         for number, (x, y) in enumerate(shuffled(image, label, draw), 1):
             held[0], held[1], value = step(held[0], held[1], x, y)
             if number % 50 == 0:
-                print(f"step {number}: loss {float(value):.4f}", file=sys.stderr)
+                print(f"step {number}: loss {float(value):.4f}", file=NOTHING)
         jax.block_until_ready(held)
 
     return timed(epoch)
@@ -161,7 +162,7 @@ def nnx(_: Path, cached: bool = False) -> Epoch:
         for number, (x, y) in enumerate(shuffled(image, label, draw), 1):
             value = call(x, y)
             if number % 50 == 0:
-                print(f"step {number}: loss {float(value):.4f}", file=sys.stderr)
+                print(f"step {number}: loss {float(value):.4f}", file=NOTHING)
         jax.block_until_ready(nnx.state(model))
 
     return timed(epoch)
@@ -213,7 +214,7 @@ def torch(_: Path, loader: bool = False, compiled: bool = False) -> Epoch:
             value.backward()
             optimizer.step()
             if number % 50 == 0:
-                print(f"step {number}: loss {value.item():.4f}", file=sys.stderr)
+                print(f"step {number}: loss {value.item():.4f}", file=NOTHING)
 
     return timed(epoch)
 
@@ -284,8 +285,7 @@ TOOLS: dict[str, Callable[[Path], Epoch]] = {
 
 def main() -> None:
     found: dict[str, list[tuple[float, float]]] = {}
-    with tempfile.TemporaryDirectory() as name, Path(os.devnull).open("w") as nothing:
-        sys.stderr, stderr = nothing, sys.stderr
+    with tempfile.TemporaryDirectory() as name:
         epochs: dict[str, Epoch] = {}
         compiled = {"torch compile": lambda folder: torch(folder, compiled=True)} if "--compile" in sys.argv else {}
         for tool, made in (TOOLS | compiled).items():
@@ -299,7 +299,6 @@ def main() -> None:
                 cost = epoch()
                 if turn:
                     found.setdefault(tool, []).append(cost)
-        sys.stderr = stderr
 
     mine = found["dtrain"]
     for tool, costs in found.items():

@@ -43,8 +43,12 @@ class Console:
         self.note(text)
 
     def _show(self, text: str, style: str) -> None:
-        # a terminal breaks lines between words; elsewhere they are not broken
-        (self._bar.console if self._bar else self.rich).print(Text(text, style=style), soft_wrap=not self.width)
+        rich = self._bar.console if self._bar else self.rich
+        if rich.is_terminal or rich.is_jupyter:  # a terminal breaks lines between words; elsewhere they are not broken
+            rich.print(Text(text, style=style), soft_wrap=not self.width)
+        else:  # the same line, in a tenth of the time
+            rich.file.write(f"{text}\n")
+            rich.file.flush()
 
     def note(self, text: str) -> None:
         """Write a line to the log only."""
@@ -73,8 +77,9 @@ class Console:
         """Print the line for a training step, as much of it as fits the terminal, and log the whole line."""
         if self.silent:
             return
-        self._show(step_line(step, steps, values, eta, self.width), "")
-        self.note(step_line(step, steps, values, eta))
+        line = step_line(step, steps, values, eta)
+        self._show(step_line(step, steps, values, eta, self.width) if self.width else line, "")
+        self.note(line)
         if self._bar:
             self._bar.update(self._bar.task_ids[0], description=f"loss {values['train/loss']:.4f}")
 

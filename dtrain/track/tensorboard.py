@@ -29,13 +29,16 @@ class TensorBoard:
 
 @dataclass(frozen=True)
 class Scalars:
-    """A tracker that writes each value as a scalar."""
+    """A tracker that writes each value as a scalar, those of a step in one event."""
 
     writer: Any
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        for name, value in values.items():
-            self.writer.add_scalar(name, value, step)
+        from tensorboardX.proto.summary_pb2 import Summary
+
+        # one event for all values: add_scalar writes an event, and computes two checksums, for each of them
+        scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self.writer.file_writer.add_summary(Summary(value=scalars), step)
 
     def samples(self, step: int, rows: Sequence[Sample]) -> None:
         lines = [list(rows[0]), ["---"] * len(rows[0]), *(map(_cell, row.values()) for row in rows)]
