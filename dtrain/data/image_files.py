@@ -5,9 +5,14 @@ up to MAX_PIXELS pixels.
 """
 
 import io
+import os
+import threading
 import zipfile
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from multiprocessing import parent_process
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +26,8 @@ from dtrain.data.source import CHANGED, image_example
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "PPM")
 """Formats by content, not by file name: otherwise Pillow would start Ghostscript for an EPS file named .png."""
 MAX_PIXELS = 2**26
+THREADS = 16
+"""Images that are decoded at the same time, at most."""
 MAX_BYTES = 2**28
 """Maximum size of a file."""
 
@@ -63,8 +70,15 @@ class ImageFiles:
         if changed:
             raise DataError(changed, CHANGED)
         images = np.empty((len(indices), *self.shape), np.uint8)
-        for row, index in enumerate(indices):
-            images[row] = self._decoded(self.files[index])
+
+        def decode(part: slice) -> None:
+            for row, index in zip(range(len(indices))[part], indices[part], strict=True):
+                images[row] = self._decoded(self.files[index])
+
+        if self.zipped is not None:
+            _ = self._zip  # opened once, before the threads need it
+        parts = [slice(first, None, self._threads) for first in range(min(self._threads, len(indices)))]
+        deque(self._pool.map(decode, parts) if len(parts) > 1 else map(decode, parts), maxlen=0)
         return {IMAGE: images, LABEL: np.array([self.files[i].label for i in indices], np.int32)}
 
     def changed(self) -> str:
@@ -105,8 +119,9 @@ class ImageFiles:
         if file.size > MAX_BYTES:
             raise DataError(f"{self.root}/{file.path}: has {file.size:,} bytes; the limit is {MAX_BYTES:,}")
         if self.zipped is not None:
-            with self._zip.open(file.path) as opened:
-                return opened.read()
+            opened, lock = self._zip
+            with lock:
+                return opened.read(file.path)
         path = self.root / file.path
         status = path.stat()
         if (status.st_size, status.st_mtime_ns) != (file.size, file.mtime_ns):
@@ -114,8 +129,17 @@ class ImageFiles:
         return path.read_bytes()
 
     @cached_property
-    def _zip(self) -> zipfile.ZipFile:
-        return zipfile.ZipFile(self.root)
+    def _threads(self) -> int:
+        """Threads that decode, without the GIL: all cores, or one in a worker process, which has others beside it."""
+        return 1 if parent_process() else min(os.cpu_count() or 1, THREADS)
+
+    @cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(self._threads, "decode")
+
+    @cached_property
+    def _zip(self) -> tuple[zipfile.ZipFile, threading.Lock]:
+        return zipfile.ZipFile(self.root), threading.Lock()
 
     def __getstate__(self) -> dict[str, object]:
-        return {name: value for name, value in self.__dict__.items() if name != "_zip"}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_zip", "_pool", "_threads")}
