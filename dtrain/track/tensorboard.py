@@ -34,7 +34,8 @@ class Scalars:
     writer: Any
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        from tensorboardX.proto.summary_pb2 import Summary
+        # protobuf makes this class when the module is imported, so that a type checker does not see it
+        from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 
         # one event for all values: add_scalar writes an event, and computes two checksums, for each of them
         scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
