@@ -2,14 +2,15 @@
 
 The MLP 784-512-256-10 at batch 128 on MNIST-shaped data in memory. `run` is the loop of a run with everything on: data
 read and prefetched, batches put on the device, transfer guard, metrics logged to metrics.jsonl, log.txt and TensorBoard
-every 50 steps; `logged` is the same with every step logged. The others are bare loops over the same compiled step:
+every 48 steps; `logged` is the same with every step logged; `run x 32` and `logged x 32` run 32 steps in one call
+(`engine.steps_per_call`). The others are bare loops over the same compiled step:
 
 - `bare` slices a new batch from NumPy arrays for each step and puts it on the device;
 - `resident` uses one batch that is already on the device, which no real training can do;
 - `unwatched` is `resident` with a step that does not check whether its numbers are finite;
 - `twin` is `resident` compiled again: its ratio shows how far apart two equal programs are on this machine.
 
-The variants alternate in segments of 200 steps; the medians of the paired ratios are printed.
+The variants alternate in segments of 192 steps; the medians of the paired ratios are printed.
 
     python benchmarks/loop_overhead.py          target: at most 1.05x; resident to unwatched at most 1.01x;
                                                 a logged step at most 0.05 ms
@@ -20,6 +21,7 @@ import statistics
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,14 +38,15 @@ from dtrain.core.run_dir import Folder
 from dtrain.data.source import Arrays, image_example
 from dtrain.parallel.engine import Put
 from dtrain.recipe.load import load
+from dtrain.recipe.recipe import Recipe
 from dtrain.track.console import Console
 from dtrain.track.notifier import Notifier
 from dtrain.train import step_hooks
-from dtrain.train.assembly import assemble
+from dtrain.train.assembly import Assembly, assemble
 from dtrain.train.hooks import Log
 from dtrain.train.input import train_batches
 from dtrain.train.interrupt import Interrupt
-from dtrain.train.loop import loop
+from dtrain.train.loop import Calls, loop
 from dtrain.train.loss_guard import LossGuard
 from dtrain.train.profile import Profiler
 from dtrain.train.record import Record
@@ -52,7 +55,8 @@ from dtrain.train.session import Session
 from dtrain.train.state import create_state
 from dtrain.train.watch import Watch
 
-SEGMENT, ROUNDS = 200, 15
+SEGMENT, ROUNDS, AT_ONCE = 192, 15, 32
+ASKED = ["steps=1000000", "epochs=~", "track={every: 48, to: [tensorboard]}", "engine.steps_per_call=1"]
 RECIPE = Path(__file__).parents[1] / "recipes" / "mlp-mnist.yaml"
 
 
@@ -66,15 +70,22 @@ def mnist_shaped() -> Arrays:
     return Arrays(features, image_example((28, 28, 1), 10), "noise")
 
 
+def several(recipe: Recipe, source: Arrays) -> tuple[Assembly, jax.stages.Compiled]:
+    """The assembly and its program of AT_ONCE steps."""
+    changed = replace(recipe, engine=replace(recipe.engine, steps_per_call=AT_ONCE))
+    made = assemble(changed, jax.devices()[:1], source.example, 1_000_000)
+    return made, made.train().lower().compile()
+
+
 def main() -> None:
-    recipe = load(RECIPE, ["steps=1000000", "epochs=~", "track={every: 50, to: [tensorboard]}"])
+    recipe = load(RECIPE, ASKED)
     source = mnist_shaped()
     made = assemble(recipe, jax.devices()[:1], source.example, 1_000_000)
     step = made.train().lower().compile()
-    names = ("resident", "twin", "unwatched", "bare", "run", "logged")
+    together = several(recipe, source)
+    names = ("resident", "twin", "unwatched", "bare", "run", "logged", "run x 32", "logged x 32")
     held = {name: create_state(made.make, made.shapes) for name in names}
     resident = Put(recipe.engine, made.layout, 128)(source.rows(np.arange(128)))
-
     order = np.random.default_rng(0).permutation(60_000)
 
     with patch("jax.numpy.isfinite", lambda _: jnp.array(True)):
@@ -111,6 +122,8 @@ def main() -> None:
 
         def whole(name: str, every: int) -> Callable[[], None]:
             log = Log(every, report, session.clock)
+            assembly, compiled = together if name.endswith("32") else (made, step)
+            most = assembly.recipe.engine.steps_per_call
             hooks = [
                 partial(step_hooks._alive, session),
                 Profiler(place, step.as_text, None, session.clock, print),
@@ -118,18 +131,20 @@ def main() -> None:
                 LossGuard(recipe.guard, 0, lambda _step: False),
                 log,
             ]
-            batches, done = train_batches(made, source, 0, 1_000_000, print), [0]
+            done, forever = [0], Calls(range(1, 1_000_001), most)
+            batches = train_batches(assembly, source, 0, 1_000_000, print, forever)
 
             def run() -> None:
                 log.begin(done[0])
-                # the last step of the span would save: stop one step before it, as after a signal
+                # the last step of the span would save: stop one call before it, as after a signal
                 held[name], _ = loop(
-                    step,
+                    compiled,
                     held[name],
                     batches,
-                    span=range(done[0] + 1, done[0] + SEGMENT + 2),
+                    calls=Calls(range(done[0] + 1, done[0] + SEGMENT + most + 1), most),
                     hooks=hooks,
                     stop=lambda number: number == done[0] + SEGMENT,
+                    used=lambda _: False,
                     clock=session.clock,
                     one_at_a_time=False,
                 )
@@ -140,9 +155,9 @@ def main() -> None:
 
         steps = {"resident": step, "twin": made.train().lower().compile(), "unwatched": blind}
         fixed = {name: partial(on_one_batch, name, compiled) for name, compiled in steps.items()}
-        found = alternate(
-            {**fixed, "bare": bare, "run": whole("run", recipe.track.every), "logged": whole("logged", 1)}, ROUNDS
-        )
+        everything = {"run": recipe.track.every, "logged": 1, "run x 32": recipe.track.every, "logged x 32": 1}
+        runs = {name: whole(name, every) for name, every in everything.items()}
+        found = alternate({**fixed, "bare": bare, **runs}, ROUNDS)
 
     show(found)
 
@@ -151,12 +166,14 @@ def show(found: dict[str, list[tuple[float, float]]]) -> None:
     for name, times in found.items():
         wall = statistics.median(wall for wall, _ in times) / SEGMENT
         cpu = statistics.median(cpu for _, cpu in times) / SEGMENT
-        print(f"{name:<9} {wall * 1e6:8.0f} us/step wall  {cpu * 1e6:8.0f} us/step CPU")
+        print(f"{name:<11} {wall * 1e6:8.0f} us/step wall  {cpu * 1e6:8.0f} us/step CPU")
     for clock, kind in enumerate(("wall", "CPU")):
-        pairs = zip(found["logged"], found["run"], strict=True)
-        cost = statistics.median(mine[clock] - theirs[clock] for mine, theirs in pairs) / SEGMENT
-        print(f"logging every step: {1e3 * cost:.3f} ms a step more {kind}")
-    for name, against in (("run", "bare"), ("run", "resident"), ("resident", "unwatched"), ("twin", "resident")):
+        for logged, other in (("logged", "run"), ("logged x 32", "run x 32")):
+            pairs = zip(found[logged], found[other], strict=True)
+            cost = statistics.median(mine[clock] - theirs[clock] for mine, theirs in pairs) / SEGMENT
+            print(f"{logged}: {1e3 * cost:.3f} ms a step more {kind} than {other}")
+    compared = [("run", "bare"), ("run x 32", "bare"), ("run", "resident"), ("resident", "unwatched")]
+    for name, against in (*compared, ("twin", "resident")):
         wall, cpu = (median_ratio(found, name, against, clock) for clock in (0, 1))
         print(f"{name} / {against}: {wall:.3f}x wall, {cpu:.3f}x CPU")
 

@@ -1,7 +1,7 @@
 """The contract of an engine: it places batches, sums gradients over devices and traces steps."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, Protocol
@@ -9,9 +9,11 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from dtrain.core.errors import RecipeError
-from dtrain.data.batch import Batch
+from dtrain.core.types import Positive
+from dtrain.data.batch import CALL, Batch
 from dtrain.models.nn.context import Context
 from dtrain.models.nn.model import Loss
 from dtrain.models.nn.param import Tree, merged, trained
@@ -23,6 +25,8 @@ Grads = Callable[[Tree, Batch], tuple[Loss, Tree]]
 Sums = Callable[[Tree, Batch], Loss]
 OutputsFn = Callable[[Tree, Batch, Context], dict[str, jax.Array]]
 Outputs = Callable[[Tree, Batch], dict[str, jax.Array]]
+Place = tuple[tuple[int, ...], NamedSharding]
+"""The global shape and the sharding of an array."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +35,9 @@ class Compiler:
 
     xla: dict[str, bool | int | str] = field(default_factory=dict)
     """XLA options: {xla_tpu_overlap_compute_collective_tc: true}. Those of other hardware are ignored."""
+    steps_per_call: Positive = 1
+    """Most training steps that one call of the compiled program runs: more than 1 saves the time of the calls where a
+    step takes a few milliseconds or less. A call ends where the run evaluates or saves. Stop requests wait for it."""
 
     def options(self, platform: str) -> dict[str, bool | str]:
         """The options for this platform's compiler, as it takes them."""
@@ -58,6 +65,11 @@ def refuse_unknown(error: Exception) -> None:
 class Engine(Protocol):
     """`jit`, `shard_map` or `pmap`: the recipe's `engine` section itself. All results are global."""
 
+    @property
+    def steps_per_call(self) -> int:
+        """Most training steps that one call runs."""
+        ...
+
     def compile(self, step: jax.stages.Traced, platform: str) -> jax.stages.Compiled:
         """Compile the traced step with the options of the section."""
         ...
@@ -66,9 +78,7 @@ class Engine(Protocol):
         """Why this engine does not support such a layout; empty if it does."""
         ...
 
-    def place(
-        self, layout: Layout, name: str, shape: tuple[int, ...]
-    ) -> tuple[tuple[int, ...], jax.sharding.NamedSharding]:
+    def place(self, layout: Layout, name: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], NamedSharding]:
         """The global shape and sharding of the batch array of this name and shape."""
         ...
 
@@ -107,29 +117,49 @@ class Put:
     engine: Engine
     layout: Layout
     examples: int
-    _places: dict[str, tuple[tuple[int, ...], jax.sharding.NamedSharding, np.ndarray | None]] = field(
+    _places: dict[str, tuple[tuple[int, ...], NamedSharding, np.ndarray | None]] = field(
         default_factory=dict, repr=False, compare=False
     )
 
     def __call__(self, batch: Batch) -> Batch:
+        places = self._of(batch)
+        return self._sent(self._ordered(batch), {name: (shape, to) for name, (shape, to, _) in places.items()}, axis=0)
+
+    def several(self, batches: Sequence[Batch], steps: int) -> Batch:
+        """At most `steps` batches for one call: (steps, examples, ...) each, padded, and how many there are."""
+        ordered = [self._ordered(batch) for batch in batches]
+        ordered += ordered[-1:] * (steps - len(ordered))
+        stacked = {name: np.stack([batch[name] for batch in ordered]) for name in ordered[0]}
+        places = {name: _stacked(shape, to, steps) for name, (shape, to, _) in self._of(batches[0]).items()}
+        count = self._sent({CALL: np.int32(len(batches))}, {CALL: ((), replicated(self.layout))}, axis=None)
+        return self._sent(stacked, places, axis=1) | count
+
+    def _of(self, batch: Batch) -> dict[str, tuple[tuple[int, ...], NamedSharding, np.ndarray | None]]:
         if not self._places.keys() >= batch.keys():
             self._places.update({name: self._place(name, rows) for name, rows in batch.items()})
-        places = {name: self._places[name] for name in batch}
-        local = {
+        return {name: self._places[name] for name in batch}
+
+    def _ordered(self, batch: Batch) -> Batch:
+        """This process's rows in the shape of the engine, tokens in the order of the devices."""
+        places = self._of(batch)
+        return {
             name: (rows if places[name][2] is None else rows[:, places[name][2]]).reshape(-1, *places[name][0][1:])
             for name, rows in batch.items()
         }
-        if all(sharding.is_fully_addressable for _, sharding, _ in places.values()):
-            return jax.device_put(local, {name: sharding for name, (_, sharding, _) in places.items()})
+
+    def _sent(self, local: Batch, places: Mapping[str, Place], axis: int | None) -> Batch:
+        """The arrays on the devices; `axis` is the one along which this process has some of the rows."""
+        if all(sharding.is_fully_addressable for _, sharding in places.values()):
+            return jax.device_put(local, {name: sharding for name, (_, sharding) in places.items()})
         with jax.transfer_guard("allow"):  # JAX counts the transfers inside as implicit ones
             return {
                 name: jax.make_array_from_callback(
-                    shape, sharding, partial(_part, local[name], self.held, self.examples)
+                    shape, sharding, partial(_part, local[name], self.held, self.examples, axis)
                 )
-                for name, (shape, sharding, _) in places.items()
+                for name, (shape, sharding) in places.items()
             }
 
-    def _place(self, name: str, rows: np.ndarray) -> tuple[tuple[int, ...], jax.sharding.NamedSharding, Any]:
+    def _place(self, name: str, rows: np.ndarray) -> tuple[tuple[int, ...], NamedSharding, Any]:
         """The global shape and sharding of an array, and the zigzag order of its tokens, or None."""
         return *self.engine.place(self.layout, name, (self.examples, *rows.shape[1:])), self.layout.zigzag_order(name)
 
@@ -139,11 +169,34 @@ class Put:
         return local_rows(self.layout, self.examples)
 
 
-def _part(rows: np.ndarray, held: np.ndarray, examples: int, index: Any) -> np.ndarray:
-    """The part of this process's rows for one device; `index` selects it from the global batch."""
-    start, stop, _ = index[0].indices(examples)
+def call_shapes(layout: Layout, batch: Batch, steps: int) -> Batch:
+    """The shapes of what one call of so many steps takes, of those of one batch."""
+    if steps == 1:
+        return batch
+    places = {name: _stacked(of.shape, of.sharding, steps) for name, of in batch.items()}
+    stacked = {
+        name: jax.ShapeDtypeStruct(shape, batch[name].dtype, sharding=to) for name, (shape, to) in places.items()
+    }
+    return stacked | {CALL: jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated(layout))}
+
+
+def _stacked(shape: tuple[int, ...], sharding: NamedSharding, steps: int) -> Place:
+    """The place of that array where the batches of so many steps are stacked along a new first dim."""
+    return (steps, *shape), NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec))
+
+
+def replicated(layout: Layout) -> NamedSharding:
+    """Every device has the whole array."""
+    return layout.sharding(PartitionSpec())
+
+
+def _part(rows: np.ndarray, held: np.ndarray, examples: int, axis: int | None, index: Any) -> np.ndarray:
+    """The part of this process's rows for one device; `index` selects it from the global array."""
+    if axis is None:
+        return rows[index]
+    start, stop, _ = index[axis].indices(examples)
     first = int(np.searchsorted(held, start))
-    return rows[(slice(first, first + stop - start), *index[1:])]
+    return rows[(*index[:axis], slice(first, first + stop - start), *index[axis + 1 :])]
 
 
 def local_rows(layout: Layout, examples: int) -> np.ndarray:

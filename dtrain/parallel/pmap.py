@@ -50,6 +50,8 @@ class Pmap(Compiler):
         others = [f"{axis} = {size}" for axis, size in mesh_sizes(layout.sizes).items() if axis != AXIS and size > 1]
         if others:
             return f"pmap replicates the parameters and splits only the data axis; the mesh has {', '.join(others)}"
+        if self.steps_per_call > 1:
+            return f"pmap runs one step per call; steps_per_call is {self.steps_per_call}"
         return f"pmap supports one process; this run has {processes}" if processes > 1 else ""
 
     def place(self, layout: Layout, name: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], NamedSharding]:

@@ -7,7 +7,7 @@ what the compiler does not name counts as temporaries. A run fits if max(peak, r
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -81,6 +81,13 @@ def memory(compiled: Compiled, program: Program, shapes: State, layout: Layout, 
     return Memory(
         classes, compiled.peak, room, largest=buffers[:SHOWN], replicated=replicated(shapes), arena=compiled.arena
     )
+
+
+def with_batches(found: Memory, batch: Batch, more: int) -> Memory:
+    """The memory with so many more batches on the devices."""
+    size = more * sum(share(leaf) for leaf in jax.tree.leaves(batch))
+    classes = found.classes | {"inputs": found.classes["inputs"] + size}
+    return replace(found, classes=classes, peak=found.peak + size, arena=found.arena + size * bool(found.arena))
 
 
 def state_alone(shapes: State, batch: Batch, room: float) -> Memory:

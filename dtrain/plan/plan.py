@@ -28,7 +28,7 @@ from dtrain.plan.program import read
 from dtrain.plan.replay import Replay, StepCost
 from dtrain.plan.target import places, stand_ins
 from dtrain.recipe.recipe import Recipe
-from dtrain.train.assembly import Assembly, assemble
+from dtrain.train.assembly import Assembly, assemble, one_step_per_call
 
 Tier = Literal["compiled", "quick", "state"]
 """`state`: neither compiled nor traced, since the state alone does not fit."""
@@ -182,7 +182,8 @@ def _assembled(recipe: Recipe, devices: list[object], on: Target) -> Assembly:
         assume_cudnn(on.chip)
     example, examples = _example(recipe)
     try:
-        return assemble(recipe, devices, example, recipe.total_steps(examples))
+        assembly = assemble(one_step_per_call(recipe), devices, example, recipe.total_steps(examples))
+        return replace(assembly, recipe=replace(assembly.recipe, engine=recipe.engine))
     except RecipeError as error:
         raise RecipeError([f"on {on.name}: {problem}" for problem in error.problems], error.hint) from error
 
@@ -213,6 +214,8 @@ def _plan(
     took: float,
 ) -> Plan:
     recipe, layout = assembly.recipe, assembly.layout
+    # one step is planned; the batches of the other steps of its call are on the devices at the same time
+    memory_use = memory.with_batches(memory_use, assembly.batch, recipe.engine.steps_per_call - 1)
     timing, money = None, None
     if tally is not None and on.chip:
         flops = assembly.model.flops(layout.example, recipe.batch)

@@ -26,7 +26,7 @@ from dtrain.runtime.speed import matrix_rate
 from dtrain.track.console import Console
 from dtrain.track.meters import peak_of
 from dtrain.track.wandb import WandB
-from dtrain.train.assembly import Assembly, assemble
+from dtrain.train.assembly import Assembly, assemble, one_step_per_call
 from dtrain.train.input import order_of, train_batches
 from dtrain.train.run import run
 from dtrain.train.state import create_state
@@ -110,21 +110,23 @@ class Bench:
         if self.loop_ms > 0.1 * self.run.ms:
             if self.read.ms + self.put.ms > self.step.ms:
                 return "  reading the data takes longer than the step: data.load.workers, or `dtrain data prepare`"
-            return "  the step is short for its loop: a larger batch, or a larger track.every"
+            return "  the step is short for its loop: engine.steps_per_call=32, a larger batch, or a larger track.every"
         return "  `dtrain profile` lists the operations of the compiled step"
 
 
 def bench(recipe: Recipe, rounds: int, seconds: float, say: Callable[[str], None]) -> Bench:
     """Measure `rounds` rounds of segments of about so many seconds each. `say` receives the progress."""
     source, devices = recipe.data.open("train"), jax.devices()
-    assembly = assemble(recipe, devices, source.example, MOST)
+    assembly = assemble(one_step_per_call(recipe), devices, source.example, MOST)
     pieces = _Pieces(assembly, source)
     say("compiling")
     pieces.step(2)
     start = time.perf_counter()
     pieces.step(2)
     count = max(LEAST, min(MOST, int(2 * seconds / (time.perf_counter() - start))))
-    every = min(recipe.track.every, max(1, count // LOGGED))
+    most = recipe.engine.steps_per_call
+    every = -(-min(recipe.track.every, max(1, count // LOGGED)) // most) * most  # a mark is made at the end of a call
+    count = max(count, LOGGED * every) if most > 1 else count
     found: dict[str, list[Cost]] = {name: [] for name in ("run", "step", "read", "put")}
     warnings: dict[str, None] = {}
     with tempfile.TemporaryDirectory(prefix="dtrain-bench-") as folder:
@@ -133,7 +135,7 @@ def bench(recipe: Recipe, rounds: int, seconds: float, say: Callable[[str], None
             local = tuple(sink for sink in recipe.track.to if not isinstance(sink, WandB))
             track = replace(recipe.track, every=every, to=local)
             short = replace(recipe, name=f"round-{number}", steps=count + every, epochs=None, track=track)
-            console = _Marks(rich=Rich(file=io.StringIO()))
+            console = Marks(rich=Rich(file=io.StringIO()))
             run(short, Path(folder), console)
             warnings |= dict.fromkeys(console.warnings)
             found["run"].append(console.cost)
@@ -213,7 +215,7 @@ def _ms(value: float) -> str:
 
 
 @dataclass
-class _Marks(Console):
+class Marks(Console):
     """Notes when each step is logged, and the warnings; the lines go nowhere but to the log."""
 
     marks: list[tuple[int, float, float]] = field(default_factory=list)

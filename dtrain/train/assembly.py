@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 
 from dtrain.core.errors import DataError, RecipeError
 from dtrain.core.types import Device
@@ -14,13 +13,14 @@ from dtrain.data.batch import IMAGE, LABEL, OTHER_IMAGE, OTHER_LABEL, WEIGHT, Ba
 from dtrain.models.nn import param as declare
 from dtrain.optim.groups import grouped
 from dtrain.optim.update import learning_rate, transformation
+from dtrain.parallel.engine import call_shapes, replicated
 from dtrain.parallel.rules import Layout, with_default_dims
 from dtrain.recipe.crosscheck import divides
 from dtrain.recipe.recipe import Recipe
 from dtrain.train import state as states
 from dtrain.train.objective import trained_model
 from dtrain.train.state import State
-from dtrain.train.step import eval_step, loss_of, outputs_of, predict_step, train_step
+from dtrain.train.step import eval_step, loss_of, outputs_of, predict_step, several_steps, train_step
 from dtrain.train.trace_checks import refuse_few_classes, refuse_ignored_labels
 
 ROW = Feature((), "uint32")
@@ -48,7 +48,7 @@ class Assembly:
     eval_batch: int
     """Examples in one evaluation step."""
     batch: Batch
-    """The shapes of one training batch, with their shardings."""
+    """The shapes of the batches of one call of the training step, with their shardings."""
     steps: int
     """Optimizer steps of the whole run."""
 
@@ -88,7 +88,6 @@ def assemble(recipe: Recipe, devices: Sequence[Device], example: Example, steps:
     rate = learning_rate(recipe.optimizer, steps)
     make = states.state_initializer(layout.declared, update, precision.params, recipe.seed)
     shapes = states.abstract(make, update, layout, recipe.optimizer.state_dims)
-    replicated = layout.sharding(PartitionSpec())
 
     def prepare(train: bool) -> Callable[[Batch], Batch]:
         return lambda batch: data.prepare(batch, jax.random.key(recipe.seed), train)
@@ -104,7 +103,7 @@ def assemble(recipe: Recipe, devices: Sequence[Device], example: Example, steps:
     features = dict(example) | ({"row": ROW} if keyed else {})
     if data.paired:
         features |= {OTHER_IMAGE: example[IMAGE], OTHER_LABEL: example[LABEL]}
-    batch = batch_shapes(features, recipe.batch)
+    batch, whole = call_shapes(layout, batch_shapes(features, recipe.batch), engine.steps_per_call), replicated(layout)
 
     if model.user_code:
         classes = example[LABEL].values if LABEL in example else None
@@ -120,21 +119,22 @@ def assemble(recipe: Recipe, devices: Sequence[Device], example: Example, steps:
             skip=recipe.guard.not_finite == "skip",
             norms_every=recipe.track.every if recipe.track.norms else 0,
         )
+        step = several_steps(step) if engine.steps_per_call > 1 else step
         with precision.tracing(flat=_flat(layout, explicit)):
-            return engine.trace(layout, step, shapes, batch, out=(states.placement(shapes), replicated), donate=True)
+            return engine.trace(layout, step, shapes, batch, out=(states.placement(shapes), whole), donate=True)
 
     def evaluate(state: State = shapes) -> jax.stages.Traced:
         loss = loss_of(model, prepare(False), precision, seed=recipe.seed, train=False)
         step = eval_step(engine.sums(layout, loss, recipe.accumulate))
         rows = batch_shapes(dict(example) | {WEIGHT: WEIGHTS}, eval_batch)
         with precision.tracing(flat=_flat(layout, explicit)):
-            return engine.trace(layout, step, state, rows, out=replicated, donate=False)
+            return engine.trace(layout, step, state, rows, out=whole, donate=False)
 
     def predict(state: State, features: Example) -> jax.stages.Traced:
         step = predict_step(engine.rows(layout, outputs_of(model, prepare(False), precision)))
         rows = batch_shapes(dict(features) | {WEIGHT: WEIGHTS}, eval_batch)
         with precision.tracing(flat=_flat(layout, explicit)):
-            return engine.trace(layout, step, state, rows, out=replicated, donate=False)
+            return engine.trace(layout, step, state, rows, out=whole, donate=False)
 
     return Assembly(
         recipe,
@@ -149,6 +149,11 @@ def assemble(recipe: Recipe, devices: Sequence[Device], example: Example, steps:
         batch=batch,
         steps=steps,
     )
+
+
+def one_step_per_call(recipe: Recipe) -> Recipe:
+    """The recipe with a training step that is called for every batch."""
+    return replace(recipe, engine=replace(recipe.engine, steps_per_call=1))
 
 
 def prepared(recipe: Recipe, example: Example, train: bool = False) -> dict[str, jax.ShapeDtypeStruct]:

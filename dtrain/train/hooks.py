@@ -4,23 +4,19 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import jax
-import numpy as np
 
-from dtrain.core.errors import DataError, NotFinite
-from dtrain.core.metrics import SOURCES
+from dtrain.core.errors import DataError
 from dtrain.data.batch import TOKEN, Batch
 from dtrain.data.source import Source
 from dtrain.models.nn.model import Loss
 from dtrain.recipe.recipe import Evaluate
 from dtrain.train.checksum import StateChecksum, state_checksum
 from dtrain.train.loop import StepEvent
-from dtrain.train.loss_guard import CAUSES
 from dtrain.train.save_timer import SaveTimer
 from dtrain.train.state import State
-from dtrain.train.step import NORMS
+from dtrain.train.step_metrics import finite, losses_of_sources, norms_of
 from dtrain.train.timers import Clock
 
 Report = Callable[[int, dict[str, float]], None]
@@ -53,6 +49,7 @@ class Log:
     """Milliseconds per step of each reported span."""
     _pending: tuple[int, dict[str, object], dict[str, float]] | None = None
     _since: tuple[int, float, dict[str, float]] = (0, 0.0, {})
+    _last_times: dict[str, float] = field(default_factory=dict)
 
     def begin(self, step: int) -> None:
         """Start to measure time, from this step on."""
@@ -61,7 +58,7 @@ class Log:
     def __call__(self, event: StepEvent) -> None:
         self.flush()
         if event.step % self.every == 0 or event.last or event.stopping:
-            self._pending = (event.step, event.metrics, self._times(event.step))
+            self._pending = (event.step, event.metrics, self._times(event.reached))
         if event.last or event.stopping:
             self.flush()
 
@@ -79,44 +76,18 @@ class Log:
             self.report(step, {f"train/{name}": value for name, value in values.items()} | norms | times)
 
     def _times(self, step: int) -> dict[str, float]:
+        """Milliseconds per step since the last look, up to `step`, the last of its call: its steps share their time."""
+        if step == self._since[0] and self._last_times:
+            return self._last_times
         now, spent = time.perf_counter() - self.clock.of(*ASIDE), dict(self.clock.spent)
         since, start, before = self._since
         self._since = (step, now, spent)
         steps = max(step - since, 1)
         self.step_ms.append(1e3 * (now - start) / steps)
         parts = {f"time/{part}_ms": spent.get(part, 0.0) - before.get(part, 0.0) for part in PARTS}
-        return {"time/step_ms": self.step_ms[-1]} | {part: 1e3 * seconds / steps for part, seconds in parts.items()}
-
-
-def norms_of(metrics: Mapping[str, object]) -> dict[str, float]:
-    """The norms by name: norm/grad/blocks.out.weight/3 for layer 3 of a stack."""
-    named: Any = jax.device_get(metrics.get(NORMS, {}))
-    found = {}
-    for kind, values in named.items():
-        for path, norm in values.items():
-            name = f"norm/{kind}/{path}"
-            found |= {f"{name}/{i}": float(x) for i, x in enumerate(norm)} if norm.ndim else {name: float(norm)}
-    return found
-
-
-def losses_of_sources(metrics: Mapping[str, object], names: Sequence[str]) -> dict[str, float]:
-    """The mean loss of the step's rows of each source of a mixture; none for a source without rows in this step."""
-    sums: Any = jax.device_get(metrics.get(SOURCES, np.zeros((2, 0))))
-    return {
-        f"train/loss/{name}": float(loss / weight)
-        for name, loss, weight in zip(names, *sums, strict=False)
-        if weight > 0
-    }
-
-
-def finite(step: int, metrics: Mapping[str, object]) -> dict[str, float]:
-    """The metrics as numbers. Raises NotFinite if the loss or the gradient norm is not finite."""
-    found = jax.device_get({name: value for name, value in metrics.items() if name not in (NORMS, SOURCES)})
-    values = {name: float(value) for name, value in found.items()}
-    if not values.pop("finite"):
-        bad = next((name for name in ("loss", "grad_norm") if not math.isfinite(values[name])), "the loss")
-        raise NotFinite(f"{bad} is {values.get(bad, 'not finite')} at step {step}", CAUSES)
-    return values
+        each = {part: 1e3 * seconds / steps for part, seconds in parts.items()}
+        self._last_times = {"time/step_ms": self.step_ms[-1]} | each
+        return self._last_times
 
 
 @dataclass
@@ -146,7 +117,7 @@ class Evaluation:
     """Whether the last evaluation was abandoned because the run was asked to stop."""
 
     def __call__(self, event: StepEvent) -> None:
-        if event.last or (self.due(event.step) and not event.stopping):
+        if event.state is not None and (event.last or (self.due(event.step) and not event.stopping)):
             measured = self.measure(event.step, event.state)
             event.stopping |= measured is None
             event.results.update(measured or {})
@@ -232,10 +203,16 @@ class Saving:
     """The last step that was saved, or -1."""
 
     def due(self, step: int) -> bool:
-        """Whether a save is due after this step. With several processes, all must call this at every step."""
-        return self.timer.due(step) or (bool(self.every) and step % self.every == 0)
+        """Whether a save is due after this step. With several processes, all must call this after every call."""
+        return self.timer.due(step) or self.due_by_step(step)
+
+    def due_by_step(self, step: int) -> bool:
+        """Whether a save is due after this step at any speed."""
+        return bool(self.every) and step % self.every == 0
 
     def __call__(self, event: StepEvent) -> None:
+        if event.state is None:
+            return
         if self.due(event.step) or self.best in event.results or event.last or event.stopping:
             jax.block_until_ready(event.state)  # the step's own time ends here
             self.flush()

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 
 from dtrain.data.batch import ROW, Batch
@@ -18,9 +18,17 @@ from dtrain.train.state import State
 
 
 def train_batches(
-    assembly: Assembly, source: Source, start: int, steps: int, warn: Callable[[str], None]
+    assembly: Assembly,
+    source: Source,
+    start: int,
+    steps: int,
+    warn: Callable[[str], None],
+    calls: Iterable[range] | None = None,
 ) -> Generator[Batch, None, None]:
-    """Yield batches `start` to `steps` - 1 on the devices. `warn` receives a message if a worker process dies."""
+    """Yield batches `start` to `steps` - 1 on the devices. `warn` receives a message if a worker process dies.
+
+    With several steps per call, `calls` has the steps of each call, whose batches are yielded together.
+    """
     recipe = assembly.recipe
     order = order_of(source, recipe.seed, recipe.batch)
     put = Put(recipe.engine, assembly.layout, recipe.batch)
@@ -29,8 +37,12 @@ def train_batches(
         source, order, recipe.batch, local=put.held, start=start, steps=steps, keyed=keyed, paired=paired
     )
     with closing(stream(host, recipe.data.load, warn)) as batches:
-        for batch in batches:
-            yield put(batch)
+        if (most := recipe.engine.steps_per_call) == 1:
+            for batch in batches:
+                yield put(batch)
+        else:
+            for call in calls or ():
+                yield put.several(list(itertools.islice(batches, len(call))), most)
 
 
 def order_of(source: Source, seed: int, batch: int) -> Order | MixedOrder:

@@ -200,8 +200,7 @@ def located(
         before_it = f"losses before it {', '.join(losses)}, " if losses else ""
         head = f"step {number} is the first that is not finite ({before_it}{rate})"
         if not found:
-            return [
-                f"{head}; on one device its loss and gradients are finite, so the cause is in the split or the size"
-            ]
+            none = "on one device no operation makes NaN or infinity of finite numbers"
+            return [f"{head}; {none}: look for a constant that is not finite, bad values in the batch, or the split"]
         return [f"{head}:", *(f"  {origin.text()}" for origin in found)]
     return ["the steps since the newest checkpoint, repeated, are all finite: the fault was not reproducible"]

@@ -15,21 +15,42 @@ Step = Callable[[State, Batch], tuple[State, dict[str, Any]]]
 
 @dataclass
 class StepEvent:
-    """What a hook receives after each step. `metrics` may still be pending on the devices."""
+    """What a hook receives for each step. `metrics` may still be pending on the devices."""
 
     step: int
-    state: State
+    state: State | None
+    """None between the steps of one call, where there is no state to read."""
     metrics: dict[str, Any]
     last: bool
     stopping: bool
+    reached: int
+    """The last step of the call that computed this step."""
     results: dict[str, float] = field(default_factory=dict)
     """Metrics that earlier hooks measured at this step."""
 
 
 class Hook(Protocol):
-    """Called after every step."""
+    """Called for every step."""
 
     def __call__(self, event: StepEvent) -> None: ...
+
+
+@dataclass(frozen=True)
+class Calls:
+    """How the steps of `span` are divided into calls of the compiled step."""
+
+    span: range
+    most: int = 1
+    """Steps of a call."""
+    ends: Callable[[int], bool] = lambda _step: False
+    """Whether a call ends at this step, since the state after it is used."""
+
+    def __iter__(self) -> Iterator[range]:
+        first = self.span.start
+        for step in self.span:
+            if step - first + 1 == self.most or step == self.span[-1] or self.ends(step):
+                yield range(first, step + 1)
+                first = step + 1
 
 
 def loop(
@@ -37,34 +58,60 @@ def loop(
     state: State,
     batches: Iterator[Batch],
     *,
-    span: range,
+    calls: Calls,
     hooks: Sequence[Hook],
     stop: Callable[[int], bool],
+    used: Callable[[int], bool],
     clock: Clock,
     one_at_a_time: bool,
 ) -> tuple[State, bool]:
-    """Run the steps of `span`, counted from 1. Returns the last state and whether the run was stopped early.
+    """Run the steps, counted from 1; `batches` has one item for each call. Returns the last state and whether the run
+    was stopped early.
 
-    At most two steps are in flight, which bounds memory and keeps measured times correct. With `one_at_a_time` (fake
-    devices) steps do not overlap, since their collectives would deadlock.
+    At most two calls are in flight, which bounds memory and keeps measured times correct. With `one_at_a_time` (fake
+    devices) calls do not overlap, since their collectives would deadlock. The hooks of a call of several steps are
+    called while the next call runs, unless the state after it is `used`.
     """
     before: dict[str, Any] = {}
+    waiting: tuple[range, dict[str, Any]] | None = None
+
+    def call_hooks(numbers: range, metrics: dict[str, Any], state: State | None, stopping: bool) -> bool:
+        """Call the hooks for these steps. Returns whether to stop after them."""
+        if calls.most > 1:
+            clock.switch("device")
+            metrics = jax.device_get(metrics)
+            clock.switch("host")
+        for i, number in enumerate(numbers):
+            own = jax.tree.map(lambda values, i=i: values[i], metrics) if calls.most > 1 else metrics
+            at_end = number == numbers[-1]
+            event = StepEvent(
+                number, state if at_end else None, own, number == calls.span[-1], stopping and at_end, numbers[-1]
+            )
+            for hook in hooks:
+                hook(event)
+            stopping |= event.stopping
+        return stopping
+
     with clock("data"):
-        batch = next(batches) if span else {}
+        batch = next(batches) if calls.span else {}
     with jax.transfer_guard("disallow"):
-        for number in span:
+        for numbers in calls:
             clock.switch("dispatch")
             state, metrics = step(state, batch)
-            last = number == span[-1]
+            last = numbers[-1] == calls.span[-1]
             if not last:
                 with clock("data"):
                     batch = next(batches)
             clock.switch("device")
             jax.block_until_ready(metrics if one_at_a_time else before)
             clock.switch("host")
-            before, event = metrics, StepEvent(number, state, metrics, last, stop(number))
-            for hook in hooks:
-                hook(event)
-            if event.stopping:
+            before = metrics
+            if waiting:
+                call_hooks(*waiting, None, False)
+                waiting = None
+            stopping = stop(numbers[-1])
+            if calls.most > 1 and not (one_at_a_time or last or stopping or used(numbers[-1])):
+                waiting = numbers, metrics
+            elif call_hooks(numbers, metrics, state, stopping):
                 return state, True
     return state, False

@@ -61,7 +61,7 @@ class LossGuard:
         if self._before:
             self._look(*self._before)
         self._before = (event.step, event.metrics)
-        if event.last or event.stopping or self.due(event.step):
+        if event.state is not None and (event.last or event.stopping or self.due(event.step)):
             self._look(*self._before)
             self._before = None
 

@@ -12,10 +12,11 @@ from dtrain.core.run_control import RunControl
 from dtrain.core.run_dir import Folder, folder
 from dtrain.recipe.recipe import Recipe
 from dtrain.track.console import Console
+from dtrain.train.assembly import assemble, one_step_per_call
 from dtrain.train.checksum import state_checksum
 from dtrain.train.input import refuse_broken_contract, train_batches
 from dtrain.train.locate import located
-from dtrain.train.loop import loop
+from dtrain.train.loop import Calls, loop
 from dtrain.train.loss_guard import Rollback
 from dtrain.train.prepare import Ready, prepare
 from dtrain.train.recipe_check import finished
@@ -78,7 +79,11 @@ def _attempt_located(session: Session, ready: Ready) -> Rollback | None:
 
 
 def _located(session: Session, ready: Ready) -> list[str]:
-    store, assembly = ready.store, ready.assembly
+    store, assembly, step = ready.store, ready.assembly, ready.step
+    if assembly.recipe.engine.steps_per_call > 1:
+        recipe = one_step_per_call(session.recipe)
+        assembly = assemble(recipe, jax.devices(), ready.train.example, assembly.steps)
+        step = recipe.engine.compile(assembly.train(), platform=assembly.layout.platform)
     store.wait()
     quiet = Console(silent=True)
     state, start = first_state(
@@ -86,7 +91,7 @@ def _located(session: Session, ready: Ready) -> list[str]:
     )
     first, last = start.step + start.batches_skipped, assembly.steps + start.batches_skipped
     with closing(train_batches(assembly, ready.train, first, last, session.console.warn)) as batches:
-        return located(assembly, ready.step, state, batches, range(start.step + 1, assembly.steps + 1))
+        return located(assembly, step, state, batches, range(start.step + 1, assembly.steps + 1))
 
 
 def _attempt(session: Session, ready: Ready) -> Rollback | None:
@@ -120,11 +125,12 @@ def _train(session: Session, ready: Ready) -> Rollback | None:
     if not session.dry:
         session.interrupt.phase = "training"
     first, last = (step + start.batches_skipped for step in (start.step, end))
-    batches = train_batches(assembly, ready.train, first, last, session.console.warn)
+    calls = Calls(range(start.step + 1, end + 1), session.recipe.engine.steps_per_call, hooks.ends)
+    batches = train_batches(assembly, ready.train, first, last, session.console.warn, calls)
     try:
         with session.console.progress(start.step, steps), session.clock.training():
             hooks.logging.begin(start.step)
-            if hooks.profiler:
+            if jax.process_index() == 0:
                 hooks.profiler.begin(start.step)
             if start.eval_pending:
                 measured = hooks.evaluation.measure(start.step, state)
@@ -135,9 +141,10 @@ def _train(session: Session, ready: Ready) -> Rollback | None:
                 ready.step,
                 state,
                 session.stack.enter_context(closing(batches)),
-                span=range(start.step + 1, end + 1),
+                calls=calls,
                 hooks=hooks.ordered,
                 stop=session.interrupt.agreed,
+                used=hooks.used,
                 clock=session.clock,
                 one_at_a_time=hooks.saving.one_at_a_time,
             )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from dtrain.data.batch import ROW, Batch
+from dtrain.data.batch import CALL, ROW, Batch
 from dtrain.models.nn.context import Context
 from dtrain.models.nn.model import Loss, Model
 from dtrain.models.nn.param import Param, Tree, merged, paths, trained
@@ -110,6 +110,30 @@ def train_step(
         }
 
     return step
+
+
+def several_steps(step: Callable[[State, Batch], tuple[State, Metrics]]) -> Callable[[State, Batch], Any]:
+    """(state, batches) → the state after the first CALL of the batches, and the metrics of each step, stacked.
+
+    One loop serves any number of batches, so that the numbers do not depend on how many steps a call has.
+    """
+
+    def steps(state: State, batches: Batch) -> tuple[State, Metrics]:
+        rows = {name: values for name, values in batches.items() if name != CALL}
+        most = jax.tree.leaves(rows)[0].shape[0]
+
+        def batch(number: jax.Array) -> Batch:
+            return {name: jax.lax.dynamic_index_in_dim(values, number, keepdims=False) for name, values in rows.items()}
+
+        def one(number: jax.Array, before: tuple[State, Metrics]) -> tuple[State, Metrics]:
+            state, metrics = step(before[0], batch(number))
+            return state, jax.tree.map(lambda rows, own: rows.at[number].set(own), before[1], metrics)
+
+        _, shapes = jax.eval_shape(lambda state: step(state, batch(jnp.int32(0))), state)
+        empty = jax.tree.map(lambda own: jnp.zeros((most, *own.shape), own.dtype), shapes)
+        return jax.lax.fori_loop(0, batches[CALL], one, (state, empty))
+
+    return steps
 
 
 def _norm(values: jax.Array, param: Param) -> jax.Array:

@@ -41,12 +41,22 @@ class Hooks:
     evaluation: Evaluation
     saving: Saving
     watch: Watch
-    profiler: Profiler | None
+    profiler: Profiler
+    """Of process 0; in other processes it is not called."""
+
+    def ends(self, step: int) -> bool:
+        """Whether a call of several steps ends at this step, the same in every process."""
+        return self.evaluation.due(step) or self.saving.due_by_step(step) or self.profiler.ends(step)
+
+    def used(self, step: int) -> bool:
+        """Whether the state after this step is used. With several processes, all must call this after every call."""
+        lead = jax.process_index() == 0
+        return self.saving.due(step) or self.evaluation.due(step) or (lead and self.profiler.waits(step))
 
     @property
     def ordered(self) -> list[Hook]:
         """In the order of their calls: the guard comes before the hooks that log or save a loss that it refuses."""
-        profiler = [self.profiler] if self.profiler else []
+        profiler = [self.profiler] if jax.process_index() == 0 else []
         return [self.alive, *profiler, self.watch, self.guard, self.logging, self.evaluation, self.saving]
 
 
@@ -93,7 +103,6 @@ def step_hooks(session: Session, ready: Ready, start: Start, end: int) -> Hooks:
         timer=timer,
     )
     watch = Watch(session.clock, logging.every, recipe.data.load.workers, session.console.warn)
-    lead = jax.process_index() == 0
     profiler = Profiler(session.place, ready.step.as_text, recipe.profile, session.clock, session.console.say)
     return Hooks(
         partial(_alive, session),
@@ -102,7 +111,7 @@ def step_hooks(session: Session, ready: Ready, start: Start, end: int) -> Hooks:
         evaluation,
         saving,
         watch=session.stack.enter_context(watch),
-        profiler=profiler if lead else None,
+        profiler=profiler,
     )
 
 

@@ -44,15 +44,15 @@ class Watch:
 
     def __call__(self, event: StepEvent) -> None:
         if self._before is None:  # the first batch waits for workers to start, and the first step may compile
-            self._before, self._compiled = (event.step, dict(self.clock.spent)), 0
+            self._before, self._compiled = (event.reached, dict(self.clock.spent)), 0
             return
         step, spent = self._before
-        if event.step - step < FEWEST or not (event.step % self.every == 0 or event.last):
+        if event.reached - step < FEWEST or not (event.step % self.every == 0 or event.last):
             return
         now = dict(self.clock.spent)
-        seconds = {part: (now.get(part, 0.0) - spent.get(part, 0.0)) / (event.step - step) for part in IN_LOOP}
-        self._before = event.step, now
-        if slow_input(seconds) and seconds["data"] * (event.step - step) > ENOUGH:
+        seconds = {part: (now.get(part, 0.0) - spent.get(part, 0.0)) / (event.reached - step) for part in IN_LOOP}
+        self._before = event.reached, now
+        if slow_input(seconds) and seconds["data"] * (event.reached - step) > ENOUGH:
             self._once("input", self._advice(seconds))
         if self._compiled:
             programs = f"{self._compiled} program{'s' * (self._compiled > 1)}"

@@ -40,7 +40,7 @@ def test_an_evaluation_reads_its_sums_at_the_end_with_few_batches_under_way(monk
 def test_an_evaluation_gives_way_to_a_stop_also_at_the_last_step() -> None:
     answers, rows = iter([False, False, True]), []
     hook = evaluation(rows, stop=lambda: next(answers))
-    at = StepEvent(10, (), {}, last=True, stopping=False)  # pyright: ignore
+    at = StepEvent(10, (), {}, last=True, stopping=False, reached=10)  # pyright: ignore
     hook(at)
     assert at.stopping
     assert hook.abandoned

@@ -10,7 +10,7 @@ import pytest
 
 from dtrain.core.run_dir import Folder
 from dtrain.track.jsonl import read as read_rows
-from dtrain.train.profile import HOST, Instruction, Op, covered, instructions_of, read, summarised
+from dtrain.train.trace_summary import HOST, Instruction, Op, covered, instructions_of, read, summarised
 from tests.conftest import Dtrain, bare_environment
 
 KNOWN = {
