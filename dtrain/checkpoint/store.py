@@ -22,10 +22,10 @@ from typing import Any
 import jax
 
 from dtrain.checkpoint import disk, incomplete, manifest
+from dtrain.checkpoint.arrays import Arrays
 from dtrain.checkpoint.commit import all_agree, commit
 from dtrain.checkpoint.differences import differences
 from dtrain.checkpoint.manifest import CorruptCheckpoint, Manifest
-from dtrain.checkpoint.partial import is_partial, restore_part
 from dtrain.checkpoint.policy import Checkpoint
 from dtrain.checkpoint.retry import retried
 from dtrain.core import fault_injection
@@ -58,8 +58,6 @@ class Store:
 
         Raises EnvironmentFault if the folder cannot be created.
         """
-        import orbax.checkpoint as ocp
-
         self._path, self._policy, self._reading, self._holds = path, policy, reading, holds
         self._metrics, self._within = tuple(metrics), ExitStack()
         self._rank, self._processes = jax.process_index(), jax.process_count()
@@ -76,9 +74,7 @@ class Store:
                 incomplete.sweep(path)
         except OSError as error:
             raise EnvironmentFault(f"cannot create checkpoints in {path}: {cause(error)}", way_out(error)) from error
-        mode = ocp.options.AtomicityMode.COMMIT_FILE  # writes in place, without a rename
-        atomicity = ocp.options.AtomicityOptions(mode=mode, allow_legacy_atomic_rename=True)
-        self._orbax = ocp.StandardCheckpointer(atomicity_options=atomicity)
+        self._arrays = Arrays()
 
     def __enter__(self) -> "Store":
         self._within.enter_context(disk.once())
@@ -89,7 +85,7 @@ class Store:
             if self._saving:
                 self._saving.join()
             try:
-                self._orbax.close()
+                self._arrays.close()
             except OSError as error:
                 if kind is None:  # else the error that ends the run is reported
                     raise EnvironmentFault(f"cannot write to {self._path}: {cause(error)}", way_out(error)) from error
@@ -187,7 +183,7 @@ class Store:
             fault_injection.strike("save:begin", self._rank)
             if self._rank == 0:
                 incomplete.begin(self._path, step)
-            self._orbax.save(self._path / str(step) / "state", state)
+            self._arrays.save(self._path / str(step) / "state", state)
         self._saving = threading.Thread(target=self._finish, args=(pending, proof), name=f"save {step}", daemon=True)
         self._saving.start()
 
@@ -216,18 +212,18 @@ class Store:
         """
         place = self._path / str(step) / "state"
         with disk.reading(place):
-            unlike = differences(self._orbax.metadata(place).item_metadata, shapes)
+            unlike = differences(self._arrays.metadata(place), shapes)
         if unlike:
             head = f"checkpoint {self._path / str(step)} does not match this recipe's model and optimizer:"
             raise CheckpointError("\n  ".join([head, *unlike[:8]]), "give this run another name: name=...")
         with disk.reading(place):
-            return restore_part(place, shapes) if is_partial(shapes) else self._orbax.restore(place, shapes)
+            return self._arrays.restore(place, shapes)
 
     def _finish(self, pending: Manifest, proof: Callable[[], Sequence[int]]) -> None:
         """In a thread: wait for orbax, digest, commit, and delete the steps that the policy does not keep."""
         try:
             with disk.writing(self._path, pending.step, self._holds):
-                self._orbax.wait_until_finished()
+                self._arrays.wait()
                 pending = replace(pending, checksum=list(proof()))
                 fault_injection.strike("save:digest", self._rank)
                 commit(self._path / str(pending.step), pending, self._rank, self._processes, self._holds)
