@@ -16,12 +16,12 @@ def longer(recipe: str, overrides: Sequence[str], runs: Path, extend: str) -> in
     """
     from dtrain.cli.recipes import find
     from dtrain.core.run_dir import folder
-    from dtrain.recipe.load import load
+    from dtrain.recipe.compose import name_of_run  # without JAX: fake devices are set up before it is imported
 
     found = LENGTH.fullmatch(extend.strip())
     if not found or not float(found[1]) > 0:
         raise RecipeError(f"--extend {extend}: not a length", "write for example 500steps or 20epochs")
-    place = folder(runs, load(find(recipe), overrides).name)
+    place = folder(runs, name_of_run(find(recipe), overrides))
     record = place.read_record()
     if not record or not record.get("steps"):
         raise RecipeError(f"--extend: there is no run in {place.path}", "train it first, without --extend")

@@ -1,6 +1,7 @@
 """Combine a recipe, its includes and the overrides of the command line into one tree of nodes."""
 
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +17,16 @@ def compose(path: Path, overrides: Sequence[str] = ()) -> Node:
     """The recipe merged over its includes, with the `key=value` overrides merged over both."""
     over = overriding(overrides)
     return _with_preset(merge(_one_length(_included(path, (), Budget()), over), over))
+
+
+def name_of_run(path: Path, overrides: Sequence[str] = ()) -> str:
+    """The name of the recipe's run: its key `name`, or else from the name of the file. Nothing else is checked."""
+    return str(compose(path, overrides).plain().get("name") or name_of(path))
+
+
+def name_of(path: Path) -> str:
+    """The name of a run of this file."""
+    return re.sub(r"[^a-z0-9]+", "-", path.stem.lower()).strip("-")[:63]
 
 
 def _one_length(tree: Node, over: Node) -> Node:

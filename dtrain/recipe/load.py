@@ -1,7 +1,6 @@
 """Load a checked Recipe from a path, and write one back as YAML."""
 
 import dataclasses
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any, cast
 
 from dtrain.core.errors import RecipeError
 from dtrain.core.types import JsonObject
-from dtrain.recipe.compose import compose, merge
+from dtrain.recipe.compose import compose, merge, name_of
 from dtrain.recipe.crosscheck import Parts, Problem, problems_of
 from dtrain.recipe.parse import fields
 from dtrain.recipe.parse import value as parsed
@@ -101,7 +100,7 @@ def draft(path: Path, overrides: Sequence[str] = ()) -> Draft:
     Raises RecipeError if it is not YAML, contains a secret, or contains a string or a path that cannot be used.
     """
     tree = compose(path, overrides)
-    named = Node({"name": Node(_name_of(path), Mark(str(path)))}, tree.mark)
+    named = Node({"name": Node(name_of(path), Mark(str(path)))}, tree.mark)
     tree, problems = merge(named, tree), Problems()
     for where in secrets(tree):
         mark = mark_of(tree, where)  # the mark of an override quotes its value
@@ -184,10 +183,6 @@ def _without_none(value: object) -> Any:
             key: child if key == "args" else _without_none(child) for key, child in value.items() if child is not None
         }
     return [_without_none(child) for child in value] if isinstance(value, tuple | list) else value
-
-
-def _name_of(path: Path) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", path.stem.lower()).strip("-")[:63]
 
 
 def mark_of(tree: Node, path: str) -> Mark:

@@ -33,7 +33,7 @@ def test_started_processes_get_the_length_in_place_of_the_option(words: list[str
 
 def test_a_finished_run_is_extended_and_the_jump_of_the_learning_rate_told(dtrain: Dtrain, tmp_path: Path) -> None:
     dtrain(*SHORT)
-    done = dtrain(*SHORT, "--extend", "1epoch")
+    done = dtrain(*SHORT, "--extend", "1epoch", "--devices", "1")
     assert "extended to 45 steps" in done.stderr  # ceil(2 x 1437 / 64)
     assert "learning rate: was" in done.stderr
     place = Folder(tmp_path / "runs" / "short")
