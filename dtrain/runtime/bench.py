@@ -70,6 +70,8 @@ class Bench:
     """How the rate is known."""
     convention: str
     """How the model's FLOPs are counted."""
+    per_call: int = 1
+    """Steps that one call of `dtrain run` runs; the compiled step alone is called for every step."""
     warnings: list[str] = field(default_factory=list)
 
     @property
@@ -91,7 +93,7 @@ class Bench:
         for name, cost in (("dtrain run", self.run), ("its compiled step alone", self.step)):
             yield f"  {name:<28}{_ms(cost.ms)}  CPU {_ms(cost.cpu_ms)}  {cost.ms / whole:5.1%} of the step"
         yield "where the step goes"
-        rest = self.step.ms - self.product_ms
+        rest = min(self.step.ms, whole) - self.product_ms
         if rest > 0:
             yield f"  {'matrix products at full speed':<28}{_ms(self.product_ms)}  {self.product_ms / whole:5.1%}"
             yield f"  {'the rest of the compiled step':<28}{_ms(rest)}  {rest / whole:5.1%}"
@@ -99,6 +101,9 @@ class Bench:
             yield f"  {'the compiled step':<28}{_ms(self.step.ms)}  {self.step.ms / whole:5.1%}"
         if self.loop_ms > 0:
             yield f"  {'the loop around it':<28}{_ms(self.loop_ms)}  {self.loop_ms / whole:5.1%}"
+        elif self.per_call > 1:
+            less = _ms(-self.loop_ms).strip()
+            yield f"  {self.per_call} steps in one call take {less} a step less than in calls of one"
         else:
             yield "  the loop around it: not visible, it runs while the devices compute"
         yield f"  full speed: {self.rate / 1e12:.3g} TFLOP/s, {self.rate_of}; FLOPs by {self.convention}"
@@ -147,6 +152,7 @@ def bench(recipe: Recipe, rounds: int, seconds: float, say: Callable[[str], None
     medians = {name: _median(costs) for name, costs in found.items()}
     kinds = f"{len(devices)} x {devices[0].device_kind}"
     about = {"rate": rate, "rate_of": rate_of, "convention": flops.convention, "warnings": list(warnings)}
+    about["per_call"] = most
     about["product_ms"] = 1e3 * flops.step / rate
     return Bench(recipe.name, kinds, recipe.batch, count, rounds, **medians, **about)
 

@@ -34,6 +34,7 @@ def test_the_advice_follows_from_the_largest_part() -> None:
     assert "dtrain profile" in "\n".join(device.lines)
     hidden = replace(FOUND, run=Cost(1.4, 3.0))
     assert "not visible" in "\n".join(hidden.lines)
+    assert "8 steps in one call take 0.100 ms a step less" in "\n".join(replace(hidden, per_call=8).lines)
 
 
 @pytest.mark.slow
