@@ -70,6 +70,14 @@ def test_what_is_saved_comes_back(tmp_path: Path) -> None:
         assert set(found.files) == {f"state/{path}" for path in manifest.files_of(tmp_path / "c" / "3" / "state")}
 
 
+def test_arrays_are_not_compressed(tmp_path: Path) -> None:
+    state = {"a": jnp.zeros((256, 256))}
+    with Store(tmp_path / "c", Checkpoint()) as store:
+        store.save(1, state, {}, {})
+        store.wait()
+    assert largest(tmp_path / "c" / "1").stat().st_size >= state["a"].nbytes
+
+
 def test_another_library_reads_it(tmp_path: Path) -> None:
     import orbax.checkpoint as ocp
 

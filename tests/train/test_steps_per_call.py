@@ -6,12 +6,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from dtrain.core.run_dir import saved_steps
-from dtrain.plan.memory import Memory, with_batches
+from dtrain.core.slices import target
+from dtrain.plan.memory import with_batches
+from dtrain.plan.plan import quick
 from dtrain.recipe.load import load
 from dtrain.track.console import Console
 from dtrain.train import run as runs
@@ -169,7 +170,9 @@ def test_pmap_runs_one_step_per_call(dtrain: Dtrain, recipe: Path) -> None:
     assert "pmap runs one step per call; steps_per_call is 4" in shown
 
 
-def test_a_plan_counts_the_batches_of_a_call() -> None:
-    batch = {"image": jnp.zeros((4, 8)), "label": jnp.zeros(4, jnp.int32)}
-    found = with_batches(Memory({"inputs": 144}, 1000, 1e9, arena=2000), batch, 3)
-    assert (found.classes["inputs"], found.peak, found.arena) == (4 * 144, 1000 + 3 * 144, 2000 + 3 * 144)
+def test_a_plan_counts_the_batches_of_a_call(recipe: Path) -> None:
+    one, four = (quick(load(recipe, [f"engine.steps_per_call={steps}"]), target("v5e-1")).memory for steps in (1, 4))
+    more = 3 * one.classes["inputs"]
+    assert one.classes["inputs"] == 64 * (64 + 4 + 4)  # images, labels and row numbers
+    assert (four.classes, four.peak) == (one.classes | {"inputs": 4 * one.classes["inputs"]}, one.peak + more)
+    assert with_batches(one, {}, 3) == one
