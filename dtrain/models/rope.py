@@ -13,6 +13,7 @@ import numpy as np
 
 from dtrain.core.errors import FieldError
 from dtrain.core.types import Positive, PositiveFloat
+from dtrain.models.nn.matmul import on_tpu
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,5 +115,32 @@ def rotated(x_BTHD: jax.Array, waves: tuple[jax.Array, jax.Array]) -> jax.Array:
     Pairs are halves apart, as in Hugging Face's checkpoints; Su et al. 2021 pair neighbours.
     """
     cos, sin = (wave[:, :, None, :] for wave in waves)
+    if on_tpu():
+        return _rotated_by_product(x_BTHD, *(jnp.concatenate([wave, wave], -1) for wave in (cos, sin)))
     left, right = jnp.split(x_BTHD.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([left * cos - right * sin, right * cos + left * sin], -1).astype(x_BTHD.dtype)
+
+
+@jax.custom_vjp
+def _rotated_by_product(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+    """`rotated` for waves of D values, with halves swapped by a product: x cos + (-right, left) sin.
+
+    XLA:TPU computes the product and the rest in one pass over memory; halves of a head that are split and joined again
+    take three. Each sum in the product has one term that is not zero, so it is exact.
+    """
+    return (x.astype(jnp.float32) * cos + _swapped(x).astype(jnp.float32) * sin).astype(x.dtype)
+
+
+def _swapped(x: jax.Array) -> jax.Array:
+    """(-right, left) for the halves (left, right) of the last dim."""
+    half = x.shape[-1] // 2
+    matrix = np.eye(2 * half, k=half) - np.eye(2 * half, k=-half)
+    return jnp.matmul(x, jnp.asarray(matrix, x.dtype), precision="highest")
+
+
+def _rotate_back(waves: tuple[jax.Array, jax.Array], gradient: jax.Array) -> tuple[jax.Array, None, None]:
+    cos, sin = waves
+    return _rotated_by_product(gradient, cos, -sin), None, None
+
+
+_rotated_by_product.defvjp(lambda x, cos, sin: (_rotated_by_product(x, cos, sin), (cos, sin)), _rotate_back)

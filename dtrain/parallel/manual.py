@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
+from jax.experimental.layout import Layout as ArrayLayout
+from jax.experimental.layout import with_layout_constraint
 
 from dtrain.core.errors import RecipeError
 from dtrain.models.nn.attention import AttentionSpec
@@ -177,7 +179,7 @@ class ShardMapContext(ExampleVerbs):
         self, blocks: Sequence[Block], params: Tree, x: jax.Array, shared: Tree = None, how: Layers = Layers()
     ) -> tuple[jax.Array, Tree]:
         def gathering(block: Block) -> Block:
-            return lambda layer, x, shared, ctx: block(self.gather(layer), x, shared, ctx)
+            return lambda layer, x, shared, ctx: block(self.gather(layer), self._row_major(x), shared, ctx)
 
         def layers(x: jax.Array, shared: Tree) -> tuple[jax.Array, Tree]:
             # FSDP: even without remat, the backward pass gathers parameters again instead of saving them
@@ -194,6 +196,10 @@ class ShardMapContext(ExampleVerbs):
         if stages == 1:
             return layers(x, shared)
         return pipelined(layers, x, shared, axis="pipeline", stages=stages, microbatches=self.microbatches)
+
+    def _row_major(self, x: jax.Array) -> jax.Array:
+        """x, kept in row-major order on TPUs, where XLA may else save a layer's input transposed and copy it back."""
+        return with_layout_constraint(x, ArrayLayout(tuple(range(x.ndim)))) if self.layout.platform == "tpu" else x
 
     def dispatch(self, tokens: Routing, experts: ExpertWeights) -> jax.Array:
         parts = self.layout.sizes["expert"]

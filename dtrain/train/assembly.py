@@ -1,6 +1,7 @@
 """Assemble mesh, model, data, optimizer and step from a recipe, with abstract arrays: nothing is executed."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from dtrain.core.errors import DataError, RecipeError
 from dtrain.core.types import Device
 from dtrain.data.batch import IMAGE, LABEL, OTHER_IMAGE, OTHER_LABEL, WEIGHT, Batch, Example, Feature
 from dtrain.models.nn import param as declare
+from dtrain.models.nn.precision import Precision
 from dtrain.optim.groups import grouped
 from dtrain.optim.update import learning_rate, transformation
 from dtrain.parallel.engine import call_shapes, replicated
@@ -120,20 +122,20 @@ def assemble(recipe: Recipe, devices: Sequence[Device], example: Example, steps:
             norms_every=recipe.track.every if recipe.track.norms else 0,
         )
         step = several_steps(step) if engine.steps_per_call > 1 else step
-        with precision.tracing(flat=_flat(layout, explicit)):
+        with _tracing(precision, layout, explicit):
             return engine.trace(layout, step, shapes, batch, out=(states.placement(shapes), whole), donate=True)
 
     def evaluate(state: State = shapes) -> jax.stages.Traced:
         loss = loss_of(model, prepare(False), precision, seed=recipe.seed, train=False)
         step = eval_step(engine.sums(layout, loss, recipe.accumulate))
         rows = batch_shapes(dict(example) | {WEIGHT: WEIGHTS}, eval_batch)
-        with precision.tracing(flat=_flat(layout, explicit)):
+        with _tracing(precision, layout, explicit):
             return engine.trace(layout, step, state, rows, out=whole, donate=False)
 
     def predict(state: State, features: Example) -> jax.stages.Traced:
         step = predict_step(engine.rows(layout, outputs_of(model, prepare(False), precision)))
         rows = batch_shapes(dict(features) | {WEIGHT: WEIGHTS}, eval_batch)
-        with precision.tracing(flat=_flat(layout, explicit)):
+        with _tracing(precision, layout, explicit):
             return engine.trace(layout, step, state, rows, out=whole, donate=False)
 
     return Assembly(
@@ -166,6 +168,10 @@ def prepared(recipe: Recipe, example: Example, train: bool = False) -> dict[str,
     return jax.eval_shape(prepare, rows)
 
 
-def _flat(layout: Layout, explicit: bool) -> bool:
-    """Whether activations are multiplied as matrices: on a CPU, unless the compiler would have to gather tokens."""
-    return layout.platform == "cpu" and (explicit or layout.sizes["sequence"] == layout.sizes["tensor"] == 1)
+def _tracing(precision: Precision, layout: Layout, explicit: bool) -> AbstractContextManager[None]:
+    """The context in which a step is traced for the platform of the layout.
+
+    On a CPU, activations are multiplied as matrices, unless the compiler would have to gather tokens.
+    """
+    flat = layout.platform == "cpu" and (explicit or layout.sizes["sequence"] == layout.sizes["tensor"] == 1)
+    return precision.tracing(flat, on_tpu=layout.platform == "tpu")

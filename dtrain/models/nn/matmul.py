@@ -15,21 +15,29 @@ from dtrain.models.nn.vma import axes_of, varied, vary
 
 _FLOAT32_SUMS = ContextVar("float32_sums", default=True)
 _FLAT = ContextVar("flat", default=False)
+_ON_TPU = ContextVar("on_tpu", default=False)
 
 
 @contextmanager
-def products(float32_sums: bool, flat: bool) -> Iterator[None]:
+def products(float32_sums: bool, flat: bool, on_tpu: bool) -> Iterator[None]:
     """Within this context, steps are traced with gradients of matrices summed in float32, or in the compute dtype.
 
     `flat`: activations are multiplied as matrices. XLA:CPU copies those with more dims into another order first, which
     takes longer than the product. Not for a compiler that splits tokens over devices: it would have to gather them.
+    `on_tpu`: `on_tpu()` is true.
     """
-    tokens = _FLOAT32_SUMS.set(float32_sums), _FLAT.set(flat)
+    tokens = _FLOAT32_SUMS.set(float32_sums), _FLAT.set(flat), _ON_TPU.set(on_tpu)
     try:
         yield
     finally:
         _FLOAT32_SUMS.reset(tokens[0])
         _FLAT.reset(tokens[1])
+        _ON_TPU.reset(tokens[2])
+
+
+def on_tpu() -> bool:
+    """Whether the step that is being traced will run on TPUs."""
+    return _ON_TPU.get()
 
 
 @jax.custom_vjp

@@ -46,7 +46,7 @@ class Precision:
             if not hasattr(x, "computed_in"):
                 return x.astype(self.compute)
             # a row of an embedding sums the gradients of all its tokens: always in float32
-            return x.computed_in(self.compute, "float32" if "vocab" in param.names else self.reduce)
+            return x.computed_in(self.compute, "float32" if param.names[:1] == ("vocab",) else self.reduce)
 
         return jax.tree.map(cast_one, declared, params)
 
@@ -60,11 +60,11 @@ class Precision:
         return {name: cast_one(name, x) for name, x in batch.items()}
 
     @contextmanager
-    def tracing(self, flat: bool = False) -> Iterator[None]:
+    def tracing(self, flat: bool = False, on_tpu: bool = False) -> Iterator[None]:
         """Within this context, steps are traced with `matmul` and `reduce` applied to their products.
 
-        `flat`: see `matmul.products`.
+        `flat`, `on_tpu`: see `matmul.products`.
         """
         exact = nullcontext() if self.matmul == "default" else jax.default_matmul_precision(self.matmul)
-        with products(self.reduce == "float32", flat), exact:
+        with products(self.reduce == "float32", flat, on_tpu), exact:
             yield

@@ -96,6 +96,15 @@ def test_gradients_of_embedding_rows_are_summed_in_float32(engine: str, name: st
     assert {dtype for primitive, dtype, _ in found if primitive == "scatter-add"} == {"float32"}
 
 
+@pytest.mark.parametrize(("name", "dtypes"), [("llama", {"bfloat16"}), ("gpt2", {"bfloat16", "float32"})])
+def test_the_gradient_of_a_head_that_is_not_the_embedding_is_summed_like_that_of_other_matrices(
+    name: str, dtypes: set[str]
+) -> None:
+    precision = Precision(compute="bfloat16", reduce="compute")
+    found = traced(name, "shard_map", Mesh(data=1, fsdp=2), precision)
+    assert {dtype for primitive, dtype, _ in found if primitive == "reduce_scatter"} == dtypes
+
+
 @pytest.mark.parametrize("engine", ["jit", "shard_map"])
 def test_every_product_of_the_router_is_exact_in_training(engine: str) -> None:
     model = LANGUAGE_MODELS["deepseek"]
