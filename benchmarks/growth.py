@@ -6,7 +6,7 @@ slope of a straight line through the logarithms: 0 does not grow, 1 grows in pro
 
 - layers are scanned, so that compile time should not grow with depth, nor with any size; cost should, in proportion;
 - cost of width: the products' share is quadratic, of context: attention's share is quadratic, the rest linear;
-- experts: each token uses two of them, so that cost should not grow;
+- experts: each token uses two of them, so that only the update of their parameters should grow;
 - devices share one batch on one CPU: the sum of their work should not grow, its overhead does;
 - chips: a quick plan of llama3-8b on slices of v5p, seconds of planning, predicted step time at a batch per chip;
 - processes: `dtrain run` of one recipe on four fake devices, command to end and time per step.
