@@ -194,7 +194,7 @@ class JitContext(ExampleVerbs):
 
     def dispatch(self, tokens: Routing, experts: ExpertWeights) -> jax.Array:
         assert self.layout.mesh is not None
-        if self.layout.mesh.size == 1 and self.layout.platform != "tpu":
+        if self.layout.mesh.size == 1 and self.layout.platform == "cpu":
             return grouped(tokens, experts)
         inner, rows = ShardMapContext(self.layout), self.layout.spec(("batch", "length"))
         axes = self.layout.token_axes

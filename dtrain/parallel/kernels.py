@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from dtrain.models.nn.attention import AttentionSpec, Positions, attention
+from dtrain.models.nn.blockwise_product import blockwise_product
 from dtrain.models.nn.param import Tree
 from dtrain.models.nn.remat import ATTENTION, PRODUCT
 from dtrain.models.nn.vma import axes_of, vary
@@ -122,8 +123,11 @@ def grouped_product(platform: str, rows: jax.Array, matrices: jax.Array, sizes: 
     """Each row times its expert's matrix, for rows (N, in) sorted by expert, `sizes` rows each: (N, out).
 
     On TPU, XLA has a kernel for this product and for the gradient of the rows, but computes the gradient of the
-    matrices as a dense product over all rows for every expert; JAX's Pallas kernel `tgmm` replaces that one.
+    matrices as a dense product over all rows for every expert; JAX's Pallas kernel `tgmm` replaces that one. On a CPU,
+    XLA would compute all three so.
     """
+    if platform == "cpu":
+        return blockwise_product(rows, matrices, sizes)
     if platform != "tpu" or rows.shape[0] % LANES:
         return jax.lax.ragged_dot(rows, matrices, sizes)
     axes = (*axes_of(rows), *axes_of(matrices))

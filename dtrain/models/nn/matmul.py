@@ -19,7 +19,7 @@ _ON_TPU = ContextVar("on_tpu", default=False)
 
 
 @contextmanager
-def products(float32_sums: bool, flat: bool, on_tpu: bool) -> Iterator[None]:
+def products(float32_sums: bool, flat: bool, on_tpu: bool = False) -> Iterator[None]:
     """Within this context, steps are traced with gradients of matrices summed in float32, or in the compute dtype.
 
     `flat`: activations are multiplied as matrices. XLA:CPU copies those with more dims into another order first, which
