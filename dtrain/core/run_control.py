@@ -60,7 +60,7 @@ class RunControl:
         self._listener: Callable[[], object] | None = None
         self._spent: Callable[[float, str], object] | None = None
         self._began, self._before = now(), Usage()
-        self._lock, self._done = threading.Lock(), threading.Event()
+        self._lock, self._writing, self._done = threading.Lock(), threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._watch, name="run-control", daemon=True)
 
     def begin(self) -> None:
@@ -103,10 +103,10 @@ class RunControl:
         return StopRequested(f"stopped on request {where}", f"a launched run does not start while {path} exists")
 
     def close(self) -> None:
-        """Stop watching and record the time used."""
+        """Stop watching and record the time used. Nothing is written after this."""
         if self._thread.ident is not None and not self._done.is_set():
             self._done.set()
-            self._note_time()
+            self._note_time(last=True)
 
     def _admit(self) -> None:
         """Refuse this start, or record it."""
@@ -169,11 +169,13 @@ class RunControl:
     def _hours_over(self) -> bool:
         return self.limits.hours is not None and self._seconds() >= 3600 * self.limits.hours
 
-    def _note_time(self) -> None:
+    def _note_time(self, *, last: bool = False) -> None:
         if self._refused or not (self.limits.launch or self._listener):
             return  # this start does not train, or it is not launched and does not hold the lease yet
-        with suppress(DtrainError, OSError):  # such as a full disk, which the run itself reports
-            write_usage(self._folder, self.limits.launch, replace(self._before, seconds=self._seconds()))
+        # one write at a time: each replaces the file by way of the same temporary file
+        with self._writing, suppress(DtrainError, OSError):  # such as a full disk, which the run itself reports
+            if last or not self._done.is_set():
+                write_usage(self._folder, self.limits.launch, replace(self._before, seconds=self._seconds()))
 
 
 def clear_stale_request(folder: Folder, say: Callable[[str], object]) -> None:

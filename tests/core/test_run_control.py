@@ -13,7 +13,7 @@ from dtrain.core.errors import DtrainError, Exhausted, HostLost, StopRequested
 from dtrain.core.lease import hold_lease
 from dtrain.core.run_control import Limits, Request, RunControl, clear_stale_request, note_end
 from dtrain.core.run_dir import Folder
-from dtrain.core.usage import read_usage
+from dtrain.core.usage import Usage, read_usage
 
 HOUR = 3600.0
 
@@ -173,6 +173,33 @@ def test_the_time_of_a_start_is_recorded_regularly_in_case_it_is_killed(place: F
         deadline.wait(0.01)
     assert noted() == run_control.NOTE + 1
     control.close()
+
+
+def test_close_waits_for_a_write_of_the_watching_thread_and_writes_last(
+    place: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begins, ends, notes = threading.Event(), threading.Event(), list[float]()
+
+    def write(_folder: Folder, _launch: str, usage: Usage) -> None:
+        if usage.seconds:  # not the entry of the start itself
+            begins.set()
+            assert ends.wait(20)
+            notes.append(usage.seconds)
+
+    monkeypatch.setattr(run_control, "write_usage", write)
+    clock = Clock()
+    control = begun(place, Limits("a1"), clock=clock)
+    clock.seconds += run_control.NOTE + 1
+    assert begins.wait(20)
+    clock.seconds += 1
+    closing = threading.Thread(target=control.close)
+    closing.start()
+    closing.join(0.1)
+    assert closing.is_alive()
+    assert not notes
+    ends.set()
+    closing.join(20)
+    assert notes == [run_control.NOTE + 1, run_control.NOTE + 2]
 
 
 def test_a_request_left_from_before_is_removed_where_a_person_starts(place: Folder) -> None:
