@@ -75,20 +75,20 @@ class _Repeated(logging.Filter):
 _REPEATED = _Repeated()
 
 
-@contextmanager
-def once() -> Iterator[None]:
-    """Inside this context, an error of a save is shown once, not by each thread that it passes through."""
+def report_once() -> None:
+    """From here on, an error of a save is shown once, not by each thread that it passes through.
+
+    Nothing is restored: asyncio logs at garbage collection, and threads of tensorstore report to the closed event loop
+    of orbax after the save has failed, even after the Store is closed.
+    """
     for name in ("absl", "asyncio"):
-        logging.getLogger(name).addFilter(_REPEATED)  # stays: asyncio logs at garbage collection
+        logging.getLogger(name).addFilter(_REPEATED)
     before = sys.unraisablehook
+    if getattr(before, "__module__", None) == __name__:
+        return  # installed by an earlier Store
 
     def hook(shown: "sys.UnraisableHookArgs") -> None:
         if not (isinstance(shown.exc_value, RuntimeError) and str(shown.exc_value) == "Event loop is closed"):
             before(shown)
 
     sys.unraisablehook = hook
-    try:
-        yield
-    finally:
-        if sys.unraisablehook is hook:
-            sys.unraisablehook = before

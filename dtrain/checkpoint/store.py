@@ -13,7 +13,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -59,7 +59,7 @@ class Store:
         Raises EnvironmentFault if the folder cannot be created.
         """
         self._path, self._policy, self._reading, self._holds = path, policy, reading, holds
-        self._metrics, self._within = tuple(metrics), ExitStack()
+        self._metrics = tuple(metrics)
         self._rank, self._processes = jax.process_index(), jax.process_count()
         self.committed: int | None = None
         """The last step that this process committed."""
@@ -77,18 +77,17 @@ class Store:
         self._arrays = Arrays()
 
     def __enter__(self) -> "Store":
-        self._within.enter_context(disk.once())
+        disk.report_once()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        with self._within:
-            if self._saving:
-                self._saving.join()
-            try:
-                self._arrays.close()
-            except OSError as error:
-                if kind is None:  # else the error that ends the run is reported
-                    raise EnvironmentFault(f"cannot write to {self._path}: {cause(error)}", way_out(error)) from error
+        if self._saving:
+            self._saving.join()
+        try:
+            self._arrays.close()
+        except OSError as error:
+            if kind is None:  # else the error that ends the run is reported
+                raise EnvironmentFault(f"cannot write to {self._path}: {cause(error)}", way_out(error)) from error
 
     def steps(self) -> list[int]:
         """Committed steps, newest first."""

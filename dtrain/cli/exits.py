@@ -74,15 +74,16 @@ def interruptible() -> Iterator[None]:
 
     def unraisable(failure: "sys.UnraisableHookArgs") -> None:
         if not issubclass(failure.exc_type, KeyboardInterrupt):
-            sys.__unraisablehook__(failure)
+            hook(failure)
 
     before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGALRM)}
-    sys.unraisablehook = unraisable
+    hook, sys.unraisablehook = sys.unraisablehook, unraisable
     try:
         yield
     finally:
         cancel_interrupt()
-        sys.unraisablehook = sys.__unraisablehook__
+        if sys.unraisablehook is unraisable:  # else a Store has installed its own for the rest of the process
+            sys.unraisablehook = hook
         for number, handler in before.items():
             signal.signal(number, handler)
 

@@ -1,5 +1,6 @@
 """A saved state is restored bit for bit, or detected as damaged; a partial write is never taken for a checkpoint."""
 
+import asyncio
 import itertools
 import json
 import logging
@@ -8,18 +9,21 @@ import os
 import random
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tensorstore
 
 from dtrain.checkpoint import incomplete, manifest, retry
-from dtrain.checkpoint.disk import once
+from dtrain.checkpoint.disk import report_once
 from dtrain.checkpoint.manifest import CorruptCheckpoint
 from dtrain.checkpoint.policy import Checkpoint
 from dtrain.checkpoint.store import BAD, Store
@@ -373,9 +377,50 @@ def test_an_error_of_the_disk_that_is_raised_is_not_logged_by_orbax_as_well(
     file: str, shown: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     failing = compile("raise OSError(28, 'No space left on device')", file, "exec")
-    with once():
-        try:
-            exec(failing)
-        except OSError:
-            logging.getLogger("absl").exception("Failed to write metadata")
+    report_once()
+    try:
+        exec(failing)
+    except OSError:
+        logging.getLogger("absl").exception("Failed to write metadata")
     assert bool(caplog.records) == shown
+
+
+def late(after: Callable[[], None]) -> None:
+    """Call `after`, then let tensorstore report to an event loop that is closed."""
+    promise, future = tensorstore.Promise.new()
+    loop = asyncio.new_event_loop()
+
+    async def wait() -> None:
+        await future
+
+    task = loop.create_task(wait())
+    loop.run_until_complete(asyncio.sleep(0.01))
+    task.cancel()
+    loop.close()
+    after()
+    promise.set_result(None)
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_thread_that_reports_to_a_closed_event_loop_after_the_store_is_closed_is_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], stored: bool
+) -> None:
+    monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)
+
+    def save() -> None:
+        for name in "ab" if stored else "":
+            with Store(tmp_path / name, Checkpoint()):
+                pass
+
+    late(save)
+    assert ("RuntimeError: Event loop is closed" in capfd.readouterr().err) == (not stored)
+
+
+def test_another_error_of_a_thread_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[BaseException | None] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda failure: seen.append(failure.exc_value))
+    report_once()
+    report_once()
+    raised = RuntimeError("another")
+    sys.unraisablehook(SimpleNamespace(exc_type=RuntimeError, exc_value=raised))  # type: ignore[arg-type]
+    assert seen == [raised]

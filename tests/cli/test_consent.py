@@ -14,7 +14,7 @@ from tests.recipe.test_load import GOOD, write
 def untrusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A recipe with a model whose module writes a file when it is imported."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "untrusted_net.py").write_text("open('ran', 'w')\nclass Net:\n    pass\n")
+    (tmp_path / "untrusted_net.py").write_text("open('ran', 'w').close()\nclass Net:\n    pass\n")
     rest = GOOD.replace("{kind: mlp, sizes: [64, 32, 10]}", "{kind: custom, target: 'untrusted_net:Net'}")
     return write(tmp_path, f"{rest}launch: {{kind: local, python: bin/evil, environment: [HF_TOKEN]}}\n")
 

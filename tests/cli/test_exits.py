@@ -1,11 +1,13 @@
 import errno
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import typer
 
 from dtrain.checkpoint import disk
-from dtrain.cli.exits import exits
+from dtrain.cli.exits import exits, interruptible
 from dtrain.core.errors import CheckpointError, DataError, Hung, NotFinite, RecipeError, Stopped
 
 CLOSED = (
@@ -54,3 +56,23 @@ def test_debug_shows_every_traceback(capsys: pytest.CaptureFixture[str]) -> None
     shown = capsys.readouterr().err
     assert "Traceback" in shown
     assert "hint: fix it" in shown
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_inside_interruptible_other_errors_reach_the_hook_that_was_there(
+    monkeypatch: pytest.MonkeyPatch, stored: bool
+) -> None:
+    seen: list[str] = []
+
+    def report(error: BaseException) -> None:
+        sys.unraisablehook(SimpleNamespace(exc_type=type(error), exc_value=error))  # type: ignore[arg-type]
+
+    monkeypatch.setattr(sys, "unraisablehook", lambda failure: seen.append(str(failure.exc_value)))
+    with interruptible():
+        if stored:
+            disk.report_once()
+        report(KeyboardInterrupt("lost"))
+        report(ValueError("inside"))
+    report(ValueError("after"))
+    report(RuntimeError("Event loop is closed"))
+    assert seen == ["inside", "after"] + ["Event loop is closed"] * (not stored)

@@ -95,7 +95,7 @@ def test_a_run_on_it_resumes_and_refuses_other_rows(dtrain: Dtrain, tmp_path: Pa
 
 
 def test_no_verb_runs_its_code_unasked(in_process: Dtrain, tmp_path: Path) -> None:
-    (tmp_path / "my_rows.py").write_text("open('ran', 'w')")
+    (tmp_path / "my_rows.py").write_text("open('ran', 'w').close()")
     (tmp_path / "mine.yaml").write_text(RECIPE)
     checked = in_process("check", "mine.yaml")
     assert "not checked: the data, whose module is imported only when the run starts" in checked.stderr

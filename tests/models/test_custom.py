@@ -111,7 +111,7 @@ def test_a_missing_library_of_the_users_file_is_named_with_the_way_to_install_it
 
 
 def test_checking_does_not_run_its_code(dtrain: Dtrain, tmp_path: Path) -> None:
-    (tmp_path / "my_net.py").write_text("open('ran', 'w')")
+    (tmp_path / "my_net.py").write_text("open('ran', 'w').close()")
     dtrain("check", "mine.yaml")
     assert not (tmp_path / "ran").exists()
 
