@@ -16,7 +16,7 @@ from dtrain.models.adapter import from_outputs
 from dtrain.models.nn.context import Context
 from dtrain.models.nn.count_flops import product_flops
 from dtrain.models.nn.layers import three_times
-from dtrain.models.nn.model import Declared, Flops, Loss, Structure
+from dtrain.models.nn.model import Declared, FieldValue, Flops, Loss, Structure
 from dtrain.models.nn.param import Param, Tree, abstract, paths
 from dtrain.models.nn.single_device import SingleDeviceContext
 from dtrain.models.user_params import from_init, from_params, with_dims, with_statistics
@@ -172,10 +172,10 @@ class Custom(Declared):
             return structure
         raise RecipeError("model: its `structure` is not a dtrain.Structure", "structure = Structure(layers=12)")
 
-    def overrides(self, fields: Mapping[str, str | int]) -> dict[str, Any]:
+    def overrides(self, fields: Mapping[str, FieldValue]) -> dict[str, Any]:
         return {"args": dict(fields)}
 
-    def replaced(self, fields: Mapping[str, str | int]) -> Self:
+    def replaced(self, fields: Mapping[str, FieldValue]) -> Self:
         return replace(self, args=self.args | dict(fields))
 
     def flops(self, example: Example, examples: int) -> Flops:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -19,14 +19,14 @@ from dtrain.core.metrics import DROPPED, NLL, PERPLEXITY, SOURCES, Metric
 from dtrain.core.types import Depth, Natural, NonNegative, Positive, PositiveFloat
 from dtrain.data.batch import DOCUMENT, POSITION, SOURCE, TARGET, TOKEN, WEIGHT, Batch, Example
 from dtrain.models.decoder_layer import apply, flops_per_token, layer, norm, normal
-from dtrain.models.feed_forward import Form
+from dtrain.models.feed_forward import Form, gated
 from dtrain.models.moe import Experts
 from dtrain.models.next_token import Head, row_mismatch
 from dtrain.models.nn import param as declare
-from dtrain.models.nn.context import Block, Context, Layers, Remat
+from dtrain.models.nn.context import Block, Context, Layers
 from dtrain.models.nn.model import Declared, Flops, Loss, Structure
 from dtrain.models.nn.param import Param, Tree
-from dtrain.models.nn.remat import ON_DEVICE
+from dtrain.models.nn.remat import ON_DEVICE, Remat, Saved
 from dtrain.models.rope import Learned, Rope
 
 Changed = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
@@ -94,9 +94,10 @@ class Decoder(Declared):
     """Divide the initial values of the two output matrices of each layer by sqrt(2 x layers) (Radford et al. 2019)."""
     z_loss: NonNegative = 0.0
     """Weight of the z-loss of the logits (Chowdhery et al. 2022, section 5)."""
-    remat: Remat = "none"
+    remat: Remat | tuple[Saved, ...] = "none"
     """What a layer saves for the backward pass; the rest is recomputed. none: everything; dots: results of matrix
-    products and attention; attention: those of attention; full: its input only; offload: its input, in host memory."""
+    products and attention; attention: those of attention; full: its input only; offload: its input, in host memory;
+    or a list of what is saved besides its input, such as [attention, query, key, value, up]."""
     unroll: Positive = 1
     """Layers per iteration of the compiled loop over layers: more is faster on a CPU and slower to compile."""
     loss_chunks: Positive = 1
@@ -121,6 +122,9 @@ class Decoder(Declared):
             raise FieldError("window_theta", f"window_theta = {self.window_theta}: needs window, rotary positions, > 1")
         if not (self.pre_norm or self.post_norm):
             raise FieldError("pre_norm", "pre_norm and post_norm are both false: a layer must be normalised somewhere")
+        if not isinstance(self.remat, str) and (unread := sorted(set(self.remat) - set(self.saveable))):
+            hint = f"save any of {', '.join(self.saveable)}"
+            raise FieldError("remat", f"the backward pass of this model does not read {unread[0]}", hint)
         if self.qk_norm_joint and (not self.qk_norm or self.norm != "rms" or self.norm_offset):
             raise FieldError("qk_norm_joint", "qk_norm_joint needs qk_norm: true, norm: rms and norm_offset: false")
 
@@ -140,6 +144,12 @@ class Decoder(Declared):
         return self.head_dim or self.width // self.heads
 
     @property
+    def saveable(self) -> tuple[Saved, ...]:
+        """Values that the backward pass of a layer reads: `remat` can save them."""
+        absent = (set() if gated(self.feed_forward) else {"gate"}) | (set() if self.post_norm else {"down"})
+        return tuple(name for name in get_args(Saved) if name not in absent)
+
+    @property
     def metrics(self) -> tuple[Metric, ...]:
         capped = self.experts is not None and self.experts.capacity is not None
         return (*((NLL,) if self.experts or self.z_loss else ()), PERPLEXITY, *((DROPPED,) if capped else ()))
@@ -147,7 +157,8 @@ class Decoder(Declared):
     @property
     def structure(self) -> Structure:
         mixture = self.experts.mixture if self.experts else None
-        remat = {"remat": tuple(dict.fromkeys((self.remat, *ON_DEVICE)))}
+        policies = [which for which in ON_DEVICE if isinstance(which, str) or set(which) <= set(self.saveable)]
+        remat = {"remat": tuple(dict.fromkeys((self.remat, *policies)))}
         chunks = {"loss_chunks": (self.loss_chunks, 1)} if self.loss_chunks > 1 else {}
         return Structure(mixture, self.layers, len(self.windows), remat | chunks, offload={"remat": "offload"})
 

@@ -96,7 +96,7 @@ def _attention(
     together = _split(y_BTE, block, (model.heads, model.groups, model.groups)) if JOINED in block else {}
 
     def project(name: str, heads: str) -> jax.Array:
-        x_BTHD = together[name] if together else matmul(y_BTE, block[name]["weight"])
+        x_BTHD = together[name] if together else matmul(y_BTE, block[name]["weight"], name=name)
         x_BTHD = added(x_BTHD, block[name]["bias"]) if "bias" in block[name] else x_BTHD
         x_BTHD = ctx.shard(x_BTHD, "batch", "length", heads, None)
         if name == "value":
@@ -111,7 +111,7 @@ def _attention(
     factor = (model.query_pre_attn_scalar or model.size_of_head) ** -0.5
     spec = AttentionSpec(factor, window=window, softcap=model.attention_softcap)
     y_BTHD = ctx.attend(q_BTHD, k_BTGD, v_BTGD, spec, shared.get(DOCUMENT))
-    return matmul(y_BTHD, block["out"]["weight"], contract_dims=2)
+    return matmul(y_BTHD, block["out"]["weight"], contract_dims=2, name="out")
 
 
 def joined(block: Tree) -> Tree:
@@ -158,11 +158,11 @@ def _feed_forward(
     together: dict[str, jax.Array] = dict(zip(("gate", "up"), halves, strict=False))
 
     def times(name: str) -> jax.Array:
-        y_BTF = together[name] if together else matmul(y_BTE, mlp[name])
+        y_BTF = together[name] if together else matmul(y_BTE, mlp[name], name=name)
         y_BTF = added(y_BTF, mlp[f"{name}_bias"]) if model.bias else y_BTF
         return ctx.shard(y_BTF, "batch", "length", "hidden")
 
-    y_BTE = ctx.scatter(matmul(hidden(model.feed_forward, times), mlp["down"]), "hidden")
+    y_BTE = ctx.scatter(matmul(hidden(model.feed_forward, times), mlp["down"], name="down"), "hidden")
     return (added(y_BTE, mlp["down_bias"]) if model.bias else y_BTE), {}
 
 

@@ -90,7 +90,8 @@ class Experts:
 
         # The gates multiply the rows before the last matrix, so that its result is not needed for their gradient.
         def products(experts: Tree, rows_NE: jax.Array, gates_N1: jax.Array, times: Product) -> jax.Array:
-            return times(hidden(form, lambda name: times(rows_NE, experts[name])) * gates_N1, experts["down"])
+            y_NF = hidden(form, lambda name: times(rows_NE, experts[name], name)) * gates_N1
+            return times(y_NF, experts["down"], "down")
 
         dims = {
             name: "experts hidden embed" if name == "down" else "experts embed hidden" for name in params["experts"]
@@ -98,7 +99,8 @@ class Experts:
         out_BTE = ctx.dispatch(tokens, ExpertWeights(params["experts"], dims, products, most=limit))
         if self.shared:
             shared = params["shared"]
-            out_BTE = out_BTE + matmul(hidden(form, lambda name: matmul(tokens.x, shared[name])), shared["down"])
+            y_BTF = hidden(form, lambda name: matmul(tokens.x, shared[name], name=name))
+            out_BTE = out_BTE + matmul(y_BTF, shared["down"], name="down")
         return out_BTE, sums
 
     def _route(

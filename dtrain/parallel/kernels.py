@@ -16,7 +16,7 @@ from jax.ad_checkpoint import checkpoint_name
 from dtrain.models.nn.attention import AttentionSpec, Positions, attention
 from dtrain.models.nn.blockwise_product import blockwise_product
 from dtrain.models.nn.param import Tree
-from dtrain.models.nn.remat import ATTENTION, PRODUCT
+from dtrain.models.nn.remat import ATTENTION, QKV
 from dtrain.models.nn.vma import axes_of, vary
 
 LANES = 128
@@ -89,7 +89,7 @@ def splash(
 
     def rows(q: jax.Array, k: jax.Array, v: jax.Array, document: jax.Array | None) -> jax.Array:
         q, k, v = (
-            checkpoint_name(jnp.swapaxes(x, 1, 2), PRODUCT) for x in (q, k, v)
+            checkpoint_name(jnp.swapaxes(x, 1, 2), name) for name, x in zip(QKV, (q, k, v), strict=True)
         )  # (heads, tokens) order, as the backward kernels read them
         ids = None if document is None else kernel.SegmentIds(document, document)
         out: Any = jax.vmap(attend, in_axes=(0, 0, 0, None if ids is None else 0))(q, k, v, ids)

@@ -131,7 +131,8 @@ class ShardMapContext(ExampleVerbs):
         if not axes or not self._work_axes(dim):  # x is not a partial sum
             return self.share(x_BTE)
         summed = jax.lax.psum_scatter(x_BTE, axes, scatter_dimension=1, tiled=True)
-        return checkpoint_name(summed, PRODUCT)  # if saved, neither the product nor the reduce-scatter is repeated
+        # if saved, neither the product nor the reduce-scatter is repeated
+        return checkpoint_name(summed, {"heads": "out", "hidden": "down"}.get(dim, PRODUCT))
 
     def whole_row(self, x_BT: jax.Array) -> jax.Array:
         x_BT, parts = self.collect(x_BT), self.layout.sizes["sequence"]

@@ -71,7 +71,10 @@ class Candidate:
             names = [name for name, options in known if options <= set(value.get("xla", {}).items())]
             return ", ".join([value["kind"], *names[-1:]])
         if key == "model":
-            return ", ".join(f"{name} {what}" for name, what in value.items())
+            texts = {
+                name: what if isinstance(what, str | int) else f"[{', '.join(what)}]" for name, what in value.items()
+            }
+            return ", ".join(f"{name} {text}" for name, text in texts.items())
         return f"{value} microbatches" if key == "accumulate" else f"{key} {value}"
 
 

@@ -22,6 +22,7 @@ EXPECTED = {
     "float_type": "a number such as 3e-4",
     "bool_type": "true or false",
     "string_type": "a string",
+    "tuple_type": "a list",
     "dict_type": "a mapping such as {{key: value}}",
     "finite_number": "a finite number",
     "greater_than": "a number above {gt}",
@@ -55,6 +56,8 @@ def validated(hint: object, node: Node, path: str, problems: Problems, doc: Call
                 at, where = (children[part], f"{where}.{part}") if inside else (at, where)
             marks[where] = at
             expected.setdefault(where, []).append(_expected(detail, hint, at))
+        if len(marks) > 1:  # an item was refused: then the value is the member of a union that has items
+            marks.pop(path, None)
         for where, at in marks.items():  # of a union, pydantic reports what each member expects
             near = nearest(at.value, _choices(hint)) if isinstance(at.value, str) else ""
             message = f"expected {' or '.join(dict.fromkeys(expected[where]))}; found {described(at)}"

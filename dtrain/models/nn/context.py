@@ -25,8 +25,8 @@ from dtrain.models.nn.remat import Policy, Remat
 class Layers:
     """How a stack of equal layers is compiled."""
 
-    remat: Remat | Policy = "none"
-    """What is saved for the backward pass: a name, or a policy of `jax.checkpoint`."""
+    remat: Remat | tuple[str, ...] | Policy = "none"
+    """What is saved for the backward pass: a policy's name, the names of values, or a policy of `jax.checkpoint`."""
     unroll: int = 1
     """Iterations of the loop over layers that are unrolled: `unroll` of `jax.lax.scan`."""
 

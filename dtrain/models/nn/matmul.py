@@ -67,17 +67,17 @@ def _backward(saved: tuple[jax.Array, jax.Array], g: jax.Array) -> tuple[jax.Arr
 _matmul.defvjp(_forward, _backward)
 
 
-def matmul(x: jax.Array, w: jax.Array | LowRank, contract_dims: int = 1) -> jax.Array:
+def matmul(x: jax.Array, w: jax.Array | LowRank, contract_dims: int = 1, name: str = PRODUCT) -> jax.Array:
     """x (..., *inner) times w (*inner, *outer), summed over the `contract_dims` inner dims: (..., *outer).
 
     Like `tensordot`, whose gradient of w is computed transposed: on a CPU that transpose costs more than the product.
-    The result is named for rematerialisation policies that save it.
+    `name`: that of the result, for rematerialisation policies that save it.
     """
     if isinstance(w, LowRank):
-        adapted = matmul(matmul(x, w.a, contract_dims), w.b)
-        return matmul(x, w.base, contract_dims) + w.scale * adapted
+        adapted = matmul(matmul(x, w.a, contract_dims, name), w.b, name=name)
+        return matmul(x, w.base, contract_dims, name) + w.scale * adapted
     outer = w.shape[contract_dims:]
     flat = w.reshape(math.prod(w.shape[:contract_dims]), -1)
     rows = vary(x.reshape(*x.shape[: x.ndim - contract_dims], -1), axes_of(w))
     out = _matmul(rows, varied(flat, axes_of(x)))
-    return checkpoint_name(out.reshape(*out.shape[:-1], *outer), PRODUCT)
+    return checkpoint_name(out.reshape(*out.shape[:-1], *outer), name)

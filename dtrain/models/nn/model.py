@@ -48,6 +48,10 @@ class Mixture:
     """Most tokens that one expert takes, as a multiple of an even spread; None: no limit."""
 
 
+FieldValue = str | int | tuple[str, ...]
+"""A value of a field that plans may change."""
+
+
 @dataclass(frozen=True)
 class Structure:
     """What plans, searches and checks ask about a model; the defaults hold for a model without such parts."""
@@ -57,7 +61,7 @@ class Structure:
     """Layers that pipeline stages share out."""
     period: int = 1
     """Layers after which the kinds of layers repeat: a pipeline stage holds whole periods."""
-    alternatives: Mapping[str, tuple[str | int, ...]] = field(default_factory=dict)
+    alternatives: Mapping[str, tuple[FieldValue, ...]] = field(default_factory=dict)
     """Fields that change memory and time but no result: the present value, then those that a search tries."""
     offload: Mapping[str, str] = field(default_factory=dict)
     """Values of fields with which inputs of layers wait in the host's memory for the backward pass."""
@@ -134,10 +138,10 @@ class Declared:
         """The same model for batches of such arrays, given with one example each, as its loss receives them."""
         return self
 
-    def overrides(self, fields: Mapping[str, str | int]) -> dict[str, Any]:
+    def overrides(self, fields: Mapping[str, FieldValue]) -> dict[str, Any]:
         """The keys of the recipe's `model` section that set these fields."""
         return dict(fields)
 
-    def replaced(self, fields: Mapping[str, str | int]) -> Self:
+    def replaced(self, fields: Mapping[str, FieldValue]) -> Self:
         """The same model with other values of these fields."""
         return replace(self, **self.overrides(fields))  # pyright: ignore[reportArgumentType]

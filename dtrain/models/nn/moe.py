@@ -13,10 +13,10 @@ from jax.ad_checkpoint import checkpoint_name
 
 from dtrain.models.nn.blockwise_product import blockwise_product
 from dtrain.models.nn.param import Tree
-from dtrain.models.nn.remat import PRODUCT
 
-Product = Callable[[jax.Array, jax.Array], jax.Array]
-"""(rows sorted by expert (N, in), a matrix for each expert (experts, in, out)) → rows (N, out)."""
+Product = Callable[[jax.Array, jax.Array, str], jax.Array]
+"""(rows sorted by expert (N, in), a matrix for each expert (experts, in, out), the name of the result for
+rematerialisation policies) → rows (N, out)."""
 
 Apply = Callable[[Tree, jax.Array, jax.Array, Product], jax.Array]
 """(experts' parameters, rows sorted by expert, their gates (N, 1), the product of rows with their expert's
@@ -71,8 +71,8 @@ def in_order(rows: jax.Array, gates: jax.Array, expert: jax.Array, experts: Expe
     order = jnp.argsort(expert, stable=True)
     sizes = jnp.zeros(experts.count, jnp.int32).at[expert].add(1, mode="drop")
 
-    def times(rows: jax.Array, matrices: jax.Array) -> jax.Array:
-        return checkpoint_name(experts.product(rows, matrices, sizes), PRODUCT)
+    def times(rows: jax.Array, matrices: jax.Array, name: str) -> jax.Array:
+        return checkpoint_name(experts.product(rows, matrices, sizes), name)
 
     out = experts.apply(experts.params, rows[order], gates[order, None], times)[jnp.argsort(order)]
     return jnp.where((expert < experts.count)[:, None], out, 0)

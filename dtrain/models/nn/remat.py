@@ -1,7 +1,7 @@
 """Rematerialisation: which values the forward pass saves for the backward pass, and their names."""
 
 from collections.abc import Callable, Collection
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jax
 
@@ -10,13 +10,23 @@ Remat = Literal["none", "full", "dots", "attention", "offload"]
 none: all values; full: its input only; attention: also the results of attention; dots: also those of matrix products,
 including those of experts; offload: its input, in the host's memory."""
 
-ON_DEVICE: tuple[Remat, ...] = ("none", "attention", "dots", "full")
-"""The policies that keep everything on the device, the least recomputation first."""
+Saved = Literal["attention", "query", "key", "value", "out", "gate", "up", "down"]
+"""Values of a layer that a policy can save one by one: results of attention, and of the product with the matrix of
+that name; queries, keys and values as attention reads them."""
+
+QKV: tuple[Saved, ...] = ("query", "key", "value")
+ON_DEVICE: tuple[Remat | tuple[Saved, ...], ...] = (
+    "none", "dots", ("attention", *QKV, "out", "up"), ("attention", *QKV, "out"), "attention", "full",
+)  # fmt: skip
+"""Policies that keep everything on the device, the least recomputation first."""
 
 ATTENTION = "attention"
 PRODUCT = "product"
 INPUT = "layer_input"
 """Names by which policies select values: results of attention and of matrix products, inputs of layers."""
+
+PRODUCTS = (PRODUCT, *(name for name in get_args(Saved) if name != ATTENTION))
+"""The names of results of matrix products."""
 
 Policy = Callable[..., Any]
 """(primitive, its inputs, its parameters) → whether its results are saved."""
@@ -29,11 +39,14 @@ VIEWS = ("reshape", "squeeze", "pvary", "pcast", "name")
 """Primitives that only change a value's view. To save such a view of a gathered parameter would save the parameter."""
 
 
-def policy(remat: Remat) -> Policy | None:
-    """The policy for `jax.checkpoint`; None if nothing is recomputed."""
+def policy(remat: Remat | Collection[str]) -> Policy | None:
+    """The policy for `jax.checkpoint`, for a name or for the names of what is saved; None if nothing is recomputed."""
     policies = jax.checkpoint_policies
     attention = _either(policies.save_only_these_names(ATTENTION), _cudnn)
-    products = policies.save_only_these_names(PRODUCT)
+    products = policies.save_only_these_names(*PRODUCTS)
+    if not isinstance(remat, str):
+        named = policies.save_only_these_names(*remat)
+        return _either(named, _cudnn) if ATTENTION in remat else named
     if remat == "offload":
         return policies.save_and_offload_only_these_names(
             names_which_can_be_saved=[],

@@ -99,7 +99,7 @@ def scan_layers(
 
 
 def rematerialised(
-    block: Block, remat: Remat | Policy, ctx: Context
+    block: Block, remat: Remat | tuple[str, ...] | Policy, ctx: Context
 ) -> Callable[[Tree, jax.Array, Tree], tuple[jax.Array, Tree]]:
     """The block in this context; the backward pass recomputes what `remat` does not save."""
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from dtrain.core.errors import RecipeError
 from dtrain.core.slices import target
 from dtrain.models.nn.context import Layers
 from dtrain.models.nn.remat import Remat
@@ -119,6 +120,50 @@ def test_each_policy_recomputes_what_it_does_not_save(tmp_path: Path, place: str
         for name, kind in KERNELS.items():
             again[kind] += more[name] - saving_all[name]
         assert +again == Counter(expected), remat
+
+
+NAMED: dict[str, dict[str, int]] = {
+    "query": {"product": 1}, "key": {"product": 1}, "value": {"product": 1}, "out": {"product": 1},
+    "gate": {"product": 1}, "up": {"product": 1}, "attention": {"attention": 1},
+}  # fmt: skip
+"""What is not computed again if this value is saved."""
+
+
+@pytest.mark.parametrize(
+    ("place", "other"),
+    [
+        ("one CPU", {"attention": {}}),  # its attention weights are never saved
+        ("splash by shard_map", {"query": {"product": 2}, "key": {"product": 2}, "out": {"product": 1, "sum": 1}}),
+        ("splash by jit", {"query": {"product": 2}, "key": {"product": 2}}),  # with the rotation
+        ("cudnn", {}),
+        ("experts", {name: {"product": 1, "grouped": 1} for name in ("gate", "up")}),  # of shared and other experts
+        ("experts apart", {name: {"product": 1, "grouped": 1} for name in ("gate", "up")}),
+    ],
+)
+def test_a_list_saves_what_it_names(tmp_path: Path, place: str, other: dict[str, dict[str, int]]) -> None:
+    rotated = {"query": {"product": 2}, "key": {"product": 2}} if place.startswith("experts") else {}
+    nothing = step(tmp_path, place, "full")
+    assert step(tmp_path, place, "[]") == nothing
+    for saved, expected in (NAMED | rotated | other).items():
+        fewer: Counter[str] = Counter()
+        with_it = step(tmp_path, place, f"[{saved}]")
+        for name, kind in KERNELS.items():
+            fewer[kind] += nothing[name] - with_it[name]
+        assert +fewer == Counter(expected), saved
+    assert sum(step(tmp_path, place, "dots").values()) == sum(
+        step(tmp_path, place, f"[{', '.join(NAMED)}]").values()
+    ) or place.startswith("experts")  # the router's product has no name
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [(["model.remat=[down]"], "down"), (["model.remat=[gate]", "model.feed_forward=gelu"], "gate")],
+)
+def test_a_value_that_the_backward_pass_does_not_read_is_refused(tmp_path: Path, changes: list[str], name: str) -> None:
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    with pytest.raises(RecipeError, match=f"does not read {name}"):
+        load(tmp_path / "recipe.yaml", changes)
+    assert load(tmp_path / "recipe.yaml", ["model.post_norm=true", "model.remat=[down]"]).model
 
 
 def test_parameters_are_gathered_again_when_all_else_is_saved(tmp_path: Path) -> None:
