@@ -4,7 +4,8 @@
 has 6 layers of width 384, 6 heads, 256 tokens, batch 8. All train the same shape on the same batch with AdamW and
 clipping by global norm; dtrain's side is the step that `dtrain run` compiles. They alternate in segments; the medians
 of the paired ratios are printed, by CPU time, which load on the machine affects least, and by wall time. PyTorch is
-left out if it is not installed; `--compile` adds torch.compile, which takes minutes.
+left out if it is not installed; `--compile` adds torch.compile, which takes minutes. The last two rows of each shape
+are the products with matrices of parameters alone: how far the libraries are apart before anything is trained.
 
     python benchmarks/decoder_cpu.py [--compile]     target: 1.0x JAX by hand; PyTorch: small 1.1x, wide 1.0x
 """
@@ -171,6 +172,40 @@ def torch_step(shape: Shape, compiled: bool) -> Segment:
     return segment
 
 
+def matrices(shape: Shape) -> list[tuple[int, int, int]]:
+    """(rows, inputs, outputs) of every product of a step's forward pass with a matrix of parameters."""
+    rows, width = shape.batch * shape.context, shape.width
+    layer = [(width, 3 * width), (width, width), (width, 4 * width), (4 * width, width)]
+    return [(rows, *sizes) for sizes in layer] * shape.layers + [(rows, width, VOCAB)]
+
+
+def products(shape: Shape, library: str) -> Segment:
+    """These products and the two of each gradient, nothing else: what the library makes of the step's main work."""
+    draw = np.random.default_rng(0)
+    drawn = [
+        [draw.standard_normal(size, np.float32) for size in ((m, k), (k, n), (m, n))] for m, k, n in matrices(shape)
+    ]
+    if library == "torch":
+        import torch
+
+        tensors = [[torch.from_numpy(part) for part in parts] for parts in drawn]
+
+        def by_torch() -> None:
+            for _ in range(shape.steps):
+                for x, w, g in tensors:
+                    _ = x @ w, g @ w.T, x.T @ g
+
+        return by_torch
+    arrays = jax.device_put(drawn)
+    step = jax.jit(lambda arrays: [(x @ w, g @ w.T, x.T @ g) for x, w, g in arrays])
+
+    def by_jax() -> None:
+        for _ in range(shape.steps):
+            jax.block_until_ready(step(arrays))
+
+    return by_jax
+
+
 def main() -> None:
     try:
         import torch
@@ -183,12 +218,19 @@ def main() -> None:
             sides[f"PyTorch {torch.__version__}"] = torch_step(shape, compiled=False)
             if "--compile" in sys.argv:
                 sides["torch.compile"] = torch_step(shape, compiled=True)
-        found = alternate(sides, shape.rounds)
-        for side, times in found.items():
-            wall, cpu = (1e3 * statistics.median(part) / shape.steps for part in zip(*times, strict=True))
-            ratios = [median_ratio(found, "dtrain", side, clock) for clock in (1, 0)]
-            against = f"  dtrain takes {ratios[0]:.2f}x of its CPU time, {ratios[1]:.2f}x of its wall time"
-            print(f"{name:<6} {side:<20} {wall:8.2f} ms  CPU {cpu:8.2f} ms{against * (side != 'dtrain')}", flush=True)
+        report(name, shape, alternate(sides, shape.rounds), "dtrain")
+        if torch:
+            alone = {f"products, {library}": products(shape, library) for library in ("JAX", "torch")}
+            report(name, shape, alternate(alone, shape.rounds), "products, JAX")
+
+
+def report(name: str, shape: Shape, found: dict[str, list[tuple[float, float]]], own: str) -> None:
+    """Print the median step of each side, and its ratios to the first."""
+    for side, times in found.items():
+        wall, cpu = (1e3 * statistics.median(part) / shape.steps for part in zip(*times, strict=True))
+        ratios = [median_ratio(found, own, side, clock) for clock in (1, 0)]
+        against = f"  {own} takes {ratios[0]:.2f}x of its CPU time, {ratios[1]:.2f}x of its wall time"
+        print(f"{name:<6} {side:<20} {wall:8.2f} ms  CPU {cpu:8.2f} ms{against * (side != own)}", flush=True)
 
 
 if __name__ == "__main__":

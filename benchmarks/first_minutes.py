@@ -5,7 +5,8 @@ finds its devices; beside the report of 1,000,000 rows, a loop that only parses 
 different kinds, the named sections of time are added up and compared with the wall time of the whole process.
 `track.norms` is compared with the same run without it, in pairs, at steps of a few milliseconds.
 
-    python benchmarks/first_minutes.py      help 0.2 s, check 0.9 s, first step 2.0 s, report of 1M rows 2 s and 200 MB
+    python benchmarks/first_minutes.py      help 0.2 s, check 0.9 s, first step 2.0 s, report of 1M rows 2 s and 200 MB;
+                                            decoder-tiny on 8 devices: 3.5 s to the first step, 7 s with nothing cached
 """
 
 import json
@@ -51,20 +52,26 @@ def median(command: list[str], folder: Path, starts: int = STARTS) -> float:
     return statistics.median(seconds(command, folder) for _ in range(starts))
 
 
-def first_step(folder: Path) -> float:
-    """Seconds from the command to the line of the first step."""
+def first_step(folder: Path, recipe: str, words: list[str], cold: bool = False) -> float:
+    """Median seconds from the command to the line of the first step; with `cold`, each start has an empty cache of
+    compiled programs."""
 
     def once(number: int) -> float:
+        name = f"start-{recipe}-{number}"
+        cache = folder / "caches" / (name if cold else "warm")
         start = time.perf_counter()
-        words = ["run", "mlp-digits", "track.every=1", "steps=60", f"name=start-{number}"]
-        with subprocess.Popen([*DTRAIN, *words], cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as run:
+        command = [*DTRAIN, "run", recipe, *words, "track.every=1", "steps=60", f"name={name}"]
+        place = os.environ | {"XDG_CACHE_HOME": str(cache)}
+        pipes = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL}
+        with subprocess.Popen(command, cwd=folder, env=place, **pipes) as run:
             assert run.stderr is not None
             found = next(time.perf_counter() - start for line in run.stderr if line.startswith(b"step 1/"))
             run.stderr.read()
+        shutil.rmtree(folder / "runs" / name)
         return found
 
     once(0)
-    return statistics.median(once(number + 1) for number in range(STARTS))
+    return statistics.median(once(number + 1) for number in range(3 if cold else STARTS))
 
 
 def accounts(folder: Path) -> None:
@@ -130,8 +137,11 @@ def main() -> None:
         for words in (["--help"], ["check", "mlp-digits"]):
             taken = median([*DTRAIN, *words], folder)
             print(f"dtrain {' '.join(words):<26} {taken:.2f} s, {taken / jax:.2f}x", flush=True)
-        taken = first_step(folder)
-        print(f"dtrain run mlp-digits to step 1   {taken:.2f} s, {taken / jax:.2f}x", flush=True)
+        for recipe, words in {"mlp-digits": [], "decoder-tiny": ["mesh={data: 2, fsdp: 4}", "--devices", "8"]}.items():
+            for cold in (False, True):
+                taken = first_step(folder, recipe, words, cold)
+                kind = "8 devices, " * bool(words) + ("nothing cached" if cold else "compiled before")
+                print(f"dtrain run {recipe}, {kind}: {taken:.2f} s to step 1, {taken / jax:.2f}x", flush=True)
         accounts(folder)
         long_run(folder)
         norms(folder)

@@ -3,10 +3,11 @@
 MaxText's figures are those of its fastest remat policy that fits, with one fused kernel for attention's backward pass
 (snapshot e591f30cb, JAX 0.10.0, libtpu 0.0.42.1), its programs timed by the method of plan/replay.py. dtrain's programs
 save the results of matrix products and attention; the other settings are in each case. `--search` searches for settings
-again. The memory is the compiler's peak without the program's own code, as MaxText prints it. `quick` is the quick
+again; `--engines` plans each case with the other engine as well, with the best of dtrain's sets of options for it. The
+memory is the compiler's peak without the program's own code, as MaxText prints it. `quick` is the quick
 tier's step time divided by the compiled one.
 
-    python benchmarks/plan_vs_maxtext.py [--search] [--presets] [CASE ...]     a minute per case
+    python benchmarks/plan_vs_maxtext.py [--search] [--presets] [--engines] [CASE ...]     a minute per case
 
 Targets: no slower, fits, and quick within 20%.
 """
@@ -20,7 +21,7 @@ from shapes import decoder
 from dtrain.core.slices import Target, target
 from dtrain.plan.plan import Plan, quick
 from dtrain.plan.search import search
-from dtrain.plan.variants import KERNELS, WHOLE_GATHERS
+from dtrain.plan.variants import KERNELS, OVERLAP, WHOLE_GATHERS
 from dtrain.plan.workers import PlanJob, outcomes
 from dtrain.recipe.recipe import Recipe
 
@@ -42,17 +43,21 @@ class Case:
     ms: float
     ours: tuple[str, ...]
     """Settings besides the model: remat, engine, mesh."""
+    other: str
+    """The other engine, with its options."""
 
 
 LLAMA, MIXTRAL = "{kind: decoder, preset: llama3-8b}", "{kind: decoder, preset: mixtral-8x7b}"
 BY_HAND = f"engine={{kind: shard_map, xla: {json.dumps(KERNELS)}}}"
+OVERLAPPED = f"engine={{kind: shard_map, xla: {json.dumps(OVERLAP)}}}"
 GATHERS = f"engine={{kind: jit, xla: {json.dumps(WHOLE_GATHERS)}}}"
+JIT = f"engine={{kind: jit, xla: {json.dumps(KERNELS)}}}"
 DOTS, ONE = "model.remat=dots", "model.loss_chunks=1"
 CASES = {
-    "llama3-8b": Case(LLAMA, "v5e-16", 2048, 16, 14.81, 730, (DOTS,)),
-    "llama3-8b-long": Case(LLAMA, "v5p-128", 8192, 128, 60.8, 2548, (BY_HAND, DOTS, ONE)),
-    "1.1b": Case(SMALL, "v5e-16", 4096, 32, 8.9, 464, (GATHERS, DOTS, ONE)),
-    "mixtral": Case(MIXTRAL, "v5p-128", 4096, 128, 61.1, 2923, (BY_HAND, DOTS)),
+    "llama3-8b": Case(LLAMA, "v5e-16", 2048, 16, 14.81, 730, (DOTS,), OVERLAPPED),
+    "llama3-8b-long": Case(LLAMA, "v5p-128", 8192, 128, 60.8, 2548, (BY_HAND, DOTS, ONE), JIT),
+    "1.1b": Case(SMALL, "v5e-16", 4096, 32, 8.9, 464, (GATHERS, DOTS, ONE), OVERLAPPED),
+    "mixtral": Case(MIXTRAL, "v5p-128", 4096, 128, 61.1, 2923, (BY_HAND, DOTS), JIT),
 }
 PRESETS = {
     "gpt2-124m": ("v5e-16", 1024, 128),
@@ -93,6 +98,15 @@ def main() -> None:
         made = next(outcomes([PlanJob(ours, on)], 1))[1]
         text = row(name, case, quickly(ours, on, made), made) if isinstance(made, Plan) else f"{name}: {made.message}"
         print(text, flush=True)
+        if "--engines" in sys.argv and isinstance(made, Plan) and made.timing:
+            other = next(outcomes([PlanJob(decoder(*recipe, (*case.ours, case.other)), on)], 1))[1]
+            kinds = f"{'':<15} {made.recipe.engine.kind} {1e3 * made.timing.seconds:.0f} ms"
+            if isinstance(other, Plan) and other.timing:
+                ratio = other.timing.seconds / made.timing.seconds
+                against = f"{other.recipe.engine.kind} {1e3 * other.timing.seconds:.0f} ms, {ratio:.2f}x"
+            else:
+                against = f"the other engine: {'does not fit' if isinstance(other, Plan) else other.message}"
+            print(f"{kinds}, {against}", flush=True)
     for preset, (place, length, batch) in PRESETS.items() if "--presets" in sys.argv else ():
         on, recipe = target(place), decoder(preset, f"{{kind: decoder, preset: {preset}}}", length, batch)
         made = next(outcomes([PlanJob(recipe, on)], 1))[1]

@@ -23,7 +23,7 @@ from dtrain.models.nn.param import Tree, trained
 from dtrain.models.nn.single_device import scan_layers
 from dtrain.models.nn.vma import varied
 from dtrain.parallel.engine import Compiler, Grads, LossFn, Outputs, OutputsFn, Sums, accumulate, flow
-from dtrain.parallel.gather import looked_up, specs_of, summed, unwrapped, wrap
+from dtrain.parallel.gather import is_wrapped, looked_up, specs_of, summed, unwrapped, wrap
 from dtrain.parallel.kernels import local_attention
 from dtrain.parallel.manual import ShardMapContext
 from dtrain.parallel.mesh import FSDP_AXES, RULES
@@ -123,7 +123,17 @@ class JitContext(ExampleVerbs):
         return self.layout.shares(dim)
 
     def lookup(self, table: Tree, token_BT: jax.Array) -> jax.Array:
-        return looked_up(table, token_BT)
+        by_column = is_wrapped(table) and table.low_rank is None and self._saves_memory("embed")
+        if not by_column or self.layout.axes("vocab") or len(token_BT) % self.layout.parts("batch"):
+            return looked_up(table, token_BT)
+        # With data and fsdp, the compiler would sum a gradient of the full table, where each device needs its columns.
+        inner, axes, spec = ShardMapContext(self.layout), self.layout.token_axes, self.layout.spec
+
+        def columns(value: jax.Array, token_BT: jax.Array) -> jax.Array:
+            return inner.lookup(replace(table, value=varied(value, axes)), token_BT)
+
+        rows = spec(("batch", "length"))
+        return self._shard_map(columns, (PartitionSpec(*table.axes), rows), rows)(table.value, token_BT)
 
     def places(self, length: int) -> jax.Array:
         return jnp.asarray(zigzag_positions(length, max(1, self.layout.sizes["sequence"])), jnp.int32)

@@ -191,6 +191,20 @@ def test_microbatches_need_one_all_reduce() -> None:
     assert not [line for line in sums if "while/body" in line]
 
 
+def test_under_jit_an_embedding_is_looked_up_by_columns() -> None:
+    """The rows that are sent are a batch's: neither the whole table nor its whole gradient is."""
+    model = dataclasses.replace(SMALL, tied=False, vocab=85)
+    mesh = Mesh(data=2, fsdp=4)
+    text = train(place(model, Jit(), mesh)).compiled.as_text() or ""
+    table = f"f32[{model.words},{model.width}]"
+    assert "all-to-all(" in text
+    assert table not in "".join(line for line in text.splitlines() if "all-reduce(" in line or "all-gather(" in line)
+    loss, found = gradients(place(model, Jit(), mesh))
+    reference_loss, reference = gradients(place(model, Jit(), Mesh(data=1)))
+    assert loss == pytest.approx(reference_loss, rel=2e-6)
+    assert worst(found, reference) < 1e-5
+
+
 @pytest.mark.slow
 def test_fsdp_over_two_mesh_axes_is_the_same() -> None:
     """As on a TPU, where gathers run over all dims of the torus at once, reduce-scatters over the last one apart."""
