@@ -3,7 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from dtrain.checkpoint.partial import is_partial, restore_part
+
+SLICE = 2**20
+"""Fewest bytes of an array that a process writes for all replicas of its device."""
 
 
 class Arrays:
@@ -14,8 +19,15 @@ class Arrays:
 
         mode = ocp.options.AtomicityMode.COMMIT_FILE
         atomicity = ocp.options.AtomicityOptions(mode=mode, allow_legacy_atomic_rename=True)
+        # Processes that hold the same values each write a slice of them, if it is large: a program is compiled for each
+        # shape of a slice.
+        several = jax.process_count() > 1
+        arrays = ocp.type_handlers.ArrayHandler(
+            use_replica_parallel=several, min_slice_bytes_for_replica_parallel=SLICE if several else None
+        )
+        registry = ocp.type_handlers.create_type_handler_registry((jax.Array, arrays))
         # not compressed: trained floats shrink by a tenth at most, and a save takes twice as long
-        handler = ocp.PyTreeCheckpointHandler(use_compression=False)
+        handler = ocp.PyTreeCheckpointHandler(use_compression=False, type_handler_registry=registry)
         self._orbax = ocp.AsyncCheckpointer(handler, atomicity_options=atomicity)
 
     def save(self, place: Path, state: object) -> None:

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tensorstore
+from jax.sharding import NamedSharding, PartitionSpec
 
 from dtrain.checkpoint import incomplete, manifest, retry
 from dtrain.checkpoint.disk import report_once
@@ -30,6 +31,7 @@ from dtrain.checkpoint.store import BAD, Store
 from dtrain.core.errors import CheckpointError, EnvironmentFault, Locked, NotFinite
 from dtrain.core.metrics import Metric
 from dtrain.core.run_dir import INCOMPLETE, marker
+from dtrain.parallel.compile_cache import Counter
 
 STATE = {"a": jnp.arange(6.0).reshape(2, 3), "n": jnp.int32(4)}
 
@@ -80,6 +82,21 @@ def test_arrays_are_not_compressed(tmp_path: Path) -> None:
         store.save(1, state, {}, {})
         store.wait()
     assert largest(tmp_path / "c" / "1").stat().st_size >= state["a"].nbytes
+
+
+def test_a_save_of_arrays_with_replicas_compiles_nothing(tmp_path: Path) -> None:
+    mesh = jax.make_mesh((2, 4), ("data", "fsdp"))
+    sizes = random.Random(0).sample(range(100, 10_000), 3)  # of no other test: nothing is compiled before
+    state = {
+        str(size): jax.device_put(np.arange(4.0 * size, dtype=np.float32), NamedSharding(mesh, PartitionSpec("fsdp")))
+        for size in sizes
+    }
+    with Counter() as programs, Store(tmp_path / "c", Checkpoint()) as store:
+        store.save(1, state, {}, {})
+        store.wait()
+        restored = store.restore(1, shapes(state))
+    assert programs.needed == 0
+    jax.tree.map(np.testing.assert_array_equal, restored, state)
 
 
 def test_another_library_reads_it(tmp_path: Path) -> None:
