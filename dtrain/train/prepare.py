@@ -1,6 +1,7 @@
 """Build what a start of a run needs before its first step: data, assembly, compiled steps, checkpoint store."""
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -133,8 +134,11 @@ def _compiled(session: Session, assembly: Assembly) -> tuple[jax.stages.Compiled
         warnings += trace_checks.callbacks(traced)
         warnings += _impure(session, assembly, traced) if session.recipe.guard.purity else []
         build = partial(session.recipe.engine.compile, platform=assembly.layout.platform)
-        with Counter() as programs:
-            step, evaluate = build(traced), build(assembly.evaluate())
+        # XLA compiles without Python's lock: the evaluation step at the same time
+        with Counter() as programs, ThreadPoolExecutor(1) as thread:
+            evaluation = thread.submit(lambda: build(assembly.evaluate()))
+            step = build(traced)
+            evaluate = evaluation.result()
         await_compiled()
     if known and session.recipe.guard.purity and session.log.values["pure_trace"] == known:  # the same program
         warnings += cold_cache(programs, session.clock.of("compile"))

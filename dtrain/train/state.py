@@ -138,7 +138,9 @@ def create_state(make: Callable[..., State], shapes: State, given: Mapping[str, 
         return replace(state, params=params)
 
     placed = placement(without_given(shapes))
-    made = jax.jit(lambda given: without_given(make(given)), out_shardings=placed)(given)
+    # runs once: on a CPU, random numbers take longer to compile than to draw
+    fast = {"xla_backend_optimization_level": 1} if platform_of(shapes) == "cpu" else None
+    made = jax.jit(lambda given: without_given(make(given)), out_shardings=placed, compiler_options=fast)(given)
     params = jax.tree.map(given.get, names, made.params, is_leaf=lambda leaf: leaf is None)
     return replace(made, params=params)
 
@@ -157,6 +159,11 @@ def completed(state: State, declared: Tree, others: Mapping[str, jax.Array]) -> 
 
     names = declare.paths(declared)
     return replace(state, params=jax.tree.map(one, names, declared, state.params, is_leaf=lambda leaf: leaf is None))
+
+
+def platform_of(shapes: State) -> str:
+    """The platform of the devices that hold such a state: cpu, gpu or tpu."""
+    return next(iter(shapes.step.sharding.device_set)).platform
 
 
 def placement(tree: object) -> Any:
