@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from unittest.mock import patch
 
 import hypothesis
 import pytest
@@ -30,20 +31,27 @@ os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FLAGS]).st
 
 # one folder of compiled programs for all test processes, also those of the next time; never the user's own
 CACHE = Path(tempfile.gettempdir()) / f"dtrain-tests-{os.getuid()}"
-os.environ["XDG_CACHE_HOME"] = str(CACHE)
+os.environ["XDG_CACHE_HOME"] = str(CACHE / "tests")
 
 import jax  # noqa: E402
 
 from dtrain.parallel import compile_cache  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
-assert not compile_cache.use()
+with patch.object(compile_cache, "ENTRIES", 20_000):  # all tests together have more programs than a user
+    assert not compile_cache.use()
 
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 
 SHARED = Path(__file__).parents[2] / "shared"
 """Real data beside the checkout; tests that use it are skipped where it is absent."""
+
+
+@pytest.fixture(autouse=True)
+def _cache_of_commands(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The programs of the runs that a module starts are in its own folder, where no other module's replace them."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(CACHE / request.module.__name__))
 
 
 @pytest.fixture(autouse=True)
