@@ -1,10 +1,15 @@
-"""Predicted MFU compared with figures that MaxText's authors measured and published (their tiering page).
+"""Predicted steps compared with figures that others measured and published.
+
+TPUs: MFU of MaxText's authors (their tiering page), against compiled plans. GPUs: tokens per second and GPU of MaxText
+on 64 H100 (NVIDIA's DGX Cloud benchmarks, 25.01) and of torchtitan with FSDP (its performance pages of 2024, A100; and
+H100 with 500 W and slower memory), against quick plans. Which products these runs save is not published in full: the
+predictions are for `remat: full`, which saves none, and `dots`, which saves all, as if they fitted.
 
 The batch per chip is not published with the figures; that of their recipes is used. dtrain's programs have the same
 shapes, chips and lengths, with explicit collectives (`shard_map`) that overlap; with `--jit` the compiler places
 them, too, and the better result is shown.
 
-    python benchmarks/plan_vs_published.py [--jit] [CASE ...]     three minutes per case; target: within 20%
+    python benchmarks/plan_vs_published.py [--jit] [CASE ...]     three minutes per TPU case; target: within 20%
 """
 
 import dataclasses
@@ -16,7 +21,7 @@ from shapes import decoder
 from dtrain.core.slices import target
 from dtrain.parallel.jit import Jit
 from dtrain.parallel.shard_map import ShardMap
-from dtrain.plan.plan import Plan
+from dtrain.plan.plan import Plan, quick
 from dtrain.plan.variants import OVERLAP
 from dtrain.plan.workers import PlanJob, outcomes
 
@@ -40,7 +45,46 @@ CASES = {
 }
 
 
+@dataclass(frozen=True)
+class Gpus:
+    """A published speed of GPUs; `network`: bytes a second of each GPU between hosts, where the target's are others."""
+
+    preset: str
+    target: str
+    length: int
+    per_chip: int
+    tokens: float
+    network: float | None = None
+
+
+GPUS = {
+    "MaxText, 64 H100": Gpus("llama2-70b", "h100-64", 4096, 2, 1035.97, network=50e9),
+    "torchtitan, 64 A100": Gpus("llama3-8b", "a100-64", 8192, 1, 2973, network=25e9),
+    "torchtitan, 8 H100 of 500 W": Gpus("llama3-8b", "h100-8", 8192, 2, 6667),
+}
+
+
+def gpus() -> None:
+    """Published and predicted tokens per second and GPU."""
+    print(f"{'tokens/s/GPU':<29}{'published':>11}{'full':>9}{'dots':>9}")
+    for name, case in GPUS.items():
+        on = target(case.target)
+        assert on.chip
+        on = dataclasses.replace(
+            on, chip=dataclasses.replace(on.chip, network_bandwidth=case.network or on.chip.network_bandwidth)
+        )
+        found = []
+        for remat in ("full", "dots"):
+            model = f"{{kind: decoder, preset: {case.preset}, context: {case.length}, remat: {remat}}}"
+            recipe = decoder("gpus", model, case.length, case.per_chip * on.chips, ["engine=shard_map"])
+            timing = quick(recipe, on).timing
+            assert timing
+            found.append(timing.amount / timing.seconds / on.chips)
+        print(f"{name:<29}{case.tokens:>11,.0f}" + "".join(f"{each:>9,.0f}" for each in found), flush=True)
+
+
 def main() -> None:
+    gpus()
     print(
         f"{'case':<14}{'target':<11}{'length':>7}{'/chip':>7}{'published':>11}{'predicted':>11}{'ratio':>7}",
         flush=True,

@@ -15,6 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
+OPTIONS = {"plan_vs_maxtext": ["--engines"], "decoder_cpu": ["--compile"]}
+"""Options with which programs are recorded."""
 PACKAGES = ("jax", "jaxlib", "libtpu", "numpy", "optax", "orbax-checkpoint", "grain", "torch")
 
 
@@ -56,14 +58,15 @@ def _commit() -> str:
 
 def record(name: str, start: float) -> int:
     """Run one benchmark, show and write what it prints; returns its exit code."""
-    command = [sys.executable, str(FOLDER / f"{name}.py")]
+    words = [f"{name}.py", *OPTIONS.get(name, ())]
+    command = [sys.executable, str(FOLDER / words[0]), *words[1:]]
     print(f"== {name}", flush=True)
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     print(done.stdout, flush=True)
     minutes = (time.monotonic() - start) / 60
     about = [
         f"# {name}",
-        f"`python benchmarks/{name}.py`: exit code {done.returncode}, {minutes:.1f} minutes",
+        f"`python benchmarks/{' '.join(words)}`: exit code {done.returncode}, {minutes:.1f} minutes",
         f"{datetime.now(UTC):%Y-%m-%d}, commit {_commit()}",
         machine(),
         f"```\n{done.stdout.rstrip()}\n```",

@@ -10,6 +10,10 @@ EFFICIENCY = {"product": 0.9, "memory": 0.9, "network": 0.9, "attention": 0.5, "
 """Fraction of the peak rate. `network` is for NVLink and between slices or hosts: the TPU link rates of the chip table
 include it already."""
 
+ON_GPU = {"product": 0.6, "grouped product": 0.47}
+"""The same on GPUs, whose clocks fall under the load of matrix products: by steps on A100 and H100 that MaxText's and
+torchtitan's authors measured and published (benchmarks/plan_vs_published.py)."""
+
 
 @dataclass(frozen=True)
 class Efficiency:
@@ -19,7 +23,8 @@ class Efficiency:
 
     def computing(self, kind: str, flops: float) -> float:
         """Seconds of FLOPs of a kind: "product", "attention" or "grouped product"."""
-        return flops / (EFFICIENCY[kind] * self.chip.flops_per_device)
+        reached = (EFFICIENCY | (ON_GPU if self.chip.platform == "gpu" else {}))[kind]
+        return flops / (reached * self.chip.flops_per_device)
 
     def moving(self, size: float) -> float:
         """Seconds to move `size` bytes to or from main memory."""
