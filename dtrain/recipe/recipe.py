@@ -102,8 +102,8 @@ class Guard:
     budget: Natural = 5
     """How many updates may be skipped, or how often the run may roll back, before it stops."""
     patience: Seconds = 300.0
-    """Seconds that a step may take before its process counts as hung; compiling, restoring, saving and
-    evaluating may take ten times as long."""
+    """Seconds that a step may take before its process counts as hung, and each step of a call of several; compiling,
+    restoring, saving and evaluating may take ten times as long."""
 
     constants_mb: PositiveFloat = 1.0
     """Constants in the compiled program that are larger than this many MB are reported."""

@@ -72,7 +72,8 @@ def opened(
         if control:
             control.report_share(notifier.spent)
             interrupt.attach(control)
-        beats = HeartbeatWriter(place.heartbeat(jax.process_index()), recipe.guard.patience)
+        patience = recipe.guard.patience * recipe.engine.steps_per_call  # a heartbeat comes once for each call
+        beats = HeartbeatWriter(place.heartbeat(jax.process_index()), patience)
         log.clock.entered = heartbeat = stack.enter_context(closing(beats))
         holds = lease.check if lease else lambda: None
         yield Session(

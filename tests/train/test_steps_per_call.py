@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dtrain.core.run_dir import saved_steps
+from dtrain.core.heartbeat import LONG, read
+from dtrain.core.run_dir import Folder, saved_steps
 from dtrain.core.slices import target
 from dtrain.plan.memory import with_batches
 from dtrain.plan.plan import quick
@@ -78,6 +79,10 @@ def test_bits_and_metrics_are_those_of_single_steps(
     one, seven = tmp_path / "runs" / "one", tmp_path / "runs" / "seven"
     assert saved_steps(seven / "checkpoints") == [24, 20, 15, 10, 5]
     assert all(saved(one, step) == saved(seven, step) for step in (5, 15, 24))
+    for folder, steps in ((one, 1), (seven, 7)):
+        latest = read(Folder(folder).heartbeat(0))
+        assert latest is not None
+        assert latest.patience in (300.0 * steps, 300.0 * steps * LONG)  # of a step, or of another section
     assert numbers(one) == numbers(seven)
 
     dtrain("run", recipe, "name=resumed", "steps=9", "engine.steps_per_call=7", *options)
