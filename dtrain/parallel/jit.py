@@ -1,11 +1,13 @@
 """The `jit` engine: shardings are declared, and the compiler inserts the collectives.
 
 Computations that the compiler cannot split, because their order of communication matters (ring attention, a pipeline,
-the all-to-all of experts) or because they are opaque kernels (splash attention), run in `shard_map` regions inside.
+the all-to-all of experts), because they are opaque kernels (splash attention), or because the compiler would sum a full
+gradient (embeddings split by columns), run in `shard_map` regions inside.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -24,7 +26,7 @@ from dtrain.models.nn.single_device import scan_layers
 from dtrain.models.nn.vma import varied
 from dtrain.parallel.engine import Compiler, Grads, LossFn, Outputs, OutputsFn, Sums, accumulate, flow
 from dtrain.parallel.gather import is_wrapped, looked_up, specs_of, summed, unwrapped, wrap
-from dtrain.parallel.kernels import local_attention
+from dtrain.parallel.kernels import grouped_product, local_attention
 from dtrain.parallel.manual import ShardMapContext
 from dtrain.parallel.mesh import FSDP_AXES, RULES
 from dtrain.parallel.rules import Layout, zigzag_positions
@@ -123,8 +125,7 @@ class JitContext(ExampleVerbs):
         return self.layout.shares(dim)
 
     def lookup(self, table: Tree, token_BT: jax.Array) -> jax.Array:
-        by_column = is_wrapped(table) and table.low_rank is None and self._saves_memory("embed")
-        if not by_column or self.layout.axes("vocab") or len(token_BT) % self.layout.parts("batch"):
+        if not self._split_by_columns(table) or token_BT.ndim != 2 or len(token_BT) % self.layout.parts("batch"):
             return looked_up(table, token_BT)
         # With data and fsdp, the compiler would sum a gradient of the full table, where each device needs its columns.
         inner, axes, spec = ShardMapContext(self.layout), self.layout.token_axes, self.layout.spec
@@ -134,6 +135,14 @@ class JitContext(ExampleVerbs):
 
         rows = spec(("batch", "length"))
         return self._shard_map(columns, (PartitionSpec(*table.axes), rows), rows)(table.value, token_BT)
+
+    @staticmethod
+    def _split_by_columns(table: Tree) -> bool:
+        """Whether the table is (vocab, embed), and split over fsdp along its columns alone."""
+        if not is_wrapped(table) or table.low_rank is not None or table.value.ndim != 2 or table.axes[-2]:
+            return False
+        axes = table.axes[-1] if isinstance(table.axes[-1], tuple) else (table.axes[-1],)
+        return set(axes) <= set(FSDP_AXES)
 
     def places(self, length: int) -> jax.Array:
         return jnp.asarray(zigzag_positions(length, max(1, self.layout.sizes["sequence"])), jnp.int32)
@@ -205,7 +214,7 @@ class JitContext(ExampleVerbs):
     def dispatch(self, tokens: Routing, experts: ExpertWeights) -> jax.Array:
         assert self.layout.mesh is not None
         if self.layout.mesh.size == 1 and self.layout.platform == "cpu":
-            return grouped(tokens, experts)
+            return grouped(tokens, replace(experts, product=partial(grouped_product, "cpu")))
         inner, rows = ShardMapContext(self.layout), self.layout.spec(("batch", "length"))
         axes = self.layout.token_axes
 

@@ -1,7 +1,8 @@
 """The `pmap` engine: every device computes the full step on its own examples, and gradients are summed by psum."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -10,10 +11,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 from dtrain.data.batch import Batch
 from dtrain.models.nn.context import Block, Layers
 from dtrain.models.nn.model import Loss
+from dtrain.models.nn.moe import ExpertWeights, Routing, grouped
 from dtrain.models.nn.param import Tree
 from dtrain.models.nn.single_device import SingleDeviceContext
 from dtrain.parallel.engine import Compiler, Grads, LossFn, Outputs, OutputsFn, Sums, accumulate
 from dtrain.parallel.gather import looked_up, unwrapped, wrap
+from dtrain.parallel.kernels import grouped_product
 from dtrain.parallel.mesh import mesh_sizes
 from dtrain.parallel.rules import Layout
 
@@ -24,9 +27,14 @@ AXIS = "data"
 class PmapContext(SingleDeviceContext):
     """The verbs on one of several replicas: only examples are split; parameters are cast to their compute dtype."""
 
+    platform: str = ""
+
     @property
     def example_axes(self) -> tuple[str, ...]:
         return (AXIS,)
+
+    def dispatch(self, tokens: Routing, experts: ExpertWeights) -> jax.Array:
+        return grouped(tokens, replace(experts, product=partial(grouped_product, self.platform)))
 
     def gather(self, params: Tree) -> Tree:
         return unwrapped(params)
@@ -63,7 +71,7 @@ class Pmap(Compiler):
 
         def grads(params: Tree, batch: Batch) -> tuple[Loss, Tree]:
             def own(p: Tree, rows: Batch) -> Loss:
-                return loss(wrap(p, specs), rows, PmapContext())
+                return loss(wrap(p, specs), rows, PmapContext(platform=layout.platform))
 
             return jax.lax.psum(accumulate(own, params, batch, microbatches, layout.declared), AXIS)
 
@@ -71,10 +79,12 @@ class Pmap(Compiler):
 
     def sums(self, layout: Layout, loss: LossFn, microbatches: int) -> Sums:
         specs = layout.specs()
-        return lambda params, batch: jax.lax.psum(loss(wrap(params, specs), batch, PmapContext()), AXIS)
+        return lambda params, batch: jax.lax.psum(
+            loss(wrap(params, specs), batch, PmapContext(platform=layout.platform)), AXIS
+        )
 
     def rows(self, layout: Layout, outputs: OutputsFn) -> Outputs:
-        specs, ctx = layout.specs(), PmapContext()
+        specs, ctx = layout.specs(), PmapContext(platform=layout.platform)
 
         def rows(params: Tree, batch: Batch) -> dict[str, jax.Array]:
             return jax.tree.map(ctx.gather_examples, outputs(wrap(params, specs), batch, ctx))

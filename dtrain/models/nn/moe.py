@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from dtrain.models.nn.blockwise_product import blockwise_product
 from dtrain.models.nn.param import Tree
 
 Product = Callable[[jax.Array, jax.Array, str], jax.Array]
@@ -45,7 +44,7 @@ class ExpertWeights:
     dims: Tree
     """The dim names of each matrix."""
     apply: Apply
-    product: Callable[[jax.Array, jax.Array, jax.Array], jax.Array] = blockwise_product
+    product: Callable[[jax.Array, jax.Array, jax.Array], jax.Array] = jax.lax.ragged_dot
     """(rows, matrices, number of rows of each expert) → rows: the platform's grouped matrix product."""
     most: int | None = None
     """Capacity: most tokens of a row that an expert takes; None: no limit. Choices beyond it have no valid number."""
