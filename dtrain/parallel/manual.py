@@ -34,6 +34,11 @@ from dtrain.parallel.ring import ring_attention, zigzag_tokens
 from dtrain.parallel.rules import Layout, zigzag_positions
 
 
+def _flat(entry: Any) -> tuple[Any, ...]:
+    """The axes of an entry of a PartitionSpec."""
+    return entry if isinstance(entry, tuple) else (entry,)
+
+
 @dataclass(frozen=True)
 class ShardMapContext(ExampleVerbs):
     """The verbs inside a `shard_map` region."""
@@ -60,8 +65,7 @@ class ShardMapContext(ExampleVerbs):
 
     def _memory_axes(self, entry: Any) -> tuple[str, ...]:
         """Of the axes that split a dim of a parameter, those that only save memory."""
-        axes = entry if isinstance(entry, tuple) else (entry,)
-        return tuple(axis for axis in axes if axis in FSDP_AXES)
+        return tuple(axis for axis in _flat(entry) if axis in FSDP_AXES)
 
     def _work_axes(self, dim: str) -> tuple[str, ...]:
         """The axes that split the work along `dim`."""
@@ -93,7 +97,12 @@ class ShardMapContext(ExampleVerbs):
         all-to-all exchanges: each device keeps its own B and gets all columns. Rows outside this device's share of
         `vocab` are zero, so that a sum over the shares gives the row.
         """
-        columns, axes = table.value, self._memory_axes(table.axes[-1])
+        split, axes = tuple(filter(None, _flat(table.axes[-table.value.ndim]))), self._memory_axes(table.axes[-1])
+        if split != self._work_axes("vocab") or (axes and (table.value.ndim, token_BT.ndim) != (2, 2)):
+            how = f"this one has {table.value.ndim} dims, the first split over {' and '.join(split) or 'no axis'}"
+            hint = "name the dims of the table `vocab embed` and look up ids (examples, tokens), or set engine: jit"
+            raise RecipeError(f"ctx.lookup under shard_map needs a table of dims vocab and embed; {how}", hint)
+        columns = table.value
         for axis in axes:
             token_BT = jax.lax.all_gather(token_BT, axis, axis=0, tiled=True)
         place_BT = token_BT - self.first("vocab", columns.shape[0])

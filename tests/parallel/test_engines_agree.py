@@ -6,13 +6,20 @@ from functools import cache
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
+from jax.sharding import PartitionSpec
 
 from dtrain.core.errors import RecipeError
 from dtrain.models.moe import Experts
+from dtrain.models.nn.param import Param, zeros
+from dtrain.models.nn.vma import varied
 from dtrain.optim.optimizer import Adafactor, AdamW, Optimizer
-from dtrain.parallel.jit import Jit
+from dtrain.parallel.gather import wrap
+from dtrain.parallel.jit import Jit, JitContext
+from dtrain.parallel.manual import ShardMapContext
 from dtrain.parallel.mesh import JAX_AXES, Mesh, Rule
+from dtrain.parallel.rules import Layout
 from tests.engines import (
     AXIS_MESHES,
     DECODER,
@@ -203,6 +210,40 @@ def test_under_jit_an_embedding_is_looked_up_by_columns() -> None:
     reference_loss, reference = gradients(place(model, Jit(), Mesh(data=1)))
     assert loss == pytest.approx(reference_loss, rel=2e-6)
     assert worst(found, reference) < 1e-5
+
+
+SHAPES = {"vocab embed": (16, 8), "embed _": (16, 8), "experts embed": (16, 8), "vocab _ embed": (16, 2, 8)}
+
+
+@pytest.mark.parametrize("sizes", [{"data": 2, "fsdp": 4}, {"data": 1, "fsdp": 4, "expert": 2}])
+@pytest.mark.parametrize("ids", [(8,), (8, 3), (8, 3, 2)])
+@pytest.mark.parametrize("dims", SHAPES)
+def test_every_table_is_looked_up_right_or_refused(dims: str, ids: tuple[int, ...], sizes: dict[str, int]) -> None:
+    mesh = Mesh(**sizes)
+    whole = mesh.sizes(8)
+    layout = Layout(whole, mesh.table(), {"t": Param(SHAPES[dims], dims, zeros)}, mesh.build(whole, jax.devices()))
+    specs, draw = layout.specs(), np.random.default_rng(0)
+    table, chosen = draw.normal(size=SHAPES[dims]).astype("f4"), draw.integers(0, 16, ids).astype("i4")
+    rows = [PartitionSpec(layout.axes("batch")), PartitionSpec()]
+
+    def by_jit(params: Any, token: Any) -> Any:
+        return JitContext(layout).lookup(wrap(params, specs)["t"], token)
+
+    def by_hand(params: Any, token: Any) -> Any:
+        params = jax.tree.map(lambda p: varied(p, layout.axes("batch")), params)
+        return ShardMapContext(layout).lookup(wrap(params, specs)["t"], token)
+
+    split = jax.shard_map(by_hand, mesh=layout.mesh, in_specs=(specs, rows[0]), out_specs=rows[0])
+    for function, may_refuse in ((by_jit, False), (split, True)):
+        params = {"t": jax.device_put(table, layout.sharding(specs["t"]))}
+        try:
+            found = jax.jit(function)(params, jax.device_put(chosen, layout.sharding(rows[0])))
+        except RecipeError as error:
+            assert may_refuse
+            assert "needs a table of dims vocab and embed" in error.message
+            assert dims != "vocab embed" or len(ids) != 2
+            continue
+        np.testing.assert_array_equal(found, table[chosen])
 
 
 @pytest.mark.slow

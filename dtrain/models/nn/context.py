@@ -108,8 +108,9 @@ class Context(Protocol):
     def lookup(self, table: Tree, token_BT: jax.Array) -> jax.Array:
         """The row of each token (B, T, embed), from a table (vocab, embed) that is not yet gathered.
 
-        Rows of words outside this device's share of `vocab` are zero: sum with `reduce` or `scatter`. shard_map: over
-        fsdp, an all-gather of tokens and an all-to-all of columns. jit: the compiler inserts the collectives.
+        Rows of words outside this device's share of `vocab` are zero: sum with `reduce` or `scatter`. Columns that fsdp
+        splits: an all-gather of tokens and an all-to-all of columns; under jit, collectives for other tables are the
+        compiler's. RecipeError under shard_map for a table whose first dim is not split like `vocab`.
         """
         ...
 
