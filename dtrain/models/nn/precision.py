@@ -46,7 +46,7 @@ class Precision:
             if not hasattr(x, "computed_in"):
                 return x.astype(self.compute)
             # a row of an embedding sums the gradients of all its tokens: always in float32
-            return x.computed_in(self.compute, "float32" if param.names[:1] == ("vocab",) else self.reduce)
+            return x.computed_in(self.compute, "float32" if _has_rows(param) else self.reduce)
 
         return jax.tree.map(cast_one, declared, params)
 
@@ -68,3 +68,8 @@ class Precision:
         exact = nullcontext() if self.matmul == "default" else jax.default_matmul_precision(self.matmul)
         with products(self.reduce == "float32", flat, on_tpu), exact:
             yield
+
+
+def _has_rows(param: Param) -> bool:
+    """Whether the parameter is an embedding, or one value for each word; an output head has its words last."""
+    return "vocab" in param.names[:-1] or param.names == ("vocab",)
