@@ -134,11 +134,11 @@ def _compiled(session: Session, assembly: Assembly) -> tuple[jax.stages.Compiled
         warnings += trace_checks.callbacks(traced)
         warnings += _impure(session, assembly, traced) if session.recipe.guard.purity else []
         build = partial(session.recipe.engine.compile, platform=assembly.layout.platform)
-        # XLA compiles without Python's lock: the evaluation step at the same time
+        evaluation = assembly.evaluate()
+        # XLA compiles without Python's lock: both programs at the same time
         with Counter() as programs, ThreadPoolExecutor(1) as thread:
-            evaluation = thread.submit(lambda: build(assembly.evaluate()))
-            step = build(traced)
-            evaluate = evaluation.result()
+            other = thread.submit(build, evaluation)
+            step, evaluate = build(traced), other.result()
         await_compiled()
     if known and session.recipe.guard.purity and session.log.values["pure_trace"] == known:  # the same program
         warnings += cold_cache(programs, session.clock.of("compile"))
