@@ -60,6 +60,7 @@ def validated(hint: object, node: Node, path: str, problems: Problems, doc: Call
             marks.pop(path, None)
         for where, at in marks.items():  # of a union, pydantic reports what each member expects
             near = nearest(at.value, _choices(hint)) if isinstance(at.value, str) else ""
+            near = "" if near == at.value else near  # it is a value of another member of the union
             message = f"expected {' or '.join(dict.fromkeys(expected[where]))}; found {described(at)}"
             problems.add(at.mark, where, message, f"did you mean '{near}'?" if near else "")
         return FAILED

@@ -12,7 +12,7 @@ including those of experts; offload: its input, in the host's memory."""
 
 Saved = Literal["attention", "query", "key", "value", "out", "gate", "up", "down"]
 """Values of a layer that a policy can save one by one: results of attention, and of the product with the matrix of
-that name; queries, keys and values as attention reads them."""
+that name; where splash attention is used, queries, keys and values as it reads them, after rotation."""
 
 QKV: tuple[Saved, ...] = ("query", "key", "value")
 ON_DEVICE: tuple[Remat | tuple[Saved, ...], ...] = (
