@@ -4,8 +4,8 @@
 has 6 layers of width 384, 6 heads, 256 tokens, batch 8. All train the same shape on the same batch with AdamW and
 clipping by global norm; dtrain's side is the step that `dtrain run` compiles. They alternate in segments; the medians
 of the paired ratios are printed, by CPU time, which load on the machine affects least, and by wall time. PyTorch is
-left out if it is not installed; `--compile` adds torch.compile, which takes minutes. The last two rows of each shape
-are the products with matrices of parameters alone: how far the libraries are apart before anything is trained.
+left out if it is not installed, else the last two rows of each shape are the products with matrices of parameters
+alone: how far the libraries are apart before anything is trained. `--compile` adds torch.compile, which takes minutes.
 
     python benchmarks/decoder_cpu.py [--compile]     target: 1.0x JAX by hand; PyTorch: small 1.1x, wide 1.0x
 """

@@ -70,7 +70,8 @@ def first_step(folder: Path, recipe: str, words: list[str], cold: bool = False) 
         shutil.rmtree(folder / "runs" / name)
         return found
 
-    once(0)
+    if not cold:
+        once(0)
     return statistics.median(once(number + 1) for number in range(3 if cold else STARTS))
 
 

@@ -48,10 +48,12 @@ SHARED = Path(__file__).parents[2] / "shared"
 """Real data beside the checkout; tests that use it are skipped where it is absent."""
 
 
-@pytest.fixture(autouse=True)
-def _cache_of_commands(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def _cache_of_commands(request: pytest.FixtureRequest) -> Iterator[None]:
     """The programs of the runs that a module starts are in its own folder, where no other module's replace them."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(CACHE / request.module.__name__))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("XDG_CACHE_HOME", str(CACHE / request.module.__name__))
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import jax
 from dtrain.checkpoint.partial import is_partial, restore_part
 
 SLICE = 2**20
-"""Fewest bytes of an array that a process writes for all replicas of its device."""
+"""Fewest bytes of a slice that each replica writes; a smaller array is written by the first one."""
 
 
 class Arrays:
@@ -19,6 +19,7 @@ class Arrays:
 
         mode = ocp.options.AtomicityMode.COMMIT_FILE
         atomicity = ocp.options.AtomicityOptions(mode=mode, allow_legacy_atomic_rename=True)
+        # Orbax's own metadata of arrays is left out: the manifest has a digest of every file.
         # Processes that hold the same values each write a slice of them, if it is large: a program is compiled for each
         # shape of a slice.
         several = jax.process_count() > 1

@@ -11,8 +11,8 @@ EFFICIENCY = {"product": 0.9, "memory": 0.9, "network": 0.9, "attention": 0.5, "
 include it already."""
 
 ON_GPU = {"product": 0.6, "grouped product": 0.47}
-"""The same on GPUs, whose clocks fall under the load of matrix products: by steps on A100 and H100 that MaxText's and
-torchtitan's authors measured and published (benchmarks/plan_vs_published.py)."""
+"""The same on GPUs, whose clocks fall under the load of matrix products. Fitted to published steps of dense models on
+A100 and H100 (benchmarks/plan_vs_published.py); that of experts is scaled alike, not measured."""
 
 
 @dataclass(frozen=True)
