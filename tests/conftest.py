@@ -29,7 +29,7 @@ FLAGS = ["--xla_backend_optimization_level=0"]
 FLAGS += ["--xla_cpu_use_fusion_emitters=false"] if JAXLIB < (0, 12) else []
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FLAGS]).strip()
 
-# one folder of compiled programs for all test processes, also those of the next time; never the user's own
+# folders of compiled programs for all test processes, also those of the next time; never the user's own
 CACHE = Path(tempfile.gettempdir()) / f"dtrain-tests-{os.getuid()}"
 os.environ["XDG_CACHE_HOME"] = str(CACHE / "tests")
 
@@ -40,20 +40,13 @@ from dtrain.parallel import compile_cache  # noqa: E402
 jax.config.update("jax_numpy_rank_promotion", "raise")
 with patch.object(compile_cache, "ENTRIES", 20_000):  # all tests together have more programs than a user
     assert not compile_cache.use()
+os.environ["XDG_CACHE_HOME"] = str(CACHE / "commands")  # each command that a test starts keeps to a user's number
 
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 
 SHARED = Path(__file__).parents[2] / "shared"
 """Real data beside the checkout; tests that use it are skipped where it is absent."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _cache_of_commands(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The programs of the runs that a module starts are in its own folder, where no other module's replace them."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("XDG_CACHE_HOME", str(CACHE / request.module.__name__))
-        yield
 
 
 @pytest.fixture(autouse=True)
