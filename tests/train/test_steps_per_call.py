@@ -67,7 +67,7 @@ def test_hooks_run_while_the_next_call_does_unless_the_state_is_used() -> None:
     [
         [],
         pytest.param(["--devices", "4", "mesh={data: 2, fsdp: 2}", "accumulate=2"], marks=pytest.mark.slow),
-        pytest.param(["--devices", "4", "mesh={fsdp: 2, tensor: 2}", "engine=shard_map"], marks=pytest.mark.slow),
+        pytest.param(["--devices", "4", "mesh={fsdp: 2, tensor: 2}", "engine.kind=shard_map"], marks=pytest.mark.slow),
     ],
 )
 def test_bits_and_metrics_are_those_of_single_steps(
