@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-OPTIONS = {"plan_vs_maxtext": ["--engines"], "decoder_cpu": ["--compile"]}
+OPTIONS = {"plan_vs_maxtext": ["--engines"]}
 """Options with which programs are recorded."""
 PACKAGES = ("jax", "jaxlib", "libtpu", "numpy", "optax", "orbax-checkpoint", "grain", "torch")
 
