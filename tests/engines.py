@@ -145,7 +145,7 @@ def place(
     layout.check()
     update = transformation(optimizer, layout.declared, 100)
     make = state.state_initializer(layout.declared, update, "float32", 0)
-    shapes = state.abstract(make, update, layout, optimizer.state_dims)
+    shapes = state.abstract(make, layout, optimizer.state_dims, optimizer.apart)
     params = jax.device_put(first_params(model), state.placement(shapes.params))
     make = jax.jit(
         lambda params: state.State(np.int32(0), params, update.init(params)), out_shardings=state.placement(shapes)

@@ -27,6 +27,10 @@ class Shared:
     groups: tuple[Group, ...] = ()
     """Parameters with another learning rate or weight decay, and frozen ones."""
 
+    def apart(self, declared: Tree) -> Tree:
+        """The declared parameters in the form in which the optimizer keeps state for them."""
+        return declared
+
     def state_dims(self, declared: Tree, state: object) -> Any:
         """The dim names of each array in a part of the optimizer's state, as a tree of the same structure.
 

@@ -45,7 +45,7 @@ def transformation(optimizer: Optimizer, declared: Tree, steps: int) -> "optax.G
     rate = learning_rate(optimizer, steps)
     decayed = optax.add_decayed_weights(optimizer.decay, mask) if optimizer.decay else None
     if isinstance(optimizer, CustomOptimizer):  # its updates have the learning rate and the sign of a step already
-        own = optimizer.complete(rate)
+        own = optimizer.complete(rate, declared)
         body = [own, _beside(decayed, rate)] if decayed else [own]
     else:
         body = [optimizer.direction(declared), decayed, _by_rate(rate)]
@@ -121,22 +121,28 @@ def learning_rate(optimizer: Optimizer, steps: int) -> Rate:
     return rate
 
 
-def _keep_average(decay: float) -> "optax.GradientTransformation":
-    """Pass updates on unchanged and average the parameters that result from them, in at least float32."""
+def _keep_average(decay: float) -> "optax.GradientTransformationExtraArgs":
+    """Pass updates on unchanged and average the parameters that result from them, in at least float32.
+
+    At step t, counted from 0, the decay is min(decay, (1 + t) / (10 + t)): the average starts from the initial values,
+    which would otherwise outweigh what a run of fewer than 1 / (1 - decay) steps learns.
+    """
     import optax
 
-    def update(updates: Tree, state: Any, params: Tree = None) -> tuple[Tree, Average]:
+    def update(updates: Tree, state: Any, params: Tree = None, **more: Any) -> tuple[Tree, Average]:
         moved = optax.apply_updates(params, updates)
+        step = jnp.asarray(more["step"], jnp.float32)
+        now = jnp.minimum(decay, (1 + step) / (10 + step))
 
         def mix(old: jax.Array, new: jax.Array) -> jax.Array:
-            return decay * old + (1 - decay) * new.astype(old.dtype)
+            return now.astype(old.dtype) * old + (1 - now).astype(old.dtype) * new.astype(old.dtype)
 
         return updates, Average(jax.tree.map(mix, state.averaged, moved))
 
     def init(params: Tree) -> Average:
         return Average(jax.tree.map(lambda p: p.astype(jnp.promote_types(p.dtype, jnp.float32)), params))
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def averaged(optimizer_state: object, params: Tree) -> Tree:

@@ -89,7 +89,7 @@ def assemble(recipe: Recipe, devices: Sequence[Device], example: Example, steps:
     update = transformation(recipe.optimizer, layout.declared, steps)
     rate = learning_rate(recipe.optimizer, steps)
     make = states.state_initializer(layout.declared, update, precision.params, recipe.seed)
-    shapes = states.abstract(make, update, layout, recipe.optimizer.state_dims)
+    shapes = states.abstract(make, layout, recipe.optimizer.state_dims, recipe.optimizer.apart)
 
     def prepare(train: bool) -> Callable[[Batch], Batch]:
         return lambda batch: data.prepare(batch, jax.random.key(recipe.seed), train)

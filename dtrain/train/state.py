@@ -50,31 +50,32 @@ def state_initializer(
 
 def abstract(
     make: Callable[..., State],
-    update: "optax.GradientTransformation",
     layout: Layout,
     dims: Callable[[Tree, object], object] = lambda *_: None,
+    apart: Callable[[Tree], Tree] = lambda declared: declared,
 ) -> State:
     """The state as shapes with their shardings.
 
-    Optimizer state with the shape of its parameter is sharded like the parameter. Arrays of other shapes are sharded
-    by the dim names that `dims` (an optimizer's `state_dims`) gives them. Raises RecipeError if it gives none, since
-    no array that may be large is replicated silently.
+    An array of the optimizer's state belongs to the parameter whose path is in its own path; with that parameter's
+    shape it is sharded like the parameter. Arrays of other shapes are sharded by the dim names that `dims` (an
+    optimizer's `state_dims`) gives them. Without names, those of a parameter that the mesh does not split, and small
+    ones, are replicated; others are refused with RecipeError, since no array that may be large is replicated silently.
+    `apart`: the declared parameters in the form in which the optimizer receives them.
     """
-    import optax
-
     shapes, replicated = jax.eval_shape(make), layout.sharding(PartitionSpec())
     declared = declare.trained(layout.declared, layout.declared)
+    owners = Owners(apart(declared))
 
-    def like(leaf: Any, param: Any, spec: PartitionSpec) -> Any:
-        if isinstance(leaf, optax.MaskedNode):
-            return leaf  # this parameter belongs to another part of the optimizer
-        if leaf.shape == param.shape:
+    def placed(path: tuple[object, ...], leaf: Any) -> Any:
+        param = owners.of(path)
+        spec = layout.spec(param.names) if param else PartitionSpec()
+        if param and leaf.shape == param.shape:
             return _placed(leaf, layout.sharding(spec))
-        possible = {PartitionSpec()} if leaf.size <= 1 else _reduced(leaf.shape, param.shape, spec)
-        return _placed(leaf, layout.sharding(possible.pop())) if len(possible) == 1 else other(leaf)
-
-    def other(leaf: Any) -> Any:
-        return _placed(leaf, replicated if leaf.size <= FEW else None)
+        possible = _reduced(leaf.shape, param.shape, spec) if param and leaf.size > 1 else {PartitionSpec()}
+        if len(possible) == 1 and (param or leaf.size <= 1):
+            return _placed(leaf, layout.sharding(possible.pop()))
+        split = any(spec) if param else any(any(layout.spec(one.names)) for one in jax.tree.leaves(declared))
+        return _placed(leaf, replicated if leaf.size <= FEW or not split else None)
 
     def named(part: object, placed: object) -> Any:
         names = dims(declared, part)
@@ -86,19 +87,40 @@ def abstract(
 
         return jax.tree.map(spec, part, names)
 
-    specs, masked = layout.specs(), lambda leaf: isinstance(leaf, optax.MaskedNode)
-    own, own_specs = (declare.trained(tree, layout.declared) for tree in (shapes.params, specs))
-    optimizer = optax.tree_map_params(
-        update, like, shapes.optimizer, own, own_specs, transform_non_params=other, is_leaf=masked
-    )
-
     def has_names(part: object) -> bool:
         return dims(declared, part) is not None
 
-    optimizer = jax.tree.map(named, shapes.optimizer, optimizer, is_leaf=lambda part: masked(part) or has_names(part))
+    optimizer = jax.tree.map_with_path(placed, shapes.optimizer)
+    optimizer = jax.tree.map(named, shapes.optimizer, optimizer, is_leaf=has_names)
     _refuse_unplaced(optimizer, layout)
-    params = jax.tree.map(like, shapes.params, shapes.params, specs)
+    params = jax.tree.map(lambda leaf, spec: _placed(leaf, layout.sharding(spec)), shapes.params, layout.specs())
     return State(jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated), params, optimizer)
+
+
+class Owners:
+    """Finds the parameter that an array of an optimizer's state belongs to, whatever container the state keeps it in.
+
+    optax and functions of a user's own keep state in trees with the paths of the parameters somewhere inside their own:
+    `0.mu.blocks.query`, or `stats.blocks.query.left` for a container at each parameter.
+    """
+
+    def __init__(self, declared: Tree) -> None:
+        found = jax.tree.leaves_with_path(declared)
+        self._params = {_keys(path): param for path, param in found}
+        self._lengths = sorted({len(path) for path in self._params}, reverse=True)
+
+    def of(self, path: tuple[object, ...]) -> Param | None:
+        """The parameter with the longest path inside this one, the last such place; None if there is none."""
+        keys = _keys(path)
+        for length in self._lengths:
+            for start in reversed(range(len(keys) - length + 1)):
+                if param := self._params.get(keys[start : start + length]):
+                    return param
+        return None
+
+
+def _keys(path: tuple[object, ...]) -> tuple[str, ...]:
+    return tuple(dotted((key,)) for key in path)
 
 
 def _reduced(shape: tuple[int, ...], whole: tuple[int, ...], spec: PartitionSpec) -> set[PartitionSpec]:

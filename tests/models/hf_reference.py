@@ -1,8 +1,10 @@
 """Tiny random models of Hugging Face's `transformers`, and their logits; run by that library's Python, not by dtrain's.
 
 `make FOLDER` saves each family with its logits. `logits FOLDER TOKENS` opens every model in the folder and writes its
-logits beside it. `peft BASE ADAPTER TOKENS OUT` writes the logits of a model with an adapter of PEFT. `tokens FOLDER
-CHAT OUT` writes the tokens of conversations, and which the assistant wrote, by the tokenizer of the folder.
+logits beside it. `attempt FOLDER TOKENS OUT` writes the logits of every model in the folder into one file, and an error
+in place of those of a model that cannot be opened. `peft BASE ADAPTER TOKENS OUT` writes the logits of a model with an
+adapter of PEFT. `tokens FOLDER CHAT OUT` writes the tokens of conversations, and which the assistant wrote, by the
+tokenizer of the folder.
 """
 
 import json
@@ -69,6 +71,18 @@ def make(folder: Path) -> None:
     (folder / "families.json").write_text(json.dumps(list(FAMILIES)))
 
 
+def attempted(folder: Path, tokens: np.ndarray) -> np.ndarray:
+    """The logits of a saved model whose tensors are exactly those of its architecture, or else a text: what is wrong."""
+    how = {"attn_implementation": "eager", "dtype": torch.float32, "output_loading_info": True}
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(folder, **how)
+        if unlike := {what: sorted(map(str, names)) for what, names in info.items() if names}:
+            return np.array(str(unlike))
+        return logits(model.eval(), tokens)
+    except Exception as error:
+        return np.array(f"{type(error).__name__}: {error}")
+
+
 def main() -> None:
     transformers.logging.set_verbosity_error()
     verb, *names = sys.argv[1:]
@@ -77,6 +91,9 @@ def main() -> None:
     elif verb == "logits":
         for config in sorted(Path(names[0]).glob("*/config.json")):
             np.save(config.with_name("logits.npy"), logits(opened(config.parent), np.load(names[1])))
+    elif verb == "attempt":
+        folders, tokens = sorted(path.parent for path in Path(names[0]).glob("*/config.json")), np.load(names[1])
+        np.savez(names[2], **{folder.name: attempted(folder, tokens) for folder in folders})
     elif verb == "peft":
         from peft import PeftModel
 

@@ -14,6 +14,7 @@ import pytest
 from dtrain.checkpoint import manifest
 from dtrain.core.errors import FieldError, RecipeError
 from dtrain.models.nn.param import Param, initial, normal, zeros
+from dtrain.optim import custom
 from dtrain.optim.custom import CustomOptimizer
 from dtrain.optim.groups import Group, grouped
 from dtrain.optim.optimizer import SGD, AdamW, Optimizer
@@ -32,6 +33,7 @@ DECLARED = {
     "b": Param((128,), "hidden", zeros, decay=False),
 }
 MODULE = "tests.optim.my_optimizers"
+KEY = jax.random.key(0)
 
 
 def trained(optimizer: Optimizer, steps: int = 5, declared: Any = DECLARED) -> Any:
@@ -97,7 +99,9 @@ def test_the_state_of_a_factored_optimizer_is_split_like_its_parameters() -> Non
     sizes = mesh.sizes(8)
     layout = Layout(sizes, mesh.table(), DECLARED, mesh.build(sizes, jax.devices()))
     update = transformation(one, DECLARED, 10)
-    shapes = states.abstract(states.state_initializer(DECLARED, update, "float32", 0), update, layout, one.state_dims)
+    shapes = states.abstract(
+        states.state_initializer(DECLARED, update, "float32", 0), layout, one.state_dims, one.apart
+    )
     leaves = [leaf for leaf in jax.tree.leaves(shapes.optimizer) if leaf.size > 1]
     found = {leaf.shape: tuple(leaf.sharding.spec) for leaf in leaves}
     assert found == {(128,): ("tensor",), (256,): ("fsdp",)}
@@ -111,7 +115,84 @@ def test_a_state_whose_dims_cannot_be_told_apart_is_refused() -> None:
     layout = Layout(sizes, mesh.table(), square, mesh.build(sizes, jax.devices()))
     update = transformation(one, square, 10)
     with pytest.raises(RecipeError, match=r"optimizer state .* \(8192,\) does not have the shape of a parameter"):
-        states.abstract(states.state_initializer(square, update, "float32", 0), update, layout, one.state_dims)
+        states.abstract(states.state_initializer(square, update, "float32", 0), layout, one.state_dims, one.apart)
+
+
+STACK = {"blocks": Param((3, 2, 16, 8), "layer experts embed hidden", zeros), "b": Param((8,), "hidden", zeros)}
+
+
+@pytest.mark.parametrize("target", ["optax:lamb", "optax:lars", "optax:adafactor", "optax:novograd", "optax:fromage"])
+def test_each_layer_and_expert_of_a_stack_is_a_parameter_of_its_own(target: str) -> None:
+    args = {"min_dim_size_to_factor": 4} if target == "optax:adafactor" else {}
+    one = CustomOptimizer(lr=0.1, target=target, args=args)
+    values = jax.random.normal(jax.random.key(0), (3, 2, 16, 8)) * jnp.array([1.0, 100.0, 0.01])[:, None, None, None]
+    alone = {str(i): Param((16, 8), "embed hidden", zeros) for i in range(6)} | {"b": STACK["b"]}
+    params: Any = {"blocks": values, "b": jnp.ones(8)}
+    each: Any = {str(i): value for i, value in enumerate(values.reshape(6, 16, 8))} | {"b": jnp.ones(8)}
+    whole, apart = transformation(one, STACK, 10), transformation(one, alone, 10)
+    state, own = whole.init(params), apart.init(each)
+    for step in range(3):
+        updates, state = whole.update(jax.tree.map(jnp.cos, params), state, params, step=step)
+        others, own = apart.update(jax.tree.map(jnp.cos, each), own, each, step=step)
+        params, each = optax.apply_updates(params, updates), optax.apply_updates(each, others)
+    for i in range(6):
+        np.testing.assert_allclose(params["blocks"][divmod(i, 2)], each[str(i)], rtol=1e-6)
+    np.testing.assert_allclose(params["b"], each["b"], rtol=1e-6)
+
+
+def test_functions_that_treat_every_value_alone_get_stacks_as_they_are() -> None:
+    state = transformation(CustomOptimizer(lr=0.1, target="optax:adam"), STACK, 10).init(initial(STACK, KEY, "float32"))
+    assert (3, 2, 16, 8) in {leaf.shape for leaf in jax.tree.leaves(state)}
+    for name in sorted(custom.VALUE_BY_VALUE):  # a stack of two, and each half alone
+        values = jax.random.normal(KEY, (2, 5, 4))
+        update = getattr(optax, name)(0.1)
+
+        def moved(p: jax.Array, update: Any = update) -> jax.Array:
+            state = update.init(p)
+            for _ in range(3):
+                change, state = update.update(jnp.cos(p), state, p)
+                p = optax.apply_updates(p, change)
+            return p
+
+        together, apart = moved(values), jnp.stack([moved(half) for half in values])
+        np.testing.assert_allclose(together, apart, rtol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("target", ["adamw", "nadamw", "adamaxw", "lion"])
+def test_weight_decay_of_optax_is_off_unless_it_is_asked_for(target: str) -> None:
+    declared = {"b": Param((4,), "hidden", zeros, decay=False)}
+    params = {"b": jnp.full(4, 10.0)}
+
+    def moved(**more: Any) -> float:
+        update = transformation(CustomOptimizer(lr=1.0, target=f"optax:{target}", **more), declared, 10)
+        updates, _ = update.update({"b": jnp.zeros(4)}, update.init(params), params, step=0)
+        return float(updates["b"][0])
+
+    assert moved() == 0
+    assert moved(args={"weight_decay": 0.1}) == pytest.approx(-1.0)
+    assert moved(decay=0.1, decay_all=True) == pytest.approx(-1.0)
+
+
+def placed(one: CustomOptimizer, mesh: Mesh, declared: Any = DECLARED) -> Any:
+    sizes = mesh.sizes(8)
+    layout = Layout(sizes, mesh.table(), declared, mesh.build(sizes, jax.devices()))
+    make = states.state_initializer(declared, transformation(one, declared, 10), "float32", 0)
+    return states.abstract(make, layout, one.state_dims, one.apart).optimizer
+
+
+def test_state_in_a_container_for_each_parameter_is_replicated_or_refused() -> None:
+    shampoo = CustomOptimizer(lr=0.1, target=f"{MODULE}:shampoo")
+    found = placed(shampoo, Mesh(data=8))
+    assert {leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(found)} == {True}
+    with pytest.raises(RecipeError, match=r"optimizer state .*stats.w.left \(256, 256\)"):
+        placed(shampoo, Mesh(data=1, fsdp=8))
+    assert worst(trained(shampoo), initial(DECLARED, KEY, "float32")) > 1e-3
+
+
+def test_labels_may_be_a_function_of_the_parameters() -> None:
+    found = placed(CustomOptimizer(lr=0.1, target=f"{MODULE}:by_label"), Mesh(data=1, fsdp=4, tensor=2))
+    specs = {leaf.shape: tuple(leaf.sharding.spec) for leaf in jax.tree.leaves(found) if leaf.size > 1}
+    assert specs == {(256, 128): ("fsdp", "tensor")}
 
 
 @pytest.mark.parametrize(
@@ -135,8 +216,8 @@ def test_one_that_needs_more_than_gradients_is_refused_with_the_reason() -> None
         Path(__file__).parents[2] / "recipes" / "mlp-digits.yaml",
         ["optimizer=null", f"optimizer={{kind: custom, lr: 0.1, target: '{MODULE}:needs_value'}}"],
     )
-    with pytest.raises(RecipeError, match=r"optimizer\.target: .*:needs_value: IndexError"):
-        assemble(recipe, jax.devices()[:1], recipe.data.open("train").example, 10)
+    with pytest.raises(RecipeError, match=r"optimizer\.target: .*:needs_value: TypeError"):
+        assemble(recipe, jax.devices()[:1], recipe.data.open("train").example, 10).train()
 
 
 def test_for_a_function_of_optax_no_folder_is_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

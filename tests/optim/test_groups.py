@@ -32,7 +32,7 @@ def trained(optimizer: Any, engine: str = "jit", steps: int = 2) -> tuple[dict[s
     )
     update = transformation(optimizer, layout.declared, 100)
     make = state.state_initializer(layout.declared, update, "float32", 0)
-    shapes = state.abstract(make, update, layout, optimizer.state_dims)
+    shapes = state.abstract(make, layout, optimizer.state_dims, optimizer.apart)
     grads = ENGINES[engine].grads(layout, step.loss_of(MODEL, lambda rows: rows, step.Precision()), 2)
     one = step.train_step(grads, update, learning_rate(optimizer, 100), layout.declared)
     now, rows = state.create_state(make, shapes), Put(ENGINES[engine], layout, EXAMPLES)(random_batch(MODEL))

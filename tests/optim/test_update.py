@@ -95,12 +95,22 @@ def test_every_optimizer_descends(member: type) -> None:
 def test_the_average_is_that_of_the_parameters() -> None:
     update = transformation(SGD(lr=0.1, momentum=0.0, ema=0.9), DECLARED, 10)
     params, state, expected = PARAMS, update.init(PARAMS), PARAMS
-    for step in range(3):
+    for step in range(100):
         updates, state = update.update(gradients(step), state, params, step=step)
         params = optax.apply_updates(params, updates)
-        expected = jax.tree.map(lambda a, b: 0.9 * a + 0.1 * b, expected, params)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), averaged(state, None), expected)
+        decay = min(0.9, (1 + step) / (10 + step))
+        expected = jax.tree.map(lambda a, b, decay=decay: decay * a + (1 - decay) * b, expected, params)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), averaged(state, None), expected)
     assert averaged(optax.EmptyState(), params) is params
+
+
+def test_the_average_of_a_short_run_has_little_of_the_initial_values() -> None:
+    update = transformation(SGD(lr=0.0, momentum=0.0, ema=0.9999), DECLARED, 400)
+    state, moved = update.init(PARAMS), jax.tree.map(lambda p: p + 1, PARAMS)
+    for step in range(400):
+        _, state = update.update(gradients(0), state, moved, step=step)
+    left = jax.tree.map(lambda mean, new: np.abs(mean - new).max(), averaged(state, None), moved)
+    assert max(jax.tree.leaves(left)) < 1e-5  # with a constant decay it would be 0.96
 
 
 @pytest.mark.parametrize(

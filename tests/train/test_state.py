@@ -25,7 +25,7 @@ def layout() -> Layout:
 def test_factored_moments_are_laid_out_by_the_dims_that_they_keep() -> None:
     optimizer, on = Adafactor(lr=1e-3, factor_from=8, ema=0.9), layout()
     update = transformation(optimizer, on.declared, 10)
-    found = state.abstract(state.state_initializer(on.declared, update, "float32", 0), update, on, optimizer.state_dims)
+    found = state.abstract(state.state_initializer(on.declared, update, "float32", 0), on, optimizer.state_dims)
     moments = found.optimizer[0][0]
     assert moments.rows["blocks"]["query"]["weight"].shape == (4, 32)
     assert moments.rows["blocks"]["query"]["weight"].sharding.spec == P(None, "fsdp")
@@ -40,4 +40,4 @@ def test_state_of_another_shape_than_its_parameter_is_refused_where_nothing_lays
 
     update, on = optax.GradientTransformation(init, lambda u, s, _=None: (u, s)), layout()
     with pytest.raises(RecipeError, match=r"optimizer state trace.blocks.key.weight \(8, 4, 32, 2, 8\)"):
-        state.abstract(state.state_initializer(on.declared, update, "float32", 0), update, on)
+        state.abstract(state.state_initializer(on.declared, update, "float32", 0), on)
