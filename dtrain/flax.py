@@ -9,17 +9,19 @@ step (of a microbatch, with `accumulate`), so that a run is the same on every me
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, wraps
 from typing import Any
 
 import flax.linen as nn
 import jax
 from flax import nnx
 from flax.linen import normalization as linen_normalization
+from flax.linen import recurrent as linen_recurrent
 from flax.nnx.nn import normalization as nnx_normalization
+from flax.nnx.nn import recurrent as nnx_recurrent
 
 from dtrain.core.errors import RecipeError
 from dtrain.data.batch import Batch
@@ -29,31 +31,50 @@ from dtrain.models.nn.model import Loss
 from dtrain.models.nn.param import Tree
 from dtrain.models.nn.vma import vary
 
-TRAIN, EVALUATE = {"train", "training", "is_training"}, {"deterministic", "eval", "inference"}
+TRAIN, EVALUATE = {"train", "training", "is_training"}, {"deterministic", "eval", "inference", "use_running_average"}
 """Names of a module's argument that is true in training, and of one that is true in evaluations."""
+FOUND = "found by its name"
 
 
 @dataclass(frozen=True)
 class Linen(Adapter):
     """A linen module. Collections other than `params`, such as `batch_stats`, are statistics: kept, not trained.
 
-    A module whose `__call__` has an argument `train` (or `training`, `is_training`, `deterministic`) gets it.
+    A module whose `__call__` has an argument named in TRAIN or EVALUATE gets it.
     """
 
     module: nn.Module
     rngs: tuple[str, ...] = ("dropout",)
     """The names of its random streams."""
+    mode: str | None = FOUND
+    """The name of the argument of `__call__` that is true in training, if it is none of the usual ones; None for a
+    module that is called alike in training and in evaluations."""
 
     def init(self, key: jax.Array, example: Batch) -> Tree:
         names = ("params", *self.rngs)
         streams = dict(zip(names, jax.random.split(key, len(names)), strict=True))
-        return nn.meta.unbox(dict(self.module.init(streams, *self.arrays(example), **self._mode(False))))
+        parts: set[str] = set()
+        with nn.intercept_methods(_noting(parts)):
+            made = dict(self.module.init(streams, *self.arrays(example), **self._mode(False)))
+        self._refuse_unknown_mode(parts, made)
+        return nn.meta.unbox(made)
+
+    def _refuse_unknown_mode(self, parts: set[str], made: Mapping[str, Any]) -> None:
+        """Raise RecipeError if the module has parts that differ in training and no known argument switches them."""
+        differing = sorted({"BatchNorm", "Dropout"} & parts | {name for name in made if name != "params"})
+        if differing and self.mode is not None and not self._mode(True):
+            name = type(self.module).__name__
+            message = f"{name} has {', '.join(differing)}, and no argument of its __call__ says whether it trains"
+            known = ", ".join(sorted(TRAIN | EVALUATE))
+            hint = f"name the argument one of {known}, or give Linen(module, mode='its name'); mode=None if it has none"
+            raise RecipeError(message, hint)
 
     def statistics(self, path: str) -> bool:
         return not path.startswith("params.")
 
     def outputs(self, params: Tree, batch: Batch, ctx: Context) -> Any:
-        return self.module.apply(params, *self.arrays(batch), **self._mode(False))
+        with _varying_carries(ctx.example_axes):
+            return self.module.apply(params, *self.arrays(batch), **self._mode(False))
 
     def loss(self, params: Tree, batch: Batch, ctx: Context) -> Loss:
         if not ctx.train:
@@ -66,15 +87,28 @@ class Linen(Adapter):
             rows = [value[None] for value in values]
             return self.module.apply(params, *rows, rngs=streams, mutable=kept, **self._mode(True))
 
-        with _means_over_examples(), nn.intercept_methods(_over_examples((EXAMPLES, *ctx.example_axes))):
+        over = nn.intercept_methods(_over_examples((EXAMPLES, *ctx.example_axes)))
+        with _means_over_examples(), over, _varying_carries(ctx.example_axes):
             outputs, statistics = jax.vmap(one)(ctx.keys(batch), *inputs)
         loss = self.loss_of(jax.tree.map(lambda x: x[:, 0], outputs), batch, ctx)
         return loss._replace(statistics=weighted_sums(dict(statistics), batch))
 
     def _mode(self, train: bool) -> dict[str, Any]:
         """The argument of the module that says whether it trains."""
+        if self.mode != FOUND:
+            return {self.mode: train} if self.mode else {}
         names = set(inspect.signature(type(self.module).__call__).parameters)
         return dict.fromkeys(names & TRAIN, train) | dict.fromkeys(names & EVALUATE, not train)
+
+
+def _noting(parts: set[str]) -> Callable[..., Any]:
+    """An interceptor that notes the types of the modules that are called."""
+
+    def intercept(call: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], context: Any) -> Any:
+        parts.update(kind.__name__ for kind in type(context.module).__mro__)
+        return call(*args, **kwargs)
+
+    return intercept
 
 
 def _over_examples(axes: tuple[str, ...]) -> Callable[..., Any]:
@@ -125,6 +159,38 @@ def _means_over_examples() -> Iterator[None]:
             module.lax = jax.lax  # pyright: ignore[reportAttributeAccessIssue]
 
 
+@contextmanager
+def _varying_carries(axes: tuple[str, ...]) -> Iterator[None]:
+    """Within this context, the initial state of Flax's recurrent cells varies over these axes, as the later ones do.
+
+    A scan inside `shard_map` requires both to be alike; the cells make the initial one of constants.
+    """
+    cells = [cell for base in (linen_recurrent, nnx_recurrent) for cell in _subclasses(base.RNNCellBase)]
+    own = {cell: vars(cell)["initialize_carry"] for cell in cells if "initialize_carry" in vars(cell)} if axes else {}
+
+    def varying(method: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(method)
+        def initialize_carry(*args: Any, **kwargs: Any) -> Any:
+            return jax.tree.map(lambda x: vary(x, axes), method(*args, **kwargs))
+
+        return initialize_carry
+
+    for cell, method in own.items():
+        cell.initialize_carry = varying(method)
+    try:
+        yield
+    finally:
+        for cell, method in own.items():
+            cell.initialize_carry = method
+
+
+def _subclasses(kind: type) -> Iterator[Any]:
+    """A class and all that inherit from it."""
+    yield kind
+    for child in kind.__subclasses__():
+        yield from _subclasses(child)
+
+
 @dataclass(frozen=True)
 class NNX(Adapter):
     """An NNX module, built by `build(rngs)`. Variables other than `nnx.Param`, such as `nnx.BatchStat`, are statistics.
@@ -151,7 +217,8 @@ class NNX(Adapter):
     def outputs(self, params: Tree, batch: Batch, ctx: Context) -> Any:
         module = self._module(params, jax.random.key(0), ())
         module.eval()
-        return module(*self.arrays(batch))
+        with _varying_carries(ctx.example_axes):
+            return module(*self.arrays(batch))
 
     def loss(self, params: Tree, batch: Batch, ctx: Context) -> Loss:
         if not ctx.train:
@@ -165,7 +232,7 @@ class NNX(Adapter):
             _, _, _, rest = nnx.split(module, nnx.Param, nnx.RngState, ...)
             return output, nnx.to_pure_dict(rest)
 
-        with _means_over_examples():
+        with _means_over_examples(), _varying_carries(ctx.example_axes):
             outputs, statistics = jax.vmap(one)(ctx.keys(batch), *inputs)
         loss = self.loss_of(jax.tree.map(lambda x: x[:, 0], outputs), batch, ctx)
         return loss._replace(statistics=weighted_sums(statistics, batch, "statistics."))

@@ -154,6 +154,15 @@ class Custom(Declared):
         return self.target
 
     @property
+    def exact_inputs(self) -> tuple[str, ...]:
+        """What the user's model declares in `exact_inputs`. RecipeError if it is not a tuple of names."""
+        with own_code(self._where):
+            names: Any = getattr(self.model, "exact_inputs", ())
+        if isinstance(names, tuple | list) and all(isinstance(name, str) for name in names):
+            return tuple(names)
+        raise RecipeError("model: its `exact_inputs` are not a tuple of names", "exact_inputs = ('target',)")
+
+    @property
     def metrics(self) -> tuple[Metric, ...]:
         """What the user's model declares in `metrics`. RecipeError if it is not a tuple of `Metric`."""
         with own_code(self._where):

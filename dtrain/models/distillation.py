@@ -75,6 +75,10 @@ class DistilledModel(Declared):
         return self.model.mismatch(example) or (f"objective.teacher: {unfit}" if unfit else "")
 
     @property
+    def exact_inputs(self) -> tuple[str, ...]:
+        return self.model.exact_inputs
+
+    @property
     def metrics(self) -> tuple[Metric, ...]:
         return tuple(dict.fromkeys((NLL, *self.model.metrics)))
 

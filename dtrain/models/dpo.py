@@ -9,13 +9,16 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from dtrain.core.errors import RecipeError
 from dtrain.core.metrics import REWARD_ACCURACY, REWARD_MARGIN, Metric
 from dtrain.core.types import PositiveFloat
 from dtrain.data.batch import DOCUMENT, WEIGHT, Batch, Example
 from dtrain.models.lora import BASE, Adapted
 from dtrain.models.nn.context import Context
 from dtrain.models.nn.model import Declared, Flops, Loss, Structure
-from dtrain.models.nn.param import Tree
+from dtrain.models.nn.param import Tree, paths
+
+FULL = "leave lora.train out; adapters of a high rank can learn as much"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +38,12 @@ class PreferenceModel(Declared):
     dpo: DPO
 
     def params(self) -> Tree:
-        return self.adapted.params()
+        """Those of the adapted decoder. RecipeError if one of the base is trained: the reference would move with it."""
+        declared = self.adapted.params()
+        base = jax.tree.leaves(paths(declared[BASE])), jax.tree.leaves(declared[BASE])
+        if moving := next((name for name, param in zip(*base, strict=True) if param.trained), ""):
+            raise RecipeError(f"lora.train: dpo compares the model with its frozen base, and {moving} is trained", FULL)
+        return declared
 
     def loss(self, params: Tree, batch: Batch, ctx: Context) -> Loss:
         decoder = self.adapted.model
@@ -58,6 +66,10 @@ class PreferenceModel(Declared):
         if DOCUMENT not in example:
             return "objective dpo takes pairs of answers: data of kind preference"
         return self.adapted.mismatch(example)
+
+    @property
+    def exact_inputs(self) -> tuple[str, ...]:
+        return self.adapted.exact_inputs
 
     @property
     def metrics(self) -> tuple[Metric, ...]:

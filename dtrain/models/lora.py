@@ -121,6 +121,10 @@ class Adapted(Declared):
         return self.model.user_code
 
     @property
+    def exact_inputs(self) -> tuple[str, ...]:
+        return self.model.exact_inputs
+
+    @property
     def metrics(self) -> tuple[Metric, ...]:
         return self.model.metrics
 

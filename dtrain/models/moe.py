@@ -54,6 +54,9 @@ class Experts:
         if self.active > self.count:
             message = f"active = {self.active} experts is more than count = {self.count}"
             raise FieldError("active", message, f"use at most {self.count}")
+        if self.active == 1 < self.count and self.renormalise:
+            message = "with one active expert every gate is 1, so that the loss does not train the router"
+            raise FieldError("renormalise", message, "renormalise: false, as in Switch Transformer, or active: 2")
 
     @property
     def mixture(self) -> Mixture:

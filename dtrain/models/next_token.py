@@ -45,7 +45,8 @@ class Head:
         self, x_BTE: jax.Array, matrix: jax.Array, dtype: str, first: jax.Array | int = 0, stride: int = 1
     ) -> jax.Array:
         """Logits (B, T, V) of every `stride`-th word from word `first` on."""
-        logits_BTV = matmul(x_BTE, matrix.T if self.tied else matrix).astype(dtype)
+        wide = str(jnp.promote_types(x_BTE.dtype, dtype))
+        logits_BTV = matmul(x_BTE, matrix.T if self.tied else matrix, dtype=wide).astype(dtype)
         logits_BTV = self.softcap * jnp.tanh(logits_BTV / self.softcap) if self.softcap else logits_BTV
         if not self.padded:
             return logits_BTV

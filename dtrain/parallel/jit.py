@@ -110,7 +110,19 @@ class JitContext(ExampleVerbs):
         return bool(set(self.layout.axes(dim)) & set(FSDP_AXES))
 
     def gather(self, params: Tree) -> Tree:
-        return unwrapped(params)
+        def one(part: Any) -> Any:
+            if not is_wrapped(part):
+                return part
+            x = part.value.astype(part.dtype or part.value.dtype)
+            entries = (*[None] * x.ndim, *part.axes)[-x.ndim :] if x.ndim else ()
+            axes = [entry if isinstance(entry, tuple) else (entry,) if entry else () for entry in entries]
+            kept = [tuple(axis for axis in each if axis not in FSDP_AXES) for each in axes]
+            if kept != list(axes):
+                whole, own = (self.layout.sharding(PartitionSpec(*(e or None for e in each))) for each in (kept, axes))
+                x = _gathered(x, whole, own)
+            return part.with_adapter(x, one)
+
+        return jax.tree.map(one, params, is_leaf=is_wrapped)
 
     def reduce(self, x: jax.Array, dim: str) -> jax.Array:
         return x
@@ -193,7 +205,8 @@ class JitContext(ExampleVerbs):
         self, blocks: Sequence[Block], params: Tree, x: jax.Array, shared: Tree = None, how: Layers = Layers()
     ) -> tuple[jax.Array, Tree]:
         if self.layout.sizes["pipeline"] == 1:
-            return scan_layers(blocks, self.gather(params), x, shared=shared, how=how, ctx=self)
+            # not gathered here, which would gather all layers at once: the compiler does it for each layer
+            return scan_layers(blocks, unwrapped(params), x, shared=shared, how=how, ctx=self)
         inner, axes = (
             ShardMapContext(self.layout, self.microbatches, loss_dtype=self.loss_dtype),
             self.layout.token_axes,
@@ -229,3 +242,19 @@ class JitContext(ExampleVerbs):
     def _without_memory_axes(self, names: Sequence[str]) -> PartitionSpec:
         axes_of_dims = [tuple(axis for axis in self.layout.axes(dim) if axis not in FSDP_AXES) for dim in names]
         return PartitionSpec(*(axes or None for axes in axes_of_dims))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _gathered(x: jax.Array, whole: NamedSharding, own: NamedSharding) -> jax.Array:
+    """A parameter that is split like `own`, split like `whole`; its gradient is split like `own` again.
+
+    Left to itself, the compiler may keep a small parameter split and gather the examples of the batch instead.
+    """
+    del own
+    return jax.lax.with_sharding_constraint(x, whole)
+
+
+_gathered.defvjp(
+    lambda x, whole, own: (_gathered(x, whole, own), None),
+    lambda _, own, __, gradient: (jax.lax.with_sharding_constraint(gradient, own),),
+)

@@ -13,7 +13,7 @@ from dtrain.core.run_dir import NAME
 from dtrain.data.batch import IMAGE, Example
 from dtrain.data.synthetic import Synthetic
 from dtrain.models.distillation import Distillation
-from dtrain.models.dpo import DPO
+from dtrain.models.dpo import DPO, FULL
 from dtrain.models.lora import adapted
 from dtrain.models.nn.param import count
 from dtrain.optim.groups import grouped
@@ -233,6 +233,8 @@ def _objective(recipe: Recipe) -> Iterator[Problem]:
     if isinstance(objective, DPO) and not pairs:
         message = f"dpo needs pairs of answers; the data is of kind {recipe.data.kind}"
         yield "objective", message, "data: {kind: preference}"
+    if isinstance(objective, DPO) and recipe.lora and recipe.lora.train:
+        yield "lora.train", "dpo compares the model with its frozen base, and these parameters would move", FULL
     if isinstance(objective, DPO) and not recipe.lora:
         hint = "add lora and init; to train all parameters, set a high rank"
         yield "objective", "dpo compares the model with its frozen base, and so needs lora", hint

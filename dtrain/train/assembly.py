@@ -163,7 +163,8 @@ def prepared(recipe: Recipe, example: Example, train: bool = False) -> dict[str,
     rows = {name: jax.ShapeDtypeStruct((1, *of.shape), jnp.dtype(of.dtype)) for name, of in example.items()}
 
     def prepare(batch: Batch) -> Batch:
-        return recipe.precision.cast_batch(recipe.data.prepare(batch, jax.random.key(0), train))
+        rows = recipe.data.prepare(batch, jax.random.key(0), train)
+        return recipe.precision.cast_batch(rows, recipe.model.exact_inputs)
 
     return jax.eval_shape(prepare, rows)
 

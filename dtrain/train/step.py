@@ -33,7 +33,7 @@ def loss_of(model: Model, prepare: Prepare, precision: Precision, *, seed: int =
         about = {"loss_dtype": precision.loss, "train": train, "seed": seed, "named": []}
         ctx = dataclasses.replace(ctx, **about)  # pyright: ignore[reportArgumentType]
         rows = {ROW: batch[ROW]} if ROW in batch else {}  # data may leave it out once its own randomness is applied
-        examples = precision.cast_batch(prepare(batch)) | rows
+        examples = precision.cast_batch(prepare(batch), model.exact_inputs) | rows
         return model.loss(precision.cast(params, declared), examples, ctx)
 
     return loss
@@ -45,7 +45,8 @@ def outputs_of(model: Model, prepare: Prepare, precision: Precision) -> OutputsF
 
     def outputs(params: Tree, batch: Batch, ctx: Context) -> dict[str, jax.Array]:
         ctx = dataclasses.replace(ctx, loss_dtype=precision.loss, train=False)  # pyright: ignore[reportArgumentType]
-        return model.predict(precision.cast(params, declared), precision.cast_batch(prepare(batch)), ctx)
+        examples = precision.cast_batch(prepare(batch), model.exact_inputs)
+        return model.predict(precision.cast(params, declared), examples, ctx)
 
     return outputs
 

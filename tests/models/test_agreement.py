@@ -56,7 +56,7 @@ FAMILIES: dict[str, tuple[Decoder, dict[str, Any]]] = {
 }  # fmt: skip
 OTHER: dict[str, Any] = {
     "vocab": 64, "layers": 8, "width": 16, "heads": 8, "kv_heads": 4, "head_dim": 4, "hidden": 24,
-    "feed_forward": "gelu", "experts": Experts(count=4, active=1, hidden=6, scale=2.0),
+    "feed_forward": "gelu", "experts": Experts(count=4, active=1, hidden=6, scale=2.0, renormalise=False),
     "position": Rope(theta=777.0), "norm": "layer", "epsilon": 1e-3, "attention_softcap": 7.0, "logit_softcap": 7.0,
     "query_pre_attn_scalar": 7.0, "window": 4, "global_every": 0,
 }  # fmt: skip

@@ -214,7 +214,7 @@ def test_the_balance_of_a_preset_is_the_published_loss_at_an_even_load(preset: s
 
 
 def test_the_balance_is_one_for_each_token_at_an_even_load() -> None:
-    experts = Experts(count=4, active=1, hidden=8)
+    experts = Experts(count=4, active=1, hidden=8, renormalise=False)
     score = jnp.tile(0.25 + 0.01 * jnp.eye(4), (2, 2, 1))  # the tokens of each row choose the experts in turn
     hits = jnp.tile(jnp.eye(4), (2, 2, 1))
     assert float(experts._imbalance(score, hits, jnp.ones((2, 8)), SingleDeviceContext())) == pytest.approx(
@@ -224,6 +224,12 @@ def test_the_balance_is_one_for_each_token_at_an_even_load() -> None:
 
 def test_positions_restart_with_each_document() -> None:
     assert places_in(np.array([[0, 0, 1, 1, 1, 2]])).tolist() == [[0, 1, 0, 1, 2, 0]]
+
+
+def test_a_router_whose_gates_are_always_one_is_refused() -> None:
+    with pytest.raises(FieldError, match="with one active expert every gate is 1"):
+        Experts(count=4, active=1, hidden=8)
+    assert Experts(count=1, active=1, hidden=8).renormalise
 
 
 def test_impossible_fields_are_refused() -> None:

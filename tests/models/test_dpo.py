@@ -1,6 +1,7 @@
 """Preference tuning against the published loss, computed with NumPy, on every engine; what it cannot do is refused."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dtrain.core.errors import RecipeError
 from dtrain.data.preference import Preference
 from dtrain.models.decoder import Decoder
 from dtrain.models.dpo import DPO, PreferenceModel
@@ -112,6 +114,12 @@ def test_every_engine_gives_the_same_numbers(dtrain: Dtrain, tmp_path: Path, mes
     assert "measured while a run trains" in dtrain("evaluate", "dpo-jit", code=2).stderr
 
 
+def test_a_base_of_which_a_parameter_is_trained_is_no_reference() -> None:
+    moving = replace(LORA, train=("norm.*",))
+    with pytest.raises(RecipeError, match=r"its frozen base, and norm\.scale is trained"):
+        PreferenceModel(Adapted(DECODER, moving), DPO()).params()
+
+
 def test_what_dpo_cannot_do_is_refused(dtrain: Dtrain, tmp_path: Path) -> None:
     pairs(tmp_path)
     data = "data={kind: preference, files: [pairs.jsonl], length: 48}"
@@ -121,5 +129,8 @@ def test_what_dpo_cannot_do_is_refused(dtrain: Dtrain, tmp_path: Path) -> None:
     assert "so needs lora" in shown
     lora = ["lora={rank: 2, targets: [x]}", "init.run=runs/none"]
     assert "dpo needs a decoder" in dtrain("check", "mlp-digits", "objective={kind: dpo}", data, *lora, code=2).stderr
+    moving = "lora={rank: 2, targets: [blocks.query.weight], train: ['norm.*']}"
+    shown = dtrain("check", "decoder-tiny", "objective={kind: dpo}", data, moving, "init.run=runs/none", code=2).stderr
+    assert "lora.train: dpo compares the model with its frozen base" in shown
     wrong = dtrain("check", "decoder-tiny", "objective={kind: dpo, bta: 1}", data, *lora, code=2).stderr
     assert "did you mean 'beta'" in wrong or "did you mean beta" in wrong

@@ -1,6 +1,7 @@
 """The examples and other models of users train alike on every engine and mesh, randomness and statistics included."""
 
 import ast
+import dataclasses
 import re
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,7 @@ from dtrain.models.nn.param import paths
 from dtrain.models.nn.single_device import SingleDeviceContext
 from dtrain.parallel.engine import Put
 from dtrain.recipe.load import load
+from dtrain.train import step
 from dtrain.train.assembly import assemble
 from dtrain.train.state import create_state
 from tests.conftest import Dtrain
@@ -84,6 +86,51 @@ def test_losses_and_gradients_are_those_of_one_device(name: str, case: str, part
     assert losses == pytest.approx(reference_losses, rel=2e-6)
     assert worst(gradients, reference_gradients) < 1e-5
     assert worst(params, reference_params) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["linen_rnn", "nnx_rnn"])
+@pytest.mark.parametrize("case", ["shard_map-fsdp", pytest.param("jit-fsdp", marks=pytest.mark.slow)])
+def test_recurrent_modules_of_flax_train_alike_on_every_engine(name: str, case: str) -> None:
+    library("nnx")
+    target = f"model.target=tests.models.user_modules:{name}"
+    losses, gradients, params = trained("plain_jax", target, *CASES[case])
+    wanted_losses, wanted_gradients, wanted_params = trained("plain_jax", target, "mesh={data: 1}", devices=1)
+    assert losses == pytest.approx(wanted_losses, rel=2e-6)
+    assert worst(gradients, wanted_gradients) < 1e-5
+    assert worst(params, wanted_params) < 1e-5
+
+
+def test_a_linen_module_that_dtrain_cannot_switch_to_training_is_refused() -> None:
+    nn = pytest.importorskip("flax.linen", reason="flax is not installed")
+    from dtrain.flax import Linen
+    from tests.models.user_modules import Averages, OwnName, Rows
+
+    batch = random_batch() | {"row": np.arange(16, dtype=np.uint32)}
+    first, key = {"image": batch["image"][:1]}, jax.random.key(0)
+    message = "OwnName has BatchNorm, Dropout, batch_stats, and no argument of its __call__ says whether it trains"
+    with pytest.raises(RecipeError, match=message) as refused:
+        Linen(OwnName()).init(key, first)
+    assert "mode='its name'" in refused.value.hint
+    for model in (Linen(OwnName(), mode="is_train"), Linen(Averages())):
+        params = model.init(key, first)
+        loss = model.loss(params, batch, SingleDeviceContext(train=True))
+        assert any(float(jax.numpy.abs(value).max()) > 0 for value in loss.statistics.values())
+        moved = {name: value / 16 for name, value in loss.statistics.items()}
+        before = dict(zip(jax.tree.leaves(paths(params)), jax.tree.leaves(params), strict=True))
+        assert all(not np.allclose(moved[name], before[name]) for name in moved)
+    assert Linen(OwnName(), mode=None).init(key, first)
+    assert Linen(Rows()).init(key, first)
+    assert Linen(nn.Dense(10)).init(key, {"image": batch["image"][:1]})
+
+
+def test_arrays_that_a_model_names_exact_keep_their_dtype() -> None:
+    recipe = load(EXAMPLES / "plain_jax.yaml", [*SETTINGS, "precision.compute=bfloat16"])
+    model = dataclasses.replace(recipe.model, target="tests.models.user_modules:Prices")
+    batch = {"price": np.full(4, 101_487.0, np.float32), "label": np.full(4, 101_487.0, np.float32)}
+    loss = step.loss_of(model.for_example(batch), lambda rows: rows, recipe.precision)
+    assert float(loss({"value": jax.numpy.zeros(())}, batch, SingleDeviceContext()).sum) == 4 * 101_487
+    cast = recipe.precision.cast_batch({name: jax.numpy.asarray(value) for name, value in batch.items()})
+    assert (cast["label"].dtype, cast["price"].dtype) == ("float32", "bfloat16")
 
 
 def test_keys_differ_by_example_step_seed_and_name() -> None:

@@ -114,3 +114,25 @@ class Named(Twice):
 
         logits = Twice.outputs(self, params, batch, ctx)
         return jax.lax.scan(body, logits, None, length=2)[0]
+
+
+class Quantised:
+    """Convolutions and a codebook (van den Oord et al. 2017) whose values are few beside the activations."""
+
+    def init(self, key, example):
+        shapes = {"first": (3, 3, example["image"].shape[-1], 16), "down": (3, 3, 16, 32), "codes": (64, 32)}
+        shapes |= {"up": (3, 3, 32, 16), "last": (3, 3, 16, 10)}
+        return {name: 0.1 * jax.random.normal(key, shape) for name, shape in shapes.items()}
+
+    def outputs(self, params, batch, ctx):
+        def conv(x, name, stride=1):
+            how = {"padding": "SAME", "dimension_numbers": ("NHWC", "HWIO", "NHWC")}
+            return jax.lax.conv_general_dilated(x, params[name], (stride, stride), **how)
+
+        x = conv(jax.nn.relu(conv(batch["image"], "first")), "down", 2)
+        codes, flat = params["codes"], x.reshape(-1, 32)
+        distance = (flat**2).sum(1, keepdims=True) - 2 * flat @ codes.T + (codes**2).sum(1)[None]
+        nearest = codes[distance.argmin(1)].reshape(x.shape)
+        x = x + jax.lax.stop_gradient(nearest - x)
+        x = jax.image.resize(x, (len(x), *batch["image"].shape[1:3], 32), "nearest")
+        return conv(jax.nn.relu(conv(x, "up")), "last").mean((1, 2))

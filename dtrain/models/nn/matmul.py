@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -40,23 +41,24 @@ def on_tpu() -> bool:
     return _ON_TPU.get()
 
 
-@jax.custom_vjp
-def _matmul(x: jax.Array, w: jax.Array) -> jax.Array:
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _matmul(x: jax.Array, w: jax.Array, dtype: str | None) -> jax.Array:
     rows = _rows(x)
-    return jax.lax.dot_general(rows, w, (((rows.ndim - 1,), (0,)), ((), ()))).reshape(*x.shape[:-1], w.shape[1])
+    out = jax.lax.dot_general(rows, w, (((rows.ndim - 1,), (0,)), ((), ())), preferred_element_type=dtype)
+    return out.reshape(*x.shape[:-1], w.shape[1])
 
 
 def _rows(x: jax.Array) -> jax.Array:
     return x.reshape(-1, x.shape[-1]) if _FLAT.get() else x
 
 
-def _forward(x: jax.Array, w: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return _matmul(x, w), (x, w)
+def _forward(x: jax.Array, w: jax.Array, dtype: str | None) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return _matmul(x, w, dtype), (x, w)
 
 
-def _backward(saved: tuple[jax.Array, jax.Array], g: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _backward(_: str | None, saved: tuple[jax.Array, jax.Array], g: jax.Array) -> tuple[jax.Array, jax.Array]:
     (x, w), shape = saved, saved[0].shape
-    x, g = _rows(x), _rows(g)
+    x, g = _rows(x), _rows(g.astype(x.dtype))
     rows = tuple(range(x.ndim - 1))
     # dw = x^T g, dx = g w^T. The compiler sums dw over the devices that hold other rows: in float32 by default.
     dtype = jnp.float32 if _FLOAT32_SUMS.get() else w.dtype
@@ -67,17 +69,20 @@ def _backward(saved: tuple[jax.Array, jax.Array], g: jax.Array) -> tuple[jax.Arr
 _matmul.defvjp(_forward, _backward)
 
 
-def matmul(x: jax.Array, w: jax.Array | LowRank, contract_dims: int = 1, name: str = PRODUCT) -> jax.Array:
+def matmul(
+    x: jax.Array, w: jax.Array | LowRank, contract_dims: int = 1, name: str = PRODUCT, dtype: str | None = None
+) -> jax.Array:
     """x (..., *inner) times w (*inner, *outer), summed over the `contract_dims` inner dims: (..., *outer).
 
     Like `tensordot`, whose gradient of w is computed transposed: on a CPU that transpose costs more than the product.
-    `name`: that of the result, for rematerialisation policies that save it.
+    `name`: that of the result, for rematerialisation policies that save it. `dtype`: to which the sums are rounded;
+    default: that of x.
     """
     if isinstance(w, LowRank):
-        adapted = matmul(matmul(x, w.a, contract_dims, name), w.b, name=name)
-        return matmul(x, w.base, contract_dims, name) + w.scale * adapted
+        adapted = matmul(matmul(x, w.a, contract_dims, name), w.b, name=name, dtype=dtype)
+        return matmul(x, w.base, contract_dims, name, dtype) + w.scale * adapted
     outer = w.shape[contract_dims:]
     flat = w.reshape(math.prod(w.shape[:contract_dims]), -1)
     rows = vary(x.reshape(*x.shape[: x.ndim - contract_dims], -1), axes_of(w))
-    out = _matmul(rows, varied(flat, axes_of(x)))
+    out = _matmul(rows, varied(flat, axes_of(x)), dtype)
     return checkpoint_name(out.reshape(*out.shape[:-1], *outer), name)

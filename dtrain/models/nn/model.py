@@ -111,6 +111,11 @@ class Declared:
         return ""
 
     @property
+    def exact_inputs(self) -> tuple[str, ...]:
+        """Arrays of a batch that keep their dtype where others are cast to the compute dtype; labels always do."""
+        return ()
+
+    @property
     def metrics(self) -> tuple[Metric, ...]:
         """The metrics that its loss returns, and what is computed from them."""
         return ()

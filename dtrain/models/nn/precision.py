@@ -1,6 +1,6 @@
 """Number formats of parameters, activations, losses and gradient sums."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -10,9 +10,12 @@ import jax.numpy as jnp
 
 from dtrain.core.errors import FieldError
 from dtrain.core.types import DType
-from dtrain.data.batch import SHARE, SMOOTHING, WEIGHT
+from dtrain.data.batch import LABEL, SHARE, SMOOTHING, WEIGHT
 from dtrain.models.nn.matmul import products
 from dtrain.models.nn.param import Param, Tree
+
+EXACT = (LABEL, WEIGHT, SHARE, SMOOTHING)
+"""Arrays of a batch that the loss compares or multiplies with, whatever dtype the layers compute in."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,8 +25,10 @@ class Precision:
     params: DType = "float32"
     """Dtype of parameters and optimizer state; bfloat16 is refused, since small updates would be rounded away."""
     compute: DType = "float32"
-    """Dtype of activations and of the parameters that they are multiplied with."""
+    """Dtype of activations and of the parameters that they are multiplied with. Labels keep their own."""
     loss: DType = "float32"
+    """Dtype of the logits and of what follows from them. The product with the output head is rounded to it, or to the
+    compute dtype if that is wider."""
     reduce: Literal["float32", "compute"] = "float32"
     """Dtype in which gradients are summed over devices. `compute`: the compute dtype for matrices, with half the
     traffic: under jit in every sum, under shard_map where fsdp splits them. Under jit the compiler sums the result of a
@@ -50,12 +55,12 @@ class Precision:
 
         return jax.tree.map(cast_one, declared, params)
 
-    def cast_batch(self, batch: Tree) -> Tree:
-        """Cast floating-point arrays to the compute dtype, except weights and shares of labels, which stay exact."""
+    def cast_batch(self, batch: Tree, exact: Sequence[str] = ()) -> Tree:
+        """Cast floating-point arrays to the compute dtype, except those named in EXACT and in `exact`."""
 
         def cast_one(name: str, x: jax.Array) -> jax.Array:
-            exact = name in (WEIGHT, SHARE, SMOOTHING) or not jnp.issubdtype(x.dtype, jnp.floating)
-            return x if exact else x.astype(self.compute)
+            kept = name in EXACT or name in exact or not jnp.issubdtype(x.dtype, jnp.floating)
+            return x if kept else x.astype(self.compute)
 
         return {name: cast_one(name, x) for name, x in batch.items()}
 

@@ -148,3 +148,25 @@ def test_parameters_in_bfloat16_are_refused() -> None:
     """They would not change: from 1.0, a thousand steps of AdamW at 1e-3 end at 1.0 instead of 0."""
     with pytest.raises(FieldError, match="updates smaller than 1/256 of a value are rounded away"):
         Precision(params="bfloat16")
+
+
+def test_the_loss_dtype_is_that_of_the_logits() -> None:
+    """Logits of a decoder that computes in bfloat16, against the same activations and head in float64."""
+    model = LANGUAGE_MODELS["llama"]
+    params = initial(model.params(), jax.random.key(0), "float32")
+    x_BTE = jax.random.normal(jax.random.key(1), (2, 5, 32)).astype("bfloat16")
+    head = params["head"].astype("bfloat16")
+    exact = np.asarray(x_BTE, np.float64) @ np.asarray(head, np.float64)
+    wide, narrow = (np.asarray(model.head.logits(x_BTE, head, dtype), np.float64) for dtype in ("float32", "bfloat16"))
+    assert np.abs(wide - exact).max() < 1e-6
+    assert np.abs(narrow - exact).max() > 1e-4
+    batch = {name: jnp.asarray(value) for name, value in random_batch(model).items()}
+
+    def loss(dtype: Any) -> tuple[float, Any]:
+        precision = Precision(compute="bfloat16", loss=dtype)
+        of = step.loss_of(model, lambda rows: rows, precision)
+        return jax.value_and_grad(lambda p: of(p, batch, SingleDeviceContext()).sum)(params)
+
+    (first, gradient), (second, _) = loss("float32"), loss("bfloat16")
+    assert float(first) != float(second)
+    assert {leaf.dtype for leaf in jax.tree.leaves(gradient)} == {jnp.dtype("float32")}
