@@ -108,7 +108,7 @@ def loaded_by(code: str) -> set[str]:
 
 def test_no_file_is_too_long() -> None:
     long = {
-        str(path.relative_to(PACKAGE)): lines for path in FILES if (lines := len(path.read_text().splitlines())) > 250
+        str(path.relative_to(PACKAGE)): lines for path in FILES if (lines := len(path.read_text().splitlines())) > 450
     }
     assert not long
 

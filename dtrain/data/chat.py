@@ -16,10 +16,10 @@ from dtrain.core.errors import DataError
 from dtrain.core.types import Fraction, Positive
 from dtrain.data.batch import Example
 from dtrain.data.codec import Codec, codec
-from dtrain.data.conversations import Conversation, Message, conversation
+from dtrain.data.conversations import ASSISTANT, Conversation, Message, conversation
 from dtrain.data.files import CACHE, expanded
 from dtrain.data.known import NO_CACHE, cached_results, file_digest
-from dtrain.data.packed_rows import COUNTS, LEARNED, Documents, content, joined
+from dtrain.data.packed_rows import COUNTS, LEARNED, Document, Documents, content, joined
 from dtrain.data.pieces import Piece, Whole, groups
 from dtrain.data.records import Record, record_files, records
 from dtrain.data.source import Load, Source, Split, Unaugmented
@@ -111,7 +111,7 @@ class Templated(Unaugmented):
         tokenizer, template = self.codec(), self._template()
         digests = cached_results(self.cache, "text", files, file_digest)
         kind: str = self.kind  # pyright: ignore[reportAttributeAccessIssue]
-        key = [2, kind, tokenizer.key, tokenizer.begin, dict(tokenizer.special), template and template.source]
+        key = [3, kind, tokenizer.key, tokenizer.begin, dict(tokenizer.special), template and template.source]
         key += [*self.about, self.length]
 
         def name(numbers: Sequence[int]) -> str:
@@ -190,25 +190,45 @@ class Chat(Templated):
 
     def parts(self, reader: Reader) -> Iterator[np.ndarray]:
         counts: dict[str, int] = dict.fromkeys(COUNTS, 0)
-        documents: list[np.ndarray] = []
+        documents: list[Document] = []
         plain: list[bool] = []
-        texts = self._texts(reader, counts, plain)
+        sizes: list[int] = []
+        texts = self._texts(reader, counts, plain, sizes)
         for number, tokens in enumerate(reader.marked(texts)):
-            counts["learned"] += int((tokens >= LEARNED).sum())
-            documents += self._cut(tokens, plain[number], counts)
+            size = sizes[number]
+            if plain[number] and not reader.begin and len(tokens):  # the first token of a document is not predicted
+                size -= len(reader.tokenizer.decode([int(tokens[0] & ~LEARNED)]).encode())
+            documents += self._cut(Document(tokens, size), plain[number], counts)
         return content(documents, counts)
 
-    def _texts(self, reader: Reader, counts: dict[str, int], plain: list[bool]) -> Iterator[Rendered]:
-        """Each record as text; `plain` gets whether it is a plain text."""
+    def _texts(
+        self, reader: Reader, counts: dict[str, int], plain: list[bool], sizes: list[int]
+    ) -> Iterator[Rendered]:
+        """Each record as text; `plain` gets whether it is a plain text, `sizes` the bytes of it that are learned."""
         for record in reader.records():
             read = conversation(record, self.fields)
             if read.empty:
                 counts["empty"] += 1
                 continue
             rendered = self._rendered(reader, read)
-            counts["bytes"] += sum(len(rendered.text[start:stop].encode()) for start, stop in rendered.spans)
+            sizes.append(self._size(read, rendered, reader.tokenizer.special.values()))
             plain.append(bool(read.text))
             yield rendered
+
+    def _size(self, read: Conversation, rendered: Rendered, markers: Iterable[str]) -> int:
+        """The bytes of text that are learned, without what template and tokenizer put around it."""
+        if read.text:
+            return len(read.text.encode())
+        learned = [one for one in read.messages if self.learn == "all" or one["role"] == ASSISTANT]
+        contents = [str(one["content"]).strip() for one in learned]
+        parts = [rendered.text[start:stop] for start, stop in rendered.spans]
+        parts = parts * len(contents) if self.learn == "all" else parts
+        if len(parts) == len(contents) and all(map(str.__contains__, parts, contents)):
+            return sum(len(text.encode()) for text in contents)
+        text = "".join(rendered.text[start:stop] for start, stop in rendered.spans)  # the template changes what it says
+        for marker in filter(None, markers):
+            text = text.replace(marker, "")
+        return len(text.encode())
 
     def _rendered(self, reader: Reader, read: Conversation) -> Rendered:
         if read.text:
@@ -219,19 +239,29 @@ class Chat(Templated):
             return dataclasses.replace(rendered, spans=((0, len(rendered.text)),))
         return rendered
 
-    def _cut(self, tokens: np.ndarray, plain: bool, counts: dict[str, int]) -> Iterator[np.ndarray]:
-        """The documents of a record; one of n tokens fills n - 1 slots of a row: its last token is only a target."""
-        most = self.length + 1
+    def _cut(self, whole: Document, plain: bool, counts: dict[str, int]) -> Iterator[Document]:
+        """The documents of a record; one of n tokens fills n - 1 slots of a row: its last token is only a target.
+
+        The bytes of a record of which only parts are used are shared out by their numbers of targets.
+        """
+        tokens, most = whole.tokens, self.length + 1
+        each = whole.size / max(_targets(tokens), 1)
         if plain:
             starts = range(0, max(len(tokens) - 1, 1), self.length)
-            yield from (tokens[start : start + most] for start in starts if len(tokens) - start > 1)
+            parts = [tokens[start : start + most] for start in starts if len(tokens) - start > 1]
+            yield from (Document(part, each * _targets(part)) for part in parts)
             return
         if len(tokens) > most:
             counts["too_long"] += 1
             tokens = tokens[:most]
             if self.too_long == "skip":
                 return
-        if (tokens[1:] & LEARNED).any():
-            yield tokens
+        if _targets(tokens):
+            yield Document(tokens, each * _targets(tokens))
         elif len(tokens) < most:
             counts["empty"] += 1
+
+
+def _targets(tokens: np.ndarray) -> int:
+    """How many tokens of a document count in the loss; its first one is no target."""
+    return int((tokens[1:] >= LEARNED).sum())

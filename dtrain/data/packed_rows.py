@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,22 +17,29 @@ from dtrain.data.windows import NO_TARGET, row_example
 
 LEARNED = np.uint32(1 << 31)
 """The bit of a cached token that is set if the token is a target."""
-COUNTS = ("documents", "empty", "too_long", "bytes", "learned")
-"""The first numbers of the cache, each as millions and the rest: documents; records that are empty or too long; bytes
-of text, and tokens, that count in the loss."""
+COUNTS = ("documents", "empty", "too_long")
+"""The first numbers of the cache, each as millions and the rest: documents; records that are empty or too long."""
 MILLION = 10**6
 FIRST = 2 * len(COUNTS)
-"""Where the cache has the lengths of the documents; the tokens follow."""
+"""Where the cache has the tokens of each document, then the bytes of text of each; the tokens themselves follow."""
 LEFT_OUT = {"empty": "empty or without a target", "too_long": "longer than a row"}
 """Counts of records that are not used as they are, as text."""
 
 
-def content(documents: Sequence[np.ndarray], counts: Mapping[str, int]) -> Iterator[np.ndarray]:
-    """The content of the cache, uint32: COUNTS, the length of each document, then all tokens with LEARNED."""
+class Document(NamedTuple):
+    """A tokenised document: uint32, with LEARNED, and the bytes of text that its targets stand for."""
+
+    tokens: np.ndarray
+    size: float = 0
+
+
+def content(documents: Sequence[Document], counts: Mapping[str, int]) -> Iterator[np.ndarray]:
+    """The content of the cache, uint32: COUNTS, tokens and bytes of each document, then all tokens with LEARNED."""
     values = {**counts, "documents": len(documents)}
     yield np.array([part for name in COUNTS for part in divmod(values[name], MILLION)], np.uint32)
-    yield np.array([len(document) for document in documents], np.uint32)
-    yield from documents
+    yield np.array([len(document.tokens) for document in documents], np.uint32)
+    yield np.rint([document.size for document in documents]).astype(np.uint32)
+    yield from (document.tokens for document in documents)
 
 
 def joined(parts: Sequence[Stream]) -> Iterator[np.ndarray]:
@@ -40,9 +47,10 @@ def joined(parts: Sequence[Stream]) -> Iterator[np.ndarray]:
     heads = [_head(part.tokens) for part in parts]
     counts = {name: sum(head[name] for head in heads) for name in COUNTS}
     yield np.array([part for name in COUNTS for part in divmod(counts[name], MILLION)], np.uint32)
-    ends = [FIRST + head["documents"] for head in heads]
-    yield from (part.tokens[FIRST:end] for part, end in zip(parts, ends, strict=True))
-    yield from (part.tokens[end:] for part, end in zip(parts, ends, strict=True))
+    for number in (0, 1, 2):  # the tokens of each document, the bytes of each, all tokens
+        for part, head in zip(parts, heads, strict=True):
+            begin, count = FIRST + number * head["documents"], head["documents"]
+            yield part.tokens[begin : begin + count] if number < 2 else part.tokens[begin:]
 
 
 def _head(content: np.ndarray) -> dict[str, int]:
@@ -71,7 +79,8 @@ class Documents:
         """
         unit = per_row or 1
         count = self.head["documents"] // unit
-        sizes = self.stream.tokens[FIRST : FIRST + count * unit].astype(np.int64)
+        every = self.head["documents"]
+        sizes, texts = (self.stream.tokens[FIRST + i * every :][: count * unit].astype(np.int64) for i in (0, 1))
         held = round(test * count)
         held = min(max(held, 1), count - 1) if 0 < test < 1 and count > 1 else held
         chosen = np.sort(permuted(np.arange(held), count, hash64(np.uint64(0)))) if held else np.arange(0)
@@ -82,16 +91,18 @@ class Documents:
             hint = "raise data.length, or use more records" if self.head["too_long"] else "use more records"
             hint = "set data.test, or data.test_files" if split == "test" and not test else hint
             raise DataError(f"{self.origin}: no record for the {split} split: {', '.join(found)}", hint)
-        starts = FIRST + len(sizes) + np.cumsum(sizes) - sizes
+        first = FIRST + 2 * every
+        starts = first + np.cumsum(sizes) - sizes
         if per_row is None:
             rows = [[int(own[document]) for document in row] for row in packed((sizes[own] - 1).tolist(), length)]
         else:
             rows = [list(range(one * unit, (one + 1) * unit)) for one in own.tolist()]
         flat = np.array([document for row in rows for document in row], np.int64)
         bounds = np.cumsum([0, *map(len, rows)])
-        largest = int((self.stream.tokens[FIRST + len(sizes) :] & ~LEARNED).max(initial=0))
+        largest = int((self.stream.tokens[first:] & ~LEARNED).max(initial=0))
         digest = f"chat:{split}:{test}:{length}:{per_row}:{self.digest[:16]}"
-        return Packed(self, length, starts[flat], sizes[flat], bounds, largest, digest, len(own))
+        text = int(texts[flat].sum())
+        return Packed(self, length, starts[flat], sizes[flat], bounds, largest, digest, len(own), text=text)
 
 
 @dataclass(frozen=True)
@@ -111,6 +122,8 @@ class Packed:
     records: int
     texts: bool = True
     """Whether the loss is that of predicting texts: then it has bits per byte."""
+    text: int = 0
+    """Bytes of text of the documents that count in the loss."""
     starts: None = None
 
     @property
@@ -122,12 +135,16 @@ class Packed:
         """The fraction of the slots that have a token."""
         return float((self.sizes - 1).sum()) / (len(self) * self.length)
 
-    @property
+    @cached_property
     def bytes_per_token(self) -> float | None:
-        """Bytes of text for each token that counts in the loss, over the records of both splits."""
+        """Bytes of text for each token that counts in the loss; end tokens count there and have no text."""
         if not self.texts:
             return None
-        return self.documents.head["bytes"] / max(self.documents.head["learned"], 1)
+        learned = self.documents.stream.tokens >= LEARNED
+        targets = sum(
+            int(learned[begin + 1 : begin + size].sum()) for begin, size in zip(self.begins, self.sizes, strict=True)
+        )
+        return self.text / max(targets, 1)
 
     @property
     def notes(self) -> list[str]:

@@ -9,7 +9,7 @@ import numpy as np
 from dtrain.core.errors import DataError
 from dtrain.data.chat import Reader, Templated
 from dtrain.data.conversations import ASSISTANT, Message, conversation
-from dtrain.data.packed_rows import COUNTS, LEARNED, content
+from dtrain.data.packed_rows import COUNTS, LEARNED, Document, content
 from dtrain.data.records import Record
 from dtrain.data.source import Source, Split
 from dtrain.data.templates import Rendered
@@ -29,7 +29,7 @@ class Preference(Templated):
 
     def parts(self, reader: Reader) -> Iterator[np.ndarray]:
         counts: dict[str, int] = dict.fromkeys(COUNTS, 0)
-        documents: list[np.ndarray] = []
+        documents: list[Document] = []
         pair: list[np.ndarray] = []
         for tokens in reader.marked(self._texts(reader)):
             pair.append(tokens)
@@ -38,7 +38,7 @@ class Preference(Templated):
                 if sum(len(tokens) - 1 for tokens in pair) > self.length:
                     counts["too_long"] += 1
                 elif learned:
-                    documents += pair
+                    documents += map(Document, pair)
                 else:
                     counts["empty"] += 1
                 pair = []

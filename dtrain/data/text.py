@@ -75,7 +75,9 @@ class Text(Unaugmented):
         random = self.random and split == "train"
         rows = windows([label], [stream], self.length, random, separator, split, self.cache)
         return (
-            dataclasses.replace(rows, bytes_per_token=_bytes_per_token(stream, tokenizer)) if split == "test" else rows
+            dataclasses.replace(rows, bytes_per_token=_bytes_per_token(stream, tokenizer, separator))
+            if split == "test"
+            else rows
         )
 
     def codec(self) -> Codec:
@@ -122,12 +124,25 @@ def _joined(parts: Sequence[Stream]) -> Iterator[np.ndarray]:
     return (part.tokens for part in parts)
 
 
-def _bytes_per_token(stream: Stream, tokenizer: Codec) -> float:
-    """Bytes of text for each token, measured on the first tokens of a stream."""
-    if tokenizer.key == BYTES:
+def _bytes_per_token(stream: Stream, tokenizer: Codec, separator: int | None) -> float:
+    """Bytes of text for each predicted token, measured on the first tokens of a stream.
+
+    A separator is predicted and has no text; the first token of a document is not predicted (see `windows`).
+    """
+    if separator is None and tokenizer.key == BYTES:
         return 1.0
-    sample = stream.tokens[:SAMPLE].tolist()
-    return len(tokenizer.decode(sample).encode()) / max(len(sample), 1)
+    tokens = stream.tokens[:SAMPLE]
+    if separator is None:
+        return len(tokenizer.decode(tokens.tolist()).encode()) / max(len(tokens), 1)
+    ends = np.flatnonzero(tokens == separator)
+    documents = [part[part != separator].tolist() for part in np.split(tokens, ends + 1)]
+    text = sum(_size(tokenizer, document) - _size(tokenizer, document[:1]) for document in documents)
+    begins = np.concatenate([[0], ends + 1])
+    return text / max(len(tokens) - int((begins < len(tokens)).sum()), 1)
+
+
+def _size(tokenizer: Codec, tokens: list[int]) -> int:
+    return len(tokens) if tokenizer.key == BYTES else len(tokenizer.decode(tokens).encode())
 
 
 def _tokens(

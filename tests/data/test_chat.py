@@ -241,11 +241,28 @@ def test_the_template_and_special_tokens_come_with_the_tokenizer(tmp_path: Path)
     assert own.decode(target[target >= 0].tolist()) == "Hi 🙂<|im_end|>"
     ids = batch["token"][0][batch["document"][0] == 0].tolist()
     assert ids.count(own.number("<|im_start|>")) == 2
-    assert data.open("train").bytes_per_token == pytest.approx(len("Hi 🙂<|im_end|>".encode()) / (target >= 0).sum())
+    assert data.open("train").bytes_per_token == pytest.approx(len("Hi 🙂".encode()) / (target >= 0).sum())
     bare = tokenizer(tmp_path / "bare", None)
     with pytest.raises(DataError, match="bare has no chat template"):
         chat(tmp_path, {"messages": TALK}, template=None, tokenizer=str(bare)).open("train")
     assert len(chat(tmp_path, {"text": "Hello"}, template=None, tokenizer=str(bare)).open("train")) == 1
+
+
+@pytest.mark.parametrize("pack", [True, False])
+def test_bytes_per_token_are_those_of_the_text_over_all_targets_of_the_split(tmp_path: Path, pack: bool) -> None:
+    place = str(tokenizer(tmp_path / "t", NAMED["chatml"]))
+    texts = [f"hello you {'so soon ' * number}?" for number in range(12)]
+    talks = [[{"role": "user", "content": "you?"}, {"role": "assistant", "content": text}] for text in texts]
+    for records in ([{"text": text} for text in texts], [{"messages": talk} for talk in talks]):
+        data = chat(tmp_path, *records, template=None, tokenizer=place, test=0.5, pack=pack, length=256)
+        for split in ("train", "test"):
+            source = data.open(split)
+            batch = source.rows(np.arange(len(source)))
+            targets = batch["target"][batch["target"] >= 0].tolist()
+            own = data.codec()
+            ends = [own.number(name) for name in ("<|end|>", "<|im_end|>")]
+            said = own.decode([token for token in targets if token not in ends])
+            assert source.bytes_per_token * len(targets) == pytest.approx(len(said.encode()), abs=len(texts) / 2)
 
 
 def test_the_real_set_fills_its_rows(tmp_path: Path) -> None:

@@ -177,6 +177,24 @@ def test_bytes_per_token_are_one_for_bytes_and_measured_for_a_tokenizer(tmp_path
     assert rows.bytes_per_token == pytest.approx(19 / 6, rel=0.02)  # pyright: ignore[reportAttributeAccessIssue]
 
 
+@pytest.mark.parametrize("named", ["bytes", "tokenizer.json"])
+def test_ends_of_documents_are_predicted_and_are_no_text(tmp_path: Path, named: str) -> None:
+    for number in range(4):
+        (tmp_path / f"{number}.txt").write_text("to be or not to be"[: 18 - 2 * number])
+    vocab = {"to": 0, "be": 1, "or": 2, "not": 3, "t": 4, "n": 5, "<|endoftext|>": 6}
+    word_level(tmp_path / "tokenizer.json", vocab)
+    name = named if named == "bytes" else str(tmp_path / named)
+    where = {"files": (str(tmp_path / "*.txt"),), "test_files": (str(tmp_path / "*.txt"),), "length": 8}
+    data = Text(**where, cache=str(tmp_path), tokenizer=name, pack=True)
+    texts = [(tmp_path / f"{number}.txt").read_text() for number in range(4)]
+    if named == "bytes":  # a document of n bytes: n targets, of which n - 1 are text
+        expected = sum(len(text) - 1 for text in texts) / sum(map(len, texts))
+    else:  # a document of n words: n targets; the first word is not one
+        words = [text.split() for text in texts]
+        expected = sum(len(" ".join(w)) - len(w[0]) for w in words) / sum(map(len, words))
+    assert data.open("test").bytes_per_token == pytest.approx(expected)  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def test_bits_per_byte_are_those_of_the_loss() -> None:
     sums = [Loss(jnp.float32(20.0), jnp.float32(10.0), {})]
     values = evaluated(sums, 4.0)
