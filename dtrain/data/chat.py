@@ -21,7 +21,7 @@ from dtrain.data.files import CACHE, expanded
 from dtrain.data.known import NO_CACHE, cached_results, file_digest
 from dtrain.data.packed_rows import COUNTS, LEARNED, Document, Documents, content, joined
 from dtrain.data.pieces import Piece, Whole, groups
-from dtrain.data.records import Record, record_files, records
+from dtrain.data.records import Limits, Record, record_files, records
 from dtrain.data.source import Load, Source, Split, Unaugmented
 from dtrain.data.stream import InMemory
 from dtrain.data.templates import NAMED, Rendered, Template
@@ -50,6 +50,7 @@ class Templated(Unaugmented):
     """Files for testing; if set, no record of `files` is held out."""
     cache: str = CACHE
     """Folder for cached tokens, digests of files, and copies of files in object storage."""
+    limits: Limits = field(default_factory=Limits)
     load: Load = field(default_factory=Load)
 
     def example(self) -> Example:
@@ -149,7 +150,7 @@ class Reader:
 
     def records(self) -> Iterator[Record]:
         """The records of all files."""
-        return (record for path in self.files for record in records(path))
+        return (record for path in self.files for record in records(path, self.data.limits))
 
     def rendered(self, messages: Sequence[Message], where: str) -> Rendered:
         """Messages as text. DataError if there is no template, or if it fails."""
@@ -201,9 +202,7 @@ class Chat(Templated):
             documents += self._cut(Document(tokens, size), plain[number], counts)
         return content(documents, counts)
 
-    def _texts(
-        self, reader: Reader, counts: dict[str, int], plain: list[bool], sizes: list[int]
-    ) -> Iterator[Rendered]:
+    def _texts(self, reader: Reader, counts: dict[str, int], plain: list[bool], sizes: list[int]) -> Iterator[Rendered]:
         """Each record as text; `plain` gets whether it is a plain text, `sizes` the bytes of it that are learned."""
         for record in reader.records():
             read = conversation(record, self.fields)

@@ -142,6 +142,11 @@ class UserRows:
                 hint = f"give the object an attribute {attribute} = N, or set data.{attribute}: values are 0 to N - 1"
                 raise DataError(f"{self.where}: it has {name!r}, but no {attribute}", hint)
         for name, values in pair.items():
+            if values.dtype.kind == "f" and not np.isfinite(values).all():
+                row = (first, last)[int(not np.isfinite(values[1]).all())]
+                raise DataError(
+                    f"{self.where}: row {row} of {name!r} is NaN or infinite in {values.dtype}", "fix the row"
+                )
             if not (np.array_equal(values, again[name]) and np.array_equal(values, other[name][::-1])):
                 why = f"rows([{first}, {last}]), called twice or in the other order, gives other values of {name!r}"
                 hint = "a row must depend on its index alone; draw random numbers in the model, from ctx.keys"
@@ -183,4 +188,7 @@ class UserRows:
         if most is not None and array.size and not least <= int(array.min()) <= int(array.max()) < most:
             spread = f"{int(array.min())} to {int(array.max())}"
             raise DataError(f"{self.where}: {name!r} has the values {spread}; {least} to {most - 1} are allowed", "")
-        return array.astype(narrow, copy=False)
+        with np.errstate(
+            over="ignore"
+        ):  # a value beyond float32 becomes infinite, which is refused where rows are read
+            return array.astype(narrow, copy=False)

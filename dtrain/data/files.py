@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from dtrain.core.errors import DataError
+from dtrain.core.errors import DataError, DtrainError
 
 PACKAGE = "{dtrain}"
 """Placeholder for the folder of the installed dtrain package."""
@@ -76,9 +76,24 @@ def refuse_suffix(path: Path, what: str, formats: dict[str, str]) -> None:
 
 def reason(error: BaseException) -> str:
     """The first line of a library's error, shortened because it may quote damaged bytes."""
-    return re.sub(r" <[\w.]+ object at 0x[0-9a-f]+>", " it", (str(error).splitlines() or [type(error).__name__])[0])[
-        :200
-    ]
+    line = next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__)
+    return re.sub(r" <[\w.]+ object at 0x[0-9a-f]+>", " it", line)[:200]
+
+
+@contextmanager
+def reading(where: str | Path, hint: str = "") -> Iterator[None]:
+    """Within this context, every exception of a library that reads bytes of others becomes a DataError with the place.
+
+    Libraries raise many classes of exceptions on damaged or hostile bytes, and new versions raise others.
+    """
+    try:
+        yield
+    except DtrainError:
+        raise
+    except MemoryError as error:
+        raise DataError(f"{where}: needs more memory than there is", hint) from error
+    except Exception as error:
+        raise DataError(f"{where}: cannot be read: {reason(error)}", hint) from error
 
 
 @contextmanager

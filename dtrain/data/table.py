@@ -12,7 +12,7 @@ import numpy as np
 from dtrain.core.errors import DataError
 from dtrain.core.types import Fraction
 from dtrain.data.batch import FEATURES, LABEL, Example, Feature
-from dtrain.data.files import HERE, matching, reason
+from dtrain.data.files import HERE, matching, reading, reason
 from dtrain.data.order import hash64
 from dtrain.data.source import Arrays, Load, Source, Split, Unaugmented
 
@@ -129,24 +129,41 @@ class _Read:
 
     @cached_property
     def _values(self) -> list[Any]:
-        return sorted({*self._all.label.tolist(), *self.test.label.tolist()})
+        return sorted({*self._alike(self._all.label), *self._alike(self.test.label)})
+
+    def _alike(self, label: np.ndarray) -> list[Any]:
+        """Labels in the one type of all files: text, if one of them has text."""
+        return label.astype(np.result_type(self._all.label, self.test.label)).tolist()
 
     def labels(self, label: np.ndarray) -> np.ndarray:
         """The number of each label's class, int32, or the label itself, float32."""
         if self.data.predict == "class":
             number = {value: i for i, value in enumerate(self._values)}
+            label = np.array(self._alike(label))
             return np.array([number[value] for value in label.tolist()], np.int32)
         if label.dtype.kind not in "iuf":
             message = f"{self.data.files[0]}: column {self.data.label!r} has text, and data.predict is number"
             raise DataError(message, "use data.predict: class, or a column of numbers")
-        return label.astype(np.float32)
+        return self._finite(label[:, None], (self.data.label,))[:, 0]
 
     def scaled(self, values: np.ndarray) -> np.ndarray:
-        """The columns as the model gets them, float32."""
+        """The columns as the model gets them, float32. DataError if a value is too large for that."""
         if self.data.scale:
-            deviation = self.train.values.std(0)
-            values = (values - self.train.values.mean(0)) / np.where(deviation > 0, deviation, 1)
-        return values.astype(np.float32)
+            with np.errstate(over="ignore", invalid="ignore"):
+                deviation = self.train.values.std(0)
+                values = (values - self.train.values.mean(0)) / np.where(deviation > 0, deviation, 1)
+            values = np.where(np.isfinite(deviation), values, np.inf)
+        return self._finite(values, self.columns)
+
+    def _finite(self, values: np.ndarray, names: Sequence[str]) -> np.ndarray:
+        """The values as float32."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            cast = values.astype(np.float32)
+        bad = np.argwhere(~np.isfinite(cast))
+        if len(bad):
+            message = f"{self.data.files[0]}: column {names[bad[0][1]]!r} has a value that float32 cannot hold"
+            raise DataError(message, "write it in another unit, or as its logarithm")
+        return cast
 
 
 def _columns(tables: Sequence[tuple[Path, Any]], columns: Sequence[str], label: str | None) -> _Columns:
@@ -156,7 +173,12 @@ def _columns(tables: Sequence[tuple[Path, Any]], columns: Sequence[str], label: 
         wanted = [*columns, *([label] if label else [])]
         missing = [name for name in wanted if name not in table.column_names]
         if missing:
-            raise DataError(f"{path}: has no column {missing[0]!r}", f"it has {', '.join(table.column_names)}")
+            raise DataError(f"{path}: has no column {missing[0]!r}", f"it has {', '.join(table.column_names)}"[:500])
+        twice = [name for name in wanted if table.column_names.count(name) > 1]
+        if twice:
+            raise DataError(
+                f"{path}: two columns are named {twice[0]!r}", "rename or drop one: a join may have made it"
+            )
         values.append(np.stack([_numbers(path, name, table[name]) for name in columns], 1) if columns else np.empty(0))
         if label:
             labels.append(_label(path, label, table[label]))
@@ -172,7 +194,8 @@ def _numbers(path: Path, name: str, column: Any) -> np.ndarray:
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
         message = f"{path}: column {name!r} has values of type {kind}, not numbers"
         raise DataError(message, "leave it out of data.columns, or write it as numbers")
-    array = column.cast("float64").to_numpy()
+    with reading(f"{path}: column {name!r}", "a float64 holds integers up to 9,007,199,254,740,992 exactly"):
+        array = column.cast("float64").to_numpy()
     bad = np.flatnonzero(~np.isfinite(array))
     if len(bad):
         message = f"{path}: column {name!r} has no finite number in row {bad[0] + 1}"
@@ -181,11 +204,21 @@ def _numbers(path: Path, name: str, column: Any) -> np.ndarray:
 
 
 def _label(path: Path, name: str, column: Any) -> np.ndarray:
-    if column.null_count:
-        row = column.is_null().to_numpy().argmax() + 1
+    import pyarrow as pa
+
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    if not (is_text or pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+        message = f"{path}: column {name!r} has values of type {column.type}, neither text nor numbers"
+        raise DataError(message, "choose another data.label, or or write it as text or numbers")
+    with reading(f"{path}: column {name!r}"):
+        array = column.to_numpy()
+        array = array.astype(str) if array.dtype.kind == "O" and is_text and not column.null_count else array
+    missing = column.is_null().to_numpy() if column.null_count else array == "" if is_text else np.zeros(0, bool)
+    if missing.any():
+        row = missing.argmax() + 1
         raise DataError(f"{path}: column {name!r} has no value in row {row}", "fill it in, or drop the row")
-    array = column.to_numpy()
-    return array.astype(str) if array.dtype.kind == "O" else array
+    return array
 
 
 def _tables(files: Sequence[Path]) -> list[tuple[Path, Any]]:

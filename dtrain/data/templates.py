@@ -87,23 +87,21 @@ class Template:
         return len(before), stop
 
     def _text(self, messages: Sequence[Message], *, prompt: bool, where: str) -> str:
-        import jinja2
-
         if any(mark in str(message.get("content")) for message in messages for mark in (BEGIN, END)):
             raise DataError(f"{where}: has the private characters U+E0F0 or U+E0F1, which mark turns", "remove them")
         values = {"messages": list(messages), "add_generation_prompt": prompt, **self.special}
         try:
             return self._template.render(values)
-        except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
+        except MemoryError as error:
+            raise DataError(f"{where}: the chat template needs more memory than there is", HINT) from error
+        except Exception as error:  # a template runs code of its own, which can fail in any way
             raise DataError(f"{where}: the chat template fails: {reason(error)}", HINT) from error
 
     @cached_property
     def _template(self) -> Any:
-        import jinja2
-
         try:
             return _environment().from_string(self.source)
-        except jinja2.TemplateError as error:
+        except Exception as error:  # jinja2 compiles to Python, whose compiler raises errors of its own
             raise DataError(f"the chat template is not valid: {reason(error)}", HINT) from error
 
     def __getstate__(self) -> dict[str, Any]:
@@ -148,12 +146,18 @@ def _environment() -> Any:
     def fail(message: str) -> None:
         raise jinja2.TemplateError(message)
 
-    def tojson(value: Any, **how: Any) -> str:
-        return json.dumps(value, ensure_ascii=False, **how)
+    def tojson(value: Any, ensure_ascii: bool = False, **how: Any) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, **how)
+
+    def shown(value: Any) -> Any:
+        if not isinstance(value, str) and " at 0x" in str(value):
+            raise jinja2.TemplateError("it prints the address of an object, which differs in every process")
+        return value
 
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols], finalize=shown
     )
+    del environment.filters["random"], environment.globals["lipsum"]  # the same messages give the same text
     environment.filters["tojson"] = tojson
     environment.globals["raise_exception"] = fail
     return environment

@@ -119,6 +119,8 @@ def _llama(fields: Fields, kind: str, context: int) -> dict[str, object]:
     if kind in ("gemma2", "gemma3_text"):
         own["query_pre_attn_scalar"] = fields("query_pre_attn_scalar", "query_pre_attn_scalar")
         own["attention_softcap"] = fields("attn_logit_softcapping", "attention_softcap")
+        if kind == "gemma3_text" and own["attention_softcap"] is not None:  # which transformers does not apply
+            fields.refuse(f"attn_logit_softcapping: {own['attention_softcap']}")
         own["logit_softcap"] = fields("final_logit_softcapping", "logit_softcap")
     return own
 
@@ -171,6 +173,8 @@ def _windows(fields: Fields, kind: str, layers: int, context: int) -> JsonObject
     first = fields("max_window_layers") if "max_window_layers" in fields.defaults else 0
     every = {"gemma2": 2, "gemma3_text": fields.values.get("sliding_window_pattern", 6)}.get(kind, layers + 1)
     per_layer = [None if number < first or (number + 1) % every == 0 else size for number in range(layers)]
+    if types and kind == "mixtral" and "full_attention" in types and size:  # transformers ignores it there
+        fields.refuse(f"layer_types: {', '.join(sorted(set(types)))}, sliding_window: {size}")
     if types:
         if len(types) != layers or set(types) - {"sliding_attention", "full_attention"}:
             fields.refuse(f"layer_types: {', '.join(sorted(set(types)))}, {len(types)} of {layers} layers")

@@ -70,6 +70,7 @@ def _fields(model: Decoder, kind: str) -> dict[str, object]:
     if kind == "gemma3_text":
         config["rope_parameters"] = _rope_of_layers(model)
         config |= {"sliding_window_pattern": model.global_every or model.layers + 1}
+        config["rope_local_base_freq"] = config["rope_parameters"]["sliding_attention"]["rope_theta"]
     if kind in ("gemma2", "gemma3_text"):
         scalar = model.query_pre_attn_scalar or model.size_of_head
         config["query_pre_attn_scalar"] = int(scalar) if scalar == int(scalar) else scalar
@@ -127,7 +128,7 @@ def _rope_of_layers(model: Decoder) -> JsonObject:
     assert isinstance(position, Rope)
     plain = _rope(position)
     full = {"rope_theta": plain["rope_theta"], **(plain["rope_scaling"] or {"rope_type": "default"})}
-    local = {"rope_type": "default", "rope_theta": model.window_theta}
+    local = {"rope_type": "default", "rope_theta": model.window_theta or position.theta}
     return {"full_attention": full, "sliding_attention": local}
 
 

@@ -52,7 +52,7 @@ IGNORED = {
     "output_router_logits", "router_aux_loss_coef", "pretraining_tp", "n_ctx", "reorder_and_upcast_attn",
     "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj",
     "task_specific_params", "gradient_checkpointing", "sliding_window_size", "tokenizer_class", "output_attentions",
-    "original_max_position_embeddings", "output_hidden_states", "return_dict",
+    "output_hidden_states", "return_dict",
     "chunk_size_feed_forward", "use_return_dict", "is_encoder_decoder", "problem_type",
 }  # fmt: skip
 """Fields about training, saving and text, and fields that repeat others."""

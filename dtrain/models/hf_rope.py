@@ -66,7 +66,10 @@ def _scaling(fields: Fields, values: JsonObject, where: str) -> LinearScaling | 
         return Llama3(factor=values["factor"], low=low, high=high, original=values["original_max_position_embeddings"])
     if kind == "default":
         return None
-    original = values.get("original_max_position_embeddings") or fields("max_position_embeddings")
+    # transformers takes the one at the top of config.json first
+    top = fields.values.get("original_max_position_embeddings")
+    fields.known.add("original_max_position_embeddings")
+    original = top or values.get("original_max_position_embeddings") or fields("max_position_embeddings")
     fast, slow = values.get("beta_fast") or 32.0, values.get("beta_slow") or 1.0
     yarn = Yarn(factor=values["factor"], original=original, fast=fast, slow=slow)
     attention = values.get("attention_factor")

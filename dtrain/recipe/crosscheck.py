@@ -7,11 +7,14 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from dtrain.core.errors import FieldError, RecipeError
 from dtrain.core.metrics import LOSS, NLL, REWARD_ACCURACY, REWARD_MARGIN, SCORES
 from dtrain.core.run_dir import NAME
 from dtrain.data.batch import IMAGE, Example
 from dtrain.data.synthetic import Synthetic
+from dtrain.data.tokens import Tokens
 from dtrain.models.distillation import Distillation
 from dtrain.models.dpo import DPO, FULL
 from dtrain.models.lora import adapted
@@ -60,7 +63,8 @@ def problems_of(recipe: Recipe, devices: int | None, example: Example | None = N
     """
     on, with_data = {"devices": devices}, {"example": example}
     checks = (_length, _name, partial(_mesh, **on), partial(_batch, **on), _engine)
-    checks += (partial(_bytes, **with_data), partial(_model, **with_data), _schedule, _best, _lora, _objective, _notify)
+    checks += (partial(_bytes, **with_data), partial(_model, **with_data), _tokens, _schedule)
+    checks += (_best, _lora, _objective, _notify)
     return [problem for check in checks for problem in _read(check, recipe)]
 
 
@@ -189,6 +193,16 @@ def _sizes(recipe: Recipe, example: Example) -> Iterator[Problem]:
         height, width, *_ = example[IMAGE].shape
         message = f"shifts of {pixels.crop} pixels in images of {height} x {width}; at most {min(height, width) - 1}"
         yield "data.pixels.crop", message, ""
+
+
+def _tokens(recipe: Recipe) -> Iterator[Problem]:
+    """A problem if the model's vocabulary has tokens that a .bin file of this dtype cannot hold."""
+    data, vocab = recipe.data, getattr(recipe.model, "vocab", 0)
+    if isinstance(data, Tokens) and any(name.endswith(".bin") for name in (*data.files, *data.test_files)):
+        most = int(np.iinfo(data.dtype).max) + 1
+        if vocab > most:
+            message = f"{data.dtype} holds tokens below {most:,}, and the model's vocab is {vocab:,}"
+            yield "data.dtype", message, "data.dtype: uint32, if that is how the files were written"
 
 
 def _schedule(recipe: Recipe) -> Iterator[Problem]:

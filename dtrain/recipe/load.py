@@ -45,6 +45,7 @@ LOADING = {
     "data.download",
     "data.mirrors",
     "data.cache",
+    "data.limits",
     "model.folder",
     "data.folder",
     "optimizer.folder",

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from dtrain.core.errors import DataError
+from dtrain.core.limited import OverLimit, limited
 from dtrain.data.chat import Templated
 from dtrain.data.codec import File
 from dtrain.data.custom import CustomData
@@ -34,14 +35,25 @@ BYTES, TEXT_BYTES, TOKENISED_BYTES, TOKENIZER_BYTES = (size * 2**20 for size in 
 
 
 def inspect_data(data: Data) -> Look:
-    """Inspect the data: its examples, its problems, and what was not inspected."""
+    """Inspect the data: its examples, its problems, and what was not inspected.
+
+    Data, templates and tokenizers may come from others, and may be made to take all of a machine's time or memory.
+    """
+    try:
+        return limited(_inspected, data)
+    except OverLimit as error:
+        hint = "a file may be made to cost this much; if it is right, `--no-data` leaves the data out of the check"
+        return Look(problems=[("data", DataError(f"cannot be inspected: {error}", hint))])
+
+
+def _inspected(data: Data) -> Look:
     result = Look()
     try:
         _look(data, result)
     except DataError as error:
         result.problems.append(("data", error))
-    except (OSError, ValueError) as error:
-        result.problems.append(("data", DataError(f"cannot be read: {error}")))
+    except (OSError, ValueError, MemoryError) as error:
+        result.problems.append(("data", DataError(f"cannot be read: {error or 'it needs more memory than there is'}")))
     return result
 
 

@@ -26,6 +26,8 @@ PLAIN: JsonObject = {
     "trainable_token_indices": None, "target_parameters": None, "alora_invocation_tokens": None,
 }  # fmt: skip
 """Fields of adapter_config.json with the value at which an adapter is plain LoRA on whole matrices."""
+UNCHANGED_BASE = (True, False, "gaussian", "eva")
+"""Values of init_lora_weights that leave the base as it was published."""
 
 
 def adapter_tensors(adapters: Mapping[str, Tree], places: Mapping[str, tuple[Place, Param]]) -> dict[str, np.ndarray]:
@@ -77,6 +79,11 @@ def read_config(folder: Path) -> JsonObject:
         rank, alpha = config["r"], config["lora_alpha"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path} cannot be read as a PEFT adapter: {type(error).__name__} {error}") from error
+    init = config.get("init_lora_weights", True)
+    if init not in UNCHANGED_BASE:  # PiSSA, OLoRA, CorDA, LoftQ ... subtract their initial product from the base
+        message = f"{path}: init_lora_weights: {init} may belong to a base whose weights were changed with it"
+        hint = "save it as plain LoRA: PEFT's save_pretrained(path, path_initial_model_for_weight_conversion=...)"
+        raise DataError(message, hint)
     for name, plain in PLAIN.items():
         found = config.get(name, plain)
         if found != plain and (found or plain):

@@ -201,6 +201,27 @@ def spans(template: str, messages: list[dict[str, str]]) -> list[str]:
     return [rendered.text[start:stop] for start, stop in rendered.spans]
 
 
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{% break %}", "the chat template is not valid|fails"),
+        ("{% for m in messages %}" * 100 + "{% endfor %}" * 100, "the chat template is not valid|fails"),
+        ("{{ messages|random }}", "No filter named 'random'"),
+        ("{{ lipsum() }}", "'lipsum' is undefined"),
+        ("{{ messages[0].keys }}", "prints the address of an object"),
+        ("{{ 1 // 0 }}", "fails"),
+    ],
+)
+def test_a_template_fails_as_data_and_says_the_same_in_every_process(template: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        Template(template).rendered(TALK, "here")
+
+
+def test_json_of_a_template_may_be_ascii() -> None:
+    text = Template("{{ 'é' | tojson(ensure_ascii=true) }}{{ 'é' | tojson }}").prompt(TALK, "here")
+    assert text == '"\\u00e9""é"'
+
+
 def test_turns_are_found_in_every_kind_of_template() -> None:
     ends = {"chatml": "<|im_end|>", "llama3": "<|eot_id|>", "alpaca": "</s>", "plain": "</s>"}
     for name, source in NAMED.items():

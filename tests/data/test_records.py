@@ -13,7 +13,7 @@ import pyarrow.parquet
 import pytest
 
 from dtrain.core.errors import DataError
-from dtrain.data.records import SUFFIXES, record_files, records
+from dtrain.data.records import SUFFIXES, Limits, record_files, records
 
 ROWS = [{"prompt": f"p{i}", "response": "ü" * (i + 1)} for i in range(7)]
 
@@ -76,9 +76,9 @@ def test_members_of_one_name_are_one_record(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.tar", b"nothing of the kind", "cannot be read as tar"),
-        ("a.array_record", b"nothing of the kind", "cannot be read as ArrayRecord|is not JSON"),
-        ("a.parquet", b"nothing", "cannot be read after row 0"),
+        ("a.tar", b"nothing of the kind", "a.tar: cannot be read: file could not be opened"),
+        ("a.array_record", b"nothing of the kind", "cannot be read|is not JSON"),
+        ("a.parquet", b"nothing", "a.parquet: cannot be read: Parquet"),
         ("a.jsonl", b'{"a": 1}\n{"a": \n', "a.jsonl:2: is not JSON"),
         ("a.jsonl", b"[1]\n", "a.jsonl:1: is list, not an object"),
         ("a.json", b'{"a": 1}', "is not a list of objects"),
@@ -88,6 +88,63 @@ def test_damaged_files_are_named(tmp_path: Path, name: str, content: bytes, mess
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=message):
         list(records(tmp_path / name))
+
+
+def arrow_of(path: Path, columns: dict[str, Any]) -> Path:
+    pyarrow.feather.write_feather(pyarrow.table(columns), path, compression="uncompressed")
+    return path
+
+
+def test_bytes_that_make_libraries_fail_in_other_ways_are_data_errors(tmp_path: Path) -> None:
+    """Each of these once ended as a bug in dtrain: deep nesting, half a character, damaged streams, no UTF-8."""
+    packed = bytearray(gzip.compress(b'{"text": "hello"}\n' * 500))
+    packed[40:60] = b"x" * 20
+    cases = {
+        "deep.jsonl": (b"[" * 200_000, r"deep\.jsonl:1: is not JSON"),
+        "half.jsonl": (b'{"text": "ok"}\n{"text": "a\\ud83d"}\n', r"half\.jsonl:2: has half of a character"),
+        "half.json": (b'[{"text": "a\\ud83d"}]', r"half\.json: object 1: has half of a character"),
+        "latin.jsonl": (b'{"text": "ok"}\n{"text": "caf\xe9"}\n', r"latin\.jsonl:2: is not UTF-8"),
+        "damaged.jsonl.gz": (bytes(packed), r"damaged\.jsonl\.gz:\d+: (cannot be read|is not)"),
+        "digits.jsonl": (b'{"text": ' + b"9" * 10_000 + b"}", r"digits\.jsonl:1: is not JSON"),
+    }
+    for name, (content, message) in cases.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(DataError, match=message):
+            list(records(tmp_path / name))
+    whole = b'{"text": "\\ud83d\\ude42"}\n'
+    (tmp_path / "whole.jsonl").write_bytes(b"\xef\xbb\xbf" + whole)
+    assert next(iter(records(tmp_path / "whole.jsonl")))[1] == {"text": "🙂"}
+
+
+def test_columns_that_no_conversation_has_are_not_read(tmp_path: Path) -> None:
+    far = pyarrow.array([2**62], pyarrow.timestamp("ms"))  # no date of Python's
+    path = arrow_of(tmp_path / "a.feather", {"text": ["hi"], "at": far, "raw": [b"\xff"]})
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["hi"], "at": far}), tmp_path / "a.parquet")
+    assert [fields for _, fields in records(path)] == [{"text": "hi"}]
+    assert [fields for _, fields in records(tmp_path / "a.parquet")] == [{"text": "hi"}]
+
+
+def test_a_small_file_does_not_unpack_to_more_than_its_limits(tmp_path: Path) -> None:
+    most = Limits(record_mib=1, file_mib=2)
+    one = b'{"text": "' + b"a" * 2**21 + b'"}\n'
+    many = b'{"text": "hello"}\n' * 200_000
+    (tmp_path / "one.jsonl.gz").write_bytes(gzip.compress(one))
+    (tmp_path / "many.jsonl.gz").write_bytes(gzip.compress(many))
+    (tmp_path / "all.json.gz").write_bytes(gzip.compress(b"[" + b" " * 3 * 2**20 + b"]"))
+    tar_of(tmp_path / "member.tar", {"a.txt": b"a" * 2**21})
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["a" * 2**21]}), tmp_path / "one.parquet")
+    for name, message in {
+        "one.jsonl.gz": r"one\.jsonl\.gz:1: has more than 1,048,576 bytes",
+        "many.jsonl.gz": r"many\.jsonl\.gz: has more than 2,097,152 bytes",
+        "all.json.gz": r"all\.json\.gz: has more than 2,097,152 bytes",
+        "member.tar": r"member\.tar: a\.txt: has more than 1,048,576 bytes",
+        "one.parquet": r"one\.parquet: a record of row group 1: has more than 1,048,576 bytes",
+    }.items():
+        with pytest.raises(DataError, match=message) as refused:
+            list(records(tmp_path / name, most))
+        assert "raise data.limits." in refused.value.hint
+        if name != "all.json.gz":
+            assert list(records(tmp_path / name))
 
 
 @pytest.mark.parametrize("suffix", ["tar", "tar.gz"])

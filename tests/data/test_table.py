@@ -102,6 +102,51 @@ def test_what_is_no_table_of_numbers_is_refused(
             Table(files=(str(tmp_path / "t.csv"),), label="b", **settings).open(split)
 
 
+@pytest.mark.parametrize("scale", [True, False])
+def test_values_that_float32_cannot_hold_are_refused(tmp_path: Path, scale: bool) -> None:
+    place = tmp_path / "t.csv"
+
+    def refused(rows: str, **more: Any) -> str:
+        place.write_text(f"a,b,y\n{rows}")
+        with pytest.raises(DataError) as error:
+            Table(files=(str(place),), label="y", scale=scale, test=0.3, **more).open("train")
+        return error.value.message
+
+    many = "".join(f"{row},1,{row % 2}\n" for row in range(20))
+    if scale:
+        assert "column 'b' has a value that float32 cannot hold" in refused(f"{many}1,1e308,0\n1,-1e308,1\n" * 3)
+    else:
+        assert "column 'b' has a value that float32 cannot hold" in refused(f"{many}1,6.8e38,0\n")
+    assert "column 'y' has a value that float32" in refused(f"{many}1,1,1e39\n" * 3, predict="number")
+    np.savez(tmp_path / "x.npz", x=np.array([1.0, 1e300] * 8), label=np.arange(16) % 2)
+    with pytest.raises(DataError, match="'x' is NaN or infinite in float32"):
+        Npz(file=str(tmp_path / "x.npz")).open("train").fingerprint  # noqa: B018
+    np.savez(tmp_path / "nan.npz", x=np.array([np.nan, 1.0] * 8), label=np.arange(16) % 2)
+    with pytest.raises(DataError, match="row 0 of 'x' is NaN or infinite"):
+        Npz(file=str(tmp_path / "nan.npz")).open("train")
+
+
+def test_tables_that_pandas_writes_by_accident_are_refused_with_the_column(tmp_path: Path) -> None:
+    def opened(name: str, content: str, *others: str) -> Any:
+        (tmp_path / name).write_text(content)
+        return Table(files=(str(tmp_path / name), *others), label="y", test=0.3).open("train")
+
+    with pytest.raises(DataError, match="two columns are named 'a'"):
+        opened("twice.csv", "a,a,y\n1,2,0\n3,4,1\n")
+    with pytest.raises(DataError, match=r"column 'a': cannot be read: Integer value 9007199254740993"):
+        opened("wide.csv", "a,y\n9007199254740993,0\n3,1\n")
+    with pytest.raises(DataError, match="column 'y' has no value in row 2"):
+        opened("empty.csv", "a,y\n1,yes\n2,\n3,no\n")
+    pyarrow.parquet.write_table(pyarrow.table({"a": [1.0], "y": [[1, 2]]}), tmp_path / "list.parquet")
+    with pytest.raises(DataError, match=r"column 'y' has values of type list<.*neither text nor numbers"):
+        Table(files=(str(tmp_path / "list.parquet"),), label="y").open("train")
+    (tmp_path / "text.csv").write_text("".join(["a,y\n", *(f"{row},unknown\n" for row in range(9))]))
+    mixed = opened(
+        "numbers.csv", "".join(["a,y\n", *(f"{row},{row % 2}\n" for row in range(9))]), str(tmp_path / "text.csv")
+    )
+    assert mixed.names == ("0", "1", "unknown")
+
+
 def test_arrays_of_a_file_are_features_by_name(tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
     x, y = draw.random((100, 4)), draw.integers(0, 3, 100)

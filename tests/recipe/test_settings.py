@@ -36,7 +36,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 3.0, "window_theta": 50.0,
     },
     "Experts": {
-        "count": 8, "active": 1, "hidden": 4, "shared": 1, "scale": 2.0, "balance": 0.5, "z_loss": 0.5,
+        "count": 8, "active": 3, "hidden": 4, "shared": 1, "scale": 2.0, "balance": 0.5, "z_loss": 0.5,
         "bias_rate": 0.1, "capacity": 0.5,
     },
     "Rope": {"theta": 100.0, "scaling": LinearScaling(factor=2.0)},
