@@ -86,6 +86,13 @@ resource "google_storage_bucket_object" "launch" {
   for_each = var.files
 
   bucket = local.name
-  name   = "launch/${var.stack}/${substr(filesha256(each.value), 0, 12)}/${basename(each.value)}"
+  name   = "launch/${var.stack}/${fileexists(each.value) ? substr(filesha256(each.value), 0, 12) : "absent"}/${basename(each.value)}"
   source = each.value
+
+  lifecycle {
+    precondition {
+      condition     = fileexists(each.value)
+      error_message = "There is no file ${each.value}."
+    }
+  }
 }

@@ -82,4 +82,12 @@ resource "google_tpu_v2_vm" "this" {
   }
 
   depends_on = [google_project_service.this, google_project_iam_member.delete_node]
+
+  lifecycle {
+    replace_triggered_by = [terraform_data.script]
+  }
+}
+
+resource "terraform_data" "script" {
+  input = sha256(module.host.script)
 }

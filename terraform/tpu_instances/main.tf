@@ -130,11 +130,3 @@ resource "google_compute_instance_group_manager" "slice" {
 data "google_compute_instance_group" "slice" {
   self_link = google_compute_instance_group_manager.slice.instance_group
 }
-
-data "google_compute_instance" "host" {
-  count = var.hosts
-
-  project = var.project
-  zone    = var.zone
-  name    = basename(sort(data.google_compute_instance_group.slice.instances)[count.index])
-}

@@ -1,6 +1,6 @@
 locals {
-  hosts     = data.google_compute_instance.host[*].name
-  addresses = data.google_compute_instance.host[*].network_interface[0].network_ip
+  hosts     = sort([for url in data.google_compute_instance_group.slice.instances : basename(url)])
+  addresses = [for host in local.hosts : "${host}.${var.zone}.c.${var.project}.internal"]
   proxy     = "gcloud compute start-iap-tunnel %h 22 --listen-on-stdin --zone ${var.zone} --project ${var.project}"
   setup = join("\n", concat(
     ["[ -f ~/.ssh/google_compute_engine ] || ssh-keygen -q -t ed25519 -N '' -f ~/.ssh/google_compute_engine"],

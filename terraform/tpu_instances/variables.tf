@@ -106,6 +106,14 @@ variable "topology" {
     condition     = (var.topology == null) == (var.hosts == 1)
     error_message = "A slice of several hosts needs a topology, as 4x4; one host has none."
   }
+  validation {
+    condition = var.topology == null || try(
+      var.hosts * tonumber(regex("([0-9]+)t$", var.machine)[0]) ==
+      tonumber(split("x", var.topology)[0]) * tonumber(split("x", var.topology)[1]) * tonumber(try(split("x", var.topology)[2], 1)),
+      false,
+    )
+    error_message = "The chips of all hosts must fill the topology: 4x4 is 4 hosts of ct6e-standard-4t."
+  }
 }
 
 variable "reservation" {

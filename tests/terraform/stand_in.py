@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.conftest import SHARED
 ROOT = Path(__file__).parents[2] / "terraform"
 KIT = SHARED / "kits" / "terraform"
 SCHEMA = KIT / "google_schema.json"
+CLOUD = Path(__file__).with_name("cloud.py")
 
 needs_terraform = pytest.mark.skipif(not shutil.which("terraform"), reason="terraform is not installed here")
 
@@ -27,6 +29,34 @@ def terraform(folder: Path, *words: str, provider: bool = True) -> str:
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What plan, apply or destroy said: the exit code, the errors, and the planned action for each resource."""
+
+    code: int
+    errors: list[str]
+    actions: dict[str, str]
+
+    @property
+    def refused(self) -> bool:
+        """Whether the configuration itself refused, with a message that it contains."""
+        ours = ("Resource precondition failed", "Resource postcondition failed", "Invalid value for variable")
+        return self.code == 1 and bool(self.errors) and all(one.startswith(ours) for one in self.errors)
+
+
+def asked(folder: Path, cloud: Path, *words: str) -> Answer:
+    """The answer of a command that knows -json, with the providers of a cloud that remembers; see cloud.py."""
+    stand_in = [sys.executable, str(CLOUD), str(KIT / "google_stub.py"), str(_schema(folder)), str(cloud), "--"]
+    command = [*stand_in, "terraform", *words, "-json", "-input=false"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    said = [line["diagnostic"] for line in lines if line.get("diagnostic", {}).get("severity") == "error"]
+    errors = [" ".join(f"{one['summary']}: {one.get('detail', '')}".split()) for one in said]
+    changes = [line["change"] for line in lines if line["type"] == "planned_change"]
+    actions = {one["resource"]["addr"]: one["action"] for one in changes if one["action"] not in ("noop", "read")}
+    return Answer(done.returncode, errors or [done.stderr] * bool(done.returncode), actions)
 
 
 def copied(tmp_path: Path, folder: Path) -> Path:

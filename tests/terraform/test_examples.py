@@ -41,7 +41,7 @@ def test_its_plan(example: tuple[str, dict[str, Any]], golden: Callable[[str, st
 def described(resource: dict[str, Any]) -> str:
     """An address and its arguments, one per line, without the startup script, which has its own tests."""
     arguments = bare(resource["change"]["after"])
-    for key in ("metadata_startup_script", "project"):
+    for key in ("metadata_startup_script", "input", "project"):
         arguments.pop(key, None)
     arguments.get("metadata", {}).pop("startup-script", None)
     lines = [f"  {key} = {json.dumps(value, sort_keys=True)}" for key, value in sorted(arguments.items()) if value]

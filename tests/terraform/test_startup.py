@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from tests.terraform.stand_in import ROOT, needs_terraform
 
 NODE = "projects/my-project/locations/us-east5-b/nodes/n"
+SYSTEMD = Path(__file__).with_name("systemd.py")
 COMMANDS = ("curl", "apt-get", "gcsfuse", "mountpoint", "tar", "uv", "systemctl", "systemd-run", "sleep")
 Script = Callable[..., Path]
 
@@ -81,6 +83,19 @@ class Machine:
         path.write_text(f'#!/bin/bash\necho "{name} $*" >> {self.root}/log\n{body}\n')
         path.chmod(0o755)
 
+    def systemd(self, **units: str) -> None:
+        """From now on units exist, which have a state: timer="active"."""
+        for name in ("systemctl", "systemd-run"):
+            self.command(name, f'exec {sys.executable} {SYSTEMD} {self.root}/units {name} "$@"')
+        (self.root / "units").mkdir()
+        for kind, state in units.items():
+            (self.root / "units" / f"dtrain-delete-node.{kind}").write_text(state)
+
+    @property
+    def units(self) -> dict[str, str]:
+        """The state of each unit that is loaded, by its kind."""
+        return {path.suffix[1:]: path.read_text() for path in (self.root / "units").iterdir()}
+
     def boot(self) -> int:
         """Run the script; its exit code."""
         (self.root / "log").write_text("")
@@ -136,6 +151,38 @@ def test_the_timer_deletes_the_node_with_the_token_on_stdin(script: Script, tmp_
     subprocess.run(command, env=environment, check=True, capture_output=True, stdin=subprocess.DEVNULL)
     assert machine.log[-1] == f"curl -fsSL -K - -X DELETE https://tpu.googleapis.com/v2/{NODE}"
     assert (tmp_path / "stdin").read_text() == 'header = "Authorization: Bearer T"\n'
+
+
+@pytest.mark.slow
+def test_the_timer_asks_until_the_node_is_gone(script: Script, tmp_path: Path) -> None:
+    """An answer 200 says that a deletion began, not that it succeeds."""
+    machine = Machine(script(tpu=NODE, hours=2), tmp_path / "root")
+    assert machine.boot() == 0
+    words = machine.log[index(machine.log, "systemd-run")].split()
+    assert [word for word in words if word.startswith("Restart=")] == ["Restart=always"]
+    assert [word for word in words if word.startswith("RestartSec=")] == ["RestartSec=60"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "units",
+    [
+        {},
+        {"timer": "active"},
+        {"timer": "active", "service": "active"},
+        {"service": "active"},
+        {"service": "activating"},
+        {"service": "failed"},
+    ],
+    ids=["first", "waiting", "asking", "asking-again", "between-requests", "failed"],
+)
+def test_a_run_of_the_script_keeps_the_timer(script: Script, tmp_path: Path, units: dict[str, str]) -> None:
+    """Also after the deadline, when no timer waits any more and the service repeats its request."""
+    machine = Machine(script(tpu=NODE, hours=2), tmp_path / "root")
+    machine.systemd(**units)
+    assert machine.boot() == 0
+    assert machine.ready.exists()
+    assert {"active", "activating"} & set(machine.units.values())
 
 
 @pytest.mark.slow
