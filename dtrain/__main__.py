@@ -4,6 +4,9 @@ import sys
 
 from dtrain.core import signals
 
+UNWRITTEN = 3
+"""Exit code if what was asked for could not be written: that of a fault of the environment."""
+
 
 def main() -> None:
     """Run the command line and end the process."""
@@ -17,7 +20,20 @@ def main() -> None:
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
         if run or code == signals.ABORTED:
             signals.end(code)
+        if code == 0 and not _flushed():
+            signals.end(UNWRITTEN)
         raise
+
+
+def _flushed() -> bool:
+    """Whether all of stdout could be written. A reader that went away, such as `head`, has what it wants."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return True
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 if __name__ == "__main__":

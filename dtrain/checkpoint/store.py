@@ -81,7 +81,7 @@ class Store:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._saving:
+        if self._saving and self._saving.ident:  # it never began where there was no memory for a thread
             self._saving.join()
         try:
             self._arrays.close()

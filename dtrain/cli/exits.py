@@ -4,7 +4,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 import typer
@@ -115,6 +115,11 @@ def _unexpected(error: Exception, debug: bool) -> int:
 
 
 def _print_error(error: DtrainError) -> None:
+    with suppress(OSError):  # stderr may be on the disk that is full: the exit code says it still
+        _show_error(error)
+
+
+def _show_error(error: DtrainError) -> None:
     label, colour = ("stopped", "yellow") if isinstance(error, Stopped) else ("error", "red")
     typer.secho(f"{label}: ", fg=colour, bold=True, err=True, nl=False)
     typer.echo(error.message, err=True)

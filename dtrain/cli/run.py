@@ -74,7 +74,9 @@ def run(
     debug: Debug = False,
 ) -> None:
     """Train a model. Running the same recipe again resumes the run."""
-    from dtrain.core.parent import is_supervised
+    from dtrain.core.parent import is_supervised, stop_with_sweep
+
+    stop_with_sweep()
     from dtrain.core.process_info import launch_id, process_info, replaces_hosts
 
     with exits(debug, stoppable=True):
@@ -208,7 +210,8 @@ def _train(command: _Command, loaded: "Loaded", control: "RunControl | None") ->
         console.note(summary)
         from dtrain.cli.next_commands import next_commands
 
-        typer.secho(next_commands(finished.path, loaded), dim=True, err=True)
+        with suppress(OSError):  # stderr may be on a full disk; the run is done
+            typer.secho(next_commands(finished.path, loaded), dim=True, err=True)
 
 
 def _count(command: _Command) -> int:

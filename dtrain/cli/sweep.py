@@ -50,10 +50,12 @@ def sweep(
         from dtrain.core.errors import EnvironmentFault
         from dtrain.core.run_dir import Folder
         from dtrain.core.run_dir import folder as run_folder
+        from dtrain.core.signals import requests
         from dtrain.runtime.sweep import gpus, keep, parse, run_all
         from dtrain.track.summary import summarise
 
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        for number in requests():
+            signal.signal(number, signal.default_int_handler)
         plan = parse(recipe, overrides, trials, seed)
         runs = plan.trials()
         folder = run_folder(runs_dir, name or f"{_stem(recipe)}-sweep").path

@@ -37,6 +37,12 @@ MACHINE = {
 OS_CODE = re.compile(r"os_error_code='(\d+)'")
 """Format in which tensorstore, the library that writes checkpoints, reports an error number."""
 
+MEMORY = re.compile(
+    r"can't start new thread|failed to map segment|[Cc]annot allocate memory|std::bad_alloc|RESOURCE_EXHAUSTED"
+    r"|[Oo]ut of memory|cannot join thread before it is started|Negative size passed to PyUnicode_New"
+)
+"""What libraries say when the process gets no more memory or threads."""
+
 GONE = re.compile(r"(Gloo .* failed|^UNAVAILABLE): .*(reset by peer|closed by peer|Timed out|refused)")
 """Error of CPU collectives (Gloo), or of JAX's coordination service, when a process of the run has died, here or on
 another host."""
@@ -171,9 +177,19 @@ def user_error(error: BaseException) -> DtrainError | None:
     if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("dtrain"):
         hint = "install it, or install all dependencies of dtrain with `make install`"
         return EnvironmentFault(f"the package {error.name} is missing", hint)
+    if short := next((link for link in _chain(error) if _is_memory(link)), None):
+        hint = "end other programs, raise the limits (ulimit -v, ulimit -u), or make model or batch smaller"
+        return EnvironmentFault(f"out of memory: {_first_line(short)}"[:LONGEST], hint)
     if any(code in MACHINE for code, _ in _os_errors(error)):
         return EnvironmentFault(cause(error), way_out(error))
     return lost_connection(error)
+
+
+def _is_memory(error: BaseException) -> bool:
+    """Whether an error says that the machine, or a limit of the process, has no more memory or threads."""
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError | ImportError | SystemError | OSError) and bool(MEMORY.search(str(error)))
+    )
 
 
 def lost_connection(error: BaseException) -> Hung | None:

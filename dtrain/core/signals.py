@@ -156,10 +156,17 @@ def current() -> Listener | None:
 
 
 def listen(*, run: bool) -> None:
-    """Handle signals until the process ends: with `run` SIGINT and SIGTERM, for the other commands SIGINT alone."""
+    """Handle signals until the process ends: with `run` SIGINT and `requests`, for the other commands SIGINT alone."""
     _listeners.append(Listener(leave_unstarted if run else leave_interrupted))
     _listeners[-1].began = time.perf_counter()
-    _listeners[-1].start((signal.SIGINT, signal.SIGTERM) if run else (signal.SIGINT,))
+    _listeners[-1].start((signal.SIGINT, *requests()) if run else (signal.SIGINT,))
+
+
+def requests() -> tuple[signal.Signals, ...]:
+    """The signals that ask a run to save and stop: SIGTERM, and SIGHUP, which a closed terminal or a lost ssh session
+    sends, unless it was ignored when the command started (nohup)."""
+    hangup = () if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (signal.SIGHUP,)
+    return (signal.SIGTERM, *hangup)
 
 
 @contextmanager
@@ -176,7 +183,7 @@ def reacting(reaction: Reaction, *, several: bool = False) -> Iterator[None]:
         yield
         return
     listener = Listener(reaction)
-    listener.start((signal.SIGINT,) if several else (signal.SIGINT, signal.SIGTERM))
+    listener.start((signal.SIGINT,) if several else (signal.SIGINT, *requests()))
     _listeners.append(listener)
     try:
         yield

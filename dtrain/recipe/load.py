@@ -12,7 +12,7 @@ from dtrain.recipe.compose import compose, merge, name_of
 from dtrain.recipe.crosscheck import Parts, Problem, problems_of
 from dtrain.recipe.parse import fields
 from dtrain.recipe.parse import value as parsed
-from dtrain.recipe.paths import unknown_homes, unusable, with_absolute_paths
+from dtrain.recipe.paths import absolute, unknown_homes, unusable, with_absolute_paths
 from dtrain.recipe.problems import Problems
 from dtrain.recipe.recipe import Recipe
 from dtrain.recipe.secrets import HINT, secrets
@@ -150,6 +150,11 @@ def plain(recipe: Recipe) -> JsonObject:
 def text(recipe: Recipe) -> str:
     """The recipe as YAML that loads as the same recipe."""
     return dump(plain(recipe))
+
+
+def lasting_text(recipe: Recipe) -> str:
+    """The recipe as YAML that loads as the same recipe from any folder."""
+    return dump(absolute(plain(recipe)))
 
 
 def differences(old: JsonObject, new: JsonObject) -> list[str]:

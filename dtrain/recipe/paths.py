@@ -5,11 +5,13 @@ means the same in the run folder's copy of the recipe. A glob without a fixed fi
 and every path on the command line, is relative to the working folder.
 """
 
+import copy
 import glob
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from dtrain.core.types import JsonObject
 from dtrain.recipe.yaml import Node, shown
 
 GLOBS = ("data.files", "data.test_files", "evaluate.questions")
@@ -33,6 +35,46 @@ def with_absolute_paths(tree: Node) -> tuple[Node, dict[str, str]]:
     for name in (name for name in ("model", "data", "optimizer") if name in tree.value):
         tree = _replaced(tree, name, _with_folder(tree.value[name], name, taken))
     return _trackers(_sources(tree, taken), taken), taken
+
+
+def absolute(values: JsonObject) -> JsonObject:
+    """The plain values of a recipe with every path that exists below the working folder made absolute.
+
+    So a run's copy of its recipe means the same wherever it is read.
+    """
+    values = copy.deepcopy(values)
+    for key in PATHS:
+        _make_absolute(values, key.split("."))
+    for source in values.get("data", {}).get("sources", ()):
+        for key in (key for key in PATHS if key.startswith("data.")):
+            _make_absolute(source, key.split("."))
+    for section in [values.get(name) for name in ("model", "data", "optimizer")] + values.get("track", {}).get(
+        "to", []
+    ):
+        module = str((section or {}).get("target", "")).partition(":")[0].partition(".")[0]
+        if section and module.isidentifier() and not section.get("folder"):
+            here = Path.cwd()
+            section |= {"folder": str(here)} if _exists(here / f"{module}.py") or _exists(here / module) else {}
+    return values
+
+
+def _make_absolute(tree: Any, parts: Sequence[str]) -> None:
+    for part in parts[:-1]:
+        tree = tree.get(part) if isinstance(tree, dict) else None
+    found = tree.get(parts[-1]) if isinstance(tree, dict) else None
+    if isinstance(found, str):
+        tree[parts[-1]] = _from_here(found)
+    elif isinstance(found, list | tuple):
+        tree[parts[-1]] = [_from_here(item) if isinstance(item, str) else item for item in found]
+
+
+def _from_here(text: str) -> str:
+    if not text or text.startswith(ELSEWHERE) or "://" in text or "\0" in text:
+        return text
+    parts = Path(text).parts
+    fixed = next((i for i, part in enumerate(parts) if glob.has_magic(part)), len(parts))
+    whole = Path.cwd() / text
+    return str(whole) if _exists(Path.cwd().joinpath(*parts[:fixed])) else text
 
 
 def _sources(tree: Node, taken: dict[str, str]) -> Node:

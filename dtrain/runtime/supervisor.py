@@ -198,7 +198,7 @@ def _signals(place: Folder) -> Iterator[_Watch]:
     watch = _Watch()
 
     def react(number: int) -> None:
-        if watch.asked and number == signal.SIGTERM:
+        if watch.asked and number != signal.SIGINT:
             return
         watch.asked += 1
         watch.woken.set()

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from dtrain.core.errors import EnvironmentFault, RecipeError, Stopped, cause
 from dtrain.core.files import overwrite, read_json
+from dtrain.core.parent import CALLER
 from dtrain.core.run_dir import NAME
 from dtrain.core.run_list import SWEEP
 from dtrain.core.types import JsonObject
@@ -217,7 +218,7 @@ def run_all(
                 job = next(number for number in range(jobs) if number not in running)
                 trial = waiting.pop(0)
                 group = {"WANDB_RUN_GROUP": os.environ.get("WANDB_RUN_GROUP", folder.name)}
-                environment = os.environ | group | devices_of(job, jobs, available)
+                environment = os.environ | group | devices_of(job, jobs, available) | {CALLER: str(os.getpid())}
                 running[job] = trial, _start(sweep, trial, folder, options, environment)
             for job, (trial, process) in list(running.items()):
                 if process.poll() is not None:

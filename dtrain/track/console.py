@@ -1,5 +1,6 @@
 """Console output: a progress bar on a terminal, plain lines elsewhere; the lines are also written to log.txt."""
 
+import io
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -43,6 +44,14 @@ class Console:
         self.note(text)
 
     def _show(self, text: str, style: str) -> None:
+        """Print a line. A terminal that is gone, or a full disk, does not end the run, which has its log as well."""
+        try:
+            self._print(text, style)
+        except OSError:
+            self.rich = Rich(file=io.StringIO(), highlight=False)
+            self._bar = None
+
+    def _print(self, text: str, style: str) -> None:
         rich = self._bar.console if self._bar else self.rich
         if rich.is_terminal or rich.is_jupyter:  # a terminal breaks lines between words; elsewhere they are not broken
             rich.print(Text(text, style=style), soft_wrap=not self.width)

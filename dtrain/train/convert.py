@@ -18,7 +18,7 @@ from dtrain.data.batch import Example
 from dtrain.data.source import UNKNOWN, Arrays
 from dtrain.models.agreement import agree, record
 from dtrain.models.distillation import Distillation
-from dtrain.recipe.load import text
+from dtrain.recipe.load import lasting_text
 from dtrain.recipe.recipe import Recipe
 from dtrain.train.assembly import Assembly, assemble
 from dtrain.train.checksum import state_checksum
@@ -109,7 +109,7 @@ def save_first(
     """Save a state with the given parameters, by path, as step 0 of the run, with notes for its manifest."""
     recipe, state = assembly.recipe, create_state(assembly.make, assembly.shapes, given)
     with Store(place.checkpoints.absolute(), recipe.checkpoint, holds=lease.check) as store:
-        overwrite(place.recipe, text(recipe))
+        overwrite(place.recipe, lasting_text(recipe))
         data = Arrays({}, example, UNKNOWN)
         now = about(
             conditions(assembly), recipe, data, 0, 0, eval_pending=False, guard_state=Start().guard_state, step_s=0.0

@@ -9,7 +9,7 @@ from dtrain.core.files import read_regular
 from dtrain.core.run_dir import Folder, saved_steps
 from dtrain.core.types import JsonObject
 from dtrain.recipe import yaml
-from dtrain.recipe.load import differences, draft, text
+from dtrain.recipe.load import differences, draft, lasting_text
 from dtrain.recipe.recipe import Recipe
 
 
@@ -20,10 +20,23 @@ def finished(place: Folder, recipe: Recipe) -> bool:
         return False
     before, now = _saved_recipe(place), _plain(recipe)
 
-    def length(tree: JsonObject) -> tuple[Any, Any]:
-        return (tree.get("steps"), tree.get("epochs"))
+    former = [tuple(change.get("length", ())) for change in old.get("changes", ())]  # it was extended since
+    if _length(now) not in (_length(before), *former):
+        return False
+    return not differences(
+        before, _plain(dataclasses.replace(recipe, steps=before.get("steps"), epochs=before.get("epochs")))
+    )
 
-    return length(before) == length(now) and not differences(before, now)
+
+def saved_length(place: Folder) -> tuple[Any, Any]:
+    """The steps and epochs in the folder's recipe.yaml; None for both if it cannot be read."""
+    with suppress(EnvironmentFault):
+        return _length(_saved_recipe(place))
+    return None, None
+
+
+def _length(tree: JsonObject) -> tuple[Any, Any]:
+    return tree.get("steps"), tree.get("epochs")
 
 
 def refuse_changes(place: Folder, recipe: Recipe, allowed: bool) -> list[str]:
@@ -74,4 +87,4 @@ def _saved_recipe(place: Folder) -> JsonObject:
 
 
 def _plain(recipe: Recipe) -> JsonObject:
-    return yaml.parse(text(recipe), "recipe").plain()
+    return yaml.parse(lasting_text(recipe), "recipe").plain()

@@ -20,7 +20,7 @@ from dtrain.core.metrics import Metric, plain
 from dtrain.core.run_dir import Folder
 from dtrain.core.run_json import RECOMPUTED, step_seconds
 from dtrain.core.types import Device, JsonObject
-from dtrain.recipe.load import text
+from dtrain.recipe.load import lasting_text
 from dtrain.recipe.recipe import Recipe
 from dtrain.train import time_spent
 from dtrain.train.loss_guard import Rollback
@@ -77,9 +77,10 @@ class Record:
             self.values["classes"] = list(classes)
         self.write()
 
-    def changed(self, changes: Sequence[str]) -> None:
-        """Record in what the recipe differs from that of the starts before, from the newest saved step on."""
-        self.values["changes"].append({"step": self.reached, "recipe": list(changes)})
+    def changed(self, changes: Sequence[str], length: Sequence[object]) -> None:
+        """Record in what the recipe differs from that of the starts before, from the newest saved step on, and the
+        steps and epochs that it had."""
+        self.values["changes"].append({"step": self.reached, "recipe": list(changes), "length": list(length)})
         self.write()
 
     def resumed(self, step: int, step_s: float) -> None:
@@ -192,7 +193,7 @@ def run_record(place: Folder, recipe: Recipe, lead: bool) -> Iterator[Record]:
     log = Record(values, place, lead, before=time_spent.earlier(old), ids=dict(old.get("tracker_ids", {})))
     log.clock.add("start", before)
     if lead:
-        overwrite(place.recipe, text(recipe))
+        overwrite(place.recipe, lasting_text(recipe))
         log.write()
     try:
         yield log

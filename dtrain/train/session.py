@@ -18,7 +18,7 @@ from dtrain.recipe.recipe import Recipe
 from dtrain.track.console import Console
 from dtrain.track.notifier import Notifier, notifying
 from dtrain.train.interrupt import Interrupt, listening
-from dtrain.train.recipe_check import refuse_changes
+from dtrain.train.recipe_check import refuse_changes, saved_length
 from dtrain.train.record import Record, run_record
 from dtrain.train.timers import Clock
 
@@ -61,9 +61,10 @@ def opened(
         interrupt = stack.enter_context(listening(console.say))
         with signals.held():
             lease = stack.enter_context(hold_lease(place.lease, console.warn)) if lead else None
+            before = saved_length(place) if changes else ()
             log = stack.enter_context(run_record(place, recipe, lead))
             if changes:
-                log.changed(changes)
+                log.changed(changes, before)
                 console.say("the recipe was changed as allowed; the next start needs the same changes in the recipe:")
                 for line in changes:
                     console.say(f"  {line}")

@@ -40,8 +40,9 @@ def test_a_finished_run_is_extended_and_the_jump_of_the_learning_rate_told(dtrai
     record = place.read_record()
     assert (record["state"], record["step"], record["steps"]) == ("finished", 45, 45)
     assert record["changes"] == [
-        {"step": 23, "recipe": ["epochs: was 1, now not set", "steps: was not set, now 45"]},
+        {"step": 23, "recipe": ["epochs: was 1, now not set", "steps: was not set, now 45"], "length": [None, 1]},
     ]
+    assert "is already finished" in dtrain(*SHORT).stderr
     assert [row["step"] for row in read(place.metrics) if "train/loss" in row] == list(range(1, 46))
     assert "changed at step 23: epochs" in done.stdout
 

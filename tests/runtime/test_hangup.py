@@ -1,0 +1,109 @@
+"""A closed terminal, a full disk under the output, a sweep that dies: a run saves and stops, or trains on."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dtrain.core.errors import EnvironmentFault, user_error
+from dtrain.core.run_dir import Folder
+from tests.conftest import PACED, bare_environment
+
+pytestmark = pytest.mark.slow
+LONG = ["mlp-digits", "epochs=null", "steps=100000", "evaluate.every=0", "name=long"]
+
+
+def started(folder: Path, *words: str, before: Callable[[], object] | None = None) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-m", "dtrain", *words]
+    where = {"cwd": folder, "env": bare_environment() | PACED, "start_new_session": True, "preexec_fn": before}
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **where)  # type: ignore[call-overload]
+
+
+def until(what: Callable[[], object], seconds: float = 90) -> None:
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def training(place: Folder) -> bool:
+    return place.metrics.is_file() and '"train/loss"' in place.metrics.read_text()
+
+
+def test_a_hang_up_saves_and_stops_unless_it_is_ignored(tmp_path: Path) -> None:
+    place = Folder(tmp_path / "runs" / "long")
+    run = started(tmp_path, "run", *LONG, "track.every=1")
+    until(lambda: training(place))
+    run.send_signal(signal.SIGHUP)
+    assert run.wait(60) == 75
+    record = place.read_record()
+    assert (record["state"], record["stopped_by"]) == ("stopped", "SIGHUP")
+    assert record["step"] > 0
+
+    ignoring = started(
+        tmp_path, "run", *LONG, "track.every=1", before=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    )
+    rows = place.metrics.read_text().count("\n")
+    until(lambda: place.metrics.read_text().count("\n") > rows + 2)
+    ignoring.send_signal(signal.SIGHUP)
+    time.sleep(1)
+    assert ignoring.poll() is None
+    ignoring.send_signal(signal.SIGTERM)
+    assert ignoring.wait(60) == 75
+    assert place.read_record()["stopped_by"] == "SIGTERM"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
+def test_no_run_outlives_its_sweep(tmp_path: Path, number: int) -> None:
+    words = ["sweep", "mlp-digits", "epochs=null", "steps=100000", "track.every=1", "evaluate.every=0"]
+    sweep = started(tmp_path, *words, "optimizer.lr=0.001,0.002")
+    until(lambda: any(training(Folder(path.parent)) for path in tmp_path.glob("runs/*/*/metrics.jsonl")))
+    (metrics,) = tmp_path.glob("runs/*/*/metrics.jsonl")
+    os.kill(sweep.pid, number)
+    sweep.wait(60)
+    until(lambda: Folder(metrics.parent).read_record().get("state") == "stopped", 60)
+    assert Folder(metrics.parent).read_record()["stopped_by"] in ("SIGTERM", "SIGINT")
+
+
+def test_a_full_disk_under_the_output_does_not_end_a_run(tmp_path: Path) -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("this system has no /dev/full")
+    command = [sys.executable, "-m", "dtrain", "run", "mlp-digits", "epochs=1", "optimizer.schedule.warmup=5", "name=a"]
+    with full.open("w") as out:
+        done = subprocess.run(
+            command, cwd=tmp_path, env=bare_environment(), stdout=subprocess.DEVNULL, stderr=out, check=False
+        )
+        listed = subprocess.run(
+            [sys.executable, "-m", "dtrain", "ls"],
+            cwd=tmp_path,
+            env=bare_environment(),
+            stdout=out,
+            stderr=out,
+            check=False,
+        )
+    record = json.loads((tmp_path / "runs" / "a" / "run.json").read_text())
+    assert record["state"] == "finished"
+    assert (done.returncode, listed.returncode) == (0, 3)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("can't start new thread"),
+        ImportError("libfoo.so: failed to map segment from shared object"),
+        RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes"),
+    ],
+)
+def test_errors_of_too_little_memory_are_known(error: Exception) -> None:
+    known = user_error(error)
+    assert isinstance(known, EnvironmentFault)
+    assert known.message.startswith("out of memory")
+    assert user_error(RuntimeError("something else")) is None
