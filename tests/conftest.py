@@ -32,6 +32,7 @@ os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FLAGS]).st
 # folders of compiled programs for all test processes, also those of the next time; never the user's own
 CACHE = Path(tempfile.gettempdir()) / f"dtrain-tests-{os.getuid()}"
 os.environ["XDG_CACHE_HOME"] = str(CACHE / "tests")
+os.environ["XDG_CONFIG_HOME"] = str(CACHE / "config")
 
 import jax  # noqa: E402
 

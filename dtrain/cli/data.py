@@ -139,13 +139,15 @@ def _print(codec: "Codec", token: "np.ndarray", target: "np.ndarray") -> None:
     """Print a document: its tokens, and the last target, which is no token of the row."""
     from itertools import groupby
 
+    from dtrain.core.printable import printable
+
     ids = [*token.tolist(), *([int(target[-1])] if target[-1] >= 0 else [])]
     learned = [False, *(target >= 0).tolist()][: len(ids)]
     coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     at = 0
     for counts, group in groupby(learned):
         size = len(list(group))
-        text = codec.decode(ids[at : at + size])
+        text = printable(codec.decode(ids[at : at + size]))
         at += size
         if coloured:
             typer.secho(text, fg="green" if counts else None, dim=not counts, nl=False)

@@ -11,6 +11,7 @@ import typer
 
 from dtrain.core import signals
 from dtrain.core.errors import Aborted, DtrainError, Stopped, user_error
+from dtrain.core.printable import printable
 
 AGAIN = 0.5
 """Seconds until an interrupt is raised again, unless it was handled."""
@@ -122,6 +123,6 @@ def _print_error(error: DtrainError) -> None:
 def _show_error(error: DtrainError) -> None:
     label, colour = ("stopped", "yellow") if isinstance(error, Stopped) else ("error", "red")
     typer.secho(f"{label}: ", fg=colour, bold=True, err=True, nl=False)
-    typer.echo(error.message, err=True)
+    typer.echo(printable(error.message), err=True)
     if error.hint:
-        typer.secho(f"hint: {error.hint}", fg="cyan", err=True)
+        typer.secho(f"hint: {printable(error.hint)}", fg="cyan", err=True)

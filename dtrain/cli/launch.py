@@ -180,8 +180,8 @@ def list_(
         from dtrain.launch import registry
 
         rows = launches(runs_dir, state)
-        for path in registry.unreadable(runs_dir):
-            say(f"launch record cannot be read: {path}")
+        for path, why in registry.unused(runs_dir):
+            say(f"launch record {path}: {why}")
         if as_json:
             import json
 

@@ -8,6 +8,7 @@ import typer
 from dtrain.cli import completion
 from dtrain.cli.arguments import Debug, Json, RunsDir
 from dtrain.cli.exits import exits
+from dtrain.core.printable import printable
 
 if TYPE_CHECKING:
     from dtrain.core.run_dir import Folder
@@ -91,7 +92,7 @@ def _summaries(places: "list[Folder]") -> "list[tuple[Folder, Summary]]":
         except DtrainError as error:
             if len(places) == 1:
                 raise
-            typer.secho(f"left out: {error.message.splitlines()[0]}", fg="yellow", err=True)
+            typer.secho(f"left out: {printable(error.message.splitlines()[0])}", fg="yellow", err=True)
             last = error
     if last and not found:
         raise last

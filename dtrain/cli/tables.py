@@ -8,9 +8,12 @@ from collections.abc import Sequence
 
 import typer
 
+from dtrain.core.printable import printable
+
 
 def print_table(rows: Sequence[dict[str, str]]) -> None:
     """Print rows with the same keys as columns under a bold head. On a terminal, the last column is cut to fit."""
+    rows = [{key: printable(value) for key, value in row.items()} for row in rows]
     columns = {key: max(len(key), *(len(row[key]) for row in rows)) for key in rows[0]}
     limit = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
@@ -25,6 +28,7 @@ def print_table(rows: Sequence[dict[str, str]]) -> None:
 
 def echo_fitted(text: str) -> None:
     """Print lines; on a terminal, those that are too long are broken between words and indented."""
+    text = printable(text)
     if not sys.stdout.isatty():
         typer.echo(text)
         return

@@ -177,7 +177,10 @@ class UserRows:
         if array.dtype.kind not in "biuf" or array.ndim == 0 or len(array) != count:
             found = f"{array.dtype}{list(array.shape)}"
             raise DataError(f"{self.where}: {name!r} is {found} for {count} rows", f"return numbers ({count}, ...)")
+        array = array.astype(array.dtype.newbyteorder("="), copy=False)
         narrow = np.dtype(NARROWED.get(str(array.dtype), array.dtype))
+        if narrow.kind == "f" and narrow.itemsize > 4:
+            raise DataError(f"{self.where}: {name!r} is {array.dtype}, which JAX does not have", "write it as float32")
         if narrow != array.dtype and array.dtype.kind in "iu" and array.size:
             bounds = np.iinfo(narrow)
             if array.min() < bounds.min or array.max() > bounds.max:
@@ -185,6 +188,8 @@ class UserRows:
                     f"{self.where}: {name!r} has values that do not fit into {narrow}", "use smaller numbers"
                 )
         least, most = (-1 if name == TARGET else 0), self._most.get(name)
+        if most is not None and array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise DataError(f"{self.where}: {name!r} has values that are NaN or infinite", "fix or drop these rows")
         if most is not None and array.size and not least <= int(array.min()) <= int(array.max()) < most:
             spread = f"{int(array.min())} to {int(array.max())}"
             raise DataError(f"{self.where}: {name!r} has the values {spread}; {least} to {most - 1} are allowed", "")

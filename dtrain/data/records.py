@@ -126,10 +126,12 @@ def _lines(path: Path, limits: Limits) -> Iterator[Record]:
 def _document(path: Path, limits: Limits) -> Iterator[Record]:
     """A list of objects; some files that end in .json have one object per line."""
     most = limits.file if path.suffix == ".gz" else path.stat().st_size
+    content = bytearray()
     with _opened(path) as file:
-        content = file.read(most + 1)
-    if len(content) > most:
-        raise _too_large(str(path), most, "file")
+        while part := file.read(2**20):  # not all at once, for which the file object takes the memory first
+            content += part
+            if len(content) > most:
+                raise _too_large(str(path), most, "file")
     try:
         values = json.loads(content)
     except ValueError as error:

@@ -96,7 +96,9 @@ class _Read:
     @cached_property
     def columns(self) -> tuple[str, ...]:
         """The columns that the model gets."""
-        return self.data.columns or tuple(name for name in self._tables[0][1].column_names if name != self.data.label)
+        path, table = self._tables[0]
+        with reading(path):  # names that are no UTF-8
+            return self.data.columns or tuple(name for name in table.column_names if name != self.data.label)
 
     @cached_property
     def _all(self) -> _Columns:
@@ -215,6 +217,7 @@ def _label(path: Path, name: str, column: Any) -> np.ndarray:
         array = column.to_numpy()
         array = array.astype(str) if array.dtype.kind == "O" and is_text and not column.null_count else array
     missing = column.is_null().to_numpy() if column.null_count else array == "" if is_text else np.zeros(0, bool)
+    missing = np.isnan(array) if array.dtype.kind == "f" else missing
     if missing.any():
         row = missing.argmax() + 1
         raise DataError(f"{path}: column {name!r} has no value in row {row}", "fill it in, or drop the row")
@@ -230,7 +233,9 @@ def _tables(files: Sequence[Path]) -> list[tuple[Path, Any]]:
         if suffix not in SUFFIXES:
             raise DataError(f"{path}: is no table", HINT)
         try:
-            read.append((path, _reader(suffix)(str(path))))
+            table = _reader(suffix)(str(path))
+            table.validate(full=True)  # Arrow trusts offsets in the file, also those that point to other memory
+            read.append((path, table))
         except Exception as error:  # pyarrow raises many types on damaged files
             raise DataError(f"{path}: cannot be read as a table: {reason(error)}", HINT) from error
     return read

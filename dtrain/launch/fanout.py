@@ -35,7 +35,7 @@ class Machine:
 
     def command(self) -> list[str]:
         """Command line that starts the agent on the host."""
-        module = ["-m", "dtrain.launch.agent"]
+        module = ["-P", "-m", "dtrain.launch.agent"]  # -P: nothing in the working folder is imported
         home = "~/" if self.python.startswith("~/") else ""  # expanded by the remote shell, so it is not quoted
         remote = f"{home}{shlex.join([self.python.removeprefix('~/'), *module])}"
         return [*self.prefix, remote] if self.prefix else [self.python, *module]

@@ -2,11 +2,17 @@
 
 A record is written on the machine where `up` is run, before anything is created. A machine that does not share the
 folder with it finds the run by its recipe (`LaunchTarget.find`).
+
+A record names commands that run on this machine, such as `proxy` of kind ssh, and may come with a folder of somebody
+else's. So it is signed with a key in the user's configuration folder, and one without that signature is not used.
 """
 
 import getpass
+import hashlib
+import hmac
 import json
 import os
+import secrets
 import socket
 import time
 from collections.abc import Iterator
@@ -17,10 +23,12 @@ from pathlib import Path
 from dtrain.core.errors import DtrainError, EnvironmentFault, LeftBehind, RecipeError
 from dtrain.core.files import overwrite
 from dtrain.core.run_dir import Folder, folder
+from dtrain.core.types import JsonObject
 from dtrain.launch.job import LaunchJob
 from dtrain.launch.wire import adapter
 
-NAME = "launch.json"
+NAME, SIGNATURE = "launch.json", "signature"
+FOREIGN = "was not written by you on this machine, so nothing in it is used"
 
 
 def record_of(job: LaunchJob, dollars_hour: float | None = None) -> LaunchJob:
@@ -34,7 +42,36 @@ def record_of(job: LaunchJob, dollars_hour: float | None = None) -> LaunchJob:
 
 def text(job: LaunchJob) -> str:
     """A record as JSON."""
-    return json.dumps({key: value for key, value in asdict(job).items() if key != "folder"}, indent=2) + "\n"
+    return json.dumps(signed({key: value for key, value in asdict(job).items() if key != "folder"}), indent=2) + "\n"
+
+
+def signed(values: JsonObject) -> JsonObject:
+    """The values of a record with their signature. EnvironmentFault if there is no key and none can be made."""
+    return {**values, SIGNATURE: _signature(values, _key(make=True))}
+
+
+def _signature(values: JsonObject, key: bytes) -> str:
+    plain = {name: value for name, value in values.items() if name != SIGNATURE}
+    return hmac.new(key, json.dumps(plain, sort_keys=True).encode(), hashlib.sha256).hexdigest()
+
+
+def _key(make: bool = False) -> bytes:
+    """The secret of this user; empty if there is none."""
+    path = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "dtrain" / "launch.key"
+    try:
+        if make and not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part = path.with_name(f".{path.name}-{os.getpid()}")  # another command may make it at the same time
+            with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+                file.write(secrets.token_bytes(32))
+            with suppress(FileExistsError):
+                path.hardlink_to(part)
+            part.unlink()
+        return path.read_bytes()
+    except OSError as error:
+        if make:
+            raise EnvironmentFault(f"cannot make a key for launch records: {path}: {error.strerror}") from error
+        return b""
 
 
 def write(run: Folder, job: LaunchJob) -> None:
@@ -77,6 +114,9 @@ def record(runs: Path, name: str) -> LaunchJob:
     """The record of that name; RecipeError if there is none."""
     if found := find(runs, name):
         return found
+    if (runs / name / NAME).is_file() and (why := dict(unused(runs)).get(runs / name / NAME)):
+        hint = "give its recipe file instead of its name; or `dtrain launch up RECIPE` launches it from here"
+        raise RecipeError(f"{runs / name / NAME}: {why}", hint)
     known = ", ".join(job.name for job in records(runs)) or "none"
     message = f"no launch record of {name!r} in {runs}; recorded are: {known}"
     raise RecipeError(
@@ -90,9 +130,13 @@ def records(runs: Path) -> list[LaunchJob]:
     return sorted(jobs, key=lambda job: -job.since)
 
 
-def unreadable(runs: Path) -> list[Path]:
-    """Record files that cannot be read: invalid, of a later version, or owned by another user."""
-    return sorted(path for path in runs.glob(f"*/{NAME}") if _read(path) is None)
+def unused(runs: Path) -> list[tuple[Path, str]]:
+    """Record files that are not used, and why: invalid, of a later version, or written by somebody else."""
+    found = []
+    for path in sorted(runs.glob(f"*/{NAME}")):
+        if _read(path) is None:
+            found.append((path, "cannot be read" if _values(path) is None or _is_own(path) else FOREIGN))
+    return found
 
 
 def forget(runs: Path, name: str) -> None:
@@ -101,9 +145,27 @@ def forget(runs: Path, name: str) -> None:
 
 
 def _read(path: Path) -> LaunchJob | None:
-    """The record in the file; None if it cannot be read. Additional keys of earlier versions are ignored. A record of
-    another user is not read: it could contain commands, as `proxy` of kind ssh, that would run on this machine."""
-    with suppress(OSError, ValueError):
-        if path.stat().st_uid in (os.getuid(), 0):
-            return adapter(LaunchJob).validate_json(path.read_text(), strict=True)
+    """The record in the file; None if it cannot be read or is not this user's. Additional keys are ignored."""
+    values = _values(path)
+    if values is None or not _is_own(path):
+        return None
+    with suppress(ValueError):
+        return adapter(LaunchJob).validate_json(json.dumps(values), strict=True)
     return None
+
+
+def _values(path: Path) -> JsonObject | None:
+    """The content of the file; None if it is no JSON object."""
+    with suppress(OSError, ValueError, RecursionError):
+        values = json.loads(path.read_text())
+        return values if isinstance(values, dict) else None
+    return None
+
+
+def _is_own(path: Path) -> bool:
+    """Whether this user wrote the record on this machine."""
+    values, key = _values(path) or {}, _key()
+    given = values.get(SIGNATURE)
+    return (
+        bool(key) and isinstance(given, str) and hmac.compare_digest(given.encode(), _signature(values, key).encode())
+    )

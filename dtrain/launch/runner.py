@@ -76,7 +76,7 @@ def start(request: Request) -> Reply:
     with os.fdopen(os.open(files.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
         offset = os.fstat(log.fileno()).st_size
         runner = subprocess.Popen(
-            [sys.executable, "-m", "dtrain.launch.agent", "runner", encode(job)],
+            [sys.executable, "-P", "-m", "dtrain.launch.agent", "runner", encode(job)],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=os.environ | dict(request.environment),
             start_new_session=True,
         )  # fmt: skip

@@ -13,6 +13,7 @@ from rich.table import Column
 from rich.text import Text
 
 from dtrain.core.metrics import Metric, known
+from dtrain.core.printable import printable
 from dtrain.core.types import JsonObject
 from dtrain.track.appender import Appender
 from dtrain.track.text import clock_time, short
@@ -40,6 +41,7 @@ class Console:
         """Print a line and write it to the log."""
         if self.silent:
             return
+        text = printable(text)
         self._show(text, style)
         self.note(text)
 

@@ -220,7 +220,8 @@ def _confusion(name: str, evaluation: JsonObject) -> list[str]:
     axes = {"xaxis": {"title": {"text": "predicted"}, "type": "category"}}
     axes |= {"yaxis": {"title": {"text": "true"}, "type": "category", "autorange": "reversed"}}
     layout = LAYOUT | axes | {"height": side, "width": side + 120, "hovermode": "closest"}
-    head = f"<h2>Confusion matrix of {_text(name)}, {evaluation['split']} split, step {evaluation['step']}</h2>"
+    split, step = _text(evaluation["split"]), _text(evaluation["step"])
+    head = f"<h2>Confusion matrix of {_text(name)}, {split} split, step {step}</h2>"
     return [head, _div({"data": [heat], "layout": layout})]
 
 

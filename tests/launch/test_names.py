@@ -46,7 +46,7 @@ def test_an_invalid_variable_name_is_refused(tmp_path: Path, name: str) -> None:
 
 def test_a_python_in_the_home_folder_is_found_there() -> None:
     machine = Machine(0, "a", ("ssh", "--", "a"), "~/venv/bin/python")
-    assert machine.command()[-1] == "~/venv/bin/python -m dtrain.launch.agent"
+    assert machine.command()[-1] == "~/venv/bin/python -P -m dtrain.launch.agent"
 
 
 CLUSTER = {"kind": "gke", "on": "v5e-16", "image": "an/image:1", "claim": "runs"}

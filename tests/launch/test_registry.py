@@ -1,7 +1,6 @@
 """Launch records, written before anything is created."""
 
 import json
-import os
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from typer.testing import CliRunner
 from dtrain.cli import app
 from dtrain.cli.launch_lookup import refuse_while_alive
 from dtrain.core.errors import EnvironmentFault, LeftBehind, Locked
+from dtrain.core.run_dir import Folder
 from dtrain.launch import registry
 from dtrain.launch.job import LaunchJob, Row
 from dtrain.launch.targets.slurm import Slurm
@@ -43,7 +43,7 @@ def test_a_run_that_may_still_be_alive_keeps_its_record(tmp_path: Path, error: B
 def test_records_of_earlier_versions_are_read(tmp_path: Path) -> None:
     old = {"target": {"kind": "slurm"}, "name": "far", "recipe": "", "handle": {"id": "7"}, "since": 1.0, "ground": {}}
     (tmp_path / "far").mkdir()
-    (tmp_path / "far" / registry.NAME).write_text(json.dumps(old))
+    (tmp_path / "far" / registry.NAME).write_text(json.dumps(registry.signed(old)))
     found = registry.record(tmp_path, "far")
     assert (found.handle, found.launch, found.owner) == ({"id": "7"}, "", "")
 
@@ -63,9 +63,9 @@ def test_records_of_earlier_versions_are_read(tmp_path: Path) -> None:
 def test_a_malformed_record_is_named_and_breaks_no_list(tmp_path: Path, change: dict[str, object]) -> None:
     registry.recorded(tmp_path / "runs", record("1"), None).__enter__()
     path = tmp_path / "runs" / "far" / registry.NAME
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    path.write_text(json.dumps(registry.signed(json.loads(path.read_text()) | change)))
     assert registry.records(tmp_path / "runs") == []
-    assert registry.unreadable(tmp_path / "runs") == [path]
+    assert registry.unused(tmp_path / "runs") == [(path, "cannot be read")]
 
 
 def test_the_list_names_records_that_cannot_be_read(tmp_path: Path) -> None:
@@ -73,16 +73,52 @@ def test_the_list_names_records_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "bad" / registry.NAME).write_text("[]")
     shown = CliRunner().invoke(app, ["launch", "list", "--runs-dir", str(tmp_path)])
     assert shown.exit_code == 0
-    assert f"launch record cannot be read: {tmp_path}/bad/launch.json" in shown.output
+    assert f"launch record {tmp_path}/bad/launch.json: cannot be read" in shown.output
 
 
-def test_the_record_of_another_user_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+HOSTILE = {
+    "ssh": {"kind": "ssh", "hosts": ["a"], "proxy": "touch PWNED; true %h"},
+    "python": {"kind": "local", "python": "./evil"},
+    "module": {"kind": "local"},
+}
+
+
+@pytest.mark.parametrize("kind", list(HOSTILE))
+def test_nothing_that_comes_with_a_folder_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """A repository with a launch record, a program and a module named dtrain, in which verbs are typed."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "dtrain.py").write_text("open('PWNED', 'w').close()")
+    (tmp_path / "evil").write_text("#!/bin/sh\ntouch PWNED\n")
+    (tmp_path / "evil").chmod(0o755)
+    place = tmp_path / "runs" / "nice"
+    place.mkdir(parents=True)
+    values = {"name": "nice", "recipe": "x", "launch": "abc", "handle": {}, "target": HOSTILE[kind], "since": 1.0}
+    values |= {"owner": "root@x", "dollars_hour": None, "version": 2}
+    for signature in ({}, {registry.SIGNATURE: "0" * 64}, {registry.SIGNATURE: 3}):
+        (place / registry.NAME).write_text(json.dumps(values | signature))
+        listed = CliRunner().invoke(app, ["launch", "list"])
+        assert listed.exit_code == 0
+        assert "was not written by you on this machine" in listed.output
+        for verb in ("status", "logs", "stop", "down"):
+            asked = CliRunner().invoke(app, ["launch", verb, "nice"])
+            assert asked.exit_code == 2, asked.output
+            assert "was not written by you on this machine" in asked.output
+    assert registry.find(tmp_path / "runs", "nice") is None
+    assert not (tmp_path / "PWNED").exists()
+
+
+def test_the_key_of_records_is_secret_and_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     registry.recorded(tmp_path, record("1"), None).__enter__()
-    path = tmp_path / "far" / registry.NAME
-    if os.getuid() == 0:
-        os.chown(path, 12345, 12345)
-    else:
-        monkeypatch.setattr(os, "getuid", lambda: 12345)
+    key = tmp_path / "config" / "dtrain" / "launch.key"
+    assert key.stat().st_mode & 0o777 == 0o600
+    assert registry.find(tmp_path, "far")
+    changed = json.loads((tmp_path / "far" / registry.NAME).read_text()) | {"target": HOSTILE["ssh"]}
+    (tmp_path / "far" / registry.NAME).write_text(json.dumps(changed))
+    assert registry.find(tmp_path, "far") is None
+    registry.write(Folder(tmp_path / "far"), record("2"))
+    assert registry.find(tmp_path, "far")
+    key.unlink()
     assert registry.find(tmp_path, "far") is None
 
 

@@ -72,7 +72,7 @@ def make(folder: Path) -> None:
 
 
 def attempted(folder: Path, tokens: np.ndarray) -> np.ndarray:
-    """The logits of a saved model whose tensors are exactly those of its architecture, or else a text: what is wrong."""
+    """The logits of a saved model that has exactly the tensors of its architecture, or else a text: what is wrong."""
     how = {"attn_implementation": "eager", "dtype": torch.float32, "output_loading_info": True}
     try:
         model, info = AutoModelForCausalLM.from_pretrained(folder, **how)

@@ -127,7 +127,10 @@ class Sky(Offer, Rented):
 
     def describe(self) -> list[str]:
         what = [f"{one.on or f'{self.nodes} CPU nodes'} on {', '.join(one.infra)}" for one in self.offers]
-        return [f"hosts: {', or '.join(what)}", f"program: {self.image or self.wheel or self.python}"]
+        lines = [f"hosts: {', or '.join(what)}", f"program: {self.image or self.wheel or self.python}"]
+        lines += [f"lock file, sent to the hosts: {self.lock}"] if self.lock else []
+        # the server gets the task, and the values of the environment variables in it
+        return lines + ([f"API server, in place of the one you logged in to: {self.server}"] if self.server else [])
 
     def checks(self, job: LaunchJob) -> list[Check]:
         checks = [*super().checks(job), self._check_program]

@@ -75,6 +75,8 @@ class Ssh(Hosts):
 
     def describe(self) -> list[str]:
         lines = [f"shell command run here for each connection: {self.proxy}"] if self.proxy else []
+        lines += [f"private key file: {self.identity}"] if self.identity else []
+        lines += [f"host keys, in place of your own: {self.known_hosts}"] if self.known_hosts else []
         lines += [f"coordinator: {self.coordinator()}"] if self.addresses else []
         lines += [f"waits for {self.ready} on each host, at most {self.ready_minutes:g} minutes"] if self.ready else []
         return [*super().describe(), *lines]

@@ -1,0 +1,330 @@
+"""Random decoders, exported and opened with `transformers`, whose logits are compared with dtrain's own.
+
+As a program it counts, for the Pythons that DTRAIN_TEST_HF_PYTHON and DTRAIN_TEST_HF4_PYTHON name, how many draws were
+exported, refused, right and wrong: `python -m tests.models.random_decoders --count 200 --seed 0`.
+"""
+
+import argparse
+import json
+import math
+import os
+import random
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dtrain.core.errors import FieldError
+from dtrain.models.decoder import Decoder
+from dtrain.models.hf_export import config_of
+from dtrain.models.moe import Experts
+from dtrain.models.nn.param import Param, Tree
+from dtrain.models.nn.single_device import SingleDeviceContext
+from dtrain.models.rope import Learned, LinearScaling, Llama3, Rope, Yarn
+from dtrain.train.export import export
+from dtrain.train.load import LoadedRun
+
+SCRIPT = Path(__file__).with_name("hf_reference.py")
+VARIABLES = ("DTRAIN_TEST_HF_PYTHON", "DTRAIN_TEST_HF4_PYTHON")
+"""Environment variables that name a Python with the current major version of transformers, and with the one before."""
+ROWS, LENGTH = 2, 40
+TOLERANCE = 1e-4
+"""The largest difference between logits, relative to the largest logit, at which they count as equal."""
+QUICK = {"xla_backend_optimization_level": 0} | (
+    {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 12) else {}
+)
+"""Options of the compiler for programs that compute little, as in the tests."""
+
+Values = dict[str, Any]
+Drawn = Callable[[random.Random], Any]
+
+
+def one_of(*values: object) -> Drawn:
+    """A value of the list."""
+    return lambda rng: rng.choice(values)
+
+
+def scaling(rng: random.Random) -> LinearScaling | Llama3 | Yarn | None:
+    """A scaling of rotary positions, for original contexts short enough that it shows in the first tokens, or none."""
+    factor, original = rng.choice([1.0, 1.5, 4.0, 7.3]), rng.choice([4, 16, 32, 64, 100, 8192])
+    low, high = rng.choice([(1.0, 4.0), (0.5, 2.25)])
+    fast, slow = rng.choice([(32.0, 1.0), (4.0, 1.0), (2.5, 0.25), (64.0, 16.0), (1.0, 2.0)])
+    kinds = (
+        None,
+        LinearScaling(factor=factor),
+        Llama3(factor=factor, low=low, high=high, original=original),
+        Yarn(factor=factor, original=original, fast=fast, slow=slow),
+    )
+    return rng.choice(kinds)
+
+
+def rope(rng: random.Random) -> Rope:
+    """Rotary positions."""
+    return Rope(theta=rng.choice([10.0, 500.0, 10_000.0, 12_345.6, 1e6]), scaling=scaling(rng))
+
+
+def experts(rng: random.Random) -> Experts:
+    """A mixture of experts; what few published models have is rare."""
+    rare = {"shared": 1, "score": "sigmoid", "scale": 2.5, "bias_rate": 0.001, "capacity": 1.25, "z_loss": 0.001}
+    count = rng.choice([2, 3, 4, 8])
+    return Experts(
+        count=count,
+        active=rng.randint(1, count),
+        hidden=rng.choice([16, 24, 56]),
+        renormalise=rng.random() < 0.6,
+        **{name: value for name, value in rare.items() if rng.random() < 0.05},
+    )
+
+
+TABLES = {"vocab embed", "_ embed"}
+"""The dims of the embeddings of tokens and of positions."""
+COMMON: dict[str, Drawn] = {
+    "vocab": one_of(50, 64, 96, 97),
+    "context": one_of(LENGTH, 64, 128, 1024),
+    "layers": one_of(1, 2, 2, 3, 3, 4, 7),
+    "width": one_of(16, 24, 32, 48),
+    "heads": one_of(1, 2, 4, 8),
+    "kv_heads": one_of(None, None, 1, 2),
+    "head_dim": one_of(None, None, 6, 10, 16, 22),
+    "hidden": one_of(None, 40, 96),
+    "pad_vocab": one_of(1, 8, 64),
+    "epsilon": one_of(1e-6, 0.001, 0.02, 0.07),
+    "position": lambda rng: rope(rng) if rng.random() < 0.5 else Rope(),
+    "tied": one_of(False, True),
+}
+"""Fields that every draw sets."""
+FIELDS: dict[str, Drawn] = {
+    "feed_forward": one_of("swiglu", "geglu", "gelu", "gelu_tanh"),
+    "experts": lambda rng: experts(rng) if rng.random() < 0.8 else None,
+    "position": lambda rng: rope(rng) if rng.random() < 0.7 else Learned(),
+    "norm": one_of("rms", "layer"),
+    "norm_bias": one_of(False, True),
+    "norm_offset": one_of(False, True),
+    "pre_norm": one_of(False, True),
+    "post_norm": one_of(False, True),
+    "qk_norm": one_of(False, True),
+    "qk_norm_joint": one_of(False, True),
+    "bias": one_of(False, True),
+    "qkv_bias": one_of(False, True),
+    "embed_scale": one_of(False, True),
+    "window": one_of(None, 1, 5, 8, 33, 40, 1000),
+    "global_every": one_of(0, 1, 2, 3, 6),
+    "window_theta": one_of(None, 10_000.0, 50.0, 1e6, 777.7),
+    "query_pre_attn_scalar": one_of(None, 9.0, 16.0, 20.0, 12.5, 0.7),
+    "attention_softcap": one_of(None, 0.8, 2.0, 50.0),
+    "logit_softcap": one_of(None, 1.0, 4.5, 30.0),
+}
+"""Fields that a draw may change."""
+GEMMA: Values = {"feed_forward": "geglu", "norm_offset": True, "embed_scale": True}
+FORMS: dict[str, Values] = {
+    "llama": {},
+    "llama-biased": {"bias": True},
+    "mistral": {"window": 8},
+    "qwen2": {"qkv_bias": True},
+    "qwen2-windows": {"qkv_bias": True, "window": 8, "global_every": 2},
+    "qwen3": {"qk_norm": True},
+    "qwen3-windows": {"qk_norm": True, "window": 8},
+    "gemma": GEMMA,
+    "gemma2": {**GEMMA, "post_norm": True, "window": 8, "global_every": 2, "query_pre_attn_scalar": 20.0,
+               "attention_softcap": 2.0, "logit_softcap": 4.5},
+    "gemma3": {**GEMMA, "post_norm": True, "qk_norm": True, "window": 8, "global_every": 3, "window_theta": 10_000.0,
+               "query_pre_attn_scalar": 20.0},
+    "olmo2": {"pre_norm": False, "post_norm": True, "qk_norm": True, "qk_norm_joint": True},
+    "mixtral": {"experts": Experts(count=4, active=2, hidden=24)},
+    "mixtral-windows": {"experts": Experts(count=4, active=2, hidden=24), "window": 8, "global_every": 2},
+    "qwen3-moe": {"qk_norm": True, "experts": Experts(count=4, active=2, hidden=24, renormalise=False)},
+    "gpt2": {"feed_forward": "gelu_tanh", "position": Learned(), "norm": "layer", "norm_bias": True, "bias": True,
+             "kv_heads": None, "head_dim": None},
+}  # fmt: skip
+"""What the published families have in common, besides sizes."""
+WINDOWS = ("window", "global_every")
+SCALARS = ("query_pre_attn_scalar", "attention_softcap", "logit_softcap")
+OWN: dict[str, tuple[str, ...]] = {
+    "llama": ("feed_forward",),
+    "mistral": WINDOWS,
+    "qwen2-windows": WINDOWS,
+    "qwen3-windows": WINDOWS,
+    "gemma2": (*WINDOWS, *SCALARS),
+    "gemma3": (*WINDOWS, *SCALARS, "window_theta"),
+    "olmo2": ("feed_forward",),
+    "mixtral": ("window", "experts"),
+    "mixtral-windows": (*WINDOWS, "experts"),
+    "qwen3-moe": ("window", "experts"),
+    "gpt2": ("feed_forward",),
+}
+"""Fields in which models of a family differ from each other, besides those that every draw sets."""
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One random decoder."""
+
+    number: int
+    start: str
+    """The family that it was changed from, or `free`."""
+    model: Decoder
+
+    @property
+    def name(self) -> str:
+        """For folders and messages."""
+        return f"{self.number:04}-{self.start}"
+
+    def __str__(self) -> str:
+        return f"{self.name}: {', '.join(f'{name}={value}' for name, value in changed(self.model).items())}"
+
+
+def changed(model: Decoder) -> Values:
+    """The fields that do not have their default."""
+    values = {}
+    for one in fields(model):
+        default = one.default if one.default_factory is MISSING else one.default_factory()
+        if getattr(model, one.name) != default:
+            values[one.name] = getattr(model, one.name)
+    return values
+
+
+def draw(number: int, seed: int) -> Draw:
+    """The decoder of that number: in turn a family with one or two other fields, and any fields at all."""
+    rng = random.Random(f"{seed}-{number}")
+    start = "free" if number % 2 else list(FORMS)[number // 2 % len(FORMS)]
+    while True:
+        values = {name: drawn(rng) for name, drawn in COMMON.items()}
+        if start == "free":
+            chosen = [name for name in FIELDS if rng.random() < 0.12]
+        else:
+            values |= FORMS[start]
+            among = OWN.get(start, ()) if rng.random() < 0.75 else tuple(FIELDS)
+            chosen = rng.sample(among, min(rng.randint(1, 2), len(among)))
+        try:
+            return Draw(number, start, Decoder(**values | {name: FIELDS[name](rng) for name in chosen}))
+        except FieldError:
+            continue
+
+
+def parameters(model: Decoder, seed: int) -> Tree:
+    """Random values of every parameter, scales and biases included, large enough that every setting shows."""
+    rng = np.random.default_rng(seed)
+
+    def value(param: Param) -> np.ndarray:
+        shape = param.unpadded or param.shape
+        inputs = [size for size, name in zip(param.shape, param.names, strict=True) if name in param.fan_in]
+        size = 1.2 / math.sqrt(math.prod(inputs)) if param.fan_in else 0.3 if param.dims in TABLES else 1.0
+        padding = [(0, whole - part) for whole, part in zip(param.shape, shape, strict=True)]
+        return np.pad(np.float32(size) * rng.standard_normal(shape, np.float32), padding)
+
+    return jax.tree.map(value, model.params())
+
+
+def logits(model: Decoder, params: Tree, tokens: np.ndarray) -> np.ndarray:
+    """Float32 logits of each token, as in generation: no expert drops a token (rows, length, vocabulary)."""
+    whole = replace(model, experts=replace(model.experts, capacity=None)) if model.experts else model
+
+    @partial(jax.jit, compiler_options=QUICK)
+    def computed(params: Tree, token_BT: jax.Array) -> jax.Array:
+        weight_BT = jnp.ones(token_BT.shape, jnp.float32)
+        x_BTE, _ = whole.activations(params, {"token": token_BT}, weight_BT, SingleDeviceContext())
+        return whole.head.logits(x_BTE, whole.unembedding(params), "float32")
+
+    return np.asarray(computed(params, jnp.asarray(tokens, jnp.int32)))[..., : model.vocab]
+
+
+def written(model: Decoder, params: Tree, folder: Path) -> None:
+    """Export the decoder as a run's export does, from parameters in memory."""
+    recipe = SimpleNamespace(name=folder.name, model=model, data=SimpleNamespace(kind="arrays"))
+    assembly = SimpleNamespace(layout=SimpleNamespace(declared=model.params()))
+    export(LoadedRun(cast(Any, recipe), cast(Any, assembly), params, 0, "step 0"), folder)
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The exported decoders, in folders of their names, with dtrain's logits."""
+
+    folder: Path
+    draws: dict[str, Draw]
+    wanted: dict[str, np.ndarray]
+    kinds: dict[str, str]
+    """The `model_type` of each."""
+    failed: dict[str, str]
+    """The errors of those whose export failed."""
+    refused: tuple[Draw, ...]
+    """Those that no supported architecture of transformers computes."""
+
+    def reasons(self, python: str) -> dict[str, str]:
+        """Why each wrong one is wrong, by name, in the transformers of that Python."""
+        out = self.folder / "logits.npz"
+        environment = {key: value for key, value in os.environ.items() if not key.startswith(("JAX", "XLA"))}
+        environment["HF_HUB_OFFLINE"] = "1"
+        words = [python, SCRIPT, "attempt", self.folder, self.folder / "tokens.npy", out]
+        done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+        with np.load(out) as found:
+            missing = {name: "the folder has no config.json" for name in self.wanted if name not in found}
+            unlike = {name: _unlike(found[name], wanted) for name, wanted in self.wanted.items() if name in found}
+        return missing | self.failed | {name: why for name, why in unlike.items() if why}
+
+
+def _unlike(found: np.ndarray, wanted: np.ndarray) -> str:
+    """How the logits differ, or the error in place of them; empty if they are equal."""
+    if found.dtype.kind == "U":
+        return str(found)
+    if found.shape != wanted.shape:
+        return f"the logits have shape {found.shape}, not {wanted.shape}"
+    difference = np.abs(found - wanted).max() / np.abs(wanted).max()
+    return "" if difference < TOLERANCE else f"the logits differ by {difference:.1e} of the largest"
+
+
+def exported(draws: Sequence[Draw], seed: int, folder: Path) -> Exported:
+    """Export those that can be, each with random parameters and dtrain's logits of the same random tokens."""
+    tokens = np.random.default_rng(seed).integers(3, 50, (ROWS, LENGTH))
+    np.save(folder / "tokens.npy", tokens)
+    kept: dict[str, Draw] = {}
+    wanted, kinds, failed = {}, {}, {}
+    for one in draws:
+        if (config := config_of(one.model)) is None:
+            continue
+        params = parameters(one.model, seed)
+        kept[one.name], kinds[one.name] = one, str(config["model_type"])
+        wanted[one.name] = logits(one.model, params, tokens)
+        try:
+            written(one.model, params, folder / one.name)
+        except Exception as error:
+            failed[one.name] = f"the export fails: {type(error).__name__}: {error}"
+    return Exported(folder, kept, wanted, kinds, failed, tuple(one for one in draws if one.name not in kept))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=200, help="random decoders")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", type=int, help="the decoder of this number alone")
+    parser.add_argument("--keep", type=Path, help="leave the exported folders there")
+    options = parser.parse_args()
+    jax.config.update("jax_platforms", "cpu")
+    numbers = range(options.count) if options.only is None else [options.only]
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.keep or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        made = exported([draw(number, options.seed) for number in numbers], options.seed, folder)
+        print(f"{len(made.draws)} exported, {len(made.refused)} refused")
+        print(f"exported: {json.dumps(Counter(made.kinds.values()))}")
+        for variable in VARIABLES:
+            if not (python := os.environ.get(variable)):
+                print(f"\n{variable} names no Python with transformers")
+                continue
+            wrong = made.reasons(python)
+            print(f"\n{python}: {len(made.draws) - len(wrong)} right, {len(wrong)} wrong")
+            for name, why in wrong.items():
+                print(f"{made.kinds[name]}: {why}\n  {made.draws[name]}")
+
+
+if __name__ == "__main__":
+    main()
