@@ -12,9 +12,9 @@ from dtrain.recipe.recipe import Recipe
 
 TEXT = """
 model: {model}
-data: {{kind: tokens, files: [none.bin], length: {length}}}
+data: {{kind: tokens, files: [none.bin], length: {length}, dtype: uint32}}
 optimizer: {{kind: adamw, lr: 1e-4, clip: 1.0, decay: 0.1}}
-precision: {{compute: bfloat16, reduce: compute}}
+precision: {{compute: bfloat16, reduce: compute, loss: bfloat16}}
 batch: {batch}
 steps: 1000
 mesh: {{data: 1, fsdp: -1}}

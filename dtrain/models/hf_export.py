@@ -31,7 +31,7 @@ def config_of(model: Decoder) -> dict[str, object] | None:
     Each candidate is read back with `published_model` and accepted only if it gives this decoder.
     """
     for kind, architecture in ARCHITECTURES.items():
-        if isinstance(model.position, Learned) != (kind == "gpt2"):
+        if isinstance(model.position, Learned) != (kind == "gpt2") or not _opens(model, kind):
             continue
         config = {"architectures": [architecture], "model_type": kind} | _fields(model, kind)
         try:
@@ -41,6 +41,18 @@ def config_of(model: Decoder) -> dict[str, object] | None:
         if not published.unserved and not differing(settings(model), settings(published.model), model.context):
             return config
     return None
+
+
+def _opens(model: Decoder, kind: str) -> bool:
+    """Whether versions 4.57 and 5 of transformers both open such a config.json, and compute the same from it."""
+    scalar, scaling = model.query_pre_attn_scalar, getattr(model.position, "scaling", None)
+    if kind == "gpt2":
+        return model.tied  # an output head of its own has no name that both read
+    if kind in ("gemma2", "gemma3_text"):
+        return scalar is None or scalar == int(scalar)  # 5 takes whole numbers alone
+    if kind == "olmo2":  # 4.57 takes linear scaling alone, by a factor above 1
+        return scaling is None or (isinstance(scaling, LinearScaling) and scaling.factor > 1)
+    return True
 
 
 def _fields(model: Decoder, kind: str) -> dict[str, object]:
@@ -65,6 +77,8 @@ def _fields(model: Decoder, kind: str) -> dict[str, object]:
     config |= {"mlp_bias": model.bias} if kind == "llama" else {}
     if kind in ("mistral", "mixtral", "gemma2", "gemma3_text") or kind.startswith("qwen"):
         config |= _windows(model, kind)
+    if kind == "olmo2" and config.get("rope_scaling"):  # 4.57 takes these two keys alone
+        config["rope_scaling"] = {"type": "linear", "factor": float(config["rope_scaling"]["factor"])}
     if kind.startswith("gemma"):
         config["hidden_activation"] = act
     if kind == "gemma3_text":

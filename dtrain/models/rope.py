@@ -72,7 +72,8 @@ class Yarn:
             return pairs * math.log(self.original / (turns * 2 * math.pi)) / math.log(theta)
 
         low, high = max(math.floor(pair(self.fast)), 0), min(math.ceil(pair(self.slow)), 2 * pairs - 1)
-        stretched = np.clip((np.arange(pairs) - low) / max(high - low, 0.001), 0.0, 1.0)
+        # an empty ramp (high < low) is divided by its negative length, as in transformers
+        stretched = np.clip((np.arange(pairs) - low) / ((high - low) or 0.001), 0.0, 1.0)
         return plain * (1 - stretched) + plain / self.factor * stretched
 
     @property

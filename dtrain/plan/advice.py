@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 
 from dtrain.core.slices import Target
 from dtrain.plan.capacity import State, factored, larger, room, state
-from dtrain.plan.memory import fits_with_reserve
 from dtrain.plan.plan import Plan
 from dtrain.plan.report import ms, verdict
 from dtrain.plan.variants import MICROBATCHES, Candidate, finer, meshes
@@ -90,7 +89,7 @@ def _planned(candidates: Sequence[Candidate], on: Target) -> list[tuple[Candidat
 
 def _fitting(planned: Sequence[tuple[Candidate, Plan]]) -> list[tuple[Candidate, Plan]]:
     """Plans that fit with room for the compiler's reserve, the fastest first."""
-    fitting = [(candidate, plan) for candidate, plan in planned if fits_with_reserve(plan.memory, plan.target.platform)]
+    fitting = [(candidate, plan) for candidate, plan in planned if plan.fits]
     return sorted(fitting, key=lambda pair: pair[1].timing.seconds if pair[1].timing else 0.0)
 
 

@@ -8,7 +8,7 @@ from dtrain.core.chips import PER_HOST
 from dtrain.core.slices import Target, target
 from dtrain.optim.optimizer import Adafactor, Shared
 from dtrain.parallel.mesh import AXES, Mesh
-from dtrain.plan.memory import Memory, fits_with_reserve
+from dtrain.plan.memory import Memory
 from dtrain.plan.plan import Plan
 from dtrain.plan.variants import Candidate
 from dtrain.plan.workers import PlanJob
@@ -69,7 +69,7 @@ def larger(recipe: Recipe, needed: State) -> Plan | None:
     for on in large_enough[:TRIES]:
         candidate = next(spread(recipe, on), None)
         plan = PlanJob(candidate.recipe, on, quick=True).make() if candidate else None
-        if isinstance(plan, Plan) and fits_with_reserve(plan.memory, on.platform):
+        if isinstance(plan, Plan) and plan.fits:
             return plan
     return None
 

@@ -13,11 +13,12 @@ import math
 from dataclasses import dataclass, field
 
 import jax
+from jax.interpreters.partial_eval import dce_jaxpr
 
 from dtrain.parallel.mesh import FSDP_AXES
 from dtrain.plan import kernels
 from dtrain.plan.efficiency import Efficiency
-from dtrain.plan.jaxpr_flat import COLLECTIVE_OF, Flat, Step, bare, bytes_of, flatten, gathered, peak, traffic
+from dtrain.plan.jaxpr_flat import COLLECTIVE_OF, Flat, Step, bare, bytes_of, flatten, gathered, peak, summed, traffic
 from dtrain.plan.network import Network
 from dtrain.plan.overlap import Overlap
 from dtrain.plan.replay import CollectiveCost, StepCost
@@ -27,6 +28,9 @@ CUDNN = {"dot_product_attention_fwd_wrapper": 2, "dot_product_attention_bwd_wrap
 
 FAST_MEMORY = 128 * 2**20
 """Bytes of fast memory (VMEM) of a v5e or v6e core."""
+
+KEPT, SMALL = FAST_MEMORY // 2, FAST_MEMORY // 8
+"""Bytes of the largest array that stays in fast memory: between the parts of one product, and between operations."""
 
 ALL = Overlap(gathers=True, sums=True)
 
@@ -52,7 +56,9 @@ def step_cost(
     overlaps with work.
     """
     walk = _Walk(network, filled, hides) if network else None
-    outer, working = flatten(bare(step.jaxpr)), 0
+    # without what the compiler removes: gradients of frozen matrices, branches whose result is not used
+    program, working = bare(step.jaxpr), 0
+    outer = flatten(dce_jaxpr(program, [True] * len(program.outvars), instantiate=True)[0])
     for operation in outer.steps:
         if operation.name == "shard_map":
             inner = flatten(bare(operation.params["jaxpr"]))
@@ -83,11 +89,12 @@ class _Walk:
         self.network, self.filled, self.tally, self.efficiency = network, filled, StepCost(), Efficiency(network.chip)
         self.hides, self.body = hides, _Body()
         self.gathered: dict[int, tuple[int, tuple[str, ...]]] = {}
+        self.summed: dict[int, tuple[str, ...]] = {}
 
     def work(self, program: Flat, times: float) -> None:
-        moved, around = traffic(program), self.body
+        moved, around = traffic(program, SMALL), self.body
         self.body = _Body()
-        self.gathered = gathered(program, FSDP_AXES)
+        self.gathered, self.summed = gathered(program, FSDP_AXES), summed(program, FSDP_AXES)
         for at, step in enumerate(program.steps):
             self.step(step, times)
             self._spend("memory", times * self.efficiency.moving(moved[at]))
@@ -118,7 +125,8 @@ class _Walk:
 
     def _product(self, step: Step, times: float) -> None:
         kind, flops = _flops(step, self.filled)
-        moved = sum(map(bytes_of, (*step.shapes, *step.results))) + self._accumulated(step)
+        sizes = map(bytes_of, (*step.shapes, *step.results))
+        moved = sum(size for size in sizes if size > SMALL) + self._again(step)
         seconds = max(self.efficiency.computing(kind, flops), self.efficiency.moving(moved))
         self.tally.moved += times * moved
         if kind == "product":
@@ -128,19 +136,22 @@ class _Walk:
         self.body.work += times * seconds if kind == "product" or self.hides.kernels else 0.0
         self._spend("product" if kind == "product" else "kernel", times * seconds)
 
-    def _accumulated(self, step: Step) -> float:
-        """Extra bytes of a windowed product whose result is too large for fast memory.
+    def _again(self, step: Step) -> float:
+        """Bytes that a windowed product moves again, since it runs in parts / 2 steps.
 
-        It adds to the result once for every two parts of its operand: parts / 2 reads and as many writes.
+        Each step reads and writes a result that it adds to, or reads the operand that is not split.
         """
-        if not self.hides.windowed or step.name != "dot_general" or bytes_of(step.results[0]) < FAST_MEMORY:
+        if not self.hides.windowed or step.name != "dot_general":
             return 0.0
-        contracted = step.params["dimension_numbers"][0]
-        for var, dims in zip(step.read, contracted, strict=True):
-            dim, axes = self.gathered.get(var, (-1, ()))
-            if dim in dims:
-                return self.network.along(axes).size * bytes_of(step.results[0])
-        return 0.0
+        contracted, axes = step.params["dimension_numbers"][0], self.summed.get(step.made[0], ())
+        left, right = map(bytes_of, step.shapes)
+        whole, passes = max(left, right), 1
+        for var, dims, other in zip(step.read, contracted, (right, left), strict=True):
+            if var in self.gathered:
+                dim, axes = self.gathered[var]
+                whole, passes = (bytes_of(step.results[0]), 2) if dim in dims else (other, 1)
+                break
+        return self.network.along(axes).size / 2 * passes * whole if axes and whole > KEPT else 0.0
 
     def _collective(self, step: Step, times: float) -> None:
         axes = step.params.get("axes") or step.params.get("axis_name") or ()
@@ -149,7 +160,7 @@ class _Walk:
         kind = self.hides.kind(COLLECTIVE_OF[step.name], group)
         size = sum(map(bytes_of, step.results if kind == "all-gather" else step.shapes))
         dims = None if kind == "all-reduce" else self.hides.dims(group, len(self.network.shape))
-        seconds = self.network.time(kind, group, size, dims)
+        seconds = (2 if self.hides.waits else 1) * self.network.time(kind, group, size, dims)
         collective = self.tally.collectives[kind, group.axes]
         collective.add_call(times, size, seconds)
         if self.hides.hides(kind, group.axes):

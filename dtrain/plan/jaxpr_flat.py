@@ -171,7 +171,7 @@ def materialised(program: Flat) -> set[int]:
     return stored - set(program.given)
 
 
-def traffic(program: Flat) -> list[float]:
+def traffic(program: Flat, small: int = 0) -> list[float]:
     """Bytes moved by each step that is neither a product nor a collective.
 
     A result that is stored is written, and every stored array that is fused into it is read. A reduction reads its
@@ -187,7 +187,9 @@ def traffic(program: Flat) -> list[float]:
         own = step.name in MADE or step.name in CUT or bool(written) or reduces
         if step.name not in MADE and (written or reduces):
             again = reduces and not written and read in reduced
-            moved[at] = float(sum(program.sizes[var] for var in (*step.made, *(() if again else read))))
+            moved[at] = float(
+                sum(size for var in (*step.made, *(() if again else read)) if (size := program.sizes[var]) > small)
+            )
         if reduces:
             reduced.add(read)
         for var in step.made:
@@ -212,6 +214,20 @@ def gathered(program: Flat, along: Collection[str]) -> dict[int, tuple[int, tupl
                 if step.name != "transpose" and 0 <= at < len(after) and before[dim] == after[at]:
                     result[step.made[0]] = at, axes
                     break
+    return result
+
+
+def summed(program: Flat, along: Collection[str]) -> dict[int, tuple[str, ...]]:
+    """The axes of each variable that is reduce-scattered along some of these axes, directly or through views."""
+    result: dict[int, tuple[str, ...]] = {}
+    for step in reversed(program.steps):
+        if COLLECTIVE_OF.get(step.name) == "reduce-scatter":
+            axes = step.params["axis_name"]
+            axes = (axes,) if isinstance(axes, str) else tuple(axes)
+            if set(axes) <= set(along):
+                result[step.read[0]] = axes
+        elif step.made and step.made[0] in result and step.name in (*VIEWS, "convert_element_type"):
+            result[step.read[0]] = result[step.made[0]]
     return result
 
 

@@ -113,7 +113,7 @@ def plan(recipe: Recipe, on: Target, price: float | None = None) -> Plan:
     program = read(output.text)
     memory_use = memory.memory(output, program, assembly.shapes, assembly.layout, _room(on))
     if not output.fits:  # the compiler's verdict counts, not the chip table's memory size
-        memory_use = replace(memory_use, arena=max(memory_use.arena, int(memory_use.room) + 1))
+        memory_use = replace(memory_use, arena=0, refused=max(output.arena, int(memory_use.room) + 1))
     network = _network(assembly.layout, on)
     tally = Replay(program, on.chip, network, _filled(assembly)).run() if on.chip and network and output.fits else None
     return _plan(assembly, on, "compiled", memory_use, tally, price, time.perf_counter() - start)
@@ -127,12 +127,13 @@ def quick(recipe: Recipe, on: Target, price: float | None = None) -> Plan:
         layout = Layout(recipe.mesh.sizes(on.devices), recipe.mesh.table(), {})
         mesh = _OneAxis(**vars(recipe.mesh))
         traced = recipe if ShardMap().refusal(layout, 1) else replace(recipe, engine=ShardMap(), mesh=mesh)
+    placed_by_compiler = traced is not recipe
     assembly = _assembled(traced, stand_ins(on), on)
     recipe = replace(recipe, model=assembly.recipe.model)
     if too_large := _state_too_large(replace(assembly, recipe=recipe), on, start):
         return too_large
     network = _network(assembly.layout, on)
-    hides = overlap(recipe.engine, traced is not recipe, on.chip) if on.chip else ALL
+    hides = overlap(recipe.engine, placed_by_compiler, on.chip, on.devices) if on.chip else ALL
     traced_cost = step_cost(assembly.train(), network, on.devices, _filled(assembly), hides)
     state_bytes = sum(memory.share(leaf) for leaf in jax.tree.leaves(assembly.shapes))
     inputs = sum(memory.share(leaf) for leaf in jax.tree.leaves(assembly.batch))

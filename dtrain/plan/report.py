@@ -7,7 +7,7 @@ from dtrain.core.chips import PRICED
 from dtrain.core.slices import Target
 from dtrain.parallel.mesh import FSDP_AXES
 from dtrain.plan.capacity import state
-from dtrain.plan.memory import RESERVED
+from dtrain.plan.memory import PEAKS
 from dtrain.plan.money import Money, stale
 from dtrain.plan.plan import Plan, Timing
 from dtrain.plan.replay import CollectiveCost
@@ -15,7 +15,7 @@ from dtrain.plan.search import SearchResult
 from dtrain.train.banner import mesh_text
 from dtrain.train.explain import size_text
 
-RESERVING = f"compilers reserved {RESERVED[0]} to {RESERVED[1]} times the peak of other programs; compile to be sure"
+UNSURE = f"the compiler's peak was {PEAKS[0]} to {PEAKS[1]} times that of quick plans; compile to be sure"
 SHOWN = 2**10
 """Bytes from which replicated state is shown; smaller amounts are step counters and rounding."""
 
@@ -59,11 +59,11 @@ def lines(plan: Plan, today: date | None = None) -> Iterator[str]:
 
 
 def verdict(plan: Plan) -> str:
-    """Whether the plan fits. The quick tier predicts only the peak; a TPU's compiler reserves more than that."""
+    """Whether the plan fits: by the compiler, or as far as a peak that was not compiled tells."""
     if not plan.fits:
         return "DOES NOT FIT"
-    reserved = RESERVED[1] if plan.tier == "quick" and plan.target.platform == "tpu" else 1.0
-    return "fits" if plan.memory.needed * reserved <= plan.memory.room else "may fit"
+    highest = PEAKS[1] if plan.tier == "quick" and plan.target.platform == "tpu" else 1.0
+    return "fits" if plan.memory.needed * highest <= plan.memory.room else "may fit"
 
 
 def _memory(plan: Plan) -> Iterator[str]:
@@ -77,10 +77,10 @@ def _memory(plan: Plan) -> Iterator[str]:
         yield f"  {'state and inputs':<28}{size_text(memory.peak):>11}{share}, activations not included"
     else:
         yield f"  {'peak':<28}{size_text(memory.peak):>11}{share}"
-    if memory.arena > memory.peak:
-        yield f"  {'reserved':<28}{size_text(memory.arena):>11}  by the compiler; this must fit"
+    if memory.refused:
+        yield f"  {'asked for':<28}{size_text(memory.refused):>11}  by the compiler, which refused the program"
     if verdict(plan) == "may fit":
-        yield f"  ({RESERVING})"
+        yield f"  ({UNSURE})"
     if not memory.fits:
         yield f"  {'over by':<28}{size_text(memory.needed - memory.room):>11}"
     if memory.replicated >= SHOWN:

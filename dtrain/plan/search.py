@@ -15,7 +15,6 @@ from pathlib import Path
 from dtrain.core.errors import DtrainError, RecipeError
 from dtrain.core.slices import Target
 from dtrain.plan.cache import cached_outcomes
-from dtrain.plan.memory import fits_with_reserve
 from dtrain.plan.plan import Plan
 from dtrain.plan.variants import Candidate, finer, meshes, ways
 from dtrain.plan.workers import PlanJob
@@ -155,10 +154,8 @@ def _ranked(candidates: Sequence[Candidate], on: Target) -> list[tuple[Candidate
         plan = PlanJob(candidate.recipe, on, quick=True).make()
         if isinstance(plan, Plan) and plan.timing:
             plans.append((candidate, plan, plan.timing.seconds))
-            enough |= {rest} if fits_with_reserve(plan.memory, on.platform) else set()
-    fitting = [
-        (candidate, seconds) for candidate, plan, seconds in plans if fits_with_reserve(plan.memory, on.platform)
-    ]
+            enough |= {rest} if plan.fits else set()
+    fitting = [(candidate, seconds) for candidate, plan, seconds in plans if plan.fits]
     return sorted(fitting or [(candidate, seconds) for candidate, _, seconds in plans], key=lambda pair: pair[1])
 
 

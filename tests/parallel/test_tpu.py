@@ -20,7 +20,7 @@ pytestmark = [
 EFFORT = "jax_exec_time_optimization_effort"
 RECIPE = """
 model: {model}
-data: {{kind: tokens, files: [none.bin], length: {length}}}
+data: {{kind: tokens, files: [none.bin], length: {length}, dtype: uint32}}
 optimizer: {{kind: adamw, lr: 1e-4, clip: 1.0, decay: 0.1}}
 precision: {{compute: bfloat16}}
 batch: {batch}

@@ -34,7 +34,7 @@ FSDP, TENSOR = ("fsdp", "fsdp_y"), ("tensor",)
     ],
 )
 def test_what_a_compiler_hides(chip: str, engine: Jit | ShardMap, gathers: bool, sums: bool) -> None:
-    found = overlap(engine, engine.kind == "jit", next(one for one in CHIPS if one.name == chip))
+    found = overlap(engine, engine.kind == "jit", next(one for one in CHIPS if one.name == chip), 16)
     assert [found.hides(kind, FSDP) for kind in ("all-gather", "reduce-scatter")] == [gathers, sums]
     assert not any(found.hides(kind, TENSOR) for kind in ("all-gather", "reduce-scatter", "all-reduce"))
     assert found.hides("collective-permute", TENSOR)
@@ -42,16 +42,22 @@ def test_what_a_compiler_hides(chip: str, engine: Jit | ShardMap, gathers: bool,
 
 def test_options_decide_whether_products_are_windowed_and_kernels_hide_collectives() -> None:
     v5e, v5p = (next(one for one in CHIPS if one.name == name) for name in ("v5e", "v5p"))
-    assert [overlap(Jit(xla=dict(xla)), True, v5e).windowed for xla in ({}, WHOLE_GATHERS)] == [True, False]
-    assert [overlap(ShardMap(xla=dict(xla)), False, v5p).kernels for xla in (OVERLAP, KERNELS)] == [False, True]
+    assert [overlap(Jit(xla=dict(xla)), True, v5e, 16).windowed for xla in ({}, WHOLE_GATHERS)] == [True, False]
+    assert [overlap(ShardMap(xla=dict(xla)), False, v5p, 64).kernels for xla in (OVERLAP, KERNELS)] == [False, True]
+
+
+def test_products_are_windowed_on_at_most_32_devices() -> None:
+    v5e, v6e = (next(one for one in CHIPS if one.name == name) for name in ("v5e", "v6e"))
+    assert [overlap(Jit(), True, v6e, devices).windowed for devices in (8, 16, 32, 64, 256)] == [True] * 3 + [False] * 2
+    assert [overlap(Jit(), True, v5e, devices).waits for devices in (16, 32, 64)] == [False, True, False]
 
 
 def test_a_sum_over_a_plane_is_an_all_reduce_to_the_compiler_that_places_it() -> None:
     v5e, plane = next(one for one in CHIPS if one.name == "v5e"), Group(16, ("fsdp",), (4, 4))
-    whole = overlap(Jit(xla=dict(WHOLE_PRODUCTS)), True, v5e)
+    whole = overlap(Jit(xla=dict(WHOLE_PRODUCTS)), True, v5e, 16)
     assert whole.kind("reduce-scatter", plane) == "all-reduce"
     assert whole.kind("reduce-scatter", Group(4, ("fsdp",), (4,))) == "reduce-scatter"
-    assert overlap(Jit(), True, v5e).kind("reduce-scatter", plane) == "reduce-scatter"
+    assert overlap(Jit(), True, v5e, 16).kind("reduce-scatter", plane) == "reduce-scatter"
     assert whole.dims(plane, 2) == 1
     assert whole.dims(Group(64, ("fsdp",), (4, 4, 4), (4, 4, 4)), 3) is None
 
