@@ -56,6 +56,20 @@ def test_the_commands_of_a_page_run_in_an_empty_folder(page: Path, tmp_path: Pat
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=relative)
+def test_the_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
+    """Its blocks one after the other, as one program."""
+    program = "\n".join(blocks(page, "python"))
+    for library in re.findall(r"^(?:from|import) (transformers|flax|equinox)", program, re.MULTILINE):
+        pytest.importorskip(library, reason=f"{library} is not installed")
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=bare_environment(), capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=relative)
 def test_every_command_names_a_verb_and_options_that_exist(page: Path) -> None:
     for words in commands(page):

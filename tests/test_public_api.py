@@ -1,5 +1,6 @@
 """What users import: the names and signatures, held by a golden, each found and documented."""
 
+import dataclasses
 import inspect
 import subprocess
 import sys
@@ -9,6 +10,9 @@ from pathlib import Path
 import pytest
 
 import dtrain
+from dtrain.core.errors import RecipeError
+from dtrain.core.slices import target
+from dtrain.models.dpo import DPO
 
 
 def signature(name: str) -> str:
@@ -47,10 +51,24 @@ def test_importing_dtrain_imports_nothing_heavy_and_an_unknown_name_is_an_attrib
 
 
 def test_a_script_trains_by_the_public_names(tmp_path: Path) -> None:
-    code = "import dtrain, pathlib; dtrain.run(dtrain.load(pathlib.Path('r.yaml'), ['steps=3']))"
+    code = "import dtrain; dtrain.run(dtrain.load('r.yaml', ['steps=3'])); "
+    code += "dtrain.run(dtrain.load('mlp-digits', ['epochs=1', 'optimizer.schedule.warmup=5']), 'others')"
     (tmp_path / "r.yaml").write_text(RECIPE)
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, timeout=200)
     assert (tmp_path / "runs" / "r" / "run.json").exists()
+    assert (tmp_path / "others" / "mlp-digits" / "run.json").exists()
+
+
+def test_sections_that_do_not_agree_are_refused_in_python_too(tmp_path: Path) -> None:
+    """A recipe that was changed after it was loaded, where the objective would be ignored."""
+    recipe = dataclasses.replace(dtrain.load("mlp-digits"), objective=DPO())
+    with pytest.raises(RecipeError, match="objective: dpo needs a decoder"):
+        dtrain.run(recipe, tmp_path)
+    with pytest.raises(RecipeError, match="objective: dpo needs a decoder"):
+        dtrain.make_plan(recipe, target("cpu-1"))
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(RecipeError, match="no recipe 'mlp-digit' comes with dtrain"):
+        dtrain.load("mlp-digit")
 
 
 RECIPE = """

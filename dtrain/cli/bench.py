@@ -32,7 +32,7 @@ def bench(
         import sys
 
         use_devices(devices)
-        from dtrain.cli.recipes import find
+        from dtrain.core.shipped import find
         from dtrain.recipe.load import load
         from dtrain.runtime.bench import bench as measure
 

@@ -26,7 +26,7 @@ def check(
     Runs no code that a recipe names, writes nothing, downloads nothing. The last line names what was not checked.
     """
     with exits(debug):
-        from dtrain.cli.recipes import find
+        from dtrain.core.shipped import find
         from dtrain.recipe.examine import examine
         from dtrain.recipe.load import plain, text
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import typer
 
-from dtrain.cli.recipes import shipped
+from dtrain.core.shipped import shipped
 
 TARGETS = (
     *("v5e-1", "v5e-4", "v5e-8", "v5e-16", "v5e-32", "v5e-64", "v5e-128", "v5e-256"),

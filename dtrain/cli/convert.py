@@ -66,7 +66,7 @@ def import_(
             else:
                 _import_published(source, out, overrides, devices, runs_dir, recipe_only)
             return
-        from dtrain.cli.recipes import find
+        from dtrain.core.shipped import find
         from dtrain.recipe.load import load
         from dtrain.train.convert import import_params
 

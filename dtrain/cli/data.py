@@ -93,7 +93,7 @@ def _tokenise(recipe: str, overrides: list[str] | None, jobs: int | None) -> Non
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from dtrain.cli.recipes import find
+    from dtrain.core.shipped import find
     from dtrain.data.pieces import prepared
     from dtrain.recipe.load import load
 
@@ -117,7 +117,7 @@ def _cores() -> int:
 
 def _opened(recipe: str, overrides: list[str] | None, split: Literal["train", "test"]) -> "tuple[Source, Codec | None]":
     """A split of a recipe's data, in order, and its tokenizer if its examples are tokens."""
-    from dtrain.cli.recipes import find
+    from dtrain.core.shipped import find
     from dtrain.data.batch import TOKEN
     from dtrain.data.inputs import opened_in_order
     from dtrain.recipe.load import load

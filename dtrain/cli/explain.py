@@ -32,7 +32,7 @@ def explain(
         if jaxpr or hlo:
             typer.echo(_program(recipe, overrides or [], devices, on, run_code, compiled=hlo), nl=False)
             return
-        from dtrain.cli.recipes import find
+        from dtrain.core.shipped import find
         from dtrain.recipe.load import load
         from dtrain.train.explain import explain as explained
 
@@ -50,7 +50,7 @@ def explain(
 def _program(recipe: str, overrides: list[str], devices: int | None, on: str, run_code: bool, *, compiled: bool) -> str:
     """The step as a jaxpr, or as the compiler's scheduled HLO."""
     from dtrain.cli.plan import settle
-    from dtrain.cli.recipes import find
+    from dtrain.core.shipped import find
     from dtrain.core.slices import target
     from dtrain.recipe.compose import compose, least_devices
 

@@ -14,8 +14,8 @@ def longer(recipe: str, overrides: Sequence[str], runs: Path, extend: str) -> in
 
     Raises RecipeError if there is no such run, or it has not finished.
     """
-    from dtrain.cli.recipes import find
     from dtrain.core.run_dir import folder
+    from dtrain.core.shipped import find
     from dtrain.recipe.compose import name_of_run  # without JAX: fake devices are set up before it is imported
 
     found = LENGTH.fullmatch(extend.strip())

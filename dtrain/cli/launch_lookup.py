@@ -13,8 +13,8 @@ def requested(recipe: str, overrides: list[str]) -> "tuple[LaunchTarget, LaunchJ
     """The target of the recipe's launch section, and the run without that section."""
     import dataclasses
 
-    from dtrain.cli.recipes import find
     from dtrain.core.errors import RecipeError
+    from dtrain.core.shipped import find
     from dtrain.launch.job import LaunchJob
     from dtrain.recipe.load import load, plain_part, text
 

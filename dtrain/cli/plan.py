@@ -55,7 +55,7 @@ def plan(
 ) -> None:
     """Predict whether a run fits on hardware that is not present, how fast it is and what it costs."""
     with exits(debug), interruptible():
-        from dtrain.cli.recipes import find
+        from dtrain.core.shipped import find
         from dtrain.core.slices import target
 
         if not on:

@@ -36,11 +36,11 @@ def profile(
     trace is kept.
     """
     with exits(debug), interruptible():
-        from dtrain.cli.recipes import shipped
         from dtrain.core.errors import RecipeError
         from dtrain.core.lease import in_use
         from dtrain.core.run_dir import Folder
         from dtrain.core.run_list import is_run
+        from dtrain.core.shipped import shipped
 
         place = next((Folder(path) for path in (Path(what), runs_dir / what) if is_run(path)), None)
         if place and in_use(place.lease) and not overrides:
@@ -79,9 +79,9 @@ def _recipe(recipe: str, overrides: list[str], steps: int, out: Path, devices: i
     import tempfile
 
     use_devices(devices)
-    from dtrain.cli.recipes import find
     from dtrain.core.errors import EnvironmentFault, cause
     from dtrain.core.files import read_json
+    from dtrain.core.shipped import find
     from dtrain.recipe.load import load
     from dtrain.train.run import run as train
 

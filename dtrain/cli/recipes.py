@@ -7,6 +7,7 @@ import typer
 
 from dtrain.cli.exits import exits
 from dtrain.cli.slips import Group
+from dtrain.core.shipped import by_name, shipped
 
 app = typer.Typer(
     cls=Group,
@@ -16,33 +17,6 @@ app = typer.Typer(
 )
 
 Name = Annotated[str, typer.Argument(help="Name of a recipe, as listed by `dtrain recipes ls`.")]
-
-
-def shipped() -> dict[str, Path]:
-    """The recipes that come with dtrain, by name."""
-    inside = Path(__file__).parents[1] / "recipes"
-    folder = inside if inside.is_dir() else Path(__file__).parents[2] / "recipes"
-    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
-
-
-def find(recipe: str) -> Path:
-    """The path of a recipe that is given as a path, or as the name of a recipe that comes with dtrain."""
-    path = Path(recipe)
-    if path.is_file() or path.parent != Path() or (path.suffix and recipe not in shipped()):
-        return path
-    return _known(recipe)
-
-
-def _known(name: str) -> Path:
-    import difflib
-
-    from dtrain.core.errors import RecipeError
-
-    if name not in shipped():
-        near = difflib.get_close_matches(name, shipped(), 1)
-        hint = f"did you mean {near[0]!r}?" if near else "`dtrain recipes ls` lists them; a file's name ends in .yaml"
-        raise RecipeError(f"no recipe {name!r} comes with dtrain", hint)
-    return shipped()[name]
 
 
 @app.command(epilog="Example: dtrain recipes ls")
@@ -58,7 +32,7 @@ def ls() -> None:
 def show(name: Name) -> None:
     """Print a recipe."""
     with exits():
-        typer.echo(_known(name).read_text(), nl=False)
+        typer.echo(by_name(name).read_text(), nl=False)
 
 
 @app.command(epilog="Example: dtrain recipes cp mlp-mnist my.yaml")
@@ -68,7 +42,7 @@ def cp(name: Name, to: Annotated[Path, typer.Argument(help="File or folder for t
         from dtrain.core.errors import EnvironmentFault, RecipeError
 
         target = to / f"{name}.yaml" if to.is_dir() else to
-        text = _known(name).read_text()
+        text = by_name(name).read_text()
         try:
             with target.open("x") as file:
                 file.write(text)

@@ -121,7 +121,7 @@ def _process(command: _Command, info: "ProcessInfo | None") -> None:
     preemption.watch()
     if command.devices or command.dry:
         fake_devices(_count(command) // (info.world_size if info else 1))
-    from dtrain.cli.recipes import find
+    from dtrain.core.shipped import find
     from dtrain.recipe.load import load  # imports JAX
 
     loaded = load(find(command.recipe), command.overrides, command.devices)
@@ -218,17 +218,17 @@ def _count(command: _Command) -> int:
     """Number of devices to simulate: --devices, or in a dry run the smallest number that the mesh fits on."""
     if command.devices:
         return command.devices
-    from dtrain.cli.recipes import find
+    from dtrain.core.shipped import find
     from dtrain.recipe.compose import compose, least_devices
 
     return least_devices(compose(find(command.recipe), command.overrides))
 
 
 def _supervised(command: _Command, info: "ProcessInfo | None") -> int:
-    from dtrain.cli.recipes import find
     from dtrain.core.process_info import launch_id
     from dtrain.core.run_control import clear_stale_request
     from dtrain.core.run_dir import folder
+    from dtrain.core.shipped import find
     from dtrain.recipe.load import load
     from dtrain.runtime.supervisor import supervise
     from dtrain.track.notifier import supervising

@@ -107,8 +107,8 @@ def _summary(place: "Folder") -> "Summary | None":
 
 def _check(sweep: "Sweep", trials: "list[Trial]", devices: int | None) -> None:
     """Load the recipe of every run, so that a mistake is found before the first one starts."""
-    from dtrain.cli.recipes import find
     from dtrain.core.errors import RecipeError
+    from dtrain.core.shipped import find
     from dtrain.recipe.load import load
 
     for trial in trials:

@@ -36,7 +36,7 @@ def verify(
     with exits(debug), interruptible():
         import json
 
-        from dtrain.cli.recipes import find
+        from dtrain.core.shipped import find
         from dtrain.recipe.load import load
         from dtrain.runtime.verify import Trial
         from dtrain.runtime.verify import verify as tried

@@ -27,6 +27,7 @@ from dtrain.plan.overlap import overlap
 from dtrain.plan.program import read
 from dtrain.plan.replay import Replay, StepCost
 from dtrain.plan.target import places, stand_ins
+from dtrain.recipe.load import refuse_conflicts
 from dtrain.recipe.recipe import Recipe
 from dtrain.train.assembly import Assembly, assemble, one_step_per_call
 
@@ -106,6 +107,7 @@ class Plan:
 def plan(recipe: Recipe, on: Target, price: float | None = None) -> Plan:
     """Compiled tier. Raises RecipeError if the recipe cannot run on the target; too little memory is a plan as well."""
     start = time.perf_counter()
+    refuse_conflicts(recipe)
     assembly = _assembled(recipe, target.devices(on), on)
     if too_large := _state_too_large(assembly, on, start):
         return too_large

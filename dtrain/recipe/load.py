@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from dtrain.core.errors import RecipeError
+from dtrain.core.shipped import find
 from dtrain.core.types import JsonObject
 from dtrain.recipe.compose import compose, merge, name_of
 from dtrain.recipe.crosscheck import Parts, Problem, problems_of
@@ -84,11 +85,13 @@ class Draft:
         return Recipe(**self.values)
 
 
-def load(path: Path, overrides: Sequence[str] = (), devices: int | None = None) -> Recipe:
-    """Load a recipe. Raises RecipeError with every problem, each at its file:line:column.
+def load(path: Path | str, overrides: Sequence[str] = (), devices: int | None = None) -> Recipe:
+    """Load a recipe: a file, or the name of one that comes with dtrain ("mlp-digits"), with overrides ("steps=3").
 
-    `devices`, if known, is checked against the mesh.
+    `devices`, if known, is checked against the mesh. Raises RecipeError with every problem, each at its
+    file:line:column.
     """
+    path = find(path) if isinstance(path, str) else path
     recipe_draft = draft(path, overrides)
     for problem in problems_of(recipe_draft.parts, devices):
         recipe_draft.add(problem)
@@ -124,6 +127,14 @@ def draft(path: Path, overrides: Sequence[str] = ()) -> Draft:
         name: f.default if f.default_factory is dataclasses.MISSING else f.default_factory() for name, f in rest.items()
     }
     return Draft(tree, values, problems, beside)
+
+
+def refuse_conflicts(recipe: Recipe) -> None:
+    """Raise RecipeError with every conflict between the sections of a recipe: one that `load` did not make, or that was
+    changed since."""
+    found = problems_of(recipe, None)
+    if found:
+        raise RecipeError([f"{where}: {message}" for where, message, _ in found], found[0][2])
 
 
 def part(union: object, values: JsonObject, path: str) -> Any:

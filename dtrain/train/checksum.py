@@ -1,5 +1,6 @@
 """Whether a state is finite, and a checksum of its bits, both computed on the devices that hold it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,46 +20,56 @@ class StateChecksum:
 
     step: int
     finite: Any
-    """bool (leaves,): whether all values of each array are finite."""
+    """For each array whether all of its values are finite: bool ()."""
     sums: Any
-    """uint32 (2,): the checksum. It does not depend on how the state is sharded."""
+    """For each array its two sums: uint32 (2,). They do not depend on how it is sharded."""
     names: tuple[str, ...]
     """Dotted path of each array."""
 
     def checksum(self) -> Checksum:
         """Wait for the devices and return the two sums. Raises NotFinite with the first array that is not finite."""
         finite, sums = jax.device_get((self.finite, self.sums))
-        if not finite.all():
-            bad = [name for name, good in zip(self.names, finite, strict=True) if not good]
+        bad = [name for name, good in zip(self.names, finite, strict=True) if not good]
+        if bad:
             more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
             raise NotFinite(f"the state of step {self.step} is not finite: {bad[0]}{more}; it is not saved")
-        return int(sums[0]), int(sums[1])
+        return _joined(sums)
 
 
 def state_checksum(step: int, state: State) -> StateChecksum:
     """Start to compute the checksum of a state. The state may be donated as soon as this returns."""
-    finite, sums = jax.jit(_checksummed, out_shardings=state.step.sharding)(state)
-    return StateChecksum(
-        step, finite, sums, tuple(dotted(path) for path, _ in jax.tree_util.tree_flatten_with_path(state)[0])
-    )
+    found = _each(state, state.step.sharding)
+    names = tuple(dotted(path) for path, _ in jax.tree_util.tree_flatten_with_path(state)[0])
+    return StateChecksum(step, [finite for finite, _ in found], [sums for _, sums in found], names)
 
 
 def values_checksum(values: Tree, replicated: jax.sharding.Sharding) -> Checksum:
     """The checksum of arrays on the devices, whether they are finite or not."""
-    sums = jax.device_get(jax.jit(lambda tree: _checksummed(tree)[1], out_shardings=replicated)(values))
-    return int(sums[0]), int(sums[1])
+    return _joined(jax.device_get([sums for _, sums in _each(values, replicated)]))
 
 
-def _checksummed(state: Tree) -> tuple[jax.Array, jax.Array]:
-    leaves = jax.tree.leaves(state)
-    total = jnp.zeros(2, jnp.uint32)
-    for leaf in leaves:
-        total = total * jnp.uint32(31) + _sums(leaf)
-    floats = [jnp.isfinite(x).all() if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.array(True) for x in leaves]
-    return jnp.stack(floats), total
+def _each(tree: Tree, replicated: jax.sharding.Sharding) -> list[tuple[jax.Array, jax.Array]]:
+    """Of each array whether it is finite, and its sums, on all devices.
+
+    One small program for each shape: the time to compile one for all arrays grows faster than their square.
+    """
+    one = jax.jit(_checked, out_shardings=replicated)
+    return [one(leaf) for leaf in jax.tree.leaves(tree)]
 
 
-@jax.jit  # traced once for all arrays of a shape
+def _checked(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    finite = jnp.isfinite(x).all() if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.array(True)
+    return finite, _sums(x)
+
+
+def _joined(sums: Sequence[Any]) -> Checksum:
+    """The checksum of several arrays: a polynomial in 31 of the sums of each, modulo 2^32."""
+    total = [0, 0]
+    for own in sums:
+        total = [(old * 31 + int(new)) % 2**32 for old, new in zip(total, own, strict=True)]
+    return total[0], total[1]
+
+
 def _sums(x: jax.Array) -> jax.Array:
     """Two sums modulo 2^32 over the words of an array, each combined with its flat index: uint32 (2,).
 

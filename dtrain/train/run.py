@@ -10,6 +10,7 @@ import jax
 from dtrain.core.errors import NotFinite
 from dtrain.core.run_control import RunControl
 from dtrain.core.run_dir import Folder, folder
+from dtrain.recipe.load import refuse_conflicts
 from dtrain.recipe.recipe import Recipe
 from dtrain.track.console import Console
 from dtrain.train.assembly import assemble, one_step_per_call
@@ -29,7 +30,7 @@ DRY_STEPS = 3
 
 def run(
     recipe: Recipe,
-    runs: Path = Path("runs"),
+    runs: Path | str = "runs",
     console: Console | None = None,
     *,
     allow_changes: bool = False,
@@ -39,9 +40,11 @@ def run(
     """Train to the end, from the newest checkpoint if there is one. Returns the run folder.
 
     Returns None if the run is already finished. `dry` runs a few steps, a save and a restore. `control`, already
-    started, delivers stop requests and limits. Raises Stopped after saving, when the run was asked to stop.
+    started, delivers stop requests and limits. Raises RecipeError if sections of the recipe do not agree, and Stopped
+    after saving, when the run was asked to stop.
     """
-    place, console = folder(runs, recipe.name), console or Console()
+    refuse_conflicts(recipe)
+    place, console = folder(Path(runs), recipe.name), console or Console()
     with ExitStack() as stack:
         if jax.process_index() == 0:
             place.prepare()

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -84,5 +85,5 @@ def matmul(
     outer = w.shape[contract_dims:]
     flat = w.reshape(math.prod(w.shape[:contract_dims]), -1)
     rows = vary(x.reshape(*x.shape[: x.ndim - contract_dims], -1), axes_of(w))
-    out = _matmul(rows, varied(flat, axes_of(x)), dtype)
+    out: Any = _matmul(rows, varied(flat, axes_of(x)), dtype)
     return checkpoint_name(out.reshape(*out.shape[:-1], *outer), name)

@@ -77,6 +77,11 @@ class Structure:
 class Model(Protocol):
     """A frozen dataclass: the recipe's `model` section itself."""
 
+    @property
+    def exact_inputs(self) -> tuple[str, ...]:
+        """Arrays of a batch that keep their dtype where others are cast to the compute dtype; labels always do."""
+        ...
+
     def params(self) -> Tree:
         """The declared parameters: any pytree with a `Param` at each leaf."""
         ...

@@ -287,7 +287,11 @@ def _job(tmp_path: Path, srun: str, command: str) -> Callable[..., tuple[int, bo
 
 
 @pytest.mark.parametrize(
-    ("code", "requeued"), [("75", True), ("0", False), *((str(code), False) for code in (*range(2, 10), 70))]
+    ("code", "requeued"),
+    [
+        *((one, True) for one in ("75", "137", "143")),
+        *((str(code), False) for code in (0, *range(2, 10), 70, 127, 130)),
+    ],
 )
 def test_a_preempted_job_is_requeued_unless_a_stop_is_requested(tmp_path: Path, code: str, requeued: bool) -> None:
     start = _job(tmp_path, f"exit {code}", "true")
