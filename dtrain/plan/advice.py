@@ -123,5 +123,5 @@ def _larger(recipe: Recipe, needed: State) -> Iterator[str]:
 
 def _figures(plan: Plan) -> str:
     step = f", {ms(plan.timing.seconds)} a step" if plan.timing else ""
-    note = " (may fit: the compiler reserves more than the peak)" if verdict(plan) == "may fit" else ""
+    note = " (may fit: the compiler may need more)" if verdict(plan) == "may fit" else ""
     return f"{size_text(plan.memory.needed)} of {size_text(plan.memory.room)}{step}{note}"

@@ -1,6 +1,7 @@
 """What could hold a run whose state is too large: a larger slice of the family, an optimizer with a smaller state."""
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -15,8 +16,11 @@ from dtrain.plan.workers import PlanJob
 from dtrain.recipe.crosscheck import problems_of
 from dtrain.recipe.recipe import Recipe
 
-TRIES = 4
-"""Number of slices that are planned, starting with the smallest that holds the state."""
+TRIES = 8
+"""Number of slices that are planned, the smallest that holds the state first; each has at least twice the chips of the
+one before."""
+TENSOR = (2, 4, 8)
+"""Sizes of the axis tensor that are tried where splitting parameters over fsdp alone does not fit."""
 
 
 @dataclass(frozen=True)
@@ -62,28 +66,45 @@ def family(on: Target) -> Iterator[Target]:
 
 
 def larger(recipe: Recipe, needed: State) -> Plan | None:
-    """The smallest larger slice on which the run fits by arithmetic, of the first `TRIES` that hold its state."""
-    large_enough = [
-        on for on in family(needed.on) if on.chips > needed.on.chips and needed.total <= on.devices * room(on)
-    ]
-    for on in large_enough[:TRIES]:
-        candidate = next(spread(recipe, on), None)
-        plan = PlanJob(candidate.recipe, on, quick=True).make() if candidate else None
-        if isinstance(plan, Plan) and plan.fits:
-            return plan
+    """The smallest larger slice on which the run fits by arithmetic, of `TRIES` that hold its state."""
+    tried: list[Target] = []
+    for on in family(needed.on):
+        large_enough = on.chips > needed.on.chips and needed.total <= on.devices * room(on)
+        if not large_enough or len(tried) == TRIES or (tried and on.chips < 2 * tried[-1].chips):
+            continue
+        candidates = [*itertools.islice(spread(recipe, on), 1), *with_tensor(recipe, on)]
+        tried += [on] if candidates else []  # the sizes of a model do not divide by every number of devices
+        for candidate in candidates:
+            plan = PlanJob(candidate.recipe, on, quick=True).make()
+            if isinstance(plan, Plan) and plan.fits:
+                return plan
     return None
 
 
 def spread(recipe: Recipe, on: Target) -> Iterator[Candidate]:
     """The recipe for a larger slice: unchanged; with all devices on fsdp; and with the batch rounded up to divide."""
-    sizes = dict.fromkeys(AXES, 1) | {"fsdp": on.devices}
+    if not problems_of(recipe, on.devices):
+        yield Candidate(recipe, {})
+    yield from _split(recipe, on, 1)
+
+
+def with_tensor(recipe: Recipe, on: Target) -> Iterator[Candidate]:
+    """The recipe for a larger slice with its devices on fsdp and tensor, which splits activations as well."""
+    for tensor in TENSOR:
+        if on.devices % tensor == 0:
+            yield from _split(recipe, on, tensor)
+
+
+def _split(recipe: Recipe, on: Target, tensor: int) -> Iterator[Candidate]:
+    """The recipe with such a mesh, and with the batch rounded up to divide over it."""
+    fsdp = on.devices // tensor
+    sizes = dict.fromkeys(AXES, 1) | {"fsdp": fsdp, "tensor": tensor}
     crossed = {"fsdp": on.slices} if on.slices > 1 else {}
     mesh = Mesh(**sizes, slices=crossed, rules=recipe.mesh.rules)  # pyright: ignore[reportArgumentType]
-    unit = on.devices * recipe.accumulate
+    unit = fsdp * recipe.accumulate
     batch = -(-recipe.batch // unit) * unit
     alone = dataclasses.replace(recipe, mesh=mesh)
     for changed, changes in (
-        (recipe, {}),
         (alone, {"mesh": vars(mesh)}),
         (dataclasses.replace(alone, batch=batch), {"mesh": vars(mesh), "batch": batch}),
     ):

@@ -157,7 +157,7 @@ class _Pass:
         kind = op.kind.removesuffix("-start")
         if kind in COLLECTIVES:
             self.pending[op.name] = self._collective(op, op, self.home)
-        elif kind == "async" and (called := op.called()):
+        elif kind in ("async", "call") and (called := op.called("to_apply") or op.called()):  # call: on the SparseCore
             inside = self.clock.program.computations[called]
             collective = next((inner for inner in inside.ops.values() if inner.kind in COLLECTIVES), None)
             other = self._queue(op, "async", "copy", 0 if collective else self.clock.computation(inside).seconds)

@@ -26,6 +26,7 @@ from dtrain.parallel.shard_map import ShardMap
 from dtrain.plan import cache
 from dtrain.plan import plan as planning
 from dtrain.plan.advice import advice, advised, nearest
+from dtrain.plan.capacity import larger, state
 from dtrain.plan.compiled import Compiled
 from dtrain.plan.compiled import compiled as compile_step
 from dtrain.plan.plan import Plan, plan, quick
@@ -441,3 +442,15 @@ def test_products_that_the_compiler_removes_are_not_counted(tmp_path: Path) -> N
     whole, adapters = (quick(one, target("v5e-8")) for one in (full, thin))
     assert whole.timing and adapters.timing
     assert 0.6 < adapters.timing.tally.flops / whole.timing.tally.flops < 0.75
+
+
+@pytest.mark.slow
+def test_advice_looks_far_enough_to_find_what_fits(tmp_path: Path) -> None:
+    """70 billion parameters: on numbers of GPUs that divide its sizes, and on TPU v5e with tensor alone."""
+    wanted = recipe(tmp_path, "llama3-70b", 8192, 64)
+    wanted = replace(wanted, model=replace(wanted.model, remat="full"))
+    for name, found in (("h100-16", "h100-64"), ("v5e-16", "v5e-256")):
+        outcome = quick(wanted, target(name))
+        plan = larger(wanted, state(outcome.memory, outcome.target))
+        assert plan
+        assert (plan.target.name, plan.fits) == (found, True)
