@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from dtrain.core.printable import printable
+
 if TYPE_CHECKING:
     from dtrain.launch.job import LaunchJob, LaunchPlan, LaunchTarget
 
@@ -103,4 +105,4 @@ def _plain(text: str) -> str:
 
 def say(text: str) -> None:
     """Print a line to standard error, apart from the data."""
-    typer.echo(text, err=True)
+    typer.echo(printable(text), err=True)

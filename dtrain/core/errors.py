@@ -39,7 +39,7 @@ OS_CODE = re.compile(r"os_error_code='(\d+)'")
 
 MEMORY = re.compile(
     r"can't start new thread|failed to map segment|[Cc]annot allocate memory|std::bad_alloc|RESOURCE_EXHAUSTED"
-    r"|[Oo]ut of memory|cannot join thread before it is started|Negative size passed to PyUnicode_New"
+    r"|[Oo]ut of memory|cannot join thread before it is started"
 )
 """What libraries say when the process gets no more memory or threads."""
 

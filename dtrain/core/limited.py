@@ -5,6 +5,7 @@ import pickle
 import select
 import signal
 import time
+import traceback
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -26,7 +27,7 @@ class OverLimit(Exception):
 
 
 def limited(function: Callable[..., Result], *arguments: Any, seconds: float = SECONDS, most: int = BYTES) -> Result:
-    """What the function returns, or the DtrainError that it raises. Both must be picklable.
+    """What the function returns, or raises. The result must be picklable.
 
     Raises OverLimit if it takes longer than `seconds`, its memory grows by more than `most` bytes, or its process dies.
     Where a process cannot be copied, or its memory is not known (no /proc), the limits do not hold.
@@ -61,11 +62,13 @@ def _answer(sending: int, function: Callable[..., Any], arguments: tuple[Any, ..
             signal.signal(number, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, 0)
         try:
-            result = True, function(*arguments)
+            content = pickle.dumps((True, function(*arguments)))
         except DtrainError as error:
-            result = False, error
+            content = pickle.dumps((False, error))
+        except Exception:  # a bug, or a result that cannot be sent: the caller shows where
+            content = pickle.dumps((False, RuntimeError(traceback.format_exc())))
         with os.fdopen(sending, "wb") as pipe:
-            pickle.dump(result, pipe)
+            pipe.write(content)
         code = 0
     finally:
         os._exit(code)

@@ -31,8 +31,9 @@ def stop_with_sweep() -> None:
 
     Not in the processes of a supervised run: their supervisor asks them.
     """
-    if CALLER in os.environ and not is_supervised():
-        _after(int(os.environ[CALLER]), lambda: os.kill(os.getpid(), signal.SIGTERM))
+    caller = os.environ.pop(CALLER, None)  # not for what this run starts, which has another parent
+    if caller and not is_supervised():
+        _after(int(caller), lambda: os.kill(os.getpid(), signal.SIGTERM))
 
 
 def exit_with_caller() -> None:

@@ -179,7 +179,7 @@ class UserRows:
             raise DataError(f"{self.where}: {name!r} is {found} for {count} rows", f"return numbers ({count}, ...)")
         array = array.astype(array.dtype.newbyteorder("="), copy=False)
         narrow = np.dtype(NARROWED.get(str(array.dtype), array.dtype))
-        if narrow.kind == "f" and narrow.itemsize > 4:
+        if np.issubdtype(narrow, np.floating) and narrow.itemsize > 4:
             raise DataError(f"{self.where}: {name!r} is {array.dtype}, which JAX does not have", "write it as float32")
         if narrow != array.dtype and array.dtype.kind in "iu" and array.size:
             bounds = np.iinfo(narrow)

@@ -1,7 +1,7 @@
 """A mixture of sources of tokens: each row of a batch comes from one of them, in proportion to their weights."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -71,6 +71,10 @@ class Mixture(Unaugmented):
             last = change.step
         for _, weights in self.phases(1):
             shares(weights, names)
+
+    def too_narrow(self, vocab: int) -> Iterator[tuple[str, str]]:
+        for number, part in enumerate(self.sources):
+            yield from ((f"sources.{number}.data.{key}", why) for key, why in part.data.too_narrow(vocab))
 
     def phases(self, batch: int) -> list[tuple[int, list[float]]]:
         """The first row of each phase of constant weights, and the weights."""

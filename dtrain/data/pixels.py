@@ -15,6 +15,7 @@ from dtrain.core.errors import FieldError
 from dtrain.core.types import Float, Fraction, Natural, NonNegative, PositiveFloat
 from dtrain.data.augment import coloured, cut_and_mixed, mixed, resized_crop
 from dtrain.data.batch import IMAGE, LABEL, OTHER_IMAGE, ROW, SHARE, SMOOTHING, Batch
+from dtrain.data.source import Untokenised
 
 EXTRA = (ROW, OTHER_IMAGE)
 """Features of a batch that the augmentation uses up."""
@@ -111,7 +112,7 @@ class Pixels:
         return jnp.where(choice, blended[0], pasted[0]), jnp.where(choice, blended[1], pasted[1])
 
 
-class WithPixels:
+class WithPixels(Untokenised):
     """What data of images has in common."""
 
     pixels: Pixels

@@ -1,6 +1,6 @@
 """The interfaces of data: the recipe's `data` section, and the sources of examples that it opens."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal, Protocol
 
@@ -96,8 +96,19 @@ class Data(Protocol):
         """Prepare a batch on the device: scale it and, with `train`, augment it with random numbers from `key`."""
         ...
 
+    def too_narrow(self, vocab: int) -> Iterator[tuple[str, str]]:
+        """Keys of this section whose format cannot hold the tokens of such a vocabulary, and why."""
+        ...
 
-class Unaugmented:
+
+class Untokenised:
+    """What data has in common that holds no tokens of a width of their own."""
+
+    def too_narrow(self, _vocab: int) -> Iterator[tuple[str, str]]:
+        return iter(())
+
+
+class Unaugmented(Untokenised):
     """What data has in common whose batches are used as they are read."""
 
     @property

@@ -1,8 +1,11 @@
 """Rows of tokens from files of tokens."""
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
+
+import numpy as np
 
 from dtrain.core.errors import DataError
 from dtrain.core.types import Fraction, Natural, Positive
@@ -57,6 +60,11 @@ class Tokens(Unaugmented):
         return windows(
             labels, streams, self.length, random=random, separator=self.separator, split=split, cache=self.cache
         )
+
+    def too_narrow(self, vocab: int) -> Iterator[tuple[str, str]]:
+        most = int(np.iinfo(self.dtype).max) + 1
+        if vocab > most and any(name.endswith(".bin") for name in (*self.files, *self.test_files)):
+            yield "dtype", f"{self.dtype} holds tokens below {most:,}, and the model's vocab is {vocab:,}"
 
     def codec(self) -> Codec:
         """The tokenizer; DataError if `tokenizer` is not set or does not exist."""

@@ -21,7 +21,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from dtrain.core.errors import DtrainError, EnvironmentFault, LeftBehind, RecipeError
-from dtrain.core.files import overwrite
+from dtrain.core.files import overwrite, read_regular
 from dtrain.core.run_dir import Folder, folder
 from dtrain.core.types import JsonObject
 from dtrain.launch.job import LaunchJob
@@ -157,7 +157,7 @@ def _read(path: Path) -> LaunchJob | None:
 def _values(path: Path) -> JsonObject | None:
     """The content of the file; None if it is no JSON object."""
     with suppress(OSError, ValueError, RecursionError):
-        values = json.loads(path.read_text())
+        values = json.loads(read_regular(path))
         return values if isinstance(values, dict) else None
     return None
 
@@ -166,6 +166,6 @@ def _is_own(path: Path) -> bool:
     """Whether this user wrote the record on this machine."""
     values, key = _values(path) or {}, _key()
     given = values.get(SIGNATURE)
-    return (
-        bool(key) and isinstance(given, str) and hmac.compare_digest(given.encode(), _signature(values, key).encode())
-    )
+    if not key or not isinstance(given, str) or not given.isascii():
+        return False
+    return hmac.compare_digest(given, _signature(values, key))

@@ -7,14 +7,11 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from dtrain.core.errors import FieldError, RecipeError
 from dtrain.core.metrics import LOSS, NLL, REWARD_ACCURACY, REWARD_MARGIN, SCORES
 from dtrain.core.run_dir import NAME
 from dtrain.data.batch import IMAGE, Example
 from dtrain.data.synthetic import Synthetic
-from dtrain.data.tokens import Tokens
 from dtrain.models.distillation import Distillation
 from dtrain.models.dpo import DPO, FULL
 from dtrain.models.lora import adapted
@@ -196,13 +193,9 @@ def _sizes(recipe: Recipe, example: Example) -> Iterator[Problem]:
 
 
 def _tokens(recipe: Recipe) -> Iterator[Problem]:
-    """A problem if the model's vocabulary has tokens that a .bin file of this dtype cannot hold."""
-    data, vocab = recipe.data, getattr(recipe.model, "vocab", 0)
-    if isinstance(data, Tokens) and any(name.endswith(".bin") for name in (*data.files, *data.test_files)):
-        most = int(np.iinfo(data.dtype).max) + 1
-        if vocab > most:
-            message = f"{data.dtype} holds tokens below {most:,}, and the model's vocab is {vocab:,}"
-            yield "data.dtype", message, "data.dtype: uint32, if that is how the files were written"
+    """A problem if the model's vocabulary has tokens that files of tokens of this width cannot hold."""
+    for key, message in recipe.data.too_narrow(getattr(recipe.model, "vocab", 0)):
+        yield f"data.{key}", message, f"data.{key}: uint32, if that is how the files were written"
 
 
 def _schedule(recipe: Recipe) -> Iterator[Problem]:

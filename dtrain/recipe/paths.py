@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dtrain.core.types import JsonObject
+from dtrain.data.templates import NAMED
 from dtrain.recipe.yaml import Node, shown
 
 GLOBS = ("data.files", "data.test_files", "evaluate.questions")
@@ -48,14 +49,16 @@ def absolute(values: JsonObject) -> JsonObject:
     for source in values.get("data", {}).get("sources", ()):
         for key in (key for key in PATHS if key.startswith("data.")):
             _make_absolute(source, key.split("."))
-    for section in [values.get(name) for name in ("model", "data", "optimizer")] + values.get("track", {}).get(
-        "to", []
-    ):
-        module = str((section or {}).get("target", "")).partition(":")[0].partition(".")[0]
-        if section and module.isidentifier() and not section.get("folder"):
-            here = Path.cwd()
-            section |= {"folder": str(here)} if _exists(here / f"{module}.py") or _exists(here / module) else {}
+    here, trackers = Path.cwd(), values.get("track", {}).get("to", [])
+    for section in (*(values.get(name, {}) for name in ("model", "data", "optimizer")), *trackers):
+        module = str(section.get("target", "")).partition(":")[0].partition(".")[0]
+        if module.isidentifier() and not section.get("folder") and _has_module(here, module):
+            section["folder"] = str(here)
     return values
+
+
+def _has_module(folder: Path, name: str) -> bool:
+    return _exists(folder / f"{name}.py") or _exists(folder / name)
 
 
 def _make_absolute(tree: Any, parts: Sequence[str]) -> None:
@@ -63,18 +66,28 @@ def _make_absolute(tree: Any, parts: Sequence[str]) -> None:
         tree = tree.get(part) if isinstance(tree, dict) else None
     found = tree.get(parts[-1]) if isinstance(tree, dict) else None
     if isinstance(found, str):
-        tree[parts[-1]] = _from_here(found)
+        tree[parts[-1]] = _from_here(found, False)
     elif isinstance(found, list | tuple):
-        tree[parts[-1]] = [_from_here(item) if isinstance(item, str) else item for item in found]
+        tree[parts[-1]] = [_from_here(item, True) if isinstance(item, str) else item for item in found]
 
 
-def _from_here(text: str) -> str:
-    if not text or text.startswith(ELSEWHERE) or "://" in text or "\0" in text:
+def _from_here(text: str, pattern: bool) -> str:
+    if _is_elsewhere(text):
         return text
-    parts = Path(text).parts
-    fixed = next((i for i, part in enumerate(parts) if glob.has_magic(part)), len(parts))
-    whole = Path.cwd() / text
-    return str(whole) if _exists(Path.cwd().joinpath(*parts[:fixed])) else text
+    here, parts = Path.cwd(), Path(text).parts
+    fixed = _fixed(parts)
+    whole = Path(glob.escape(str(here)) if pattern else here) / text
+    return str(whole) if _exists(here.joinpath(*parts[:fixed])) else text
+
+
+def _is_elsewhere(text: str) -> bool:
+    """Whether a value is not a path below a folder: empty, absolute, an address, or a name that dtrain gives."""
+    return not text or text in NAMED or text.startswith(ELSEWHERE) or "://" in text or "\0" in text
+
+
+def _fixed(parts: Sequence[str]) -> int:
+    """How many parts of a path come before the first with a glob."""
+    return next((i for i, part in enumerate(parts) if glob.has_magic(part)), len(parts))
 
 
 def _sources(tree: Node, taken: dict[str, str]) -> Node:
@@ -105,10 +118,10 @@ def _at(tree: Node, parts: Sequence[str], key: str, taken: dict[str, str]) -> No
 
 def _resolved(node: Node, key: str, taken: dict[str, str]) -> str:
     text: str = node.value
-    if not node.mark.line or not text or text.startswith(ELSEWHERE) or "://" in text or "\0" in text:
+    if not node.mark.line or _is_elsewhere(text):
         return text  # a value without a line is from the command line
     folder, parts = _folder(node), Path(text).parts
-    fixed = next((i for i, part in enumerate(parts) if glob.has_magic(part)), len(parts))
+    fixed = _fixed(parts)
     if folder == Path.cwd() and parts[:1] != ("..",):
         return str(Path(text))
     dots = text.startswith("./")
@@ -143,7 +156,7 @@ def _with_folder(section: Node, name: str, taken: dict[str, str]) -> Node:
     folder, module = _folder(target), target.value.partition(":")[0].partition(".")[0]
     if not module.isidentifier() or folder == Path.cwd():
         return section
-    if not (_exists(folder / f"{module}.py") or _exists(folder / module)):
+    if not _has_module(folder, module):
         return section
     taken[f"{name}.folder"] = str(folder)
     return _replaced(section, "folder", Node(str(folder), target.mark))

@@ -20,8 +20,8 @@ def finished(place: Folder, recipe: Recipe) -> bool:
         return False
     before, now = _saved_recipe(place), _plain(recipe)
 
-    former = [tuple(change.get("length", ())) for change in old.get("changes", ())]  # it was extended since
-    if _length(now) not in (_length(before), *former):
+    former = [change.get("length") for change in old.get("changes", ())]  # it was extended since
+    if list(_length(now)) not in [list(_length(before)), *former]:
         return False
     return not differences(
         before, _plain(dataclasses.replace(recipe, steps=before.get("steps"), epochs=before.get("epochs")))

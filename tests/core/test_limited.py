@@ -22,6 +22,11 @@ def test_results_and_errors_come_back() -> None:
     assert raised.value.hint == "use more"
 
 
+def test_a_bug_is_no_fault_of_the_data() -> None:
+    with pytest.raises(RuntimeError, match=r"(?s)test_limited\.py.*ZeroDivisionError"):
+        limited(lambda: 1 // 0)
+
+
 @pytest.mark.parametrize(
     ("function", "message"),
     [

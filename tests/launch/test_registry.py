@@ -1,6 +1,7 @@
 """Launch records, written before anything is created."""
 
 import json
+import os
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -94,7 +95,7 @@ def test_nothing_that_comes_with_a_folder_runs(tmp_path: Path, monkeypatch: pyte
     place.mkdir(parents=True)
     values = {"name": "nice", "recipe": "x", "launch": "abc", "handle": {}, "target": HOSTILE[kind], "since": 1.0}
     values |= {"owner": "root@x", "dollars_hour": None, "version": 2}
-    for signature in ({}, {registry.SIGNATURE: "0" * 64}, {registry.SIGNATURE: 3}):
+    for signature in ({}, {registry.SIGNATURE: "0" * 64}, {registry.SIGNATURE: 3}, {registry.SIGNATURE: "\ud83d"}):
         (place / registry.NAME).write_text(json.dumps(values | signature))
         listed = CliRunner().invoke(app, ["launch", "list"])
         assert listed.exit_code == 0
@@ -103,6 +104,9 @@ def test_nothing_that_comes_with_a_folder_runs(tmp_path: Path, monkeypatch: pyte
             asked = CliRunner().invoke(app, ["launch", verb, "nice"])
             assert asked.exit_code == 2, asked.output
             assert "was not written by you on this machine" in asked.output
+    (place / registry.NAME).unlink()
+    os.mkfifo(place / registry.NAME)  # reading it would wait for a writer
+    assert "cannot be read" in CliRunner().invoke(app, ["launch", "list"]).output
     assert registry.find(tmp_path / "runs", "nice") is None
     assert not (tmp_path / "PWNED").exists()
 

@@ -9,6 +9,7 @@ from dtrain.core.errors import DataError, DtrainError, RecipeError
 from dtrain.data.idx import FILES
 from dtrain.recipe import examine as module
 from dtrain.recipe.examine import Examined, examine
+from dtrain.recipe.load import load
 from tests.recipe.test_load import GOOD, write
 
 TEXT = """
@@ -108,3 +109,20 @@ def test_intervals_longer_than_the_run_are_warned_of() -> None:
         "checkpoint.every = 500: the run has only 100 steps, so this happens only at its end",
     ]
     assert not found(GOOD, "evaluate.every=100").warnings
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_tokens_that_a_file_cannot_hold_are_refused(tmp_path: Path, mixed: bool) -> None:
+    (tmp_path / "t.bin").write_bytes(bytes(4096))
+    tokens = f"{{kind: tokens, files: ['{tmp_path}/t.bin'], length: 16}}"
+    wide = tokens.replace("16}", "16, dtype: uint32}")
+    parts = (
+        f"{{kind: mixture, sources: [{{name: a, weight: 1, data: {wide}}}, {{name: b, weight: 1, data: {tokens}}}]}}"
+    )
+
+    def loaded(data: str) -> object:
+        return load("decoder-tiny", ["model.vocab=128256", "data=null", f"data={data}", "epochs=null", "steps=50"])
+
+    assert loaded(wide)
+    with pytest.raises(RecipeError, match=r"data\.(sources\.1\.data\.)?dtype: uint16 holds tokens below 65,536"):
+        loaded(parts if mixed else tokens)

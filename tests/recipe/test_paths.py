@@ -1,8 +1,10 @@
+import glob
 from pathlib import Path
 
 import pytest
 
 from dtrain.recipe.load import differences, load, plain, text
+from dtrain.recipe.paths import absolute
 from tests.recipe.test_load import write
 
 BODY = """
@@ -79,3 +81,25 @@ def test_where_files_are_is_no_difference_of_a_run(beside: Path) -> None:
 def test_a_model_is_imported_from_the_recipes_folder(beside: Path) -> None:
     (beside / "my_net.py").write_text("class Net:\n    params = loss = flops = mismatch = None\n    here = __file__\n")
     assert load(write(beside, BODY.replace("FILE", "b.txt"))).model.model.here == str(beside / "my_net.py")
+
+
+def test_a_runs_copy_means_the_same_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also below a folder whose name has signs of globs, and beside a file that is named like a template."""
+    here = tmp_path / "odd [1]"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    for name in ("a.jsonl", "plain", "my_net.py"):
+        (here / name).write_text("")
+    values = {
+        "data": {"kind": "chat", "files": ["*.jsonl", "gs://b/c.jsonl", "gone.jsonl"], "template": "plain"},
+        "model": {"target": "my_net:Net"},
+        "track": {"to": [{"kind": "custom", "target": "absent:Tracker"}]},
+    }
+    made = absolute(values)
+    assert [Path(found).name for found in glob.glob(made["data"]["files"][0])] == ["a.jsonl"]  # noqa: PTH207
+    assert made["data"]["files"][1:] == ["gs://b/c.jsonl", "gone.jsonl"]
+    assert made["data"]["template"] == "plain"
+    assert made["model"]["folder"] == str(here)
+    assert made["track"] == values["track"]
+    monkeypatch.chdir(tmp_path)
+    assert absolute(made) == made
