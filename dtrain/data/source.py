@@ -104,7 +104,7 @@ class Data(Protocol):
 class Untokenised:
     """What data has in common that holds no tokens of a width of their own."""
 
-    def too_narrow(self, _vocab: int) -> Iterator[tuple[str, str]]:
+    def too_narrow(self, vocab: int) -> Iterator[tuple[str, str]]:
         return iter(())
 
 

@@ -3,13 +3,14 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cache, cached_property
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.extend.core import ClosedJaxpr
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from dtrain.core.errors import RecipeError
 from dtrain.core.types import Positive
@@ -29,6 +30,25 @@ Place = tuple[tuple[int, ...], NamedSharding]
 """The global shape and the sharding of an array."""
 
 
+@dataclass(frozen=True)
+class Replicas:
+    """A step that was traced and lowered as the program of each of several devices, for global arrays."""
+
+    jaxpr: ClosedJaxpr
+    """The program of one device."""
+    lowered: jax.stages.Lowered
+
+    @property
+    def out_tree(self) -> Any:
+        return self.lowered.out_tree
+
+    def lower(self) -> jax.stages.Lowered:
+        return self.lowered
+
+
+Traced = jax.stages.Traced | Replicas
+
+
 @dataclass(frozen=True, kw_only=True)
 class Compiler:
     """Compiler options, part of every engine's section."""
@@ -46,7 +66,11 @@ class Compiler:
         line = {name: value if isinstance(value, bool) else str(value) for name, value in self.xla.items()}
         return {name: value for name, value in line.items() if not name.startswith(foreign)}
 
-    def compile(self, step: jax.stages.Traced, platform: str) -> jax.stages.Compiled:
+    def arranged(self, mesh: Mesh) -> Mesh:
+        """Any order is supported."""
+        return mesh
+
+    def compile(self, step: Traced, platform: str) -> jax.stages.Compiled:
         """Compile the traced step. Raises RecipeError with the name of an option that the compiler does not have."""
         try:
             return step.lower().compile(compiler_options=self.options(platform) or None)
@@ -70,11 +94,15 @@ class Engine(Protocol):
         """Most training steps that one call runs."""
         ...
 
-    def compile(self, step: jax.stages.Traced, platform: str) -> jax.stages.Compiled:
+    def compile(self, step: Traced, platform: str) -> jax.stages.Compiled:
         """Compile the traced step with the options of the section."""
         ...
 
-    def refusal(self, layout: Layout, processes: int) -> str:
+    def arranged(self, mesh: Mesh) -> Mesh:
+        """The mesh with its devices in an order that this engine supports."""
+        ...
+
+    def refusal(self, layout: Layout) -> str:
         """Why this engine does not support such a layout; empty if it does."""
         ...
 
@@ -97,9 +125,7 @@ class Engine(Protocol):
         """(params, batch) → the outputs for each example."""
         ...
 
-    def trace(
-        self, layout: Layout, function: Callable[..., object], *args: Any, out: object, donate: bool
-    ) -> jax.stages.Traced:
+    def trace(self, layout: Layout, function: Callable[..., object], *args: Any, out: object, donate: bool) -> Traced:
         """Trace `function(first, batch)` for arrays or for shapes.
 
         `out` has the shardings of its results; `donate` lets the results reuse the memory of the first argument.
@@ -153,9 +179,7 @@ class Put:
             return jax.device_put(local, {name: sharding for name, (_, sharding) in places.items()})
         with jax.transfer_guard("allow"):  # JAX counts the transfers inside as implicit ones
             return {
-                name: jax.make_array_from_callback(
-                    shape, sharding, partial(_part, local[name], self.held, self.examples, axis)
-                )
+                name: jax.make_array_from_callback(shape, sharding, _part(local[name], shape, sharding, axis))
                 for name, (shape, sharding) in places.items()
             }
 
@@ -190,20 +214,29 @@ def replicated(layout: Layout) -> NamedSharding:
     return layout.sharding(PartitionSpec())
 
 
-def _part(rows: np.ndarray, held: np.ndarray, examples: int, axis: int | None, index: Any) -> np.ndarray:
-    """The part of this process's rows for one device; `index` selects it from the global array."""
-    if axis is None:
-        return rows[index]
-    start, stop, _ = index[axis].indices(examples)
-    first = int(np.searchsorted(held, start))
-    return rows[(*index[:axis], slice(first, first + stop - start), *index[axis + 1 :])]
+def _part(local: np.ndarray, shape: tuple[int, ...], to: NamedSharding, axis: int | None) -> Callable[..., np.ndarray]:
+    """(index into the global array) → that part of it; `local` has what this process holds along `axis`."""
+
+    def part(index: Any) -> np.ndarray:
+        if axis is None:
+            return local[index]
+        start, stop, _ = index[axis].indices(shape[axis])
+        first = int(np.searchsorted(_held(to, shape, axis), start))
+        return local[(*index[:axis], slice(first, first + stop - start), *index[axis + 1 :])]
+
+    return part
 
 
 def local_rows(layout: Layout, examples: int) -> np.ndarray:
     """Indices of the rows of a global batch that the devices of this process hold, sorted."""
-    sharding = layout.sharding(layout.spec(("batch",)))
-    indices = [index for index in sharding.addressable_devices_indices_map((examples,)).values() if index]
-    return np.unique(np.concatenate([np.arange(*part.indices(examples)) for (part,) in indices]))
+    return _held(layout.sharding(layout.spec(("batch",))), (examples,), 0)
+
+
+@cache
+def _held(sharding: NamedSharding, shape: tuple[int, ...], axis: int) -> np.ndarray:
+    """The indices along `axis` of what the devices of this process hold of an array, sorted."""
+    parts = [index[axis] for index in sharding.addressable_devices_indices_map(shape).values() if index]
+    return np.unique(np.concatenate([np.arange(*part.indices(shape[axis])) for part in parts]))
 
 
 def flow(layout: Layout, microbatches: int) -> tuple[int, int]:

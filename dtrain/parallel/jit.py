@@ -49,7 +49,7 @@ class Jit(Compiler):
         order = {SCHEDULER: "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"} if platform == "cpu" else {}
         return (order if jax.local_device_count() > 1 else {}) | super().options(platform)
 
-    def refusal(self, layout: Layout, processes: int) -> str:
+    def refusal(self, layout: Layout) -> str:
         """`shard_map` regions split over `tensor` only the dims of the default rules."""
         own = {dim for dim in layout.rules if dim not in RULES and "tensor" in layout.axes(dim)}
         for param in jax.tree.leaves(layout.declared):

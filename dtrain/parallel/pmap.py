@@ -6,7 +6,8 @@ from functools import partial
 from typing import Any, Literal
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from dtrain.data.batch import Batch
 from dtrain.models.nn.context import Block, Layers
@@ -14,7 +15,7 @@ from dtrain.models.nn.model import Loss
 from dtrain.models.nn.moe import ExpertWeights, Routing, grouped
 from dtrain.models.nn.param import Tree
 from dtrain.models.nn.single_device import SingleDeviceContext
-from dtrain.parallel.engine import Compiler, Grads, LossFn, Outputs, OutputsFn, Sums, accumulate
+from dtrain.parallel.engine import Compiler, Grads, LossFn, Outputs, OutputsFn, Replicas, Sums, Traced, accumulate
 from dtrain.parallel.gather import looked_up, unwrapped, wrap
 from dtrain.parallel.kernels import grouped_product
 from dtrain.parallel.mesh import mesh_sizes
@@ -50,17 +51,22 @@ class PmapContext(SingleDeviceContext):
 
 @dataclass(frozen=True, kw_only=True)
 class Pmap(Compiler):
-    """Data parallelism by `jax.pmap`: parameters are replicated; one process, and only the data axis."""
+    """Data parallelism by `jax.pmap`: parameters are replicated; only the data axis."""
 
     kind: Literal["pmap"] = "pmap"
 
-    def refusal(self, layout: Layout, processes: int) -> str:
+    def arranged(self, mesh: Mesh) -> Mesh:
+        """Devices of one process are adjacent along the axis, as `jax.pmap` needs it."""
+        devices = sorted(mesh.devices.flat, key=lambda device: device.process_index)
+        return Mesh(np.reshape(np.array(devices, object), mesh.devices.shape), mesh.axis_names, mesh.axis_types)
+
+    def refusal(self, layout: Layout) -> str:
         others = [f"{axis} = {size}" for axis, size in mesh_sizes(layout.sizes).items() if axis != AXIS and size > 1]
         if others:
             return f"pmap replicates the parameters and splits only the data axis; the mesh has {', '.join(others)}"
         if self.steps_per_call > 1:
             return f"pmap runs one step per call; steps_per_call is {self.steps_per_call}"
-        return f"pmap supports one process; this run has {processes}" if processes > 1 else ""
+        return ""
 
     def place(self, layout: Layout, name: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], NamedSharding]:
         devices = layout.sizes[AXIS]
@@ -91,10 +97,18 @@ class Pmap(Compiler):
 
         return rows
 
-    def trace(
-        self, layout: Layout, function: Callable[..., object], *args: Any, out: object, donate: bool
-    ) -> jax.stages.Traced:
+    def trace(self, layout: Layout, function: Callable[..., object], *args: Any, out: object, donate: bool) -> Traced:
         assert layout.mesh is not None
         devices = list(layout.mesh.devices.flat)
-        replicas = jax.pmap(function, axis_name=AXIS, in_axes=(None, 0), out_axes=None, devices=devices)
-        return jax.jit(replicas, donate_argnums=(0,) if donate else (), out_shardings=out).trace(*args)
+        axes: Any = {"axis_name": AXIS, "in_axes": (None, 0), "out_axes": None, "devices": devices}
+        donated = (0,) if donate else ()
+        if jax.process_count() == 1:
+            return jax.jit(jax.pmap(function, **axes), donate_argnums=donated, out_shardings=out).trace(*args)
+        # Inside jit, jax.pmap would see the devices of this process alone. Lowered by itself, for shapes of global
+        # arrays, it is called with those: nothing is converted to local arrays and back, as jax.pmap does in each call.
+        shapes = jax.tree.map(lambda x: jax.typeof(jax.ShapeDtypeStruct(x.shape, x.dtype)), args)
+        lowered = jax.pmap(function, **axes, axis_size=len(devices), donate_argnums=donated).lower(*shapes)
+        first, rows = shapes
+        each = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), rows)
+        replica = jax.make_jaxpr(function, axis_env=[(AXIS, len(devices))])(first, each)
+        return Replicas(replica, lowered)

@@ -31,7 +31,7 @@ class ShardMap(Compiler):
 
     kind: Literal["shard_map"] = "shard_map"
 
-    def refusal(self, layout: Layout, processes: int) -> str:
+    def refusal(self, layout: Layout) -> str:
         if layout.rules["vocab"] and layout.axes("vocab") and set(layout.axes("vocab")) <= set(FSDP_AXES):
             return "shard_map splits an embedding over fsdp by columns only: mesh.rules.vocab: fsdp needs mesh.fsdp = 1"
         for dim, axes in layout.rules.items():

@@ -12,9 +12,9 @@ Seconds of a loop body, multiplied by its trip count:
 import math
 from dataclasses import dataclass, field
 
-import jax
 from jax.interpreters.partial_eval import dce_jaxpr
 
+from dtrain.parallel.engine import Traced
 from dtrain.parallel.mesh import FSDP_AXES
 from dtrain.plan import kernels
 from dtrain.plan.efficiency import Efficiency
@@ -48,7 +48,7 @@ class TracedCost:
 
 
 def step_cost(
-    step: jax.stages.Traced, network: Network | None, devices: int, filled: float = 1.0, hides: Overlap = ALL
+    step: Traced, network: Network | None, devices: int, filled: float = 1.0, hides: Overlap = ALL
 ) -> TracedCost:
     """Add up the cost of one step.
 

@@ -128,7 +128,7 @@ def quick(recipe: Recipe, on: Target, price: float | None = None) -> Plan:
     if recipe.engine.kind == "jit":  # its collectives are not in the jaxpr, so trace the step under shard_map
         layout = Layout(recipe.mesh.sizes(on.devices), recipe.mesh.table(), {})
         mesh = _OneAxis(**vars(recipe.mesh))
-        traced = recipe if ShardMap().refusal(layout, 1) else replace(recipe, engine=ShardMap(), mesh=mesh)
+        traced = recipe if ShardMap().refusal(layout) else replace(recipe, engine=ShardMap(), mesh=mesh)
     placed_by_compiler = traced is not recipe
     assembly = _assembled(traced, stand_ins(on), on)
     recipe = replace(recipe, model=assembly.recipe.model)

@@ -125,7 +125,7 @@ def divides(path: str, batch: int, sizes: Mapping[str, int], accumulate: int) ->
 
 def _engine(recipe: Recipe) -> Iterator[Problem]:
     layout = Layout(recipe.mesh.given, recipe.mesh.table(), {})
-    refusal = recipe.engine.refusal(layout, processes=1)
+    refusal = recipe.engine.refusal(layout)
     if refusal:
         yield "engine", refusal, "use engine: shard_map or jit"
     if recipe.engine.kind == "pmap" and recipe.precision.reduce == "compute":

@@ -15,7 +15,7 @@ from dtrain.models.nn import param as declare
 from dtrain.models.nn.precision import Precision
 from dtrain.optim.groups import grouped
 from dtrain.optim.update import learning_rate, transformation
-from dtrain.parallel.engine import call_shapes, replicated
+from dtrain.parallel.engine import Traced, call_shapes, replicated
 from dtrain.parallel.rules import Layout, with_default_dims
 from dtrain.recipe.crosscheck import divides
 from dtrain.recipe.recipe import Recipe
@@ -41,11 +41,11 @@ class Assembly:
     """Creates the initial state; see `state_initializer`."""
     shapes: State
     """The state as shapes, with their shardings."""
-    train: Callable[[], jax.stages.Traced]
+    train: Callable[[], Traced]
     """Traces the training step; every call is a new trace."""
-    evaluate: Callable[..., jax.stages.Traced]
+    evaluate: Callable[..., Traced]
     """Traces the evaluation step; every call is a new trace. `state=` gives shapes of another state."""
-    predict: Callable[[State, Example], jax.stages.Traced]
+    predict: Callable[[State, Example], Traced]
     """Traces a step that computes the predictions for examples of these features, from such a state."""
     eval_batch: int
     """Examples in one evaluation step."""
@@ -69,13 +69,13 @@ def assemble(recipe: Recipe, devices: Sequence[Device], example: Example, steps:
     explicit = engine.kind != "jit"  # under jit the compiler chooses the route of a collective
     sizes = recipe.mesh.jax_sizes(devices) if explicit else recipe.mesh.sizes(len(devices))
     declared = grouped(with_default_dims(model.params(), sizes), recipe.optimizer.groups)
-    layout = Layout(sizes, recipe.mesh.table(), declared, recipe.mesh.build(sizes, devices), example)
+    layout = Layout(sizes, recipe.mesh.table(), declared, engine.arranged(recipe.mesh.build(sizes, devices)), example)
     layout.check()
     if sizes["sequence"] > 1 and not model.split_rows:
         why = "splits every row, and the model does not declare split_rows"
         hint = "use sequence: 1, or set split_rows = True in the model's class once it uses ctx.places and ctx.attend"
         raise RecipeError(f"mesh.sequence = {sizes['sequence']} {why}", hint)
-    refusal = engine.refusal(layout, len({device.process_index for device in devices}))
+    refusal = engine.refusal(layout)
     if refusal:
         raise RecipeError(f"engine: {refusal}", "use engine: shard_map or jit")
     eval_batch = recipe.evaluate.batch or recipe.batch
@@ -112,7 +112,7 @@ def assemble(recipe: Recipe, devices: Sequence[Device], example: Example, steps:
         refuse_few_classes(model, declare.abstract(declared, precision.compute), prepared(recipe, example), classes)
         refuse_ignored_labels(model, declare.abstract(declared, precision.compute), prepared(recipe, features, True))
 
-    def train() -> jax.stages.Traced:
+    def train() -> Traced:
         step = train_step(
             engine.grads(layout, loss_of(model, prepare(True), precision, seed=recipe.seed), recipe.accumulate),
             update,
@@ -125,14 +125,14 @@ def assemble(recipe: Recipe, devices: Sequence[Device], example: Example, steps:
         with _tracing(precision, layout, explicit):
             return engine.trace(layout, step, shapes, batch, out=(states.placement(shapes), whole), donate=True)
 
-    def evaluate(state: State = shapes) -> jax.stages.Traced:
+    def evaluate(state: State = shapes) -> Traced:
         loss = loss_of(model, prepare(False), precision, seed=recipe.seed, train=False)
         step = eval_step(engine.sums(layout, loss, recipe.accumulate))
         rows = batch_shapes(dict(example) | {WEIGHT: WEIGHTS}, eval_batch)
         with _tracing(precision, layout, explicit):
             return engine.trace(layout, step, state, rows, out=whole, donate=False)
 
-    def predict(state: State, features: Example) -> jax.stages.Traced:
+    def predict(state: State, features: Example) -> Traced:
         step = predict_step(engine.rows(layout, outputs_of(model, prepare(False), precision)))
         rows = batch_shapes(dict(features) | {WEIGHT: WEIGHTS}, eval_batch)
         with _tracing(precision, layout, explicit):

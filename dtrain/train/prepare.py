@@ -16,6 +16,7 @@ from dtrain.data.questions import Question, read_questions
 from dtrain.data.source import Source
 from dtrain.parallel.compile_cache import Counter
 from dtrain.parallel.devices import await_compiled
+from dtrain.parallel.engine import Traced
 from dtrain.parallel.mesh import mesh_sizes
 from dtrain.train import provenance, trace_checks
 from dtrain.train.assembly import Assembly, assemble
@@ -157,7 +158,7 @@ def cold_cache(programs: Counter, seconds: float) -> list[str]:
     return [f"the programs of this run were not in the compilation cache, compiling took {seconds:.0f} s; {where}"]
 
 
-def _impure(session: Session, assembly: Assembly, traced: jax.stages.Traced) -> list[str]:
+def _impure(session: Session, assembly: Assembly, traced: Traced) -> list[str]:
     """Warnings if a second trace differs from the first. An earlier start of the run counts as the second trace."""
     program = trace_checks.fingerprint(traced)
     if program == session.log.values["pure_trace"]:

@@ -13,12 +13,13 @@ from dtrain.core.errors import RecipeError
 from dtrain.data.batch import ROW, SHARE, SMOOTHING
 from dtrain.models.nn.model import PROBABILITY
 from dtrain.models.nn.single_device import SingleDeviceContext
+from dtrain.parallel.engine import Traced
 
 LINE = 160
 ADDRESS = re.compile(r"\b0x[0-9a-f]+")
 
 
-def baked_constants(traced: jax.stages.Traced, megabytes: float) -> list[str]:
+def baked_constants(traced: Traced, megabytes: float) -> list[str]:
     """A warning for each constant of the program that is larger than this."""
     warnings = []
     for constant in _constants(traced.jaxpr):
@@ -29,7 +30,7 @@ def baked_constants(traced: jax.stages.Traced, megabytes: float) -> list[str]:
     return warnings
 
 
-def callbacks(traced: jax.stages.Traced) -> list[str]:
+def callbacks(traced: Traced) -> list[str]:
     """A warning for each place where the step calls Python, for which the devices wait at every step."""
     places = dict.fromkeys(
         f"{name.partition('_')[0]} at {line}"
@@ -57,12 +58,12 @@ def _inner(equation: Any) -> Iterator[Any]:
                 yield inner
 
 
-def fingerprint(traced: jax.stages.Traced) -> str:
+def fingerprint(traced: Traced) -> str:
     """A digest of the program without the addresses of objects, so that it is the same in every process."""
     return hashlib.sha256(ADDRESS.sub("", str(traced.jaxpr)).encode()).hexdigest()[:16]
 
 
-def trace_differences(trace: Callable[[], jax.stages.Traced], first: jax.stages.Traced) -> list[str]:
+def trace_differences(trace: Callable[[], Traced], first: Traced) -> list[str]:
     """Warnings if a second trace of the step differs from the first.
 
     A value that the code reads from a clock, NumPy's random numbers or a global variable while it is traced becomes a

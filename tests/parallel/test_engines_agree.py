@@ -108,7 +108,7 @@ def test_every_rule_is_refused_or_gives_the_numbers_of_one_device(
 ) -> None:
     try:
         placed = place(SMALL, ENGINES[engine], Mesh(data=1, **SPLITS[split], rules=rules))
-        if ENGINES[engine].refusal(placed.layout, 1):
+        if ENGINES[engine].refusal(placed.layout):
             return
     except RecipeError:
         return

@@ -97,7 +97,7 @@ def test_in_zigzag_order_every_part_has_the_same_number_of_query_key_pairs(parts
 
 def test_shard_map_refuses_rules_that_it_does_not_support() -> None:
     def refusal(rules: dict[str, Any]) -> str:
-        return ShardMap().refusal(Layout(MESH, Mesh(rules=rules).table(), {}), 1)
+        return ShardMap().refusal(Layout(MESH, Mesh(rules=rules).table(), {}))
 
     assert refusal({}) == refusal({"classes": "fsdp"}) == refusal({"hidden": "fsdp"}) == ""
     assert "shard_map can split classes over fsdp only" in refusal({"classes": "tensor"})
@@ -107,8 +107,8 @@ def test_shard_map_refuses_rules_that_it_does_not_support() -> None:
 def test_jit_refuses_to_split_a_custom_dim_over_tensor_inside_a_shard_map_region() -> None:
     declared = {"w": bias((2, 8), "layer wide")}
     rules = Mesh(rules={"wide": "tensor"}).table()
-    assert "mesh.rules can split over fsdp only" in Jit().refusal(Layout(MESH | {"pipeline": 2}, rules, declared), 1)
-    assert Jit().refusal(Layout(MESH, rules, declared), 1) == ""
+    assert "mesh.rules can split over fsdp only" in Jit().refusal(Layout(MESH | {"pipeline": 2}, rules, declared))
+    assert Jit().refusal(Layout(MESH, rules, declared)) == ""
 
 
 @dataclass(frozen=True, kw_only=True)

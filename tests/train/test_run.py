@@ -79,7 +79,7 @@ def test_after_the_first_step_nothing_is_compiled_but_what_orbax_needs(dtrain: D
     """A save may have only half a minute, so its checksum is compiled before."""
     shown = dtrain("run", recipe, "evaluate.every=0", JAX_LOG_COMPILES="1").stderr
     before, _, after = shown.partition("step 1/24")
-    compiled = "Finished XLA compilation of jit(_checksummed)"
+    compiled = "Finished XLA compilation of jit(_checked)"
     assert compiled in before
     assert compiled not in after
 
@@ -142,6 +142,24 @@ def test_two_processes_train_as_one(dtrain: Dtrain, recipe: Path, tmp_path: Path
     assert "Gloo" not in done.stdout
     for a, b in zip(numbers(tmp_path / "runs" / "one"), numbers(tmp_path / "runs" / "two"), strict=True):
         assert a == pytest.approx(b, rel=1e-5, abs=1e-7)
+
+
+@pytest.mark.slow
+def test_pmap_on_several_processes_equals_one_and_resumes_with_the_same_bits(
+    dtrain: Dtrain, recipe: Path, tmp_path: Path
+) -> None:
+    run = ["run", recipe, "--devices", "4", "engine=pmap", "accumulate=2", "guard.not_finite=skip"]
+    for processes in (1, 2, 4):
+        dtrain(*run, "--processes", processes, f"name=p{processes}")
+    dtrain(*run, "--processes", "2", "name=twice", "steps=10")
+    resumed = dtrain(*run, "--processes", "2", "name=twice").stderr
+    assert "resumed from step 10 (same recipe, code, software, devices and mesh: the same bits)" in resumed
+    one, two, four, twice = (tmp_path / "runs" / name for name in ("p1", "p2", "p4", "twice"))
+    assert saved(twice, 24) == saved(two, 24)
+    assert [row for row in numbers(twice) if row["step"] > 10] == [row for row in numbers(two) if row["step"] > 10]
+    for several in (two, four):
+        for a, b in zip(numbers(one), numbers(several), strict=True):
+            assert a == pytest.approx(b, rel=1e-6, abs=1e-7)
 
 
 @pytest.mark.slow
