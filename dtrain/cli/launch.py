@@ -9,7 +9,7 @@ from dtrain.cli import completion
 from dtrain.cli.arguments import Debug, Json, Overrides, Recipe, RunsDir
 from dtrain.cli.exits import exits
 from dtrain.cli.launch_list import launches
-from dtrain.cli.launch_lookup import from_terraform, known, refuse_while_alive, rented, requested
+from dtrain.cli.launch_lookup import known, refuse_while_alive, rented, requested
 from dtrain.cli.launch_output import confirm, follow_run, print_lines, say, show, start_lines
 from dtrain.cli.preflight_plan import predict, require_limit
 from dtrain.cli.slips import Group
@@ -46,7 +46,7 @@ def plan(
 ) -> None:
     """Show the files, commands, machines and price of `up`, and change nothing."""
     with exits(debug):
-        target, job = requested(recipe, from_terraform(terraform) + rented(on, spot) + (overrides or []))
+        target, job = requested(recipe, rented(on, spot) + (overrides or []), terraform)
         launch_plan = target.plan(job)
         if as_json:
             import dataclasses
@@ -83,7 +83,7 @@ def up(
         from dtrain.core.run_dir import folder
         from dtrain.launch import registry
 
-        target, job = requested(recipe, from_terraform(terraform) + rented(on, spot) + (overrides or []))
+        target, job = requested(recipe, rented(on, spot) + (overrides or []), terraform)
         job = dataclasses.replace(job, launch=secrets.token_hex(4), folder=folder(runs_dir, job.name).path)
         launch_plan = target.plan(job)
         if limit:
@@ -110,10 +110,17 @@ def up(
 
 
 @app.command(epilog="Example: dtrain launch status my-run")
-def status(name: Name, as_json: Json = False, runs_dir: RunsDir = Path("runs"), debug: Debug = False) -> None:
+def status(
+    name: Name,
+    overrides: Overrides = None,
+    terraform: Terraform = None,
+    as_json: Json = False,
+    runs_dir: RunsDir = Path("runs"),
+    debug: Debug = False,
+) -> None:
     """Show the state of a launched run, machine by machine."""
     with exits(debug):
-        target, job = known(runs_dir, name)
+        target, job = known(runs_dir, name, overrides, terraform)
         rows = target.status(job)
         if as_json:
             import dataclasses
@@ -129,6 +136,8 @@ def status(name: Name, as_json: Json = False, runs_dir: RunsDir = Path("runs"), 
 @app.command(epilog="Example: dtrain launch logs my-run --follow --host 1")
 def logs(
     name: Name,
+    overrides: Overrides = None,
+    terraform: Terraform = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the run ends.")] = False,
     host: Annotated[int | None, typer.Option(min=0, help="Show one machine only, by its number from 0.")] = None,
     runs_dir: RunsDir = Path("runs"),
@@ -136,7 +145,7 @@ def logs(
 ) -> None:
     """Show what a launched run prints, each line with its machine. Ctrl-C detaches; the run continues."""
     with exits(debug):
-        target, job = known(runs_dir, name)
+        target, job = known(runs_dir, name, overrides, terraform)
         if follow:
             follow_run(target, job, host)
         else:
@@ -144,21 +153,34 @@ def logs(
 
 
 @app.command(epilog="Example: dtrain launch stop my-run")
-def stop(name: Name, runs_dir: RunsDir = Path("runs"), debug: Debug = False) -> None:
+def stop(
+    name: Name,
+    overrides: Overrides = None,
+    terraform: Terraform = None,
+    runs_dir: RunsDir = Path("runs"),
+    debug: Debug = False,
+) -> None:
     """Make a launched run save and end. `launch up` resumes it."""
     with exits(debug):
-        target, job = known(runs_dir, name)
+        target, job = known(runs_dir, name, overrides, terraform)
         target.stop(job, say)
         typer.secho(f"{job.name} is stopped; `dtrain launch up` resumes from what it saved", fg="green", err=True)
 
 
 @app.command(epilog="Example: dtrain launch down my-run --yes")
-def down(name: Name, yes: Yes = False, runs_dir: RunsDir = Path("runs"), debug: Debug = False) -> None:
+def down(
+    name: Name,
+    overrides: Overrides = None,
+    terraform: Terraform = None,
+    yes: Yes = False,
+    runs_dir: RunsDir = Path("runs"),
+    debug: Debug = False,
+) -> None:
     """Remove everything that `up` created, without waiting for a save. Checkpoints saved before are kept."""
     with exits(debug):
         from dtrain.launch import registry
 
-        target, job = known(runs_dir, name)
+        target, job = known(runs_dir, name, overrides, terraform)
         typer.echo("this removes, without waiting for a save:", err=True)
         for line in target.removes(job):
             typer.echo(f"  {line}", err=True)

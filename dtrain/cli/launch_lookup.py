@@ -9,37 +9,55 @@ if TYPE_CHECKING:
 SUFFIXES = (".yaml", ".yml")
 
 
-def requested(recipe: str, overrides: list[str]) -> "tuple[LaunchTarget, LaunchJob]":
-    """The target of the recipe's launch section, and the run without that section."""
+def requested(recipe: str, overrides: list[str], terraform: Path | None = None) -> "tuple[LaunchTarget, LaunchJob]":
+    """The target of the recipe's launch section, and the run without that section.
+
+    With the folder of an applied Terraform configuration, its output `launch` is the launch section, changed by
+    `overrides`; its hours are a limit that they cannot exceed."""
     import dataclasses
+    import json
 
     from dtrain.core.errors import RecipeError
     from dtrain.core.shipped import find
     from dtrain.launch.job import LaunchJob
+    from dtrain.launch.terraform import launch_section
     from dtrain.recipe.load import load, plain_part, text
 
-    loaded = load(find(recipe), overrides)
+    section = launch_section(terraform) if terraform else {}
+    hours = section.pop("hours", None)
+    keys = sorted(section, key=lambda key: key != "kind")  # kind first: it determines the other keys
+    loaded = load(find(recipe), [*(f"launch.{key}={json.dumps(section[key])}" for key in keys), *overrides])
     if loaded.launch is None:
         message = f"{recipe} has no launch section, which sets where to run"
         raise RecipeError(message, "add one, as launch='{kind: ssh, hosts: [a, b]}', or launch=local")
+    if isinstance(hours, int | float):
+        loaded = dataclasses.replace(
+            loaded, launch=dataclasses.replace(loaded.launch, hours=min(hours, loaded.launch.hours or hours))
+        )
+    assert loaded.launch is not None
     return loaded.launch, LaunchJob(
         loaded.name, text(dataclasses.replace(loaded, launch=None)), target=plain_part(loaded.launch)
     )
 
 
-def known(runs: Path, name: str) -> "tuple[LaunchTarget, LaunchJob]":
+def known(
+    runs: Path, name: str, overrides: list[str] | None = None, terraform: Path | None = None
+) -> "tuple[LaunchTarget, LaunchJob]":
     """The launch recorded under that name in `runs`; given a recipe file, the run of its name on its target.
 
-    RecipeError if there is none."""
+    `overrides` and `terraform` are those of `up`, for a recipe file. RecipeError if there is no such run."""
     import dataclasses
 
     from dtrain.core.errors import RecipeError
     from dtrain.launch import registry
 
     if not name.endswith(SUFFIXES):
+        if overrides or terraform:
+            message = f"{name} is the name of a run: its launch record says where it runs"
+            raise RecipeError(message, "give the recipe file in place of the name, or leave the overrides out")
         recorded = registry.record(runs, name)
         return target_of(recorded), recorded
-    target, job = requested(name, [])
+    target, job = requested(name, overrides or [], terraform)
     recorded = registry.find(runs, job.name)
     if recorded and recorded.target == job.target:
         return target, recorded
@@ -84,14 +102,3 @@ def refuse_while_alive(before: "LaunchJob") -> None:
 def rented(on: str | None, spot: bool) -> list[str]:
     """The options --on and --spot, as overrides of the recipe."""
     return ([f"launch.on={on}"] if on else []) + (["launch.spot=true"] if spot else [])
-
-
-def from_terraform(folder: Path | None) -> list[str]:
-    """The output `launch` of an applied Terraform configuration, as overrides of the recipe."""
-    import json
-
-    from dtrain.launch.terraform import launch_section
-
-    section = launch_section(folder) if folder else {}
-    keys = sorted(section, key=lambda key: key != "kind")  # kind first: it determines the other keys
-    return [f"launch.{key}={json.dumps(section[key])}" for key in keys]

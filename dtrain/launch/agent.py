@@ -21,10 +21,11 @@ from pathlib import Path
 from dtrain import __version__
 from dtrain.core import heartbeat
 from dtrain.core.errors import DtrainError
+from dtrain.core.own_code import own_code
 from dtrain.launch.commands import follow_log
 from dtrain.launch.registry import NAME as RECORD
 from dtrain.launch.runner import RunnerDir, kill, start, supervise
-from dtrain.launch.wire import RUNS_HERE, HostJob, Reply, Request, decode, encode
+from dtrain.launch.wire import CODE, RUNS_HERE, HostJob, Reply, Request, decode, encode
 
 ADDRESSES = re.compile(r" +@ +0x|\*\*\* Check failure stack trace")
 """Lines of a C++ stack trace, printed when JAX aborts a process: `logs` omits them; the log file keeps them."""
@@ -39,8 +40,12 @@ def look(request: Request) -> Reply:
     """Check this host before a start: versions, clock, free disk space, port, host name, write access."""
     import importlib.metadata
 
-    if request.ready and not Path(request.ready).expanduser().exists():
-        return Reply()
+    setup = ""
+    if request.ready:
+        try:
+            setup = Path(request.ready).expanduser().read_text().strip()
+        except OSError:
+            return Reply()
     job, files = request.job, RunnerDir(request.job)
     runs, port, host, problems = files.run.path.parent, job.coordinator.rpartition(":")[2], socket.gethostname(), []
     try:
@@ -51,13 +56,23 @@ def look(request: Request) -> Reply:
         problems += [f"only {free / 1e9:.1f} GB free in {runs}, {ROOM / 1e9:.0f} GB needed"] if free < ROOM else []
     except OSError as error:
         problems.append(f"cannot write to {runs}: {error.strerror}")
-    if port and job.rank == 0 and not _works(lambda: socket.create_server(("", int(port))).close()):
+    living = files.living()[:1]
+    if port and job.rank == 0 and not living and not _works(lambda: socket.create_server(("", int(port))).close()):
         problems.append(f"port {port} is in use")
-    problems += [f"{job.name} {RUNS_HERE}, as process {pid}" for pid in files.living()[:1]]
+    problems += [f"{job.name} {RUNS_HERE}, as process {pid}" for pid in living]
     if job.world_size > 1 and not _works(lambda: socket.getaddrinfo(host, None)):
         problems.append(f"it cannot resolve its own host name {host}: add the name to /etc/hosts")
-    versions = {name: importlib.metadata.version(name) for name in PACKAGES} | {"dtrain": __version__}
-    return Reply(ready=True, time=time.time(), versions=versions, problems=tuple(problems))
+    versions = {name: importlib.metadata.version(name) for name in PACKAGES} | {"dtrain": __version__, CODE: own_code()}
+    return Reply(
+        ready=True,
+        setup=setup,
+        time=time.time(),
+        versions=versions,
+        problems=tuple(problems),
+        alive=bool(living),
+        recipe=files.running_recipe() if living else "",
+        code=files.end(),
+    )
 
 
 def marks(request: Request) -> Reply:

@@ -46,6 +46,12 @@ class RunnerDir:
         process = self.read("run")
         return process.code if process else None
 
+    def running_recipe(self) -> str:
+        """The recipe of the run that is alive."""
+        with suppress(OSError):
+            return self.recipe.read_text()
+        return ""
+
     def read(self, name: str) -> ProcessFile | None:
         """Content of NAME.json; None if it is missing or invalid. EnvironmentFault if another version wrote it."""
         try:

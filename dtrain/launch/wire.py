@@ -1,7 +1,7 @@
 """Messages between the hosts and the machine where `dtrain launch` is run, and the runner's files on a host: frozen
 dataclasses, the same at both ends, each encoded as one line of JSON:
 
-    {"version": 1, "dtrain": "0.1.0", "type": "Reply", "value": {"problem": "...", ...}}
+    {"version": 2, "dtrain": "0.1.0", "type": "Reply", "value": {"problem": "...", ...}}
 """
 
 import json
@@ -16,9 +16,11 @@ from dtrain import __version__
 from dtrain.core.errors import EnvironmentFault
 from dtrain.core.process_info import ProcessInfo
 
-VERSION = 1
+VERSION = 2
 """Increased when a class below or the behaviour of a verb changes."""
 RUNS_HERE = "runs here already"
+CODE = "code of dtrain"
+"""The key of the digest of dtrain's code among the versions of a host."""
 Verb = Literal["look", "marks", "start", "status", "logs", "stop", "kill"]
 T = TypeVar("T")
 
@@ -70,12 +72,16 @@ class Reply:
     time: float = 0.0
     """Seconds since 1970, by the host's clock."""
     ready: bool = False
+    setup: str = ""
+    """Content of the ready file: the wheel that the host was set up from, if it says so."""
     versions: Mapping[str, str] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
     """Reasons why the run cannot be started."""
     items: tuple[int, ...] = ()
     """Ranks whose marker files were removed, or PIDs that were started, asked to stop, or killed."""
     alive: bool = False
+    recipe: str = ""
+    """The recipe of the run that is alive."""
     code: int | None = None
     """Exit code of the run on the host; None while it has not ended."""
     state: str = ""

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-import dtrain
+from dtrain.core.own_code import digest, own_code
 from dtrain.core.types import JsonObject
 from dtrain.data.batch import plain_example
 from dtrain.data.source import Source
@@ -171,14 +171,13 @@ def _compiler(device: Any) -> dict[str, object]:
 def _code(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """Digests of code that has no version number: dtrain's own files, and the user's modules with those imported from
     the same folder."""
-    package = Path(dtrain.__file__).parent
-    yield "dtrain", _digest(*sorted(package.rglob("*.py")))
+    yield "dtrain", own_code()
     targets = {getattr(part, "target", None) for part in (recipe.model, recipe.data, recipe.optimizer)}
     for target in sorted(name for name in targets if isinstance(name, str) and not name.startswith("optax:")):
         module = sys.modules.get(target.partition(":")[0])
         origin = Path(getattr(module, "__file__", None) or "")
         if origin.suffix == ".py":
-            yield from ((name, _digest(path)) for name, path in sorted(_imported_from(origin.parent).items()))
+            yield from ((name, digest(path)) for name, path in sorted(_imported_from(origin.parent).items()))
 
 
 def _imported_from(folder: Path) -> dict[str, Path]:
@@ -192,10 +191,3 @@ def _imported_from(folder: Path) -> dict[str, Path]:
         if not any(part.startswith(".") or part in ("site-packages", "dist-packages") for part in inside.parts):
             files[str(inside)] = path
     return files
-
-
-def _digest(*paths: Path) -> str:
-    digest = hashlib.sha256()
-    for path in paths:
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]

@@ -19,6 +19,7 @@ output "launch" {
     context   = local.context
     namespace = var.pods.namespace
     account   = var.pods.account
+    hours     = var.hours == null ? null : var.hours - min(0.5, var.hours / 4) # the run ends before its nodes
   }
 }
 

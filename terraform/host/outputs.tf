@@ -4,8 +4,14 @@ output "script" {
 }
 
 output "launch" {
-  description = "The paths that the script creates, as keys of the recipe's `launch` section."
-  value       = { runs = "/mnt/dtrain", python = "/opt/dtrain/bin/python", ready = "/var/lib/dtrain/ready" }
+  description = "What the script creates, as keys of the recipe's `launch` section, and a limit that ends the run before the machine."
+  value = {
+    runs   = "/mnt/dtrain"
+    python = "/opt/dtrain/bin/python"
+    ready  = "/var/lib/dtrain/ready"
+    wheel  = var.wheel
+    hours  = var.hours == null ? null : var.hours - min(0.5, var.hours / 4)
+  }
 }
 
 output "reach" {

@@ -46,7 +46,7 @@ variable "tpu" {
 }
 
 variable "hours" {
-  description = "Hours after the first boot at which the timer deletes the node; null for no timer."
+  description = "Hours after which the machine is deleted, by the timer if it is a TPU node; null for no limit."
   type        = number
   default     = null
 }

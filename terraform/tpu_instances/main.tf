@@ -7,6 +7,7 @@ module "host" {
   bucket = var.bucket
   wheel  = var.wheel
   lock   = var.lock
+  hours  = var.hours
 }
 
 resource "google_compute_resource_policy" "slice" {

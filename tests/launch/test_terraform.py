@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from dtrain.cli.launch_lookup import requested
 from tests.conftest import Dtrain
 from tests.launch.test_names import RECIPE
 
 needs_terraform = pytest.mark.skipif(not shutil.which("terraform"), reason="terraform is not installed here")
-HOSTS = {"kind": "ssh", "hosts": ["ada@10.0.0.11", "ada@10.0.0.12"], "runs": "/mnt/dtrain"}
+HOSTS = {"kind": "ssh", "hours": 23.5, "hosts": ["ada@10.0.0.11", "ada@10.0.0.12"], "runs": "/mnt/dtrain"}
 
 
 @pytest.fixture
@@ -44,6 +45,17 @@ def test_the_output_of_an_applied_configuration_is_the_launch_section(in_process
     assert "2 hosts" in shown.stderr
     assert "ada@10.0.0.12" in shown.stdout
     assert sorted(path.name for path in configuration.iterdir()) == before
+    limits = {"": "--hours 23.5", "launch.hours=3": "--hours 3", "launch.hours=48": "--hours 23.5"}
+    for override, limit in limits.items():  # the machines are deleted then, whatever the recipe says
+        target, job = requested(str(configuration.parent / "small.yaml"), [override] * bool(override), configuration)
+        assert limit in " ".join(target.run_options())
+        assert job.target["hours"] == float(limit.split()[1])
+
+
+def test_overrides_of_a_run_that_is_named_are_refused(in_process: Dtrain, tmp_path: Path) -> None:
+    for verb in ("status", "logs", "stop", "down"):
+        refused = in_process("launch", verb, "small", "launch.hours=3", code=2)
+        assert "small is the name of a run: its launch record says where it runs" in refused.stderr
 
 
 @needs_terraform

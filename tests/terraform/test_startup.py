@@ -120,7 +120,7 @@ def test_the_timer_is_set_first_and_the_ready_file_written_last(script: Script, 
     machine = Machine(script(tpu=NODE, hours=2), tmp_path / "root")
     assert machine.boot() == 0
     log = machine.log
-    assert machine.ready.read_text() == "dtrain-0.1.0.whl\n"
+    assert machine.ready.read_text() == "gs://my-runs/launch/a/dtrain-0.1.0.whl\n"
     order = ["systemd-run", "gcsfuse", "uv venv", "uv pip install -q --python /opt/dtrain/bin/python --require-hashes"]
     places = [index(log, start) for start in [*order, "uv pip check"]]
     assert places == sorted(places)

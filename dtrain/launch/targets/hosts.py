@@ -6,18 +6,20 @@ import sys
 import time
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
+from dtrain import __version__
 from dtrain.core.errors import EnvironmentFault, LeftBehind, Locked, Stopped
+from dtrain.core.own_code import own_code
 from dtrain.launch import registry
 from dtrain.launch.fanout import Answer, Connections, Machine
 from dtrain.launch.job import LaunchJob, LaunchPlan, LaunchTarget, Row, Say
 from dtrain.launch.names import RemotePath
-from dtrain.launch.wire import RUNS_HERE, HostJob
+from dtrain.launch.wire import CODE, RUNS_HERE, HostJob
 
 HOSTS_SHOWN = 20
 STOPPED = 180.0
@@ -74,8 +76,7 @@ class Hosts(LaunchTarget):
     def up(self, job: LaunchJob, say: Say) -> dict[str, str]:
         with self._connect(job) as link:
             self.await_ready(link, say)
-            self._preflight(link, say)
-            self._start(link, job)
+            self._start(link, job, self._preflight(link, job, say))
         return {}
 
     def status(self, job: LaunchJob) -> list[Row]:
@@ -115,28 +116,37 @@ class Hosts(LaunchTarget):
     def removes(self, job: LaunchJob) -> list[str]:
         return [f"{machine.name}: the run's processes and {self.folder}/{job.name}" for machine in self.machines()]
 
-    def _preflight(self, link: Connections, say: Say) -> None:
-        """Check every machine. EnvironmentFault with all problems found; Locked if the run is already on one."""
+    def _preflight(self, link: Connections, job: LaunchJob, say: Say) -> list[Machine]:
+        """Check every machine and return those to start the run on: all, or the ones that it was lost on, by a reboot
+        for example, while the others wait for them. EnvironmentFault with all problems found; Locked if the run is on
+        some and cannot be joined."""
         token = secrets.token_hex(6)
         looked = link.ask("look", token=token)
         reachable = [one.machine for one in looked if not one.reply.problem]
         seen = link.ask("marks", reachable[:1], token=token)[0].reply.items if reachable else ()
         if apart := [machine for machine in reachable if machine.rank not in seen]:
             link.ask("marks", apart, token=token)  # which removes their marker files
+        joining = [one.machine for one in to_rejoin(looked, job.recipe)]
+        if joining:  # where it is alive, it needs nothing to start
+            looked = [replace(one, reply=replace(one.reply, problems=())) if one.reply.alive else one for one in looked]
         if problems := start_problems(looked, seen, self.runs):
             kind = Locked if any(RUNS_HERE in line for line in problems) else EnvironmentFault
             raise kind("\n  ".join(["not started:", *problems]))
-        for line in skewed(looked):
+        for line in (*skewed(looked), *other_code(looked)):
             say(line)
+        if joining:
+            say(f"the run was lost on {names(joining)} and goes on elsewhere: it is started there, to join the others")
+        return joining or list(link.machines)
 
-    def _start(self, link: Connections, job: LaunchJob) -> None:
+    def _start(self, link: Connections, job: LaunchJob, machines: Sequence[Machine]) -> None:
         """Start the run on the first machine before the others, because that removes an earlier stop request.
 
-        If one machine fails, the run is killed on all; LeftBehind names those where it may still be running."""
+        If one machine fails, the run is killed on all of these; LeftBehind names those where it may still be running.
+        """
         request = {"recipe": job.recipe, "environment": job.environment()}
         request["environment"] |= {name: os.environ[name] for name in self.environment}
-        answers = link.ask("start", link.machines[:1], record=registry.text(job), **request)
-        answers += link.ask("start", link.machines[1:], **request) if not _problems(answers) else []
+        answers = link.ask("start", machines[:1], record=registry.text(job), **request)
+        answers += link.ask("start", machines[1:], **request) if not _problems(answers) else []
         if failed := _problems(answers):  # a silent one may have started; an earlier run stays
             started = [one.machine for one in answers if RUNS_HERE not in one.reply.problem]
             left = [one.machine for one in link.ask("kill", started) if one.reply.problem]
@@ -189,6 +199,28 @@ def start_problems(looked: Sequence[Answer], seen: Collection[int], runs: str) -
     apart = [one.machine.name for one in looked if one.machine.rank not in seen and not problems]
     shared = f"{runs} of {looked[0].machine.name}: it must be one shared folder"
     return problems + [f"{name} does not write to the folder {shared}" for name in apart]
+
+
+def to_rejoin(looked: Sequence[Answer], recipe: str) -> list[Answer]:
+    """The machines that this run was lost on, if it is alive on all others and waits for them there; else none.
+
+    It is lost where it has no exit code, or the one of a preemption or of a signal, as a reboot leaves it."""
+    gone = [one for one in looked if not one.reply.alive]
+    alive = [one for one in looked if one.reply.alive]
+    lost = [one.reply.code is None or one.reply.code == Stopped.exit_code or one.reply.code > 128 for one in gone]
+    return gone if alive and all(lost) and all(one.reply.recipe == recipe for one in alive) else []
+
+
+def other_code(looked: Sequence[Answer]) -> list[str]:
+    """A note if the first host has another dtrain than this machine; hosts that differ are a problem anyway."""
+    for one in looked[:1]:
+        there = one.reply.versions
+        if there.get(CODE, own_code()) != own_code():
+            here = f"{__version__} (code {own_code()})"
+            return [
+                f"the hosts run another dtrain than this machine: {there['dtrain']} (code {there[CODE]}), here {here}"
+            ]
+    return []
 
 
 def skewed(looked: Sequence[Answer]) -> list[str]:

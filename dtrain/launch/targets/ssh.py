@@ -46,12 +46,16 @@ class Ssh(Hosts):
     ready: RemotePath | None = None
     """A file on each host that exists when it is set up; `up` waits for it."""
     ready_minutes: PositiveFloat = 20
+    wheel: str | None = None
+    """What the ready file must say: the wheel that the hosts were set up from. Others are refused."""
     identity: str | None = None
     """A private key file, if ssh would not find it."""
     known_hosts: str | None = None
     """A file of host keys, used in place of your own; a host whose key is not in it is refused."""
 
     def __post_init__(self) -> None:
+        if self.wheel and not self.ready:
+            raise FieldError("wheel", "without a ready file, no host says which wheel it was set up from", "set ready")
         for field, listed in (("hosts", self.hosts), ("addresses", self.addresses)):
             if twice := {host for host in listed if listed.count(host) > 1}:
                 raise FieldError(field, f"{min(twice)} is listed twice")
@@ -82,13 +86,20 @@ class Ssh(Hosts):
         return [*super().describe(), *lines]
 
     def await_ready(self, link: Connections, say: Say) -> None:
-        """Wait for the ready file. A host that is unreachable or lacks dtrain may still be setting itself up."""
+        """Wait for the ready file. A host that is unreachable or lacks dtrain may still be setting itself up.
+
+        EnvironmentFault if a host was set up from another wheel."""
         end, shown, pending = time.monotonic() + 60 * self.ready_minutes, 0.0, link.machines if self.ready else ()
         while pending:
             answers = link.ask("look", pending, ready=self.ready)
             late = [one for one in answers if not one.reply.ready]
             why = next((f" ({one.machine.name}: {one.reply.problem})" for one in late if one.reply.problem), "")
             pending = [one.machine for one in late]
+            stale = [one for one in answers if one.reply.ready and self.wheel not in (None, one.reply.setup)]
+            if stale:
+                what = f"was set up from {stale[0].reply.setup or 'an unknown wheel'}, not from {self.wheel}"
+                hint = "terraform apply replaces hosts whose wheel has changed"
+                raise EnvironmentFault(f"{names([one.machine for one in stale])} {what}", hint)
             text = f"{len(late)} of {len(link.machines)} hosts without {self.ready}: {names(pending)}{why}"
             if late and time.monotonic() > end:
                 raise EnvironmentFault(

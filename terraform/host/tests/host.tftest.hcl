@@ -12,6 +12,17 @@ run "instances_have_no_timer" {
   }
 }
 
+run "the_run_ends_before_its_machine" {
+  command = plan
+  variables {
+    hours = 1
+  }
+  assert {
+    condition     = output.launch.hours == 0.75 && output.launch.wheel == var.wheel
+    error_message = "the limit of the run and the wheel of its host"
+  }
+}
+
 run "a_tpu_node_has_one" {
   command = plan
   variables {
@@ -30,7 +41,7 @@ run "no_limit_is_no_timer" {
     tpu = "projects/my-project/locations/us-east5-b/nodes/n"
   }
   assert {
-    condition     = !strcontains(output.script, "systemd-run")
+    condition     = !strcontains(output.script, "systemd-run") && output.launch.hours == null
     error_message = "it would be deleted"
   }
 }

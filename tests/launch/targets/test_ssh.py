@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -137,6 +138,33 @@ def test_a_run_disconnected_killed_and_detached_ends_with_the_same_bits(
     assert back.returncode == 0
     assert not mentioning(f"{tmp_path}/host")
     dtrain("run", tmp_path / "far.yaml", "name=straight", "--devices", "4", "--processes", "2")
+    assert checksum(tmp_path, "far") == checksum(tmp_path, "straight")
+
+
+def test_a_host_that_lost_its_processes_joins_again_by_up(dtrain: Dtrain, tmp_path: Path, keys: Path) -> None:
+    path = recipe(tmp_path, keys, 2)
+    section = path.read_text().split("launch:")[1]
+    path.write_text(path.read_text().split("launch:")[0])
+    launch = [f"launch.{line.strip().replace(': ', '=', 1)}" for line in section.strip().splitlines()]
+    dtrain("launch", "up", path, *launch, "--yes", "--detach", DTRAIN_FAULT=",".join([PACED["DTRAIN_FAULT"]] * 4))
+    end = time.monotonic() + 100
+    while not re.search(r"after step [1-9]", dtrain("launch", "status", "far").stdout):
+        assert time.monotonic() < end
+    for word in ('"rank": 1', "dt-w1"):  # the runner first, else it would record how the run ended
+        for pid in mentioning(f"{tmp_path}/host"):
+            with suppress(OSError):
+                if word in Path(f"/proc/{pid}/cmdline").read_text():
+                    os.kill(pid, signal.SIGKILL)
+    lost = dtrain("launch", "status", "far").stdout
+    assert "root@10.99.0.12  lost      its runner died without an exit code" in lost
+    other = ("--runs-dir", tmp_path / "other")  # from another machine, with what `up` was given
+    assert "  lost  " in dtrain("launch", "status", path, *launch, *other).stdout
+    again = following(tmp_path, "up", str(path), *launch, "--yes")
+    shown = read_until(again, r"ended: exit code 0")
+    assert "the run was lost on root@10.99.0.12 and goes on elsewhere: it is started there, to join the others" in shown
+    again.communicate(timeout=200)
+    assert again.returncode == 0
+    dtrain("run", path, "name=straight", "--devices", "4", "--processes", "2")
     assert checksum(tmp_path, "far") == checksum(tmp_path, "straight")
 
 

@@ -40,7 +40,7 @@ run "second_stack" {
 run "up" {
   command = apply
   assert {
-    condition     = output.launch == { kind = "gke", on = "v6e-16", slices = 1, spot = true, bucket = "my-runs", context = "gke_my-project_us-east5_dtrain-gke", namespace = "default", account = "dtrain", image = "us-east5-docker.pkg.dev/my-project/dtrain-gke/dtrain:1" }
+    condition     = output.launch == { kind = "gke", on = "v6e-16", slices = 1, spot = true, bucket = "my-runs", context = "gke_my-project_us-east5_dtrain-gke", namespace = "default", account = "dtrain", hours = 23.5, image = "us-east5-docker.pkg.dev/my-project/dtrain-gke/dtrain:1" }
     error_message = "the launch section"
   }
   assert {

@@ -49,6 +49,10 @@ run "second_stack" {
 run "up" {
   command = apply
   assert {
+    condition     = output.launch.hours == 23.5 && can(regex("^gs://my-runs/launch/[^/]+/[0-9a-f]{12}/dtrain-0.1.0-py3-none-any.whl$", output.launch.wheel))
+    error_message = "the limit of the run and the wheel of its hosts"
+  }
+  assert {
     condition     = output.launch.hosts == ["ada@dtrain-slice-aaaa", "ada@dtrain-slice-zzzz"]
     error_message = "the hosts are not named in one order"
   }
