@@ -111,7 +111,7 @@ class CNN(ImageClassifier):
         y_BHWC = ctx.reduce(_conv(y_BHWC, block["conv2"]), "hidden")
         return ctx.shard(skip + y_BHWC, "batch", None, None, None)
 
-    def flops(self, example: Example, examples: int) -> Flops:
+    def flops(self, example: Example, examples: int, declared: Tree) -> Flops:
         height, width, channels = self.image
         size, stride = self._stem  # 2 x positions x kernel area x channels in x channels out, per convolution
         area = math.ceil(height * width / stride**2)
@@ -121,7 +121,7 @@ class CNN(ImageClassifier):
             area = math.ceil(area / stride**2)
             total += 2 * area * KERNEL**2 * out * (inputs + out)
             total += 2 * area * inputs * out if (inputs, stride) != (out, 1) else 0
-        return three_times(total + 2 * self.stages[-1] * self.classes, examples)
+        return three_times(self, total + 2 * self.stages[-1] * self.classes, example, examples, declared)
 
     def mismatch(self, example: Example) -> str:
         return image_mismatch(example, self.image, self.classes)

@@ -14,11 +14,9 @@ from dtrain.core.user_code import build_target, own_code, refuse_malformed
 from dtrain.data.batch import Batch, Example
 from dtrain.models.adapter import from_outputs
 from dtrain.models.nn.context import Context
-from dtrain.models.nn.count_flops import product_flops
-from dtrain.models.nn.layers import three_times
+from dtrain.models.nn.count_flops import gradient_flops
 from dtrain.models.nn.model import Declared, FieldValue, Flops, Loss, Structure
-from dtrain.models.nn.param import Param, Tree, abstract, paths
-from dtrain.models.nn.single_device import SingleDeviceContext
+from dtrain.models.nn.param import Param, Tree, paths
 from dtrain.models.user_params import from_init, from_params, with_dims, with_statistics
 
 GUIDE = "docs/guide.md, 'A model of your own', shows the whole contract"
@@ -187,15 +185,12 @@ class Custom(Declared):
     def replaced(self, fields: Mapping[str, FieldValue]) -> Self:
         return replace(self, args=self.args | dict(fields))
 
-    def flops(self, example: Example, examples: int) -> Flops:
-        """What the user's model states; by default three times the products of the traced loss of one example."""
+    def flops(self, example: Example, examples: int, declared: Tree) -> Flops:
+        """What the user's model states; by default the products of the gradient of its training loss."""
         if hasattr(self.model, "flops"):
             with own_code(self._where):
                 return self.model.flops(example, examples)
-        rows = self._example or {n: jax.ShapeDtypeStruct((1, *f.shape), jnp.dtype(f.dtype)) for n, f in example.items()}
-        params = abstract(self.params(), "float32")
-        traced = jax.make_jaxpr(lambda p, batch: self.loss(p, batch, SingleDeviceContext()))(params, dict(rows))
-        return three_times(product_flops(traced.jaxpr), examples)
+        return gradient_flops(self, example, examples, declared)
 
     def mismatch(self, example: Example) -> str:
         """What the user's model states; by default nothing: an error while its loss is traced has its line."""

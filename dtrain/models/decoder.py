@@ -18,13 +18,14 @@ from dtrain.core.errors import FieldError
 from dtrain.core.metrics import DROPPED, NLL, PERPLEXITY, SOURCES, Metric
 from dtrain.core.types import Depth, Natural, NonNegative, Positive, PositiveFloat
 from dtrain.data.batch import DOCUMENT, POSITION, SOURCE, TARGET, TOKEN, WEIGHT, Batch, Example
-from dtrain.models.decoder_layer import apply, flops_per_token, layer, norm, normal
+from dtrain.models.decoder_layer import apply, flops_of_tokens, layer, norm, normal
 from dtrain.models.feed_forward import Form, gated
+from dtrain.models.lora import ADAPTERS, BASE
 from dtrain.models.moe import Experts
 from dtrain.models.next_token import Head, row_mismatch
 from dtrain.models.nn import param as declare
 from dtrain.models.nn.context import Block, Context, Layers
-from dtrain.models.nn.model import Declared, Flops, Loss, Structure
+from dtrain.models.nn.model import Declared, Flops, Loss, Model, Structure
 from dtrain.models.nn.param import Param, Tree
 from dtrain.models.nn.remat import ON_DEVICE, Remat, Saved
 from dtrain.models.rope import Learned, Rope
@@ -241,9 +242,13 @@ class Decoder(Declared):
         count = self.global_every if self.layers % self.global_every == 0 else self.layers
         return [None if number % self.global_every == 0 else self.window for number in range(1, count + 1)]
 
-    def flops(self, example: Example, examples: int) -> Flops:
+    def flops(self, example: Example, examples: int, declared: Tree) -> Flops:
         length = example[TOKEN].shape[0]
-        return Flops(flops_per_token(self, length, self.windows) * length * examples, "6N and causal attention")
+        return flops_of_tokens(self, length, declared, {}, length * examples)
+
+    def adapted_flops(self, example: Example, examples: int, adapted: Model, declared: Tree) -> Flops:
+        length = example[TOKEN].shape[0]
+        return flops_of_tokens(self, length, declared[BASE], declared[ADAPTERS], length * examples)
 
     def mismatch(self, example: Example) -> str:
         return row_mismatch(example, self.context, self.vocab)

@@ -4,7 +4,6 @@ Dims: B batch, T tokens, E embed, F feed-forward, H query heads, G key-value hea
 """
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import jax
@@ -18,6 +17,7 @@ from dtrain.models.nn.attention import AttentionSpec, mean_attended_keys
 from dtrain.models.nn.context import Context
 from dtrain.models.nn.layers import added, bias, lift, normalised, scale
 from dtrain.models.nn.matmul import matmul
+from dtrain.models.nn.model import Flops
 from dtrain.models.nn.param import Param, Tree
 from dtrain.models.rope import rotated
 
@@ -171,16 +171,24 @@ def normal(model: "Decoder", params: Tree, x: jax.Array) -> jax.Array:
     return normalised(params, x, model.norm, model.epsilon, model.norm_offset)
 
 
-def flops_per_token(model: "Decoder", length: int, windows: Sequence[int | None]) -> float:
-    """Floating-point operations per token, forward and backward, in rows of `length`; `windows` of one round of layers.
+def flops_of_tokens(model: "Decoder", length: int, declared: Tree, adapters: Tree, tokens: int) -> Flops:
+    """Floating-point operations for so many tokens in rows of `length`, forward and backward.
 
     6 x the parameters in products, and 12 x width x keys for attention (Chowdhery et al. 2022, appendix B), the keys
-    being those that the causal mask and the window allow.
+    being those that the causal mask and the window allow. The gradient of a frozen parameter is not computed: 4 x. Low-
+    rank `adapters` are parameters in products.
     """
-    tree = model.params()
-    used = declare.count({name: tree[name] for name in ("blocks", "norm")}) + model.vocab * model.width
+    head = declared.get("head", declared["embed"])
+    parts = [(param, 1.0) for param in jax.tree.leaves({name: declared[name] for name in ("blocks", "norm")})]
     if model.experts:
-        idle = 1 - model.experts.active / model.experts.count
-        used -= idle * declare.count(tree["blocks"]["moe"]["experts"])
-    keys = model.layers * sum(mean_attended_keys(length, window) for window in windows) / len(windows)
-    return 6 * used + 12 * model.heads * model.size_of_head * keys
+        share = model.experts.active / model.experts.count
+        routed = {id(param) for param in jax.tree.leaves(declared["blocks"]["moe"]["experts"])}
+        parts = [(param, share if id(param) in routed else 1.0) for param, _ in parts]
+    parts += [(param, 1.0) for param in jax.tree.leaves(adapters)]
+    used = model.vocab * model.width + sum(declare.count(param) * share for param, share in parts)
+    frozen = sum(declare.count(param) * share for param, share in parts if not param.trained)
+    frozen += 0 if any(param.trained for param in jax.tree.leaves(head)) else model.vocab * model.width
+    keys = model.layers * sum(mean_attended_keys(length, window) for window in model.windows) / len(model.windows)
+    each = 6 * used - 2 * frozen + 12 * model.heads * model.size_of_head * keys
+    parameters = "6N" if not frozen else "4N of frozen and 6N of trained parameters"
+    return Flops(each * tokens, f"{parameters} and causal attention")

@@ -65,9 +65,10 @@ class DistilledModel(Declared):
     def predict(self, params: Tree, batch: Batch, ctx: Context) -> dict[str, jax.Array]:
         return self.model.predict(without_teacher(params), batch, ctx)
 
-    def flops(self, example: Example, examples: int) -> Flops:
-        step, convention = self.model.flops(example, examples)
-        forward = self.teacher.flops(example, examples).step / 3  # of three equal parts, two are the backward pass
+    def flops(self, example: Example, examples: int, declared: Tree) -> Flops:
+        step, convention = self.model.flops(example, examples, without_teacher(declared))
+        teacher = self.teacher.flops(example, examples, self.teacher.params()).step
+        forward = teacher / 3  # two thirds are the backward pass
         return Flops(step + forward, f"{convention}, and the forward pass of the teacher")
 
     def mismatch(self, example: Example) -> str:

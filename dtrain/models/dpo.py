@@ -58,9 +58,11 @@ class PreferenceModel(Declared):
         sums = {name: (value_B * weight_B).sum() for name, value_B in metrics.items()}
         return Loss((-jax.nn.log_sigmoid(margin_B) * weight_B).sum(), weight_B.sum(), sums)
 
-    def flops(self, example: Example, examples: int) -> Flops:
-        step, convention = self.adapted.flops(example, examples)
-        return Flops(step * 4 / 3, f"{convention}, and the forward pass of the base")
+    def flops(self, example: Example, examples: int, declared: Tree) -> Flops:
+        step, convention = self.adapted.flops(example, examples, declared)
+        base = self.adapted.model
+        forward = base.flops(example, examples, base.params()).step / 3  # two thirds are the backward pass
+        return Flops(step + forward, f"{convention}, and the forward pass of the base")
 
     def mismatch(self, example: Example) -> str:
         if DOCUMENT not in example:

@@ -110,8 +110,8 @@ class Adapted(Declared):
     def predict(self, params: Tree, batch: Batch, ctx: Context) -> dict[str, jax.Array]:
         return self.model.predict(self.combined(params), batch, ctx)
 
-    def flops(self, example: Example, examples: int) -> Flops:
-        return self.model.flops(example, examples)
+    def flops(self, example: Example, examples: int, declared: Tree) -> Flops:
+        return self.model.adapted_flops(example, examples, self, declared)
 
     def mismatch(self, example: Example) -> str:
         return self.model.mismatch(example)

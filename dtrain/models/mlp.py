@@ -62,8 +62,9 @@ class MLP(ImageClassifier):
             x = ACTIVATIONS[self.activation](x) if i < len(self.sizes) - 2 else x
         return x
 
-    def flops(self, example: Example, examples: int) -> Flops:
-        return three_times(2.0 * sum(a * b for a, b in zip(self.sizes, self.sizes[1:], strict=False)), examples)
+    def flops(self, example: Example, examples: int, declared: Tree) -> Flops:
+        forward = 2.0 * sum(a * b for a, b in zip(self.sizes, self.sizes[1:], strict=False))
+        return three_times(self, forward, example, examples, declared)
 
     def mismatch(self, example: Example) -> str:
         what = FEATURES if FEATURES in example else IMAGE

@@ -93,11 +93,11 @@ class ViT(ImageClassifier):
         x_BE = layer_norm(ctx.gather(params["norm"]), x_BTE).mean(1)
         return linear(ctx.gather(params["head"]), x_BE)
 
-    def flops(self, example: Example, examples: int) -> Flops:
+    def flops(self, example: Example, examples: int, declared: Tree) -> Flops:
         tokens, width = self._patches, self.width
         block = 2 * tokens * (4 * width**2 + 2 * width * self.hidden) + 4 * tokens**2 * width
         ends = 2 * tokens * self.patch**2 * self.image[2] * width + 2 * width * self.classes
-        return three_times(float(self.layers * block + ends), examples)
+        return three_times(self, float(self.layers * block + ends), example, examples, declared)
 
     def mismatch(self, example: Example) -> str:
         return image_mismatch(example, self.image, self.classes)

@@ -11,6 +11,7 @@ import math
 import re
 from dataclasses import dataclass, field
 
+from dtrain.models.nn.count_flops import real_taps
 from dtrain.plan.program import Array, Computation, Op, Program
 
 VIEWS = ("bitcast", "reshape", "copy", "transpose", "convert")
@@ -137,7 +138,7 @@ def product_flops(op: Op, home: Computation) -> float:
     taps = 1.0
     for place, (size, stride, low, left_step, right_step, *_) in enumerate(window):
         extent, outputs = left.shape[lhs.index(str(place))], out.shape[res.index(str(place))]
-        taps *= _taps(extent, outputs, size, stride=stride, low=low, left=left_step, right=right_step)
+        taps *= real_taps(extent, outputs, size, stride=stride, low=low, left=left_step, right=right_step)
     return 2.0 * out.shape[res.index("b")] * out.shape[res.index("f")] * right.shape[rhs.index("i")] * taps
 
 
@@ -151,14 +152,3 @@ def _window(attributes: str, dims: int) -> list[tuple[int, ...]]:
 
     columns = (per("size", "1"), per("stride", "1"), per("pad", "0_0"), per("lhs_dilate", "1"), per("rhs_dilate", "1"))
     return [tuple(int(part.split("_")[0]) for part in row) for row in zip(*columns, strict=True)] if dims else []
-
-
-def _taps(extent: int, outputs: int, size: int, stride: int, low: int, left: int, right: int) -> int:
-    """Number of (output, window position) pairs that fall on real input, not on padding or a dilation gap."""
-    end = (extent - 1) * left
-    return sum(
-        1
-        for o in range(outputs)
-        for k in range(size)
-        if 0 <= (at := o * stride + k * right - low) <= end and at % left == 0
-    )

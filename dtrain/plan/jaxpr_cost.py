@@ -9,11 +9,11 @@ Seconds of a loop body, multiplied by its trip count:
   collectives: network.time each; those that overlap cost only max(their sum - seconds of products, 0)
 """
 
-import math
 from dataclasses import dataclass, field
 
 from jax.interpreters.partial_eval import dce_jaxpr
 
+from dtrain.models.nn.count_flops import MATRIX_PRODUCTS, one_product
 from dtrain.parallel.engine import Traced
 from dtrain.parallel.mesh import FSDP_AXES
 from dtrain.plan import kernels
@@ -177,16 +177,11 @@ class _Walk:
 
 def _flops(step: Step, filled: float) -> tuple[str, float]:
     """The kind of a product, and its FLOPs."""
-    left, out = step.shapes[0], step.results[0].shape
-    if step.name == "dot_general":
-        (contracted, _), _ = step.params["dimension_numbers"]
-        return "product", 2.0 * math.prod(out) * math.prod(left.shape[dim] for dim in contracted)
-    if step.name == "conv_general_dilated":
-        numbers, kernel = step.params["dimension_numbers"], step.shapes[1].shape
-        taps = math.prod(kernel[dim] for dim in numbers.rhs_spec[1:])
-        return "product", 2.0 * math.prod(out) * taps
+    if step.name in MATRIX_PRODUCTS:
+        shapes = [tuple(operand.shape) for operand in step.shapes]
+        return "product", one_product(step.name, step.params, shapes, tuple(step.results[0].shape))
     if step.name in CUDNN:
-        (rows, queries, heads, dim), keys = left.shape, step.shapes[1].shape[1]
+        (rows, queries, heads, dim), keys = step.shapes[0].shape, step.shapes[1].shape[1]
         causal, window = "CAUSAL" in str(step.params["mask_type"]), step.params["sliding_window_length"] or 0
         return "attention", kernels.cudnn(CUDNN[step.name], (rows, heads, queries, keys), dim, causal, window)
     inputs = [(str(aval.dtype), tuple(aval.shape)) for aval in step.shapes if hasattr(aval, "dtype")]

@@ -221,7 +221,7 @@ def _plan(
     memory_use = memory.with_batches(memory_use, assembly.batch, recipe.engine.steps_per_call - 1)
     timing, money = None, None
     if tally is not None and on.chip:
-        flops = assembly.model.flops(layout.example, recipe.batch)
+        flops = assembly.flops
         tokens = tokens_in(layout.example) * recipe.batch
         peak = on.chip.flops * on.chips
         unit = "tokens" if tokens else ("images" if IMAGE in layout.example else "examples")

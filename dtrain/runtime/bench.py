@@ -146,8 +146,8 @@ def bench(recipe: Recipe, rounds: int, seconds: float, say: Callable[[str], None
             found["run"].append(console.cost)
             for name, work in (("step", pieces.step), ("read", pieces.read), ("put", pieces.put)):
                 found[name].append(_timed(work, count))
-    example, dtype = source.example, recipe.precision.compute
-    flops, peak = assembly.model.flops(example, recipe.batch), peak_of(devices)
+    dtype = recipe.precision.compute
+    flops, peak = assembly.flops, peak_of(devices)
     rate, rate_of = (peak, "the chips' published peak") if peak else _measured(devices, dtype)
     medians = {name: _median(costs) for name, costs in found.items()}
     kinds = f"{len(devices)} x {devices[0].device_kind}"

@@ -12,6 +12,7 @@ from dtrain.core.errors import DataError, RecipeError
 from dtrain.core.types import Device
 from dtrain.data.batch import IMAGE, LABEL, OTHER_IMAGE, OTHER_LABEL, WEIGHT, Batch, Example, Feature
 from dtrain.models.nn import param as declare
+from dtrain.models.nn.model import Flops
 from dtrain.models.nn.precision import Precision
 from dtrain.optim.groups import grouped
 from dtrain.optim.update import learning_rate, transformation
@@ -53,6 +54,13 @@ class Assembly:
     """The shapes of the batches of one call of the training step, with their shardings."""
     steps: int
     """Optimizer steps of the whole run."""
+
+    @property
+    def flops(self) -> Flops:
+        """The floating-point operations of one training step."""
+        rows = prepared(self.recipe, self.layout.example)
+        example = {name: Feature(of.shape[1:], str(of.dtype)) for name, of in rows.items()}
+        return self.model.flops(example, self.recipe.batch, self.layout.declared)
 
 
 def assemble(recipe: Recipe, devices: Sequence[Device], example: Example, steps: int) -> Assembly:

@@ -62,7 +62,7 @@ def reporter(
         rows = stack.enter_context(lines(place.metrics, start, console.warn))
         sync, trackers = rows.sync, [stack.enter_context(guarded(sink, about)) for sink in recipe.track.to]
     example = assembly.layout.example
-    flops = assembly.model.flops(example, recipe.batch).step
+    flops = assembly.flops.step
     meters = Meters(recipe.batch, tokens_in(example), flops, peak_of(jax.devices()))
 
     def report(number: int, values: dict[str, float]) -> None:

@@ -261,7 +261,9 @@ def test_flops_are_six_for_each_parameter_and_token_and_those_of_causal_attentio
     example = {"token": Feature((64,), "int32")}
     matrices = 3 * (4 * 32 * 32 + 3 * 32 * 48 + 2 * 32) + 32 + 100 * 32
     attention = 3 * 12 * 32 * 65 / 2
-    assert model.flops(example, 5).step == pytest.approx((6 * matrices + attention) * 64 * 5)
+    assert model.flops(example, 5, model.params()).step == pytest.approx((6 * matrices + attention) * 64 * 5)
     moe = dataclasses.replace(model, experts=Experts(count=8, active=2, hidden=48))
     more = 3 * 6 * 64 * 5 * (3 * 32 * 48 + 32 * 8)
-    assert moe.flops(example, 5).step == pytest.approx(model.flops(example, 5).step + more)
+    assert moe.flops(example, 5, moe.params()).step == pytest.approx(
+        model.flops(example, 5, model.params()).step + more
+    )

@@ -185,8 +185,8 @@ def test_check_names_what_a_distillation_cannot_have(dtrain: Dtrain, tmp_path: P
 def test_the_forward_pass_of_the_teacher_counts() -> None:
     model, _, _ = case()
     example = {"token": Feature((12,), "int32"), "target": Feature((12,), "int32")}
-    own, teacher = (one.flops(example, 4).step for one in (STUDENT, TEACHER))
-    assert model.flops(example, 4).step == pytest.approx(own + teacher / 3)
+    own, teacher = (one.flops(example, 4, one.params()).step for one in (STUDENT, TEACHER))
+    assert model.flops(example, 4, model.params()).step == pytest.approx(own + teacher / 3)
 
 
 @pytest.mark.slow

@@ -12,8 +12,9 @@ from dtrain.core.metrics import ACCURACY, MAE, NLL, Metric
 from dtrain.data.batch import IMAGE, LABEL, OTHER_LABEL, SHARE, SMOOTHING, TARGET, WEIGHT, Batch, Example
 from dtrain.models.nn import param as declare
 from dtrain.models.nn.context import Context
+from dtrain.models.nn.count_flops import gradient_flops
 from dtrain.models.nn.matmul import matmul
-from dtrain.models.nn.model import PROBABILITY, TOKENS, Declared, Flops, Loss
+from dtrain.models.nn.model import PROBABILITY, TOKENS, Declared, Flops, Loss, Model
 from dtrain.models.nn.param import Param, Tree
 
 
@@ -193,9 +194,14 @@ def _token_losses(logits_BTV: jax.Array, batch: Batch, ctx: Context) -> tuple[ja
     return nll_BT, (target_BT >= 0).astype(jnp.float32)
 
 
-def three_times(forward: float, examples: int) -> Flops:
-    """A training step counted as three forward passes: the backward pass has two products for each forward one."""
-    return Flops(3 * forward * examples, "3 x forward matrix products")
+def three_times(model: Model, forward: float, example: Example, examples: int, declared: Tree) -> Flops:
+    """A training step counted as three forward passes: the backward pass has two products for each forward one.
+
+    With frozen parameters, the products of the gradient are counted.
+    """
+    if all(param.trained for param in jax.tree.leaves(declared)):
+        return Flops(3 * forward * examples, "3 x forward matrix products")
+    return gradient_flops(model, example, examples, declared)
 
 
 def image_mismatch(example: Example, image: tuple[int | None, ...], classes: int) -> str:

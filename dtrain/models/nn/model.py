@@ -10,6 +10,7 @@ from dtrain.core.errors import RecipeError
 from dtrain.core.metrics import Metric
 from dtrain.data.batch import Batch, Example
 from dtrain.models.nn.context import Context
+from dtrain.models.nn.count_flops import Flops, gradient_flops
 from dtrain.models.nn.param import Tree
 
 PROBABILITY, TOKENS = "probability", "tokens"
@@ -27,13 +28,6 @@ class Loss(NamedTuple):
     weight: jax.Array
     metrics: dict[str, jax.Array]
     statistics: dict[str, jax.Array] = {}
-
-
-class Flops(NamedTuple):
-    """Floating-point operations of one training step, and the convention by which they are counted."""
-
-    step: float
-    convention: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,8 +84,12 @@ class Model(Protocol):
         """The loss of a batch, as sums. Metrics are divided by the same weight as the loss."""
         ...
 
-    def flops(self, example: Example, examples: int) -> Flops:
-        """The cost of one training step on `examples` such examples."""
+    def flops(self, example: Example, examples: int, declared: Tree) -> Flops:
+        """The cost of one training step on `examples` such examples.
+
+        `example`: as the model receives it, prepared. `declared`: the parameters, as the recipe trains them; gradients
+        of frozen ones are not computed.
+        """
         ...
 
     def mismatch(self, example: Example) -> str:
@@ -119,6 +117,10 @@ class Declared:
     def exact_inputs(self) -> tuple[str, ...]:
         """Arrays of a batch that keep their dtype where others are cast to the compute dtype; labels always do."""
         return ()
+
+    def adapted_flops(self, example: Example, examples: int, adapted: "Model", declared: Tree) -> Flops:
+        """The cost of one training step of `adapted`, this model with low-rank adapters; `declared`: its parameters."""
+        return gradient_flops(adapted, example, examples, declared)
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
