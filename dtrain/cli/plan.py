@@ -159,9 +159,16 @@ def _show(result: "Plan", as_json: bool) -> None:
     import json
 
     from dtrain.plan.report import lines
+    from dtrain.plan.sums import saving
     from dtrain.plan.values import values
 
-    typer.echo(json.dumps(values(result), indent=2) if as_json else "\n".join(lines(result)))
+    cheaper = saving(result) if result.fits else None
+    if as_json:
+        more = {"cheaper_sums": cheaper.values} if cheaper else {}
+        typer.echo(json.dumps(values(result) | more, indent=2))
+        return
+    for line in (*lines(result), *([cheaper.text] if cheaper else [])):
+        typer.echo(line)
 
 
 def _advise(result: "Plan", jobs: int) -> None:
@@ -179,6 +186,7 @@ def _search(
 
     from dtrain.plan.report import search_report
     from dtrain.plan.search import search
+    from dtrain.plan.sums import saving
     from dtrain.plan.values import values
 
     result = search(loaded, on, tries, jobs, price, lambda text: typer.echo(text, err=True), cancel_interrupt)
@@ -186,7 +194,9 @@ def _search(
         ranked: list[Any] = [{"changes": candidate.changes, **values(plan)} for candidate, plan in result.ranked]
         typer.echo(json.dumps({"ranked": ranked, "stopped": result.stopped}, indent=2))
     else:
-        typer.echo("\n".join(search_report(result)))
+        cheaper = saving(result.winner[1]) if result.winner else None
+        for line in (*search_report(result), *([cheaper.text] if cheaper else [])):
+            typer.echo(line)
     return result
 
 

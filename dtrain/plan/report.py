@@ -10,6 +10,7 @@ from dtrain.plan.capacity import state
 from dtrain.plan.memory import PEAKS
 from dtrain.plan.money import Money, stale
 from dtrain.plan.plan import Plan, Timing
+from dtrain.plan.published import interval
 from dtrain.plan.replay import CollectiveCost
 from dtrain.plan.search import SearchResult
 from dtrain.train.banner import mesh_text
@@ -112,6 +113,7 @@ def _state(plan: Plan) -> Iterator[str]:
 def _timing(timing: Timing, plan: Plan) -> Iterator[str]:
     tally, step = timing.tally, timing.seconds
     yield f"step time {ms(step)}, bound by {timing.bound}"
+    yield f"  {_interval(plan, step)}"
     for part, name in PARTS.items():
         if tally.parts.get(part, 0) > 5e-4 * step:
             yield f"  {name:<28}{ms(tally.parts[part]):>11}  {tally.parts[part] / step:4.0%}"
@@ -125,6 +127,16 @@ def _timing(timing: Timing, plan: Plan) -> Iterator[str]:
     if costs:
         yield "most expensive: " + "; ".join(f"{name} {seconds / step:.0%}" for name, seconds in costs)
     yield from _network(timing, plan)
+
+
+def _interval(plan: Plan, step: float) -> str:
+    """What the step would take if it compared with its prediction as published runs did."""
+    chip, found = plan.target.chip, interval(plan.target.chip, step)
+    assert chip
+    if found is None:
+        return f"(no published run on {chip.name} was compared with its prediction)"
+    times = f"{found.least / step:.2f} to {found.most / step:.2f} times their plans"
+    return f"{ms(found.least)} to {ms(found.most)} by {found.runs} published runs on {chip.name}: {times}"
 
 
 def _network(timing: Timing, plan: Plan) -> Iterator[str]:

@@ -6,6 +6,7 @@ from dtrain.core.chips import PRICED
 from dtrain.core.types import JsonObject
 from dtrain.plan.capacity import state
 from dtrain.plan.plan import Plan
+from dtrain.plan.published import interval
 from dtrain.plan.report import PARTS, verdict
 
 
@@ -44,6 +45,8 @@ def values(plan: Plan) -> JsonObject:
     if timing:
         tally = timing.tally
         result["step_seconds"] = timing.seconds
+        if found := interval(plan.target.chip, timing.seconds):
+            result["step_seconds_as_published"] = vars(found)
         result["seconds_by_part"] = {name: tally.parts.get(name, 0.0) for name in PARTS}
         result["examples_per_second"] = timing.examples / timing.seconds
         if timing.tokens:
