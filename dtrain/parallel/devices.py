@@ -10,13 +10,15 @@ from dtrain.core import fault_injection, signals
 from dtrain.core.errors import EnvironmentFault, HostLost
 from dtrain.core.process_info import ProcessInfo, replaces_hosts
 from dtrain.core.types import Device
-from dtrain.parallel.rendezvous import LOOPBACK, Missing, Refusal, wait_for_all
+from dtrain.parallel.rendezvous import LOOPBACK, Missing, Refusal, interface, wait_for_all
 
 SILENCE, LOCAL_SILENCE = 10, 100
 """Heartbeat timeouts in seconds, of processes on other hosts and on this one, where the supervisor notices sooner."""
 
 COMPILING = 2 * 3600 * 1000
 """Milliseconds that a process waits for the others to finish compiling."""
+TLS = ("JAX_MTLS_CERT_FILE", "JAX_MTLS_KEY_FILE", "JAX_MTLS_CA_FILE")
+"""JAX's variables for mutual TLS between processes: certificate, its private key, certificate of the authority."""
 FUSIONS = "--xla_cpu_experimental_ynn_fusion_type"
 
 
@@ -100,6 +102,7 @@ def join(info: ProcessInfo, *, local: int = 1, refusal: Refusal = lambda: None) 
     import jax
 
     fault_injection.strike("join", info.rank)
+    _refuse_ignored_tls()
     replaced = replaces_hosts() and info.world_size > local
     try:
         wait_for_all(info.rank, info.world_size, info.coordinator, refusal)
@@ -109,9 +112,10 @@ def join(info: ProcessInfo, *, local: int = 1, refusal: Refusal = lambda: None) 
             raise
         which = f"host{'s' * (len(hosts) > 1)} {', '.join(map(str, hosts))} of {info.world_size // local}"
         raise HostLost(f"{which} lost: {missing.message}", "the launcher replaces it and restarts the run") from None
-    # rank 0 listens on all interfaces, or only on loopback, since the address may be a name that others resolve
-    on_this_host = info.coordinator.startswith(LOOPBACK)
-    interface = LOOPBACK if on_this_host else "[::]" if info.coordinator.startswith("[") else "0.0.0.0"
+    host, _, port = info.coordinator.rpartition(":")
+    on_this_host = host == LOOPBACK
+    listened = interface(host.strip("[]")) or ("::" if ":" in host else "0.0.0.0")
+    bound = f"[{listened}]:{port}" if ":" in listened else f"{listened}:{port}"
     if os.environ.get("JAX_PLATFORMS") == "cpu":
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
     try:
@@ -119,12 +123,24 @@ def join(info: ProcessInfo, *, local: int = 1, refusal: Refusal = lambda: None) 
             info.coordinator,
             info.world_size,
             info.rank,
-            coordinator_bind_address=f"{interface}:{info.coordinator.rpartition(':')[2]}" if info.rank == 0 else None,
+            coordinator_bind_address=bound if info.rank == 0 else None,
             heartbeat_timeout_seconds=LOCAL_SILENCE if on_this_host else SILENCE,
         )
     except RuntimeError as error:
         message = f"process {info.rank} of {info.world_size} could not join the others at {info.coordinator}: {error}"
         raise (HostLost if replaced else EnvironmentFault)(message) from error
+
+
+def _refuse_ignored_tls() -> None:
+    """EnvironmentFault if mutual TLS is asked for and this JAX would ignore that."""
+    import jax
+
+    asked = [name for name in TLS if os.environ.get(name)]
+    if asked and not hasattr(jax.config, TLS[0].lower()):
+        message = f"{asked[0]} is set, and JAX {jax.__version__} has no TLS between processes"
+        raise EnvironmentFault(message, f"use JAX 0.12 or newer, or unset {asked[0]}")
+    if asked and (unset := [name for name in TLS if name not in asked]):
+        raise EnvironmentFault(f"{asked[0]} is set, but {' and '.join(unset)} not", "set all three of them, or none")
 
 
 def await_compiled() -> None:

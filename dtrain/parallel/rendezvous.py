@@ -5,6 +5,7 @@ Rank 0 listens at the coordinator's address. Every other process connects, sends
 answers: start, the ranks that are missing, or the error for which the run must not start.
 """
 
+import ipaddress
 import json
 import re
 import socket
@@ -119,15 +120,31 @@ def _report(rank: int, where: tuple[str, int], end: float, refusal: Refusal) -> 
     return {0}
 
 
+def interface(host: str) -> str:
+    """The address to listen on, so that others reach this machine as `host`; empty for all interfaces.
+
+    It is the one address that the name stands for, if this machine has it. A name may stand for the loopback address
+    here and for another one elsewhere, and an external address may be translated on the way: then all are used.
+    """
+    try:
+        found = {one[4][0] for one in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+        (address,) = found
+        with socket.socket(socket.AF_INET6 if ":" in str(address) else socket.AF_INET) as probe:
+            probe.bind((address, 0))
+    except (OSError, ValueError):
+        return ""
+    own = ipaddress.ip_address(address)
+    return "" if own.is_loopback and host not in (LOOPBACK, "::1", "localhost") else str(address)
+
+
 @contextmanager
 def _listening(where: tuple[str, int]) -> Iterator[socket.socket]:
     family = socket.AF_INET6 if ":" in where[0] else socket.AF_INET
     shared = where[0] == LOOPBACK  # the supervisor's own socket reserves the port, so it must be shared with that one
-    interface = LOOPBACK if shared else ""  # a host name or an external address may not be bindable on this host
     with socket.socket(family) as listener:
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT if shared else socket.SO_REUSEADDR, 1)
-            listener.bind((interface, where[1]))
+            listener.bind((interface(where[0]), where[1]))
             listener.listen()
         except OSError as error:
             hint = "if another program uses it, choose another port"

@@ -11,7 +11,7 @@ from dtrain.core.errors import DtrainError, EnvironmentFault, Exhausted, Hung, S
 from dtrain.core.process_info import ProcessInfo
 from dtrain.parallel import rendezvous
 from dtrain.parallel.devices import join
-from dtrain.parallel.rendezvous import Refusal, wait_for_all
+from dtrain.parallel.rendezvous import Refusal, interface, wait_for_all
 
 
 @pytest.fixture
@@ -153,3 +153,20 @@ def test_an_address_in_use_is_refused() -> None:
         other.listen()
         taken = f"{rendezvous.LOOPBACK}:{other.getsockname()[1]}"
         assert outcome(0, 2, taken) == f"cannot listen on port {taken.partition(':')[2]}: Address already in use"
+
+
+@pytest.mark.parametrize(
+    ("names", "listened"),
+    [
+        (["127.0.0.1"], "127.0.0.1"),
+        (["127.0.1.1"], ""),  # Debian's name of this machine for itself: other machines know it by another address
+        (["192.0.2.7"], ""),  # of another machine, or translated on the way
+        (["127.0.0.1", "192.0.2.7"], ""),
+        ([], ""),
+    ],
+)
+def test_the_coordinator_listens_where_it_is_reached(
+    monkeypatch: pytest.MonkeyPatch, names: list[str], listened: str
+) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(0, 0, 0, "", (name, 0)) for name in names])
+    assert interface(names[0] if listened else "node-0") == listened
