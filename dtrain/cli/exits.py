@@ -56,8 +56,9 @@ def exits(debug: bool = False, stoppable: bool = False) -> Iterator[None]:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Make Ctrl-C a KeyboardInterrupt that is raised again until `cancel_interrupt` is called, or the block ends.
+    """Make Ctrl-C, SIGTERM and SIGHUP a KeyboardInterrupt.
 
+    It is raised again until `cancel_interrupt` is called, or the block ends.
     JAX has callbacks in which an exception, and with it the only KeyboardInterrupt, is lost.
     """
 
@@ -66,7 +67,7 @@ def interruptible() -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         nonlocal postponed
         importing = _importing(frame)
-        postponed += importing and number == signal.SIGINT
+        postponed += importing and number != signal.SIGALRM
         if postponed > 1:
             signals.leave(Aborted.exit_code, "interrupted\n")  # second Ctrl-C: do not wait for the import
         signal.setitimer(signal.ITIMER_REAL, SOON if importing else AGAIN)
@@ -77,7 +78,8 @@ def interruptible() -> Iterator[None]:
         if not issubclass(failure.exc_type, KeyboardInterrupt):
             hook(failure)
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGALRM)}
+    ending = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGALRM, *ending)}
     hook, sys.unraisablehook = sys.unraisablehook, unraisable
     try:
         yield

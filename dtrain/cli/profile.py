@@ -76,7 +76,6 @@ def _live(place: "Folder", steps: int) -> None:
 
 def _recipe(recipe: str, overrides: list[str], steps: int, out: Path, devices: int | None) -> None:
     import shutil
-    import tempfile
 
     use_devices(devices)
     from dtrain.core.errors import EnvironmentFault, cause
@@ -91,10 +90,12 @@ def _recipe(recipe: str, overrides: list[str], steps: int, out: Path, devices: i
     short += ["evaluate.every=0", "checkpoint={minutes: 0, every: 0}", "track.to=[]", "track.notify=null"]
     short += ["optimizer.schedule={kind: constant}"]  # others have lengths that may not fit
     loaded = load(find(recipe), [*overrides, *short], devices)
-    with tempfile.TemporaryDirectory(prefix="dtrain-profile-") as folder:
+    from dtrain.core.leftovers import temporary_folder
+
+    with temporary_folder("profile") as folder:
         from dtrain.track.console import Console
 
-        place = train(loaded, Path(folder), Console(silent=True))
+        place = train(loaded, folder, Console(silent=True))
         assert place is not None
         try:
             shutil.copytree(place.profile, out, dirs_exist_ok=True)

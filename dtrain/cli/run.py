@@ -171,7 +171,6 @@ def _rendezvous(
 
 
 def _train(command: _Command, loaded: "Loaded", control: "RunControl | None") -> None:
-    import tempfile
 
     logging.getLogger("absl").setLevel(logging.ERROR)  # orbax and JAX log every save and every signal
     from dtrain.parallel import compile_cache
@@ -189,8 +188,10 @@ def _train(command: _Command, loaded: "Loaded", control: "RunControl | None") ->
     if uncached:
         console.warn(uncached)
     if command.dry:
-        with tempfile.TemporaryDirectory(prefix="dtrain-dry-") as folder:
-            train(loaded, Path(folder), console, dry=True)
+        from dtrain.core.leftovers import temporary_folder
+
+        with temporary_folder("dry") as folder:
+            train(loaded, folder, console, dry=True)
         return
     allowed = command.allow_changes
     if command.extended and not allowed:

@@ -1,7 +1,5 @@
 """dtrain verify"""
 
-import tempfile
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -54,12 +52,14 @@ def verify(
             compared["in one process" if processes > 1 else "in two processes"] = [
                 "--devices", str(devices), *([] if processes > 1 else ["--processes", "2"]),
             ]  # fmt: skip
-        with tempfile.TemporaryDirectory(prefix="dtrain-verify-") as folder:
+        from dtrain.core.leftovers import temporary_folder
+
+        with temporary_folder("verify") as folder:
 
             def say(text: str) -> None:
                 typer.echo(f"{text} ...", err=True)
 
-            trial = Trial(str(find(recipe)), options, place, Path(folder), say)
+            trial = Trial(str(find(recipe)), options, place, folder, say)
             certificate = tried(trial, kills, seed, compared if others else {})
         typer.echo(json.dumps(certificate.values(), indent=2) if as_json else "\n".join(certificate.lines()))
         if not certificate.kept:

@@ -4,13 +4,13 @@ import fcntl
 import glob
 import os
 import re
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from dtrain.core.errors import DataError, DtrainError
+from dtrain.core.leftovers import part_of
 
 PACKAGE = "{dtrain}"
 """Placeholder for the folder of the installed dtrain package."""
@@ -98,22 +98,23 @@ def reading(where: str | Path, hint: str = "") -> Iterator[None]:
 
 @contextmanager
 def replacing(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
-    """Open a temporary file that atomically replaces `path` at the end; with `sync`, after an fsync. Raises OSError."""
-    part = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("wb") as file:
+    """Open a temporary file that atomically replaces `path` at the end; with `sync`, after an fsync. Raises OSError.
+
+    Those that killed processes of this host left behind are removed.
+    """
+    with part_of(path) as (part, file):
+        try:
             yield file
+            file.flush()
             if sync:
-                file.flush()
                 os.fsync(file.fileno())
-        part.replace(path)
-        if sync:
-            _sync_folder(path.parent)
-    except BaseException:
-        with suppress(OSError):
-            part.unlink()
-        raise
+            part.replace(path)
+        except BaseException:
+            with suppress(OSError):
+                part.unlink()
+            raise
+    if sync:
+        _sync_folder(path.parent)
 
 
 @contextmanager

@@ -115,7 +115,9 @@ class Experts:
         logits_BTX = jnp.einsum("BTE,EX->BTX", *exact, precision=jax.lax.Precision.HIGHEST)
         scores_BTX = jax.nn.softmax(logits_BTX) if self.score == "softmax" else jax.nn.sigmoid(logits_BTX)
         ranked_BTX = scores_BTX + (params["bias"].astype(jnp.float32)[None, None] if self.bias_rate else 0)
-        _, chosen_BTK = jax.lax.top_k(jax.lax.stop_gradient(ranked_BTX), self.active)
+        # not top_k: on a CPU, under jit, the compiler would gather its operand over all devices
+        order_BTX = jnp.argsort(jax.lax.stop_gradient(ranked_BTX), descending=True, stable=True)
+        chosen_BTK = order_BTX[..., : self.active]
         gates_BTK = jnp.take_along_axis(scores_BTX, chosen_BTK, axis=-1)
         if self.renormalise:
             gates_BTK = gates_BTK / jnp.maximum(gates_BTK.sum(-1, keepdims=True), 1e-20)

@@ -66,19 +66,23 @@ def family(on: Target) -> Iterator[Target]:
 
 
 def larger(recipe: Recipe, needed: State) -> Plan | None:
-    """The smallest larger slice on which the run fits by arithmetic, of `TRIES` that hold its state."""
+    """The smallest larger slice on which the run surely fits by arithmetic, of `TRIES` that hold its state; if there is
+    none, the smallest on which it may fit."""
     tried: list[Target] = []
+    close: Plan | None = None
     for on in family(needed.on):
         large_enough = on.chips > needed.on.chips and needed.total <= on.devices * room(on)
         if not large_enough or len(tried) == TRIES or (tried and on.chips < 2 * tried[-1].chips):
             continue
         candidates = [*itertools.islice(spread(recipe, on), 1), *with_tensor(recipe, on)]
         tried += [on] if candidates else []  # the sizes of a model do not divide by every number of devices
-        for candidate in candidates:
+        for candidate in sorted(candidates, key=lambda one: "batch" in one.changes):
             plan = PlanJob(candidate.recipe, on, quick=True).make()
-            if isinstance(plan, Plan) and plan.fits:
+            if isinstance(plan, Plan) and plan.surely_fits:
                 return plan
-    return None
+            if isinstance(plan, Plan) and plan.fits:
+                close = close or plan
+    return close
 
 
 def spread(recipe: Recipe, on: Target) -> Iterator[Candidate]:

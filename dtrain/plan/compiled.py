@@ -1,7 +1,6 @@
 """Compile the step of a run for devices that are not present. Running out of memory is a result, not an error."""
 
 import re
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import jax
 
 from dtrain.core.errors import EnvironmentFault
+from dtrain.core.leftovers import temporary_folder
 from dtrain.parallel import compile_cache
 from dtrain.parallel.engine import refuse_unknown
 from dtrain.train.assembly import Assembly
@@ -36,22 +36,22 @@ class Compiled:
 def compiled(assembly: Assembly) -> Compiled:
     """Compile the training step. Raises EnvironmentFault if the compiler fails for another reason than memory."""
     options, lowered = assembly.recipe.engine.options(assembly.layout.platform), assembly.train().lower()
-    with tempfile.TemporaryDirectory(prefix="dtrain-plan-") as folder:
+    with temporary_folder("plan") as folder:
         try:
             with compile_cache.off():  # a program from the cache writes no dump
-                program = lowered.compile(compiler_options={**options, **DUMP, "xla_dump_to": folder})
+                program = lowered.compile(compiler_options={**options, **DUMP, "xla_dump_to": str(folder)})
         except jax.errors.JaxRuntimeError as error:
             refuse_unknown(error)
             if not _lacks_main_memory(str(error)):
                 reason = re.sub(r"\s+", " ", str(error))[:300]
                 raise EnvironmentFault(f"the compiler failed: {reason}", "try --quick, or another mesh") from error
-            return _out_of_memory(Path(folder), str(error))
+            return _out_of_memory(folder, str(error))
         stats: Any = program.memory_analysis()
         peak, code = int(stats.peak_memory_in_bytes), int(stats.generated_code_size_in_bytes)
         arena = int(stats.argument_size_in_bytes + stats.temp_size_in_bytes + stats.output_size_in_bytes)
         arena -= int(stats.alias_size_in_bytes)
         text = program.as_text() or ""
-        live = _live(_dumped(Path(folder), "live"))
+        live = _live(_dumped(folder, "live"))
         peak = max(peak, sum(live.values()))  # the CPU compiler's figure excludes temporaries
         return Compiled(text, live, peak + code, code, arena + code)
 

@@ -20,7 +20,7 @@ from dtrain.plan.compiled import compiled as compile_step
 from dtrain.plan.cuda import assume_cudnn
 from dtrain.plan.efficiency import Efficiency
 from dtrain.plan.jaxpr_cost import ALL, step_cost
-from dtrain.plan.memory import CLASSES, Memory
+from dtrain.plan.memory import CLASSES, PEAKS, Memory
 from dtrain.plan.money import Money, cost
 from dtrain.plan.network import Network
 from dtrain.plan.overlap import overlap
@@ -102,6 +102,12 @@ class Plan:
     def fits(self) -> bool:
         """Whether the run fits into the device's memory."""
         return self.memory.fits
+
+    @property
+    def surely_fits(self) -> bool:
+        """Whether it fits by the compiler, or with the most that a compiler took beyond a quick plan."""
+        highest = PEAKS[1] if self.tier == "quick" and self.target.platform == "tpu" else 1.0
+        return self.fits and self.memory.needed * highest <= self.memory.room
 
 
 def plan(recipe: Recipe, on: Target, price: float | None = None) -> Plan:

@@ -63,8 +63,7 @@ def verdict(plan: Plan) -> str:
     """Whether the plan fits: by the compiler, or as far as a peak that was not compiled tells."""
     if not plan.fits:
         return "DOES NOT FIT"
-    highest = PEAKS[1] if plan.tier == "quick" and plan.target.platform == "tpu" else 1.0
-    return "fits" if plan.memory.needed * highest <= plan.memory.room else "may fit"
+    return "fits" if plan.surely_fits else "may fit"
 
 
 def _memory(plan: Plan) -> Iterator[str]:

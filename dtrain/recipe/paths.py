@@ -39,9 +39,9 @@ def with_absolute_paths(tree: Node) -> tuple[Node, dict[str, str]]:
 
 
 def absolute(values: JsonObject) -> JsonObject:
-    """The plain values of a recipe with every path that exists below the working folder made absolute.
+    """The plain values of a recipe with every path made absolute, by the working folder, whether it exists or not.
 
-    So a run's copy of its recipe means the same wherever it is read.
+    So a run's copy of its recipe means the same wherever it is read, and whatever was removed since.
     """
     values = copy.deepcopy(values)
     for key in PATHS:
@@ -74,10 +74,8 @@ def _make_absolute(tree: Any, parts: Sequence[str]) -> None:
 def _from_here(text: str, pattern: bool) -> str:
     if _is_elsewhere(text):
         return text
-    here, parts = Path.cwd(), Path(text).parts
-    fixed = _fixed(parts)
-    whole = Path(glob.escape(str(here)) if pattern else here) / text
-    return str(whole) if _exists(here.joinpath(*parts[:fixed])) else text
+    here = Path.cwd()
+    return str(Path(glob.escape(str(here)) if pattern else here) / text)
 
 
 def _is_elsewhere(text: str) -> bool:

@@ -5,17 +5,16 @@ Segments of these alternate, so that a machine whose speed changes slows all of 
 
 import io
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import jax
 from rich.console import Console as Rich
 
+from dtrain.core.leftovers import temporary_folder
 from dtrain.core.types import Device, JsonObject
 from dtrain.data.batch import ROW, Batch
 from dtrain.data.batches import TrainBatches
@@ -134,14 +133,14 @@ def bench(recipe: Recipe, rounds: int, seconds: float, say: Callable[[str], None
     count = max(count, LOGGED * every) if most > 1 else count
     found: dict[str, list[Cost]] = {name: [] for name in ("run", "step", "read", "put")}
     warnings: dict[str, None] = {}
-    with tempfile.TemporaryDirectory(prefix="dtrain-bench-") as folder:
+    with temporary_folder("bench") as folder:
         for number in range(rounds):
             say(f"round {number + 1} of {rounds}: {count:,} steps each")
             local = tuple(sink for sink in recipe.track.to if not isinstance(sink, WandB))
             track = replace(recipe.track, every=every, to=local)
             short = replace(recipe, name=f"round-{number}", steps=count + every, epochs=None, track=track)
             console = Marks(rich=Rich(file=io.StringIO()))
-            run(short, Path(folder), console)
+            run(short, folder, console)
             warnings |= dict.fromkeys(console.warnings)
             found["run"].append(console.cost)
             for name, work in (("step", pieces.step), ("read", pieces.read), ("put", pieces.put)):

@@ -7,17 +7,16 @@ are printed, then it is treated as failed.
 
 import json
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from dtrain.core import signals
 from dtrain.core.errors import Aborted, DtrainError, Exhausted, HostLost, Stopped
 from dtrain.core.files import overwrite
+from dtrain.core.leftovers import temporary_folder
 from dtrain.core.process_info import RENDEZVOUS_S, ProcessInfo, launch_id, rendezvous_seconds, replaces_hosts
 from dtrain.core.run_control import note_end
 from dtrain.core.run_dir import Folder, saved_steps
@@ -178,9 +177,9 @@ def _start(
     more: Mapping[str, str],
 ) -> End:
     with (
-        tempfile.TemporaryDirectory(prefix="dtrain-") as logs,
+        temporary_folder("logs") as logs,
         port() as number,
-        ProcessGroup(Path(logs), place) as group,
+        ProcessGroup(logs, place) as group,
     ):
         watch.group, machine = group, among or ProcessInfo(0, 1, f"{LOOPBACK}:{number}")
         first, total = machine.rank * processes, machine.world_size * processes

@@ -19,9 +19,10 @@ pytestmark = pytest.mark.slow
 LONG = ["mlp-digits", "epochs=null", "steps=100000", "evaluate.every=0", "name=long"]
 
 
-def started(folder: Path, *words: str, before: Callable[[], object] | None = None) -> "subprocess.Popen[bytes]":
+def started(folder: Path, *words: str, ignoring: bool = False) -> "subprocess.Popen[bytes]":
     command = [sys.executable, "-m", "dtrain", *words]
-    where = {"cwd": folder, "env": bare_environment() | PACED, "start_new_session": True, "preexec_fn": before}
+    command = ["sh", "-c", 'trap "" HUP; exec "$0" "$@"', *command] if ignoring else command  # as nohup does
+    where = {"cwd": folder, "env": bare_environment() | PACED, "start_new_session": True}
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **where)  # type: ignore[call-overload]
 
 
@@ -46,9 +47,7 @@ def test_a_hang_up_saves_and_stops_unless_it_is_ignored(tmp_path: Path) -> None:
     assert (record["state"], record["stopped_by"]) == ("stopped", "SIGHUP")
     assert record["step"] > 0
 
-    ignoring = started(
-        tmp_path, "run", *LONG, "track.every=1", before=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    )
+    ignoring = started(tmp_path, "run", *LONG, "track.every=1", ignoring=True)
     rows = place.metrics.read_text().count("\n")
     until(lambda: place.metrics.read_text().count("\n") > rows + 2)
     ignoring.send_signal(signal.SIGHUP)
