@@ -1,27 +1,33 @@
 """An MLP trained by `dtrain run` and by the tools that a user would pick instead, each as its guide writes it.
 
-The MLP 784-512-256-10 with AdamW at batch 128 on 60,000 images of noise in memory, shuffled in every epoch. An epoch of
-each alternates with the others, after one that is not counted, so compilation and start are left out:
+The MLP 784-512-256-10 with AdamW at batch 128 on 60,000 images of noise in memory, shuffled in every epoch. Each tool
+is a process of its own, with the environment that its users have: JAX's own flags for all but dtrain, which sets one
+for itself (the last column). An epoch of each alternates with the others, after one that is not counted, so compilation
+and start are left out:
 
 - `dtrain` is a whole `dtrain run` with its defaults: data read and prefetched, metrics logged, heartbeats, guards;
   `dtrain x 32` runs 32 steps in one call (`engine.steps_per_call`), as the recipe mlp-mnist does;
 - `bare` is a loop over one jitted step of JAX and optax, which prints the loss every 50 steps;
+- `careful` is the same with batches of uint8, normalised on the device, and the state donated; `careful x 32` runs 32
+  of its steps in one `lax.scan`;
 - `nnx` is Flax NNX with `nnx.jit` and `nnx.Optimizer`; `nnx cached` uses `nnx.cached_partial`;
 - `keras` is `model.fit` of Keras on JAX; `keras x 32` runs 32 steps in one call (`steps_per_execution`);
 - `torch` slices tensors in memory; `torch loader` reads them with a DataLoader; `torch compile` (`--compile`) takes
   minutes to start;
 - `lightning` is a Trainer with a CSV logger.
 
-Tools that are not installed are left out. Medians over rounds, per step:
+Tools that are not installed are left out. Medians over rounds, per step; with words, only tools whose names have one:
 
-    python benchmarks/mlp_frameworks.py [--compile]      target: at most 1.05x bare, ahead of all others
+    python benchmarks/mlp_frameworks.py [--compile] [WORD ...]
 """
 
 import io
 import itertools
+import json
 import os
 import statistics
 import struct
+import subprocess
 import sys
 import tempfile
 import time
@@ -30,15 +36,19 @@ from pathlib import Path
 from typing import Any
 
 os.environ["KERAS_BACKEND"] = "jax"
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+if sys.argv[1:2] == ["--serve"] and sys.argv[2].startswith("dtrain"):
+    from dtrain.parallel.devices import configure_environment
+
+    configure_environment()  # as `dtrain run` does, before JAX is imported
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import timing  # noqa: F401 - configures JAX as `dtrain run` does
 from rich.console import Console as Rich
 
-ROUNDS, BATCH, ROWS = 5, 128, 60_000
+ROUNDS, BATCH, ROWS, CALL = 9, 128, 60_000, 32
 SIZES = (784, 512, 256, 10)
 NOTHING = Path(os.devnull).open("w")  # noqa: SIM115 - where losses are printed
 RECIPE = Path(__file__).parents[1] / "recipes" / "mlp-mnist.yaml"
@@ -128,6 +138,48 @@ def bare(_: Path) -> Epoch:
             held[0], held[1], value = step(held[0], held[1], x, y)
             if number % 50 == 0:
                 print(f"step {number}: loss {float(value):.4f}", file=NOTHING)
+        jax.block_until_ready(held)
+
+    return timed(epoch)
+
+
+def careful(_: Path, at_once: int = 1) -> Epoch:
+    (image, label), draw, optimizer = images(), np.random.default_rng(1), optax.adamw(1e-3, weight_decay=0.01)
+    image = image.reshape(ROWS, -1)
+    keys = jax.random.split(jax.random.key(0), 3)
+    params = [
+        (jax.random.normal(key, (m, n)) * (2 / m) ** 0.5, jnp.zeros(n))
+        for key, (m, n) in zip(keys, itertools.pairwise(SIZES), strict=True)
+    ]
+
+    def loss(params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
+        x = (x.astype(jnp.float32) / 255 - 0.1307) / 0.3081
+        for weight, bias in params[:-1]:
+            x = jax.nn.relu(x @ weight + bias)
+        logits = x @ params[-1][0] + params[-1][1]
+        return optax.softmax_cross_entropy_with_integer_labels(logits, y.astype(jnp.int32)).mean()
+
+    def step(held: Any, batch: Any) -> Any:
+        params, state = held
+        value, gradients = jax.value_and_grad(loss)(params, *batch)
+        updates, state = optimizer.update(gradients, state, params)
+        return (optax.apply_updates(params, updates), state), value
+
+    several = step if at_once == 1 else lambda held, batches: jax.lax.scan(step, held, batches)
+    call, held = jax.jit(several, donate_argnums=0), [(params, optimizer.init(params))]
+
+    def batches() -> Iterator[tuple[Any, Any]]:
+        order = draw.permutation(ROWS)
+        for first in range(0, STEPS * BATCH, BATCH * at_once):
+            rows = order[first : min(first + BATCH * at_once, STEPS * BATCH)]
+            shape = (BATCH,) if at_once == 1 else (-1, BATCH)
+            yield image[rows].reshape(*shape, image.shape[1]), label[rows].reshape(shape)
+
+    def epoch() -> None:
+        for number, batch in enumerate(batches(), 1):
+            held[0], value = call(held[0], batch)
+            if number * at_once % (2 * CALL) < at_once:
+                print(f"step {number * at_once}: loss {float(np.asarray(value).reshape(-1)[-1]):.4f}", file=NOTHING)
         jax.block_until_ready(held)
 
     return timed(epoch)
@@ -276,43 +328,93 @@ def lightning(folder: Path) -> Epoch:
 
 TOOLS: dict[str, Callable[[Path], Epoch]] = {
     "dtrain": dtrain,
-    "dtrain x 32": lambda folder: dtrain(folder, at_once=32),
+    "dtrain x 32": lambda folder: dtrain(folder, at_once=CALL),
     "bare": bare,
+    "careful": careful,
+    "careful x 32": lambda folder: careful(folder, at_once=CALL),
     "nnx": nnx,
     "nnx cached": lambda folder: nnx(folder, cached=True),
     "keras": keras,
-    "keras x 32": lambda folder: keras(folder, at_once=32),
+    "keras x 32": lambda folder: keras(folder, at_once=CALL),
     "torch": torch,
     "torch loader": lambda folder: torch(folder, loader=True),
     "lightning": lightning,
+    "torch compile": lambda folder: torch(folder, compiled=True),
 }
 
 
-def main() -> None:
-    found: dict[str, list[tuple[float, float]]] = {}
-    with tempfile.TemporaryDirectory() as name:
-        epochs: dict[str, Epoch] = {}
-        compiled = {"torch compile": lambda folder: torch(folder, compiled=True)} if "--compile" in sys.argv else {}
-        for tool, made in (TOOLS | compiled).items():
-            (folder := Path(name, tool.replace(" ", "-"))).mkdir()
-            try:
-                epochs[tool] = made(folder)
-            except ImportError as error:
-                print(f"{tool}: left out, {error}")
-        for turn in range(ROUNDS + 1):
-            for tool, epoch in epochs.items():
-                cost = epoch()
-                if turn:
-                    found.setdefault(tool, []).append(cost)
+def serve(tool: str) -> None:
+    """Run an epoch for every line of standard input, and print its costs as JSON."""
+    out, sys.stdout = sys.stdout, sys.stderr
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            epoch = TOOLS[tool](Path(folder))
+        except ImportError as error:
+            print(json.dumps({"absent": str(error)}), file=out, flush=True)
+            return
+        print(json.dumps({"flags": os.environ.get("XLA_FLAGS", "")}), file=out, flush=True)
+        for _ in sys.stdin:
+            print(json.dumps(epoch()), file=out, flush=True)
 
+
+class Rival:
+    """A tool in a process of its own."""
+
+    def __init__(self, tool: str) -> None:
+        environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, "--serve", tool], env=environment, stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        )  # fmt: skip
+        self.about = self._answer()
+
+    def epoch(self) -> tuple[float, float]:
+        """(wall, CPU) seconds per step."""
+        assert self._process.stdin
+        print(file=self._process.stdin, flush=True)
+        wall, cpu = self._answer()
+        return wall, cpu
+
+    def close(self) -> None:
+        assert self._process.stdin
+        self._process.stdin.close()
+        self._process.wait()
+
+    def _answer(self) -> Any:
+        assert self._process.stdout
+        return json.loads(self._process.stdout.readline() or '{"absent": "it died"}')
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--serve"]:
+        serve(sys.argv[2])
+        return
+    words = [word for word in sys.argv[1:] if not word.startswith("--")]
+    chosen = [tool for tool in TOOLS if not words or any(word in tool for word in words) or tool.startswith("dtrain")]
+    rivals, found = dict[str, Rival](), dict[str, list[tuple[float, float]]]()
+    for tool in chosen:
+        if tool == "torch compile" and "--compile" not in sys.argv:
+            continue
+        rival = Rival(tool)
+        if "absent" in rival.about:
+            print(f"{tool}: left out, {rival.about['absent']}")
+        else:
+            rivals[tool] = rival
+    for turn in range(ROUNDS + 1):
+        for tool, rival in rivals.items():
+            cost = rival.epoch()
+            if turn:
+                found.setdefault(tool, []).append(cost)
     for tool, costs in found.items():
+        rivals[tool].close()
         wall, cpu = (1e3 * statistics.median(cost[clock] for cost in costs) for clock in (0, 1))
         shown = []
         for mine in ("dtrain", "dtrain x 32"):
             pairs = list(zip(found[mine], costs, strict=True))
             ratios = [statistics.median(a[i] / b[i] for a, b in pairs) for i in (0, 1)]
             shown.append(f"{mine} takes {ratios[0]:.3f}x wall, {ratios[1]:.3f}x CPU")
-        print(f"{tool:<12} {wall:6.3f} ms/step wall  {cpu:6.3f} ms CPU   {'; '.join(shown)}")
+        flags = rivals[tool].about["flags"] or "none"
+        print(f"{tool:<13} {wall:6.3f} ms/step wall  {cpu:6.3f} ms CPU   {'; '.join(shown)}; XLA flags: {flags}")
 
 
 if __name__ == "__main__":

@@ -21,6 +21,14 @@ def _table(value: object, valid: Callable[[object], bool]) -> bool:
     return isinstance(value, dict) and all(map(valid, value.values()))
 
 
+def _data(value: object) -> bool:
+    return (
+        isinstance(value, dict)
+        and all(_natural(value.get(name)) for name in ("train", "test"))
+        and _number(value.get("epochs"))
+    )
+
+
 FIELDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "state": (f"one of {', '.join(sorted(STATES))}", lambda value: isinstance(value, str) and value in STATES),
     **dict.fromkeys(("name", "reason", "git", "stopped_by"), ("text", lambda value: isinstance(value, str))),
@@ -35,7 +43,10 @@ FIELDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     ),
     "rising": ("an object with true or false", lambda value: _table(value, lambda up: isinstance(up, bool))),
     "changes": ("a list of objects", lambda value: isinstance(value, list) and all(isinstance(x, dict) for x in value)),
-    "data": ("an object", lambda value: value is None or isinstance(value, dict)),
+    "data": (
+        "an object with numbers of train and test examples and epochs",
+        lambda value: value is None or _data(value),
+    ),
     "topology": ("an object", lambda value: isinstance(value, dict)),
 }
 """Per key of run.json: a description of its values for messages, and a function that checks a value."""
