@@ -2,12 +2,14 @@
 
 `small` is the model of recipes/decoder-shakespeare.yaml (4 layers of width 128, 4 heads, 64 tokens, batch 12), `wide`
 has 6 layers of width 384, 6 heads, 256 tokens, batch 8. All train the same shape on the same batch with AdamW and
-clipping by global norm; dtrain's side is the step that `dtrain run` compiles. They alternate in segments; the medians
-of the paired ratios are printed, by CPU time, which load on the machine affects least, and by wall time. PyTorch is
-left out if it is not installed, else the last two rows of each shape are the products with matrices of parameters
-alone: how far the libraries are apart before anything is trained. `--compile` adds torch.compile, which takes minutes.
+clipping by global norm; dtrain's side is the step that `dtrain run` compiles. Each side is a process of its own: JAX by
+hand has JAX's own flags, dtrain the one that it sets, and a third side dtrain's step with another value of that flag.
+They alternate in segments; the medians of the paired ratios are printed, by CPU time, which load on the machine affects
+least, and by wall time. PyTorch is left out if it is not installed, else the last two rows of each shape are the
+products with matrices of parameters alone: how far the libraries are apart before anything is trained. `--compile` adds
+torch.compile, which takes minutes.
 
-    python benchmarks/decoder_cpu.py [--compile]     target: 1.0x JAX by hand; PyTorch: small 1.1x, wide 1.0x
+    python benchmarks/decoder_cpu.py [--compile] [SHAPE]     target: 1.0x JAX by hand; PyTorch: small 1.1x, wide 1.0x
 """
 
 import math
@@ -22,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from timing import alternate, median_ratio, run_step
+from rivals import NAME, Costs, Rival, clocked, duel, serve
 
 from dtrain.data.windows import row_example
 from dtrain.recipe.load import load
@@ -57,6 +59,8 @@ SHAPES = {"small": Shape(4, 128, 4, 64, 12, 20, 15), "wide": Shape(6, 384, 6, 25
 
 def dtrain_step(shape: Shape) -> Segment:
     """The compiled step of `dtrain run`."""
+    from timing import run_step  # sets dtrain's flags, which the others must not have
+
     model = {"layers": shape.layers, "width": shape.width, "heads": shape.heads, "hidden": 4 * shape.width}
     model |= {"context": shape.context, "unroll": shape.layers}
     sizes = [*(f"model.{key}={value}" for key, value in model.items()), f"data.length={shape.context}"]
@@ -206,32 +210,50 @@ def products(shape: Shape, library: str) -> Segment:
     return by_jax
 
 
+def side(name: str) -> Segment:
+    """The work of "SHAPE: SIDE"."""
+    shape, _, what = name.partition(": ")
+    made: dict[str, Callable[[Shape], Segment]] = {
+        "dtrain": dtrain_step,
+        "dtrain, -reduce": dtrain_step,
+        "JAX by hand": jax_step,
+        "PyTorch": lambda shape: torch_step(shape, compiled=False),
+        "torch.compile": lambda shape: torch_step(shape, compiled=True),
+        "products, JAX": lambda shape: products(shape, "jax"),
+        "products, torch": lambda shape: products(shape, "torch"),
+    }
+    return made[what](SHAPES[shape])
+
+
+def rivals(shape: str, *sides: str) -> dict[str, Rival]:
+    """A process for each side; only the name decides what is set for it."""
+    reduce = "--xla_cpu_experimental_ynn_fusion_type=-reduce"
+    return {what: Rival(f"{shape}: {what}", reduce if what.endswith("-reduce") else "") for what in sides}
+
+
 def main() -> None:
-    try:
-        import torch
-    except ImportError:
-        torch = None
-        print("PyTorch is not installed: it is left out")
-    for name, shape in SHAPES.items():
-        sides = {"dtrain": dtrain_step(shape), "JAX by hand": jax_step(shape)}
-        if torch:
-            sides[f"PyTorch {torch.__version__}"] = torch_step(shape, compiled=False)
-            if "--compile" in sys.argv:
-                sides["torch.compile"] = torch_step(shape, compiled=True)
-        report(name, shape, alternate(sides, shape.rounds), "dtrain")
-        if torch:
-            alone = {f"products, {library}": products(shape, library) for library in ("JAX", "torch")}
-            report(name, shape, alternate(alone, shape.rounds), "products, JAX")
+    chosen = [name for name in SHAPES if not (set(sys.argv[1:]) & SHAPES.keys()) or name in sys.argv]
+    for name in chosen:
+        more = ["torch.compile"] if "--compile" in sys.argv else []
+        sides = rivals(name, "dtrain", "dtrain, -reduce", "JAX by hand", "PyTorch", *more)
+        report(name, SHAPES[name], duel(sides, SHAPES[name].rounds), "dtrain")
+        alone = rivals(name, "products, JAX", "products, torch")
+        report(name, SHAPES[name], duel(alone, SHAPES[name].rounds), "products, JAX")
 
 
-def report(name: str, shape: Shape, found: dict[str, list[tuple[float, float]]], own: str) -> None:
+def report(name: str, shape: Shape, found: dict[str, list[Costs]], own: str) -> None:
     """Print the median step of each side, and its ratios to the first."""
+    from timing import median_ratio
+
     for side, times in found.items():
         wall, cpu = (1e3 * statistics.median(part) / shape.steps for part in zip(*times, strict=True))
         ratios = [median_ratio(found, own, side, clock) for clock in (1, 0)]
         against = f"  {own} takes {ratios[0]:.2f}x of its CPU time, {ratios[1]:.2f}x of its wall time"
-        print(f"{name:<6} {side:<20} {wall:8.2f} ms  CPU {cpu:8.2f} ms{against * (side != own)}", flush=True)
+        print(f"{name:<6} {side:<16} {wall:8.2f} ms  CPU {cpu:8.2f} ms{against * (side != own)}", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    if NAME:
+        serve(lambda: clocked(side(NAME)))
+    else:
+        main()

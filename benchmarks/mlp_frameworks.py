@@ -23,11 +23,9 @@ Tools that are not installed are left out. Medians over rounds, per step; with w
 
 import io
 import itertools
-import json
 import os
 import statistics
 import struct
-import subprocess
 import sys
 import tempfile
 import time
@@ -36,24 +34,20 @@ from pathlib import Path
 from typing import Any
 
 os.environ["KERAS_BACKEND"] = "jax"
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-if sys.argv[1:2] == ["--serve"] and sys.argv[2].startswith("dtrain"):
-    from dtrain.parallel.devices import configure_environment
-
-    configure_environment()  # as `dtrain run` does, before JAX is imported
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from rich.console import Console as Rich
+from rivals import NAME, Costs, Rival, clocked, duel, serve
 
 ROUNDS, BATCH, ROWS, CALL = 9, 128, 60_000, 32
 SIZES = (784, 512, 256, 10)
 NOTHING = Path(os.devnull).open("w")  # noqa: SIM115 - where losses are printed
 RECIPE = Path(__file__).parents[1] / "recipes" / "mlp-mnist.yaml"
 STEPS = ROWS // BATCH
-Epoch = Callable[[], tuple[float, float]]
+Epoch = Callable[[], Costs]
 """Trains for about an epoch; returns (wall, CPU) seconds per step."""
 
 
@@ -70,10 +64,11 @@ def normalised() -> tuple[np.ndarray, np.ndarray]:
 
 
 def timed(epoch: Callable[[], object]) -> Epoch:
-    def run() -> tuple[float, float]:
-        wall, cpu = time.perf_counter(), time.process_time()
-        epoch()
-        return (time.perf_counter() - wall) / STEPS, (time.process_time() - cpu) / STEPS
+    work = clocked(epoch)
+
+    def run() -> Costs:
+        wall, cpu = work()
+        return wall / STEPS, cpu / STEPS
 
     return run
 
@@ -92,7 +87,7 @@ def dtrain(folder: Path, at_once: int = 1) -> Epoch:
         (folder / f"{name}-ubyte").write_bytes(header + values.tobytes())
     count = iter(range(1000))
 
-    def epoch() -> tuple[float, float]:
+    def epoch() -> Costs:
         asked = [f"data.root={folder}", "epochs=null", f"steps={STEPS}", "evaluate.every=0"]
         asked += [f"engine.steps_per_call={at_once}", f"track.every={64 if at_once > 1 else 50}"]
         asked += ["optimizer.schedule={kind: constant}", "checkpoint={every: 0, minutes: 0}", "track.to=[tensorboard]"]
@@ -285,7 +280,7 @@ def lightning(folder: Path) -> Epoch:
     signal.signal(signal.SIGPROF, signal.SIG_IGN)  # Lightning removes the handler of libtpu's timer, not the timer
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    marks: list[tuple[float, float]] = []
+    marks: list[Costs] = []
 
     class Net(li.LightningModule):
         def __init__(self) -> None:
@@ -309,7 +304,7 @@ def lightning(folder: Path) -> Epoch:
     loader = t.utils.data.DataLoader(data, BATCH, shuffle=True, drop_last=True)
     net = Net()
 
-    def epoch() -> tuple[float, float]:
+    def epoch() -> Costs:
         trainer = li.Trainer(
             max_epochs=1,
             accelerator="cpu",
@@ -343,79 +338,25 @@ TOOLS: dict[str, Callable[[Path], Epoch]] = {
 }
 
 
-def serve(tool: str) -> None:
-    """Run an epoch for every line of standard input, and print its costs as JSON."""
-    out, sys.stdout = sys.stdout, sys.stderr
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            epoch = TOOLS[tool](Path(folder))
-        except ImportError as error:
-            print(json.dumps({"absent": str(error)}), file=out, flush=True)
-            return
-        print(json.dumps({"flags": os.environ.get("XLA_FLAGS", "")}), file=out, flush=True)
-        for _ in sys.stdin:
-            print(json.dumps(epoch()), file=out, flush=True)
-
-
-class Rival:
-    """A tool in a process of its own."""
-
-    def __init__(self, tool: str) -> None:
-        environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, "--serve", tool], env=environment, stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-        )  # fmt: skip
-        self.about = self._answer()
-
-    def epoch(self) -> tuple[float, float]:
-        """(wall, CPU) seconds per step."""
-        assert self._process.stdin
-        print(file=self._process.stdin, flush=True)
-        wall, cpu = self._answer()
-        return wall, cpu
-
-    def close(self) -> None:
-        assert self._process.stdin
-        self._process.stdin.close()
-        self._process.wait()
-
-    def _answer(self) -> Any:
-        assert self._process.stdout
-        return json.loads(self._process.stdout.readline() or '{"absent": "it died"}')
-
-
 def main() -> None:
-    if sys.argv[1:2] == ["--serve"]:
-        serve(sys.argv[2])
-        return
     words = [word for word in sys.argv[1:] if not word.startswith("--")]
     chosen = [tool for tool in TOOLS if not words or any(word in tool for word in words) or tool.startswith("dtrain")]
-    rivals, found = dict[str, Rival](), dict[str, list[tuple[float, float]]]()
-    for tool in chosen:
-        if tool == "torch compile" and "--compile" not in sys.argv:
-            continue
-        rival = Rival(tool)
-        if "absent" in rival.about:
-            print(f"{tool}: left out, {rival.about['absent']}")
-        else:
-            rivals[tool] = rival
-    for turn in range(ROUNDS + 1):
-        for tool, rival in rivals.items():
-            cost = rival.epoch()
-            if turn:
-                found.setdefault(tool, []).append(cost)
+    rivals = {tool: Rival(tool) for tool in chosen if tool != "torch compile" or "--compile" in sys.argv}
+    found = duel(rivals, ROUNDS)
     for tool, costs in found.items():
-        rivals[tool].close()
         wall, cpu = (1e3 * statistics.median(cost[clock] for cost in costs) for clock in (0, 1))
         shown = []
         for mine in ("dtrain", "dtrain x 32"):
             pairs = list(zip(found[mine], costs, strict=True))
             ratios = [statistics.median(a[i] / b[i] for a, b in pairs) for i in (0, 1)]
             shown.append(f"{mine} takes {ratios[0]:.3f}x wall, {ratios[1]:.3f}x CPU")
-        flags = rivals[tool].about["flags"] or "none"
-        print(f"{tool:<13} {wall:6.3f} ms/step wall  {cpu:6.3f} ms CPU   {'; '.join(shown)}; XLA flags: {flags}")
+        flags = f"XLA flags: {rivals[tool].flags}"
+        print(f"{tool:<13} {wall:6.3f} ms/step wall  {cpu:6.3f} ms CPU   {'; '.join(shown)}; {flags}", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    if NAME:
+        with tempfile.TemporaryDirectory() as name:
+            serve(lambda: TOOLS[NAME](Path(name)))
+    else:
+        main()

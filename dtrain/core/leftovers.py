@@ -14,8 +14,11 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
+
+from dtrain.core.signals import at_end
 
 SETTLED = 60.0
 """Seconds after which a file without a lock has no owner: before, its owner may not have locked it yet."""
@@ -38,13 +41,18 @@ def temporary_folder(kind: str) -> Iterator[Path]:
     """A new folder in the system's folder for temporary files, removed at the end."""
     start = f"dtrain-{kind}-{_host()}-"
     sweep(Path(tempfile.gettempdir()), start)
-    with tempfile.TemporaryDirectory(prefix=start) as folder:
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            _lock(handle)
-            yield Path(folder)
-        finally:
-            os.close(handle)
+    folder = Path(tempfile.gettempdir(), start + secrets.token_hex(8))
+    remove = partial(shutil.rmtree, folder, ignore_errors=True)
+    at_end.append(remove)  # an interrupt may end the removal below, or come just before it
+    folder.mkdir(mode=0o700)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        _lock(handle)
+        yield folder
+    finally:
+        os.close(handle)
+        remove()
+        at_end.remove(remove)
 
 
 def sweep(folder: Path, start: str) -> None:

@@ -138,6 +138,9 @@ class Listener:
             self._lock.release()
 
 
+at_end: list[Callable[[], object]] = []
+"""Functions that `end` calls. They do what an interrupt may have prevented, and raise nothing."""
+
 _listeners: list[Listener] = []
 """The active listener, if any. Module state, because signal handlers belong to the whole process."""
 
@@ -210,6 +213,8 @@ def settle() -> None:
 def end(code: int) -> None:
     """Flush stdout and stderr and end the process without interpreter shutdown, which may crash inside XLA."""
     settle()
+    for function in at_end:
+        function()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()

@@ -12,6 +12,7 @@ import pytest
 from dtrain.core import leftovers
 from dtrain.core.leftovers import part_of, temporary_folder
 from dtrain.data.files import replacing
+from tests.conftest import bare_environment
 
 PROGRAM = """
 import sys, time
@@ -72,3 +73,31 @@ def test_a_new_file_without_a_lock_may_be_locked_soon(tmp_path: Path) -> None:
     assert path.read_bytes() == b"newer"
     folder.rmdir()
     assert [one.name for one in tmp_path.iterdir() if one.name.startswith(".")] == []
+
+
+INTERRUPTED = """
+import shutil
+from dtrain.core import leftovers, signals
+
+calls, removed = [], shutil.rmtree
+
+def interrupted(*arguments, **options):
+    calls.append(arguments)
+    if len(calls) == 1:
+        raise KeyboardInterrupt
+    removed(*arguments, **options)
+
+shutil.rmtree = interrupted
+try:
+    with leftovers.temporary_folder("plan"):
+        pass
+except KeyboardInterrupt:
+    signals.end(130)
+"""
+
+
+def test_a_temporary_folder_whose_removal_was_interrupted_is_removed_at_the_end(tmp_path: Path) -> None:
+    environment = bare_environment() | {"TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], env=environment, timeout=200, check=False)
+    assert done.returncode == 130
+    assert not list(tmp_path.iterdir())

@@ -39,9 +39,9 @@ for line in sys.stdin:
     if problem == "hang":
         time.sleep(1000)
     marks = range(request["value"]["job"]["world_size"]) if verb == "marks" else ()
-    value = {{"problem": problem, "time": time.time(), "ready": not problem, "versions": {{}}, "problems": [],
-             "items": list(marks), "alive": False, "code": 0, "state": "finished", "recorded": False,
-             "text": None, "offset": None}}
+    value = {{"problem": problem, "time": time.time(), "ready": not problem, "setup": "", "versions": {{}},
+             "problems": [], "items": list(marks), "alive": False, "recipe": "", "code": 0, "state": "finished",
+             "recorded": False, "text": None, "offset": None}}
     print(json.dumps(request | {{"type": "Reply", "value": value}}), flush=True)
 """
 

@@ -20,7 +20,7 @@ class Broken:
     def __init__(self, labels, factor):
         self.mlp = MLP(sizes=(64, 32, 10))
         self.labels, self.factor = jnp.array(labels), float(factor)
-        self.params, self.flops, self.mismatch = self.mlp.params, self.mlp.flops, self.mlp.mismatch
+        self.params, self.mismatch = self.mlp.params, self.mlp.mismatch
 
     def loss(self, params, batch, ctx):
         found = self.mlp.loss(params, batch, ctx)

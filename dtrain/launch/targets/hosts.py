@@ -135,7 +135,7 @@ class Hosts(LaunchTarget):
         for line in (*skewed(looked), *other_code(looked)):
             say(line)
         if joining:
-            say(f"the run was lost on {names(joining)} and goes on elsewhere: it is started there, to join the others")
+            say(f"the run was lost on {names(joining)} and is alive elsewhere: it is started there, to join the others")
         return joining or list(link.machines)
 
     def _start(self, link: Connections, job: LaunchJob, machines: Sequence[Machine]) -> None:

@@ -161,7 +161,9 @@ def test_a_host_that_lost_its_processes_joins_again_by_up(dtrain: Dtrain, tmp_pa
     assert "  lost  " in dtrain("launch", "status", path, *launch, *other).stdout
     again = following(tmp_path, "up", str(path), *launch, "--yes")
     shown = read_until(again, r"ended: exit code 0")
-    assert "the run was lost on root@10.99.0.12 and goes on elsewhere: it is started there, to join the others" in shown
+    assert (
+        "the run was lost on root@10.99.0.12 and is alive elsewhere: it is started there, to join the others" in shown
+    )
     again.communicate(timeout=200)
     assert again.returncode == 0
     dtrain("run", path, "name=straight", "--devices", "4", "--processes", "2")
