@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from rivals import NAME, Costs, Rival, clocked, duel, serve
+from rivals import NAME, REDUCE, Costs, Rival, clocked, duel, serve
 
 from dtrain.data.windows import row_example
 from dtrain.recipe.load import load
@@ -215,7 +215,7 @@ def side(name: str) -> Segment:
     shape, _, what = name.partition(": ")
     made: dict[str, Callable[[Shape], Segment]] = {
         "dtrain": dtrain_step,
-        "dtrain, -reduce": dtrain_step,
+        f"dtrain{REDUCE}": dtrain_step,
         "JAX by hand": jax_step,
         "PyTorch": lambda shape: torch_step(shape, compiled=False),
         "torch.compile": lambda shape: torch_step(shape, compiled=True),
@@ -227,15 +227,14 @@ def side(name: str) -> Segment:
 
 def rivals(shape: str, *sides: str) -> dict[str, Rival]:
     """A process for each side; only the name decides what is set for it."""
-    reduce = "--xla_cpu_experimental_ynn_fusion_type=-reduce"
-    return {what: Rival(f"{shape}: {what}", reduce if what.endswith("-reduce") else "") for what in sides}
+    return {what: Rival(f"{shape}: {what}") for what in sides}
 
 
 def main() -> None:
     chosen = [name for name in SHAPES if not (set(sys.argv[1:]) & SHAPES.keys()) or name in sys.argv]
     for name in chosen:
         more = ["torch.compile"] if "--compile" in sys.argv else []
-        sides = rivals(name, "dtrain", "dtrain, -reduce", "JAX by hand", "PyTorch", *more)
+        sides = rivals(name, "dtrain", f"dtrain{REDUCE}", "JAX by hand", "PyTorch", *more)
         report(name, SHAPES[name], duel(sides, SHAPES[name].rounds), "dtrain")
         alone = rivals(name, "products, JAX", "products, torch")
         report(name, SHAPES[name], duel(alone, SHAPES[name].rounds), "products, JAX")

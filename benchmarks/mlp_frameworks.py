@@ -6,7 +6,8 @@ for itself (the last column). An epoch of each alternates with the others, after
 and start are left out:
 
 - `dtrain` is a whole `dtrain run` with its defaults: data read and prefetched, metrics logged, heartbeats, guards;
-  `dtrain x 32` runs 32 steps in one call (`engine.steps_per_call`), as the recipe mlp-mnist does;
+  `dtrain x 32` runs 32 steps in one call (`engine.steps_per_call`), as the recipe mlp-mnist does, and once more with
+  another value of dtrain's flag;
 - `bare` is a loop over one jitted step of JAX and optax, which prints the loss every 50 steps;
 - `careful` is the same with batches of uint8, normalised on the device, and the state donated; `careful x 32` runs 32
   of its steps in one `lax.scan`;
@@ -40,7 +41,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from rich.console import Console as Rich
-from rivals import NAME, Costs, Rival, clocked, duel, serve
+from rivals import NAME, REDUCE, Costs, Rival, clocked, duel, serve
 
 ROUNDS, BATCH, ROWS, CALL = 9, 128, 60_000, 32
 SIZES = (784, 512, 256, 10)
@@ -324,6 +325,7 @@ def lightning(folder: Path) -> Epoch:
 TOOLS: dict[str, Callable[[Path], Epoch]] = {
     "dtrain": dtrain,
     "dtrain x 32": lambda folder: dtrain(folder, at_once=CALL),
+    f"dtrain x 32{REDUCE}": lambda folder: dtrain(folder, at_once=CALL),
     "bare": bare,
     "careful": careful,
     "careful x 32": lambda folder: careful(folder, at_once=CALL),
@@ -351,7 +353,7 @@ def main() -> None:
             ratios = [statistics.median(a[i] / b[i] for a, b in pairs) for i in (0, 1)]
             shown.append(f"{mine} takes {ratios[0]:.3f}x wall, {ratios[1]:.3f}x CPU")
         flags = f"XLA flags: {rivals[tool].flags}"
-        print(f"{tool:<13} {wall:6.3f} ms/step wall  {cpu:6.3f} ms CPU   {'; '.join(shown)}; {flags}", flush=True)
+        print(f"{tool:<20} {wall:6.3f} ms/step wall  {cpu:6.3f} ms CPU   {'; '.join(shown)}; {flags}", flush=True)
 
 
 if __name__ == "__main__":

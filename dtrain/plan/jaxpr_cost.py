@@ -4,7 +4,7 @@ The step is traced under shard_map, where shapes are those of one device and col
 `engine: jit`, where the compiler inserts the collectives, this program is used in its place.
 
 Seconds of a loop body, multiplied by its trip count:
-  products and kernels: max(FLOPs / FLOP rate, bytes / bandwidth) each
+  products and kernels: max(FLOPs / FLOP rate, bytes / bandwidth) each, the excess of the bytes as memory traffic
   other operations: bytes / bandwidth, with fusion assumed (jaxpr_flat.traffic)
   collectives: network.time each; those that overlap cost only max(their sum - seconds of products, 0)
 """
@@ -127,14 +127,14 @@ class _Walk:
         kind, flops = _flops(step, self.filled)
         sizes = map(bytes_of, (*step.shapes, *step.results))
         moved = sum(size for size in sizes if size > SMALL) + self._again(step)
-        seconds = max(self.efficiency.computing(kind, flops), self.efficiency.moving(moved))
+        busy, moving = self.efficiency.computing(kind, flops), self.efficiency.moving(moved)
         self.tally.moved += times * moved
         if kind == "product":
             self.tally.flops += times * flops
         else:
             self.tally.kernel_flops += times * flops
-        self.body.work += times * seconds if kind == "product" or self.hides.kernels else 0.0
-        self._spend("product" if kind == "product" else "kernel", times * seconds)
+        self.body.work += times * max(busy, moving) if kind == "product" or self.hides.kernels else 0.0
+        self.tally.compute("product" if kind == "product" else "kernel", times * busy, times * moving)
 
     def _again(self, step: Step) -> float:
         """Bytes that a windowed product moves again, since it runs in parts / 2 steps.

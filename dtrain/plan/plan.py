@@ -239,13 +239,20 @@ def _plan(
     return Plan(recipe, on, tier, sizes, count(layout.declared), memory_use, timing, money, took)
 
 
-def _filled(assembly: Assembly) -> float:
-    """Fraction of the rows sent to experts that hold a token, assuming even routing (parallel/experts.py)."""
-    experts, parts = assembly.recipe.model.structure.mixture, assembly.layout.sizes["expert"]
+def slots(recipe: Recipe, parts: int) -> float:
+    """Rows that are sent to experts for each row that holds a token, assuming even routing (parallel/experts.py).
+
+    `parts`: the size of the axis `expert`. 1 if nothing is sent.
+    """
+    experts = recipe.model.structure.mixture
     if experts is None or parts == 1:
         return 1.0
     room = parts * min(experts.active, experts.count // parts) / experts.active
-    return 1 / (room if experts.capacity is None else min(room, experts.capacity))
+    return room if experts.capacity is None else min(room, experts.capacity)
+
+
+def _filled(assembly: Assembly) -> float:
+    return 1 / slots(assembly.recipe, assembly.layout.sizes["expert"])
 
 
 def _room(on: Target) -> float:

@@ -2,7 +2,7 @@
 
 `X-start` puts work into a queue, `X-done` makes the cores wait for it: that time is exposed, the rest overlaps. With t
 the time of the cores:
-  computation: t += max(FLOPs / FLOP rate, bytes / bandwidth)
+  computation: t += max(FLOPs / FLOP rate, bytes / bandwidth); what the bytes take beyond the FLOPs counts as memory
   X-start: end = queue = max(queue, t) + seconds
   X-done: exposed = max(end - t, 0); t += exposed
 A loop body counts once per trip. Not modelled: vector units, padding of matrices, contention for memory, the host.
@@ -53,6 +53,15 @@ class StepCost:
     """By kind and mesh axes."""
     lines: dict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
     """Seconds by part and source line."""
+
+    def compute(self, part: str, busy: float, moving: float, line: str = "") -> None:
+        """Add work that moves its bytes while it computes: `busy` seconds count as `part`, what its bytes take longer
+        as memory. Both tiers file time by this rule."""
+        for name, seconds in ((part, busy), ("memory", max(moving - busy, 0.0))):
+            self.seconds += seconds
+            self.parts[name] += seconds
+            if line and seconds:
+                self.lines[name, line] += seconds
 
     def add(self, other: "StepCost", times: int) -> None:
         """Add the cost of another part, `times` times."""
@@ -229,13 +238,10 @@ class _Pass:
         kernel, hidden = kernels.hidden(op, self.home, clock.program, clock.filled)
         busy = clock.efficiency.computing(kernel or "product", hidden if kernel else cost.flops)
         moving = clock.efficiency.moving(cost.bytes)
-        part = "memory" if moving > busy else ("kernel" if kernel else "product")
         self.total.flops += cost.flops
         self.total.kernel_flops += hidden
         self.total.moved += cost.bytes
-        self.total.seconds += max(busy, moving)
-        self.total.parts[part] += max(busy, moving)
-        self.total.lines[part, clock.program.source(op)] += max(busy, moving)
+        self.total.compute("kernel" if kernel else "product", busy, moving, clock.program.source(op))
 
 
 def _received(op: Op) -> float:

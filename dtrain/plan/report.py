@@ -9,7 +9,7 @@ from dtrain.parallel.mesh import FSDP_AXES
 from dtrain.plan.capacity import state
 from dtrain.plan.memory import PEAKS
 from dtrain.plan.money import Money, stale
-from dtrain.plan.plan import Plan, Timing
+from dtrain.plan.plan import Plan, Timing, slots
 from dtrain.plan.published import interval
 from dtrain.plan.replay import CollectiveCost
 from dtrain.plan.search import SearchResult
@@ -19,6 +19,9 @@ from dtrain.train.explain import size_text
 UNSURE = f"the compiler's peak was {PEAKS[0]} to {PEAKS[1]} times that of quick plans; compile to be sure"
 SHOWN = 2**10
 """Bytes from which replicated state is shown; smaller amounts are step counters and rounding."""
+
+MANY = 2.0
+"""Rows sent for each that holds a token, from which a plan says so; more than any useful capacity."""
 
 PARTS = {
     "product": "matrix products",
@@ -156,6 +159,9 @@ def _network(timing: Timing, plan: Plan) -> Iterator[str]:
         else ""
     )
     yield f"network per step{between}"
+    if (sent := slots(plan.recipe, plan.mesh.get("expert", 1))) >= MANY:
+        yield f"  (experts without a capacity are sent {sent:.3g} rows for each that holds a token, for the worst case;"
+        yield "  experts.capacity bounds that, and a mesh without the axis expert sends none)"
     for (kind, over), row in sorted(shown, key=lambda item: -item[1].seconds)[:8]:
         exposed = f", {ms(row.exposed)} exposed"
         volume = f"{row.calls:>7,.0f} calls {size_text(row.bytes):>10}"

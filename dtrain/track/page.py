@@ -1,14 +1,15 @@
 """Runs as one self-contained HTML page: curves by plotly with zoom and smoothing, times, recipe, confusion matrix.
 
-The page holds plotly's own script, so that it opens without a network.
+The page holds plotly's own script, so that it opens without a network. Its parts are `Markup`: what is put into one is
+escaped, unless it is `Markup` itself.
 """
 
-import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 
 from dtrain.core.errors import EnvironmentFault, cause
 from dtrain.core.types import JsonObject
@@ -29,7 +30,7 @@ LAYOUT = {
     "hovermode": "x unified",
     "legend": {"orientation": "h", "y": -0.15},
 }
-STYLE = """
+STYLE = Markup("""
 body { font: 15px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 1500px; padding: 1rem 2rem; color: #222 }
 h1 { font-size: 1.4rem } h2 { font-size: 1.1rem; margin-top: 2rem }
 pre { background: #f6f8fa; padding: .8rem; overflow-x: auto; font-size: 13px }
@@ -37,8 +38,8 @@ table { border-collapse: collapse } td, th { padding: .15rem .8rem; text-align: 
 td:first-child, th:first-child { text-align: left } .best { font-weight: bold; color: #1a7f37 }
 .charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(430px, 1fr)); gap: 1rem }
 .controls { position: sticky; top: 0; background: white; padding: .5rem 0; z-index: 5 }
-"""
-SCRIPT = """
+""")
+SCRIPT = Markup("""
 const plots = [...document.querySelectorAll('.charts .plotly-graph-div')];
 const raw = new Map(plots.map(plot => [plot, plot.data.map(trace => trace.y)]));
 function smoothed(values, share) {
@@ -66,7 +67,13 @@ document.getElementById('smoothing').addEventListener('input', smooth);
 document.getElementById('log').addEventListener('change', scale);
 smooth();
 window.dispatchEvent(new Event('resize'));  // the first charts were drawn before the columns had their widths
-"""
+""")
+
+
+PAGE = Markup(
+    '<!doctype html><html><head><meta charset="utf-8"><title>{}</title><style>{}</style>'
+    "<script>{}</script></head><body>{}<script>{}</script></body></html>\n"
+)
 
 
 def write_page(
@@ -86,69 +93,64 @@ def write_page(
     refuse_missing_folder(path)
     names = column_names(summaries)
     heading = names[0] if len(names) == 1 else f"{len(names)} runs"
-    parts = [f"<h1>{_text(heading)}</h1>"]
-    parts += [f"<pre>{_text(summary.text())}</pre>" for summary in summaries] if len(names) == 1 else []
-    parts += [_table(table(summaries))] if len(names) > 1 else []
+    parts = [Markup("<h1>{}</h1>").format(heading)]
+    if len(names) == 1:
+        parts += [Markup("<pre>{}</pre>").format(summary.text()) for summary in summaries]
+    else:
+        parts += [_table(table(summaries))]
     if differences:
         rows = [
             {"recipe": key} | dict(zip(names, map(_value, found), strict=True)) for key, found in differences.items()
         ]
-        parts += ["<h2>Differences of the recipes</h2>", _table(rows)]
-    parts += [
-        "<h2>Curves</h2>",
-        _controls(summaries),
-        '<div class="charts">',
-        *(_chart(chart, changed_at(summaries)) for chart in charts(summaries)),
-        "</div>",
-    ]
-    parts += ["<h2>Where the time went</h2>", _times(summaries)]
+        parts += [Markup("<h2>Differences of the recipes</h2>"), _table(rows)]
+    drawn = [_chart(chart, changed_at(summaries)) for chart in charts(summaries)]
+    parts += [Markup("<h2>Curves</h2>"), _controls(summaries)]
+    parts += [Markup('<div class="charts">\n{}\n</div>').format(_joined(drawn, "\n"))]
+    parts += [Markup("<h2>Where the time went</h2>"), _times(summaries)]
     for name, evaluation in zip(names, evaluations, strict=True):
         parts += _confusion(name, evaluation)
-    for name, recipe in zip(names, recipes, strict=True):
-        parts += [f"<details><summary>Recipe of {_text(name)}</summary><pre>{_text(recipe)}</pre></details>"]
-    head = f'<meta charset="utf-8"><title>{_text(heading)}</title><style>{STYLE}</style>'
-    body = "\n".join(parts)
-    page = f"<!doctype html><html><head>{head}<script>{get_plotlyjs()}</script></head><body>{body}"
+    details = Markup("<details><summary>Recipe of {}</summary><pre>{}</pre></details>")
+    parts += [details.format(name, recipe) for name, recipe in zip(names, recipes, strict=True)]
     try:
-        path.write_text(f"{page}<script>{SCRIPT}</script></body></html>\n")
+        path.write_text(PAGE.format(heading, STYLE, Markup(get_plotlyjs()), _joined(parts, "\n"), SCRIPT))
     except OSError as error:
         raise EnvironmentFault(f"cannot write {path}: {cause(error)}", "name a file in a folder that exists") from error
 
 
-def _text(value: object) -> str:
-    return html.escape(str(value))
+def _joined(parts: Iterable[Markup], between: str = "") -> Markup:
+    return Markup(between).join(parts)
 
 
 def _value(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def _table(rows: Sequence[Mapping[str, str]]) -> str:
-    def cell(text: str) -> str:
+def _table(rows: Sequence[Mapping[str, str]]) -> Markup:
+    def cell(text: str) -> Markup:
         best = text.endswith("*")
-        return f'<td class="best">{_text(text[:-1])}</td>' if best else f"<td>{_text(text)}</td>"
+        return Markup('<td class="best">{}</td>').format(text[:-1]) if best else Markup("<td>{}</td>").format(text)
 
-    head = "".join(f"<th>{_text(key)}</th>" for key in rows[0])
-    body = "".join(f"<tr>{''.join(map(cell, row.values()))}</tr>" for row in rows)
-    return f"<table><tr>{head}</tr>{body}</table>"
+    head = _joined(Markup("<th>{}</th>").format(key) for key in rows[0])
+    body = _joined(Markup("<tr>{}</tr>").format(_joined(map(cell, row.values()))) for row in rows)
+    return Markup("<table><tr>{}</tr>{}</table>").format(head, body)
 
 
-def _controls(summaries: Sequence[Summary]) -> str:
+def _controls(summaries: Sequence[Summary]) -> Markup:
     rows = (
         max(curve.stride for summary in summaries for curve in [*summary.history.curves.values(), None] if curve)
         if any(summary.history.curves for summary in summaries)
         else 1
     )
     note = f" Each point is the mean of up to {rows} logged rows, the band their range." if rows > 1 else ""
-    slider = f'<input id="smoothing" type="range" min="0" max="0.99" step="0.01" value="{SMOOTHING}">'
-    return (
-        f'<div class="controls">smoothing {slider} <span id="share"></span> &nbsp; '
-        f'<label><input id="log" type="checkbox"> logarithmic</label> &nbsp; '
-        f"Drag to zoom, double-click to zoom out.{note}</div>"
-    )
+    return Markup(
+        '<div class="controls">smoothing '
+        '<input id="smoothing" type="range" min="0" max="0.99" step="0.01" value="{}"> <span id="share"></span> &nbsp; '
+        '<label><input id="log" type="checkbox"> logarithmic</label> &nbsp; '
+        "Drag to zoom, double-click to zoom out.{}</div>"
+    ).format(SMOOTHING, note)
 
 
-def _chart(chart: Chart, changes: Sequence[int]) -> str:
+def _chart(chart: Chart, changes: Sequence[int]) -> Markup:
     runs = list(dict.fromkeys(line.run for line in chart.lines))
     names = list(dict.fromkeys(line.name for line in chart.lines))
     traces: list[dict[str, Any]] = []
@@ -185,7 +187,7 @@ def _band(line: Line, common: dict[str, Any], colour: str) -> list[dict[str, Any
     return [edge | {"y": _numbers(line.low)}, edge | {"y": _numbers(line.high)} | filled]
 
 
-def _times(summaries: Sequence[Summary]) -> str:
+def _times(summaries: Sequence[Summary]) -> Markup:
     """A bar for each run, divided into the sections of its time; lost time by its cause."""
     sections = dict.fromkeys(name for summary in summaries for name in summary.values["parts"])
     names = column_names(summaries)
@@ -200,15 +202,16 @@ def _times(summaries: Sequence[Summary]) -> str:
     layout = LAYOUT | {"barmode": "stack", "height": 140 + 40 * len(names), "hovermode": "closest"}
     layout |= {"xaxis": {"ticksuffix": " s"}, "margin": LAYOUT["margin"] | {"l": 140, "b": 80}}
     layout |= {"legend": {"orientation": "h", "traceorder": "normal", "yref": "container", "y": 0}}
-    goodput = "".join(
-        f"<p>goodput of {_text(name)}: {summary.values['goodput']:.1%} of {duration(summary.values['wall'])}</p>"
+    line = Markup("<p>goodput of {}: {:.1%} of {}</p>")
+    goodput = _joined(
+        line.format(name, summary.values["goodput"], duration(summary.values["wall"]))
         for name, summary in zip(names, summaries, strict=True)
         if summary.values["goodput"]
     )
     return _div({"data": bars, "layout": layout}) + goodput
 
 
-def _confusion(name: str, evaluation: JsonObject) -> list[str]:
+def _confusion(name: str, evaluation: JsonObject) -> list[Markup]:
     if not evaluation.get("confusion") or len(evaluation["confusion"]) > LARGEST_MATRIX:
         return []
     classes, counts = [str(one) for one in evaluation["classes"]], evaluation["confusion"]
@@ -220,15 +223,15 @@ def _confusion(name: str, evaluation: JsonObject) -> list[str]:
     axes = {"xaxis": {"title": {"text": "predicted"}, "type": "category"}}
     axes |= {"yaxis": {"title": {"text": "true"}, "type": "category", "autorange": "reversed"}}
     layout = LAYOUT | axes | {"height": side, "width": side + 120, "hovermode": "closest"}
-    split, step = _text(evaluation["split"]), _text(evaluation["step"])
-    head = f"<h2>Confusion matrix of {_text(name)}, {split} split, step {step}</h2>"
-    return [head, _div({"data": [heat], "layout": layout})]
+    head = Markup("<h2>Confusion matrix of {}, {} split, step {}</h2>")
+    return [head.format(name, evaluation["split"], evaluation["step"]), _div({"data": [heat], "layout": layout})]
 
 
-def _div(figure: dict[str, Any]) -> str:
+def _div(figure: dict[str, Any]) -> Markup:
+    """The figure as HTML, in which plotly escapes what is in it."""
     from plotly.graph_objects import Figure
 
-    return Figure(figure).to_html(full_html=False, include_plotlyjs=False, config=CONFIG)
+    return Markup(Figure(figure).to_html(full_html=False, include_plotlyjs=False, config=CONFIG))
 
 
 def _numbers(values: np.ndarray) -> list[float]:

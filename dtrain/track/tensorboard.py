@@ -1,10 +1,11 @@
 """Event files for TensorBoard, written without TensorFlow."""
 
-import html
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from markupsafe import escape
 
 from dtrain.track.tracker import Sample, TrackedRun, Tracker
 
@@ -48,4 +49,4 @@ class Scalars:
 
 def _cell(text: str) -> str:
     """The text as a cell of a Markdown table."""
-    return html.escape(text).replace("|", "&#124;").replace("\n", "<br>")
+    return str(escape(text)).replace("|", "&#124;").replace("\n", "<br>")

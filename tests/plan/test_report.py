@@ -162,3 +162,15 @@ def test_a_picture_without_a_plan_that_fits_is_refused(images: Plan, tmp_path: P
         with pytest.raises(EnvironmentFault, match="nothing to plot"):
             draw(made, tmp_path / "a.png")
     assert not list(tmp_path.iterdir())
+
+
+def test_experts_that_are_sent_mostly_empty_rows_are_named(tmp_path: Path) -> None:
+    """2 of 8 experts on 4 devices: 4 blocks with room for every choice, whatever it is."""
+
+    def report(*options: str) -> str:
+        return text(quick(recipe(tmp_path, "mixtral-8x7b", 1024, 16, *options), target("v5p-32")))
+
+    wide = ["mesh={fsdp: 4, expert: 4}"]
+    assert "experts without a capacity are sent 4 rows for each that holds a token" in report(*wide)
+    assert "rows for each" not in report(*wide, "model.experts.capacity=1.25")
+    assert "rows for each" not in report("mesh={fsdp: 16}")
