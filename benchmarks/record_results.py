@@ -17,7 +17,19 @@ from pathlib import Path
 FOLDER = Path(__file__).parent
 OPTIONS = {"plan_vs_maxtext": ["--engines"]}
 """Options with which programs are recorded."""
-PACKAGES = ("jax", "jaxlib", "libtpu", "numpy", "optax", "orbax-checkpoint", "grain", "torch")
+PACKAGES = (
+    "jax",
+    "jaxlib",
+    "libtpu",
+    "numpy",
+    "optax",
+    "orbax-checkpoint",
+    "grain",
+    "torch",
+    "flax",
+    "keras",
+    "lightning",
+)
 
 
 def programs() -> list[str]:

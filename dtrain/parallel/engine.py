@@ -49,6 +49,12 @@ class Replicas:
 Traced = jax.stages.Traced | Replicas
 
 
+SCHEDULED = "xla_gpu_enable_latency_hiding_scheduler"
+DEFAULTS: dict[str, bool | int | str] = {SCHEDULED: True}
+"""Options for GPUs unless a recipe has others. XLA schedules collectives beside work on H100 and later by itself, on
+A100 only with this option."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Compiler:
     """Compiler options, part of every engine's section."""
@@ -63,7 +69,8 @@ class Compiler:
         """The options for this platform's compiler, as it takes them."""
         others = {"tpu": ("xla_gpu_", "xla_cpu_"), "gpu": ("xla_tpu_", "xla_jf_", "xla_cpu_")}
         foreign = others.get(platform, ("xla_tpu_", "xla_jf_", "xla_gpu_", "xla_enable_async_"))
-        line = {name: value if isinstance(value, bool) else str(value) for name, value in self.xla.items()}
+        given = (DEFAULTS if platform == "gpu" else {}) | self.xla
+        line = {name: value if isinstance(value, bool) else str(value) for name, value in given.items()}
         return {name: value for name, value in line.items() if not name.startswith(foreign)}
 
     def arranged(self, mesh: Mesh) -> Mesh:

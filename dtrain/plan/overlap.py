@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dtrain.core.chips import Chip
-from dtrain.parallel.engine import Compiler
+from dtrain.parallel.engine import SCHEDULED, Compiler
 from dtrain.parallel.mesh import FSDP_AXES
 from dtrain.plan.network import Group
 
@@ -46,6 +46,8 @@ class Overlap:
     """Products are split to use the parts of their operand as they arrive."""
     waits: bool = False
     """Permutations are synchronous: each waits for the one before, so that the links of one direction are idle."""
+    queued: bool = False
+    """Collectives run one after another beside the work, in the order of the program (GPUs)."""
     scattered: bool = True
     """A reduce-scatter over several dimensions of a torus does not become an all-reduce."""
 
@@ -71,9 +73,10 @@ def overlap(engine: Compiler, placed_by_compiler: bool, chip: Chip, devices: int
 
     `placed_by_compiler`: the compiler inserts the collectives (engine jit). `devices`: those of the whole mesh.
     """
+    options: Mapping[str, bool | str] = engine.options(chip.platform)
     if chip.platform == "gpu":
-        return Overlap(True, True, kernels=True)
-    options: Mapping[str, bool | str] = engine.options("tpu")
+        hidden = bool(options[SCHEDULED])
+        return Overlap(hidden, hidden and not placed_by_compiler, kernels=True, queued=True)
     split = placed_by_compiler and chip.dims == 2 and devices <= MOST_DEVICES
     if split and int(options.get(WINDOW_FROM, 0)) < WHOLE_FROM:
         waits = chip.name == "v5e" and devices == MOST_DEVICES

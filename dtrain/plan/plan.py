@@ -1,5 +1,6 @@
 """Plan a run: assemble its step for hardware that is not present, and predict memory, time and price."""
 
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -106,8 +107,16 @@ class Plan:
     @property
     def surely_fits(self) -> bool:
         """Whether it fits by the compiler, or with the most that a compiler took beyond a quick plan."""
-        highest = PEAKS[1] if self.tier == "quick" and self.target.platform == "tpu" else 1.0
+        highest = self.peaks[1] if self.peaks else math.inf
         return self.fits and self.memory.needed * highest <= self.memory.room
+
+    @property
+    def peaks(self) -> tuple[float, float] | None:
+        """Lowest and highest ratio of the compiler's peak to this one; None if it is not known."""
+        platform = self.target.platform
+        if self.tier == "quick" and platform == "gpu" and self.recipe.model.structure.mixture:
+            return None  # the compiler lays out a row for each expert
+        return PEAKS.get(platform, (1.0, 1.0)) if self.tier == "quick" else (1.0, 1.0)
 
 
 def plan(recipe: Recipe, on: Target, price: float | None = None) -> Plan:

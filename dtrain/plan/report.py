@@ -7,7 +7,6 @@ from dtrain.core.chips import PRICED
 from dtrain.core.slices import Target
 from dtrain.parallel.mesh import FSDP_AXES
 from dtrain.plan.capacity import state
-from dtrain.plan.memory import PEAKS
 from dtrain.plan.money import Money, stale
 from dtrain.plan.plan import Plan, Timing, slots
 from dtrain.plan.published import interval
@@ -16,7 +15,6 @@ from dtrain.plan.search import SearchResult
 from dtrain.train.banner import mesh_text
 from dtrain.train.explain import size_text
 
-UNSURE = f"the compiler's peak was {PEAKS[0]} to {PEAKS[1]} times that of quick plans; compile to be sure"
 SHOWN = 2**10
 """Bytes from which replicated state is shown; smaller amounts are step counters and rounding."""
 
@@ -69,6 +67,14 @@ def verdict(plan: Plan) -> str:
     return "fits" if plan.surely_fits else "may fit"
 
 
+def unsure(plan: Plan) -> str:
+    """Why a plan that may fit does not say that it fits."""
+    if plan.peaks is None:
+        return "on GPUs experts take memory that a quick plan does not count; compile to be sure"
+    least, most = plan.peaks
+    return f"the compiler's peak was {least} to {most} times that of quick plans; compile to be sure"
+
+
 def _memory(plan: Plan) -> Iterator[str]:
     memory = plan.memory
     yield "memory per device"
@@ -83,7 +89,7 @@ def _memory(plan: Plan) -> Iterator[str]:
     if memory.refused:
         yield f"  {'asked for':<28}{size_text(memory.refused):>11}  by the compiler, which refused the program"
     if verdict(plan) == "may fit":
-        yield f"  ({UNSURE})"
+        yield f"  ({unsure(plan)})"
     if not memory.fits:
         yield f"  {'over by':<28}{size_text(memory.needed - memory.room):>11}"
     if memory.replicated >= SHOWN:

@@ -8,7 +8,7 @@ from dtrain.core.errors import EnvironmentFault
 from dtrain.core.slices import Target
 from dtrain.plan.money import Money
 from dtrain.plan.plan import Plan, Timing
-from dtrain.plan.report import UNSURE, ms, price_warning, verdict
+from dtrain.plan.report import ms, price_warning, unsure, verdict
 from dtrain.plan.workers import Outcome
 from dtrain.train.explain import size_text
 
@@ -32,8 +32,8 @@ def table(targets: Sequence[Target], outcomes: Sequence[Outcome], today: date | 
             yield f"{start}  step time unknown: {size_text(plan.memory.needed)} a device"
         else:
             yield start + _row(plan, plan.timing)
-    if any(isinstance(plan, Plan) and verdict(plan) == "may fit" for plan in outcomes):
-        yield f"may fit: {UNSURE}"
+    reasons = [unsure(plan) for plan in outcomes if isinstance(plan, Plan) and verdict(plan) == "may fit"]
+    yield from (f"may fit: {reason}" for reason in dict.fromkeys(reasons))
     yield from price_warning([plan.money for plan in outcomes if isinstance(plan, Plan) and plan.money], today)
 
 

@@ -31,6 +31,8 @@ FSDP, TENSOR = ("fsdp", "fsdp_y"), ("tensor",)
         ("v5p", Jit(), False, False),
         ("v5p", ShardMap(xla=dict(OVERLAP)), True, False),
         ("h100", ShardMap(), True, True),
+        ("h100", Jit(), True, False),
+        ("a100", ShardMap(xla={"xla_gpu_enable_latency_hiding_scheduler": False}), False, False),
     ],
 )
 def test_what_a_compiler_hides(chip: str, engine: Jit | ShardMap, gathers: bool, sums: bool) -> None:
@@ -83,11 +85,11 @@ def test_a_windowed_product_adds_up_in_main_memory_where_its_result_is_large(tmp
     def seconds_per_flop(batch: int, *overrides: str) -> float:
         found = quick(recipe(tmp_path, "llama3.2-1b", 4096, batch, *overrides), target("v5e-16")).timing
         assert found
-        return found.tally.parts["product"] / found.tally.flops
+        return (found.tally.parts["product"] + found.tally.parts["memory"]) / found.tally.flops
 
     small, large = seconds_per_flop(16), seconds_per_flop(32)
-    assert large > 1.2 * small
-    assert seconds_per_flop(32, "engine=shard_map") == pytest.approx(small, rel=0.02)
+    assert large > 1.3 * small
+    assert seconds_per_flop(32, "engine=shard_map") == pytest.approx(small, rel=0.1)
 
 
 def test_a_gathered_dim_is_followed_through_views() -> None:
