@@ -54,13 +54,13 @@ class StepCost:
     lines: dict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
     """Seconds by part and source line."""
 
-    def compute(self, part: str, busy: float, moving: float, line: str = "") -> None:
+    def compute(self, part: str, busy: float, moving: float, line: str | None = None) -> None:
         """Add work that moves its bytes while it computes: `busy` seconds count as `part`, what its bytes take longer
         as memory. Both tiers file time by this rule."""
         for name, seconds in ((part, busy), ("memory", max(moving - busy, 0.0))):
             self.seconds += seconds
             self.parts[name] += seconds
-            if line and seconds:
+            if line is not None and seconds:
                 self.lines[name, line] += seconds
 
     def add(self, other: "StepCost", times: int) -> None:

@@ -1,10 +1,11 @@
 """What a step saves if gradients are summed over devices in the compute dtype (`precision.reduce: compute`)."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from dtrain.core.types import JsonObject
 from dtrain.plan.plan import Plan
 from dtrain.plan.workers import PlanJob
+from dtrain.recipe.sums import with_sums
 
 LEAST = 0.02
 """Smallest part of a step that is worth a line."""
@@ -31,13 +32,12 @@ class Saving:
 
 
 def saving(plan: Plan) -> Saving | None:
-    """What the setting saves of this plan's step; None if it is set, changes no dtype, or saves less than LEAST."""
-    precision, seconds = plan.recipe.precision, plan.timing.seconds if plan.timing else 0.0
-    if not seconds or precision.reduce == "compute" or precision.compute == "float32":
+    """What the setting saves of this plan's step; None if `with_sums` is, or if it is less than LEAST."""
+    seconds, changed = plan.timing.seconds if plan.timing else 0.0, with_sums(plan.recipe)
+    if not seconds or changed is None:
         return None
-    changed = replace(plan.recipe, precision=replace(precision, reduce="compute"))
     now, then = (PlanJob(recipe, plan.target, quick=True).make() for recipe in (plan.recipe, changed))
     if not (isinstance(now, Plan) and isinstance(then, Plan) and now.timing and then.timing):
         return None
     part = 1 - then.timing.seconds / now.timing.seconds
-    return Saving(part * seconds, part, precision.compute) if part >= LEAST else None
+    return Saving(part * seconds, part, plan.recipe.precision.compute) if part >= LEAST else None

@@ -57,12 +57,13 @@ def test_a_plan_compiled_for_gpus_agrees_with_arithmetic(tmp_path: Path, on: str
     assert found.timing
     assert ahead.timing
     assert found.memory.peak == pytest.approx(ahead.memory.peak, rel=0.2)
-    assert ahead.timing.seconds == pytest.approx(found.timing.seconds, rel=0.1)
+    assert ahead.timing.seconds == pytest.approx(found.timing.seconds, rel=0.15)
     assert found.timing.tally.kernel_flops == pytest.approx(ahead.timing.tally.kernel_flops)
     assert found.timing.tally.flops == pytest.approx(ahead.timing.tally.flops, rel=0.02)
     moved = {kind: sum(t.bytes for (k, _), t in found.timing.tally.collectives.items() if k == kind) for kind in KINDS}
     assert moved["all-gather"] == pytest.approx(2 * GATHERED, rel=0.1)
-    assert moved["reduce-scatter"] == pytest.approx(GATHERED, rel=0.1)
+    twice = EMBEDDING if engine == "shard_map" else 0  # tied: the gradients of the lookup and of the head
+    assert moved["reduce-scatter"] == pytest.approx(GATHERED + twice, rel=0.1)
     assert any("decoder.py" in buffer.line for buffer in found.memory.largest)
 
 
@@ -106,6 +107,7 @@ def test_a_quick_plan_of_experts_on_gpus_does_not_say_that_it_fits(tmp_path: Pat
 KINDS = ("all-gather", "reduce-scatter")
 GATHERED = 2 * 1_235_814_400
 """Bytes of the weights in bfloat16, which each pass over the layers gathers once."""
+EMBEDDING = 2 * 128_256 * 2048
 
 
 @pytest.mark.parametrize("batch", [pytest.param(512, marks=COMPILER)])

@@ -37,6 +37,22 @@ def test_the_advice_follows_from_the_largest_part() -> None:
     assert "8 steps in one call take 0.100 ms a step less" in "\n".join(replace(hidden, per_call=8).lines)
 
 
+def test_cheaper_sums_of_gradients_are_named() -> None:
+    text = "\n".join(replace(FOUND, cheaper_sums=Cost(1.2, 2.0), dtype="bfloat16").lines)
+    assert "precision.reduce: compute saves 0.3 ms (20.0%) of the step; gradients are then summed" in text
+    assert "precision.reduce" not in "\n".join(FOUND.lines)
+
+
+@pytest.mark.slow
+def test_cheaper_sums_of_gradients_are_measured(dtrain: Dtrain) -> None:
+    """On CPUs the compiler sums in float32 all the same; what is tested is when the setting is measured."""
+    half, options = "precision.compute=bfloat16", ("--seconds", "0.1", "--rounds", "1", "--json")
+    found = json.loads(dtrain("bench", "mlp-digits", half, "--devices", "2", *options).stdout)
+    assert found["cheaper_sums"]["ms"] > 0
+    for others in ([], ["--devices", "2", "precision.compute=float32"], ["--devices", "2", "precision.reduce=compute"]):
+        assert json.loads(dtrain("bench", "mlp-digits", half, *others, *options).stdout)["cheaper_sums"] is None
+
+
 @pytest.mark.slow
 def test_a_recipe_is_measured_and_nothing_is_kept(dtrain: Dtrain, tmp_path: Path) -> None:
     options = ("--seconds", "0.1", "--rounds", "2")
