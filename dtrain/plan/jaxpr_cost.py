@@ -7,11 +7,10 @@ Seconds of a loop body, multiplied by its trip count:
   products and kernels: max(FLOPs / FLOP rate, bytes / bandwidth) each, the excess of the bytes as memory traffic
   other operations: bytes / bandwidth, with fusion assumed (jaxpr_flat.traffic)
   collectives: network.time each; those that overlap cost only max(their sum - seconds of products, 0)
-On GPUs collectives run one after another beside the work, in the order of the program: all-gathers of parameters from
-the beginning of a loop body, reduce-scatters from their product on. Work waits for a gathered array when it reads it,
-and the end of the body for all of them.
+On GPUs collectives are queued beside the work instead (plan/queue.py).
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from jax.interpreters.partial_eval import dce_jaxpr
@@ -23,7 +22,6 @@ from dtrain.plan import kernels
 from dtrain.plan.efficiency import Efficiency
 from dtrain.plan.jaxpr_flat import (
     COLLECTIVE_OF,
-    VIEWS,
     Flat,
     Step,
     bare,
@@ -36,6 +34,7 @@ from dtrain.plan.jaxpr_flat import (
 )
 from dtrain.plan.network import Network
 from dtrain.plan.overlap import Overlap
+from dtrain.plan.queue import Queue, Wait
 from dtrain.plan.replay import CollectiveCost, StepCost
 
 CUDNN = {"dot_product_attention_fwd_wrapper": 2, "dot_product_attention_bwd_wrapper": 5}
@@ -100,20 +99,8 @@ class _Body:
     hidden: float = 0.0
     collectives: list[tuple[CollectiveCost, float]] = field(default_factory=list)
     """Collectives that can be hidden, with their seconds."""
-    clock: float = 0.0
-    """Seconds since the beginning of the pass."""
-    queue: float = 0.0
-    """The same, when the last of the collectives ends that run beside the work (GPUs)."""
-    called: set[tuple[str, tuple[str, ...]]] = field(default_factory=set)
-    """Kinds and axes of the collectives of a pass, which compilers for GPUs combine."""
-    gathers: dict[int, tuple[float, CollectiveCost]] = field(default_factory=dict)
-    """Seconds of the all-gathers whose results no step has read yet; they run in the order in which they are read."""
-    views: dict[int, int] = field(default_factory=dict)
-    """The variable of which each is a view or a cast."""
-    made: dict[int, float] = field(default_factory=dict)
-    """When each variable was computed, 0 if it was given."""
-    sums: list[tuple[float, float, CollectiveCost]] = field(default_factory=list)
-    """Reduce-scatters that the end of the pass waits for: when what they sum was computed, and their seconds."""
+    queue: Queue = field(default_factory=Queue)
+    """What runs beside the work where collectives are queued."""
 
 
 class _Walk:
@@ -132,40 +119,23 @@ class _Walk:
         moved, around = traffic(program, self.small), self.body
         self.body = _Body()
         self.gathered, self.summed = gathered(program, FSDP_AXES), summed(program, FSDP_AXES)
+        queue = self.body.queue
         for at, step in enumerate(program.steps):
-            self._await(step, times)
+            self._wait(queue.reads(step), times)
             self.step(step, times)
             moving = self.efficiency.moving(self.passes * moved[at])
-            self.body.clock += moving
+            queue.clock += moving
             self._spend("memory", times * moving)
-            self.body.made |= dict.fromkeys(step.made, self.body.clock)
-        for made, seconds, _ in sorted(self.body.sums, key=lambda one: one[0]):
-            self.body.queue = max(self.body.queue, made) + seconds
-        if self.body.sums:
-            self._wait(self.body.queue, self.body.sums[-1][-1], times)
+            queue.ran(step)
+        self._wait(queue.last(), times)
         self._expose()
-        passed, self.body = self.body.clock, around
-        return passed
+        self.body = around
+        return queue.clock
 
-    def _await(self, step: Step, times: float) -> None:
-        """Wait for the gathered arrays that a step reads, unless it is a view or a cast of them."""
-        body = self.body
-        if step.name in (*VIEWS, "convert_element_type"):
-            several = len(step.made) == len(step.read)
-            for at, var in enumerate(step.made):
-                source = step.read[at if several else 0]
-                body.views[var] = body.views.get(source, source)
-            return
-        for var in step.read:
-            if gather := body.gathers.pop(body.views.get(var, var), None):
-                body.queue += gather[0]
-                self._wait(body.queue, gather[1], times)
-
-    def _wait(self, until: float, collective: CollectiveCost, times: float) -> None:
-        waited = max(until - self.body.clock, 0.0)
-        self.body.clock += waited
-        collective.exposed += times * waited
-        self._spend("network", times * waited)
+    def _wait(self, waits: Iterable[Wait], times: float) -> None:
+        for seconds, collective in waits:
+            collective.exposed += times * seconds
+            self._spend("network", times * seconds)
 
     def _expose(self) -> None:
         """Charge the time that the body's work is too short to hide: max(hidden - work, 0) seconds.
@@ -181,9 +151,9 @@ class _Walk:
     def step(self, step: Step, times: float) -> None:
         if step.name in ("scan", "while"):
             body, trips = step.params.get("jaxpr") or step.params["body_jaxpr"], step.params.get("length", 1)
-            self.body.clock += trips * self.work(flatten(bare(body)), times * trips)
+            self.body.queue.clock += trips * self.work(flatten(bare(body)), times * trips)
         elif step.name == "cond":
-            self.body.clock += self.work(flatten(bare(step.params["branches"][-1])), times)
+            self.body.queue.clock += self.work(flatten(bare(step.params["branches"][-1])), times)
         elif step.name in COLLECTIVE_OF:
             self._collective(step, times)
         elif step.name in PRODUCTS:
@@ -199,7 +169,7 @@ class _Walk:
             self.tally.flops += times * flops
         else:
             self.tally.kernel_flops += times * flops
-        self.body.clock += max(busy, moving)
+        self.body.queue.clock += max(busy, moving)
         self.body.work += times * max(busy, moving) if kind == "product" or self.hides.kernels else 0.0
         self.tally.compute("product" if kind == "product" else "kernel", times * busy, times * moving)
 
@@ -231,32 +201,18 @@ class _Walk:
         collective = self.tally.collectives[kind, group.axes]
         beside = self.hides.hides(kind, group.axes)
         if self.hides.queued and set(group.axes) <= set(FSDP_AXES):  # combined into one call, with one latency
-            seconds -= self.network.time(kind, group, 0.0, dims) if (kind, group.axes) in self.body.called else 0.0
-            self.body.called.add((kind, group.axes))
+            called = self.body.queue.called
+            seconds -= self.network.time(kind, group, 0.0, dims) if (kind, group.axes) in called else 0.0
+            called.add((kind, group.axes))
         collective.add_call(times, size, seconds)
         if self.hides.queued:
-            self._queue(step, kind == "all-gather", beside, collective, seconds, times)
+            waited = self.body.queue.add(step, seconds, collective, gathers=kind == "all-gather", hidden=beside)
+            self._wait([(waited, collective)], times)
         elif beside:
             self.body.hidden += times * seconds
             self.body.collectives.append((collective, times * seconds))
         else:
-            collective.exposed += times * seconds
-            self._spend("network", times * seconds)
-
-    def _queue(
-        self, step: Step, gathers: bool, beside: bool, collective: CollectiveCost, seconds: float, times: float
-    ) -> None:
-        """Run a collective after those before it; `beside`: while work goes on, unless that has to wait for it."""
-        body = self.body
-        if beside and gathers:  # parameters are there before the pass begins
-            body.gathers[step.made[0]] = (seconds, collective)
-            return
-        if beside:
-            made = body.made.get(body.views.get(step.read[0], step.read[0]), 0.0)
-            body.sums.append((made, seconds, collective))
-            return
-        body.queue = max(body.queue, body.clock) + seconds
-        self._wait(body.queue, collective, times)
+            self._wait([(seconds, collective)], times)
 
     def _spend(self, part: str, seconds: float) -> None:
         self.tally.parts[part] += seconds
