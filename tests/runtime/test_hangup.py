@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,9 +21,10 @@ LONG = ["mlp-digits", "epochs=null", "steps=100000", "evaluate.every=0", "name=l
 
 
 def started(folder: Path, *words: str, ignoring: bool = False) -> "subprocess.Popen[bytes]":
+    """Start it as a terminal does, or nohup. This process may ignore SIGHUP, as libtpu does that other tests load."""
     command = [sys.executable, "-m", "dtrain", *words]
-    command = ["sh", "-c", 'trap "" HUP; exec "$0" "$@"', *command] if ignoring else command  # as nohup does
-    where = {"cwd": folder, "env": bare_environment() | PACED, "start_new_session": True}
+    hangup = partial(signal.signal, signal.SIGHUP, signal.SIG_IGN if ignoring else signal.SIG_DFL)
+    where = {"cwd": folder, "env": bare_environment() | PACED, "start_new_session": True, "preexec_fn": hangup}
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **where)  # type: ignore[call-overload]
 
 
