@@ -53,7 +53,7 @@ class Queue:
         self.made |= dict.fromkeys(step.made, self.clock)
 
     def add(self, step: Step, seconds: float, collective: CollectiveCost, *, gathers: bool, hidden: bool) -> float:
-        """Queue a collective; `hidden`: work goes on beside it. Returns the seconds that the work waits at once."""
+        """Queue a collective; `hidden`: work continues beside it. Returns the seconds that the work waits at once."""
         if hidden and gathers:
             self.gathers[step.made[0]] = seconds, collective
         elif hidden:
