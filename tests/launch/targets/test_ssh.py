@@ -18,6 +18,8 @@ from dtrain.checkpoint import manifest
 from tests.conftest import PACED, SHARED, Dtrain, alone, bare_environment
 from tests.launch.processes import mentioning, youngest
 
+pytestmark = pytest.mark.slow
+
 KIT = SHARED / "kits" / "ssh_hosts"
 HOSTS = 4
 RECIPE = """
