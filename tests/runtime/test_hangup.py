@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,14 +16,19 @@ from dtrain.core.run_dir import Folder
 from tests.conftest import PACED, bare_environment
 
 pytestmark = pytest.mark.slow
+LAUNCHER = """
+import os, signal, sys
+signal.signal(signal.SIGHUP, signal.{hangup})
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
 LONG = ["mlp-digits", "epochs=null", "steps=100000", "evaluate.every=0", "name=long"]
 
 
 def started(folder: Path, *words: str, ignoring: bool = False) -> "subprocess.Popen[bytes]":
     """Start it as a terminal does, or nohup. This process may ignore SIGHUP, as libtpu does that other tests load."""
-    command = [sys.executable, "-m", "dtrain", *words]
-    hangup = partial(signal.signal, signal.SIGHUP, signal.SIG_IGN if ignoring else signal.SIG_DFL)
-    where = {"cwd": folder, "env": bare_environment() | PACED, "start_new_session": True, "preexec_fn": hangup}
+    hangup = "SIG_IGN" if ignoring else "SIG_DFL"
+    command = [sys.executable, "-c", LAUNCHER.format(hangup=hangup), "-m", "dtrain", *words]
+    where = {"cwd": folder, "env": bare_environment() | PACED, "start_new_session": True}
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **where)  # type: ignore[call-overload]
 
 
