@@ -48,8 +48,8 @@ KEPT, SMALL = FAST_MEMORY // 2, FAST_MEMORY // 8
 keep none."""
 
 GPU_PASSES = 1.6
-"""Memory traffic of programs compiled for GPUs, which fuse less, over that of the traced step: 1.4 to 1.8 in 22 of 28
-programs of decoders of 0.1 to 70 billion parameters, at most 2.4."""
+"""Memory traffic of programs compiled for GPUs, which fuse less, over that of the traced step: 1.4 to 1.8 in 23 of 26
+programs of decoders of 0.1 to 70 billion parameters without experts, at most 2.6."""
 
 ALL = Overlap(gathers=True, sums=True)
 

@@ -75,11 +75,16 @@ def overlap(engine: Compiler, placed_by_compiler: bool, chip: Chip, devices: int
     """
     options: Mapping[str, bool | str] = engine.options(chip.platform)
     if chip.platform == "gpu":
-        hidden = bool(options[SCHEDULED])
+        hidden = _on(options, SCHEDULED)
         return Overlap(hidden, hidden and not placed_by_compiler, kernels=True, queued=True)
     split = placed_by_compiler and chip.dims == 2 and devices <= MOST_DEVICES
     if split and int(options.get(WINDOW_FROM, 0)) < WHOLE_FROM:
         waits = chip.name == "v5e" and devices == MOST_DEVICES
-        return Overlap(not waits, not waits, windowed=bool(options.get(WINDOW_GATHERS, True)), waits=waits)
-    gathers, kernels = chip.name == "v5e" or bool(options.get(ASYNC_GATHER)), bool(options.get(WITH_KERNELS))
+        return Overlap(not waits, not waits, windowed=_on(options, WINDOW_GATHERS, default=True), waits=waits)
+    gathers, kernels = chip.name == "v5e" or _on(options, ASYNC_GATHER), _on(options, WITH_KERNELS)
     return Overlap(gathers, False, kernels=kernels, scattered=not placed_by_compiler)
+
+
+def _on(options: Mapping[str, bool | str], name: str, *, default: bool = False) -> bool:
+    """Whether an option is set to true; as text it may be `false` or `0`."""
+    return str(options.get(name, default)).lower() not in ("false", "0")

@@ -19,7 +19,7 @@ SHOWN = 2**10
 """Bytes from which replicated state is shown; smaller amounts are step counters and rounding."""
 
 MANY = 2.0
-"""Rows sent for each that holds a token, from which a plan says so; more than any useful capacity."""
+"""Rows sent for each that holds a token, from which a plan says so."""
 
 PARTS = {
     "product": "matrix products",
@@ -165,9 +165,10 @@ def _network(timing: Timing, plan: Plan) -> Iterator[str]:
         else ""
     )
     yield f"network per step{between}"
-    if (sent := slots(plan.recipe, plan.mesh.get("expert", 1))) >= MANY:
+    experts, sent = plan.recipe.model.structure.mixture, slots(plan.recipe, plan.mesh.get("expert", 1))
+    if experts and experts.capacity is None and sent >= MANY:
         yield f"  (experts without a capacity are sent {sent:.3g} rows for each that holds a token, for the worst case;"
-        yield "  experts.capacity bounds that, and a mesh without the axis expert sends none)"
+        yield "  model.experts.capacity bounds that, and a mesh without the axis expert sends none)"
     for (kind, over), row in sorted(shown, key=lambda item: -item[1].seconds)[:8]:
         exposed = f", {ms(row.exposed)} exposed"
         volume = f"{row.calls:>7,.0f} calls {size_text(row.bytes):>10}"

@@ -16,7 +16,7 @@ from rich.console import Console as Rich
 
 from dtrain.core.leftovers import temporary_folder
 from dtrain.core.types import Device, JsonObject
-from dtrain.data.batch import ROW, Batch
+from dtrain.data.batch import ROW, Batch, Example
 from dtrain.data.batches import TrainBatches
 from dtrain.data.source import Source
 from dtrain.parallel.engine import Put
@@ -74,6 +74,8 @@ class Bench:
     """Steps that one call of `dtrain run` runs; the compiled step alone is called for every step."""
     cheaper_sums: Cost | None = None
     """The compiled step with `precision.reduce: compute`; None if that changes nothing or is not possible."""
+    faster: int = 0
+    """Rounds in which that was faster."""
     dtype: str = ""
     """What gradients are summed in then."""
     warnings: list[str] = field(default_factory=list)
@@ -113,8 +115,10 @@ class Bench:
         yield f"  full speed: {self.rate / 1e12:.3g} TFLOP/s, {self.rate_of}; FLOPs by {self.convention}"
         yield f"  a batch alone: {self.read.ms:.3g} ms to read, {self.put.ms:.3g} ms to the devices"
         if self.cheaper_sums:
-            saved, what = self.step.ms - self.cheaper_sums.ms, f"gradients are then summed over devices in {self.dtype}"
-            yield f"  precision.reduce: compute saves {saved:.3g} ms ({saved / self.step.ms:.1%}) of the step; {what}"
+            less = 1 - self.cheaper_sums.ms / self.step.ms
+            amount = f"{abs(less):.1%} {'less' if less > 0 else 'more'} than its compiled step alone"
+            yield f"  with precision.reduce: compute {self.cheaper_sums.ms:.3g} ms, {amount}, which sums gradients over"
+            yield f"  devices in float32 and not in {self.dtype}; faster in {self.faster} of {self.rounds} rounds"
         yield self._advice()
         yield from (f"  warning: {text}" for text in self.warnings)
 
@@ -126,17 +130,24 @@ class Bench:
         return "  `dtrain profile` lists the operations of the compiled step"
 
 
+def assemblies(recipe: Recipe, devices: list[Device], example: Example) -> tuple[Assembly, Assembly | None]:
+    """The recipe's step, and that with `precision.reduce: compute` if it has not got it and could have it."""
+    single = one_step_per_call(recipe)
+    changed = with_sums(single) if len(devices) > 1 else None
+    own = assemble(single, devices, example, MOST)
+    return own, assemble(changed, devices, example, MOST) if changed else None
+
+
 def bench(recipe: Recipe, rounds: int, seconds: float, say: Callable[[str], None]) -> Bench:
     """Measure `rounds` rounds of segments of about so many seconds each. `say` receives the progress."""
     source, devices = recipe.data.open("train"), jax.devices()
-    assembly = assemble(one_step_per_call(recipe), devices, source.example, MOST)
+    assembly, changed = assemblies(recipe, devices, source.example)
     pieces = _Pieces(assembly, source)
     say("compiling")
     pieces.step(2)
     work = {"step": pieces.step, "read": pieces.read, "put": pieces.put}
-    changed = with_sums(assembly.recipe) if len(devices) > 1 else None
     if changed:
-        cheaper = _Pieces(replace(assembly, recipe=changed), source, pieces)
+        cheaper = _Pieces(changed, source, pieces)
         cheaper.step(2)
         work["cheaper_sums"] = cheaper.step
     start = time.perf_counter()
@@ -165,7 +176,8 @@ def bench(recipe: Recipe, rounds: int, seconds: float, say: Callable[[str], None
     medians = {name: _median(costs) for name, costs in found.items()}
     kinds = f"{len(devices)} x {devices[0].device_kind}"
     about = {"rate": rate, "rate_of": rate_of, "convention": flops.convention, "warnings": list(warnings)}
-    about |= {"per_call": most, "dtype": dtype}
+    pairs = zip(found["step"], found.get("cheaper_sums", []), strict=False)
+    about |= {"per_call": most, "dtype": dtype, "faster": sum(other.ms < own.ms for own, other in pairs)}
     about["product_ms"] = 1e3 * flops.step / rate
     return Bench(recipe.name, kinds, recipe.batch, count, rounds, **medians, **about)
 

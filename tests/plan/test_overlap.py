@@ -33,6 +33,8 @@ FSDP, TENSOR = ("fsdp", "fsdp_y"), ("tensor",)
         ("h100", ShardMap(), True, True),
         ("h100", Jit(), True, False),
         ("a100", ShardMap(xla={"xla_gpu_enable_latency_hiding_scheduler": False}), False, False),
+        ("a100", ShardMap(xla={"xla_gpu_enable_latency_hiding_scheduler": "false"}), False, False),
+        ("a100", ShardMap(xla={"xla_gpu_enable_latency_hiding_scheduler": 0}), False, False),
     ],
 )
 def test_what_a_compiler_hides(chip: str, engine: Jit | ShardMap, gathers: bool, sums: bool) -> None:

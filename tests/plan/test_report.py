@@ -173,4 +173,5 @@ def test_experts_that_are_sent_mostly_empty_rows_are_named(tmp_path: Path) -> No
     wide = ["mesh={fsdp: 4, expert: 4}"]
     assert "experts without a capacity are sent 4 rows for each that holds a token" in report(*wide)
     assert "rows for each" not in report(*wide, "model.experts.capacity=1.25")
+    assert "rows for each" not in report(*wide, "model.experts.capacity=3.0")
     assert "rows for each" not in report("mesh={fsdp: 16}")

@@ -8,11 +8,14 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import jax
 import pytest
 
-from dtrain.runtime.bench import Bench, Cost
+from dtrain.recipe.load import load
+from dtrain.runtime.bench import Bench, Cost, assemblies
 from tests.conftest import Dtrain, bare_environment
 
+RECIPE = Path(__file__).parents[2] / "recipes" / "mlp-digits.yaml"
 FOUND = Bench(
     "small", "1 x cpu", 64, 100, 3, run=Cost(2.0, 3.0), step=Cost(1.5, 2.5), read=Cost(0.1, 0.1), put=Cost(0.1, 0.1),
     product_ms=0.5, rate=2e11, rate_of="measured", convention="6N",
@@ -38,9 +41,24 @@ def test_the_advice_follows_from_the_largest_part() -> None:
 
 
 def test_cheaper_sums_of_gradients_are_named() -> None:
-    text = "\n".join(replace(FOUND, cheaper_sums=Cost(1.2, 2.0), dtype="bfloat16").lines)
-    assert "precision.reduce: compute saves 0.3 ms (20.0%) of the step; gradients are then summed" in text
+    found = replace(FOUND, cheaper_sums=Cost(1.2, 2.0), faster=2, dtype="bfloat16")
+    text = "\n".join(found.lines)
+    assert "with precision.reduce: compute 1.2 ms, 20.0% less than its compiled step alone" in text
+    assert "faster in 2 of 3 rounds" in text
+    assert "6.7% more than its" in "\n".join(replace(found, cheaper_sums=Cost(1.6, 2.0)).lines)
     assert "precision.reduce" not in "\n".join(FOUND.lines)
+
+
+@pytest.mark.parametrize("engine", ["jit", "shard_map"])
+def test_cheaper_sums_of_gradients_are_another_program(engine: str) -> None:
+    given = ["precision.compute=bfloat16", f"engine={engine}", "mesh={data: -1}"]
+    recipe, devices = load(RECIPE, given, 2), jax.devices()[:2]
+    example = recipe.data.open("train").example
+    own, changed = assemblies(recipe, devices, example)
+    assert changed
+    assert str(own.train().jaxpr) != str(changed.train().jaxpr)
+    assert assemblies(load(RECIPE, [*given, "precision.reduce=compute"], 2), devices, example)[1] is None
+    assert assemblies(load(RECIPE, given, 1), devices[:1], example)[1] is None
 
 
 @pytest.mark.slow
