@@ -2,8 +2,11 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# what depends on the version of JAX: programs, engines, the state on disk, and whole runs
+NEWEST := tests/parallel tests/models/nn tests/optim tests/checkpoint tests/train/test_step.py tests/train/test_run.py \
+  tests/plan/test_plan.py tests/test_public_api.py
 
-.PHONY: help install quickstart test check format golden bench docs
+.PHONY: help install quickstart test lint newest ci check format golden bench docs
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -26,12 +29,20 @@ quickstart: $(VENV)/.core ## train on real handwritten digits, in seconds
 	$(BIN)/dtrain run mlp-digits
 
 test: $(VENV)/.dev ## run the quick tests
-	$(BIN)/pytest -m "not slow and not gpu and not tpu_compiler and not gpu_compiler"
+	$(BIN)/pytest -m "not slow and not nightly and not gpu and not tpu_compiler and not gpu_compiler" $(TESTS)
 
-check: $(VENV)/.dev ## run what CI runs: format, lint, types, all tests
+lint: $(VENV)/.dev ## check format, lint and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/basedpyright --level error --pythonpath $(BIN)/python
+
+newest: $(VENV)/.dev ## run the tests that a newer JAX can change, with PYTHON=python3.12 VENV=.venv-newest
+	$(BIN)/pytest -m "not nightly and not gpu and not tpu_compiler and not gpu_compiler" $(NEWEST)
+
+ci: lint ## run what CI runs of every change
+	$(BIN)/pytest -m "not nightly and not gpu and not gpu_compiler"
+
+check: lint ## run everything: format, lint, types, all tests
 	$(BIN)/pytest -m "not gpu and not gpu_compiler"
 
 format: $(VENV)/.dev ## format the code and apply lint fixes

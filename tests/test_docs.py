@@ -39,8 +39,20 @@ def commands(path: Path) -> Iterator[list[str]]:
                 yield shlex.split(described)[1:]
 
 
+IN_CI = ("README.md", "own-model.md")
+"""The pages whose commands run in every CI run; the others at night."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "bash")], ids=relative)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=() if page.name in IN_CI else pytest.mark.nightly)
+        for page in PAGES
+        if blocks(page, "bash")
+    ],
+    ids=relative,
+)
 def test_the_commands_of_a_page_run_in_an_empty_folder(page: Path, tmp_path: Path) -> None:
     script = "set -euo pipefail\n" + "\n".join(blocks(page, "bash"))
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

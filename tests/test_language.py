@@ -6,8 +6,6 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
 IDENTIFIERS = re.compile(
     "told|said|foretold|foretell|seat|beat|crew|board|keeper|ground|pace|talk|mend|born|dealt|owed|spoiled"
@@ -44,19 +42,22 @@ def names(path: Path) -> Iterator[tuple[int, str]]:
             yield from ((token.start[0], part) for part in token.string.lower().split("_"))
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=relative)
-def test_identifiers_are_the_words_of_the_field(path: Path) -> None:
-    found = [f"{relative(path)}:{line}: {word}" for line, word in names(path) if IDENTIFIERS.fullmatch(word)]
+def test_identifiers_are_the_words_of_the_field() -> None:
+    found = [
+        f"{relative(path)}:{line}: {word}"
+        for path in SOURCES
+        for line, word in names(path)
+        if IDENTIFIERS.fullmatch(word)
+    ]
     assert not found
 
 
-@pytest.mark.parametrize("path", [*SOURCES, *PAGES], ids=relative)
-def test_prose_and_messages_are_plain(path: Path) -> None:
-    allowed = KEYS.get(relative(path).removeprefix("dtrain/"), set())
+def test_prose_and_messages_are_plain() -> None:
     found = [
         f"{relative(path)}:{number}: {word}"
+        for path in [*SOURCES, *PAGES]
         for number, line in enumerate(path.read_text().splitlines(), 1)
         for word in PATTERN.findall(line)
-        if word not in allowed
+        if word not in KEYS.get(relative(path).removeprefix("dtrain/"), set())
     ]
     assert not found

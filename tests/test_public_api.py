@@ -42,6 +42,7 @@ def test_each_name_is_documented(name: str) -> None:
     assert inspect.getdoc(getattr(dtrain, name))
 
 
+@pytest.mark.slow
 def test_importing_dtrain_imports_nothing_heavy_and_an_unknown_name_is_an_attribute_error() -> None:
     code = (
         "import sys, dtrain; assert 'jax' not in sys.modules; dtrain.Param; assert 'jax' in sys.modules; dtrain.nothing"
@@ -50,6 +51,7 @@ def test_importing_dtrain_imports_nothing_heavy_and_an_unknown_name_is_an_attrib
     assert done.stderr.strip().endswith("AttributeError: module 'dtrain' has no attribute 'nothing'")
 
 
+@pytest.mark.slow
 def test_a_script_trains_by_the_public_names(tmp_path: Path) -> None:
     code = "import dtrain; dtrain.run(dtrain.load('r.yaml', ['steps=3'])); "
     code += "dtrain.run(dtrain.load('mlp-digits', ['epochs=1', 'optimizer.schedule.warmup=5']), 'others')"

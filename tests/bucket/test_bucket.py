@@ -56,6 +56,7 @@ def test_the_file_system_uploads_on_close_and_renames_object_by_object(tmp_path:
             (bucket.point / "b").rename(bucket.point / "c")
 
 
+@pytest.mark.slow
 def test_after_each_operation_on_the_bucket_every_step_that_counts_is_intact(tmp_path: Path) -> None:
     """Four saves of which two are kept: at whichever operation the machine is lost, the next start says nothing."""
     with mounted(tmp_path, NO_RENAMES) as bucket:
@@ -151,7 +152,8 @@ def run_on(bucket: Mount, dtrain: Dtrain, recipe: Path) -> Path:
     return bucket.point / "runs" / "small"
 
 
-@pytest.mark.parametrize("point", ["while a step is saved", *(pytest.param(p, marks=pytest.mark.slow) for p in (
+@pytest.mark.slow
+@pytest.mark.parametrize("point", ["while a step is saved", *(pytest.param(p, marks=pytest.mark.nightly) for p in (
     "while the first is saved", "before the manifest", "before the marker is gone", "between two saves",
     "while a step is deleted",
 ))])  # fmt: skip
@@ -182,7 +184,7 @@ def test_a_run_on_a_bucket_lost_at_any_operation_ends_with_the_same_bits(
         assert not list((run / "checkpoints").glob(".*"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_processes_on_a_lost_machine_with_a_bucket_resume_to_the_same_bits(
     dtrain: Dtrain,
     recipe: Path,

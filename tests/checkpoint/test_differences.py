@@ -14,6 +14,7 @@ from dtrain.optim.update import transformation
 from dtrain.train.state import state_initializer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", get_args(Optimizer), ids=lambda kind: kind.__name__)
 def test_the_state_of_every_optimizer_is_read_back(tmp_path: Path, kind: type) -> None:
     declared = MLP(sizes=(8, 6, 4)).params()

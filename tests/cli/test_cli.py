@@ -8,6 +8,7 @@ from tests.conftest import Dtrain
 VERBS = ["run", "check", "report", "doctor", "recipes ls", "recipes show", "recipes cp", "recipes schema"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verbs_help_ends_with_an_example(dtrain: Dtrain, verb: str) -> None:
     shown = dtrain(*verb.split(), "--help").stdout.strip().splitlines()
@@ -26,12 +27,14 @@ def test_check_prints_the_resolved_recipe(in_process: Dtrain, tmp_path: Path) ->
     assert json.loads(in_process("check", "mlp-digits", "--json").stdout)["model"]["kind"] == "mlp"
 
 
+@pytest.mark.slow
 def test_check_refuses_with_code_two(dtrain: Dtrain) -> None:
     refused = dtrain("check", "mlp-digits", "optimizer.lrr=1", code=2)
     assert "did you mean 'lr'?" in refused.stderr
     assert refused.stdout == ""
 
 
+@pytest.mark.slow
 def test_recipes_are_listed_shown_and_copied(in_process: Dtrain, tmp_path: Path) -> None:
     assert "mlp-digits" in in_process("recipes", "ls").stdout
     shown = in_process("recipes", "show", "mlp-digits").stdout
@@ -42,11 +45,13 @@ def test_recipes_are_listed_shown_and_copied(in_process: Dtrain, tmp_path: Path)
     assert json.loads(in_process("recipes", "schema").stdout)["title"] == "Recipe"
 
 
+@pytest.mark.slow
 def test_a_missing_recipe_is_refused(dtrain: Dtrain) -> None:
     assert "No such file" in dtrain("run", "nowhere.yaml", code=2).stderr
     assert "did you mean 'mlp-digits'?" in dtrain("run", "mlp-digts", code=2).stderr
 
 
+@pytest.mark.slow
 def test_doctor_checks_what_a_run_needs(dtrain: Dtrain) -> None:
     found = {finding["what"]: finding for finding in json.loads(dtrain("doctor", "--json").stdout)}
     assert {"python", "jax", "devices", "memory", "disk"} <= set(found)

@@ -31,6 +31,7 @@ def test_started_processes_get_the_length_in_place_of_the_option(words: list[str
     assert with_length(words, 29) == ["run", "a", "x=1", "steps=29"]
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_extended_and_the_jump_of_the_learning_rate_told(dtrain: Dtrain, tmp_path: Path) -> None:
     dtrain(*SHORT)
     done = dtrain(*SHORT, "--extend", "1epoch", "--devices", "1")
@@ -52,6 +53,7 @@ def test_a_finished_run_is_extended_and_the_jump_of_the_learning_rate_told(dtrai
     assert json.loads(dtrain("report", "short", "--json").stdout)["step"] == 45  # nothing is lost
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -55,7 +55,8 @@ def ended(run: Path) -> tuple[str, str, int, int]:
     return record["state"], record["reason"], record["exit_code"], record["step"]
 
 
-@pytest.mark.parametrize("restarts", ["0", pytest.param("2", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("restarts", ["0", pytest.param("2", marks=pytest.mark.nightly)])
 def test_a_stop_request_has_a_run_save_and_leave_with_0(
     dtrain: Dtrain, recipe: Path, tmp_path: Path, restarts: str
 ) -> None:
@@ -76,7 +77,7 @@ def test_a_stop_request_has_a_run_save_and_leave_with_0(
     assert f"resumed from step {step}" in typed.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_may_take_so_many_hours_in_all_of_its_starts(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
     run, hours = tmp_path / "runs" / "small", ["--hours", "0.004"]
     done = dtrain("run", recipe, *LONG, *hours)
@@ -92,7 +93,8 @@ def test_a_run_may_take_so_many_hours_in_all_of_its_starts(dtrain: Dtrain, recip
     assert "--hours 0 is not above 0" in refused.stderr
 
 
-@pytest.mark.parametrize("restarts", ["0", pytest.param("2", marks=pytest.mark.slow)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("restarts", ["0", "2"])
 def test_a_second_sigterm_soon_after_the_first_is_the_same_request(recipe: Path, tmp_path: Path, restarts: str) -> None:
     """As SLURM sends it: twice within 0.2 s, while the run is delayed and cannot save yet."""
     one = started(tmp_path, *LONG, "--restarts", restarts, DTRAIN_FAULT="sleep@step:5")
@@ -188,7 +190,7 @@ def test_a_stop_request_ends_all_hosts_with_0(hosts: Hosts) -> None:
     assert output.count("stopped on request before the first step of this start") == 2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_at_the_end_of_the_hours_all_hosts_exit_with_0(hosts: Hosts) -> None:
     for _ in range(2):
         hosts.start(*LONG, "--restarts", "2", "--hours", "0.004")
@@ -199,7 +201,7 @@ def test_at_the_end_of_the_hours_all_hosts_exit_with_0(hosts: Hosts) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.nightly)])
 def test_sigterm_to_one_host_ends_both_with_75(hosts: Hosts, rank: int) -> None:
     hosts.start(*LONG, "--restarts", "2")
     trains(hosts.run)
@@ -209,7 +211,7 @@ def test_sigterm_to_one_host_ends_both_with_75(hosts: Hosts, rank: int) -> None:
     assert ended(hosts.run)[:3] == ("stopped", f"saved at step {ended(hosts.run)[3]} of 1000000", 75)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("rank", [0, 1])
 def test_sigterm_to_one_host_before_the_rendezvous_ends_both_with_75(hosts: Hosts, rank: int) -> None:
     hosts.start(*LONG, "--restarts", "2", ranks=(1 - rank,))
@@ -222,7 +224,7 @@ def test_sigterm_to_one_host_before_the_rendezvous_ends_both_with_75(hosts: Host
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.nightly), 1])
 def test_a_process_that_is_killed_once_is_started_again_on_both(hosts: Hosts, tmp_path: Path, rank: int) -> None:
     (tmp_path / "notes").mkdir()
     fault = {"DTRAIN_FAULT": f"kill@step:9/{rank}", "DTRAIN_FAULT_NOTES": str(tmp_path / "notes")}
@@ -232,7 +234,7 @@ def test_a_process_that_is_killed_once_is_started_again_on_both(hosts: Hosts, tm
     assert ended(hosts.run)[0] == "finished"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_process_that_is_killed_repeatedly_ends_both_with_8(hosts: Hosts, rank: int) -> None:
     hosts.start("--restarts", "1", environment={"DTRAIN_FAULT": f"kill@step:3/{rank}"})
@@ -252,8 +254,8 @@ REPLACED = {"DTRAIN_REPLACES_HOSTS": "1", "DTRAIN_RENDEZVOUS_S": "10"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("restarts", ["0", "2"])
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("restarts", ["0", pytest.param("2", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.nightly)])
 def test_where_hosts_are_replaced_the_other_exits_with_75(hosts: Hosts, rank: int, restarts: str) -> None:
     hosts.start(*LONG, "checkpoint.every=20", "--restarts", restarts, environment=REPLACED)
     until(lambda: saved_steps(hosts.run / "checkpoints") != [], "no step was saved")
@@ -265,7 +267,7 @@ def test_where_hosts_are_replaced_the_other_exits_with_75(hosts: Hosts, rank: in
     assert f"host {rank} of 2 lost" in reason if restarts == "2" else "another host is lost" in reason
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("rank", [0, 1])
 def test_where_hosts_are_replaced_a_missing_one_is_named(hosts: Hosts, rank: int) -> None:
     hosts.start(*LONG, "--restarts", "2", ranks=(rank,), environment=REPLACED | {"DTRAIN_RENDEZVOUS_S": "2"})

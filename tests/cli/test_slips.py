@@ -112,6 +112,7 @@ def test_no_file_is_changed_unasked(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_no_color_takes_all_colours_away(dtrain: Dtrain) -> None:
     code = "import sys, pty; sys.exit(pty.spawn([sys.executable, '-m', 'dtrain', 'check', 'nosuch']) >> 8)"
     for value, coloured in (("", True), ("1", False)):

@@ -27,6 +27,7 @@ def test_a_bug_is_no_fault_of_the_data() -> None:
         limited(lambda: 1 // 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "message"),
     [

@@ -98,6 +98,7 @@ def test_a_preemption_by_google_is_noticed(server: Server, notices: Callable[[st
     assert {headers.get("metadata-flavor") for _, _, headers in server.asked} == {"Google"}
 
 
+@pytest.mark.slow
 def test_maintenance_counts_only_if_it_is_announced_during_the_run(
     server: Server, notices: Callable[[str], Queue[str]]
 ) -> None:
@@ -111,6 +112,7 @@ def test_maintenance_counts_only_if_it_is_announced_during_the_run(
     assert found.get(timeout=100) == "Google Cloud terminates this machine for maintenance"
 
 
+@pytest.mark.slow
 def test_a_preemption_by_aws_is_noticed(server: Server, notices: Callable[[str], Queue[str]]) -> None:
     found = notices("aws")
     assert silent(found)
@@ -121,6 +123,7 @@ def test_a_preemption_by_aws_is_noticed(server: Server, notices: Callable[[str],
     assert {headers["x-aws-ec2-metadata-token"] for method, _, headers in server.asked if method == "GET"} == {"key"}
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_respond_causes_one_warning_and_is_polled_again(
     server: Server, notices: Callable[[str], Queue[str]], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -137,6 +140,7 @@ def test_an_unknown_vendor_is_refused(notices: Callable[[str], Queue[str]]) -> N
         notices("azure")
 
 
+@pytest.mark.slow
 def test_no_server_is_polled_without_a_vendor(
     server: Server, notices: Callable[[str], Queue[str]]
 ) -> None:  # fmt: skip

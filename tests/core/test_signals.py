@@ -96,6 +96,7 @@ def test_a_process_that_is_inside_a_compiler_leaves_at_once(number: int) -> None
     assert f"stopped: {signal.Signals(number).name}: stopped before the first step" in shown
 
 
+@pytest.mark.slow
 def test_a_reaction_may_import_although_the_main_thread_is_importing() -> None:
     done = subprocess.run([sys.executable, "-c", IN_IMPORT], capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 75, done.stderr
@@ -106,6 +107,7 @@ def test_a_signal_just_before_the_handlers_are_released_is_not_lost() -> None:
     assert done.returncode == 130, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seconds", [0.0, 2.5])
 def test_ctrl_c_ends_a_long_verb_with_130_and_leaves_no_process(tmp_path: Path, seconds: float) -> None:
     command = [sys.executable, "-m", "dtrain", "verify", "mlp-digits"]

@@ -34,6 +34,7 @@ def ramp(height: int, width: int) -> jax.Array:
     return jnp.stack([y, x, 0 * x], -1)
 
 
+@pytest.mark.slow
 def test_a_resized_crop_is_a_box_of_the_asked_area() -> None:
     image = ramp(32, 48)
     crops = np.asarray(jax.jit(jax.vmap(lambda key: resized_crop(key, image, 0.25)))(KEYS))
@@ -71,6 +72,7 @@ def test_the_crop_is_that_of_pillow() -> None:
     np.testing.assert_allclose(found[..., 0][inner], np.asarray(pillow)[inner], atol=0.02)
 
 
+@pytest.mark.slow
 def test_colours_keep_their_range_and_gray_stays_gray() -> None:
     image = jax.random.uniform(KEY, (8, 8, 3))
     changed = np.asarray(jax.vmap(lambda key: coloured(key, image, 0.4))(KEYS[:50]))
@@ -84,6 +86,7 @@ def test_colours_keep_their_range_and_gray_stays_gray() -> None:
     np.testing.assert_allclose(stays[..., 0], stays[..., 2], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_mixing_gives_the_shares_it_used() -> None:
     own, other = jnp.ones((16, 16, 1)), jnp.zeros((16, 16, 1))
     for function in (mixed, cut_and_mixed):
@@ -146,6 +149,7 @@ def losses(*overrides: str, devices: int, recipe: str = "recipes/mlp-digits.yaml
     return found, jax.device_get(state.params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "place",
     [
@@ -163,6 +167,7 @@ def test_augmented_losses_are_those_of_one_device(place: list[str]) -> None:
     assert plain != pytest.approx(reference, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_users_loss_that_ignores_mixed_labels_is_refused() -> None:
     own = ["model.target=tests.data.test_augment:OwnLoss", "model.args={}", "mesh={data: 1}"]
     example = "examples/plain_jax.yaml"

@@ -46,6 +46,7 @@ def test_batch_k_does_not_depend_on_where_the_run_began() -> None:
         assert all(np.array_equal(a[name], b[name]) for name in a)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("load", [Load(prefetch=0), Load(prefetch=4), Load(prefetch=2, workers=2)], ids=str)
 def test_reading_ahead_changes_nothing(load: Load) -> None:
     for a, b in zip(stream(batches(range(16), steps=6), load), batches(range(16), steps=6), strict=True):
@@ -94,7 +95,7 @@ def test_a_killed_worker_is_replaced_and_no_batch_is_lost(tmp_path: Path) -> Non
     assert warned == ["a data worker died (killed by SIGKILL); new workers continue from the same batch"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_workers_that_die_repeatedly_at_one_batch_end_the_run(tmp_path: Path) -> None:
     deadly = TrainBatches(Deadly(tmp_path, 9), Order(50, seed=3), 16, np.arange(16), 0, 6, keyed=True)
     with pytest.raises(EnvironmentFault, match="4 times at the same batch: killed by SIGKILL"):
@@ -114,6 +115,7 @@ def test_rows_are_numbered_over_the_whole_run() -> None:
     assert "row" not in batches(range(16), keyed=False)[0]
 
 
+@pytest.mark.slow
 def test_digits_are_scikit_learns() -> None:
     sklearn = pytest.importorskip("sklearn.datasets")
     theirs = sklearn.load_digits()

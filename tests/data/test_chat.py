@@ -286,6 +286,7 @@ def test_bytes_per_token_are_those_of_the_text_over_all_targets_of_the_split(tmp
             assert source.bytes_per_token * len(targets) == pytest.approx(len(said.encode()), abs=len(texts) / 2)
 
 
+@pytest.mark.slow
 def test_the_real_set_fills_its_rows(tmp_path: Path) -> None:
     if not GSM8K.is_file():
         pytest.skip("the GSM8K set is not beside this checkout")
@@ -339,6 +340,7 @@ def test_a_missing_test_split_is_reported(tmp_path: Path) -> None:
     assert refused.value.hint == "set data.test, or data.test_files"
 
 
+@pytest.mark.slow
 def test_packing_does_not_change_the_loss(tmp_path: Path) -> None:
     records = [{"prompt": "p" * (1 + i % 7), "response": f"{i * 37}"} for i in range(40)]
     model = Decoder(vocab=256, context=40, layers=2, width=16, heads=2, init=0.3)

@@ -84,6 +84,7 @@ steps: 6
 """
 
 
+@pytest.mark.slow
 def test_a_run_on_it_resumes_and_refuses_other_rows(dtrain: Dtrain, tmp_path: Path) -> None:
     (tmp_path / "my_rows.py").write_text(ROWS)
     (tmp_path / "mine.yaml").write_text(RECIPE)

@@ -133,6 +133,7 @@ def mirror(tmp_path: Path) -> Iterator[tuple[Path, str]]:
         server.shutdown()
 
 
+@pytest.mark.slow
 def test_the_files_are_fetched_and_checked_by_content(tmp_path: Path, mirror: tuple[Path, str], mnist: Path) -> None:
     folder, address = mirror
     for images, labels in FILES.values():

@@ -113,6 +113,7 @@ def test_a_source_without_examples_is_named(tmp_path: Path) -> None:
         data.open("train")
 
 
+@pytest.mark.slow
 def test_the_loss_of_each_source_is_that_of_its_rows(tmp_path: Path) -> None:
     source = mixture(tmp_path).open("train")
     model = Decoder(vocab=256, context=32, layers=1, width=16, heads=2, init=0.3, loss_chunks=2)

@@ -62,6 +62,7 @@ def test_groups_of_files_give_the_tokens_of_all_at_once(
         assert np.array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_what_is_made_ahead_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pieces, "GROUP", 1)
     data = data_of(files(tmp_path), "chat", "cache")

@@ -1,6 +1,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from dtrain.data.pixels import Pixels
 
@@ -13,6 +14,7 @@ def test_images_are_scaled_then_shifted() -> None:
     np.testing.assert_allclose(found["image"], (BATCH["image"] / 31 - 0.5) / 2, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_row_is_augmented_by_its_own_number_alone() -> None:
     pixels, images = Pixels(crop=2, flip=True), np.repeat(BATCH["image"][:1], 8, axis=0)
     rows = jnp.arange(8, dtype=jnp.uint32)

@@ -124,6 +124,7 @@ def test_columns_that_no_conversation_has_are_not_read(tmp_path: Path) -> None:
     assert [fields for _, fields in records(tmp_path / "a.parquet")] == [{"text": "hi"}]
 
 
+@pytest.mark.slow
 def test_a_small_file_does_not_unpack_to_more_than_its_limits(tmp_path: Path) -> None:
     most = Limits(record_mib=1, file_mib=2)
     one = b'{"text": "' + b"a" * 2**21 + b'"}\n'

@@ -86,6 +86,7 @@ def test_what_cannot_be_read_is_named(bucket: Any, tmp_path: Path, address: str,
         matching((address,), "text", cache=str(tmp_path))
 
 
+@pytest.mark.slow
 def test_check_copies_nothing(dtrain: Dtrain, tmp_path: Path) -> None:
     (tmp_path / "far.yaml").write_text(
         "model: {kind: decoder, vocab: 256, context: 64, layers: 1, width: 16, heads: 2}\n"

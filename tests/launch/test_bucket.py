@@ -226,7 +226,7 @@ def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[St
     server.server_close()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_real_gcloud_prints_the_expected_messages(storage: type[Storage], monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[set[str]] = []
     monkeypatch.setattr(storage, "do_DELETE", _noting(storage.do_DELETE, kept))

@@ -81,6 +81,7 @@ def test_one_connection_per_host_serves_all_requests(stand_in: StandIn) -> None:
     assert most <= 4
 
 
+@pytest.mark.slow
 def test_never_more_connections_than_the_limit(stand_in: StandIn) -> None:
     far = target(12)
     far.up(LaunchJob("far", ""), print)
@@ -134,6 +135,7 @@ def test_a_proxy_command_is_one_argument_and_is_shown() -> None:
     assert "shell command run here for each connection: nc -X 5 %h 22; true" in far.describe()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_ctrl_c_leaves_no_process(stand_in: StandIn) -> None:
     (stand_in.folder / "answers").write_text('{"status host1": "hang", "status host5": "hang"}')
@@ -148,6 +150,7 @@ def test_ctrl_c_leaves_no_process(stand_in: StandIn) -> None:
     assert not mentioning(f"{stand_in.folder}/ssh")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["status", "logs"])
 def test_an_agent_exits_when_its_output_is_closed(tmp_path: Path, verb: str) -> None:
     job = HostJob(name="far", folder=str(tmp_path), runs=str(tmp_path / "runs"))

@@ -84,6 +84,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", list(HOSTILE))
 def test_nothing_that_comes_with_a_folder_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """A repository with a launch record, a program and a module named dtrain, in which verbs are typed."""

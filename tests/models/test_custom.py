@@ -96,11 +96,13 @@ def files(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(RECIPE)
 
 
+@pytest.mark.slow
 def test_a_custom_model_trains_under_any_engine(dtrain: Dtrain) -> None:
     done = dtrain("run", "mine.yaml", "engine=shard_map", "mesh.fsdp=4", "--devices", "4")
     assert "model custom: 650 parameters" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_missing_library_of_the_users_file_is_named_with_the_way_to_install_it(
     dtrain: Dtrain, tmp_path: Path
 ) -> None:
@@ -110,12 +112,14 @@ def test_a_missing_library_of_the_users_file_is_named_with_the_way_to_install_it
     assert "-m pip install" in refused
 
 
+@pytest.mark.slow
 def test_checking_does_not_run_its_code(dtrain: Dtrain, tmp_path: Path) -> None:
     (tmp_path / "my_net.py").write_text("open('ran', 'w').close()")
     dtrain("check", "mine.yaml")
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "more", "message"),
     [
@@ -162,6 +166,7 @@ mesh: {data: 1, sequence: 2}
 """
 
 
+@pytest.mark.slow
 def test_a_model_that_does_not_declare_split_rows_is_refused_on_sequence(dtrain: Dtrain, tmp_path: Path) -> None:
     (tmp_path / "words.txt").write_text("to be or not to be " * 400)
     (tmp_path / "text.yaml").write_text(LANGUAGE)
@@ -175,6 +180,7 @@ def test_a_trace_that_is_not_pure_is_reported(dtrain: Dtrain) -> None:
     assert "warning: tracing the step twice gave two different programs" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("override", "message"),
     [

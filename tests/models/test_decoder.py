@@ -55,6 +55,7 @@ def logits_of(model: Decoder, params: Any, token: np.ndarray, **more: Any) -> ja
     return model.head.logits(x, model.unembedding(params), "float32")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_logits_and_loss_are_those_of_the_published_implementation(name: str) -> None:
     folder = SHARED / "data" / "hf_tiny" / name
@@ -75,6 +76,7 @@ def gemma2_attention(q_TD: np.ndarray, k_TD: np.ndarray, v_TD: np.ndarray, scala
     return weights_TS / weights_TS.sum(-1, keepdims=True) @ v_TD
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scalar", [None, 6.0])
 def test_attention_scores_are_divided_by_the_root_of_the_query_scalar(scalar: float | None) -> None:
     """One layer whose feed-forward part is zero, against attention in NumPy."""
@@ -100,6 +102,7 @@ def initial_state(model: Decoder) -> Any:
     return jax.jit(lambda: initial(model.params(), jax.random.key(0), "float32"))()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EVERY_KIND)
 def test_no_token_attends_to_a_later_one_or_another_document(name: str) -> None:
     """By the gradient of the activation at each position with respect to every token's embedding."""
@@ -132,6 +135,7 @@ def test_a_packed_document_gives_the_logits_of_the_document_alone() -> None:
         np.testing.assert_allclose(packed[:, at], alone, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_a_target_of_minus_one_is_no_target() -> None:
     model = DECODER
     params, batch = initial_state(model), random_batch(model)
@@ -169,6 +173,7 @@ def test_a_padded_vocabulary_gives_the_loss_and_gradients_of_the_plain_one() -> 
     assert logits_of(padded, initial_state(padded), batch["token"])[..., 45:].max() < -1e29
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "remat", ["full", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dots", "attention", "offload"))]
 )
@@ -183,6 +188,7 @@ def test_rematerialisation_does_not_change_gradients(remat: Any) -> None:
         np.testing.assert_allclose(a, b, atol=2e-6 * np.abs(b).max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EVERY_KIND)
 def test_generating_with_a_cache_gives_the_logits_of_the_whole_row(name: str) -> None:
     model = LANGUAGE_MODELS[name]

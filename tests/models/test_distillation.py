@@ -43,6 +43,7 @@ def case(**student: Any) -> tuple[DistilledModel, Any, dict[str, jax.Array]]:
     return model, initial(model.params(), jax.random.key(0), "float32"), batch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunks", [1, 3])
 def test_the_loss_is_the_published_one(chunks: int) -> None:
     model, params, batch = case(loss_chunks=chunks, z_loss=1e-3)
@@ -64,6 +65,7 @@ def test_the_loss_is_the_published_one(chunks: int) -> None:
     assert float(model.loss(params, batch, SingleDeviceContext(train=False)).sum) == float(plain.sum)
 
 
+@pytest.mark.slow
 def test_only_the_student_has_gradients() -> None:
     model, params, batch = case()
     gradients = jax.grad(lambda tree: model.loss(tree, batch, SingleDeviceContext(train=True)).sum)(params)
@@ -167,6 +169,7 @@ def test_what_cannot_be_a_teacher_is_refused(dtrain: Dtrain, recipes: Path) -> N
     assert "context" in dtrain("run", "small.yaml", "model.context=64", "data.length=64", code=4).stderr
 
 
+@pytest.mark.slow
 def test_check_names_what_a_distillation_cannot_have(dtrain: Dtrain, tmp_path: Path) -> None:
     teacher = "objective={kind: distillation, teacher: {run: runs/big}}"
     shown = dtrain("check", "mlp-digits", teacher, code=2).stderr
@@ -189,7 +192,7 @@ def test_the_forward_pass_of_the_teacher_counts() -> None:
     assert model.flops(example, 4, model.params()).step == pytest.approx(own + teacher / 3)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_distilled_model_answers_questions_and_its_teacher_cannot_change(dtrain: Dtrain, recipes: Path) -> None:
     (recipes / "q.jsonl").write_text('{"prompt": "1 times 2 is ", "answer": "2"}\n')
     (recipes / "asked.yaml").write_text(ASKED)

@@ -41,6 +41,7 @@ def log_probabilities(model: Decoder, params: Tree, text: str, answer: str) -> f
     return float(logp[np.arange(first, len(logp)), tokens[1 + first :]].sum())
 
 
+@pytest.mark.slow
 def test_the_loss_is_the_published_one(tmp_path: Path) -> None:
     model = PreferenceModel(Adapted(DECODER, LORA), DPO(beta=0.3))
     params: Any = initial(model.params(), jax.random.key(0), "float32")
@@ -88,7 +89,9 @@ def test_every_form_of_pairs_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", ["{data: 2, tensor: 2}", "{data: 1, fsdp: 4}"])
+@pytest.mark.parametrize(
+    "mesh", ["{data: 2, tensor: 2}", pytest.param("{data: 1, fsdp: 4}", marks=pytest.mark.nightly)]
+)
 def test_every_engine_gives_the_same_numbers(dtrain: Dtrain, tmp_path: Path, mesh: str) -> None:
     pairs(tmp_path)
     base = "model: {kind: decoder, vocab: 256, context: 48, layers: 2, width: 16, heads: 2, hidden: 24}\n"
@@ -120,6 +123,7 @@ def test_a_base_of_which_a_parameter_is_trained_is_no_reference() -> None:
         PreferenceModel(Adapted(DECODER, moving), DPO()).params()
 
 
+@pytest.mark.slow
 def test_what_dpo_cannot_do_is_refused(dtrain: Dtrain, tmp_path: Path) -> None:
     pairs(tmp_path)
     data = "data={kind: preference, files: [pairs.jsonl], length: 48}"

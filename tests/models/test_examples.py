@@ -72,12 +72,19 @@ def one_device(name: str, parts: int) -> tuple[list[float], Any, Any]:
     return trained(name, "mesh={data: 1}", f"accumulate={parts}", devices=1)
 
 
-QUICK = [("linen_cnn", "shard_map-fsdp", 1), ("Contrastive", "shard_map-fsdp", 1)]
-EVERY = [(name, case, parts) for name in (*NAMES, "Contrastive", "Running") for case in CASES for parts in (1, 2)]
+USERS = [*NAMES, "Contrastive", "Running"]
+EVERY = [(name, case, parts) for name in USERS for case in CASES for parts in (1, 2)]
+IN_CI = {
+    (name, list(CASES)[(number + more) % len(CASES)], 1 + (number + more // 2) % 2)
+    for number, name in enumerate(USERS)
+    for more in (0, 2)
+}
+"""Each model in two of the cases, whole and in microbatches; the full product at night."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "case", "parts"), [pytest.param(*one, marks=() if one in QUICK else pytest.mark.slow) for one in EVERY]
+    ("name", "case", "parts"), [pytest.param(*one, marks=() if one in IN_CI else pytest.mark.nightly) for one in EVERY]
 )
 def test_losses_and_gradients_are_those_of_one_device(name: str, case: str, parts: int) -> None:
     library(name)
@@ -88,8 +95,9 @@ def test_losses_and_gradients_are_those_of_one_device(name: str, case: str, part
     assert worst(params, reference_params) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["linen_rnn", "nnx_rnn"])
-@pytest.mark.parametrize("case", ["shard_map-fsdp", pytest.param("jit-fsdp", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("case", ["shard_map-fsdp", pytest.param("jit-fsdp", marks=pytest.mark.nightly)])
 def test_recurrent_modules_of_flax_train_alike_on_every_engine(name: str, case: str) -> None:
     library("nnx")
     target = f"model.target=tests.models.user_modules:{name}"
@@ -100,6 +108,7 @@ def test_recurrent_modules_of_flax_train_alike_on_every_engine(name: str, case: 
     assert worst(params, wanted_params) < 1e-5
 
 
+@pytest.mark.slow
 def test_a_linen_module_that_dtrain_cannot_switch_to_training_is_refused() -> None:
     nn = pytest.importorskip("flax.linen", reason="flax is not installed")
     from dtrain.flax import Linen
@@ -170,6 +179,7 @@ def test_a_model_that_cannot_be_trained_is_refused_with_the_reason(name: str, me
         trained(name, devices=1)
 
 
+@pytest.mark.slow
 def test_keys_of_one_name_are_drawn_once(name: str = "Twice") -> None:
     with pytest.raises(RecipeError, match=r"user_models\.py:\d+: ctx\.keys is called twice with one name"):
         trained(name, "mesh={data: 1}", devices=1)
@@ -194,7 +204,9 @@ def test_the_users_file_is_short(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [name if name == "plain_jax" else pytest.param(name, marks=pytest.mark.nightly) for name in NAMES]
+)
 def test_a_resumed_run_ends_with_the_same_bits(dtrain: Dtrain, tmp_path: Path, name: str) -> None:
     library(name)
     recipe, place = EXAMPLES / f"{name}.yaml", ["engine=shard_map", "mesh={data: 2, fsdp: 2}", "--devices", "4"]
@@ -217,6 +229,7 @@ def test_explain_shows_how_the_parameters_are_split(in_process: Dtrain, name: st
     assert "replicated on every device" in shown
 
 
+@pytest.mark.slow
 def test_batch_normalisation_is_that_of_flax() -> None:
     """Loss and new statistics of a training step against Flax's own call with the whole batch."""
     nn = pytest.importorskip("flax.linen", reason="flax is not installed")

@@ -84,6 +84,7 @@ def test_every_family_gives_the_published_logits_both_ways(
         assert all(np.array_equal(before[key], after[key]) for key in before), name
 
 
+@pytest.mark.nightly
 def test_adapters_go_to_peft_and_come_back(published: Path, dtrain: Dtrain, tmp_path: Path) -> None:
     lines = [json.dumps({"prompt": f"ADD {i} AND {i + 1}: ", "response": f"{2 * i + 1}"}) for i in range(40)]
     (tmp_path / "chat.jsonl").write_text("\n".join(lines))
@@ -113,6 +114,7 @@ def test_adapters_go_to_peft_and_come_back(published: Path, dtrain: Dtrain, tmp_
     assert not (tmp_path / "runs" / "dora").exists()
 
 
+@pytest.mark.nightly
 def test_chat_tokens_are_those_of_transformers(tmp_path: Path) -> None:
     marked = "{% for m in messages %}<|im_start|>{{ m.role }} {% if m.role == 'assistant' %}{% generation %}"
     marked += "{{ m.content }}<|im_end|>{% endgeneration %}{% else %}{{ m.content }}<|im_end|>{% endif %}{% endfor %}"
@@ -131,6 +133,7 @@ def test_chat_tokens_are_those_of_transformers(tmp_path: Path) -> None:
         assert any(mask)
 
 
+@pytest.mark.nightly
 def test_folders_that_do_not_fit_leave_nothing_behind(
     published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,7 @@ from dtrain.train.assembly import Assembly, assemble
 from dtrain.train.state import create_state
 from tests.conftest import Dtrain
 from tests.engines import worst
+from tests.pairs import covering
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = ["batch=16", "steps=60", "epochs=null", "optimizer={kind: sgd, lr: 0.1, momentum: 0.5}", "init.run=none"]
@@ -71,7 +72,8 @@ CASES = [
     or mesh == "pmap"
     or (name in OWN and mesh.endswith("fsdp"))
 ]
-QUICK = {("mlp", "shard_map"), ("decoder", "jit"), ("plain_jax", "shard_map-fsdp")}
+IN_CI = covering(CASES, values=1)
+"""Each model and each mesh; the full product at night."""
 
 
 def recipe_of(name: str, *overrides: str) -> Recipe:
@@ -131,8 +133,9 @@ def one_device(name: str, parts: int) -> tuple[list[float], Any]:
     return trained(name, "mesh={data: 1}", f"accumulate={parts}", devices=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "mesh"), [pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow) for case in CASES]
+    ("name", "mesh"), [pytest.param(*case, marks=() if case in IN_CI else pytest.mark.nightly) for case in CASES]
 )
 def test_losses_and_gradients_are_those_of_one_device(name: str, mesh: str) -> None:
     parts = 1 if name in OWN else 2
@@ -142,6 +145,7 @@ def test_losses_and_gradients_are_those_of_one_device(name: str, mesh: str) -> N
     assert worst(gradients, reference_gradients) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mlp", "vit", "decoder", "plain_jax"])
 def test_the_gradients_are_those_of_the_definition(name: str) -> None:
     """Against the model itself with W + alpha / rank x A B computed outside, differentiated by JAX."""
@@ -177,6 +181,7 @@ def test_the_gradients_are_those_of_the_definition(name: str) -> None:
     assert float(joined) == pytest.approx(float(expected), rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mlp", "cnn", "decoder", "plain_jax"])
 def test_at_step_0_the_loss_is_that_of_the_base_bit_for_bit(name: str) -> None:
     recipe = recipe_of(name, "mesh={data: 1}")

@@ -35,6 +35,7 @@ def test_initial_values_of_another_type_or_shape_are_refused() -> None:
             initial({"w": Param((2,), "_", init)}, jax.random.key(0), "float32")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_shapes_are_those_declared(name: str) -> None:
     declared = MODELS[name].params()
@@ -43,6 +44,7 @@ def test_shapes_are_those_declared(name: str) -> None:
     assert sum(leaf.size for leaf in jax.tree.leaves(found)) == count(declared)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_padding_does_not_count(name: str) -> None:
     model, batch = MODELS[name], random_batch(examples=8)
@@ -53,12 +55,14 @@ def test_padding_does_not_count(name: str) -> None:
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-6), a, b)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_an_untrained_model_has_the_loss_of_a_uniform_guess(name: str) -> None:
     loss = MODELS[name].loss(initial_state(MODELS[name]), random_batch(examples=64), SingleDeviceContext())
     assert 0.5 * np.log(10) < float(loss.sum / loss.weight) < 2.5 * np.log(10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_flops_are_what_the_compiler_counts(name: str) -> None:
     """A step is three forward passes. The compiler counts a scanned layer once and does not count padding."""
@@ -93,6 +97,7 @@ def test_the_mlp_is_that_of_numpy() -> None:
     assert float(loss.metrics["accuracy"]) == (x.argmax(-1) == batch["label"]).sum()
 
 
+@pytest.mark.slow
 def test_the_vits_attention_is_that_of_the_paper() -> None:
     """softmax(q k / sqrt(d)) v, for one head at a time."""
     draw = np.random.default_rng(0)
@@ -141,6 +146,7 @@ def test_the_numbers_of_blocks_must_fit_the_stages() -> None:
         CNN(image=(8, 8, 1), classes=10, stages=(8, 16), blocks=(1, 2, 3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["jit", "shard_map"])
 def test_the_stem_of_a_resnet_is_the_same_on_a_mesh(kind: str) -> None:
     model = CNN(image=(8, 8, 1), classes=10, stages=(16, 32), blocks=(1, 2), stem="imagenet")

@@ -15,6 +15,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     return exported([draw(number, SEED) for number in range(COUNT)], SEED, tmp_path_factory.mktemp("exported"))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "variable",
     [

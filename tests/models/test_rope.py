@@ -23,6 +23,7 @@ def turned(x: np.ndarray, waves: tuple[jax.Array, jax.Array], direction: int = 1
     return np.concatenate([pairs.real, pairs.imag], -1)
 
 
+@pytest.mark.slow
 @WAYS
 @pytest.mark.parametrize("rope", [Rope(), Rope(scaling=Yarn(factor=4.0, original=2))], ids=["plain", "yarn"])
 @pytest.mark.parametrize(("dtype", "error"), [("float32", 1e-6), ("bfloat16", 2**-8)])
@@ -45,6 +46,7 @@ def test_both_ways_give_the_same_values() -> None:
     np.testing.assert_allclose(product, rotated(x, waves), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["jit", "shard_map"])
 def test_programs_for_tpus_rotate_by_a_product_and_others_do_not(engine: str) -> None:
     """decoder-tiny has heads of 24 values; nothing else in the step is a 24 x 24 matrix."""

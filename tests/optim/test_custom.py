@@ -57,6 +57,7 @@ def worst(a: Any, b: Any) -> float:
     return max(float(jnp.abs(x - y).max()) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 def test_optax_with_the_schedule_of_the_recipe_is_dtrains_own(decay: float) -> None:
     schedule = Cosine(warmup=2, final=0.1)
@@ -68,6 +69,7 @@ def test_optax_with_the_schedule_of_the_recipe_is_dtrains_own(decay: float) -> N
     assert worst(trained(own), trained(CustomOptimizer(lr=0.1, target="optax:sgd"))) > 1e-3
 
 
+@pytest.mark.slow
 def test_a_users_function_gets_its_arguments_and_the_learning_rate() -> None:
     schedule = Cosine(warmup=2)
     one = CustomOptimizer(lr=0.3, schedule=schedule, target=f"{MODULE}:clipped", args={"b1": 0.5})
@@ -121,6 +123,7 @@ def test_a_state_whose_dims_cannot_be_told_apart_is_refused() -> None:
 STACK = {"blocks": Param((3, 2, 16, 8), "layer experts embed hidden", zeros), "b": Param((8,), "hidden", zeros)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["optax:lamb", "optax:lars", "optax:adafactor", "optax:novograd", "optax:fromage"])
 def test_each_layer_and_expert_of_a_stack_is_a_parameter_of_its_own(target: str) -> None:
     args = {"min_dim_size_to_factor": 4} if target == "optax:adafactor" else {}
@@ -140,6 +143,7 @@ def test_each_layer_and_expert_of_a_stack_is_a_parameter_of_its_own(target: str)
     np.testing.assert_allclose(params["b"], each["b"], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_functions_that_treat_every_value_alone_get_stacks_as_they_are() -> None:
     state = transformation(CustomOptimizer(lr=0.1, target="optax:adam"), STACK, 10).init(initial(STACK, KEY, "float32"))
     assert (3, 2, 16, 8) in {leaf.shape for leaf in jax.tree.leaves(state)}
@@ -158,6 +162,7 @@ def test_functions_that_treat_every_value_alone_get_stacks_as_they_are() -> None
         np.testing.assert_allclose(together, apart, rtol=1e-5, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["adamw", "nadamw", "adamaxw", "lion"])
 def test_weight_decay_of_optax_is_off_unless_it_is_asked_for(target: str) -> None:
     declared = {"b": Param((4,), "hidden", zeros, decay=False)}

@@ -48,6 +48,7 @@ def by_path(tree: Any) -> dict[str, np.ndarray]:
     return dict(zip(jax.tree.leaves(paths(tree)), jax.tree.leaves(jax.device_get(tree)), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", MESHES)
 @pytest.mark.parametrize("ema", [None, 0.5])
 def test_frozen_parameters_stay_and_have_no_optimizer_state(engine: str, ema: float | None) -> None:
@@ -60,6 +61,7 @@ def test_frozen_parameters_stay_and_have_no_optimizer_state(engine: str, ema: fl
     assert not [path for path in kept if "layer0" in path]
 
 
+@pytest.mark.slow
 def test_a_rate_multiplies_the_step_and_zero_stops_it() -> None:
     plain, half = (SGD(lr=0.25, momentum=0, groups=groups) for groups in ((), (Group(match="layer1.*", lr=0.5),)))
     (start, one, _), (_, other, _) = trained(plain, steps=1), trained(half, steps=1)
@@ -71,6 +73,7 @@ def test_a_rate_multiplies_the_step_and_zero_stops_it() -> None:
     assert all(np.array_equal(before[name], after[name]) for name in before)
 
 
+@pytest.mark.slow
 def test_decay_of_a_group_precedes_that_of_the_model() -> None:
     decays = SGD(lr=0.1, decay=0.5, momentum=0)
     off = SGD(lr=0.1, decay=0.5, momentum=0, groups=(Group(match="layer0.weight", decay=False),))
@@ -80,6 +83,7 @@ def test_decay_of_a_group_precedes_that_of_the_model() -> None:
     np.testing.assert_array_equal(one["layer1.weight"], other["layer1.weight"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("groups", "message"),
     [

@@ -33,6 +33,7 @@ def walk(update: optax.GradientTransformation, steps: int = 5) -> object:
     return params
 
 
+@pytest.mark.slow
 def test_adamw_is_that_of_optax_except_for_its_bias_correction() -> None:
     ours = transformation(AdamW(lr=1e-2, decay=0.1, b2=0.95, clip=1.0), DECLARED, 10)
     theirs = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2, b2=0.95, weight_decay=0.1, mask=MATRICES))
@@ -59,6 +60,7 @@ def test_the_rate_is_that_of_the_step_whatever_updates_were_skipped() -> None:
     jax.tree.map(lambda u, p: np.testing.assert_allclose(u, -0.5 * p, rtol=1e-6), updates, PARAMS)
 
 
+@pytest.mark.slow
 def test_sgd_and_lion_are_those_of_optax() -> None:
     for ours, theirs in (
         (SGD(lr=0.1, momentum=0.8, nesterov=True), optax.sgd(0.1, momentum=0.8, nesterov=True)),
@@ -68,6 +70,7 @@ def test_sgd_and_lion_are_those_of_optax() -> None:
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), *walked)
 
 
+@pytest.mark.slow
 def test_muon_orthogonalises_hidden_matrices_only() -> None:
     update = transformation(Muon(lr=1.0), DECLARED, 10)
     updates, _ = update.update(gradients(1), update.init(PARAMS), PARAMS, step=0)
@@ -78,6 +81,7 @@ def test_muon_orthogonalises_hidden_matrices_only() -> None:
     np.testing.assert_allclose(np.abs(updates["layer1"]["bias"]), 1, rtol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("member", MEMBERS)
 def test_every_optimizer_descends(member: type) -> None:
     update = transformation(member(lr=3e-2, schedule=Cosine(warmup=3), decay=1e-3, clip=1.0, ema=0.5), DECLARED, 40)
@@ -92,6 +96,7 @@ def test_every_optimizer_descends(member: type) -> None:
     assert jax.tree.structure(averaged(state, None)) == jax.tree.structure(params)
 
 
+@pytest.mark.slow
 def test_the_average_is_that_of_the_parameters() -> None:
     update = transformation(SGD(lr=0.1, momentum=0.0, ema=0.9), DECLARED, 10)
     params, state, expected = PARAMS, update.init(PARAMS), PARAMS
@@ -104,6 +109,7 @@ def test_the_average_is_that_of_the_parameters() -> None:
     assert averaged(optax.EmptyState(), params) is params
 
 
+@pytest.mark.slow
 def test_the_average_of_a_short_run_has_little_of_the_initial_values() -> None:
     update = transformation(SGD(lr=0.0, momentum=0.0, ema=0.9999), DECLARED, 400)
     state, moved = update.init(PARAMS), jax.tree.map(lambda p: p + 1, PARAMS)
@@ -147,6 +153,7 @@ def test_adafactor_is_that_of_optax_and_stores_rows_and_columns() -> None:
     assert (24, 16) not in shapes
 
 
+@pytest.mark.slow
 def test_adafactor_treats_a_stack_of_layers_as_its_layers() -> None:
     one = {"w": Param((16, 4, 3), "embed heads _", normal(1.0), fan_in=("embed",))}
     stack = stacked(one, 3)
@@ -161,6 +168,7 @@ def test_adafactor_treats_a_stack_of_layers_as_its_layers() -> None:
     np.testing.assert_allclose(moved(stack, values, gradient), singles, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_padding_does_not_count_in_adafactors_means() -> None:
     plain = {"w": Param((45, 16), "vocab embed", normal(1.0))}
     padded = {"w": Param((48, 16), "vocab embed", normal(1.0), unpadded=(45, 16))}

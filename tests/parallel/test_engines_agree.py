@@ -33,6 +33,7 @@ from tests.engines import (
     train,
     worst,
 )
+from tests.pairs import covering
 
 PAIRS = [(engine, mesh) for engine in ENGINES for mesh in MESHES if engine != "pmap" or mesh == "data8"]
 CASES = [(model, engine, mesh, 1) for model in MODELS for engine, mesh in PAIRS]
@@ -56,10 +57,13 @@ LANGUAGE_CASES = [
 ]
 LANGUAGE_CASES += [("llama", "shard_map", mesh, 2) for mesh in ("fsdp-sequence", "pipeline-fsdp")]
 LANGUAGE_CASES += [("deepseek", "shard_map", "data-expert", 1)]
-QUICK |= {
-    ("llama", "shard_map", "sequence-tensor", 1),
-    ("llama", "shard_map", "pipeline-fsdp", 2),
-}
+IN_CI = covering(CASES, also=QUICK) | covering(LANGUAGE_CASES)
+"""All pairs of a model, an engine, a mesh and a number of microbatches; the full products at night."""
+
+
+def when(case: tuple[Any, ...]) -> Any:
+    """The mark of the set that a case belongs to."""
+    return () if case in QUICK else pytest.mark.slow if case in IN_CI else pytest.mark.nightly
 
 
 @cache
@@ -69,7 +73,7 @@ def one_device(model: str) -> tuple[float, Any]:
 
 @pytest.mark.parametrize(
     ("model", "engine", "mesh", "parts"),
-    [pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow) for case in CASES + LANGUAGE_CASES],
+    [pytest.param(*case, marks=when(case)) for case in CASES + LANGUAGE_CASES],
 )
 def test_losses_and_gradients_are_those_of_one_device(model: str, engine: str, mesh: str, parts: int) -> None:
     loss, found = gradients(place(EVERY[model], ENGINES[engine], EVERY_MESH[mesh], parts=parts))
@@ -91,7 +95,11 @@ TABLES += [{"embed": "replicated", dim: "fsdp"} for dim in ("vocab", "hidden", "
 WHERE = [("shard_map", "tensor"), ("shard_map", "fsdp-tensor"), ("jit", "fsdp-tensor")]
 RULED = [(rules, engine, split) for rules in TABLES for engine, split in WHERE]
 RULED += [({"kv_heads": "replicated"}, engine, "tensor4") for engine in ("jit", "shard_map")]
-QUICK_RULED = [({"kv_heads": "replicated"}, "shard_map", "tensor4"), ({"vocab": "fsdp"}, "shard_map", "tensor")]
+RULED_WHEN = [
+    pytest.mark.slow if number % len(WHERE) == number // len(WHERE) % len(WHERE) else pytest.mark.nightly
+    for number in range(len(RULED))
+]
+"""Each table at one of the places, in turn; the full product at night."""
 
 
 @cache
@@ -101,7 +109,7 @@ def small_on_one_device() -> tuple[float, Any]:
 
 @pytest.mark.parametrize(
     ("rules", "engine", "split"),
-    [pytest.param(*case, marks=() if case in QUICK_RULED else pytest.mark.slow) for case in RULED],
+    [pytest.param(*case, marks=marks) for case, marks in zip(RULED, RULED_WHEN, strict=True)],
 )
 def test_every_rule_is_refused_or_gives_the_numbers_of_one_device(
     rules: dict[str, Rule], engine: str, split: str
@@ -142,10 +150,11 @@ def sums(placed: Placed) -> dict[str, float]:
     return {name: float(value / loss.weight) for name, value in {"loss": loss.sum, **loss.metrics}.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "spread"),
     [
-        pytest.param(engine, spread, marks=() if (engine, spread) == ("shard_map", "expert") else pytest.mark.slow)
+        pytest.param(engine, spread, marks=pytest.mark.nightly if spread == "sequence" else ())
         for engine in ("jit", "shard_map")
         for spread in SPREAD
     ],
@@ -163,6 +172,7 @@ def steps_on_one_device(optimizer: str) -> tuple[list[float], Any]:
     return found.losses, found.params
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["jit", "shard_map"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_optimizer_updates_full_arrays(optimizer: str, engine: str) -> None:
@@ -198,6 +208,7 @@ def test_microbatches_need_one_all_reduce() -> None:
     assert not [line for line in sums if "while/body" in line]
 
 
+@pytest.mark.slow
 def test_under_jit_an_embedding_is_looked_up_by_columns() -> None:
     """The rows that are sent are a batch's: neither the whole table nor its whole gradient is."""
     model = dataclasses.replace(SMALL, tied=False, vocab=85)
@@ -215,6 +226,7 @@ def test_under_jit_an_embedding_is_looked_up_by_columns() -> None:
 SHAPES = {"vocab embed": (16, 8), "embed _": (16, 8), "experts embed": (16, 8), "vocab _ embed": (16, 2, 8)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [{"data": 2, "fsdp": 4}, {"data": 1, "fsdp": 4, "expert": 2}])
 @pytest.mark.parametrize("ids", [(8,), (8, 3), (8, 3, 2)])
 @pytest.mark.parametrize("dims", SHAPES)

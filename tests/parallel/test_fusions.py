@@ -35,6 +35,7 @@ compare = lambda found, expected: np.testing.assert_allclose(np.asarray(found), 
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", PROGRAMS)
 def test_the_program_is_right(what: str) -> None:
     command = [sys.executable, "-c", START + PROGRAMS[what]]

@@ -44,6 +44,7 @@ def by_loops(q: Any, k: Any, v: Any, spec: AttentionSpec, document: Any) -> np.n
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("name", SPECS)
 def test_the_plain_form_is_the_definition(name: str, packed: bool) -> None:
@@ -63,6 +64,7 @@ def compare(found: Any, reference: Any, tolerance: float) -> None:
         np.testing.assert_allclose(np.asarray(a, np.float32), b, atol=tolerance * float(np.abs(b).max()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SPECS)
 def test_attention_in_chunks_is_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (q, k, v), document = arrays(64, 8)
@@ -98,6 +100,7 @@ def test_cudnn_is_the_same(name: str) -> None:
     compare(with_gradients(lambda q, k, v: cudnn(q, k, v, SPECS[name]), q, k, v), reference, 3e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(128, 128, 128), (200, 0, 184), (0, 1, 383), (384, 0, 0)])
 def test_the_grouped_kernel_gives_the_gradient_of_the_experts_matrices(sizes: tuple[int, ...]) -> None:
     """Compared with JAX's own gradient, including experts without any row."""

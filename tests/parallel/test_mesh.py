@@ -92,6 +92,7 @@ def test_an_axis_of_minus_one_has_at_least_its_slices() -> None:
         mesh.sizes(6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("output", [{"fsdp": 64}, {"fsdp": 14}, {"fsdp": 35, "tensor": 4}, {"fsdp": 2, "tensor": 8}])
 def test_on_any_torus_the_devices_of_an_axis_form_a_block(output: dict[str, int]) -> None:
     """Sides of 20 and 28 have prime factors that JAX's `create_device_mesh` cannot split."""

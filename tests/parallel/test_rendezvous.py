@@ -41,6 +41,7 @@ def test_all_continue_when_all_have_arrived(address: str) -> None:
     assert outcome(0, 1, address) == "met"
 
 
+@pytest.mark.slow
 def test_missing_processes_are_named_to_all_others(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "PATIENCE", 1.0)
     output = f"processes 1, 3 of 5 did not arrive at the rendezvous {address} within 1 s"
@@ -70,6 +71,7 @@ def test_a_refusal_of_rank_0_is_raised_in_every_process(address: str, error: Dtr
     assert found == {(type(error), error.exit_code, error.message, error.hint)}
 
 
+@pytest.mark.slow
 def test_a_refusal_during_the_wait_is_raised_in_the_processes_that_have_arrived(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,6 +91,7 @@ def test_a_process_uses_its_own_refusal_if_rank_0_does_not_answer(
     assert ends(1, 2, address, lambda: REFUSED)[0] is Exhausted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", ["1", "0"])
 def test_where_hosts_are_replaced_a_missing_one_ends_the_others_with_75(
     address: str, monkeypatch: pytest.MonkeyPatch, value: str
@@ -125,6 +128,7 @@ def test_rank_0_listens_even_if_the_host_name_does_not_resolve() -> None:
         assert first.result() == "met"
 
 
+@pytest.mark.slow
 def test_another_program_at_the_address_is_waited_for(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "PATIENCE", 1.0)
     with socket.socket() as other:

@@ -40,6 +40,7 @@ def certificates(folder: Path) -> dict[str, str]:
     return dict(zip(TLS, (str(folder / name) for name in ("own.pem", "own.key", "ca.pem")), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(SUPPORTED, reason="this JAX has TLS between processes")
 def test_tls_that_this_jax_would_ignore_is_refused(dtrain: Dtrain, tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text(RECIPE)

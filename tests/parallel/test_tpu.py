@@ -14,6 +14,7 @@ from dtrain.train.state import placement
 
 pytestmark = [
     pytest.mark.tpu_compiler,
+    pytest.mark.nightly,
     pytest.mark.timeout(900),
     pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed"),
 ]
@@ -92,6 +93,7 @@ def test_every_axis_compiles(tmp_path: Path, axis: str, topology: str, engine: s
     assert ("tpu_custom_call" in text) == (not plain)  # splash
 
 
+@pytest.mark.nightly
 def test_a_users_init_of_2_gb_never_holds_more_than_a_devices_share_and_one_leaf() -> None:
     from jax.experimental import topologies
 

@@ -26,6 +26,7 @@ def attention(rows: int, products: int) -> float:
     return 2 * products * rows * LAYERS * HEADS * LENGTH**2 * DIM * (tiles + 1) / (2 * tiles)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("remat", "products"), [("full", 9), ("attention", 7), ("none", 7)])
 def test_cudnn_is_counted_without_a_gpu(tmp_path: Path, remat: str, products: int) -> None:
     """Two products forward, five backward in one kernel, and two more if the forward pass is recomputed."""
@@ -34,6 +35,7 @@ def test_cudnn_is_counted_without_a_gpu(tmp_path: Path, remat: str, products: in
     assert found.timing.tally.kernel_flops == pytest.approx(attention(4, products))
 
 
+@pytest.mark.slow
 def test_a_published_step_of_a_gpu_lies_between_those_that_recompute_all_products_and_none(tmp_path: Path) -> None:
     """torchtitan with FSDP on 64 A100: 2,973 tokens per second and GPU, with some of the products recomputed."""
     on = target("a100-64")
@@ -49,7 +51,13 @@ def test_a_published_step_of_a_gpu_lies_between_those_that_recompute_all_product
 
 
 @pytest.mark.parametrize("engine", ["jit", "shard_map"])
-@pytest.mark.parametrize("on", [pytest.param(name, marks=COMPILER) for name in ("h100-8", "h100-16", "a100-8")])
+@pytest.mark.parametrize(
+    "on",
+    [
+        pytest.param("h100-8", marks=COMPILER),
+        *(pytest.param(name, marks=[*COMPILER, pytest.mark.nightly]) for name in ("h100-16", "a100-8")),
+    ],
+)
 def test_a_plan_compiled_for_gpus_agrees_with_arithmetic(tmp_path: Path, on: str, engine: str) -> None:
     wanted = recipe(tmp_path, "llama3.2-1b", LENGTH, 32, f"engine={engine}")
     found, ahead = plan(wanted, target(on)), quick(wanted, target(on))
@@ -75,6 +83,7 @@ def exposed(folder: Path, *changes: str) -> dict[str, float]:
     return {kind: cost.exposed / cost.seconds for kind, cost in found.items()}
 
 
+@pytest.mark.slow
 def test_what_collectives_on_gpus_wait_for(tmp_path: Path) -> None:
     """The compiled programs exposed 18% and 92% (jit), 15% and 3% (shard_map); without its scheduler all is exposed."""
     jit, ours = exposed(tmp_path), exposed(tmp_path, "engine=shard_map")
@@ -85,6 +94,7 @@ def test_what_collectives_on_gpus_wait_for(tmp_path: Path) -> None:
     assert exposed(tmp_path, option) == {kind: pytest.approx(1.0) for kind in KINDS}
 
 
+@pytest.mark.slow
 def test_experts_on_gpus_cost_a_product_of_all_rows_each(tmp_path: Path) -> None:
     """The compiler for GPUs has no grouped product: 8 experts cost 8 times as much as the rows need."""
     flops = {}
@@ -97,6 +107,7 @@ def test_experts_on_gpus_cost_a_product_of_all_rows_each(tmp_path: Path) -> None
     assert dense == pytest.approx(8 * (flops["v5p-128"].kernel_flops - attention), rel=0.1)
 
 
+@pytest.mark.slow
 def test_a_quick_plan_of_experts_on_gpus_does_not_say_that_it_fits(tmp_path: Path) -> None:
     dense = quick(recipe(tmp_path, "llama3.2-1b", 4096, 64), target("h100-64"))
     experts = quick(recipe(tmp_path, "mixtral-8x7b", 4096, 64), target("h100-64"))
@@ -110,6 +121,7 @@ GATHERED = 2 * 1_235_814_400
 EMBEDDING = 2 * 128_256 * 2048
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("batch", [pytest.param(512, marks=COMPILER)])
 def test_what_a_gpu_has_no_room_for_does_not_fit(tmp_path: Path, batch: int) -> None:
     wanted = recipe(tmp_path, "llama3.2-1b", LENGTH, batch, "model.loss_chunks=1", "model.remat=none")
@@ -118,6 +130,7 @@ def test_what_a_gpu_has_no_room_for_does_not_fit(tmp_path: Path, batch: int) -> 
     assert found.memory.peak > 60e9
 
 
+@pytest.mark.slow
 def test_without_the_plug_in_the_quick_tier_still_works(dtrain: Dtrain, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import importlib.util as u\nold = u.find_spec\n"

@@ -66,6 +66,7 @@ def test_a_sum_over_a_plane_is_an_all_reduce_to_the_compiler_that_places_it() ->
     assert whole.dims(Group(64, ("fsdp",), (4, 4, 4), (4, 4, 4)), 3) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("length", "hidden"), [(2048, True), (128, False)])
 def test_gathers_are_hidden_as_far_as_products_last(tmp_path: Path, length: int, hidden: bool) -> None:
     found = quick(recipe(tmp_path, "llama3-8b", length, 16), target("v5e-16"))
@@ -81,6 +82,7 @@ def test_gathers_are_hidden_as_far_as_products_last(tmp_path: Path, length: int,
     )
 
 
+@pytest.mark.slow
 def test_a_windowed_product_adds_up_in_main_memory_where_its_result_is_large(tmp_path: Path) -> None:
     """A result of 64 MiB stays in fast memory; one of 128 MiB is read and written again for the operand's parts."""
 

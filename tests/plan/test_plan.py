@@ -107,6 +107,7 @@ def attention_flops(heads: int, dim: int, length: int) -> float:
     return 2 * heads * length**2 * dim * (blocks + 1) / (2 * blocks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("remat", "products"), [("full", 9), ("attention", 7), ("dots", 7), ("none", 7)])
 def test_attention_that_is_saved_is_not_recomputed(tmp_path: Path, remat: str, products: int) -> None:
     """Two products forward, five backward in one kernel, and two more if the forward pass is recomputed."""
@@ -115,6 +116,7 @@ def test_attention_that_is_saved_is_not_recomputed(tmp_path: Path, remat: str, p
     assert found.timing.tally.kernel_flops == pytest.approx(32 * products * attention_flops(32, 128, 2048))
 
 
+@pytest.mark.slow
 def test_experts_work_for_the_rows_that_are_sent_to_them(tmp_path: Path) -> None:
     """Two of eight experts per token, three matrices each: forward, two gradients, and all but the last recomputed."""
     mesh = "mesh={data: 1, fsdp: 8, expert: 8}"
@@ -126,6 +128,7 @@ def test_experts_work_for_the_rows_that_are_sent_to_them(tmp_path: Path) -> None
     assert found.timing.tally.kernel_flops == pytest.approx(32 * (experts + attention), rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("preset", "length", "batch", "on"), [
     ("llama3-8b", 2048, 16, "v5e-16"),
     ("mixtral-8x7b", 4096, 128, "v5p-128"),
@@ -138,6 +141,7 @@ def test_goldens_of_the_quick_tier(
     golden(f"plan_quick_{preset}.txt", "\n".join(lines(found, FRESH)) + "\n")
 
 
+@pytest.mark.slow
 @OLDEST
 def test_golden_of_too_little_memory(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
     """The report shows by how much it does not fit, and changes that fit."""
@@ -150,6 +154,7 @@ def test_golden_of_too_little_memory(tmp_path: Path, golden: Callable[[str, str]
     golden("plan_too_large.txt", "\n".join([*lines(found, FRESH), *advised(fitting, compiling=False)]) + "\n")
 
 
+@pytest.mark.slow
 def test_golden_of_a_state_that_no_mesh_holds(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
     """The report has the smallest slice that holds the state, one that fits, another optimizer; no time or price."""
     wanted, on = recipe(tmp_path, "llama3-70b", 2048, 16), target("v5e-16")
@@ -171,6 +176,7 @@ def test_golden_of_a_curve(tmp_path: Path, golden: Callable[[str, str], None]) -
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", [pytest.param("jit", marks=pytest.mark.slow), "shard_map"])
 def test_a_plan_is_the_run_that_it_plans(engine: str) -> None:
     """A plan for eight CPU devices, and a run on them: the same arrays, the same program."""
@@ -218,6 +224,7 @@ def test_what_fits_instead_is_found_by_arithmetic(tmp_path: Path) -> None:
     assert next(advised([], compiling=False)).endswith("planned by arithmetic fits")
 
 
+@pytest.mark.slow
 def test_bad_input_is_answered(in_process: Dtrain, tmp_path: Path) -> None:
     assert "--on names a slice" in in_process("plan", "decoder-tiny", code=2).stderr
     assert "v5e-16" in in_process("plan", "decoder-tiny", "--on", "v5e-15", code=2).stderr
@@ -237,6 +244,7 @@ def test_bad_input_is_answered(in_process: Dtrain, tmp_path: Path) -> None:
     assert json.loads(in_process(*large, "--json", code=3).stdout)["fits"] is False
 
 
+@pytest.mark.slow
 def test_without_libtpu_the_quick_tier_still_works(dtrain: Dtrain, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import importlib.util as u\nold = u.find_spec\n"
@@ -270,7 +278,7 @@ def test_a_run_holds_its_step_against_the_plan(dtrain: Dtrain, tmp_path: Path) -
     ("preset", "length", "batch", "on", "engine"),
     [
         pytest.param("llama3-8b", 2048, 16, "v5e-16", "shard_map", marks=COMPILER),
-        pytest.param("mixtral-8x7b", 4096, 128, "v5p-128", "jit", marks=COMPILER),
+        pytest.param("mixtral-8x7b", 4096, 128, "v5p-128", "jit", marks=[*COMPILER, pytest.mark.nightly]),
     ],
 )
 def test_goldens_of_the_compiled_tier(
@@ -300,6 +308,7 @@ def out_of_memory(folder: Path) -> Plan:
     return plan(recipe(folder, "llama3.2-1b", 8192, 16, "model.loss_chunks=1"), target("v5e-4"))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("case", [pytest.param(out_of_memory, marks=COMPILER)])
 def test_too_little_memory_is_an_answer(tmp_path: Path, case: Callable[[Path], Plan]) -> None:
     found = case(tmp_path)
@@ -317,6 +326,7 @@ SMALL = [
 ]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("engine", [pytest.param("shard_map", marks=COMPILER)])
 def test_a_search_is_never_worse_and_writes_a_recipe(dtrain: Dtrain, tmp_path: Path, engine: str) -> None:
     small = [*SMALL, "model.remat=full"]
@@ -334,6 +344,7 @@ def test_a_search_is_never_worse_and_writes_a_recipe(dtrain: Dtrain, tmp_path: P
     assert json.loads(kept.stdout)["ranked"] == ranked
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("on", [pytest.param("v5e-16", marks=COMPILER)])
 def test_several_slices_are_planned(dtrain: Dtrain, on: str) -> None:
     mesh = "mesh={data: 2, fsdp: 16, slices: {data: 2}}"
@@ -351,7 +362,7 @@ def test_several_slices_are_planned(dtrain: Dtrain, on: str) -> None:
 
 
 @pytest.mark.parametrize("after", [
-    pytest.param("meshes by arithmetic", marks=pytest.mark.slow), pytest.param("compiling 12", marks=COMPILER),
+    "meshes by arithmetic", pytest.param("compiling 12", marks=[*COMPILER, pytest.mark.nightly]),
 ])  # fmt: skip
 def test_interrupted_it_leaves_quietly(tmp_path: Path, after: str) -> None:
     """At a random moment while it traces, in callbacks of which JAX loses exceptions, and while it compiles."""
@@ -371,6 +382,7 @@ def test_interrupted_it_leaves_quietly(tmp_path: Path, after: str) -> None:
     assert running.returncode == 130
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("overrides", "slices"), [
     ([], 1),
     (["mesh={data: 1, fsdp: 1, tensor: 4}", "batch=32", "engine=shard_map"], 1),
@@ -417,6 +429,7 @@ def seconds(tmp_path: Path, on: str, engine: str) -> float:
     return made.timing.seconds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("engine", "slices"), [("shard_map", (16, 64, 256)), ("jit", (64, 128, 256))])
 def test_a_quick_step_does_not_grow_with_the_slice(tmp_path: Path, engine: str, slices: tuple[int, ...]) -> None:
     """At a constant load per chip: in the compiled tier 1,968, 2,083 and 1,878 ms, and 2,020 and 1,837 ms under jit."""
@@ -424,6 +437,7 @@ def test_a_quick_step_does_not_grow_with_the_slice(tmp_path: Path, engine: str, 
     assert max(found) < 1.15 * min(found)
 
 
+@pytest.mark.slow
 def test_the_engine_of_a_quick_plan_matters(tmp_path: Path) -> None:
     wanted = replace(recipe(tmp_path, "llama3.1-8b", 2048, 128), engine=ShardMap())
     placed = quick(wanted, target("v5p-128"))
@@ -434,6 +448,7 @@ def test_the_engine_of_a_quick_plan_matters(tmp_path: Path) -> None:
     assert seconds(tmp_path, "v6e-16", "jit") != seconds(tmp_path, "v6e-16", "shard_map")
 
 
+@pytest.mark.slow
 def test_products_that_the_compiler_removes_are_not_counted(tmp_path: Path) -> None:
     """The gradients of frozen matrices: a step of adapters has two thirds of the products."""
     full = recipe(tmp_path, "llama3.2-1b", 1024, 8)

@@ -78,6 +78,7 @@ def test_recomputation_never_lowers_the_utilisation(images: Plan, executed: floa
     assert ("HFU" in text(dataclasses.replace(images, timing=changed))) == (executed > 1)
 
 
+@pytest.mark.slow
 def test_collectives_over_one_axis_of_the_recipe_are_one_row(tokens: Plan) -> None:
     assert tokens.timing
     once = tokens.timing.tally.collectives
@@ -133,6 +134,7 @@ def test_a_compiled_program_fits_by_its_peak_and_a_refused_one_does_not(images: 
     assert "by the compiler, which refused the program" in text(refused)
 
 
+@pytest.mark.slow
 def test_gpus_are_priced_by_the_machine_and_timed_on_its_network(tmp_path: Path) -> None:
     wanted = recipe(tmp_path, "llama3.2-1b", 2048, 16)
     shown = text(quick(wanted, target("h100-16")))
@@ -144,6 +146,7 @@ def test_gpus_are_priced_by_the_machine_and_timed_on_its_network(tmp_path: Path)
     assert "for the 8 chips of a whole a3-ultragpu-8g" in text(part)
 
 
+@pytest.mark.slow
 def test_one_target_is_drawn(in_process: Dtrain, tmp_path: Path) -> None:
     done = in_process("plan", "vit-synthetic-v5e-16", "--on", "v5e-16", "--quick", "--plot", "one.png")
     assert "wrote one.png" in done.stderr
@@ -164,6 +167,7 @@ def test_a_picture_without_a_plan_that_fits_is_refused(images: Plan, tmp_path: P
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_experts_that_are_sent_mostly_empty_rows_are_named(tmp_path: Path) -> None:
     """2 of 8 experts on 4 devices: 4 blocks with room for every choice, whatever it is."""
 

@@ -98,6 +98,7 @@ def test_a_search_reads_what_a_custom_model_declares(tmp_path: Path) -> None:
         assert load(tmp_path / "better.yaml").model == one.recipe.model
 
 
+@pytest.mark.slow
 def test_five_tries_find_the_best_of_the_space(compiled: Compiled, tmp_path: Path) -> None:
     """The best of every mesh, remat policy, number of microbatches, engine and set of options that fits."""
     found, attempts = compiled(product, 5, "v5e-4")
@@ -112,6 +113,7 @@ def test_five_tries_find_the_best_of_the_space(compiled: Compiled, tmp_path: Pat
     assert len(attempts) == len({str(one) for one in attempts}) == 5
 
 
+@pytest.mark.slow
 def test_meshes_and_remat_come_before_compiler_options(compiled: Compiled) -> None:
     """The given recipe, another remat policy, another mesh; then options for the fastest of these."""
     found, attempts = compiled(product, 5, "v5e-4")
@@ -125,6 +127,7 @@ def test_meshes_and_remat_come_before_compiler_options(compiled: Compiled) -> No
     assert all(one.engine != base.engine for one in rest)
 
 
+@pytest.mark.slow
 def test_in_place_of_a_shape_that_does_not_fit_the_next_is_compiled(
     compiled: Compiled,
 ) -> None:
@@ -142,6 +145,7 @@ def test_in_place_of_a_shape_that_does_not_fit_the_next_is_compiled(
     assert attempts[3].engine == attempts[0].engine
 
 
+@pytest.mark.slow
 def test_other_hardware_is_not_given_the_options_of_tpus(
     compiled: Compiled,
 ) -> None:

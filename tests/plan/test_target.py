@@ -98,6 +98,7 @@ def test_gpus_are_rented_by_the_machine(name: str, rented: int, machine: str) ->
     assert (target(name).rented, target(name).machine) == (rented, machine)
 
 
+@pytest.mark.nightly
 @pytest.mark.tpu_compiler
 def test_libtpu_describes_every_slice_that_can_be_rented() -> None:
     pytest.importorskip("libtpu", reason="libtpu is not installed")
@@ -108,6 +109,7 @@ def test_libtpu_describes_every_slice_that_can_be_rented() -> None:
                 assert len(devices(found)) == found.devices
 
 
+@pytest.mark.nightly
 @pytest.mark.tpu_compiler
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
 @pytest.mark.parametrize("name", ["v5p-128", "v4-256"])

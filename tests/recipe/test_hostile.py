@@ -52,6 +52,7 @@ def test_what_no_run_can_use_is_refused_in_one_line(tmp_path: Path, line: str, m
     assert message in lines[0]
 
 
+@pytest.mark.slow
 def test_only_the_first_of_many_problems_are_shown(tmp_path: Path) -> None:
     lines = refusal(tmp_path, GOOD + "".join(f"key{i}: 1\n" for i in range(4000)))
     assert len(lines) == 51
@@ -67,6 +68,7 @@ def test_files_are_counted_over_all_includes(tmp_path: Path) -> None:
     assert line == "branch.yaml: a recipe has at most 64 files, with all that it includes" or "leaf.yaml" in line
 
 
+@pytest.mark.slow
 def test_bytes_and_values_are_counted_over_all_includes(tmp_path: Path) -> None:
     write(tmp_path, "#" * 100_000, "long.yaml")
     (line,) = refusal(tmp_path, f"include: {['long.yaml'] * 3}")

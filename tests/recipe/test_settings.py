@@ -4,6 +4,7 @@ import dataclasses
 import typing
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 import jax
@@ -121,6 +122,7 @@ def whole(name: str, part: Any) -> Any:
     return Decoder(**TINY, position=Rope(scaling=part)) if isinstance(part, LinearScaling | Llama3 | Yarn) else part
 
 
+@cache
 def program(model: Any) -> str:
     """Text of the jaxprs of initialisation and gradient."""
     start = jax.make_jaxpr(lambda: initial(model.params(), jax.random.key(0), "float32"))()
@@ -138,6 +140,7 @@ def program(model: Any) -> str:
 CASES = [(name, field, value) for name, base in BASES.items() for field, value in others(name, base)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "field", "value"), CASES, ids=lambda part: str(part)[:24])
 def test_every_field_of_a_model_changes_its_program(name: str, field: str, value: Any) -> None:
     one, other = (whole(name, part) for part in changed(BASES[name], field, value))
@@ -148,6 +151,7 @@ def test_every_field_of_a_model_changes_its_program(name: str, field: str, value
     assert program(one) != program(other)
 
 
+@cache
 def walk(optimizer: Any) -> Any:
     """Parameters after a few steps, averaged if the optimizer averages them."""
     declared = grouped(MLP(sizes=(24, 16, 12, 10)).params(), optimizer.groups)
@@ -183,6 +187,7 @@ def test_every_field_of_a_schedule_changes_the_rate(member: type) -> None:
         assert [float(one(step)) for step in range(21)] != [float(other(step)) for step in range(21)], field
 
 
+@pytest.mark.slow
 def test_every_field_of_pixels_changes_the_image() -> None:
     image = (np.arange(512) % 256).astype(np.uint8).reshape(8, 8, 8, 1)
     label, row = np.zeros(8, np.int32), np.arange(8, dtype=np.uint32)

@@ -78,6 +78,7 @@ def tuples(value: object) -> object:
     return {key: tuples(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.text(max_size=6), trees, max_size=4))
 def test_what_is_written_reads_back_the_same(value: dict[str, object]) -> None:
     assert parse(dump(value), "x").plain() == tuples(value)

@@ -49,6 +49,7 @@ def test_cheaper_sums_of_gradients_are_named() -> None:
     assert "precision.reduce" not in "\n".join(FOUND.lines)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["jit", "shard_map"])
 def test_cheaper_sums_of_gradients_are_another_program(engine: str) -> None:
     given = ["precision.compute=bfloat16", f"engine={engine}", "mesh={data: -1}"]
@@ -61,7 +62,7 @@ def test_cheaper_sums_of_gradients_are_another_program(engine: str) -> None:
     assert assemblies(load(RECIPE, given, 1), devices[:1], example)[1] is None
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_cheaper_sums_of_gradients_are_measured(dtrain: Dtrain) -> None:
     """On CPUs the compiler sums in float32 all the same; what is tested is when the setting is measured."""
     half, options = "precision.compute=bfloat16", ("--seconds", "0.1", "--rounds", "1", "--json")
@@ -85,7 +86,7 @@ def test_a_recipe_is_measured_and_nothing_is_kept(dtrain: Dtrain, tmp_path: Path
     assert larger["step"]["ms"] > found["step"]["ms"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_slow_data_shows_as_time_to_read(dtrain: Dtrain, tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(
         "import time\n"
@@ -107,12 +108,13 @@ def test_slow_data_shows_as_time_to_read(dtrain: Dtrain, tmp_path: Path) -> None
     assert found["loop_ms"] > 0.5 * found["run"]["ms"]
 
 
+@pytest.mark.slow
 def test_mistakes_are_answered(dtrain: Dtrain) -> None:
     assert "did you mean 'batch'" in dtrain("bench", "mlp-digits", "bach=3", code=2).stderr
     assert "did you mean 'mlp-digits'" in dtrain("bench", "mlp-digit5", code=2).stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("verb", ["bench", "profile"])
 def test_ctrl_c_leaves_no_folder_behind_and_suggests_no_resume(verb: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "dtrain", verb, "decoder-tiny", "--devices", "8"]

@@ -28,6 +28,7 @@ def test_columns_are_apart() -> None:
     assert lines[0].index("1") == lines[1].index("0.12") == lines[2].index("fix")
 
 
+@pytest.mark.slow
 def test_speeds_and_tools_are_measured_and_missing_ones_have_a_way_to_get_them(dtrain: Dtrain, tmp_path: Path) -> None:
     tools = tmp_path / "bin"
     tools.mkdir()

@@ -98,6 +98,7 @@ def test_a_full_disk_under_the_output_does_not_end_a_run(tmp_path: Path) -> None
     assert (done.returncode, listed.returncode) == (0, 3)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "error",
     [

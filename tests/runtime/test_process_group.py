@@ -22,6 +22,7 @@ def group(folder: Path, *ends: str) -> ProcessGroup:
     return ProcessGroup(folder / "logs", Folder(folder), infos, members)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ends", "code", "rank"),
     [

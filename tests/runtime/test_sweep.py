@@ -110,7 +110,7 @@ def test_a_sweep_ranks_its_runs_and_resumes(dtrain: Dtrain, tmp_path: Path) -> N
     assert "another sweep" in dtrain(*words, "batch=32", code=2).stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_runs_that_diverge_are_a_result_and_others_an_error(dtrain: Dtrain) -> None:
     done = dtrain("sweep", "mlp-digits", "optimizer.kind=sgd", "optimizer.lr=1e-2,1e4", *SHORT, seconds=250)
     assert "exit code 7" in done.stderr
@@ -121,7 +121,7 @@ def test_runs_that_diverge_are_a_result_and_others_an_error(dtrain: Dtrain) -> N
     assert "did you mean 'lr'" in mistaken
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_saves_the_running_ones(tmp_path: Path, number: signal.Signals) -> None:
     command = [sys.executable, "-m", "dtrain", "sweep", "mlp-digits", "optimizer.lr=1e-4,1e-3", "epochs=20000"]

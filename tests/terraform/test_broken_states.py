@@ -37,7 +37,7 @@ MACHINES = {
 KEPT = {"google_storage_bucket", "google_project_service"}
 """What destroy leaves: the bucket of the runs, and services that another stack may need."""
 
-pytestmark = [needs_terraform, pytest.mark.slow]
+pytestmark = [needs_terraform, pytest.mark.nightly]
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,7 @@ def test_the_timer_is_set_first_and_the_ready_file_written_last(script: Script, 
     assert log[places[1]].endswith("my-runs /mnt/dtrain")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_reboot_does_not_extend_the_limit(script: Script, tmp_path: Path) -> None:
     machine = Machine(script(tpu=NODE, hours=2), tmp_path / "root")
     deadline = tmp_path / "root/var/lib/dtrain/deadline"
@@ -140,7 +140,7 @@ def test_a_reboot_does_not_extend_the_limit(script: Script, tmp_path: Path) -> N
     assert "--on-active=1 " in machine.log[index(machine.log, "systemd-run")]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_timer_deletes_the_node_with_the_token_on_stdin(script: Script, tmp_path: Path) -> None:
     machine = Machine(script(tpu=NODE, hours=2), tmp_path / "root")
     assert machine.boot() == 0
@@ -153,7 +153,7 @@ def test_the_timer_deletes_the_node_with_the_token_on_stdin(script: Script, tmp_
     assert (tmp_path / "stdin").read_text() == 'header = "Authorization: Bearer T"\n'
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_timer_asks_until_the_node_is_gone(script: Script, tmp_path: Path) -> None:
     """An answer 200 says that a deletion began, not that it succeeds."""
     machine = Machine(script(tpu=NODE, hours=2), tmp_path / "root")
@@ -163,7 +163,7 @@ def test_the_timer_asks_until_the_node_is_gone(script: Script, tmp_path: Path) -
     assert [word for word in words if word.startswith("RestartSec=")] == ["RestartSec=60"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "units",
     [

@@ -110,6 +110,7 @@ def nowhere_in(folder: Path) -> bool:
 # runs as a user starts them
 
 
+@pytest.mark.slow
 def test_a_webhook_and_a_command_get_the_end_of_a_run(
     dtrain: Dtrain, recipe: Path, tmp_path: Path, receiver: Receiver
 ) -> None:
@@ -138,7 +139,7 @@ def test_a_webhook_and_a_command_get_the_end_of_a_run(
     assert nowhere_in(tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_that_is_not_finite_sends_that_it_failed(dtrain: Dtrain, recipe: Path, receiver: Receiver) -> None:
     dtrain("run", recipe, NOTHING_FINITE, HOOK, code=7, DTRAIN_TEST_HOOK=receiver.url)
     (posted,) = receiver.posted
@@ -166,6 +167,7 @@ def test_a_preempted_run_sends_that_and_where_it_resumes(
     assert (receiver.posted[1]["step"], receiver.posted[1]["steps"]) == (step, step + 2)
 
 
+@pytest.mark.slow
 def test_a_stop_before_the_first_step_is_sent_too(recipe: Path, tmp_path: Path, receiver: Receiver) -> None:
     one = started(tmp_path, HOOK, DTRAIN_TEST_HOOK=receiver.url, DTRAIN_FAULT="sleep@compile")
     end = time.monotonic() + 200
@@ -178,7 +180,7 @@ def test_a_stop_before_the_first_step_is_sent_too(recipe: Path, tmp_path: Path, 
     assert "before the first step" in receiver.posted[0]["reason"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_supervisor_sends_the_end_of_what_it_starts_and_the_run_that_it_resumed(
     dtrain: Dtrain, recipe: Path, receiver: Receiver
 ) -> None:
@@ -209,7 +211,7 @@ def test_two_processes_send_each_event_once(dtrain: Dtrain, recipe: Path, receiv
     assert receiver.events == ["failed", "resumed", "finished"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("status", [None, 500, "down"], ids=["hanging", "failing", "down"])
 def test_an_endpoint_that_does_not_answer_changes_nothing_of_the_run(
     dtrain: Dtrain, recipe: Path, tmp_path: Path, status: int | str | None
@@ -228,7 +230,7 @@ def test_an_endpoint_that_does_not_answer_changes_nothing_of_the_run(
     assert nowhere_in(tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_whose_hours_are_nearly_over_sends_budget_and_then_stopped(
     dtrain: Dtrain, recipe: Path, receiver: Receiver
 ) -> None:
@@ -240,7 +242,7 @@ def test_a_run_whose_hours_are_nearly_over_sends_budget_and_then_stopped(
     assert "hours" in receiver.posted[0]["reason"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_cannot_be_sent_is_refused_before_the_first_step(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
     refused = dtrain("run", recipe, HOOK, code=3)
     assert "the environment variable DTRAIN_TEST_HOOK is not set" in refused.stderr
@@ -356,6 +358,7 @@ def test_a_process_under_a_supervisor_leaves_the_end_to_it(
     assert not warnings
 
 
+@pytest.mark.slow
 def test_a_process_that_leaves_at_once_sends_the_end_first_and_only_once(
     tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -380,6 +383,7 @@ def of(event: str = "finished") -> Notification:
     return Notification(event=event, run="small", state=event, step=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("status", "tries"), [(204, 1), (400, 1), (302, 1), (429, 3), (503, 3)])
 def test_only_what_may_pass_is_tried_again(monkeypatch: pytest.MonkeyPatch, status: int, tries: int) -> None:
     monkeypatch.setattr(delivery, "PAUSES", (0.0, 0.0, 0.0))

@@ -112,6 +112,7 @@ def test_ls_lists_every_run_and_what_is_wrong_with_it(runs: Path, in_process: Dt
     in_process("ls", "nowhere", code=2)
 
 
+@pytest.mark.slow
 def test_the_picture_shows_curves(runs: Path, in_process: Dtrain, tmp_path: Path) -> None:
     in_process("report", "lr-1", "lr-2", "--plot", "both.png")
     with Image.open(tmp_path / "both.png") as picture:
@@ -123,7 +124,7 @@ def test_the_picture_shows_curves(runs: Path, in_process: Dtrain, tmp_path: Path
 
 
 @pytest.mark.skipif(not CHROMIUM, reason="needs Chromium, which opens the page")
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_browser_draws_the_page_without_a_network(runs: Path, in_process: Dtrain, tmp_path: Path) -> None:
     (runs / "lr-1" / "evaluation.json").write_text(
         json.dumps({"split": "test", "step": 60, "classes": ["a", "b"], "confusion": [[7, 1], [0, 9]]})

@@ -86,7 +86,7 @@ class Samples:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_trackers_get_the_answers_to_questions(dtrain: Dtrain, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -111,7 +111,7 @@ def test_trackers_get_the_answers_to_questions(dtrain: Dtrain, tmp_path: Path) -
     assert "samples" in json.dumps(wandb_records(fragment))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_that_cannot_reach_wandb_continues_and_stores_its_metrics(dtrain: Dtrain, tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text(RECIPE.replace("offline", "online"))
     unreachable = {"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_API_KEY": "0" * 40}
@@ -121,7 +121,7 @@ def test_a_run_that_cannot_reach_wandb_continues_and_stores_its_metrics(dtrain: 
     assert "train/loss" in json.dumps(wandb_records(kept))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_no_key_is_written_anywhere(dtrain: Dtrain, tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text(RECIPE)
     dtrain("run", "small.yaml", "steps=2", WANDB_API_KEY="canary0123456789canary0123456789canary01")
@@ -147,6 +147,7 @@ def nothing(run):
 """
 
 
+@pytest.mark.slow
 def test_a_users_tracker_gets_every_row_once_also_after_a_resume(dtrain: Dtrain, tmp_path: Path) -> None:
     sink = "track.to=[{kind: custom, target: 'csv_tracker:Csv', args: {name: rows.csv}}]"
     shutil.copy(Path(__file__).parents[2] / "examples" / "csv_tracker.py", tmp_path)
@@ -161,6 +162,7 @@ def test_a_users_tracker_gets_every_row_once_also_after_a_resume(dtrain: Dtrain,
     assert len({step for step, *_ in rows}) == 5
 
 
+@pytest.mark.slow
 def test_a_tracker_that_fails_ends_neither_the_run_nor_the_other_trackers(dtrain: Dtrain, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN)
     (tmp_path / "small.yaml").write_text(RECIPE)
@@ -172,6 +174,7 @@ def test_a_tracker_that_fails_ends_neither_the_run_nor_the_other_trackers(dtrain
     assert list((tmp_path / "runs" / "small" / "tensorboard").iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "message"),
     [
@@ -186,6 +189,7 @@ def test_a_tracker_that_cannot_be_used_is_refused(dtrain: Dtrain, tmp_path: Path
     assert message in dtrain("run", "small.yaml", f"track.to=[{{kind: custom, target: '{target}'}}]", code=2).stderr
 
 
+@pytest.mark.slow
 def test_a_tracker_that_does_not_start_ends_a_new_run_and_not_a_resumed_one(dtrain: Dtrain, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN)
     (tmp_path / "small.yaml").write_text(RECIPE)
@@ -216,7 +220,7 @@ def test_each_run_of_a_wandb_agent_has_a_name_of_its_own(monkeypatch: pytest.Mon
     assert agent_name("recipes/My_Net.yaml", ["name=mine"]) == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_wandb_sweep_runs_by_its_overrides(dtrain: Dtrain, tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text(RECIPE)
     dtrain("run", "small.yaml", "optimizer.lr=0.2", WANDB_SWEEP_ID="s1", WANDB_RUN_ID="ab3")

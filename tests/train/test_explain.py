@@ -32,6 +32,7 @@ def test_its_parts_are_those_that_jax_makes() -> None:
         assert part.bytes_per_device == size, part.name
 
 
+@pytest.mark.slow
 def test_as_json_sizes_are_in_bytes(dtrain: Dtrain) -> None:
     found = json.loads(dtrain("explain", "decoder-tiny", *MESH, "--devices", "8", "--json").stdout)
     by_name = {part["name"]: part for part in found["parameters"]}

@@ -85,10 +85,11 @@ def record(run: Path) -> dict[str, Any]:
     return json.loads((run / "run.json").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "point",
-    ["step:9", *(pytest.param(p, marks=pytest.mark.slow) for p in (
-        "save:begin", "save:digest", "save:commit", "save:manifest", "save:committed", "retire", "compile", "restore",
+    ["step:9", "save:commit", "restore", *(pytest.param(p, marks=pytest.mark.nightly) for p in (
+        "save:begin", "save:digest", "save:manifest", "save:committed", "retire", "compile",
     ))],
 )  # fmt: skip
 def test_a_run_killed_anywhere_resumes_to_the_same_bits(
@@ -106,6 +107,7 @@ def test_a_run_killed_anywhere_resumes_to_the_same_bits(
     assert not list((run / "checkpoints").glob(".*"))
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_is_found_and_the_step_before_is_taken(
     dtrain: Dtrain, recipe: Path, tmp_path: Path, undisturbed: Callable[..., Path]
 ) -> None:
@@ -138,7 +140,7 @@ def test_values_other_than_those_saved_are_not_resumed_from(
     assert saved(run, 24) == saved(undisturbed(*OFTEN), 24)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_save_that_outlasts_the_grace_is_warned_of_once(dtrain: Dtrain, recipe: Path) -> None:
     done = dtrain("run", recipe, *OFTEN, "checkpoint.grace=0.001")
     assert len(re.findall(r"a save takes \d+ s; a preempted machine has 0 s", done.stderr)) == 1
@@ -155,6 +157,7 @@ def test_with_every_checkpoint_damaged_a_run_does_not_start_over(dtrain: Dtrain,
     assert dtrain("run", recipe, *OFTEN, code=5).stdout == ""
 
 
+@pytest.mark.slow
 def test_a_second_run_in_the_same_folder_is_kept_out(recipe: Path, tmp_path: Path, dtrain: Dtrain) -> None:
     first = started(tmp_path, "steps=100000", "evaluate.every=0")
     try:
@@ -207,7 +210,7 @@ def test_a_worker_that_dies_before_the_rendezvous_is_named(dtrain: Dtrain, recip
     assert "restarting from step 0 (1 of 3" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_stopped_while_compiling_two_processes_exit_after_the_first_step(
     dtrain: Dtrain, recipe: Path, tmp_path: Path, undisturbed: Callable[..., Path]
 ) -> None:
@@ -223,6 +226,7 @@ def test_stopped_while_compiling_two_processes_exit_after_the_first_step(
     assert saved(run, 24) == saved(undisturbed(*TWO), 24)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stop_while_xla_compiles_ends_one_process_at_once(recipe: Path, tmp_path: Path, number: int) -> None:
     """An orderly exit would crash: a thread is inside the compiler."""
@@ -279,7 +283,7 @@ def test_an_error_in_one_process_is_shown_as_the_cause(dtrain: Dtrain, recipe: P
     assert time.monotonic() - start < 60
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_would_come_again_is_not_tried_again(dtrain: Dtrain, recipe: Path) -> None:
     failed = dtrain("run", recipe, "--restarts", "3", "optimizer={kind: adamw, lr: 1e4, decay: 0.9}", code=7)
     assert "restarting" not in failed.stderr
@@ -318,6 +322,7 @@ def test_stopped_all_processes_agree_on_a_step_and_save(recipe: Path, tmp_path: 
     assert (run / "checkpoints" / str(values["step"]) / "MANIFEST.json").exists()
 
 
+@pytest.mark.slow
 def test_a_second_signal_exits_at_once_and_is_recorded(recipe: Path, tmp_path: Path) -> None:
     one = started(tmp_path, "steps=100000", "evaluate.every=0", DTRAIN_FAULT="sleep@step:5")
     run = tmp_path / "runs" / "small"
@@ -369,7 +374,7 @@ def test_no_secret_of_the_environment_is_written_anywhere(dtrain: Dtrain, recipe
     assert not [path for path in written if canary.encode() in path.read_bytes()]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_campaign_of_kills_loses_nothing(tmp_path: Path) -> None:
     program = Path(__file__).parents[2] / "benchmarks" / "kill_campaign.py"
     done = subprocess.run(
@@ -385,7 +390,7 @@ def test_a_campaign_of_kills_loses_nothing(tmp_path: Path) -> None:
     assert "the end: the same bits" in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_verify_gives_a_certificate(dtrain: Dtrain, recipe: Path) -> None:
     values = dtrain("verify", recipe, "--kills", "2", "--devices", "2", "--json", seconds=300)
     found = json.loads(values.stdout)
@@ -430,7 +435,7 @@ def test_stopped_before_its_first_start_the_supervisor_starts_nothing(recipe: Pa
     assert "restarting" not in output
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_one_request_that_arrives_twice_is_one(recipe: Path, tmp_path: Path) -> None:
     """A service manager signals every process, and the supervisor forwards its signal as well."""
     parent = started(tmp_path, "steps=100000", "evaluate.every=0", "--restarts", "3")

@@ -98,6 +98,7 @@ def test_tokens_are_the_same_for_the_same_seed_and_any_devices(tmp_path: Path) -
     assert tokens(one) == tokens(one) != tokens(one, seed=1)
 
 
+@pytest.mark.slow
 def test_parameters_are_cast_once_and_no_token_is_unknown(tmp_path: Path) -> None:
     changes = DECODER | {"batch: 64": "batch: 64\nprecision: {compute: bfloat16}"}
     place, _ = saved_run(tmp_path, {4: None}, changes, row_example(8, packed=False))

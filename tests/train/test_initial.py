@@ -49,6 +49,7 @@ def averages(base: Path, step: int) -> dict[str, np.ndarray]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [["mesh={data: 1}"], ["engine=shard_map", "mesh={fsdp: 8}"]])
 @pytest.mark.parametrize(("step", "number"), [("newest", 3), ("best", 2), (1, 1)])
 def test_the_parameters_are_the_averages_of_that_checkpoint(
@@ -64,6 +65,7 @@ def test_the_parameters_are_the_averages_of_that_checkpoint(
     assert initial.origin.endswith(f"runs/small at step {number}")
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_initialised_at_random_and_named(base: Path) -> None:
     data = "data={kind: images, root: nowhere, size: [8, 8], channels: 1}"
     initial, params = start(base, data, "model.sizes=[64, 16, 16, 10]")

@@ -77,6 +77,7 @@ def quiet(_: str) -> None:
     return None
 
 
+@pytest.mark.slow
 def test_the_newest_the_best_and_any_step_can_be_taken(tmp_path: Path) -> None:
     losses = {2: 0.7, 4: 0.2, 6: 0.2, 7: float("nan"), 8: None, 9: 0.9}
     place, states = saved_run(tmp_path, losses)
@@ -104,6 +105,7 @@ def test_the_newest_the_best_and_any_step_can_be_taken(tmp_path: Path) -> None:
         load_run(place, [], quiet, best=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "optimizer", ["kind: adamw, lr: 1e-3, ema: 0.9", "kind: adamw, lr: 1e-3", "kind: muon, lr: 1e-3"]
 )
@@ -145,6 +147,7 @@ def test_a_run_folder_alone_is_enough_to_export(tmp_path: Path) -> None:
         refuse_other_formats(tmp_path / "model.bin")
 
 
+@pytest.mark.slow
 def test_import_takes_a_run_and_needs_no_data(tmp_path: Path) -> None:
     digits = {IMAGE_DATA: "digits"}
     place, states = saved_run(tmp_path, {4: None}, digits)

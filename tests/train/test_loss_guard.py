@@ -55,6 +55,7 @@ def steps(run: Path) -> list[int]:
     return [row["step"] for row in read(run / "metrics.jsonl") if "train/loss" in row]
 
 
+@pytest.mark.slow
 def test_it_stops_and_keeps_what_was_before(dtrain: Dtrain, tmp_path: Path) -> None:
     failed = dtrain("run", recipe(tmp_path, ".nan", "not_finite: stop"), code=7)
     assert f"loss is nan at step {BAD + 1}" in failed.stderr

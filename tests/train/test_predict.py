@@ -23,6 +23,7 @@ from dtrain.train.load import LoadedRun
 from dtrain.train.predict import outputs, predictions
 from dtrain.train.state import create_state
 from tests.conftest import Dtrain
+from tests.pairs import covering
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -73,11 +74,13 @@ def predicted(loaded: LoadedRun, examples: int = 40) -> dict[str, np.ndarray]:
 CASES = [(name, case) for name in MODELS for case in MESHES if not (case == "pmap" and name == "experts")]
 CASES += [(name, case) for name in ("decoder",) for case in OF_TOKENS]
 CASES = [(name, case) for name, case in CASES if not (name == "plain_jax" and "tensor" in case)]
-QUICK = {("mlp", "shard_map-fsdp-tensor"), ("decoder", "shard_map-sequence"), ("plain_jax", "pmap")}
+IN_CI = covering(CASES, values=1)
+"""Each model and each mesh; the full product at night."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "case"), [pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow) for case in CASES]
+    ("name", "case"), [pytest.param(*case, marks=() if case in IN_CI else pytest.mark.nightly) for case in CASES]
 )
 def test_predictions_are_those_of_one_device(name: str, case: str) -> None:
     own = predicted(fresh(name, (MESHES | OF_TOKENS)[case], 8))
@@ -194,6 +197,7 @@ def test_labels_follow_the_names_of_the_classes() -> None:
         with_classes(source, ("c", "d"))
 
 
+@pytest.mark.slow
 def test_a_digit_from_a_file_is_the_digit_of_the_data(tmp_path: Path) -> None:
     loaded = fresh("mlp", ["mesh={data: 1}"], 1)
     source = loaded.recipe.data.open("test")

@@ -28,6 +28,7 @@ def greedy(model: Generator, prompts: list[list[int]], count: int, ends: Any = (
     return np.stack(list(model.continued(prompts, count, Sampling(temperature=0), ends)), 1).tolist()
 
 
+@pytest.mark.slow
 def test_prompts_of_different_lengths_are_continued_as_each_alone(model: Generator) -> None:
     prompts = [[1, 2], [3], [4, 5, 6, 7, 8, 9, 10], [11, 12, 13]]
     together = greedy(model, prompts, 9)
@@ -136,7 +137,7 @@ def test_a_tiny_model_learns_two_hundred_answers_in_full_and_with_adapters(dtrai
     assert "a model of kind mlp generates no text" in wrong
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("mesh", ["{data: 1, fsdp: 2}", "{data: 1, tensor: 2}"])
 def test_two_processes_answer_as_one_does(dtrain: Dtrain, tmp_path: Path, mesh: str) -> None:
     questions = [{"prompt": f"{i} plus 1", "answer": f"{i + 1}"} for i in range(3)]

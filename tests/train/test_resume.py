@@ -78,6 +78,7 @@ def back_to(tmp_path: Path, step: int) -> None:
     place.write_record(place.read_record() | {"state": "stopped", "step": step})
 
 
+@pytest.mark.slow
 def test_the_same_bits_are_promised_only_where_all_agrees(
     trial: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,6 +96,7 @@ def test_the_same_bits_are_promised_only_where_all_agrees(
     assert re.search(r"  jax: was \S+, now 0\.1\.0\n  python: was \S+, now 3\.0\.1\n", shown)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changed", ["my_net.py", "my_layers.py"])
 def test_changed_code_of_a_custom_model_is_named(trial: Callable[..., str], tmp_path: Path, changed: str) -> None:
     (tmp_path / "my_net.py").write_text(MODULE)
@@ -130,6 +132,7 @@ def test_a_best_that_no_evaluation_gives_is_refused_before_the_first_step(
     assert not run_folder.metrics.exists()
 
 
+@pytest.mark.slow
 def test_a_newest_checkpoint_that_was_deleted_is_reported(trial: Callable[..., str], tmp_path: Path) -> None:
     trial()
     before = checksum(tmp_path)
@@ -141,6 +144,7 @@ def test_a_newest_checkpoint_that_was_deleted_is_reported(trial: Callable[..., s
     assert checksum(tmp_path) == before
 
 
+@pytest.mark.slow
 def test_a_renamed_checkpoint_blocks_nothing(trial: Callable[..., str], tmp_path: Path) -> None:
     trial()
     before = checksum(tmp_path)
@@ -180,6 +184,7 @@ def test_a_run_folder_that_is_moved_while_it_is_written_to_is_not_made_again(
     assert (tmp_path / "moved" / "checkpoints" / "4").is_dir()
 
 
+@pytest.mark.slow
 def test_a_recipe_without_the_keys_of_this_version_is_the_same(trial: Callable[..., str], tmp_path: Path) -> None:
     trial()
     place = Folder(tmp_path / "runs" / "small")
@@ -228,6 +233,7 @@ def fill(path: Path, left: int) -> None:
     (path / "filler").write_bytes(b"x" * (shutil.disk_usage(path).free - left))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["checkpoint", "metrics", "start"])
 def test_a_full_disk_is_one_line_and_run_json_has_the_same_code(
     trial: Callable[..., str], tmp_path: Path, disk: Callable[[int], Path], what: str, capfd: pytest.CaptureFixture[str]

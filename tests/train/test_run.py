@@ -53,6 +53,7 @@ def saved(run: Path, step: int) -> dict[str, bytes]:
     return {jax.tree_util.keystr(path): np.asarray(leaf).tobytes() for path, leaf in leaves}
 
 
+@pytest.mark.slow
 def test_a_run_folder_explains_itself(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
     done = dtrain("run", recipe)
     run = tmp_path / "runs" / "small"
@@ -75,6 +76,7 @@ def test_a_run_folder_explains_itself(dtrain: Dtrain, recipe: Path, tmp_path: Pa
     assert dtrain("run", run / "recipe.yaml", "name=small").stderr == again.stderr
 
 
+@pytest.mark.slow
 def test_after_the_first_step_nothing_is_compiled_but_what_orbax_needs(dtrain: Dtrain, recipe: Path) -> None:
     """A save may have only half a minute, so its checksum is compiled before."""
     shown = dtrain("run", recipe, "evaluate.every=0", JAX_LOG_COMPILES="1").stderr
@@ -84,8 +86,9 @@ def test_after_the_first_step_nothing_is_compiled_but_what_orbax_needs(dtrain: D
     assert compiled not in after
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "engine", ["jit", *(pytest.param(engine, marks=pytest.mark.slow) for engine in ("shard_map", "pmap"))]
+    "engine", ["jit", *(pytest.param(engine, marks=pytest.mark.nightly) for engine in ("shard_map", "pmap"))]
 )
 def test_stop_and_go_on_equals_never_stopped(dtrain: Dtrain, recipe: Path, tmp_path: Path, engine: str) -> None:
     options = [f"engine={engine}", "accumulate=2", *([] if engine == "jit" else ["--devices", "2"])]
@@ -170,6 +173,7 @@ def test_a_worker_that_fails_takes_the_others_along(dtrain: Dtrain, recipe: Path
     assert time.monotonic() - start < 60
 
 
+@pytest.mark.slow
 def test_a_changed_recipe_is_refused_and_nothing_is_lost(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
     dtrain("run", recipe)
     run = tmp_path / "runs" / "small"
@@ -204,6 +208,7 @@ def test_a_run_that_is_not_finite_saves_none_of_it(dtrain: Dtrain, recipe: Path,
         assert all(np.isfinite(np.frombuffer(bits, np.float32)).all() for bits in saved(run, int(step.name)).values())
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(
     dtrain: Dtrain, recipe: Path, tmp_path: Path
 ) -> None:
@@ -237,12 +242,14 @@ def test_a_mesh_that_does_not_fit_the_machine_is_refused_with_the_arithmetic(dtr
     assert "2 != 1 devices" in here.stderr
 
 
+@pytest.mark.slow
 def test_an_option_that_the_compiler_does_not_know_is_named(dtrain: Dtrain, recipe: Path) -> None:
     refused = dtrain("run", recipe, "engine.xla={xla_no_such_thing: true}", code=2)
     assert "engine.xla.xla_no_such_thing: this compiler has no such option" in refused.stderr
     dtrain("run", recipe, "engine.xla={xla_tpu_scoped_vmem_limit_kib: 65536}")
 
 
+@pytest.mark.slow
 def test_an_address_is_no_folder(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
     refused = dtrain("run", recipe, "--runs-dir", "gs://bucket/runs", code=3)
     assert "must be a local path, not a URL (gs://)" in refused.stderr
@@ -299,6 +306,7 @@ def test_norms_on_a_mesh_add_up_to_that_of_the_gradient_and_change_nothing(dtrai
     assert not any(name.startswith("norm/") for row in plain for name in row)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_past_the_end_of_its_recipe_is_refused(dtrain: Dtrain, recipe: Path) -> None:
     dtrain("run", recipe, "optimizer.schedule={kind: constant}")
     refused = dtrain("run", recipe, "optimizer.schedule={kind: constant}", "steps=10", code=2).stderr

@@ -31,6 +31,7 @@ def stepped(weight: np.ndarray) -> tuple[State, dict[str, float]]:
     return state, jax.tree.map(float, metrics)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1.0, 0.01])
 def test_weights_below_one_are_weights(scale: float) -> None:
     draw = np.random.default_rng(1).random(16).astype(np.float32)

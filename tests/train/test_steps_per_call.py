@@ -62,12 +62,13 @@ def test_hooks_run_while_the_next_call_does_unless_the_state_is_used() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
         [],
-        pytest.param(["--devices", "4", "mesh={data: 2, fsdp: 2}", "accumulate=2"], marks=pytest.mark.slow),
-        pytest.param(["--devices", "4", "mesh={fsdp: 2, tensor: 2}", "engine.kind=shard_map"], marks=pytest.mark.slow),
+        pytest.param(["--devices", "4", "mesh={data: 2, fsdp: 2}", "accumulate=2"], marks=pytest.mark.nightly),
+        ["--devices", "4", "mesh={fsdp: 2, tensor: 2}", "engine.kind=shard_map"],
     ],
 )
 def test_bits_and_metrics_are_those_of_single_steps(
@@ -91,6 +92,7 @@ def test_bits_and_metrics_are_those_of_single_steps(
     assert saved(tmp_path / "runs" / "resumed", 24) == saved(one, 24)
 
 
+@pytest.mark.slow
 def test_the_compiled_program_is_called_once_for_several_steps(
     tmp_path: Path, recipe: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,7 +107,14 @@ def test_the_compiled_program_is_called_once_for_several_steps(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("guard", ["not_finite: skip", "not_finite: rollback", "not_finite: stop", "spike: 50"])
+@pytest.mark.parametrize(
+    "guard",
+    [
+        "not_finite: skip",
+        "not_finite: rollback",
+        *(pytest.param(g, marks=pytest.mark.nightly) for g in ("not_finite: stop", "spike: 50")),
+    ],
+)
 def test_a_loss_that_is_not_finite_within_a_call_has_the_same_effect(
     dtrain: Dtrain, tmp_path: Path, guard: str
 ) -> None:
@@ -170,6 +179,7 @@ def test_a_profile_has_the_steps_that_the_recipe_names(dtrain: Dtrain, recipe: P
     assert "profile of steps 6 to 10" in shown
 
 
+@pytest.mark.slow
 def test_pmap_runs_one_step_per_call(dtrain: Dtrain, recipe: Path) -> None:
     shown = dtrain("run", recipe, "engine={kind: pmap, steps_per_call: 4}", code=2).stderr
     assert "pmap runs one step per call; steps_per_call is 4" in shown

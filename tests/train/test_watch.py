@@ -65,7 +65,9 @@ GOOD = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", GOOD)
+@pytest.mark.parametrize(
+    "recipe", [name if "digits" in name else pytest.param(name, marks=pytest.mark.nightly) for name in GOOD]
+)
 def test_none_of_ten_good_recipes_gets_a_warning(dtrain: Dtrain, recipe: str) -> None:
     recipe = str(ROOT / recipe) if "/" in recipe else recipe
     shown = dtrain("run", recipe, "steps=12", "track.every=4", "evaluate.every=6", "checkpoint.every=6",
@@ -88,6 +90,7 @@ def test_a_restart_that_compiles_for_long_is_named() -> None:
     assert not cold_cache(Counter(needed=2, read=0), 2.0)
 
 
+@pytest.mark.slow
 def test_a_model_with_too_few_outputs_is_refused(dtrain: Dtrain, tmp_path: Path) -> None:
     (tmp_path / "few.py").write_text(
         "import jax.numpy as jnp\nclass Net:\n"

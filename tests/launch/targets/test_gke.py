@@ -42,6 +42,7 @@ def pod(shape: str) -> dict[str, Any]:
     return manifest(shape)["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 def test_manifests_are_valid_by_jobsets_definition(tmp_path: Path, shape: str) -> None:
     if not KIT.is_dir():
@@ -76,6 +77,7 @@ def test_the_queue_is_valid_by_kueues_definition(tmp_path: Path) -> None:
     assert "kueue.yaml" not in SHAPES["gpu"].plan(JOB).files
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 def test_no_field_is_unknown_to_the_published_types(shape: str) -> None:
     kinds = pytest.importorskip("kubeflow_trainer_api.models")

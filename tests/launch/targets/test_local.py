@@ -38,6 +38,7 @@ def until_it_trains(tmp_path: Path, seconds: float = 200) -> None:
         time.sleep(0.2)
 
 
+@pytest.mark.slow
 def test_plan_changes_nothing_and_shows_what_up_would_do(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
     shown = dtrain("launch", "plan", recipe, MY_TOKEN=CANARY)
     assert "-m dtrain.launch.agent" in shown.stdout
@@ -83,7 +84,7 @@ def test_a_run_continues_without_a_terminal_and_leaves_nothing(dtrain: Dtrain, r
     assert not [path for path in written if CANARY.encode() in path.read_bytes()]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_down_ends_every_process_at_once(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
     dtrain("launch", "up", recipe, "--yes", "-d", "steps=1000000", "launch.processes=2", MY_TOKEN=CANARY)
     until_it_trains(tmp_path)
@@ -93,7 +94,7 @@ def test_down_ends_every_process_at_once(dtrain: Dtrain, recipe: Path, tmp_path:
     assert not mentioning(str(tmp_path / "host"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_stop_requests_still_save(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
     variables = {"MY_TOKEN": CANARY, "DTRAIN_FAULT": "sleep@save:begin"}
     dtrain("launch", "up", recipe, "--yes", "-d", "steps=1000000", "evaluate.every=0", **variables)
@@ -111,12 +112,13 @@ def test_two_stop_requests_still_save(dtrain: Dtrain, recipe: Path, tmp_path: Pa
         assert re.search(r"here: stopped step \d+/1000000 saved", text)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_ends_at_its_limit_of_hours(dtrain: Dtrain, recipe: Path) -> None:
     done = dtrain("launch", "up", recipe, "--yes", "steps=1000000", "launch.hours=0.002", MY_TOKEN=CANARY)
     assert "the time limit of" in done.stdout
 
 
+@pytest.mark.slow
 def test_missing_requirements_are_reported_before_anything_starts(
     in_process: Dtrain, recipe: Path, tmp_path: Path
 ) -> None:

@@ -177,6 +177,7 @@ def test_skypilot_accepts_every_task(tmp_path: Path) -> None:
     assert (cpu["nodes"], cpu["storage"], cpu["resources"][0]["cloud"]) == (3, [], "Slurm")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("uv", "code"), [("exit 0", 0), ("exit 2", 2), ("exec sleep 600", 124)])
 def test_an_installation_that_fails_or_hangs_fails_the_set_up(tmp_path: Path, uv: str, code: int) -> None:
     script = task(SHAPES["tpu"])["setup"]
@@ -589,6 +590,7 @@ def test_without_a_number_an_earlier_job_is_not_taken_for_this_one(program: Prog
     assert GPU.start_handle(dataclasses.replace(JOB, handle={"id": "9"})) == {"after": "9"}
 
 
+@pytest.mark.slow
 def test_without_a_number_no_job_of_another_user_is_ended(program: Program) -> None:
     program.answer(queue=[row("RUNNING", 13, user_name="bob")])
     found = dataclasses.replace(JOB, handle=GPU.find(JOB) or {})
@@ -667,7 +669,7 @@ def test_a_missing_program_is_named_with_its_install_command(tmp_path: Path, mon
         assert "uv tool install" in caught.value.hint
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_all_verbs_with_a_secret_that_is_never_written(
     in_process: Dtrain, tmp_path: Path, program: Program, golden: Callable[[str, str], None]
 ) -> None:

@@ -79,7 +79,7 @@ def recipe(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slurm
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_job_on_two_nodes_stops_resumes_is_requeued_and_cancelled(
     in_process: Dtrain, tmp_path: Path, cluster: dict[str, str]
 ) -> None:
@@ -252,6 +252,7 @@ def test_times_are_parsed_as_slurm_does(time: str, seconds: int) -> None:
     assert seconds_of(time) == seconds
 
 
+@pytest.mark.slow
 def test_a_folder_that_bash_would_expand_is_refused(in_process: Dtrain, tmp_path: Path) -> None:
     (tmp_path / "my $(id)").mkdir()
     path = tmp_path / "my $(id)" / "small.yaml"
@@ -300,7 +301,7 @@ def test_a_preempted_job_is_requeued_unless_a_stop_is_requested(tmp_path: Path, 
     assert start() == (75, False)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_job_that_saves_nothing_new_is_not_requeued_for_ever(tmp_path: Path) -> None:
     """The count is in the run folder, under the id of the launch, which stays the same after a requeue."""
     (tmp_path / "small.yaml").write_text(RECIPE)

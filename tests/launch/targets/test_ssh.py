@@ -118,6 +118,7 @@ def checksum(tmp_path: Path, name: str, step: int = 600) -> list[int]:
     return list(manifest.read(tmp_path / "runs" / name / "checkpoints" / str(step)).checksum)
 
 
+@pytest.mark.nightly
 def test_a_run_disconnected_killed_and_detached_ends_with_the_same_bits(
     dtrain: Dtrain, tmp_path: Path, keys: Path
 ) -> None:
@@ -143,6 +144,7 @@ def test_a_run_disconnected_killed_and_detached_ends_with_the_same_bits(
     assert checksum(tmp_path, "far") == checksum(tmp_path, "straight")
 
 
+@pytest.mark.nightly
 def test_a_host_that_lost_its_processes_joins_again_by_up(dtrain: Dtrain, tmp_path: Path, keys: Path) -> None:
     path = recipe(tmp_path, keys, 2)
     section = path.read_text().split("launch:")[1]
@@ -172,6 +174,7 @@ def test_a_host_that_lost_its_processes_joins_again_by_up(dtrain: Dtrain, tmp_pa
     assert checksum(tmp_path, "far") == checksum(tmp_path, "straight")
 
 
+@pytest.mark.nightly
 def test_an_error_on_one_host_ends_the_run_on_all(in_process: Dtrain, tmp_path: Path, keys: Path) -> None:
     path = recipe(tmp_path, keys, 2)
     failed = in_process(
@@ -203,6 +206,7 @@ def test_four_hosts_stop_and_leave_no_process(in_process: Dtrain, tmp_path: Path
     assert not (tmp_path / "host" / "far").exists()
 
 
+@pytest.mark.nightly
 def test_hosts_behind_a_proxy_are_waited_for_and_found_from_another_machine(
     dtrain: Dtrain, tmp_path: Path, keys: Path
 ) -> None:
@@ -246,6 +250,7 @@ def test_hosts_behind_a_proxy_are_waited_for_and_found_from_another_machine(
     assert checksum(tmp_path, "far", 500) == checksum(tmp_path, "straight", 500)
 
 
+@pytest.mark.nightly
 def test_problems_of_a_host_are_reported_with_its_name(in_process: Dtrain, tmp_path: Path, keys: Path) -> None:
     path = recipe(tmp_path, keys, 2)
     nobody = in_process("launch", "up", path, "--yes", "launch.hosts=[root@10.99.0.11, root@10.99.0.77]", code=3)

@@ -23,6 +23,7 @@ def arrays(rows: int, groups: int, dtype: str = "float32") -> tuple[jax.Array, j
     return tuple(jax.random.normal(key, shape).astype(dtype) for key, shape in zip(keys, shapes, strict=True))  # pyright: ignore[reportReturnType]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 def test_values_and_gradients_are_those_of_ragged_dot(sizes: tuple[int, ...], dtype: str) -> None:

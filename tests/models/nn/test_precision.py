@@ -43,6 +43,7 @@ def traced(name: str, engine: str, mesh: Mesh, precision: Precision) -> list[tup
     return [(name, str(out.dtype), out.shape) for name, out in results if hasattr(out, "shape")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mlp", "cnn", "vit", pytest.param("gpt2", marks=pytest.mark.slow), "deepseek"])
 @pytest.mark.parametrize("engine", ["jit", "shard_map"])
 def test_gradients_are_summed_over_devices_in_float32(name: str, engine: str) -> None:
@@ -70,6 +71,7 @@ def test_gradients_may_be_summed_in_the_compute_dtype() -> None:
     assert {dtype for primitive, dtype, _ in found if primitive == "dot_general"} == {"bfloat16"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "mesh"),
     [
@@ -88,6 +90,7 @@ def test_gradients_of_matrices_are_summed_in_float32_wherever_they_are_marked_as
     assert {dtype for dtype, _ in sums} == {"float32"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reduce", ["float32", "compute"])
 @pytest.mark.parametrize(("engine", "name"), [("jit", "gpt2"), ("shard_map", "gpt2"), ("pmap", "llama")])
 def test_gradients_of_embedding_rows_are_summed_in_float32(engine: str, name: str, reduce: Any) -> None:
@@ -96,6 +99,7 @@ def test_gradients_of_embedding_rows_are_summed_in_float32(engine: str, name: st
     assert {dtype for primitive, dtype, _ in found if primitive == "scatter-add"} == {"float32"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "dtypes"), [("llama", {"bfloat16"}), ("gpt2", {"bfloat16", "float32"})])
 def test_the_gradient_of_a_head_that_is_not_the_embedding_is_summed_like_that_of_other_matrices(
     name: str, dtypes: set[str]
@@ -105,6 +109,7 @@ def test_the_gradient_of_a_head_that_is_not_the_embedding_is_summed_like_that_of
     assert {dtype for primitive, dtype, _ in found if primitive == "reduce_scatter"} == dtypes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["jit", "shard_map"])
 def test_every_product_of_the_router_is_exact_in_training(engine: str) -> None:
     model = LANGUAGE_MODELS["deepseek"]
@@ -136,6 +141,7 @@ def test_the_router_and_its_bias_are_exact() -> None:
     assert np.isfinite(float(loss(params, random_batch(model), SingleDeviceContext()).sum))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("matmul", ["default", "high", "highest"])
 def test_products_have_the_requested_precision(matmul: Any) -> None:
     recipe = load(RECIPES / "mlp-digits.yaml", [f"precision.matmul={matmul}"], 1)
@@ -150,6 +156,7 @@ def test_parameters_in_bfloat16_are_refused() -> None:
         Precision(params="bfloat16")
 
 
+@pytest.mark.slow
 def test_the_loss_dtype_is_that_of_the_logits() -> None:
     """Logits of a decoder that computes in bfloat16, against the same activations and head in float64."""
     model = LANGUAGE_MODELS["llama"]

@@ -82,6 +82,12 @@ AGAIN: dict[str, dict[str, dict[str, int]]] = {
 }  # fmt: skip
 
 
+def at_night(place: str, *more: Any) -> Any:
+    """The case; in every CI run only one CPU, shard_map and ring attention."""
+    marks = () if place in ("one CPU", "splash by shard_map", "ring") else pytest.mark.nightly
+    return pytest.param(place, *more, marks=marks)
+
+
 def primitives(program: Any) -> Counter[str]:
     """How often each primitive or kernel occurs in a traced program; the body of a loop is counted once."""
     found: Counter[str] = Counter()
@@ -110,7 +116,8 @@ def step(folder: Path, place: str, remat: str) -> Counter[str]:
     return primitives(assemble(recipe, stand_ins(on), example, 10).train().jaxpr)
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.slow
+@pytest.mark.parametrize("place", [at_night(place) for place in PLACES])
 def test_each_policy_recomputes_what_it_does_not_save(tmp_path: Path, place: str) -> None:
     saving_all = step(tmp_path, place, "none")
     assert set(AGAIN[place]) == set(get_args(Remat)) - {"none"}
@@ -129,15 +136,17 @@ NAMED: dict[str, dict[str, int]] = {
 """What is not computed again if this value is saved."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "other"),
     [
         ("one CPU", {"attention": {}}),  # its attention weights are never saved
         ("splash by shard_map", {"query": {"product": 2}, "key": {"product": 2}, "out": {"product": 1, "sum": 1}}),
-        ("splash by jit", {"query": {"product": 2}, "key": {"product": 2}}),  # with the rotation
-        ("cudnn", {}),
-        ("experts", {name: {"product": 1, "grouped": 1} for name in ("gate", "up")}),  # of shared and other experts
-        ("experts apart", {name: {"product": 1, "grouped": 1} for name in ("gate", "up")}),
+        at_night("splash by jit", {"query": {"product": 2}, "key": {"product": 2}}),  # with the rotation
+        at_night("cudnn", {}),
+        # of shared and other experts
+        at_night("experts", {name: {"product": 1, "grouped": 1} for name in ("gate", "up")}),
+        at_night("experts apart", {name: {"product": 1, "grouped": 1} for name in ("gate", "up")}),
     ],
 )
 def test_a_list_saves_what_it_names(tmp_path: Path, place: str, other: dict[str, dict[str, int]]) -> None:
@@ -166,6 +175,7 @@ def test_a_value_that_the_backward_pass_does_not_read_is_refused(tmp_path: Path,
     assert load(tmp_path / "recipe.yaml", ["model.post_norm=true", "model.remat=[down]"]).model
 
 
+@pytest.mark.slow
 def test_parameters_are_gathered_again_when_all_else_is_saved(tmp_path: Path) -> None:
     """Seven matrices; the two scales of the norms, of a few bytes, may be saved."""
     gathers = {remat: step(tmp_path, "splash by shard_map", remat)["all_gather"] for remat in ("none", "full")}
