@@ -21,6 +21,9 @@ from dtrain.parallel.devices import fake_devices
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # started in the background: what the tests start would not hear Ctrl-C either
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# the tests start hundreds of processes: each would compile all of dtrain's source again
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 fake_devices(8)
 # the tests compile much and compute little: all of XLA's passes, none of LLVM's, and the older emitters where there are
 # two, which compile in half the time; tests that run the command compile as the user does
