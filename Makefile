@@ -3,8 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 # what depends on the version of JAX: programs, engines, the state on disk, and whole runs
-NEWEST := tests/parallel tests/models/nn tests/optim tests/checkpoint tests/train/test_step.py tests/train/test_run.py \
-  tests/plan/test_plan.py tests/test_public_api.py
+NEWEST := tests/parallel tests/models tests/optim tests/checkpoint tests/train tests/plan tests/test_public_api.py
 
 .PHONY: help install quickstart test lint newest ci check format golden bench docs
 help: ## list the targets
@@ -37,7 +36,7 @@ lint: $(VENV)/.dev ## check format, lint and types
 	$(BIN)/basedpyright --level error --pythonpath $(BIN)/python
 
 newest: $(VENV)/.dev ## run the tests that a newer JAX can change, with PYTHON=python3.12 VENV=.venv-newest
-	$(BIN)/pytest -m "not nightly and not gpu and not tpu_compiler and not gpu_compiler" $(NEWEST)
+	$(BIN)/pytest -m "(not slow or newest) and not nightly and not gpu and not tpu_compiler and not gpu_compiler" $(NEWEST)
 
 ci: lint ## run what CI runs of every change
 	$(BIN)/pytest -m "not nightly and not gpu and not gpu_compiler"

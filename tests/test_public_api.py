@@ -52,6 +52,7 @@ def test_importing_dtrain_imports_nothing_heavy_and_an_unknown_name_is_an_attrib
 
 
 @pytest.mark.slow
+@pytest.mark.newest
 def test_a_script_trains_by_the_public_names(tmp_path: Path) -> None:
     code = "import dtrain; dtrain.run(dtrain.load('r.yaml', ['steps=3'])); "
     code += "dtrain.run(dtrain.load('mlp-digits', ['epochs=1', 'optimizer.schedule.warmup=5']), 'others')"

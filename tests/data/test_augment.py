@@ -154,8 +154,8 @@ def losses(*overrides: str, devices: int, recipe: str = "recipes/mlp-digits.yaml
     "place",
     [
         ["engine=shard_map", "mesh={data: 2, fsdp: 2, tensor: 2}", "accumulate=2"],
-        pytest.param(["engine=jit", "mesh={data: 4, fsdp: 2}", "accumulate=2"], marks=pytest.mark.slow),
-        pytest.param(["engine=pmap", "mesh={data: 8}", "accumulate=2"], marks=pytest.mark.slow),
+        pytest.param(["engine=jit", "mesh={data: 4, fsdp: 2}", "accumulate=2"], marks=pytest.mark.nightly),
+        pytest.param(["engine=pmap", "mesh={data: 8}", "accumulate=2"], marks=pytest.mark.nightly),
     ],
 )
 def test_augmented_losses_are_those_of_one_device(place: list[str]) -> None:

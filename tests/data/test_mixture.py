@@ -140,7 +140,7 @@ def recipe_of(tmp_path: Path) -> None:
     (tmp_path / "mix.yaml").write_text(recipe)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_losses_of_sources_are_the_same_on_every_engine(dtrain: Dtrain, tmp_path: Path) -> None:
     recipe_of(tmp_path)
     found = []

@@ -87,7 +87,7 @@ def test_groups_have_at_least_the_size(tmp_path: Path, monkeypatch: pytest.Monke
     assert groups([tmp_path / str(number) for number in range(6)]) == [[0, 1, 2], [3], [4, 5]]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_interrupted_preparation_keeps_what_is_done(dtrain: Dtrain, tmp_path: Path) -> None:
     # 16 MiB in each file, so that each is a group: most records are longer than a row and are left out
     long = (json.dumps({"prompt": "p" * 800, "response": "x"}) + "\n") * 20_500

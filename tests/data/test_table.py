@@ -191,7 +191,7 @@ def test_a_dataset_of_grain_is_read_as_it_is() -> None:
         CustomData(target="tests.data.user_rows:of_grain").open("train")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_table_is_trained_on_and_new_rows_are_predicted(dtrain: Dtrain, tmp_path: Path, table: pyarrow.Table) -> None:
     write(table, tmp_path / "t.csv")
     (tmp_path / "t.yaml").write_text(

@@ -38,7 +38,7 @@ PUBLISHED = {
 }  # fmt: skip
 
 
-EVERY_KIND = [name if name == "llama" else pytest.param(name, marks=pytest.mark.slow) for name in LANGUAGE_MODELS]
+EVERY_KIND = [name if name == "llama" else pytest.param(name, marks=pytest.mark.nightly) for name in LANGUAGE_MODELS]
 
 
 def published(model: Decoder, folder: Path) -> Any:
@@ -175,7 +175,7 @@ def test_a_padded_vocabulary_gives_the_loss_and_gradients_of_the_plain_one() -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "remat", ["full", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dots", "attention", "offload"))]
+    "remat", ["full", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("dots", "attention", "offload"))]
 )
 def test_rematerialisation_does_not_change_gradients(remat: Any) -> None:
     params, batch = initial_state(DECODER), random_batch(DECODER)

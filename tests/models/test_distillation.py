@@ -122,7 +122,7 @@ def losses(folder: Path, name: str) -> list[float]:
     return [row["train/loss"] for row in rows if "train/loss" in row]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_engine_and_source_gives_the_same_numbers(dtrain: Dtrain, recipes: Path) -> None:
     dtrain("export", "big", "published")
     weights = "objective.teacher={run: '', weights: published}"
@@ -138,7 +138,7 @@ def test_every_engine_and_source_gives_the_same_numbers(dtrain: Dtrain, recipes:
     assert "teacher.blocks.mlp" in dtrain("explain", "small.yaml").stdout
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_resumes_with_its_teacher_and_is_used_without(dtrain: Dtrain, recipes: Path) -> None:
     dtrain("run", "small.yaml", "name=whole")
     dtrain("run", "small.yaml", "steps=3")
@@ -159,7 +159,7 @@ def test_a_run_resumes_with_its_teacher_and_is_used_without(dtrain: Dtrain, reci
     assert "objective.teacher: runs/big is not a run" in dtrain("run", "small.yaml", "steps=8", code=2).stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_cannot_be_a_teacher_is_refused(dtrain: Dtrain, recipes: Path) -> None:
     wrong = dtrain("run", "small.yaml", "model.vocab=300", code=2).stderr
     assert "the teacher has vocab 256 (256 rows), the model 300 (304 rows)" in wrong

@@ -88,7 +88,7 @@ def test_every_form_of_pairs_is_read(tmp_path: Path) -> None:
     assert "1 longer than a row" in both.notes[0]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "mesh", ["{data: 2, tensor: 2}", pytest.param("{data: 1, fsdp: 4}", marks=pytest.mark.nightly)]
 )

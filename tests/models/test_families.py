@@ -60,6 +60,7 @@ def logits(run: LoadedRun, tokens: np.ndarray) -> np.ndarray:
     return np.asarray(model.head.logits(x, model.unembedding(run.params), "float32"))[..., : model.vocab]
 
 
+@pytest.mark.nightly
 def test_every_family_gives_the_published_logits_both_ways(
     published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,7 +115,6 @@ def test_adapters_go_to_peft_and_come_back(published: Path, dtrain: Dtrain, tmp_
     assert not (tmp_path / "runs" / "dora").exists()
 
 
-@pytest.mark.nightly
 def test_chat_tokens_are_those_of_transformers(tmp_path: Path) -> None:
     marked = "{% for m in messages %}<|im_start|>{{ m.role }} {% if m.role == 'assistant' %}{% generation %}"
     marked += "{{ m.content }}<|im_end|>{% endgeneration %}{% else %}{{ m.content }}<|im_end|>{% endif %}{% endfor %}"

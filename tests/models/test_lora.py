@@ -23,7 +23,6 @@ from dtrain.train.assembly import Assembly, assemble
 from dtrain.train.state import create_state
 from tests.conftest import Dtrain
 from tests.engines import worst
-from tests.pairs import covering
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = ["batch=16", "steps=60", "epochs=null", "optimizer={kind: sgd, lr: 0.1, momentum: 0.5}", "init.run=none"]
@@ -72,8 +71,8 @@ CASES = [
     or mesh == "pmap"
     or (name in OWN and mesh.endswith("fsdp"))
 ]
-IN_CI = covering(CASES, values=1)
-"""Each model and each mesh; the full product at night."""
+IN_CI = {("mlp", "shard_map"), ("decoder", "jit"), ("plain_jax", "shard_map-fsdp"), ("linen_cnn", "pmap")}
+"""Each engine; the full product at night."""
 
 
 def recipe_of(name: str, *overrides: str) -> Recipe:
@@ -134,6 +133,7 @@ def one_device(name: str, parts: int) -> tuple[list[float], Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.newest
 @pytest.mark.parametrize(
     ("name", "mesh"), [pytest.param(*case, marks=() if case in IN_CI else pytest.mark.nightly) for case in CASES]
 )
@@ -231,7 +231,7 @@ def test_the_scale_is_alpha_by_rank() -> None:
     assert abstract({}, "float32") == {}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_with_adapters_resumes_and_is_used_like_any_other(dtrain: Dtrain, tmp_path: Path) -> None:
     model = "model.sizes=[64, 512, 256, 10]"
     dtrain("run", "mlp-digits", model, "steps=60", "name=base")

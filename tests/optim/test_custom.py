@@ -240,7 +240,7 @@ def test_a_target_of_another_form_is_refused() -> None:
         CustomOptimizer(lr=0.1, target="optax.adam")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_with_it_resumes_to_the_same_bits_and_plans_ask_first(dtrain: Dtrain, tmp_path: Path) -> None:
     (tmp_path / "my_opt.py").write_text(
         "import optax\n\n\ndef make(learning_rate, b1):\n    return optax.nadam(learning_rate, b1=b1)\n"

@@ -34,6 +34,7 @@ def walk(update: optax.GradientTransformation, steps: int = 5) -> object:
 
 
 @pytest.mark.slow
+@pytest.mark.newest
 def test_adamw_is_that_of_optax_except_for_its_bias_correction() -> None:
     ours = transformation(AdamW(lr=1e-2, decay=0.1, b2=0.95, clip=1.0), DECLARED, 10)
     theirs = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2, b2=0.95, weight_decay=0.1, mask=MATRICES))

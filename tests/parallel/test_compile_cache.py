@@ -31,7 +31,7 @@ def test_each_cpu_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.Mo
     assert compile_cache.folder() != here
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_runs_are_identical_without_a_cache_with_an_empty_and_with_a_full_one(dtrain: Dtrain, tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text(RECIPE)
     caches = {"none": "/dev/null/none", "empty": str(tmp_path / "cache"), "full": str(tmp_path / "cache")}

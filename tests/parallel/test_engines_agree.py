@@ -57,13 +57,16 @@ LANGUAGE_CASES = [
 ]
 LANGUAGE_CASES += [("llama", "shard_map", mesh, 2) for mesh in ("fsdp-sequence", "pipeline-fsdp")]
 LANGUAGE_CASES += [("deepseek", "shard_map", "data-expert", 1)]
-IN_CI = covering(CASES, also=QUICK) | covering(LANGUAGE_CASES)
-"""All pairs of a model, an engine, a mesh and a number of microbatches; the full products at night."""
+IN_CI = covering(CASES, also=QUICK) | covering(LANGUAGE_CASES, values=1)
+"""All pairs of a model for images, an engine, a mesh and a number of microbatches, and each model, engine and mesh for
+tokens; the full products at night."""
 
 
 def when(case: tuple[Any, ...]) -> Any:
     """The mark of the set that a case belongs to."""
-    return () if case in QUICK else pytest.mark.slow if case in IN_CI else pytest.mark.nightly
+    if case in QUICK:
+        return ()
+    return [pytest.mark.slow, pytest.mark.newest] if case in IN_CI else pytest.mark.nightly
 
 
 @cache
@@ -95,11 +98,8 @@ TABLES += [{"embed": "replicated", dim: "fsdp"} for dim in ("vocab", "hidden", "
 WHERE = [("shard_map", "tensor"), ("shard_map", "fsdp-tensor"), ("jit", "fsdp-tensor")]
 RULED = [(rules, engine, split) for rules in TABLES for engine, split in WHERE]
 RULED += [({"kv_heads": "replicated"}, engine, "tensor4") for engine in ("jit", "shard_map")]
-RULED_WHEN = [
-    pytest.mark.slow if number % len(WHERE) == number // len(WHERE) % len(WHERE) else pytest.mark.nightly
-    for number in range(len(RULED))
-]
-"""Each table at one of the places, in turn; the full product at night."""
+RULED_WHEN = [pytest.mark.slow if number % 8 == 0 else pytest.mark.nightly for number in range(len(RULED))]
+"""Every eighth, which meets each of the places; the full product at night."""
 
 
 @cache
@@ -127,7 +127,7 @@ def test_every_rule_is_refused_or_gives_the_numbers_of_one_device(
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "tensor"), [(12, 6, 4), (8, 4, 2), (8, 1, 8)])
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_query_heads_use_their_groups_where_keys_are_replicated(heads: int, kv_heads: int, tensor: int) -> None:
     """Groups shared between devices, full groups per device, and one group for all heads."""
     model = dataclasses.replace(SMALL, heads=heads, kv_heads=kv_heads, width=48, context=48)
@@ -154,7 +154,7 @@ def sums(placed: Placed) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("engine", "spread"),
     [
-        pytest.param(engine, spread, marks=pytest.mark.nightly if spread == "sequence" else ())
+        pytest.param(engine, spread, marks=() if (engine, spread) == ("shard_map", "expert") else pytest.mark.nightly)
         for engine in ("jit", "shard_map")
         for spread in SPREAD
     ],
@@ -258,7 +258,7 @@ def test_every_table_is_looked_up_right_or_refused(dims: str, ids: tuple[int, ..
         np.testing.assert_array_equal(found, table[chosen])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_fsdp_over_two_mesh_axes_is_the_same() -> None:
     """As on a TPU, where gathers run over all dims of the torus at once, reduce-scatters over the last one apart."""
     sizes = dict.fromkeys(JAX_AXES, 1) | {"fsdp": 2, "fsdp_y": 4}

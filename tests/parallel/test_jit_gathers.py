@@ -67,7 +67,7 @@ def test_small_parameters_are_gathered_not_the_examples() -> None:
     assert not over_data(program)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", NAMES)
 def test_no_example_gathers_its_batch(name: str) -> None:
     library(name)
@@ -75,7 +75,10 @@ def test_no_example_gathers_its_batch(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", list(EVERY))
+@pytest.mark.parametrize(
+    "name",
+    [name if name in ("mlp", "llama") else pytest.param(name, marks=pytest.mark.nightly) for name in EVERY],
+)
 def test_no_model_gathers_its_batch(name: str) -> None:
     on = place(EVERY[name], ENGINES["jit"], MESH)
     one = step.train_step(on.grads, on.update, learning_rate(ADAM, 100), on.layout.declared)

@@ -75,9 +75,12 @@ def test_attention_in_chunks_is_the_same(name: str, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("packed", [pytest.param(False, marks=pytest.mark.nightly), True])
 @pytest.mark.parametrize("name", SPECS)
-@pytest.mark.parametrize("partials", [0, 2], ids=["two backward kernels", "one"])
+@pytest.mark.parametrize(
+    "partials",
+    [pytest.param(0, id="two backward kernels", marks=pytest.mark.nightly), pytest.param(2, id="one")],
+)
 def test_splash_is_the_same(name: str, packed: bool, partials: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pallas's interpreter runs the TPU kernel, over two blocks of keys."""
     monkeypatch.setattr(kernels, "BLOCK", 128)

@@ -14,7 +14,6 @@ from dtrain.train.state import placement
 
 pytestmark = [
     pytest.mark.tpu_compiler,
-    pytest.mark.nightly,
     pytest.mark.timeout(900),
     pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed"),
 ]
@@ -76,14 +75,19 @@ def compiled(
     ("axis", "topology", "engine"),
     [
         ("data, fsdp, tensor", "v5e:4x4", "shard_map"),
-        ("data, fsdp, tensor", "v5e:4x4", "jit"),
-        ("fsdp over all", "v5p:4x4x4", "shard_map"),
-        ("sequence", "v5e:4x4", "shard_map"),
-        ("sequence", "v5e:4x4", "jit"),
-        ("expert", "v5e:4x4", "shard_map"),
-        ("expert", "v5p:4x4x4", "jit"),
-        ("pipeline", "v5e:4x4", "jit"),
-        ("data", "v5e:4x4", "pmap"),
+        *(
+            pytest.param(*case, marks=pytest.mark.nightly)
+            for case in (
+                ("data, fsdp, tensor", "v5e:4x4", "jit"),
+                ("fsdp over all", "v5p:4x4x4", "shard_map"),
+                ("sequence", "v5e:4x4", "shard_map"),
+                ("sequence", "v5e:4x4", "jit"),
+                ("expert", "v5e:4x4", "shard_map"),
+                ("expert", "v5p:4x4x4", "jit"),
+                ("pipeline", "v5e:4x4", "jit"),
+                ("data", "v5e:4x4", "pmap"),
+            )
+        ),
     ],
 )
 def test_every_axis_compiles(tmp_path: Path, axis: str, topology: str, engine: str) -> None:

@@ -177,6 +177,7 @@ def test_golden_of_a_curve(tmp_path: Path, golden: Callable[[str, str], None]) -
 
 
 @pytest.mark.slow
+@pytest.mark.newest
 @pytest.mark.parametrize("engine", [pytest.param("jit", marks=pytest.mark.slow), "shard_map"])
 def test_a_plan_is_the_run_that_it_plans(engine: str) -> None:
     """A plan for eight CPU devices, and a run on them: the same arrays, the same program."""
@@ -211,7 +212,7 @@ def test_as_json_units_stand_in_the_keys(tmp_path: Path) -> None:
     json.dumps(found)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_fits_instead_is_found_by_arithmetic(tmp_path: Path) -> None:
     """One change if one is enough, else two; each fits."""
     one = nearest(recipe(tmp_path, "gpt2-1.5b", 1024, 64, "model.remat=none"), target("v5e-4"), 1, compiling=False)
@@ -277,7 +278,7 @@ def test_a_run_holds_its_step_against_the_plan(dtrain: Dtrain, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("preset", "length", "batch", "on", "engine"),
     [
-        pytest.param("llama3-8b", 2048, 16, "v5e-16", "shard_map", marks=COMPILER),
+        pytest.param("llama3-8b", 2048, 16, "v5e-16", "shard_map", marks=[*COMPILER, pytest.mark.nightly]),
         pytest.param("mixtral-8x7b", 4096, 128, "v5p-128", "jit", marks=[*COMPILER, pytest.mark.nightly]),
     ],
 )

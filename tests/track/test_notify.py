@@ -200,7 +200,7 @@ def test_the_supervisor_sends_the_end_of_what_it_starts_and_the_run_that_it_resu
     assert receiver.events == ["resumed", "finished"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_processes_send_each_event_once(dtrain: Dtrain, recipe: Path, receiver: Receiver) -> None:
     options = ["--devices", "2", "--processes", "2", "--restarts", "0", HOOK]
     dtrain("run", recipe, *options, "checkpoint.every=4", code=137, DTRAIN_TEST_HOOK=receiver.url,

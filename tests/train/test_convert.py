@@ -80,7 +80,9 @@ def test_every_parameter_has_a_published_name_and_shape(family: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["llama", pytest.param("mixtral", marks=pytest.mark.nightly), "gpt2"])
+@pytest.mark.parametrize(
+    "name", ["llama", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("mixtral", "gpt2"))]
+)
 def test_a_published_checkpoint_goes_in_and_comes_out_as_it_was(dtrain: Dtrain, tmp_path: Path, name: str) -> None:
     folder = SHARED / "data" / "hf_tiny" / name
     if not folder.is_dir():

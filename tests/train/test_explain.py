@@ -48,7 +48,7 @@ def test_a_typo_is_answered(in_process: Dtrain) -> None:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_it_shows_the_program_itself(dtrain: Dtrain) -> None:
     """The step of the run itself, traced or compiled, for this machine or for absent hardware."""
     mesh = "mesh={data: 2, fsdp: 2, tensor: 2}"

@@ -88,8 +88,8 @@ def record(run: Path) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "point",
-    ["step:9", "save:commit", "restore", *(pytest.param(p, marks=pytest.mark.nightly) for p in (
-        "save:begin", "save:digest", "save:manifest", "save:committed", "retire", "compile",
+    ["step:9", "save:commit", *(pytest.param(p, marks=pytest.mark.nightly) for p in (
+        "save:begin", "save:digest", "save:manifest", "save:committed", "retire", "compile", "restore",
     ))],
 )  # fmt: skip
 def test_a_run_killed_anywhere_resumes_to_the_same_bits(
@@ -254,7 +254,7 @@ def test_a_stop_in_the_last_evaluation_leaves_it_to_the_next_start(
     assert record(run)["state"] == "finished"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_frozen_worker_is_found_and_the_run_resumes(
     dtrain: Dtrain, recipe: Path, tmp_path: Path, undisturbed: Callable[..., Path]
 ) -> None:
@@ -289,7 +289,7 @@ def test_what_would_come_again_is_not_tried_again(dtrain: Dtrain, recipe: Path) 
     assert "restarting" not in failed.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_workers_exit_with_their_supervisor(recipe: Path, tmp_path: Path, dtrain: Dtrain) -> None:
     parent = started(tmp_path, "steps=100000", "evaluate.every=0", "--devices", "4", "--processes", "2")
     reached(tmp_path / "runs" / "small", 3)
@@ -336,7 +336,7 @@ def test_a_second_signal_exits_at_once_and_is_recorded(recipe: Path, tmp_path: P
     assert record(run)["state"] == "aborted"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_processes_save_by_time_at_the_same_steps_and_end_with_the_same_bits(
     dtrain: Dtrain, recipe: Path, tmp_path: Path, undisturbed: Callable[..., Path]
 ) -> None:

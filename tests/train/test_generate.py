@@ -34,7 +34,7 @@ def trained(dtrain: Dtrain, tmp_path: Path) -> Path:
     return tmp_path / "runs" / "small"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_cannot_be_generated_is_refused(dtrain: Dtrain, trained: Path) -> None:
     long = dtrain("generate", trained, "--prompt", "x" * 40, "--devices", "4", code=2)
     assert "the prompt has 40 tokens; context = 32 allows 31" in long.stderr

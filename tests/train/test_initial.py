@@ -178,7 +178,7 @@ def test_published_weights_are_as_good_as_the_run_they_came_from(dtrain: Dtrain,
     assert losses(published, "new")[0] > losses(published, "run")[0]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_frozen_published_weights_must_stay_the_same(dtrain: Dtrain, published: Path) -> None:
     lora = ["lora={rank: 2, targets: [blocks.query.weight]}", "init.weights=published", "name=tuned"]
     dtrain("run", "small.yaml", *lora, "steps=2")
@@ -194,7 +194,7 @@ def test_frozen_published_weights_must_stay_the_same(dtrain: Dtrain, published: 
     assert "published does not have the parameters that this run was started from" in shown
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_published_weights_of_another_model_are_refused(dtrain: Dtrain, published: Path) -> None:
     start = ["run", "small.yaml", "name=wrong", "init.weights=published"]
     shown = dtrain(*start, "model.position={kind: rope, theta: 500}", code=4).stderr
@@ -208,7 +208,7 @@ def test_published_weights_of_another_model_are_refused(dtrain: Dtrain, publishe
     assert "init.weights: nowhere does not exist" in dtrain("check", "small.yaml", "init.weights=nowhere").stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_import_can_write_the_recipe_alone(dtrain: Dtrain, published: Path) -> None:
     shown = dtrain("import", "published", "--out", "big", "--recipe-only").stderr
     assert "big-tune.yaml tunes the parameters of published" in shown

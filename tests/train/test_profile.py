@@ -93,7 +93,7 @@ def test_the_steps_that_a_recipe_names_are_traced_and_numbers_stay(dtrain: Dtrai
     assert losses[0] == losses[1]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_live_run_is_profiled_on_request(dtrain: Dtrain, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "dtrain", "run", "mlp-digits", "epochs=100000", "name=live"]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}

@@ -100,7 +100,7 @@ def test_every_form_of_a_question_is_read(tmp_path: Path) -> None:
     assert [one.choices for one in read] == [(), (), (), ("x", "b")]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_tiny_model_learns_two_hundred_answers_in_full_and_with_adapters(dtrain: Dtrain, tmp_path: Path) -> None:
     dtrain("run", "chat-tiny", "data.cache=cache")
     dtrain("run", "decoder-tiny", "data.cache=cache", "steps=200")

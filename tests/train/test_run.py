@@ -87,6 +87,7 @@ def test_after_the_first_step_nothing_is_compiled_but_what_orbax_needs(dtrain: D
 
 
 @pytest.mark.slow
+@pytest.mark.newest
 @pytest.mark.parametrize(
     "engine", ["jit", *(pytest.param(engine, marks=pytest.mark.nightly) for engine in ("shard_map", "pmap"))]
 )
@@ -123,7 +124,7 @@ def test_a_stopped_run_saves_and_resumes_to_the_same_bits(dtrain: Dtrain, recipe
     assert numbers(tmp_path / "runs" / "straight") == numbers(tmp_path / "runs" / "stopped")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_on_eight_devices_resumes_on_four(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
     dtrain("run", recipe, "name=eight", "--devices", "8")
     dtrain("run", recipe, "name=four", "steps=10", "--devices", "8", "mesh={data: 2, fsdp: 2, tensor: 2}")
@@ -138,6 +139,7 @@ def test_a_run_on_eight_devices_resumes_on_four(dtrain: Dtrain, recipe: Path, tm
 
 
 @pytest.mark.slow
+@pytest.mark.newest
 def test_two_processes_train_as_one(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
     dtrain("run", recipe, "name=one", "--devices", "4", "mesh.fsdp=2")
     done = dtrain("run", recipe, "name=two", "--devices", "4", "--processes", "2", "mesh.fsdp=2", "engine=shard_map")
@@ -147,7 +149,7 @@ def test_two_processes_train_as_one(dtrain: Dtrain, recipe: Path, tmp_path: Path
         assert a == pytest.approx(b, rel=1e-5, abs=1e-7)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_pmap_on_several_processes_equals_one_and_resumes_with_the_same_bits(
     dtrain: Dtrain, recipe: Path, tmp_path: Path
 ) -> None:
@@ -288,7 +290,7 @@ def test_a_data_file_that_is_cut_during_a_run_ends_it_with_its_name(tmp_path: Pa
     assert (record["state"], record["exit_code"]) == ("failed", 4)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_norms_on_a_mesh_add_up_to_that_of_the_gradient_and_change_nothing(dtrain: Dtrain, tmp_path: Path) -> None:
     mesh = ("engine=shard_map", "--devices", "4", "mesh={fsdp: 2, tensor: 2}", "optimizer.schedule=constant")
     words = ("run", "decoder-tiny", "steps=6", "track.every=3", "evaluate.every=0", *mesh)

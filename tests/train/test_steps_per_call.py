@@ -68,7 +68,9 @@ def test_hooks_run_while_the_next_call_does_unless_the_state_is_used() -> None:
     [
         [],
         pytest.param(["--devices", "4", "mesh={data: 2, fsdp: 2}", "accumulate=2"], marks=pytest.mark.nightly),
-        ["--devices", "4", "mesh={fsdp: 2, tensor: 2}", "engine.kind=shard_map"],
+        pytest.param(
+            ["--devices", "4", "mesh={fsdp: 2, tensor: 2}", "engine.kind=shard_map"], marks=pytest.mark.nightly
+        ),
     ],
 )
 def test_bits_and_metrics_are_those_of_single_steps(
@@ -137,7 +139,7 @@ def test_the_cause_of_a_nan_is_located_within_a_call(dtrain: Dtrain, tmp_path: P
     assert "nan comes from" in shown
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_processes_stop_after_a_call_and_resume_to_the_bits_of_one_step_per_call(
     dtrain: Dtrain, recipe: Path, tmp_path: Path
 ) -> None:

@@ -46,7 +46,13 @@ def started(dtrain: Dtrain, folder: Path, which: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("which", SLOW)
+@pytest.mark.parametrize(
+    "which",
+    [
+        which if which in ("model print", "model log", "data sleep") else pytest.param(which, marks=pytest.mark.nightly)
+        for which in SLOW
+    ],
+)
 def test_each_of_ten_bad_recipes_is_named(dtrain: Dtrain, tmp_path: Path, which: str) -> None:
     shown = started(dtrain, tmp_path, which)
     before = shown.partition("step 8/12")[0] if "step 8/12" in shown else shown

@@ -44,6 +44,7 @@ def traced(name: str, engine: str, mesh: Mesh, precision: Precision) -> list[tup
 
 
 @pytest.mark.slow
+@pytest.mark.newest
 @pytest.mark.parametrize("name", ["mlp", "cnn", "vit", pytest.param("gpt2", marks=pytest.mark.slow), "deepseek"])
 @pytest.mark.parametrize("engine", ["jit", "shard_map"])
 def test_gradients_are_summed_over_devices_in_float32(name: str, engine: str) -> None:
