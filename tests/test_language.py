@@ -27,7 +27,7 @@ SOURCES = sorted((ROOT / "dtrain").rglob("*.py"))
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")]
 for folder in ("docs", "recipes", "launch"):
     PAGES += sorted(
-        path for path in (ROOT / folder).rglob("*") if path.suffix not in (".png", ".svg") and path.is_file()
+        path for path in (ROOT / folder).rglob("*") if path.suffix not in (".png", ".svg", ".pyc") and path.is_file()
     )
 
 
