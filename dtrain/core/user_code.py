@@ -15,6 +15,8 @@ VARYING = ("varying", "manual axis type", "manual_axis_type")
 """Words in JAX's errors about values that vary over mesh axes (its `check_vma`)."""
 MACHINE = ("JaxRuntimeError", "XlaRuntimeError")
 """Errors of JAX that point to the machine, such as too little memory, not to the user's code."""
+_SEARCHED: set[Path] = set()
+"""The folders in which this process has searched for the modules of recipes."""
 
 
 def refuse_malformed(target: str) -> None:
@@ -27,13 +29,14 @@ def build_target(section: str, target: str, args: Mapping[str, object], folder: 
     """What the class or function `target` returns for these keyword arguments.
 
     The module is searched for in `folder`, in the working folder and among installed packages; importing it runs its
-    code. RecipeError if the module or the name is missing or raises an error. `section` is for messages: "model".
+    code. RecipeError if the module or the name is missing or raises an error, or if this process has imported a module
+    of the same name from another recipe's folder. `section` is for messages: "model".
     """
     module, _, name = target.partition(":")
-    for place in (str(Path.cwd()), folder):
-        if place and place not in sys.path:
-            sys.path.insert(0, place)
-    where = f"{section}.target: {target}"
+    where, places = f"{section}.target: {target}", [Path(place).resolve() for place in (folder, Path.cwd()) if place]
+    _refuse_modules_of_others(where, places)
+    for place in map(str, reversed(places)):  # the folder of this recipe before that of an earlier one
+        sys.path[:] = [place, *(other for other in sys.path if other != place)]
     if not _exists(module):
         hint = "put the module into the folder of the recipe or the working folder, or install its package"
         raise RecipeError(f"{where} cannot be imported: no module named {module!r}", hint)
@@ -42,6 +45,24 @@ def build_target(section: str, target: str, args: Mapping[str, object], folder: 
         if found is None:
             raise RecipeError(f"{where}: module {module!r} has no attribute {name!r}")
         return found(**args)
+
+
+def _refuse_modules_of_others(where: str, places: list[Path]) -> None:
+    """RecipeError if a module in one of these folders has the name of one that was imported for another recipe.
+
+    Python imports a name once: the recipe would silently get the other's code.
+    """
+    found: dict[str, Path] = {}
+    for place in places:
+        for file in (*place.glob("*.py"), *place.glob("*/__init__.py")):
+            found.setdefault(file.parent.name if file.stem == "__init__" else file.stem, file)
+    for name, file in found.items():
+        loaded = Path(getattr(sys.modules.get(name), "__file__", None) or file).resolve()
+        folder = loaded.parents[1 if loaded.stem == "__init__" else 0]
+        if folder in _SEARCHED and loaded != file.resolve():
+            message = f"{where}: this process has imported {loaded}, and the recipe's {name} is {file}"
+            raise RecipeError(message, "rename one of the modules, or use a process for each recipe")
+    _SEARCHED.update(places)
 
 
 @contextmanager

@@ -1,0 +1,46 @@
+"""What a recipe names as package.module:name is its own, whatever the process imported before."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from dtrain.core.errors import RecipeError
+from dtrain.core.user_code import build_target
+
+
+def folder(at: Path, text: str, name: str = "parts.py") -> str:
+    (at / name).parent.mkdir(parents=True, exist_ok=True)
+    (at / name).write_text(text)
+    return str(at)
+
+
+@pytest.mark.parametrize("name", ["parts.py", "parts/__init__.py"])
+def test_a_module_of_the_same_name_in_another_recipes_folder_is_refused(tmp_path: Path, name: str) -> None:
+    first = folder(tmp_path / "a", "def make(): return 1\n", name)
+    second = folder(tmp_path / "b", "def make(): return 2\n", name)
+    assert build_target("model", "parts:make", {}, first) == 1
+    with pytest.raises(
+        RecipeError, match=r"has imported .*/a/parts.*, and the recipe's parts is .*/b/parts"
+    ) as refused:
+        build_target("model", "parts:make", {}, second)
+    assert "a process for each recipe" in refused.value.hint
+    assert build_target("model", "parts:make", {}, first) == 1
+
+
+def test_a_module_that_the_named_one_imports_counts_too(tmp_path: Path) -> None:
+    first, second = (folder(tmp_path / name, f"SIZE = {len(name)}\n", "sizes.py") for name in ("a", "bb"))
+    folder(tmp_path / "a", "import sizes\ndef make(): return sizes.SIZE\n", "one.py")
+    folder(tmp_path / "bb", "import sizes\ndef make(): return sizes.SIZE\n", "two.py")
+    assert build_target("model", "one:make", {}, first) == 1
+    with pytest.raises(RecipeError, match="the recipe's sizes is"):
+        build_target("model", "two:make", {}, second)
+
+
+def test_the_folder_of_the_recipe_is_searched_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder(tmp_path / "here", "def make(): return 'here'\n"))
+    recipe = folder(tmp_path / "recipe", "def make(): return 'recipe'\n")
+    folder(tmp_path / "recipe", "", "json.py")  # as the standard library has it
+    assert build_target("model", "parts:make", {}, recipe) == "recipe"
+    assert build_target("model", "parts:make", {}, recipe) == "recipe"
+    assert sys.path[:2] == [recipe, str(tmp_path / "here")]
