@@ -2,8 +2,6 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# what depends on the version of JAX: programs, engines, the state on disk, and whole runs
-NEWEST := tests/parallel tests/models tests/optim tests/checkpoint tests/train tests/plan tests/test_public_api.py
 
 .PHONY: help install quickstart test lint newest ci check format golden bench docs
 help: ## list the targets
@@ -27,7 +25,7 @@ install: $(VENV)/.core ## create .venv and install dtrain into it
 quickstart: $(VENV)/.core ## train on real handwritten digits, in seconds
 	$(BIN)/dtrain run mlp-digits
 
-test: $(VENV)/.dev ## run the quick tests
+test: $(VENV)/.dev ## run the quick tests, or some of them: TESTS=tests/data
 	$(BIN)/pytest -m "not slow and not nightly and not gpu and not tpu_compiler and not gpu_compiler" $(TESTS)
 
 lint: $(VENV)/.dev ## check format, lint and types
@@ -35,8 +33,8 @@ lint: $(VENV)/.dev ## check format, lint and types
 	$(BIN)/ruff check .
 	$(BIN)/basedpyright --level error --pythonpath $(BIN)/python
 
-newest: $(VENV)/.dev ## run the tests that a newer JAX can change, with PYTHON=python3.12 VENV=.venv-newest
-	$(BIN)/pytest -m "(not slow or newest) and not nightly and not gpu and not tpu_compiler and not gpu_compiler" $(NEWEST)
+newest: $(VENV)/.dev ## run the quick tests and those marked newest, with PYTHON=python3.12 VENV=.venv-newest
+	$(BIN)/pytest -m "(not slow or newest) and not nightly and not gpu and not tpu_compiler and not gpu_compiler"
 
 ci: lint ## run what CI runs of every change
 	$(BIN)/pytest -m "not nightly and not gpu and not gpu_compiler"

@@ -61,6 +61,18 @@ def _no_cache_for_absent_devices(request: pytest.FixtureRequest) -> Iterator[Non
         yield
 
 
+@pytest.fixture(autouse=True)
+def _forget_modules_of_users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Modules that a test wrote and imported; the next one may have others of the same names."""
+    before, path = set(sys.modules), list(sys.path)
+    yield
+    sys.path[:] = path
+    for name in set(sys.modules) - before:
+        file = getattr(sys.modules[name], "__file__", None)
+        if file and Path(file).is_relative_to(tmp_path_factory.getbasetemp()):
+            del sys.modules[name]
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """`make golden` runs the tests that have a golden, and no other."""
     if os.environ.get("DTRAIN_GOLDEN") == "write":

@@ -39,7 +39,7 @@ def commands(path: Path) -> Iterator[list[str]]:
                 yield shlex.split(described)[1:]
 
 
-IN_CI = ("README.md", "own-model.md")
+IN_CI = ("first-run.md", "own-model.md")
 """The pages whose commands run in every CI run; the others at night."""
 
 

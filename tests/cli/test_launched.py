@@ -93,8 +93,8 @@ def test_a_run_may_take_so_many_hours_in_all_of_its_starts(dtrain: Dtrain, recip
     assert "--hours 0 is not above 0" in refused.stderr
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("restarts", ["0", "2"])
+@pytest.mark.slow
+@pytest.mark.parametrize("restarts", ["0", pytest.param("2", marks=pytest.mark.nightly)])
 def test_a_second_sigterm_soon_after_the_first_is_the_same_request(recipe: Path, tmp_path: Path, restarts: str) -> None:
     """As SLURM sends it: twice within 0.2 s, while the run is delayed and cannot save yet."""
     one = started(tmp_path, *LONG, "--restarts", restarts, DTRAIN_FAULT="sleep@step:5")

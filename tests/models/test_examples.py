@@ -75,6 +75,7 @@ def one_device(name: str, parts: int) -> tuple[list[float], Any, Any]:
 USERS = [*NAMES, "Contrastive", "Running"]
 EVERY = [(name, case, parts) for name in USERS for case in CASES for parts in (1, 2)]
 IN_CI = {(name, list(CASES)[number % len(CASES)], 1 + number // len(CASES) % 2) for number, name in enumerate(USERS)}
+IN_CI |= {("linen_cnn", "shard_map-fsdp", 1), ("Contrastive", "shard_map-fsdp", 1)}
 """Each model in one of the cases, in turn, whole or in microbatches; the full product at night."""
 
 

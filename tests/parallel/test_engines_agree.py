@@ -57,7 +57,8 @@ LANGUAGE_CASES = [
 ]
 LANGUAGE_CASES += [("llama", "shard_map", mesh, 2) for mesh in ("fsdp-sequence", "pipeline-fsdp")]
 LANGUAGE_CASES += [("deepseek", "shard_map", "data-expert", 1)]
-IN_CI = covering(CASES, also=QUICK) | covering(LANGUAGE_CASES, values=1)
+ALWAYS = [("llama", "shard_map", "sequence-tensor", 1), ("llama", "shard_map", "pipeline-fsdp", 2)]
+IN_CI = covering(CASES, also=QUICK) | covering(LANGUAGE_CASES, values=1, also=ALWAYS)
 """All pairs of a model for images, an engine, a mesh and a number of microbatches, and each model, engine and mesh for
 tokens; the full products at night."""
 
@@ -98,8 +99,8 @@ TABLES += [{"embed": "replicated", dim: "fsdp"} for dim in ("vocab", "hidden", "
 WHERE = [("shard_map", "tensor"), ("shard_map", "fsdp-tensor"), ("jit", "fsdp-tensor")]
 RULED = [(rules, engine, split) for rules in TABLES for engine, split in WHERE]
 RULED += [({"kv_heads": "replicated"}, engine, "tensor4") for engine in ("jit", "shard_map")]
-RULED_WHEN = [pytest.mark.slow if number % 8 == 0 else pytest.mark.nightly for number in range(len(RULED))]
-"""Every eighth, which meets each of the places; the full product at night."""
+RULED_IN_CI = [*RULED[::8], ({"kv_heads": "replicated"}, "shard_map", "tensor4")]
+"""Every eighth, which meets each of the places, and keys replicated over four devices; the full product at night."""
 
 
 @cache
@@ -109,7 +110,7 @@ def small_on_one_device() -> tuple[float, Any]:
 
 @pytest.mark.parametrize(
     ("rules", "engine", "split"),
-    [pytest.param(*case, marks=marks) for case, marks in zip(RULED, RULED_WHEN, strict=True)],
+    [pytest.param(*case, marks=pytest.mark.slow if case in RULED_IN_CI else pytest.mark.nightly) for case in RULED],
 )
 def test_every_rule_is_refused_or_gives_the_numbers_of_one_device(
     rules: dict[str, Rule], engine: str, split: str

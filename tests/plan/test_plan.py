@@ -178,7 +178,7 @@ def test_golden_of_a_curve(tmp_path: Path, golden: Callable[[str, str], None]) -
 
 @pytest.mark.slow
 @pytest.mark.newest
-@pytest.mark.parametrize("engine", [pytest.param("jit", marks=pytest.mark.slow), "shard_map"])
+@pytest.mark.parametrize("engine", ["jit", "shard_map"])
 def test_a_plan_is_the_run_that_it_plans(engine: str) -> None:
     """A plan for eight CPU devices, and a run on them: the same arrays, the same program."""
     mesh = "mesh={data: 2, fsdp: 2, tensor: 2}"

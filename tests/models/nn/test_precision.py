@@ -45,7 +45,7 @@ def traced(name: str, engine: str, mesh: Mesh, precision: Precision) -> list[tup
 
 @pytest.mark.slow
 @pytest.mark.newest
-@pytest.mark.parametrize("name", ["mlp", "cnn", "vit", pytest.param("gpt2", marks=pytest.mark.slow), "deepseek"])
+@pytest.mark.parametrize("name", ["mlp", "cnn", "vit", "gpt2", "deepseek"])
 @pytest.mark.parametrize("engine", ["jit", "shard_map"])
 def test_gradients_are_summed_over_devices_in_float32(name: str, engine: str) -> None:
     found = traced(name, engine, Mesh(data=2, fsdp=2), Precision(compute="bfloat16"))
@@ -78,7 +78,7 @@ def test_gradients_may_be_summed_in_the_compute_dtype() -> None:
     [
         ("jit", Mesh(data=2, pipeline=2)),
         ("shard_map", Mesh(data=1, tensor=2, rules={"kv_heads": "replicated"})),
-        pytest.param("shard_map", Mesh(data=1, tensor=2, rules={"hidden": "replicated"}), marks=pytest.mark.slow),
+        ("shard_map", Mesh(data=1, tensor=2, rules={"hidden": "replicated"})),
     ],
 )
 def test_gradients_of_matrices_are_summed_in_float32_wherever_they_are_marked_as_varying(

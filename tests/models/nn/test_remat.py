@@ -82,12 +82,6 @@ AGAIN: dict[str, dict[str, dict[str, int]]] = {
 }  # fmt: skip
 
 
-def at_night(place: str, *more: Any) -> Any:
-    """The case; in every CI run only one CPU, shard_map and ring attention."""
-    marks = () if place in ("one CPU", "splash by shard_map", "ring") else pytest.mark.nightly
-    return pytest.param(place, *more, marks=marks)
-
-
 def primitives(program: Any) -> Counter[str]:
     """How often each primitive or kernel occurs in a traced program; the body of a loop is counted once."""
     found: Counter[str] = Counter()
@@ -117,7 +111,7 @@ def step(folder: Path, place: str, remat: str) -> Counter[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", [at_night(place) for place in PLACES])
+@pytest.mark.parametrize("place", PLACES)
 def test_each_policy_recomputes_what_it_does_not_save(tmp_path: Path, place: str) -> None:
     saving_all = step(tmp_path, place, "none")
     assert set(AGAIN[place]) == set(get_args(Remat)) - {"none"}
@@ -142,11 +136,11 @@ NAMED: dict[str, dict[str, int]] = {
     [
         ("one CPU", {"attention": {}}),  # its attention weights are never saved
         ("splash by shard_map", {"query": {"product": 2}, "key": {"product": 2}, "out": {"product": 1, "sum": 1}}),
-        at_night("splash by jit", {"query": {"product": 2}, "key": {"product": 2}}),  # with the rotation
-        at_night("cudnn", {}),
+        ("splash by jit", {"query": {"product": 2}, "key": {"product": 2}}),  # with the rotation
+        ("cudnn", {}),
         # of shared and other experts
-        at_night("experts", {name: {"product": 1, "grouped": 1} for name in ("gate", "up")}),
-        at_night("experts apart", {name: {"product": 1, "grouped": 1} for name in ("gate", "up")}),
+        ("experts", {name: {"product": 1, "grouped": 1} for name in ("gate", "up")}),
+        ("experts apart", {name: {"product": 1, "grouped": 1} for name in ("gate", "up")}),
     ],
 )
 def test_a_list_saves_what_it_names(tmp_path: Path, place: str, other: dict[str, dict[str, int]]) -> None:
