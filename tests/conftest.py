@@ -17,6 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dtrain.parallel.devices import fake_devices
+from tests.forks import Forks
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # started in the background: what the tests start would not hear Ctrl-C either
@@ -109,22 +110,23 @@ def alone(what: str) -> Iterator[None]:
 Dtrain = Callable[..., subprocess.CompletedProcess[str]]
 
 
+@pytest.fixture(scope="session")
+def forks() -> Iterator[Forks]:
+    """Processes that have imported the command line."""
+    server = Forks(bare_environment())
+    yield server
+    server.close()
+
+
 @pytest.fixture
-def dtrain(tmp_path: Path) -> Dtrain:
+def dtrain(tmp_path: Path, forks: Forks) -> Dtrain:
     """Run the command line in a process of its own, in an empty folder."""
 
     def call(
         *arguments: str | Path, code: int = 0, seconds: float = 200, **environment: str
     ) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "dtrain", *map(str, arguments)],
-            cwd=tmp_path,
-            env=bare_environment() | environment,
-            capture_output=True,
-            text=True,
-            timeout=seconds,
-            check=False,
-        )
+        words = list(map(str, arguments))
+        done = forks.run(words, cwd=tmp_path, environment=bare_environment() | environment, seconds=seconds)
         assert done.returncode == code, f"exit code {done.returncode}, not {code}\n{done.stdout}\n{done.stderr}"
         if code not in (0, 70):
             assert "Traceback" not in done.stderr

@@ -58,15 +58,17 @@ def _add_flag(name: str, value: str) -> None:
 
 
 def fake_devices(devices: int) -> None:
-    """Give this process that many fake CPU devices; call it before JAX is imported.
+    """Give this process that many fake CPU devices; call it before JAX looks for its devices.
 
     Thread pools are sized from PJRT_NPROC; too small a pool deadlocks in collectives.
     """
-    assert "jax" not in sys.modules, "fake devices are set up before JAX is imported"
     configure_environment()
     os.environ["PJRT_NPROC"] = str(max(32, 4 * devices))
-    os.environ["JAX_PLATFORMS"] = "cpu"
-    os.environ["JAX_NUM_CPU_DEVICES"] = str(devices)
+    settings: dict[str, str | int] = {"jax_platforms": "cpu", "jax_num_cpu_devices": devices}
+    for name, value in settings.items():
+        os.environ[name.upper()] = str(value)
+        if "jax" in sys.modules:  # it has read the environment; RuntimeError if it has devices
+            sys.modules["jax"].config.update(name, value)
 
 
 def are_fake(devices: list[Device]) -> bool:
