@@ -5,7 +5,8 @@
 Every file is read like `dtrain check` and `dtrain run` read it, in a process of its own. That must give examples,
 DataError, EnvironmentFault or RecipeError within LIMIT seconds of CPU time and MEMORY bytes. The examples must be
 finite, and of the types and sizes that their source states. A damaged cache must give the same examples as before.
-`--bombs` reads files that unpack to gigabytes instead: only a DataError with the name of the file is right.
+`--bombs` looks at files that unpack to gigabytes instead, like `dtrain check`: only a DataError is right, within the
+time and the memory that a check may take.
 Exits with 1 and names the cases that failed; the same seed gives the same cases. `--case` shows one of them, and keeps
 its folder.
 """
@@ -48,6 +49,7 @@ import tokenizers  # noqa: F401
 from damaged_files import KINDS, SHARES, Weights, damaged
 
 from dtrain.core.errors import DataError, EnvironmentFault, RecipeError
+from dtrain.core.limited import BYTES
 from dtrain.data import known
 from dtrain.data.chat import Chat
 from dtrain.data.npz import Npz
@@ -239,7 +241,8 @@ def _child(work: Callable[[Result], None], limit: float, memory: int) -> Result:
         result.trace = "".join(traceback.format_exception(error))[-6000:]
     signal.setitimer(signal.ITIMER_PROF, 0)
     result.cpu = time.process_time() - began
-    result.grown = max(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - result.resident, 0)
+    most = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    result.grown = max(most * 1024 - result.resident, 0)
     if result.grown > memory:
         also = f"; then {result.kind or result.outcome}: {result.message[:200]}"
         result.kind, result.message = "memory", f"took {result.grown / 2**30:.1f} GiB in {result.cpu:.1f} s{also}"
@@ -374,16 +377,11 @@ BOMBS: dict[str, tuple[Callable[[], None], Data]] = {
 
 
 def exploded(data: Data, result: Result) -> None:
-    """Read a bomb; only a DataError with the file's name is right."""
-    try:
-        rows(data)
-    except DataError as error:
-        result.message = f"DataError: {error}"
-        if "bomb." not in error.message:
-            raise WrongError("the file is not named", error) from error
-        result.outcome = "refused"
-        return
-    raise WrongError("a bomb was read", sorted(path.name for path in Path().glob("bomb*")))
+    """Look at a bomb as `dtrain check` does; only a DataError is right."""
+    problems = [error for _, error in inspect_data(data).problems]
+    if not problems:
+        raise WrongError("a bomb was read", sorted(path.name for path in Path().glob("bomb*")))
+    result.message, result.outcome = f"DataError: {problems[0]}", "refused"
 
 
 def cases(given: argparse.Namespace) -> dict[str, tuple[Callable[[Result], None] | None, Callable[[Result], None]]]:
@@ -409,7 +407,7 @@ def main() -> None:
     warnings.simplefilter("ignore")  # from Pillow, about damaged images
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore
     known.FRESH_NS = 0  # use records of digests even though all files are new
-    limit = BOMB_LIMIT if given.bombs else LIMIT
+    limit, memory = (BOMB_LIMIT, BYTES + 2**28) if given.bombs else (LIMIT, MEMORY)
     results, failed, first = Counter[str](), Counter[tuple[str, str]](), dict[tuple[str, str], str]()
     slowest = largest = 0.0
     for name, (make, read) in cases(given).items():
@@ -417,7 +415,7 @@ def main() -> None:
         folder = parent / "files"
         folder.mkdir()
         made = isolated(make, folder, MAKE_LIMIT, ROOM) if make else Result()
-        result = isolated(read, folder, limit) if not made.kind else made
+        result = isolated(read, folder, limit, memory) if not made.kind else made
         slowest, largest = max(slowest, result.cpu), max(largest, result.grown / 2**20)
         results[result.outcome] += 1
         if not result.outcome:

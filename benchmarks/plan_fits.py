@@ -36,7 +36,7 @@ steps: 1000
 mesh: {{data: 1, fsdp: -1}}
 """
 VIT = "{kind: vit, image: [224, 224, 3], classes: 1000, patch: 16, layers: 12, width: 768, heads: 12, hidden: 3072}"
-RESNET = "{kind: cnn, image: [224, 224, 3], classes: 1000, stages: [64, 128, 256, 512], blocks: [3, 4, 6, 3], stem: imagenet}"
+RESNET = "{kind: cnn, image: [224, 224, 3], classes: 1000, stages: [64, 128, 256, 512], blocks: [3, 4, 6, 3]}"
 
 # name, model, tokens in a row (0 for images), slice, changes, examples of a chip in the two quick plans of the slope
 CASES: list[tuple[str, str, int, str, tuple[str, ...], int]] = [

@@ -1,11 +1,15 @@
 """Records of files: JSON, JSON lines, Parquet, Arrow, WebDataset, ArrayRecord; each with where it is."""
 
+import bz2
+import codecs
 import gzip
 import itertools
 import json
+import lzma
 import re
 import tarfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,10 +26,18 @@ ARRAYS = (".array_record", ".arrayrecord")
 SUFFIXES = (".json", *LINES, *COLUMNS, *MEMBERS, *ARRAYS)
 HINT = f"such files end in {', '.join(SUFFIXES)}; .json, .jsonl and .tar may be compressed, too (.gz)"
 
-AT_ONCE = 1024
+AT_ONCE = 64
 """Records of an ArrayRecord file that are read together."""
 ROWS = 256
 """Rows of a column file that are unpacked together."""
+PART = 2**20
+"""Bytes of a JSON list that are read together."""
+COMPRESSED = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
+"""How a tar that was compressed is opened, by its first bytes."""
+DECODER = json.JSONDecoder()
+LITERAL = 16
+"""More characters than a number's name, an escape or `false` has."""
+SPACE = re.compile(r"[ \t\n\r]*")
 HALF = re.compile(r"\\u[dD][89a-fA-F]")
 """How JSON writes one half of a character beyond the first 65,536."""
 
@@ -88,7 +100,7 @@ def records(path: Path, limits: Limits = LIMITS) -> Iterator[Record]:
         elif suffix in MEMBERS:
             yield from _members(path, limits)
         elif suffix in ARRAYS:
-            yield from _array_records(path)
+            yield from _array_records(path, limits)
         else:
             yield from _lines(path, limits)
 
@@ -124,26 +136,101 @@ def _lines(path: Path, limits: Limits) -> Iterator[Record]:
 
 
 def _document(path: Path, limits: Limits) -> Iterator[Record]:
-    """A list of objects; some files that end in .json have one object per line."""
-    most = limits.file if path.suffix == ".gz" else path.stat().st_size
-    content = bytearray()
+    """A list of objects; some files that end in .json have one object per line.
+
+    One object at a time is in memory, and no more text than a record may have.
+    """
     with _opened(path) as file:
-        while part := file.read(2**20):  # not all at once, for which the file object takes the memory first
-            content += part
-            if len(content) > most:
-                raise _too_large(str(path), most, "file")
-    try:
-        values = json.loads(content)
-    except ValueError as error:
-        if "Extra data" in str(error):
-            yield from _lines(path, limits)
+        text = _Text(path, file, limits)
+        if text.next_character() != "[":
+            yield from _not_a_list(path, limits)
             return
+        text.skip()
+        for number in itertools.count(1):
+            if text.next_character() == "]" and number == 1:
+                break
+            where = f"{path}: object {number}"
+            value, source = text.value(where)
+            yield _record(where, value, HALF.search(source) is not None)
+            if (following := text.next_character()) == "]":
+                break
+            if following != ",":
+                raise DataError(f"{where}: is not JSON: no ',' or ']' follows it")
+            text.skip()
+        text.skip()
+        if text.next_character():
+            raise DataError(f"{path}: is not JSON: something follows the list")
+
+
+def _not_a_list(path: Path, limits: Limits) -> Iterator[Record]:
+    """The records of a file whose first line is one JSON value and not its last line; DataError otherwise."""
+    with _opened(path) as file:
+        first = file.readline(limits.record + 1)
+        with suppress(ValueError, RecursionError):  # a value over several lines, or no JSON at all
+            json.loads(first)
+            if file.read(1):
+                yield from _lines(path, limits)
+                return
+        content = first + file.read(limits.record + 1 - len(first))
+    if len(content) > limits.record:
+        raise DataError(f"{path}: begins with no list of objects", "write a list, or JSON lines, in a file .jsonl")
+    try:
+        json.loads(content)
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: is not JSON: {reason(error)}") from error
-    if not isinstance(values, list):
-        raise DataError(f"{path}: is not a list of objects", "write a list, or JSON lines with one object per line")
-    halves = HALF.search(content.decode()) is not None
-    for number, value in enumerate(values, 1):
-        yield _record(f"{path}: object {number}", value, halves)
+    raise DataError(f"{path}: is not a list of objects", "write a list, or JSON lines with one object per line")
+
+
+class _Text:
+    """The text of a JSON file that is read and decoded in parts."""
+
+    def __init__(self, path: Path, file: BinaryIO, limits: Limits) -> None:
+        self._path, self._file, self._limits = path, file, limits
+        self._decode = codecs.getincrementaldecoder("utf-8-sig")().decode
+        self._most = limits.file if path.suffix == ".gz" else path.stat().st_size
+        self._text, self._at, self._read, self._ended = "", 0, 0, False
+
+    def next_character(self) -> str:
+        """The next character that is no space, which is not taken; empty at the end."""
+        while True:
+            self._at = SPACE.match(self._text, self._at).end()  # pyright: ignore[reportOptionalMemberAccess]
+            if self._at < len(self._text) or not self._more(PART):
+                return self._text[self._at : self._at + 1]
+
+    def skip(self) -> None:
+        """Take one character."""
+        self._at += 1
+
+    def value(self, where: str) -> tuple[Any, str]:
+        """Take a value; also its text."""
+        size = PART
+        while True:
+            try:
+                value, end = DECODER.raw_decode(self._text, self._at)
+                if end < len(self._text) or self._ended:  # else a number may go on
+                    source, self._at = self._text[self._at : end], end
+                    return value, source
+            except RecursionError as error:
+                raise DataError(f"{where}: is not JSON: {reason(error)}") from error
+            except json.JSONDecodeError as error:
+                # text that is cut is wrong at its end, or in a string that does not end
+                cut = error.pos > len(self._text) - LITERAL or error.msg.startswith("Unterminated")
+                if self._ended or not cut:
+                    raise DataError(f"{where}: is not JSON: {reason(error)}") from error
+                if len(self._text) - self._at > self._limits.record:
+                    raise _too_large(where, self._limits.record, "record") from error
+            self._more(size)
+            size *= 2  # what was not enough is decoded again
+
+    def _more(self, size: int) -> bool:
+        """Read so many bytes more; whether there were any."""
+        part = self._file.read(size)
+        self._read += len(part)
+        if self._read > self._most:
+            raise _too_large(str(self._path), self._most, "file")
+        self._ended = not part
+        self._text, self._at = self._text[self._at :] + self._decode(part, final=not part), 0
+        return bool(part)
 
 
 def _record(where: str, value: Any, halves: bool = False) -> Record:
@@ -163,7 +250,7 @@ def _members(path: Path, limits: Limits) -> Iterator[Record]:
     """The records of a WebDataset tar: the fields of a .json member, the text of a .txt member as `text`; members with
     other suffixes, such as images, are left out."""
     key, fields = "", {}
-    with tarfile.open(path) as tar:
+    with _unpacked(path) as file, tarfile.open(fileobj=_Bounded(path, file, limits), mode="r:") as tar:  # pyright: ignore
         for member in tar:
             folder, _, name = member.name.rpartition("/")
             stem, _, suffix = name.partition(".")
@@ -190,7 +277,29 @@ def _members(path: Path, limits: Limits) -> Iterator[Record]:
         yield f"{path}: {key.lstrip('/')}", fields
 
 
-def _array_records(path: Path) -> Iterator[Record]:
+def _unpacked(path: Path) -> BinaryIO:
+    """The file as it is before it was compressed, if it was."""
+    with path.open("rb") as file:
+        start = file.read(6)
+    opened = next((opened for magic, opened in COMPRESSED.items() if start.startswith(magic)), Path.open)
+    return opened(path, "rb")  # pyright: ignore
+
+
+class _Bounded:
+    """A file of which nobody reads more than a record at once: tarfile reads a header whole, whatever its size."""
+
+    def __init__(self, path: Path, file: BinaryIO, limits: Limits) -> None:
+        self._path, self._file, self._limits = path, file, limits
+        self.seek, self.tell, self.close = file.seek, file.tell, file.close
+
+    def read(self, size: int) -> bytes:
+        """Read so many bytes. DataError if these are more than a record may have."""
+        if size > self._limits.record:
+            raise _too_large(f"{self._path}: a header", self._limits.record, "record")
+        return self._file.read(size)
+
+
+def _array_records(path: Path, limits: Limits) -> Iterator[Record]:
     """The records of an ArrayRecord file, each a JSON object."""
     from array_record.python.array_record_module import ArrayRecordReader
 
@@ -202,6 +311,8 @@ def _array_records(path: Path) -> Iterator[Record]:
         part = reader.read(first, min(first + AT_ONCE, count))
         for number, content in enumerate(part, first + 1):
             where = f"{path}: record {number}"
+            if len(content) > limits.record:
+                raise _too_large(where, limits.record, "record")
             yield where, _object(where, content)
 
 
@@ -217,17 +328,36 @@ def _object(where: str, content: bytes, hint: str = "each record must be a JSON 
 
 
 def _columns(path: Path, limits: Limits) -> Iterator[Record]:
-    number = 0
+    number = total = 0
     batches = _parquet(path, limits) if path.suffix.lower() == ".parquet" else _arrow(path)
     for batch in batches:
         batch.validate(full=True)  # Arrow trusts the offsets in a file: damaged ones point to other memory
         kept = [name for name in dict.fromkeys(batch.schema.names) if _is_text_or_number(path, batch.schema, name)]
-        for first in range(0, batch.num_rows, ROWS):
-            with reading(f"{path}: rows {number + 1} to {number + ROWS}"):
-                rows = batch.select(kept).slice(first, ROWS).to_pylist()
-            for row in rows:
+        chosen = batch.select(kept)
+        for rows in _in_parts(path, chosen, number, limits):
+            with reading(f"{path}: rows {number + 1} to {number + rows.num_rows}"):
+                values = rows.to_pylist()
+            for row in values:
                 number += 1
                 yield f"{path}: row {number}", row
+        total += batch.nbytes
+        if total > max(limits.file, path.stat().st_size):
+            raise _too_large(str(path), limits.file, "file")
+
+
+def _in_parts(path: Path, batch: Any, number: int, limits: Limits) -> Iterator[Any]:
+    """Slices of a batch that have at most the bytes of a record, and at most ROWS rows; `number` rows are before it."""
+    waiting = [batch.slice(first, ROWS) for first in range(0, batch.num_rows, ROWS)]
+    while waiting:
+        rows = waiting.pop(0)
+        if rows.nbytes <= limits.record:
+            number += rows.num_rows
+            yield rows
+        elif rows.num_rows == 1:
+            raise _too_large(f"{path}: row {number + 1}", limits.record, "record")
+        else:
+            half = rows.num_rows // 2
+            waiting[:0] = [rows.slice(0, half), rows.slice(half)]
 
 
 def _is_text_or_number(path: Path, schema: Any, name: str) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow
+import pyarrow.feather
 import pyarrow.ipc
 import pyarrow.parquet
 import pytest
@@ -76,7 +77,7 @@ def test_members_of_one_name_are_one_record(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.tar", b"nothing of the kind", "a.tar: cannot be read: file could not be opened"),
+        ("a.tar", b"nothing of the kind", "a.tar: cannot be read: truncated header"),
         ("a.array_record", b"nothing of the kind", "cannot be read|is not JSON"),
         ("a.parquet", b"nothing", "a.parquet: cannot be read: Parquet"),
         ("a.jsonl", b'{"a": 1}\n{"a": \n', "a.jsonl:2: is not JSON"),
@@ -133,19 +134,53 @@ def test_a_small_file_does_not_unpack_to_more_than_its_limits(tmp_path: Path) ->
     (tmp_path / "many.jsonl.gz").write_bytes(gzip.compress(many))
     (tmp_path / "all.json.gz").write_bytes(gzip.compress(b"[" + b" " * 3 * 2**20 + b"]"))
     tar_of(tmp_path / "member.tar", {"a.txt": b"a" * 2**21})
+    tar_of(tmp_path / "header.tar.gz", {"a" * 2**21: b""}, "w:gz")
+    arrow_of(tmp_path / "one.arrow", {"text": ["b", "a" * 2**21]})
+    (tmp_path / "one.json").write_bytes(b'[{"text": "b"}, {"text": "' + b"a" * 2**22 + b'"}]')
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["a" * 2**19] * 5}), tmp_path / "many.parquet")
     pyarrow.parquet.write_table(pyarrow.table({"text": ["a" * 2**21]}), tmp_path / "one.parquet")
     for name, message in {
         "one.jsonl.gz": r"one\.jsonl\.gz:1: has more than 1,048,576 bytes",
         "many.jsonl.gz": r"many\.jsonl\.gz: has more than 2,097,152 bytes",
         "all.json.gz": r"all\.json\.gz: has more than 2,097,152 bytes",
+        "header.tar.gz": r"header\.tar\.gz: a header: has more than 1,048,576 bytes",
+        "one.arrow": r"one\.arrow: row 2: has more than 1,048,576 bytes",
+        "one.json": r"one\.json: object 2: has more than 1,048,576 bytes",
+        "many.parquet": r"many\.parquet: has more than 2,097,152 bytes",
         "member.tar": r"member\.tar: a\.txt: has more than 1,048,576 bytes",
         "one.parquet": r"one\.parquet: a record of row group 1: has more than 1,048,576 bytes",
     }.items():
         with pytest.raises(DataError, match=message) as refused:
             list(records(tmp_path / name, most))
         assert "raise data.limits." in refused.value.hint
-        if name != "all.json.gz":
+        if name not in ("all.json.gz", "header.tar.gz"):
             assert list(records(tmp_path / name))
+
+
+@pytest.mark.parametrize("part", [1, 2, 3, 7, 2**20])
+def test_a_list_is_read_in_parts_of_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int) -> None:
+    monkeypatch.setattr("dtrain.data.records.PART", part)
+    path = tmp_path / "a.json"
+    value = [{"a": 'ü\U0001f600\\"', "b": [1.5, -2e3, None, True, {}]}, {}, {"a": "\u2028]},["}]
+    for text in (json.dumps(value), json.dumps(value, indent=2, ensure_ascii=False), f" \n{json.dumps(value)}\n "):
+        path.write_bytes(b"\xef\xbb\xbf" + text.encode())
+        assert [fields for _, fields in records(path)] == value
+    for text, message in {
+        '[{"a": 1} {}]': "object 1: is not JSON: no ','",
+        '[{"a": 1},]': "object 2: is not JSON",
+        '[{"a": tru}, {}]': "object 1: is not JSON",
+        '[{"a": "x': "object 1: is not JSON",
+        '[{"a": 1}': "object 1: is not JSON",
+        "[{}] {}": "something follows the list",
+        "[{}, 12]": "object 2: is int",
+        "": "is not JSON",
+        "12": "is not a list",
+        '{"a": [\n1]}': "is not a list",
+        '{"a": [\n1}': "is not JSON",
+    }.items():
+        path.write_text(text)
+        with pytest.raises(DataError, match=message):
+            list(records(path))
 
 
 @pytest.mark.parametrize("suffix", ["tar", "tar.gz"])
