@@ -1,7 +1,17 @@
 # The two commands of the README, and the others. Each target sets up what it needs on first use.
+SHELL := /bin/bash -o pipefail
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# what is not imported is not compiled to bytecode either: half of the time of an installation
+unexport PYTHONDONTWRITEBYTECODE
+PIP := $(BIN)/python -u -m pip install --no-compile --disable-pip-version-check -c constraints.txt
+# one line that counts what pip finds, on a terminal
+COUNT := awk -v tty="$$([ -t 2 ] && echo yes)" \
+  'function name(text) { sub(/[<>=!~;[].*/, "", text); return text } \
+  tty && /^ *(Collecting|Obtaining)/ { printf "\r\033[K  %d packages: %s", ++n, name($$2) > "/dev/stderr" } \
+  tty && /^Installing/ { printf "\r\033[K  installing %d packages", n > "/dev/stderr" } \
+  END { if (tty) printf "\r\033[K" > "/dev/stderr" }'
 
 .PHONY: help install quickstart test lint newest ci check format golden bench docs
 help: ## list the targets
@@ -13,11 +23,13 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.core: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@echo "installing dtrain into $(VENV)/, once"
+	@$(PIP) -e '.[all]' | $(COUNT)
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@echo "installing dtrain and what its tests need into $(VENV)/, once"
+	@$(PIP) -e '.[dev]' | $(COUNT)
 	@touch $@ $(VENV)/.core
 
 install: $(VENV)/.core ## create .venv and install dtrain into it

@@ -42,7 +42,7 @@ RESNET = "{kind: cnn, image: [224, 224, 3], classes: 1000, stages: [64, 128, 256
 CASES: list[tuple[str, str, int, str, tuple[str, ...], int]] = [
     ("resnet34", RESNET, 0, "v5e-4", (), 64),
     ("vit-b16", VIT, 0, "v6e-4", ("engine=shard_map",), 64),
-    ("gpt2", "{kind: decoder, preset: gpt2}", 1024, "v5e-1", (), 2),
+    ("gpt2-350m", "{kind: decoder, preset: gpt2-350m}", 1024, "v5e-1", (), 2),
     ("qwen3-0.6b", "{kind: decoder, preset: qwen3-0.6b}", 2048, "v6e-4", ("engine=shard_map",), 2),
     ("llama3.2-1b", "{kind: decoder, preset: llama3.2-1b}", 2048, "v5e-8", ("model.remat=dots",), 2),
     ("gpt2-1.5b", "{kind: decoder, preset: gpt2-1.5b}", 1024, "v5e-8", ("model.remat=attention",), 2),

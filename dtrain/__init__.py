@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dtrain.recipe.recipe import Recipe
     from dtrain.train.run import run
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "Batch",

@@ -17,11 +17,13 @@ def requested(recipe: str, overrides: list[str], terraform: Path | None = None) 
     import dataclasses
     import json
 
+    from dtrain.core import extras
     from dtrain.core.errors import RecipeError
     from dtrain.core.shipped import find
     from dtrain.launch.job import LaunchJob
     from dtrain.launch.terraform import launch_section
     from dtrain.recipe.load import load, plain_part, text
+    from dtrain.recipe.packages import packages
 
     section = launch_section(terraform) if terraform else {}
     hours = section.pop("hours", None)
@@ -36,7 +38,10 @@ def requested(recipe: str, overrides: list[str], terraform: Path | None = None) 
         )
     assert loaded.launch is not None
     return loaded.launch, LaunchJob(
-        loaded.name, text(dataclasses.replace(loaded, launch=None)), target=plain_part(loaded.launch)
+        loaded.name,
+        text(dataclasses.replace(loaded, launch=None)),
+        target=plain_part(loaded.launch),
+        extras=extras.of(module for _, module in packages(loaded)),
     )
 
 

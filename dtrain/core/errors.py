@@ -22,8 +22,12 @@ The message describes the problem; the hint describes how to fix it.
 import errno
 import os
 import re
+import resource
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
+
+from dtrain.core import extras
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
@@ -42,6 +46,8 @@ MEMORY = re.compile(
     r"|[Oo]ut of memory|cannot join thread before it is started"
 )
 """What libraries say when the process gets no more memory or threads."""
+NEAR = 64 * 2**20
+"""Bytes below the limit of memory at which an allocation may have failed."""
 
 GONE = re.compile(r"(Gloo .* failed|^UNAVAILABLE): .*(reset by peer|closed by peer|Timed out|refused)")
 """Error of CPU collectives (Gloo), or of JAX's coordination service, when a process of the run has died, here or on
@@ -175,8 +181,7 @@ def user_error(error: BaseException) -> DtrainError | None:
     if isinstance(error, KeyboardInterrupt):
         return Aborted("interrupted")
     if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("dtrain"):
-        hint = "install it, or install all dependencies of dtrain with `make install`"
-        return EnvironmentFault(f"the package {error.name} is missing", hint)
+        return missing_package(error)
     if short := next((link for link in _chain(error) if _is_memory(link)), None):
         hint = "end other programs, raise the limits (ulimit -v, ulimit -u), or make model or batch smaller"
         return EnvironmentFault(f"out of memory: {_first_line(short)}"[:LONGEST], hint)
@@ -185,11 +190,30 @@ def user_error(error: BaseException) -> DtrainError | None:
     return lost_connection(error)
 
 
+def missing_package(error: ModuleNotFoundError) -> DtrainError:
+    """The error for the user if a package is not installed."""
+    name = (error.name or str(error)).partition(".")[0]
+    use = extras.use_of(name)
+    return EnvironmentFault(f"the package {name} is missing{use and f': it {use}'}", extras.command([name]))
+
+
 def _is_memory(error: BaseException) -> bool:
     """Whether an error says that the machine, or a limit of the process, has no more memory or threads."""
+    if isinstance(error, SystemError) and _at_limit():
+        return True  # a C function got no memory, and raised nothing
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError | ImportError | SystemError | OSError) and bool(MEMORY.search(str(error)))
     )
+
+
+def _at_limit() -> bool:
+    """Whether the process has mapped as much memory as its limit allows (ulimit -v), but for less than NEAR."""
+    most = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if most == resource.RLIM_INFINITY:
+        return False
+    with suppress(OSError, ValueError, IndexError):
+        return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() > most - NEAR
+    return False
 
 
 def lost_connection(error: BaseException) -> Hung | None:

@@ -2,6 +2,7 @@
 
 import re
 import zipfile
+from collections.abc import Sequence
 from email import message_from_bytes
 from pathlib import Path
 
@@ -14,15 +15,16 @@ DEVICE = {"tpu": (" --extra tpu", "libtpu"), "gpu": (" --extra cuda", r"jax-cuda
 """Per platform: the extra for `uv pip compile`, and the package without which JAX would fall back to the CPU."""
 
 
-def check_lock(lock: Path, wheel: Path, platform: str) -> None:
-    """Check that the lock file pins everything that dtrain's wheel requires on the platform: tpu, gpu or cpu.
+def check_lock(lock: Path, wheel: Path, platform: str, extras: Sequence[str] = ()) -> None:
+    """Check that the lock file pins everything that dtrain's wheel, with the extras that a recipe needs, requires on
+    the platform: tpu, gpu or cpu.
 
     Raises EnvironmentFault if it does not, or if the wheel is not a wheel of dtrain.
     """
     extra, device = DEVICE[platform]
-    command = f"uv pip compile pyproject.toml{extra} --generate-hashes"
+    command = f"uv pip compile pyproject.toml{extra}{''.join(f' --extra {name}' for name in extras)} --generate-hashes"
     hint = f"{command} --python-version {PYTHON} --python-platform {SYSTEM} -o {lock}"
-    required = _requirements(wheel)
+    required = _requirements(wheel, extras)
     try:
         text = lock.read_text().replace("\\\n", " ")
     except (OSError, ValueError) as error:
@@ -38,8 +40,8 @@ def check_lock(lock: Path, wheel: Path, platform: str) -> None:
         raise EnvironmentFault(f"{lock} does not pin {', '.join(missing)}", hint)
 
 
-def _requirements(wheel: Path) -> set[str]:
-    """Names of the packages that dtrain's wheel requires without an extra."""
+def _requirements(wheel: Path, extras: Sequence[str]) -> set[str]:
+    """Names of the packages that dtrain's wheel requires with these extras."""
     hint = "pip wheel --no-deps -w dist ."
     try:
         with zipfile.ZipFile(wheel) as archive:
@@ -49,7 +51,9 @@ def _requirements(wheel: Path) -> set[str]:
         raise EnvironmentFault(f"{wheel} is not a wheel: {str(error) or 'it has no METADATA'}", hint) from error
     if metadata["Name"] != "dtrain":
         raise EnvironmentFault(f"{wheel} is a wheel of {metadata['Name']}, not of dtrain", hint)
-    return {_normal(requirement) for requirement in metadata.get_all("Requires-Dist", []) if ";" not in requirement}
+    lines = [requirement.partition(";") for requirement in metadata.get_all("Requires-Dist", [])]
+    wanted = {f"extra == '{extra}'" for extra in extras}
+    return {_normal(name) for name, _, marker in lines if not marker or marker.strip().replace('"', "'") in wanted}
 
 
 def _normal(requirement: str) -> str:

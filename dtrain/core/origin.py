@@ -27,6 +27,11 @@ class Origin:
             raise FieldError("step", f"step = {self.step}: files of parameters have no steps", "leave it out")
 
     @property
+    def packages(self) -> tuple[str, ...]:
+        """The optional package that reads it; see `core.extras`."""
+        return ("safetensors",) if self.weights else ()
+
+    @property
     def text(self) -> str:
         """The path, for messages."""
         return self.run or self.weights

@@ -14,14 +14,16 @@ import numpy as np
 
 from dtrain.core.errors import DataError
 from dtrain.core.types import Fraction, Positive
+from dtrain.data import remote
 from dtrain.data.batch import Example
-from dtrain.data.codec import Codec, codec
+from dtrain.data.codec import BYTES, Codec, codec, packages_of
 from dtrain.data.conversations import ASSISTANT, Conversation, Message, conversation
 from dtrain.data.files import CACHE, expanded
 from dtrain.data.known import NO_CACHE, cached_results, file_digest
 from dtrain.data.packed_rows import COUNTS, LEARNED, Document, Documents, content, joined
 from dtrain.data.pieces import Piece, Whole, groups
 from dtrain.data.records import Limits, Record, record_files, records
+from dtrain.data.records import packages_of as record_packages
 from dtrain.data.source import Load, Source, Split, Unaugmented
 from dtrain.data.stream import InMemory
 from dtrain.data.templates import NAMED, Rendered, Template
@@ -52,6 +54,13 @@ class Templated(Unaugmented):
     """Folder for cached tokens, digests of files, and copies of files in object storage."""
     limits: Limits = field(default_factory=Limits)
     load: Load = field(default_factory=Load)
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        rendered = self.template is not None or self.tokenizer != BYTES
+        names = (*self.files, *self.test_files)
+        own = (*packages_of(self.tokenizer), *(("jinja2",) if rendered else ()))
+        return (*own, *record_packages(names), *remote.packages_of(names))
 
     def example(self) -> Example:
         return row_example(self.length, packed=True)

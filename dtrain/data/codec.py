@@ -190,6 +190,17 @@ def _library_errors(what: str) -> Iterator[None]:
         raise DataError(f"{what}: {reason(error)}", "use another tokenizer.json in data.tokenizer") from error
 
 
+def packages_of(tokenizer: str | None) -> tuple[str, ...]:
+    """The package that reads the tokenizer."""
+    if tokenizer is None or tokenizer == BYTES:
+        return ()
+    path = expanded(tokenizer)
+    pieces = path.suffix == ".model" or (
+        (path / "tokenizer.model").is_file() and not (path / "tokenizer.json").is_file()
+    )
+    return ("sentencepiece" if pieces else "tokenizers",)
+
+
 def codec(tokenizer: str | None) -> Codec:
     """The tokenizer for a value of `data.tokenizer`; DataError if it is None or no such file exists."""
     if tokenizer is None:

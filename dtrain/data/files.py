@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from dtrain.core.errors import DataError, DtrainError
+from dtrain.core.errors import DataError, DtrainError, missing_package
 from dtrain.core.leftovers import part_of
 
 PACKAGE = "{dtrain}"
@@ -90,6 +90,8 @@ def reading(where: str | Path, hint: str = "") -> Iterator[None]:
         yield
     except DtrainError:
         raise
+    except ModuleNotFoundError as error:
+        raise missing_package(error) from error
     except MemoryError as error:
         raise DataError(f"{where}: needs more memory than there is", hint) from error
     except Exception as error:

@@ -48,6 +48,10 @@ class Images(WithPixels):
     """Folder in which digests of the files are cached, so that later starts need not read every file."""
     load: Load = field(default_factory=Load)
 
+    @property
+    def packages(self) -> tuple[str, ...]:
+        return ("PIL",)
+
     def example(self) -> Example | None:
         return None
 

@@ -72,6 +72,10 @@ class Mixture(Unaugmented):
         for _, weights in self.phases(1):
             shares(weights, names)
 
+    @property
+    def packages(self) -> tuple[str, ...]:
+        return tuple(name for part in self.sources for name in part.data.packages)
+
     def too_narrow(self, vocab: int) -> Iterator[tuple[str, str]]:
         for number, part in enumerate(self.sources):
             yield from ((f"sources.{number}.data.{key}", why) for key, why in part.data.too_narrow(vocab))

@@ -8,6 +8,7 @@ import numpy as np
 
 from dtrain.core.errors import DataError
 from dtrain.core.types import Fraction, Positive
+from dtrain.data import remote
 from dtrain.data.batch import LABEL, TOKEN, Batch, Example
 from dtrain.data.custom import UserRows
 from dtrain.data.files import expanded, reason
@@ -31,6 +32,10 @@ class Npz(Unaugmented):
     test_file: str | None = None
     """A file for testing; if set, no example of `file` is held out."""
     load: Load = field(default_factory=Load)
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        return remote.packages_of((self.file, self.test_file))
 
     def example(self) -> Example | None:
         return None

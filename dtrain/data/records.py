@@ -8,7 +8,7 @@ import json
 import lzma
 import re
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +66,11 @@ LIMITS = Limits()
 
 Record = tuple[str, dict[str, Any]]
 """Where a record is, "chat.jsonl:12", and its fields."""
+
+
+def packages_of(names: Iterable[str]) -> tuple[str, ...]:
+    """The package that reads files of such names."""
+    return ("pyarrow",) if any(name.lower().endswith(COLUMNS) for name in names) else ()
 
 
 def record_files(names: tuple[str, ...], cache: str = CACHE) -> list[Path]:
@@ -207,7 +212,7 @@ class _Text:
         while True:
             try:
                 value, end = DECODER.raw_decode(self._text, self._at)
-                if end < len(self._text) or self._ended:  # else a number may go on
+                if end < len(self._text) or self._ended:  # else a number may have more digits
                     source, self._at = self._text[self._at : end], end
                     return value, source
             except RecursionError as error:

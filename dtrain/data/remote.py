@@ -3,12 +3,14 @@
 import errno
 import hashlib
 import shutil
+from collections.abc import Iterable
 from glob import has_magic
 from pathlib import Path
 from typing import Any
 
+from dtrain.core import extras
 from dtrain.core.errors import DataError, EnvironmentFault
-from dtrain.data.files import expanded, locked, reason, replacing
+from dtrain.data.files import expanded, is_remote, locked, reason, replacing
 from dtrain.data.known import seal, unsealed
 
 PACKAGES = {"gs": "gcsfs", "gcs": "gcsfs", "s3": "s3fs", "az": "adlfs", "abfs": "adlfs", "hf": "huggingface_hub"}
@@ -16,6 +18,12 @@ PACKAGES = {"gs": "gcsfs", "gcs": "gcsfs", "s3": "s3fs", "az": "adlfs", "abfs": 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 """Errors of a disk that is written to."""
 SIGN_IN = {"gs": "gcloud auth application-default login", "s3": "aws configure, or AWS_ACCESS_KEY_ID"}
+
+
+def packages_of(names: Iterable[str | None]) -> tuple[str, ...]:
+    """The packages that read those of the names that are addresses."""
+    kinds = (name.partition("://")[0] for name in names if name and is_remote(name))
+    return tuple(PACKAGES[kind] for kind in kinds if kind in PACKAGES)
 
 
 def fetched(address: str, what: str, cache: str) -> list[Path]:
@@ -37,9 +45,8 @@ def fetched(address: str, what: str, cache: str) -> list[Path]:
         return [_copied(files, str(name), kind, cache) for name in names]
     except ImportError as error:
         package = PACKAGES.get(kind, kind)
-        raise DataError(
-            f"{address}: reading {kind}:// needs the package {package}", f"pip install {package}"
-        ) from error
+        message = f"{address}: reading {kind}:// needs the package {package}"
+        raise EnvironmentFault(message, extras.command([package])) from error
     except (DataError, EnvironmentFault):
         raise
     except Exception as error:  # each kind of storage has errors of its own

@@ -96,13 +96,22 @@ class Data(Protocol):
         """Prepare a batch on the device: scale it and, with `train`, augment it with random numbers from `key`."""
         ...
 
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """The optional packages that open it, by the names with which they are imported; see `core.extras`."""
+        ...
+
     def too_narrow(self, vocab: int) -> Iterator[tuple[str, str]]:
         """Keys of this section whose format cannot hold the tokens of such a vocabulary, and why."""
         ...
 
 
 class Untokenised:
-    """What data has in common that holds no tokens of a width of their own."""
+    """What data has in common that holds no tokens of a width of their own, and whose files need no other package."""
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        return ()
 
     def too_narrow(self, vocab: int) -> Iterator[tuple[str, str]]:
         return iter(())

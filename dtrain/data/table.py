@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dtrain.core.errors import DataError
+from dtrain.core.errors import DataError, missing_package
 from dtrain.core.types import Fraction
+from dtrain.data import remote
 from dtrain.data.batch import FEATURES, LABEL, Example, Feature
 from dtrain.data.files import HERE, matching, reading, reason
 from dtrain.data.order import hash64
@@ -40,6 +41,10 @@ class Table(Unaugmented):
     test_files: tuple[str, ...] = ()
     """Files for testing; if set, no row of `files` is held out."""
     load: Load = field(default_factory=Load)
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        return ("pyarrow", *remote.packages_of((*self.files, *self.test_files)))
 
     def example(self) -> Example | None:
         return None
@@ -236,6 +241,8 @@ def _tables(files: Sequence[Path]) -> list[tuple[Path, Any]]:
             table = _reader(suffix)(str(path))
             table.validate(full=True)  # Arrow trusts offsets in the file, also those that point to other memory
             read.append((path, table))
+        except ModuleNotFoundError as error:
+            raise missing_package(error) from error
         except Exception as error:  # pyarrow raises many types on damaged files
             raise DataError(f"{path}: cannot be read as a table: {reason(error)}", HINT) from error
     return read

@@ -12,8 +12,9 @@ import numpy as np
 
 from dtrain.core.errors import DataError
 from dtrain.core.types import Fraction, Positive
+from dtrain.data import remote
 from dtrain.data.batch import Example
-from dtrain.data.codec import BYTES, Codec, codec
+from dtrain.data.codec import BYTES, Codec, codec, packages_of
 from dtrain.data.files import matching, refuse_suffix
 from dtrain.data.known import cached_results, file_digest
 from dtrain.data.pieces import Piece, Whole, groups
@@ -61,6 +62,10 @@ class Text(Unaugmented):
     cache: str = "~/.cache/dtrain"
     """Folder for cached tokens and digests of files."""
     load: Load = field(default_factory=Load)
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        return (*packages_of(self.tokenizer), *remote.packages_of((*self.files, *self.test_files)))
 
     def example(self) -> Example:
         return row_example(self.length, self.pack)

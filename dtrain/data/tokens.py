@@ -9,6 +9,7 @@ import numpy as np
 
 from dtrain.core.errors import DataError
 from dtrain.core.types import Fraction, Natural, Positive
+from dtrain.data import remote
 from dtrain.data.batch import Example
 from dtrain.data.codec import Codec, codec
 from dtrain.data.files import matching
@@ -45,6 +46,10 @@ class Tokens(Unaugmented):
     cache: str = "~/.cache/dtrain"
     """Folder in which digests of the files are cached, so that later starts need not read every file."""
     load: Load = field(default_factory=Load)
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        return remote.packages_of((*self.files, *self.test_files))
 
     def example(self) -> Example:
         return row_example(self.length, self.separator is not None)

@@ -39,6 +39,8 @@ class LaunchJob:
     """The launch section of the recipe, as plain values."""
     folder: Path | None = None
     """The run's folder on this machine, with the submitted files in `launch/`. Not recorded."""
+    extras: tuple[str, ...] = ()
+    """The extras of dtrain that the recipe needs on the hosts. Not recorded."""
     since: float = 0.0
     """Time of the launch, in seconds since 1970."""
     owner: str = ""

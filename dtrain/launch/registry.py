@@ -28,6 +28,8 @@ from dtrain.launch.job import LaunchJob
 from dtrain.launch.wire import adapter
 
 NAME, SIGNATURE = "launch.json", "signature"
+NOT_RECORDED = ("folder", "extras")
+"""Fields of `LaunchJob` that are not in a record."""
 FOREIGN = "was not written by you on this machine, so nothing in it is used"
 
 
@@ -42,7 +44,8 @@ def record_of(job: LaunchJob, dollars_hour: float | None = None) -> LaunchJob:
 
 def text(job: LaunchJob) -> str:
     """A record as JSON."""
-    return json.dumps(signed({key: value for key, value in asdict(job).items() if key != "folder"}), indent=2) + "\n"
+    values = {key: value for key, value in asdict(job).items() if key not in NOT_RECORDED}
+    return json.dumps(signed(values), indent=2) + "\n"
 
 
 def signed(values: JsonObject) -> JsonObject:

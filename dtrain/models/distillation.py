@@ -32,6 +32,11 @@ class Distillation:
     share: Fraction = 0.5
     """Weight of the teacher's distribution; the rest is that of the data's tokens."""
 
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """The optional package that reads the teacher; see `core.extras`."""
+        return self.teacher.packages
+
 
 @dataclass(frozen=True)
 class DistilledModel(Declared):

@@ -29,6 +29,11 @@ class DPO:
     beta: PositiveFloat = 0.1
     """How strongly the model is kept near the base."""
 
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """The optional packages that it needs: none."""
+        return ()
+
 
 @dataclass(frozen=True)
 class PreferenceModel(Declared):

@@ -14,7 +14,7 @@ def described(chip: Chip, count: int) -> list[object]:
     if not any(importlib.util.find_spec(plugin) for plugin in ("jax_cuda13_plugin", "jax_cuda12_plugin")):
         raise EnvironmentFault(
             "JAX's CUDA plug-in, which compiles for GPUs, is not installed",
-            'pip install "jax[cuda13]", or add --quick, which compiles nothing',
+            "pip install 'dtrain[cuda]', or add --quick, which compiles nothing",
         )
     from jax.experimental import topologies
 

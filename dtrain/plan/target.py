@@ -73,7 +73,7 @@ def devices(on: Target) -> list[Device]:
     if importlib.util.find_spec("libtpu") is None:
         raise EnvironmentFault(
             "libtpu, which compiles for TPUs, is not installed",
-            'pip install "jax[tpu]", or add --quick, which compiles nothing',
+            "pip install 'dtrain[tpu]', or add --quick, which compiles nothing",
         )
     os.environ.update(QUIET)
     from jax.experimental import topologies

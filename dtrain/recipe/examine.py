@@ -15,6 +15,7 @@ from dtrain.recipe.findings import Look
 from dtrain.recipe.load import Draft, draft
 from dtrain.recipe.look import inspect_data
 from dtrain.recipe.machine import devices_here
+from dtrain.recipe.packages import missing
 from dtrain.recipe.recipe import Recipe
 from dtrain.track.custom import CustomTracker
 
@@ -37,12 +38,14 @@ class Examined:
 
 
 def examine(path: Path, overrides: Sequence[str], devices: int | None, data: bool) -> Examined:
-    """Check a recipe. Raises RecipeError with every problem, or DataError if only the data has problems.
+    """Check a recipe. Raises RecipeError with every problem, DataError if only the data has problems, or
+    EnvironmentFault if only packages are missing here.
 
     Runs no code that the recipe names, writes nothing, downloads nothing, touches no device. `data`: open the data.
     """
     parsed = draft(path, overrides)
-    inspected = _data(parsed, data)
+    unavailable = None if parsed.problems.count else missing(parsed.recipe())
+    inspected = _data(parsed, data and not unavailable, "a package is missing" if unavailable else "--no-data")
     for problem in _crosschecks(parsed, devices, inspected):
         parsed.add(problem)
     for problem in _length(parsed, inspected):
@@ -55,6 +58,10 @@ def examine(path: Path, overrides: Sequence[str], devices: int | None, data: boo
     if parsed.problems.count:
         raise RecipeError(parsed.problems.lines) if of_recipe else DataError("\n".join(parsed.problems.lines))
     result = Examined(parsed.recipe(), ["the recipe"], inspected.unseen)
+    if unavailable and not result.recipe.launch:
+        raise unavailable
+    if unavailable:  # elsewhere they may be installed
+        result.unseen += [unavailable.message.removeprefix(f"{result.recipe.name} ")]
     part = (
         "part of its data" if any(text.startswith("data") for text in inspected.unseen) else "one example of its data"
     )
@@ -67,13 +74,13 @@ def examine(path: Path, overrides: Sequence[str], devices: int | None, data: boo
     return result
 
 
-def _data(parsed: Draft, opened: bool) -> Look:
+def _data(parsed: Draft, opened: bool, skipped: str) -> Look:
     try:
         data, names, model = parsed.parts.data, parsed.parts.evaluate.questions, parsed.parts.model
     except Unread:
         return Look()
     if not opened:
-        return Look(unseen=["the data (--no-data)"])
+        return Look(unseen=[f"the data ({skipped})"])
     look = inspect_data(data)
     try:
         if names and model.kind != "decoder":

@@ -1,7 +1,6 @@
 """Examine a machine: versions, devices and their speed, memory, disk, tools, and what fixes what is wrong."""
 
 import importlib.metadata
-import importlib.util
 import netrc
 import os
 import re
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from dtrain.core import extras
 from dtrain.core.chips import chip_of
 from dtrain.core.errors import EnvironmentFault
 from dtrain.core.types import Device
@@ -34,12 +34,6 @@ TESTED = {
     "grain": ("0.2.18", "0.2.18"), "libtpu": ("0.0.42.1", "0.0.50.1"),
 }  # fmt: skip
 """The oldest and the newest version with which dtrain's tests are run."""
-PACKAGES = {
-    "tensorboardX": ("track.to: [tensorboard]", "pip install tensorboardX"),
-    "wandb": ("track.to: [wandb]", "pip install wandb"),
-    "PIL": ("data.kind: images", "pip install pillow"),
-    "libtpu": ("dtrain plan for TPUs", 'pip install "jax[tpu]"'),
-}
 TOOLS = {
     "ssh": (["ssh", "-V"], "launch: ssh", "apt-get install openssh-client"),
     "terraform": (["terraform", "-version"], "the modules in terraform/", "https://developer.hashicorp.com/terraform"),
@@ -102,9 +96,10 @@ def _versions() -> Iterator[Check]:
             tested = oldest if oldest == newest else f"{oldest} to {newest}"
             fix = f"pip install '{name}=={newest}'" if name != "python" else f"use Python {newest}"
             yield Check(name, f"{version}, tested with {tested}", "warning", fix)
-    for name, (use, fix) in PACKAGES.items():
-        if importlib.util.find_spec(name) is None:
-            yield Check(name, f"needed for {use}", "optional", fix)
+    for name in extras.missing(extras.PACKAGES):
+        yield Check(name, f"missing: it {extras.use_of(name)}", "optional", extras.command([name]))
+    for name in extras.missing(["libtpu"]):
+        yield Check(name, "missing: dtrain plan compiles for TPUs with it", "optional", "pip install 'dtrain[tpu]'")
 
 
 def _numbers(version: str) -> tuple[int, ...]:

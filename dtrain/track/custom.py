@@ -29,6 +29,10 @@ class CustomTracker:
     def __post_init__(self) -> None:
         refuse_malformed(self.target)
 
+    @property
+    def packages(self) -> tuple[str, ...]:
+        return ()
+
     @contextmanager
     def open(self, about: TrackedRun) -> Iterator[Tracker]:
         """Raises RecipeError if the target cannot be imported, fails, or returns an object without `log`."""

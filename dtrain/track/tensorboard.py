@@ -1,11 +1,10 @@
 """Event files for TensorBoard, written without TensorFlow."""
 
+import html
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
-
-from markupsafe import escape
 
 from dtrain.track.tracker import Sample, TrackedRun, Tracker
 
@@ -15,6 +14,10 @@ class TensorBoard:
     """Event files under the run folder: `tensorboard --logdir runs`."""
 
     kind: Literal["tensorboard"] = "tensorboard"
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        return ("tensorboardX",)
 
     @contextmanager
     def open(self, about: TrackedRun) -> Iterator[Tracker]:
@@ -49,4 +52,4 @@ class Scalars:
 
 def _cell(text: str) -> str:
     """The text as a cell of a Markdown table."""
-    return str(escape(text)).replace("|", "&#124;").replace("\n", "<br>")
+    return html.escape(text).replace("|", "&#124;").replace("\n", "<br>")

@@ -114,6 +114,11 @@ def guarded(sink: "Sink", about: TrackedRun) -> Iterator[Tracker]:
 class Sink(Protocol):
     """One entry of the recipe's `track.to`, a frozen dataclass."""
 
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """The optional packages that it imports; see `core.extras`."""
+        ...
+
     def open(self, about: TrackedRun) -> AbstractContextManager[Tracker]:
         """Start to track a run; the tracker is valid within the context."""
         ...

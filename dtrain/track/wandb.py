@@ -32,6 +32,10 @@ class WandB:
     alerts: bool = True
     """Send an alert, as set up in the user's W&B account, if the run fails."""
 
+    @property
+    def packages(self) -> tuple[str, ...]:
+        return ("wandb",)
+
     @contextmanager
     def open(self, about: TrackedRun) -> Iterator[Tracker]:
         import wandb

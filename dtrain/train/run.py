@@ -11,6 +11,7 @@ from dtrain.core.errors import NotFinite
 from dtrain.core.run_control import RunControl
 from dtrain.core.run_dir import Folder, folder
 from dtrain.recipe.load import refuse_conflicts
+from dtrain.recipe.packages import missing
 from dtrain.recipe.recipe import Recipe
 from dtrain.track.console import Console
 from dtrain.train.assembly import assemble, one_step_per_call
@@ -40,10 +41,12 @@ def run(
     """Train to the end, from the newest checkpoint if there is one. Returns the run folder.
 
     Returns None if the run is already finished. `dry` runs a few steps, a save and a restore. `control`, already
-    started, delivers stop requests and limits. Raises RecipeError if sections of the recipe do not agree, and Stopped
-    after saving, when the run was asked to stop.
+    started, delivers stop requests and limits. Raises RecipeError if sections of the recipe do not agree,
+    EnvironmentFault if it needs a package that is missing, and Stopped after saving, when the run was asked to stop.
     """
     refuse_conflicts(recipe)
+    if absent := missing(recipe):
+        raise absent
     place, console = folder(Path(runs), recipe.name), console or Console()
     with ExitStack() as stack:
         if jax.process_index() == 0:

@@ -14,7 +14,7 @@ METADATA = (
     "Metadata-Version: 2.4\nName: dtrain\nVersion: 1\nRequires-Dist: jax>=0.10.2\n"
     "Requires-Dist: Orbax_Checkpoint>=0.12\n"
     "Provides-Extra: tpu\nRequires-Dist: jax[tpu]; extra == 'tpu'\nProvides-Extra: dev\n"
-    "Requires-Dist: pytest>=8; extra == 'dev'\n\nRequires-Dist: prose\n"
+    "Requires-Dist: pytest>=8; extra == 'dev'\nRequires-Dist: wandb>=0.25; extra == 'wandb'\n\nRequires-Dist: prose\n"
 )
 LOCK = f"""# as uv writes it
 jax==0.10.2 \\
@@ -80,6 +80,13 @@ def test_a_package_that_is_not_pinned_is_named_with_the_command(tmp_path: Path, 
     assert f"does not pin {package}" in error.message
     assert "uv pip compile pyproject.toml" in error.hint
     assert {"tpu": "--extra tpu", "gpu": "--extra cuda", "cpu": "--generate-hashes"}[platform] in error.hint
+
+
+def test_what_a_recipe_needs_besides_the_core_must_be_pinned_too(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentFault, match="does not pin wandb") as refused:
+        check_lock(lock(tmp_path), wheel(tmp_path), "tpu", ("wandb",))
+    assert "uv pip compile pyproject.toml --extra tpu --extra wandb --generate" in refused.value.hint
+    check_lock(lock(tmp_path, f"{LOCK}wandb==0.31.0 {HASH}\n"), wheel(tmp_path), "tpu", ("wandb",))
 
 
 def test_what_is_no_wheel_of_dtrain_is_refused_before_the_lock(tmp_path: Path) -> None:

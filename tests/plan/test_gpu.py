@@ -137,5 +137,5 @@ def test_without_the_plug_in_the_quick_tier_still_works(dtrain: Dtrain, tmp_path
         "u.find_spec = lambda name, *a: None if 'cuda' in name else old(name, *a)\n"
     )
     there = {"PYTHONPATH": str(tmp_path)}
-    assert 'pip install "jax[cuda13]"' in dtrain("plan", "decoder-tiny", "--on", "h100-8", code=3, **there).stderr
+    assert "pip install 'dtrain[cuda]'" in dtrain("plan", "decoder-tiny", "--on", "h100-8", code=3, **there).stderr
     assert "fits" in dtrain("plan", "decoder-tiny", "batch=32", "--on", "h100-8", "--quick", **there).stdout

@@ -252,7 +252,7 @@ def test_without_libtpu_the_quick_tier_still_works(dtrain: Dtrain, tmp_path: Pat
         "u.find_spec = lambda name, *a: None if name == 'libtpu' else old(name, *a)\n"
     )
     there = {"PYTHONPATH": str(tmp_path)}
-    assert 'pip install "jax[tpu]"' in dtrain("plan", "decoder-tiny", "--on", "v5e-4", code=3, **there).stderr
+    assert "pip install 'dtrain[tpu]'" in dtrain("plan", "decoder-tiny", "--on", "v5e-4", code=3, **there).stderr
     assert "fits" in dtrain("plan", "decoder-tiny", "batch=32", "--on", "v5e-4", "--quick", **there).stdout
 
 

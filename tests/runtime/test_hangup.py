@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -113,3 +114,15 @@ def test_errors_of_too_little_memory_are_known(error: Exception) -> None:
     assert isinstance(known, EnvironmentFault)
     assert known.message.startswith("out of memory")
     assert user_error(RuntimeError("something else")) is None
+
+
+def test_an_error_of_the_interpreter_at_the_limit_of_memory_is_one_of_memory() -> None:
+    error, before = SystemError("error return without exception set"), resource.getrlimit(resource.RLIMIT_AS)
+    assert user_error(error) is None
+    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    try:
+        resource.setrlimit(resource.RLIMIT_AS, (size + 2**25, before[1]))
+        known = user_error(error)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    assert isinstance(known, EnvironmentFault) and known.message.startswith("out of memory")

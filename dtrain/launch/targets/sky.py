@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -133,13 +133,13 @@ class Sky(Offer, Rented):
         return lines + ([f"API server, in place of the one you logged in to: {self.server}"] if self.server else [])
 
     def checks(self, job: LaunchJob) -> list[Check]:
-        checks = [*super().checks(job), self._check_program]
+        checks = [*super().checks(job), partial(self._check_program, job.extras)]
         checks += [partial(check_bucket, self.bucket, "the account of the hosts")] if self.bucket else []
         return [*checks, partial(check_image, self.image)] if self.image else checks
 
-    def _check_program(self) -> list[str]:
+    def _check_program(self, extras: Sequence[str]) -> list[str]:
         if self.wheel and self.lock:
-            check_lock(Path(self.lock).expanduser(), Path(self.wheel).expanduser(), self.platform)
+            check_lock(Path(self.lock).expanduser(), Path(self.wheel).expanduser(), self.platform, extras)
         if not PROVED.search(version := self._client.sky("--version").strip()):
             raise EnvironmentFault(f"{version}: dtrain was tested with 0.14.1", INSTALL["sky"])
         return []

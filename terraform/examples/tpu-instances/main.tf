@@ -4,7 +4,7 @@
 #   gcloud storage buckets create gs://my-state --location us-east5 --uniform-bucket-level-access   # once; see README.md
 #   gcloud storage buckets update gs://my-state --versioning
 #   uv build --wheel
-#   uv pip compile pyproject.toml --extra tpu -c constraints.txt --generate-hashes --python-version 3.12 \
+#   uv pip compile pyproject.toml --extra tpu --extra all -c constraints.txt --generate-hashes --python-version 3.12 \
 #     --python-platform x86_64-manylinux_2_31 -o dist/lock.txt
 #   cd terraform/examples/tpu-instances
 #   terraform init -backend-config=bucket=my-state
