@@ -5,7 +5,7 @@
 Quick plans (a few seconds each), or with --compile compiled ones for TPUs (minutes each). Which products these runs
 save is published in full for some: for the others the prediction is the middle between `remat: full`, which saves
 none, and `dots`, which saves all. Of `jit` and `shard_map`, the faster prediction counts. The last lines give, for each
-chip, the range of measured / predicted: `dtrain/plan/published.py` has it, and plans show it.
+chip, the range of measured / predicted: `dtrain/plan/report.py` has it, and plans show it.
 
 Sources: MaxText's page of optimized models and its README for v5e (TFLOP/s of its own count, causal attention counted
 twice); Google's tpu-recipes for Trillium and Ironwood; the paper of AXLearn (2025); NVIDIA's DGX Cloud benchmarks of

@@ -118,3 +118,36 @@ def test_no_file_is_too_long() -> None:
 
 def test_no_file_has_a_catch_all_name() -> None:
     assert not [path for path in FILES if path.stem in {"utils", "util", "common", "helpers", "misc"}]
+
+
+def test_no_function_is_too_long() -> None:
+    long = [
+        f"{path.relative_to(PACKAGE)}: {node.name} has {lines} lines"
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (lines := (node.end_lineno or node.lineno) - node.lineno + 1) > 100
+    ]
+    assert not long
+
+
+def test_a_small_module_has_two_importers() -> None:
+    """But for verbs of the command line, members of unions, and modules that users or other programs start."""
+    importers: dict[str, set[str]] = {}
+    names = {dotted(path) for path in FILES}
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("dtrain"):
+                base = (node.module or "").removeprefix("dtrain").lstrip(".")
+                for alias in node.names:
+                    name = ".".join(filter(None, (base, alias.name)))
+                    importers.setdefault(name if name in names else base, set()).add(dotted(path))
+    apart = [
+        f"{path.relative_to(PACKAGE)} has {lines} lines, and one importer"
+        for path in FILES
+        if path.stem not in TOP
+        and (lines := len(path.read_text().splitlines())) < 80
+        and len(by := importers.get(dotted(path), set())) < 2
+        and not by & {"cli.__init__", "recipe.recipe"}
+    ]
+    assert not apart

@@ -8,6 +8,8 @@
 A save renames no folder: a bucket without atomic folder renames does that object by object.
 """
 
+import errno
+import json
 import os
 import shutil
 import threading
@@ -17,21 +19,179 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
 from dtrain.checkpoint import disk, incomplete, manifest
-from dtrain.checkpoint.arrays import Arrays
-from dtrain.checkpoint.commit import all_agree, commit
-from dtrain.checkpoint.differences import differences
 from dtrain.checkpoint.manifest import CorruptCheckpoint, Manifest
+from dtrain.checkpoint.partial import UNREAD, is_partial, restore_part
 from dtrain.checkpoint.policy import Checkpoint
-from dtrain.checkpoint.retry import retried
 from dtrain.core import fault_injection
 from dtrain.core.errors import CheckpointError, EnvironmentFault, Locked, cause, way_out
+from dtrain.core.files import overwrite
 from dtrain.core.metrics import Metric
 from dtrain.core.run_dir import is_step, saved_steps
+from dtrain.models.nn.param import dotted
+
+TRANSIENT = {
+    errno.EAGAIN, errno.EBUSY, errno.ECONNRESET, errno.EINTR, errno.EREMOTEIO, errno.ESTALE, errno.ETIMEDOUT,
+}  # fmt: skip
+PAUSES = (0.2, 1.0, 5.0)
+"""Seconds before each retry."""
+
+Result = TypeVar("Result")
+
+
+def retried(do: Callable[[], Result]) -> Result:
+    """The result of `do`, retried after transient errors. Raises the OSError if it persists or is not transient."""
+    for pause in PAUSES:
+        try:
+            return do()
+        except OSError as error:
+            if error.errno not in TRANSIENT:
+                raise
+            time.sleep(pause)
+    return do()
+
+
+def differences(stored: Any, shapes: Any) -> list[str]:
+    """One line for each array that is missing, unexpected, or of another shape or dtype."""
+    have = {dotted(path): _kind(x) for path, x in _leaves(stored.tree)}
+    want = {dotted(path): _kind(x) for path, x in _leaves(shapes)}
+    have |= {name: _kind(UNREAD) for name in have.keys() & want.keys() if want[name] == _kind(UNREAD)}
+    lines = [f"{name}: saved, but not in the recipe" for name in sorted(have.keys() - want.keys())]
+    lines += [f"{name}: in the recipe, but not saved" for name in sorted(want.keys() - have.keys())]
+    return lines + [
+        f"{name}: saved as {have[name][1]}{list(have[name][0])}, the recipe has {want[name][1]}{list(want[name][0])}"
+        for name in sorted(have.keys() & want.keys())
+        if have[name] != want[name]
+    ]
+
+
+def _kind(leaf: Any) -> tuple[tuple[int, ...], str]:
+    return ((), "unread") if leaf is UNREAD else (tuple(leaf.shape), str(leaf.dtype))
+
+
+def _leaves(tree: object) -> list[tuple[Any, Any]]:
+    return jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda leaf: hasattr(leaf, "dtype"))[0]
+
+
+POLL, PATIENCE = 0.01, 1200.0
+"""Seconds between polls for the files of other processes, and the longest wait for them."""
+
+
+def commit(folder: Path, pending: Manifest, rank: int, processes: int, holds: Callable[[], None]) -> None:
+    """Called in every process once all files of the step's `folder` are written.
+
+    `holds` raises if this run no longer holds the lock of its folder. Raises OSError if other processes do not finish
+    their part in time, or if files changed meanwhile.
+    """
+    state = folder / "state"
+    mine = retried(lambda: manifest.digests(state, manifest.share(manifest.files_of(state), rank, processes)))
+    retried(lambda: overwrite(_part(folder, rank), json.dumps(mine)))
+    if rank:
+        _until((folder / manifest.NAME).exists, f"process 0 did not commit step {pending.step}")
+        return
+    parts = [_part(folder, other) for other in range(processes)]
+    _until(lambda: all(part.exists() for part in parts), f"not every process digested its part of step {pending.step}")
+    files = {f"state/{path}": digest for part in parts for path, digest in json.loads(part.read_text()).items()}
+    for part in parts:
+        part.unlink()
+    if {f"state/{path}" for path in manifest.files_of(state)} != files.keys():
+        raise OSError(f"files of step {pending.step} were added or removed while they were digested")
+    retried(lambda: fault_injection.strike("save:commit", rank))
+    holds()
+    retried(lambda: replace(pending, files=files).write(folder))
+    _sync(folder)
+    fault_injection.strike("save:manifest", rank)
+    incomplete.end(folder.parent, pending.step)
+    _sync(folder.parent)
+    fault_injection.strike("save:committed", rank)
+
+
+def all_agree(mine: bool, processes: int) -> bool:
+    """Whether `mine` is true in every process. A barrier: each process waits for the others."""
+    if processes == 1:
+        return mine
+    import numpy as np
+    from jax.experimental import multihost_utils
+
+    return bool(multihost_utils.process_allgather(np.array([mine])).all())
+
+
+def _part(folder: Path, rank: int) -> Path:
+    return folder / f"digests-{rank}.json"
+
+
+def _until(done: Callable[[], bool], failure: str) -> None:
+    end = time.monotonic() + PATIENCE
+    while not done():
+        if time.monotonic() > end:
+            raise OSError(failure)
+        time.sleep(POLL)
+
+
+def _sync(path: Path) -> None:
+    """fsync a file, or a folder after a rename in it."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+SLICE = 2**20
+"""Fewest bytes of a slice that each replica writes; a smaller array is written by the first one."""
+
+
+class Arrays:
+    """Writes in the background, in place and without a rename; one folder at a time."""
+
+    def __init__(self) -> None:
+        import orbax.checkpoint as ocp
+
+        mode = ocp.options.AtomicityMode.COMMIT_FILE
+        atomicity = ocp.options.AtomicityOptions(mode=mode, allow_legacy_atomic_rename=True)
+        # Orbax's own metadata of arrays is left out: the manifest has a digest of every file.
+        # Processes that hold the same values each write a slice of them, if it is large: a program is compiled for each
+        # shape of a slice.
+        several = jax.process_count() > 1
+        arrays = ocp.type_handlers.ArrayHandler(
+            use_replica_parallel=several, min_slice_bytes_for_replica_parallel=SLICE if several else None
+        )
+        registry = ocp.type_handlers.create_type_handler_registry((jax.Array, arrays))
+        # not compressed: trained floats shrink by a tenth at most, and a save takes twice as long
+        handler = ocp.PyTreeCheckpointHandler(use_compression=False, type_handler_registry=registry)
+        self._orbax = ocp.AsyncCheckpointer(handler, atomicity_options=atomicity)
+
+    def save(self, place: Path, state: object) -> None:
+        """Start to save. The arrays may be donated as soon as this returns."""
+        import orbax.checkpoint as ocp
+
+        self._orbax.save(place, args=ocp.args.PyTreeSave(state))
+
+    def wait(self) -> None:
+        """Wait until the save is on disk. Raises what it failed with."""
+        self._orbax.wait_until_finished()
+
+    def metadata(self, place: Path) -> Any:
+        """The tree of what was saved, with shapes and dtypes."""
+        return self._orbax.metadata(place).item_metadata
+
+    def restore(self, place: Path, shapes: Any) -> Any:
+        """The state with the shardings of `shapes`; arrays that are `...` there are not read."""
+        import orbax.checkpoint as ocp
+
+        if is_partial(shapes):
+            return restore_part(place, shapes)
+        how = ocp.checkpoint_utils.construct_restore_args(shapes)
+        return self._orbax.restore(place, args=ocp.args.PyTreeRestore(shapes, how))
+
+    def close(self) -> None:
+        """Wait for a pending save and end the threads."""
+        self._orbax.close()
+
 
 ROOM = 1.1
 """Bytes of a checkpoint on disk, with metadata, relative to its arrays: an upper estimate."""

@@ -86,7 +86,7 @@ def _import_adapters(
     source: Path, name: str, base: str | None, overrides: list[str], devices: int | None, runs: Path
 ) -> None:
     from dtrain.core.run_list import find_run
-    from dtrain.train.import_adapters import import_adapters
+    from dtrain.train.peft import import_adapters
 
     if base is None:
         hint = "import the model first, dtrain import MODEL --out NAME, then add --base NAME"

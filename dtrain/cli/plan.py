@@ -133,7 +133,7 @@ def _store(result: "Plan", runs: Path) -> None:
 
     from dtrain.core.files import overwrite
     from dtrain.core.run_dir import folder
-    from dtrain.plan.values import values
+    from dtrain.plan.report import values
 
     place = folder(runs, result.recipe.name)
     if not result.timing or not (result.tier == "compiled" or place.path.is_dir()):
@@ -158,9 +158,7 @@ def _default_file(loaded: "Loaded", on: "Target") -> Path:
 def _show(result: "Plan", as_json: bool) -> None:
     import json
 
-    from dtrain.plan.report import lines
-    from dtrain.plan.sums import saving
-    from dtrain.plan.values import values
+    from dtrain.plan.report import lines, saving, values
 
     cheaper = saving(result) if result.fits else None
     if as_json:
@@ -184,10 +182,8 @@ def _search(
 ) -> "SearchResult":
     import json
 
-    from dtrain.plan.report import search_report
+    from dtrain.plan.report import saving, search_report, values
     from dtrain.plan.search import search
-    from dtrain.plan.sums import saving
-    from dtrain.plan.values import values
 
     result = search(loaded, on, tries, jobs, price, lambda text: typer.echo(text, err=True), cancel_interrupt)
     if as_json:
@@ -225,8 +221,8 @@ def _curve(
     import json
 
     from dtrain.plan.plan import Plan
+    from dtrain.plan.report import values
     from dtrain.plan.scale import table
-    from dtrain.plan.values import values
     from dtrain.plan.workers import PlanJob, outcomes
 
     plan_jobs = [PlanJob(loaded, on, quick, price) for on in targets]

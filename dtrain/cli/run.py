@@ -2,8 +2,10 @@
 
 import faulthandler
 import logging
+import re
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +22,46 @@ if TYPE_CHECKING:
     from dtrain.core.process_info import ProcessInfo
     from dtrain.core.run_control import RunControl
     from dtrain.recipe.recipe import Recipe as Loaded
+
+LENGTH = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(steps?|epochs?)", re.IGNORECASE)
+
+
+def longer(recipe: str, overrides: Sequence[str], runs: Path, extend: str) -> int:
+    """The steps of a finished run after it is extended by `extend`: "500steps" or "20epochs".
+
+    Raises RecipeError if there is no such run, or it has not finished.
+    """
+    from dtrain.core.run_dir import folder
+    from dtrain.core.shipped import find
+    from dtrain.recipe.compose import name_of_run  # without JAX: fake devices are set up before it is imported
+
+    found = LENGTH.fullmatch(extend.strip())
+    if not found or not float(found[1]) > 0:
+        raise RecipeError(f"--extend {extend}: not a length", "write for example 500steps or 20epochs")
+    place = folder(runs, name_of_run(find(recipe), overrides))
+    record = place.read_record()
+    if not record or not record.get("steps"):
+        raise RecipeError(f"--extend: there is no run in {place.path}", "train it first, without --extend")
+    if record["state"] != "finished":
+        message = f"--extend: {place.path} has not finished: it is at step {record['step']} of {record['steps']}"
+        raise RecipeError(message, f"resume it first; a run that was extended resumes with steps={record['steps']}")
+    amount, epochs = float(found[1]), (record.get("data") or {}).get("epochs")
+    if found[2].lower().startswith("step"):
+        return record["steps"] + round(amount)
+    if not epochs:
+        raise RecipeError("--extend: the run did not record its epochs", "give a number of steps: 500steps")
+    return record["steps"] + max(round(amount * record["steps"] / epochs), 1)
+
+
+def with_length(arguments: Sequence[str], steps: int) -> list[str]:
+    """A command line with the new length in place of --extend and of the length that it had."""
+    kept, skip = [], False
+    for word in arguments:
+        if not skip and not word.startswith(("--extend=", "steps=", "epochs=")):
+            kept.append(word)
+        skip = word == "--extend" and not skip
+    return [*(word for word in kept if word != "--extend"), f"steps={steps}"]
+
 
 RESTARTS = 3
 EXAMPLE = "Example: dtrain run mlp-digits optimizer.lr=3e-4 --devices 8"
@@ -93,8 +135,6 @@ def run(
 
         overrides = [*(overrides or []), *agent_name(recipe, overrides or [])]
         if extend is not None:
-            from dtrain.cli.extend import longer, with_length
-
             if dry_run:
                 raise RecipeError("--dry-run cannot be combined with --extend", "leave one of them out")
             steps = longer(recipe, overrides, runs_dir, extend)

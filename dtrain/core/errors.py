@@ -199,8 +199,8 @@ def missing_package(error: ModuleNotFoundError) -> DtrainError:
 
 def _is_memory(error: BaseException) -> bool:
     """Whether an error says that the machine, or a limit of the process, has no more memory or threads."""
-    if isinstance(error, SystemError) and _at_limit():
-        return True  # a C function got no memory, and raised nothing
+    if isinstance(error, SystemError | ImportError) and _at_limit():
+        return True  # a C function got no memory, and raised nothing or something else
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError | ImportError | SystemError | OSError) and bool(MEMORY.search(str(error)))
     )

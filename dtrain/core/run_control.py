@@ -6,17 +6,76 @@ rendezvous is sent to the other processes there (`parallel/rendezvous.py`); late
 stop at, as for a signal (`train/interrupt.py`).
 """
 
+import json
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
 
-from dtrain.core.errors import DtrainError, Exhausted, Stopped, StopRequested
+from dtrain.core.errors import DtrainError, EnvironmentFault, Exhausted, Stopped, StopRequested, cause
+from dtrain.core.files import overwrite, read_json
 from dtrain.core.lease import in_use
 from dtrain.core.run_dir import Folder, saved_steps
-from dtrain.core.usage import Usage, read_usage, write_usage
+from dtrain.core.run_json import LARGEST
+from dtrain.core.types import JsonObject
+
+
+@dataclass(frozen=True)
+class Usage:
+    """The usage of the starts of one launch so far."""
+
+    starts: int = 0
+    wasted: int = 0
+    """Consecutive starts before the latest one that committed no new checkpoint."""
+    newest: int = -1
+    """The newest committed step when the latest start began; -1 for none."""
+    seconds: float = 0.0
+    """Wall time of all starts; the time between them does not count."""
+
+    def next_start(self, committed: int) -> "Usage":
+        """The usage after one more start, whose newest committed step is `committed`."""
+        if not self.starts or committed > self.newest:
+            return replace(self, starts=self.starts + 1, wasted=0, newest=committed)
+        # a damaged checkpoint may have been renamed meanwhile: then checkpoints above the lower step are new
+        return replace(self, starts=self.starts + 1, wasted=self.wasted + 1, newest=min(self.newest, committed))
+
+
+def read_usage(folder: Folder, launch: str) -> Usage:
+    """The usage of that launch; zero if no start of it is recorded. EnvironmentFault if the file is damaged."""
+    values = _read(folder).get(launch)
+    return Usage(**values) if values else Usage()
+
+
+def write_usage(folder: Folder, launch: str, usage: Usage) -> None:
+    """Replace the entry of that launch. OSError if the file cannot be written."""
+    unlaunched = {"": values} if launch and (values := _read(folder).get("")) else {}
+    overwrite(folder.usage, json.dumps(unlaunched | {launch: asdict(usage)}) + "\n")
+
+
+def _read(folder: Folder) -> dict[str, JsonObject]:
+    hint = f"move {folder.usage} away: time and starts are then counted from 0"
+    try:
+        values = read_json(folder.usage)
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, ValueError) as error:
+        raise EnvironmentFault(f"{folder.usage} cannot be read: {cause(error)}", hint) from error
+    if not isinstance(values, dict) or not all(map(_is_usage, values.values())):
+        raise EnvironmentFault(f"{folder.usage} is damaged: it does not have the expected fields", hint)
+    return values
+
+
+def _is_usage(values: object) -> bool:
+    types = {name: float if name == "seconds" else int for name in asdict(Usage())}
+    if not isinstance(values, dict) or values.keys() != types.keys():
+        return False
+    return all(
+        isinstance(value, int | types[name]) and not isinstance(value, bool) and abs(value) < LARGEST
+        for name, value in values.items()
+    )
+
 
 LOOK = 5.0
 """Seconds between checks for a stop request; on a mounted bucket each check is a network request."""

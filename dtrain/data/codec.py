@@ -1,16 +1,74 @@
 """Tokenizers: text to tokens and back."""
 
+import hashlib
+import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from dtrain.core.errors import DataError
-from dtrain.data.beside import Beside
+from dtrain.core.types import JsonObject
 from dtrain.data.files import expanded, reason
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A tokenizer's file, with tokenizer_config.json and chat_template.jinja in its folder, if they exist."""
+
+    path: Path
+
+    @property
+    def key(self) -> str:
+        """An id of the tokenizer: a digest of its file."""
+        return hashlib.sha256(self._content).hexdigest()
+
+    @cached_property
+    def _content(self) -> bytes:
+        try:
+            return self.path.read_bytes()
+        except OSError as error:
+            raise DataError(f"{self.path}: cannot be read: {error.strerror}") from error
+
+    @cached_property
+    def _about(self) -> JsonObject:
+        """tokenizer_config.json beside the tokenizer; empty if there is none."""
+        path = self.path.with_name("tokenizer_config.json")
+        if not path.is_file():
+            return {}
+        try:
+            about = json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path}: cannot be read as JSON: {reason(error)}") from error
+        return about if isinstance(about, dict) else {}
+
+    @property
+    def template(self) -> str | None:
+        """The chat template that comes with the tokenizer."""
+        own = self.path.with_name("chat_template.jinja")
+        if own.is_file():
+            return own.read_text()
+        found = self._about.get("chat_template")
+        if isinstance(found, list):  # several, by name
+            named = {one["name"]: one["template"] for one in found if isinstance(one, dict) and "template" in one}
+            found = named.get("default")
+        return found if isinstance(found, str) else None
+
+    @property
+    def special(self) -> Mapping[str, str]:
+        """The text of special tokens that a chat template may use: bos_token, eos_token; empty if there is none."""
+        texts = {}
+        for name in ("bos_token", "eos_token"):
+            token = self._about.get(name)
+            text = token.get("content") if isinstance(token, dict) else token
+            texts[name] = text if isinstance(text, str) else ""
+        return texts
+
 
 Spans = Sequence[tuple[int, int]]
 """(start, stop) of parts of a text, in characters."""
@@ -190,6 +248,71 @@ def _library_errors(what: str) -> Iterator[None]:
         raise DataError(f"{what}: {reason(error)}", "use another tokenizer.json in data.tokenizer") from error
 
 
+class SentencePiece(Beside):
+    """A SentencePiece model, read by its library. Special tokens in a text are found before it is split in pieces."""
+
+    @cached_property
+    def _processor(self) -> Any:
+        from sentencepiece import SentencePieceProcessor
+
+        try:
+            return SentencePieceProcessor(model_proto=self._content)
+        except (RuntimeError, OSError, ValueError) as error:
+            raise DataError(f"{self.path} is not a valid SentencePiece model: {reason(error)}", NAMED) from error
+
+    @property
+    def size(self) -> int:
+        return self._processor.get_piece_size()
+
+    @property
+    def begin(self) -> str:
+        return self.special.get("bos_token", "") if self._about.get("add_bos_token") else ""
+
+    @property
+    def special(self) -> Mapping[str, str]:
+        model, texts = self._processor, dict(super().special)
+        for name, number in (("bos_token", model.bos_id()), ("eos_token", model.eos_id())):
+            if not texts.get(name) and number >= 0:
+                texts[name] = model.id_to_piece(number)
+        return texts
+
+    def encode(self, text: bytes) -> np.ndarray:
+        try:
+            decoded = text.decode()
+        except UnicodeDecodeError as error:
+            raise DataError(f"the text is not UTF-8: {error}", "convert it to UTF-8") from error
+        return np.asarray(self._processor.encode(decoded), np.uint32 if self.size > 2**16 else np.uint16)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return self._processor.decode([int(token) for token in tokens])
+
+    def number(self, token: str) -> int:
+        found = self._processor.piece_to_id(token)
+        if found == self._processor.unk_id() and self._processor.id_to_piece(found) != token:
+            raise DataError(f"{self.path}: has no token {token!r}", "set data.end to the token that ends a document")
+        return found
+
+    def marked(self, texts: Sequence[tuple[str, Spans]]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        known = sorted(filter(None, set(self.special.values())), key=len, reverse=True)
+        split = re.compile(f"({'|'.join(map(re.escape, known))})") if known else None
+        for text, spans in texts:
+            ids, ranges, at = [], [], 0
+            for part in split.split(text) if split else [text]:
+                if part in known:
+                    ids.append(self.number(part))
+                    ranges.append((at, at + len(part)))
+                elif part:
+                    for piece in self._processor.encode(part, return_type="proto").pieces:
+                        ids.append(piece.id)
+                        ranges.append((at + piece.begin, at + piece.end))
+                at += len(part)
+            begin, end = np.array(ranges, np.int64).reshape(-1, 2).T
+            inside = np.zeros(len(ids), bool)
+            for start, stop in spans:
+                inside |= (begin < stop) & (end > start)
+            yield np.asarray(ids, np.uint32), inside
+
+
 def packages_of(tokenizer: str | None) -> tuple[str, ...]:
     """The package that reads the tokenizer."""
     if tokenizer is None or tokenizer == BYTES:
@@ -217,7 +340,5 @@ def codec(tokenizer: str | None) -> Codec:
     if not path.is_file():
         raise DataError(f"{path}: no such tokenizer file", NAMED)
     if path.suffix == ".model":
-        from dtrain.data.sentence_piece import SentencePiece
-
         return SentencePiece(path)
     return File(path)

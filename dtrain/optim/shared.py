@@ -1,12 +1,80 @@
 """The settings that every optimizer has."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from dtrain.core.types import Decay, NonNegative, PositiveFloat, Rate
+import jax
+import jax.numpy as jnp
+
+from dtrain.core.types import Decay, Fraction, Natural, NonNegative, PositiveFloat, Rate
 from dtrain.models.nn.param import Tree
 from dtrain.optim.groups import Group
-from dtrain.optim.schedule import Constant, Schedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constant:
+    """The peak learning rate after the warm-up."""
+
+    kind: Literal["constant"] = "constant"
+    warmup: Natural = 0
+    """Steps of linear warm-up from zero."""
+
+    def fraction(self, step: jax.Array, steps: int) -> jax.Array:
+        return jnp.ones_like(step)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cosine:
+    """Half a cosine from the peak to `final` times the peak (Loshchilov & Hutter 2017)."""
+
+    kind: Literal["cosine"] = "cosine"
+    warmup: Natural = 0
+    """Steps of linear warm-up from zero."""
+    final: Fraction = 0.0
+    """The final learning rate, as a fraction of the peak."""
+
+    def fraction(self, step: jax.Array, steps: int) -> jax.Array:
+        progress = _progress(step, self.warmup, steps)
+        return self.final + (1 - self.final) * 0.5 * (1 + jnp.cos(jnp.pi * progress))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear:
+    """Linear decay from the peak to `final` times the peak."""
+
+    kind: Literal["linear"] = "linear"
+    warmup: Natural = 0
+    """Steps of linear warm-up from zero."""
+    final: Fraction = 0.0
+    """The final learning rate, as a fraction of the peak."""
+
+    def fraction(self, step: jax.Array, steps: int) -> jax.Array:
+        return 1 - (1 - self.final) * _progress(step, self.warmup, steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WSD:
+    """Warm-up, stable, decay: constant at the peak, then linear decay at the end (Hu et al. 2024)."""
+
+    kind: Literal["wsd"] = "wsd"
+    warmup: Natural = 0
+    """Steps of linear warm-up from zero."""
+    cooldown: Fraction = 0.2
+    """The fraction of the run, at its end, over which the learning rate decays."""
+    final: Fraction = 0.0
+    """The final learning rate, as a fraction of the peak."""
+
+    def fraction(self, step: jax.Array, steps: int) -> jax.Array:
+        start = steps - max(1, round(self.cooldown * steps))
+        return 1 - (1 - self.final) * _progress(step, start, steps)
+
+
+Schedule = Constant | Cosine | Linear | WSD
+
+
+def _progress(step: jax.Array, start: int, end: int) -> jax.Array:
+    """From 0 at step `start` to 1 at step `end`, clipped."""
+    return jnp.clip((step - start) / max(end - start, 1), 0.0, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,19 +1,149 @@
 """Report of a plan or a search as text."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import date
+from typing import Any
 
-from dtrain.core.chips import PRICED
+from dtrain.core.chips import PRICED, Chip
 from dtrain.core.slices import Target
+from dtrain.core.types import JsonObject
 from dtrain.parallel.mesh import FSDP_AXES
 from dtrain.plan.capacity import state
 from dtrain.plan.money import Money, stale
 from dtrain.plan.plan import Plan, Timing, slots
-from dtrain.plan.published import interval
 from dtrain.plan.replay import CollectiveCost
 from dtrain.plan.search import SearchResult
+from dtrain.plan.workers import PlanJob
+from dtrain.recipe.sums import with_sums
 from dtrain.train.banner import mesh_text
 from dtrain.train.explain import size_text
+
+
+@dataclass(frozen=True)
+class Checks:
+    """The range of measured over predicted step times in so many published runs."""
+
+    least: float
+    most: float
+    runs: int
+
+
+CHECKS = {
+    "v5e": Checks(0.96, 1.06, 2),
+    "v5p": Checks(1.02, 1.10, 4),
+    "v6e": Checks(1.05, 1.34, 6),
+    "tpu7x": Checks(1.23, 1.25, 2),
+    "h100": Checks(0.88, 1.34, 5),
+}
+"""By chip: what benchmarks/plan_vs_published.py prints. On H100 the speed of matrix products was fitted to one of its
+runs; a chip with one run is left out."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Seconds of a step, if it compares with its prediction as published runs on its chip did."""
+
+    least: float
+    most: float
+    runs: int
+
+
+def interval(chip: Chip | None, seconds: float) -> Interval | None:
+    """The interval of a predicted step; None if no published run on that chip was compared."""
+    checks = CHECKS.get(chip.name) if chip else None
+    return Interval(checks.least * seconds, checks.most * seconds, checks.runs) if checks else None
+
+
+LEAST = 0.02
+"""Smallest part of a step that is worth a line."""
+
+
+@dataclass(frozen=True)
+class Saving:
+    """The difference of two quick plans, and the dtype of the sums."""
+
+    seconds: float
+    part: float
+    dtype: str
+
+    @property
+    def text(self) -> str:
+        """One line: the setting, what it saves, what it changes."""
+        saves = f"saves about {1e3 * self.seconds:,.3g} ms a step ({self.part:.0%}; two quick plans compared)"
+        return f"precision.reduce: compute {saves}; gradients are then summed over devices in {self.dtype}"
+
+    @property
+    def values(self) -> JsonObject:
+        """The same as JSON values."""
+        return {"set": "precision.reduce=compute", "seconds": self.seconds, "part": self.part}
+
+
+def saving(plan: Plan) -> Saving | None:
+    """What the setting saves of this plan's step; None if `with_sums` is, or if it is less than LEAST."""
+    seconds, changed = plan.timing.seconds if plan.timing else 0.0, with_sums(plan.recipe)
+    if not seconds or changed is None:
+        return None
+    now, then = (PlanJob(recipe, plan.target, quick=True).make() for recipe in (plan.recipe, changed))
+    if not (isinstance(now, Plan) and isinstance(then, Plan) and now.timing and then.timing):
+        return None
+    part = 1 - then.timing.seconds / now.timing.seconds
+    return Saving(part * seconds, part, plan.recipe.precision.compute) if part >= LEAST else None
+
+
+def values(plan: Plan) -> JsonObject:
+    """The plan as JSON values: sizes in bytes, times in seconds."""
+    memory, timing, money = plan.memory, plan.timing, plan.money
+    smallest = state(memory, plan.target).smallest if plan.tier == "state" else None
+    result: dict[str, Any] = {
+        "name": plan.recipe.name,
+        "target": plan.target.name,
+        "slices": plan.target.slices,
+        "chips": plan.target.chips,
+        "devices": plan.target.devices,
+        "device_kinds": list(plan.target.chip.kinds) if plan.target.chip else ["cpu"],
+        "tier": plan.tier,
+        "mesh": plan.mesh,
+        "engine": plan.recipe.engine.kind,
+        "batch": plan.recipe.batch,
+        "accumulate": plan.recipe.accumulate,
+        "compiler_options": dict(plan.recipe.engine.xla),
+        "parameters": plan.parameters,
+        "fits": plan.fits,
+        "verdict": verdict(plan).lower(),
+        "memory_bytes": {
+            **memory.classes,
+            "peak": memory.peak,
+            "reserved": memory.arena,
+            "needed": memory.needed,
+            "room": int(memory.room),
+        },
+        "replicated_bytes": memory.replicated,
+        **({"smallest_slice": smallest.name} if smallest else {}),
+        "largest_buffers": [vars(buffer) for buffer in memory.largest],
+        "plan_seconds": plan.took,
+    }
+    if timing:
+        tally = timing.tally
+        result["step_seconds"] = timing.seconds
+        if found := interval(plan.target.chip, timing.seconds):
+            result["step_seconds_as_published"] = vars(found)
+        result["seconds_by_part"] = {name: tally.parts.get(name, 0.0) for name in PARTS}
+        result["examples_per_second"] = timing.examples / timing.seconds
+        if timing.tokens:
+            result["tokens_per_second"] = timing.tokens / timing.seconds
+        result["mfu"], result["hfu"], result["mfu_convention"] = timing.mfu, timing.hfu, timing.convention
+        result["bound"] = timing.bound
+        result["flops_per_device"] = {"products": tally.flops, "kernels": tally.kernel_flops}
+        result["memory_traffic_bytes_per_device"] = tally.moved
+        result["network"] = [
+            {"kind": kind, "axes": list(axes), **vars(collective)}
+            for (kind, axes), collective in tally.collectives.items()
+        ]
+    if money:
+        result["dollars"] = vars(money) | ({"list_price_of": f"{PRICED:%Y-%m}"} if money.listed else {})
+    return result
+
 
 SHOWN = 2**10
 """Bytes from which replicated state is shown; smaller amounts are step counters and rounding."""

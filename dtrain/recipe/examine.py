@@ -1,10 +1,15 @@
 """`dtrain check`: find all that `run` would refuse before its first step, as far as it can be known here."""
 
+import importlib.util
+import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from glob import glob
 from pathlib import Path
 
 from dtrain.core.errors import DataError, FieldError, RecipeError
+from dtrain.core.process_info import process_info
 from dtrain.data.batch import Example
 from dtrain.data.files import is_remote
 from dtrain.data.idx import IDX
@@ -14,10 +19,29 @@ from dtrain.recipe.crosscheck import Problem, Unread, problems_of, warmup_proble
 from dtrain.recipe.findings import Look
 from dtrain.recipe.load import Draft, draft
 from dtrain.recipe.look import inspect_data
-from dtrain.recipe.machine import devices_here
 from dtrain.recipe.packages import missing
 from dtrain.recipe.recipe import Recipe
 from dtrain.track.custom import CustomTracker
+
+FORCED = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
+
+
+def devices_here() -> int | None:
+    """Number of devices that a run would have; None if only JAX could find out."""
+    platforms = os.environ.get("JAX_PLATFORMS", "")
+    accelerators = any(map(glob, ("/dev/accel*", "/dev/vfio/*", "/dev/nvidia[0-9]*", "/dev/kfd")))
+    plugin = any(map(_installed, ("libtpu", "jax_cuda12_plugin", "jax_cuda13_plugin", "jax_rocm60_plugin")))
+    if process_info() or (platforms != "cpu" and accelerators and plugin):
+        return None
+    if platforms and "cpu" not in platforms.split(","):
+        return None
+    forced = FORCED.search(os.environ.get("XLA_FLAGS", ""))
+    simulated = os.environ.get("JAX_NUM_CPU_DEVICES", "")
+    return int(simulated) if simulated.isdecimal() else int(forced[1]) if forced else 1
+
+
+def _installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
 
 
 @dataclass

@@ -3,19 +3,82 @@
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import jax
 import numpy as np
 
-from dtrain.checkpoint.tensors import Tensors
+from dtrain.checkpoint.tensors import Tensors, opened
 from dtrain.core.errors import DataError, RecipeError
+from dtrain.core.run_dir import Folder, folder
 from dtrain.core.types import JsonObject
-from dtrain.models.lora import ADAPTERS, Lora
+from dtrain.models.lora import ADAPTERS, BASE, Lora
 from dtrain.models.nn.param import Param, Tree
 from dtrain.models.published import Place
+from dtrain.recipe.load import load, plain
+from dtrain.recipe.recipe import Init, Recipe
+from dtrain.recipe.yaml import dump
+from dtrain.train.assembly import assemble
+from dtrain.train.choose import refuse_no_run
+from dtrain.train.convert import new_run, save_first
+from dtrain.train.initial import initial_from
+from dtrain.train.weights import by_path, published_names, unpadded
+
+Say = Callable[[str], None]
+
+
+def import_adapters(
+    source: Path, name: str, base: Path, overrides: Sequence[str], devices: int | None, runs: Path, say: Say
+) -> Folder:
+    """Create the run `name`, whose step 0 has the adapters of the folder, with the run `base` as its frozen base.
+
+    DataError if they are not plain LoRA adapters for the base; nothing is left behind then.
+    """
+    refuse_no_run(Folder(base))
+    values, config = plain(load(Folder(base).recipe)), read_config(source)
+    if values.get("lora"):
+        raise RecipeError(f"{base} has adapters itself", "name the run that has the parameters of the model")
+    original = load(Folder(base).recipe)
+    declared = unpadded(original.model.params())
+    table = published_names(original.model, declared)
+    places = {name: (table[name], declared[name]) for name in declared}
+    with opened(source) as tensors:
+        names = adapted_names(tensors, places, source)
+        values |= {"init": {"run": str(base)}}
+        values["lora"] = {"rank": config["r"], "alpha": float(config["lora_alpha"]), "targets": names}
+        recipe = _recipe(values, name, overrides, devices)
+        example = recipe.data.example()
+        assert example is not None, "only decoders have published names, and their data has known shapes"
+        assembly = assemble(recipe, jax.devices(), example, recipe.steps or 2**31)
+        shapes = by_path(assembly.shapes.params)
+        given: dict[str, Any] = {}
+        for path in names:
+            keys = {part: f"{ADAPTERS}.{path}.{part}" for part in ("a", "b")}
+            read = read_adapter(tensors, *places[path], {part: shapes[key].shape for part, key in keys.items()})
+            given |= {key: _placed(read[part], shapes[key]) for part, key in keys.items()}
+    initial = initial_from(assembly, Init(run=str(base)), say)
+    frozen = initial.read()
+    place = folder(runs, name)
+    notes = {"imported": str(source.absolute()), BASE: initial.record(frozen)}
+    given |= frozen
+    with new_run(place, say) as lease:
+        save_first(assembly, given, example, place, lease, notes)
+    return place
+
+
+def _recipe(values: JsonObject, name: str, overrides: Sequence[str], devices: int | None) -> Recipe:
+    with TemporaryDirectory() as temporary:
+        path = Path(temporary) / f"{name}.yaml"
+        path.write_text(dump(values | {"name": name}))
+        return load(path, overrides, devices)
+
+
+def _placed(values: np.ndarray, like: jax.ShapeDtypeStruct) -> jax.Array:
+    return jax.make_array_from_callback(like.shape, like.sharding, lambda index: values[index].astype(like.dtype))
+
 
 CONFIG = "adapter_config.json"
 PREFIX = "base_model.model."
@@ -84,9 +147,9 @@ def read_config(folder: Path) -> JsonObject:
         message = f"{path}: init_lora_weights: {init} may belong to a base whose weights were changed with it"
         hint = "save it as plain LoRA: PEFT's save_pretrained(path, path_initial_model_for_weight_conversion=...)"
         raise DataError(message, hint)
-    for name, plain in PLAIN.items():
-        found = config.get(name, plain)
-        if found != plain and (found or plain):
+    for name, neutral in PLAIN.items():
+        found = config.get(name, neutral)
+        if found != neutral and (found or neutral):
             raise DataError(f"{path}: {name}: {found} is not supported", "dtrain reads plain LoRA adapters")
     if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float) or alpha <= 0:
         raise DataError(f"{path}: r: {rank}, lora_alpha: {alpha} are not a rank and a factor")

@@ -1,6 +1,6 @@
 """Build what a start of a run needs before its first step: data, assembly, compiled steps, checkpoint store."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -11,6 +11,7 @@ import jax
 from dtrain.checkpoint.store import Store
 from dtrain.core import fault_injection
 from dtrain.core.errors import DataError, DtrainError, RecipeError
+from dtrain.core.metrics import Metric, higher_is_better
 from dtrain.core.types import JsonObject
 from dtrain.data.questions import Question, read_questions
 from dtrain.data.source import Source
@@ -24,12 +25,39 @@ from dtrain.train.banner import banner
 from dtrain.train.elsewhere import elsewhere
 from dtrain.train.hooks import bytes_per_token
 from dtrain.train.initial import Initial, initial_from
-from dtrain.train.measured import refuse_unmeasured
 from dtrain.train.planned import PlanComparison, compare_with_plan
 from dtrain.train.questions import refuse_without_texts, score_names
 from dtrain.train.save_timer import FromFirst
 from dtrain.train.session import Session
 from dtrain.train.state import saved
+
+
+def refuse_unmeasured(
+    best: str | None,
+    evaluate: jax.stages.Compiled,
+    bytes_per_token: float | None,
+    declared: Iterable[Metric],
+    scores: Iterable[str] = (),
+) -> None:
+    """Raise RecipeError if no evaluation measures `best`, or it is unknown whether higher or lower is better.
+
+    `best`: the recipe's `checkpoint.best`.
+    `bytes_per_token`: as in `hooks.evaluated`. `scores`: those of the recipe's questions.
+    """
+    if best is None:
+        return
+    sums = jax.tree.unflatten(evaluate.out_tree, range(evaluate.out_tree.num_leaves))
+    names = {"eval/loss", *(f"eval/{name}" for name in sums.metrics)}
+    names |= {"eval/perplexity"} if bytes_per_token is not None else set()
+    names |= {"eval/bits_per_byte"} if bytes_per_token else set()
+    names |= {f"eval/{name}" for name in scores}
+    if best not in names:
+        raise RecipeError(f"checkpoint.best: {best} is not measured", f"one of {', '.join(sorted(names))}")
+    if higher_is_better(best, declared) is None:
+        short = best.partition("/")[2]
+        hint = f"declare it in the model with dtrain.Metric: metrics = (Metric({short!r}, higher_is_better=True),)"
+        raise RecipeError(f"checkpoint.best: it is not known whether a higher or a lower {best} is better", hint)
+
 
 SLOW_COMPILE = 10.0
 """Seconds of compilation from which on it matters that the programs of a restart were not in the cache."""

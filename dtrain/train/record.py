@@ -13,18 +13,70 @@ from dataclasses import dataclass, field
 import jax
 
 from dtrain import __version__
-from dtrain.core import heartbeat
+from dtrain.core import heartbeat, signals
 from dtrain.core.errors import DtrainError, NotFinite, TakenOver, user_error
 from dtrain.core.files import overwrite
 from dtrain.core.metrics import Metric, plain
 from dtrain.core.run_dir import Folder
-from dtrain.core.run_json import RECOMPUTED, step_seconds
+from dtrain.core.run_json import RECOMPUTED, STEP_PARTS, STOPPED_BY_USER, step_seconds
 from dtrain.core.types import Device, JsonObject
 from dtrain.recipe.load import lasting_text
 from dtrain.recipe.recipe import Recipe
-from dtrain.train import time_spent
 from dtrain.train.loss_guard import Rollback
 from dtrain.train.timers import Clock
+
+
+def total(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
+    """Seconds by section, of earlier starts and of this one."""
+    return {name: round(before.get(name, 0.0) + now.get(name, 0.0), 3) for name in sorted(before.keys() | now.keys())}
+
+
+def steps_changed(seconds: Mapping[str, float], change: float) -> dict[str, float]:
+    """`change` of the time of steps, spread over the parts of a step in proportion to their seconds."""
+    parts = {part: seconds[part] for part in STEP_PARTS if seconds.get(part, 0.0) > 0}
+    whole = sum(parts.values())
+    return {part: change * value / whole for part, value in parts.items()} if parts else {STEP_PARTS[0]: change}
+
+
+def earlier(old: JsonObject) -> dict[str, float]:
+    """Seconds of earlier starts by section; of steps, only those that a checkpoint saved."""
+    seconds = dict(old.get("seconds", {}))
+    spent = step_seconds(seconds)
+    if not spent or "step_s_kept" not in old:
+        return seconds
+    changes = steps_changed(seconds, old["step_s_kept"] - spent)
+    return seconds | {part: seconds[part] + change for part, change in changes.items()}
+
+
+def lost(old: JsonObject, latest: heartbeat.Heartbeat | None, start: float) -> dict[str, float]:
+    """Seconds lost so far, by cause, including the gap before this start, which began at `start` (Unix time).
+
+    Work after run.json was last written is recomputed (`recomputed_s`); after the last heartbeat the run was down.
+    """
+    so_far = dict(old.get("lost", {}))
+    if not old:
+        return so_far
+    killed, written = old.get("state") == "running", old.get("written", start)
+    last = min(max(written, latest.at if killed and latest else written), start)
+    spent = step_seconds(old.get("seconds", {}))
+    recomputed = last - written + max(spent - old.get("step_s_kept", spent), 0.0)
+    for name, seconds in ((RECOMPUTED, recomputed), (gap(old), start - last)):
+        if seconds > 0:
+            so_far[name] = round(so_far.get(name, 0.0) + seconds, 3)
+    return so_far
+
+
+def gap(old: JsonObject) -> str:
+    """The key of the time between the last start of a run and the next: a pause if the run waited for its user."""
+    paused = old["state"] == "finished" or (old["state"] == "stopped" and old.get("stopped_by") in STOPPED_BY_USER)
+    return "pause_s" if paused else f"down_{'killed' if old['state'] == 'running' else old['state']}_s"
+
+
+def process_start() -> float:
+    """Seconds since this process was started by the `dtrain` command; 0 in another program."""
+    listener = signals.current()
+    return time.perf_counter() - listener.began if listener and listener.began else 0.0
+
 
 CLOSE = 5.0
 """Seconds that a process which must exit at once waits for the lock on run.json."""
@@ -159,18 +211,18 @@ class Record:
 
     def _seconds(self) -> dict[str, float]:
         """Seconds by section, over all starts."""
-        return time_spent.total(self.before, self.clock.now())
+        return total(self.before, self.clock.now())
 
     def _add_steps(self, seconds: float) -> None:
         """Change the time of steps by this much."""
-        for part, change in time_spent.steps_changed(self._seconds(), seconds).items():
+        for part, change in steps_changed(self._seconds(), seconds).items():
             self.clock.add(part, change)
 
 
 @contextmanager
 def run_record(place: Folder, recipe: Recipe, lead: bool) -> Iterator[Record]:
     """A record that is written to run.json at the start and at the end, however the run ends."""
-    old, before = place.read_record(), time_spent.process_start()
+    old, before = place.read_record(), process_start()
     start = time.time() - before
     values = {
         "name": recipe.name,
@@ -181,7 +233,7 @@ def run_record(place: Folder, recipe: Recipe, lead: bool) -> Iterator[Record]:
         "started": old.get("started", start),
         "ended": None,
         "starts": old.get("starts", 0) + 1,
-        "lost": time_spent.lost(old, heartbeat.read(place.heartbeat(0)), start),
+        "lost": lost(old, heartbeat.read(place.heartbeat(0)), start),
         "step_s_kept": old.get("step_s_kept", 0.0),
         "rollbacks": old.get("rollbacks", 0),
         "next_batch": old.get("next_batch", 0),
@@ -190,7 +242,7 @@ def run_record(place: Folder, recipe: Recipe, lead: bool) -> Iterator[Record]:
         "versions": versions(),
         "git": _git(),
     }
-    log = Record(values, place, lead, before=time_spent.earlier(old), ids=dict(old.get("tracker_ids", {})))
+    log = Record(values, place, lead, before=earlier(old), ids=dict(old.get("tracker_ids", {})))
     log.clock.add("start", before)
     if lead:
         overwrite(place.recipe, lasting_text(recipe))

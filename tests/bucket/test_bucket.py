@@ -14,8 +14,7 @@ import pytest
 from dtrain.checkpoint import manifest
 from dtrain.checkpoint.policy import Checkpoint
 from dtrain.checkpoint.store import BAD, Store
-from dtrain.core.mounts import is_fuse, on_this_host
-from dtrain.core.run_dir import INCOMPLETE, MANIFEST, Folder, saved_steps
+from dtrain.core.run_dir import INCOMPLETE, MANIFEST, Folder, is_fuse, on_this_host, saved_steps
 from dtrain.track.appender import Appender
 from tests.bucket.mount import Mount, mounted, until
 from tests.bucket.objects import apply, operations

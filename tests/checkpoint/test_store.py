@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ import pytest
 import tensorstore
 from jax.sharding import NamedSharding, PartitionSpec
 
-from dtrain.checkpoint import incomplete, manifest, retry
+from dtrain.checkpoint import incomplete, manifest
 from dtrain.checkpoint.disk import report_once
 from dtrain.checkpoint.manifest import CorruptCheckpoint
 from dtrain.checkpoint.policy import Checkpoint
@@ -31,7 +31,11 @@ from dtrain.checkpoint.store import BAD, Store
 from dtrain.core.errors import CheckpointError, EnvironmentFault, Locked, NotFinite
 from dtrain.core.metrics import Metric
 from dtrain.core.run_dir import INCOMPLETE, marker
+from dtrain.models.mlp import MLP
+from dtrain.optim.optimizer import Optimizer
+from dtrain.optim.update import transformation
 from dtrain.parallel.compile_cache import Counter
+from dtrain.train.state import state_initializer
 
 STATE = {"a": jnp.arange(6.0).reshape(2, 3), "n": jnp.int32(4)}
 
@@ -383,7 +387,7 @@ def test_transient_errors_of_a_file_system_are_retried(tmp_path: Path, monkeypat
     assert newest(saved(tmp_path, 1)) == (1, [])
     assert len(list(notes.iterdir())) == 1
     monkeypatch.delenv("DTRAIN_FAULT_NOTES")
-    monkeypatch.setattr(retry, "PAUSES", (0.0,))
+    monkeypatch.setattr("dtrain.checkpoint.store.PAUSES", (0.0,))
     with Store(tmp_path / "c", Checkpoint()) as store, pytest.raises(EnvironmentFault, match="Stale file handle"):
         store.save(2, STATE, {}, {})
         store.wait()
@@ -441,3 +445,18 @@ def test_another_error_of_a_thread_is_shown(monkeypatch: pytest.MonkeyPatch) -> 
     raised = RuntimeError("another")
     sys.unraisablehook(SimpleNamespace(exc_type=RuntimeError, exc_value=raised))  # type: ignore[arg-type]
     assert seen == [raised]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", get_args(Optimizer), ids=lambda kind: kind.__name__)
+def test_the_state_of_every_optimizer_is_read_back(tmp_path: Path, kind: type) -> None:
+    declared = MLP(sizes=(8, 6, 4)).params()
+    make = state_initializer(declared, transformation(kind(lr=0.1, ema=0.9), declared, 5), "float32", 0)
+    state = jax.jit(make)()
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+    with Store(tmp_path / "c", Checkpoint()) as store:
+        store.save(1, state, {}, {})
+        store.wait()
+        found = store.restore(1, shapes)
+    assert jax.tree.structure(found) == jax.tree.structure(state)
+    assert all(jax.tree.leaves(jax.tree.map(lambda a, b: bool((a == b).all()), found, state)))

@@ -10,11 +10,10 @@ import optax
 import pytest
 
 from dtrain.core.errors import FieldError, RecipeError
-from dtrain.data.augment import coloured, cut_and_mixed, mixed, resized_crop
 from dtrain.data.batch import LABEL, OTHER_IMAGE, OTHER_LABEL, SHARE, SMOOTHING
 from dtrain.data.batches import TrainBatches
 from dtrain.data.order import Order
-from dtrain.data.pixels import Pixels
+from dtrain.data.pixels import Pixels, coloured, cut_and_mixed, mixed, resized_crop
 from dtrain.data.source import Arrays, image_example
 from dtrain.models.nn import layers
 from dtrain.models.nn.single_device import SingleDeviceContext

@@ -19,7 +19,7 @@ from tokenizers.processors import TemplateProcessing
 from dtrain.core.errors import DataError
 from dtrain.data.chat import Chat
 from dtrain.data.codec import codec
-from dtrain.data.packing import packed
+from dtrain.data.packed_rows import packed
 from dtrain.data.templates import NAMED, Template
 from dtrain.models.decoder import Decoder
 from dtrain.models.nn.param import initial

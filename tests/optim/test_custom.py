@@ -18,7 +18,7 @@ from dtrain.optim import custom
 from dtrain.optim.custom import CustomOptimizer
 from dtrain.optim.groups import Group, grouped
 from dtrain.optim.optimizer import SGD, AdamW, Optimizer
-from dtrain.optim.schedule import Cosine
+from dtrain.optim.shared import Cosine
 from dtrain.optim.update import learning_rate, transformation
 from dtrain.parallel.mesh import Mesh
 from dtrain.parallel.rules import Layout

@@ -12,7 +12,7 @@ from dtrain.core.errors import FieldError
 from dtrain.models.mlp import MLP
 from dtrain.models.nn.param import Param, initial, normal, stacked, zeros
 from dtrain.optim.optimizer import SGD, Adafactor, AdamW, Lion, Muon, Optimizer
-from dtrain.optim.schedule import WSD, Constant, Cosine, Linear, Schedule
+from dtrain.optim.shared import WSD, Constant, Cosine, Linear, Schedule
 from dtrain.optim.update import averaged, learning_rate, transformation
 
 DECLARED = MLP(sizes=(24, 16, 12, 10)).params()

@@ -30,10 +30,9 @@ from dtrain.plan.capacity import larger, state
 from dtrain.plan.compiled import Compiled
 from dtrain.plan.compiled import compiled as compile_step
 from dtrain.plan.plan import Plan, plan, quick
-from dtrain.plan.report import lines
+from dtrain.plan.report import lines, values
 from dtrain.plan.scale import draw, table
 from dtrain.plan.search import overlay
-from dtrain.plan.values import values
 from dtrain.plan.variants import Candidate, finer, meshes, ways
 from dtrain.recipe.load import load
 from dtrain.recipe.recipe import Recipe

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from dtrain.core.chips import CHIPS
 from dtrain.core.errors import EnvironmentFault, RecipeError
 from dtrain.core.slices import target
 from dtrain.plan.money import cost
 from dtrain.plan.plan import Plan, quick
-from dtrain.plan.report import duration, lines, verdict
+from dtrain.plan.report import CHECKS, duration, interval, lines, saving, values, verdict
 from dtrain.plan.scale import draw, refuse_undrawable, table
-from dtrain.plan.values import values
 from dtrain.recipe.load import load
 from tests.conftest import Dtrain
 from tests.plan.test_plan import FRESH, recipe
@@ -179,3 +179,42 @@ def test_experts_that_are_sent_mostly_empty_rows_are_named(tmp_path: Path) -> No
     assert "rows for each" not in report(*wide, "model.experts.capacity=1.25")
     assert "rows for each" not in report(*wide, "model.experts.capacity=3.0")
     assert "rows for each" not in report("mesh={fsdp: 16}")
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_an_interval_is_of_that_chip(name: str) -> None:
+    chip = next(chip for chip in CHIPS if chip.name == name)
+    found = interval(chip, 2.0)
+    assert found
+    checks = CHECKS[name]
+    assert (found.least, found.most, found.runs) == (2 * checks.least, 2 * checks.most, checks.runs)
+    assert 0.5 < checks.least <= checks.most < 2
+    assert checks.runs > 1
+
+
+def test_a_chip_without_published_runs_has_none() -> None:
+    assert interval(next(chip for chip in CHIPS if chip.name == "v4"), 2.0) is None
+    assert interval(None, 2.0) is None
+
+
+DEFAULT = "precision.reduce=float32"
+
+
+@pytest.mark.slow
+def test_sums_in_bfloat16_are_named_with_the_time_that_they_save(tmp_path: Path) -> None:
+    on = target("v5e-4")
+    plan = quick(recipe(tmp_path, "gpt2-124m", 1024, 32, DEFAULT, "engine=shard_map"), on)
+    found = saving(plan)
+    assert found
+    assert 0.02 < found.part < 0.5
+    assert plan.timing
+    assert found.seconds == pytest.approx(found.part * plan.timing.seconds)
+    assert "precision.reduce: compute saves about" in found.text
+    assert found.text.endswith("gradients are then summed over devices in bfloat16")
+    assert found.values["set"] == "precision.reduce=compute"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", ["precision.reduce=compute", "precision={compute: float32}"])
+def test_a_setting_that_changes_nothing_is_not_named(tmp_path: Path, setting: str) -> None:
+    assert saving(quick(recipe(tmp_path, "gpt2-124m", 1024, 32, DEFAULT, setting), target("v5e-4"))) is None

@@ -22,7 +22,7 @@ from dtrain.models.nn.single_device import SingleDeviceContext
 from dtrain.models.rope import Learned, LinearScaling, Llama3, Rope, Yarn
 from dtrain.optim.groups import Group, grouped
 from dtrain.optim.optimizer import SGD, Optimizer
-from dtrain.optim.schedule import Cosine, Schedule
+from dtrain.optim.shared import Cosine, Schedule
 from dtrain.optim.update import averaged, learning_rate, transformation
 from tests.engines import MEMBERS, random_batch
 

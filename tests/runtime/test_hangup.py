@@ -116,13 +116,34 @@ def test_errors_of_too_little_memory_are_known(error: Exception) -> None:
     assert user_error(RuntimeError("something else")) is None
 
 
+NO_MEMORY = """
+import importlib.abc, sys
+class Full(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name == "dtrain.cli.launch":
+            raise ImportError("_random.so: failed to map segment from shared object")
+sys.meta_path.insert(0, Full())
+sys.argv = ["dtrain", "ls"]
+from dtrain.__main__ import main
+main()
+"""
+
+
+def test_too_little_memory_for_the_imports_ends_with_3() -> None:
+    done = subprocess.run([sys.executable, "-c", NO_MEMORY], capture_output=True, text=True, check=False)
+    assert done.returncode == 3
+    assert done.stderr.startswith("error: out of memory: _random.so: failed to map segment")
+    assert "Traceback" not in done.stderr
+
+
 def test_an_error_of_the_interpreter_at_the_limit_of_memory_is_one_of_memory() -> None:
-    error, before = SystemError("error return without exception set"), resource.getrlimit(resource.RLIMIT_AS)
-    assert user_error(error) is None
+    errors = SystemError("error return without exception set"), ImportError("Encountered an error")
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    assert [user_error(error) for error in errors] == [None, None]
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     try:
         resource.setrlimit(resource.RLIMIT_AS, (size + 2**25, before[1]))
-        known = user_error(error)
+        known = [user_error(error) for error in errors]
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
-    assert isinstance(known, EnvironmentFault) and known.message.startswith("out of memory")
+    assert all(isinstance(one, EnvironmentFault) and one.message.startswith("out of memory") for one in known)

@@ -10,8 +10,7 @@ from dtrain.core import heartbeat
 from dtrain.core.process_info import ProcessInfo
 from dtrain.core.run_dir import Folder
 from dtrain.runtime.process_group import ProcessGroup
-from dtrain.train import time_spent
-from dtrain.train.record import Record
+from dtrain.train.record import Record, lost
 
 
 def record(tmp_path: Path, before: float, again: float) -> Record:
@@ -46,10 +45,10 @@ def test_where_the_newest_checkpoint_was_damaged_its_steps_are_done_again(tmp_pa
 def test_a_clock_jump_counts_no_lost_time(jump: float) -> None:
     now = time.time()
     old = {"state": "running", "written": now + jump, "seconds": {"step": 2.0}, "step_s_kept": 2.0}
-    lost = time_spent.lost(old, heartbeat.Heartbeat(at=now + jump), now)
-    assert all(seconds >= 0 for seconds in lost.values())
+    found = lost(old, heartbeat.Heartbeat(at=now + jump), now)
+    assert all(seconds >= 0 for seconds in found.values())
     if jump > 0:
-        assert not lost
+        assert not found
 
 
 @pytest.mark.parametrize("jump", [-86400.0, 86400.0])

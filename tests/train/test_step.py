@@ -10,9 +10,9 @@ from dtrain.models.nn.precision import Precision
 from dtrain.models.nn.single_device import SingleDeviceContext
 from dtrain.optim.optimizer import SGD
 from dtrain.optim.update import learning_rate, transformation
+from dtrain.train.hooks import norms_of
 from dtrain.train.state import State
 from dtrain.train.step import _norm, loss_of, means, train_step
-from dtrain.train.step_metrics import norms_of
 from tests.engines import MODELS, random_batch
 
 MODEL, OPTIMIZER = MODELS["mlp"], SGD(lr=0.1, momentum=0.0)

@@ -16,8 +16,7 @@ import pytest
 from dtrain.core.errors import Locked, RecipeError
 from dtrain.core.run_dir import saved_steps
 from dtrain.launch.job import LaunchJob
-from dtrain.launch.targets.slurm import PROCESS, Slurm
-from dtrain.launch.targets.slurm_job import JobState, job_state, seconds_of
+from dtrain.launch.targets.slurm import PROCESS, JobState, Slurm, job_state, seconds_of
 from dtrain.launch.templates import fill_template
 from tests.conftest import SHARED, Dtrain, alone, bare_environment
 from tests.launch.processes import mentioning

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from dtrain.cli.extend import with_length
+from dtrain.cli.run import with_length
 from dtrain.core.run_dir import Folder
 from dtrain.track.jsonl import read
 from tests.conftest import Dtrain
