@@ -51,8 +51,8 @@ newest: $(VENV)/.dev ## run the quick tests and those marked newest, with PYTHON
 ci: lint ## run what CI runs of every change
 	$(BIN)/pytest -m "not nightly and not gpu and not gpu_compiler"
 
-check: lint ## run everything: format, lint, types, all tests
-	$(BIN)/pytest -m "not gpu and not gpu_compiler"
+check: lint ## run everything: format, lint, types, all tests, with commands compiled as a user's are
+	DTRAIN_TEST_OPTIMISED=1 $(BIN)/pytest -m "not gpu and not gpu_compiler"
 
 format: $(VENV)/.dev ## format the code and apply lint fixes
 	$(BIN)/ruff format .
