@@ -27,7 +27,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 fake_devices(8)
 # the tests compile much and compute little: all of XLA's passes, none of LLVM's, and the older emitters where there are
-# two, which compile in half the time; with DTRAIN_TEST_OPTIMISED, the commands that tests start compile as the user does
+# two, which compile in half the time; with DTRAIN_TEST_OPTIMISED, commands that tests start compile as the user does
 JAXLIB = tuple(int(part) for part in importlib.metadata.version("jaxlib").split(".")[:2])
 FLAGS = ["--xla_backend_optimization_level=0"]
 FLAGS += ["--xla_cpu_use_fusion_emitters=false"] if JAXLIB < (0, 12) else []

@@ -46,6 +46,7 @@ MEMORY = re.compile(
     r"|[Oo]ut of memory|cannot join thread before it is started"
 )
 """What libraries say when the process gets no more memory or threads."""
+NO_MEMORY = "end other programs, raise the limits (ulimit -v, ulimit -u), or make model or batch smaller"
 NEAR = 64 * 2**20
 """Bytes below the limit of memory at which an allocation may have failed."""
 
@@ -183,8 +184,7 @@ def user_error(error: BaseException) -> DtrainError | None:
     if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("dtrain"):
         return missing_package(error)
     if short := next((link for link in _chain(error) if _is_memory(link)), None):
-        hint = "end other programs, raise the limits (ulimit -v, ulimit -u), or make model or batch smaller"
-        return EnvironmentFault(f"out of memory: {_first_line(short)}"[:LONGEST], hint)
+        return EnvironmentFault(f"out of memory: {_first_line(short)}"[:LONGEST], NO_MEMORY)
     if any(code in MACHINE for code, _ in _os_errors(error)):
         return EnvironmentFault(cause(error), way_out(error))
     return lost_connection(error)

@@ -3,6 +3,7 @@ once, without saving."""
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from typing import Literal
 import jax
 
 from dtrain.core import signals
-from dtrain.core.errors import Aborted, DtrainError, Stopped
+from dtrain.core.errors import NO_MEMORY, Aborted, DtrainError, EnvironmentFault, Stopped
 from dtrain.core.parent import is_supervised
 from dtrain.core.run_control import Request, RunControl
 
@@ -97,18 +98,38 @@ class Interrupt:
         with suppress(DtrainError, OSError):  # a full disk is reported by the main thread
             self.say(text)
 
+    def without_memory(self) -> None:
+        """End the process at once: whoever waits for what failed would wait forever."""
+        self._leave("failed", EnvironmentFault("out of memory", NO_MEMORY))
+
     def _leave(self, state: str, error: DtrainError) -> None:
-        hint = f"hint: {error.hint}\n" if error.hint else ""
-        code = self.close(state, error.message, error.exit_code)
-        signals.leave(code, f"stopped: {error.message}\n{hint}")
+        hint, code = f"hint: {error.hint}\n" if error.hint else "", error.exit_code
+        try:
+            code = self.close(state, error.message, code)
+        finally:  # where memory is short, the record of the end may fail
+            signals.leave(code, f"{'error' if state == 'failed' else 'stopped'}: {error.message}\n{hint}")
 
 
 @contextmanager
 def listening(say: Callable[[str], object]) -> Iterator[Interrupt]:
-    """Handle SIGINT and SIGTERM inside this context.
+    """Handle SIGINT, SIGTERM, and errors of memory that are lost in a callback, inside this context.
 
     In a run of several processes, JAX's preemption service catches SIGTERM and forwards it to all of them.
     """
-    interrupt = Interrupt(say)
-    with signals.reacting(interrupt.react, several=jax.process_count() > 1):
-        yield interrupt
+    interrupt, before = Interrupt(say), sys.unraisablehook
+
+    def unraisable(shown: "sys.UnraisableHookArgs") -> None:
+        if issubclass(shown.exc_type, MemoryError):
+            try:
+                interrupt.without_memory()
+            finally:  # not even the text of the error may have memory
+                os._exit(EnvironmentFault.exit_code)
+        before(shown)
+
+    sys.unraisablehook = unraisable
+    try:
+        with signals.reacting(interrupt.react, several=jax.process_count() > 1):
+            yield interrupt
+    finally:
+        if sys.unraisablehook is unraisable:  # else a Store has installed its own for the rest of the process
+            sys.unraisablehook = before

@@ -1,6 +1,9 @@
 """Requests to stop, in every order in which they can arrive."""
 
+import gc
+import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,7 +11,7 @@ import pytest
 from dtrain.core import signals
 from dtrain.core.run_control import Limits, Request, RunControl
 from dtrain.core.run_dir import Folder
-from dtrain.train.interrupt import Interrupt
+from dtrain.train.interrupt import Interrupt, listening
 
 TERM, INT = signal.SIGTERM, signal.SIGINT
 
@@ -40,6 +43,27 @@ def test_ctrl_c_after_a_request_leaves_at_once(interrupt: Interrupt, numbers: li
     with pytest.raises(Left) as left:
         interrupt.react(numbers[-1])
     assert left.value.args[0] == 130
+
+
+def test_an_error_of_memory_that_is_lost_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[object] = []
+    monkeypatch.setattr(signals, "leave", lambda code, text: ended.append((code, text)))
+    monkeypatch.setattr(os, "_exit", ended.append)
+    hook = sys.unraisablehook
+
+    class Finished:
+        def __del__(self) -> None:
+            raise MemoryError
+
+    with listening(str) as interrupt:
+        interrupt.close = lambda state, reason, code: ended.append((state, reason)) or code
+        Finished()
+        gc.collect()
+    assert ended[0] == ("failed", "out of memory")
+    code, text = ended[1]  # type: ignore
+    assert (code, text.splitlines()[0]) == (3, "error: out of memory")
+    assert ended[2:] == [3]
+    assert sys.unraisablehook is hook
 
 
 def requested(tmp_path: Path) -> RunControl:
