@@ -1,5 +1,6 @@
 """Turn errors into messages and exit codes."""
 
+import os
 import signal
 import sys
 import traceback
@@ -117,9 +118,17 @@ def _unexpected(error: Exception, debug: bool) -> int:
     return known.exit_code
 
 
+SHORT = b"error: out of memory, even for this message\n"
+
+
 def _print_error(error: DtrainError) -> None:
-    with suppress(OSError):  # stderr may be on the disk that is full: the exit code says it still
+    try:
         _show_error(error)
+    except OSError:
+        pass  # stderr may be on the disk that is full: the exit code says it still
+    except MemoryError:
+        with suppress(OSError):
+            os.write(2, SHORT)
 
 
 def _show_error(error: DtrainError) -> None:

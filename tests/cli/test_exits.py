@@ -76,3 +76,16 @@ def test_inside_interruptible_other_errors_reach_the_hook_that_was_there(
     report(ValueError("after"))
     report(RuntimeError("Event loop is closed"))
     assert seen == ["inside", "after"] + ["Event loop is closed"] * (not stored)
+
+
+def test_where_no_memory_is_left_for_the_message_the_code_stays(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(typer, "secho", full)
+    with pytest.raises(typer.Exit) as ended, exits():
+        raise MemoryError
+    assert ended.value.exit_code == 3
+    assert capfd.readouterr().err == "error: out of memory, even for this message\n"

@@ -45,6 +45,7 @@ def test_ctrl_c_after_a_request_leaves_at_once(interrupt: Interrupt, numbers: li
     assert left.value.args[0] == 130
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_error_of_memory_that_is_lost_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[object] = []
     monkeypatch.setattr(signals, "leave", lambda code, text: ended.append((code, text)))
