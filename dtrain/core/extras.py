@@ -27,7 +27,7 @@ ELSEWHERE = {"adlfs": "reads az://", "huggingface_hub": "reads hf://"}
 
 def missing(modules: Iterable[str]) -> list[str]:
     """Those of the modules that are not installed."""
-    return [name for name in dict.fromkeys(modules) if not _installed(name)]
+    return [name for name in dict.fromkeys(modules) if not installed(name)]
 
 
 def use_of(module: str) -> str:
@@ -47,7 +47,8 @@ def command(modules: Iterable[str]) -> str:
     return " ".join(["pip install", *own, *(name for name in names if name not in PACKAGES)])
 
 
-def _installed(module: str) -> bool:
+def installed(module: str) -> bool:
+    """Whether the module can be imported, as far as that is known without importing it."""
     try:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):  # a module that another one has put in its place

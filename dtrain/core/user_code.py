@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from dtrain.core import extras
 from dtrain.core.errors import DtrainError, FieldError, RecipeError
 
 PACKAGE = str(Path(__file__).parents[1])
@@ -82,7 +83,9 @@ def own_code(where: str) -> Iterator[None]:
         text = str(error).strip().splitlines() or [""]
         hint = "--debug shows the whole traceback"
         if isinstance(error, ModuleNotFoundError):
-            hint = f"install the package that has it: {sys.executable} -m pip install ..."
+            name = (error.name or "").partition(".")[0]
+            known = extras.command([name]) if extras.use_of(name) else f"{sys.executable} -m pip install ..."
+            hint = f"install the package that has it: {known}"
         if any(word in str(error) for word in VARYING):
             hint = "the carry of a loop starts the same on every device but becomes different: start it with "
             hint += "dtrain.vary(zeros, dtrain.axes_of(x)), where x is computed from the batch"

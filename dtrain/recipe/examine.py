@@ -1,6 +1,5 @@
 """`dtrain check`: find all that `run` would refuse before its first step, as far as it can be known here."""
 
-import importlib.util
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -9,6 +8,7 @@ from glob import glob
 from pathlib import Path
 
 from dtrain.core.errors import DataError, FieldError, RecipeError
+from dtrain.core.extras import installed
 from dtrain.core.process_info import process_info
 from dtrain.data.batch import Example
 from dtrain.data.files import is_remote
@@ -30,7 +30,7 @@ def devices_here() -> int | None:
     """Number of devices that a run would have; None if only JAX could find out."""
     platforms = os.environ.get("JAX_PLATFORMS", "")
     accelerators = any(map(glob, ("/dev/accel*", "/dev/vfio/*", "/dev/nvidia[0-9]*", "/dev/kfd")))
-    plugin = any(map(_installed, ("libtpu", "jax_cuda12_plugin", "jax_cuda13_plugin", "jax_rocm60_plugin")))
+    plugin = any(map(installed, ("libtpu", "jax_cuda12_plugin", "jax_cuda13_plugin", "jax_rocm60_plugin")))
     if process_info() or (platforms != "cpu" and accelerators and plugin):
         return None
     if platforms and "cpu" not in platforms.split(","):
@@ -38,10 +38,6 @@ def devices_here() -> int | None:
     forced = FORCED.search(os.environ.get("XLA_FLAGS", ""))
     simulated = os.environ.get("JAX_NUM_CPU_DEVICES", "")
     return int(simulated) if simulated.isdecimal() else int(forced[1]) if forced else 1
-
-
-def _installed(package: str) -> bool:
-    return importlib.util.find_spec(package) is not None
 
 
 @dataclass

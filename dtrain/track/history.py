@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dtrain.core import extras
 from dtrain.core.errors import EnvironmentFault, cause
 from dtrain.core.files import open_regular
 from dtrain.core.types import JsonObject
@@ -174,7 +175,7 @@ def _columns(text: bytes, lines: int) -> JsonObject | None:
 
     None if a line is not a flat object of numbers with a step: then each line is looked at alone.
     """
-    if lines < FEW:
+    if lines < FEW or extras.missing(["pyarrow"]):
         return None
     import pyarrow as pa
     from pyarrow import json as reader

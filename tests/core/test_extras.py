@@ -13,7 +13,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from dtrain.core import extras
-from dtrain.core.errors import missing_package
+from dtrain.core.errors import RecipeError, missing_package
+from dtrain.core.user_code import own_code
 from tests.conftest import bare_environment
 
 MOST = 40
@@ -162,3 +163,9 @@ def test_the_message_names_the_extra() -> None:
     assert error.hint == "pip install 'dtrain[images]'"
     other = missing_package(ModuleNotFoundError("No module named 'torch'", name="torch"))
     assert (other.message, other.hint) == ("the package torch is missing", "pip install torch")
+
+
+def test_code_of_a_recipe_that_lacks_an_extra_gets_its_command() -> None:
+    with pytest.raises(RecipeError) as refused, own_code("model.target: my_net:Net"):
+        raise ModuleNotFoundError("No module named 'flax'", name="flax")
+    assert refused.value.hint.endswith("pip install 'dtrain[flax]'")

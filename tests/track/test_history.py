@@ -1,5 +1,6 @@
 import json
 import math
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,9 @@ def facts(history: History) -> object:
 def test_many_rows_give_what_few_rows_give(metrics: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fast = facts(History(metrics).update())
     monkeypatch.setattr("dtrain.track.history.FEW", 10**9)  # Python's own parser
+    assert facts(History(metrics).update()) == fast
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "pyarrow", None)  # as if it were not installed
     assert facts(History(metrics).update()) == fast
     assert fast[0] == ROWS + 3  # pyright: ignore[reportIndexIssue]
     assert fast[2] == {  # pyright: ignore[reportIndexIssue]
