@@ -151,3 +151,16 @@ def test_a_small_module_has_two_importers() -> None:
         and not by & {"cli.__init__", "recipe.recipe"}
     ]
     assert not apart
+
+
+def test_tests_import_public_names() -> None:
+    """A name with an underscore may change with its module; what a test needs has a public name."""
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {alias.name}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("dtrain")
+        for alias in node.names
+        if alias.name.startswith("_") and not alias.name.startswith("__")
+    ]
+    assert not found

@@ -42,7 +42,7 @@ def compiled(assembly: Assembly) -> Compiled:
                 program = lowered.compile(compiler_options={**options, **DUMP, "xla_dump_to": str(folder)})
         except jax.errors.JaxRuntimeError as error:
             refuse_unknown(error)
-            if not _lacks_main_memory(str(error)):
+            if not lacks_main_memory(str(error)):
                 reason = re.sub(r"\s+", " ", str(error))[:300]
                 raise EnvironmentFault(f"the compiler failed: {reason}", "try --quick, or another mesh") from error
             return _out_of_memory(folder, str(error))
@@ -56,7 +56,7 @@ def compiled(assembly: Assembly) -> Compiled:
         return Compiled(text, live, peak + code, code, arena + code)
 
 
-def _lacks_main_memory(error: str) -> bool:
+def lacks_main_memory(error: str) -> bool:
     """Whether the program exceeds main memory (HBM); a kernel can also exceed the fast memory that it works in."""
     space = re.search(r"memory space (\w+)", error)
     out = "RESOURCE_EXHAUSTED" in error or "CompileTimeHbmOom" in error

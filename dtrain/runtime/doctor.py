@@ -90,7 +90,11 @@ def _versions() -> Iterator[Check]:
             yield Check(name, version, "missing", f"pip install {name}")
             continue
         oldest, newest = TESTED.get(name, (version, version))
-        if _numbers(oldest) <= _numbers(version)[: len(_numbers(newest))] <= _numbers(newest):
+        if (
+            version_numbers(oldest)
+            <= version_numbers(version)[: len(version_numbers(newest))]
+            <= version_numbers(newest)
+        ):
             yield Check(name, version)
         else:
             tested = oldest if oldest == newest else f"{oldest} to {newest}"
@@ -102,7 +106,7 @@ def _versions() -> Iterator[Check]:
         yield Check(name, "missing: dtrain plan compiles for TPUs with it", "optional", "pip install 'dtrain[tpu]'")
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def version_numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version))
 
 

@@ -46,7 +46,7 @@ def conditions(assembly: Assembly) -> dict[str, object]:
     """
     devices = jax.devices()
     return {
-        "settings": _settings(assembly.recipe),
+        "settings": recorded_settings(assembly.recipe),
         "steps": assembly.steps,
         "mesh": dict(mesh_sizes(assembly.layout.sizes)),
         "processes": jax.process_count(),
@@ -124,7 +124,7 @@ def _differing(was: Mapping[str, object], now: Mapping[str, object]) -> Iterator
             yield key, f"{key}: was {old}, now {new}"
 
 
-def _settings(recipe: Recipe) -> dict[str, object]:
+def recorded_settings(recipe: Recipe) -> dict[str, object]:
     """The recipe's values that can change the numbers, by dotted path, as they are after a round trip through JSON."""
     return json.loads(json.dumps(dict(_flat(plain(recipe))), default=str))
 

@@ -63,7 +63,7 @@ def first_state(
     with log.clock("restore"):
         fault_injection.strike("restore", jax.process_index())
         while newest := store.newest(console.warn):
-            _refuse_other_data(newest.about, train)
+            refuse_other_data(newest.about, train)
             try:
                 state = store.restore(newest.step, saved(assembly.shapes, assembly.layout.declared))
                 others = {name: leaf for part in initial.values() for name, leaf in part.read().items()}
@@ -117,7 +117,7 @@ def _report(start: Start, promised: list[str]) -> list[str]:
     return [f"{head}{skipped}; {promised[0]}", *promised[1:]]
 
 
-def _refuse_other_data(saved: Mapping[str, object], train: Source) -> None:
+def refuse_other_data(saved: Mapping[str, object], train: Source) -> None:
     if saved["data"] not in (train.fingerprint, UNKNOWN):
         was = f"the run was trained on {saved['data']}, the recipe now gives {train.fingerprint}"
         hint = "restore the same examples, or give this run another name: name=..."

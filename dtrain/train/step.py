@@ -97,7 +97,7 @@ def train_step(
     def _norms(gradients: Tree, before: Tree, after: Tree) -> Tree:
         moved = jax.tree.map(lambda old, new: new - old, before, after)
         kinds = {"grad": gradients, "update": moved, "param": after}
-        return {kind: _each(jax.tree.map(_norm, tree, declared)) for kind, tree in kinds.items()}
+        return {kind: _each(jax.tree.map(parameter_norm, tree, declared)) for kind, tree in kinds.items()}
 
     def _no_norms(gradients: Tree, before: Tree, after: Tree) -> Tree:
         return jax.tree.map(jnp.zeros_like, jax.eval_shape(_norms, gradients, before, after))
@@ -137,7 +137,7 @@ def several_steps(step: Callable[[State, Batch], tuple[State, Metrics]]) -> Call
     return steps
 
 
-def _norm(values: jax.Array, param: Param) -> jax.Array:
+def parameter_norm(values: jax.Array, param: Param) -> jax.Array:
     """The Euclidean norm of a parameter's values; of a stack of layers one for each."""
     axes = tuple(range(1 if param.dims.split()[:1] == ["layer"] else 0, values.ndim))
     return jnp.sqrt(jnp.sum(jnp.square(values.astype(jnp.float32)), axis=axes))

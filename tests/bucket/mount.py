@@ -4,7 +4,6 @@ import ctypes
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -56,11 +55,3 @@ def mounted(folder: Path, *options: str) -> Iterator[Mount]:
             server.kill()
             server.wait()
             ctypes.CDLL(None).umount2(os.fsencode(point), DETACH)
-
-
-def until(found: Iterator[bool], seconds: float = 200) -> None:
-    """Wait until one of these is true."""
-    end = time.monotonic() + seconds
-    while not next(found):
-        assert time.monotonic() < end, "it did not come"
-        time.sleep(0.02)

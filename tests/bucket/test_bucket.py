@@ -16,12 +16,13 @@ from dtrain.checkpoint.policy import Checkpoint
 from dtrain.checkpoint.store import BAD, Store
 from dtrain.core.run_dir import INCOMPLETE, MANIFEST, Folder, is_fuse, on_this_host, saved_steps
 from dtrain.track.appender import Appender
-from tests.bucket.mount import Mount, mounted, until
+from tests.bucket.mount import Mount, mounted
 from tests.bucket.objects import apply, operations
 from tests.checkpoint.test_store import flip, largest, newest, shapes
 from tests.conftest import Dtrain
 from tests.train.test_faults import OFTEN
 from tests.train.test_run import numbers, saved
+from tests.waiting import until
 
 NO_RENAMES = "--no-folder-renames"
 
@@ -107,7 +108,7 @@ def test_synced_rows_survive_the_loss_of_the_machine(tmp_path: Path) -> None:
     warnings: list[str] = []
     with mounted(tmp_path) as bucket, closing(Appender(bucket.point / "rows", warnings.append, every=0.05)) as file:
         file.write("one\n")
-        until(bucket.uploads("rows") > 0 for _ in iter(int, 1))
+        until(lambda: bucket.uploads("rows") > 0)
         assert not warnings
         bucket.lose()
     assert "could not sync" in warnings[-1]
@@ -195,7 +196,7 @@ def test_two_processes_on_a_lost_machine_with_a_bucket_resume_to_the_same_bits(
         runs = bucket.point / "runs"
 
         def lose() -> None:
-            until((12 in saved_steps(runs / "small" / "checkpoints") for _ in iter(int, 1)), seconds=150)
+            until(lambda: 12 in saved_steps(runs / "small" / "checkpoints"), seconds=150)
             bucket.lose()
 
         watching = threading.Thread(target=lose)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from dtrain.core import heartbeat
 from dtrain.core.run_dir import saved_steps
 from tests.conftest import PACED, Dtrain, bare_environment
 from tests.train.test_run import RECIPE
+from tests.waiting import until
 
 LONG = ["steps=1000000", "evaluate.every=0", "track.every=1000"]
 
@@ -35,13 +36,6 @@ def started(folder: Path, *options: str, **environment: str) -> subprocess.Popen
         [sys.executable, "-m", "dtrain", "run", "small.yaml", *options], cwd=folder,
         env=bare_environment() | environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
-
-
-def until(done: Callable[[], bool], what: str, seconds: float = 200) -> None:
-    end = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < end, what
-        time.sleep(0.05)
 
 
 def trains(run: Path, step: int = 3, rank: int = 0) -> None:

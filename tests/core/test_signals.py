@@ -11,6 +11,7 @@ import pytest
 
 from dtrain.core import signals
 from tests.conftest import bare_environment
+from tests.waiting import until
 
 IN_C = """
 import hashlib
@@ -57,9 +58,7 @@ time.sleep(20)
 
 
 def settled(seen: list[int], count: int) -> list[int]:
-    end = time.monotonic() + 200
-    while len(seen) < count and time.monotonic() < end:
-        time.sleep(0.01)
+    until(lambda: len(seen) >= count)
     return seen
 
 

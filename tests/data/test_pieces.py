@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from dtrain.data.pieces import groups, prepared
 from dtrain.data.preference import Preference
 from dtrain.data.text import Text
 from tests.conftest import Dtrain, bare_environment
+from tests.waiting import until
 
 
 def files(folder: Path) -> Path:
@@ -103,10 +103,7 @@ def test_an_interrupted_preparation_keeps_what_is_done(dtrain: Dtrain, tmp_path:
     )
     command = [sys.executable, "-m", "dtrain", "data", "prepare", "r.yaml", "--jobs", "2"]
     running = subprocess.Popen(command, cwd=tmp_path, env=bare_environment(), stderr=subprocess.PIPE, text=True)
-    for _ in range(600):
-        if list((tmp_path / "cache").glob("tokens-part*.json")):
-            break
-        time.sleep(0.1)
+    until(lambda: list((tmp_path / "cache").glob("tokens-part*.json")))
     running.send_signal(signal.SIGINT)
     shown = running.communicate(timeout=200)[1]
     assert running.returncode == 130, shown

@@ -11,7 +11,7 @@ from dtrain.core.run_dir import Folder
 from dtrain.launch import agent
 from dtrain.launch.fanout import Answer, Machine
 from dtrain.launch.runner import kill
-from dtrain.launch.targets.hosts import _row
+from dtrain.launch.targets.hosts import row_of
 from dtrain.launch.wire import HostJob, Reply, Request
 
 
@@ -91,5 +91,5 @@ def test_down_removes_everything_of_a_run_on_the_host(tmp_path: Path) -> None:
     ],
 )
 def test_states(reply: Reply, state: str, code: int | None) -> None:
-    row = _row(Answer(Machine(0, "a"), reply))
+    row = row_of(Answer(Machine(0, "a"), reply))
     assert (row.state, row.code) == (state, code)

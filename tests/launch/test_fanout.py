@@ -20,6 +20,7 @@ from dtrain.launch.targets.ssh import Ssh
 from dtrain.launch.wire import HostJob, ProcessFile, Request, encode
 from tests.conftest import bare_environment
 from tests.launch.processes import mentioning
+from tests.waiting import until
 
 SSH = """#!{python} -SE
 # one connection: counts the open connections, waits like a network, and replies like an agent
@@ -142,8 +143,8 @@ def test_ctrl_c_leaves_no_process(stand_in: StandIn) -> None:
     code = "from dtrain.launch.targets.ssh import Ssh; from dtrain.launch.job import LaunchJob\n"
     code += f"Ssh(hosts={tuple(f'host{rank}' for rank in range(9))!r}, connections=4).status(LaunchJob('far', ''))"
     asking = subprocess.Popen([sys.executable, "-c", code], env=bare_environment(), stderr=subprocess.PIPE, text=True)
-    while not (stand_in.folder / "log").exists() or len((stand_in.folder / "log").read_text().splitlines()) < 9:
-        time.sleep(0.05)
+    log = stand_in.folder / "log"
+    until(lambda: log.exists() and len(log.read_text().splitlines()) >= 9)
     assert mentioning(f"{stand_in.folder}/ssh")
     asking.send_signal(signal.SIGINT)
     assert "KeyboardInterrupt" in asking.communicate(timeout=200)[1]

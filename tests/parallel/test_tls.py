@@ -13,6 +13,7 @@ import pytest
 from dtrain.core.process_info import ProcessInfo
 from dtrain.parallel.devices import TLS
 from tests.conftest import PACED, Dtrain, bare_environment
+from tests.waiting import until
 
 SUPPORTED = hasattr(jax.config, TLS[0].lower())
 RECIPE = """
@@ -81,9 +82,7 @@ def test_the_coordinator_shows_its_certificate_and_asks_for_one(tmp_path: Path) 
         assert "subject=CN = process" in shown
         assert "Requested Signature Algorithms" in shown  # of the client's certificate
         log = tmp_path / "runs" / "small" / "log.txt"
-        while not (log.exists() and "step " in log.read_text()) and time.monotonic() < end:
-            time.sleep(0.5)
-        assert "step " in log.read_text()
+        until(lambda: log.exists() and "step " in log.read_text())
     finally:
         for process in processes:
             process.terminate()

@@ -8,7 +8,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from dtrain.core.chips import CHIPS
 from dtrain.parallel.mesh import Mesh
-from dtrain.plan.compiled import _lacks_main_memory
+from dtrain.plan.compiled import lacks_main_memory
 from dtrain.plan.cost import Costs, product_flops
 from dtrain.plan.loops import trips
 from dtrain.plan.network import Network, dims_used, members
@@ -276,7 +276,7 @@ def test_collectives_that_jax_compiles_are_found_by_axis() -> None:
     ],
 )
 def test_a_kernel_short_of_fast_memory_is_no_plan_that_does_not_fit(output: str, main: bool) -> None:
-    assert _lacks_main_memory(output) == main
+    assert lacks_main_memory(output) == main
 
 
 KERNEL_IN_FUSION = """HloModule jit_step, is_scheduled=true

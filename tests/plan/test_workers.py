@@ -13,6 +13,7 @@ import pytest
 
 from dtrain.core.errors import DtrainError, EnvironmentFault, RecipeError
 from dtrain.plan.workers import outcomes
+from tests.waiting import until
 
 
 @dataclass(frozen=True)
@@ -61,15 +62,11 @@ def test_a_caller_that_is_killed_leaves_no_worker(tmp_path: Path) -> None:
     values = tmp_path / "pid"
     program = f"import tests.plan.test_workers as w; list(w.outcomes([w.Stub('reports {values}')], 1))"
     caller = subprocess.Popen([sys.executable, "-c", program], cwd=Path(__file__).parents[2])
-    deadline = time.monotonic() + 200
-    while not values.exists() and time.monotonic() < deadline:
-        time.sleep(0.2)
+    until(lambda: values.exists() and values.read_text())
     caller.kill()
     caller.wait()
     worker = Path(f"/proc/{values.read_text()}")
-    while worker.exists() and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert not worker.exists()
+    until(lambda: not worker.exists(), "the worker lives on")
 
 
 def test_every_error_crosses_a_process_whole() -> None:

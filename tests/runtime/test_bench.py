@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 from dtrain.recipe.load import load
 from dtrain.runtime.bench import Bench, Cost, assemblies
 from tests.conftest import Dtrain, bare_environment
+from tests.waiting import until
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "mlp-digits.yaml"
 FOUND = Bench(
@@ -120,9 +120,7 @@ def test_ctrl_c_leaves_no_folder_behind_and_suggests_no_resume(verb: str, tmp_pa
     command = [sys.executable, "-m", "dtrain", verb, "decoder-tiny", "--devices", "8"]
     environment = bare_environment() | {"TMPDIR": str(tmp_path)}
     running = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
-    end = time.monotonic() + 200
-    while not list(tmp_path.glob(f"dtrain-{verb}-*/*/recipe.yaml")) and time.monotonic() < end:
-        time.sleep(0.05)  # the inner run has begun
+    until(lambda: list(tmp_path.glob(f"dtrain-{verb}-*/*/recipe.yaml")), "the inner run has not begun")
     running.send_signal(signal.SIGINT)
     _, shown = running.communicate(timeout=200)
     assert (running.returncode, shown.strip()) == (130, "interrupted")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dtrain.runtime.doctor import TESTED, Check, _numbers, text
+from dtrain.runtime.doctor import TESTED, Check, text, version_numbers
 from tests.conftest import Dtrain
 
 CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
@@ -17,7 +17,10 @@ def test_the_tested_versions_are_those_of_the_constraints() -> None:
             pinned.setdefault(found[1], []).append(found[2])
     for name, (oldest, newest) in TESTED.items():
         if name != "python":
-            assert (min(pinned[name], key=_numbers), max(pinned[name], key=_numbers)) == (oldest, newest), name
+            assert (min(pinned[name], key=version_numbers), max(pinned[name], key=version_numbers)) == (
+                oldest,
+                newest,
+            ), name
 
 
 def test_columns_are_apart() -> None:

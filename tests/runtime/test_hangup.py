@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ import pytest
 from dtrain.core.errors import EnvironmentFault, user_error
 from dtrain.core.run_dir import Folder
 from tests.conftest import PACED, bare_environment
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 LAUNCHER = """
@@ -31,13 +31,6 @@ def started(folder: Path, *words: str, ignoring: bool = False) -> "subprocess.Po
     command = [sys.executable, "-c", LAUNCHER.format(hangup=hangup), "-m", "dtrain", *words]
     where = {"cwd": folder, "env": bare_environment() | PACED, "start_new_session": True}
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **where)  # type: ignore[call-overload]
-
-
-def until(what: Callable[[], object], seconds: float = 90) -> None:
-    end = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end
-        time.sleep(0.1)
 
 
 def training(place: Folder) -> bool:

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from dtrain.core.errors import RecipeError
 from dtrain.core.run_dir import NAME, Folder
 from dtrain.runtime.sweep import Range, devices_of, gpus, parse
 from tests.conftest import Dtrain, bare_environment
+from tests.waiting import until
 
 SHORT = ("epochs=3", "optimizer.schedule.warmup=5", "evaluate.every=0", "track.every=10")
 
@@ -128,9 +128,8 @@ def test_an_interrupt_saves_the_running_ones(tmp_path: Path, number: signal.Sign
     running = subprocess.Popen(
         command, cwd=tmp_path, env=bare_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    metrics, end = tmp_path / "runs" / "mlp-digits-sweep" / "lr-1e-4" / "metrics.jsonl", time.monotonic() + 200
-    while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < end:
-        time.sleep(0.05)
+    metrics = tmp_path / "runs" / "mlp-digits-sweep" / "lr-1e-4" / "metrics.jsonl"
+    until(lambda: metrics.exists() and metrics.stat().st_size)
     running.send_signal(number)
     _, stderr = running.communicate(timeout=200)
     assert running.returncode == 75, stderr

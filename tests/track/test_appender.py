@@ -2,7 +2,6 @@
 
 import os
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from dtrain.core.errors import EnvironmentFault
 from dtrain.track import appender
 from dtrain.track.appender import Appender
+from tests.waiting import until
 
 
 @contextmanager
@@ -56,10 +56,9 @@ def test_what_many_threads_write_is_whole_and_in_their_order(tmp_path: Path) -> 
             writer.start()
         for writer in writers:
             writer.join()
-        end = time.monotonic() + 200
-        while len(rows := path.read_text().splitlines()) < 900:  # the thread that synced writes the queued text
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        # the thread that synced writes the queued text
+        until(lambda: len(path.read_text().splitlines()) >= 900)
+        rows = path.read_text().splitlines()
     assert len(rows) == 900
     for name in "abc":
         assert [row for row in rows if row[0] == name] == [f"{name} {n}" for n in range(300)]

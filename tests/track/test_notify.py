@@ -5,7 +5,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,6 +29,7 @@ from tests.conftest import PACED, Dtrain
 from tests.recipe.test_load import GOOD, complaints, write
 from tests.train.test_faults import reached, started
 from tests.train.test_run import RECIPE, numbers, saved
+from tests.waiting import until
 
 CANARY = "canary-7f3a9c51"
 HOOK = "track.notify={webhook: DTRAIN_TEST_HOOK}"
@@ -170,9 +170,7 @@ def test_a_preempted_run_sends_that_and_where_it_resumes(
 @pytest.mark.slow
 def test_a_stop_before_the_first_step_is_sent_too(recipe: Path, tmp_path: Path, receiver: Receiver) -> None:
     one = started(tmp_path, HOOK, DTRAIN_TEST_HOOK=receiver.url, DTRAIN_FAULT="sleep@compile")
-    end = time.monotonic() + 200
-    while not (tmp_path / "runs" / "small" / "lease.json").exists() and time.monotonic() < end:
-        time.sleep(0.02)
+    until((tmp_path / "runs" / "small" / "lease.json").exists)
     one.send_signal(signal.SIGTERM)
     one.communicate(timeout=200)
     assert one.returncode == 75
@@ -426,13 +424,8 @@ def test_a_command_that_fails_or_takes_too_long_is_a_warning(tmp_path: Path, mon
     assert Command([str(tmp_path / "none")]).deliver(of()).startswith("No such file")
     note = tmp_path / "pid"
     assert "was killed" in Command(["sh", "-c", f"sleep 600 & echo $! > {note}; wait"]).deliver(of())
-    end = time.monotonic() + 200
-    while (child := Path(f"/proc/{note.read_text().strip()}")).exists() and time.monotonic() < end:
-        if ") Z " in (child / "stat").read_text():
-            break
-        time.sleep(0.05)
-    else:
-        assert not child.exists()
+    child = Path(f"/proc/{note.read_text().strip()}/stat")
+    until(lambda: not child.exists() or ") Z " in child.read_text(), "the child of the command lives on")
 
 
 def test_what_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from dtrain.core import heartbeat
 from dtrain.core.run_dir import saved_steps
 from tests.conftest import PACED, Dtrain, bare_environment
 from tests.train.test_run import RECIPE, numbers, saved
+from tests.waiting import until
 
 OFTEN = ["checkpoint.every=4", "checkpoint.keep=3"]
 
@@ -57,18 +58,22 @@ def started(folder: Path, *options: str, **environment: str) -> subprocess.Popen
 
 def reached(run: Path, step: int, rank: int = 0, seconds: float = 200) -> None:
     """Wait until a process has done that step."""
-    end = time.monotonic() + seconds
-    while (sign := heartbeat.read(run / f"beat-{rank}.json")) is None or sign.step < step:
-        assert time.monotonic() < end, f"step {step} was not reached"
-        time.sleep(0.02)
+
+    def holds() -> bool:
+        sign = heartbeat.read(run / f"beat-{rank}.json")
+        return sign is not None and sign.step >= step
+
+    until(holds, f"step {step} was not reached", seconds)
 
 
 def within(section: str, run: Path, rank: int = 0, seconds: float = 200) -> None:
     """Wait until a process is in that section."""
-    end = time.monotonic() + seconds
-    while (sign := heartbeat.read(run / f"beat-{rank}.json")) is None or sign.section != section:
-        assert time.monotonic() < end, f"{section} was not begun"
-        time.sleep(0.02)
+
+    def holds() -> bool:
+        sign = heartbeat.read(run / f"beat-{rank}.json")
+        return sign is not None and sign.section == section
+
+    until(holds, f"{section} was not begun", seconds)
 
 
 def children(pid: int) -> set[int]:
@@ -297,10 +302,7 @@ def test_workers_exit_with_their_supervisor(recipe: Path, tmp_path: Path, dtrain
     assert len(workers) == 2
     parent.kill()
     parent.communicate()
-    end = time.monotonic() + 200
-    while alive(workers) and time.monotonic() < end:
-        time.sleep(0.1)
-    assert not alive(workers)
+    until(lambda: not alive(workers), "the workers live on")
     done = dtrain("run", recipe, "steps=40", "evaluate.every=0", "--devices", "4", "--processes", "2")
     assert "took over the stale lease of process" in done.stderr
     assert "proxy variable" not in done.stderr
@@ -425,10 +427,7 @@ def test_where_the_checkpoints_are_gone_it_does_not_begin_anew(dtrain: Dtrain, r
 @pytest.mark.slow
 def test_stopped_before_its_first_start_the_supervisor_starts_nothing(recipe: Path, tmp_path: Path) -> None:
     parent = started(tmp_path, "--restarts", "3")
-    end = time.monotonic() + 200
-    while not children(parent.pid) and time.monotonic() < end:
-        time.sleep(0.02)
-    time.sleep(0.3)
+    until(lambda: children(parent.pid))
     parent.send_signal(signal.SIGTERM)
     _, output = parent.communicate(timeout=200)
     assert parent.returncode == 75, output

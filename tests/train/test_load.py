@@ -25,7 +25,7 @@ from dtrain.train.export import export, refuse_other_formats
 from dtrain.train.load import load_run
 from dtrain.train.provenance import about as notes
 from dtrain.train.provenance import conditions
-from dtrain.train.resume import _refuse_other_data
+from dtrain.train.resume import refuse_other_data
 from dtrain.train.state import State, create_state
 
 IMAGES = image_example((8, 8, 1), 10)
@@ -194,7 +194,7 @@ def test_no_file_has_the_padding_of_a_vocabulary(tmp_path: Path) -> None:
 
 def test_the_first_run_after_an_import_accepts_its_data_and_a_later_one_no_other() -> None:
     train = Arrays({}, IMAGES, "digest")
-    _refuse_other_data({"data": UNKNOWN}, train)
-    _refuse_other_data({"data": "digest"}, train)
+    refuse_other_data({"data": UNKNOWN}, train)
+    refuse_other_data({"data": "digest"}, train)
     with pytest.raises(DataError, match="the data changed"):
-        _refuse_other_data({"data": "another digest"}, train)
+        refuse_other_data({"data": "another digest"}, train)

@@ -1,7 +1,6 @@
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import jax
@@ -12,6 +11,7 @@ from dtrain.core.run_dir import Folder
 from dtrain.track.jsonl import read as read_rows
 from dtrain.train.trace_summary import HOST, Instruction, Op, covered, instructions_of, read, summarised
 from tests.conftest import Dtrain, bare_environment
+from tests.waiting import until
 
 KNOWN = {
     "dot.1": Instruction("product", "net.py:7 dot_general"),
@@ -99,9 +99,8 @@ def test_a_live_run_is_profiled_on_request(dtrain: Dtrain, tmp_path: Path) -> No
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     running = subprocess.Popen(command, cwd=tmp_path, env=bare_environment(), **quiet)  # pyright: ignore[reportCallIssue]
     try:
-        place, end = Folder(tmp_path / "runs" / "live"), time.monotonic() + 200
-        while not place.metrics.exists() and time.monotonic() < end:
-            time.sleep(0.1)
+        place = Folder(tmp_path / "runs" / "live")
+        until(place.metrics.exists)
         done = dtrain("profile", "live", "--steps", "7", seconds=250)
         assert ": 7 steps of " in done.stdout
         assert not place.profile_request.exists()

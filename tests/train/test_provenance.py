@@ -8,7 +8,7 @@ import pytest
 
 from dtrain.recipe.load import load
 from dtrain.recipe.recipe import Guard, Recipe
-from dtrain.train.provenance import WATCHING, _settings, resume_guarantee
+from dtrain.train.provenance import WATCHING, recorded_settings, resume_guarantee
 
 RECIPE = """
 model: {kind: mlp, sizes: [64, 16, 10]}
@@ -28,8 +28,9 @@ def recipe(tmp_path: Path) -> Any:
 
 def now(recipe: Recipe, **changes: Any) -> dict[str, Any]:
     found = {
-        "settings": _settings(recipe), "steps": 60, "mesh": {"data": 1}, "processes": 1, "versions": {"jax": "1"},
-        "hardware": {"device": "a"}, "compiler": {"XLA_FLAGS": ""}, "code": {"my_net.py": "1"},
+        "settings": recorded_settings(recipe), "steps": 60, "mesh": {"data": 1}, "processes": 1,
+        "versions": {"jax": "1"}, "hardware": {"device": "a"}, "compiler": {"XLA_FLAGS": ""},
+        "code": {"my_net.py": "1"},
     }  # fmt: skip
     return found | changes
 

@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from dtrain.recipe.load import load
 from dtrain.track.console import Console
 from dtrain.train import provenance, record, step_hooks
 from dtrain.train.run import run
+from tests.waiting import until
 
 RECIPE = """
 model: {kind: mlp, sizes: [64, 16, 10]}
@@ -168,8 +168,7 @@ def test_a_run_folder_that_is_moved_while_it_is_written_to_is_not_made_again(
     def moved(on: Any, at: Any) -> None:
         place = tmp_path / "runs" / "small"
         if at.step == 5:
-            while not (place / "checkpoints" / "4" / MANIFEST).exists():  # until then orbax may make folders
-                time.sleep(0.01)
+            until((place / "checkpoints" / "4" / MANIFEST).exists)  # until then orbax may make folders
             place.rename(tmp_path / "moved")
         alive(on, at)
 

@@ -16,6 +16,7 @@ import pytest
 
 from dtrain.track.jsonl import read
 from tests.conftest import Dtrain, bare_environment
+from tests.waiting import until
 
 RECIPE = """
 model: {kind: mlp, sizes: [64, 32, 10]}
@@ -102,6 +103,12 @@ def test_stop_and_go_on_equals_never_stopped(dtrain: Dtrain, recipe: Path, tmp_p
     assert [row for row in numbers(twice) if row["step"] > 10] == [row for row in numbers(straight) if row["step"] > 10]
 
 
+def more_rows(run: "subprocess.Popen[str]", metrics: Path, count: int) -> None:
+    """Wait until a run has written so many rows more, or has ended."""
+    rows = len(read(metrics)) if metrics.exists() else 0
+    until(lambda: run.poll() is not None or (metrics.exists() and len(read(metrics)) >= rows + count))
+
+
 @pytest.mark.slow
 def test_a_stopped_run_saves_and_resumes_to_the_same_bits(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
     long = ["steps=2000", "evaluate.every=0"]
@@ -109,11 +116,7 @@ def test_a_stopped_run_saves_and_resumes_to_the_same_bits(dtrain: Dtrain, recipe
     command = [sys.executable, "-m", "dtrain", "run", str(recipe), "name=stopped", *long]
     for number in (signal.SIGINT, signal.SIGTERM):
         run = subprocess.Popen(command, cwd=tmp_path, env=bare_environment(), stderr=subprocess.PIPE, text=True)
-        metrics, before = tmp_path / "runs" / "stopped" / "metrics.jsonl", 0
-        rows = len(read(metrics)) if metrics.exists() else 0
-        while run.poll() is None and before <= rows + 5:
-            time.sleep(0.01)
-            before = len(read(metrics)) if metrics.exists() else 0
+        more_rows(run, tmp_path / "runs" / "stopped" / "metrics.jsonl", 6)
         run.send_signal(number)
         _, output = run.communicate(timeout=200)
         assert run.returncode == 75, output
@@ -277,10 +280,8 @@ def test_a_data_file_that_is_cut_during_a_run_ends_it_with_its_name(tmp_path: Pa
     command = [sys.executable, "-m", "dtrain", "run", "cut.yaml"]
     environment = bare_environment() | {"HOME": str(tmp_path)}
     with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as process:
-        limit = time.monotonic() + 200
-        while not (run / "metrics.jsonl").exists() or not (run / "metrics.jsonl").read_text():
-            assert process.poll() is None and time.monotonic() < limit
-            time.sleep(0.1)
+        metrics = run / "metrics.jsonl"
+        until(lambda: process.poll() is not None or (metrics.exists() and metrics.read_text()))
         os.truncate(tmp_path / f"{name}.bin", 4096)
         _, stderr = process.communicate(timeout=200)
     assert process.returncode == 4, stderr

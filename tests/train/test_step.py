@@ -12,7 +12,7 @@ from dtrain.optim.optimizer import SGD
 from dtrain.optim.update import learning_rate, transformation
 from dtrain.train.hooks import norms_of
 from dtrain.train.state import State
-from dtrain.train.step import _norm, loss_of, means, train_step
+from dtrain.train.step import loss_of, means, parameter_norm, train_step
 from tests.engines import MODELS, random_batch
 
 MODEL, OPTIMIZER = MODELS["mlp"], SGD(lr=0.1, momentum=0.0)
@@ -66,7 +66,7 @@ def test_norms_are_those_of_the_arrays_and_are_computed_when_due(at: int, due: b
 
 def test_a_stack_of_layers_has_a_norm_for_each() -> None:
     values = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
-    found = _norm(jnp.asarray(values), Param((2, 3, 4), "layer in out", init=normal(1.0)))
+    found = parameter_norm(jnp.asarray(values), Param((2, 3, 4), "layer in out", init=normal(1.0)))
     np.testing.assert_allclose(found, [np.linalg.norm(values[0]), np.linalg.norm(values[1])], rtol=1e-6)
 
 

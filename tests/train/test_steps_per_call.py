@@ -2,7 +2,6 @@
 
 import json
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from tests.conftest import Dtrain
 from tests.train.test_faults import reached, started
 from tests.train.test_loss_guard import recipe as broken
 from tests.train.test_run import RECIPE, numbers, saved
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -164,9 +164,7 @@ def test_a_save_by_time_is_made_after_a_call(dtrain: Dtrain, recipe: Path, tmp_p
     process = started(
         tmp_path, "engine.steps_per_call=16", "steps=4000", "evaluate.every=0", "checkpoint={minutes: 0.01, keep: 99}"
     )
-    end = time.monotonic() + 200
-    while time.monotonic() < end and len(saved_steps(run / "checkpoints")) < 2:
-        time.sleep(0.05)
+    until(lambda: len(saved_steps(run / "checkpoints")) >= 2)
     process.send_signal(signal.SIGINT)
     _, shown = process.communicate(timeout=200)
     assert process.returncode == 75, shown

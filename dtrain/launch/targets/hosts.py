@@ -237,10 +237,10 @@ def _problems(answers: Sequence[Answer]) -> list[str]:
 
 
 def _rows(link: Connections) -> list[Row]:
-    return [_row(answer) for answer in link.ask("status")]
+    return [row_of(answer) for answer in link.ask("status")]
 
 
-def _row(answer: Answer) -> Row:
+def row_of(answer: Answer) -> Row:
     name, reply, text = answer.machine.name, answer.reply, answer.reply.text or ""
     if reply.alive:
         return Row(name, "running", text)

@@ -4,18 +4,18 @@ import json
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from dtrain.core import heartbeat
 from dtrain.core.lease import start_time
 from dtrain.launch.runner import RunnerDir
 from dtrain.launch.wire import HostJob
 from tests.conftest import Dtrain, bare_environment
 from tests.launch.processes import mentioning
 from tests.launch.test_names import RECIPE
+from tests.train.test_faults import reached
+from tests.waiting import until
 
 CANARY = "canary-0a1b2c3d4e5f60718293a4b5c6d7e8f901234567"
 
@@ -29,13 +29,6 @@ def recipe(tmp_path: Path) -> Path:
 
 def runner_dir(tmp_path: Path) -> RunnerDir:
     return RunnerDir(HostJob(name="small", folder=str(tmp_path / "host"), runs="runs"))
-
-
-def until_it_trains(tmp_path: Path, seconds: float = 200) -> None:
-    end = time.monotonic() + seconds
-    while (latest := heartbeat.read(tmp_path / "runs" / "small" / "beat-0.json")) is None or not latest.step:
-        assert time.monotonic() < end, "the training did not start"
-        time.sleep(0.2)
 
 
 @pytest.mark.slow
@@ -55,7 +48,7 @@ def test_a_run_continues_without_a_terminal_and_leaves_nothing(dtrain: Dtrain, r
     assert "small is started" in started.stderr
     again = dtrain("launch", "up", recipe, "--yes", *long, code=6, MY_TOKEN=CANARY)
     assert "small runs here already, as process" in again.stderr
-    until_it_trains(tmp_path)
+    reached(tmp_path / "runs" / "small", 1)
     assert " after step " in dtrain("launch", "status", "small").stdout
     alive = runner_dir(tmp_path).living()
     assert len(alive) == 2
@@ -87,7 +80,7 @@ def test_a_run_continues_without_a_terminal_and_leaves_nothing(dtrain: Dtrain, r
 @pytest.mark.nightly
 def test_down_ends_every_process_at_once(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
     dtrain("launch", "up", recipe, "--yes", "-d", "steps=1000000", "launch.processes=2", MY_TOKEN=CANARY)
-    until_it_trains(tmp_path)
+    reached(tmp_path / "runs" / "small", 1)
     family = mentioning(str(tmp_path / "host"))
     assert len(family) == 4  # the runner, the supervisor, two workers
     dtrain("launch", "down", "small", "--yes")
@@ -98,15 +91,12 @@ def test_down_ends_every_process_at_once(dtrain: Dtrain, recipe: Path, tmp_path:
 def test_two_stop_requests_still_save(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
     variables = {"MY_TOKEN": CANARY, "DTRAIN_FAULT": "sleep@save:begin"}
     dtrain("launch", "up", recipe, "--yes", "-d", "steps=1000000", "evaluate.every=0", **variables)
-    until_it_trains(tmp_path)
+    reached(tmp_path / "runs" / "small", 1)
     first = subprocess.Popen(
         [sys.executable, "-m", "dtrain", "launch", "stop", "small"], cwd=tmp_path, env=bare_environment(),
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    end = time.monotonic() + 200
-    while not runner_dir(tmp_path).stopping.exists():
-        assert time.monotonic() < end, "no stop was requested"
-        time.sleep(0.05)
+    until(runner_dir(tmp_path).stopping.exists, "no stop was requested")
     second = dtrain("launch", "stop", "small")
     for text in (second.stderr, first.communicate(timeout=200)[1]):
         assert re.search(r"here: stopped step \d+/1000000 saved", text)

@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
@@ -21,6 +20,7 @@ from dtrain.launch.templates import fill_template
 from tests.conftest import SHARED, Dtrain, alone, bare_environment
 from tests.launch.processes import mentioning
 from tests.launch.test_names import RECIPE, refused
+from tests.waiting import until
 
 KIT = SHARED / "kits" / "slurm"
 CHECKOUT = Path(__file__).parents[3]
@@ -43,7 +43,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
 def _cluster(folder: Path, values: dict[str, str], output: IO[str]) -> Iterator[dict[str, str]]:
     up = subprocess.Popen(["bash", KIT / "up.sh", str(NODES), folder], stdout=output, stderr=output)
     try:
-        _until(lambda: "idle" in _output("sinfo", values), "the cluster did not come up")
+        until(lambda: "idle" in _output("sinfo", values), "the cluster did not come up")
         yield values
     finally:
         for path in folder.glob("*.pid"):
@@ -55,13 +55,6 @@ def _cluster(folder: Path, values: dict[str, str], output: IO[str]) -> Iterator[
 def _output(command: str, values: dict[str, str]) -> str:
     done = subprocess.run(command.split(), env=os.environ | values, capture_output=True, text=True, check=False)
     return done.stdout + done.stderr
-
-
-def _until(done: Callable[[], bool], failure: str, seconds: float = 200) -> None:
-    end = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < end, failure
-        time.sleep(0.5)
 
 
 def recipe(tmp_path: Path) -> Path:
@@ -92,7 +85,7 @@ def test_a_job_on_two_nodes_stops_resumes_is_requeued_and_cancelled(
     assert f"not checked: whether the nodes share {tmp_path}/runs" in up.stderr
     again = in_process("launch", "up", recipe(tmp_path), "--yes", "--runs-dir", "third", code=6, **values)
     assert re.search(r"small is in the queue as job \d+", again.stderr)  # although it was launched from another folder
-    _until(lambda: saved_steps(folder / "checkpoints") != [], "no step was saved", 240)
+    until(lambda: saved_steps(folder / "checkpoints") != [], "no step was saved", 240)
     assert re.search(r"running   dt\[1-2\], step \d+/1000000 saved", state())
     rows = json.loads(in_process("launch", "status", "small", "--json", *away, **values).stdout)
     assert 0 < rows[0]["seconds"] < 3600
@@ -109,20 +102,20 @@ def test_a_job_on_two_nodes_stops_resumes_is_requeued_and_cancelled(
     in_process("launch", "up", recipe(tmp_path), "--yes", "-d", "steps=1000000", *away, **values)
     assert not (folder / "stop").exists()
     log = folder / "launch" / "log.txt"
-    _until(lambda: log.exists() and "resumed from step" in log.read_text(), "it did not resume")
+    until(lambda: log.exists() and "resumed from step" in log.read_text(), "it did not resume")
     number = re.findall(r"job (\d+)", state())[0]
     _output(f"scontrol requeue {number}", cluster)
-    _until(lambda: "PENDING" in _output("squeue --noheader --format=%T", cluster), "the job is not pending")
+    until(lambda: "PENDING" in _output("squeue --noheader --format=%T", cluster), "the job is not pending")
     # SLURM delays a requeued job by two minutes
-    _until(lambda: not _output(f"scontrol update JobId={number} StartTime=now", cluster), "it cannot start at once")
-    _until(lambda: log.read_text().count("resumed from step") == 2, "it was not requeued")
+    until(lambda: not _output(f"scontrol update JobId={number} StartTime=now", cluster), "it cannot start at once")
+    until(lambda: log.read_text().count("resumed from step") == 2, "it was not requeued")
     starts = re.findall(r"launch ([0-9a-f]{8})", log.read_text())
     assert (len(starts), len(set(starts)), len(first), len(first & set(starts))) == (4, 1, 1, 0)
     assert json.loads((folder / "launch.json").read_text())["launch"] == starts[0]
     assert "requeued 1 times" in state()
     in_process("launch", "down", "small", "--yes", *away, **values)
-    _until(lambda: not mentioning(str(tmp_path / "runs")), "processes were left")
-    _until(lambda: "small" not in _output("squeue", cluster), "the job stays in the queue")
+    until(lambda: not mentioning(str(tmp_path / "runs")), "processes were left")
+    until(lambda: "small" not in _output("squeue", cluster), "the job stays in the queue")
     assert not (folder / "launch.json").exists()
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert not [path for path in written if canary.encode() in path.read_bytes()]
