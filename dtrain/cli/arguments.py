@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dtrain.cli import completion
+
+if TYPE_CHECKING:
+    from dtrain.recipe.recipe import Recipe as Loaded
 
 Recipe = Annotated[
     str,
@@ -61,3 +64,15 @@ def use_devices(devices: int | None) -> None:
     logging.getLogger("absl").setLevel(logging.ERROR)
     available_devices()
     compile_cache.use()
+
+
+def load_to_measure(recipe: str, overrides: Sequence[str], devices: int | None, steps: int) -> "Loaded":
+    """A recipe for so many steps in a temporary folder: nothing is evaluated, saved or sent, and the learning rate is
+    constant, since other schedules have lengths that may not fit."""
+    from dtrain.core.shipped import find
+    from dtrain.recipe.load import load
+
+    use_devices(devices)
+    short = [f"steps={steps}", "evaluate={every: 0, questions: []}", "checkpoint={minutes: 0, every: 0}"]
+    short += ["track.notify=null", "optimizer.schedule={kind: constant}"]
+    return load(find(recipe), [*overrides, *short], devices)

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from dtrain.cli.arguments import Debug, Devices, Json, Overrides, Recipe, use_devices
+from dtrain.cli.arguments import Debug, Devices, Json, Overrides, Recipe, load_to_measure
 from dtrain.cli.exits import exits, interruptible
 
 
@@ -31,15 +31,8 @@ def bench(
         import json
         import sys
 
-        use_devices(devices)
-        from dtrain.core.shipped import find
-        from dtrain.recipe.load import load
+        loaded = load_to_measure(recipe, [*(overrides or []), "guard.purity=false"], devices, 1000)
         from dtrain.runtime.bench import bench as measure
-
-        short = ["steps=1000", "evaluate={every: 0, questions: []}", "checkpoint={minutes: 0, every: 0}"]
-        short += ["track.notify=null", "guard.purity=false"]
-        short += ["optimizer.schedule={kind: constant}"]  # others have lengths that may not fit
-        loaded = load(find(recipe), [*(overrides or []), *short], devices)
 
         def say(text: str) -> None:
             if sys.stderr.isatty():

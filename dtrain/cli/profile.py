@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dtrain.cli.arguments import Debug, Devices, Overrides, RunsDir, use_devices
+from dtrain.cli.arguments import Debug, Devices, Overrides, RunsDir, load_to_measure
 from dtrain.cli.exits import exits, interruptible
 
 if TYPE_CHECKING:
@@ -77,24 +77,17 @@ def _live(place: "Folder", steps: int) -> None:
 def _recipe(recipe: str, overrides: list[str], steps: int, out: Path, devices: int | None) -> None:
     import shutil
 
-    use_devices(devices)
-    from dtrain.core.errors import EnvironmentFault, cause
-    from dtrain.core.files import read_json
-    from dtrain.core.shipped import find
-    from dtrain.recipe.load import load
-    from dtrain.train.run import run as train
-
     first = 6
     last = first + steps - 1
-    short = [f"steps={last}", f"track.every={last}", f"profile={{start: {first}, steps: {steps}}}"]
-    short += ["evaluate.every=0", "checkpoint={minutes: 0, every: 0}", "track.to=[]", "track.notify=null"]
-    short += ["optimizer.schedule={kind: constant}"]  # others have lengths that may not fit
-    loaded = load(find(recipe), [*overrides, *short], devices)
+    traced = [f"track.every={last}", "track.to=[]", f"profile={{start: {first}, steps: {steps}}}"]
+    loaded = load_to_measure(recipe, [*overrides, *traced], devices, last)
+    from dtrain.core.errors import EnvironmentFault, cause
+    from dtrain.core.files import read_json
     from dtrain.core.leftovers import temporary_folder
+    from dtrain.track.console import Console
+    from dtrain.train.run import run as train
 
     with temporary_folder("profile") as folder:
-        from dtrain.track.console import Console
-
         place = train(loaded, folder, Console(silent=True))
         assert place is not None
         try:
