@@ -3,15 +3,13 @@ SHELL := /bin/bash -o pipefail
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# what is not imported is not compiled to bytecode either: half of the time of an installation
+# the tests start many processes: bytecode is written once
 unexport PYTHONDONTWRITEBYTECODE
-PIP := $(BIN)/python -u -m pip install --no-compile --disable-pip-version-check -c constraints.txt
-# one line that counts what pip finds, on a terminal
-COUNT := awk -v tty="$$([ -t 2 ] && echo yes)" \
-  'function name(text) { sub(/[<>=!~;[].*/, "", text); return text } \
-  tty && /^ *(Collecting|Obtaining)/ { printf "\r\033[K  %d packages: %s", ++n, name($$2) > "/dev/stderr" } \
-  tty && /^Installing/ { printf "\r\033[K  installing %d packages", n > "/dev/stderr" } \
-  END { if (tty) printf "\r\033[K" > "/dev/stderr" }'
+# uv installs in a fifth of pip's time and shows its progress; pip is for where uv cannot, as with an index that is named
+# in pip's configuration alone
+PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+UV := $(BIN)/uv pip install --python $(BIN)/python -c constraints.txt
+install_with = $(PIP) --quiet uv && $(UV) $(1) || $(PIP) --no-compile $(1)
 
 .PHONY: help install quickstart test lint newest ci check format golden bench docs
 help: ## list the targets
@@ -24,12 +22,12 @@ $(BIN)/python:
 
 $(VENV)/.core: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing dtrain into $(VENV)/, once"
-	@$(PIP) -e '.[all]' | $(COUNT)
+	@$(call install_with,-e '.[all]')
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing dtrain and what its tests need into $(VENV)/, once"
-	@$(PIP) -e '.[dev]' | $(COUNT)
+	@$(call install_with,-e '.[dev]')
 	@touch $@ $(VENV)/.core
 
 install: $(VENV)/.core ## create .venv and install dtrain into it
