@@ -97,7 +97,11 @@ class Appender:
             self._warn(f"could not sync {self.path} to disk: {cause(error)}")
 
     def _pause(self) -> float:
-        return max(self._every, os.fstat(self._file.fileno()).st_size / RATE)
+        try:
+            size = os.fstat(self._file.fileno()).st_size
+        except OSError:  # the file system is gone: the next sync fails and is reported
+            size = 0
+        return max(self._every, size / RATE)
 
     def _fault(self, error: OSError) -> EnvironmentFault:
         return EnvironmentFault(f"cannot write to {self.path}: {cause(error)}", way_out(error))

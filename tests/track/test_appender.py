@@ -90,6 +90,25 @@ def test_a_sync_that_fails_is_reported_and_tried_again(tmp_path: Path, monkeypat
     assert output == [f"could not sync {tmp_path / 'rows'} to disk: Input/output error"]
 
 
+def test_a_file_system_that_is_gone_is_reported_by_the_next_sync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, reported, stat = [], threading.Event(), os.fstat
+    with closing(Appender(tmp_path / "rows", lambda text: (output.append(text), reported.set()), every=0.01)) as file:
+        own = file._file.fileno()
+
+        def gone(handle: int) -> os.stat_result:
+            if handle == own:
+                raise OSError(107, "Transport endpoint is not connected")
+            return stat(handle)
+
+        monkeypatch.setattr(os, "fstat", gone)
+        monkeypatch.setattr(os, "fsync", gone)
+        file.write("one\n")
+        assert reported.wait(20)
+    assert set(output) == {f"could not sync {tmp_path / 'rows'} to disk: Transport endpoint is not connected"}
+
+
 def test_a_queued_text_that_cannot_be_written_is_an_error_of_the_next_write(tmp_path: Path) -> None:
     with closing(Appender(tmp_path / "rows", lambda _: None)) as file:
         with Path("/dev/full").open("ab") as full:
