@@ -44,7 +44,7 @@ lint: $(VENV)/.dev ## check format, lint and types
 	$(BIN)/basedpyright --level error --pythonpath $(BIN)/python
 
 newest: $(VENV)/.dev ## run the quick tests and those marked newest, with PYTHON=python3.12 VENV=.venv-newest
-	$(BIN)/pytest -m "(not slow or newest) and not nightly and not gpu and not tpu_compiler and not gpu_compiler"
+	$(BIN)/pytest -m "(not slow or newest) and not nightly and not gpu and not tpu_compiler and not gpu_compiler" $(TESTS)
 
 ci: lint ## run what CI runs of every change
 	$(BIN)/pytest -m "not nightly and not gpu and not gpu_compiler"

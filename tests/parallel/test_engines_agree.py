@@ -61,13 +61,17 @@ ALWAYS = [("llama", "shard_map", "sequence-tensor", 1), ("llama", "shard_map", "
 IN_CI = covering(CASES, also=QUICK) | covering(LANGUAGE_CASES, values=1, also=ALWAYS)
 """All pairs of a model for images, an engine, a mesh and a number of microbatches, and each model, engine and mesh for
 tokens; the full products at night."""
+MIXED = [("mixtral", "jit", mesh, 1) for mesh in ("pipeline-sequence-tensor", "fsdp-expert-tensor")]
+ON_NEWEST = covering([case for case in CASES if case in IN_CI], values=1, also=QUICK) | {*ALWAYS, *MIXED}
+"""Each model for images, engine and mesh, and meshes that have all axes together."""
 
 
 def when(case: tuple[Any, ...]) -> Any:
     """The mark of the set that a case belongs to."""
     if case in QUICK:
         return ()
-    return [pytest.mark.slow, pytest.mark.newest] if case in IN_CI else pytest.mark.nightly
+    marks = [pytest.mark.slow] if case in IN_CI else [pytest.mark.nightly]
+    return [*marks, pytest.mark.newest] if case in ON_NEWEST else marks
 
 
 @cache

@@ -44,8 +44,9 @@ def traced(name: str, engine: str, mesh: Mesh, precision: Precision) -> list[tup
 
 
 @pytest.mark.slow
-@pytest.mark.newest
-@pytest.mark.parametrize("name", ["mlp", "cnn", "vit", "gpt2", "deepseek"])
+@pytest.mark.parametrize(
+    "name", [*(pytest.param(name, marks=pytest.mark.newest) for name in ("mlp", "gpt2")), "cnn", "vit", "deepseek"]
+)
 @pytest.mark.parametrize("engine", ["jit", "shard_map"])
 def test_gradients_are_summed_over_devices_in_float32(name: str, engine: str) -> None:
     found = traced(name, engine, Mesh(data=2, fsdp=2), Precision(compute="bfloat16"))
