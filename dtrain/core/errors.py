@@ -50,7 +50,10 @@ NO_MEMORY = "end other programs, raise the limits (ulimit -v, ulimit -u), or mak
 NEAR = 64 * 2**20
 """Bytes below the limit of memory at which an allocation may have failed."""
 
-GONE = re.compile(r"(Gloo .* failed|^UNAVAILABLE): .*(reset by peer|closed by peer|Timed out|refused)")
+GONE = re.compile(
+    r"(Gloo .* failed|^UNAVAILABLE): .*(reset by peer|closed by peer|Timed out|refused|Socket closed)"
+    r"|^UNAVAILABLE: [\s\S]* remote target coordination_service"
+)
 """Error of CPU collectives (Gloo), or of JAX's coordination service, when a process of the run has died, here or on
 another host."""
 

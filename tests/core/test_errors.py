@@ -59,6 +59,9 @@ def test_what_is_known_stays_and_bugs_stay_bugs() -> None:
     ("text", "lost"),
     [
         ("UNAVAILABLE: recvmsg:Connection reset by peer", True),
+        ("UNAVAILABLE: Socket closed", True),
+        ("UNAVAILABLE: x\nAdditional GRPC error information from remote target coordination_service: y", True),
+        ("UNAVAILABLE: Error reading gs://bucket/x: HTTP 503", False),
         ("Gloo all-reduce failed: Connection closed by peer [127.0.0.1]:1", True),
         ("UNAVAILABLE: TPU backend not found", False),
         ("INTERNAL: UNAVAILABLE: recvmsg:Connection reset by peer in the text of another error", False),
