@@ -42,7 +42,7 @@ checkpoint: {every: 80}
 track: {every: 20}
 """
 STEPS = 200
-NATIVE = re.compile("LLVM ERROR|Check failed")
+NATIVE = re.compile("LLVM ERROR|Check failed|std::bad_alloc")
 STATES = {0: "finished", 3: "failed", 75: "stopped", 130: "aborted"}
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 TWO = ["--devices", "2"]
