@@ -20,8 +20,8 @@ import numpy as np
 import optax
 from timing import alternate, median_ratio, run_step
 
+from dtrain.assembly.assemble import assemble
 from dtrain.recipe.load import load
-from dtrain.train.assembly import assemble
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 ROUNDS, SEGMENT = 15, {"nnx_transformer": 10}

@@ -34,7 +34,7 @@ from dtrain.data.tokens import Tokens
 from dtrain.models.agreement import agree, record
 from dtrain.models.decoder import Decoder
 from dtrain.models.mlp import MLP
-from dtrain.train.weights import located, unpadded
+from dtrain.weights.read import located, unpadded
 
 TEXT = b"to be, or not to be, that is the question: whether 'tis nobler in the mind to suffer\n" * 40
 TOOLS = (

@@ -26,9 +26,9 @@ import numpy as np
 import optax
 from rivals import NAME, REDUCE, Costs, Rival, clocked, duel, serve
 
+from dtrain.assembly.assemble import assemble
 from dtrain.data.windows import row_example
 from dtrain.recipe.load import load
-from dtrain.train.assembly import assemble
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "decoder-shakespeare.yaml"
 VOCAB = 256

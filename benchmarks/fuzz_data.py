@@ -50,7 +50,7 @@ from damaged_files import KINDS, SHARES, Weights, damaged
 
 from dtrain.core.errors import DataError, EnvironmentFault, RecipeError
 from dtrain.core.limited import BYTES
-from dtrain.data import known
+from dtrain.data import digest_cache as known
 from dtrain.data.chat import Chat
 from dtrain.data.npz import Npz
 from dtrain.data.source import Data, Split

@@ -26,13 +26,13 @@ fake_devices(8)
 
 import jax  # noqa: E402
 
+from dtrain.assembly.assemble import assemble  # noqa: E402
 from dtrain.cli.recipes import shipped  # noqa: E402
 from dtrain.core.errors import DtrainError  # noqa: E402
 from dtrain.models.nn.param import count  # noqa: E402
 from dtrain.recipe import yaml  # noqa: E402
 from dtrain.recipe.examine import examine  # noqa: E402
 from dtrain.recipe.recipe import Recipe  # noqa: E402
-from dtrain.train.assembly import assemble  # noqa: E402
 
 LIMIT, HANG = 2.0, 10  # the limit of CPU seconds for a recipe, and seconds after which it counts as a hang
 ASSEMBLED = 30  # one of this many accepted recipes is assembled

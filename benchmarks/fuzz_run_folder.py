@@ -92,7 +92,7 @@ class Trial:
         import numpy as np
 
         from dtrain.core.run_dir import Folder
-        from dtrain.train.generate import generator
+        from dtrain.inference.generate import generator
 
         found, digest = generator(Folder(place), [], lambda _: None), hashlib.sha256()
         for leaf in jax.tree.leaves(found.params):

@@ -64,8 +64,7 @@ def own(folder: str) -> None:
     import numpy as np
 
     from dtrain.core.run_dir import Folder
-    from dtrain.train.generate import generator
-    from dtrain.train.sampling import Sampling
+    from dtrain.inference.generate import Sampling, generator
 
     model = generator(Folder(Path(folder)), [], lambda _: None)
 

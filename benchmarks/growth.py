@@ -31,11 +31,11 @@ import numpy as np  # noqa: E402
 from shapes import decoder  # noqa: E402
 from timing import run_step  # noqa: E402
 
+from dtrain.assembly.assemble import assemble  # noqa: E402
 from dtrain.core.slices import target  # noqa: E402
 from dtrain.parallel import compile_cache  # noqa: E402
 from dtrain.plan.plan import quick  # noqa: E402
 from dtrain.recipe.load import load  # noqa: E402
-from dtrain.train.assembly import assemble  # noqa: E402
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "decoder-tiny.yaml"
 EXPERTS = "model.experts={{count: {}, active: 2, hidden: 64}}"

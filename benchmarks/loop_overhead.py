@@ -33,6 +33,9 @@ import numpy as np
 from rich.console import Console as Rich
 from timing import alternate, median_ratio
 
+from dtrain.assembly.assemble import Assembly, assemble
+from dtrain.assembly.input import train_batches
+from dtrain.assembly.state import create_state
 from dtrain.core.heartbeat import HeartbeatWriter
 from dtrain.core.run_dir import Folder
 from dtrain.data.source import Arrays, image_example
@@ -41,10 +44,8 @@ from dtrain.recipe.load import load
 from dtrain.recipe.recipe import Recipe
 from dtrain.track.console import Console
 from dtrain.track.notifier import Notifier
-from dtrain.train import step_hooks
-from dtrain.train.assembly import Assembly, assemble
+from dtrain.train import start
 from dtrain.train.hooks import Log
-from dtrain.train.input import train_batches
 from dtrain.train.interrupt import Interrupt
 from dtrain.train.loop import Calls, loop
 from dtrain.train.loss_guard import LossGuard
@@ -52,7 +53,6 @@ from dtrain.train.profile import Profiler
 from dtrain.train.record import Record
 from dtrain.train.reporting import reporter
 from dtrain.train.session import Session
-from dtrain.train.state import create_state
 from dtrain.train.watch import Watch
 
 SEGMENT, ROUNDS, AT_ONCE = 192, 15, 32
@@ -125,7 +125,7 @@ def main() -> None:
             assembly, compiled = together if name.endswith("32") else (made, step)
             most = assembly.recipe.engine.steps_per_call
             hooks = [
-                partial(step_hooks._alive, session),
+                partial(start._alive, session),
                 Profiler(place, step.as_text, None, session.clock, print),
                 stack.enter_context(Watch(session.clock, every, 0, print)),
                 LossGuard(recipe.guard, 0, lambda _step: False),

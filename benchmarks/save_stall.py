@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
+from dtrain.assembly.checksum import state_checksum
+from dtrain.assembly.state import State
 from dtrain.checkpoint import manifest
 from dtrain.checkpoint.policy import Checkpoint
 from dtrain.checkpoint.store import Store
-from dtrain.train.checksum import state_checksum
-from dtrain.train.state import State
 
 ROUNDS = 5
 

@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from timing import alternate, median_ratio, run_step
 
+from dtrain.assembly.assemble import assemble
 from dtrain.data.source import image_example
 from dtrain.recipe.load import load
-from dtrain.train.assembly import assemble
 
 SIZES, BATCH, LR, SEGMENT, ROUNDS = (784, 512, 256, 10), 128, 0.1, 20, 15
 RECIPE = Path(__file__).parents[1] / "recipes" / "mlp-mnist.yaml"

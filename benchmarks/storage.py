@@ -26,13 +26,13 @@ import jax.numpy as jnp
 import numpy as np
 import timing  # noqa: F401 - configures JAX as `dtrain run` does
 
+from dtrain.assembly.checksum import state_checksum
+from dtrain.assembly.state import State
 from dtrain.checkpoint.policy import Checkpoint
 from dtrain.checkpoint.store import Store
 from dtrain.checkpoint.tensors import opened
 from dtrain.models.nn.param import Param, zeros
-from dtrain.train.checksum import state_checksum
-from dtrain.train.state import State
-from dtrain.train.weights import Located, own_names, read
+from dtrain.weights.read import Located, own_names, read
 
 ROUNDS, PIECE = 5, 16 * 2**20
 

@@ -10,7 +10,7 @@ from dtrain.parallel.devices import configure_environment
 if TYPE_CHECKING:
     import numpy as np
 
-    from dtrain.train.assembly import Assembly
+    from dtrain.assembly.assemble import Assembly
 
 configure_environment()  # measure the program that `dtrain run` compiles
 
@@ -19,8 +19,8 @@ def run_step(made: "Assembly", rows: "dict[str, np.ndarray]", times: int) -> Cal
     """The compiled step of `dtrain run` on one batch, `times` times in a row."""
     import jax
 
+    from dtrain.assembly.state import create_state
     from dtrain.parallel.engine import Put
-    from dtrain.train.state import create_state
 
     step = made.train().lower().compile()
     batch = Put(made.recipe.engine, made.layout, made.recipe.batch)(rows)

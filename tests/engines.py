@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from dtrain.assembly import state, step
 from dtrain.data.batch import Batch, Example, Feature
 from dtrain.data.source import image_example
 from dtrain.models.custom import Custom
@@ -23,7 +24,6 @@ from dtrain.parallel.engine import Engine, Put
 from dtrain.parallel.mesh import Mesh
 from dtrain.parallel.rules import Layout
 from dtrain.recipe import recipe
-from dtrain.train import state, step
 
 EXAMPLES, LENGTH = 16, 32
 SMALL: dict[str, Any] = {

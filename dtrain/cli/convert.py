@@ -68,7 +68,7 @@ def import_(
             return
         from dtrain.core.shipped import find
         from dtrain.recipe.load import load
-        from dtrain.train.convert import import_params
+        from dtrain.train.import_run import import_params
 
         loaded = load(find(names[0]), overrides, devices)
         place = import_params(loaded, runs_dir, source, _note, allow_changes=allow_changes)
@@ -86,7 +86,7 @@ def _import_adapters(
     source: Path, name: str, base: str | None, overrides: list[str], devices: int | None, runs: Path
 ) -> None:
     from dtrain.core.run_list import find_run
-    from dtrain.train.peft import import_adapters
+    from dtrain.train.import_run import import_adapters
 
     if base is None:
         hint = "import the model first, dtrain import MODEL --out NAME, then add --base NAME"
@@ -99,7 +99,7 @@ def _import_published(
     source: Path, name: str, overrides: list[str], devices: int | None, runs: Path, recipe_only: bool
 ) -> None:
     from dtrain.cli.next_commands import program
-    from dtrain.train.published_run import import_published
+    from dtrain.train.import_run import import_published
 
     recipe = import_published(source, name, overrides, devices, runs, _note, recipe_only=recipe_only)
     if recipe_only:
@@ -142,8 +142,8 @@ def export(
     with exits(debug), interruptible():
         use_devices(devices)
         from dtrain.core.run_list import find_run
-        from dtrain.train.export import export, refuse_other_formats
-        from dtrain.train.load import load_run
+        from dtrain.weights.export import export, refuse_other_formats
+        from dtrain.weights.load import load_run
 
         refuse_other_formats(target)
         loaded = load_run(find_run(run), overrides or [], _note, step=step, best=best)

@@ -11,8 +11,8 @@ from dtrain.cli.exits import exits, interruptible
 
 if TYPE_CHECKING:
     from dtrain.core.types import JsonObject
-    from dtrain.train.evaluate import Evaluated
-    from dtrain.train.load import LoadedRun
+    from dtrain.inference.evaluate import Evaluated
+    from dtrain.weights.load import LoadedRun
 
 SHOWN = 3
 """Answers that are printed."""
@@ -54,7 +54,7 @@ def evaluate(
         from dtrain.core.errors import cause
         from dtrain.core.files import overwrite
         from dtrain.core.run_list import find_run
-        from dtrain.train.load import load_run
+        from dtrain.weights.load import load_run
 
         place = find_run(run)
         loaded = load_run(place, overrides or [], _note, step=step, best=best)
@@ -97,11 +97,11 @@ def _measured(
 
     from dtrain.data.inputs import opened_in_order, with_classes
     from dtrain.data.questions import read_questions
-    from dtrain.train.evaluate import Evaluated
-    from dtrain.train.evaluate import evaluate as measure
-    from dtrain.train.generate import generator_of
-    from dtrain.train.questions import refuse_without_texts, scored
-    from dtrain.train.texts import Texts
+    from dtrain.inference.evaluate import Evaluated
+    from dtrain.inference.evaluate import evaluate as measure
+    from dtrain.inference.generate import generator_of
+    from dtrain.inference.questions import refuse_without_texts, scored
+    from dtrain.inference.texts import Texts
 
     data = like.recipe.data
     read = read_questions(names) if names else []

@@ -32,9 +32,9 @@ def explain(
         if jaxpr or hlo:
             typer.echo(_program(recipe, overrides or [], devices, on, run_code, compiled=hlo), nl=False)
             return
+        from dtrain.assembly.explain import explain as explained
         from dtrain.core.shipped import find
         from dtrain.recipe.load import load
-        from dtrain.train.explain import explain as explained
 
         loaded = load(find(recipe), overrides or [], devices)
         refuse_code(loaded.user_code, run_code)

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dtrain.data.conversations import Message
-    from dtrain.train.sampling import Sampling
-    from dtrain.train.texts import Texts
+    from dtrain.inference.generate import Sampling
+    from dtrain.inference.texts import Texts
 
 COUNT = 200
 
@@ -68,9 +68,8 @@ def generate(
             raise RecipeError("--system is the system's message of a conversation", "add --chat")
         use_devices(devices)
         from dtrain.core.run_list import find_run
-        from dtrain.train.generate import generator
-        from dtrain.train.sampling import Sampling
-        from dtrain.train.texts import Texts, read_prompts
+        from dtrain.inference.generate import Sampling, generator
+        from dtrain.inference.texts import Texts, read_prompts
 
         sampling, count = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed), tokens or COUNT
         model = Texts(generator(find_run(run), overrides or [], _note, step=step, best=best))

@@ -51,8 +51,8 @@ def predict(
         use_devices(devices)
         from dtrain.core.run_list import find_run
         from dtrain.data.inputs import inputs, with_classes
-        from dtrain.train.load import load_run
-        from dtrain.train.predict import predictions
+        from dtrain.inference.predict import predictions
+        from dtrain.weights.load import load_run
 
         loaded = load_run(find_run(run), overrides, lambda text: typer.echo(text, err=True), step=step, best=best)
         data, example = loaded.recipe.data, loaded.assembly.layout.example

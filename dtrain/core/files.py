@@ -1,14 +1,17 @@
-"""Read and replace small files: atomically, only regular ones, and also on a full disk."""
+"""Read and replace files: atomically, only regular ones, and also on a full disk; let one process create a file."""
 
 import errno
+import fcntl
 import json
 import os
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from dtrain.core.errors import FULL, EnvironmentFault, cause
+from dtrain.core.leftovers import part_of
 
 KINDS = (
     (stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a FIFO"), (stat.S_ISSOCK, "a socket"), (stat.S_ISCHR, "a device"),
@@ -91,3 +94,43 @@ def update(path: Path, text: str) -> None:
                 raise
             file.write(data)
             file.truncate()
+
+
+@contextmanager
+def atomic_write(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
+    """Open a temporary file that atomically replaces `path` at the end; with `sync`, after an fsync. Raises OSError.
+
+    Those that killed processes of this host left behind are removed.
+    """
+    with part_of(path) as (part, file):
+        try:
+            yield file
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+            part.replace(path)
+        except BaseException:
+            with suppress(OSError):
+                part.unlink()
+            raise
+    if sync:
+        _sync_folder(path.parent)
+
+
+@contextmanager
+def file_lock(path: Path) -> Iterator[None]:
+    """Allow one process of this host at a time to create a file; the others then use what it created."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_suffix(".lock").open("a") as lock:
+        with suppress(OSError):  # not every network file system supports locks; then each process writes equal files
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _sync_folder(folder: Path) -> None:
+    with suppress(OSError):  # not every file system supports this
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

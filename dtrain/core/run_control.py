@@ -17,8 +17,7 @@ from enum import IntEnum
 from dtrain.core.errors import DtrainError, EnvironmentFault, Exhausted, Stopped, StopRequested, cause
 from dtrain.core.files import overwrite, read_json
 from dtrain.core.lease import in_use
-from dtrain.core.run_dir import Folder, saved_steps
-from dtrain.core.run_json import LARGEST
+from dtrain.core.run_dir import LARGEST, Folder, saved_steps
 from dtrain.core.types import JsonObject
 
 

@@ -14,13 +14,13 @@ import numpy as np
 
 from dtrain.core.errors import DataError
 from dtrain.core.types import Fraction, Positive
-from dtrain.data import remote
 from dtrain.data.batch import Example
 from dtrain.data.codec import BYTES, Codec, codec, packages_of
 from dtrain.data.conversations import ASSISTANT, Conversation, Message, conversation
-from dtrain.data.files import CACHE, expanded
-from dtrain.data.known import NO_CACHE, cached_results, file_digest
+from dtrain.data.digest_cache import NO_CACHE, cached_by_file, file_digest
+from dtrain.data.files import address_packages
 from dtrain.data.packed_rows import COUNTS, LEARNED, Document, Documents, content, joined
+from dtrain.data.paths import CACHE, expand_path
 from dtrain.data.pieces import Piece, Whole, groups
 from dtrain.data.records import Limits, Record, record_files, records
 from dtrain.data.records import packages_of as record_packages
@@ -60,7 +60,7 @@ class Templated(Unaugmented):
         rendered = self.template is not None or self.tokenizer != BYTES
         names = (*self.files, *self.test_files)
         own = (*packages_of(self.tokenizer), *(("jinja2",) if rendered else ()))
-        return (*own, *record_packages(names), *remote.packages_of(names))
+        return (*own, *record_packages(names), *address_packages(names))
 
     def example(self) -> Example:
         return row_example(self.length, packed=True)
@@ -80,7 +80,7 @@ class Templated(Unaugmented):
         elif self.template in NAMED:
             source = NAMED[self.template]
         else:
-            path = expanded(self.template)
+            path = expand_path(self.template)
             try:
                 source = path.read_text()
             except (OSError, UnicodeDecodeError) as error:
@@ -119,7 +119,7 @@ class Templated(Unaugmented):
 
     def _whole(self, files: list[Path]) -> Whole:
         tokenizer, template = self.codec(), self._template()
-        digests = cached_results(self.cache, "text", files, file_digest)
+        digests = cached_by_file(self.cache, "text", files, file_digest)
         kind: str = self.kind  # pyright: ignore[reportAttributeAccessIssue]
         key = [3, kind, tokenizer.key, tokenizer.begin, dict(tokenizer.special), template and template.source]
         key += [*self.about, self.length]

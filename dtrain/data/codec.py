@@ -14,7 +14,7 @@ import numpy as np
 
 from dtrain.core.errors import DataError
 from dtrain.core.types import JsonObject
-from dtrain.data.files import expanded, reason
+from dtrain.data.paths import expand_path, reason
 
 
 @dataclass(frozen=True)
@@ -317,7 +317,7 @@ def packages_of(tokenizer: str | None) -> tuple[str, ...]:
     """The package that reads the tokenizer."""
     if tokenizer is None or tokenizer == BYTES:
         return ()
-    path = expanded(tokenizer)
+    path = expand_path(tokenizer)
     pieces = path.suffix == ".model" or (
         (path / "tokenizer.model").is_file() and not (path / "tokenizer.json").is_file()
     )
@@ -330,7 +330,7 @@ def codec(tokenizer: str | None) -> Codec:
         raise DataError("the recipe has no data.tokenizer", NAMED)
     if tokenizer == BYTES:
         return Bytes()
-    path = expanded(tokenizer)
+    path = expand_path(tokenizer)
     if path.is_dir():
         found = next((path / name for name in ("tokenizer.json", "tokenizer.model") if (path / name).is_file()), None)
         if found is None:

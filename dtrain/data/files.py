@@ -1,49 +1,32 @@
-"""Resolve file names and globs of a recipe, and replace files atomically."""
+"""The files that a recipe names: paths, globs, and addresses in object storage, copied into a local cache."""
 
-import fcntl
+import errno
 import glob
-import os
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import hashlib
+import shutil
+from collections.abc import Iterable
+from glob import has_magic
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
-from dtrain.core.errors import DataError, DtrainError, missing_package
-from dtrain.core.leftovers import part_of
-
-PACKAGE = "{dtrain}"
-"""Placeholder for the folder of the installed dtrain package."""
-
-
-def expanded(name: str) -> Path:
-    """The path for a name in a recipe, with {dtrain} and ~ replaced; DataError if it is not a valid path."""
-    try:
-        path = Path(name.replace(PACKAGE, str(Path(__file__).parents[1]))).expanduser()
-    except RuntimeError as error:
-        hint = "write the full path, or ~/ for your own home folder"
-        raise DataError(f"{name}: this machine has no such user", hint) from error
-    if "\0" in name:
-        raise DataError(f"{name!r} is not a valid path: it contains a NUL character")
-    return path
-
+from dtrain.core import extras
+from dtrain.core.errors import DataError, EnvironmentFault
+from dtrain.core.files import atomic_write, file_lock
+from dtrain.data.digest_cache import read_sealed, write_sealed
+from dtrain.data.paths import CACHE, expand_path, is_remote, reason
 
 HERE = "a relative path starts at the current folder; ** matches any folders"
 """For files that are named on the command line."""
 RELATIVE = "a relative path starts at the recipe's folder or the current folder; ** matches any folders"
 """For files that a recipe names."""
+PACKAGES = {"gs": "gcsfs", "gcs": "gcsfs", "s3": "s3fs", "az": "adlfs", "abfs": "adlfs", "hf": "huggingface_hub"}
+"""The package that reads each kind of address; fsspec finds it."""
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""Errors of a disk that is written to."""
+SIGN_IN = {"gs": "gcloud auth application-default login", "s3": "aws configure, or AWS_ACCESS_KEY_ID"}
 
 
-CACHE = "~/.cache/dtrain"
-"""Default folder for copies, tokens and digests of files."""
-
-
-def is_remote(name: str) -> bool:
-    """Whether a name is an address in object storage, such as gs://bucket/file."""
-    return bool(re.match(r"[a-z][a-z0-9+.-]*://", name))
-
-
-def matching(names: tuple[str, ...], what: str, hint: str = RELATIVE, cache: str = CACHE) -> list[Path]:
+def resolve_files(names: tuple[str, ...], what: str, hint: str = RELATIVE, cache: str = CACHE) -> list[Path]:
     """All files that match the names or globs, in the order of the names and sorted within each, without duplicates.
 
     Of files in object storage, their copies in `cache`. `what` describes their content for messages. DataError if a
@@ -52,11 +35,9 @@ def matching(names: tuple[str, ...], what: str, hint: str = RELATIVE, cache: str
     files: list[Path] = []
     for name in names:
         if is_remote(name):
-            from dtrain.data.remote import fetched
-
             files += [path for path in fetched(name, what, cache) if path not in files]
             continue
-        path = expanded(name)
+        path = expand_path(name)
         matched = [path] if path.is_file() else sorted(map(Path, glob.glob(str(path), recursive=True)))  # noqa: PTH207
         matched = [path for path in matched if path.is_file()]
         if not matched:
@@ -67,72 +48,67 @@ def matching(names: tuple[str, ...], what: str, hint: str = RELATIVE, cache: str
     return files
 
 
-def refuse_suffix(path: Path, what: str, formats: dict[str, str]) -> None:
-    """DataError if the suffix of a file belongs to another format; `formats` maps such suffixes to hints."""
-    hint = formats.get(path.suffix.lower())
-    if hint is not None:
-        raise DataError(f"{path}: {path.suffix} is not {what}", hint)
+def address_packages(names: Iterable[str | None]) -> tuple[str, ...]:
+    """The packages that read those of the names that are addresses."""
+    kinds = (name.partition("://")[0] for name in names if name and is_remote(name))
+    return tuple(PACKAGES[kind] for kind in kinds if kind in PACKAGES)
 
 
-def reason(error: BaseException) -> str:
-    """The first line of a library's error, shortened because it may quote damaged bytes."""
-    line = next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__)
-    return re.sub(r" <[\w.]+ object at 0x[0-9a-f]+>", " it", line)[:200]
+def fetched(address: str, what: str, cache: str) -> list[Path]:
+    """Local copies of the files that the address or glob matches, in the order of their names.
 
-
-@contextmanager
-def reading(where: str | Path, hint: str = "") -> Iterator[None]:
-    """Within this context, every exception of a library that reads bytes of others becomes a DataError with the place.
-
-    Libraries raise many classes of exceptions on damaged or hostile bytes, and new versions raise others.
+    A copy is used again as long as its original has the same size and version. DataError if nothing matches or the
+    storage cannot be read, EnvironmentFault if the cache cannot be written.
     """
+    kind = address.partition("://")[0]
     try:
-        yield
-    except DtrainError:
+        import fsspec
+
+        files, path = fsspec.core.url_to_fs(address)
+        names = _names(files, path)
+        if not names:
+            folder = not has_magic(path) and files.isdir(path)
+            hint = f"it is a folder: {address.rstrip('/')}/*.jsonl names its files" if folder else ""
+            raise DataError(f"no file of {what} matches {address}", hint)
+        return [_copied(files, str(name), kind, cache) for name in names]
+    except ImportError as error:
+        package = PACKAGES.get(kind, kind)
+        message = f"{address}: reading {kind}:// needs the package {package}"
+        raise EnvironmentFault(message, extras.command([package])) from error
+    except (DataError, EnvironmentFault):
         raise
-    except ModuleNotFoundError as error:
-        raise missing_package(error) from error
-    except MemoryError as error:
-        raise DataError(f"{where}: needs more memory than there is", hint) from error
-    except Exception as error:
-        raise DataError(f"{where}: cannot be read: {reason(error)}", hint) from error
+    except Exception as error:  # each kind of storage has errors of its own
+        sign_in = SIGN_IN.get(kind)
+        hint = f"if it asks for a login: {sign_in}" if sign_in else ""
+        raise DataError(f"{address}: cannot be read: {reason(error)}", hint) from error
 
 
-@contextmanager
-def replacing(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
-    """Open a temporary file that atomically replaces `path` at the end; with `sync`, after an fsync. Raises OSError.
-
-    Those that killed processes of this host left behind are removed.
-    """
-    with part_of(path) as (part, file):
-        try:
-            yield file
-            file.flush()
-            if sync:
-                os.fsync(file.fileno())
-            part.replace(path)
-        except BaseException:
-            with suppress(OSError):
-                part.unlink()
-            raise
-    if sync:
-        _sync_folder(path.parent)
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Allow one process of this host at a time to create a file; the others then use what it created."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_suffix(".lock").open("a") as lock:
-        with suppress(OSError):  # not every network file system supports locks; then each process writes equal files
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+def _copied(files: Any, name: str, kind: str, cache: str) -> Path:
+    about = files.info(name)
+    version = {"address": f"{kind}://{name}", "size": about["size"], "version": files.ukey(name)}
+    folder = hashlib.sha256(f"{kind}://{name}".encode()).hexdigest()[:16]
+    path = expand_path(cache) / "remote" / folder / Path(name).name
+    record = path.parent / ".version"
+    try:
+        with file_lock(path):
+            if read_sealed(record) == version and path.is_file() and path.stat().st_size == version["size"]:
+                return path
+            record.unlink(missing_ok=True)
+            with atomic_write(path) as target, files.open(name, "rb") as source:
+                shutil.copyfileobj(source, target, 2**22)
+            if version["size"] is not None and path.stat().st_size != version["size"]:
+                message = f"{kind}://{name}: {path.stat().st_size:,} bytes came, it has {version['size']:,}"
+                raise DataError(message, "run the same command again")
+            write_sealed(record, version)
+    except OSError as error:
+        if error.errno in FULL or str(error.filename or "").startswith(str(expand_path(cache))):
+            hint = "set data.cache to a folder that you can write to, with enough room"
+            raise EnvironmentFault(f"cannot write {path}: {error.strerror}", hint) from error
+        raise
+    return path
 
 
-def _sync_folder(folder: Path) -> None:
-    with suppress(OSError):  # not every file system supports this
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+def _names(files: Any, path: str) -> list[str]:
+    if has_magic(path):
+        return sorted(str(name) for name, about in files.glob(path, detail=True).items() if about["type"] == "file")
+    return [path] if files.isfile(path) else []

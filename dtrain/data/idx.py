@@ -22,7 +22,7 @@ import numpy as np
 from dtrain.core.errors import DataError
 from dtrain.core.types import Positive
 from dtrain.data.batch import IMAGE, LABEL, Batch, Example
-from dtrain.data.files import expanded
+from dtrain.data.paths import expand_path
 from dtrain.data.pixels import Pixels, WithPixels
 from dtrain.data.source import Arrays, Load, Source, Split, image_example
 
@@ -91,7 +91,7 @@ class IDX(WithPixels):
         return self.pixels.apply(batch, 255.0, key, train)
 
     def _find(self, name: str) -> Path | None:
-        root = expanded(self.root)
+        root = expand_path(self.root)
         return next((path for path in (root / name, root / f"{name}.gz") if path.is_file()), None)
 
     def _find_or_fetch(self, name: str) -> Path:

@@ -20,7 +20,7 @@ import numpy as np
 
 from dtrain.core.errors import DataError
 from dtrain.data.batch import IMAGE, LABEL, Batch, Example
-from dtrain.data.files import reason
+from dtrain.data.paths import reason
 from dtrain.data.source import CHANGED, image_example
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "PPM")

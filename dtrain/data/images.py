@@ -15,9 +15,9 @@ import jax
 from dtrain.core.errors import DataError
 from dtrain.core.types import Fraction, Positive
 from dtrain.data.batch import Batch, Example
-from dtrain.data.files import expanded, reason
+from dtrain.data.digest_cache import cached_by_file, file_digest, file_stamp
 from dtrain.data.image_files import ImageFile, ImageFiles
-from dtrain.data.known import cached_results, file_digest, stamp
+from dtrain.data.paths import expand_path, reason
 from dtrain.data.pixels import Pixels, WithPixels
 from dtrain.data.source import Load, Source, Split
 
@@ -56,7 +56,7 @@ class Images(WithPixels):
         return None
 
     def open(self, split: Split) -> Source:
-        root = expanded(self.root)
+        root = expand_path(self.root)
         images = sorted(_files(root))
         if not images:
             raise DataError(f"{root} contains no image in a class folder", f"dtrain expects {LAYOUT}")
@@ -73,14 +73,14 @@ class Images(WithPixels):
         shape = (*self.size, self.channels)
         digests = [entry.digest for _, entry in selected]
         if root.is_dir():
-            digests = cached_results(
+            digests = cached_by_file(
                 self.cache, f"images {split}", [root / entry.path for _, entry in selected], file_digest
             )
         content = [(entry.path, label, digest) for (label, entry), digest in zip(selected, digests, strict=True)]
         decoded = (content, shape, "draft") if self.draft else (content, shape)
         digest = hashlib.sha256(repr(decoded).encode(errors="surrogateescape")).hexdigest()[:16]
         files = tuple(ImageFile(entry.path, label, entry.size, entry.mtime_ns) for label, entry in selected)
-        size, mtime, *_ = stamp(root)
+        size, mtime, *_ = file_stamp(root)
         zipped = None if root.is_dir() else (size, mtime)
         fingerprint = f"images:{split}:{len(files)}:{digest}"
         return ImageFiles(

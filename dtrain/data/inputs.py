@@ -10,7 +10,7 @@ from dtrain.core.errors import DataError
 from dtrain.data.batch import FEATURES, IMAGE, LABEL, TARGET, TOKEN, Batch, Example
 from dtrain.data.codec import BYTES
 from dtrain.data.digits import WHITE, Digits
-from dtrain.data.files import HERE, matching
+from dtrain.data.files import HERE, resolve_files
 from dtrain.data.image_files import ImageFile, ImageFiles
 from dtrain.data.images import SUFFIXES, Images
 from dtrain.data.mixture import Mixture
@@ -94,7 +94,7 @@ def _images(data: Data, shape: tuple[int, ...], names: Sequence[str]) -> Inputs:
 
 def _image_paths(name: str) -> list[Path]:
     if not Path(name).is_dir():
-        return matching((name,), "an image", HERE)
+        return resolve_files((name,), "an image", HERE)
     paths = sorted(path for path in Path(name).rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
     if not paths:
         raise DataError(f"{name} contains no image", f"images end in {', '.join(sorted(SUFFIXES))}")
@@ -105,7 +105,7 @@ def _texts(data: Data, length: int, names: Sequence[str]) -> Inputs:
     """Each file cut into rows of `length` tokens, the last one padded; its first token has no prediction."""
     codec = data.codec()  # pyright: ignore[reportAttributeAccessIssue]
     rows, origins, sizes = [], [], {}
-    for path in matching(tuple(names), "text", HERE):
+    for path in resolve_files(tuple(names), "text", HERE):
         try:
             text = path.read_bytes()
         except OSError as error:

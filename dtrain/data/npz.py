@@ -8,11 +8,11 @@ import numpy as np
 
 from dtrain.core.errors import DataError
 from dtrain.core.types import Fraction, Positive
-from dtrain.data import remote
 from dtrain.data.batch import LABEL, TOKEN, Batch, Example
 from dtrain.data.custom import UserRows
-from dtrain.data.files import expanded, reason
+from dtrain.data.files import address_packages
 from dtrain.data.order import hash64
+from dtrain.data.paths import expand_path, reason
 from dtrain.data.source import Load, Source, Split, Unaugmented
 
 
@@ -35,7 +35,7 @@ class Npz(Unaugmented):
 
     @property
     def packages(self) -> tuple[str, ...]:
-        return remote.packages_of((self.file, self.test_file))
+        return address_packages((self.file, self.test_file))
 
     def example(self) -> Example | None:
         return None
@@ -77,7 +77,7 @@ class _Arrays:
 
 
 def _read(file: str, names: Mapping[str, str]) -> dict[str, np.ndarray]:
-    path = expanded(file)
+    path = expand_path(file)
     try:
         with np.load(path, allow_pickle=False) as content:
             arrays = {name: content[name] for name in content.files}

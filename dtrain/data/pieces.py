@@ -16,9 +16,10 @@ from pathlib import Path
 import numpy as np
 
 from dtrain.core.errors import DataError, EnvironmentFault
+from dtrain.core.files import atomic_write, file_lock
 from dtrain.core.parent import exit_with_caller
-from dtrain.data.files import expanded, locked, replacing
-from dtrain.data.known import seal, stamp, unsealed
+from dtrain.data.digest_cache import file_stamp, read_sealed, write_sealed
+from dtrain.data.paths import expand_path
 from dtrain.data.stream import Stream
 
 
@@ -31,7 +32,7 @@ def cached(cache: str, name: str, make: Callable[[], Iterable[np.ndarray]]) -> S
     stream = _verified(path, cache)
     if stream is None:
         try:
-            with locked(path):
+            with file_lock(path):
                 stream = _verified(path, cache) or _create(path, cache, make())
         except OSError as error:
             hint = "set data.cache to a folder that you can write to"
@@ -42,16 +43,16 @@ def cached(cache: str, name: str, make: Callable[[], Iterable[np.ndarray]]) -> S
 
 def cache_file(cache: str, name: str) -> Path:
     """The path of the cached tokens with that name."""
-    return expanded(cache) / f"tokens-{name}.bin"
+    return expand_path(cache) / f"tokens-{name}.bin"
 
 
 def _verified(path: Path, cache: str) -> Stream | None:
     """The cached tokens if their size and digest are as written, else None."""
-    metadata = unsealed(path.with_suffix(".json"))
+    metadata = read_sealed(path.with_suffix(".json"))
     if metadata is None or not path.is_file():
         return None
     try:
-        stream = Stream(path, metadata["dtype"], 0, metadata["count"], tuple(stamp(path)), derived=True)
+        stream = Stream(path, metadata["dtype"], 0, metadata["count"], tuple(file_stamp(path)), derived=True)
         if stream.found[0] != len(stream) * np.dtype(stream.dtype).itemsize:
             return None
         return stream if stream.scanned(cache)["digest"] == metadata["digest"] else None
@@ -64,13 +65,13 @@ def _create(path: Path, cache: str, parts: Iterable[np.ndarray]) -> Stream:
     for obstacle in (path, path.with_suffix(".json")):
         if obstacle.is_dir():
             obstacle.rmdir()
-    with replacing(path) as file:
+    with atomic_write(path) as file:
         for part in parts:
             written = np.ascontiguousarray(part)
             file.write(written.data)
             digest.update(written.data)
             count, dtype = count + len(part), part.dtype.str
-    seal(path.with_suffix(".json"), {"dtype": dtype, "count": count, "digest": digest.hexdigest()})
+    write_sealed(path.with_suffix(".json"), {"dtype": dtype, "count": count, "digest": digest.hexdigest()})
     stream = _verified(path, cache)
     if stream is None:
         message = f"{path}: its content differs from what was written"

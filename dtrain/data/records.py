@@ -16,7 +16,8 @@ from typing import Any, BinaryIO
 
 from dtrain.core.errors import DataError
 from dtrain.core.types import Positive
-from dtrain.data.files import CACHE, is_remote, matching, reading, reason
+from dtrain.data.files import resolve_files
+from dtrain.data.paths import CACHE, is_remote, reading, reason
 
 LINES = (".jsonl", ".ndjson")
 COLUMNS = (".parquet", ".arrow", ".feather")
@@ -85,7 +86,7 @@ def record_files(names: tuple[str, ...], cache: str = CACHE) -> list[Path]:
                 raise DataError(f"{name}: this folder has no file of records", HINT)
             files += inside
         else:
-            files += matching((name,), "records", cache=cache)
+            files += resolve_files((name,), "records", cache=cache)
     for file in files:
         if _suffix(file) not in SUFFIXES:
             raise DataError(f"{file}: {file.suffix or 'a file without a suffix'} is no file of records", HINT)

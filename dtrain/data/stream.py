@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from dtrain.core.errors import DataError
-from dtrain.data.files import reason, refuse_suffix
-from dtrain.data.known import cached_results, stamp
+from dtrain.data.digest_cache import cached_by_file, file_stamp
+from dtrain.data.paths import reason, refuse_suffix
 from dtrain.data.source import CHANGED
 
 HEADERS = {20240520: "uint16", 20240801: "uint32"}
@@ -95,7 +95,7 @@ class Stream:
     def scanned(self, cache: str) -> dict[str, Any]:
         """`digest`, `smallest` and `largest` of the tokens, from the cache folder if the file has not changed."""
         key = f"tokens {self.dtype} {self.offset} {self.count}"
-        return cached_results(cache, key, [self.path], lambda _: self._scan())[0]
+        return cached_by_file(cache, key, [self.path], lambda _: self._scan())[0]
 
     def _scan(self) -> dict[str, object]:
         digest, minima, maxima, left = hashlib.sha256(), [0], [0], self.count
@@ -137,7 +137,7 @@ class InMemory:
 def opened(path: Path, dtype: str) -> Stream:
     """Open a .npy or .bin file of tokens; `dtype` is that of a .bin without a header. DataError if it is not valid."""
     refuse_suffix(path, "a file of tokens (.bin or .npy)", FORMATS)
-    file_stamp = stamp(path)
+    stamp = file_stamp(path)
     try:
         with path.open("rb") as file:
             start = file.read(4 * HEADER_VALUES)
@@ -145,7 +145,7 @@ def opened(path: Path, dtype: str) -> Stream:
         dtype, offset, count = _npy(path) if numpy else _bin(start, dtype)
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read as tokens: {error}") from error
-    size, width = file_stamp[0] - offset, np.dtype(dtype).itemsize
+    size, width = stamp[0] - offset, np.dtype(dtype).itemsize
     if size % width:
         hint = "the file is truncated, or it has another dtype" + ("" if numpy else ": set data.dtype")
         raise DataError(f"{path}: {size:,} bytes are not a multiple of the {width} bytes of {dtype}", hint)
@@ -153,7 +153,7 @@ def opened(path: Path, dtype: str) -> Stream:
         raise DataError(f"{path}: the header declares {count:,} tokens, but {size // width:,} follow")
     if not size:
         raise DataError(f"{path}: contains no tokens")
-    return Stream(path, dtype, offset, size // width, tuple(file_stamp))
+    return Stream(path, dtype, offset, size // width, tuple(stamp))
 
 
 def _bin(start: bytes, dtype: str) -> tuple[str, int, int | None]:

@@ -11,10 +11,10 @@ import numpy as np
 
 from dtrain.core.errors import DataError, missing_package
 from dtrain.core.types import Fraction
-from dtrain.data import remote
 from dtrain.data.batch import FEATURES, LABEL, Example, Feature
-from dtrain.data.files import HERE, matching, reading, reason
+from dtrain.data.files import HERE, address_packages, resolve_files
 from dtrain.data.order import hash64
+from dtrain.data.paths import reading, reason
 from dtrain.data.source import Arrays, Load, Source, Split, Unaugmented
 
 SUFFIXES = (".csv", ".tsv", ".parquet", ".arrow", ".feather", ".jsonl", ".ndjson")
@@ -44,7 +44,7 @@ class Table(Unaugmented):
 
     @property
     def packages(self) -> tuple[str, ...]:
-        return ("pyarrow", *remote.packages_of((*self.files, *self.test_files)))
+        return ("pyarrow", *address_packages((*self.files, *self.test_files)))
 
     def example(self) -> Example | None:
         return None
@@ -69,7 +69,7 @@ class Table(Unaugmented):
     def unlabelled(self, names: Sequence[str]) -> np.ndarray:
         """The columns of other files (rows, columns), scaled like the training rows. The label may be missing."""
         read = _Read(self)
-        return read.scaled(_columns(_tables(matching(tuple(names), "a table", HERE)), read.columns, None).values)
+        return read.scaled(_columns(_tables(resolve_files(tuple(names), "a table", HERE)), read.columns, None).values)
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class _Read:
 
     @cached_property
     def _tables(self) -> list[tuple[Path, Any]]:
-        return _tables(matching(self.data.files, "a table"))
+        return _tables(resolve_files(self.data.files, "a table"))
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
@@ -124,7 +124,7 @@ class _Read:
     @cached_property
     def test(self) -> _Columns:
         if self.data.test_files:
-            return _columns(_tables(matching(self.data.test_files, "a table")), self.columns, self.data.label)
+            return _columns(_tables(resolve_files(self.data.test_files, "a table")), self.columns, self.data.label)
         return _Columns(self._all.values[self._held_out], self._all.label[self._held_out])
 
     @cached_property

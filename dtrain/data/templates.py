@@ -12,7 +12,7 @@ from typing import Any
 
 from dtrain.core.errors import DataError
 from dtrain.data.conversations import ASSISTANT, Message
-from dtrain.data.files import reason
+from dtrain.data.paths import reason
 
 NAMED = {
     "chatml": "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"

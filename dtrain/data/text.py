@@ -12,11 +12,11 @@ import numpy as np
 
 from dtrain.core.errors import DataError
 from dtrain.core.types import Fraction, Positive
-from dtrain.data import remote
 from dtrain.data.batch import Example
 from dtrain.data.codec import BYTES, Codec, codec, packages_of
-from dtrain.data.files import matching, refuse_suffix
-from dtrain.data.known import cached_results, file_digest
+from dtrain.data.digest_cache import cached_by_file, file_digest
+from dtrain.data.files import address_packages, resolve_files
+from dtrain.data.paths import refuse_suffix
 from dtrain.data.pieces import Piece, Whole, groups
 from dtrain.data.source import Load, Source, Split, Unaugmented
 from dtrain.data.stream import Stream
@@ -65,7 +65,7 @@ class Text(Unaugmented):
 
     @property
     def packages(self) -> tuple[str, ...]:
-        return (*packages_of(self.tokenizer), *remote.packages_of((*self.files, *self.test_files)))
+        return (*packages_of(self.tokenizer), *address_packages((*self.files, *self.test_files)))
 
     def example(self) -> Example:
         return row_example(self.length, self.pack)
@@ -95,7 +95,7 @@ class Text(Unaugmented):
 
     def _files(self, split: Split) -> list[Path]:
         names = self.test_files if split == "test" and self.test_files else self.files
-        files = matching(names, "text", cache=self.cache)
+        files = resolve_files(names, "text", cache=self.cache)
         for file in files:
             refuse_suffix(file, "text", FORMATS)
         return files
@@ -105,7 +105,7 @@ class Text(Unaugmented):
 
     def _whole(self, files: list[Path]) -> Whole:
         """The tokens of all files, from the cache if it has them."""
-        digests, tokenizer = cached_results(self.cache, "text", files, file_digest), self.codec()
+        digests, tokenizer = cached_by_file(self.cache, "text", files, file_digest), self.codec()
         separator = self._separator(tokenizer)
 
         def name(numbers: Sequence[int]) -> str:

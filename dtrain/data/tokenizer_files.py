@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dtrain.core.types import JsonObject
 from dtrain.data.codec import BYTES, File, codec
-from dtrain.data.files import expanded
+from dtrain.data.paths import expand_path
 
 FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
@@ -36,7 +36,7 @@ def write_tokenizer(tokenizer: str | None, template: str | None, target: Path) -
         return []
     if tokenizer == BYTES:
         return _write_bytes(template, target)
-    place = expanded(tokenizer)
+    place = expand_path(tokenizer)
     if not any(path.is_file() for path in (place, place / "tokenizer.json", place / "tokenizer.model")):
         return []  # a published model that came without one
     opened = codec(tokenizer)

@@ -9,10 +9,9 @@ import numpy as np
 
 from dtrain.core.errors import DataError
 from dtrain.core.types import Fraction, Natural, Positive
-from dtrain.data import remote
 from dtrain.data.batch import Example
 from dtrain.data.codec import Codec, codec
-from dtrain.data.files import matching
+from dtrain.data.files import address_packages, resolve_files
 from dtrain.data.source import Load, Source, Split, Unaugmented
 from dtrain.data.stream import Stream, opened
 from dtrain.data.windows import Windows, row_example
@@ -49,14 +48,14 @@ class Tokens(Unaugmented):
 
     @property
     def packages(self) -> tuple[str, ...]:
-        return remote.packages_of((*self.files, *self.test_files))
+        return address_packages((*self.files, *self.test_files))
 
     def example(self) -> Example:
         return row_example(self.length, self.separator is not None)
 
     def open(self, split: Split) -> Source:
         names = self.test_files if split == "test" and self.test_files else self.files
-        files = matching(names, "tokens", cache=self.cache)
+        files = resolve_files(names, "tokens", cache=self.cache)
         streams = [opened(path, self.dtype) for path in files]
         if not self.test_files:
             streams = [held_out(stream, self.test, split) for stream in streams]

@@ -1,18 +1,99 @@
 """Read a Hugging Face config.json into the decoder that it describes."""
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dtrain.core.errors import DataError, FieldError
 from dtrain.core.types import JsonObject
 from dtrain.models.decoder import Decoder
-from dtrain.models.hf_fields import COMMON, DEFAULTS, IGNORED, NEUTRAL, Fields
-from dtrain.models.hf_rope import positions
 from dtrain.models.moe import Experts
-from dtrain.models.rope import Learned
+from dtrain.models.rope import Learned, LinearScaling, Llama3, Rope, Yarn
 from dtrain.models.settings import settings
+
+SCALINGS: dict[str, set[str]] = {
+    "default": set(),
+    "linear": {"factor"},
+    "llama3": {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
+    "yarn": {"factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "attention_factor", "truncate"},
+}
+"""The supported kinds of scaling, and the fields of each."""
+
+
+GEMMA = {"rms_norm_eps": 1e-6, "tie_word_embeddings": True, "hidden_activation": None, "head_dim": 256}
+QWEN = {"rms_norm_eps": 1e-6, "use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
+DEFAULTS: dict[str, JsonObject] = {
+    "gpt2": {"layer_norm_epsilon": 1e-5, "activation_function": "gelu_new", "tie_word_embeddings": True},
+    "llama": {"rms_norm_eps": 1e-6},
+    "mistral": {"rms_norm_eps": 1e-6, "num_key_value_heads": 8, "sliding_window": 4096},
+    "mixtral": {"rms_norm_eps": 1e-5, "num_key_value_heads": 8, "rope_theta": 1e6, "sliding_window": None,
+                "num_experts_per_tok": 2, "num_local_experts": 8},
+    "qwen2": {**QWEN, "num_key_value_heads": 32},
+    "qwen3": {**QWEN, "num_key_value_heads": 32, "head_dim": 128},
+    "qwen3_moe": {**QWEN, "num_key_value_heads": 4, "moe_intermediate_size": 768, "num_experts_per_tok": 8,
+                  "num_experts": 128, "norm_topk_prob": False},
+    "gemma": {**GEMMA, "num_key_value_heads": 16},
+    "gemma2": {**GEMMA, "num_key_value_heads": 4, "query_pre_attn_scalar": 256, "sliding_window": 4096,
+               "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+    "gemma3_text": {**GEMMA, "num_key_value_heads": 4, "query_pre_attn_scalar": 256, "sliding_window": 4096,
+                    "attn_logit_softcapping": None, "final_logit_softcapping": None, "rope_theta": 1e6,
+                    "rope_local_base_freq": 1e4, "sliding_window_pattern": 6},
+    "phi3": {"rms_norm_eps": 1e-5, "sliding_window": None},
+    "olmo2": {"rms_norm_eps": 1e-5},
+}  # fmt: skip
+COMMON = {"rope_theta": 10_000.0, "tie_word_embeddings": False, "hidden_act": "silu", "attention_bias": False,
+          "mlp_bias": False, "num_key_value_heads": None, "head_dim": None}  # fmt: skip
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "add_cross_attention": (False,), "alibi": (False,), "attention_multiplier": (), "clip_qkv": (),
+    "embedding_multiplier": (1.0,), "logit_scale": (1.0,), "logits_scaling": (1.0,), "parallel_attn": (False,),
+    "partial_rotary_factor": (1.0,), "quantization_config": (), "residual_multiplier": (1.0,),
+    "scale_attn_by_inverse_layer_idx": (False,), "scale_attn_weights": (True,),
+    "use_bidirectional_attention": (False,), "use_mrope": (False,),
+}  # fmt: skip
+"""Fields that dtrain's decoder does not support, with the values, besides null, at which they have no effect."""
+
+IGNORED = {
+    "architectures", "model_type", "dtype", "torch_dtype", "transformers_version", "initializer_range", "use_cache",
+    "_name_or_path", "_attn_implementation", "cache_implementation", "auto_map", "id2label", "label2id",
+    "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id", "is_decoder",
+    "attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "hidden_dropout", "router_jitter_noise",
+    "output_router_logits", "router_aux_loss_coef", "pretraining_tp", "n_ctx", "reorder_and_upcast_attn",
+    "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj",
+    "task_specific_params", "gradient_checkpointing", "sliding_window_size", "tokenizer_class", "output_attentions",
+    "output_hidden_states", "return_dict",
+    "chunk_size_feed_forward", "use_return_dict", "is_encoder_decoder", "problem_type",
+}  # fmt: skip
+"""Fields about training, saving and text, and fields that repeat others."""
+
+
+@dataclass
+class Fields:
+    """The fields of a config.json; records which were read, and for which setting."""
+
+    values: JsonObject
+    defaults: Mapping[str, object]
+    path: Path
+    sources: dict[str, str] = field(default_factory=dict)
+    unserved: list[str] = field(default_factory=list)
+    known: set[str] = field(default_factory=set)
+
+    def __call__(self, name: str, ours: str = "") -> Any:
+        """The field's value or its default; raises DataError if it has neither. `ours` is the setting it decides."""
+        self.known.add(name)
+        if name not in self.values and name not in self.defaults:
+            raise DataError(f"{self.path} has no {name}", "use the config.json that belongs to the parameters")
+        value = self.values.get(name, self.defaults.get(name))
+        if ours:
+            self.sources[ours] = f"{name}: {value}" + ("" if name in self.values else " (by default)")
+        return value
+
+    def refuse(self, problem: str) -> None:
+        """Record a field and value that dtrain's decoder does not support."""
+        self.unserved.append(problem)
+
 
 ACTIVATIONS = {"silu": "swiglu", "swish": "swiglu", "gelu_pytorch_tanh": "geglu", "gelu_new": "geglu"}
 GPT2_ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
@@ -191,3 +272,68 @@ def _windows(fields: Fields, kind: str, layers: int, context: int) -> JsonObject
             return {"window": size, "global_every": every}
     fields.refuse(spread)
     return {}
+
+
+def positions(fields: Fields) -> JsonObject:
+    """The settings `position`, and `window_theta` where layers with a window have their own."""
+    new = fields.values.get("rope_parameters") or {}
+    fields.known |= {"rope_parameters", "rope_scaling"}
+    if "rope_local_base_freq" not in fields.defaults:
+        return {"position": _rope(fields, new)}
+    local, local_theta = new.get("sliding_attention") or {}, fields("rope_local_base_freq", "window_theta")
+    if local.get("rope_type", "default") != "default":
+        fields.refuse(f"rope_parameters.sliding_attention.rope_type: {local['rope_type']}")
+    if "rope_theta" in local:
+        local_theta = local["rope_theta"]
+        fields.sources["window_theta"] = f"rope_parameters.sliding_attention.rope_theta: {local_theta}"
+    return {"position": _rope(fields, new.get("full_attention") or {}), "window_theta": local_theta}
+
+
+def _rope(fields: Fields, new: JsonObject) -> Rope:
+    """From `rope_parameters`, or from `rope_theta` and `rope_scaling` of older files."""
+    old = fields.values.get("rope_scaling") or {}
+    top = fields("rope_theta", "position.theta")
+    if any(isinstance(value, dict) for value in new.values()):
+        fields.refuse("rope_parameters: different values for some layers")
+        return Rope()
+    theta = new.get("rope_theta", top)
+    if "rope_theta" in new:
+        fields.sources["position.theta"] = f"rope_parameters.rope_theta: {theta}"
+        if theta != fields.values.get("rope_theta", theta):
+            fields.refuse(f"rope_theta: {top} but rope_parameters.rope_theta: {theta}")
+    plain = {"rope_theta", "partial_rotary_factor"}
+    scaled = {name: value for name, value in new.items() if name not in plain and value is not None}
+    if new.get("partial_rotary_factor") not in (None, 1):
+        fields.refuse(f"rope_parameters.partial_rotary_factor: {new['partial_rotary_factor']}")
+    where, scaling = ("rope_parameters", scaled) if scaled else ("rope_scaling", dict(old))
+    fields.sources["position.scaling"] = f"{where}: {scaling or None}"
+    return Rope(theta=theta, scaling=_scaling(fields, scaling, where))
+
+
+def _scaling(fields: Fields, values: JsonObject, where: str) -> LinearScaling | Llama3 | Yarn | None:
+    kind = values.get("rope_type", values.get("type", "default"))
+    known = SCALINGS.get(kind)
+    if known is None:
+        fields.refuse(f"{where}.rope_type: {kind}")
+        return None
+    for name in sorted(values.keys() - known - {"rope_type", "type"}):
+        fields.refuse(f"{where}.{name}: {values[name]}")
+    if kind == "linear":
+        return LinearScaling(factor=values["factor"])
+    if kind == "llama3":
+        low, high = values["low_freq_factor"], values["high_freq_factor"]
+        return Llama3(factor=values["factor"], low=low, high=high, original=values["original_max_position_embeddings"])
+    if kind == "default":
+        return None
+    # transformers takes the one at the top of config.json first
+    top = fields.values.get("original_max_position_embeddings")
+    fields.known.add("original_max_position_embeddings")
+    original = top or values.get("original_max_position_embeddings") or fields("max_position_embeddings")
+    fast, slow = values.get("beta_fast") or 32.0, values.get("beta_slow") or 1.0
+    yarn = Yarn(factor=values["factor"], original=original, fast=fast, slow=slow)
+    attention = values.get("attention_factor")
+    if attention is not None and not math.isclose(attention, yarn.attention, rel_tol=1e-6):
+        fields.refuse(f"{where}.attention_factor: {attention}")
+    if not values.get("truncate", True):
+        fields.refuse(f"{where}.truncate: False")
+    return yarn

@@ -175,6 +175,11 @@ def mesh_sizes(sizes: Mapping[str, int]) -> dict[str, int]:
     return {axis: sizes[axis] for axis in AXES} | {"fsdp": math.prod(sizes[axis] for axis in FSDP_AXES)}
 
 
+def mesh_text(sizes: Mapping[str, int]) -> str:
+    """The axes that span more than one device, with their sizes: "fsdp 2 x tensor 4"."""
+    return " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1) or "of one device"
+
+
 def _fsdp_per_torus_dim(fsdp: int, devices: Sequence[Device]) -> dict[str, int]:
     """The sizes of MEMORY_AXES if `fsdp` covers several dimensions of a slice's torus fully; else empty."""
     if devices[0].platform != "tpu" or len({getattr(device, "slice_index", 0) for device in devices}) > 1:

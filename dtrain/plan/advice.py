@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Iterator, Sequence
 
+from dtrain.assembly.explain import size_text
 from dtrain.core.slices import Target
 from dtrain.plan.capacity import State, factored, larger, room, state
 from dtrain.plan.plan import Plan
@@ -10,7 +11,6 @@ from dtrain.plan.report import ms, verdict
 from dtrain.plan.variants import MICROBATCHES, Candidate, finer, meshes
 from dtrain.plan.workers import PlanJob, outcomes
 from dtrain.recipe.recipe import Recipe
-from dtrain.train.explain import size_text
 
 MESHES = 2
 """Number of meshes that are combined with a second change: those that need the least memory."""

@@ -7,11 +7,11 @@ from typing import Any
 
 import jax
 
+from dtrain.assembly.assemble import Assembly
 from dtrain.core.errors import EnvironmentFault
 from dtrain.core.leftovers import temporary_folder
 from dtrain.parallel import compile_cache
 from dtrain.parallel.engine import refuse_unknown
-from dtrain.train.assembly import Assembly
 
 DUMP = {"xla_dump_hlo_as_text": True, "xla_dump_hlo_pass_re": ""}
 NAMES = {"text": "after_optimizations.txt", "live": "after_optimizations-live-range.txt"}

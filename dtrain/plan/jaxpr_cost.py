@@ -10,13 +10,14 @@ Seconds of a loop body, multiplied by its trip count:
 On GPUs collectives are queued beside the work instead (plan/queue.py).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from jax.interpreters.partial_eval import dce_jaxpr
 
+from dtrain.core.chips import Chip
 from dtrain.models.nn.count_flops import MATRIX_PRODUCTS, one_product
-from dtrain.parallel.engine import Traced
+from dtrain.parallel.engine import SCHEDULED, Compiler, Traced
 from dtrain.parallel.mesh import FSDP_AXES
 from dtrain.plan import kernels
 from dtrain.plan.efficiency import Efficiency
@@ -33,8 +34,7 @@ from dtrain.plan.jaxpr_flat import (
     summed,
     traffic,
 )
-from dtrain.plan.network import Network
-from dtrain.plan.overlap import Overlap
+from dtrain.plan.network import Group, Network
 from dtrain.plan.replay import CollectiveCost, StepCost
 
 Wait = tuple[float, CollectiveCost]
@@ -105,6 +105,77 @@ class Queue:
 
 CUDNN = {"dot_product_attention_fwd_wrapper": 2, "dot_product_attention_bwd_wrapper": 5}
 """Matrix products of cuDNN's attention kernels."""
+
+
+ASYNC_GATHER = "xla_tpu_enable_async_collective_fusion_fuse_all_gather"
+WITH_KERNELS = "xla_tpu_enable_async_collective_fusion_with_mosaic_custom_call"
+WINDOW_GATHERS = "xla_tpu_enable_windowed_einsum_for_all_gather"
+WINDOW_FROM = "xla_jf_spmd_threshold_for_windowed_einsum_mib"
+WHOLE_FROM = 10_000
+"""Threshold in MiB of an operand from which no product is split in practice."""
+
+MOST_DEVICES = 32
+"""Devices of a mesh up to which products are split, whatever the sizes of its axes: programs for 8, 16 and 32 devices
+have such products, those for 64, 128 and 256 have none."""
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Collectives that overlap with work in a loop body."""
+
+    gathers: bool
+    """All-gathers of parameters overlap."""
+    sums: bool
+    """Reduce-scatters of gradients overlap."""
+    kernels: bool = False
+    """Kernels hide collectives as matrix products do."""
+    windowed: bool = False
+    """Products are split to use the parts of their operand as they arrive."""
+    waits: bool = False
+    """Permutations are synchronous: each waits for the one before, so that the links of one direction are idle."""
+    queued: bool = False
+    """Collectives run one after another beside the work, in the order of the program (GPUs)."""
+    scattered: bool = True
+    """A reduce-scatter over several dimensions of a torus does not become an all-reduce."""
+
+    def hides(self, kind: str, axes: tuple[str, ...]) -> bool:
+        """Whether a collective along these axes of the mesh is hidden if there is enough work."""
+        if kind == "collective-permute":
+            return True
+        saving = set(axes) <= set(FSDP_AXES)
+        return saving and (self.gathers if kind == "all-gather" else self.sums and kind == "reduce-scatter")
+
+    def dims(self, group: Group, torus: int) -> int | None:
+        """Torus dimensions that a collective uses at once: None (all) if its group is the whole torus, else 1."""
+        return None if len(group.rings) == len(group.extents) == torus else 1
+
+    def kind(self, kind: str, group: Group) -> str:
+        """The kind of collective that the compiler emits for this one."""
+        whole = kind == "reduce-scatter" and len(group.extents) > 1 and not self.scattered
+        return "all-reduce" if whole else kind
+
+
+def overlap(engine: Compiler, placed_by_compiler: bool, chip: Chip, devices: int) -> Overlap:
+    """Rules for an engine's compiler and options on a chip.
+
+    `placed_by_compiler`: the compiler inserts the collectives (engine jit). `devices`: those of the whole mesh.
+    """
+    options: Mapping[str, bool | str] = engine.options(chip.platform)
+    if chip.platform == "gpu":
+        hidden = _on(options, SCHEDULED)
+        return Overlap(hidden, hidden and not placed_by_compiler, kernels=True, queued=True)
+    split = placed_by_compiler and chip.dims == 2 and devices <= MOST_DEVICES
+    if split and int(options.get(WINDOW_FROM, 0)) < WHOLE_FROM:
+        waits = chip.name == "v5e" and devices == MOST_DEVICES
+        return Overlap(not waits, not waits, windowed=_on(options, WINDOW_GATHERS, default=True), waits=waits)
+    gathers, kernels = chip.name == "v5e" or _on(options, ASYNC_GATHER), _on(options, WITH_KERNELS)
+    return Overlap(gathers, False, kernels=kernels, scattered=not placed_by_compiler)
+
+
+def _on(options: Mapping[str, bool | str], name: str, *, default: bool = False) -> bool:
+    """Whether an option is set to true; as text it may be `false` or `0`."""
+    return str(options.get(name, default)).lower() not in ("false", "0")
+
 
 FAST_MEMORY = 128 * 2**20
 """Bytes of fast memory (VMEM) of a v5e or v6e core."""

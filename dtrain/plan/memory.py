@@ -13,11 +13,11 @@ from typing import Any
 
 import jax
 
+from dtrain.assembly.state import State
 from dtrain.data.batch import Batch
 from dtrain.parallel.rules import Layout
 from dtrain.plan.compiled import Compiled
 from dtrain.plan.program import Array, Op, Program
-from dtrain.train.state import State
 
 PEAKS = {"tpu": (0.92, 1.22), "gpu": (0.84, 1.28)}
 """The compiler's peak over that of the quick tier by platform, lowest and highest: of 36 programs compiled for TPU v5e,

@@ -9,6 +9,7 @@ from typing import Literal
 
 import jax
 
+from dtrain.assembly.assemble import Assembly, assemble, one_step_per_call
 from dtrain.core.errors import RecipeError
 from dtrain.core.slices import Target
 from dtrain.data.batch import IMAGE, Example, tokens_in
@@ -20,17 +21,15 @@ from dtrain.plan import memory, target
 from dtrain.plan.compiled import compiled as compile_step
 from dtrain.plan.cuda import assume_cudnn
 from dtrain.plan.efficiency import Efficiency
-from dtrain.plan.jaxpr_cost import ALL, step_cost
+from dtrain.plan.jaxpr_cost import ALL, overlap, step_cost
 from dtrain.plan.memory import CLASSES, PEAKS, Memory
 from dtrain.plan.money import Money, cost
 from dtrain.plan.network import Network
-from dtrain.plan.overlap import overlap
 from dtrain.plan.program import read
 from dtrain.plan.replay import Replay, StepCost
 from dtrain.plan.target import places, stand_ins
 from dtrain.recipe.load import refuse_conflicts
 from dtrain.recipe.recipe import Recipe
-from dtrain.train.assembly import Assembly, assemble, one_step_per_call
 
 Tier = Literal["compiled", "quick", "state"]
 """`state`: neither compiled nor traced, since the state alone does not fit."""

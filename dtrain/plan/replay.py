@@ -15,9 +15,8 @@ from dtrain.core.chips import Chip
 from dtrain.plan import kernels
 from dtrain.plan.cost import COLLECTIVES, FREE, Costs
 from dtrain.plan.efficiency import Efficiency
-from dtrain.plan.loops import trips
 from dtrain.plan.network import Network, dims_used, members
-from dtrain.plan.program import Computation, Op, Program
+from dtrain.plan.program import Computation, Op, Program, trips
 
 
 @dataclass

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Any
 
+from dtrain.assembly.explain import size_text
 from dtrain.core.chips import PRICED, Chip
 from dtrain.core.slices import Target
 from dtrain.core.types import JsonObject
-from dtrain.parallel.mesh import FSDP_AXES
+from dtrain.parallel.mesh import FSDP_AXES, mesh_text
 from dtrain.plan.capacity import state
 from dtrain.plan.money import Money, stale
 from dtrain.plan.plan import Plan, Timing, slots
@@ -16,8 +17,6 @@ from dtrain.plan.replay import CollectiveCost
 from dtrain.plan.search import SearchResult
 from dtrain.plan.workers import PlanJob
 from dtrain.recipe.sums import with_sums
-from dtrain.train.banner import mesh_text
-from dtrain.train.explain import size_text
 
 
 @dataclass(frozen=True)

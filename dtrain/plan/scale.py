@@ -4,13 +4,13 @@ from collections.abc import Iterator, Sequence
 from datetime import date
 from pathlib import Path
 
+from dtrain.assembly.explain import size_text
 from dtrain.core.errors import EnvironmentFault
 from dtrain.core.slices import Target
 from dtrain.plan.money import Money
 from dtrain.plan.plan import Plan, Timing
 from dtrain.plan.report import ms, price_warning, unsure, verdict
 from dtrain.plan.workers import Outcome
-from dtrain.train.explain import size_text
 
 BAR = 20
 

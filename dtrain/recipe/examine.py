@@ -11,8 +11,8 @@ from dtrain.core.errors import DataError, FieldError, RecipeError
 from dtrain.core.extras import installed
 from dtrain.core.process_info import process_info
 from dtrain.data.batch import Example
-from dtrain.data.files import is_remote
 from dtrain.data.idx import IDX
+from dtrain.data.paths import is_remote
 from dtrain.data.questions import read_questions
 from dtrain.models.distillation import Distillation
 from dtrain.recipe.crosscheck import Problem, Unread, problems_of, warmup_problem

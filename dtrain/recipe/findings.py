@@ -5,7 +5,7 @@ from typing import Any
 
 from dtrain.core.errors import DataError
 from dtrain.data.batch import Example
-from dtrain.data.known import NO_CACHE
+from dtrain.data.digest_cache import NO_CACHE
 from dtrain.data.source import Source, Split
 
 SPLITS: tuple[Split, Split] = ("train", "test")

@@ -15,12 +15,13 @@ from dtrain.core.limited import OverLimit, limited
 from dtrain.data.chat import Templated
 from dtrain.data.codec import File
 from dtrain.data.custom import CustomData
-from dtrain.data.files import PACKAGE, is_remote, matching
+from dtrain.data.digest_cache import NO_CACHE
+from dtrain.data.files import resolve_files
 from dtrain.data.idx import FILES, IDX
 from dtrain.data.images import Images
-from dtrain.data.known import NO_CACHE
 from dtrain.data.mixture import Mixture
 from dtrain.data.npz import Npz
+from dtrain.data.paths import PACKAGE, is_remote
 from dtrain.data.source import Data
 from dtrain.data.stream import InMemory
 from dtrain.data.table import Table
@@ -160,7 +161,7 @@ def _read_text(data: Text, found: Look) -> None:
     """Read the bytes of the text as the run's tokens, without the cache that a run writes."""
     separator = 0 if data.pack else None
     for split in SPLITS:
-        files = matching(data.test_files if split == "test" and data.test_files else data.files, "text")
+        files = resolve_files(data.test_files if split == "test" and data.test_files else data.files, "text")
         ending = b"" if separator is None else b"\0"
         stream: Any = InMemory(np.frombuffer(b"".join(path.read_bytes() + ending for path in files), np.uint8))
         stream = stream if data.test_files else held_out(stream, data.test, split)
@@ -199,7 +200,7 @@ def _matching(names: Sequence[str], test_names: Sequence[str], what: str, found:
             found.unseen.append(f"{key}: more than {ENTRIES:,} file names to search")
             return []
         try:
-            files += matching(some, what) if some or key == "data.files" else []
+            files += resolve_files(some, what) if some or key == "data.files" else []
         except DataError as error:
             found.problems.append((key, error))
     return [] if any(key in ("data.files", "data.test_files") for key, _ in found.problems) else files

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dtrain.core import extras
 from dtrain.core.errors import EnvironmentFault
 from dtrain.core.origin import Origin
-from dtrain.data import remote
+from dtrain.data.files import address_packages
 from dtrain.recipe.recipe import Recipe
 
 
@@ -14,7 +14,7 @@ def packages(recipe: Recipe) -> Iterator[tuple[str, str]]:
     yield from (("data", name) for name in recipe.data.packages)
     for number, sink in enumerate(recipe.track.to):
         yield from ((f"track.to.{number}", name) for name in sink.packages)
-    yield from (("evaluate.questions", name) for name in remote.packages_of(recipe.evaluate.questions))
+    yield from (("evaluate.questions", name) for name in address_packages(recipe.evaluate.questions))
     yield from (("init", name) for name in _of(recipe.init))
     yield from (("objective", name) for name in (recipe.objective.packages if recipe.objective else ()))
 

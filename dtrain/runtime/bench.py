@@ -14,6 +14,9 @@ from typing import Any
 import jax
 from rich.console import Console as Rich
 
+from dtrain.assembly.assemble import Assembly, assemble, one_step_per_call
+from dtrain.assembly.input import order_of, train_batches
+from dtrain.assembly.state import create_state
 from dtrain.core.leftovers import temporary_folder
 from dtrain.core.types import Device, JsonObject
 from dtrain.data.batch import ROW, Batch, Example
@@ -26,10 +29,7 @@ from dtrain.runtime.speed import matrix_rate
 from dtrain.track.console import Console
 from dtrain.track.meters import peak_of
 from dtrain.track.wandb import WandB
-from dtrain.train.assembly import Assembly, assemble, one_step_per_call
-from dtrain.train.input import order_of, train_batches
 from dtrain.train.run import run
-from dtrain.train.state import create_state
 
 LEAST, MOST = 12, 20_000
 """Steps of a segment, at least and at most."""

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from dtrain.core.errors import RecipeError
 from dtrain.core.metrics import Metric, higher_is_better, known, recorded
-from dtrain.core.run_dir import Folder
-from dtrain.core.run_json import STEP_PARTS, step_seconds
+from dtrain.core.run_dir import STEP_PARTS, Folder, step_seconds
 from dtrain.core.types import JsonObject
 from dtrain.track.history import History
 from dtrain.track.jsonl import damage

@@ -1,1 +1,1 @@
-"""Training: assembly, state, step, loop, hooks, resume and the run record."""
+"""A run: start, session, loop, hooks, resume, record, import."""

@@ -9,18 +9,18 @@ from typing import Any
 import jax
 import numpy as np
 
-from dtrain.core.errors import DataError, NotFinite
+from dtrain.assembly.checksum import StateChecksum, state_checksum
+from dtrain.assembly.state import State
+from dtrain.assembly.step import NORMS
+from dtrain.core.errors import NotFinite
 from dtrain.core.metrics import SOURCES
-from dtrain.data.batch import TOKEN, Batch
-from dtrain.data.source import Source
+from dtrain.data.batch import Batch
+from dtrain.inference.evaluate import BITS, evaluated
 from dtrain.models.nn.model import Loss
 from dtrain.recipe.recipe import Evaluate
-from dtrain.train.checksum import StateChecksum, state_checksum
 from dtrain.train.loop import StepEvent
 from dtrain.train.loss_guard import CAUSES
 from dtrain.train.save_timer import SaveTimer
-from dtrain.train.state import State
-from dtrain.train.step import NORMS
 from dtrain.train.timers import Clock
 
 
@@ -57,9 +57,6 @@ def finite(step: int, metrics: Mapping[str, object]) -> dict[str, float]:
 
 Report = Callable[[int, dict[str, float]], None]
 
-BITS = "eval/bits_per_byte"
-LARGEST_EXPONENT = 700.0
-"""Limit of the exponent of the perplexity: exp(710) overflows a float64."""
 IN_FLIGHT = 3
 """Evaluation batches that may be pending on the devices at once: a bound on memory."""
 ASIDE = ("evaluate", "save", "profile")
@@ -190,31 +187,6 @@ class Evaluation:
         self.log.flush()
         self.log.report(step, values | {"time/evaluate_s": seconds})
         return values
-
-
-def bytes_per_token(source: Source) -> float | None:
-    """Bytes of text for each token of a source: 0 if not known, None if its examples are not tokens."""
-    return getattr(source, "bytes_per_token", 0.0) if TOKEN in source.example else None
-
-
-def evaluated(sums: Sequence[Loss], bytes_per_token: float | None) -> dict[str, float]:
-    """Metrics of an evaluation from the sums of its batches. DataError if all examples have weight 0.
-
-    If the examples are tokens (`bytes_per_token` is not None), the loss is that of predicting the next one: its
-    exponential is the perplexity, and where the bytes of a token are known, bits per byte is nll / (ln 2 x bytes).
-    """
-    total = jax.tree.map(lambda *parts: sum(float(part) for part in parts), *sums)
-    if not total.weight > 0:
-        hint = "hold out other examples, or more of them (data.test)"
-        raise DataError("the held-out examples have no weight: every target in them is masked", hint)
-    totals = {"loss": total.sum, **total.metrics}
-    values = {f"eval/{name}": value / total.weight for name, value in totals.items()}
-    if bytes_per_token is not None:
-        nll = values.get("eval/nll", values["eval/loss"])
-        values["eval/perplexity"] = math.exp(min(nll, LARGEST_EXPONENT))
-        if bytes_per_token:
-            values[BITS] = nll / math.log(2) / bytes_per_token
-    return values
 
 
 @dataclass

@@ -13,14 +13,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dtrain.assembly.assemble import Assembly
+from dtrain.assembly.objective import trained_model
+from dtrain.assembly.state import State
+from dtrain.assembly.step import divisor, loss_of
 from dtrain.core.errors import DtrainError
 from dtrain.data.batch import Batch
 from dtrain.models.nn.param import Tree
 from dtrain.models.nn.single_device import SingleDeviceContext
-from dtrain.train.assembly import Assembly
-from dtrain.train.objective import trained_model
-from dtrain.train.state import State
-from dtrain.train.step import divisor, loss_of
 
 CALLS = {
     "jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "checkpoint": "jaxpr", "remat2": "jaxpr",

@@ -6,8 +6,8 @@ from typing import Any, Protocol
 
 import jax
 
+from dtrain.assembly.state import State
 from dtrain.data.batch import Batch
-from dtrain.train.state import State
 from dtrain.train.timers import Clock
 
 Step = Callable[[State, Batch], tuple[State, dict[str, Any]]]

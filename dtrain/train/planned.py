@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dtrain.assembly.assemble import Assembly
 from dtrain.core.files import read_json
 from dtrain.core.run_dir import Folder
 from dtrain.core.types import Device, JsonObject
 from dtrain.parallel.mesh import mesh_sizes
-from dtrain.train.assembly import Assembly
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from dtrain.assembly.assemble import Assembly
 from dtrain.core.own_code import digest, own_code
 from dtrain.core.types import JsonObject
 from dtrain.data.batch import plain_example
@@ -19,7 +20,6 @@ from dtrain.optim.update import learning_rate
 from dtrain.parallel.mesh import mesh_sizes
 from dtrain.recipe.load import COMPUTING, IRRELEVANT, LOADING, plain, text
 from dtrain.recipe.recipe import Recipe
-from dtrain.train.assembly import Assembly
 from dtrain.train.record import versions
 
 VERSIONS = ("python", "dtrain", "jax", "jaxlib", "numpy", "optax")

@@ -17,8 +17,7 @@ from dtrain.core import heartbeat, signals
 from dtrain.core.errors import DtrainError, NotFinite, TakenOver, user_error
 from dtrain.core.files import overwrite
 from dtrain.core.metrics import Metric, plain
-from dtrain.core.run_dir import Folder
-from dtrain.core.run_json import RECOMPUTED, STEP_PARTS, STOPPED_BY_USER, step_seconds
+from dtrain.core.run_dir import RECOMPUTED, STEP_PARTS, STOPPED_BY_USER, Folder, step_seconds
 from dtrain.core.types import Device, JsonObject
 from dtrain.recipe.load import lasting_text
 from dtrain.recipe.recipe import Recipe

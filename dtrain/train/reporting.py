@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import jax
 
+from dtrain.assembly.assemble import Assembly
 from dtrain.core.run_dir import Folder
 from dtrain.data.batch import tokens_in
 from dtrain.recipe.load import plain
@@ -13,7 +14,6 @@ from dtrain.track.console import Console, eval_line
 from dtrain.track.jsonl import Lines, lines
 from dtrain.track.meters import Meters, peak_of
 from dtrain.track.tracker import Sample, TrackedRun, Tracker, guarded
-from dtrain.train.assembly import Assembly
 from dtrain.train.planned import PlanComparison
 from dtrain.train.record import Record
 

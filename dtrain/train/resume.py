@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 import jax
 import numpy as np
 
+from dtrain.assembly.assemble import Assembly
+from dtrain.assembly.checksum import state_checksum
+from dtrain.assembly.state import State, completed, create_state, saved
 from dtrain.checkpoint.manifest import CorruptCheckpoint
 from dtrain.checkpoint.store import Store
 from dtrain.core import fault_injection
@@ -15,12 +18,9 @@ from dtrain.data.source import UNKNOWN, Source
 from dtrain.models.distillation import TEACHER
 from dtrain.models.lora import BASE
 from dtrain.track.console import Console
-from dtrain.train.assembly import Assembly
-from dtrain.train.checksum import state_checksum
-from dtrain.train.initial import Initial
 from dtrain.train.provenance import resume_guarantee
 from dtrain.train.record import Record
-from dtrain.train.state import State, completed, create_state, saved
+from dtrain.weights.initial import Initial
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import jax
 
+from dtrain.assembly.assemble import assemble, one_step_per_call
+from dtrain.assembly.checksum import state_checksum
+from dtrain.assembly.input import refuse_broken_contract, train_batches
 from dtrain.core.errors import NotFinite
 from dtrain.core.run_control import RunControl
 from dtrain.core.run_dir import Folder, folder
@@ -14,17 +17,13 @@ from dtrain.recipe.load import refuse_conflicts
 from dtrain.recipe.packages import missing
 from dtrain.recipe.recipe import Recipe
 from dtrain.track.console import Console
-from dtrain.train.assembly import assemble, one_step_per_call
-from dtrain.train.checksum import state_checksum
-from dtrain.train.input import refuse_broken_contract, train_batches
 from dtrain.train.locate import located
 from dtrain.train.loop import Calls, loop
 from dtrain.train.loss_guard import Rollback
-from dtrain.train.prepare import Ready, prepare
 from dtrain.train.recipe_check import finished
 from dtrain.train.resume import compare, first_state
 from dtrain.train.session import Session, opened
-from dtrain.train.step_hooks import step_hooks
+from dtrain.train.start import Ready, prepare, step_hooks
 
 DRY_STEPS = 3
 

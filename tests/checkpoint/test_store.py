@@ -23,6 +23,7 @@ import pytest
 import tensorstore
 from jax.sharding import NamedSharding, PartitionSpec
 
+from dtrain.assembly.state import state_initializer
 from dtrain.checkpoint import incomplete, manifest
 from dtrain.checkpoint.disk import report_once
 from dtrain.checkpoint.manifest import CorruptCheckpoint
@@ -35,7 +36,6 @@ from dtrain.models.mlp import MLP
 from dtrain.optim.optimizer import Optimizer
 from dtrain.optim.update import transformation
 from dtrain.parallel.compile_cache import Counter
-from dtrain.train.state import state_initializer
 
 STATE = {"a": jnp.arange(6.0).reshape(2, 3), "n": jnp.int32(4)}
 

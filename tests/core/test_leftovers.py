@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from dtrain.core import leftovers
+from dtrain.core.files import atomic_write
 from dtrain.core.leftovers import part_of, temporary_folder
-from dtrain.data.files import replacing
 from tests.conftest import bare_environment
 
 PROGRAM = """
@@ -63,11 +63,11 @@ def test_a_new_file_without_a_lock_may_be_locked_soon(tmp_path: Path) -> None:
     killed, (part, folder) = started(path)
     killed.kill()
     killed.wait()
-    with replacing(path) as file:
+    with atomic_write(path) as file:
         file.write(b"new")
     assert part.exists()
     old(part)
-    with replacing(path) as file:
+    with atomic_write(path) as file:
         file.write(b"newer")
     assert not part.exists()
     assert path.read_bytes() == b"newer"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dtrain.core.run_json import wrong_value
+from dtrain.core.run_dir import wrong_value
 
 DATA = {"kind": "digits", "train": 10, "test": 2, "epochs": 1.5}
 

@@ -9,6 +9,8 @@ import numpy as np
 import optax
 import pytest
 
+from dtrain.assembly.assemble import assemble
+from dtrain.assembly.state import create_state
 from dtrain.core.errors import FieldError, RecipeError
 from dtrain.data.batch import LABEL, OTHER_IMAGE, OTHER_LABEL, SHARE, SMOOTHING
 from dtrain.data.batches import TrainBatches
@@ -19,8 +21,6 @@ from dtrain.models.nn import layers
 from dtrain.models.nn.single_device import SingleDeviceContext
 from dtrain.parallel.engine import Put
 from dtrain.recipe.load import load
-from dtrain.train.assembly import assemble
-from dtrain.train.state import create_state
 from tests.engines import worst
 
 KEY, KEYS = jax.random.key(0), jax.random.split(jax.random.key(1), 500)

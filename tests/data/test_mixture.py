@@ -13,8 +13,7 @@ from dtrain.core.errors import DataError, FieldError
 from dtrain.core.metrics import SOURCES
 from dtrain.data.batches import TrainBatches
 from dtrain.data.chat import Chat
-from dtrain.data.mixed_order import BLOCK, shares
-from dtrain.data.mixture import Change, Mixture, Weighted
+from dtrain.data.mixture import BLOCK, Change, Mixture, Weighted, shares
 from dtrain.data.text import Text
 from dtrain.models.decoder import Decoder
 from dtrain.models.nn.param import initial

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dtrain.core.errors import DataError
-from dtrain.data import known
+from dtrain.data import digest_cache as known
 from dtrain.data.source import refuse_changed
 from dtrain.data.stream import Stream, opened
 from dtrain.data.tokens import Tokens

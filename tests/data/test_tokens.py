@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from dtrain.core.errors import DataError
-from dtrain.data.files import matching
+from dtrain.data.files import resolve_files
 from dtrain.data.text import Text
 from dtrain.data.tokens import Tokens
+from dtrain.inference.evaluate import evaluated
 from dtrain.models.nn.model import Loss
 from dtrain.recipe.load import load
-from dtrain.train.hooks import evaluated
 from tests.conftest import SHARED
 from tests.data.test_codec import word_level
 
@@ -162,7 +162,7 @@ def test_the_shipped_text_is_fixed(tmp_path: Path) -> None:
     recipe = load(RECIPES / "decoder-tiny.yaml", [f"data.cache={tmp_path}"])
     assert isinstance(recipe.data, Text)
     assert [len(recipe.data.open(split)) for split in ("train", "test")] == [1043, 115]
-    (file,) = matching(recipe.data.files, "text")
+    (file,) = resolve_files(recipe.data.files, "text")
     assert hashlib.sha256(file.read_bytes()).hexdigest() == SHIPPED, "the numbers in recipes and docs depend on it"
 
 

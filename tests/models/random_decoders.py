@@ -30,8 +30,8 @@ from dtrain.models.moe import Experts
 from dtrain.models.nn.param import Param, Tree
 from dtrain.models.nn.single_device import SingleDeviceContext
 from dtrain.models.rope import Learned, LinearScaling, Llama3, Rope, Yarn
-from dtrain.train.export import export
-from dtrain.train.load import LoadedRun
+from dtrain.weights.export import export
+from dtrain.weights.load import LoadedRun
 
 SCRIPT = Path(__file__).with_name("hf_reference.py")
 VARIABLES = ("DTRAIN_TEST_HF_PYTHON", "DTRAIN_TEST_HF4_PYTHON")

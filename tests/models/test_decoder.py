@@ -22,7 +22,7 @@ from dtrain.recipe.compose import presets
 from dtrain.recipe.parse import Problems, section
 from tests.conftest import SHARED
 from tests.engines import DECODER, LANGUAGE_MODELS, LENGTH, places_in, random_batch
-from tests.train.test_convert import read_tree
+from tests.train.test_import_run import read_tree
 
 LLAMA = Decoder(vocab=256, context=128, layers=2, width=64, heads=4, kv_heads=2, head_dim=16, hidden=128, epsilon=1e-6)
 PUBLISHED = {

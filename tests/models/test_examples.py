@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 
 from dtrain import layers
+from dtrain.assembly import step
+from dtrain.assembly.assemble import assemble
+from dtrain.assembly.state import create_state
 from dtrain.checkpoint import manifest
 from dtrain.core.errors import RecipeError
 from dtrain.data.batches import TrainBatches
@@ -20,9 +23,6 @@ from dtrain.models.nn.param import paths
 from dtrain.models.nn.single_device import SingleDeviceContext
 from dtrain.parallel.engine import Put
 from dtrain.recipe.load import load
-from dtrain.train import step
-from dtrain.train.assembly import assemble
-from dtrain.train.state import create_state
 from tests.conftest import Dtrain
 from tests.engines import random_batch, worst
 

@@ -19,10 +19,9 @@ from dtrain.core.errors import DataError, RecipeError
 from dtrain.core.run_dir import Folder
 from dtrain.data.chat import Chat
 from dtrain.models.nn.single_device import SingleDeviceContext
-from dtrain.train.export import export
-from dtrain.train.load import LoadedRun, load_run
-from dtrain.train.peft import import_adapters
-from dtrain.train.published_run import import_published
+from dtrain.train.import_run import import_adapters, import_published
+from dtrain.weights.export import export
+from dtrain.weights.load import LoadedRun, load_run
 from tests.conftest import Dtrain
 from tests.data.test_chat import TALK, tokenizer
 

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dtrain.assembly.assemble import Assembly, assemble
+from dtrain.assembly.state import create_state
 from dtrain.checkpoint import manifest
 from dtrain.core.errors import RecipeError
 from dtrain.data.batches import TrainBatches
@@ -19,8 +21,6 @@ from dtrain.models.nn.single_device import SingleDeviceContext
 from dtrain.parallel.engine import Put
 from dtrain.recipe.load import load
 from dtrain.recipe.recipe import Recipe
-from dtrain.train.assembly import Assembly, assemble
-from dtrain.train.state import create_state
 from tests.conftest import Dtrain
 from tests.engines import worst
 

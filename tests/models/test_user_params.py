@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 
 from dtrain.core.errors import RecipeError
-from dtrain.models.custom import Custom
+from dtrain.models.custom import Custom, from_init, with_dims, with_statistics
 from dtrain.models.nn.count_flops import product_flops
 from dtrain.models.nn.param import Param, initial
 from dtrain.models.nn.patterns import matched
-from dtrain.models.user_params import from_init, with_dims, with_statistics
 from dtrain.parallel.rules import with_default_dims
 
 EXAMPLE = {"image": jax.ShapeDtypeStruct((1, 8, 8, 1), jnp.float32)}

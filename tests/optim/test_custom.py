@@ -11,6 +11,8 @@ import numpy as np
 import optax
 import pytest
 
+from dtrain.assembly import state as states
+from dtrain.assembly.assemble import assemble
 from dtrain.checkpoint import manifest
 from dtrain.core.errors import FieldError, RecipeError
 from dtrain.models.nn.param import Param, initial, normal, zeros
@@ -23,8 +25,6 @@ from dtrain.optim.update import learning_rate, transformation
 from dtrain.parallel.mesh import Mesh
 from dtrain.parallel.rules import Layout
 from dtrain.recipe.load import load
-from dtrain.train import state as states
-from dtrain.train.assembly import assemble
 from tests.conftest import Dtrain
 from tests.optim import my_optimizers
 

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from dtrain.assembly import state, step
 from dtrain.core.errors import RecipeError
 from dtrain.models.mlp import MLP
 from dtrain.models.nn.param import dotted, paths
@@ -15,7 +16,6 @@ from dtrain.optim.update import learning_rate, transformation
 from dtrain.parallel.engine import Put
 from dtrain.parallel.mesh import Mesh
 from dtrain.parallel.rules import Layout
-from dtrain.train import state, step
 from tests.conftest import Dtrain
 from tests.engines import ENGINES, EXAMPLES, example_of, random_batch
 

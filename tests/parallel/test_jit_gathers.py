@@ -6,10 +6,10 @@ import jax
 import numpy as np
 import pytest
 
+from dtrain.assembly import step
+from dtrain.assembly.assemble import assemble
 from dtrain.parallel.mesh import Mesh
 from dtrain.recipe.load import load
-from dtrain.train import step
-from dtrain.train.assembly import assemble
 from tests.engines import ADAM, ENGINES, LANGUAGE_MODELS, MODELS, learning_rate, place
 from tests.models.test_examples import EXAMPLES, NAMES, SETTINGS, library
 

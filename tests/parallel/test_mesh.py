@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from dtrain.assembly.assemble import assemble
 from dtrain.core.errors import FieldError
 from dtrain.core.slices import target
 from dtrain.parallel.jit import Jit
@@ -13,7 +14,6 @@ from dtrain.parallel.mesh import FSDP_AXES, JAX_AXES, Mesh
 from dtrain.parallel.shard_map import ShardMap
 from dtrain.plan.target import stand_ins
 from dtrain.recipe.load import load
-from dtrain.train.assembly import assemble
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 

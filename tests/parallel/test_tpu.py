@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import pytest
 
+from dtrain.assembly.assemble import assemble
+from dtrain.assembly.state import placement
 from dtrain.recipe.load import load
-from dtrain.train.assembly import assemble
-from dtrain.train.state import placement
 
 pytestmark = [
     pytest.mark.tpu_compiler,

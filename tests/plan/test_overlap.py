@@ -11,9 +11,9 @@ from dtrain.core.chips import CHIPS
 from dtrain.core.slices import target
 from dtrain.parallel.jit import Jit
 from dtrain.parallel.shard_map import ShardMap
+from dtrain.plan.jaxpr_cost import overlap
 from dtrain.plan.jaxpr_flat import bare, flatten, gathered, traffic
 from dtrain.plan.network import Group
-from dtrain.plan.overlap import overlap
 from dtrain.plan.plan import quick
 from dtrain.plan.variants import KERNELS, OVERLAP, WHOLE_GATHERS, WHOLE_PRODUCTS
 from tests.plan.test_plan import recipe

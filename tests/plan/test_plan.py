@@ -17,6 +17,8 @@ import jax
 import numpy as np
 import pytest
 
+from dtrain.assembly.assemble import Assembly, assemble
+from dtrain.assembly.state import create_state
 from dtrain.core.origin import Origin
 from dtrain.core.slices import target
 from dtrain.models.lora import Lora
@@ -36,8 +38,6 @@ from dtrain.plan.search import overlay
 from dtrain.plan.variants import Candidate, finer, meshes, ways
 from dtrain.recipe.load import load
 from dtrain.recipe.recipe import Recipe
-from dtrain.train.assembly import Assembly, assemble
-from dtrain.train.state import create_state
 from tests.conftest import Dtrain, bare_environment
 
 RECIPE = """

@@ -10,9 +10,8 @@ from dtrain.core.chips import CHIPS
 from dtrain.parallel.mesh import Mesh
 from dtrain.plan.compiled import lacks_main_memory
 from dtrain.plan.cost import Costs, product_flops
-from dtrain.plan.loops import trips
 from dtrain.plan.network import Network, dims_used, members
-from dtrain.plan.program import Op, arrays, read
+from dtrain.plan.program import Op, arrays, read, trips
 from dtrain.plan.replay import Replay, StepCost
 
 V5E = next(chip for chip in CHIPS if chip.name == "v5e")

@@ -21,9 +21,8 @@ from dtrain.core.errors import EnvironmentFault, Locked, NotFinite, RecipeError,
 from dtrain.core.run_dir import Folder
 from dtrain.recipe.load import load
 from dtrain.runtime import verify
-from dtrain.track import delivery
-from dtrain.track.delivery import Command, Notification, Webhook
-from dtrain.track.notifier import Notifier, notifying, supervising
+from dtrain.track import notifier as notifiers
+from dtrain.track.notifier import Command, Notification, Notifier, Webhook, channels_of, notifying, supervising
 from dtrain.track.notify import Notify
 from tests.conftest import PACED, Dtrain
 from tests.recipe.test_load import GOOD, complaints, write
@@ -100,7 +99,7 @@ def place(folder: Path, **record: Any) -> Folder:
 
 
 def sending(folder: Folder, settings: Notify, warnings: list[str] | None = None) -> Notifier:
-    return Notifier(settings, folder, (warnings if warnings is not None else []).append, delivery.LIMIT)
+    return Notifier(settings, folder, (warnings if warnings is not None else []).append, notifiers.LIMIT)
 
 
 def nowhere_in(folder: Path) -> bool:
@@ -262,7 +261,7 @@ def test_a_reason_is_one_short_line_and_the_url_is_not_in_a_repr(tmp_path: Path,
         notifier = sending(place(tmp_path), Notify(webhook="HOOK"))
     notifier.ended(4, "one\ntwo  " + "x" * 2000)
     assert receiver.posted[0]["reason"].startswith("one two x")
-    assert len(receiver.posted[0]["reason"]) == delivery.LONGEST
+    assert len(receiver.posted[0]["reason"]) == notifiers.LONGEST
 
 
 @pytest.mark.parametrize(
@@ -384,7 +383,7 @@ def of(event: str = "finished") -> Notification:
 @pytest.mark.slow
 @pytest.mark.parametrize(("status", "tries"), [(204, 1), (400, 1), (302, 1), (429, 3), (503, 3)])
 def test_only_what_may_pass_is_tried_again(monkeypatch: pytest.MonkeyPatch, status: int, tries: int) -> None:
-    monkeypatch.setattr(delivery, "PAUSES", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(notifiers, "PAUSES", (0.0, 0.0, 0.0))
     with receiving(status) as there:
         assert Webhook("HOOK", there.url).deliver(of()) == ("" if status == 204 else f"HTTP status {status}")
         assert len(there.posted) == tries
@@ -394,7 +393,7 @@ def test_only_what_may_pass_is_tried_again(monkeypatch: pytest.MonkeyPatch, stat
     "url", ["http://127.0.0.1:9/{}", "http://{}.invalid/", "https://127.0.0.1:9/{}", "http://127.0.0.1:99999/{}"]
 )
 def test_no_failure_shows_the_url(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
-    monkeypatch.setattr(delivery, "PAUSES", (0.0,))
+    monkeypatch.setattr(notifiers, "PAUSES", (0.0,))
     try:
         problem = Webhook("HOOK", url.format(CANARY)).deliver(of())
     except Exception as error:  # which a notifier shows by its type alone
@@ -419,7 +418,7 @@ def test_an_error_of_any_kind_is_a_warning_without_its_text(tmp_path: Path) -> N
 
 
 def test_a_command_that_fails_or_takes_too_long_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delivery, "COMMAND", 0.5)
+    monkeypatch.setattr(notifiers, "COMMAND", 0.5)
     assert Command(["sh", "-c", "exit 3"]).deliver(of()) == "it exited with code 3"
     assert Command([str(tmp_path / "none")]).deliver(of()).startswith("No such file")
     note = tmp_path / "pid"
@@ -470,7 +469,7 @@ def test_a_wrong_section_is_refused(tmp_path: Path, section: str, found: str) ->
 def test_a_variable_without_an_address_is_refused_and_not_shown(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("HOOK", value and f"{value}{CANARY if value.strip() else ''}"[:40])
     with pytest.raises(EnvironmentFault, match="environment variable HOOK") as caught:
-        Notify(webhook="HOOK").channels()
+        channels_of(Notify(webhook="HOOK"))
     assert CANARY not in str(caught.value)
 
 

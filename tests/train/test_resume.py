@@ -15,7 +15,7 @@ from dtrain.core.errors import CheckpointError, EnvironmentFault, RecipeError
 from dtrain.core.run_dir import MANIFEST, Folder
 from dtrain.recipe.load import load
 from dtrain.track.console import Console
-from dtrain.train import provenance, record, step_hooks
+from dtrain.train import provenance, record, start
 from dtrain.train.run import run
 from tests.waiting import until
 
@@ -163,7 +163,7 @@ def test_a_renamed_checkpoint_blocks_nothing(trial: Callable[..., str], tmp_path
 def test_a_run_folder_that_is_moved_while_it_is_written_to_is_not_made_again(
     trial: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alive = step_hooks._alive
+    alive = start._alive
 
     def moved(on: Any, at: Any) -> None:
         place = tmp_path / "runs" / "small"
@@ -172,7 +172,7 @@ def test_a_run_folder_that_is_moved_while_it_is_written_to_is_not_made_again(
             place.rename(tmp_path / "moved")
         alive(on, at)
 
-    monkeypatch.setattr(step_hooks, "_alive", moved)
+    monkeypatch.setattr(start, "_alive", moved)
     with pytest.raises(EnvironmentFault, match=r"moved or deleted"):
         trial()
     assert not (tmp_path / "runs" / "small").exists()

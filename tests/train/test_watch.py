@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dtrain.parallel.compile_cache import Counter
-from dtrain.train.prepare import cold_cache
+from dtrain.train.start import cold_cache
 from dtrain.train.watch import slow_input
 from tests.conftest import Dtrain
 

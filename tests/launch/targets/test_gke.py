@@ -16,7 +16,7 @@ from dtrain.core.errors import EnvironmentFault, LeftBehind, Locked, RecipeError
 from dtrain.core.process_info import ProcessInfo
 from dtrain.launch.job import LaunchJob
 from dtrain.launch.targets.gke import GKE
-from dtrain.launch.targets.gke_jobset import seconds as node_seconds
+from dtrain.launch.targets.gke import seconds as node_seconds
 from tests.conftest import SHARED, Dtrain
 from tests.launch.test_names import RECIPE, refused
 

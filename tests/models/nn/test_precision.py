@@ -9,14 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dtrain.assembly import step
+from dtrain.assembly.assemble import assemble
 from dtrain.core.errors import FieldError
 from dtrain.models.nn.param import initial
 from dtrain.models.nn.precision import Precision
 from dtrain.models.nn.single_device import SingleDeviceContext
 from dtrain.parallel.mesh import Mesh
 from dtrain.recipe.load import load
-from dtrain.train import step
-from dtrain.train.assembly import assemble
 from tests.engines import ENGINES, LANGUAGE_MODELS, MODELS, place, random_batch
 from tests.parallel.test_mesh import RECIPES
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from dtrain.assembly.assemble import assemble
 from dtrain.core.errors import RecipeError
 from dtrain.core.slices import target
 from dtrain.models.nn.context import Layers
@@ -17,7 +18,6 @@ from dtrain.plan.cuda import assume_cudnn
 from dtrain.plan.jaxpr_flat import bare
 from dtrain.plan.target import stand_ins
 from dtrain.recipe.load import load
-from dtrain.train.assembly import assemble
 
 RECIPE = """
 model: {kind: decoder, vocab: 128, context: 256, layers: 2, width: 512, heads: 8, kv_heads: 4, hidden: 256}

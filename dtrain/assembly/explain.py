@@ -1,0 +1,104 @@
+"""Where the mesh places every parameter of a recipe, and by which rule."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from dtrain.assembly.assemble import prepared
+from dtrain.assembly.objective import trained_model
+from dtrain.core.types import JsonObject
+from dtrain.models.nn.param import Param, count, paths
+from dtrain.parallel.mesh import mesh_sizes, mesh_text
+from dtrain.parallel.rules import Layout, with_default_dims
+from dtrain.recipe.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Placed:
+    """One parameter and its placement: `split` maps sharded dims to mesh axes; bytes are without optimizer state."""
+
+    name: str
+    shape: tuple[int, ...]
+    dims: tuple[str, ...]
+    split: dict[str, str]
+    copies: int
+    """Devices that hold the same shard."""
+    bytes: int
+    bytes_per_device: int
+
+    def text(self, width: int) -> str:
+        """One line of text; `width` pads the name."""
+        named = ", ".join(f"{dim} {size}" for dim, size in zip(self.dims, self.shape, strict=True))
+        rules = ", ".join(f"{dim}: {axis}" for dim, axis in self.split.items()) or "replicated"
+        copies = f", {self.copies} copies" if self.copies > 1 else ""
+        return f"  {self.name:<{width}}  ({named})  {rules}{copies}  {size_text(self.bytes_per_device)} per device"
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The placement of all parameters of a recipe on a mesh."""
+
+    recipe: Recipe
+    layout: Layout
+    devices: int
+    parameters: tuple[Placed, ...]
+
+    def lines(self) -> Iterator[str]:
+        """The explanation as lines of text."""
+        recipe, total = self.recipe, sum(part.bytes_per_device for part in self.parameters)
+        yield f"{recipe.name}: {recipe.model.kind} of {count(self.layout.declared):,} parameters"
+        yield f"mesh {mesh_text(mesh_sizes(self.layout.sizes))} on {self.devices} devices, engine {recipe.engine.kind}"
+        width = max(len(part.name) for part in self.parameters)
+        yield from (part.text(width) for part in self.parameters)
+        yield f"  total {size_text(total)} of parameters per device, in {recipe.precision.params}"
+        replicated = [part for part in self.parameters if not part.split]
+        if replicated and self.devices > 1:
+            size = size_text(sum(part.bytes for part in replicated))
+            yield f"  replicated on every device: {size} in {len(replicated)} parameters"
+
+    def values(self) -> JsonObject:
+        """The explanation as JSON values. Sizes are in bytes."""
+        return {
+            "name": self.recipe.name,
+            "devices": self.devices,
+            "mesh": mesh_sizes(self.layout.sizes),
+            "engine": self.recipe.engine.kind,
+            "parameters": [vars(part) for part in self.parameters],
+        }
+
+
+def explain(recipe: Recipe, devices: int) -> Explanation:
+    """Place each parameter on that many devices. Raises RecipeError if one cannot be placed."""
+    example = None
+    if recipe.model.user_code:
+        example = recipe.data.example() or recipe.data.open("train").example
+    sizes = recipe.mesh.sizes(devices)
+    model = recipe.model.for_example(prepared(recipe, example)) if example else recipe.model
+    model = trained_model(recipe, model)
+    layout = Layout(sizes, recipe.mesh.table(), with_default_dims(model.params(), sizes))
+    layout.check()
+    width = jnp.dtype(recipe.precision.params).itemsize
+    leaves = zip(jax.tree.leaves(paths(layout.declared)), jax.tree.leaves(layout.declared), strict=True)
+    return Explanation(recipe, layout, devices, tuple(_placed(layout, name, p, width, devices) for name, p in leaves))
+
+
+def _placed(layout: Layout, name: str, param: Param, width: int, devices: int) -> Placed:
+    split = {dim: " and ".join(layout.axes(dim)) for dim in param.names if layout.axes(dim)}
+    parts = 1
+    for dim in split:
+        parts *= layout.parts(dim)
+    size = param.size * width
+    return Placed(
+        name, param.shape, param.names, split=split, copies=devices // parts, bytes=size, bytes_per_device=size // parts
+    )
+
+
+def size_text(size: float) -> str:
+    """A number of bytes in the largest fitting unit: 1536 → "1.5 KiB"."""
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.2f} GiB"

@@ -1,0 +1,130 @@
+"""The input pipeline: batches from their source onto the devices."""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing
+from typing import Any
+
+import jax
+import numpy as np
+
+from dtrain.assembly.assemble import Assembly
+from dtrain.assembly.state import State
+from dtrain.core.errors import RecipeError
+from dtrain.data.batch import ROW, WEIGHT, Batch
+from dtrain.data.batches import EvalBatches, TrainBatches, stream
+from dtrain.data.mixture import Mixed, MixedOrder
+from dtrain.data.order import Order
+from dtrain.data.source import Source
+from dtrain.models.nn.model import Loss
+from dtrain.parallel.engine import Put
+
+EXACT, ROUNDED = 1e-4, 3e-2
+"""Allowed relative difference of sums that are computed in float32, and in bfloat16."""
+
+FIX = "multiply the loss of each example by batch['weight'] if the batch has one, and return the sum of the weights"
+WHOLE = "if the loss compares examples or uses statistics of several, put all of those into one row of the batch"
+OFF = "; guard.contract: false turns this check off"
+
+Rows = Mapping[str, np.ndarray]
+
+
+def refuse_broken(evaluate: Callable[[dict[str, np.ndarray]], Loss], rows: Rows, exact: bool) -> None:
+    """Raise RecipeError if the loss of these rows, this process's part of a batch, is not a sum over examples.
+
+    For neighbouring rows a and b, the loss of the batches (a, b), (a, a) and (b, b) is computed. For a sum over
+    examples, L(a, a) + L(b, b) = 2 L(a, b), on whatever device each pair is.
+    """
+    count = len(next(iter(rows.values())))
+    rows_ab = np.arange(count)
+    rows_aa, rows_bb = rows_ab // 2 * 2, np.minimum(rows_ab // 2 * 2 + 1, count - 1)
+
+    def measured(which: np.ndarray, weight: float) -> dict[str, float]:
+        batch = {name: values[which] for name, values in rows.items()}
+        batch[WEIGHT] = np.full(count, weight, np.float32)
+        loss = jax.device_get(jax.block_until_ready(evaluate(batch)))
+        sums = {"sum": loss.sum, "weight": loss.weight, **loss.metrics}
+        return {name: float(value) for name, value in sums.items()}
+
+    both = measured(rows_ab, 1.0)
+    for name, value in both.items():
+        if not math.isfinite(value):
+            raise RecipeError(
+                f"{name} of the loss is {value} for the first held-out examples", f"fix the loss, or the data{OFF}"
+            )
+    for name, value in measured(rows_ab, 0.0).items():
+        if value != 0:
+            raise RecipeError(f"examples of weight 0 change the loss: its {name} is {value:.4g}, not 0", FIX + OFF)
+    both_a, both_b = measured(rows_aa, 1.0), measured(rows_bb, 1.0)
+    tolerance = EXACT if exact else ROUNDED
+    for name, value in both.items():
+        separate, size = both_a[name] + both_b[name], abs(both_a[name]) + abs(both_b[name])
+        if not abs(separate - 2 * value) <= tolerance * max(size, 1e-6):
+            message = f"the loss is not a sum over examples: its {name} is {2 * value:.6g} in pairs of different"
+            raise RecipeError(f"{message} examples and {separate:.6g} in pairs of equal ones", WHOLE + OFF)
+
+
+def rows_of(source: Any, local: np.ndarray) -> Rows:
+    """Examples for this process's rows of an evaluation batch, repeated if the source has too few."""
+    return source.rows(local % len(source))
+
+
+def train_batches(
+    assembly: Assembly,
+    source: Source,
+    start: int,
+    steps: int,
+    warn: Callable[[str], None],
+    calls: Iterable[range] | None = None,
+) -> Generator[Batch, None, None]:
+    """Yield batches `start` to `steps` - 1 on the devices. `warn` receives a message if a worker process dies.
+
+    With several steps per call, `calls` has the steps of each call, whose batches are yielded together.
+    """
+    recipe = assembly.recipe
+    order = order_of(source, recipe.seed, recipe.batch)
+    put = Put(recipe.engine, assembly.layout, recipe.batch)
+    keyed, paired = ROW in assembly.batch, recipe.data.paired
+    host = TrainBatches(
+        source, order, recipe.batch, local=put.held, start=start, steps=steps, keyed=keyed, paired=paired
+    )
+    with closing(stream(host, recipe.data.load, warn)) as batches:
+        if (most := recipe.engine.steps_per_call) == 1:
+            for batch in batches:
+                yield put(batch)
+        else:
+            for call in calls or ():
+                yield put.several(list(itertools.islice(batches, len(call))), most)
+
+
+def order_of(source: Source, seed: int, batch: int) -> Order | MixedOrder:
+    """The example of each row of a run."""
+    return source.order(seed, batch) if isinstance(source, Mixed) else Order(len(source), seed, source.starts)
+
+
+def refuse_broken_contract(
+    assembly: Assembly, evaluate: Callable[[State, Batch], Loss], source: Source, state: State
+) -> str:
+    """Raise RecipeError if the loss of a custom model is not a sum over examples (`guard.contract`).
+
+    Returns a warning if an evaluation has too few examples to check this, else an empty string.
+    """
+    recipe, put = assembly.recipe, Put(assembly.recipe.engine, assembly.layout, assembly.eval_batch)
+    if recipe.model.kind != "custom" or not recipe.guard.contract:
+        return ""
+    exact = recipe.precision.compute == recipe.precision.loss == "float32"
+    refuse_broken(lambda batch: evaluate(state, put(batch)), rows_of(source, put.held), exact)
+    each = assembly.eval_batch if recipe.engine.kind == "jit" else assembly.eval_batch // assembly.layout.parts("batch")
+    missing = "could not check whether the loss compares examples with each other: evaluate.batch has one example"
+    where = "" if recipe.engine.kind == "jit" else " per device"
+    return f"{missing}{where}" if each < 2 else ""
+
+
+def eval_batches(assembly: Assembly, source: Source, limit: int | None) -> Iterator[Batch]:
+    """Batches with every held-out example once, on the devices; at most `limit` batches."""
+    put = Put(assembly.recipe.engine, assembly.layout, assembly.eval_batch)
+    host = EvalBatches(source, assembly.eval_batch, put.held)
+    load = dataclasses.replace(assembly.recipe.data.load, workers=0)
+    return (put(batch) for batch in itertools.islice(stream(host, load), limit))

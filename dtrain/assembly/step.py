@@ -1,0 +1,182 @@
+"""One training step and one evaluation step, as functions to be compiled."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from dtrain.assembly.state import State
+from dtrain.data.batch import CALL, ROW, Batch
+from dtrain.models.nn.context import Context
+from dtrain.models.nn.model import Loss, Model
+from dtrain.models.nn.param import Param, Tree, merged, paths, trained
+from dtrain.models.nn.precision import Precision
+from dtrain.optim.update import Rate, averaged, zero_frozen
+from dtrain.parallel.engine import Grads, LossFn, Outputs, OutputsFn, Sums
+
+if TYPE_CHECKING:
+    import optax
+
+Metrics = dict[str, Any]
+NORMS = "norms"
+"""The metric that has, by kind (grad, update, param) and path, the norm of each parameter."""
+Prepare = Callable[[Batch], Batch]
+
+
+def loss_of(model: Model, prepare: Prepare, precision: Precision, *, seed: int = 0, train: bool = True) -> LossFn:
+    """The model's loss as a function of (params, batch, ctx), on prepared examples, with the recipe's precision."""
+    declared = model.params()
+
+    def loss(params: Tree, batch: Batch, ctx: Context) -> Loss:
+        about = {"loss_dtype": precision.loss, "train": train, "seed": seed, "named": []}
+        ctx = dataclasses.replace(ctx, **about)  # pyright: ignore[reportArgumentType]
+        rows = {ROW: batch[ROW]} if ROW in batch else {}  # data may leave it out once its own randomness is applied
+        examples = precision.cast_batch(prepare(batch), model.exact_inputs) | rows
+        return model.loss(precision.cast(params, declared), examples, ctx)
+
+    return loss
+
+
+def outputs_of(model: Model, prepare: Prepare, precision: Precision) -> OutputsFn:
+    """The model's predictions as a function of (params, batch, ctx), on prepared examples."""
+    declared = model.params()
+
+    def outputs(params: Tree, batch: Batch, ctx: Context) -> dict[str, jax.Array]:
+        ctx = dataclasses.replace(ctx, loss_dtype=precision.loss, train=False)  # pyright: ignore[reportArgumentType]
+        examples = precision.cast_batch(prepare(batch), model.exact_inputs)
+        return model.predict(precision.cast(params, declared), examples, ctx)
+
+    return outputs
+
+
+def train_step(
+    grads: Grads,
+    update: "optax.GradientTransformationExtraArgs",
+    rate: Rate,
+    declared: Tree,
+    *,
+    skip: bool = False,
+    norms_every: int = 0,
+) -> Callable[[State, Batch], tuple[State, Metrics]]:
+    """(state, batch) → the next state and the metrics of this step.
+
+    Gradients are of the mean loss: sums over the global batch, divided once by the sum of weights. Parameters that are
+    not trained become what the loss gives as their statistics. With `skip`, an update whose loss or gradients are not
+    finite is skipped. With `norms_every`, the metrics have the `norms` of each parameter after so many steps, and zeros
+    after others, where nothing is computed for them.
+    """
+    import optax
+
+    optimized = trained(declared, declared)
+
+    def step(state: State, batch: Batch) -> tuple[State, Metrics]:
+        loss, gradients = grads(state.params, batch)
+        weight = divisor(loss.weight)
+        gradients = jax.tree.map(lambda g: g / weight.astype(g.dtype), gradients)
+        norm = optax.tree.norm(zero_frozen(gradients, optimized))
+        finite = jnp.isfinite(loss.sum) & jnp.isfinite(norm)
+
+        def updated() -> tuple[Tree, Any]:
+            own = trained(state.params, declared)
+            updates, optimizer = update.update(gradients, state.optimizer, own, step=state.step)
+            params = merged(optax.apply_updates(own, updates), state.params, declared)
+            return _with_statistics(params, loss), optimizer
+
+        def unchanged() -> tuple[Tree, Any]:
+            return (state.params, state.optimizer)
+
+        params, optimizer = jax.lax.cond(finite, updated, unchanged) if skip else updated()
+        metrics = means(loss) | {"grad_norm": norm, "lr": rate(state.step), "finite": finite}
+        if norms_every:
+            due = (state.step + 1) % norms_every == 0
+            metrics[NORMS] = jax.lax.cond(due, _norms, _no_norms, gradients, state.params, params)
+        return State(state.step + 1, params, optimizer), metrics
+
+    def _norms(gradients: Tree, before: Tree, after: Tree) -> Tree:
+        moved = jax.tree.map(lambda old, new: new - old, before, after)
+        kinds = {"grad": gradients, "update": moved, "param": after}
+        return {kind: _each(jax.tree.map(parameter_norm, tree, declared)) for kind, tree in kinds.items()}
+
+    def _no_norms(gradients: Tree, before: Tree, after: Tree) -> Tree:
+        return jax.tree.map(jnp.zeros_like, jax.eval_shape(_norms, gradients, before, after))
+
+    def _each(values: Tree) -> dict[str, jax.Array]:
+        names = jax.tree.leaves(paths(declared))
+        return {
+            name: value
+            for name, value, param in zip(names, jax.tree.leaves(values), jax.tree.leaves(declared), strict=True)
+            if param.trained
+        }
+
+    return step
+
+
+def several_steps(step: Callable[[State, Batch], tuple[State, Metrics]]) -> Callable[[State, Batch], Any]:
+    """(state, batches) → the state after the first CALL of the batches, and the metrics of each step, stacked.
+
+    One loop serves any number of batches, so that the numbers do not depend on how many steps a call has.
+    """
+
+    def steps(state: State, batches: Batch) -> tuple[State, Metrics]:
+        rows = {name: values for name, values in batches.items() if name != CALL}
+        most = jax.tree.leaves(rows)[0].shape[0]
+
+        def batch(number: jax.Array) -> Batch:
+            return {name: jax.lax.dynamic_index_in_dim(values, number, keepdims=False) for name, values in rows.items()}
+
+        def one(number: jax.Array, before: tuple[State, Metrics]) -> tuple[State, Metrics]:
+            state, metrics = step(before[0], batch(number))
+            return state, jax.tree.map(lambda rows, own: rows.at[number].set(own), before[1], metrics)
+
+        _, shapes = jax.eval_shape(lambda state: step(state, batch(jnp.int32(0))), state)
+        empty = jax.tree.map(lambda own: jnp.zeros((most, *own.shape), own.dtype), shapes)
+        return jax.lax.fori_loop(0, batches[CALL], one, (state, empty))
+
+    return steps
+
+
+def parameter_norm(values: jax.Array, param: Param) -> jax.Array:
+    """The Euclidean norm of a parameter's values; of a stack of layers one for each."""
+    axes = tuple(range(1 if param.dims.split()[:1] == ["layer"] else 0, values.ndim))
+    return jnp.sqrt(jnp.sum(jnp.square(values.astype(jnp.float32)), axis=axes))
+
+
+def _with_statistics(params: Tree, loss: Loss) -> Tree:
+    """The parameters, those in `loss.statistics` replaced by the means over the examples of the step."""
+    if not loss.statistics:
+        return params
+
+    def value(name: str, param: jax.Array) -> jax.Array:
+        if name not in loss.statistics:
+            return param
+        mean = loss.statistics[name] / divisor(loss.weight)
+        return jnp.where(loss.weight > 0, mean, param).astype(param.dtype)
+
+    return jax.tree.map(value, paths(params), params)
+
+
+def eval_step(sums: Sums) -> Callable[[State, Batch], Loss]:
+    """(state, batch) → sums over the batch, with the averaged parameters if the optimizer keeps them."""
+
+    def step(state: State, batch: Batch) -> Loss:
+        return sums(averaged(state.optimizer, state.params), batch)._replace(statistics={})
+
+    return step
+
+
+def predict_step(outputs: Outputs) -> Callable[[State, Batch], dict[str, jax.Array]]:
+    """(state, batch) → the outputs for each example, with the averaged parameters if the optimizer keeps them."""
+    return lambda state, batch: outputs(averaged(state.optimizer, state.params), batch)
+
+
+def means(loss: Loss) -> dict[str, Any]:
+    """Loss and metrics as weighted means; 0 if the total weight is 0."""
+    weight = divisor(loss.weight)
+    return {name: value / weight for name, value in {"loss": loss.sum, **loss.metrics}.items()}
+
+
+def divisor(weight: jax.Array) -> jax.Array:
+    """The weight to divide sums by, or 1 if it is 0: then the sums are 0 as well."""
+    return jnp.where(weight > 0, weight, 1)

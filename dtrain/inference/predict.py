@@ -1,0 +1,105 @@
+"""Predictions of a trained model, for files or for examples of its data."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dtrain.assembly.input import eval_batches
+from dtrain.assembly.state import State
+from dtrain.core.errors import DataError
+from dtrain.core.metrics import NLL
+from dtrain.core.types import JsonObject
+from dtrain.data.batch import LABEL
+from dtrain.data.inputs import Inputs
+from dtrain.data.source import Source
+from dtrain.models.nn.model import PROBABILITY, TOKENS
+from dtrain.weights.load import LoadedRun
+
+
+def state_of(loaded: LoadedRun) -> State:
+    """A state with the loaded parameters, as evaluation and prediction take it; it has no optimizer state."""
+    return State(jnp.int32(loaded.step), loaded.params, ())
+
+
+def outputs(loaded: LoadedRun, source: Source) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
+    """Yield the indices of the examples of each batch, and what the model predicts for them."""
+    assembly, state = loaded.assembly, state_of(loaded)
+    traced = assembly.predict(state, source.example)
+    compiled = assembly.recipe.engine.compile(traced, assembly.layout.platform)
+    first = 0
+    for batch in eval_batches(assembly, source, None):
+        indices = np.arange(first, min(first + assembly.eval_batch, len(source)))
+        values = jax.device_get(compiled(state, batch))
+        yield indices, {name: np.asarray(value)[: len(indices)] for name, value in values.items()}
+        first += assembly.eval_batch
+
+
+@dataclass(frozen=True)
+class Names:
+    """Names of the classes, where the data has them; else their numbers."""
+
+    classes: Sequence[str] = ()
+
+    def __call__(self, label: int) -> str:
+        return self.classes[label] if label < len(self.classes) else str(label)
+
+
+def predictions(loaded: LoadedRun, given: Inputs | Source, top: int) -> Iterator[JsonObject]:
+    """Yield a row for each example, or for each text file.
+
+    A classifier gives `class`, `probability` and the `top` classes with their probabilities; a model of tokens `loss`,
+    `perplexity` and `bits_per_byte`; any other model its outputs by name. DataError if a value is not finite.
+    """
+    classes = Names(loaded.classes)
+    source = given.source if isinstance(given, Inputs) else given
+    sums: dict[str, np.ndarray] = {}
+    for indices, values in outputs(loaded, source):
+        label = source.rows(indices).get(LABEL) if not isinstance(given, Inputs) else None
+        for row, index in enumerate(indices.tolist()):
+            origin = _origin(given, index) if isinstance(given, Inputs) else {"row": index}
+            if label is not None and PROBABILITY in values:
+                origin["label"] = classes(int(label[row]))
+            own = {name: value[row] for name, value in values.items()}
+            if any(not np.isfinite(value).all() for value in own.values() if np.issubdtype(value.dtype, np.floating)):
+                raise DataError(f"the prediction for {next(iter(origin.values()))} is not finite", "")
+            if own.keys() == {NLL.name, TOKENS} and isinstance(given, Inputs):
+                pair = np.array([own[NLL.name], own[TOKENS]], np.float64)
+                sums[given.names[index]] = sums.get(given.names[index], np.zeros(2)) + pair
+            else:
+                yield origin | _row(own, classes, top)
+    for name, (nll, tokens) in sums.items():
+        assert isinstance(given, Inputs)
+        yield {"file": name} | _score(nll, tokens, given.sizes.get(name))
+
+
+def _row(own: dict[str, np.ndarray], classes: Names, top: int) -> JsonObject:
+    if PROBABILITY in own:
+        probability = own.pop(PROBABILITY)
+        order = np.argsort(-probability, kind="stable")
+        best = int(order[0])
+        shares = {classes(int(i)): round(float(probability[i]), 6) for i in order[:top]}
+        return {"class": classes(best), "probability": round(float(probability[best]), 6), "top": shares} | _plain(own)
+    if own.keys() == {NLL.name, TOKENS}:
+        return _score(float(own[NLL.name]), float(own[TOKENS]), None)
+    return _plain(own)
+
+
+def _origin(given: Inputs, index: int) -> JsonObject:
+    """Where an example comes from: {"file": name} or {"row": number}."""
+    name = given.names[index]
+    return {given.by: int(name) if given.by == "row" else name}
+
+
+def _plain(own: dict[str, np.ndarray]) -> JsonObject:
+    return {name: value.tolist() for name, value in own.items()}
+
+
+def _score(nll: float, tokens: float, size: int | None) -> JsonObject:
+    """The mean loss of a text per token; `size` in bytes."""
+    loss = nll / max(tokens, 1)
+    row = {"tokens": int(tokens), "loss": round(loss, 6), "perplexity": round(math.exp(min(loss, 700.0)), 4)}
+    return row | ({"bits_per_byte": round(nll / math.log(2) / size, 4)} if size else {})

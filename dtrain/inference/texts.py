@@ -1,0 +1,154 @@
+"""Texts in, texts out: prompts and conversations are tokenised, continued until they end, and decoded."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dtrain.core.errors import DataError, RecipeError
+from dtrain.data.codec import BYTES, Codec
+from dtrain.data.conversations import Message
+from dtrain.data.templates import Template
+from dtrain.data.tokenizer_files import GENERATION
+from dtrain.inference.generate import ENDED, Generator, Sampling
+
+ROWS = 16
+"""Prompts that are continued together."""
+INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+"""What tokens decode to while the last character lacks some of its bytes."""
+
+
+@dataclass(frozen=True)
+class Texts:
+    """A trained decoder with its tokenizer and chat template."""
+
+    model: Generator
+
+    @cached_property
+    def codec(self) -> Codec:
+        """The tokenizer of the training data."""
+        return self.model.codec
+
+    @cached_property
+    def template(self) -> Template:
+        """The chat template of the training data. RecipeError if it has none."""
+        data: Any = main(self.model.recipe.data)
+        if data.kind == "chat":
+            return data.chat_template()
+        if self.codec.template is None:
+            message = f"the run has no chat template: its data is of kind {data.kind}"
+            raise RecipeError(message, "leave --chat out, and give the text to continue")
+        return Template(self.codec.template, self.codec.special)
+
+    @property
+    def chats(self) -> bool:
+        """Whether it was trained on conversations with a template."""
+        data: Any = main(self.model.recipe.data)
+        return data.kind == "chat" and (data.template is not None or self.codec.template is not None)
+
+    @cached_property
+    def ends(self) -> tuple[tuple[int, ...], ...]:
+        """The sequences of tokens that end a text: those of the chat template and of the tokenizer."""
+        data: Any = main(self.model.recipe.data)
+        texts = [self.template.ending()] if self.chats else []
+        documents = data.kind == "chat" or getattr(data, "pack", False) or getattr(data, "separator", None) is not None
+        texts += [self.codec.special.get("eos_token", "")] if documents or self.codec.key != BYTES else []
+        texts += [data.end] if getattr(data, "pack", False) and hasattr(data, "end") and self.codec.key != BYTES else []
+        found = [tuple(self.tokens(text)) for text in texts if text]
+        return tuple(dict.fromkeys([*found, *((token,) for token in self._configured())]))
+
+    def _configured(self) -> list[int]:
+        """The end tokens in generation_config.json beside the tokenizer."""
+        path = Path(getattr(self.codec, "path", "")).with_name(GENERATION) if hasattr(self.codec, "path") else None
+        if path is None or not path.is_file():
+            return []
+        try:
+            found = json.loads(path.read_text()).get("eos_token_id")
+        except (OSError, ValueError, AttributeError):
+            return []
+        return [token for token in (found if isinstance(found, list) else [found]) if isinstance(token, int)]
+
+    def tokens(self, text: str) -> list[int]:
+        """The tokens of a text, in which the text of a special token is that token."""
+        return next(iter(self.codec.marked([(text, ())])))[0].tolist()
+
+    def prompt(self, text: str) -> list[int]:
+        """The tokens of a text to continue: after the tokens with which the training texts begin."""
+        if main(self.model.recipe.data).kind == "chat":
+            return self.tokens(self.codec.begin + text)
+        return self.codec.encode(text.encode()).tolist()
+
+    def chat(self, messages: Sequence[Message]) -> list[int]:
+        """The tokens after which the assistant answers."""
+        return self.tokens(self.template.prompt(messages, "the conversation"))
+
+    def streamed(self, prompt: Sequence[int], count: int, sampling: Sampling) -> Iterator[str]:
+        """The pieces of the text that follows a prompt, as they are drawn; without its end tokens.
+
+        Raises as `Generator.continued`, before the first piece.
+        """
+        return self._pieces(self.model.continued([prompt], count, sampling, self.ends, steadily=True))
+
+    def _pieces(self, tokens: Iterator[np.ndarray]) -> Iterator[str]:
+        drawn: list[int] = []
+        shown = ""
+        longest = max(map(len, self.ends), default=1)
+        for token in tokens:
+            drawn.append(int(token[0]))
+            text = self.codec.decode(drawn if longest == 1 else drawn[: 1 - longest])  # the rest may become an end
+            if any(drawn[-len(end) :] == list(end) for end in self.ends):
+                break
+            if not text.endswith(INCOMPLETE) and len(text) > len(shown):
+                yield text[len(shown) :]
+                shown = text
+        yield self.text(drawn)[len(shown) :]
+
+    def completed(self, prompts: Sequence[Sequence[int]], count: int, sampling: Sampling) -> Iterator[str]:
+        """The text that follows each prompt, in order; prompts of similar lengths are continued together."""
+        order = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
+        texts: dict[int, str] = {}
+        for first in range(0, len(order), ROWS):
+            numbers = order[first : first + ROWS]
+            # a constant number of rows: one compiled program serves them all
+            padded = [prompts[number] for number in numbers] + [prompts[numbers[0]]] * (
+                min(ROWS, len(order)) - len(numbers)
+            )
+            rows: list[list[int]] = [[] for _ in padded]
+            for tokens in self.model.continued(padded, count, sampling, self.ends):
+                for row, token in zip(rows, tokens.tolist(), strict=True):
+                    row += [token] if token != ENDED else []
+            texts |= {number: self.text(row) for number, row in zip(numbers, rows, strict=False)}
+        yield from (texts[number] for number in range(len(prompts)))
+
+    def text(self, drawn: Sequence[int]) -> str:
+        """The text of drawn tokens, without the end tokens at its end."""
+        end = next((end for end in self.ends if list(drawn[-len(end) :]) == list(end)), ())
+        return self.codec.decode(list(drawn[: len(drawn) - len(end)]))
+
+
+def main(data: Any) -> Any:
+    """The data whose chat template and end tokens count: of a mixture, its main source."""
+    return data.main if data.kind == "mixture" else data
+
+
+def read_prompts(path: Path) -> list[str]:
+    """The prompts in a file: one to a line, or JSON lines with `prompt`. DataError if there are none."""
+    try:
+        lines = [line for line in path.read_text().splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read: {error}") from error
+    if path.suffix in (".jsonl", ".ndjson"):
+        prompts = []
+        for number, line in enumerate(lines, 1):
+            try:
+                prompts.append(json.loads(line)["prompt"])
+            except (ValueError, KeyError, TypeError) as error:
+                raise DataError(f"{path}:{number}: is not an object with a prompt") from error
+        lines = prompts
+    if not lines:
+        raise DataError(f"{path} has no prompt", "write one to a line")
+    return lines

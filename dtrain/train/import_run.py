@@ -1,0 +1,319 @@
+"""Make a run from parameters: of safetensors files or of another run, of a published folder, of PEFT adapters."""
+
+import dataclasses
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import jax
+import numpy as np
+
+from dtrain.assembly.assemble import Assembly, assemble
+from dtrain.assembly.checksum import state_checksum
+from dtrain.assembly.state import create_state, saved
+from dtrain.checkpoint.store import Store
+from dtrain.checkpoint.tensors import InMemory, Tensors, opened
+from dtrain.core.errors import RecipeError
+from dtrain.core.files import overwrite
+from dtrain.core.lease import Lease, hold_lease
+from dtrain.core.run_dir import Folder, folder, saved_steps
+from dtrain.core.types import JsonObject
+from dtrain.data.batch import Example
+from dtrain.data.codec import codec
+from dtrain.data.source import UNKNOWN, Arrays
+from dtrain.data.tokenizer_files import copy_tokenizer
+from dtrain.models.agreement import CONFIG, agree, described, record
+from dtrain.models.decoder import Decoder
+from dtrain.models.distillation import Distillation
+from dtrain.models.hf_config import Published
+from dtrain.models.lora import ADAPTERS, BASE
+from dtrain.models.nn.param import count
+from dtrain.recipe.load import lasting_text, load, plain, plain_part
+from dtrain.recipe.recipe import Init, Recipe
+from dtrain.recipe.yaml import dump
+from dtrain.train.provenance import about, conditions
+from dtrain.train.resume import Start
+from dtrain.weights.choose import refuse_no_run
+from dtrain.weights.initial import initial_from
+from dtrain.weights.load import load_run, values_of
+from dtrain.weights.peft import adapted_names, read_adapter, read_config
+from dtrain.weights.read import by_path, is_published, located, naming, published_names, read, unpadded
+
+Say = Callable[[str], None]
+
+
+def import_params(
+    recipe: Recipe,
+    runs: Path,
+    source: Path,
+    say: Say,
+    *,
+    allow_changes: bool = False,
+    before: Callable[[Folder], object] = lambda _: None,
+) -> Folder:
+    """Create a run whose step 0 has the parameters of a file, a folder of files, or another run, for `dtrain run`.
+
+    Raises RecipeError if the run has saved steps already, DataError if the tensors, or the settings recorded with
+    them, do not match the model. With `allow_changes`, other settings are only reported. `before` is called with the
+    run folder before the step is saved.
+    """
+    if recipe.lora:
+        hint = "import them into a run of a recipe without lora, and name that run in init"
+        raise RecipeError("lora: a run with adapters saves no other parameters", hint)
+    if isinstance(recipe.objective, Distillation):
+        hint = "start the run from them instead: init.weights=FOLDER or init.run=RUN, and dtrain run"
+        raise RecipeError("objective: a distillation takes the parameters of its teacher when it runs", hint)
+    place = folder(runs, recipe.name)
+    _refuse_steps(place)
+    example = recipe.data.example() or recipe.data.open("train").example
+    assembly = assemble(recipe, jax.devices(), example, recipe.steps or 2**31)
+    with new_run(place, say) as lease:
+        ours, shapes = unpadded(assembly.layout.declared), by_path(assembly.shapes.params)
+        with _tensors(source, say) as tensors:
+            published = is_published(naming(tensors, recipe.model, ours))
+            agree(recipe.model, tensors.metadata, source, say, published=published, allowed=allow_changes)
+            where = located(tensors, recipe.model, ours, source)
+            params = read(tensors, where, ours, shapes)
+        before(place)
+        save_first(assembly, params, example, place, lease, {"imported": str(source.absolute())})
+    return place
+
+
+def _refuse_steps(place: Folder) -> None:
+    if saved_steps(place.checkpoints):
+        raise RecipeError(f"{place.path} already has saved steps", "give this run another name")
+
+
+@contextmanager
+def new_run(place: Folder, say: Say) -> Iterator[Lease]:
+    """Lock the folder of a new run; if the block fails or is interrupted, a folder that did not exist is deleted.
+
+    RecipeError if the run has saved steps already.
+    """
+    _refuse_steps(place)
+    before = place.path.is_dir()
+    place.prepare()
+    try:
+        with hold_lease(place.lease, say) as lease:
+            _refuse_steps(place)  # again: a run may have saved a step before the lock was taken
+            yield lease
+    except BaseException:
+        if not before:
+            shutil.rmtree(place.path, ignore_errors=True)
+        raise
+
+
+def save_first(
+    assembly: Assembly,
+    given: Mapping[str, jax.Array],
+    example: Example,
+    place: Folder,
+    lease: Lease,
+    notes: JsonObject,
+) -> None:
+    """Save a state with the given parameters, by path, as step 0 of the run, with notes for its manifest."""
+    recipe, state = assembly.recipe, create_state(assembly.make, assembly.shapes, given)
+    with Store(place.checkpoints.absolute(), recipe.checkpoint, holds=lease.check) as store:
+        overwrite(place.recipe, lasting_text(recipe))
+        data = Arrays({}, example, UNKNOWN)
+        now = about(
+            conditions(assembly), recipe, data, 0, 0, eval_pending=False, guard_state=Start().guard_state, step_s=0.0
+        )
+        part = saved(state, assembly.layout.declared)
+        store.save(0, part, now | notes, {}, state_checksum(0, state).checksum)
+        store.wait()
+
+
+@contextmanager
+def _tensors(source: Path, say: Say) -> Iterator[Tensors]:
+    """The tensors of files, or of the newest checkpoint of a run."""
+    if not Folder(source).recipe.is_file():
+        with opened(source) as tensors:
+            yield tensors
+        return
+    loaded = load_run(Folder(source), [], say)
+    say(f"{source}: {loaded.chosen}")
+    yield InMemory(values_of(loaded), record(loaded.recipe.model))
+
+
+def import_adapters(
+    source: Path, name: str, base: Path, overrides: Sequence[str], devices: int | None, runs: Path, say: Say
+) -> Folder:
+    """Create the run `name`, whose step 0 has the adapters of the folder, with the run `base` as its frozen base.
+
+    DataError if they are not plain LoRA adapters for the base; nothing is left behind then.
+    """
+    refuse_no_run(Folder(base))
+    values, config = plain(load(Folder(base).recipe)), read_config(source)
+    if values.get("lora"):
+        raise RecipeError(f"{base} has adapters itself", "name the run that has the parameters of the model")
+    original = load(Folder(base).recipe)
+    declared = unpadded(original.model.params())
+    table = published_names(original.model, declared)
+    places = {name: (table[name], declared[name]) for name in declared}
+    with opened(source) as tensors:
+        names = adapted_names(tensors, places, source)
+        values |= {"init": {"run": str(base)}}
+        values["lora"] = {"rank": config["r"], "alpha": float(config["lora_alpha"]), "targets": names}
+        recipe = _recipe(values, name, overrides, devices)
+        example = recipe.data.example()
+        assert example is not None, "only decoders have published names, and their data has known shapes"
+        assembly = assemble(recipe, jax.devices(), example, recipe.steps or 2**31)
+        shapes = by_path(assembly.shapes.params)
+        given: dict[str, Any] = {}
+        for path in names:
+            keys = {part: f"{ADAPTERS}.{path}.{part}" for part in ("a", "b")}
+            pair = read_adapter(tensors, *places[path], {part: shapes[key].shape for part, key in keys.items()})
+            given |= {key: _placed(pair[part], shapes[key]) for part, key in keys.items()}
+    initial = initial_from(assembly, Init(run=str(base)), say)
+    frozen = initial.read()
+    place = folder(runs, name)
+    notes = {"imported": str(source.absolute()), BASE: initial.record(frozen)}
+    given |= frozen
+    with new_run(place, say) as lease:
+        save_first(assembly, given, example, place, lease, notes)
+    return place
+
+
+def _recipe(values: JsonObject, name: str, overrides: Sequence[str], devices: int | None) -> Recipe:
+    with TemporaryDirectory() as temporary:
+        path = Path(temporary) / f"{name}.yaml"
+        path.write_text(dump(values | {"name": name}))
+        return load(path, overrides, devices)
+
+
+def _placed(values: np.ndarray, like: jax.ShapeDtypeStruct) -> jax.Array:
+    return jax.make_array_from_callback(like.shape, like.sharding, lambda index: values[index].astype(like.dtype))
+
+
+TOKENIZER = "tokenizer"
+"""The folder in the run folder that holds the files of the tokenizer."""
+LENGTH = 1024
+"""Most tokens per row of the recipes that are written; a user may set more."""
+LARGE = 300_000_000
+"""Parameters from which on the layers of the written recipe save only their inputs for the backward pass."""
+WORDS = 16_384
+"""Most words of the vocabulary whose logits are computed at once in the written recipe."""
+
+TUNE = """\
+# Tune {name} with low-rank adapters on conversations:  dtrain run {file}
+#
+# chat.jsonl: JSON lines with `messages`, with `prompt` and `response`, or with `instruction` and `output`.
+# See them as the model does before the run:  dtrain data show {file}
+{model}init: {{{origin}}}
+lora:
+  rank: 16
+  alpha: 32
+  targets: ["blocks.query.weight", "blocks.key.weight", "blocks.value.weight", "blocks.out.weight"{mlp}]
+data:
+  kind: chat
+  files: [chat.jsonl]
+  length: {length}
+  tokenizer: {tokenizer}
+{template}optimizer:
+  kind: adamw
+  lr: 2e-4
+  clip: 1.0
+  schedule: {{kind: cosine, final: 0.1}}
+precision: {{compute: bfloat16}}
+batch: 8
+epochs: 2
+track: {{every: 10}}
+"""
+
+
+def import_published(
+    source: Path,
+    name: str,
+    overrides: Sequence[str],
+    devices: int | None,
+    runs: Path,
+    say: Say,
+    *,
+    recipe_only: bool = False,
+) -> Path:
+    """Create the run `name` with the parameters of the folder at step 0, and NAME-tune.yaml, a recipe that tunes it.
+
+    With `recipe_only`, only that recipe is written, and it reads the folder itself. Returns its path; one that exists
+    already is not changed. DataError if the folder's model is not
+    supported or its files do not fit together; nothing is left behind then.
+    """
+    published = described(source)
+    if published.unchecked:
+        say(f"{source / CONFIG} has fields that dtrain does not recognise: {', '.join(published.unchecked)}")
+    place = folder(runs, name)
+    tokenizer = next(
+        (source / name for name in ("tokenizer.json", "tokenizer.model") if (source / name).is_file()), None
+    )
+    if tokenizer:
+        _report_tokenizer(tokenizer, published.model, say)
+    else:
+        say(f"{source} has no tokenizer.json and no tokenizer.model: set data.tokenizer before training or generating")
+    if recipe_only:
+        if overrides:
+            raise RecipeError(f"--recipe-only takes no overrides, found {overrides[0]}", "give them to dtrain run")
+        if Path(f"{name}-tune.yaml").exists():
+            raise RecipeError(f"{name}-tune.yaml exists already", "give another name: --out NAME")
+        return _written(name, f"weights: {source}", published, str(source), tokenizer is not None)
+    own = str(place.path / TOKENIZER)  # without a file there, what needs a tokenizer is refused
+    values: JsonObject = {
+        "model": _model(published.model),
+        "data": {"kind": "chat", "files": [], "length": min(LENGTH, published.model.context), "tokenizer": own},
+        "optimizer": {"kind": "adafactor", "lr": 1e-4},  # has hardly any state
+        "batch": 8,
+        "steps": 1,
+    }
+    with TemporaryDirectory() as temporary:
+        path = Path(temporary) / f"{name}.yaml"
+        path.write_text(dump(values))
+        recipe = dataclasses.replace(load(path, overrides, devices), name=name)
+    import_params(recipe, runs, source, say, before=lambda place: copy_tokenizer(source, place.path / TOKENIZER))
+    return _written(name, f"run: {place.path}", published, own, tokenizer is not None)
+
+
+def _model(model: Decoder) -> dict[str, Any]:
+    """The model section, without what is the default."""
+    values, default = plain_part(model), {}
+    for field in dataclasses.fields(model):
+        if field.default is not dataclasses.MISSING:
+            default[field.name] = field.default
+    return {"kind": model.kind} | {name: value for name, value in values.items() if value != default.get(name)}
+
+
+def _report_tokenizer(path: Path, model: Decoder, say: Say) -> None:
+    size = codec(str(path)).size
+    if size > model.vocab:
+        say(
+            f"{path} has token ids up to {size - 1:,}, the model's vocab is {model.vocab:,}: data with these is refused"
+        )
+
+
+def _written(name: str, origin: str, published: Published, tokenizer: str, found: bool) -> Path:
+    path, model = Path(f"{name}-tune.yaml"), published.model
+    if path.exists():
+        return path
+    section, words = _model(model), model.words
+    if count(model.params()) > LARGE:
+        section["remat"] = "full"
+        chunks = (n for n in range(1, words + 1) if words % n == 0 and words // n <= WORDS)
+        section["loss_chunks"] = next(chunks)
+    gated = ', "blocks.mlp.*"' if not model.experts else ""
+    has_template = found and codec(tokenizer).template is not None
+    text = TUNE.format(
+        name=name,
+        file=path,
+        model=dump({"model": section}),
+        origin=origin,
+        mlp=gated,
+        length=min(LENGTH, model.context),
+        tokenizer=tokenizer,
+        template="" if has_template else "  template: alpaca  # the tokenizer has none of its own\n",
+    )
+    try:
+        overwrite(path, text)
+    except OSError as error:
+        raise RecipeError(f"cannot write {path}: {error.strerror}") from error
+    return path

@@ -1,0 +1,390 @@
+"""Build what a start of a run needs before its first step: data, assembly, compiled steps, checkpoint store."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+
+import jax
+import numpy as np
+
+from dtrain.assembly import trace_checks
+from dtrain.assembly.assemble import Assembly, assemble
+from dtrain.assembly.checksum import StateChecksum
+from dtrain.assembly.input import eval_batches
+from dtrain.assembly.state import State, saved
+from dtrain.checkpoint.store import Store
+from dtrain.core import fault_injection
+from dtrain.core.errors import DataError, DtrainError, RecipeError
+from dtrain.core.metrics import Metric, higher_is_better
+from dtrain.core.types import Device, JsonObject
+from dtrain.data.batch import Batch
+from dtrain.data.mixture import Mixed
+from dtrain.data.questions import Question, read_questions
+from dtrain.data.source import Source, refuse_changed
+from dtrain.inference.evaluate import bytes_per_token
+from dtrain.inference.questions import Questioner, refuse_without_texts, score_names
+from dtrain.models.nn.param import count, trained
+from dtrain.parallel.compile_cache import Counter
+from dtrain.parallel.devices import are_fake, await_compiled
+from dtrain.parallel.engine import Traced
+from dtrain.parallel.mesh import mesh_sizes, mesh_text
+from dtrain.parallel.pipeline import bubble
+from dtrain.parallel.rules import bytes_of
+from dtrain.recipe.recipe import Recipe
+from dtrain.track.text import epochs_text
+from dtrain.track.tracker import Sample
+from dtrain.train import provenance
+from dtrain.train.hooks import Evaluation, Log, Saving
+from dtrain.train.loop import Hook, StepEvent
+from dtrain.train.loss_guard import LossGuard
+from dtrain.train.planned import PlanComparison, compare_with_plan
+from dtrain.train.profile import Profiler
+from dtrain.train.reporting import reporter
+from dtrain.train.resume import Start
+from dtrain.train.save_timer import FromFirst, SaveTimer
+from dtrain.train.session import Session
+from dtrain.train.watch import Watch
+from dtrain.weights.initial import Initial, elsewhere, initial_from
+
+SLOW_COMPILE = 10.0
+"""Seconds of compilation from which on it matters that the programs of a restart were not in the cache."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """What stays the same when the run is rolled back."""
+
+    assembly: Assembly
+    train: Source
+    test: Source
+    step: jax.stages.Compiled
+    evaluate: jax.stages.Compiled
+    store: Store
+    planned: PlanComparison | None
+    exchange: FromFirst
+    now: JsonObject
+    """Everything that the numbers of this start depend on; see `provenance.conditions`."""
+    questions: Sequence[Question] = ()
+    """Those of `evaluate.questions`."""
+    initial: Mapping[str, Initial] = field(default_factory=dict)
+    """What a start takes from elsewhere; see `initial.elsewhere`."""
+
+
+def prepare(session: Session) -> Ready:
+    """Open the data, assemble and compile both steps, open the store.
+
+    Raises DataError if the model cannot take the held-out data, RecipeError if `checkpoint.best` is not measured,
+    EnvironmentFault if the disk has no room for a checkpoint.
+    """
+    train, test = session.recipe.data.open("train"), session.recipe.data.open("test")
+    steps, devices = session.recipe.total_steps(len(train)), jax.devices()
+    if (reached := session.log.reached) > steps:
+        message = f"{session.place.path} has saved step {reached:,}, and this recipe ends at step {steps:,}"
+        hint = f"train longer, for example with steps={reached + steps}; or start again under another name: name=..."
+        raise RecipeError(message, hint)
+    if unfit := session.recipe.model.mismatch(test.example):
+        raise DataError(f"held-out examples: {unfit}", "change the model's sizes, or the data")
+
+    questions = _questions(session)
+    assembly = assemble(session.recipe, devices, train.example, steps)
+    now, metrics = provenance.conditions(assembly), session.recipe.model.metrics
+    epochs = round(steps * session.recipe.batch / len(train), 4)
+    session.log.about(
+        devices,
+        mesh_sizes(assembly.layout.sizes),
+        steps,
+        metrics,
+        classes=getattr(train, "names", ()),
+        data={"kind": session.recipe.data.kind, "train": len(train), "test": len(test), "epochs": epochs},
+    )
+    for line in banner(assembly, train, test, steps, devices):
+        session.console.say(line)
+    if session.recipe.guard.nan == "locate" and jax.process_count() > 1:
+        message = f"guard.nan: locate needs a run of one process, this one has {jax.process_count()}"
+        session.console.warn(f"{message}: a loss that is not finite is only reported")
+    initial = _initial(session, assembly)
+    step, evaluate = _compiled(session, assembly)
+    scores = score_names(questions)
+    refuse_unmeasured(session.recipe.checkpoint.best, evaluate, bytes_per_token(test), metrics, scores)
+    place, policy = session.place.checkpoints.absolute(), session.recipe.checkpoint
+    store = Store(place, policy, holds=session.holds, metrics=metrics)
+    session.stack.callback(_note_committed, session, store)  # runs after the store has waited for a pending save
+    session.stack.enter_context(store)
+    shapes = saved(assembly.shapes, assembly.layout.declared)
+    store.refuse_without_room(sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes)))
+    return Ready(
+        assembly,
+        train,
+        test,
+        step=step,
+        evaluate=evaluate,
+        store=store,
+        planned=compare_with_plan(session.place, assembly, devices),
+        exchange=FromFirst(),
+        now=now,
+        questions=questions,
+        initial=initial,
+    )
+
+
+def _questions(session: Session) -> Sequence[Question]:
+    """The questions of the recipe. RecipeError if the model cannot answer any."""
+    names = session.recipe.evaluate.questions
+    if not names:
+        return ()
+    refuse_without_texts(session.recipe.model, session.recipe.model.kind)
+    return read_questions(names)
+
+
+def _initial(session: Session, assembly: Assembly) -> dict[str, Initial]:
+    found, warn = elsewhere(session.recipe, session.place), session.console.warn
+    return {part: initial_from(assembly, init, warn, checksum, part) for part, (init, checksum) in found.items()}
+
+
+def _compiled(session: Session, assembly: Assembly) -> tuple[jax.stages.Compiled, jax.stages.Compiled]:
+    """Check the traced training step, then compile the training and the evaluation step."""
+    with session.clock("compile"):
+        fault_injection.strike("compile", jax.process_index())
+        traced, known = assembly.train(), session.log.values["pure_trace"]
+        warnings = trace_checks.baked_constants(traced, session.recipe.guard.constants_mb)
+        warnings += trace_checks.callbacks(traced)
+        warnings += _impure(session, assembly, traced) if session.recipe.guard.purity else []
+        build = partial(session.recipe.engine.compile, platform=assembly.layout.platform)
+        evaluation = assembly.evaluate()
+        # XLA compiles without Python's lock: both programs at the same time
+        with Counter() as programs, ThreadPoolExecutor(1) as thread:
+            other = thread.submit(build, evaluation)
+            step, evaluate = build(traced), other.result()
+        await_compiled()
+    if known and session.recipe.guard.purity and session.log.values["pure_trace"] == known:  # the same program
+        warnings += cold_cache(programs, session.clock.of("compile"))
+    for line in warnings:
+        session.console.warn(line)
+    session.log.values["compiled_from_cache"] = programs.all_read
+    session.console.say(f"compiled in {session.clock.of('compile'):.1f} s{', from the cache' * programs.all_read}")
+    return step, evaluate
+
+
+def cold_cache(programs: Counter, seconds: float) -> list[str]:
+    """A warning if a restart had to compile for long the program that an earlier start had compiled."""
+    if programs.all_read or seconds < SLOW_COMPILE:
+        return []
+    where = "keep ~/.cache/dtrain/xla between starts, or set JAX_COMPILATION_CACHE_DIR to a folder that machines share"
+    return [f"the programs of this run were not in the compilation cache, compiling took {seconds:.0f} s; {where}"]
+
+
+def _impure(session: Session, assembly: Assembly, traced: Traced) -> list[str]:
+    """Warnings if a second trace differs from the first. An earlier start of the run counts as the second trace."""
+    program = trace_checks.fingerprint(traced)
+    if program == session.log.values["pure_trace"]:
+        return []
+    warnings = trace_checks.trace_differences(assembly.train, traced)
+    session.log.values["pure_trace"] = "" if warnings else program
+    return warnings
+
+
+def _note_committed(session: Session, store: Store) -> None:
+    """Write the newest saved step into run.json; errors of the disk are ignored here."""
+    with suppress(DtrainError, OSError):
+        session.log.committed(store.committed)
+
+
+def banner(assembly: Assembly, train: Source, test: Source, steps: int, devices: list[Device]) -> Iterator[str]:
+    """Describe the run that is about to start: devices, parameters, epochs, pipeline bubble, replicated parameters."""
+    recipe, layout = assembly.recipe, assembly.layout
+    platform, processes = devices[0].device_kind, jax.process_count()
+    where = f"{len(devices)} x {platform}" + (f" in {processes} processes" if processes > 1 else "")
+    yield f"{recipe.name}  on {where}  mesh {mesh_text(mesh_sizes(layout.sizes))}  engine {recipe.engine.kind}"
+    size = bytes_of(layout.declared, recipe.precision.params) / 2**20
+    numbers = f"{count(layout.declared):,} parameters, {size:.1f} MiB in {recipe.precision.params}"
+    own = count(trained(layout.declared, layout.declared))
+    numbers += f", {own:,} of them trained" if own < count(layout.declared) else ""
+    yield f"model {recipe.model.kind}: {numbers}"
+    epochs = steps * recipe.batch / len(train)
+    yield (
+        f"data {recipe.data.kind}: {len(train):,} examples to train on, {len(test):,} to test on; "
+        f"batch {recipe.batch} x {steps:,} steps = {epochs_text(epochs)} epochs"
+    )
+    for split, source in {"to train on": train, "to test on": test}.items():
+        yield from (f"{split}: {line}" for line in getattr(source, "notes", ()))
+    stages = layout.sizes["pipeline"]
+    if stages > 1:
+        idle = bubble(stages, recipe.accumulate)
+        hint = f"; accumulate: {4 * stages} reduces it to {bubble(stages, 4 * stages):.0%}" if idle > 0.25 else ""
+        yield f"pipeline of {stages} stages, {recipe.accumulate} microbatches: {idle:.0%} of the time is bubble{hint}"
+    replicated = layout.replicated()
+    if replicated:
+        size = sum(values for _, values in replicated) * np.dtype(recipe.precision.params).itemsize
+        more = f" and {len(replicated) - 3} more" if len(replicated) > 3 else ""
+        names = ", ".join(name for name, _ in replicated[:3]) + more
+        yield f"replicated, as no mesh rule applies: {names}; {size:,} bytes on every device"
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """The hooks of one attempt."""
+
+    alive: Hook
+    guard: LossGuard
+    logging: Log
+    evaluation: Evaluation
+    saving: Saving
+    watch: Watch
+    profiler: Profiler
+    """Of process 0; in other processes it is not called."""
+
+    def ends(self, step: int) -> bool:
+        """Whether a call of several steps ends at this step, the same in every process."""
+        return self.evaluation.due(step) or self.saving.due_by_step(step) or self.profiler.ends(step)
+
+    def used(self, step: int) -> bool:
+        """Whether the state after this step is used. With several processes, all must call this after every call."""
+        lead = jax.process_index() == 0
+        return self.saving.due(step) or self.evaluation.due(step) or (lead and self.profiler.waits(step))
+
+    @property
+    def ordered(self) -> list[Hook]:
+        """In the order of their calls: the guard comes before the hooks that log or save a loss that it refuses."""
+        profiler = [self.profiler] if jax.process_index() == 0 else []
+        return [self.alive, *profiler, self.watch, self.guard, self.logging, self.evaluation, self.saving]
+
+
+def step_hooks(session: Session, ready: Ready, start: Start, end: int) -> Hooks:
+    """The hooks of an attempt that starts at `start` and ends with step `end`."""
+    assembly, recipe, faked = ready.assembly, session.recipe, are_fake(jax.devices())
+    skipping, often = recipe.guard.not_finite == "skip", recipe.checkpoint
+    span = (start.step, end)
+    report, samples, sync = reporter(
+        assembly, session.place, session.console, session.log, session.stack, span=span, planned=ready.planned
+    )
+    logging = Log(1 if session.dry else recipe.track.every, report, session.clock, skipping)
+    if isinstance(ready.train, Mixed):
+        logging.sources = tuple(ready.train.parts)
+        logging.counts = partial(_rows_of_sources, ready.train, recipe, start.batches_skipped)
+    held_out = partial(_held_out, assembly, ready.test, 1 if session.dry else None)
+    agreed = session.interrupt.agreed
+    evaluation = Evaluation(
+        recipe.evaluate,
+        ready.evaluate,
+        held_out,
+        log=logging,
+        clock=session.clock,
+        bytes_per_token=bytes_per_token(ready.test),
+        bytes_of_sources=_bytes_of_sources(ready.test),
+        questions=_questioner(session, ready, samples),
+        stop=agreed,
+        one_at_a_time=faked,
+    )
+    guard = LossGuard(recipe.guard, start.batches_skipped, lambda step: saving.due(step) or evaluation.due(step))
+    guard.recall(start.guard_state)
+    save = _saver(session, ready, start, due=lambda step: evaluation.due(step) or step == end, guard=guard, sync=sync)
+    timer = SaveTimer(
+        0.0 if session.dry else 60 * often.minutes, jax.process_count(), start.step, exchange=ready.exchange
+    )
+    saving = Saving(
+        often.every,
+        often.best,
+        save,
+        clock=session.clock,
+        one_at_a_time=faked,
+        skipping=skipping,
+        flush=logging.flush,
+        timer=timer,
+    )
+    watch = Watch(session.clock, logging.every, recipe.data.load.workers, session.console.warn)
+    profiler = Profiler(session.place, ready.step.as_text, recipe.profile, session.clock, session.console.say)
+    return Hooks(
+        partial(_alive, session),
+        guard,
+        logging,
+        evaluation,
+        saving,
+        watch=session.stack.enter_context(watch),
+        profiler=profiler,
+    )
+
+
+def _held_out(assembly: Assembly, test: Source, limit: int | None) -> Iterator[tuple[str, Batch]]:
+    """The batches of the held-out examples, of each source of a mixture in turn."""
+    parts = test.completed() if isinstance(test, Mixed) else {"": test}
+    for name, source in parts.items():
+        yield from ((name, batch) for batch in eval_batches(assembly, source, limit))
+
+
+def _bytes_of_sources(test: Source) -> dict[str, float]:
+    """Bytes of text for each token of each source of a mixture; 0 if not known."""
+    parts = test.completed() if isinstance(test, Mixed) else {}
+    return {name: bytes_per_token(part) or 0.0 for name, part in parts.items()}
+
+
+def _rows_of_sources(train: Mixed, recipe: Recipe, skipped: int, step: int) -> dict[str, float]:
+    counts = train.order(recipe.seed, recipe.batch).counts((step + skipped) * recipe.batch)
+    return {f"rows/{name}": float(count) for name, count in zip(train.parts, counts.tolist(), strict=True)}
+
+
+def _questioner(session: Session, ready: Ready, report: Callable[[int, Sequence[Sample]], None]) -> Questioner | None:
+    section = session.recipe.evaluate
+    if not ready.questions or session.dry:
+        return None
+    return Questioner(ready.assembly, ready.questions, section.tokens, session.place.path / "answers.jsonl", report)
+
+
+def _alive(session: Session, event: StepEvent) -> None:
+    session.console.tick(event.step)
+    session.heartbeat.step = event.step
+    session.heartbeat("step")
+    fault_injection.strike("step", jax.process_index())
+    fault_injection.strike(f"step:{event.step}", jax.process_index())
+
+
+def _saver(
+    session: Session, ready: Ready, start: Start, due: Callable[[int], bool], guard: LossGuard, sync: Callable[[], None]
+) -> Callable[[int, State, Mapping[str, float], StateChecksum], None]:
+    store, warned = ready.store, []
+    about = partial(provenance.about, start.now, session.recipe, ready.train, start.batches_skipped)
+
+    def save(number: int, state: State, metrics: Mapping[str, float], checksum: StateChecksum) -> None:
+        refuse_changed(ready.train, ready.test)
+        eval_pending = due(number) and not metrics
+
+        def proof() -> Sequence[int]:
+            sync()  # the metrics up to this step are on disk before a restart can resume from it
+            return checksum.checksum()
+
+        part = saved(state, ready.assembly.layout.declared)
+        store.save(number, part, about(number, eval_pending, guard.state, session.log.saving(number)), metrics, proof)
+        session.log.committed(store.committed)
+        if store.took > (grace := session.recipe.checkpoint.grace) and not warned:
+            text = f"a save takes {store.took:.0f} s; a preempted machine has {grace:.0f} s (checkpoint.grace)"
+            warned.append(session.console.warn(text))
+
+    return save
+
+
+def refuse_unmeasured(
+    best: str | None,
+    evaluate: jax.stages.Compiled,
+    bytes_per_token: float | None,
+    declared: Iterable[Metric],
+    scores: Iterable[str] = (),
+) -> None:
+    """Raise RecipeError if no evaluation measures `best`, or it is unknown whether higher or lower is better.
+
+    `best`: the recipe's `checkpoint.best`.
+    `bytes_per_token`: as in `hooks.evaluated`. `scores`: those of the recipe's questions.
+    """
+    if best is None:
+        return
+    sums = jax.tree.unflatten(evaluate.out_tree, range(evaluate.out_tree.num_leaves))
+    names = {"eval/loss", *(f"eval/{name}" for name in sums.metrics)}
+    names |= {"eval/perplexity"} if bytes_per_token is not None else set()
+    names |= {"eval/bits_per_byte"} if bytes_per_token else set()
+    names |= {f"eval/{name}" for name in scores}
+    if best not in names:
+        raise RecipeError(f"checkpoint.best: {best} is not measured", f"one of {', '.join(sorted(names))}")
+    if higher_is_better(best, declared) is None:
+        short = best.partition("/")[2]
+        hint = f"declare it in the model with dtrain.Metric: metrics = (Metric({short!r}, higher_is_better=True),)"
+        raise RecipeError(f"checkpoint.best: it is not known whether a higher or a lower {best} is better", hint)

@@ -1,0 +1,160 @@
+"""Export a run's parameters as safetensors files: one file, or a folder that `transformers` or PEFT opens."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from dtrain.checkpoint.tensors import PICKLES, write
+from dtrain.core.errors import RecipeError
+from dtrain.core.files import overwrite
+from dtrain.data.tokenizer_files import write_tokenizer
+from dtrain.models.agreement import CONFIG, record
+from dtrain.models.decoder import Decoder
+from dtrain.models.hf_export import config_of
+from dtrain.models.nn.param import Param
+from dtrain.models.published import Place
+from dtrain.weights.load import LoadedRun, values_of
+from dtrain.weights.peft import adapter_config, adapter_tensors
+from dtrain.weights.read import by_path, own_names, published_names, unpadded
+
+SUFFIX = ".safetensors"
+FORMATS = {".gguf", ".h5", ".msgpack", ".onnx"}
+"""Suffixes of other formats: a target with one of them is a mistake, not a folder."""
+SHARD = 5 * 10**9
+"""Bytes from which on a folder's tensors are written to another file."""
+DType = Literal["float32", "bfloat16", "float16"]
+
+
+def refuse_other_formats(path: Path) -> None:
+    """RecipeError if the target has the suffix of another format."""
+    if path.suffix in PICKLES | FORMATS and not path.is_dir():
+        raise RecipeError(f"{path}: export writes {SUFFIX} files", f"use {path.with_suffix(SUFFIX)}, or a folder")
+
+
+def export(
+    loaded: LoadedRun,
+    path: Path,
+    names: Literal["own", "published"] | None = None,
+    adapters: bool = False,
+    dtype: DType = "float32",
+) -> list[str]:
+    """Write all parameters, or with `adapters` those of `lora` alone; sentences that state what was written.
+
+    A folder gets published names, config.json and the tokenizer where the model has them, or PEFT's form of adapters;
+    a .safetensors file gets dtrain's names, unless `names` says otherwise. RecipeError if published names do not exist
+    for the model, or if the run has no adapters.
+    """
+    refuse_other_formats(path)
+    single = path.suffix == SUFFIX and not path.is_dir()
+    if adapters and not loaded.adapters:
+        raise RecipeError(f"{loaded.recipe.name} has no adapters: its recipe has no lora", "leave --adapters out")
+    about = {"dtrain": f"{loaded.recipe.name} at step {loaded.step}"}
+    if adapters and single:
+        arrays = {name: np.asarray(jax.device_get(value)) for name, value in by_path(dict(loaded.adapters)).items()}
+        write(path, _cast(arrays, dtype), about)
+        return [_written(path)]
+    if adapters:
+        return _export_adapters(loaded, path, dtype, about)
+    model, declared = loaded.recipe.model, unpadded(loaded.assembly.layout.declared)
+    config = config_of(model) if isinstance(model, Decoder) else None
+    published = names == "published" or (names is None and not single and config is not None)
+    table = published_names(model, declared) if published else own_names(declared)
+    tensors, about = _tensors(loaded, declared, table), about | record(model)
+    if single:
+        write(path, _cast(dict(tensors), dtype), about)
+        return [_written(path)]
+    lines = [_written(file) for file in _write_shards(path, tensors, dtype, about)]
+    if not published:
+        why = "no architecture of transformers computes the same as this model" if names is None else "as asked"
+        return [*lines, f"parameters have dtrain's own names: {why}"]
+    return [*lines, *_write_config(config, loaded, path, dtype)]
+
+
+def _written(path: Path) -> str:
+    return f"{path}: {path.stat().st_size / 1e6:,.1f} MB"
+
+
+def _tensors(
+    loaded: LoadedRun, declared: Mapping[str, Param], table: Mapping[str, Place]
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Each tensor with its name; one parameter at a time is in the host's memory.
+
+    A stacked parameter becomes one tensor per layer and expert. A published tensor may join several parameters, such as
+    queries, keys and values (GPT-2's c_attn), whose parts are concatenated in their order.
+    """
+    values, parts_of = values_of(loaded), dict[str, dict[int, np.ndarray]]()
+    for name, param in declared.items():
+        place, value = table[name], np.asarray(jax.device_get(values[name]))
+        tensors = place.names(param)
+        for tensor, part in zip(tensors, value.reshape(len(tensors), -1), strict=True):
+            parts = parts_of.setdefault(tensor, {})
+            parts[place.start] = place.write(part, param)
+            if sum(part.shape[-1] for part in parts.values()) >= place.total:
+                joined = [parts[start] for start in sorted(parts)]
+                yield tensor, np.ascontiguousarray(joined[0] if len(joined) == 1 else np.concatenate(joined, -1))
+                del parts_of[tensor]
+
+
+def _cast(arrays: Mapping[str, np.ndarray], dtype: DType) -> dict[str, np.ndarray]:
+    return {name: array.astype(jax.numpy.dtype(dtype)) for name, array in arrays.items()}
+
+
+def _write_shards(
+    folder: Path, tensors: Iterator[tuple[str, np.ndarray]], dtype: DType, about: Mapping[str, str]
+) -> list[Path]:
+    """Write model.safetensors, or several files with their index."""
+    parts: list[tuple[Path, list[str]]] = []
+    waiting: dict[str, np.ndarray] = {}
+    total = 0
+
+    def flush() -> None:
+        path = folder / f"model-{len(parts) + 1:05}{SUFFIX}"
+        write(path, waiting, about)
+        parts.append((path, list(waiting)))
+        waiting.clear()
+
+    for name, array in tensors:
+        waiting |= _cast({name: array}, dtype)
+        total += waiting[name].nbytes
+        if sum(array.nbytes for array in waiting.values()) > SHARD:
+            flush()
+    if waiting:
+        flush()
+    if len(parts) == 1:
+        return [parts[0][0].replace(folder / f"model{SUFFIX}")]
+    index, files = {}, []
+    for number, (path, names) in enumerate(parts, 1):
+        files.append(path.replace(folder / f"model-{number:05}-of-{len(parts):05}{SUFFIX}"))
+        index |= dict.fromkeys(names, files[-1].name)
+    listed = {"metadata": {"total_size": total}, "weight_map": index}
+    overwrite(folder / f"model{SUFFIX}.index.json", json.dumps(listed, indent=2) + "\n")
+    return files
+
+
+def _write_config(config: dict[str, Any] | None, loaded: LoadedRun, folder: Path, dtype: DType) -> list[str]:
+    """Write config.json and the tokenizer's files; what was written, and what was not."""
+    if config is None:
+        return [f"no {CONFIG}: this model matches no architecture of transformers that dtrain exports"]
+    data = loaded.recipe.data
+    tokenizer = getattr(data, "tokenizer", None)
+    template = data.chat_template().source if data.kind == "chat" and data.template else None
+    names = write_tokenizer(tokenizer, template, folder)
+    overwrite(folder / CONFIG, json.dumps(config | {"dtype": dtype}, indent=2) + "\n")
+    lines = [f"{', '.join([CONFIG, *names])}: {config['architectures'][0]}"]
+    return lines if names else [*lines, "no tokenizer: the run's data has no file of one"]
+
+
+def _export_adapters(loaded: LoadedRun, folder: Path, dtype: DType, about: Mapping[str, str]) -> list[str]:
+    """PEFT's form: adapter_model.safetensors and adapter_config.json."""
+    assert loaded.lora is not None
+    declared = unpadded(loaded.assembly.layout.declared)
+    table = published_names(loaded.recipe.model, declared)
+    tensors = adapter_tensors(loaded.adapters, {name: (table[name], declared[name]) for name in declared})
+    config, path = adapter_config(loaded.lora, tensors), folder / f"adapter_model{SUFFIX}"
+    write(path, _cast(tensors, dtype), about)
+    overwrite(folder / "adapter_config.json", json.dumps(config, indent=2) + "\n")
+    return [_written(path), "adapter_config.json: for PEFT, on the model that the base came from"]

@@ -1,0 +1,343 @@
+"""Parameters that come from another run or from files (`init`, `objective.teacher`), read by path onto the mesh."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import jax
+from jax.sharding import PartitionSpec
+
+from dtrain.assembly.assemble import Assembly
+from dtrain.assembly.checksum import values_checksum
+from dtrain.assembly.objective import teacher_of
+from dtrain.checkpoint import manifest
+from dtrain.checkpoint.partial import read_arrays, saved_shapes
+from dtrain.checkpoint.store import Store
+from dtrain.checkpoint.tensors import opened
+from dtrain.core.errors import CheckpointError, DataError, RecipeError
+from dtrain.core.run_dir import Folder, saved_steps
+from dtrain.core.types import JsonObject
+from dtrain.models.agreement import agree
+from dtrain.models.distillation import TEACHER, Distillation
+from dtrain.models.lora import BASE
+from dtrain.models.nn.param import Param
+from dtrain.models.nn.patterns import matched
+from dtrain.recipe.load import load
+from dtrain.recipe.recipe import Init, Recipe
+from dtrain.weights.choose import choose, refuse_no_run
+from dtrain.weights.read import Located, by_path, is_published, located, naming, part_of, read, unpadded
+
+
+class Frozen(NamedTuple):
+    """Where frozen parameters of a run come from."""
+
+    init: Init
+    checksum: tuple[int, ...]
+
+
+def recorded(place: Folder, part: str, init: Init) -> Frozen:
+    """Where the frozen parameters of that part come from, as the run's checkpoints record it.
+
+    `init`: where the recipe has them; used if the recorded folder is not there. CheckpointError if none records it.
+    """
+    for step in saved_steps(place.checkpoints):
+        with suppress(manifest.CorruptCheckpoint, OSError):
+            about = manifest.read(place.checkpoints / str(step)).about
+            if part in about:
+                return Frozen(_same(about[part], part, init), tuple(about[part]["checksum"]))
+    raise CheckpointError(f"{place.path} has no checkpoint that records its {part}", "start a new run: name=...")
+
+
+def _same(values: JsonObject, part: str, init: Init) -> Init:
+    """Where the recorded values are: at the recorded path, or, if that is gone, where the recipe has them."""
+    key = "run" if "run" in values else "weights"
+    path, given = Path(values[key]), Path(init.text).absolute()
+    if path.exists() and given.exists() and not given.samefile(path):
+        message = f"the {part} of a run cannot change: it was started with {path}, the recipe names {init.text}"
+        raise RecipeError(message, "start a new run: name=...")
+    if not path.exists() and not getattr(init, key):
+        message = f"{path} is not there; the frozen parameters of this run come from it"
+        raise CheckpointError(message, "restore that folder")
+    if path.exists():
+        changed: dict[str, Any] = {"run": "", "weights": "", "step": "newest", key: str(path)}
+        init = replace(init, **changed | ({} if key == "run" else {"map": {}}))
+    return replace(init, step=values["step"]) if key == "run" else init
+
+
+def elsewhere(recipe: Recipe, place: Folder) -> dict[str, Frozen]:
+    """What a start of the run takes from elsewhere, by the part of its parameters; "" for all of its own.
+
+    Everything that `init` gives before the first save; after it, only the parameters that are frozen.
+    """
+    found: dict[str, Frozen] = {}
+    init, saves = recipe.init, bool(saved_steps(place.checkpoints))
+    if init and (recipe.lora or not saves):
+        part = BASE if recipe.lora else ""
+        found[part] = recorded(place, part, init) if saves else Frozen(init, ())
+    if isinstance(recipe.objective, Distillation):
+        teacher = recipe.objective.teacher
+        init = Init(run=teacher.run, weights=teacher.weights, step=teacher.step)
+        found[TEACHER] = recorded(place, TEACHER, init) if saves else Frozen(init, ())
+    return found
+
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class InitialWeights:
+    """Parameters of safetensors files: those that a new run starts from, or those of its teacher."""
+
+    source: Path
+    where: Located
+    ours: Mapping[str, Param]
+    """The parameters that are read, by their paths in the files' model."""
+    names: Mapping[str, str]
+    """Their paths in this run, by those."""
+    shapes: Mapping[str, jax.ShapeDtypeStruct]
+    """Their shapes and shardings."""
+    replicated: jax.sharding.Sharding
+    lines: Sequence[str]
+    """What a user should know: how many parameters come from there, and which do not."""
+    expected: Sequence[int] = ()
+    """The checksum of the values that the run was started from; empty for a new run."""
+
+    @property
+    def origin(self) -> str:
+        """The folder or file."""
+        return str(self.source.absolute())
+
+    def read(self) -> dict[str, jax.Array]:
+        """The parameters by their paths here. CheckpointError if they are not those that the run was started from."""
+        with opened(self.source) as tensors:
+            values = read(tensors, self.where, self.ours, self.shapes)
+        given = {self.names[name]: value for name, value in values.items()}
+        if self.expected and self.record(given)["checksum"] != list(self.expected):
+            message = f"{self.source} does not have the parameters that this run was started from"
+            raise CheckpointError(message, "restore those files, or give this run another name: name=...")
+        return given
+
+    def record(self, given: Mapping[str, jax.Array]) -> JsonObject:
+        return {"weights": self.origin, "checksum": list(values_checksum(dict(given), self.replicated))}
+
+
+def weights_from(assembly: Assembly, init: Init, say: Say, checksum: Sequence[int], part: str) -> InitialWeights:
+    """Find the parameters of this run in the files of `init.weights`.
+
+    All but those of `init.new` must be there. DataError if one is not, or if config.json describes another model.
+    """
+    source, recipe = Path(init.weights), assembly.recipe
+    if not source.exists():
+        raise DataError(f"init.weights: {source} does not exist", "give a folder or a file of safetensors")
+    declared, shapes = (
+        part_of(recipe, by_path(tree), part) for tree in (assembly.layout.declared, assembly.shapes.params)
+    )
+    model = (
+        teacher_of(recipe.objective.teacher) if isinstance(recipe.objective, Distillation) and part else recipe.model
+    )
+    left_out = matched(init.new, list(declared), "init.new")
+    frozen = [name for name in left_out if not declared[name].saved]
+    if frozen:
+        own = frozen[0].removeprefix(f"{part}.")
+        raise RecipeError(f"init.new: {own} would be frozen at random values", f"train it in full, lora.train: [{own}]")
+    names = {name.removeprefix(f"{part}.") if part else name: name for name in declared}
+    sizes = unpadded(declared)
+    ours = {own: sizes[name] for own, name in names.items()}
+    new = [own for own, name in names.items() if name in left_out]
+    with opened(source) as tensors:
+        published = is_published(naming(tensors, model, ours))
+        agree(model, tensors.metadata, source, say, published=published, override=False)
+        where = located(tensors, model, ours, source, new)
+    taken = {own: name for own, name in names.items() if own not in new}
+    what = f"{part}: " if part == TEACHER else "initialised "
+    lines = [f"{what}from {source}: {len(taken)} of {len(names)} parameters"]
+    lines += [f"initialised at random: {', '.join(new)}"] if new else []
+    return InitialWeights(
+        source,
+        where,
+        {own: ours[own] for own in taken},
+        taken,
+        {own: shapes[name] for own, name in taken.items()},
+        replicated=assembly.layout.sharding(PartitionSpec()),
+        lines=lines,
+        expected=checksum,
+    )
+
+
+SHOWN = 8
+"""Parameters that a message lists."""
+PARAMS, OPTIMIZER, AVERAGED = "params.", "optimizer.", ".averaged."
+"""Where a saved state has the parameters, and their average: in the optimizer's state."""
+
+
+class Initial(Protocol):
+    """Parameters of a run, or a part of them, that come from elsewhere."""
+
+    @property
+    def origin(self) -> str:
+        """Where they come from."""
+        ...
+
+    @property
+    def lines(self) -> Sequence[str]:
+        """What a user should know about them."""
+        ...
+
+    def read(self) -> dict[str, jax.Array]:
+        """The parameters by their paths here, with the shardings of this run."""
+        ...
+
+    def record(self, given: Mapping[str, jax.Array]) -> JsonObject:
+        """For the manifests of a run that does not save them: how to find the same values again."""
+        ...
+
+
+@dataclass(frozen=True)
+class InitialRun:
+    """The parameters of another run's checkpoint that fit this run."""
+
+    origin: str
+    """The run's folder and the step."""
+    checkpoints: Path
+    step: int
+    keys: Mapping[str, str]
+    """The path in the saved state of each parameter, by its path here."""
+    shapes: Mapping[str, jax.ShapeDtypeStruct]
+    """The shapes of all parameters here, with their shardings."""
+    lines: Sequence[str]
+    """What a user should know: the parameters that do not come from there, and those that are not used."""
+    checksum: tuple[int, ...]
+    """Of the checkpoint."""
+
+    def read(self) -> dict[str, jax.Array]:
+        wanted = {key: self.shapes[name] for name, key in self.keys.items()}
+        values = read_arrays(self.checkpoints, self.step, wanted)
+        return {name: values[key] for name, key in self.keys.items()}
+
+    def record(self, given: Mapping[str, jax.Array]) -> JsonObject:
+        return {"run": str(self.checkpoints.parent), "step": self.step, "checksum": list(self.checksum)}
+
+
+def initial_from(
+    assembly: Assembly, init: Init, warn: Callable[[str], None], checksum: Sequence[int] = (), part: str = ""
+) -> Initial:
+    """Find the parameters that this run takes from another run or from files.
+
+    `part`: the part of the tree that they are for, such as the teacher's. `checksum`: of the values that this run was
+    started from, in another start. RecipeError or DataError if there is no such run or file, or if it does not fit.
+    """
+    part = part or (BASE if assembly.recipe.lora else "")
+    if init.weights:
+        return weights_from(assembly, init, warn, checksum, part)
+    return _from_run(assembly, init, warn, checksum, part)
+
+
+def _from_run(
+    assembly: Assembly, init: Init, warn: Callable[[str], None], checksum: Sequence[int], part: str
+) -> InitialRun:
+    """Choose and check the other run's checkpoint, and find the parameters that this run takes from it.
+
+    The averaged parameters are taken if the other run kept an average. A parameter that the checkpoint lacks, or has in
+    another shape, is left out. RecipeError if there is no such run, if a pattern matches nothing, or if no parameter
+    fits.
+    """
+    place = Folder(Path(init.run))
+    if checksum and not place.recipe.exists():
+        message = f"{init.run} is not there; the frozen parameters of this run come from it"
+        raise CheckpointError(message, "restore that folder")
+    refuse_no_run(place)
+    recipe, number = load(place.recipe), init.step if isinstance(init.step, int) else None
+    if recipe.lora:
+        hint = f"join its adapters with its base first: dtrain export {init.run} FILE, then dtrain import"
+        raise RecipeError(f"init.run: {init.run} has adapters alone (lora)", hint)
+    folder = place.checkpoints.absolute()
+    with Store(folder, recipe.checkpoint, reading=True) as store:
+        checkpoint, chosen = choose(place, recipe, store, warn, step=number, best=init.step == "best")
+    stored = saved_shapes(folder, checkpoint.step)
+    there = _parameters(stored)
+    shapes = part_of(assembly.recipe, by_path(assembly.shapes.params), part)
+    sources = _sources(list(shapes), init, there, part)
+    fitting = {name: key for name, key in sources.items() if stored[key] == shapes[name].shape}
+    if checksum and list(checksum) != list(checkpoint.checksum):
+        message = f"step {checkpoint.step} of {init.run} is not the checkpoint that this run was started from"
+        raise CheckpointError(message, "restore that run, or give this one another name: name=...")
+    declared = part_of(assembly.recipe, by_path(assembly.layout.declared), part)
+    missing = [name for name, param in declared.items() if not param.saved and name not in fitting]
+    if missing and fitting:
+        name, where = _own_name(missing[0], part), "lora" if part == BASE else "objective.teacher"
+        hint = f"train it in full, lora.train: [{name}], or name it in init.map" if part == BASE else ""
+        raise RecipeError(f"{where}: {init.run} lacks {name} {shapes[missing[0]].shape}, which would be frozen", hint)
+    if not fitting:
+        raise RecipeError(f"init: no parameter of {init.run} has a name and shape of this model", _hint(there))
+    what = f"{part}: " if part == TEACHER else "initialised "
+    head = f"{what}from {init.run} at {chosen}: {len(fitting)} of {len(shapes)} parameters"
+    lines = [head, *_differences(shapes, sources, fitting, there, stored)]
+    origin = f"{place.path.absolute()} at step {checkpoint.step}"
+    return InitialRun(origin, folder, checkpoint.step, fitting, shapes, lines, tuple(checkpoint.checksum))
+
+
+def _parameters(stored: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
+    """The path in the saved state of each parameter; of its average if there is one."""
+    own = {key.removeprefix(PARAMS): key for key in stored if key.startswith(PARAMS)}
+    return own | {key.partition(AVERAGED)[2]: key for key in stored if key.startswith(OPTIMIZER) and AVERAGED in key}
+
+
+def _sources(names: list[str], init: Init, there: Mapping[str, str], part: str) -> dict[str, str]:
+    """The path in the saved state for each parameter here that the other run has."""
+    renamed = matched(init.map, names, "init.map")
+    left_out = matched(init.new, names, "init.new")
+    twice = renamed.keys() & left_out.keys()
+    if twice:
+        raise RecipeError(f"init: {min(twice)} is both in map and in new", "leave it out of one of them")
+    found = {}
+    for name in names:
+        other = _replaced(name, renamed[name], init.map[renamed[name]]) if name in renamed else _own_name(name, part)
+        if name in renamed and other not in there:
+            raise RecipeError(f"init.map: {init.run} has no parameter {other}, for {name}", _hint(there))
+        if other in there and name not in left_out:
+            found[name] = there[other]
+    return found
+
+
+def _own_name(name: str, part: str) -> str:
+    """The name of a parameter in its own model, without the part of the tree that it is in."""
+    return name.removeprefix(f"{part}.") if part else name
+
+
+def _replaced(name: str, pattern: str, other: str) -> str:
+    """`other` with each `*` replaced by what the same `*` of the pattern stands for in the name."""
+    if other.count("*") != pattern.count("*"):
+        message = f"init.map: {pattern!r} has {pattern.count('*')} stars and {other!r} {other.count('*')}"
+        raise RecipeError(message, "give both the same number")
+    found = re.fullmatch("(.*)".join(map(re.escape, pattern.split("*"))), name)
+    if found is None:
+        raise RecipeError(f"init.map: {pattern!r} has more than stars", "use `*` alone for what differs")
+    parts = iter(found.groups())
+    return "".join(next(parts) if character == "*" else character for character in other)
+
+
+def _hint(there: Mapping[str, str]) -> str:
+    names = sorted(there)
+    return f"it has {', '.join(names[:SHOWN])}" + (", ..." if len(names) > SHOWN else "")
+
+
+def _differences(
+    shapes: Mapping[str, jax.ShapeDtypeStruct],
+    sources: Mapping[str, str],
+    fitting: Mapping[str, str],
+    there: Mapping[str, str],
+    stored: Mapping[str, tuple[int, ...]],
+) -> list[str]:
+    """Lines about parameters that are initialised at random, and about those of the other run that are not used."""
+    unlike = {name: f"{name} {shapes[name].shape}, there {stored[key]}" for name, key in sources.items()}
+    new = [unlike.get(name, f"{name} {shapes[name].shape}") for name in shapes if name not in fitting]
+    unused = [name for name, key in there.items() if key not in fitting.values()]
+    return _listed("initialised at random", new) + _listed("not used of the other run", unused)
+
+
+def _listed(what: str, items: list[str]) -> list[str]:
+    more = f" and {len(items) - SHOWN} more" if len(items) > SHOWN else ""
+    return [f"{what}: {', '.join(items[:SHOWN])}{more}"] if items else []

@@ -1,0 +1,143 @@
+"""Load the trained parameters of a run from one of its checkpoints. The training data is not needed."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import jax
+
+from dtrain.assembly.assemble import Assembly, assemble
+from dtrain.assembly.state import State, completed, placement, saved
+from dtrain.checkpoint.partial import UNREAD
+from dtrain.checkpoint.store import Store
+from dtrain.core.errors import RecipeError
+from dtrain.core.run_dir import Folder
+from dtrain.core.types import JsonObject
+from dtrain.data.batch import Example, example_of
+from dtrain.models.distillation import Distillation
+from dtrain.models.lora import ADAPTERS, BASE, Lora, merged
+from dtrain.models.nn.param import Tree
+from dtrain.optim.update import averaged
+from dtrain.parallel.mesh import Mesh
+from dtrain.recipe.load import load
+from dtrain.recipe.recipe import Recipe
+from dtrain.weights.choose import choose, refuse_no_run
+from dtrain.weights.initial import initial_from, recorded
+from dtrain.weights.read import by_path, unpadded
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    """The parameters of one checkpoint; their average if the optimizer keeps one (`optimizer.ema`)."""
+
+    recipe: Recipe
+    assembly: Assembly
+    params: Tree
+    step: int
+    chosen: str
+    """The step, why it was chosen, and whether the parameters are averaged: "step 40, the newest"."""
+    classes: tuple[str, ...] = ()
+    """Names of the classes that it was trained on, if its data has names."""
+    adapters: Mapping[str, Tree] = field(default_factory=dict)
+    """The adapters, by path, of a run with `lora`; `params` are then the sums of base and adapters."""
+    lora: Lora | None = None
+    """The recipe's section of a run with adapters; `recipe` is then that of the model itself."""
+
+
+def load_run(
+    place: Folder,
+    overrides: Sequence[str],
+    say: Callable[[str], None],
+    *,
+    step: int | None = None,
+    best: bool = False,
+) -> LoadedRun:
+    """Load the parameters of a run's newest checkpoint, its best one, or that of a given step.
+
+    Optimizer state is not read. The mesh is the recipe's if there are enough devices, else a single device. Raises
+    RecipeError or CheckpointError if there is no such checkpoint.
+    """
+    if step is not None and best:
+        raise RecipeError("--step and --best cannot be used together", "give one of them")
+    refuse_no_run(place)
+    recipe, devices = load(place.recipe, overrides), jax.devices()
+    if recipe.mesh.least > len(devices):
+        recipe = replace(recipe, mesh=Mesh(data=1))  # parameters do not depend on the mesh
+    if isinstance(recipe.objective, Distillation):
+        recipe = replace(recipe, objective=None)  # the teacher is not needed
+    with Store(place.checkpoints.absolute(), recipe.checkpoint, reading=True) as store:
+        checkpoint, chosen = choose(place, recipe, store, say, step=step, best=best)
+        example = _example(recipe, checkpoint.about)
+        assembly = assemble(recipe, devices[: recipe.mesh.least], example, recipe.steps or 2**31)
+        shapes = saved(assembly.shapes, assembly.layout.declared)
+        state = store.restore(checkpoint.step, parameters_alone(shapes))
+    chosen += " (averaged parameters)" if recipe.optimizer.ema else ""
+    classes = tuple(place.read_record().get("classes", ()))
+    if recipe.lora:
+        state = completed(state, assembly.layout.declared, _base(place, assembly, say))
+    params = averaged(state.optimizer, state.params)
+    loaded = LoadedRun(recipe, assembly, params, checkpoint.step, chosen, classes)
+    return without_adapters(loaded, joiner(assembly, example)) if recipe.lora else loaded
+
+
+def _base(place: Folder, assembly: Assembly, say: Callable[[str], None]) -> dict[str, jax.Array]:
+    """The frozen parameters of a run with adapters, by path."""
+    assert assembly.recipe.init is not None
+    base = recorded(place, BASE, assembly.recipe.init)
+    return initial_from(assembly, base.init, say, base.checksum).read()
+
+
+class Joiner(NamedTuple):
+    """Adds adapters to their base; compiled once for all states of a run."""
+
+    assembly: Assembly
+    """Of the model itself."""
+    join: Callable[[Tree], Tree]
+
+
+def joiner(assembly: Assembly, example: Example) -> Joiner:
+    """The joiner for states of a run with adapters."""
+    recipe, lora = replace(assembly.recipe, lora=None, init=None, objective=None), assembly.recipe.lora
+    assert lora is not None
+    plain, declared = assemble(recipe, assembly.layout.devices, example, assembly.steps), assembly.layout.declared
+    join = jax.jit(lambda params: merged(params, declared, lora), out_shardings=placement(plain.shapes.params))
+    return Joiner(plain, join)
+
+
+def without_adapters(loaded: LoadedRun, by: Joiner) -> LoadedRun:
+    """The run as one of the model itself, whose parameters are the sums of base and adapters."""
+    recipe = replace(loaded.recipe, lora=None, init=None, objective=None)
+    adapters = {f"{ADAPTERS}.{name}": pair for name, pair in loaded.params[ADAPTERS].items()}
+    params = by.join(loaded.params)
+    return replace(
+        loaded, recipe=recipe, assembly=by.assembly, params=params, adapters=adapters, lora=loaded.recipe.lora
+    )
+
+
+def parameters_alone(shapes: State) -> State:
+    """A tree for `Store.restore` that reads only the averaged parameters, or the parameters if no average is kept."""
+    import optax
+
+    unread = jax.tree.map(lambda _: UNREAD, shapes)
+    average = averaged(shapes.optimizer, None)
+    if average is None:
+        return replace(unread, params=shapes.params)
+    params = jax.tree.map(  # no average is kept of parameters that are not trained
+        lambda mean, shape: shape if mean is None else UNREAD, average, shapes.params, is_leaf=lambda leaf: leaf is None
+    )
+    optimizer = optax.tree_utils.tree_set(unread.optimizer, averaged=average)
+    return replace(unread, params=params, optimizer=optimizer)
+
+
+def _example(recipe: Recipe, about: JsonObject) -> Example:
+    """The shapes of the training examples: from the checkpoint, or for older ones from the recipe or the data."""
+    if "example" in about:
+        return example_of(about["example"])
+    return recipe.data.example() or recipe.data.open("train").example
+
+
+def values_of(loaded: LoadedRun) -> dict[str, jax.Array]:
+    """The trained values by path, without padding."""
+    shapes, values = unpadded(loaded.assembly.layout.declared), by_path(loaded.params)
+    slices = {name: tuple(slice(size) for size in param.shape) for name, param in shapes.items()}
+    return {name: value if value.shape == shapes[name].shape else value[slices[name]] for name, value in values.items()}

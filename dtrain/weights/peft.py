@@ -1,0 +1,129 @@
+"""Low-rank adapters in the form of Hugging Face's PEFT library, both ways."""
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from dtrain.checkpoint.tensors import Tensors
+from dtrain.core.errors import DataError, RecipeError
+from dtrain.core.types import JsonObject
+from dtrain.models.lora import ADAPTERS, Lora
+from dtrain.models.nn.param import Param, Tree
+from dtrain.models.published import Place
+
+Say = Callable[[str], None]
+
+
+CONFIG = "adapter_config.json"
+PREFIX = "base_model.model."
+"""Before the name of a module of `transformers` in PEFT's files."""
+PLAIN: JsonObject = {
+    "peft_type": "LORA", "bias": "none", "use_dora": False, "use_rslora": False, "fan_in_fan_out": False,
+    "modules_to_save": None, "layers_to_transform": None, "rank_pattern": {}, "alpha_pattern": {},
+    "trainable_token_indices": None, "target_parameters": None, "alora_invocation_tokens": None,
+}  # fmt: skip
+"""Fields of adapter_config.json with the value at which an adapter is plain LoRA on whole matrices."""
+UNCHANGED_BASE = (True, False, "gaussian", "eva")
+"""Values of init_lora_weights that leave the base as it was published."""
+
+
+def adapter_tensors(adapters: Mapping[str, Tree], places: Mapping[str, tuple[Place, Param]]) -> dict[str, np.ndarray]:
+    """PEFT's tensors of the adapters: lora_A (rank, in) and lora_B (out, rank) of each layer's matrix.
+
+    RecipeError for a matrix that is a part of a larger tensor in published files.
+    """
+    tensors = {}
+    for path, pair in adapters.items():
+        name = path.removeprefix(f"{ADAPTERS}.")
+        place, param = places[name]
+        if place.total or not place.transposed:
+            message = f"{name} is not a matrix (out, in) of its own in published files, as adapters of PEFT need"
+            raise RecipeError(message, "export the sum of base and adapters: leave --adapters out")
+        modules = place.names(param)
+        a, b = (np.asarray(jax.device_get(pair[part]), np.float32) for part in ("a", "b"))
+        rank = a.shape[-1]
+        for module, a_one, b_one in zip(
+            modules, a.reshape(len(modules), -1, rank), b.reshape(len(modules), rank, -1), strict=True
+        ):
+            stem = f"{PREFIX}{module.removesuffix('.weight')}"
+            tensors[f"{stem}.lora_A.weight"] = np.ascontiguousarray(a_one.T)
+            tensors[f"{stem}.lora_B.weight"] = np.ascontiguousarray(b_one.T)
+    return tensors
+
+
+def adapter_config(lora: Lora, tensors: Mapping[str, object]) -> JsonObject:
+    """adapter_config.json. RecipeError if the run trained other parameters in full."""
+    if lora.train:
+        message = f"lora.train: {', '.join(lora.train)} were trained in full; an adapter file does not have them"
+        raise RecipeError(message, "export the sum of base and adapters: leave --adapters out")
+    modules = sorted({name.rsplit(".", 3)[1] for name in tensors})
+    return PLAIN | {
+        "task_type": "CAUSAL_LM",
+        "r": lora.rank,
+        "lora_alpha": lora.alpha or lora.rank,
+        "lora_dropout": 0.0,
+        "target_modules": modules,
+        "inference_mode": True,
+        "base_model_name_or_path": None,
+    }
+
+
+def read_config(folder: Path) -> JsonObject:
+    """A valid adapter_config.json. DataError if it describes more than plain LoRA."""
+    path = folder / CONFIG
+    try:
+        config = json.loads(path.read_text())
+        rank, alpha = config["r"], config["lora_alpha"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path} cannot be read as a PEFT adapter: {type(error).__name__} {error}") from error
+    init = config.get("init_lora_weights", True)
+    if init not in UNCHANGED_BASE:  # PiSSA, OLoRA, CorDA, LoftQ ... subtract their initial product from the base
+        message = f"{path}: init_lora_weights: {init} may belong to a base whose weights were changed with it"
+        hint = "save it as plain LoRA: PEFT's save_pretrained(path, path_initial_model_for_weight_conversion=...)"
+        raise DataError(message, hint)
+    for name, neutral in PLAIN.items():
+        found = config.get(name, neutral)
+        if found != neutral and (found or neutral):
+            raise DataError(f"{path}: {name}: {found} is not supported", "dtrain reads plain LoRA adapters")
+    if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float) or alpha <= 0:
+        raise DataError(f"{path}: r: {rank}, lora_alpha: {alpha} are not a rank and a factor")
+    return config
+
+
+def adapted_names(tensors: Tensors, places: Mapping[str, tuple[Place, Param]], folder: Path) -> list[str]:
+    """The parameters that the file has adapters for. DataError if it has others, or not those of every layer."""
+    stems = {re.sub(r"\.lora_[AB](\.default)?\.weight$", "", name).removeprefix(PREFIX) for name in tensors}
+    found = []
+    for name, (place, param) in places.items():
+        modules = [module.removesuffix(".weight") for module in place.names(param)] if param.fan_in else []
+        own = [module for module in modules if module in stems]
+        if own and len(own) < len(modules):
+            message = f"{folder} has adapters for {len(own)} of the {len(modules)} matrices of {name}"
+            raise DataError(message, "dtrain's adapters are for all layers or none")
+        if own and (place.total or not place.transposed):
+            raise DataError(f"{folder} has an adapter for {own[0]}, which dtrain reads as several parameters")
+        found += [name] if own else []
+        stems -= set(own)
+    if stems:
+        raise DataError(f"{folder} has adapters for {min(stems)}, which the base does not have")
+    return found
+
+
+def read_adapter(tensors: Tensors, place: Place, param: Param, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    """`a` and `b` of one parameter, with these shapes. DataError if the file's have others."""
+    read = {}
+    for part, theirs in (("a", "lora_A"), ("b", "lora_B")):
+        names = [f"{PREFIX}{module.removesuffix('.weight')}.{theirs}.weight" for module in place.names(param)]
+        if missing := [name for name in names if name not in tensors]:
+            raise DataError(f"{missing[0]} is missing")
+        size = math.prod(shapes[part]) // len(names)
+        if unlike := [name for name in names if math.prod(tensors.shape(name)) != size]:
+            raise DataError(f"{unlike[0]} has shape {tensors.shape(unlike[0])}; the base needs {size:,} values")
+        read[part] = np.stack([tensors[name].astype(np.float32).T for name in names]).reshape(shapes[part])
+    return read

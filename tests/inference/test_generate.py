@@ -1,0 +1,113 @@
+"""Text generated from a trained run, through the API and the command line."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dtrain.core.errors import FieldError, RecipeError
+from dtrain.data.windows import row_example
+from dtrain.inference.generate import Generator, Sampling, generator
+from tests.conftest import Dtrain
+from tests.weights.test_load import saved_run
+
+TINY = [
+    "model={kind: decoder, vocab: 256, context: 32, layers: 2, width: 16, heads: 2}",
+    "data.length=16",
+    "batch=8",
+    "steps=4",
+    "evaluate.every=0",
+    "optimizer.schedule.warmup=0",
+]
+
+
+@pytest.fixture
+def trained(dtrain: Dtrain, tmp_path: Path) -> Path:
+    (tmp_path / "a.txt").write_text("the quick brown fox jumps over the lazy dog. " * 20)
+    data = ["data.files=[a.txt]", "data.cache=cache", "name=small"]
+    dtrain("run", "decoder-tiny", *TINY, *data, "--devices", "4", "mesh={data: 2, tensor: 2}")
+    return tmp_path / "runs" / "small"
+
+
+@pytest.mark.nightly
+def test_what_cannot_be_generated_is_refused(dtrain: Dtrain, trained: Path) -> None:
+    long = dtrain("generate", trained, "--prompt", "x" * 40, "--devices", "4", code=2)
+    assert "the prompt has 40 tokens; context = 32 allows 31" in long.stderr
+    assert not long.stdout
+    ask = ["generate", trained, "--prompt", "the ", "--tokens", "12", "--devices", "4"]
+    assert len(dtrain(*ask, "--samples", "3").stdout.split("-" * 20)) == 4
+    assert len(dtrain("generate", trained, "--prompt", "the ", "--tokens", "80", "--devices", "4").stdout) > 60
+    assert "no run" in dtrain("generate", trained.parent / "other", code=2).stderr
+    assert "top-p = 2.0" in dtrain("generate", trained, "--top-p", "2", "--devices", "4", code=2).stderr
+
+
+def drawn(logits: Any, **how: Any) -> set[int]:
+    sampling = Sampling(**how)
+    draw = jax.jit(lambda number: sampling.draw(jnp.asarray([logits]), number)[0])
+    return {int(draw(number)) for number in range(200)}
+
+
+def test_sampling_keeps_to_what_it_may_draw() -> None:
+    logits = np.log([0.5, 0.25, 0.15, 0.1])
+    assert drawn(logits, temperature=1.0) == {0, 1, 2, 3}
+    assert drawn(logits, temperature=0.0) == {0}
+    assert drawn(logits, temperature=1.0, top_k=2) == {0, 1}
+    assert drawn(logits, temperature=1.0, top_p=0.7) == {0, 1}
+    assert drawn(logits, temperature=1.0, top_p=0.4) == {0}
+
+
+def test_of_equally_likely_tokens_no_more_than_top_k_are_drawn() -> None:
+    even = np.zeros(6)
+    assert drawn(even, temperature=1.0, top_k=2) == {0, 1}
+    assert drawn(even, temperature=1.0, top_p=0.5) == {0, 1, 2}
+    assert drawn(even, temperature=1.0, top_k=4, top_p=0.5) == {0, 1}
+    assert len(drawn(even, temperature=1.0, top_k=9)) == 6
+
+
+@pytest.mark.parametrize("temperature", [-1.0, math.nan, math.inf, -math.inf])
+def test_a_temperature_that_is_no_finite_number_from_zero_on_is_refused(temperature: float) -> None:
+    with pytest.raises(FieldError, match=f"temperature = {temperature}"):
+        Sampling(temperature=temperature)
+
+
+TINY_DECODER = "{kind: decoder, vocab: 32, context: 16, layers: 1, width: 8, heads: 2, init: 0.5}"
+DECODER = {
+    "{kind: mlp, sizes: [64, 16, 10]}": TINY_DECODER,
+    "kind: adamw, lr: 1e-3, ema: 0.9": "kind: adamw, lr: 1e-3",
+    "{kind: images, root: nowhere, size: [8, 8], channels: 1}": "{kind: tokens, files: [gone.bin], length: 8}",
+}
+
+
+@pytest.mark.slow
+def test_tokens_are_the_same_for_the_same_seed_and_any_devices(tmp_path: Path) -> None:
+    place, _ = saved_run(tmp_path, {4: None}, DECODER, row_example(8, packed=False))
+
+    one, spread = (generator(place, mesh, print) for mesh in ([], ["mesh={data: 2, tensor: 2}"]))
+
+    def tokens(model: Generator, **how: Any) -> list[list[int]]:
+        return [token_B.tolist() for token_B in model.tokens([1, 2], 20, 2, Sampling(**how))]  # past the context
+
+    greedy = tokens(one, temperature=0)
+    assert greedy == tokens(spread, temperature=0)
+    assert len({token for row in greedy for token in row}) > 1
+    assert tokens(one) == tokens(one) != tokens(one, seed=1)
+
+
+@pytest.mark.slow
+def test_parameters_are_cast_once_and_no_token_is_unknown(tmp_path: Path) -> None:
+    changes = DECODER | {"batch: 64": "batch: 64\nprecision: {compute: bfloat16}"}
+    place, _ = saved_run(tmp_path, {4: None}, changes, row_example(8, packed=False))
+    model = generator(place, [], print)
+    assert {str(leaf.dtype) for leaf in jax.tree.leaves(model.params)} == {"bfloat16"}
+    assert all(0 <= token_B[0] < 32 for token_B in model.tokens([1, 2], 3, 1, Sampling()))
+    for prompt, message in (
+        ([1, 32], "token 32; the model's vocab is 32"),
+        ([-1], "token -1"),
+        ([], "prompt is empty"),
+    ):
+        with pytest.raises(RecipeError, match=message):
+            model.tokens(prompt, 4, 1, Sampling())
