@@ -15,8 +15,10 @@ from dtrain.data.source import image_example
 from dtrain.models.custom import Custom
 from dtrain.models.decoder import Decoder
 from dtrain.models.moe import Experts
+from dtrain.models.nn.model import Loss
 from dtrain.models.nn.param import initial
 from dtrain.models.nn.precision import Precision
+from dtrain.models.nn.single_device import SingleDeviceContext
 from dtrain.models.rope import Learned
 from dtrain.optim.optimizer import AdamW
 from dtrain.optim.update import learning_rate, transformation
@@ -153,6 +155,11 @@ def place(
     grads = engine.grads(layout, step.loss_of(model, lambda rows: rows, Precision()), parts)
     rows = Put(engine, layout, EXAMPLES)(random_batch(model))
     return Placed(engine, layout, update, shapes, make(params), rows, grads)
+
+
+def loss_alone(model: Any, params: Any, batch: Any, **how: bool) -> Loss:
+    """The loss on one device, compiled as one program: operations one by one are hundreds of compilations."""
+    return jax.jit(lambda params, batch: model.loss(params, batch, SingleDeviceContext(**how)))(params, batch)
 
 
 def gradients(on: Placed) -> tuple[float, Any]:

@@ -27,7 +27,8 @@ def stepped(weight: np.ndarray) -> tuple[State, dict[str, float]]:
 
     update, params = transformation(OPTIMIZER, DECLARED, 10), initial(DECLARED, jax.random.key(0), "float32")
     step = train_step(grads, update, learning_rate(OPTIMIZER, 10), DECLARED)
-    state, metrics = step(State(np.int32(0), params, update.init(params)), random_batch() | {"weight": weight})
+    begin = State(np.int32(0), params, update.init(params))
+    state, metrics = jax.jit(step)(begin, random_batch() | {"weight": weight})
     return state, jax.tree.map(float, metrics)
 
 
@@ -50,7 +51,7 @@ def test_norms_are_those_of_the_arrays_and_are_computed_when_due(at: int, due: b
     update, params = transformation(OPTIMIZER, DECLARED, 10), initial(DECLARED, jax.random.key(0), "float32")
     step = train_step(grads, update, learning_rate(OPTIMIZER, 10), DECLARED, norms_every=3)
     batch = random_batch() | {"weight": np.ones(16, np.float32)}
-    state, metrics = step(State(np.int32(at), params, update.init(params)), batch)
+    state, metrics = jax.jit(step)(State(np.int32(at), params, update.init(params)), batch)
     found = norms_of(metrics)
     names = jax.tree.leaves(paths(DECLARED))
     assert set(found) == {f"norm/{kind}/{name}" for kind in ("grad", "update", "param") for name in names}

@@ -107,22 +107,28 @@ track: {to: [wandb, tensorboard]}
 """
 
 
+FIRST = [
+    ["run", "small.yaml"],
+    ["check", "mlp-digits"],
+    ["plan", "small.yaml", "--on", "v5e-4", "--quick"],
+    ["launch", "plan", "small.yaml", "launch={kind: local, devices: 2}"],
+]
+MORE = [
+    ["run", "mlp-digits", "epochs=1", "optimizer.schedule.warmup=5", "--devices", "2"],
+    ["ls"],
+    ["report", "mlp-digits"],
+    ["evaluate", "mlp-digits"],
+    ["explain", "small.yaml"],
+    ["generate", "small", "--prompt", "Alice", "--tokens", "3"],
+]
+
+
 @pytest.mark.slow
-def test_run_check_plan_and_launch_need_nothing_but_the_core(tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [False, pytest.param(True, marks=pytest.mark.nightly)])
+def test_run_check_plan_and_launch_need_nothing_but_the_core(more: bool, tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text(SMALL)
     (tmp_path / "needs.yaml").write_text(NEEDS)
-    for command in (
-        ["run", "small.yaml"],
-        ["check", "mlp-digits"],
-        ["run", "mlp-digits", "epochs=1", "optimizer.schedule.warmup=5", "--devices", "2"],
-        ["plan", "small.yaml", "--on", "v5e-4", "--quick"],
-        ["launch", "plan", "small.yaml", "launch={kind: local, devices: 2}"],
-        ["ls"],
-        ["report", "mlp-digits"],
-        ["evaluate", "mlp-digits"],
-        ["explain", "small.yaml"],
-        ["generate", "small", "--prompt", "Alice", "--tokens", "3"],
-    ):
+    for command in [*FIRST, *(MORE if more else [])]:
         done = alone(tmp_path, *command)
         assert done.returncode == 0, f"{command}: {done.stdout}\n{done.stderr}"
     for command, words in {
@@ -136,8 +142,9 @@ def test_run_check_plan_and_launch_need_nothing_but_the_core(tmp_path: Path) -> 
             assert part in done.stderr
         assert "pip install 'dtrain[tensorboard,text,wandb]'" in done.stderr
     assert not (tmp_path / "runs" / "needs").exists()
+    reported = {("report", "mlp-digits", "--html", "page.html"): "report"} if more else {}
     for command, extra in {
-        ("report", "mlp-digits", "--html", "page.html"): "report",
+        **reported,
         ("export", "small", "out"): "text",
         (
             "run",

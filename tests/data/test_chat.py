@@ -23,8 +23,8 @@ from dtrain.data.packed_rows import packed
 from dtrain.data.templates import NAMED, Template
 from dtrain.models.decoder import Decoder
 from dtrain.models.nn.param import initial
-from dtrain.models.nn.single_device import SingleDeviceContext
 from tests.conftest import SHARED
+from tests.engines import loss_alone
 
 TALK = [
     {"role": "user", "content": "Hi"},
@@ -348,7 +348,7 @@ def test_packing_does_not_change_the_loss(tmp_path: Path) -> None:
     for pack in (True, False):
         source = chat(tmp_path, *records, length=40, pack=pack).open("train")
         batch = {name: jnp.asarray(value) for name, value in source.rows(np.arange(len(source))).items()}
-        loss = model.loss(params, batch, SingleDeviceContext())
+        loss = loss_alone(model, params, batch)
         sums.append((float(loss.sum), float(loss.weight)))
     assert sums[0][1] == sums[1][1]
     assert sums[0][0] / sums[0][1] == pytest.approx(sums[1][0] / sums[1][1], rel=1e-6)

@@ -17,8 +17,8 @@ from dtrain.data.mixture import BLOCK, Change, Mixture, Weighted, shares
 from dtrain.data.text import Text
 from dtrain.models.decoder import Decoder
 from dtrain.models.nn.param import initial
-from dtrain.models.nn.single_device import SingleDeviceContext
 from tests.conftest import Dtrain
+from tests.engines import loss_alone
 
 
 def mixture(folder: Path, weights: tuple[float, float] = (3, 1), changes: Any = (), **how: Any) -> Mixture:
@@ -119,14 +119,14 @@ def test_the_loss_of_each_source_is_that_of_its_rows(tmp_path: Path) -> None:
     params = initial(model.params(), jax.random.key(0), "float32")
     rows = source.rows(source.order(7, 8)(np.arange(8)))
     batch = {name: jnp.asarray(value) for name, value in rows.items()} | {"weight": jnp.asarray([1.0] * 7 + [0.5])}
-    sums = model.loss(params, batch, SingleDeviceContext(train=True)).metrics[SOURCES]
+    sums = loss_alone(model, params, batch, train=True).metrics[SOURCES]
     assert rows["source"].sum(0).min() > 0
     for number in (0, 1):
         mine = np.nonzero(rows["source"][:, number])[0]
         own = {name: value[mine] for name, value in batch.items() if name != "source"}
-        loss = model.loss(params, own, SingleDeviceContext(train=True))
+        loss = loss_alone(model, params, own, train=True)
         np.testing.assert_allclose(sums[:, number], [loss.sum, loss.weight], rtol=1e-6)
-    assert SOURCES not in model.loss(params, batch, SingleDeviceContext(train=False)).metrics
+    assert SOURCES not in loss_alone(model, params, batch, train=False).metrics
 
 
 def recipe_of(tmp_path: Path) -> None:

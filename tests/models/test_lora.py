@@ -71,7 +71,7 @@ CASES = [
     or mesh == "pmap"
     or (name in OWN and mesh.endswith("fsdp"))
 ]
-IN_CI = {("mlp", "shard_map"), ("decoder", "jit"), ("plain_jax", "shard_map-fsdp"), ("linen_cnn", "pmap")}
+IN_CI = {("mlp", "shard_map"), ("vit", "jit"), ("plain_jax", "shard_map-fsdp"), ("linen_cnn", "pmap")}
 """Each engine; the full product at night."""
 
 

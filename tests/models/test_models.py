@@ -16,7 +16,7 @@ from dtrain.models.nn.param import Param, abstract, count, initial, normal
 from dtrain.models.nn.single_device import SingleDeviceContext
 from dtrain.models.vit import ViT
 from dtrain.parallel.mesh import Mesh
-from tests.engines import ENGINES, MODELS, gradients, place, random_batch, worst
+from tests.engines import ENGINES, MODELS, gradients, loss_alone, place, random_batch, worst
 
 EXAMPLE: Example = {"image": Feature((8, 8, 1), "uint8"), "label": Feature((), "int32", 10)}
 
@@ -51,14 +51,14 @@ def test_padding_does_not_count(name: str) -> None:
     params = initial_state(model)
     padded = batch | {"weight": np.array([1, 1, 1, 1, 1, 0, 0, 0], np.float32)}
     some = {key: value[:5] for key, value in batch.items()}
-    a, b = model.loss(params, padded, SingleDeviceContext()), model.loss(params, some, SingleDeviceContext())
+    a, b = (loss_alone(model, params, rows) for rows in (padded, some))
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-6), a, b)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_an_untrained_model_has_the_loss_of_a_uniform_guess(name: str) -> None:
-    loss = MODELS[name].loss(initial_state(MODELS[name]), random_batch(examples=64), SingleDeviceContext())
+    loss = loss_alone(MODELS[name], initial_state(MODELS[name]), random_batch(examples=64))
     assert 0.5 * np.log(10) < float(loss.sum / loss.weight) < 2.5 * np.log(10)
 
 
@@ -92,7 +92,7 @@ def test_the_mlp_is_that_of_numpy() -> None:
         x = x @ params[f"layer{i}"]["weight"] + params[f"layer{i}"]["bias"]
         x = np.maximum(x, 0) if i < 2 else x
     logp = x - np.log(np.exp(x).sum(-1, keepdims=True))
-    loss = model.loss(params, batch, SingleDeviceContext())
+    loss = loss_alone(model, params, batch)
     np.testing.assert_allclose(loss.sum, -logp[np.arange(4), batch["label"]].sum(), rtol=1e-5)
     assert float(loss.metrics["accuracy"]) == (x.argmax(-1) == batch["label"]).sum()
 

@@ -194,7 +194,7 @@ TWO = ["--devices", "4", "--processes", "2", "mesh.fsdp=2", *OFTEN]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.nightly)])
 def test_a_killed_worker_is_named_and_the_run_resumes_to_the_same_bits(
     dtrain: Dtrain, recipe: Path, tmp_path: Path, undisturbed: Callable[..., Path], rank: int
 ) -> None:
@@ -309,7 +309,7 @@ def test_workers_exit_with_their_supervisor(recipe: Path, tmp_path: Path, dtrain
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("to", ["parent", "first", "last"])
+@pytest.mark.parametrize("to", ["parent", pytest.param("first", marks=pytest.mark.nightly), "last"])
 def test_stopped_all_processes_agree_on_a_step_and_save(recipe: Path, tmp_path: Path, to: str) -> None:
     parent = started(tmp_path, "steps=100000", "evaluate.every=0", "--devices", "4", "--processes", "2")
     run = tmp_path / "runs" / "small"

@@ -130,6 +130,10 @@ NAMED: dict[str, dict[str, int]] = {
 """What is not computed again if this value is saved."""
 
 
+EXPERTS = {name: {"product": 1, "grouped": 1} for name in ("gate", "up")}
+"""Of shared and of other experts."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "other"),
@@ -138,9 +142,8 @@ NAMED: dict[str, dict[str, int]] = {
         ("splash by shard_map", {"query": {"product": 2}, "key": {"product": 2}, "out": {"product": 1, "sum": 1}}),
         ("splash by jit", {"query": {"product": 2}, "key": {"product": 2}}),  # with the rotation
         ("cudnn", {}),
-        # of shared and other experts
-        ("experts", {name: {"product": 1, "grouped": 1} for name in ("gate", "up")}),
-        ("experts apart", {name: {"product": 1, "grouped": 1} for name in ("gate", "up")}),
+        pytest.param("experts", EXPERTS, marks=pytest.mark.nightly),
+        ("experts apart", EXPERTS),
     ],
 )
 def test_a_list_saves_what_it_names(tmp_path: Path, place: str, other: dict[str, dict[str, int]]) -> None:
