@@ -74,7 +74,7 @@ def assemble(recipe: Recipe, devices: Sequence[Device], example: Example, steps:
     mismatch = model.mismatch(example)
     if mismatch:
         raise DataError(mismatch, "change the model's sizes, or the data")
-    explicit = engine.kind != "jit"  # under jit the compiler chooses the route of a collective
+    explicit = engine.explicit
     sizes = recipe.mesh.jax_sizes(devices) if explicit else recipe.mesh.sizes(len(devices))
     declared = grouped(with_default_dims(model.params(), sizes), recipe.optimizer.groups)
     layout = Layout(sizes, recipe.mesh.table(), declared, engine.arranged(recipe.mesh.build(sizes, devices)), example)

@@ -112,14 +112,14 @@ def refuse_broken_contract(
     Returns a warning if an evaluation has too few examples to check this, else an empty string.
     """
     recipe, put = assembly.recipe, Put(assembly.recipe.engine, assembly.layout, assembly.eval_batch)
-    if recipe.model.kind != "custom" or not recipe.guard.contract:
+    if not recipe.model.user_code or not recipe.guard.contract:
         return ""
     exact = recipe.precision.compute == recipe.precision.loss == "float32"
     refuse_broken(lambda batch: evaluate(state, put(batch)), rows_of(source, put.held), exact)
-    each = assembly.eval_batch if recipe.engine.kind == "jit" else assembly.eval_batch // assembly.layout.parts("batch")
+    apart = recipe.engine.explicit
+    each = assembly.eval_batch // (assembly.layout.parts("batch") if apart else 1)
     missing = "could not check whether the loss compares examples with each other: evaluate.batch has one example"
-    where = "" if recipe.engine.kind == "jit" else " per device"
-    return f"{missing}{where}" if each < 2 else ""
+    return f"{missing}{' per device' * apart}" if each < 2 else ""
 
 
 def eval_batches(assembly: Assembly, source: Source, limit: int | None) -> Iterator[Batch]:

@@ -8,9 +8,6 @@ from dtrain.core.origin import Origin
 from dtrain.core.run_dir import Folder
 from dtrain.models.agreement import described
 from dtrain.models.decoder import Decoder
-from dtrain.models.distillation import Distillation, DistilledModel
-from dtrain.models.dpo import DPO, PreferenceModel
-from dtrain.models.lora import adapted
 from dtrain.recipe.load import load
 from dtrain.recipe.recipe import Recipe
 
@@ -18,21 +15,14 @@ from dtrain.recipe.recipe import Recipe
 def trained_model(recipe: Recipe, model: Any = None) -> Any:
     """The recipe's model, or `model` in its place, as it is trained.
 
-    RecipeError if the teacher of a distillation has another vocabulary.
+    RecipeError if it does not fit the models of other runs that the objective takes.
     """
-    model = recipe.model if model is None else model
-    if isinstance(recipe.objective, Distillation):
-        teacher = teacher_of(recipe.objective.teacher)
-        if (teacher.vocab, teacher.words) != (model.vocab, model.words):
-            message = f"the teacher has vocab {teacher.vocab} ({teacher.words} rows), the model {model.vocab}"
-            hint = f"model.vocab={teacher.vocab} model.pad_vocab={teacher.pad_vocab}, and the teacher's tokenizer"
-            raise RecipeError(f"objective.teacher: {message} ({model.words} rows)", hint)
-        return DistilledModel(model, teacher, recipe.objective)
-    whole = adapted(model, recipe.lora)
-    return PreferenceModel(whole, recipe.objective) if isinstance(recipe.objective, DPO) and recipe.lora else whole
+    objective = recipe.minimised
+    frozen = {part: teacher_of(origin) for part, origin in objective.sources().items()}
+    return objective.wrap(recipe.model if model is None else model, recipe.lora, frozen)
 
 
-def teacher_of(origin: Origin) -> Decoder:
+def teacher_of(origin: Origin) -> Any:
     """The model of a run, from its recipe, or of published weights, from their config.json. RecipeError if it is not a
     decoder, or not there."""
     if origin.weights:
@@ -40,7 +30,7 @@ def teacher_of(origin: Origin) -> Decoder:
     if not Folder(Path(origin.run)).recipe.is_file():
         raise RecipeError(f"objective.teacher: {origin.run} is not a run folder: recipe.yaml is missing")
     recipe = load(Folder(Path(origin.run)).recipe)
-    if not isinstance(recipe.model, Decoder) or recipe.lora:
+    if not recipe.model.generates or recipe.lora:
         what = "has adapters alone (lora)" if recipe.lora else f"has a model of kind {recipe.model.kind}"
         raise RecipeError(f"objective.teacher: {origin.run} {what}", "the teacher must be a decoder, trained in full")
     return recipe.model

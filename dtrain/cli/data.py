@@ -124,7 +124,7 @@ def _opened(recipe: str, overrides: list[str] | None, split: Literal["train", "t
 
     data: Any = load(find(recipe), overrides or []).data
     source = opened_in_order(data, split)
-    return source, data.codec() if TOKEN in source.example and hasattr(data, "codec") else None
+    return source, data.codec() if TOKEN in source.example and data.tokenized else None
 
 
 def _summary(token: "np.ndarray", target: "np.ndarray", document: "np.ndarray") -> str:

@@ -12,12 +12,13 @@ if TYPE_CHECKING:
 def next_commands(folder: Path, recipe: "Recipe") -> str:
     """The commands that show and use a finished run."""
     run = folder.name if folder.parent == Path("runs") else str(folder)
-    chat, decoder = recipe.data.kind in ("chat", "preference"), recipe.model.kind == "decoder"
-    language = chat or recipe.data.kind in ("text", "tokens", "mixture")
+    chat, writes = recipe.data.main.conversational, recipe.data.tokenized and recipe.model.generates
     commands = [f"report {run} --html report.html"]
-    commands += [f"generate {run} {'--chat ' * chat}--prompt '...'"] if language and decoder else []
-    commands += [f"evaluate {run} --questions FILE"] if chat and decoder else []
-    commands += [f"evaluate {run}", f"predict {run} FILE..."] if recipe.model.predicts and not language else []
+    commands += [f"generate {run} {'--chat ' * chat}--prompt '...'"] if writes else []
+    commands += [f"evaluate {run} --questions FILE"] if chat and writes else []
+    commands += (
+        [f"evaluate {run}", f"predict {run} FILE..."] if recipe.model.predicts and not recipe.data.tokenized else []
+    )
     lines = [f"{program()} {command}" for command in commands]
     return "next: " + "\n      ".join(lines)
 

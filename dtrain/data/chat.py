@@ -56,6 +56,21 @@ class Templated(Unaugmented):
     load: Load = field(default_factory=Load)
 
     @property
+    def tokenized(self) -> bool:
+        return True
+
+    @property
+    def conversational(self) -> bool:
+        return True
+
+    @property
+    def ends_texts(self) -> bool:
+        return True
+
+    def own_template(self) -> str | None:
+        return self.chat_template().source if self.template else None
+
+    @property
     def packages(self) -> tuple[str, ...]:
         rendered = self.template is not None or self.tokenizer != BYTES
         names = (*self.files, *self.test_files)

@@ -178,8 +178,12 @@ class Mixture(Unaugmented):
 
     @property
     def main(self) -> Part:
-        """The source whose tokenizer and chat template text is generated with: the first of kind chat, or the first."""
-        return next((part.data for part in self.sources if isinstance(part.data, Chat)), self.sources[0].data)
+        """The first source of conversations, or the first one."""
+        return next((part.data for part in self.sources if part.data.conversational), self.sources[0].data)
+
+    @property
+    def tokenized(self) -> bool:
+        return True
 
     def codec(self) -> Codec:
         """The tokenizer; DataError if the sources have different ones, or none."""

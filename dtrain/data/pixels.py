@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from dtrain.core.errors import FieldError
 from dtrain.core.types import Float, Fraction, Natural, NonNegative, PositiveFloat
 from dtrain.data.batch import IMAGE, LABEL, OTHER_IMAGE, ROW, SHARE, SMOOTHING, Batch
-from dtrain.data.source import Untokenised
+from dtrain.data.source import DataDefaults
 
 RATIO = 4 / 3
 """Largest ratio of the sides of a crop, relative to those of the image."""
@@ -179,7 +179,7 @@ class Pixels:
         return jnp.where(choice, blended[0], pasted[0]), jnp.where(choice, blended[1], pasted[1])
 
 
-class WithPixels(Untokenised):
+class WithPixels(DataDefaults):
     """What data of images has in common."""
 
     pixels: Pixels

@@ -23,6 +23,10 @@ class Preference(Templated):
 
     kind: Literal["preference"] = "preference"
 
+    @property
+    def pairs(self) -> bool:
+        return True
+
     def open(self, split: Split) -> Source:
         rows = self.documents(split).rows_of(split, self.held_out(split)[1], self.length, 2)
         return replace(rows, texts=False)

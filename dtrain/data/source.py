@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import jax
 import numpy as np
 from annotated_types import Ge, Le
 
-from dtrain.core.errors import DataError
+from dtrain.core.errors import DataError, RecipeError
 from dtrain.data.batch import IMAGE, LABEL, Batch, Example, Feature
 
 Split = Literal["train", "test"]
@@ -106,18 +106,59 @@ class Data(Protocol):
         ...
 
 
-class Untokenised:
-    """What data has in common that holds no tokens of a width of their own, and whose files need no other package."""
+class DataDefaults:
+    """What holds of data that says nothing else: one answer, no tokens, no tokenizer, no other package."""
+
+    @property
+    def pairs(self) -> bool:
+        """Whether a row has two answers, the preferred one first."""
+        return False
+
+    @property
+    def conversational(self) -> bool:
+        """Whether its texts are conversations in a chat template."""
+        return False
+
+    @property
+    def ends_texts(self) -> bool:
+        """Whether a token ends each text."""
+        return False
+
+    @property
+    def end_text(self) -> str:
+        """The text of that token, if the data names one beside the tokenizer's."""
+        return ""
+
+    @property
+    def main(self) -> Any:
+        """The data whose tokenizer and chat template text is generated with: of a mixture, one of its sources."""
+        return self
+
+    @property
+    def tokenized(self) -> bool:
+        """Whether `codec` gives the tokenizer of its texts."""
+        return False
 
     @property
     def packages(self) -> tuple[str, ...]:
+        """The optional packages that open it, by the names with which they are imported; see `core.extras`."""
         return ()
 
+    def codec(self) -> Any:
+        """The tokenizer of its texts. DataError if there is none."""
+        message = f"data of kind {getattr(self, 'kind', '')} has no tokenizer, which generating text needs"
+        raise RecipeError(message)
+
+    def own_template(self) -> str | None:
+        """The source of the chat template that it names; None if it names none."""
+        return None
+
     def too_narrow(self, vocab: int) -> Iterator[tuple[str, str]]:
+        """Keys of this section whose format cannot hold the tokens of such a vocabulary, and why."""
         return iter(())
 
 
-class Unaugmented(Untokenised):
+class Unaugmented(DataDefaults):
     """What data has in common whose batches are used as they are read."""
 
     @property

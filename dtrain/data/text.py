@@ -64,6 +64,18 @@ class Text(Unaugmented):
     load: Load = field(default_factory=Load)
 
     @property
+    def tokenized(self) -> bool:
+        return True
+
+    @property
+    def ends_texts(self) -> bool:
+        return self.pack
+
+    @property
+    def end_text(self) -> str:
+        return self.end if self.pack else ""
+
+    @property
     def packages(self) -> tuple[str, ...]:
         return (*packages_of(self.tokenizer), *address_packages((*self.files, *self.test_files)))
 

@@ -47,6 +47,14 @@ class Tokens(Unaugmented):
     load: Load = field(default_factory=Load)
 
     @property
+    def tokenized(self) -> bool:
+        return True
+
+    @property
+    def ends_texts(self) -> bool:
+        return self.separator is not None
+
+    @property
     def packages(self) -> tuple[str, ...]:
         return address_packages((*self.files, *self.test_files))
 

@@ -99,7 +99,7 @@ def evaluate(loaded: LoadedRun, source: Source) -> Evaluated:
     Raises DataError if the model cannot take such examples, or if they have no weight.
     """
     assembly, state = loaded.assembly, state_of(loaded)
-    if assembly.recipe.data.kind == "preference":
+    if assembly.recipe.data.pairs and not assembly.recipe.minimised.pairs:
         hint = "score answers to questions (--questions), or name other data: data='{kind: chat, ...}'"
         raise RecipeError("pairs of answers are measured while a run trains, against its frozen base", hint)
     if unfit := assembly.recipe.model.mismatch(source.example):

@@ -96,9 +96,7 @@ class Generator(LoadedRun):
     @property
     def codec(self) -> Codec:
         """The tokenizer of the training data. RecipeError if the data has none."""
-        if not hasattr(self.recipe.data, "codec"):
-            raise RecipeError(f"data of kind {self.recipe.data.kind} has no tokenizer, which generating text needs")
-        return self.recipe.data.codec()  # type: ignore[reportAttributeAccessIssue]
+        return self.recipe.data.codec()
 
     def tokens(self, prompt: Sequence[int], count: int, rows: int, sampling: Sampling) -> Iterator[np.ndarray]:
         """Yield one token for each of `rows` continuations of one prompt, int32 (rows,), `count` times."""
@@ -242,7 +240,7 @@ def generator(
     """Load a checkpoint of a decoder's run, chosen as in `load_run`. Raises RecipeError or CheckpointError if there is
     none, RecipeError if the model is not a decoder."""
     loaded = load_run(place, overrides, say, step=step, best=best)
-    if not isinstance(loaded.recipe.model, Decoder):
+    if not loaded.recipe.model.generates:
         kind = loaded.recipe.model.kind
         raise RecipeError(f"{place.path} trained a model of kind {kind}; only a decoder generates text")
     return generator_of(loaded)

@@ -22,7 +22,6 @@ from dtrain.data.windows import NO_TARGET
 from dtrain.inference.generate import Generator, Sampling, bucket, generator_of
 from dtrain.inference.texts import ROWS, Texts
 from dtrain.models.decoder import Decoder
-from dtrain.models.distillation import Distillation, without_teacher
 from dtrain.models.nn.kv_cache import CachedContext, KVCache
 from dtrain.models.nn.param import Tree
 from dtrain.optim.update import averaged
@@ -129,8 +128,8 @@ class Questioner:
     def __call__(self, step: int, state: State) -> dict[str, float]:
         """The scores, as metrics of an evaluation; the answers are written to `path`."""
         recipe, params = self.assembly.recipe, averaged(state.optimizer, state.params)
-        if isinstance(recipe.objective, Distillation):
-            recipe, params = replace(recipe, objective=None), without_teacher(params)
+        if recipe.minimised.sources():
+            recipe, params = replace(recipe, objective=None), recipe.minimised.own(params)
         loaded = LoadedRun(recipe, self.assembly, params, step, "")
         if loaded.recipe.lora:
             self._joiner = self._joiner or joiner(self.assembly, self.assembly.layout.example)
@@ -148,7 +147,7 @@ class Questioner:
         return {f"eval/{name}": value for name, value in scores.metrics.items()}
 
 
-def refuse_without_texts(model: object, kind: str) -> None:
+def refuse_without_texts(model: Any, kind: str) -> None:
     """RecipeError if a model cannot answer questions."""
-    if not isinstance(model, Decoder):
+    if not model.generates:
         raise RecipeError(f"evaluate.questions: a model of kind {kind} generates no text", "only a decoder does")

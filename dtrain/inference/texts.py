@@ -36,8 +36,8 @@ class Texts:
     @cached_property
     def template(self) -> Template:
         """The chat template of the training data. RecipeError if it has none."""
-        data: Any = main(self.model.recipe.data)
-        if data.kind == "chat":
+        data: Any = self.model.recipe.data.main
+        if data.conversational:
             return data.chat_template()
         if self.codec.template is None:
             message = f"the run has no chat template: its data is of kind {data.kind}"
@@ -47,17 +47,16 @@ class Texts:
     @property
     def chats(self) -> bool:
         """Whether it was trained on conversations with a template."""
-        data: Any = main(self.model.recipe.data)
-        return data.kind == "chat" and (data.template is not None or self.codec.template is not None)
+        data: Any = self.model.recipe.data.main
+        return data.conversational and (data.template is not None or self.codec.template is not None)
 
     @cached_property
     def ends(self) -> tuple[tuple[int, ...], ...]:
         """The sequences of tokens that end a text: those of the chat template and of the tokenizer."""
-        data: Any = main(self.model.recipe.data)
+        data = self.model.recipe.data.main
         texts = [self.template.ending()] if self.chats else []
-        documents = data.kind == "chat" or getattr(data, "pack", False) or getattr(data, "separator", None) is not None
-        texts += [self.codec.special.get("eos_token", "")] if documents or self.codec.key != BYTES else []
-        texts += [data.end] if getattr(data, "pack", False) and hasattr(data, "end") and self.codec.key != BYTES else []
+        texts += [self.codec.special.get("eos_token", "")] if data.ends_texts or self.codec.key != BYTES else []
+        texts += [data.end_text] if self.codec.key != BYTES else []
         found = [tuple(self.tokens(text)) for text in texts if text]
         return tuple(dict.fromkeys([*found, *((token,) for token in self._configured())]))
 
@@ -78,7 +77,7 @@ class Texts:
 
     def prompt(self, text: str) -> list[int]:
         """The tokens of a text to continue: after the tokens with which the training texts begin."""
-        if main(self.model.recipe.data).kind == "chat":
+        if self.model.recipe.data.main.conversational:
             return self.tokens(self.codec.begin + text)
         return self.codec.encode(text.encode()).tolist()
 
@@ -128,11 +127,6 @@ class Texts:
         """The text of drawn tokens, without the end tokens at its end."""
         end = next((end for end in self.ends if list(drawn[-len(end) :]) == list(end)), ())
         return self.codec.decode(list(drawn[: len(drawn) - len(end)]))
-
-
-def main(data: Any) -> Any:
-    """The data whose chat template and end tokens count: of a mixture, its main source."""
-    return data.main if data.kind == "mixture" else data
 
 
 def read_prompts(path: Path) -> list[str]:

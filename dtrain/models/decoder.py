@@ -326,6 +326,10 @@ class Decoder(Declared):
         return tuple(name for name in get_args(Saved) if name not in absent)
 
     @property
+    def generates(self) -> bool:
+        return True
+
+    @property
     def metrics(self) -> tuple[Metric, ...]:
         capped = self.experts is not None and self.experts.capacity is not None
         return (*((NLL,) if self.experts or self.z_loss else ()), PERPLEXITY, *((DROPPED,) if capped else ()))

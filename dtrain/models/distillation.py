@@ -1,10 +1,12 @@
 """Distillation of a decoder from the distribution of a frozen teacher's next token (Hinton et al. 2015)."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import jax
 
+from dtrain.core.errors import RecipeError
 from dtrain.core.metrics import NLL, Metric
 from dtrain.core.origin import Origin
 from dtrain.core.types import Fraction, PositiveFloat
@@ -14,13 +16,14 @@ from dtrain.models.next_token import Known
 from dtrain.models.nn.context import Context
 from dtrain.models.nn.model import Declared, Flops, Loss, Structure
 from dtrain.models.nn.param import Tree
+from dtrain.models.objective import Objective, Problem, needs_decoder
 
 TEACHER = "teacher"
 """Where the teacher's parameters are in the tree, beside the model's own."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Distillation:
+class Distillation(Objective):
     """Learn the distribution of a larger, frozen decoder: share x T^2 x KL(teacher || model) + (1 - share) x the
     cross-entropy of the data, with the logits of both divided by T in the first term."""
 
@@ -32,10 +35,28 @@ class Distillation:
     share: Fraction = 0.5
     """Weight of the teacher's distribution; the rest is that of the data's tokens."""
 
+    def wrap(self, model: Decoder, lora: Any, frozen: Mapping[str, Any]) -> "DistilledModel":
+        del lora
+        teacher: Decoder = frozen[TEACHER]
+        if (teacher.vocab, teacher.words) != (model.vocab, model.words):
+            message = f"the teacher has vocab {teacher.vocab} ({teacher.words} rows), the model {model.vocab}"
+            hint = f"model.vocab={teacher.vocab} model.pad_vocab={teacher.pad_vocab}, and the teacher's tokenizer"
+            raise RecipeError(f"objective.teacher: {message} ({model.words} rows)", hint)
+        return DistilledModel(model, teacher, self)
+
+    def sources(self) -> Mapping[str, Origin]:
+        return {TEACHER: self.teacher}
+
+    def problems(self, recipe: Any) -> Iterator[Problem]:
+        if recipe.data.pairs:
+            yield "objective", f"data of kind {recipe.data.kind} has pairs of answers", "objective: {kind: dpo}"
+        yield from needs_decoder(self, recipe)
+        if recipe.lora:
+            yield "lora", "distillation trains all parameters of the model", "leave lora out"
+
     @property
-    def packages(self) -> tuple[str, ...]:
-        """The optional package that reads the teacher; see `core.extras`."""
-        return self.teacher.packages
+    def metrics(self) -> tuple[Metric, ...]:
+        return (NLL,)
 
 
 @dataclass(frozen=True)
@@ -52,7 +73,7 @@ class DistilledModel(Declared):
         return {**self.model.params(), TEACHER: frozen}
 
     def loss(self, params: Tree, batch: Batch, ctx: Context) -> Loss:
-        own, how = without_teacher(params), self.distillation
+        own, how = self.distillation.own(params), self.distillation
         if not ctx.train:
             loss = self.model.loss(own, batch, ctx)
             return loss._replace(metrics={NLL.name: loss.sum, **loss.metrics})
@@ -68,10 +89,10 @@ class DistilledModel(Declared):
         return self.model.loss_with(own, batch, ctx, taught)
 
     def predict(self, params: Tree, batch: Batch, ctx: Context) -> dict[str, jax.Array]:
-        return self.model.predict(without_teacher(params), batch, ctx)
+        return self.model.predict(self.distillation.own(params), batch, ctx)
 
     def flops(self, example: Example, examples: int, declared: Tree) -> Flops:
-        step, convention = self.model.flops(example, examples, without_teacher(declared))
+        step, convention = self.model.flops(example, examples, self.distillation.own(declared))
         teacher = self.teacher.flops(example, examples, self.teacher.params()).step
         forward = teacher / 3  # two thirds are the backward pass
         return Flops(step + forward, f"{convention}, and the forward pass of the teacher")
@@ -86,7 +107,7 @@ class DistilledModel(Declared):
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        return tuple(dict.fromkeys((NLL, *self.model.metrics)))
+        return tuple(dict.fromkeys((*self.distillation.metrics, *self.model.metrics)))
 
     @property
     def split_rows(self) -> bool:
@@ -98,8 +119,3 @@ class DistilledModel(Declared):
 
     def for_example(self, example: Any) -> "DistilledModel":
         return replace(self, model=self.model.for_example(example), teacher=self.teacher.for_example(example))
-
-
-def without_teacher(params: Tree) -> Tree:
-    """The model's own parameters."""
-    return {name: value for name, value in params.items() if name != TEACHER}

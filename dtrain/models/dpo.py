@@ -3,8 +3,9 @@
 The base has no adapters, so that the reference costs a second forward pass and no second copy of the parameters.
 """
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -13,26 +14,45 @@ from dtrain.core.errors import RecipeError
 from dtrain.core.metrics import REWARD_ACCURACY, REWARD_MARGIN, Metric
 from dtrain.core.types import PositiveFloat
 from dtrain.data.batch import DOCUMENT, WEIGHT, Batch, Example
-from dtrain.models.lora import BASE, Adapted
+from dtrain.models.lora import BASE, Adapted, Lora
 from dtrain.models.nn.context import Context
 from dtrain.models.nn.model import Declared, Flops, Loss, Structure
 from dtrain.models.nn.param import Tree, paths
+from dtrain.models.objective import Objective, Problem, needs_decoder
 
+NEEDS_BASE = "dpo compares the model with its frozen base, and so needs lora"
+ADD_LORA = "add lora and init; to train all parameters, set a high rank"
 FULL = "leave lora.train out; adapters of a high rank can learn as much"
 
 
 @dataclass(frozen=True, kw_only=True)
-class DPO:
+class DPO(Objective):
     """Prefer one of two answers: -log sigmoid(beta x by how much more the model prefers it than the base does)."""
 
     kind: Literal["dpo"] = "dpo"
     beta: PositiveFloat = 0.1
     """How strongly the model is kept near the base."""
+    pairs: ClassVar[bool] = True
+
+    def wrap(self, model: Any, lora: Lora | None, frozen: Mapping[str, Any]) -> "PreferenceModel":
+        del frozen
+        if lora is None:
+            raise RecipeError(f"objective: {NEEDS_BASE}", ADD_LORA)
+        return PreferenceModel(Adapted(model, lora), self)
+
+    def problems(self, recipe: Any) -> Iterator[Problem]:
+        yield from needs_decoder(self, recipe)
+        if not recipe.data.pairs:
+            message = f"dpo needs pairs of answers; the data is of kind {recipe.data.kind}"
+            yield "objective", message, "data: {kind: preference}"
+        if recipe.lora and recipe.lora.train:
+            yield "lora.train", "dpo compares the model with its frozen base, and these parameters would move", FULL
+        if not recipe.lora:
+            yield "objective", NEEDS_BASE, ADD_LORA
 
     @property
-    def packages(self) -> tuple[str, ...]:
-        """The optional packages that it needs: none."""
-        return ()
+    def metrics(self) -> tuple[Metric, ...]:
+        return (REWARD_ACCURACY, REWARD_MARGIN)
 
 
 @dataclass(frozen=True)
@@ -80,7 +100,7 @@ class PreferenceModel(Declared):
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        return (REWARD_ACCURACY, REWARD_MARGIN)
+        return self.dpo.metrics
 
     @property
     def split_rows(self) -> bool:

@@ -65,6 +65,11 @@ class Compiler:
     """Most training steps that one call of the compiled program runs: more than 1 saves the time of the calls where a
     step takes a few milliseconds or less. A call ends where the run evaluates or saves. Stop requests wait for it."""
 
+    @property
+    def explicit(self) -> bool:
+        """Whether dtrain places the collectives, not the compiler."""
+        return True
+
     def options(self, platform: str) -> dict[str, bool | str]:
         """The options for this platform's compiler, as it takes them."""
         others = {"tpu": ("xla_gpu_", "xla_cpu_"), "gpu": ("xla_tpu_", "xla_jf_", "xla_cpu_")}
@@ -99,6 +104,11 @@ class Engine(Protocol):
     @property
     def steps_per_call(self) -> int:
         """Most training steps that one call runs."""
+        ...
+
+    @property
+    def explicit(self) -> bool:
+        """Whether dtrain places the collectives, not the compiler."""
         ...
 
     def compile(self, step: Traced, platform: str) -> jax.stages.Compiled:

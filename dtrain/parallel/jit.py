@@ -40,6 +40,10 @@ class Jit(Compiler):
 
     kind: Literal["jit"] = "jit"
 
+    @property
+    def explicit(self) -> bool:
+        return False
+
     def options(self, platform: str) -> dict[str, bool | str]:
         """On fake devices, XLA schedules for memory unless the recipe says otherwise.
 

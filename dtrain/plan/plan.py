@@ -139,7 +139,7 @@ def quick(recipe: Recipe, on: Target, price: float | None = None) -> Plan:
     """Quick tier: trace the step for stand-in devices and compute its cost by arithmetic."""
     start = time.perf_counter()
     traced = recipe
-    if recipe.engine.kind == "jit":  # its collectives are not in the jaxpr, so trace the step under shard_map
+    if not recipe.engine.explicit:  # its collectives are not in the jaxpr, so trace the step under shard_map
         layout = Layout(recipe.mesh.sizes(on.devices), recipe.mesh.table(), {})
         mesh = _OneAxis(**vars(recipe.mesh))
         traced = recipe if ShardMap().refusal(layout) else replace(recipe, engine=ShardMap(), mesh=mesh)

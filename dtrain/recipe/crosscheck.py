@@ -8,14 +8,13 @@ from functools import partial
 from typing import Any
 
 from dtrain.core.errors import FieldError, RecipeError
-from dtrain.core.metrics import LOSS, NLL, REWARD_ACCURACY, REWARD_MARGIN, SCORES
+from dtrain.core.metrics import LOSS, SCORES
 from dtrain.core.run_dir import NAME
 from dtrain.data.batch import IMAGE, Example
 from dtrain.data.synthetic import Synthetic
-from dtrain.models.distillation import Distillation
-from dtrain.models.dpo import DPO, FULL
 from dtrain.models.lora import adapted
 from dtrain.models.nn.param import count
+from dtrain.models.objective import minimised
 from dtrain.optim.groups import grouped
 from dtrain.parallel.mesh import BATCH_AXES, mesh_sizes
 from dtrain.parallel.rules import Layout
@@ -40,13 +39,16 @@ class Unread(Exception):
 
 
 class Parts:
-    """The parsed sections of a recipe as attributes; access to one that could not be parsed raises `Unread`."""
+    """The parsed sections of a recipe as attributes; access to one that could not be parsed raises `Unread`.
+
+    Anything else that a Recipe has is an AttributeError: a check that needs it must not pass in silence.
+    """
 
     def __init__(self, values: Mapping[str, object]) -> None:
         self._values = values
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+        if name not in Recipe.__dataclass_fields__:
             raise AttributeError(name)
         if self._values.get(name, FAILED) is FAILED:
             raise Unread(name)
@@ -217,9 +219,7 @@ def _best(recipe: Recipe) -> Iterator[Problem]:
             yield "checkpoint.best", f"no metric {best!r}", f"a metric of the evaluation: eval/{best}"
         return
     more = SCORES if recipe.evaluate.questions else ()
-    more += (REWARD_ACCURACY, REWARD_MARGIN) if isinstance(recipe.objective, DPO) else ()
-    more += (NLL,) if isinstance(recipe.objective, Distillation) else ()
-    known = {f"eval/{metric.name}" for metric in (LOSS, *recipe.model.metrics, *more)}
+    known = {f"eval/{metric.name}" for metric in (LOSS, *recipe.model.metrics, *minimised(recipe).metrics, *more)}
     if best is not None and best not in known:
         yield "checkpoint.best", f"no metric {best!r}", f"one of {', '.join(sorted(known))}"
 
@@ -230,21 +230,7 @@ def _lora(recipe: Recipe) -> Iterator[Problem]:
 
 
 def _objective(recipe: Recipe) -> Iterator[Problem]:
-    objective, pairs = recipe.objective, recipe.data.kind == "preference"
-    if pairs and not isinstance(objective, DPO):
-        yield "objective", "data of kind preference has pairs of answers", "objective: {kind: dpo}"
-    if objective and recipe.model.kind != "decoder":
-        yield "objective", f"{objective.kind} needs a decoder; the model is of kind {recipe.model.kind}", ""
-    if isinstance(objective, Distillation) and recipe.lora:
-        yield "lora", "distillation trains all parameters of the model", "leave lora out"
-    if isinstance(objective, DPO) and not pairs:
-        message = f"dpo needs pairs of answers; the data is of kind {recipe.data.kind}"
-        yield "objective", message, "data: {kind: preference}"
-    if isinstance(objective, DPO) and recipe.lora and recipe.lora.train:
-        yield "lora.train", "dpo compares the model with its frozen base, and these parameters would move", FULL
-    if isinstance(objective, DPO) and not recipe.lora:
-        hint = "add lora and init; to train all parameters, set a high rank"
-        yield "objective", "dpo compares the model with its frozen base, and so needs lora", hint
+    yield from minimised(recipe).problems(recipe)
 
 
 def _notify(recipe: Recipe) -> Iterator[Problem]:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from dtrain.core.errors import DataError, FieldError, RecipeError
 from dtrain.core.extras import installed
+from dtrain.core.origin import Origin
 from dtrain.core.process_info import process_info
 from dtrain.data.batch import Example
 from dtrain.data.idx import IDX
 from dtrain.data.paths import is_remote
 from dtrain.data.questions import read_questions
-from dtrain.models.distillation import Distillation
 from dtrain.recipe.crosscheck import Problem, Unread, problems_of, warmup_problem
 from dtrain.recipe.findings import Look
 from dtrain.recipe.load import Draft, draft
@@ -103,7 +103,7 @@ def _data(parsed: Draft, opened: bool, skipped: str) -> Look:
         return Look(unseen=[f"the data ({skipped})"])
     look = inspect_data(data)
     try:
-        if names and model.kind != "decoder":
+        if names and not model.generates:
             message = f"a model of kind {model.kind} generates no text, and so answers no questions"
             raise DataError(message, "leave evaluate.questions out")
         here = tuple(name for name in names if not is_remote(name))
@@ -178,11 +178,9 @@ REFUSED = ", so `run` would refuse it here"
 
 def _init(found: Examined) -> None:
     """Record that parameters from elsewhere are not compared; warn if there is no such run or file here."""
-    objective = found.recipe.objective
-    teacher = objective.teacher if isinstance(objective, Distillation) else None
-    for place, origin in (("init", found.recipe.init), ("objective.teacher", teacher)):
-        if origin is None:
-            continue
+    sources: dict[str, Origin] = {"init": found.recipe.init} if found.recipe.init else {}
+    sources |= {f"objective.{part}": origin for part, origin in found.recipe.minimised.sources().items()}
+    for place, origin in sources.items():
         found.unseen.append(f"which parameters{' and sizes' * (place != 'init')} {origin.text} has")
         if origin.run and not (Path(origin.run) / "recipe.yaml").exists():
             found.warnings.append(f"{place}.run: {origin.run} is no run folder on this machine{REFUSED}")

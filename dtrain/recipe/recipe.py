@@ -34,6 +34,8 @@ from dtrain.models.dpo import DPO
 from dtrain.models.lora import Lora
 from dtrain.models.mlp import MLP
 from dtrain.models.nn.precision import Precision
+from dtrain.models.objective import Objective as AnyObjective
+from dtrain.models.objective import minimised
 from dtrain.models.vit import ViT
 from dtrain.optim.custom import CustomOptimizer
 from dtrain.optim.optimizer import Optimizer
@@ -176,6 +178,11 @@ class Recipe:
         problem = length_problem(self.steps, self.epochs)
         if problem:
             raise FieldError("steps", problem)
+
+    @property
+    def minimised(self) -> AnyObjective:
+        """The objective, which is the model's own loss by default."""
+        return minimised(self)
 
     @property
     def user_code(self) -> tuple[str, ...]:

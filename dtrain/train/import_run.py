@@ -27,7 +27,6 @@ from dtrain.data.source import UNKNOWN, Arrays
 from dtrain.data.tokenizer_files import copy_tokenizer
 from dtrain.models.agreement import CONFIG, agree, described, record
 from dtrain.models.decoder import Decoder
-from dtrain.models.distillation import Distillation
 from dtrain.models.hf_config import Published
 from dtrain.models.lora import ADAPTERS, BASE
 from dtrain.models.nn.param import count
@@ -63,9 +62,10 @@ def import_params(
     if recipe.lora:
         hint = "import them into a run of a recipe without lora, and name that run in init"
         raise RecipeError("lora: a run with adapters saves no other parameters", hint)
-    if isinstance(recipe.objective, Distillation):
+    if frozen := recipe.minimised.sources():
         hint = "start the run from them instead: init.weights=FOLDER or init.run=RUN, and dtrain run"
-        raise RecipeError("objective: a distillation takes the parameters of its teacher when it runs", hint)
+        message = f"a {recipe.minimised.kind} takes the parameters of its {min(frozen)} when it runs"
+        raise RecipeError(f"objective: {message}", hint)
     place = folder(runs, recipe.name)
     _refuse_steps(place)
     example = recipe.data.example() or recipe.data.open("train").example

@@ -21,7 +21,6 @@ from dtrain.core.errors import CheckpointError, DataError, RecipeError
 from dtrain.core.run_dir import Folder, saved_steps
 from dtrain.core.types import JsonObject
 from dtrain.models.agreement import agree
-from dtrain.models.distillation import TEACHER, Distillation
 from dtrain.models.lora import BASE
 from dtrain.models.nn.param import Param
 from dtrain.models.nn.patterns import matched
@@ -77,10 +76,9 @@ def elsewhere(recipe: Recipe, place: Folder) -> dict[str, Frozen]:
     if init and (recipe.lora or not saves):
         part = BASE if recipe.lora else ""
         found[part] = recorded(place, part, init) if saves else Frozen(init, ())
-    if isinstance(recipe.objective, Distillation):
-        teacher = recipe.objective.teacher
-        init = Init(run=teacher.run, weights=teacher.weights, step=teacher.step)
-        found[TEACHER] = recorded(place, TEACHER, init) if saves else Frozen(init, ())
+    for part, origin in recipe.minimised.sources().items():
+        init = Init(run=origin.run, weights=origin.weights, step=origin.step)
+        found[part] = recorded(place, part, init) if saves else Frozen(init, ())
     return found
 
 
@@ -135,13 +133,12 @@ def weights_from(assembly: Assembly, init: Init, say: Say, checksum: Sequence[in
     declared, shapes = (
         part_of(recipe, by_path(tree), part) for tree in (assembly.layout.declared, assembly.shapes.params)
     )
-    model = (
-        teacher_of(recipe.objective.teacher) if isinstance(recipe.objective, Distillation) and part else recipe.model
-    )
+    frozen = recipe.minimised.sources()
+    model = teacher_of(frozen[part]) if part in frozen else recipe.model
     left_out = matched(init.new, list(declared), "init.new")
-    frozen = [name for name in left_out if not declared[name].saved]
-    if frozen:
-        own = frozen[0].removeprefix(f"{part}.")
+    random = [name for name in left_out if not declared[name].saved]
+    if random:
+        own = random[0].removeprefix(f"{part}.")
         raise RecipeError(f"init.new: {own} would be frozen at random values", f"train it in full, lora.train: [{own}]")
     names = {name.removeprefix(f"{part}.") if part else name: name for name in declared}
     sizes = unpadded(declared)
@@ -152,7 +149,7 @@ def weights_from(assembly: Assembly, init: Init, say: Say, checksum: Sequence[in
         agree(model, tensors.metadata, source, say, published=published, override=False)
         where = located(tensors, model, ours, source, new)
     taken = {own: name for own, name in names.items() if own not in new}
-    what = f"{part}: " if part == TEACHER else "initialised "
+    what = f"{part}: " if part in frozen else "initialised "
     lines = [f"{what}from {source}: {len(taken)} of {len(names)} parameters"]
     lines += [f"initialised at random: {', '.join(new)}"] if new else []
     return InitialWeights(
@@ -272,7 +269,7 @@ def _from_run(
         raise RecipeError(f"{where}: {init.run} lacks {name} {shapes[missing[0]].shape}, which would be frozen", hint)
     if not fitting:
         raise RecipeError(f"init: no parameter of {init.run} has a name and shape of this model", _hint(there))
-    what = f"{part}: " if part == TEACHER else "initialised "
+    what = f"{part}: " if part in assembly.recipe.minimised.sources() else "initialised "
     head = f"{what}from {init.run} at {chosen}: {len(fitting)} of {len(shapes)} parameters"
     lines = [head, *_differences(shapes, sources, fitting, there, stored)]
     origin = f"{place.path.absolute()} at step {checkpoint.step}"

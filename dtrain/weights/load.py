@@ -14,7 +14,6 @@ from dtrain.core.errors import RecipeError
 from dtrain.core.run_dir import Folder
 from dtrain.core.types import JsonObject
 from dtrain.data.batch import Example, example_of
-from dtrain.models.distillation import Distillation
 from dtrain.models.lora import ADAPTERS, BASE, Lora, merged
 from dtrain.models.nn.param import Tree
 from dtrain.optim.update import averaged
@@ -63,8 +62,8 @@ def load_run(
     recipe, devices = load(place.recipe, overrides), jax.devices()
     if recipe.mesh.least > len(devices):
         recipe = replace(recipe, mesh=Mesh(data=1))  # parameters do not depend on the mesh
-    if isinstance(recipe.objective, Distillation):
-        recipe = replace(recipe, objective=None)  # the teacher is not needed
+    if recipe.minimised.sources():
+        recipe = replace(recipe, objective=None)  # what it takes from elsewhere is not needed
     with Store(place.checkpoints.absolute(), recipe.checkpoint, reading=True) as store:
         checkpoint, chosen = choose(place, recipe, store, say, step=step, best=best)
         example = _example(recipe, checkpoint.about)

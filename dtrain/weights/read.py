@@ -11,7 +11,6 @@ import numpy as np
 from dtrain.checkpoint.tensors import Tensors
 from dtrain.core.errors import DataError, RecipeError
 from dtrain.models.decoder import Decoder
-from dtrain.models.distillation import TEACHER, Distillation
 from dtrain.models.nn.param import Param, Tree, paths
 from dtrain.models.published import FUSED, HEAD, UNUSED, Place, Whole, places
 from dtrain.recipe.recipe import Recipe
@@ -153,11 +152,12 @@ def published_names(
 
 
 def part_of(recipe: Recipe, tree: Mapping[str, Any], part: str) -> dict[str, Any]:
-    """What belongs to that part of a run's parameters, by path; "": all but the teacher's of a distillation."""
+    """What belongs to that part of a run's parameters, by path; "": all but those that the objective takes from
+    elsewhere."""
     if part:
         return {name: leaf for name, leaf in tree.items() if name.startswith(f"{part}.")}
-    distilled = isinstance(recipe.objective, Distillation)
-    return {name: leaf for name, leaf in tree.items() if not (distilled and name.startswith(f"{TEACHER}."))}
+    others = tuple(f"{part}." for part in recipe.minimised.sources())
+    return {name: leaf for name, leaf in tree.items() if not name.startswith(others)}
 
 
 def unpadded(declared: Tree) -> dict[str, Param]:

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from dtrain.models.lora import Adapted, Lora
 from dtrain.models.nn.param import Tree, initial
 from dtrain.models.nn.single_device import SingleDeviceContext
 from tests.conftest import Dtrain
+from tests.engines import loss_alone
 
 PAIRS = [{"prompt": f"{i} is ", "chosen": "even" if i % 2 == 0 else "odd", "rejected": "unknown"} for i in range(12)]
 DECODER = Decoder(vocab=256, context=48, layers=2, width=16, heads=2, hidden=24, init=0.2)
@@ -30,12 +32,18 @@ def pairs(folder: Path, records: list[dict[str, Any]] = PAIRS, **how: Any) -> Pr
     return Preference(files=(str(folder / "pairs.jsonl"),), **how)
 
 
+@partial(jax.jit, static_argnums=0)
+def logits_of(model: Decoder, params: Tree, tokens: jax.Array) -> jax.Array:
+    x, _ = model.activations(params, {"token": tokens}, jnp.ones(tokens.shape), SingleDeviceContext())
+    return model.head.logits(x, model.unembedding(params), "float32")
+
+
 def log_probabilities(model: Decoder, params: Tree, text: str, answer: str) -> float:
     """The sum of the log-probabilities of an answer and its end token after a text, in float64, from plain logits."""
     tokens = np.frombuffer(f"{text}{answer}\0".encode(), np.uint8).astype(np.int32)
-    batch = {"token": jnp.asarray(tokens[None, :-1])}
-    x, _ = model.activations(params, batch, jnp.ones((1, len(tokens) - 1)), SingleDeviceContext())
-    logits = np.asarray(model.head.logits(x, model.unembedding(params), "float32"), np.float64)[0, :, :256]
+    padded = np.zeros((1, DECODER.context), np.int32)  # of one length; no token attends to a later one
+    padded[0, : len(tokens) - 1] = tokens[:-1]
+    logits = np.asarray(logits_of(model, params, padded), np.float64)[0, : len(tokens) - 1, :256]
     logp = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     first = len(text.encode()) - 1
     return float(logp[np.arange(first, len(logp)), tokens[1 + first :]].sum())
@@ -49,7 +57,7 @@ def test_the_loss_is_the_published_one(tmp_path: Path) -> None:
     params = {"base": params["base"], "lora": noise}
     source = pairs(tmp_path, test=0.0).open("train")
     batch = {name: jnp.asarray(value) for name, value in source.rows(np.arange(12)).items()}
-    loss = model.loss(params, batch, SingleDeviceContext())
+    loss = loss_alone(model, params, batch)
     merged = jax.tree.map(
         lambda leaf: leaf.merged() if hasattr(leaf, "merged") else leaf,
         model.adapted.combined(params), is_leaf=lambda leaf: hasattr(leaf, "merged"),
@@ -67,7 +75,7 @@ def test_the_loss_is_the_published_one(tmp_path: Path) -> None:
     assert float(loss.sum) / 12 == pytest.approx(np.mean(losses), abs=1e-6)
     assert float(loss.metrics["reward_accuracy"]) == right
     # at the start, the adapters add nothing: the loss is log 2
-    start = model.loss(initial(model.params(), jax.random.key(0), "float32"), batch, SingleDeviceContext())
+    start = loss_alone(model, initial(model.params(), jax.random.key(0), "float32"), batch)
     assert float(start.sum) / 12 == pytest.approx(np.log(2), abs=1e-6)
 
 
@@ -115,6 +123,7 @@ def test_every_engine_gives_the_same_numbers(dtrain: Dtrain, tmp_path: Path, mes
     assert found[0][0] == pytest.approx(np.log(2), abs=1e-5)
     assert found[0][-1] < found[0][0]
     assert "measured while a run trains" in dtrain("evaluate", "dpo-jit", code=2).stderr
+    dtrain("generate", "dpo-jit", "--chat", "--prompt", "1", "--tokens", "1")  # by the template of its answers
 
 
 def test_a_base_of_which_a_parameter_is_trained_is_no_reference() -> None:

@@ -114,6 +114,11 @@ class Declared:
         return ""
 
     @property
+    def generates(self) -> bool:
+        """Whether it generates text, token by token."""
+        return False
+
+    @property
     def exact_inputs(self) -> tuple[str, ...]:
         """Arrays of a batch that keep their dtype where others are cast to the compute dtype; labels always do."""
         return ()

@@ -1,0 +1,81 @@
+"""What a run minimises: the contract of objectives, and the model's own loss, which is the default."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from dtrain.core.metrics import Metric
+from dtrain.core.origin import Origin
+from dtrain.models.lora import Lora, adapted
+from dtrain.models.nn.param import Tree
+
+Problem = tuple[str, str, str]
+"""Key of the recipe, what is wrong, and the way out."""
+
+
+class Objective:
+    """A recipe's `objective` section. It wraps the model, so that no objective is trained as another one."""
+
+    kind: Any
+    """Its name in recipes."""
+    pairs: ClassVar[bool] = False
+    """Whether it takes rows with two answers, which data of kind preference has."""
+
+    def wrap(self, model: Any, lora: Lora | None, frozen: Mapping[str, Any]) -> Any:
+        """The model as it is trained.
+
+        `frozen`: for each of `sources`, the model whose parameters come from there. RecipeError if they do not fit.
+        """
+        raise NotImplementedError
+
+    def sources(self) -> Mapping[str, Origin]:
+        """Where parameters come from that are neither trained nor saved, by their place in the tree of parameters.
+
+        After the training they are not needed: the model is the recipe's own.
+        """
+        return {}
+
+    def own(self, params: Tree) -> Tree:
+        """The parameters without those of `sources`."""
+        parts = self.sources()
+        return {name: value for name, value in params.items() if name not in parts} if parts else params
+
+    def problems(self, recipe: Any) -> Iterator[Problem]:
+        """What of a recipe does not go with it."""
+        yield from ()
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """What its loss measures beside the metrics of the model."""
+        return ()
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """The optional packages that it needs; see `core.extras`."""
+        return tuple(package for origin in self.sources().values() for package in origin.packages)
+
+
+@dataclass(frozen=True)
+class OwnLoss(Objective):
+    """The loss of the model itself: of the next token, of classes, of numbers, or a user's own."""
+
+    kind: str = "own"
+
+    def wrap(self, model: Any, lora: Lora | None, frozen: Mapping[str, Any]) -> Any:
+        del frozen
+        return adapted(model, lora)
+
+    def problems(self, recipe: Any) -> Iterator[Problem]:
+        if recipe.data.pairs:
+            yield "objective", f"data of kind {recipe.data.kind} has pairs of answers", "objective: {kind: dpo}"
+
+
+def minimised(recipe: Any) -> Objective:
+    """The objective of a recipe or of its sections: by default the model's own loss."""
+    return recipe.objective or OwnLoss()
+
+
+def needs_decoder(objective: Objective, recipe: Any) -> Iterator[Problem]:
+    """A problem if the model of a recipe is not one that generates text."""
+    if not recipe.model.generates:
+        yield "objective", f"{objective.kind} needs a decoder; the model is of kind {recipe.model.kind}", ""

@@ -1,0 +1,70 @@
+"""Every objective wraps the model itself, says what it needs, and none is trained as another one."""
+
+import typing
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pytest
+
+from dtrain.assembly.objective import trained_model
+from dtrain.core.origin import Origin
+from dtrain.models.decoder import Decoder
+from dtrain.models.objective import Objective, OwnLoss
+from dtrain.recipe import recipe
+from dtrain.recipe.crosscheck import problems_of
+from dtrain.recipe.load import load
+
+MEMBERS = (OwnLoss, *typing.get_args(recipe.Objective))
+GIVEN: dict[str, Any] = {"teacher": Origin(weights="none")}
+"""Fields of members that have no default."""
+
+
+def made(member: Any) -> Any:
+    needed = [name for name, of in member.__dataclass_fields__.items() if name in GIVEN]
+    return member(**{name: GIVEN[name] for name in needed})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unfinished(Objective):
+    """An objective whose author forgot to wrap the model."""
+
+    kind: Literal["unfinished"] = "unfinished"
+
+
+def test_an_objective_that_does_not_wrap_the_model_trains_nothing() -> None:
+    model = load("mlp-digits")
+    object.__setattr__(model, "objective", Unfinished())
+    with pytest.raises(NotImplementedError):
+        trained_model(model)
+
+
+@pytest.mark.parametrize("member", MEMBERS, ids=lambda member: member.__name__)
+def test_a_member_fulfils_the_contract(member: Any) -> None:
+    objective = made(member)
+    assert isinstance(objective, Objective)
+    assert member.wrap is not Objective.wrap
+    parts = objective.sources()
+    params = {"own": 1} | dict.fromkeys(parts, 2)
+    assert objective.own(params) == {"own": 1}
+    assert all(isinstance(origin, Origin) and hasattr(objective, part) for part, origin in parts.items())
+    assert set(objective.packages) >= {package for origin in parts.values() for package in origin.packages}
+
+
+@pytest.mark.parametrize("member", MEMBERS, ids=lambda member: member.__name__)
+def test_a_member_refuses_what_it_cannot_train(member: Any) -> None:
+    classifier = load("mlp-digits")
+    object.__setattr__(classifier, "objective", made(member))
+    refused = [key for key, _, _ in problems_of(classifier, None) if key == "objective"]
+    assert bool(refused) == (member is not OwnLoss)
+
+
+def test_pairs_are_refused_by_each_objective_that_does_not_take_them() -> None:
+    class Pairs:
+        kind, pairs = "preference", True
+
+    class Some:
+        data, model, lora = Pairs(), Decoder(vocab=8, context=8, layers=1, width=8, heads=1, hidden=8), None
+
+    for member in MEMBERS:
+        problems = [message for _, message, _ in made(member).problems(Some()) if "pairs" in message]
+        assert bool(problems) != member.pairs
