@@ -185,6 +185,12 @@ class Mixture(Unaugmented):
     def tokenized(self) -> bool:
         return True
 
+    @property
+    def tokenizer(self) -> str | None:
+        """That of its sources; None if they have different ones, or none."""
+        names = {part.data.tokenizer for part in self.sources if part.data.tokenizer}
+        return names.pop() if len(names) == 1 else None
+
     def codec(self) -> Codec:
         """The tokenizer; DataError if the sources have different ones, or none."""
         codecs = [part.data.codec() for part in self.sources if part.data.tokenizer]

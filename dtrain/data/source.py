@@ -109,6 +109,9 @@ class Data(Protocol):
 class DataDefaults:
     """What holds of data that says nothing else: one answer, no tokens, no tokenizer, no other package."""
 
+    kind: Any
+    """The kind of data, as the recipe names it."""
+
     @property
     def pairs(self) -> bool:
         """Whether a row has two answers, the preferred one first."""
@@ -145,9 +148,8 @@ class DataDefaults:
         return ()
 
     def codec(self) -> Any:
-        """The tokenizer of its texts. DataError if there is none."""
-        message = f"data of kind {getattr(self, 'kind', '')} has no tokenizer, which generating text needs"
-        raise RecipeError(message)
+        """The tokenizer of its texts. RecipeError if data of this kind has none, DataError if it is not there."""
+        raise RecipeError(f"data of kind {self.kind} has no tokenizer, which generating text needs")
 
     def own_template(self) -> str | None:
         """The source of the chat template that it names; None if it names none."""

@@ -100,7 +100,7 @@ def evaluate(loaded: LoadedRun, source: Source) -> Evaluated:
     """
     assembly, state = loaded.assembly, state_of(loaded)
     if assembly.recipe.data.pairs and not assembly.recipe.minimised.pairs:
-        hint = "score answers to questions (--questions), or name other data: data='{kind: chat, ...}'"
+        hint = "score answers to questions (--questions), or give other data: data='{kind: chat, ...}' objective=null"
         raise RecipeError("pairs of answers are measured while a run trains, against its frozen base", hint)
     if unfit := assembly.recipe.model.mismatch(source.example):
         raise DataError(unfit, "evaluate on data of the same shape and classes")

@@ -48,8 +48,7 @@ class Distillation(Objective):
         return {TEACHER: self.teacher}
 
     def problems(self, recipe: Any) -> Iterator[Problem]:
-        if recipe.data.pairs:
-            yield "objective", f"data of kind {recipe.data.kind} has pairs of answers", "objective: {kind: dpo}"
+        yield from super().problems(recipe)
         yield from needs_decoder(self, recipe)
         if recipe.lora:
             yield "lora", "distillation trains all parameters of the model", "leave lora out"

@@ -41,6 +41,7 @@ class DPO(Objective):
         return PreferenceModel(Adapted(model, lora), self)
 
     def problems(self, recipe: Any) -> Iterator[Problem]:
+        yield from super().problems(recipe)
         yield from needs_decoder(self, recipe)
         if not recipe.data.pairs:
             message = f"dpo needs pairs of answers; the data is of kind {recipe.data.kind}"

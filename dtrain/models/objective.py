@@ -42,7 +42,8 @@ class Objective:
 
     def problems(self, recipe: Any) -> Iterator[Problem]:
         """What of a recipe does not go with it."""
-        yield from ()
+        if recipe.data.pairs and not self.pairs:
+            yield "objective", f"data of kind {recipe.data.kind} has pairs of answers", "objective: {kind: dpo}"
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
@@ -64,10 +65,6 @@ class OwnLoss(Objective):
     def wrap(self, model: Any, lora: Lora | None, frozen: Mapping[str, Any]) -> Any:
         del frozen
         return adapted(model, lora)
-
-    def problems(self, recipe: Any) -> Iterator[Problem]:
-        if recipe.data.pairs:
-            yield "objective", f"data of kind {recipe.data.kind} has pairs of answers", "objective: {kind: dpo}"
 
 
 def minimised(recipe: Any) -> Objective:

@@ -139,9 +139,9 @@ def _write_config(config: dict[str, Any] | None, loaded: LoadedRun, folder: Path
     """Write config.json and the tokenizer's files; what was written, and what was not."""
     if config is None:
         return [f"no {CONFIG}: this model matches no architecture of transformers that dtrain exports"]
-    data = loaded.recipe.data.main
+    data = loaded.recipe.data
     tokenizer = getattr(data, "tokenizer", None)
-    names = write_tokenizer(tokenizer, data.own_template(), folder)
+    names = write_tokenizer(tokenizer, data.main.own_template(), folder)
     overwrite(folder / CONFIG, json.dumps(config | {"dtype": dtype}, indent=2) + "\n")
     lines = [f"{', '.join([CONFIG, *names])}: {config['architectures'][0]}"]
     return lines if names else [*lines, "no tokenizer: the run's data has no file of one"]

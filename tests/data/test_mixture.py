@@ -1,6 +1,7 @@
 """Mixtures: shares of the rows, exact for any batch and start, weights that change, and what is refused."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from dtrain.core.metrics import SOURCES
 from dtrain.data.batches import TrainBatches
 from dtrain.data.chat import Chat
 from dtrain.data.mixture import BLOCK, Change, Mixture, Weighted, shares
+from dtrain.data.templates import NAMED
 from dtrain.data.text import Text
 from dtrain.models.decoder import Decoder
 from dtrain.models.nn.param import initial
@@ -96,6 +98,16 @@ def test_what_is_no_mixture_is_refused(tmp_path: Path, change: dict[str, Any], m
     made = mixture(tmp_path)
     with pytest.raises(FieldError, match=message):
         Mixture(**{"sources": made.sources, **change})
+
+
+def test_its_tokenizer_and_template_are_those_of_its_sources(tmp_path: Path) -> None:
+    made = mixture(tmp_path)
+    assert made.tokenizer == made.codec().key == "bytes"
+    assert made.main is made.sources[1].data
+    assert made.main.own_template() == NAMED["plain"]
+    book, chat = made.sources
+    other = replace(made, sources=(book, replace(chat, data=replace(chat.data, tokenizer="other.json"))))
+    assert other.tokenizer is None
 
 
 def test_shares_are_rounded_to_a_thousandth() -> None:

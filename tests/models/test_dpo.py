@@ -13,6 +13,7 @@ import pytest
 
 from dtrain.core.errors import RecipeError
 from dtrain.data.preference import Preference
+from dtrain.data.templates import NAMED
 from dtrain.models.decoder import Decoder
 from dtrain.models.dpo import DPO, PreferenceModel
 from dtrain.models.lora import Adapted, Lora
@@ -123,7 +124,12 @@ def test_every_engine_gives_the_same_numbers(dtrain: Dtrain, tmp_path: Path, mes
     assert found[0][0] == pytest.approx(np.log(2), abs=1e-5)
     assert found[0][-1] < found[0][0]
     assert "measured while a run trains" in dtrain("evaluate", "dpo-jit", code=2).stderr
+    (tmp_path / "chat.jsonl").write_text('{"prompt": "1 is ", "response": "odd"}\n' * 8)
+    chat = "data={kind: chat, files: [chat.jsonl], length: 48, template: plain, test: 0.3, cache: cache}"
+    assert "perplexity" in dtrain("evaluate", "dpo-jit", chat, "objective=null").stdout
     dtrain("generate", "dpo-jit", "--chat", "--prompt", "1", "--tokens", "1")  # by the template of its answers
+    dtrain("export", "dpo-jit", "exported")
+    assert (tmp_path / "exported" / "chat_template.jinja").read_text() == NAMED["plain"]
 
 
 def test_a_base_of_which_a_parameter_is_trained_is_no_reference() -> None:
