@@ -36,7 +36,7 @@ def dtrain(path: Path, separator: int | None = None) -> Batches:
         from dataclasses import replace
 
         source = replace(data, length=length).open("train")
-        order = Order(len(source), 0, source.starts)
+        order = Order(len(source), 0, source.random_starts)
         host = TrainBatches(source, order, rows, local=np.arange(rows), start=0, steps=sys.maxsize >> 32, keyed=False)
         yield from (host[index] for index in range(len(host)))
 

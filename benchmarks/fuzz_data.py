@@ -55,7 +55,7 @@ from dtrain.data.chat import Chat
 from dtrain.data.npz import Npz
 from dtrain.data.source import Data, Split
 from dtrain.data.table import Table
-from dtrain.recipe.look import inspect_data
+from dtrain.recipe.examine import inspect_data
 
 LIMIT, BOMB_LIMIT, MAKE_LIMIT = 2.0, 10.0, 60.0
 """Seconds of CPU time: for damaged files, for bombs, and to make a bomb."""

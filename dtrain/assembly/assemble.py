@@ -109,9 +109,9 @@ def assemble(recipe: Recipe, devices: Sequence[Device], example: Example, steps:
             for name, (shape, sharding) in placed.items()
         }
 
-    keyed = data.keyed or bool(model.user_code)  # a user's model may ask for random keys
+    keyed = data.needs_row_numbers or bool(model.user_code)  # a user's model may ask for random keys
     features = dict(example) | ({"row": ROW} if keyed else {})
-    if data.paired:
+    if data.needs_pairs:
         features |= {OTHER_IMAGE: example[IMAGE], OTHER_LABEL: example[LABEL]}
     batch, whole = call_shapes(layout, batch_shapes(features, recipe.batch), engine.steps_per_call), replicated(layout)
 

@@ -15,8 +15,6 @@ from dtrain.assembly.state import State
 from dtrain.core.errors import RecipeError
 from dtrain.data.batch import ROW, WEIGHT, Batch
 from dtrain.data.batches import EvalBatches, TrainBatches, stream
-from dtrain.data.mixture import Mixed, MixedOrder
-from dtrain.data.order import Order
 from dtrain.data.source import Source
 from dtrain.models.nn.model import Loss
 from dtrain.parallel.engine import Put
@@ -84,9 +82,9 @@ def train_batches(
     With several steps per call, `calls` has the steps of each call, whose batches are yielded together.
     """
     recipe = assembly.recipe
-    order = order_of(source, recipe.seed, recipe.batch)
+    order = source.order(recipe.seed, recipe.batch)
     put = Put(recipe.engine, assembly.layout, recipe.batch)
-    keyed, paired = ROW in assembly.batch, recipe.data.paired
+    keyed, paired = ROW in assembly.batch, recipe.data.needs_pairs
     host = TrainBatches(
         source, order, recipe.batch, local=put.held, start=start, steps=steps, keyed=keyed, paired=paired
     )
@@ -97,11 +95,6 @@ def train_batches(
         else:
             for call in calls or ():
                 yield put.several(list(itertools.islice(batches, len(call))), most)
-
-
-def order_of(source: Source, seed: int, batch: int) -> Order | MixedOrder:
-    """The example of each row of a run."""
-    return source.order(seed, batch) if isinstance(source, Mixed) else Order(len(source), seed, source.starts)
 
 
 def refuse_broken_contract(

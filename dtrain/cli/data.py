@@ -51,7 +51,7 @@ def show(
             raise RecipeError(f"--first {first}: the {split} split has {len(source):,} rows")
         indices = np.arange(first, min(first + rows, len(source)))
         batch = source.rows(indices)
-        for line in getattr(source, "notes", ()):
+        for line in source.notes:
             typer.secho(line, dim=True, err=True)
         for number, index in enumerate(indices.tolist()):
             token, target = batch[TOKEN][number], batch[TARGET][number]
@@ -83,7 +83,7 @@ def prepare(
         for split in ("train", "test"):
             source, _ = _opened(recipe, overrides, split)
             typer.echo(f"{split}: {len(source):,} examples")
-            for line in getattr(source, "notes", ()):
+            for line in source.notes:
                 typer.echo(f"  {line}")
         typer.secho(f"ready after {time.perf_counter() - start:.1f} s", fg="green", err=True)
 
@@ -94,21 +94,19 @@ def _tokenise(recipe: str, overrides: list[str] | None, jobs: int | None) -> Non
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     from dtrain.core.shipped import find
-    from dtrain.data.pieces import prepared
+    from dtrain.data.tokenise import tokenise_in_processes
     from dtrain.recipe.load import load
 
     data: Any = load(find(recipe), overrides or []).data
-    if not hasattr(data, "pieces"):
-        return
-    pieces = list({piece.name: piece for split in ("train", "test") for piece in data.pieces(split)}.values())
-    if not pieces:
+    groups = list({group.name: group for split in ("train", "test") for group in data.file_groups(split)}.values())
+    if not groups:
         return
     columns = (TextColumn("tokenising"), BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=sum(piece.size for piece in pieces))
-        for done in prepared(pieces, jobs or _cores(), cancel_interrupt):
+        task = bar.add_task("", total=sum(group.size for group in groups))
+        for done in tokenise_in_processes(groups, jobs or _cores(), cancel_interrupt):
             bar.advance(task, done.size)
-    typer.secho(f"{len(pieces)} groups of files are tokenised", dim=True, err=True)
+    typer.secho(f"{len(groups)} groups of files are tokenised", dim=True, err=True)
 
 
 def _cores() -> int:

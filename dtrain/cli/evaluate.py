@@ -108,7 +108,7 @@ def _measured(
     if read:
         refuse_without_texts(loaded.recipe.model, loaded.recipe.model.kind)
     result = Evaluated(0, {})
-    if not read or getattr(data, "files", True):
+    if not read or data.has_examples:
         result = measure(loaded, with_classes(opened_in_order(data, split), loaded.classes))
     if not read:
         return result, []

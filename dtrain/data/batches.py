@@ -18,7 +18,7 @@ import numpy as np
 from dtrain.core.errors import EnvironmentFault
 from dtrain.core.parent import exit_with_caller
 from dtrain.data.batch import IMAGE, LABEL, OTHER_IMAGE, OTHER_LABEL, WEIGHT, Batch
-from dtrain.data.source import Arrays, Load, Source
+from dtrain.data.source import Load, Source
 
 QUIET = "ignore::UserWarning:multiprocessing.resource_tracker"
 DEATHS = 3
@@ -89,7 +89,7 @@ def stream(
     Without settings in `load`, examples in memory are read directly. A worker that dies is replaced; EnvironmentFault
     after more than DEATHS deaths at the same batch.
     """
-    in_memory = isinstance(batches.source, Arrays)
+    in_memory = batches.source.in_memory
     ahead = load.prefetch if load.prefetch is not None else 0 if in_memory else 2
     workers = 0 if in_memory else load.workers  # each worker would hold a copy of all examples
     if not ahead and not workers:

@@ -1,14 +1,13 @@
 """Rows of tokens from conversations: tokenised and packed once, with the loss on the assistant's tokens alone."""
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 
@@ -17,16 +16,17 @@ from dtrain.core.types import Fraction, Positive
 from dtrain.data.batch import Example
 from dtrain.data.codec import BYTES, Codec, codec, packages_of
 from dtrain.data.conversations import ASSISTANT, Conversation, Message, conversation
+from dtrain.data.data_check import TEXT_BYTES, TOKENISED_BYTES, DataCheck
 from dtrain.data.digest_cache import NO_CACHE, cached_by_file, file_digest
 from dtrain.data.files import address_packages
 from dtrain.data.packed_rows import COUNTS, LEARNED, Document, Documents, content, joined
 from dtrain.data.paths import CACHE, expand_path
-from dtrain.data.pieces import Piece, Whole, groups
 from dtrain.data.records import Limits, Record, record_files, records
 from dtrain.data.records import packages_of as record_packages
 from dtrain.data.source import Load, Source, Split, Unaugmented
 from dtrain.data.stream import InMemory
 from dtrain.data.templates import NAMED, Rendered, Template
+from dtrain.data.tokenise import FileGroup, TokenisedFiles, grouped_files
 from dtrain.data.windows import row_example
 
 AT_ONCE = 1024
@@ -80,6 +80,23 @@ class Templated(Unaugmented):
     def example(self) -> Example:
         return row_example(self.length, packed=True)
 
+    @property
+    def has_examples(self) -> bool:
+        return bool(self.files)
+
+    def without_cache(self) -> Self:
+        return replace(self, cache=NO_CACHE)
+
+    def open(self, split: Split) -> Source:
+        """See `Data.open`."""
+        raise NotImplementedError
+
+    def inspect(self, check: DataCheck) -> None:
+        files = check.files(self.files, self.test_files, "records")
+        works, most = check.tokenizer(self), TEXT_BYTES if self.tokenizer == BYTES else TOKENISED_BYTES
+        if not check.too_large(f"the records of {len(files)} files", files, most) and files and works:
+            check.open(self, "data.files")
+
     def codec(self) -> Codec:
         """The tokenizer; DataError if it does not exist."""
         return codec(self.tokenizer)
@@ -126,13 +143,13 @@ class Templated(Unaugmented):
         stream = self._whole(files).tokens()
         return Documents(stream, stream.scanned(self.cache)["digest"], str(files[0]))
 
-    def pieces(self, split: Split) -> list[Piece]:
+    def file_groups(self, split: Split) -> list[FileGroup]:
         """What `data prepare` can make ahead."""
         if self.cache == NO_CACHE:
             return []
         return self._whole(record_files(self.held_out(split)[0], self.cache)).missing()
 
-    def _whole(self, files: list[Path]) -> Whole:
+    def _whole(self, files: list[Path]) -> TokenisedFiles:
         tokenizer, template = self.codec(), self._template()
         digests = cached_by_file(self.cache, "text", files, file_digest)
         kind: str = self.kind  # pyright: ignore[reportAttributeAccessIssue]
@@ -143,12 +160,12 @@ class Templated(Unaugmented):
             text = json.dumps([*key, [digests[number] for number in numbers]], sort_keys=True)
             return f"chat-{hashlib.sha256(text.encode()).hexdigest()[:24]}"
 
-        whole, pieces = name(range(len(files))), []
-        for numbers in groups(files):
+        whole, groups = name(range(len(files))), []
+        for numbers in grouped_files(files):
             own = [files[number] for number in numbers]
             size = sum(file.stat().st_size for file in own)
-            pieces.append(Piece(self.cache, f"part-{whole}-{name(numbers)}", partial(self._made, own), size))
-        return Whole(self.cache, whole, pieces, joined)
+            groups.append(FileGroup(self.cache, f"part-{whole}-{name(numbers)}", partial(self._made, own), size))
+        return TokenisedFiles(self.cache, whole, groups, joined)
 
     def _template(self) -> Template | None:
         """The chat template; None if the recipe names none and the tokenizer has none."""
@@ -259,7 +276,7 @@ class Chat(Templated):
             return Rendered(text, ((0, len(text)),))
         rendered = reader.rendered(read.messages, read.where)
         if self.learn == "all":
-            return dataclasses.replace(rendered, spans=((0, len(rendered.text)),))
+            return replace(rendered, spans=((0, len(rendered.text)),))
         return rendered
 
     def _cut(self, whole: Document, plain: bool, counts: dict[str, int]) -> Iterator[Document]:

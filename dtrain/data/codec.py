@@ -28,6 +28,10 @@ class Beside:
         """An id of the tokenizer: a digest of its file."""
         return hashlib.sha256(self._content).hexdigest()
 
+    @property
+    def file_bytes(self) -> int:
+        return self.path.stat().st_size
+
     @cached_property
     def _content(self) -> bytes:
         try:
@@ -113,6 +117,11 @@ class Codec(Protocol):
         ...
 
     @property
+    def file_bytes(self) -> int:
+        """The size of its file; 0 if it has none."""
+        ...
+
+    @property
     def template(self) -> str | None:
         """The chat template that comes with the tokenizer."""
         ...
@@ -131,6 +140,7 @@ class Bytes:
     template: str | None = None
     size: int = 256
     begin: str = ""
+    file_bytes: int = 0
 
     @property
     def special(self) -> Mapping[str, str]:

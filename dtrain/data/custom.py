@@ -12,7 +12,8 @@ from dtrain.core.errors import DataError
 from dtrain.core.types import Positive
 from dtrain.core.user_code import build_target, own_code, refuse_malformed
 from dtrain.data.batch import DOCUMENT, LABEL, POSITION, ROW, TARGET, TOKEN, WEIGHT, Batch, Example, Feature
-from dtrain.data.source import Load, Source, Split, Unaugmented
+from dtrain.data.data_check import DataCheck
+from dtrain.data.source import Load, Source, SourceDefaults, Split, Unaugmented
 
 ROWS_OF_TOKENS = (TOKEN, TARGET, POSITION, DOCUMENT)
 NARROWED = {"float64": "float32", "int64": "int32", "uint64": "uint32"}
@@ -47,6 +48,9 @@ class CustomData(Unaugmented):
     def example(self) -> Example | None:
         return None  # to know it, the user's code would have to run
 
+    def inspect(self, check: DataCheck) -> None:
+        check.not_checked.append("the data, whose module is imported only when the run starts")
+
     def open(self, split: Split) -> Source:
         """Open the user's rows of a split. DataError if they are not rows of arrays that depend on the index alone."""
         rows = build_target("data", self.target, {"split": split, **self.args}, self.folder)
@@ -58,7 +62,7 @@ class CustomData(Unaugmented):
 
 
 @dataclass(frozen=True)
-class UserRows:
+class UserRows(SourceDefaults):
     """The rows of a user's object: `len(rows)`, and `rows.rows(indices)`, a dict of arrays (indices, ...).
 
     Or `rows[index]`, a dict of one row's arrays, as sources and map datasets of grain have.
@@ -71,7 +75,6 @@ class UserRows:
     data: Any
     given: Mapping[str, int] = field(default_factory=dict)
     """`classes` and `vocab`, where the object does not state them."""
-    starts: None = None
 
     def __len__(self) -> int:
         with own_code(self.where):
@@ -85,9 +88,6 @@ class UserRows:
                 rows = [self.data[int(index)] for index in indices]
                 found = {name: [row[name] for row in rows] for name in rows[0]}
         return {name: self._checked(name, values, len(indices)) for name, values in found.items()}
-
-    def changed(self) -> str:
-        return ""
 
     @property
     def example(self) -> Example:

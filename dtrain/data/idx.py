@@ -22,6 +22,7 @@ import numpy as np
 from dtrain.core.errors import DataError
 from dtrain.core.types import Positive
 from dtrain.data.batch import IMAGE, LABEL, Batch, Example
+from dtrain.data.data_check import BYTES, SPLITS, DataCheck
 from dtrain.data.paths import expand_path
 from dtrain.data.pixels import Pixels, WithPixels
 from dtrain.data.source import Arrays, Load, Source, Split, image_example
@@ -63,6 +64,10 @@ class IDX(WithPixels):
     pixels: Pixels = field(default_factory=Pixels)
     load: Load = field(default_factory=Load)
 
+    @property
+    def example_from_files(self) -> bool:
+        return True
+
     def example(self) -> Example | None:
         path = self._find(FILES["train"][0])
         return image_example(_image_shape(path, _header(path)[0]), self.classes) if path else None
@@ -86,6 +91,18 @@ class IDX(WithPixels):
         features = {IMAGE: images.reshape(-1, *shape), LABEL: labels.astype(np.int32)}
         fingerprint = f"idx:{split}:{len(labels)}:{digest.hexdigest()[:16]}"
         return Arrays(features, image_example(shape, self.classes), fingerprint)
+
+    def inspect(self, check: DataCheck) -> None:
+        root = Path(self.root).expanduser()
+        files = {name: self._find(name) for split in SPLITS for name in FILES[split]}
+        missing = [name for name, path in files.items() if path is None]
+        if missing and self.download:
+            check.not_checked.append(f"data: {root} lacks {missing[0]}; the run downloads MNIST into it")
+        elif check.too_large(f"the labels and contents of {root}", [path for path in files.values() if path], BYTES):
+            example = self.example()
+            check.examples |= {"train": example} if example else {}
+        else:
+            check.open(self, "data.root")
 
     def prepare(self, batch: Batch, key: jax.Array, train: bool) -> Batch:
         return self.pixels.apply(batch, 255.0, key, train)

@@ -21,7 +21,7 @@ import numpy as np
 from dtrain.core.errors import DataError
 from dtrain.data.batch import IMAGE, LABEL, Batch, Example
 from dtrain.data.paths import reason
-from dtrain.data.source import CHANGED, image_example
+from dtrain.data.source import CHANGED, SourceDefaults, image_example
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "PPM")
 """Formats by content, not by file name: otherwise Pillow would start Ghostscript for an EPS file named .png."""
@@ -42,25 +42,28 @@ class ImageFile(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ImageFiles:
+class ImageFiles(SourceDefaults):
     """A source of images in a folder or a zip file."""
 
     root: Path
     files: tuple[ImageFile, ...]
     shape: tuple[int, int, int]
     """Height, width, channels."""
-    names: tuple[str, ...]
+    classes: tuple[str, ...]
     """Names of the classes."""
     fingerprint: str
     draft: bool = False
     """Whether large JPEG files are decoded at a fraction of their size."""
     zipped: tuple[int, int] | None = None
     """Size and modification time of the zip file; None for a folder."""
-    starts: None = None
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return self.classes
 
     @property
     def example(self) -> Example:
-        return image_example(self.shape, len(self.names))
+        return image_example(self.shape, len(self.classes))
 
     def __len__(self) -> int:
         return len(self.files)

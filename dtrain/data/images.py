@@ -6,7 +6,7 @@ import stat
 import zipfile
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Literal, NamedTuple
 
@@ -15,7 +15,8 @@ import jax
 from dtrain.core.errors import DataError
 from dtrain.core.types import Fraction, Positive
 from dtrain.data.batch import Batch, Example
-from dtrain.data.digest_cache import cached_by_file, file_digest, file_stamp
+from dtrain.data.data_check import ENTRIES, DataCheck, few
+from dtrain.data.digest_cache import NO_CACHE, cached_by_file, file_digest, file_stamp
 from dtrain.data.image_files import ImageFile, ImageFiles
 from dtrain.data.paths import expand_path, reason
 from dtrain.data.pixels import Pixels, WithPixels
@@ -84,8 +85,20 @@ class Images(WithPixels):
         zipped = None if root.is_dir() else (size, mtime)
         fingerprint = f"images:{split}:{len(files)}:{digest}"
         return ImageFiles(
-            root, files, shape, names=tuple(names), fingerprint=fingerprint, draft=self.draft, zipped=zipped
+            root, files, shape, classes=tuple(names), fingerprint=fingerprint, draft=self.draft, zipped=zipped
         )
+
+    def without_cache(self) -> "Images":
+        return replace(self, cache=NO_CACHE)
+
+    def inspect(self, check: DataCheck) -> None:
+        root = Path(self.root).expanduser()
+        if root.is_dir() and not few([str(root / "**" / "*")]):
+            check.not_checked.append(f"data: the images of {root}, over {ENTRIES:,} files")
+        elif root.exists() and not (root.is_dir() or root.is_file()):
+            check.problems.append(("data.root", DataError(f"{root} is neither a folder nor a .zip")))
+        else:
+            check.open(self, "data.root")
 
     def prepare(self, batch: Batch, key: jax.Array, train: bool) -> Batch:
         return self.pixels.apply(batch, 255.0, key, train)

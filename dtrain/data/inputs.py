@@ -13,8 +13,7 @@ from dtrain.data.digits import WHITE, Digits
 from dtrain.data.files import HERE, resolve_files
 from dtrain.data.image_files import ImageFile, ImageFiles
 from dtrain.data.images import SUFFIXES, Images
-from dtrain.data.mixture import Mixture
-from dtrain.data.source import Arrays, Data, Source, Split
+from dtrain.data.source import Arrays, Data, Source, SourceDefaults, Split
 from dtrain.data.table import Table
 from dtrain.data.windows import NO_TARGET, row_example
 
@@ -40,7 +39,7 @@ def inputs(data: Data, example: Example, names: Sequence[str]) -> Inputs:
 
     DataError if nothing matches a name, if a file cannot be read, or if such data does not come from files.
     """
-    if TOKEN in example and hasattr(data, "codec"):
+    if TOKEN in example and data.tokenized:
         return _texts(data, example[TOKEN].shape[0], names)
     if IMAGE in example and example[IMAGE].dtype == "uint8" and data.kind != "custom":
         return _images(data, example[IMAGE].shape, names)
@@ -53,12 +52,11 @@ def inputs(data: Data, example: Example, names: Sequence[str]) -> Inputs:
 
 
 @dataclass(frozen=True)
-class _Unlabelled:
+class _Unlabelled(SourceDefaults):
     """Image files without their labels, with pixels from 0 to `top`."""
 
     images: ImageFiles
     top: float
-    starts: None = None
 
     @property
     def example(self) -> Example:
@@ -87,7 +85,7 @@ def _images(data: Data, shape: tuple[int, ...], names: Sequence[str]) -> Inputs:
         status = path.stat()
         files.append(ImageFile(path.relative_to("/").as_posix(), 0, status.st_size, status.st_mtime_ns))
     draft = isinstance(data, Images) and data.draft
-    images = ImageFiles(Path("/"), tuple(files), (height, width, channels), names=("",), fingerprint="", draft=draft)
+    images = ImageFiles(Path("/"), tuple(files), (height, width, channels), classes=("",), fingerprint="", draft=draft)
     shown = [str(path) for name in names for path in _image_paths(name)]
     return Inputs(_Unlabelled(images, WHITE if isinstance(data, Digits) else TOP), shown)
 
@@ -103,7 +101,7 @@ def _image_paths(name: str) -> list[Path]:
 
 def _texts(data: Data, length: int, names: Sequence[str]) -> Inputs:
     """Each file cut into rows of `length` tokens, the last one padded; its first token has no prediction."""
-    codec = data.codec()  # pyright: ignore[reportAttributeAccessIssue]
+    codec = data.codec()
     rows, origins, sizes = [], [], {}
     for path in resolve_files(tuple(names), "text", HERE):
         try:
@@ -129,22 +127,17 @@ def _texts(data: Data, length: int, names: Sequence[str]) -> Inputs:
 
 def opened_in_order(data: Data, split: Split) -> Source:
     """A split, each of its examples once: rows of tokens are cut one after the other, not at random positions."""
-    if isinstance(data, Mixture):
-        return data.in_order().open(split)
-    if not hasattr(data, "random"):
-        return data.open(split)
-    return replace(data, random=False).open(split)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    return data.in_order().open(split)
 
 
 @dataclass(frozen=True)
-class Relabelled:
+class Relabelled(SourceDefaults):
     """A source whose labels are changed to those of the classes that a model was trained on."""
 
     source: Source
     labels: np.ndarray
     """The new label of each label of the source."""
     classes: int
-    starts: None = None
 
     @property
     def example(self) -> Example:
@@ -171,7 +164,7 @@ def with_classes(source: Source, trained: Sequence[str]) -> Source:
 
     DataError if the source has a class that the model was not trained on.
     """
-    names = list(getattr(source, "names", ()))
+    names = list(source.class_names)
     if not names or not trained or names == list(trained):
         return source
     unknown = [name for name in names if name not in trained]

@@ -13,10 +13,11 @@ from dtrain.core.types import NonNegative, Positive
 from dtrain.data.batch import DOCUMENT, POSITION, SOURCE, TARGET, TOKEN, Batch, Example, Feature
 from dtrain.data.chat import Chat
 from dtrain.data.codec import Codec
+from dtrain.data.data_check import DataCheck
 from dtrain.data.order import Order, hash64
-from dtrain.data.pieces import Piece
-from dtrain.data.source import Load, Source, Split, Unaugmented
+from dtrain.data.source import Load, Source, SourceDefaults, Split, Unaugmented
 from dtrain.data.text import Text
+from dtrain.data.tokenise import FileGroup
 from dtrain.data.tokens import Tokens
 from dtrain.data.windows import row_example
 
@@ -74,13 +75,16 @@ class MixedOrder:
         for phase, block in sorted(set(zip(phases.tolist(), blocks.tolist(), strict=True))):
             mine = (phases == phase) & (blocks == block)
             table, before = self._block(phase, block)
-            base = self.counts(int(firsts[phase]) + block * BLOCK)
+            base = self._counts(int(firsts[phase]) + block * BLOCK)
             sources[mine] = table[places[mine]]
             numbers[mine] = base[sources[mine]] + before[places[mine]]
         return sources, numbers
 
-    def counts(self, row: int) -> np.ndarray:
+    def rows_of_parts(self, row: int) -> dict[str, int]:
         """The number of rows of each source among the first `row` rows of a run."""
+        return dict(zip(self.names, self._counts(row).tolist(), strict=True))
+
+    def _counts(self, row: int) -> np.ndarray:
         total = np.zeros(len(self.orders), np.int64)
         for number, (first, share) in enumerate(self.phases):
             last = self.phases[number + 1][0] if number + 1 < len(self.phases) else row
@@ -206,77 +210,81 @@ class Mixture(Unaugmented):
 
     def in_order(self) -> "Mixture":
         """The same, with no row at a random position."""
-        data = (replace(p.data, random=False) if hasattr(p.data, "random") else p.data for p in self.sources)
-        return replace(self, sources=tuple(replace(p, data=d) for p, d in zip(self.sources, data, strict=True)))
+        return replace(self, sources=tuple(replace(part, data=part.data.in_order()) for part in self.sources))
 
-    def pieces(self, split: Split) -> list[Piece]:
+    def without_cache(self) -> "Mixture":
+        return replace(self, sources=tuple(replace(part, data=part.data.without_cache()) for part in self.sources))
+
+    def inspect(self, check: DataCheck) -> None:
+        for number, source in enumerate(self.sources):
+            inner, key = DataCheck(), f"data.sources.{number}.data"
+            source.data.inspect(inner)
+            check.problems += [(f"{key}{path.removeprefix('data')}", problem) for path, problem in inner.problems]
+            check.not_checked += [f"source {source.name}: {text}" for text in inner.not_checked]
+            check.opened |= inner.opened
+        check.examples["train"] = self.example()
+
+    def file_groups(self, split: Split) -> list[FileGroup]:
         """What `data prepare` can make ahead."""
-        made = [part.data for part in self.sources if not isinstance(part.data, Tokens)]
-        return [piece for data in made for piece in data.pieces(split)]
+        return [group for part in self.sources for group in part.data.file_groups(split)]
 
-    def open(self, split: Split) -> "Mixed":
+    def open(self, split: Split) -> "MixtureSource":
         parts = {}
         for part in self.sources:
             try:
                 parts[part.name] = part.data.open(split)
             except DataError as error:
                 raise DataError(f"source {part.name}: {error.message}", error.hint) from error
-        return Mixed(self, parts, DOCUMENT in self.example())
+        return MixtureSource(self, parts, DOCUMENT in self.example())
 
 
 @dataclass(frozen=True)
-class Mixed:
+class MixtureSource(SourceDefaults):
     """The examples of all sources, one source after the other."""
 
     mixture: Mixture
-    parts: Mapping[str, Source]
+    sources: Mapping[str, Source]
     packed: bool
     """Whether rows have documents and positions."""
-    starts: None = None
 
     @property
     def example(self) -> Example:
-        largest = max((part.example[TOKEN] for part in self.parts.values()), key=lambda token: token.values or 0)
+        largest = max((part.example[TOKEN] for part in self.sources.values()), key=lambda token: token.values or 0)
         own = row_example(self.mixture.length, self.packed, largest.values, largest.origin)
         return {**self.mixture.example(), **own}
 
     @property
     def fingerprint(self) -> str:
-        found = "\n".join(f"{name} {part.fingerprint}" for name, part in self.parts.items())
+        found = "\n".join(f"{name} {part.fingerprint}" for name, part in self.sources.items())
         return f"mixture:{hashlib.sha256(found.encode()).hexdigest()[:16]}"
 
     @property
     def notes(self) -> list[str]:
-        """What a user should know about each source."""
-        return [f"{name}: {line}" for name, part in self.parts.items() for line in self._notes(part)]
-
-    @staticmethod
-    def _notes(part: Source) -> list[str]:
-        return getattr(part, "notes", [f"{len(part):,} rows"])
+        notes = {name: source.notes or [f"{len(source):,} rows"] for name, source in self.sources.items()}
+        return [f"{name}: {line}" for name, lines in notes.items() for line in lines]
 
     @cached_property
     def _offsets(self) -> np.ndarray:
         """The first index of each source, and the number of indices: start positions of random rows count, too."""
-        return np.cumsum([0, *(part.starts or len(part) for part in self.parts.values())])
+        return np.cumsum([0, *(part.random_starts or len(part) for part in self.sources.values())])
 
     def order(self, seed: int, batch: int) -> "MixedOrder":
-        """The source and the example of each row of a run."""
-        parts = list(self.parts.values())
+        parts = list(self.sources.values())
         orders = [
-            Order(len(part), int(hash64(np.uint64(seed) + np.uint64(number))) % 2**32, part.starts)
+            Order(len(part), int(hash64(np.uint64(seed) + np.uint64(number))) % 2**32, part.random_starts)
             for number, part in enumerate(parts)
         ]
-        names = list(self.parts)
+        names = list(self.sources)
         phases = tuple((first, shares(weights, names)) for first, weights in self.mixture.phases(batch))
         return MixedOrder(tuple(names), tuple(orders), self._offsets, phases, seed)
 
     def __len__(self) -> int:
-        return sum(len(part) for part in self.parts.values())
+        return sum(len(part) for part in self.sources.values())
 
     def rows(self, indices: np.ndarray) -> Batch:
         of = np.searchsorted(self._offsets, indices, side="right") - 1
         batch: dict[str, Any] = {}
-        for number, part in enumerate(self.parts.values()):
+        for number, part in enumerate(self.sources.values()):
             mine = np.nonzero(of == number)[0]
             if len(mine):
                 for name, values in self.complete(part.rows(indices[mine] - self._offsets[number]), number).items():
@@ -285,7 +293,7 @@ class Mixed:
 
     def complete(self, rows: Batch, number: int) -> Batch:
         """Rows of that source with their source, and the features that rows of several documents have."""
-        source = np.zeros((len(rows[TOKEN]), len(self.parts)), np.int32)
+        source = np.zeros((len(rows[TOKEN]), len(self.sources)), np.int32)
         source[:, number] = 1
         rows = {name: rows[name] for name in (TOKEN, TARGET, DOCUMENT, POSITION) if name in rows} | {SOURCE: source}
         if not self.packed or DOCUMENT in rows:
@@ -293,21 +301,19 @@ class Mixed:
         position = np.broadcast_to(np.arange(rows[TOKEN].shape[1], dtype=np.int32), rows[TOKEN].shape)
         return {**rows, DOCUMENT: np.zeros_like(rows[TOKEN]), POSITION: position}
 
-    def completed(self) -> "dict[str, Completed]":
-        """Each source by name, with the features of all."""
-        return {name: Completed(self, name) for name in self.parts}
+    def parts(self) -> "dict[str, Source]":
+        return {name: SourceOfMixture(self, name) for name in self.sources}
 
     def changed(self) -> str:
-        return next(filter(None, (part.changed() for part in self.parts.values())), "")
+        return next(filter(None, (part.changed() for part in self.sources.values())), "")
 
 
 @dataclass(frozen=True)
-class Completed:
+class SourceOfMixture(SourceDefaults):
     """One source of a mixture, with the features of all."""
 
-    whole: Mixed
+    whole: MixtureSource
     name: str
-    starts: None = None
 
     @property
     def example(self) -> Example:
@@ -315,18 +321,18 @@ class Completed:
 
     @property
     def fingerprint(self) -> str:
-        return self.whole.parts[self.name].fingerprint
+        return self.whole.sources[self.name].fingerprint
 
     @property
-    def bytes_per_token(self) -> float:
-        """Bytes of text for each token; 0 if it is not known."""
-        return getattr(self.whole.parts[self.name], "bytes_per_token", 0.0)
+    def bytes_per_token(self) -> float | None:
+        return self.whole.sources[self.name].bytes_per_token
 
     def __len__(self) -> int:
-        return len(self.whole.parts[self.name])
+        return len(self.whole.sources[self.name])
 
     def rows(self, indices: np.ndarray) -> Batch:
-        return self.whole.complete(self.whole.parts[self.name].rows(indices), list(self.whole.parts).index(self.name))
+        rows = self.whole.sources[self.name].rows(indices)
+        return self.whole.complete(rows, list(self.whole.sources).index(self.name))
 
     def changed(self) -> str:
-        return self.whole.parts[self.name].changed()
+        return self.whole.sources[self.name].changed()

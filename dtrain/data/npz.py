@@ -10,6 +10,7 @@ from dtrain.core.errors import DataError
 from dtrain.core.types import Fraction, Positive
 from dtrain.data.batch import LABEL, TOKEN, Batch, Example
 from dtrain.data.custom import UserRows
+from dtrain.data.data_check import BYTES, DataCheck
 from dtrain.data.files import address_packages
 from dtrain.data.order import hash64
 from dtrain.data.paths import expand_path, reason
@@ -39,6 +40,11 @@ class Npz(Unaugmented):
 
     def example(self) -> Example | None:
         return None
+
+    def inspect(self, check: DataCheck) -> None:
+        files = check.files((self.file,), (self.test_file,) if self.test_file else (), "data")
+        if not check.too_large(f"the rows of {len(files)} files", files, BYTES) and files:
+            check.open(self, "data.file")
 
     def open(self, split: Split) -> Source:
         """Read a split. DataError if the arrays have different lengths, are no numbers or not finite."""

@@ -15,19 +15,19 @@ ROUNDS = 6
 class Order:
     """Sampling order: a new permutation of the `examples` in every epoch, from (seed, epoch).
 
-    With `starts`, instead, each row has a random start position in 0 to `starts` - 1, sampled with replacement.
+    With `random_starts`, instead, each row has a random start position below it, sampled with replacement.
     """
 
     examples: int
     seed: int
-    starts: int | None = None
+    random_starts: int | None = None
     _permutations: dict[int, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
 
     def __call__(self, rows: np.ndarray) -> np.ndarray:
         """The index of the example, or the start position, of each row."""
-        if self.starts is not None:
+        if self.random_starts is not None:
             keyed = hash64(np.uint64(self.seed) + hash64(rows.astype(np.uint64)))
-            return (keyed % np.uint64(self.starts)).astype(np.int64)
+            return (keyed % np.uint64(self.random_starts)).astype(np.int64)
         epochs, positions = rows // self.examples, rows % self.examples
         if epochs[0] == epochs[-1]:
             return self._permuted(int(epochs[0]), positions)
@@ -44,6 +44,11 @@ class Order:
                 del self._permutations[old]
             self._permutations[epoch] = np.random.default_rng([self.seed, epoch]).permutation(self.examples)
         return self._permutations[epoch][positions]
+
+    def rows_of_parts(self, row: int) -> dict[str, int]:
+        """None: the examples are those of one source."""
+        del row
+        return {}
 
 
 def permuted(places: np.ndarray, count: int, key: Any) -> np.ndarray:

@@ -10,7 +10,7 @@ import numpy as np
 from dtrain.core.errors import DataError
 from dtrain.data.batch import DOCUMENT, POSITION, TARGET, TOKEN, Batch, Example
 from dtrain.data.order import hash64, permuted
-from dtrain.data.source import Split
+from dtrain.data.source import SourceDefaults, Split
 from dtrain.data.stream import InMemory, Stream
 from dtrain.data.windows import NO_TARGET, row_example
 
@@ -132,7 +132,7 @@ class Documents:
 
 
 @dataclass(frozen=True)
-class Packed:
+class Packed(SourceDefaults):
     """A source of rows, each of one or several documents."""
 
     documents: Documents
@@ -150,7 +150,6 @@ class Packed:
     """Whether the loss is that of predicting texts: then it has bits per byte."""
     text: int = 0
     """Bytes of text of the documents that count in the loss."""
-    starts: None = None
 
     @property
     def example(self) -> Example:
@@ -161,8 +160,12 @@ class Packed:
         """The fraction of the slots that have a token."""
         return float((self.sizes - 1).sum()) / (len(self) * self.length)
 
-    @cached_property
+    @property
     def bytes_per_token(self) -> float | None:
+        return self._bytes_per_token
+
+    @cached_property
+    def _bytes_per_token(self) -> float | None:
         """Bytes of text for each token that counts in the loss; end tokens count there and have no text."""
         if not self.texts:
             return None
@@ -174,7 +177,6 @@ class Packed:
 
     @property
     def notes(self) -> list[str]:
-        """What a user should know about how the records became rows."""
         records = f"{self.records:,} record{'s' * (self.records != 1)}"
         rows = f"{records} in {len(self):,} row{'s' * (len(self) != 1)} of {self.length:,} tokens"
         rows += f", {self.filled:.1%} filled"

@@ -120,19 +120,19 @@ class Pixels:
             raise FieldError("smoothing", "1 leaves nothing of the labels")
 
     @property
-    def keyed(self) -> bool:
+    def needs_row_numbers(self) -> bool:
         """Whether the augmentation is random."""
-        return bool(self.crop or self.flip or self.resized_crop or self.colour or self.paired)
+        return bool(self.crop or self.flip or self.resized_crop or self.colour or self.needs_pairs)
 
     @property
-    def paired(self) -> bool:
+    def needs_pairs(self) -> bool:
         """Whether an image is mixed with another one."""
         return bool(self.mixup or self.cutmix)
 
     @property
     def changes_labels(self) -> bool:
         """Whether a loss must use more than the label: `layers.classify` does."""
-        return self.paired or bool(self.smoothing)
+        return self.needs_pairs or bool(self.smoothing)
 
     def apply(self, batch: Batch, top: float, key: jax.Array, train: bool) -> Batch:
         """Prepare the images of a batch, uint8 (B, H, W, C) to float32; `top` is the largest pixel value.
@@ -142,9 +142,9 @@ class Pixels:
         """
         image_BHWC = batch[IMAGE].astype(jnp.float32) / top
         rest = {name: value for name, value in batch.items() if name not in EXTRA}
-        if train and self.keyed:
+        if train and self.needs_row_numbers:
             image_BHWC = self._all_augmented(key, batch[ROW], image_BHWC)
-            if self.paired:
+            if self.needs_pairs:
                 other_BHWC = batch[OTHER_IMAGE].astype(jnp.float32) / top
                 other_BHWC = self._all_augmented(key, batch[ROW] ^ 1, other_BHWC)
                 image_BHWC, rest[SHARE] = jax.vmap(self._mixed)(_keys(key, batch[ROW]), image_BHWC, other_BHWC)
@@ -185,12 +185,12 @@ class WithPixels(DataDefaults):
     pixels: Pixels
 
     @property
-    def keyed(self) -> bool:
-        return self.pixels.keyed
+    def needs_row_numbers(self) -> bool:
+        return self.pixels.needs_row_numbers
 
     @property
-    def paired(self) -> bool:
-        return self.pixels.paired
+    def needs_pairs(self) -> bool:
+        return self.pixels.needs_pairs
 
 
 def _keys(key: jax.Array, row_B: jax.Array) -> jax.Array:

@@ -1,15 +1,20 @@
 """The interfaces of data: the recipe's `data` section, and the sources of examples that it opens."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Self
 
 import jax
 import numpy as np
 from annotated_types import Ge, Le
 
 from dtrain.core.errors import DataError, RecipeError
-from dtrain.data.batch import IMAGE, LABEL, Batch, Example, Feature
+from dtrain.data.batch import IMAGE, LABEL, TOKEN, Batch, Example, Feature
+from dtrain.data.order import Order
+
+if TYPE_CHECKING:
+    from dtrain.data.data_check import DataCheck
+    from dtrain.data.tokenise import FileGroup
 
 Split = Literal["train", "test"]
 Readers = Annotated[int, Ge(0), Le(1024)]
@@ -27,8 +32,20 @@ class Load:
     examples are in memory."""
 
 
+class RowOrder(Protocol):
+    """The index of the example of each row of a run."""
+
+    def __call__(self, rows: np.ndarray) -> np.ndarray:
+        """The indices (rows,) for these row numbers (rows,)."""
+        ...
+
+    def rows_of_parts(self, row: int) -> Mapping[str, int]:
+        """How many of the first `row` rows come from each of the source's parts."""
+        ...
+
+
 class Source(Protocol):
-    """Examples that are accessed by index."""
+    """Examples that are accessed by index; `SourceDefaults` has what most sources answer."""
 
     @property
     def example(self) -> Example:
@@ -41,8 +58,37 @@ class Source(Protocol):
         ...
 
     @property
-    def starts(self) -> int | None:
+    def random_starts(self) -> int | None:
         """Number of start positions for random sampling; None if every epoch is a permutation of the examples."""
+        ...
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The names of the classes, by label; empty if they have none."""
+        ...
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What a user should know about how files became examples, a line each."""
+        ...
+
+    @property
+    def bytes_per_token(self) -> float | None:
+        """Bytes of text for each token that counts in the loss: 0 if not known, None if the loss is not that of
+        predicting texts."""
+        ...
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether reading a row costs no more than a copy, so that nothing is gained by reading ahead."""
+        ...
+
+    def parts(self) -> "Mapping[str, Source]":
+        """The sources that a mixture consists of, by name, each with the features of all; else none."""
+        ...
+
+    def order(self, seed: int, batch: int) -> RowOrder:
+        """The example of each row of a run."""
         ...
 
     def __len__(self) -> int:
@@ -75,12 +121,12 @@ class Data(Protocol):
         ...
 
     @property
-    def keyed(self) -> bool:
+    def needs_row_numbers(self) -> bool:
         """Whether `prepare` is random: then a batch has its global row numbers as feature `row`."""
         ...
 
     @property
-    def paired(self) -> bool:
+    def needs_pairs(self) -> bool:
         """Whether `prepare` mixes an example with another: then a batch has that one's image and label, too."""
         ...
 
@@ -101,9 +147,65 @@ class Data(Protocol):
         """The optional packages that open it, by the names with which they are imported; see `core.extras`."""
         ...
 
+    @property
+    def tokenized(self) -> bool:
+        """Whether `codec` gives the tokenizer of its texts."""
+        ...
+
     def too_narrow(self, vocab: int) -> Iterator[tuple[str, str]]:
         """Keys of this section whose format cannot hold the tokens of such a vocabulary, and why."""
         ...
+
+    def in_order(self) -> "Data":
+        """The same data with each example once, in order: no rows at random positions."""
+        ...
+
+    def without_cache(self) -> "Data":
+        """The same data, opened without writing into a cache."""
+        ...
+
+    def inspect(self, check: "DataCheck") -> None:
+        """Find what is wrong with it before a run, as far as it is cheap: no code of a user is run, nothing is written
+        or downloaded. DataError, OSError, ValueError and MemoryError may be left to the caller."""
+        ...
+
+    def codec(self) -> Any:
+        """The tokenizer of its texts. RecipeError if data of this kind has none, DataError if it is not there."""
+        ...
+
+
+class SourceDefaults:
+    """What holds of a source that says nothing else: examples in a new order in every epoch, and no file is read."""
+
+    @property
+    def random_starts(self) -> int | None:
+        return None
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def notes(self) -> Sequence[str]:
+        return ()
+
+    @property
+    def bytes_per_token(self) -> float | None:
+        return 0.0 if TOKEN in self.example else None  # pyright: ignore[reportAttributeAccessIssue]
+
+    @property
+    def in_memory(self) -> bool:
+        return False
+
+    def parts(self) -> Mapping[str, Source]:
+        return {}
+
+    def order(self, seed: int, batch: int) -> RowOrder:
+        del batch
+        return Order(len(self), seed, self.random_starts)  # pyright: ignore[reportArgumentType]
+
+    def changed(self) -> str:
+        return ""
 
 
 class DataDefaults:
@@ -159,16 +261,43 @@ class DataDefaults:
         """Keys of this section whose format cannot hold the tokens of such a vocabulary, and why."""
         return iter(())
 
+    @property
+    def example_from_files(self) -> bool:
+        """Whether `example` reads a file, which `check --no-data` does not."""
+        return False
+
+    @property
+    def has_examples(self) -> bool:
+        """Whether it names any examples; without them it may still name a tokenizer and a template."""
+        return True
+
+    def in_order(self) -> Self:
+        """The same data with each example once, in order: no rows at random positions."""
+        return self
+
+    def without_cache(self) -> Self:
+        """The same data, opened without writing into a cache."""
+        return self
+
+    def file_groups(self, split: Split) -> "list[FileGroup]":
+        """What `data prepare` can tokenise ahead."""
+        del split
+        return []
+
+    def inspect(self, check: "DataCheck") -> None:
+        """See `Data.inspect`."""
+        check.open(self, "data")  # pyright: ignore[reportArgumentType]
+
 
 class Unaugmented(DataDefaults):
     """What data has in common whose batches are used as they are read."""
 
     @property
-    def keyed(self) -> bool:
+    def needs_row_numbers(self) -> bool:
         return False
 
     @property
-    def paired(self) -> bool:
+    def needs_pairs(self) -> bool:
         return False
 
     def prepare(self, batch: Batch, key: jax.Array, train: bool) -> Batch:
@@ -180,22 +309,22 @@ UNKNOWN = "not known before the first run"
 
 
 @dataclass(frozen=True)
-class Arrays:
+class Arrays(SourceDefaults):
     """A source with all examples in memory, one array per feature."""
 
     features: Mapping[str, np.ndarray]
     example: Example
     fingerprint: str
-    starts: None = None
+
+    @property
+    def in_memory(self) -> bool:
+        return True
 
     def __len__(self) -> int:
         return len(next(iter(self.features.values())))
 
     def rows(self, indices: np.ndarray) -> Batch:
         return {name: values[indices] for name, values in self.features.items()}
-
-    def changed(self) -> str:
-        return ""
 
 
 def refuse_changed(*sources: Source) -> None:

@@ -11,7 +11,7 @@ from dtrain.core.types import Positive
 from dtrain.data.batch import IMAGE, LABEL, Batch, Example
 from dtrain.data.order import hash64
 from dtrain.data.pixels import Pixels, WithPixels
-from dtrain.data.source import Load, Source, Split, image_example
+from dtrain.data.source import Load, Source, SourceDefaults, Split, image_example
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Synthetic(WithPixels):
 
 
 @dataclass(frozen=True)
-class Patterns:
+class Patterns(SourceDefaults):
     """A source in which example i is a function of i alone."""
 
     image: tuple[int, int, int]
@@ -48,7 +48,6 @@ class Patterns:
     count: int
     first: int
     """Added to the indices, so that the splits differ."""
-    starts: None = None
 
     @property
     def example(self) -> Example:
@@ -67,9 +66,6 @@ class Patterns:
         pixel = np.arange(self._patterns[0].size, dtype=np.uint64)
         noise = (hash64(number[:, None] * np.uint64(pixel.size) + pixel[None, :]) >> np.uint64(57)).astype(np.uint8)
         return {IMAGE: self._patterns[label] + noise.reshape(-1, *self.image), LABEL: label}
-
-    def changed(self) -> str:
-        return ""
 
     @cached_property
     def _patterns(self) -> np.ndarray:

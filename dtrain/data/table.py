@@ -12,6 +12,7 @@ import numpy as np
 from dtrain.core.errors import DataError, missing_package
 from dtrain.core.types import Fraction
 from dtrain.data.batch import FEATURES, LABEL, Example, Feature
+from dtrain.data.data_check import BYTES, DataCheck
 from dtrain.data.files import HERE, address_packages, resolve_files
 from dtrain.data.order import hash64
 from dtrain.data.paths import reading, reason
@@ -64,7 +65,12 @@ class Table(Unaugmented):
         digest = hashlib.sha256(repr((read.columns, read.classes)).encode())
         for values in features.values():
             digest.update(values.tobytes())
-        return Rows(features, example, f"table:{split}:{digest.hexdigest()[:16]}", names=read.classes)
+        return Rows(features, example, f"table:{split}:{digest.hexdigest()[:16]}", classes=read.classes)
+
+    def inspect(self, check: DataCheck) -> None:
+        files = check.files(self.files, self.test_files, "data")
+        if not check.too_large(f"the rows of {len(files)} files", files, BYTES) and files:
+            check.open(self, "data.files")
 
     def unlabelled(self, names: Sequence[str]) -> np.ndarray:
         """The columns of other files (rows, columns), scaled like the training rows. The label may be missing."""
@@ -76,8 +82,11 @@ class Table(Unaugmented):
 class Rows(Arrays):
     """The rows of a split."""
 
-    names: tuple[str, ...] = ()
-    """Names of the classes."""
+    classes: tuple[str, ...] = ()
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return self.classes
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,11 @@
 """Rows of tokens from text files, which are tokenised once into a cache; its file name is a hash of all inputs."""
 
-import dataclasses
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -14,12 +13,13 @@ from dtrain.core.errors import DataError
 from dtrain.core.types import Fraction, Positive
 from dtrain.data.batch import Example
 from dtrain.data.codec import BYTES, Codec, codec, packages_of
-from dtrain.data.digest_cache import cached_by_file, file_digest
+from dtrain.data.data_check import SPLITS, TEXT_BYTES, DataCheck
+from dtrain.data.digest_cache import NO_CACHE, cached_by_file, file_digest
 from dtrain.data.files import address_packages, resolve_files
 from dtrain.data.paths import refuse_suffix
-from dtrain.data.pieces import Piece, Whole, groups
 from dtrain.data.source import Load, Source, Split, Unaugmented
-from dtrain.data.stream import Stream
+from dtrain.data.stream import InMemory, Stream
+from dtrain.data.tokenise import FileGroup, TokenisedFiles, grouped_files
 from dtrain.data.tokens import held_out, windows
 from dtrain.data.windows import row_example
 
@@ -91,17 +91,48 @@ class Text(Unaugmented):
         label = str(files[0]) if len(files) == 1 else f"one of {files[0]} and {len(files) - 1} more files"
         random = self.random and split == "train"
         rows = windows([label], [stream], self.length, random, separator, split, self.cache)
-        return (
-            dataclasses.replace(rows, bytes_per_token=_bytes_per_token(stream, tokenizer, separator))
-            if split == "test"
-            else rows
-        )
+        return replace(rows, text_bytes=_bytes_per_token(stream, tokenizer, separator)) if split == "test" else rows
+
+    @property
+    def has_examples(self) -> bool:
+        return bool(self.files)
+
+    def in_order(self) -> "Text":
+        return replace(self, random=False)
+
+    def without_cache(self) -> "Text":
+        return replace(self, cache=NO_CACHE)
+
+    def inspect(self, check: DataCheck) -> None:
+        files = check.files(self.files, self.test_files, "text")
+        works = check.tokenizer(self, self.end_text)
+        check.examples["train"] = self.example()
+        if not (files and works):
+            return
+        if self.tokenizer != BYTES:
+            check.not_checked.append("data: the number of tokens in the text, and the largest token")
+        elif not check.too_large(f"the text of {len(files)} files", files, TEXT_BYTES):
+            self._read_bytes(check)
+
+    def _read_bytes(self, check: DataCheck) -> None:
+        """Read the bytes of the text as the run's tokens, without the cache that a run writes."""
+        separator = 0 if self.pack else None
+        for split in SPLITS:
+            files = resolve_files(self.test_files if split == "test" and self.test_files else self.files, "text")
+            ending = b"" if separator is None else b"\0"
+            stream: Any = InMemory(np.frombuffer(b"".join(path.read_bytes() + ending for path in files), np.uint8))
+            stream = stream if self.test_files else held_out(stream, self.test, split)
+            random = self.random and split == "train"
+            try:
+                check.take(split, windows([str(files[0])], [stream], self.length, random, separator, split, NO_CACHE))
+            except DataError as error:
+                check.refuse("data.length", error)
 
     def codec(self) -> Codec:
         """The tokenizer; DataError if it does not exist."""
         return codec(self.tokenizer)
 
-    def pieces(self, split: Split) -> list[Piece]:
+    def file_groups(self, split: Split) -> list[FileGroup]:
         """What `data prepare` can make ahead."""
         return self._whole(self._files(split)).missing()
 
@@ -115,7 +146,7 @@ class Text(Unaugmented):
     def _separator(self, tokenizer: Codec) -> int | None:
         return tokenizer.number(self.end) if self.pack else None
 
-    def _whole(self, files: list[Path]) -> Whole:
+    def _whole(self, files: list[Path]) -> TokenisedFiles:
         """The tokens of all files, from the cache if it has them."""
         digests, tokenizer = cached_by_file(self.cache, "text", files, file_digest), self.codec()
         separator = self._separator(tokenizer)
@@ -124,12 +155,12 @@ class Text(Unaugmented):
             own = [digests[number] for number in numbers]
             return hashlib.sha256("\n".join([tokenizer.key, str(separator), *own]).encode()).hexdigest()[:24]
 
-        whole, pieces = name(range(len(files))), []
-        for numbers in groups(files):
+        whole, groups = name(range(len(files))), []
+        for numbers in grouped_files(files):
             own = [(files[number], digests[number]) for number in numbers]
             size = sum(file.stat().st_size for file, _ in own)
-            pieces.append(Piece(self.cache, f"part-{whole}-{name(numbers)}", partial(self._made, own), size))
-        return Whole(self.cache, whole, pieces, _joined)
+            groups.append(FileGroup(self.cache, f"part-{whole}-{name(numbers)}", partial(self._made, own), size))
+        return TokenisedFiles(self.cache, whole, groups, _joined)
 
     def _made(self, files: Sequence[tuple[Path, str]]) -> Iterator[np.ndarray]:
         tokenizer = self.codec()

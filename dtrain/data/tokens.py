@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -11,6 +11,8 @@ from dtrain.core.errors import DataError
 from dtrain.core.types import Fraction, Natural, Positive
 from dtrain.data.batch import Example
 from dtrain.data.codec import Codec, codec
+from dtrain.data.data_check import BYTES, DataCheck
+from dtrain.data.digest_cache import NO_CACHE
 from dtrain.data.files import address_packages, resolve_files
 from dtrain.data.source import Load, Source, Split, Unaugmented
 from dtrain.data.stream import Stream, opened
@@ -77,6 +79,21 @@ class Tokens(Unaugmented):
         most = int(np.iinfo(self.dtype).max) + 1
         if vocab > most and any(name.endswith(".bin") for name in (*self.files, *self.test_files)):
             yield "dtype", f"{self.dtype} holds tokens below {most:,}, and the model's vocab is {vocab:,}"
+
+    def in_order(self) -> "Tokens":
+        return replace(self, random=False)
+
+    def without_cache(self) -> "Tokens":
+        return replace(self, cache=NO_CACHE)
+
+    def inspect(self, check: DataCheck) -> None:
+        files = check.files(self.files, self.test_files, "tokens")
+        if self.tokenizer:
+            check.tokenizer(self)
+        if check.too_large(f"the tokens of {len(files)} files", files, BYTES):
+            check.examples["train"] = self.example()
+        elif files:
+            check.open(self, "data.files")
 
     def codec(self) -> Codec:
         """The tokenizer; DataError if `tokenizer` is not set or does not exist."""

@@ -11,6 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from dtrain.data.batch import DOCUMENT, POSITION, TARGET, TOKEN, Batch, Example, Feature
+from dtrain.data.source import SourceDefaults
 from dtrain.data.stream import Stream
 
 NO_TARGET = -1
@@ -18,7 +19,7 @@ NO_TARGET = -1
 
 
 @dataclass(frozen=True)
-class Windows:
+class Windows(SourceDefaults):
     """A source of windows of token streams, consecutive or random; no window crosses from one stream to another."""
 
     streams: tuple[Stream, ...]
@@ -32,15 +33,19 @@ class Windows:
     origin: str
     """The file that contains the largest token."""
     fingerprint: str
-    bytes_per_token: float = 0.0
+    text_bytes: float = 0.0
     """Bytes of text for each token; 0 if it is not known."""
+
+    @property
+    def bytes_per_token(self) -> float:
+        return self.text_bytes
 
     @property
     def example(self) -> Example:
         return row_example(self.length, self.separator is not None, self.largest + 1, self.origin)
 
     @property
-    def starts(self) -> int | None:
+    def random_starts(self) -> int | None:
         return int(self._positions[-1]) if self.random else None
 
     def __len__(self) -> int:

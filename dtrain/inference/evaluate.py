@@ -12,7 +12,7 @@ from dtrain.assembly.input import eval_batches
 from dtrain.core.errors import DataError, RecipeError
 from dtrain.core.metrics import LOSS, known
 from dtrain.core.types import JsonObject
-from dtrain.data.batch import LABEL, TOKEN, Example
+from dtrain.data.batch import LABEL, Example
 from dtrain.data.source import Source
 from dtrain.inference.predict import Names, outputs, state_of
 from dtrain.models.nn.model import PROBABILITY, Loss
@@ -108,7 +108,7 @@ def evaluate(loaded: LoadedRun, source: Source) -> Evaluated:
         assembly = assemble(assembly.recipe, assembly.layout.devices, source.example, assembly.steps)
     compiled = assembly.recipe.engine.compile(assembly.evaluate(state), assembly.layout.platform)
     sums = [jax.device_get(compiled(state, batch)) for batch in eval_batches(assembly, source, None)]
-    metrics = {name.removeprefix("eval/"): value for name, value in evaluated(sums, bytes_per_token(source)).items()}
+    metrics = {name.removeprefix("eval/"): value for name, value in evaluated(sums, source.bytes_per_token).items()}
     classifies = LABEL in source.example and assembly.recipe.model.predicts
     confusion = _confusion(loaded, source) if classifies else None
     return Evaluated(len(source), metrics, confusion, Names(loaded.classes))
@@ -129,11 +129,6 @@ def _confusion(loaded: LoadedRun, source: Source) -> np.ndarray | None:
             counts = np.zeros((probability.shape[1], probability.shape[1]), np.int64)
         np.add.at(counts, (source.rows(indices)[LABEL], probability.argmax(1)), 1)
     return counts
-
-
-def bytes_per_token(source: Source) -> float | None:
-    """Bytes of text for each token of a source: 0 if not known, None if its examples are not tokens."""
-    return getattr(source, "bytes_per_token", 0.0) if TOKEN in source.example else None
 
 
 def evaluated(sums: Sequence[Loss], bytes_per_token: float | None) -> dict[str, float]:

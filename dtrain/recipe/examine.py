@@ -9,16 +9,16 @@ from pathlib import Path
 
 from dtrain.core.errors import DataError, FieldError, RecipeError
 from dtrain.core.extras import installed
+from dtrain.core.limited import OverLimit, limited
 from dtrain.core.origin import Origin
 from dtrain.core.process_info import process_info
 from dtrain.data.batch import Example
-from dtrain.data.idx import IDX
+from dtrain.data.data_check import DataCheck
 from dtrain.data.paths import is_remote
 from dtrain.data.questions import read_questions
+from dtrain.data.source import Data
 from dtrain.recipe.crosscheck import Problem, Unread, problems_of, warmup_problem
-from dtrain.recipe.findings import Look
 from dtrain.recipe.load import Draft, draft
-from dtrain.recipe.look import inspect_data
 from dtrain.recipe.packages import missing
 from dtrain.recipe.recipe import Recipe
 from dtrain.track.custom import CustomTracker
@@ -41,12 +41,12 @@ def devices_here() -> int | None:
 
 
 @dataclass
-class Examined:
+class CheckReport:
     """A recipe in which no mistake was found, and what was checked."""
 
     recipe: Recipe
     checked: list[str] = field(default_factory=list)
-    unseen: list[str] = field(default_factory=list)
+    not_checked: list[str] = field(default_factory=list)
     """What was not checked, and why."""
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -54,10 +54,10 @@ class Examined:
     def verdict(self) -> str:
         """One line: what was checked, and by name what was not."""
         line = f"{self.recipe.name}: no mistake found in {', '.join(self.checked)}"
-        return line + (f"; not checked: {'; '.join(self.unseen)}" if self.unseen else "")
+        return line + (f"; not checked: {'; '.join(self.not_checked)}" if self.not_checked else "")
 
 
-def examine(path: Path, overrides: Sequence[str], devices: int | None, data: bool) -> Examined:
+def examine(path: Path, overrides: Sequence[str], devices: int | None, data: bool) -> CheckReport:
     """Check a recipe. Raises RecipeError with every problem, DataError if only the data has problems, or
     EnvironmentFault if only packages are missing here.
 
@@ -77,14 +77,13 @@ def examine(path: Path, overrides: Sequence[str], devices: int | None, data: boo
         parsed.add(problem)
     if parsed.problems.count:
         raise RecipeError(parsed.problems.lines) if of_recipe else DataError("\n".join(parsed.problems.lines))
-    result = Examined(parsed.recipe(), ["the recipe"], inspected.unseen)
+    result = CheckReport(parsed.recipe(), ["the recipe"], inspected.not_checked)
     if unavailable and not result.recipe.launch:
         raise unavailable
     if unavailable:  # elsewhere they may be installed
-        result.unseen += [unavailable.message.removeprefix(f"{result.recipe.name} ")]
-    part = (
-        "part of its data" if any(text.startswith("data") for text in inspected.unseen) else "one example of its data"
-    )
+        result.not_checked += [unavailable.message.removeprefix(f"{result.recipe.name} ")]
+    partly = any(text.startswith("data") for text in inspected.not_checked)
+    part = "part of its data" if partly else "one example of its data"
     result.checked += [part] if data and inspected.opened else []
     result.notes += [f"{key}: {taken}, relative to the recipe" for key, taken in parsed.beside.items()]
     result.warnings += _long_intervals(result.recipe, inspected)
@@ -94,48 +93,71 @@ def examine(path: Path, overrides: Sequence[str], devices: int | None, data: boo
     return result
 
 
-def _data(parsed: Draft, opened: bool, skipped: str) -> Look:
+def inspect_data(data: Data) -> DataCheck:
+    """Inspect the data: its examples, its problems, and what was not inspected.
+
+    Data, templates and tokenizers may come from others, and may be made to take all of a machine's time or memory.
+    """
+    try:
+        return limited(_inspected, data)
+    except OverLimit as error:
+        hint = "a file may be made to cost this much; if it is right, `--no-data` leaves the data out of the check"
+        return DataCheck(problems=[("data", DataError(f"cannot be inspected: {error}", hint))])
+
+
+def _inspected(data: Data) -> DataCheck:
+    result = DataCheck()
+    try:
+        data.inspect(result)
+    except DataError as error:
+        result.problems.append(("data", error))
+    except (OSError, ValueError, MemoryError) as error:
+        result.problems.append(("data", DataError(f"cannot be read: {error or 'it needs more memory than there is'}")))
+    return result
+
+
+def _data(parsed: Draft, opened: bool, skipped: str) -> DataCheck:
     try:
         data, names, model = parsed.parts.data, parsed.parts.evaluate.questions, parsed.parts.model
     except Unread:
-        return Look()
+        return DataCheck()
     if not opened:
-        return Look(unseen=[f"the data ({skipped})"])
-    look = inspect_data(data)
+        return DataCheck(not_checked=[f"the data ({skipped})"])
+    check = inspect_data(data)
     try:
         if names and not model.generates:
             message = f"a model of kind {model.kind} generates no text, and so answers no questions"
             raise DataError(message, "leave evaluate.questions out")
         here = tuple(name for name in names if not is_remote(name))
-        look.unseen += [f"evaluate.questions: {name}" for name in names if name not in here]
+        check.not_checked += [f"evaluate.questions: {name}" for name in names if name not in here]
         if here:
             read_questions(here)
     except DataError as error:
-        look.problems.append(("evaluate.questions", error))
-    return look
+        check.problems.append(("evaluate.questions", error))
+    return check
 
 
-def _crosschecks(parsed: Draft, devices: int | None, inspected: Look) -> list[Problem]:
+def _crosschecks(parsed: Draft, devices: int | None, inspected: DataCheck) -> list[Problem]:
     """Conflicts between sections, with the data's own example if it was opened."""
     nothing: Example = {}
-    unread = isinstance(parsed.values.get("data"), IDX) and "train" not in inspected.found
-    return problems_of(parsed.parts, devices, nothing if unread else inspected.found.get("train"))
+    unread = "train" not in inspected.examples and "data" in parsed.values and parsed.parts.data.example_from_files
+    return problems_of(parsed.parts, devices, nothing if unread else inspected.examples.get("train"))
 
 
-def _length(parsed: Draft, inspected: Look) -> Iterator[Problem]:
+def _length(parsed: Draft, inspected: DataCheck) -> Iterator[Problem]:
     """Problems of a length given in epochs: too many steps, or fewer than the warm-up."""
-    if parsed.problems.count or inspected.examples is None or parsed.recipe().epochs is None:
+    if parsed.problems.count or inspected.rows is None or parsed.recipe().epochs is None:
         return
     try:
-        yield from warmup_problem(parsed.recipe(), parsed.recipe().total_steps(inspected.examples))
+        yield from warmup_problem(parsed.recipe(), parsed.recipe().total_steps(inspected.rows))
     except RecipeError as error:
         yield "epochs", error.message.removeprefix("epochs: "), error.hint
 
 
-def _held_out(parsed: Draft, inspected: Look) -> Iterator[Problem]:
+def _held_out(parsed: Draft, inspected: DataCheck) -> Iterator[Problem]:
     """A problem if the model does not accept the held-out examples."""
-    if not parsed.problems.count and "test" in inspected.found and not _custom(parsed.recipe()):
-        unfit = parsed.recipe().model.mismatch(inspected.found["test"])
+    if not parsed.problems.count and "test" in inspected.examples and not _custom(parsed.recipe()):
+        unfit = parsed.recipe().model.mismatch(inspected.examples["test"])
         if unfit:
             yield "data", f"held-out examples: {unfit}", "change the model's sizes, or the data"
 
@@ -145,16 +167,12 @@ def _custom(recipe: Recipe) -> bool:
     return bool(recipe.model.user_code)
 
 
-def _steps(recipe: Recipe, inspected: Look) -> int | None:
+def _steps(recipe: Recipe, inspected: DataCheck) -> int | None:
     """The steps of the run, if they are known."""
-    return (
-        recipe.steps
-        if recipe.steps is not None or inspected.examples is None
-        else recipe.total_steps(inspected.examples)
-    )
+    return recipe.steps if recipe.steps is not None or inspected.rows is None else recipe.total_steps(inspected.rows)
 
 
-def _long_intervals(recipe: Recipe, inspected: Look) -> Iterator[str]:
+def _long_intervals(recipe: Recipe, inspected: DataCheck) -> Iterator[str]:
     """Warnings of intervals that are longer than the run."""
     steps = _steps(recipe, inspected)
     for key, every in (("evaluate.every", recipe.evaluate.every), ("checkpoint.every", recipe.checkpoint.every)):
@@ -162,33 +180,33 @@ def _long_intervals(recipe: Recipe, inspected: Look) -> Iterator[str]:
             yield f"{key} = {every:,}: the run has only {steps:,} steps, so this happens only at its end"
 
 
-def _model(found: Examined, inspected: Look) -> None:
+def _model(found: CheckReport, inspected: DataCheck) -> None:
     """Record what a custom model and unopened data leave unchecked: the first is not built, epochs have no length."""
     if _custom(found.recipe):
-        found.unseen.append("the model, whose module is imported only when the run starts")
+        found.not_checked.append("the model, whose module is imported only when the run starts")
     for sink in found.recipe.track.to:
         if isinstance(sink, CustomTracker):
-            found.unseen.append(f"the tracker {sink.target}, whose module is imported only when the run starts")
-    if found.recipe.epochs is not None and inspected.examples is None and found.recipe.optimizer.schedule.warmup:
-        found.unseen.append("whether the warm-up is shorter than the run")
+            found.not_checked.append(f"the tracker {sink.target}, whose module is imported only when the run starts")
+    if found.recipe.epochs is not None and inspected.rows is None and found.recipe.optimizer.schedule.warmup:
+        found.not_checked.append("whether the warm-up is shorter than the run")
 
 
 REFUSED = ", so `run` would refuse it here"
 
 
-def _init(found: Examined) -> None:
+def _init(found: CheckReport) -> None:
     """Record that parameters from elsewhere are not compared; warn if there is no such run or file here."""
     sources: dict[str, Origin] = {"init": found.recipe.init} if found.recipe.init else {}
     sources |= {f"objective.{part}": origin for part, origin in found.recipe.minimised.sources().items()}
     for place, origin in sources.items():
-        found.unseen.append(f"which parameters{' and sizes' * (place != 'init')} {origin.text} has")
+        found.not_checked.append(f"which parameters{' and sizes' * (place != 'init')} {origin.text} has")
         if origin.run and not (Path(origin.run) / "recipe.yaml").exists():
             found.warnings.append(f"{place}.run: {origin.run} is no run folder on this machine{REFUSED}")
         if origin.weights and not Path(origin.weights).exists():
             found.warnings.append(f"{place}.weights: {origin.weights} does not exist on this machine{REFUSED}")
 
 
-def _devices(found: Examined, devices: int | None) -> None:
+def _devices(found: CheckReport, devices: int | None) -> None:
     """Check the mesh against the given devices, or those of this machine if they are known."""
     mesh = found.recipe.mesh
     needed = f"{mesh.least} device{'s' * (mesh.least > 1)}" + ("" if mesh.exact else " or a multiple")
@@ -197,13 +215,13 @@ def _devices(found: Examined, devices: int | None) -> None:
         return
     here = None if found.recipe.launch else devices_here()
     if here is None:
-        found.unseen.append(f"the devices (the mesh needs {needed})")
+        found.not_checked.append(f"the devices (the mesh needs {needed})")
         return
     try:
         mesh.sizes(here)
     except FieldError:
         hint = f"`--devices {mesh.least}` simulates them on the CPU"
         found.warnings.append(f"the mesh needs {needed}; this machine has {here}, so `run` would refuse it: {hint}")
-        found.unseen.append("the mesh on other machines")
+        found.not_checked.append("the mesh on other machines")
         return
     found.checked.append(f"its mesh on {here} device{'s' * (here > 1)}")

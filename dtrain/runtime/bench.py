@@ -15,7 +15,7 @@ import jax
 from rich.console import Console as Rich
 
 from dtrain.assembly.assemble import Assembly, assemble, one_step_per_call
-from dtrain.assembly.input import order_of, train_batches
+from dtrain.assembly.input import train_batches
 from dtrain.assembly.state import create_state
 from dtrain.core.leftovers import temporary_folder
 from dtrain.core.types import Device, JsonObject
@@ -210,9 +210,9 @@ class _Pieces:
     @cached_property
     def host(self) -> TrainBatches:
         recipe, rows = self.assembly.recipe, ROW in self.assembly.batch
-        order = order_of(self.source, recipe.seed, recipe.batch)
+        order = self.source.order(recipe.seed, recipe.batch)
         return TrainBatches(self.source, order, recipe.batch, local=self.held.held, start=0, steps=MOST, keyed=rows,
-                            paired=recipe.data.paired)  # fmt: skip
+                            paired=recipe.data.needs_pairs)  # fmt: skip
 
     def step(self, times: int) -> None:
         state, before = self.state, None

@@ -20,10 +20,8 @@ from dtrain.core.errors import DataError, DtrainError, RecipeError
 from dtrain.core.metrics import Metric, higher_is_better
 from dtrain.core.types import Device, JsonObject
 from dtrain.data.batch import Batch
-from dtrain.data.mixture import Mixed
 from dtrain.data.questions import Question, read_questions
 from dtrain.data.source import Source, refuse_changed
-from dtrain.inference.evaluate import bytes_per_token
 from dtrain.inference.questions import Questioner, refuse_without_texts, score_names
 from dtrain.models.nn.param import count, trained
 from dtrain.parallel.compile_cache import Counter
@@ -96,7 +94,7 @@ def prepare(session: Session) -> Ready:
         mesh_sizes(assembly.layout.sizes),
         steps,
         metrics,
-        classes=getattr(train, "names", ()),
+        classes=train.class_names,
         data={"kind": session.recipe.data.kind, "train": len(train), "test": len(test), "epochs": epochs},
     )
     for line in banner(assembly, train, test, steps, devices):
@@ -107,7 +105,7 @@ def prepare(session: Session) -> Ready:
     initial = _initial(session, assembly)
     step, evaluate = _compiled(session, assembly)
     scores = score_names(questions)
-    refuse_unmeasured(session.recipe.checkpoint.best, evaluate, bytes_per_token(test), metrics, scores)
+    refuse_unmeasured(session.recipe.checkpoint.best, evaluate, test.bytes_per_token, metrics, scores)
     place, policy = session.place.checkpoints.absolute(), session.recipe.checkpoint
     store = Store(place, policy, holds=session.holds, metrics=metrics)
     session.stack.callback(_note_committed, session, store)  # runs after the store has waited for a pending save
@@ -208,7 +206,7 @@ def banner(assembly: Assembly, train: Source, test: Source, steps: int, devices:
         f"batch {recipe.batch} x {steps:,} steps = {epochs_text(epochs)} epochs"
     )
     for split, source in {"to train on": train, "to test on": test}.items():
-        yield from (f"{split}: {line}" for line in getattr(source, "notes", ()))
+        yield from (f"{split}: {line}" for line in source.notes)
     stages = layout.sizes["pipeline"]
     if stages > 1:
         idle = bubble(stages, recipe.accumulate)
@@ -260,9 +258,8 @@ def step_hooks(session: Session, ready: Ready, start: Start, end: int) -> Hooks:
         assembly, session.place, session.console, session.log, session.stack, span=span, planned=ready.planned
     )
     logging = Log(1 if session.dry else recipe.track.every, report, session.clock, skipping)
-    if isinstance(ready.train, Mixed):
-        logging.sources = tuple(ready.train.parts)
-        logging.counts = partial(_rows_of_sources, ready.train, recipe, start.batches_skipped)
+    logging.sources = tuple(ready.train.parts())
+    logging.counts = partial(_rows_of_sources, ready.train, recipe, start.batches_skipped)
     held_out = partial(_held_out, assembly, ready.test, 1 if session.dry else None)
     agreed = session.interrupt.agreed
     evaluation = Evaluation(
@@ -271,7 +268,7 @@ def step_hooks(session: Session, ready: Ready, start: Start, end: int) -> Hooks:
         held_out,
         log=logging,
         clock=session.clock,
-        bytes_per_token=bytes_per_token(ready.test),
+        bytes_per_token=ready.test.bytes_per_token,
         bytes_of_sources=_bytes_of_sources(ready.test),
         questions=_questioner(session, ready, samples),
         stop=agreed,
@@ -308,20 +305,19 @@ def step_hooks(session: Session, ready: Ready, start: Start, end: int) -> Hooks:
 
 def _held_out(assembly: Assembly, test: Source, limit: int | None) -> Iterator[tuple[str, Batch]]:
     """The batches of the held-out examples, of each source of a mixture in turn."""
-    parts = test.completed() if isinstance(test, Mixed) else {"": test}
+    parts = test.parts() or {"": test}
     for name, source in parts.items():
         yield from ((name, batch) for batch in eval_batches(assembly, source, limit))
 
 
 def _bytes_of_sources(test: Source) -> dict[str, float]:
     """Bytes of text for each token of each source of a mixture; 0 if not known."""
-    parts = test.completed() if isinstance(test, Mixed) else {}
-    return {name: bytes_per_token(part) or 0.0 for name, part in parts.items()}
+    return {name: part.bytes_per_token or 0.0 for name, part in test.parts().items()}
 
 
-def _rows_of_sources(train: Mixed, recipe: Recipe, skipped: int, step: int) -> dict[str, float]:
-    counts = train.order(recipe.seed, recipe.batch).counts((step + skipped) * recipe.batch)
-    return {f"rows/{name}": float(count) for name, count in zip(train.parts, counts.tolist(), strict=True)}
+def _rows_of_sources(train: Source, recipe: Recipe, skipped: int, step: int) -> dict[str, float]:
+    counts = train.order(recipe.seed, recipe.batch).rows_of_parts((step + skipped) * recipe.batch)
+    return {f"rows/{name}": float(count) for name, count in counts.items()}
 
 
 def _questioner(session: Session, ready: Ready, report: Callable[[int, Sequence[Sample]], None]) -> Questioner | None:

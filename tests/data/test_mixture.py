@@ -46,7 +46,7 @@ def test_every_source_has_its_share_of_the_rows(tmp_path: Path) -> None:
     drawn, _ = order.drawn(np.arange(3 * BLOCK))
     for first in range(0, 3 * BLOCK, BLOCK):
         assert np.bincount(drawn[first : first + BLOCK]).tolist() == [750, 250]
-    assert order.counts(1234).tolist() == np.bincount(drawn[:1234], minlength=2).tolist()
+    assert list(order.rows_of_parts(1234).values()) == np.bincount(drawn[:1234], minlength=2).tolist()
     # the rows of a source follow each other without a gap
     _, numbers = order.drawn(np.arange(3000))
     for source in (0, 1):
@@ -70,8 +70,8 @@ def test_weights_change_at_their_step(tmp_path: Path) -> None:
     from_chat = [bool((batch["token"] == ord("x")).any(1).all()) for batch in batches(data, 8, 0, 6)]
     assert from_chat == [False, False, False, True, True, True]
     order = data.open("train").order(0, 8)
-    assert order.counts(24).tolist() == [24, 0]
-    assert order.counts(40).tolist() == [24, 16]
+    assert list(order.rows_of_parts(24).values()) == [24, 0]
+    assert list(order.rows_of_parts(40).values()) == [24, 16]
 
 
 def test_rows_are_those_of_the_sources(tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ def test_tables_that_pandas_writes_by_accident_are_refused_with_the_column(tmp_p
     mixed = opened(
         "numbers.csv", "".join(["a,y\n", *(f"{row},{row % 2}\n" for row in range(9))]), str(tmp_path / "text.csv")
     )
-    assert mixed.names == ("0", "1", "unknown")
+    assert mixed.class_names == ("0", "1", "unknown")
 
 
 def test_arrays_of_a_file_are_features_by_name(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_the_end_of_each_file_is_held_out(tmp_path: Path) -> None:
 def test_no_row_reaches_over_the_end_of_a_file(tmp_path: Path) -> None:
     files = tuple(write_bin(tmp_path / f"{i}.bin", STREAM[:25] + 100 * i) for i in range(3))
     source = Tokens(files=files, length=10, test_files=files).open("train")
-    assert source.starts == 3 * 15
+    assert source.random_starts == 3 * 15
     rows = source.rows(np.arange(45))
     assert (np.diff(np.concatenate([rows["token"], rows["target"][:, -1:]], 1)) == 1).all()
 

@@ -45,7 +45,7 @@ def test_rows_in_any_order_are_slices_of_their_streams(random: bool, dtype: Any,
     source = data.open("train")
     width = 1 if random else 9
     starts = [(tokens, start) for tokens in files.values() for start in range(0, len(tokens) - 9, width)]
-    assert (source.starts or len(source)) == len(starts)
+    assert (source.random_starts or len(source)) == len(starts)
     indices = draw.permutation(len(starts))
     rows = source.rows(indices)
     for row, (tokens, start) in enumerate(starts[index] for index in indices):

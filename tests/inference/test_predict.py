@@ -172,8 +172,8 @@ def test_the_score_of_a_text_is_that_of_its_tokens(dtrain: Dtrain, tmp_path: Pat
 def test_a_training_split_of_text_is_evaluated_row_by_row() -> None:
     data = fresh("decoder", ["mesh={data: 1}"], 1).recipe.data
     drawn, cut = data.open("train"), opened_in_order(data, "train")
-    assert drawn.starts
-    assert cut.starts is None
+    assert drawn.random_starts
+    assert cut.random_starts is None
     rows = cut.rows(np.array([0, 1, len(cut) - 1]))["token"]
     np.testing.assert_array_equal(rows[1], drawn.rows(np.array([16]))["token"][0])
     np.testing.assert_array_equal(rows[2], drawn.rows(np.array([16 * (len(cut) - 1)]))["token"][0])
@@ -181,7 +181,7 @@ def test_a_training_split_of_text_is_evaluated_row_by_row() -> None:
 
 def test_labels_follow_the_names_of_the_classes() -> None:
     class Named(Arrays):
-        names = ("b", "c")
+        class_names = ("b", "c")
 
     source = Named(
         {"image": np.zeros((2, 4, 4, 1), np.uint8), "label": np.array([0, 1], np.int32)},

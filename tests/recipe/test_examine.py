@@ -8,7 +8,7 @@ import pytest
 from dtrain.core.errors import DataError, DtrainError, RecipeError
 from dtrain.data.idx import FILES
 from dtrain.recipe import examine as module
-from dtrain.recipe.examine import Examined, examine
+from dtrain.recipe.examine import CheckReport, examine
 from dtrain.recipe.load import load
 from tests.recipe.test_load import GOOD, write
 
@@ -36,7 +36,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def found(body: str, *overrides: str, devices: int | None = None, data: bool = True) -> Examined:
+def found(body: str, *overrides: str, devices: int | None = None, data: bool = True) -> CheckReport:
     return examine(write(Path(), body), overrides, devices, data)
 
 

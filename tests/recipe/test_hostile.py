@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from dtrain.core.errors import RecipeError
-from dtrain.recipe.examine import examine
+from dtrain.recipe.examine import examine, inspect_data
 from dtrain.recipe.load import load
-from dtrain.recipe.look import inspect_data
 from tests.recipe.test_load import GOOD, write
 
 
@@ -100,7 +99,7 @@ def test_a_glob_over_the_whole_machine_is_not_searched(tmp_path: Path) -> None:
             ),
         )
     )
-    assert inspect_data(recipe.data).unseen == ["data.files: more than 20,000 file names to search"]
+    assert inspect_data(recipe.data).not_checked == ["data.files: more than 20,000 file names to search"]
 
 
 def test_a_check_writes_nothing_and_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

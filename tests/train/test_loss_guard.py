@@ -43,7 +43,7 @@ BAD = 29
 
 def recipe(folder: Path, factor: str, guard: str) -> Path:
     source = Digits().open("train")
-    rows = Order(len(source), 0, source.starts)(np.arange(BAD * 64, BAD * 64 + 16))
+    rows = Order(len(source), 0, source.random_starts)(np.arange(BAD * 64, BAD * 64 + 16))
     labels = [int(label) for label in source.rows(rows)["label"]]
     (folder / "broken.py").write_text(MODEL)
     path = folder / "watched.yaml"

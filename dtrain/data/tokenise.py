@@ -85,7 +85,7 @@ Made = Iterable[np.ndarray]
 
 
 @dataclass(frozen=True)
-class Piece:
+class FileGroup:
     """The tokens of consecutive files, which a cache keeps until the tokens of all files are together."""
 
     cache: str
@@ -108,31 +108,31 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Whole:
+class TokenisedFiles:
     """The tokens of all files."""
 
     cache: str
     name: str
-    pieces: Sequence[Piece]
+    groups: Sequence[FileGroup]
     join: Callable[[Sequence[Stream]], Made]
-    """The content of the cache from that of the pieces."""
+    """The content of the cache from that of the groups."""
 
     def tokens(self) -> Stream:
-        """The tokens, from the cache if it has them. The pieces are deleted then."""
-        if len(self.pieces) == 1:
-            return cached(self.cache, self.name, self.pieces[0].make)
-        stream = cached(self.cache, self.name, lambda: self.join([piece.tokens() for piece in self.pieces]))
-        for piece in self.pieces:
-            piece.discard()
+        """The tokens, from the cache if it has them. The groups are deleted then."""
+        if len(self.groups) == 1:
+            return cached(self.cache, self.name, self.groups[0].make)
+        stream = cached(self.cache, self.name, lambda: self.join([group.tokens() for group in self.groups]))
+        for group in self.groups:
+            group.discard()
         return stream
 
-    def missing(self) -> list[Piece]:
-        """The pieces to make; none if the cache has the whole, or if there is only one."""
+    def missing(self) -> list[FileGroup]:
+        """The groups to make; none if the cache has the whole, or if there is only one."""
         path = cache_file(self.cache, self.name)
-        return [] if path.is_file() or len(self.pieces) == 1 else list(self.pieces)
+        return [] if path.is_file() or len(self.groups) == 1 else list(self.groups)
 
 
-def groups(files: Sequence[Path]) -> list[list[int]]:
+def grouped_files(files: Sequence[Path]) -> list[list[int]]:
     """The numbers of consecutive files that are tokenised together."""
     found: list[list[int]] = []
     size = GROUP
@@ -145,14 +145,16 @@ def groups(files: Sequence[Path]) -> list[list[int]]:
     return found
 
 
-def prepared(pieces: Sequence[Piece], jobs: int, stopping: Callable[[], None] = lambda: None) -> Iterator[Piece]:
-    """Make the pieces in so many processes, and yield each when the cache has it. Raises what a process failed with.
+def tokenise_in_processes(
+    groups: Sequence[FileGroup], jobs: int, stopping: Callable[[], None] = lambda: None
+) -> Iterator[FileGroup]:
+    """Make the groups in so many processes, and yield each when the cache has it. Raises what a process failed with.
 
     `stopping` is called when that, or Ctrl-C, ends it early, before it waits for the processes to end.
     """
-    pool = ProcessPoolExecutor(min(jobs, len(pieces)), get_context("spawn"), initializer=_quiet)
+    pool = ProcessPoolExecutor(min(jobs, len(groups)), get_context("spawn"), initializer=_quiet)
     try:
-        waiting = {pool.submit(_made, piece): piece for piece in pieces}
+        waiting = {pool.submit(_made, group): group for group in groups}
         for done in as_completed(waiting):
             done.result()
             yield waiting[done]
@@ -175,8 +177,8 @@ def _quiet() -> None:
     exit_with_caller()
 
 
-def _made(piece: Piece) -> None:
+def _made(group: FileGroup) -> None:
     try:
-        piece.tokens()
-    except SystemExit:  # the unfinished file is deleted by now; the pool would take the next piece
+        group.tokens()
+    except SystemExit:  # the unfinished file is deleted by now; the pool would take the next group
         os._exit(1)

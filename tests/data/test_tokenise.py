@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from dtrain.core.errors import DataError, EnvironmentFault
-from dtrain.data import pieces
+from dtrain.data import tokenise
 from dtrain.data.chat import Chat
 from dtrain.data.mixture import Mixture, Weighted
-from dtrain.data.pieces import groups, prepared
 from dtrain.data.preference import Preference
 from dtrain.data.text import Text
+from dtrain.data.tokenise import grouped_files, tokenise_in_processes
 from tests.conftest import Dtrain, bare_environment
 from tests.waiting import until
 
@@ -52,29 +52,29 @@ def test_groups_of_files_give_the_tokens_of_all_at_once(
 ) -> None:
     files(tmp_path)
     whole = data_of(tmp_path, kind, "whole")
-    assert whole.pieces("train") == []  # small files are one group
+    assert whole.file_groups("train") == []  # small files are one group
     expected = whole.open("train")
-    monkeypatch.setattr(pieces, "GROUP", 1)
+    monkeypatch.setattr(tokenise, "GROUP", 1)
     parts = data_of(tmp_path, kind, "parts")
-    assert len(parts.pieces("train")) == 4
+    assert len(parts.file_groups("train")) == 4
     assert parts.open("train").fingerprint == expected.fingerprint
     assert cached(tmp_path / "parts") == cached(tmp_path / "whole")  # the parts are deleted
-    assert parts.pieces("train") == []
+    assert parts.file_groups("train") == []
     for one, other in zip(*(source.rows(np.arange(3)).values() for source in (parts.open("train"), expected))):
         assert np.array_equal(one, other)
 
 
 @pytest.mark.slow
 def test_what_is_made_ahead_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "GROUP", 1)
+    monkeypatch.setattr(tokenise, "GROUP", 1)
     data = data_of(files(tmp_path), "chat", "cache")
     mixture = Mixture(sources=(Weighted(name="a", data=data), Weighted(name="b", data=data_of(tmp_path, "text", "b"))))
-    made = mixture.pieces("train")
+    made = mixture.file_groups("train")
     assert len(made) == 8
-    assert {piece.name for piece in prepared(made, 2)} == {piece.name for piece in made}
+    assert {piece.name for piece in tokenise_in_processes(made, 2)} == {piece.name for piece in made}
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").glob("tokens-part*.bin")}
     assert len(before) == 4
-    for piece in data.pieces("train"):
+    for piece in data.file_groups("train"):
         piece.tokens()
     assert {path: path.stat().st_mtime_ns for path in before} == before
     mixture.open("train")
@@ -82,11 +82,11 @@ def test_what_is_made_ahead_is_not_made_again(tmp_path: Path, monkeypatch: pytes
 
 
 def test_groups_have_at_least_the_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "GROUP", 10)
+    monkeypatch.setattr(tokenise, "GROUP", 10)
     sizes = [4, 4, 4, 30, 1, 1]
     for number, size in enumerate(sizes):
         (tmp_path / str(number)).write_bytes(b"x" * size)
-    assert groups([tmp_path / str(number) for number in range(6)]) == [[0, 1, 2], [3], [4, 5]]
+    assert grouped_files([tmp_path / str(number) for number in range(6)]) == [[0, 1, 2], [3], [4, 5]]
 
 
 @pytest.mark.nightly
