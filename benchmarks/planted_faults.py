@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 CHANGE = "not nightly and not gpu and not tpu_compiler and not gpu_compiler"
-ENGINES, RUNS = "tests/parallel tests/models", "tests/train tests/checkpoint"
+ENGINES, RUNS = "tests/parallel tests/models", "tests/assembly tests/train tests/checkpoint"
 
 # file, the text, what is planted in its place, where tests are
 FAULTS = [

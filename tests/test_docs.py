@@ -19,7 +19,7 @@ from tests.conftest import bare_environment
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-UNIONS = ("Model", "Data", "Engine", "Sink", "Launch")
+UNIONS = ("Model", "Data", "Engine", "Tracker", "Launch")
 
 
 def relative(path: Path) -> str:

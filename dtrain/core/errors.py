@@ -61,6 +61,10 @@ LONGEST = 300
 """Maximum number of characters shown of another library's error."""
 
 
+Problem = tuple[str, str, str]
+"""Dotted path of a key of the recipe, what is wrong there, and the way out."""
+
+
 class DtrainError(Exception):
     """An error for the user: a message, an optional hint, an exit code."""
 

@@ -45,6 +45,10 @@ class CustomData(Unaugmented):
     def __post_init__(self) -> None:
         refuse_malformed(self.target)
 
+    @property
+    def user_code(self) -> str:
+        return self.target
+
     def example(self) -> Example | None:
         return None  # to know it, the user's code would have to run
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dtrain.core.errors import DataError, FieldError
+from dtrain.core.errors import DataError, FieldError, Problem
 from dtrain.core.types import NonNegative, Positive
 from dtrain.data.batch import DOCUMENT, POSITION, SOURCE, TARGET, TOKEN, Batch, Example, Feature
 from dtrain.data.chat import Chat
@@ -167,6 +167,11 @@ class Mixture(Unaugmented):
     def too_narrow(self, vocab: int) -> Iterator[tuple[str, str]]:
         for number, part in enumerate(self.sources):
             yield from ((f"sources.{number}.data.{key}", why) for key, why in part.data.too_narrow(vocab))
+
+    def problems(self, recipe: Any, example: Example) -> Iterator[Problem]:
+        del example
+        if recipe.epochs:
+            yield "epochs", "the sources of a mixture have epochs of different lengths", "give steps instead"
 
     def phases(self, batch: int) -> list[tuple[int, list[float]]]:
         """The first row of each phase of constant weights, and the weights."""

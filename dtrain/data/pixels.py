@@ -7,14 +7,16 @@ Dims: B batch, H height, W width, C channels.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from dtrain.core.errors import FieldError
+from dtrain.core.errors import FieldError, Problem
 from dtrain.core.types import Float, Fraction, Natural, NonNegative, PositiveFloat
-from dtrain.data.batch import IMAGE, LABEL, OTHER_IMAGE, ROW, SHARE, SMOOTHING, Batch
+from dtrain.data.batch import IMAGE, LABEL, OTHER_IMAGE, ROW, SHARE, SMOOTHING, Batch, Example
 from dtrain.data.source import DataDefaults
 
 RATIO = 4 / 3
@@ -183,6 +185,21 @@ class WithPixels(DataDefaults):
     """What data of images has in common."""
 
     pixels: Pixels
+
+    def problems(self, recipe: Any, example: Example) -> Iterator[Problem]:
+        """Values for other channels than the images have, and random shifts that are larger than the images."""
+        del recipe
+        if IMAGE not in example:
+            return
+        height, width, channels = example[IMAGE].shape
+        for name in ("mean", "std"):
+            values = getattr(self.pixels, name)
+            if isinstance(values, tuple) and len(values) not in (1, channels):
+                message = f"{len(values)} values for images of {channels} channels"
+                yield f"data.pixels.{name}", message, "one number, or one for each channel"
+        if self.pixels.crop >= min(height, width):
+            shifts = f"shifts of {self.pixels.crop} pixels in images of {height} x {width}"
+            yield "data.pixels.crop", f"{shifts}; at most {min(height, width) - 1}", ""
 
     @property
     def needs_row_numbers(self) -> bool:

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from annotated_types import Ge, Le
 
-from dtrain.core.errors import DataError, RecipeError
+from dtrain.core.errors import DataError, Problem, RecipeError
 from dtrain.data.batch import IMAGE, LABEL, TOKEN, Batch, Example, Feature
 from dtrain.data.order import Order
 
@@ -156,6 +156,20 @@ class Data(Protocol):
         """Keys of this section whose format cannot hold the tokens of such a vocabulary, and why."""
         ...
 
+    @property
+    def user_code(self) -> str:
+        """What the recipe names as code that runs when it is opened; empty for dtrain's own data."""
+        ...
+
+    @property
+    def example_from_files(self) -> bool:
+        """Whether `example` reads a file, which `check --no-data` does not."""
+        ...
+
+    def problems(self, recipe: Any, example: Example) -> Iterator[Problem]:
+        """What of a recipe does not go with it; `example` is empty if it is not known."""
+        ...
+
     def in_order(self) -> "Data":
         """The same data with each example once, in order: no rows at random positions."""
         ...
@@ -262,9 +276,19 @@ class DataDefaults:
         return iter(())
 
     @property
+    def user_code(self) -> str:
+        """What the recipe names as code that runs when it is opened; empty for dtrain's own data."""
+        return ""
+
+    @property
     def example_from_files(self) -> bool:
         """Whether `example` reads a file, which `check --no-data` does not."""
         return False
+
+    def problems(self, recipe: Any, example: Example) -> Iterator[Problem]:
+        """What of a recipe does not go with it; `example` is empty if it is not known."""
+        del recipe, example
+        return iter(())
 
     @property
     def has_examples(self) -> bool:

@@ -1,17 +1,23 @@
 """Generated images, a pattern per class plus noise, for speed tests and dry runs."""
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import numpy as np
 
+from dtrain.core.errors import Problem
 from dtrain.core.types import Positive
 from dtrain.data.batch import IMAGE, LABEL, Batch, Example
 from dtrain.data.order import hash64
 from dtrain.data.pixels import Pixels, WithPixels
 from dtrain.data.source import Load, Source, SourceDefaults, Split, image_example
+
+MOST_PATTERNS = 2**34
+"""Values of all patterns; these are in memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +40,13 @@ class Synthetic(WithPixels):
     def open(self, split: Split) -> Source:
         count = self.examples if split == "train" else max(1, self.examples // 10)
         return Patterns(self.image, self.classes, count, first=0 if split == "train" else self.examples)
+
+    def problems(self, recipe: Any, example: Example) -> Iterator[Problem]:
+        yield from super().problems(recipe, example)
+        size = math.prod(self.image)
+        if self.classes * size > MOST_PATTERNS:
+            message = f"{self.classes} patterns of {size:,} values each; at most {MOST_PATTERNS:.1e} values"
+            yield "data.classes", message, "use fewer classes or smaller images"
 
     def prepare(self, batch: Batch, key: jax.Array, train: bool) -> Batch:
         return self.pixels.apply(batch, 255.0, key, train)

@@ -100,6 +100,8 @@ class LaunchTarget(ABC):
     hours: PositiveFloat | None = None
     """Limit on the hours of all starts together; the run then saves and ends."""
 
+    keeps_environment: ClassVar[bool] = False
+    """Whether the run has all variables of this machine's environment."""
     sends_environment: ClassVar[bool] = True
     """Whether the values of `environment` are taken from this machine."""
 

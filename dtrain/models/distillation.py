@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import jax
 
-from dtrain.core.errors import RecipeError
+from dtrain.core.errors import Problem, RecipeError
 from dtrain.core.metrics import NLL, Metric
 from dtrain.core.origin import Origin
 from dtrain.core.types import Fraction, PositiveFloat
@@ -16,7 +16,7 @@ from dtrain.models.next_token import Known
 from dtrain.models.nn.context import Context
 from dtrain.models.nn.model import Declared, Flops, Loss, Structure
 from dtrain.models.nn.param import Tree
-from dtrain.models.objective import Objective, Problem, needs_decoder
+from dtrain.models.objective import Objective, needs_decoder
 
 TEACHER = "teacher"
 """Where the teacher's parameters are in the tree, beside the model's own."""

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import jax
 import jax.numpy as jnp
 
-from dtrain.core.errors import RecipeError
+from dtrain.core.errors import Problem, RecipeError
 from dtrain.core.metrics import REWARD_ACCURACY, REWARD_MARGIN, Metric
 from dtrain.core.types import PositiveFloat
 from dtrain.data.batch import DOCUMENT, WEIGHT, Batch, Example
@@ -18,7 +18,7 @@ from dtrain.models.lora import BASE, Adapted, Lora
 from dtrain.models.nn.context import Context
 from dtrain.models.nn.model import Declared, Flops, Loss, Structure
 from dtrain.models.nn.param import Tree, paths
-from dtrain.models.objective import Objective, Problem, needs_decoder
+from dtrain.models.objective import Objective, needs_decoder
 
 NEEDS_BASE = "dpo compares the model with its frozen base, and so needs lora"
 ADD_LORA = "add lora and init; to train all parameters, set a high rank"

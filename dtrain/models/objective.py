@@ -4,13 +4,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from dtrain.core.errors import Problem
 from dtrain.core.metrics import Metric
 from dtrain.core.origin import Origin
 from dtrain.models.lora import Lora, adapted
 from dtrain.models.nn.param import Tree
-
-Problem = tuple[str, str, str]
-"""Key of the recipe, what is wrong, and the way out."""
 
 
 class Objective:

@@ -95,6 +95,11 @@ class Shared:
     groups: tuple[Group, ...] = ()
     """Parameters with another learning rate or weight decay, and frozen ones."""
 
+    @property
+    def user_code(self) -> str:
+        """What the recipe names as code that runs when it is built; empty for optimizers of dtrain and of optax."""
+        return ""
+
     def apart(self, declared: Tree) -> Tree:
         """The declared parameters in the form in which the optimizer keeps state for them."""
         return declared

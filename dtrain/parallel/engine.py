@@ -1,7 +1,7 @@
 """The contract of an engine: it places batches, sums gradients over devices and traces steps."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any, Protocol
@@ -12,7 +12,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from dtrain.core.errors import RecipeError
+from dtrain.core.errors import Problem, RecipeError
 from dtrain.core.types import Positive
 from dtrain.data.batch import CALL, Batch
 from dtrain.models.nn.context import Context
@@ -54,6 +54,9 @@ DEFAULTS: dict[str, bool | int | str] = {SCHEDULED: True}
 """Options for GPUs unless a recipe has others. XLA schedules collectives beside work on H100 and later by itself, on
 A100 only with this option."""
 
+FILES = re.compile(r"_(dir|path|file|directory|from|to)(_|$)")
+"""Names of options whose values are paths, some of them of programs that the compiler runs."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Compiler:
@@ -81,6 +84,14 @@ class Compiler:
     def arranged(self, mesh: Mesh) -> Mesh:
         """Any order is supported."""
         return mesh
+
+    def problems(self, recipe: Any) -> Iterator[Problem]:
+        """Options of the compiler that a recipe, which may come from others, must not set."""
+        del recipe
+        for name, value in self.xla.items():
+            if "dump" in name or (isinstance(value, str) and (FILES.search(name) or "/" in value)):
+                hint = "a recipe may come from an untrusted source; set the option in XLA_FLAGS instead"
+                yield f"engine.xla.{name}", "an option that names a file or writes one is not allowed in a recipe", hint
 
     def compile(self, step: Traced, platform: str) -> jax.stages.Compiled:
         """Compile the traced step. Raises RecipeError with the name of an option that the compiler does not have."""
@@ -121,6 +132,10 @@ class Engine(Protocol):
 
     def refusal(self, layout: Layout) -> str:
         """Why this engine does not support such a layout; empty if it does."""
+        ...
+
+    def problems(self, recipe: Any) -> Iterator[Problem]:
+        """What of a recipe, beside its layout, this engine does not support."""
         ...
 
     def place(self, layout: Layout, name: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], NamedSharding]:

@@ -1,6 +1,6 @@
 """The `pmap` engine: every device computes the full step on its own examples, and gradients are summed by psum."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from dtrain.core.errors import Problem
 from dtrain.data.batch import Batch
 from dtrain.models.nn.context import Block, Layers
 from dtrain.models.nn.model import Loss
@@ -67,6 +68,12 @@ class Pmap(Compiler):
         if self.steps_per_call > 1:
             return f"pmap runs one step per call; steps_per_call is {self.steps_per_call}"
         return ""
+
+    def problems(self, recipe: Any) -> Iterator[Problem]:
+        yield from super().problems(recipe)
+        if recipe.precision.reduce == "compute":
+            message = "pmap reduces gradients in the type of the parameters, float32"
+            yield "precision.reduce", message, "leave it out, or use engine: shard_map or jit"
 
     def place(self, layout: Layout, name: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], NamedSharding]:
         devices = layout.sizes[AXIS]

@@ -1,17 +1,15 @@
 """Check that the sections of a recipe agree, with the arithmetic in the message, before a device is touched."""
 
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from dtrain.core.errors import FieldError, RecipeError
+from dtrain.core.errors import FieldError, Problem, RecipeError
 from dtrain.core.metrics import LOSS, SCORES
 from dtrain.core.run_dir import NAME
-from dtrain.data.batch import IMAGE, Example
-from dtrain.data.synthetic import Synthetic
+from dtrain.data.batch import Example
 from dtrain.models.lora import adapted
 from dtrain.models.nn.param import count
 from dtrain.models.objective import minimised
@@ -21,17 +19,9 @@ from dtrain.parallel.rules import Layout
 from dtrain.recipe.recipe import Recipe, length_problem
 from dtrain.recipe.values import FAILED
 
-Problem = tuple[str, str, str]
-"""Dotted path, message, hint."""
-
-
-FILES = re.compile(r"_(dir|path|file|directory|from|to)(_|$)")
-"""Names of XLA options whose values are paths, some of them of programs that the compiler runs."""
 MOST_PARAMETERS = 10**15
 MOST_VALUES = 2**40
 """In one batch."""
-MOST_PATTERNS = 2**34
-"""Values of all patterns of synthetic images; these are in memory."""
 
 
 class Unread(Exception):
@@ -61,9 +51,9 @@ def problems_of(recipe: Recipe, devices: int | None, example: Example | None = N
     `example`: arrays of one example, if the data was opened; else the data section's own answer is used.
     """
     on, with_data = {"devices": devices}, {"example": example}
-    checks = (_length, _name, partial(_mesh, **on), partial(_batch, **on), _engine)
+    checks = (_length, _name, partial(_mesh, **on), partial(_batch, **on), _layout, _engine)
     checks += (partial(_bytes, **with_data), partial(_model, **with_data), _tokens, _schedule)
-    checks += (_best, _lora, _objective, _notify)
+    checks += (partial(_data, **with_data), _best, _lora, _objective, _notify)
     return [problem for check in checks for problem in _read(check, recipe)]
 
 
@@ -79,8 +69,6 @@ def _length(recipe: Recipe) -> Iterator[Problem]:
     problem = length_problem(recipe.steps, recipe.epochs)
     if problem:
         yield "steps", problem, ""
-    if recipe.epochs and recipe.data.kind == "mixture":
-        yield "epochs", "the sources of a mixture have epochs of different lengths", "give steps instead"
 
 
 def _name(recipe: Recipe) -> Iterator[Problem]:
@@ -125,25 +113,24 @@ def divides(path: str, batch: int, sizes: Mapping[str, int], accumulate: int) ->
         yield path, f"{batch} examples are not divisible by {unit}, as {' x '.join(factors)} requires", hint
 
 
-def _engine(recipe: Recipe) -> Iterator[Problem]:
+def _layout(recipe: Recipe) -> Iterator[Problem]:
     layout = Layout(recipe.mesh.given, recipe.mesh.table(), {})
     refusal = recipe.engine.refusal(layout)
     if refusal:
         yield "engine", refusal, "use engine: shard_map or jit"
-    if recipe.engine.kind == "pmap" and recipe.precision.reduce == "compute":
-        message = "pmap reduces gradients in the type of the parameters, float32"
-        yield "precision.reduce", message, "leave it out, or use engine: shard_map or jit"
-    for name, value in recipe.engine.xla.items():
-        if "dump" in name or (isinstance(value, str) and (FILES.search(name) or "/" in value)):
-            hint = "a recipe may come from an untrusted source; set the option in XLA_FLAGS instead"
-            yield f"engine.xla.{name}", "an option that names a file or writes one is not allowed in a recipe", hint
+
+
+def _engine(recipe: Recipe) -> Iterator[Problem]:
+    yield from recipe.engine.problems(recipe)
 
 
 def _model(recipe: Recipe, example: Example | None) -> Iterator[Problem]:
     if recipe.model.user_code:
         return  # building it would run the user's code
     example = recipe.data.example() if example is None else example
-    yield from _sizes(recipe, example or {})
+    parameters = count(recipe.model.params())
+    if parameters > MOST_PARAMETERS:
+        yield "model", f"{parameters:.1e} parameters; at most {MOST_PARAMETERS:.0e}", "make the sizes smaller"
     mismatch = recipe.model.mismatch(example) if example else ""
     if mismatch:
         yield "model", mismatch, ""
@@ -172,26 +159,10 @@ def _bytes(recipe: Recipe, example: Example | None) -> Iterator[Problem]:
     size = max((math.prod(feature.shape) for feature in example.values()), default=0)
     if recipe.batch * size > MOST_VALUES:
         yield "batch", f"{recipe.batch} examples of {size:,} values each; at most {MOST_VALUES:.1e} values", ""
-    if isinstance(recipe.data, Synthetic) and recipe.data.classes * size > MOST_PATTERNS:
-        message = f"{recipe.data.classes} patterns of {size:,} values each; at most {MOST_PATTERNS:.1e} values"
-        yield "data.classes", message, "use fewer classes or smaller images"
 
 
-def _sizes(recipe: Recipe, example: Example) -> Iterator[Problem]:
-    """Models that are too large for any machine, and random shifts that are larger than the image."""
-    parameters = count(recipe.model.params())
-    if parameters > MOST_PARAMETERS:
-        yield "model", f"{parameters:.1e} parameters; at most {MOST_PARAMETERS:.0e}", "make the sizes smaller"
-    pixels = getattr(recipe.data, "pixels", None)
-    for name in ("mean", "std") if pixels and IMAGE in example else ():
-        values, channels = getattr(pixels, name), example[IMAGE].shape[-1]
-        if isinstance(values, tuple) and len(values) not in (1, channels):
-            message = f"{len(values)} values for images of {channels} channels"
-            yield f"data.pixels.{name}", message, "one number, or one for each channel"
-    if pixels and IMAGE in example and pixels.crop >= min(example[IMAGE].shape[:2]):
-        height, width, *_ = example[IMAGE].shape
-        message = f"shifts of {pixels.crop} pixels in images of {height} x {width}; at most {min(height, width) - 1}"
-        yield "data.pixels.crop", message, ""
+def _data(recipe: Recipe, example: Example | None) -> Iterator[Problem]:
+    yield from recipe.data.problems(recipe, (recipe.data.example() if example is None else example) or {})
 
 
 def _tokens(recipe: Recipe) -> Iterator[Problem]:
@@ -237,6 +208,6 @@ def _notify(recipe: Recipe) -> Iterator[Problem]:
     """A problem if launched machines would not get the webhook's URL; a `local` launch has this environment anyway."""
     notify, launch = recipe.track.notify, recipe.launch
     variable = notify.webhook if notify else None
-    if variable and launch and launch.kind != "local" and variable not in launch.environment:
+    if variable and launch and not launch.keeps_environment and variable not in launch.environment:
         message = f"the launched run would not have {variable}, the variable that track.notify.webhook reads"
         yield "launch.environment", message, f"add it: launch.environment: [{variable}]"

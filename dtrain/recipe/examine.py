@@ -21,7 +21,6 @@ from dtrain.recipe.crosscheck import Problem, Unread, problems_of, warmup_proble
 from dtrain.recipe.load import Draft, draft
 from dtrain.recipe.packages import missing
 from dtrain.recipe.recipe import Recipe
-from dtrain.track.custom import CustomTracker
 
 FORCED = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
 
@@ -184,9 +183,8 @@ def _model(found: CheckReport, inspected: DataCheck) -> None:
     """Record what a custom model and unopened data leave unchecked: the first is not built, epochs have no length."""
     if _custom(found.recipe):
         found.not_checked.append("the model, whose module is imported only when the run starts")
-    for sink in found.recipe.track.to:
-        if isinstance(sink, CustomTracker):
-            found.not_checked.append(f"the tracker {sink.target}, whose module is imported only when the run starts")
+    trackers = [tracker.user_code for tracker in found.recipe.track.to if tracker.user_code]
+    found.not_checked += [f"the tracker {name}, whose module is imported only when the run starts" for name in trackers]
     if found.recipe.epochs is not None and inspected.rows is None and found.recipe.optimizer.schedule.warmup:
         found.not_checked.append("whether the warm-up is shorter than the run")
 

@@ -12,8 +12,8 @@ from dtrain.recipe.recipe import Recipe
 def packages(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """Each section that needs a package, by its dotted path, and the name with which the package is imported."""
     yield from (("data", name) for name in recipe.data.packages)
-    for number, sink in enumerate(recipe.track.to):
-        yield from ((f"track.to.{number}", name) for name in sink.packages)
+    for number, tracker in enumerate(recipe.track.to):
+        yield from ((f"track.to.{number}", name) for name in tracker.packages)
     yield from (("evaluate.questions", name) for name in address_packages(recipe.evaluate.questions))
     yield from (("init", name) for name in _of(recipe.init))
     yield from (("objective", name) for name in (recipe.objective.packages if recipe.objective else ()))

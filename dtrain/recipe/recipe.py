@@ -37,7 +37,6 @@ from dtrain.models.nn.precision import Precision
 from dtrain.models.objective import Objective as AnyObjective
 from dtrain.models.objective import minimised
 from dtrain.models.vit import ViT
-from dtrain.optim.custom import CustomOptimizer
 from dtrain.optim.optimizer import Optimizer
 from dtrain.parallel.jit import Jit
 from dtrain.parallel.mesh import Mesh
@@ -52,7 +51,7 @@ Model = MLP | CNN | ViT | Decoder | Custom
 Data = Digits | IDX | Images | Table | Npz | Text | Tokens | Chat | Preference | Mixture | Synthetic | CustomData
 Engine = Jit | ShardMap | Pmap
 Objective = DPO | Distillation
-Sink = TensorBoard | WandB | CustomTracker
+Tracker = TensorBoard | WandB | CustomTracker
 MOST_STEPS = 2**31
 """The step is counted in 32 bits."""
 Launch = Local | Ssh | Slurm | GKE | Sky
@@ -82,7 +81,7 @@ class Track:
     norms: bool = False
     """Log the norms of gradients, updates and values of each parameter, and of each layer of a stack. They are computed
     at logged steps only; the step then needs memory for one more copy of the parameters."""
-    to: tuple[Sink, ...] = ()
+    to: tuple[Tracker, ...] = ()
     notify: Notify | None = None
     """Notification when the run ends, resumes, or has spent a share of its time limit."""
 
@@ -187,9 +186,7 @@ class Recipe:
     @property
     def user_code(self) -> tuple[str, ...]:
         """What the recipe names as code that runs when model and optimizer are built or the data is opened."""
-        data = self.data.target if isinstance(self.data, CustomData) else ""
-        optimizer = self.optimizer.user_code if isinstance(self.optimizer, CustomOptimizer) else ""
-        return tuple(filter(None, (self.model.user_code, data, optimizer)))
+        return tuple(filter(None, (self.model.user_code, self.data.user_code, self.optimizer.user_code)))
 
     def total_steps(self, examples: int) -> int:
         """Number of steps of the run, given the examples in an epoch. Raises RecipeError if there are too many."""

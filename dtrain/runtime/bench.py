@@ -28,7 +28,6 @@ from dtrain.recipe.sums import with_sums
 from dtrain.runtime.speed import matrix_rate
 from dtrain.track.console import Console
 from dtrain.track.meters import peak_of
-from dtrain.track.wandb import WandB
 from dtrain.train.run import run
 
 LEAST, MOST = 12, 20_000
@@ -161,7 +160,7 @@ def bench(recipe: Recipe, rounds: int, seconds: float, say: Callable[[str], None
     with temporary_folder("bench") as folder:
         for number in range(rounds):
             say(f"round {number + 1} of {rounds}: {count:,} steps each")
-            local = tuple(sink for sink in recipe.track.to if not isinstance(sink, WandB))
+            local = tuple(tracker for tracker in recipe.track.to if not tracker.remote)
             track = replace(recipe.track, every=every, to=local)
             short = replace(recipe, name=f"round-{number}", steps=count + every, epochs=None, track=track)
             console = Marks(rich=Rich(file=io.StringIO()))

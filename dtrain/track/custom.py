@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 from dtrain.core.errors import RecipeError
 from dtrain.core.user_code import build_target, own_code, refuse_malformed
-from dtrain.track.tracker import TrackedRun, Tracker
+from dtrain.track.tracker import TrackedRun, Tracker, TrackerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class CustomTracker:
+class CustomTracker(TrackerConfig):
     """`target: module:name`, called with the TrackedRun and `args`. It returns an object with `log(step, values)`.
 
     If the object has `close()`, that is called at the end of the run. Only process 0 has trackers.
@@ -30,8 +30,8 @@ class CustomTracker:
         refuse_malformed(self.target)
 
     @property
-    def packages(self) -> tuple[str, ...]:
-        return ()
+    def user_code(self) -> str:
+        return self.target
 
     @contextmanager
     def open(self, about: TrackedRun) -> Iterator[Tracker]:

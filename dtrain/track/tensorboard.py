@@ -6,11 +6,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dtrain.track.tracker import Sample, TrackedRun, Tracker
+from dtrain.track.tracker import Sample, TrackedRun, Tracker, TrackerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class TensorBoard:
+class TensorBoard(TrackerConfig):
     """Event files under the run folder: `tensorboard --logdir runs`."""
 
     kind: Literal["tensorboard"] = "tensorboard"

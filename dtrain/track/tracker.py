@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, ClassVar, Protocol
 
 from dtrain.core.metrics import Metric
 from dtrain.core.run_dir import Folder
@@ -45,7 +45,7 @@ class Tracker(Protocol):
 
 
 @dataclass
-class Guarded:
+class SafeTracker:
     """A tracker whose errors end the tracking and not the run: they are reported once."""
 
     tracker: Tracker
@@ -71,7 +71,7 @@ class Guarded:
 
 
 @dataclass(frozen=True)
-class _Nothing:
+class NullTracker:
     """A tracker that records nothing."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -86,17 +86,17 @@ def _first(error: BaseException) -> str:
 
 
 @contextmanager
-def guarded(sink: "Sink", about: TrackedRun) -> Iterator[Tracker]:
+def opened(config: "TrackerConfig", about: TrackedRun) -> Iterator[Tracker]:
     """Open a tracker whose errors, after it was opened, do not end the run; not even errors while it is closed."""
-    name = getattr(sink, "target", "") or type(sink).__name__.lower()
+    name = config.name
     with ExitStack() as stack:
         try:
-            tracker = Guarded(stack.enter_context(sink.open(about)), name, about.warn)
+            tracker = SafeTracker(stack.enter_context(config.open(about)), name, about.warn)
         except (Exception, SystemExit) as error:
             if not about.start:
                 raise
             about.warn(f"track.to: {name} did not start, and the resumed run continues without it: {_first(error)}")
-            tracker = Guarded(_Nothing(), name, about.warn, failed=True)
+            tracker = SafeTracker(NullTracker(), name, about.warn, failed=True)
         ended: BaseException | None = None
         try:
             yield tracker
@@ -111,14 +111,29 @@ def guarded(sink: "Sink", about: TrackedRun) -> Iterator[Tracker]:
                     about.warn(f"track.to: {name} failed while it was closed: {error}")
 
 
-class Sink(Protocol):
-    """One entry of the recipe's `track.to`, a frozen dataclass."""
+class TrackerConfig:
+    """One entry of the recipe's `track.to`: subclasses are frozen dataclasses."""
+
+    kind: Any
+    """Its name in recipes."""
+    remote: ClassVar[bool] = False
+    """Whether it sends the metrics to another machine."""
+
+    @property
+    def name(self) -> str:
+        """Its name in messages."""
+        return self.user_code or self.kind
+
+    @property
+    def user_code(self) -> str:
+        """What the recipe names as code that runs when it is opened; empty for dtrain's own trackers."""
+        return ""
 
     @property
     def packages(self) -> tuple[str, ...]:
         """The optional packages that it imports; see `core.extras`."""
-        ...
+        return ()
 
     def open(self, about: TrackedRun) -> AbstractContextManager[Tracker]:
         """Start to track a run; the tracker is valid within the context."""
-        ...
+        raise NotImplementedError

@@ -7,17 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from dtrain.core.errors import DtrainError, EnvironmentFault, Stopped
-from dtrain.track.tracker import Sample, TrackedRun, Tracker
+from dtrain.track.tracker import Sample, TrackedRun, Tracker, TrackerConfig
 
 PATIENCE = 30.0
 """Timeout in seconds for the service, at the start and at the end of a run."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class WandB:
+class WandB(TrackerConfig):
     """Copies the metrics to Weights & Biases. The API key comes from WANDB_API_KEY or `wandb login`."""
 
     kind: Literal["wandb"] = "wandb"
@@ -31,6 +31,8 @@ class WandB:
     notes: str | None = None
     alerts: bool = True
     """Send an alert, as set up in the user's W&B account, if the run fails."""
+
+    remote: ClassVar[bool] = True
 
     @property
     def packages(self) -> tuple[str, ...]:

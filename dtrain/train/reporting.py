@@ -13,7 +13,7 @@ from dtrain.recipe.load import plain
 from dtrain.track.console import Console, eval_line
 from dtrain.track.jsonl import Lines, lines
 from dtrain.track.meters import Meters, peak_of
-from dtrain.track.tracker import Sample, TrackedRun, Tracker, guarded
+from dtrain.track.tracker import Sample, TrackedRun, Tracker, opened
 from dtrain.train.planned import PlanComparison
 from dtrain.train.record import Record
 
@@ -60,7 +60,7 @@ def reporter(
             git=log.values["git"],
         )
         rows = stack.enter_context(lines(place.metrics, start, console.warn))
-        sync, trackers = rows.sync, [stack.enter_context(guarded(sink, about)) for sink in recipe.track.to]
+        sync, trackers = rows.sync, [stack.enter_context(opened(config, about)) for config in recipe.track.to]
     example = assembly.layout.example
     flops = assembly.flops.step
     meters = Meters(recipe.batch, tokens_in(example), flops, peak_of(jax.devices()))

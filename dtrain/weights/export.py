@@ -13,7 +13,6 @@ from dtrain.core.errors import RecipeError
 from dtrain.core.files import overwrite
 from dtrain.data.tokenizer_files import write_tokenizer
 from dtrain.models.agreement import CONFIG, record
-from dtrain.models.decoder import Decoder
 from dtrain.models.hf_export import config_of
 from dtrain.models.nn.param import Param
 from dtrain.models.published import Place
@@ -59,8 +58,9 @@ def export(
         return [_written(path)]
     if adapters:
         return _export_adapters(loaded, path, dtype, about)
-    model, declared = loaded.recipe.model, unpadded(loaded.assembly.layout.declared)
-    config = config_of(model) if isinstance(model, Decoder) else None
+    model: Any = loaded.recipe.model
+    declared = unpadded(loaded.assembly.layout.declared)
+    config = config_of(model) if model.generates else None
     published = names == "published" or (names is None and not single and config is not None)
     table = published_names(model, declared) if published else own_names(declared)
     tensors, about = _tensors(loaded, declared, table), about | record(model)

@@ -10,7 +10,6 @@ import numpy as np
 
 from dtrain.checkpoint.tensors import Tensors
 from dtrain.core.errors import DataError, RecipeError
-from dtrain.models.decoder import Decoder
 from dtrain.models.nn.param import Param, Tree, paths
 from dtrain.models.published import FUSED, HEAD, UNUSED, Place, Whole, places
 from dtrain.recipe.recipe import Recipe
@@ -89,12 +88,12 @@ def read(
     return {name: leaf(name, like) for name, like in shapes.items()}
 
 
-def naming(tensors: Tensors, model: object, ours: Mapping[str, Param]) -> Mapping[str, Place]:
+def naming(tensors: Tensors, model: Any, ours: Mapping[str, Param]) -> Mapping[str, Place]:
     """Where each parameter is in the file: under dtrain's names or the published ones, whichever match more tensors.
 
     Raises DataError if the file has the published names of another architecture.
     """
-    if not isinstance(model, Decoder):
+    if not model.generates:
         return own_names(ours)
     table = places(model, fused=any(name.endswith(FUSED) for name in tensors))
     own = sum(name in tensors for name in ours)
@@ -143,7 +142,7 @@ def published_names(
 ) -> Mapping[str, Place]:
     """The published name of every parameter, from `table` or the model's usual ones. RecipeError if one has none."""
     if table is None:
-        table = places(model) if isinstance(model, Decoder) else {}
+        table = places(model) if model.generates else {}
     nameless = [name for name in declared if name not in table]
     if nameless:
         message = f"parameter {nameless[0]} has no published name"

@@ -144,6 +144,6 @@ def test_large_epochs_are_drawn_without_a_table() -> None:
 
 
 def test_random_starts_are_even_and_differ_by_seed() -> None:
-    drawn = Order(0, seed=1, starts=10)(np.arange(100_000))
+    drawn = Order(0, seed=1, random_starts=10)(np.arange(100_000))
     assert np.bincount(drawn).min() > 9_500
-    assert not np.array_equal(drawn, Order(0, seed=2, starts=10)(np.arange(100_000)))
+    assert not np.array_equal(drawn, Order(0, seed=2, random_starts=10)(np.arange(100_000)))

@@ -214,7 +214,7 @@ def test_classes_keep_their_names_and_hidden_files_are_none(folder: Path) -> Non
     picture(folder / "cat" / "._1.png", 1)
     source = images(folder).open("train")
     assert isinstance(source, ImageFiles)
-    assert source.names == ("cat", "dog")
+    assert source.class_names == ("cat", "dog")
     assert len(source) == 40
 
 

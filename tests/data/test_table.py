@@ -54,7 +54,7 @@ def test_every_format_gives_the_same_rows(table: pyarrow.Table, tmp_path: Path) 
     for source in found.values():
         for name, values in rows_of(source).items():
             np.testing.assert_allclose(values, first[name], rtol=1e-6)
-    assert found["csv"].names == ("large", "small")
+    assert found["csv"].class_names == ("large", "small")
     assert first["features"].shape == (len(first["label"]), 3)
     np.testing.assert_allclose(first["features"].mean(0), 0, atol=1e-5)
     np.testing.assert_allclose(first["features"].std(0), 1, rtol=1e-4)

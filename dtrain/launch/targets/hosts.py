@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Le
 
@@ -169,6 +169,7 @@ class Local(Hosts):
     """This machine: the run continues when the terminal is closed."""
 
     kind: Literal["local"] = "local"
+    keeps_environment: ClassVar[bool] = True
 
     def machines(self) -> list[Machine]:
         python = sys.executable if self.python == "python3" else str(Path(self.python).expanduser())
