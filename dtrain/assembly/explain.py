@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from dtrain.assembly.assemble import prepared
-from dtrain.assembly.objective import trained_model
+from dtrain.assembly.frozen import frozen_models
 from dtrain.core.types import JsonObject
 from dtrain.models.nn.param import Param, count, paths
 from dtrain.parallel.mesh import mesh_sizes, mesh_text
@@ -76,7 +76,7 @@ def explain(recipe: Recipe, devices: int) -> Explanation:
         example = recipe.data.example() or recipe.data.open("train").example
     sizes = recipe.mesh.sizes(devices)
     model = recipe.model.for_example(prepared(recipe, example)) if example else recipe.model
-    model = trained_model(recipe, model)
+    model = recipe.minimised.wrap(model, recipe.lora, frozen_models(recipe))
     layout = Layout(sizes, recipe.mesh.table(), with_default_dims(model.params(), sizes))
     layout.check()
     width = jnp.dtype(recipe.precision.params).itemsize

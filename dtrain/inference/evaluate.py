@@ -105,7 +105,7 @@ def evaluate(loaded: LoadedRun, source: Source) -> Evaluated:
     if unfit := assembly.recipe.model.mismatch(source.example):
         raise DataError(unfit, "evaluate on data of the same shape and classes")
     if _arrays(source.example) != _arrays(assembly.layout.example):  # other data than the run was trained on
-        assembly = assemble(assembly.recipe, assembly.layout.devices, source.example, assembly.steps)
+        assembly = assemble(assembly.recipe, assembly.layout.devices, source.example, assembly.steps, assembly.frozen)
     compiled = assembly.recipe.engine.compile(assembly.evaluate(state), assembly.layout.platform)
     sums = [jax.device_get(compiled(state, batch)) for batch in eval_batches(assembly, source, None)]
     metrics = {name.removeprefix("eval/"): value for name, value in evaluated(sums, source.bytes_per_token).items()}

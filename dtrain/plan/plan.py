@@ -10,6 +10,7 @@ from typing import Literal
 import jax
 
 from dtrain.assembly.assemble import Assembly, assemble, one_step_per_call
+from dtrain.assembly.frozen import frozen_models
 from dtrain.core.errors import RecipeError
 from dtrain.core.slices import Target
 from dtrain.data.batch import IMAGE, Example, tokens_in
@@ -199,7 +200,8 @@ def _assembled(recipe: Recipe, devices: list[object], on: Target) -> Assembly:
         assume_cudnn(on.chip)
     example, examples = _example(recipe)
     try:
-        assembly = assemble(one_step_per_call(recipe), devices, example, recipe.total_steps(examples))
+        steps = recipe.total_steps(examples)
+        assembly = assemble(one_step_per_call(recipe), devices, example, steps, frozen_models(recipe))
         return replace(assembly, recipe=replace(assembly.recipe, engine=recipe.engine))
     except RecipeError as error:
         raise RecipeError([f"on {on.name}: {problem}" for problem in error.problems], error.hint) from error

@@ -15,6 +15,7 @@ import jax
 from rich.console import Console as Rich
 
 from dtrain.assembly.assemble import Assembly, assemble, one_step_per_call
+from dtrain.assembly.frozen import frozen_models
 from dtrain.assembly.input import train_batches
 from dtrain.assembly.state import create_state
 from dtrain.core.leftovers import temporary_folder
@@ -133,8 +134,9 @@ def assemblies(recipe: Recipe, devices: list[Device], example: Example) -> tuple
     """The recipe's step, and that with `precision.reduce: compute` if it has not got it and could have it."""
     single = one_step_per_call(recipe)
     changed = with_sums(single) if len(devices) > 1 else None
-    own = assemble(single, devices, example, MOST)
-    return own, assemble(changed, devices, example, MOST) if changed else None
+    frozen = frozen_models(recipe)
+    own = assemble(single, devices, example, MOST, frozen)
+    return own, assemble(changed, devices, example, MOST, frozen) if changed else None
 
 
 def bench(recipe: Recipe, rounds: int, seconds: float, say: Callable[[str], None]) -> Bench:

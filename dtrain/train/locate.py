@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from dtrain.assembly.assemble import Assembly
-from dtrain.assembly.objective import trained_model
 from dtrain.assembly.state import State
 from dtrain.assembly.step import divisor, loss_of
 from dtrain.core.errors import DtrainError
@@ -153,12 +152,11 @@ def _line(equation: Any) -> str:
 def origins(assembly: Assembly, params: Tree, batch: Batch) -> list[Origin]:
     """The first operation with an infinite result and the first with a NaN, in loss and gradients; empty if none."""
     recipe = assembly.recipe
-    model = trained_model(recipe)
 
     def prepare(rows: Batch) -> Batch:
         return recipe.data.prepare(rows, jax.random.key(recipe.seed), True)
 
-    loss = loss_of(model, prepare, recipe.precision, seed=recipe.seed)
+    loss = loss_of(assembly.model, prepare, recipe.precision, seed=recipe.seed)
 
     def mean(values: Tree, rows: Batch) -> jax.Array:
         result = loss(values, rows, SingleDeviceContext(train=True))

@@ -87,7 +87,7 @@ def _located(session: Session, ready: Ready) -> list[str]:
     store, assembly, step = ready.store, ready.assembly, ready.step
     if assembly.recipe.engine.steps_per_call > 1:
         recipe = one_step_per_call(session.recipe)
-        assembly = assemble(recipe, jax.devices(), ready.train.example, assembly.steps)
+        assembly = assemble(recipe, jax.devices(), ready.train.example, assembly.steps, assembly.frozen)
         step = recipe.engine.compile(assembly.train(), platform=assembly.layout.platform)
     store.wait()
     quiet = Console(silent=True)

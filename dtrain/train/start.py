@@ -12,6 +12,7 @@ import numpy as np
 from dtrain.assembly import trace_checks
 from dtrain.assembly.assemble import Assembly, assemble
 from dtrain.assembly.checksum import StateChecksum
+from dtrain.assembly.frozen import frozen_models
 from dtrain.assembly.input import eval_batches
 from dtrain.assembly.state import State, saved
 from dtrain.checkpoint.store import Store
@@ -86,7 +87,7 @@ def prepare(session: Session) -> Ready:
         raise DataError(f"held-out examples: {unfit}", "change the model's sizes, or the data")
 
     questions = _questions(session)
-    assembly = assemble(session.recipe, devices, train.example, steps)
+    assembly = assemble(session.recipe, devices, train.example, steps, frozen_models(session.recipe))
     now, metrics = provenance.conditions(assembly), session.recipe.model.metrics
     epochs = round(steps * session.recipe.batch / len(train), 4)
     session.log.about(

@@ -12,7 +12,6 @@ from jax.sharding import PartitionSpec
 
 from dtrain.assembly.assemble import Assembly
 from dtrain.assembly.checksum import values_checksum
-from dtrain.assembly.objective import teacher_of
 from dtrain.checkpoint import manifest
 from dtrain.checkpoint.partial import read_arrays, saved_shapes
 from dtrain.checkpoint.store import Store
@@ -133,8 +132,7 @@ def weights_from(assembly: Assembly, init: Init, say: Say, checksum: Sequence[in
     declared, shapes = (
         part_of(recipe, by_path(tree), part) for tree in (assembly.layout.declared, assembly.shapes.params)
     )
-    frozen = recipe.minimised.sources()
-    model = teacher_of(frozen[part]) if part in frozen else recipe.model
+    model = assembly.frozen.get(part, recipe.model)
     left_out = matched(init.new, list(declared), "init.new")
     random = [name for name in left_out if not declared[name].saved]
     if random:
@@ -149,7 +147,7 @@ def weights_from(assembly: Assembly, init: Init, say: Say, checksum: Sequence[in
         agree(model, tensors.metadata, source, say, published=published, override=False)
         where = located(tensors, model, ours, source, new)
     taken = {own: name for own, name in names.items() if own not in new}
-    what = f"{part}: " if part in frozen else "initialised "
+    what = f"{part}: " if part in assembly.frozen else "initialised "
     lines = [f"{what}from {source}: {len(taken)} of {len(names)} parameters"]
     lines += [f"initialised at random: {', '.join(new)}"] if new else []
     return InitialWeights(

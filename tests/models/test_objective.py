@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import pytest
 
-from dtrain.assembly.objective import trained_model
+from dtrain.assembly.assemble import assemble
 from dtrain.core.origin import Origin
 from dtrain.models.decoder import Decoder
 from dtrain.models.objective import Objective, OwnLoss
@@ -35,7 +35,7 @@ def test_an_objective_that_does_not_wrap_the_model_trains_nothing() -> None:
     model = load("mlp-digits")
     object.__setattr__(model, "objective", Unfinished())
     with pytest.raises(NotImplementedError):
-        trained_model(model)
+        assemble(model, [], model.data.example(), 10)
 
 
 @pytest.mark.parametrize("member", MEMBERS, ids=lambda member: member.__name__)

@@ -1,4 +1,4 @@
-"""What a recipe trains: its model, with adapters, for its objective."""
+"""The models whose frozen parameters an objective takes from elsewhere."""
 
 from pathlib import Path
 from typing import Any
@@ -12,17 +12,13 @@ from dtrain.recipe.load import load
 from dtrain.recipe.recipe import Recipe
 
 
-def trained_model(recipe: Recipe, model: Any = None) -> Any:
-    """The recipe's model, or `model` in its place, as it is trained.
-
-    RecipeError if it does not fit the models of other runs that the objective takes.
-    """
-    objective = recipe.minimised
-    frozen = {part: teacher_of(origin) for part, origin in objective.sources().items()}
-    return objective.wrap(recipe.model if model is None else model, recipe.lora, frozen)
+def frozen_models(recipe: Recipe) -> dict[str, Any]:
+    """For each of its objective's `sources`, the model whose parameters come from there: a run's recipe is read, or a
+    config.json. RecipeError or DataError if one is not there, or is not such a model."""
+    return {part: _teacher(origin) for part, origin in recipe.minimised.sources().items()}
 
 
-def teacher_of(origin: Origin) -> Any:
+def _teacher(origin: Origin) -> Any:
     """The model of a run, from its recipe, or of published weights, from their config.json. RecipeError if it is not a
     decoder, or not there."""
     if origin.weights:
