@@ -11,6 +11,7 @@ from dtrain.models.nn.param import Param, initial, normal, paths
 from dtrain.models.nn.precision import Precision
 from dtrain.models.nn.single_device import SingleDeviceContext
 from dtrain.optim.optimizer import SGD
+from dtrain.optim.shared import Linear
 from dtrain.optim.update import learning_rate, transformation
 from dtrain.train.hooks import norms_of
 from tests.engines import MODELS, random_batch
@@ -20,16 +21,27 @@ DECLARED = MODEL.params()
 LOSS = loss_of(MODEL, lambda rows: rows, Precision())
 
 
-def stepped(weight: np.ndarray) -> tuple[State, dict[str, float]]:
+def stepped(
+    weight: np.ndarray, optimizer: SGD = OPTIMIZER, begin: State | None = None
+) -> tuple[State, dict[str, float]]:
     def grads(params: object, batch: object) -> object:
         found = lambda params: LOSS(params, batch, SingleDeviceContext())  # noqa: E731
         return found(params), jax.grad(lambda params: found(params).sum)(params)
 
-    update, params = transformation(OPTIMIZER, DECLARED, 10), initial(DECLARED, jax.random.key(0), "float32")
-    step = train_step(grads, update, learning_rate(OPTIMIZER, 10), DECLARED)
-    begin = State(np.int32(0), params, update.init(params))
+    update, params = transformation(optimizer, DECLARED, 10), initial(DECLARED, jax.random.key(0), "float32")
+    step = train_step(grads, update, learning_rate(optimizer, 10), DECLARED)
+    begin = begin or State(np.int32(0), params, update.init(params))
     state, metrics = jax.jit(step)(begin, random_batch() | {"weight": weight})
     return state, jax.tree.map(float, metrics)
+
+
+def test_a_step_counts_one_update_and_the_learning_rate_is_that_of_its_number() -> None:
+    optimizer, state, rates = SGD(lr=1.0, momentum=0.0, schedule=Linear(warmup=4)), None, []
+    for _ in range(3):
+        state, metrics = stepped(np.ones(16, np.float32), optimizer, state)
+        rates.append(metrics["lr"])
+    assert state is not None
+    assert (int(state.step), rates) == (3, pytest.approx([0.2, 0.4, 0.6]))
 
 
 @pytest.mark.slow
