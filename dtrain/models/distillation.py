@@ -14,7 +14,7 @@ from dtrain.data.batch import Batch, Example
 from dtrain.models.decoder import Decoder
 from dtrain.models.next_token import Known
 from dtrain.models.nn.context import Context
-from dtrain.models.nn.model import Declared, Flops, Loss, Structure
+from dtrain.models.nn.model import Flops, Loss, Wrapped
 from dtrain.models.nn.param import Tree
 from dtrain.models.objective import Objective, needs_decoder
 
@@ -59,7 +59,7 @@ class Distillation(Objective):
 
 
 @dataclass(frozen=True)
-class DistilledModel(Declared):
+class DistilledModel(Wrapped):
     """A decoder that learns from a teacher while it trains; evaluated and used, it is the decoder alone."""
 
     model: Decoder
@@ -98,23 +98,11 @@ class DistilledModel(Declared):
 
     def mismatch(self, example: Example) -> str:
         unfit = self.teacher.mismatch(example)
-        return self.model.mismatch(example) or (f"objective.teacher: {unfit}" if unfit else "")
-
-    @property
-    def exact_inputs(self) -> tuple[str, ...]:
-        return self.model.exact_inputs
+        return super().mismatch(example) or (f"objective.teacher: {unfit}" if unfit else "")
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
         return tuple(dict.fromkeys((*self.distillation.metrics, *self.model.metrics)))
-
-    @property
-    def split_rows(self) -> bool:
-        return self.model.split_rows
-
-    @property
-    def structure(self) -> Structure:
-        return self.model.structure
 
     def for_example(self, example: Any) -> "DistilledModel":
         return replace(self, model=self.model.for_example(example), teacher=self.teacher.for_example(example))

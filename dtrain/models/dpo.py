@@ -4,7 +4,7 @@ The base has no adapters, so that the reference costs a second forward pass and 
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -16,7 +16,7 @@ from dtrain.core.types import PositiveFloat
 from dtrain.data.batch import DOCUMENT, WEIGHT, Batch, Example
 from dtrain.models.lora import BASE, Adapted, Lora
 from dtrain.models.nn.context import Context
-from dtrain.models.nn.model import Declared, Flops, Loss, Structure
+from dtrain.models.nn.model import Flops, Loss, Wrapped
 from dtrain.models.nn.param import Tree, paths
 from dtrain.models.objective import Objective, needs_decoder
 
@@ -57,23 +57,23 @@ class DPO(Objective):
 
 
 @dataclass(frozen=True)
-class PreferenceModel(Declared):
+class PreferenceModel(Wrapped):
     """A decoder with adapters, trained on rows with a preferred answer and another one."""
 
-    adapted: Adapted
+    model: Adapted
     dpo: DPO
 
     def params(self) -> Tree:
         """Those of the adapted decoder. RecipeError if one of the base is trained: the reference would move with it."""
-        declared = self.adapted.params()
+        declared = self.model.params()
         base = jax.tree.leaves(paths(declared[BASE])), jax.tree.leaves(declared[BASE])
         if moving := next((name for name, param in zip(*base, strict=True) if param.trained), ""):
             raise RecipeError(f"lora.train: dpo compares the model with its frozen base, and {moving} is trained", FULL)
         return declared
 
     def loss(self, params: Tree, batch: Batch, ctx: Context) -> Loss:
-        decoder = self.adapted.model
-        policy = decoder.document_losses(self.adapted.combined(params), batch, ctx, 2)
+        decoder = self.model.model
+        policy = decoder.document_losses(self.model.combined(params), batch, ctx, 2)
         frozen = jax.tree.map(jax.lax.stop_gradient, params[BASE])
         reference = decoder.document_losses(frozen, batch, ctx, 2)
         # the losses are negative log-probabilities: pi - ref of an answer is ref's loss less pi's
@@ -85,19 +85,15 @@ class PreferenceModel(Declared):
         return Loss((-jax.nn.log_sigmoid(margin_B) * weight_B).sum(), weight_B.sum(), sums)
 
     def flops(self, example: Example, examples: int, declared: Tree) -> Flops:
-        step, convention = self.adapted.flops(example, examples, declared)
-        base = self.adapted.model
+        step, convention = self.model.flops(example, examples, declared)
+        base = self.model.model
         forward = base.flops(example, examples, base.params()).step / 3  # two thirds are the backward pass
         return Flops(step + forward, f"{convention}, and the forward pass of the base")
 
     def mismatch(self, example: Example) -> str:
         if DOCUMENT not in example:
             return "objective dpo takes pairs of answers: data of kind preference"
-        return self.adapted.mismatch(example)
-
-    @property
-    def exact_inputs(self) -> tuple[str, ...]:
-        return self.adapted.exact_inputs
+        return super().mismatch(example)
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
@@ -106,10 +102,3 @@ class PreferenceModel(Declared):
     @property
     def split_rows(self) -> bool:
         return False
-
-    @property
-    def structure(self) -> Structure:
-        return self.adapted.structure
-
-    def for_example(self, example: Any) -> "PreferenceModel":
-        return replace(self, adapted=self.adapted.for_example(example))

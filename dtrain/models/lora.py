@@ -1,20 +1,18 @@
 """Low-rank adapters around any model (LoRA, Hu et al. 2021): the model's own parameters are frozen."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 
 from dtrain.core.errors import RecipeError
-from dtrain.core.metrics import Metric
 from dtrain.core.types import Positive, PositiveFloat
 from dtrain.data.batch import Batch, Example
 from dtrain.models.nn import param as declare
 from dtrain.models.nn.context import Context
 from dtrain.models.nn.low_rank import LowRank, inner_dims
-from dtrain.models.nn.model import Declared, Flops, Loss, Structure
+from dtrain.models.nn.model import Flops, Loss, Wrapped
 from dtrain.models.nn.param import Param, Tree, paths
 from dtrain.models.nn.patterns import matched
 
@@ -43,11 +41,9 @@ class Lora:
 
 
 @dataclass(frozen=True)
-class Adapted(Declared):
+class Adapted(Wrapped):
     """A model whose chosen matrices are each W + scale x A B, with W frozen; B starts at zero."""
 
-    model: Any
-    """A model with what `Declared` adds to the contract."""
     lora: Lora
 
     def params(self) -> Tree:
@@ -112,32 +108,6 @@ class Adapted(Declared):
 
     def flops(self, example: Example, examples: int, declared: Tree) -> Flops:
         return self.model.adapted_flops(example, examples, self, declared)
-
-    def mismatch(self, example: Example) -> str:
-        return self.model.mismatch(example)
-
-    @property
-    def user_code(self) -> str:
-        return self.model.user_code
-
-    @property
-    def exact_inputs(self) -> tuple[str, ...]:
-        return self.model.exact_inputs
-
-    @property
-    def metrics(self) -> tuple[Metric, ...]:
-        return self.model.metrics
-
-    @property
-    def split_rows(self) -> bool:
-        return self.model.split_rows
-
-    @property
-    def structure(self) -> Structure:
-        return self.model.structure
-
-    def for_example(self, example: Mapping[str, jax.ShapeDtypeStruct]) -> "Adapted":
-        return replace(self, model=self.model.for_example(example))
 
 
 def adapted(model: Any, lora: Lora | None) -> Any:

@@ -61,7 +61,7 @@ def test_the_loss_is_the_published_one(tmp_path: Path) -> None:
     loss = loss_alone(model, params, batch)
     merged = jax.tree.map(
         lambda leaf: leaf.merged() if hasattr(leaf, "merged") else leaf,
-        model.adapted.combined(params), is_leaf=lambda leaf: hasattr(leaf, "merged"),
+        model.model.combined(params), is_leaf=lambda leaf: hasattr(leaf, "merged"),
     )  # fmt: skip
     losses, right = [], 0
     for record in PAIRS:

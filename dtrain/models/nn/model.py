@@ -162,3 +162,42 @@ class Declared:
     def replaced(self, fields: Mapping[str, FieldValue]) -> Self:
         """The same model with other values of these fields."""
         return replace(self, **self.overrides(fields))  # pyright: ignore[reportArgumentType]
+
+
+@dataclass(frozen=True)
+class Wrapped(Declared):
+    """A model around another one: what it does not define itself is that of the inner one."""
+
+    model: Any
+    """The inner one: a model with what `Declared` adds to the contract."""
+
+    @property
+    def user_code(self) -> str:
+        return self.model.user_code
+
+    @property
+    def exact_inputs(self) -> tuple[str, ...]:
+        return self.model.exact_inputs
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        return self.model.metrics
+
+    @property
+    def split_rows(self) -> bool:
+        return self.model.split_rows
+
+    @property
+    def structure(self) -> Structure:
+        return self.model.structure
+
+    @property
+    def predicts(self) -> bool:
+        return super().predicts and self.model.predicts
+
+    def mismatch(self, example: Example) -> str:
+        """Why the inner model cannot take such examples; empty if it can."""
+        return self.model.mismatch(example)
+
+    def for_example(self, example: Mapping[str, jax.ShapeDtypeStruct]) -> Self:
+        return replace(self, model=self.model.for_example(example))
