@@ -46,7 +46,8 @@ def show(
 
         source, codec = _opened(recipe, overrides, split)
         if codec is None:
-            raise RecipeError(f"the examples have {', '.join(source.example)}, no tokens", "show prints rows of tokens")
+            found = f"the examples have {', '.join(source.example)}, and the data has no tokenizer"
+            raise RecipeError(found, "show prints rows of tokens as text")
         if first >= len(source):
             raise RecipeError(f"--first {first}: the {split} split has {len(source):,} rows")
         indices = np.arange(first, min(first + rows, len(source)))

@@ -17,7 +17,7 @@ def next_commands(folder: Path, recipe: "Recipe") -> str:
     commands += [f"generate {run} {'--chat ' * chat}--prompt '...'"] if writes else []
     commands += [f"evaluate {run} --questions FILE"] if chat and writes else []
     predicts = recipe.model.predicts and not recipe.data.tokenized
-    commands += [f"evaluate {run}", f"predict {run} FILE..."] if predicts else []
+    commands += [f"evaluate {run}", f"predict {run}{' FILE...' * recipe.data.reads_inputs}"] if predicts else []
     lines = [f"{program()} {command}" for command in commands]
     return "next: " + "\n      ".join(lines)
 

@@ -41,7 +41,7 @@ def inputs(data: Data, example: Example, names: Sequence[str]) -> Inputs:
     """
     if TOKEN in example and data.tokenized:
         return _texts(data, example[TOKEN].shape[0], names)
-    if IMAGE in example and example[IMAGE].dtype == "uint8" and data.kind != "custom":
+    if IMAGE in example and example[IMAGE].dtype == "uint8" and data.reads_inputs:
         return _images(data, example[IMAGE].shape, names)
     if isinstance(data, Table):
         rows = Arrays({FEATURES: data.unlabelled(names)}, {FEATURES: example[FEATURES]}, "")

@@ -38,6 +38,10 @@ class Npz(Unaugmented):
     def packages(self) -> tuple[str, ...]:
         return address_packages((self.file, self.test_file))
 
+    @property
+    def reads_inputs(self) -> bool:
+        return True
+
     def example(self) -> Example | None:
         return None
 

@@ -186,6 +186,10 @@ class WithPixels(DataDefaults):
 
     pixels: Pixels
 
+    @property
+    def reads_inputs(self) -> bool:
+        return True
+
     def problems(self, recipe: Any, example: Example) -> Iterator[Problem]:
         """Values for other channels than the images have, and random shifts that are larger than the images."""
         del recipe

@@ -157,6 +157,11 @@ class Data(Protocol):
         ...
 
     @property
+    def reads_inputs(self) -> bool:
+        """Whether `predict` can read examples of this form from files that a user names."""
+        ...
+
+    @property
     def user_code(self) -> str:
         """What the recipe names as code that runs when it is opened; empty for dtrain's own data."""
         ...
@@ -274,6 +279,11 @@ class DataDefaults:
     def too_narrow(self, vocab: int) -> Iterator[tuple[str, str]]:
         """Keys of this section whose format cannot hold the tokens of such a vocabulary, and why."""
         return iter(())
+
+    @property
+    def reads_inputs(self) -> bool:
+        """Whether `predict` can read examples of this form from files that a user names."""
+        return self.tokenized
 
     @property
     def user_code(self) -> str:

@@ -47,6 +47,10 @@ class Table(Unaugmented):
     def packages(self) -> tuple[str, ...]:
         return ("pyarrow", *address_packages((*self.files, *self.test_files)))
 
+    @property
+    def reads_inputs(self) -> bool:
+        return True
+
     def example(self) -> Example | None:
         return None
 
