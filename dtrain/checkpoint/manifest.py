@@ -15,7 +15,9 @@ from dtrain.core.files import read_json
 from dtrain.core.run_dir import MANIFEST as NAME
 from dtrain.core.types import JsonObject
 
-FORMAT = 1
+FORMAT = 2
+RENAMED = {"passed": "batches_skipped", "owed": "evaluation_pending", "seen": "guard_state"}
+"""Keys of `conditions`, which format 1 called `about`, by their names in format 1."""
 THREADS = 16
 """Files that are digested at the same time, at most."""
 
@@ -29,8 +31,8 @@ class Manifest:
     """A committed step."""
 
     step: int
-    about: JsonObject
-    """Recipe, data, topology, versions, progress, as JSON values; see `dtrain.train.provenance.about`."""
+    conditions: JsonObject
+    """Recipe, data, topology, versions, progress, as JSON values; see `dtrain.train.provenance.conditions_of`."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     checksum: Sequence[int] = ()
     """Checksum of the state's bits, computed on the devices; () if there is none."""
@@ -64,6 +66,10 @@ def read(folder: Path) -> Manifest:
         if _digest_of(values) != digest:
             raise CorruptCheckpoint("its manifest was changed after it was written")
         files = {path: (int(size), str(digest)) for path, (size, digest) in values["files"].items()}
+        if values.get("format") == 1:
+            old = values.pop("about")
+            conditions = {RENAMED.get(key, key): value for key, value in old.items()}
+            values |= {"conditions": conditions, "format": FORMAT}
         manifest = Manifest(**values | {"files": files})
     except FileNotFoundError:
         raise CorruptCheckpoint("it has no manifest: its save was never finished") from None
@@ -74,7 +80,9 @@ def read(folder: Path) -> Manifest:
             raise
         raise CorruptCheckpoint(f"its manifest cannot be read: {error.strerror}") from error
     if manifest.format != FORMAT:
-        raise CorruptCheckpoint(f"its manifest has format {manifest.format}; this version of dtrain reads {FORMAT}")
+        raise CorruptCheckpoint(
+            f"its manifest has format {manifest.format}; this version of dtrain reads 1 and {FORMAT}"
+        )
     if str(manifest.step) != folder.name and folder.name.isdecimal():
         raise CorruptCheckpoint(
             f"it has step {manifest.step}, renamed or copied; rename it to {manifest.step} to use it"

@@ -323,20 +323,20 @@ class Store:
         self,
         step: int,
         state: object,
-        about: Mapping[str, object],
+        conditions: Mapping[str, object],
         metrics: Mapping[str, float],
         proof: Callable[[], Sequence[int]] = lambda: (),
     ) -> None:
         """Start to save in the background. The state may be donated as soon as this returns.
 
-        `about` and `metrics` are for the manifest. `proof` returns the checksum of the state, or raises if the state
-        must not be saved; it is called before the commit. Raises what a previous save failed with.
+        `conditions` and `metrics` are for the manifest. `proof` returns the checksum of the state, or raises if it must
+        not be saved; it is called before the commit. Raises what a previous save failed with.
         """
         self.wait()
         if step in self.steps():
             return
         best = {name: value for name, value in metrics.items() if name == self._policy.best}
-        pending, self._began = Manifest(step, dict(about), best), time.monotonic()
+        pending, self._began = Manifest(step, dict(conditions), best), time.monotonic()
         self._holds()
         with disk.writing(self._path, step, self._holds):
             fault_injection.strike("save:begin", self._rank)
@@ -352,7 +352,7 @@ class Store:
         if self._rank == 0:
             folder = self._path / str(step)
             saved = manifest.read(folder)
-            replace(saved, metrics=best, about={**saved.about, "owed": False}).write(folder)
+            replace(saved, metrics=best, conditions={**saved.conditions, "evaluation_pending": False}).write(folder)
 
     def wait(self) -> None:
         """Wait until the pending save is committed. Raises what it failed with, such as EnvironmentFault."""

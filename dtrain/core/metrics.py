@@ -57,10 +57,10 @@ def plain(metrics: Iterable[Metric]) -> dict[str, JsonObject]:
     """The keys of run.json that hold declared metrics."""
     metrics = list(metrics)
     rising = {metric.name: metric.higher_is_better for metric in metrics if metric.higher_is_better is not None}
-    return {"rising": rising, "units": {metric.name: metric.unit for metric in metrics if metric.unit}}
+    return {"higher_is_better": rising, "units": {metric.name: metric.unit for metric in metrics if metric.unit}}
 
 
 def recorded(record: JsonObject) -> tuple[Metric, ...]:
     """The metrics that the run with this run.json declared."""
-    rising, units = record.get("rising", {}), record.get("units", {})
+    rising, units = record.get("higher_is_better", {}), record.get("units", {})
     return tuple(Metric(name, rising.get(name), units.get(name, "")) for name in {**rising, **units})

@@ -42,7 +42,7 @@ FIELDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "state": (f"one of {', '.join(sorted(STATES))}", lambda value: isinstance(value, str) and value in STATES),
     **dict.fromkeys(("name", "reason", "git", "stopped_by"), ("text", lambda value: isinstance(value, str))),
     **dict.fromkeys(("step", "steps", "starts", "rollbacks", "next_batch"), ("a whole number", _natural)),
-    **dict.fromkeys(("started", "written", "step_s_kept"), ("a number", _number)),
+    **dict.fromkeys(("started", "written", "step_s_saved", "step_s_kept"), ("a number", _number)),
     "ended": ("a number", lambda value: value is None or _number(value)),
     "exit_code": ("a whole number", lambda value: value is None or _natural(value)),
     **dict.fromkeys(("lost", "seconds"), ("an object with numbers", lambda value: _table(value, _number))),
@@ -50,7 +50,10 @@ FIELDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
         ("versions", "tracker_ids", "units"),
         ("an object with texts", lambda value: _table(value, lambda text: isinstance(text, str))),
     ),
-    "rising": ("an object with true or false", lambda value: _table(value, lambda up: isinstance(up, bool))),
+    **dict.fromkeys(
+        ("higher_is_better", "rising"),
+        ("an object with true or false", lambda value: _table(value, lambda up: isinstance(up, bool))),
+    ),
     "changes": ("a list of objects", lambda value: isinstance(value, list) and all(isinstance(x, dict) for x in value)),
     "data": (
         "an object with numbers of train and test examples and epochs",
@@ -75,10 +78,14 @@ def step_seconds(seconds: Mapping[str, float]) -> float:
     return sum(seconds.get(part, 0.0) for part in STEP_PARTS)
 
 
+RENAMED = {"went_back": "rollbacks", "rising": "higher_is_better", "step_s_kept": "step_s_saved"}
+"""Keys of records of earlier versions, and their names now."""
+
+
 def renamed(record: JsonObject) -> JsonObject:
-    """The record with the keys of this version: earlier ones wrote `went_back`, and keys of `lost` with blanks."""
-    if "went_back" in record:
-        record = {"rollbacks" if key == "went_back" else key: value for key, value in record.items()}
+    """The record with the keys of this version: earlier ones wrote others, and keys of `lost` with blanks."""
+    if RENAMED.keys() & record.keys():
+        record = {RENAMED.get(key, key): value for key, value in record.items()}
     if any(" " in key for key in record.get("lost", {})):
         lost = {_lost_key(key): seconds for key, seconds in record["lost"].items()}
         record = record | {"lost": lost}

@@ -33,7 +33,7 @@ from dtrain.models.nn.param import count
 from dtrain.recipe.load import lasting_text, load, plain, plain_part
 from dtrain.recipe.recipe import Init, Recipe
 from dtrain.recipe.yaml import dump
-from dtrain.train.provenance import about, conditions
+from dtrain.train.provenance import conditions, conditions_of
 from dtrain.train.resume import Start
 from dtrain.weights.choose import refuse_no_run
 from dtrain.weights.initial import initial_from
@@ -119,7 +119,7 @@ def save_first(
     with Store(place.checkpoints.absolute(), recipe.checkpoint, holds=lease.check) as store:
         overwrite(place.recipe, lasting_text(recipe))
         data = Arrays({}, example, UNKNOWN)
-        now = about(
+        now = conditions_of(
             conditions(assembly), recipe, data, 0, 0, eval_pending=False, guard_state=Start().guard_state, step_s=0.0
         )
         part = saved(state, assembly.layout.declared)

@@ -57,7 +57,7 @@ def conditions(assembly: Assembly) -> dict[str, object]:
     }
 
 
-def about(
+def conditions_of(
     now: JsonObject,
     recipe: Recipe,
     source: Source,
@@ -67,14 +67,14 @@ def about(
     guard_state: JsonObject,
     step_s: float,
 ) -> JsonObject:
-    """The `about` section of a manifest: the conditions, batches skipped so far, whether an evaluation is pending, the
-    state of the loss guard, the seconds spent in steps, and the next learning rate."""
+    """The `conditions` of a manifest: settings and software, batches skipped so far, whether an evaluation is pending,
+    the state of the loss guard, the seconds spent in steps, and the next learning rate."""
     return {
         **now,
         "step_s": step_s,
-        "passed": batches_skipped,
-        "owed": eval_pending,
-        "seen": dict(guard_state),
+        "batches_skipped": batches_skipped,
+        "evaluation_pending": eval_pending,
+        "guard_state": dict(guard_state),
         "examples": step * recipe.batch,
         "seed": recipe.seed,
         "recipe": hashlib.sha256(text(recipe).encode()).hexdigest()[:16],

@@ -41,9 +41,9 @@ def earlier(old: JsonObject) -> dict[str, float]:
     """Seconds of earlier starts by section; of steps, only those that a checkpoint saved."""
     seconds = dict(old.get("seconds", {}))
     spent = step_seconds(seconds)
-    if not spent or "step_s_kept" not in old:
+    if not spent or "step_s_saved" not in old:
         return seconds
-    changes = steps_changed(seconds, old["step_s_kept"] - spent)
+    changes = steps_changed(seconds, old["step_s_saved"] - spent)
     return seconds | {part: seconds[part] + change for part, change in changes.items()}
 
 
@@ -58,7 +58,7 @@ def lost(old: JsonObject, latest: heartbeat.Heartbeat | None, start: float) -> d
     killed, written = old.get("state") == "running", old.get("written", start)
     last = min(max(written, latest.at if killed and latest else written), start)
     spent = step_seconds(old.get("seconds", {}))
-    recomputed = last - written + max(spent - old.get("step_s_kept", spent), 0.0)
+    recomputed = last - written + max(spent - old.get("step_s_saved", spent), 0.0)
     for name, seconds in ((RECOMPUTED, recomputed), (gap(old), start - last)):
         if seconds > 0:
             so_far[name] = round(so_far.get(name, 0.0) + seconds, 3)
@@ -155,7 +155,7 @@ class Record:
     def committed(self, step: int | None) -> None:
         """Record the step that a restart would resume from."""
         if step is not None:
-            self.values["step"], self.values["step_s_kept"] = step, self.step_s[step]
+            self.values["step"], self.values["step_s_saved"] = step, self.step_s[step]
             self.write()
 
     @property
@@ -174,7 +174,7 @@ class Record:
             raise NotFinite(
                 f"{rollback.message}; the run was rolled back {budget} times before (guard.budget)", rollback.hint
             )
-        discarded = step_seconds(self._seconds()) - self.values["step_s_kept"]
+        discarded = step_seconds(self._seconds()) - self.values["step_s_saved"]
         self._add_steps(-discarded)
         self.values["lost"][RECOMPUTED] = round(self.values["lost"].get(RECOMPUTED, 0.0) + discarded, 3)
         self.values["rollbacks"] += 1
@@ -233,7 +233,7 @@ def run_record(place: Folder, recipe: Recipe, lead: bool) -> Iterator[Record]:
         "ended": None,
         "starts": old.get("starts", 0) + 1,
         "lost": lost(old, heartbeat.read(place.heartbeat(0)), start),
-        "step_s_kept": old.get("step_s_kept", 0.0),
+        "step_s_saved": old.get("step_s_saved", 0.0),
         "rollbacks": old.get("rollbacks", 0),
         "next_batch": old.get("next_batch", 0),
         "changes": list(old.get("changes", [])),

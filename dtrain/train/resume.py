@@ -63,7 +63,7 @@ def first_state(
     with log.clock("restore"):
         fault_injection.strike("restore", jax.process_index())
         while newest := store.newest(console.warn):
-            refuse_other_data(newest.about, train)
+            refuse_other_data(newest.conditions, train)
             try:
                 state = store.restore(newest.step, saved(assembly.shapes, assembly.layout.declared))
                 others = {name: leaf for part in initial.values() for name, leaf in part.read().items()}
@@ -73,11 +73,11 @@ def first_state(
             except (CorruptCheckpoint, NotFinite) as error:  # a state that is not finite is never saved
                 store.set_aside(newest.step, str(error), console.warn)
                 continue
-            start = _start(newest.step, newest.about, log.next_batch, now)
+            start = _start(newest.step, newest.conditions, log.next_batch, now)
             if newest.step < reached and not store.damaged(reached):
                 message = f"run.json records a checkpoint of step {reached}, which is missing"
                 console.warn(f"{message}; the run resumes from step {newest.step}")
-            for line in _report(start, resume_guarantee(newest.about, now, assembly.recipe, newest.step)):
+            for line in _report(start, resume_guarantee(newest.conditions, now, assembly.recipe, newest.step)):
                 console.say(line, "green")
             return state, start
     return _new_state(assembly, initial, now, console, log)
@@ -98,11 +98,16 @@ def _new_state(
     return create_state(assembly.make, assembly.shapes, given), Start(0, log.next_batch, now=now)
 
 
-def _start(step: int, about: JsonObject, next_batch: int, now: JsonObject) -> Start:
-    batches_skipped = max(about["passed"], next_batch - step)
-    now = dict(now) | {key: about[key] for key in ("imported", BASE, TEACHER) if key in about}
+def _start(step: int, conditions: JsonObject, next_batch: int, now: JsonObject) -> Start:
+    batches_skipped = max(conditions["batches_skipped"], next_batch - step)
+    now = dict(now) | {key: conditions[key] for key in ("imported", BASE, TEACHER) if key in conditions}
     return Start(
-        step, batches_skipped, about["owed"], guard_state=about["seen"], step_s=about.get("step_s", 0.0), now=now
+        step,
+        batches_skipped,
+        conditions["evaluation_pending"],
+        guard_state=conditions["guard_state"],
+        step_s=conditions.get("step_s", 0.0),
+        now=now,
     )
 
 

@@ -340,7 +340,7 @@ def _saver(
     session: Session, ready: Ready, start: Start, due: Callable[[int], bool], guard: LossGuard, sync: Callable[[], None]
 ) -> Callable[[int, State, Mapping[str, float], StateChecksum], None]:
     store, warned = ready.store, []
-    about = partial(provenance.about, start.now, session.recipe, ready.train, start.batches_skipped)
+    conditions = partial(provenance.conditions_of, start.now, session.recipe, ready.train, start.batches_skipped)
 
     def save(number: int, state: State, metrics: Mapping[str, float], checksum: StateChecksum) -> None:
         refuse_changed(ready.train, ready.test)
@@ -351,7 +351,9 @@ def _saver(
             return checksum.checksum()
 
         part = saved(state, ready.assembly.layout.declared)
-        store.save(number, part, about(number, eval_pending, guard.state, session.log.saving(number)), metrics, proof)
+        store.save(
+            number, part, conditions(number, eval_pending, guard.state, session.log.saving(number)), metrics, proof
+        )
         session.log.committed(store.committed)
         if store.took > (grace := session.recipe.checkpoint.grace) and not warned:
             text = f"a save takes {store.took:.0f} s; a preempted machine has {grace:.0f} s (checkpoint.grace)"

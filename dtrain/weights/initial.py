@@ -43,7 +43,7 @@ def recorded(place: Folder, part: str, init: Init) -> Frozen:
     """
     for step in saved_steps(place.checkpoints):
         with suppress(manifest.CorruptCheckpoint, OSError):
-            about = manifest.read(place.checkpoints / str(step)).about
+            about = manifest.read(place.checkpoints / str(step)).conditions
             if part in about:
                 return Frozen(_same(about[part], part, init), tuple(about[part]["checksum"]))
     raise CheckpointError(f"{place.path} has no checkpoint that records its {part}", "start a new run: name=...")

@@ -66,7 +66,7 @@ def load_run(
         recipe = replace(recipe, objective=None)  # what it takes from elsewhere is not needed
     with Store(place.checkpoints.absolute(), recipe.checkpoint, reading=True) as store:
         checkpoint, chosen = choose(place, recipe, store, say, step=step, best=best)
-        example = _example(recipe, checkpoint.about)
+        example = _example(recipe, checkpoint.conditions)
         assembly = assemble(recipe, devices[: recipe.mesh.least], example, recipe.steps or 2**31)
         shapes = saved(assembly.shapes, assembly.layout.declared)
         state = store.restore(checkpoint.step, parameters_alone(shapes))
@@ -128,10 +128,10 @@ def parameters_alone(shapes: State) -> State:
     return replace(unread, params=params, optimizer=optimizer)
 
 
-def _example(recipe: Recipe, about: JsonObject) -> Example:
+def _example(recipe: Recipe, conditions: JsonObject) -> Example:
     """The shapes of the training examples: from the checkpoint, or for older ones from the recipe or the data."""
-    if "example" in about:
-        return example_of(about["example"])
+    if "example" in conditions:
+        return example_of(conditions["example"])
     return recipe.data.example() or recipe.data.open("train").example
 
 

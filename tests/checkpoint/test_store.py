@@ -1,6 +1,7 @@
 """A saved state is restored bit for bit, or detected as damaged; a partial write is never taken for a checkpoint."""
 
 import asyncio
+import hashlib
 import itertools
 import json
 import logging
@@ -11,6 +12,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -61,6 +63,20 @@ def newest(folder: Path) -> tuple[int | None, list[str]]:
     return found.step if found else None, output
 
 
+def test_a_manifest_of_format_1_is_read(tmp_path: Path) -> None:
+    saved(tmp_path, 3)
+    step = tmp_path / "c" / "3"
+    values = asdict(manifest.read(step)) | {"format": 1, "about": {"seed": 3, "passed": 2, "owed": True, "seen": {}}}
+    del values["conditions"]
+    text = json.dumps(values, sort_keys=True).encode()
+    (step / manifest.NAME).write_text(json.dumps(values | {"sha256": hashlib.sha256(text).hexdigest()}))
+    found = manifest.read(step)
+    expected = {"seed": 3, "batches_skipped": 2, "evaluation_pending": True, "guard_state": {}}
+    assert (found.conditions, found.format) == (expected, manifest.FORMAT)
+    with Store(tmp_path / "c", Checkpoint()) as store:
+        assert (store.newest(pytest.fail) or found).conditions == expected
+
+
 def largest(step: Path) -> Path:
     return max((path for path in step.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
 
@@ -76,7 +92,7 @@ def test_what_is_saved_comes_back(tmp_path: Path) -> None:
         jax.tree.map(np.testing.assert_array_equal, store.restore(3, shapes(STATE)), STATE)
         found = store.newest(pytest.fail)
         assert found
-        assert (found.step, found.about) == (3, {"seed": 3})
+        assert (found.step, found.conditions) == (3, {"seed": 3})
         assert set(found.files) == {f"state/{path}" for path in manifest.files_of(tmp_path / "c" / "3" / "state")}
 
 
@@ -165,7 +181,7 @@ def without_manifest(step: Path) -> None:
 
 def another_seed(step: Path) -> None:
     reported = json.loads((step / manifest.NAME).read_text())
-    reported["about"]["seed"] = 7
+    reported["conditions"]["seed"] = 7
     (step / manifest.NAME).write_text(json.dumps(reported))
 
 

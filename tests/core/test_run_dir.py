@@ -50,11 +50,14 @@ def test_values_of_other_types_are_refused_by_name(place: Folder, key: str, valu
 
 def test_keys_of_earlier_versions_are_read(place: Folder) -> None:
     lost = {"done again": 1.5, "down, killed": 2.0}
-    place.record.write_text(json.dumps(RECORD | {"lost": lost, "went_back": 1}))
+    place.record.write_text(
+        json.dumps(RECORD | {"lost": lost, "went_back": 1, "rising": {"top1": True}, "step_s_kept": 2.5})
+    )
     found = place.read_record()
     assert found["lost"] == {"recomputed_s": 1.5, "down_killed_s": 2.0}
     assert found["rollbacks"] == 1
-    assert "went_back" not in found
+    assert (found["higher_is_better"], found["step_s_saved"]) == ({"top1": True}, 2.5)
+    assert not {"went_back", "rising", "step_s_kept"} & found.keys()
 
 
 def test_a_manually_changed_value_is_detected(place: Folder) -> None:

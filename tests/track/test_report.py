@@ -39,7 +39,7 @@ def make(runs: Path, name: str, lr: float, steps: int = 60) -> Folder:
     place = Folder(runs / name)
     place.prepare()
     place.write_record({
-        "name": name, "state": "finished", "step": steps, "steps": steps, "rising": {"accuracy": True},
+        "name": name, "state": "finished", "step": steps, "steps": steps, "higher_is_better": {"accuracy": True},
         "units": {"accuracy": "%"}, "seconds": {"compile": 1.0, "device": 2.0}, "started": 10.0, "ended": 13.0,
         "topology": {"device": "cpu", "devices": 4, "mesh": {"data": 4, "fsdp": 1}},
     })  # fmt: skip

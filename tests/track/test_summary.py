@@ -18,7 +18,7 @@ def run(tmp_path: Path) -> Folder:
     times = {"seconds": seconds, "started": 100.0, "ended": 105.0, "lost": {"pause_s": 0.1}}
     about = {"name": "trial", "state": "finished", "step": 30, "steps": 30}
     about |= {"data": {"kind": "digits", "train": 300, "test": 60, "epochs": 2.5}}
-    place.write_record(about | times | {"rising": {"accuracy": True}, "units": {"accuracy": "%"}})
+    place.write_record(about | times | {"higher_is_better": {"accuracy": True}, "units": {"accuracy": "%"}})
     rows = [
         {"step": step, "train/loss": 3 / step, "time/step_ms": ms, "rate/examples_per_s": 64e3 / ms}
         for step, ms in ((10, 50.0), (20, 4.0), (30, 5.0))
@@ -42,7 +42,7 @@ def test_the_numbers_are_those_of_the_record(run: Folder) -> None:
 def test_the_best_follows_what_the_model_declares_and_nothing_is_guessed(run: Folder) -> None:
     rows = [{"step": n, "eval/top1": x, "eval/other": x} for n, x in enumerate([0.069, 0.191, math.nan, 0.212, 0.205])]
     run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    run.write_record(run.read_record() | {"rising": {"top1": True}, "units": {"top1": "%"}})
+    run.write_record(run.read_record() | {"higher_is_better": {"top1": True}, "units": {"top1": "%"}})
     assert summarise(run).values["best"] == {"eval/top1": {"value": 0.212, "step": 3}}
     assert "top1 21.20% at 3" in summarise(run).text()
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dtrain.checkpoint import manifest
 from dtrain.data.digits import Digits
 from dtrain.data.order import Order
 from dtrain.track.jsonl import read
@@ -94,8 +95,8 @@ def test_a_rollback_skips_the_batches(dtrain: Dtrain, tmp_path: Path, factor: st
     )
     run = tmp_path / "runs" / "watched"
     assert steps(run) == list(range(1, 49))
-    values = json.loads((run / "checkpoints" / "48" / "MANIFEST.json").read_text())["about"]
-    assert values["passed"] == 6
+    values = manifest.read(run / "checkpoints" / "48").conditions
+    assert values["batches_skipped"] == 6
     dtrain("run", path, "name=twice", code=-9, DTRAIN_FAULT="kill@step:44")
     again = dtrain("run", path, "name=twice")
     assert "6 batches skipped" in again.stderr
@@ -118,8 +119,8 @@ def test_going_back_has_a_budget(dtrain: Dtrain, tmp_path: Path) -> None:
 def test_it_goes_back_from_a_step_that_would_be_saved(dtrain: Dtrain, tmp_path: Path, factor: str, guard: str) -> None:
     done = dtrain("run", recipe(tmp_path, factor, guard), f"checkpoint.every={BAD + 1}", "evaluate.every=5")
     assert "rolling back to the newest checkpoint" in done.stderr
-    values = json.loads((tmp_path / "runs" / "watched" / "checkpoints" / "48" / "MANIFEST.json").read_text())["about"]
-    assert values["passed"] == BAD + 1
+    values = manifest.read(tmp_path / "runs" / "watched" / "checkpoints" / "48").conditions
+    assert values["batches_skipped"] == BAD + 1
     assert json.loads((tmp_path / "runs" / "watched" / "run.json").read_text())["lost"]["recomputed_s"] > 0
 
 
@@ -128,5 +129,5 @@ def test_what_was_left_out_before_a_restart_counts(dtrain: Dtrain, tmp_path: Pat
     path = recipe(tmp_path, ".nan", "not_finite: skip, budget: 1")
     dtrain("run", path, code=-9, DTRAIN_FAULT="kill@step:44")
     dtrain("run", path)
-    values = json.loads((tmp_path / "runs" / "watched" / "checkpoints" / "48" / "MANIFEST.json").read_text())["about"]
-    assert values["seen"]["skipped"] == 1
+    values = manifest.read(tmp_path / "runs" / "watched" / "checkpoints" / "48").conditions
+    assert values["guard_state"]["skipped"] == 1

@@ -14,7 +14,7 @@ from dtrain.train.record import Record, lost
 
 
 def record(tmp_path: Path, before: float, again: float) -> Record:
-    values = {"lost": {"recomputed_s": again}, "step": 0, "step_s_kept": before}
+    values = {"lost": {"recomputed_s": again}, "step": 0, "step_s_saved": before}
     return Record(values, Folder(tmp_path), lead=False, before={"step": before})
 
 
@@ -24,27 +24,27 @@ def test_only_steps_up_to_the_committed_one_count(tmp_path: Path) -> None:
     assert log.saving(12) == 5.0
     log.clock.add("step", 1.0)  # while that save was written
     log.committed(12)
-    assert (log.values["step"], log.values["step_s_kept"]) == (12, 5.0)
+    assert (log.values["step"], log.values["step_s_saved"]) == (12, 5.0)
 
 
 def test_a_checkpoint_committed_after_run_json_was_written_counts(tmp_path: Path) -> None:
     log = record(tmp_path, before=3.0, again=5.0)
     log.resumed(16, step_s=4.5)
-    assert log.values["step_s_kept"] == 4.5
+    assert log.values["step_s_saved"] == 4.5
     assert log.values["lost"]["recomputed_s"] == 3.5
 
 
 def test_where_the_newest_checkpoint_was_damaged_its_steps_are_done_again(tmp_path: Path) -> None:
     log = record(tmp_path, before=3.0, again=1.0)
     log.resumed(4, step_s=1.0)
-    assert log.values["step_s_kept"] == 1.0
+    assert log.values["step_s_saved"] == 1.0
     assert log.values["lost"]["recomputed_s"] == 3.0
 
 
 @pytest.mark.parametrize("jump", [-86400.0, 86400.0])
 def test_a_clock_jump_counts_no_lost_time(jump: float) -> None:
     now = time.time()
-    old = {"state": "running", "written": now + jump, "seconds": {"step": 2.0}, "step_s_kept": 2.0}
+    old = {"state": "running", "written": now + jump, "seconds": {"step": 2.0}, "step_s_saved": 2.0}
     found = lost(old, heartbeat.Heartbeat(at=now + jump), now)
     assert all(seconds >= 0 for seconds in found.values())
     if jump > 0:

@@ -105,7 +105,7 @@ def test_changed_code_of_a_custom_model_is_named(trial: Callable[..., str], tmp_
     shown = trial(*custom)
     assert "the numbers may differ" in shown
     assert re.search(rf"  code {changed}: was \w+, now \w+\n", shown)
-    assert Folder(tmp_path / "runs" / "small").read_record()["rising"] == {"error": False}
+    assert Folder(tmp_path / "runs" / "small").read_record()["higher_is_better"] == {"error": False}
 
 
 @pytest.mark.parametrize(
