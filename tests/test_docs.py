@@ -64,7 +64,7 @@ def test_the_commands_of_a_page_run_in_an_empty_folder(page: Path, count: int | 
         env=bare_environment() | {"PATH": path},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=280 if count else 580,
         check=False,
     )
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dtrain.core.errors import FieldError
+from dtrain.data.source import DataDefaults
 from dtrain.models.decoder import Decoder
 from dtrain.models.hf_export import config_of
 from dtrain.models.moe import Experts
@@ -237,9 +238,15 @@ def logits(model: Decoder, params: Tree, tokens: np.ndarray) -> np.ndarray:
     return np.asarray(computed(params, jnp.asarray(tokens, jnp.int32)))[..., : model.vocab]
 
 
+class NoData(DataDefaults):
+    """Data without a tokenizer."""
+
+    kind = "arrays"
+
+
 def written(model: Decoder, params: Tree, folder: Path) -> None:
     """Export the decoder as a run's export does, from parameters in memory."""
-    recipe = SimpleNamespace(name=folder.name, model=model, data=SimpleNamespace(kind="arrays"))
+    recipe = SimpleNamespace(name=folder.name, model=model, data=NoData())
     assembly = SimpleNamespace(layout=SimpleNamespace(declared=model.params()))
     export(LoadedRun(cast(Any, recipe), cast(Any, assembly), params, 0, "step 0"), folder)
 
