@@ -13,7 +13,7 @@ Form = Literal["swiglu", "geglu", "gelu", "gelu_tanh"]
 
 
 def gelu(x: jax.Array) -> jax.Array:
-    """x times the normal distribution function of x (Hendrycks and Gimpel 2016), as PyTorch computes it.
+    """x (...) times the normal distribution function of x (Hendrycks and Gimpel 2016), as PyTorch computes it.
 
     In float32, 1 + erf(x / sqrt(2)) takes less time than the erfc(-x / sqrt(2)) of `jax.nn.gelu`. In shorter dtypes it
     would lose its small results to rounding.

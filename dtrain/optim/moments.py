@@ -73,7 +73,8 @@ class Matrix:
         self.factored = bool(self.rows and self.columns) and min(sizes) >= factor_from
 
     def mean(self, x: jax.Array, dims: list[int]) -> jax.Array:
-        """The mean over some dims, which stay with size one; padding, which is zero, is not counted."""
+        """The mean of x (a parameter's shape) over some dims, which stay with size one; padding, which is zero, is not
+        counted."""
         used = self.param.unpadded or self.param.shape
         return x.sum(dims, keepdims=True) / math.prod(used[i] for i in dims if x.shape[i] > 1)
 

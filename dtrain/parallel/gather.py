@@ -44,7 +44,7 @@ class NotGathered:
         return replace(self, low_rank=(a, b), scale=scale, merge=merge)
 
     def with_adapter(self, x: jax.Array, gather: Callable[["NotGathered"], Any]) -> Any:
-        """The gathered parameter x, with its adapter, if it has one, gathered by `gather`."""
+        """The gathered parameter x (its full shape), with its adapter, if it has one, gathered by `gather`."""
         if self.low_rank is None:
             return x
         a, b = map(gather, self.low_rank)
@@ -164,5 +164,5 @@ def _reduce_scattered(x: jax.Array, dim: int, axes: tuple[str, ...]) -> jax.Arra
 
 
 def summed(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
-    """The sum over the devices along these axes: a psum, or x itself without axes."""
+    """The sum of x (...) over the devices along these axes: a psum, or x itself without axes."""
     return jax.lax.psum(x, axes) if axes else x

@@ -88,6 +88,7 @@ def splash(
     attend = kernel.make_splash_mha(_mask(spec, length, heads), head_shards=1, q_seq_shards=1, **options)
 
     def rows(q: jax.Array, k: jax.Array, v: jax.Array, document: jax.Array | None) -> jax.Array:
+        """Attention of rows: q (B, T, H, D), k and v (B, T, G, D), document (B, T); (B, T, H, D)."""
         q, k, v = (
             checkpoint_name(jnp.swapaxes(x, 1, 2), name) for name, x in zip(QKV, (q, k, v), strict=True)
         )  # (heads, tokens) order, as the backward kernels read them

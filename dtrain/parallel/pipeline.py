@@ -26,7 +26,8 @@ def bubble(stages: int, microbatches: int) -> float:
 def pipelined(
     layers: Stage, x: jax.Array, shared: Tree, axis: str, stages: int, microbatches: int
 ) -> tuple[jax.Array, Tree]:
-    """x, this device's examples, through the layers of all devices along `axis`; and sums over this device's layers."""
+    """x (examples of this device, ...) through the layers of all devices along `axis`, (examples, ...), and the sums of
+    this device's layers. GPipe's schedule (Huang et al. 2019)."""
     # shared arrays with a dim of examples, such as documents, are split into microbatches; positions (1, T) are not
     batched = jax.tree.map(lambda leaf: leaf.shape[0] == x.shape[0], shared)
     all_x = jax.lax.all_gather(x, axis, axis=0, tiled=True)

@@ -65,7 +65,7 @@ class Context(Protocol):
         ...
 
     def sum_over_examples(self, x: jax.Array) -> jax.Array:
-        """The sum over all examples of a microbatch, where x is a sum over this device's examples.
+        """The sum (...) over all examples of a microbatch, where x (...) is a sum over this device's examples.
 
         shard_map and pmap: a psum over the axes that split examples. jit: x itself, which is a sum over all of them.
         """
@@ -76,7 +76,7 @@ class Context(Protocol):
         ...
 
     def shard(self, x: jax.Array, *dims: str | None) -> jax.Array:
-        """x, sharded by the names of its dims. shard_map: x itself, a shard already. jit: a sharding constraint."""
+        """x (*dims), sharded by the names of its dims. shard_map: x itself, a shard. jit: a sharding constraint."""
         ...
 
     def gather(self, params: Tree) -> Tree:
@@ -87,14 +87,14 @@ class Context(Protocol):
         ...
 
     def reduce(self, x: jax.Array, dim: str) -> jax.Array:
-        """The full sum, where x is a sum over this device's share of `dim`, such as a product that contracts it.
+        """The full sum (...), where x (...) is a sum over this device's share of `dim`, such as a product over it.
 
         shard_map: a psum over the axes that split `dim`. jit: x itself; the compiler inserts the all-reduce.
         """
         ...
 
     def largest(self, x: jax.Array, dim: str) -> jax.Array:
-        """The maximum over all shares of `dim`, without gradient. shard_map: a pmax. jit: x itself, which is global."""
+        """The maximum of x (...) over all shares of `dim`, without gradient. shard_map: a pmax. jit: x itself."""
         ...
 
     def parts(self, dim: str) -> int:

@@ -75,7 +75,7 @@ def grouped_norm(size: int, group: int, dim: str) -> Tree:
 
 
 def layer_norm(params: Tree, x: jax.Array, epsilon: float = 1e-6) -> jax.Array:
-    """Layer normalisation over the last dim, in float32 (Ba et al. 2016)."""
+    """x (..., width), normalised over its last dim in float32: (x - mean) / deviation (Ba et al. 2016)."""
     return affine(params, standardise(x.astype(jnp.float32), epsilon).astype(x.dtype))
 
 
@@ -93,34 +93,35 @@ def group_norm(params: Tree, x_BHWC: jax.Array, group: int, epsilon: float = 1e-
 
 
 def affine(params: Tree, x: jax.Array) -> jax.Array:
-    """x times a scale plus a bias along its last dim; in float32, and so are the sums of their gradients."""
+    """x (..., width) times a scale (width,) plus a bias (width,); in float32, as are the sums of their gradients."""
     scale, offset = (params[name].astype(jnp.float32) for name in ("scale", "bias"))
     return (x * lift(scale, x) + lift(offset, x)).astype(x.dtype)
 
 
 def linear(params: Tree, x: jax.Array) -> jax.Array:
-    """x times a weight matrix plus a bias."""
+    """x (..., inner) times a weight (inner, outer) plus a bias (outer,): (..., outer)."""
     return added(matmul(x, params["weight"]), params["bias"])
 
 
 def added(x: jax.Array, bias: jax.Array) -> jax.Array:
-    """x plus a bias along its last dims; in float32, and so is the sum over examples in its gradient."""
+    """x (..., *dims) plus a bias (*dims); in float32, and so is the sum over examples in its gradient."""
     return (x + lift(bias.astype(jnp.float32), x)).astype(x.dtype)
 
 
 def lift(value: jax.Array, like: jax.Array) -> jax.Array:
-    """The value with leading dims of size one, to as many dims as `like` has: rank promotion is an error."""
+    """The value (*dims) with leading dims of size one, (1, ..., *dims), to as many as `like` has: rank promotion is an
+    error."""
     return jnp.expand_dims(value, tuple(range(like.ndim - value.ndim)))
 
 
 def standardise(x: jax.Array, epsilon: float) -> jax.Array:
-    """x with zero mean and unit variance over the last dim."""
+    """x (..., width) with zero mean and unit variance over its last dim."""
     centred = x - x.mean(-1, keepdims=True)
     return centred * jax.lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + epsilon)
 
 
 def normalised(params: Tree, x: jax.Array, kind: str, epsilon: float, offset: bool) -> jax.Array:
-    """Layer or RMS normalisation over the last dim, in float32 (Ba et al. 2016; "rms": Zhang & Sennrich 2019).
+    """x (..., width), normalised over its last dim in float32 (Ba et al. 2016; "rms": Zhang & Sennrich 2019).
 
     `offset`: the scale is stored as its difference from one.
     """
