@@ -1,7 +1,7 @@
 """Assemble mesh, model, data, optimizer and step from a recipe, with abstract arrays: nothing is executed."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from dtrain.optim.update import learning_rate, transformation
 from dtrain.parallel.engine import Traced, call_shapes, replicated
 from dtrain.parallel.rules import Layout, with_default_dims
 from dtrain.recipe.crosscheck import divides
+from dtrain.recipe.load import refuse_conflicts
 from dtrain.recipe.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -192,3 +193,15 @@ def prepared(recipe: Recipe, example: Example, train: bool = False) -> dict[str,
         return recipe.precision.cast_batch(rows, recipe.model.exact_inputs)
 
     return jax.eval_shape(prepare, rows)
+
+
+def with_sums(recipe: Recipe) -> Recipe | None:
+    """The recipe with that setting; None if it has it, computes in float32, or cannot have it."""
+    precision = recipe.precision
+    if precision.reduce == "compute" or precision.compute == "float32":
+        return None
+    changed = replace(recipe, precision=replace(precision, reduce="compute"))
+    with suppress(RecipeError):
+        refuse_conflicts(changed)
+        return changed
+    return None

@@ -2,11 +2,13 @@
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -134,3 +136,17 @@ def _sync_folder(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+@cache
+def code_digest() -> str:
+    """The digest of dtrain's Python files."""
+    return digest(*sorted(Path(__file__).parents[1].rglob("*.py")))
+
+
+def digest(*paths: Path) -> str:
+    """The digest of the contents of files, one after the other."""
+    whole = hashlib.sha256()
+    for path in paths:
+        whole.update(path.read_bytes())
+    return whole.hexdigest()[:16]

@@ -41,7 +41,7 @@ def build_target(section: str, target: str, args: Mapping[str, object], folder: 
     if not _exists(module):
         hint = "put the module into the folder of the recipe or the working folder, or install its package"
         raise RecipeError(f"{where} cannot be imported: no module named {module!r}", hint)
-    with own_code(where):
+    with user_errors(where):
         found = getattr(importlib.import_module(module), name, None)
         if found is None:
             raise RecipeError(f"{where}: module {module!r} has no attribute {name!r}")
@@ -67,7 +67,7 @@ def _refuse_modules_of_others(where: str, places: list[Path]) -> None:
 
 
 @contextmanager
-def own_code(where: str) -> Iterator[None]:
+def user_errors(where: str) -> Iterator[None]:
     """Turn an error in the user's code into a RecipeError with its file and line; `where` if they are not known."""
     try:
         yield

@@ -10,7 +10,7 @@ import numpy as np
 
 from dtrain.core.errors import DataError
 from dtrain.core.types import Positive
-from dtrain.core.user_code import build_target, own_code, refuse_malformed
+from dtrain.core.user_code import build_target, refuse_malformed, user_errors
 from dtrain.data.batch import DOCUMENT, LABEL, POSITION, ROW, TARGET, TOKEN, WEIGHT, Batch, Example, Feature
 from dtrain.data.data_check import DataCheck
 from dtrain.data.source import Load, Source, SourceDefaults, Split, Unaugmented
@@ -81,11 +81,11 @@ class UserRows(SourceDefaults):
     """`classes` and `vocab`, where the object does not state them."""
 
     def __len__(self) -> int:
-        with own_code(self.where):
+        with user_errors(self.where):
             return len(self.data)
 
     def rows(self, indices: np.ndarray) -> Batch:
-        with own_code(self.where):
+        with user_errors(self.where):
             if hasattr(self.data, "rows"):
                 found = self.data.rows(indices)
             else:

@@ -21,7 +21,7 @@ from pathlib import Path
 from dtrain import __version__
 from dtrain.core import heartbeat
 from dtrain.core.errors import DtrainError
-from dtrain.core.own_code import own_code
+from dtrain.core.files import code_digest
 from dtrain.launch.commands import follow_log
 from dtrain.launch.registry import NAME as RECORD
 from dtrain.launch.runner import RunnerDir, kill, start, supervise
@@ -62,7 +62,10 @@ def look(request: Request) -> Reply:
     problems += [f"{job.name} {RUNS_HERE}, as process {pid}" for pid in living]
     if job.world_size > 1 and not _works(lambda: socket.getaddrinfo(host, None)):
         problems.append(f"it cannot resolve its own host name {host}: add the name to /etc/hosts")
-    versions = {name: importlib.metadata.version(name) for name in PACKAGES} | {"dtrain": __version__, CODE: own_code()}
+    versions = {name: importlib.metadata.version(name) for name in PACKAGES} | {
+        "dtrain": __version__,
+        CODE: code_digest(),
+    }
     return Reply(
         ready=True,
         setup=setup,

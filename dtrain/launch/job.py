@@ -1,7 +1,10 @@
 """A run to launch, its plan and state, and the base classes of launch targets."""
 
+import os
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -9,13 +12,71 @@ from typing import Annotated, ClassVar
 
 from annotated_types import Le
 
-from dtrain.core.errors import FieldError, RecipeError
+from dtrain.core.errors import EnvironmentFault, FieldError, RecipeError
 from dtrain.core.process_info import LAUNCH
 from dtrain.core.slices import Target as Slice
 from dtrain.core.slices import target as slice_of
 from dtrain.core.types import JsonObject, Natural, Positive, PositiveFloat
-from dtrain.launch.checks import Check, check_variables, run_checks
+from dtrain.launch.commands import run
 from dtrain.launch.names import Variable
+
+PACKAGED = Path(__file__).parent / "templates"
+CHECKOUT = Path(__file__).parents[2] / "launch"
+
+
+def fill_template(name: str, values: Mapping[str, object]) -> str:
+    """The template with each @WORD@ replaced. The words in the template and the keys of `values` must be the same."""
+    text = ((PACKAGED if PACKAGED.is_dir() else CHECKOUT) / name).read_text()
+    words = set(re.findall(r"@([A-Z_]+)@", text))
+    assert words == set(values), f"{name} has the words {sorted(words)}, the values are for {sorted(values)}"
+    return re.sub(r"@([A-Z_]+)@", lambda match: str(values[match.group(1)]), text)
+
+
+Check = Callable[[], list[str]]
+"""Returns notes for the user; raises EnvironmentFault if the launch would fail."""
+
+
+def run_checks(checks: Sequence[Check]) -> list[str]:
+    """Run the checks in parallel and return their notes. EnvironmentFault with every problem that they raise."""
+    notes: list[str] = []
+    problems: list[EnvironmentFault] = []
+    with ThreadPoolExecutor(len(checks)) as pool:
+        for answer in [pool.submit(check) for check in checks]:
+            try:
+                notes += answer.result()
+            except EnvironmentFault as error:
+                problems.append(error)
+    if len(problems) > 1:
+        lines = [f"{error.message} ({error.hint})" if error.hint else error.message for error in problems]
+        raise EnvironmentFault("\n  ".join([f"{len(problems)} problems:", *lines]))
+    if problems:
+        raise problems[0]
+    return notes
+
+
+def check_variables(names: Sequence[str]) -> list[str]:
+    """Check that the environment variables that are passed to the run are set on this machine."""
+    if missing := [name for name in names if name not in os.environ]:
+        raise EnvironmentFault(
+            f"environment variables not set here: {', '.join(missing)}",
+            "export them, or remove them from launch.environment",
+        )
+    return []
+
+
+def check_image(image: str) -> list[str]:
+    """Check that a container image exists, with the credentials of this machine."""
+    command = ["docker", "manifest", "inspect", image]
+    if "-docker.pkg.dev/" in image:
+        command = ["gcloud", "artifacts", "docker", "images", "describe", image, "--format=value(image_summary.digest)"]
+    try:
+        run(command, wait=60)
+    except EnvironmentFault as error:
+        if re.search("Image not found|no such manifest|manifest unknown", error.message):
+            raise EnvironmentFault(f"image {image} does not exist", "build one with launch/Dockerfile") from error
+        return [f"not checked: image {image}: {error.message}"]
+    return []
+
 
 Say = Callable[[str], None]
 VERSION = 2

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from dtrain.core.errors import RecipeError
 from dtrain.core.metrics import Metric
-from dtrain.core.user_code import build_target, own_code, refuse_malformed
+from dtrain.core.user_code import build_target, refuse_malformed, user_errors
 from dtrain.data.batch import Batch, Example
 from dtrain.models.adapter import from_outputs
 from dtrain.models.nn.context import Context
@@ -164,7 +164,7 @@ class Custom(Declared):
     def _declared(self) -> Tree:
         """The user's tree, a `Param` at each leaf."""
         model, where = self.model, self._where
-        with own_code(where):
+        with user_errors(where):
             if hasattr(model, "params"):
                 tree = from_params(model.params())
             elif self._example is None:
@@ -194,7 +194,7 @@ class Custom(Declared):
         return own if hasattr(self.model, "params") else ctx.gather(own)
 
     def loss(self, params: Tree, batch: Batch, ctx: Context) -> Loss:
-        with own_code(self._where):
+        with user_errors(self._where):
             result = self.model.loss(self._own(params, ctx), batch, ctx)
         try:
             metrics = {name: _scalar(value) for name, value in result.metrics.items()}
@@ -214,7 +214,7 @@ class Custom(Declared):
         if not hasattr(self.model, "predict"):
             message = f"{self._where} has no predict(params, batch, ctx), which returns arrays (examples, ...) by name"
             raise RecipeError(message, GUIDE)
-        with own_code(self._where):
+        with user_errors(self._where):
             outputs = self.model.predict(self._own(params, ctx), batch, ctx)
         examples = len(next(iter(batch.values())))
         wrong = [name for name, value in dict(outputs).items() if jnp.ndim(value) == 0 or len(value) != examples]
@@ -247,7 +247,7 @@ class Custom(Declared):
     @property
     def exact_inputs(self) -> tuple[str, ...]:
         """What the user's model declares in `exact_inputs`. RecipeError if it is not a tuple of names."""
-        with own_code(self._where):
+        with user_errors(self._where):
             names: Any = getattr(self.model, "exact_inputs", ())
         if isinstance(names, tuple | list) and all(isinstance(name, str) for name in names):
             return tuple(names)
@@ -256,7 +256,7 @@ class Custom(Declared):
     @property
     def metrics(self) -> tuple[Metric, ...]:
         """What the user's model declares in `metrics`. RecipeError if it is not a tuple of `Metric`."""
-        with own_code(self._where):
+        with user_errors(self._where):
             metrics: Any = getattr(self.model, "metrics", ())
         if isinstance(metrics, tuple | list) and all(isinstance(metric, Metric) for metric in metrics):
             return tuple(metrics)
@@ -266,7 +266,7 @@ class Custom(Declared):
     @property
     def structure(self) -> Structure:
         """What the user's model declares in `structure`. RecipeError if it is not a `Structure`."""
-        with own_code(self._where):
+        with user_errors(self._where):
             structure: Any = getattr(self.model, "structure", Structure())
         if isinstance(structure, Structure):
             return structure
@@ -281,7 +281,7 @@ class Custom(Declared):
     def flops(self, example: Example, examples: int, declared: Tree) -> Flops:
         """What the user's model states; by default the products of the gradient of its training loss."""
         if hasattr(self.model, "flops"):
-            with own_code(self._where):
+            with user_errors(self._where):
                 return self.model.flops(example, examples)
         return gradient_flops(self, example, examples, declared)
 
@@ -289,7 +289,7 @@ class Custom(Declared):
         """What the user's model states; by default nothing: an error while its loss is traced has its line."""
         if not hasattr(self.model, "mismatch"):
             return ""
-        with own_code(self._where):
+        with user_errors(self._where):
             return self.model.mismatch(example)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import jax
 
 from dtrain.core.errors import RecipeError
-from dtrain.core.user_code import build_target, own_code, refuse_malformed
+from dtrain.core.user_code import build_target, refuse_malformed, user_errors
 from dtrain.models.nn.param import Param, Tree
 from dtrain.optim.moments import APART
 from dtrain.optim.shared import Shared
@@ -71,7 +71,7 @@ class CustomOptimizer(Shared):
         except (ImportError, AttributeError) as error:
             raise RecipeError(f"{where}: {error}") from error
         off = {DECAY: 0.0} if _decays(function) else {}
-        with own_code(where):
+        with user_errors(where):
             return function(**off | arguments)
 
     @property
@@ -107,12 +107,12 @@ class CustomOptimizer(Shared):
             return tree if self._value_by_value else jax.tree.map(_joined, declared, tree)
 
         def init(params: Tree) -> Any:
-            with own_code(where):
+            with user_errors(where):
                 return extra.init(cut(params))
 
         def update(updates: Tree, state: Any, params: Tree = None, **more: Any) -> tuple[Tree, Any]:
             now[0] = more.pop("step")
-            with own_code(where):
+            with user_errors(where):
                 moved, state = extra.update(cut(updates), state, cut(params), **more)
             return joined(moved), state
 

@@ -20,7 +20,7 @@ from dtrain.models.nn.count_flops import MATRIX_PRODUCTS, one_product
 from dtrain.parallel.engine import SCHEDULED, Compiler, Traced
 from dtrain.parallel.mesh import FSDP_AXES
 from dtrain.plan import kernels
-from dtrain.plan.efficiency import Efficiency
+from dtrain.plan.cost import Efficiency
 from dtrain.plan.jaxpr_flat import (
     COLLECTIVE_OF,
     VIEWS,

@@ -20,7 +20,7 @@ from functools import cached_property
 import numpy as np
 
 from dtrain.core.chips import Chip
-from dtrain.plan.efficiency import EFFICIENCY
+from dtrain.plan.cost import EFFICIENCY
 from dtrain.plan.program import Op
 
 HOP, NVLINK_START, FAR_START = 1e-6, 5e-6, 50e-6

@@ -20,15 +20,14 @@ from dtrain.parallel.rules import Layout
 from dtrain.parallel.shard_map import ShardMap
 from dtrain.plan import memory, target
 from dtrain.plan.compiled import compiled as compile_step
-from dtrain.plan.cuda import assume_cudnn
-from dtrain.plan.efficiency import Efficiency
+from dtrain.plan.cost import Efficiency
 from dtrain.plan.jaxpr_cost import ALL, overlap, step_cost
 from dtrain.plan.memory import CLASSES, PEAKS, Memory
 from dtrain.plan.money import Money, cost
 from dtrain.plan.network import Network
 from dtrain.plan.program import read
 from dtrain.plan.replay import Replay, StepCost
-from dtrain.plan.target import places, stand_ins
+from dtrain.plan.target import assume_cudnn, places, stand_ins
 from dtrain.recipe.load import refuse_conflicts
 from dtrain.recipe.recipe import Recipe
 

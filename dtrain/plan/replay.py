@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 
 from dtrain.core.chips import Chip
 from dtrain.plan import kernels
-from dtrain.plan.cost import COLLECTIVES, FREE, Costs
-from dtrain.plan.efficiency import Efficiency
+from dtrain.plan.cost import COLLECTIVES, FREE, Costs, Efficiency
 from dtrain.plan.network import Network, dims_used, members
 from dtrain.plan.program import Computation, Op, Program, trips
 

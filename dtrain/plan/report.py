@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Any
 
+from dtrain.assembly.assemble import with_sums
 from dtrain.assembly.explain import size_text
 from dtrain.core.chips import PRICED, Chip
 from dtrain.core.slices import Target
@@ -16,7 +17,6 @@ from dtrain.plan.plan import Plan, Timing, slots
 from dtrain.plan.replay import CollectiveCost
 from dtrain.plan.search import SearchResult
 from dtrain.plan.workers import PlanJob
-from dtrain.recipe.sums import with_sums
 
 
 @dataclass(frozen=True)

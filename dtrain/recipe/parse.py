@@ -4,7 +4,10 @@ Structure (keys, kinds, missing keys) is checked here, so that each message can 
 correct spelling; `values` checks plain values.
 """
 
+import ast
 import dataclasses
+import inspect
+import textwrap
 import types
 import typing
 from collections.abc import Iterator
@@ -13,10 +16,27 @@ from functools import cache, partial
 from typing import Any
 
 from dtrain.core.errors import FieldError
-from dtrain.recipe.field_docs import field_docs
 from dtrain.recipe.problems import Problems, described, listed, nearest
 from dtrain.recipe.values import FAILED, accepts, validated
 from dtrain.recipe.yaml import Node, shown
+
+
+def field_docs(cls: type) -> dict[str, str]:
+    """The string below each field of a dataclass, fields of its base classes included."""
+    docs = {}
+    for owner in reversed(cls.__mro__[:-1]):
+        body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for this, after in zip(body.body, body.body[1:], strict=False):
+            if (
+                isinstance(this, ast.AnnAssign)
+                and isinstance(after, ast.Expr)
+                and isinstance(after.value, ast.Constant)
+            ):
+                assert isinstance(this.target, ast.Name)
+                docs[this.target.id] = str(after.value.value)
+    return docs
+
 
 MISSING = dataclasses.MISSING
 ALIKE = 0.8

@@ -5,7 +5,7 @@ import inspect
 from typing import Any
 
 from dtrain.core.types import JsonObject
-from dtrain.recipe.field_docs import field_docs
+from dtrain.recipe.parse import field_docs
 from dtrain.recipe.recipe import Recipe
 
 

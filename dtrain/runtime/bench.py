@@ -14,7 +14,7 @@ from typing import Any
 import jax
 from rich.console import Console as Rich
 
-from dtrain.assembly.assemble import Assembly, assemble, one_step_per_call
+from dtrain.assembly.assemble import Assembly, assemble, one_step_per_call, with_sums
 from dtrain.assembly.frozen import frozen_models
 from dtrain.assembly.input import train_batches
 from dtrain.assembly.state import create_state
@@ -25,7 +25,6 @@ from dtrain.data.batches import TrainBatches
 from dtrain.data.source import Source
 from dtrain.parallel.engine import Put
 from dtrain.recipe.recipe import Recipe
-from dtrain.recipe.sums import with_sums
 from dtrain.runtime.speed import matrix_rate
 from dtrain.track.console import Console
 from dtrain.track.meters import peak_of

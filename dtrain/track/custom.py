@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dtrain.core.errors import RecipeError
-from dtrain.core.user_code import build_target, own_code, refuse_malformed
+from dtrain.core.user_code import build_target, refuse_malformed, user_errors
 from dtrain.track.tracker import TrackedRun, Tracker, TrackerConfig
 
 
@@ -44,5 +44,5 @@ class CustomTracker(TrackerConfig):
             yield own
         finally:
             if callable(close := getattr(own, "close", None)):
-                with own_code(where):
+                with user_errors(where):
                     close()

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from dtrain.assembly.assemble import Assembly
-from dtrain.core.own_code import digest, own_code
+from dtrain.core.files import code_digest, digest
 from dtrain.core.types import JsonObject
 from dtrain.data.batch import plain_example
 from dtrain.data.source import Source
@@ -171,7 +171,7 @@ def _compiler(device: Any) -> dict[str, object]:
 def _code(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """Digests of code that has no version number: dtrain's own files, and the user's modules with those imported from
     the same folder."""
-    yield "dtrain", own_code()
+    yield "dtrain", code_digest()
     targets = {getattr(part, "target", None) for part in (recipe.model, recipe.data, recipe.optimizer)}
     for target in sorted(name for name in targets if isinstance(name, str) and not name.startswith("optax:")):
         module = sys.modules.get(target.partition(":")[0])

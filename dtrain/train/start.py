@@ -38,9 +38,8 @@ from dtrain.train import provenance
 from dtrain.train.hooks import Evaluation, Log, Saving
 from dtrain.train.loop import Hook, StepEvent
 from dtrain.train.loss_guard import LossGuard
-from dtrain.train.planned import PlanComparison, compare_with_plan
 from dtrain.train.profile import Profiler
-from dtrain.train.reporting import reporter
+from dtrain.train.reporting import PlanComparison, compare_with_plan, reporter
 from dtrain.train.resume import Start
 from dtrain.train.save_timer import FromFirst, SaveTimer
 from dtrain.train.session import Session

@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 
 from dtrain.core import extras
 from dtrain.core.errors import RecipeError, missing_package
-from dtrain.core.user_code import own_code
+from dtrain.core.user_code import user_errors
 from tests.conftest import bare_environment
 
 MOST = 40
@@ -173,6 +173,6 @@ def test_the_message_names_the_extra() -> None:
 
 
 def test_code_of_a_recipe_that_lacks_an_extra_gets_its_command() -> None:
-    with pytest.raises(RecipeError) as refused, own_code("model.target: my_net:Net"):
+    with pytest.raises(RecipeError) as refused, user_errors("model.target: my_net:Net"):
         raise ModuleNotFoundError("No module named 'flax'", name="flax")
     assert refused.value.hint.endswith("pip install 'dtrain[flax]'")

@@ -22,8 +22,8 @@ from dtrain.data.windows import row_example
 from dtrain.optim.update import averaged
 from dtrain.recipe.load import load, text
 from dtrain.train.import_run import import_params
-from dtrain.train.provenance import about as notes
 from dtrain.train.provenance import conditions
+from dtrain.train.provenance import conditions_of as notes
 from dtrain.train.resume import refuse_other_data
 from dtrain.weights.export import export, refuse_other_formats
 from dtrain.weights.load import load_run

@@ -18,11 +18,20 @@ from dtrain.core.process_info import exports
 from dtrain.core.slices import Target as Slice
 from dtrain.core.types import JsonObject, Positive
 from dtrain.launch.bucket import check_bucket, check_stop_request, remove_stop_request, stop_url
-from dtrain.launch.checks import Check, check_image
 from dtrain.launch.commands import run
-from dtrain.launch.job import CHIPS_A_HOST, LaunchJob, LaunchPlan, Rented, Row, Say, shape_of
+from dtrain.launch.job import (
+    CHIPS_A_HOST,
+    Check,
+    LaunchJob,
+    LaunchPlan,
+    Rented,
+    Row,
+    Say,
+    check_image,
+    fill_template,
+    shape_of,
+)
 from dtrain.launch.names import Bucket, Resource, Word, refuse
-from dtrain.launch.templates import fill_template
 
 LABEL = "dtrain-launch"
 """Label with the launch id, on every object that a launch creates."""

@@ -14,7 +14,7 @@ from annotated_types import Ge, Le
 
 from dtrain import __version__
 from dtrain.core.errors import EnvironmentFault, LeftBehind, Locked, Stopped
-from dtrain.core.own_code import own_code
+from dtrain.core.files import code_digest
 from dtrain.launch import registry
 from dtrain.launch.fanout import Answer, Connections, Machine
 from dtrain.launch.job import LaunchJob, LaunchPlan, LaunchTarget, Row, Say
@@ -216,8 +216,8 @@ def other_code(looked: Sequence[Answer]) -> list[str]:
     """A note if the first host has another dtrain than this machine; hosts that differ are a problem anyway."""
     for one in looked[:1]:
         there = one.reply.versions
-        if there.get(CODE, own_code()) != own_code():
-            here = f"{__version__} (code {own_code()})"
+        if there.get(CODE, code_digest()) != code_digest():
+            here = f"{__version__} (code {code_digest()})"
             return [
                 f"the hosts run another dtrain than this machine: {there['dtrain']} (code {there[CODE]}), here {here}"
             ]

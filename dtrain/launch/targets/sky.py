@@ -13,15 +13,13 @@ from annotated_types import Ge, Le
 
 from dtrain.core.errors import EnvironmentFault, LeftBehind, Locked, RecipeError
 from dtrain.core.files import overwrite
-from dtrain.core.lockfile import check_lock
 from dtrain.core.types import Positive, PositiveFloat
 from dtrain.launch.bucket import check_bucket, remove_object, stop_url, write_object
-from dtrain.launch.checks import Check, check_image
 from dtrain.launch.commands import INSTALL
-from dtrain.launch.job import LaunchJob, LaunchPlan, Rented, Row, Say
+from dtrain.launch.job import Check, LaunchJob, LaunchPlan, Rented, Row, Say, check_image
 from dtrain.launch.names import RemotePath, Wheel, Word, refuse
 from dtrain.launch.targets.sky_client import PROVED, UNDER_CANCEL, WAITING, Client, ManagedJob
-from dtrain.launch.targets.sky_task import OWNED, BucketUrl, Label, Offer, task
+from dtrain.launch.targets.sky_task import OWNED, BucketUrl, Label, Offer, check_lock, task
 
 LAUNCHING, STOPPING, CANCELLING, POLL = 1800.0, 900.0, 300.0, 5.0
 """Seconds to wait for a submission (the first creates SkyPilot's controller), a save, a cancellation; between polls."""

@@ -16,11 +16,9 @@ from dtrain.core.process_info import COORDINATOR, exports
 from dtrain.core.run_dir import Folder
 from dtrain.core.types import Natural, Positive
 from dtrain.launch import registry
-from dtrain.launch.checks import Check
 from dtrain.launch.commands import follow_log, run
-from dtrain.launch.job import LaunchJob, LaunchPlan, LaunchTarget, Row, Say
+from dtrain.launch.job import Check, LaunchJob, LaunchPlan, LaunchTarget, Row, Say, fill_template
 from dtrain.launch.names import RemotePath, Word, refuse
-from dtrain.launch.templates import fill_template
 
 OVER = {
     "BOOT_FAIL",

@@ -3,7 +3,7 @@
 import pytest
 
 from dtrain.core.errors import EnvironmentFault, FieldError
-from dtrain.core.own_code import own_code
+from dtrain.core.files import code_digest
 from dtrain.launch.fanout import Answer, Machine
 from dtrain.launch.targets.hosts import other_code, skewed, start_problems, to_rejoin
 from dtrain.launch.targets.ssh import Ssh
@@ -75,7 +75,7 @@ def test_hosts_with_other_code_than_this_machine_are_named() -> None:
     old = Reply(ready=True, versions={"dtrain": "0.2.0", CODE: "0123456789abcdef"})
     (line,) = other_code(looked(old, old))
     assert line.startswith("the hosts run another dtrain than this machine: 0.2.0 (code 0123456789abcdef), here ")
-    assert not other_code(looked(Reply(ready=True, versions={"dtrain": "0.2.0", CODE: own_code()})))
+    assert not other_code(looked(Reply(ready=True, versions={"dtrain": "0.2.0", CODE: code_digest()})))
     assert start_problems(looked(old, Reply(ready=True, versions={CODE: "ff"})), (0, 1), "runs") == [
         "host1 has code of dtrain ff, host0 has 0123456789abcdef"
     ]

@@ -14,9 +14,8 @@ import pytest
 
 from dtrain.core.errors import Locked, RecipeError
 from dtrain.core.run_dir import saved_steps
-from dtrain.launch.job import LaunchJob
+from dtrain.launch.job import LaunchJob, fill_template
 from dtrain.launch.targets.slurm import PROCESS, JobState, Slurm, job_state, seconds_of
-from dtrain.launch.templates import fill_template
 from tests.conftest import SHARED, Dtrain, alone, bare_environment
 from tests.launch.processes import mentioning
 from tests.launch.test_names import RECIPE, refused

@@ -14,9 +14,8 @@ from dtrain.core.slices import target
 from dtrain.models.nn.context import Layers
 from dtrain.models.nn.remat import Remat
 from dtrain.models.nn.single_device import SingleDeviceContext
-from dtrain.plan.cuda import assume_cudnn
 from dtrain.plan.jaxpr_flat import bare
-from dtrain.plan.target import stand_ins
+from dtrain.plan.target import assume_cudnn, stand_ins
 from dtrain.recipe.load import load
 
 RECIPE = """

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dtrain.core.errors import EnvironmentFault
-from dtrain.core.lockfile import check_lock
+from dtrain.launch.targets.sky_task import check_lock
 
 HASH = f"--hash=sha256:{'0' * 64}"
 METADATA = (
