@@ -18,7 +18,7 @@ from dtrain.data.paths import expand_path, reason
 
 
 @dataclass(frozen=True)
-class Beside:
+class TokenizerFile:
     """A tokenizer's file, with tokenizer_config.json and chat_template.jinja in its folder, if they exist."""
 
     path: Path
@@ -117,6 +117,11 @@ class Codec(Protocol):
         ...
 
     @property
+    def path(self) -> Path | None:
+        """Its file, which may have others in its folder; None if it has none."""
+        ...
+
+    @property
     def file_bytes(self) -> int:
         """The size of its file; 0 if it has none."""
         ...
@@ -140,6 +145,7 @@ class Bytes:
     template: str | None = None
     size: int = 256
     begin: str = ""
+    path: Path | None = None
     file_bytes: int = 0
 
     @property
@@ -166,7 +172,7 @@ class Bytes:
 
 
 @dataclass(frozen=True)
-class File(Beside):
+class File(TokenizerFile):
     """A tokenizer.json file, read by the `tokenizers` library."""
 
     @cached_property
@@ -258,7 +264,7 @@ def _library_errors(what: str) -> Iterator[None]:
         raise DataError(f"{what}: {reason(error)}", "use another tokenizer.json in data.tokenizer") from error
 
 
-class SentencePiece(Beside):
+class SentencePiece(TokenizerFile):
     """A SentencePiece model, read by its library. Special tokens in a text are found before it is split in pieces."""
 
     @cached_property

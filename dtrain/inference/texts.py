@@ -62,7 +62,7 @@ class Texts:
 
     def _configured(self) -> list[int]:
         """The end tokens in generation_config.json beside the tokenizer."""
-        path = Path(getattr(self.codec, "path", "")).with_name(GENERATION) if hasattr(self.codec, "path") else None
+        path = self.codec.path and self.codec.path.with_name(GENERATION)
         if path is None or not path.is_file():
             return []
         try:
