@@ -15,29 +15,27 @@ from dtrain.recipe.recipe import Recipe
 def frozen_models(recipe: Recipe) -> dict[str, Any]:
     """For each of its objective's `sources`, the model whose parameters come from there: a run's recipe is read, or a
     config.json. RecipeError or DataError if one is not there, or is not such a model."""
-    return {part: _teacher(origin) for part, origin in recipe.minimised.sources().items()}
+    return {part: _described(f"objective.{part}", origin) for part, origin in recipe.minimised.sources().items()}
 
 
-def _teacher(origin: Origin) -> Any:
-    """The model of a run, from its recipe, or of published weights, from their config.json. RecipeError if it is not a
-    decoder, or not there."""
+def _described(key: str, origin: Origin) -> Any:
+    """The decoder of a run, from its recipe, or of published weights, from their config.json. `key`: of the recipe."""
     if origin.weights:
-        return _published(Path(origin.weights))
+        return _published(key, Path(origin.weights))
     if not Folder(Path(origin.run)).recipe.is_file():
-        raise RecipeError(f"objective.teacher: {origin.run} is not a run folder: recipe.yaml is missing")
+        raise RecipeError(f"{key}: {origin.run} is not a run folder: recipe.yaml is missing")
     recipe = load(Folder(Path(origin.run)).recipe)
     if not recipe.model.generates or recipe.lora:
         what = "has adapters alone (lora)" if recipe.lora else f"has a model of kind {recipe.model.kind}"
-        raise RecipeError(f"objective.teacher: {origin.run} {what}", "the teacher must be a decoder, trained in full")
+        part = key.partition(".")[2]
+        raise RecipeError(f"{key}: {origin.run} {what}", f"the {part} must be a decoder, trained in full")
     return recipe.model
 
 
-def _published(source: Path) -> Decoder:
+def _published(key: str, source: Path) -> Decoder:
     if not source.exists():
-        raise DataError(f"objective.teacher.weights: {source} does not exist", "give a folder with a config.json")
+        raise DataError(f"{key}.weights: {source} does not exist", "give a folder with a config.json")
     try:
         return described(source if source.is_dir() else source.parent).model
     except DataError as error:
-        raise DataError(
-            f"objective.teacher.weights: {error.message}", "the config.json gives the teacher's sizes"
-        ) from error
+        raise DataError(f"{key}.weights: {error.message}", "the config.json gives the model's sizes") from error

@@ -37,6 +37,8 @@ class DataCheck:
     """Whether any of the data was read."""
     not_checked: list[str] = field(default_factory=list)
     """What was not checked, and why."""
+    partly: bool = False
+    """Whether a part of the data was not checked."""
 
     def open(self, data: "Data", key: str) -> None:
         """Open both splits as a run does, but without the cache that a run writes."""

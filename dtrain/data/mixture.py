@@ -1,6 +1,7 @@
 """A mixture of sources of tokens: each row of a batch comes from one of them, in proportion to their weights."""
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -21,25 +22,26 @@ from dtrain.data.tokenise import FileGroup
 from dtrain.data.tokens import Tokens
 from dtrain.data.windows import row_example
 
+OF_DATA = re.compile(r"^data\b")
 BLOCK = 1000
 """Rows in which every source has exactly its share: weights are rounded to a thousandth."""
 Block = tuple[np.ndarray, np.ndarray]
 """The source of each row, and how many rows of that source came before it in the block."""
 
 
-def shares(weights: Sequence[float], names: Sequence[str]) -> np.ndarray:
-    """The rows of each source in a block: proportional to the weights, by largest remainder. FieldError if a source
-    with a weight has no row, or if all weights are 0."""
+def shares(weights: Sequence[float], names: Sequence[str], field: str = "sources") -> np.ndarray:
+    """The rows of each source in a block: proportional to the weights, by largest remainder. FieldError of `field`, the
+    key of the weights, if a source with a weight has no row, or if all weights are 0."""
     total = sum(weights)
     if total <= 0:
-        raise FieldError("sources", "all weights are 0")
+        raise FieldError(field, "all weights are 0")
     exact = np.array(weights) * BLOCK / total
     rows = np.floor(exact).astype(np.int64)
     for number in np.argsort(rows - exact, kind="stable")[: BLOCK - rows.sum()]:
         rows[number] += 1
     for name, weight, count in zip(names, weights, rows.tolist(), strict=True):
         if weight > 0 and count == 0:
-            raise FieldError("sources", f"{name} has less than a thousandth of the weights; give it more, or 0")
+            raise FieldError(field, f"{name} has less than a thousandth of the weights; give it more, or 0")
     return rows
 
 
@@ -157,8 +159,12 @@ class Mixture(Unaugmented):
             if change.step <= last:
                 raise FieldError(f"changes.{number}.step", f"step {change.step} is not after {last}")
             last = change.step
-        for _, weights in self.phases(1):
-            shares(weights, names)
+        for number, (_, weights) in enumerate(self.phases(1)):
+            shares(weights, names, f"changes.{number - 1}.weights" if number else "sources")
+        for number, part in enumerate(self.sources):
+            if part.data.load != Load():
+                hint = "set data.load of the mixture, which reads all its sources"
+                raise FieldError(f"sources.{number}.data.load", "the settings of one source are not used", hint)
 
     @property
     def packages(self) -> tuple[str, ...]:
@@ -169,9 +175,11 @@ class Mixture(Unaugmented):
             yield from ((f"sources.{number}.data.{key}", why) for key, why in part.data.too_narrow(vocab))
 
     def problems(self, recipe: Any, example: Example) -> Iterator[Problem]:
-        del example
         if recipe.epochs:
             yield "epochs", "the sources of a mixture have epochs of different lengths", "give steps instead"
+        for number, part in enumerate(self.sources):
+            for key, message, hint in part.data.problems(recipe, example):
+                yield OF_DATA.sub(f"data.sources.{number}.data", key), message, hint
 
     def phases(self, batch: int) -> list[tuple[int, list[float]]]:
         """The first row of each phase of constant weights, and the weights."""
@@ -221,13 +229,27 @@ class Mixture(Unaugmented):
         return replace(self, sources=tuple(replace(part, data=part.data.without_cache()) for part in self.sources))
 
     def inspect(self, check: DataCheck) -> None:
+        found: dict[Split, list[Example]] = {}
         for number, source in enumerate(self.sources):
             inner, key = DataCheck(), f"data.sources.{number}.data"
             source.data.inspect(inner)
-            check.problems += [(f"{key}{path.removeprefix('data')}", problem) for path, problem in inner.problems]
+            check.problems += [(OF_DATA.sub(key, path), problem) for path, problem in inner.problems]
             check.not_checked += [f"source {source.name}: {text}" for text in inner.not_checked]
             check.opened |= inner.opened
+            for split, example in inner.examples.items():
+                found.setdefault(split, []).append(example)
         check.examples["train"] = self.example()
+        check.examples |= {
+            split: self.with_largest_token(examples)
+            for split, examples in found.items()
+            if len(examples) == len(self.sources)
+        }
+
+    def with_largest_token(self, examples: Sequence[Example]) -> Example:
+        """The features of a row of any of the sources with these examples."""
+        largest = max((example[TOKEN] for example in examples), key=lambda token: token.values or 0)
+        packed = any(DOCUMENT in example for example in examples)
+        return {**self.example(), **row_example(self.length, packed, largest.values, largest.origin)}
 
     def file_groups(self, split: Split) -> list[FileGroup]:
         """What `data prepare` can make ahead."""
@@ -254,9 +276,7 @@ class MixtureSource(SourceDefaults):
 
     @property
     def example(self) -> Example:
-        largest = max((part.example[TOKEN] for part in self.sources.values()), key=lambda token: token.values or 0)
-        own = row_example(self.mixture.length, self.packed, largest.values, largest.origin)
-        return {**self.mixture.example(), **own}
+        return self.mixture.with_largest_token([source.example for source in self.sources.values()])
 
     @property
     def fingerprint(self) -> str:
@@ -319,6 +339,10 @@ class SourceOfMixture(SourceDefaults):
 
     whole: MixtureSource
     name: str
+
+    @property
+    def random_starts(self) -> int | None:
+        return self.whole.sources[self.name].random_starts
 
     @property
     def example(self) -> Example:

@@ -16,6 +16,7 @@ from dtrain.data.batch import LABEL, Example
 from dtrain.data.source import Source
 from dtrain.inference.predict import Names, outputs, state_of
 from dtrain.models.nn.model import PROBABILITY, Loss
+from dtrain.recipe.recipe import Recipe
 from dtrain.weights.load import LoadedRun
 
 BITS = "eval/bits_per_byte"
@@ -108,7 +109,10 @@ def evaluate(loaded: LoadedRun, source: Source) -> Evaluated:
         assembly = assemble(assembly.recipe, assembly.layout.devices, source.example, assembly.steps, assembly.frozen)
     compiled = assembly.recipe.engine.compile(assembly.evaluate(state), assembly.layout.platform)
     sums = [jax.device_get(compiled(state, batch)) for batch in eval_batches(assembly, source, None)]
-    metrics = {name.removeprefix("eval/"): value for name, value in evaluated(sums, source.bytes_per_token).items()}
+    metrics = {
+        name.removeprefix("eval/"): value
+        for name, value in evaluated(sums, text_bytes(assembly.recipe, source)).items()
+    }
     classifies = LABEL in source.example and assembly.recipe.model.predicts
     confusion = _confusion(loaded, source) if classifies else None
     return Evaluated(len(source), metrics, confusion, Names(loaded.classes))
@@ -129,6 +133,11 @@ def _confusion(loaded: LoadedRun, source: Source) -> np.ndarray | None:
             counts = np.zeros((probability.shape[1], probability.shape[1]), np.int64)
         np.add.at(counts, (source.rows(indices)[LABEL], probability.argmax(1)), 1)
     return counts
+
+
+def text_bytes(recipe: Recipe, source: Source) -> float | None:
+    """Bytes of text for each token, as `evaluated` takes them; None if what it measures is not the NLL of texts."""
+    return source.bytes_per_token if recipe.minimised.measures_nll else None
 
 
 def evaluated(sums: Sequence[Loss], bytes_per_token: float | None) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 
@@ -34,6 +34,8 @@ class Distillation(Objective):
     """T: a higher one gives unlikely tokens more weight."""
     share: Fraction = 0.5
     """Weight of the teacher's distribution; the rest is that of the data's tokens."""
+
+    measures_nll: ClassVar[bool] = True
 
     def wrap(self, model: Decoder, lora: Any, frozen: Mapping[str, Any]) -> "DistilledModel":
         del lora
@@ -103,6 +105,3 @@ class DistilledModel(Wrapped):
     @property
     def metrics(self) -> tuple[Metric, ...]:
         return tuple(dict.fromkeys((*self.distillation.metrics, *self.model.metrics)))
-
-    def for_example(self, example: Any) -> "DistilledModel":
-        return replace(self, model=self.model.for_example(example), teacher=self.teacher.for_example(example))

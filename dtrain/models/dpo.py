@@ -43,9 +43,6 @@ class DPO(Objective):
     def problems(self, recipe: Any) -> Iterator[Problem]:
         yield from super().problems(recipe)
         yield from needs_decoder(self, recipe)
-        if not recipe.data.pairs:
-            message = f"dpo needs pairs of answers; the data is of kind {recipe.data.kind}"
-            yield "objective", message, "data: {kind: preference}"
         if recipe.lora and recipe.lora.train:
             yield "lora.train", "dpo compares the model with its frozen base, and these parameters would move", FULL
         if not recipe.lora:

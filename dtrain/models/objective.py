@@ -18,6 +18,9 @@ class Objective:
     """Its name in recipes."""
     pairs: ClassVar[bool] = False
     """Whether it takes rows with two answers, which data of kind preference has."""
+    measures_nll: ClassVar[bool] = False
+    """Whether evaluations of texts measure the negative log-likelihood of the next token: as the metric `nll`, or where
+    there is none as the loss. Perplexity and bits per byte are computed from it."""
 
     def wrap(self, model: Any, lora: Lora | None, frozen: Mapping[str, Any]) -> Any:
         """The model as it is trained.
@@ -42,6 +45,9 @@ class Objective:
         """What of a recipe does not go with it."""
         if recipe.data.pairs and not self.pairs:
             yield "objective", f"data of kind {recipe.data.kind} has pairs of answers", "objective: {kind: dpo}"
+        if self.pairs and not recipe.data.pairs:
+            message = f"{self.kind} needs pairs of answers; the data is of kind {recipe.data.kind}"
+            yield "objective", message, "data: {kind: preference}"
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
@@ -59,6 +65,7 @@ class OwnLoss(Objective):
     """The loss of the model itself: of the next token, of classes, of numbers, or a user's own."""
 
     kind: str = "own"
+    measures_nll: ClassVar[bool] = True
 
     def wrap(self, model: Any, lora: Lora | None, frozen: Mapping[str, Any]) -> Any:
         del frozen

@@ -249,7 +249,7 @@ def _plan(
 
 
 def slots(recipe: Recipe, parts: int) -> float:
-    """Rows that are sent to experts for each row that holds a token, assuming even routing (parallel/experts.py).
+    """Rows that are sent to experts for each row that holds a token, assuming even routing (parallel/manual.py).
 
     `parts`: the size of the axis `expert`. 1 if nothing is sent.
     """

@@ -81,8 +81,7 @@ def examine(path: Path, overrides: Sequence[str], devices: int | None, data: boo
         raise unavailable
     if unavailable:  # elsewhere they may be installed
         result.not_checked += [unavailable.message.removeprefix(f"{result.recipe.name} ")]
-    partly = any(text.startswith("data") for text in inspected.not_checked)
-    part = "part of its data" if partly else "one example of its data"
+    part = "part of its data" if inspected.partly else "one example of its data"
     result.checked += [part] if data and inspected.opened else []
     result.notes += [f"{key}: {taken}, relative to the recipe" for key, taken in parsed.beside.items()]
     result.warnings += _long_intervals(result.recipe, inspected)
@@ -112,6 +111,7 @@ def _inspected(data: Data) -> DataCheck:
         result.problems.append(("data", error))
     except (OSError, ValueError, MemoryError) as error:
         result.problems.append(("data", DataError(f"cannot be read: {error or 'it needs more memory than there is'}")))
+    result.partly = bool(result.not_checked)
     return result
 
 

@@ -84,6 +84,9 @@ LOADING = {
 }
 """Keys that set where examples and code are and how they are read; the examples are compared by fingerprint."""
 
+OF_SOURCE = re.compile(r"^data\.sources\.\d+\.data\.")
+"""Before the keys of a mixture's source, which are those of `data`."""
+
 COMPUTING = {"model.remat", "model.unroll", "model.loss_chunks"}
 """Keys of `model` that set how a step is computed, not its result."""
 
@@ -219,8 +222,11 @@ def _flat(tree: dict[str, object], path: str = "") -> dict[str, object]:
     result = {}
     for key, value in tree.items():
         here = f"{path}.{key}" if path else key
-        if here in IRRELEVANT | LOADING | COMPUTING or value in ((), []):  # an empty list is one that is not set
+        setting = OF_SOURCE.sub("data.", here)
+        if setting in IRRELEVANT | LOADING | COMPUTING or value in ((), []):  # an empty list is one that is not set
             continue
+        if isinstance(value, tuple | list) and all(isinstance(item, dict) for item in value):
+            value = {str(number): item for number, item in enumerate(value)}
         result |= _flat(value, here) if isinstance(value, dict) else {here: value}
     return result
 

@@ -4,7 +4,7 @@ import html
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from dtrain.track.tracker import Sample, TrackedRun, Tracker, TrackerConfig
 
@@ -14,6 +14,7 @@ class TensorBoard(TrackerConfig):
     """Event files under the run folder: `tensorboard --logdir runs`."""
 
     kind: Literal["tensorboard"] = "tensorboard"
+    remote: ClassVar[bool] = False
 
     @property
     def packages(self) -> tuple[str, ...]:

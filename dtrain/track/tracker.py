@@ -48,7 +48,8 @@ class Tracker(Protocol):
 class SafeTracker:
     """A tracker whose errors end the tracking and not the run: they are reported once."""
 
-    tracker: Tracker
+    tracker: Any
+    """A `Tracker`; None if it did not start."""
     name: str
     warn: Callable[[str], None]
     failed: bool = False
@@ -70,17 +71,6 @@ class SafeTracker:
             self.warn(f"track.to: {self.name} failed at step {step} and gets no more metrics: {_first(error)}")
 
 
-@dataclass(frozen=True)
-class NullTracker:
-    """A tracker that records nothing."""
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Record nothing."""
-
-    def samples(self, step: int, rows: Sequence[Sample]) -> None:
-        """Record nothing."""
-
-
 def _first(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
@@ -96,7 +86,7 @@ def opened(config: "TrackerConfig", about: TrackedRun) -> Iterator[Tracker]:
             if not about.start:
                 raise
             about.warn(f"track.to: {name} did not start, and the resumed run continues without it: {_first(error)}")
-            tracker = SafeTracker(NullTracker(), name, about.warn, failed=True)
+            tracker = SafeTracker(None, name, about.warn, failed=True)
         ended: BaseException | None = None
         try:
             yield tracker
@@ -116,8 +106,8 @@ class TrackerConfig:
 
     kind: Any
     """Its name in recipes."""
-    remote: ClassVar[bool] = False
-    """Whether it sends the metrics to another machine."""
+    remote: ClassVar[bool] = True
+    """Whether it may send the metrics to another machine: `bench` leaves such trackers out."""
 
     @property
     def name(self) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from dtrain.core.errors import DtrainError, EnvironmentFault, Stopped
 from dtrain.track.tracker import Sample, TrackedRun, Tracker, TrackerConfig
@@ -31,8 +31,6 @@ class WandB(TrackerConfig):
     notes: str | None = None
     alerts: bool = True
     """Send an alert, as set up in the user's W&B account, if the run fails."""
-
-    remote: ClassVar[bool] = True
 
     @property
     def packages(self) -> tuple[str, ...]:

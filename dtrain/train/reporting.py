@@ -116,7 +116,7 @@ def reporter(
             ids=log.ids,
             start=start,
             warn=console.warn,
-            metrics=tuple(recipe.model.metrics),
+            metrics=tuple(assembly.model.metrics),
             git=log.values["git"],
         )
         rows = stack.enter_context(lines(place.metrics, start, console.warn))
@@ -131,7 +131,7 @@ def reporter(
             eta = (end - number) * values["time/step_ms"] / 1e3
             console.step(number, steps, values, eta)
         else:
-            console.say(eval_line(number, values, recipe.model.metrics), "bold")
+            console.say(eval_line(number, values, assembly.model.metrics), "bold")
         for tracker in [*([rows] if rows else []), *trackers]:
             tracker.log(number, values)
 

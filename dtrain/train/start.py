@@ -23,6 +23,7 @@ from dtrain.core.types import Device, JsonObject
 from dtrain.data.batch import Batch
 from dtrain.data.questions import Question, read_questions
 from dtrain.data.source import Source, refuse_changed
+from dtrain.inference.evaluate import text_bytes
 from dtrain.inference.questions import Questioner, refuse_without_texts, score_names
 from dtrain.models.nn.param import count, trained
 from dtrain.parallel.compile_cache import Counter
@@ -87,7 +88,7 @@ def prepare(session: Session) -> Ready:
 
     questions = _questions(session)
     assembly = assemble(session.recipe, devices, train.example, steps, frozen_models(session.recipe))
-    now, metrics = provenance.conditions(assembly), session.recipe.model.metrics
+    now, metrics = provenance.conditions(assembly), assembly.model.metrics
     epochs = round(steps * session.recipe.batch / len(train), 4)
     session.log.about(
         devices,
@@ -105,7 +106,7 @@ def prepare(session: Session) -> Ready:
     initial = _initial(session, assembly)
     step, evaluate = _compiled(session, assembly)
     scores = score_names(questions)
-    refuse_unmeasured(session.recipe.checkpoint.best, evaluate, test.bytes_per_token, metrics, scores)
+    refuse_unmeasured(session.recipe.checkpoint.best, evaluate, text_bytes(session.recipe, test), metrics, scores)
     place, policy = session.place.checkpoints.absolute(), session.recipe.checkpoint
     store = Store(place, policy, holds=session.holds, metrics=metrics)
     session.stack.callback(_note_committed, session, store)  # runs after the store has waited for a pending save
@@ -268,8 +269,8 @@ def step_hooks(session: Session, ready: Ready, start: Start, end: int) -> Hooks:
         held_out,
         log=logging,
         clock=session.clock,
-        bytes_per_token=ready.test.bytes_per_token,
-        bytes_of_sources=_bytes_of_sources(ready.test),
+        bytes_per_token=text_bytes(recipe, ready.test),
+        bytes_of_sources={name: text_bytes(recipe, part) or 0.0 for name, part in ready.test.parts().items()},
         questions=_questioner(session, ready, samples),
         stop=agreed,
         one_at_a_time=faked,
@@ -308,11 +309,6 @@ def _held_out(assembly: Assembly, test: Source, limit: int | None) -> Iterator[t
     parts = test.parts() or {"": test}
     for name, source in parts.items():
         yield from ((name, batch) for batch in eval_batches(assembly, source, limit))
-
-
-def _bytes_of_sources(test: Source) -> dict[str, float]:
-    """Bytes of text for each token of each source of a mixture; 0 if not known."""
-    return {name: part.bytes_per_token or 0.0 for name, part in test.parts().items()}
 
 
 def _rows_of_sources(train: Source, recipe: Recipe, skipped: int, step: int) -> dict[str, float]:
@@ -371,7 +367,7 @@ def refuse_unmeasured(
     """Raise RecipeError if no evaluation measures `best`, or it is unknown whether higher or lower is better.
 
     `best`: the recipe's `checkpoint.best`.
-    `bytes_per_token`: as in `hooks.evaluated`. `scores`: those of the recipe's questions.
+    `bytes_per_token`: as in `inference.evaluate.evaluated`. `scores`: those of the recipe's questions.
     """
     if best is None:
         return

@@ -14,11 +14,14 @@ from dtrain.core.errors import DataError, FieldError
 from dtrain.core.metrics import SOURCES
 from dtrain.data.batches import TrainBatches
 from dtrain.data.chat import Chat
+from dtrain.data.data_check import SPLITS, DataCheck
 from dtrain.data.mixture import BLOCK, Change, Mixture, Weighted, shares
+from dtrain.data.source import Load
 from dtrain.data.templates import NAMED
 from dtrain.data.text import Text
 from dtrain.models.decoder import Decoder
 from dtrain.models.nn.param import initial
+from dtrain.recipe.load import differences, load, plain
 from tests.conftest import Dtrain
 from tests.engines import loss_alone
 
@@ -188,3 +191,44 @@ def test_a_run_resumes_and_reports_each_source(dtrain: Dtrain, tmp_path: Path) -
     assert "the sources of a mixture have epochs" in dtrain("check", "mix.yaml", "epochs=1", code=2).stderr
     asked = dtrain("generate", "straight", "--chat", "--prompt", "x", "--tokens", "3")
     assert asked.stdout
+
+
+def test_a_check_knows_what_its_sources_hold(tmp_path: Path) -> None:
+    recipe_of(tmp_path)
+    data, check = load(tmp_path / "mix.yaml").data, DataCheck()
+    data.inspect(check)
+    for split in SPLITS:
+        opened = data.open(split).example
+        assert check.examples[split] == opened
+        assert opened["token"].values is not None
+
+
+def test_where_a_source_is_and_how_it_is_read_may_change_when_a_run_resumes(tmp_path: Path) -> None:
+    recipe_of(tmp_path)
+    recipe = load(tmp_path / "mix.yaml")
+    first, *rest = recipe.data.sources
+    moved = replace(first, data=replace(first.data, cache="/elsewhere"))
+    other = replace(first, weight=first.weight + 1)
+
+    def changed(source: Any) -> list[str]:
+        return differences(plain(recipe), plain(replace(recipe, data=replace(recipe.data, sources=(source, *rest)))))
+
+    assert changed(moved) == []
+    assert [line.partition(":")[0] for line in changed(other)] == ["data.sources.0.weight"]
+
+
+def test_settings_that_a_source_would_ignore_are_refused(tmp_path: Path) -> None:
+    data = mixture(tmp_path)
+    first, *rest = data.sources
+    first = replace(first, data=replace(first.data, load=Load(workers=2)))
+    with pytest.raises(FieldError) as refused:
+        replace(data, sources=(first, *rest))
+    assert refused.value.field == "sources.0.data.load"
+    assert "of the mixture" in refused.value.hint
+
+
+def test_a_change_of_weights_is_named_where_it_is_wrong(tmp_path: Path) -> None:
+    names = [source.name for source in mixture(tmp_path).sources]
+    with pytest.raises(FieldError) as refused:
+        mixture(tmp_path, changes=(Change(step=3, weights=dict.fromkeys(names, 0.0)),))
+    assert refused.value.field == "changes.0.weights"

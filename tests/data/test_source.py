@@ -57,7 +57,7 @@ def made(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     fields = [field for field in dataclasses.fields(KINDS[kind]) if field.default_factory is dataclasses.MISSING]
     needed = {field.name for field in fields if field.default is dataclasses.MISSING}
     if needed - GIVEN.get(kind, {}).keys():
-        pytest.skip(f"{kind} needs {', '.join(sorted(needed))}: add an example of it to GIVEN")
+        pytest.fail(f"{kind} needs {', '.join(sorted(needed))}: add an example of it to GIVEN")
     cache = {"cache": str(folder / "cache")} if "cache" in {f.name for f in dataclasses.fields(KINDS[kind])} else {}
     values: dict[str, Any] = {"kind": kind, **GIVEN.get(kind, {}), **cache}
     for source in values.get("sources", ()):

@@ -2,17 +2,23 @@
 
 import typing
 from dataclasses import dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 import pytest
 
 from dtrain.assembly.assemble import assemble
+from dtrain.core.metrics import Metric
 from dtrain.core.origin import Origin
+from dtrain.inference.evaluate import text_bytes
 from dtrain.models.decoder import Decoder
+from dtrain.models.nn.model import Wrapped
 from dtrain.models.objective import Objective, OwnLoss
 from dtrain.recipe import recipe
 from dtrain.recipe.crosscheck import problems_of
 from dtrain.recipe.load import load
+from dtrain.track.console import Console
+from dtrain.train import run as run_module
 
 MEMBERS = (OwnLoss, *typing.get_args(recipe.Objective))
 GIVEN: dict[str, Any] = {"teacher": Origin(weights="none")}
@@ -68,3 +74,49 @@ def test_pairs_are_refused_by_each_objective_that_does_not_take_them() -> None:
     for member in MEMBERS:
         problems = [message for _, message, _ in made(member).problems(Some()) if "pairs" in message]
         assert bool(problems) != member.pairs
+
+
+def test_perplexity_is_computed_only_of_a_loss_of_texts() -> None:
+    source = load("decoder-tiny").data.open("test")
+    recipe_of = load("decoder-tiny")
+    assert text_bytes(recipe_of, source) == source.bytes_per_token == 1
+    object.__setattr__(recipe_of, "objective", Unfinished())
+    assert text_bytes(recipe_of, source) is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Margin(OwnLoss):
+    """The model's own loss, with a metric that the model does not declare."""
+
+    shown: ClassVar[tuple[Metric, ...]] = (Metric("margin", higher_is_better=True),)
+
+    def wrap(self, model: Any, lora: Any, frozen: Any) -> Any:
+        return WithMargin(model)
+
+
+@dataclass(frozen=True)
+class WithMargin(Wrapped):
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        return (*self.model.metrics, *Margin.shown)
+
+    def params(self) -> Any:
+        return self.model.params()
+
+    def loss(self, params: Any, batch: Any, ctx: Any) -> Any:
+        loss = self.model.loss(params, batch, ctx)
+        return loss._replace(metrics={**loss.metrics, "margin": loss.sum})
+
+    def flops(self, example: Any, examples: int, declared: Any) -> Any:
+        return self.model.flops(example, examples, declared)
+
+
+@pytest.mark.slow
+def test_the_best_step_is_kept_by_a_metric_of_the_objective(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load("mlp-digits", ["steps=6", "optimizer.schedule=constant", "checkpoint.every=2", "evaluate.every=2"])
+    object.__setattr__(model, "objective", Margin())
+    object.__setattr__(model.checkpoint, "best", "eval/margin")
+    monkeypatch.setattr(run_module, "refuse_conflicts", lambda _: None)  # the section's check knows the recipe's alone
+    place = run_module.run(model, tmp_path, Console(silent=True))
+    assert place is not None
+    assert place.read_record()["higher_is_better"]["margin"] is True

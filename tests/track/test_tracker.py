@@ -53,7 +53,7 @@ def test_a_tracker_says_what_it_needs(kind: str) -> None:
     assert made.name == (made.user_code or kind)
     assert isinstance(made.packages, tuple)
     assert bool(made.user_code) == hasattr(made, "target")
-    assert made.remote == (kind == "wandb")
+    assert made.remote == (kind != "tensorboard")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -166,7 +166,8 @@ class Declared:
 
 @dataclass(frozen=True)
 class Wrapped(Declared):
-    """A model around another one: what it does not define itself is that of the inner one."""
+    """A model around another one, made for the examples already. What it declares is that of the inner one; `predict`,
+    `overrides` and `replaced` are not passed on."""
 
     model: Any
     """The inner one: a model with what `Declared` adds to the contract."""
@@ -192,12 +193,13 @@ class Wrapped(Declared):
         return self.model.structure
 
     @property
+    def generates(self) -> bool:
+        return self.model.generates
+
+    @property
     def predicts(self) -> bool:
         return super().predicts and self.model.predicts
 
     def mismatch(self, example: Example) -> str:
         """Why the inner model cannot take such examples; empty if it can."""
         return self.model.mismatch(example)
-
-    def for_example(self, example: Mapping[str, jax.ShapeDtypeStruct]) -> Self:
-        return replace(self, model=self.model.for_example(example))
