@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from glob import glob
 from pathlib import Path
@@ -138,9 +139,11 @@ def _data(parsed: Draft, opened: bool, skipped: str) -> DataCheck:
 
 def _crosschecks(parsed: Draft, devices: int | None, inspected: DataCheck) -> list[Problem]:
     """Conflicts between sections, with the data's own example if it was opened."""
-    nothing: Example = {}
-    unread = "train" not in inspected.examples and "data" in parsed.values and parsed.parts.data.example_from_files
-    return problems_of(parsed.parts, devices, nothing if unread else inspected.examples.get("train"))
+    example = inspected.examples.get("train")
+    with suppress(Unread):  # without its section, what needs an example is not checked
+        nothing: Example = {}
+        example = nothing if example is None and parsed.parts.data.example_from_files else example
+    return problems_of(parsed.parts, devices, example)
 
 
 def _length(parsed: Draft, inspected: DataCheck) -> Iterator[Problem]:

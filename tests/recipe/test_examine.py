@@ -1,3 +1,4 @@
+import dataclasses
 import gzip
 import struct
 from pathlib import Path
@@ -10,6 +11,7 @@ from dtrain.data.idx import FILES
 from dtrain.recipe import examine as module
 from dtrain.recipe.examine import CheckReport, examine
 from dtrain.recipe.load import load
+from dtrain.recipe.recipe import Recipe
 from tests.recipe.test_load import GOOD, write
 
 TEXT = """
@@ -126,3 +128,10 @@ def test_tokens_that_a_file_cannot_hold_are_refused(tmp_path: Path, mixed: bool)
     assert loaded(wide)
     with pytest.raises(RecipeError, match=r"data\.(sources\.1\.data\.)?dtype: uint16 holds tokens below 65,536"):
         loaded(parts if mixed else tokens)
+
+
+@pytest.mark.parametrize("data", [True, False])
+@pytest.mark.parametrize("section", dataclasses.fields(Recipe), ids=lambda field: field.name)
+def test_a_section_that_cannot_be_parsed_is_one_mistake(section: dataclasses.Field[object], data: bool) -> None:
+    """Whatever other checks need of it."""
+    assert f"{section.name}: " in str(refusal(GOOD, f"{section.name}=[[1]]", data=data))
