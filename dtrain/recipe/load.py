@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -204,7 +204,7 @@ def lasting_text(recipe: Recipe) -> str:
 
 def differences(old: JsonObject, new: JsonObject) -> list[str]:
     """Changes between two plain recipes that affect the numbers of a run."""
-    before, after = _flat(old), _flat(new)
+    before, after = (flattened(part, IRRELEVANT | LOADING | COMPUTING) for part in (old, new))
     if "constant" not in {part.get("optimizer", {}).get("schedule", {}).get("kind") for part in (old, new)}:
 
         def length(part: JsonObject) -> JsonObject:
@@ -218,16 +218,16 @@ def differences(old: JsonObject, new: JsonObject) -> list[str]:
     ]
 
 
-def _flat(tree: dict[str, object], path: str = "") -> dict[str, object]:
+def flattened(tree: Mapping[str, object], left_out: Set[str], path: str = "") -> dict[str, object]:
+    """The values by dotted path without those keys; a key of a mixture's source is one of `data`."""
     result = {}
     for key, value in tree.items():
         here = f"{path}.{key}" if path else key
-        setting = OF_SOURCE.sub("data.", here)
-        if setting in IRRELEVANT | LOADING | COMPUTING or value in ((), []):  # an empty list is one that is not set
+        if OF_SOURCE.sub("data.", here) in left_out or value in ((), []):  # an empty list is one that is not set
             continue
         if isinstance(value, tuple | list) and all(isinstance(item, dict) for item in value):
             value = {str(number): item for number, item in enumerate(value)}
-        result |= _flat(value, here) if isinstance(value, dict) else {here: value}
+        result |= flattened(value, left_out, here) if isinstance(value, dict) else {here: value}
     return result
 
 

@@ -18,7 +18,7 @@ from dtrain.data.batch import plain_example
 from dtrain.data.source import Source
 from dtrain.optim.update import learning_rate
 from dtrain.parallel.mesh import mesh_sizes
-from dtrain.recipe.load import COMPUTING, IRRELEVANT, LOADING, plain, text
+from dtrain.recipe.load import COMPUTING, IRRELEVANT, LOADING, flattened, plain, text
 from dtrain.recipe.recipe import Recipe
 from dtrain.train.record import versions
 
@@ -104,8 +104,9 @@ def _changes(saved: JsonObject, now: JsonObject) -> Iterator[tuple[str, str]]:
     if unknown:
         yield "unknown", f"not recorded in the checkpoint: {', '.join(unknown)}"
     both = {key: (saved.get(key, value), value) for key, value in now.items()}
-    yield from _differing(*both["settings"])
-    if "constant" not in {settings.get("optimizer.schedule.kind") for settings in both["settings"]}:
+    was, here = (flattened(settings, WITHOUT_EFFECT) for settings in both["settings"])  # earlier versions kept lists
+    yield from _differing(was, here)
+    if "constant" not in {settings.get("optimizer.schedule.kind") for settings in (was, here)}:
         yield from _differing({"steps": both["steps"][0]}, {"steps": both["steps"][1]})
     for group in ("mesh", "hardware", "compiler", "code"):
         was, here = both[group]
@@ -126,18 +127,7 @@ def _differing(was: Mapping[str, object], now: Mapping[str, object]) -> Iterator
 
 def recorded_settings(recipe: Recipe) -> dict[str, object]:
     """The recipe's values that can change the numbers, by dotted path, as they are after a round trip through JSON."""
-    return json.loads(json.dumps(dict(_flat(plain(recipe))), default=str))
-
-
-def _flat(tree: Mapping[str, object], path: str = "") -> Iterator[tuple[str, object]]:
-    for key, value in tree.items():
-        here = f"{path}.{key}" if path else key
-        if here in WITHOUT_EFFECT:
-            continue
-        if isinstance(value, dict) and value:
-            yield from _flat(value, here)
-        else:
-            yield here, value
+    return json.loads(json.dumps(flattened(plain(recipe), WITHOUT_EFFECT), default=str))
 
 
 def _hardware(device: Any) -> dict[str, object]:

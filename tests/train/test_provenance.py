@@ -43,14 +43,21 @@ def test_what_bears_on_no_number_keeps_the_bits(recipe: Any) -> None:
         ]
 
 
+@pytest.mark.parametrize("weight", [1.0, 2.0])
+def test_of_a_list_of_sections_what_changed_is_named(recipe: Any, weight: float) -> None:
+    """Where a mixture's source is cached changes no number; manifests of earlier versions have the list as a whole."""
+    old = now(recipe()) | {"settings": {"data.sources": [{"name": "a", "weight": 1.0, "data": {"cache": "x"}}]}}
+    new = now(recipe()) | {"settings": {"data.sources.0.name": "a", "data.sources.0.weight": weight}}
+    lines = resume_guarantee(old, new, recipe(), 10)
+    assert lines[1:] == ([] if weight == 1 else ["  data.sources.0.weight: was 1.0, now 2.0"])
+
+
 @pytest.mark.parametrize(
     ("overrides", "changes", "lines"),
     [
         (["accumulate=2"], {}, ["accumulate: was 1, now 2"]),
         (["engine=shard_map"], {}, ["engine.kind: was jit, now shard_map"]),
-        (["engine.xla={xla_cpu_x: true}"], {}, [
-            "engine.xla: was {}, now not set", "engine.xla.xla_cpu_x: was not set, now True",
-        ]),
+        (["engine.xla={xla_cpu_x: true}"], {}, ["engine.xla.xla_cpu_x: was not set, now True"]),
         ([], {"mesh": {"data": 4}}, ["mesh data: was not set, now 4"]),
         ([], {"processes": 2}, ["processes: was 1, now 2"]),
         ([], {"hardware": {"device": "b"}}, ["hardware device: was a, now b"]),
