@@ -49,11 +49,11 @@ from dtrain.train.hooks import Log
 from dtrain.train.interrupt import Interrupt
 from dtrain.train.loop import Calls, loop
 from dtrain.train.loss_guard import LossGuard
+from dtrain.train.performance_warnings import Watch
 from dtrain.train.profile import Profiler
 from dtrain.train.record import Record
 from dtrain.train.reporting import reporter
 from dtrain.train.session import Session
-from dtrain.train.watch import Watch
 
 SEGMENT, ROUNDS, AT_ONCE = 192, 15, 32
 ASKED = ["steps=1000000", "epochs=~", "track={every: 48, to: [tensorboard]}", "engine.steps_per_call=1"]

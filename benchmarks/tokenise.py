@@ -26,7 +26,7 @@ def main() -> None:
     """Print megabytes of text per CPU second of both, and the ratio."""
     file, tokenizer = sys.argv[1:]
     data = Chat(files=(file,), length=2048, tokenizer=tokenizer, template="chatml", test=0.0)
-    template, codec = data.chat_template(), data.codec()
+    template, tokenizer = data.chat_template(), data.open_tokenizer()
     read = [conversation(record, {}) for path in record_files((file,)) for record in records(path)]
     texts = [template.rendered(one.messages, one.where).text for one in read]
     size = sum(len(text.encode()) for text in texts) / 1e6
@@ -38,11 +38,11 @@ def main() -> None:
             rows = Chat(**vars(data) | {"cache": cache}).open("train")
             taken["dtrain"].append(time.process_time() - start)
         start = time.process_time()
-        for _tokens in codec.marked(spans):
+        for _tokens in tokenizer.encode_with_spans(spans):
             pass
         taken["marked"].append(time.process_time() - start)
         start = time.process_time()
-        encoded = codec._tokenizer.encode_batch(texts, add_special_tokens=False)
+        encoded = tokenizer._tokenizer.encode_batch(texts, add_special_tokens=False)
         tokens = np.concatenate([np.asarray(one.ids) for one in encoded])
         taken["tokenizers"].append(time.process_time() - start)
     pairs = {who: list(zip(taken["tokenizers"], taken[who], strict=True)) for who in ("dtrain", "marked")}

@@ -20,8 +20,9 @@ from dtrain.models.nn.model import Flops
 from dtrain.optim.groups import grouped
 from dtrain.optim.update import learning_rate, transformation
 from dtrain.parallel.engine import Traced, call_shapes, replicated
+from dtrain.parallel.mesh import SEQUENCE, TENSOR
 from dtrain.parallel.rules import Layout, with_default_dims
-from dtrain.recipe.crosscheck import divides
+from dtrain.recipe.crosscheck import divisibility_problems
 from dtrain.recipe.load import refuse_conflicts
 from dtrain.recipe.recipe import Recipe
 
@@ -110,7 +111,7 @@ class Assembly:
         layout, sizes = self.layout, self.layout.sizes
         # a matrix product of all rows at once is what a CPU does fastest; under jit, a mesh that splits the tokens of a
         # row would make the compiler gather them first
-        split = not self.recipe.engine.explicit and (sizes["sequence"] > 1 or sizes["tensor"] > 1)
+        split = not self.recipe.engine.explicit and (sizes[SEQUENCE] > 1 or sizes[TENSOR] > 1)
         flat = layout.platform == "cpu" and not split
         return self.recipe.precision.tracing(flat, on_tpu=layout.platform == "tpu")
 
@@ -153,14 +154,14 @@ def _layout(recipe: Recipe, model: Any, devices: Sequence[Device], example: Exam
     declared = grouped(with_default_dims(model.params(), sizes), recipe.optimizer.groups)
     layout = Layout(sizes, recipe.mesh.table(), declared, engine.arranged(recipe.mesh.build(sizes, devices)), example)
     layout.check()
-    if sizes["sequence"] > 1 and not model.split_rows:
+    if sizes[SEQUENCE] > 1 and not model.split_rows:
         why = "splits every row, and the model does not declare split_rows"
         hint = "use sequence: 1, or set split_rows = True in the model's class once it uses ctx.places and ctx.attend"
         raise RecipeError(f"mesh.sequence = {sizes['sequence']} {why}", hint)
     if refusal := engine.refusal(layout):
         raise RecipeError(f"engine: {refusal}", "use engine: shard_map or jit")
-    problems = [*divides("batch", recipe.batch, sizes, recipe.accumulate)]
-    problems += divides("evaluate.batch", recipe.evaluate.batch or recipe.batch, sizes, 1)
+    problems = [*divisibility_problems("batch", recipe.batch, sizes, recipe.accumulate)]
+    problems += divisibility_problems("evaluate.batch", recipe.evaluate.batch or recipe.batch, sizes, 1)
     for path, message, hint in problems:
         raise RecipeError(f"{path}: {message}", hint)
     return layout

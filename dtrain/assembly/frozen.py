@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from dtrain.core.errors import DataError, RecipeError
-from dtrain.core.origin import Origin
 from dtrain.core.run_dir import Folder
+from dtrain.core.weights_source import WeightsSource
 from dtrain.models.agreement import described
 from dtrain.models.decoder import Decoder
 from dtrain.recipe.load import load
@@ -18,7 +18,7 @@ def frozen_models(recipe: Recipe) -> dict[str, Any]:
     return {part: _described(f"objective.{part}", origin) for part, origin in recipe.minimised.sources().items()}
 
 
-def _described(key: str, origin: Origin) -> Any:
+def _described(key: str, origin: WeightsSource) -> Any:
     """The decoder of a run, from its recipe, or of published weights, from their config.json. `key`: of the recipe."""
     if origin.weights:
         return _published(key, Path(origin.weights))

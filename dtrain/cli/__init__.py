@@ -28,7 +28,7 @@ from dtrain.cli import (
     sweep,
     verify,
 )
-from dtrain.cli.slips import Group
+from dtrain.cli.synonyms import Group
 
 app = typer.Typer(
     name="dtrain",

@@ -56,7 +56,7 @@ def runs(incomplete: str) -> list[str]:
     """Names of the runs in ./runs."""
     from dtrain.core.run_list import runs_in
 
-    return [place.path.name for place in runs_in(Path("runs")) if place.path.name.startswith(incomplete)]
+    return [run_dir.path.name for run_dir in runs_in(Path("runs")) if run_dir.path.name.startswith(incomplete)]
 
 
 def targets(incomplete: str) -> list[str]:

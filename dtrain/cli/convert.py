@@ -71,8 +71,8 @@ def import_(
         from dtrain.train.import_run import import_params
 
         loaded = load(find(names[0]), overrides, devices)
-        place = import_params(loaded, runs_dir, source, _note, allow_changes=allow_changes)
-        typer.secho(f"{place.path} starts with the parameters of {source}", fg="green", err=True)
+        run_dir = import_params(loaded, runs_dir, source, _note, allow_changes=allow_changes)
+        typer.secho(f"{run_dir.path} starts with the parameters of {source}", fg="green", err=True)
         typer.secho("to train it: the same command line with run in place of import, and without SOURCE", err=True)
 
 
@@ -91,8 +91,8 @@ def _import_adapters(
     if base is None:
         hint = "import the model first, dtrain import MODEL --out NAME, then add --base NAME"
         raise RecipeError(f"{source} has adapters: --base must name the run with the parameters that they adapt", hint)
-    place = import_adapters(source, name, find_run(base).path, overrides, devices, runs, _note)
-    typer.secho(f"{place.path} has the adapters of {source}, on the parameters of {base}", fg="green", err=True)
+    run_dir = import_adapters(source, name, find_run(base).path, overrides, devices, runs, _note)
+    typer.secho(f"{run_dir.path} has the adapters of {source}, on the parameters of {base}", fg="green", err=True)
 
 
 def _import_published(

@@ -9,13 +9,13 @@ import typer
 
 from dtrain.cli.arguments import Debug, Overrides, Recipe
 from dtrain.cli.exits import cancel_interrupt, exits, interruptible
-from dtrain.cli.slips import Group
+from dtrain.cli.synonyms import Group
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from dtrain.data.codec import Codec
     from dtrain.data.source import Source
+    from dtrain.data.tokenizer import Tokenizer
 
 app = typer.Typer(
     cls=Group,
@@ -44,8 +44,8 @@ def show(
         from dtrain.core.errors import RecipeError
         from dtrain.data.batch import DOCUMENT, TARGET, TOKEN
 
-        source, codec = _opened(recipe, overrides, split)
-        if codec is None:
+        source, tokenizer = _opened(recipe, overrides, split)
+        if tokenizer is None:
             found = f"the examples have {', '.join(source.example)}, and the data has no tokenizer"
             raise RecipeError(found, "show prints rows of tokens as text")
         if first >= len(source):
@@ -62,7 +62,7 @@ def show(
                 inside = document == one
                 if one == document.max() and DOCUMENT in batch and not (target[inside] >= 0).any():
                     continue  # empty slots
-                _print(codec, token[inside], target[inside])
+                _print(tokenizer, token[inside], target[inside])
 
 
 @app.command(epilog="Example: dtrain data prepare my.yaml data.cache=/shared/cache")
@@ -114,16 +114,18 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _opened(recipe: str, overrides: list[str] | None, split: Literal["train", "test"]) -> "tuple[Source, Codec | None]":
+def _opened(
+    recipe: str, overrides: list[str] | None, split: Literal["train", "test"]
+) -> "tuple[Source, Tokenizer | None]":
     """A split of a recipe's data, in order, and its tokenizer if its examples are tokens."""
     from dtrain.core.shipped import find
     from dtrain.data.batch import TOKEN
-    from dtrain.data.inputs import opened_in_order
+    from dtrain.data.prediction_inputs import opened_in_order
     from dtrain.recipe.load import load
 
     data: Any = load(find(recipe), overrides or []).data
     source = opened_in_order(data, split)
-    return source, data.codec() if TOKEN in source.example and data.tokenized else None
+    return source, data.open_tokenizer() if TOKEN in source.example and data.tokenized else None
 
 
 def _summary(token: "np.ndarray", target: "np.ndarray", document: "np.ndarray") -> str:
@@ -134,7 +136,7 @@ def _summary(token: "np.ndarray", target: "np.ndarray", document: "np.ndarray") 
     return f"{len(token)} slots, {learned} count in the loss, {empty} empty; {parts}"
 
 
-def _print(codec: "Codec", token: "np.ndarray", target: "np.ndarray") -> None:
+def _print(tokenizer: "Tokenizer", token: "np.ndarray", target: "np.ndarray") -> None:
     """Print a document: its tokens, and the last target, which is no token of the row."""
     from itertools import groupby
 
@@ -146,7 +148,7 @@ def _print(codec: "Codec", token: "np.ndarray", target: "np.ndarray") -> None:
     at = 0
     for counts, group in groupby(learned):
         size = len(list(group))
-        text = printable(codec.decode(ids[at : at + size]))
+        text = printable(tokenizer.decode(ids[at : at + size]))
         at += size
         if coloured:
             typer.secho(text, fg="green" if counts else None, dim=not counts, nl=False)

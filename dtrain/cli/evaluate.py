@@ -56,8 +56,8 @@ def evaluate(
         from dtrain.core.run_list import find_run
         from dtrain.weights.load import load_run
 
-        place = find_run(run)
-        loaded = load_run(place, overrides or [], _note, step=step, best=best)
+        run_dir = find_run(run)
+        loaded = load_run(run_dir, overrides or [], _note, step=step, best=best)
         names = tuple(map(str, questions or ()))
         result, samples = _measured(loaded, loaded, split, names, tokens)
         values: JsonObject = {"run": str(run), "step": loaded.step, "split": split} | result.json()
@@ -69,7 +69,7 @@ def evaluate(
         text = json.dumps(values, indent=2, ensure_ascii=False)
         if not overrides and not names:
             try:
-                overwrite(place.evaluation, text + "\n")  # for `dtrain report --html`
+                overwrite(run_dir.evaluation, text + "\n")  # for `dtrain report --html`
             except OSError as error:
                 _note(f"the result is not kept in the run folder: {cause(error)}")
         if as_json:
@@ -95,13 +95,13 @@ def _measured(
     """The metrics of a run on the data and the chat template of the run `like`, and its answers to questions."""
     from dataclasses import replace
 
-    from dtrain.data.inputs import opened_in_order, with_classes
+    from dtrain.data.prediction_inputs import opened_in_order, with_classes
     from dtrain.data.questions import read_questions
     from dtrain.inference.evaluate import Evaluated
     from dtrain.inference.evaluate import evaluate as measure
     from dtrain.inference.generate import generator_of
     from dtrain.inference.questions import refuse_without_texts, scored
-    from dtrain.inference.texts import Texts
+    from dtrain.inference.texts import TextGenerator
 
     data = like.recipe.data
     read = read_questions(names) if names else []
@@ -112,7 +112,7 @@ def _measured(
         result = measure(loaded, with_classes(opened_in_order(data, split), loaded.classes))
     if not read:
         return result, []
-    texts = Texts(generator_of(replace(loaded, recipe=replace(loaded.recipe, data=data))))
+    texts = TextGenerator(generator_of(replace(loaded, recipe=replace(loaded.recipe, data=data))))
     scores = scored(texts, read, tokens)
     return replace(result, metrics=result.metrics | scores.metrics), scores.samples
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from dtrain.data.conversations import Message
     from dtrain.inference.generate import Sampling
-    from dtrain.inference.texts import Texts
+    from dtrain.inference.texts import TextGenerator
 
 COUNT = 200
 
@@ -69,10 +69,10 @@ def generate(
         use_devices(devices)
         from dtrain.core.run_list import find_run
         from dtrain.inference.generate import Sampling, generator
-        from dtrain.inference.texts import Texts, read_prompts
+        from dtrain.inference.texts import TextGenerator, read_prompts
 
         sampling, count = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed), tokens or COUNT
-        model = Texts(generator(find_run(run), overrides or [], _note, step=step, best=best))
+        model = TextGenerator(generator(find_run(run), overrides or [], _note, step=step, best=best))
         typer.secho(f"{run} at {model.model.chosen}", dim=True, err=True)
         first: list[Message] = [{"role": "system", "content": system}] if system else []
         if prompts is not None:
@@ -89,13 +89,13 @@ def _note(text: str) -> None:
     typer.echo(text, err=True)
 
 
-def _print(model: "Texts", text: str, ids: list[int], count: int, samples: int, sampling: "Sampling") -> None:
+def _print(model: "TextGenerator", text: str, ids: list[int], count: int, samples: int, sampling: "Sampling") -> None:
     """Print one text token by token, or several texts when all are complete."""
     if samples > 1:
         for one in model.completed([ids] * samples, count, sampling):
             typer.echo(text + one + "\n" + "-" * 20)
         return
-    pieces = model.streamed(ids, count, sampling)
+    pieces = model.stream(ids, count, sampling)
     typer.echo(text, nl=False)
     _stream(pieces)
 
@@ -112,7 +112,7 @@ def _stream(pieces: "Iterator[str]") -> str:
 
 
 def _print_all(
-    model: "Texts", prompts: list[str], first: "list[Message] | None", count: int, sampling: "Sampling"
+    model: "TextGenerator", prompts: list[str], first: "list[Message] | None", count: int, sampling: "Sampling"
 ) -> None:
     """Print an object {"prompt", "text"} for each prompt; `first`: messages before it, or None to continue the text."""
     ids = [
@@ -123,7 +123,7 @@ def _print_all(
         typer.echo(json.dumps({"prompt": prompt, "text": text}, ensure_ascii=False))
 
 
-def _converse(model: "Texts", messages: "list[Message]", count: int, sampling: "Sampling") -> None:
+def _converse(model: "TextGenerator", messages: "list[Message]", count: int, sampling: "Sampling") -> None:
     """Answer each line of standard input, until its end."""
     shown = "> " if sys.stdin.isatty() else ""
     while True:
@@ -133,5 +133,5 @@ def _converse(model: "Texts", messages: "list[Message]", count: int, sampling: "
             return
         if line.strip():
             messages.append({"role": "user", "content": line.strip()})
-            answer = _stream(model.streamed(model.chat(messages), count, sampling))
+            answer = _stream(model.stream(model.chat(messages), count, sampling))
             messages.append({"role": "assistant", "content": answer})

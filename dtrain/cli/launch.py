@@ -12,11 +12,11 @@ from dtrain.cli.exits import exits
 from dtrain.cli.launch_lookup import known, refuse_while_alive, rented, requested
 from dtrain.cli.launch_output import confirm, follow_run, print_lines, say, show, start_lines
 from dtrain.cli.preflight_plan import predict, require_limit
-from dtrain.cli.slips import Group
+from dtrain.cli.synonyms import Group
 from dtrain.cli.tables import print_table
 
 if TYPE_CHECKING:
-    from dtrain.launch.job import LaunchJob, Row
+    from dtrain.launch.job import LaunchJob, MachineState
 
 AT_ONCE = 16
 """Targets that are queried in parallel."""
@@ -36,7 +36,7 @@ def launches(runs: Path, state: bool) -> list[dict[str, str]]:
         return [_row(record, *answer) for record, answer in zip(records, list(pool.map(_answer, records)), strict=True)]
 
 
-def _answer(record: "LaunchJob") -> "tuple[list[Row], str]":
+def _answer(record: "LaunchJob") -> "tuple[list[MachineState], str]":
     """The target's rows, and the problem if it could not be queried."""
     from dtrain.cli.launch_lookup import target_of
     from dtrain.core.errors import DtrainError
@@ -47,7 +47,7 @@ def _answer(record: "LaunchJob") -> "tuple[list[Row], str]":
         return [], f"unknown: {error.message.splitlines()[0]}"
 
 
-def _row(record: "LaunchJob", rows: "list[Row]", problem: str) -> dict[str, str]:
+def _row(record: "LaunchJob", rows: "list[MachineState]", problem: str) -> dict[str, str]:
     states = sorted({row.state for row in rows})
     paid = next((row.seconds for row in rows if row.seconds is not None), None)
     cost = f"${paid / HOUR * record.dollars_hour:,.2f}" if paid is not None and record.dollars_hour else ""

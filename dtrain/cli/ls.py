@@ -32,7 +32,7 @@ def ls(
 
         if not runs_dir.is_dir() and runs_dir != Path("runs"):
             raise RecipeError(f"{runs_dir} is not a folder", "give the folder that contains the run folders")
-        entries = [entry(place, runs_dir) for place in runs_in(runs_dir)]
+        entries = [entry(run_dir, runs_dir) for run_dir in runs_in(runs_dir)]
         entries.sort(key=lambda one: one.changed, reverse=True)
         if as_json:
             typer.echo(json.dumps([one.values() for one in entries], indent=2))

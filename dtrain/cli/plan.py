@@ -135,14 +135,14 @@ def _store(result: "Plan", runs: Path) -> None:
     from dtrain.core.run_dir import folder
     from dtrain.plan.report import values
 
-    place = folder(runs, result.recipe.name)
-    if not result.timing or not (result.tier == "compiled" or place.path.is_dir()):
+    run_dir = folder(runs, result.recipe.name)
+    if not result.timing or not (result.tier == "compiled" or run_dir.path.is_dir()):
         return
     try:
-        place.plans.mkdir(parents=True, exist_ok=True)
-        overwrite(place.plans / f"{_slug(result.target)}-{result.tier}.json", json.dumps(values(result), indent=2))
+        run_dir.plans.mkdir(parents=True, exist_ok=True)
+        overwrite(run_dir.plans / f"{_slug(result.target)}-{result.tier}.json", json.dumps(values(result), indent=2))
     except OSError as error:
-        message = f"warning: the run cannot be compared with this plan, which was not stored: {place.plans}"
+        message = f"warning: the run cannot be compared with this plan, which was not stored: {run_dir.plans}"
         typer.echo(f"{message}: {error.strerror}", err=True)
 
 

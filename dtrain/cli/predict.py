@@ -50,7 +50,7 @@ def predict(
             raise RecipeError(f"--out {out}: expected a name that ends in {' or '.join(FORMATS)}")
         use_devices(devices)
         from dtrain.core.run_list import find_run
-        from dtrain.data.inputs import inputs, with_classes
+        from dtrain.data.prediction_inputs import inputs, with_classes
         from dtrain.inference.predict import predictions
         from dtrain.weights.load import load_run
 

@@ -42,26 +42,26 @@ def profile(
         from dtrain.core.run_list import is_run
         from dtrain.core.shipped import shipped
 
-        place = next((Folder(path) for path in (Path(what), runs_dir / what) if is_run(path)), None)
-        if place and in_use(place.lease) and not overrides:
-            _live(place, steps)
-        elif place and not Path(what).is_file() and what not in shipped():
-            raise RecipeError(f"{place.path} does not train now", f"profile its recipe: {place.recipe}")
+        run_dir = next((Folder(path) for path in (Path(what), runs_dir / what) if is_run(path)), None)
+        if run_dir and in_use(run_dir.lease) and not overrides:
+            _live(run_dir, steps)
+        elif run_dir and not Path(what).is_file() and what not in shipped():
+            raise RecipeError(f"{run_dir.path} does not train now", f"profile its recipe: {run_dir.recipe}")
         else:
             _recipe(what, overrides or [], steps, out, devices)
 
 
-def _live(place: "Folder", steps: int) -> None:
+def _live(run_dir: "Folder", steps: int) -> None:
     import json
     import time
 
     from dtrain.core.errors import EnvironmentFault
     from dtrain.core.files import overwrite, read_json
 
-    summary = place.profile / "summary.json"
+    summary = run_dir.profile / "summary.json"
     before = summary.stat().st_mtime_ns if summary.exists() else 0
-    overwrite(place.profile_request, json.dumps({"steps": steps}) + "\n")
-    typer.echo(f"{place.path} traces its next {steps} steps ...", err=True)
+    overwrite(run_dir.profile_request, json.dumps({"steps": steps}) + "\n")
+    typer.echo(f"{run_dir.path} traces its next {steps} steps ...", err=True)
     end = time.monotonic() + PATIENCE
     try:
         while time.monotonic() < end:
@@ -70,8 +70,8 @@ def _live(place: "Folder", steps: int) -> None:
                 return
             time.sleep(LOOK)
     finally:
-        place.profile_request.unlink(missing_ok=True)
-    raise EnvironmentFault(f"{place.path} did not trace within {PATIENCE:.0f} s", "is it between two steps?")
+        run_dir.profile_request.unlink(missing_ok=True)
+    raise EnvironmentFault(f"{run_dir.path} did not trace within {PATIENCE:.0f} s", "is it between two steps?")
 
 
 def _recipe(recipe: str, overrides: list[str], steps: int, out: Path, devices: int | None) -> None:
@@ -88,10 +88,10 @@ def _recipe(recipe: str, overrides: list[str], steps: int, out: Path, devices: i
     from dtrain.train.run import run as train
 
     with temporary_folder("profile") as folder:
-        place = train(loaded, folder, Console(silent=True))
-        assert place is not None
+        run_dir = train(loaded, folder, Console(silent=True))
+        assert run_dir is not None
         try:
-            shutil.copytree(place.profile, out, dirs_exist_ok=True)
+            shutil.copytree(run_dir.profile, out, dirs_exist_ok=True)
         except (OSError, shutil.Error) as error:
             raise EnvironmentFault(f"cannot write {out}: {cause(error)}", "another folder: --out") from error
     text = read_json(out / "summary.json")["text"]

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from dtrain.cli.exits import exits
-from dtrain.cli.slips import Group
+from dtrain.cli.synonyms import Group
 from dtrain.core.shipped import by_name, shipped
 
 app = typer.Typer(

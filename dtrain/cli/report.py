@@ -58,7 +58,7 @@ def report(
             _watch(places[0])
             return
         found = _summaries(places)
-        recipes = [_recipe(place) for place, _ in found]
+        recipes = [_recipe(run_dir) for run_dir, _ in found]
         summaries, changed = [summary for _, summary in found], differences([plain for _, plain in recipes])
         if as_json:
             values = [summary.values for summary in summaries]
@@ -75,7 +75,7 @@ def report(
         if html:
             from dtrain.track.page import write_page
 
-            texts, evaluations = [text for text, _ in recipes], [_evaluation(place) for place, _ in found]
+            texts, evaluations = [text for text, _ in recipes], [_evaluation(run_dir) for run_dir, _ in found]
             write_page(summaries, html, recipes=texts, differences=changed, evaluations=evaluations)
             typer.echo(f"page: {html}", err=True)
 
@@ -86,9 +86,9 @@ def _summaries(places: "list[Folder]") -> "list[tuple[Folder, Summary]]":
     from dtrain.track.summary import summarise
 
     found, last = [], None
-    for place in places:
+    for run_dir in places:
         try:
-            found.append((place, summarise(place)))
+            found.append((run_dir, summarise(run_dir)))
         except DtrainError as error:
             if len(places) == 1:
                 raise
@@ -99,26 +99,26 @@ def _summaries(places: "list[Folder]") -> "list[tuple[Folder, Summary]]":
     return found
 
 
-def _recipe(place: "Folder") -> "tuple[str, JsonObject]":
+def _recipe(run_dir: "Folder") -> "tuple[str, JsonObject]":
     """The recipe of a run as text and as plain values; empty if it cannot be read."""
     from dtrain.core.errors import RecipeError
     from dtrain.core.files import read_regular
     from dtrain.recipe.yaml import parse
 
     try:
-        text = read_regular(place.recipe).decode()
-        plain = parse(text, str(place.recipe)).plain()
+        text = read_regular(run_dir.recipe).decode()
+        plain = parse(text, str(run_dir.recipe)).plain()
     except (OSError, UnicodeDecodeError, RecipeError):
         return "", {}
     return text, plain if isinstance(plain, dict) else {}
 
 
-def _evaluation(place: "Folder") -> "JsonObject":
+def _evaluation(run_dir: "Folder") -> "JsonObject":
     """The newest result of `dtrain evaluate` that was saved in the run folder; empty if there is none."""
     from dtrain.core.files import read_json
 
     try:
-        values = read_json(place.evaluation)
+        values = read_json(run_dir.evaluation)
     except (OSError, ValueError):
         return {}
     return values if isinstance(values, dict) else {}
@@ -137,7 +137,7 @@ def _compare(summaries: "list[Summary]", rows: list[dict[str, str]], changed: "d
         print_table([{"recipe": key} | dict(zip(names, texts, strict=True)) for key, texts in cells.items()])
 
 
-def _watch(place: "Folder") -> None:
+def _watch(run_dir: "Folder") -> None:
     """Print the summary again whenever the run logs something, until it ends."""
     import time
 
@@ -150,12 +150,12 @@ def _watch(place: "Folder") -> None:
     from dtrain.track.listing import RUNNING, state_of
     from dtrain.track.summary import summarise
 
-    screen, history, alive = Console(highlight=False), History(place.metrics), time.monotonic()
+    screen, history, alive = Console(highlight=False), History(run_dir.metrics), time.monotonic()
     with Live(console=screen, auto_refresh=False, transient=screen.is_terminal) as live:
         while True:
-            summary = summarise(place, history)
+            summary = summarise(run_dir, history)
             live.update(Text(summary.text()), refresh=screen.is_terminal)
-            state = state_of(place, summary.values["state"])
+            state = state_of(run_dir, summary.values["state"])
             alive = time.monotonic() if state == RUNNING else alive
             # a run that was killed may be restarted by its supervisor
             if summary.values["state"] != RUNNING or time.monotonic() - alive > PATIENCE:
@@ -164,4 +164,4 @@ def _watch(place: "Folder") -> None:
     if screen.is_terminal:
         echo_fitted(summary.text())
     if state != RUNNING and summary.values["state"] == RUNNING:
-        typer.echo(f"{place.path}: the process of the run was killed", err=True)
+        typer.echo(f"{run_dir.path}: the process of the run was killed", err=True)

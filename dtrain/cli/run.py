@@ -21,12 +21,14 @@ from dtrain.core.errors import Exhausted, HostLost, RecipeError, Stopped
 if TYPE_CHECKING:
     from dtrain.core.process_info import ProcessInfo
     from dtrain.core.run_control import RunControl
+    from dtrain.core.run_dir import Folder
     from dtrain.recipe.recipe import Recipe as Loaded
+    from dtrain.track.console import Console
 
 LENGTH = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(steps?|epochs?)", re.IGNORECASE)
 
 
-def longer(recipe: str, overrides: Sequence[str], runs: Path, extend: str) -> int:
+def extended_steps(recipe: str, overrides: Sequence[str], runs: Path, extend: str) -> int:
     """The steps of a finished run after it is extended by `extend`: "500steps" or "20epochs".
 
     Raises RecipeError if there is no such run, or it has not finished.
@@ -38,12 +40,12 @@ def longer(recipe: str, overrides: Sequence[str], runs: Path, extend: str) -> in
     found = LENGTH.fullmatch(extend.strip())
     if not found or not float(found[1]) > 0:
         raise RecipeError(f"--extend {extend}: not a length", "write for example 500steps or 20epochs")
-    place = folder(runs, name_of_run(find(recipe), overrides))
-    record = place.read_record()
+    run_dir = folder(runs, name_of_run(find(recipe), overrides))
+    record = run_dir.read_record()
     if not record or not record.get("steps"):
-        raise RecipeError(f"--extend: there is no run in {place.path}", "train it first, without --extend")
+        raise RecipeError(f"--extend: there is no run in {run_dir.path}", "train it first, without --extend")
     if record["state"] != "finished":
-        message = f"--extend: {place.path} has not finished: it is at step {record['step']} of {record['steps']}"
+        message = f"--extend: {run_dir.path} has not finished: it is at step {record['step']} of {record['steps']}"
         raise RecipeError(message, f"resume it first; a run that was extended resumes with steps={record['steps']}")
     amount, epochs = float(found[1]), (record.get("data") or {}).get("epochs")
     if found[2].lower().startswith("step"):
@@ -137,7 +139,7 @@ def run(
         if extend is not None:
             if dry_run:
                 raise RecipeError("--dry-run cannot be combined with --extend", "leave one of them out")
-            steps = longer(recipe, overrides, runs_dir, extend)
+            steps = extended_steps(recipe, overrides, runs_dir, extend)
             sys.argv[1:], extended = [*with_length(sys.argv[1:], steps), "--extended"], True
             overrides = with_length(overrides, steps)
         command = _Command(
@@ -147,34 +149,47 @@ def run(
         supervised = processes > 1 or again or (info is not None and replaces_hosts())
         if supervised and not dry_run and not is_supervised():
             raise typer.Exit(_supervised(command, info))
-        _process(command, info)
+        _train(command, info)
 
 
-def _process(command: _Command, info: "ProcessInfo | None") -> None:
+def _train(command: _Command, info: "ProcessInfo | None") -> None:
     """Train in this process, together with the run's other processes if there are any."""
+    _set_up_process(command, info)
+    from dtrain.core.leftovers import temporary_folder
+    from dtrain.core.shipped import find
+    from dtrain.parallel.devices import disconnect
+    from dtrain.recipe.load import load  # imports JAX
+    from dtrain.train.run import run as train
+
+    loaded = load(find(command.recipe), command.overrides, command.devices)
+    with ExitStack() as stack:
+        control = None if command.dry else stack.enter_context(closing(_control(command, loaded, info)))
+        _rendezvous(command, loaded, info, control)
+        console = _console()
+        try:
+            runs = stack.enter_context(temporary_folder("dry")) if command.dry else command.runs
+            allowed = command.allow_changes or (command.extended and _only_extended(command, loaded, console))
+            finished = train(loaded, runs, console, allow_changes=allowed, dry=command.dry, control=control)
+        except Stopped:
+            with suppress(RuntimeError):  # another process has exited; the checkpoint is saved
+                disconnect()
+            raise
+        if finished and not command.dry and not console.silent:
+            _print_end(finished, loaded, console)
+        disconnect()
+
+
+def _set_up_process(command: _Command, info: "ProcessInfo | None") -> None:
+    """Signals and fake devices, before JAX is imported."""
     from dtrain.core import preemption
     from dtrain.core.parent import exit_with_parent
-    from dtrain.parallel.devices import disconnect, fake_devices
+    from dtrain.parallel.devices import fake_devices
 
     exit_with_parent()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     preemption.watch()
     if command.devices or command.dry:
         fake_devices(_count(command) // (info.world_size if info else 1))
-    from dtrain.core.shipped import find
-    from dtrain.recipe.load import load  # imports JAX
-
-    loaded = load(find(command.recipe), command.overrides, command.devices)
-    with ExitStack() as stack:
-        control = None if command.dry else stack.enter_context(closing(_control(command, loaded, info)))
-        _rendezvous(command, loaded, info, control)
-        try:
-            _train(command, loaded, control)
-        except Stopped:
-            with suppress(RuntimeError):  # another process has exited; the checkpoint is saved
-                disconnect()
-            raise
-        disconnect()
 
 
 def _control(command: _Command, loaded: "Loaded", info: "ProcessInfo | None") -> "RunControl":
@@ -183,10 +198,10 @@ def _control(command: _Command, loaded: "Loaded", info: "ProcessInfo | None") ->
     from dtrain.core.run_control import Limits, RunControl, clear_stale_request
     from dtrain.core.run_dir import folder
 
-    place, launch, lead = folder(command.runs, loaded.name), launch_id(), info is None or info.rank == 0
+    run_dir, launch, lead = folder(command.runs, loaded.name), launch_id(), info is None or info.rank == 0
     if lead and not launch and not is_supervised():
-        clear_stale_request(place, _say)
-    control = RunControl(place, Limits(launch, command.hours, command.restarts), lead=lead)
+        clear_stale_request(run_dir, _say)
+    control = RunControl(run_dir, Limits(launch, command.hours, command.restarts), lead=lead)
     control.begin()
     return control
 
@@ -210,8 +225,8 @@ def _rendezvous(
         raise
 
 
-def _train(command: _Command, loaded: "Loaded", control: "RunControl | None") -> None:
-
+def _console() -> "Console":
+    """Start the devices, with the cache of compiled programs, and the console of this process."""
     logging.getLogger("absl").setLevel(logging.ERROR)  # orbax and JAX log every save and every signal
     from dtrain.parallel import compile_cache
     from dtrain.parallel.devices import available_devices
@@ -221,38 +236,36 @@ def _train(command: _Command, loaded: "Loaded", control: "RunControl | None") ->
     import jax
 
     from dtrain.track.console import Console
-    from dtrain.track.summary import summarise
-    from dtrain.train.run import run as train
 
     console = Console(silent=jax.process_index() > 0)
     if uncached:
         console.warn(uncached)
-    if command.dry:
-        from dtrain.core.leftovers import temporary_folder
+    return console
 
-        with temporary_folder("dry") as folder:
-            train(loaded, folder, console, dry=True)
-        return
-    allowed = command.allow_changes
-    if command.extended and not allowed:
-        from dtrain.core.run_dir import folder as run_folder
-        from dtrain.train.recipe_check import refuse_other_changes
 
-        place = run_folder(command.runs, loaded.name)
-        refuse_other_changes(place, loaded)
-        if place.read_record().get("steps") != loaded.steps:
-            text = f"extended to {loaded.steps} steps; if it is stopped, it resumes with steps={loaded.steps}"
-            console.say(f"{text} in place of --extend")
-        allowed = True
-    finished = train(loaded, command.runs, console, allow_changes=allowed, control=control)
-    if finished and not console.silent:
-        summary = summarise(finished).text()
-        echo_fitted(summary)
-        console.note(summary)
-        from dtrain.cli.next_commands import next_commands
+def _only_extended(command: _Command, loaded: "Loaded", console: "Console") -> bool:
+    """True: changes are allowed, since the length is the only one. Raises RecipeError if there are others."""
+    from dtrain.core.run_dir import folder
+    from dtrain.train.recipe_check import refuse_other_changes
 
-        with suppress(OSError):  # stderr may be on a full disk; the run is done
-            typer.secho(next_commands(finished.path, loaded), dim=True, err=True)
+    run_dir = folder(command.runs, loaded.name)
+    refuse_other_changes(run_dir, loaded)
+    if run_dir.read_record().get("steps") != loaded.steps:
+        text = f"extended to {loaded.steps} steps; if it is stopped, it resumes with steps={loaded.steps}"
+        console.say(f"{text} in place of --extend")
+    return True
+
+
+def _print_end(finished: "Folder", loaded: "Loaded", console: "Console") -> None:
+    """The result of the run in a summary, and the commands that come next."""
+    from dtrain.cli.next_commands import next_commands
+    from dtrain.track.summary import summarise
+
+    summary = summarise(finished).text()
+    echo_fitted(summary)
+    console.note(summary)
+    with suppress(OSError):  # stderr may be on a full disk; the run is done
+        typer.secho(next_commands(finished.path, loaded), dim=True, err=True)
 
 
 def _count(command: _Command) -> int:
@@ -282,12 +295,12 @@ def _supervised(command: _Command, info: "ProcessInfo | None") -> int:
         )
     loaded = load(find(command.recipe), command.overrides, total)
     lead = info is None or info.rank == 0
-    place, notify = folder(command.runs, loaded.name), loaded.track.notify if lead else None
+    run_dir, notify = folder(command.runs, loaded.name), loaded.track.notify if lead else None
     if not launch_id() and lead:
-        clear_stale_request(place, _say)
+        clear_stale_request(run_dir, _say)
     simulated = ["--devices", str(total)] if total and not command.devices else []
-    with supervising(notify, place, lambda text: _say(f"warning: {text}")) as ended:
-        return ended(supervise([*sys.argv[1:], *simulated], command.processes, place, command.restarts, info))
+    with supervising(notify, run_dir, lambda text: _say(f"warning: {text}")) as ended:
+        return ended(supervise([*sys.argv[1:], *simulated], command.processes, run_dir, command.restarts, info))
 
 
 def _say(text: str) -> None:

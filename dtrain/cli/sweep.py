@@ -74,7 +74,7 @@ def sweep(
 
         codes = run_all(plan, runs, folder, jobs=jobs or len(gpus()) or 1, options=options, ended=ended)
         places = {one.name: Folder(folder / one.name) for one in runs}
-        found = {name: summary for name, place in places.items() if (summary := _summary(place))}
+        found = {name: summary for name, run_dir in places.items() if (summary := _summary(run_dir))}
         ranked = _ranked(runs, found)
         if as_json:
             values = {trial.name: found[trial.name].values for trial in ranked if trial.name in found}
@@ -94,13 +94,13 @@ def _stem(recipe: str) -> str:
     return Path(recipe).stem.lower().replace("_", "-")
 
 
-def _summary(place: "Folder") -> "Summary | None":
+def _summary(run_dir: "Folder") -> "Summary | None":
     """The summary of a run; None if there is none, or it cannot be read."""
     from dtrain.core.errors import DtrainError
     from dtrain.track.summary import summarise
 
     try:
-        return summarise(place)
+        return summarise(run_dir)
     except DtrainError:
         return None
 

@@ -43,11 +43,11 @@ def verify(
         steps = loaded.steps or loaded.total_steps(len(loaded.data.open("train")))
         every = max(1, steps // 10)
         options = [*(overrides or []), f"checkpoint.every={every}", "checkpoint.keep=3", "track.every=1"]
-        place = (["--devices", str(devices)] if devices else []) + (
+        run_dir = (["--devices", str(devices)] if devices else []) + (
             ["--processes", str(processes)] if processes > 1 else []
         )
         other = next(engine for engine in ENGINES if engine != loaded.engine.kind)
-        compared = {f"engine {other}": [*place, f"engine={other}"]}
+        compared = {f"engine {other}": [*run_dir, f"engine={other}"]}
         if devices and devices > 1:
             compared["in one process" if processes > 1 else "in two processes"] = [
                 "--devices", str(devices), *([] if processes > 1 else ["--processes", "2"]),
@@ -59,7 +59,7 @@ def verify(
             def say(text: str) -> None:
                 typer.echo(f"{text} ...", err=True)
 
-            trial = Trial(str(find(recipe)), options, place, folder, say)
+            trial = Trial(str(find(recipe)), options, run_dir, folder, say)
             certificate = tried(trial, kills, seed, compared if others else {})
         typer.echo(json.dumps(certificate.values(), indent=2) if as_json else "\n".join(certificate.lines()))
         if not certificate.kept:

@@ -46,7 +46,7 @@ def find_runs(words: Sequence[str], runs: Path = Path("runs")) -> list[Folder]:
         places = _meant(word, runs)
         if not places:
             raise _unknown(word, runs)
-        found |= {place.path.resolve(): place for place in places if place.path.resolve() not in found}
+        found |= {run_dir.path.resolve(): run_dir for run_dir in places if run_dir.path.resolve() not in found}
     return list(found.values())
 
 
@@ -63,7 +63,7 @@ def _meant(word: str, runs: Path) -> list[Folder]:
 
 
 def _unknown(word: str, runs: Path) -> RecipeError:
-    known = [place.path.name for place in runs_in(runs)]
+    known = [run_dir.path.name for run_dir in runs_in(runs)]
     near = difflib.get_close_matches(Path(word).name, known, 1)
     if near:
         return RecipeError(f"no run {word!r} is known", f"did you mean {near[0]!r}?")

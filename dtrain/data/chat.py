@@ -14,12 +14,11 @@ import numpy as np
 from dtrain.core.errors import DataError
 from dtrain.core.types import Fraction, Positive
 from dtrain.data.batch import Example
-from dtrain.data.codec import BYTES, Codec, codec, packages_of
 from dtrain.data.conversations import ASSISTANT, Conversation, Message, conversation
 from dtrain.data.data_check import TEXT_BYTES, TOKENISED_BYTES, DataCheck
 from dtrain.data.digest_cache import NO_CACHE, cached_by_file, file_digest
 from dtrain.data.files import address_packages
-from dtrain.data.packed_rows import COUNTS, LEARNED, Document, Documents, content, joined
+from dtrain.data.packed_rows import COUNTED, TARGET_BIT, Document, Documents, content, joined
 from dtrain.data.paths import CACHE, expand_path
 from dtrain.data.records import Limits, Record, record_files, records
 from dtrain.data.records import packages_of as record_packages
@@ -27,6 +26,7 @@ from dtrain.data.source import Load, Source, Split, Unaugmented
 from dtrain.data.stream import InMemory
 from dtrain.data.templates import NAMED, Rendered, Template
 from dtrain.data.tokenise import FileGroup, TokenisedFiles, grouped_files
+from dtrain.data.tokenizer import BYTES, Tokenizer, open_tokenizer, packages_of
 from dtrain.data.windows import row_example
 
 AT_ONCE = 1024
@@ -97,13 +97,13 @@ class Templated(Unaugmented):
         if not check.too_large(f"the records of {len(files)} files", files, most) and files and works:
             check.open(self, "data.files")
 
-    def codec(self) -> Codec:
+    def open_tokenizer(self) -> Tokenizer:
         """The tokenizer; DataError if it does not exist."""
-        return codec(self.tokenizer)
+        return open_tokenizer(self.tokenizer)
 
     def chat_template(self) -> Template:
         """The chat template; DataError if there is none."""
-        tokenizer = self.codec()
+        tokenizer = self.open_tokenizer()
         if self.template is None:
             source = tokenizer.template
             if source is None:
@@ -150,7 +150,7 @@ class Templated(Unaugmented):
         return self._whole(record_files(self.held_out(split)[0], self.cache)).missing()
 
     def _whole(self, files: list[Path]) -> TokenisedFiles:
-        tokenizer, template = self.codec(), self._template()
+        tokenizer, template = self.open_tokenizer(), self._template()
         digests = cached_by_file(self.cache, "text", files, file_digest)
         kind: str = self.kind  # pyright: ignore[reportAttributeAccessIssue]
         key = [3, kind, tokenizer.key, tokenizer.begin, dict(tokenizer.special), template and template.source]
@@ -169,10 +169,10 @@ class Templated(Unaugmented):
 
     def _template(self) -> Template | None:
         """The chat template; None if the recipe names none and the tokenizer has none."""
-        return None if self.template is None and self.codec().template is None else self.chat_template()
+        return None if self.template is None and self.open_tokenizer().template is None else self.chat_template()
 
     def _made(self, files: Sequence[Path]) -> Iterator[np.ndarray]:
-        return self.parts(Reader(self, self.codec(), self._template(), files))
+        return self.parts(Reader(self, self.open_tokenizer(), self._template(), files))
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ class Reader:
     """Reads and tokenises the records of files."""
 
     data: Templated
-    tokenizer: Codec
+    tokenizer: Tokenizer
     template: Template | None
     files: Sequence[Path]
 
@@ -198,12 +198,12 @@ class Reader:
         template = self.template or self.data.chat_template()  # raises: there is none
         return template.rendered(messages, where)
 
-    def marked(self, texts: Iterable[Rendered]) -> Iterator[np.ndarray]:
-        """The tokens of each text, uint32, with LEARNED where they begin in a part that the assistant wrote."""
+    def encode_with_spans(self, texts: Iterable[Rendered]) -> Iterator[np.ndarray]:
+        """The tokens of each text, uint32, with TARGET_BIT where they begin in a part that the assistant wrote."""
         waiting = iter(texts)
         while group := list(islice(waiting, AT_ONCE)):
-            for tokens, learned in self.tokenizer.marked([(one.text, one.spans) for one in group]):
-                yield tokens.astype(np.uint32) | (learned.astype(np.uint32) << np.uint32(31))  # LEARNED
+            for tokens, learned in self.tokenizer.encode_with_spans([(one.text, one.spans) for one in group]):
+                yield tokens.astype(np.uint32) | (learned.astype(np.uint32) << np.uint32(31))  # TARGET_BIT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,15 +231,15 @@ class Chat(Templated):
         return (self.fields, self.learn, self.too_long)
 
     def parts(self, reader: Reader) -> Iterator[np.ndarray]:
-        counts: dict[str, int] = dict.fromkeys(COUNTS, 0)
+        counts: dict[str, int] = dict.fromkeys(COUNTED, 0)
         documents: list[Document] = []
         plain: list[bool] = []
         sizes: list[int] = []
         texts = self._texts(reader, counts, plain, sizes)
-        for number, tokens in enumerate(reader.marked(texts)):
+        for number, tokens in enumerate(reader.encode_with_spans(texts)):
             size = sizes[number]
             if plain[number] and not reader.begin and len(tokens):  # the first token of a document is not predicted
-                size -= len(reader.tokenizer.decode([int(tokens[0] & ~LEARNED)]).encode())
+                size -= len(reader.tokenizer.decode([int(tokens[0] & ~TARGET_BIT)]).encode())
             documents += self._cut(Document(tokens, size), plain[number], counts)
         return content(documents, counts)
 
@@ -304,4 +304,4 @@ class Chat(Templated):
 
 def _targets(tokens: np.ndarray) -> int:
     """How many tokens of a document count in the loss; its first one is no target."""
-    return int((tokens[1:] >= LEARNED).sum())
+    return int((tokens[1:] >= TARGET_BIT).sum())

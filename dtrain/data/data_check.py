@@ -69,13 +69,13 @@ class DataCheck:
     def tokenizer(self, data: "Data", end: str = "") -> bool:
         """Whether the tokenizer was opened and works, and has the token `end`."""
         try:
-            codec = data.codec()
-            if codec.file_bytes > TOKENIZER_BYTES:
-                self.not_checked.append(f"data.tokenizer: {codec.path}, over {TOKENIZER_BYTES >> 20} MiB")
+            tokenizer = data.open_tokenizer()
+            if tokenizer.file_bytes > TOKENIZER_BYTES:
+                self.not_checked.append(f"data.tokenizer: {tokenizer.path}, over {TOKENIZER_BYTES >> 20} MiB")
                 return False
-            codec.encode(b"a")
+            tokenizer.encode(b"a")
             if end:
-                codec.number(end)
+                tokenizer.token_id(end)
         except DataError as error:
             self.problems.append(("data.tokenizer", error))
             return False

@@ -13,12 +13,12 @@ from dtrain.core.errors import DataError, FieldError, Problem
 from dtrain.core.types import NonNegative, Positive
 from dtrain.data.batch import DOCUMENT, POSITION, SOURCE, TARGET, TOKEN, Batch, Example, Feature
 from dtrain.data.chat import Chat
-from dtrain.data.codec import Codec
 from dtrain.data.data_check import DataCheck
 from dtrain.data.order import Order, hash64
 from dtrain.data.source import Load, Source, SourceDefaults, Split, Unaugmented
 from dtrain.data.text import Text
 from dtrain.data.tokenise import FileGroup
+from dtrain.data.tokenizer import Tokenizer
 from dtrain.data.tokens import Tokens
 from dtrain.data.windows import row_example
 
@@ -208,14 +208,14 @@ class Mixture(Unaugmented):
         names = {part.data.tokenizer for part in self.sources if part.data.tokenizer}
         return names.pop() if len(names) == 1 else None
 
-    def codec(self) -> Codec:
+    def open_tokenizer(self) -> Tokenizer:
         """The tokenizer; DataError if the sources have different ones, or none."""
-        codecs = [part.data.codec() for part in self.sources if part.data.tokenizer]
-        if not codecs:
-            return self.main.codec()  # raises
-        if len({codec.key for codec in codecs}) > 1:
+        tokenizers = [part.data.open_tokenizer() for part in self.sources if part.data.tokenizer]
+        if not tokenizers:
+            return self.main.open_tokenizer()  # raises
+        if len({tokenizer.key for tokenizer in tokenizers}) > 1:
             raise DataError("the sources have different tokenizers", "give all the same data.tokenizer")
-        return codecs[0]
+        return tokenizers[0]
 
     def example(self) -> Example:
         packed = any(DOCUMENT in part.data.example() for part in self.sources)

@@ -41,28 +41,28 @@ def packed(sizes: Sequence[int], capacity: int) -> list[list[int]]:
     return rows
 
 
-LEARNED = np.uint32(1 << 31)
+TARGET_BIT = np.uint32(1 << 31)
 """The bit of a cached token that is set if the token is a target."""
-COUNTS = ("documents", "empty", "too_long")
+COUNTED = ("documents", "empty", "too_long")
 """The first numbers of the cache, each as millions and the rest: documents; records that are empty or too long."""
 MILLION = 10**6
-FIRST = 2 * len(COUNTS)
+FIRST = 2 * len(COUNTED)
 """Where the cache has the tokens of each document, then the bytes of text of each; the tokens themselves follow."""
 LEFT_OUT = {"empty": "empty or without a target", "too_long": "longer than a row"}
 """Counts of records that are not used as they are, as text."""
 
 
 class Document(NamedTuple):
-    """A tokenised document: uint32, with LEARNED, and the bytes of text that its targets stand for."""
+    """A tokenised document: uint32, with TARGET_BIT, and the bytes of text that its targets stand for."""
 
     tokens: np.ndarray
     size: float = 0
 
 
 def content(documents: Sequence[Document], counts: Mapping[str, int]) -> Iterator[np.ndarray]:
-    """The content of the cache, uint32: COUNTS, tokens and bytes of each document, then all tokens with LEARNED."""
+    """The content of the cache, uint32: COUNTED, tokens and bytes of each document, then all tokens with TARGET_BIT."""
     values = {**counts, "documents": len(documents)}
-    yield np.array([part for name in COUNTS for part in divmod(values[name], MILLION)], np.uint32)
+    yield np.array([part for name in COUNTED for part in divmod(values[name], MILLION)], np.uint32)
     yield np.array([len(document.tokens) for document in documents], np.uint32)
     yield np.rint([document.size for document in documents]).astype(np.uint32)
     yield from (document.tokens for document in documents)
@@ -70,19 +70,19 @@ def content(documents: Sequence[Document], counts: Mapping[str, int]) -> Iterato
 
 def joined(parts: Sequence[Stream]) -> Iterator[np.ndarray]:
     """The content of one cache with the documents of several, in their order."""
-    heads = [_head(part.tokens) for part in parts]
-    counts = {name: sum(head[name] for head in heads) for name in COUNTS}
-    yield np.array([part for name in COUNTS for part in divmod(counts[name], MILLION)], np.uint32)
+    totals = [_counts(part.tokens) for part in parts]
+    counts = {name: sum(own_counts[name] for own_counts in totals) for name in COUNTED}
+    yield np.array([part for name in COUNTED for part in divmod(counts[name], MILLION)], np.uint32)
     for number in (0, 1, 2):  # the tokens of each document, the bytes of each, all tokens
-        for part, head in zip(parts, heads, strict=True):
-            begin, count = FIRST + number * head["documents"], head["documents"]
+        for part, own_counts in zip(parts, totals, strict=True):
+            begin, count = FIRST + number * own_counts["documents"], own_counts["documents"]
             yield part.tokens[begin : begin + count] if number < 2 else part.tokens[begin:]
 
 
-def _head(content: np.ndarray) -> dict[str, int]:
+def _counts(content: np.ndarray) -> dict[str, int]:
     """The counts at the begin of a cache, by name."""
     values = content[:FIRST].astype(np.int64).reshape(-1, 2) @ np.array([MILLION, 1])
-    return dict(zip(COUNTS, values.tolist(), strict=True))
+    return dict(zip(COUNTED, values.tolist(), strict=True))
 
 
 @dataclass(frozen=True)
@@ -94,9 +94,9 @@ class Documents:
     origin: str
 
     @cached_property
-    def head(self) -> dict[str, int]:
+    def counts(self) -> dict[str, int]:
         """The counts by name."""
-        return _head(self.stream.tokens)
+        return _counts(self.stream.tokens)
 
     def rows_of(self, split: Split, test: float, length: int, per_row: int | None) -> "Packed":
         """The rows of a split, each of so many consecutive documents, or, with None, of as many as fit.
@@ -104,8 +104,8 @@ class Documents:
         `test`: the fraction held out, 1 if all are. DataError if the split has no document.
         """
         unit = per_row or 1
-        count = self.head["documents"] // unit
-        every = self.head["documents"]
+        count = self.counts["documents"] // unit
+        every = self.counts["documents"]
         sizes, texts = (self.stream.tokens[FIRST + i * every :][: count * unit].astype(np.int64) for i in (0, 1))
         held = round(test * count)
         held = min(max(held, 1), count - 1) if 0 < test < 1 and count > 1 else held
@@ -113,8 +113,8 @@ class Documents:
         own = chosen if split == "test" else np.setdiff1d(np.arange(count), chosen)
         if not len(own):
             found = [f"{count:,} usable records"]
-            found += [f"{self.head[name]:,} {what}" for name, what in LEFT_OUT.items() if self.head[name]]
-            hint = "raise data.length, or use more records" if self.head["too_long"] else "use more records"
+            found += [f"{self.counts[name]:,} {what}" for name, what in LEFT_OUT.items() if self.counts[name]]
+            hint = "raise data.length, or use more records" if self.counts["too_long"] else "use more records"
             hint = "set data.test, or data.test_files" if split == "test" and not test else hint
             raise DataError(f"{self.origin}: no record for the {split} split: {', '.join(found)}", hint)
         first = FIRST + 2 * every
@@ -125,7 +125,7 @@ class Documents:
             rows = [list(range(one * unit, (one + 1) * unit)) for one in own.tolist()]
         flat = np.array([document for row in rows for document in row], np.int64)
         bounds = np.cumsum([0, *map(len, rows)])
-        largest = int((self.stream.tokens[first:] & ~LEARNED).max(initial=0))
+        largest = int((self.stream.tokens[first:] & ~TARGET_BIT).max(initial=0))
         digest = f"chat:{split}:{test}:{length}:{per_row}:{self.digest[:16]}"
         text = int(texts[flat].sum())
         return Packed(self, length, starts[flat], sizes[flat], bounds, largest, digest, len(own), text=text)
@@ -137,7 +137,7 @@ class Packed(SourceDefaults):
 
     documents: Documents
     length: int
-    begins: np.ndarray
+    starts: np.ndarray
     """Where each document begins in the cache, in the order of the rows."""
     sizes: np.ndarray
     """Tokens of each document."""
@@ -169,9 +169,9 @@ class Packed(SourceDefaults):
         """Bytes of text for each token that counts in the loss; end tokens count there and have no text."""
         if not self.texts:
             return None
-        learned = self.documents.stream.tokens >= LEARNED
+        learned = self.documents.stream.tokens >= TARGET_BIT
         targets = sum(
-            int(learned[begin + 1 : begin + size].sum()) for begin, size in zip(self.begins, self.sizes, strict=True)
+            int(learned[begin + 1 : begin + size].sum()) for begin, size in zip(self.starts, self.sizes, strict=True)
         )
         return self.text / max(targets, 1)
 
@@ -180,8 +180,8 @@ class Packed(SourceDefaults):
         records = f"{self.records:,} record{'s' * (self.records != 1)}"
         rows = f"{records} in {len(self):,} row{'s' * (len(self) != 1)} of {self.length:,} tokens"
         rows += f", {self.filled:.1%} filled"
-        head = self.documents.head
-        counts = [f"{head[name]:,} {what}" for name, what in LEFT_OUT.items() if head[name]]
+        own_counts = self.documents.counts
+        counts = [f"{own_counts[name]:,} {what}" for name, what in LEFT_OUT.items() if own_counts[name]]
         return [rows + (f"; of the files' records {' and '.join(counts)}" if counts else "")]
 
     def __len__(self) -> int:
@@ -195,11 +195,11 @@ class Packed(SourceDefaults):
         for row, index in enumerate(indices.tolist()):
             at, documents = 0, range(self.bounds[index], self.bounds[index + 1])
             for number, document in enumerate(documents):
-                begin, size = int(self.begins[document]), int(self.sizes[document])
-                marked, slots = cache[begin : begin + size], slice(at, at + size - 1)
-                tokens = (marked & ~LEARNED).astype(np.int32)
+                begin, size = int(self.starts[document]), int(self.sizes[document])
+                with_bits, slots = cache[begin : begin + size], slice(at, at + size - 1)
+                tokens = (with_bits & ~TARGET_BIT).astype(np.int32)
                 batch[TOKEN][row, slots] = tokens[:-1]
-                batch[TARGET][row, slots] = np.where(marked[1:] & LEARNED, tokens[1:], NO_TARGET)
+                batch[TARGET][row, slots] = np.where(with_bits[1:] & TARGET_BIT, tokens[1:], NO_TARGET)
                 batch[DOCUMENT][row, slots] = number
                 batch[POSITION][row, slots] = np.arange(size - 1)
                 at += size - 1

@@ -9,7 +9,7 @@ import numpy as np
 from dtrain.core.errors import DataError
 from dtrain.data.chat import Reader, Templated
 from dtrain.data.conversations import ASSISTANT, Message, conversation
-from dtrain.data.packed_rows import COUNTS, LEARNED, Document, content
+from dtrain.data.packed_rows import COUNTED, TARGET_BIT, Document, content
 from dtrain.data.records import Record
 from dtrain.data.source import Source, Split
 from dtrain.data.templates import Rendered
@@ -32,13 +32,13 @@ class Preference(Templated):
         return replace(rows, texts=False)
 
     def parts(self, reader: Reader) -> Iterator[np.ndarray]:
-        counts: dict[str, int] = dict.fromkeys(COUNTS, 0)
+        counts: dict[str, int] = dict.fromkeys(COUNTED, 0)
         documents: list[Document] = []
         pair: list[np.ndarray] = []
-        for tokens in reader.marked(self._texts(reader)):
+        for tokens in reader.encode_with_spans(self._texts(reader)):
             pair.append(tokens)
             if len(pair) == 2:
-                learned = all((tokens[1:] >= LEARNED).any() for tokens in pair)
+                learned = all((tokens[1:] >= TARGET_BIT).any() for tokens in pair)
                 if sum(len(tokens) - 1 for tokens in pair) > self.length:
                     counts["too_long"] += 1
                 elif learned:

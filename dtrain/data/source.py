@@ -149,7 +149,7 @@ class Data(Protocol):
 
     @property
     def tokenized(self) -> bool:
-        """Whether `codec` gives the tokenizer of its texts."""
+        """Whether `open_tokenizer` gives the tokenizer of its texts."""
         ...
 
     def too_narrow(self, vocab: int) -> Iterator[tuple[str, str]]:
@@ -188,7 +188,7 @@ class Data(Protocol):
         or downloaded. DataError, OSError, ValueError and MemoryError may be left to the caller."""
         ...
 
-    def codec(self) -> Any:
+    def open_tokenizer(self) -> Any:
         """The tokenizer of its texts. RecipeError if data of this kind has none, DataError if it is not there."""
         ...
 
@@ -260,7 +260,7 @@ class DataDefaults:
 
     @property
     def tokenized(self) -> bool:
-        """Whether `codec` gives the tokenizer of its texts."""
+        """Whether `open_tokenizer` gives the tokenizer of its texts."""
         return False
 
     @property
@@ -268,7 +268,7 @@ class DataDefaults:
         """The optional packages that open it, by the names with which they are imported; see `core.extras`."""
         return ()
 
-    def codec(self) -> Any:
+    def open_tokenizer(self) -> Any:
         """The tokenizer of its texts. RecipeError if data of this kind has none, DataError if it is not there."""
         raise RecipeError(f"data of kind {self.kind} has no tokenizer, which generating text needs")
 

@@ -12,7 +12,6 @@ import numpy as np
 from dtrain.core.errors import DataError
 from dtrain.core.types import Fraction, Positive
 from dtrain.data.batch import Example
-from dtrain.data.codec import BYTES, Codec, codec, packages_of
 from dtrain.data.data_check import SPLITS, TEXT_BYTES, DataCheck
 from dtrain.data.digest_cache import NO_CACHE, cached_by_file, file_digest
 from dtrain.data.files import address_packages, resolve_files
@@ -20,6 +19,7 @@ from dtrain.data.paths import refuse_suffix
 from dtrain.data.source import Load, Source, Split, Unaugmented
 from dtrain.data.stream import InMemory, Stream
 from dtrain.data.tokenise import FileGroup, TokenisedFiles, grouped_files
+from dtrain.data.tokenizer import BYTES, Tokenizer, open_tokenizer, packages_of
 from dtrain.data.tokens import held_out, windows
 from dtrain.data.windows import row_example
 
@@ -83,7 +83,7 @@ class Text(Unaugmented):
         return row_example(self.length, self.pack)
 
     def open(self, split: Split) -> Source:
-        files, tokenizer = self._files(split), self.codec()
+        files, tokenizer = self._files(split), self.open_tokenizer()
         separator = self._separator(tokenizer)
         stream = self._whole(files).tokens()
         if not self.test_files:
@@ -128,9 +128,9 @@ class Text(Unaugmented):
             except DataError as error:
                 check.refuse("data.length", error)
 
-    def codec(self) -> Codec:
+    def open_tokenizer(self) -> Tokenizer:
         """The tokenizer; DataError if it does not exist."""
-        return codec(self.tokenizer)
+        return open_tokenizer(self.tokenizer)
 
     def file_groups(self, split: Split) -> list[FileGroup]:
         """What `data prepare` can make ahead."""
@@ -143,12 +143,12 @@ class Text(Unaugmented):
             refuse_suffix(file, "text", FORMATS)
         return files
 
-    def _separator(self, tokenizer: Codec) -> int | None:
-        return tokenizer.number(self.end) if self.pack else None
+    def _separator(self, tokenizer: Tokenizer) -> int | None:
+        return tokenizer.token_id(self.end) if self.pack else None
 
     def _whole(self, files: list[Path]) -> TokenisedFiles:
         """The tokens of all files, from the cache if it has them."""
-        digests, tokenizer = cached_by_file(self.cache, "text", files, file_digest), self.codec()
+        digests, tokenizer = cached_by_file(self.cache, "text", files, file_digest), self.open_tokenizer()
         separator = self._separator(tokenizer)
 
         def name(numbers: Sequence[int]) -> str:
@@ -163,7 +163,7 @@ class Text(Unaugmented):
         return TokenisedFiles(self.cache, whole, groups, _joined)
 
     def _made(self, files: Sequence[tuple[Path, str]]) -> Iterator[np.ndarray]:
-        tokenizer = self.codec()
+        tokenizer = self.open_tokenizer()
         paths, digests = [path for path, _ in files], [digest for _, digest in files]
         return _tokens(paths, digests, tokenizer, self._separator(tokenizer))
 
@@ -172,7 +172,7 @@ def _joined(parts: Sequence[Stream]) -> Iterator[np.ndarray]:
     return (part.tokens for part in parts)
 
 
-def _bytes_per_token(stream: Stream, tokenizer: Codec, separator: int | None) -> float:
+def _bytes_per_token(stream: Stream, tokenizer: Tokenizer, separator: int | None) -> float:
     """Bytes of text for each predicted token, measured on the first tokens of a stream.
 
     A separator is predicted and has no text; the first token of a document is not predicted (see `windows`).
@@ -189,12 +189,12 @@ def _bytes_per_token(stream: Stream, tokenizer: Codec, separator: int | None) ->
     return text / max(len(tokens) - int((begins < len(tokens)).sum()), 1)
 
 
-def _size(tokenizer: Codec, tokens: list[int]) -> int:
+def _size(tokenizer: Tokenizer, tokens: list[int]) -> int:
     return len(tokens) if tokenizer.key == BYTES else len(tokenizer.decode(tokens).encode())
 
 
 def _tokens(
-    files: Sequence[Path], digests: Sequence[str], tokenizer: Codec, separator: int | None
+    files: Sequence[Path], digests: Sequence[str], tokenizer: Tokenizer, separator: int | None
 ) -> Iterator[np.ndarray]:
     """Yield the tokens of each file, followed by the separator if there is one."""
     tokenizer.encode(b"")  # report an invalid tokenizer here, where the message does not name a text file

@@ -5,8 +5,8 @@ import shutil
 from pathlib import Path
 
 from dtrain.core.types import JsonObject
-from dtrain.data.codec import BYTES, File, codec
 from dtrain.data.paths import expand_path
+from dtrain.data.tokenizer import BYTES, TokenizerJson, open_tokenizer
 
 FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
@@ -39,8 +39,8 @@ def write_tokenizer(tokenizer: str | None, template: str | None, target: Path) -
     place = expand_path(tokenizer)
     if not any(path.is_file() for path in (place, place / "tokenizer.json", place / "tokenizer.model")):
         return []  # a published model that came without one
-    opened = codec(tokenizer)
-    if not isinstance(opened, File):
+    opened = open_tokenizer(tokenizer)
+    if not isinstance(opened, TokenizerJson):
         return []
     names = copy_tokenizer(opened.path.parent, target)
     if "tokenizer.json" not in names:  # it has another name there
@@ -53,7 +53,7 @@ def write_tokenizer(tokenizer: str | None, template: str | None, target: Path) -
         (target / TEMPLATE).write_text(template)
         names += [TEMPLATE] if TEMPLATE not in names else []
     if GENERATION not in names and special:
-        ids = {name.replace("_token", "_token_id"): opened.number(text) for name, text in special.items()}
+        ids = {name.replace("_token", "_token_id"): opened.token_id(text) for name, text in special.items()}
         names.append(_json(target / GENERATION, ids))
     return names
 

@@ -10,12 +10,12 @@ import numpy as np
 from dtrain.core.errors import DataError
 from dtrain.core.types import Fraction, Natural, Positive
 from dtrain.data.batch import Example
-from dtrain.data.codec import Codec, codec
 from dtrain.data.data_check import BYTES, DataCheck
 from dtrain.data.digest_cache import NO_CACHE
 from dtrain.data.files import address_packages, resolve_files
 from dtrain.data.source import Load, Source, Split, Unaugmented
 from dtrain.data.stream import Stream, opened
+from dtrain.data.tokenizer import Tokenizer, open_tokenizer
 from dtrain.data.windows import Windows, row_example
 
 LARGEST = 2**31 - 1
@@ -95,9 +95,9 @@ class Tokens(Unaugmented):
         elif files:
             check.open(self, "data.files")
 
-    def codec(self) -> Codec:
+    def open_tokenizer(self) -> Tokenizer:
         """The tokenizer; DataError if `tokenizer` is not set or does not exist."""
-        return codec(self.tokenizer)
+        return open_tokenizer(self.tokenizer)
 
 
 def held_out(stream: Stream, test: float, split: Split) -> Stream:

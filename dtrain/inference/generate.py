@@ -14,7 +14,7 @@ import numpy as np
 from dtrain.core.errors import FieldError, RecipeError
 from dtrain.core.run_dir import Folder
 from dtrain.data.batch import POSITION, TOKEN
-from dtrain.data.codec import Codec
+from dtrain.data.tokenizer import Tokenizer
 from dtrain.models.decoder import Decoder, joined
 from dtrain.models.nn.kv_cache import CachedContext, KVCache, unstacked
 from dtrain.models.nn.param import Tree
@@ -93,9 +93,9 @@ class Generator(LoadedRun):
         return replace(model, experts=replace(model.experts, capacity=None)) if model.experts else model
 
     @property
-    def codec(self) -> Codec:
+    def tokenizer(self) -> Tokenizer:
         """The tokenizer of the training data. RecipeError if the data has none."""
-        return self.recipe.data.codec()
+        return self.recipe.data.open_tokenizer()
 
     def tokens(self, prompt: Sequence[int], count: int, rows: int, sampling: Sampling) -> Iterator[np.ndarray]:
         """Yield one token for each of `rows` continuations of one prompt, int32 (rows,), `count` times."""
@@ -171,15 +171,15 @@ class Generator(LoadedRun):
     def cache(self, rows: int, length: int) -> KVCache:
         """An empty cache, sharded over heads as the model's keys and values are."""
         layout, model = self.assembly.layout, self.model
-        shape = (rows, model.groups, length, model.size_of_head)
+        shape = (rows, model.groups, length, model.head_size)
         heads = layout.sharding(layout.spec((None, "kv_heads")))
         replicated = layout.sharding(jax.sharding.PartitionSpec())
-        place: Any = KVCache((heads,) * model.layers, (heads,) * model.layers, replicated, replicated)  # pyright: ignore[reportArgumentType]
+        run_dir: Any = KVCache((heads,) * model.layers, (heads,) * model.layers, replicated, replicated)  # pyright: ignore[reportArgumentType]
 
         def make() -> KVCache:
             return KVCache.empty(model.layers, shape, self.recipe.precision.compute)
 
-        return jax.jit(make, out_shardings=place)()
+        return jax.jit(make, out_shardings=run_dir)()
 
     def _compiled(self, sampling: Sampling, ends: tuple[int, ...]) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """(prefill, decode), each compiled once per number of rows and bucket of lengths."""
@@ -234,14 +234,19 @@ def bucket(length: int) -> int:
 
 
 def generator(
-    place: Folder, overrides: Sequence[str], say: Callable[[str], None], *, step: int | None = None, best: bool = False
+    run_dir: Folder,
+    overrides: Sequence[str],
+    say: Callable[[str], None],
+    *,
+    step: int | None = None,
+    best: bool = False,
 ) -> Generator:
     """Load a checkpoint of a decoder's run, chosen as in `load_run`. Raises RecipeError or CheckpointError if there is
     none, RecipeError if the model is not a decoder."""
-    loaded = load_run(place, overrides, say, step=step, best=best)
+    loaded = load_run(run_dir, overrides, say, step=step, best=best)
     if not loaded.recipe.model.generates:
         kind = loaded.recipe.model.kind
-        raise RecipeError(f"{place.path} trained a model of kind {kind}; only a decoder generates text")
+        raise RecipeError(f"{run_dir.path} trained a model of kind {kind}; only a decoder generates text")
     return generator_of(loaded)
 
 

@@ -14,7 +14,7 @@ from dtrain.core.errors import DataError
 from dtrain.core.metrics import NLL
 from dtrain.core.types import JsonObject
 from dtrain.data.batch import LABEL
-from dtrain.data.inputs import Inputs
+from dtrain.data.prediction_inputs import Inputs
 from dtrain.data.source import Source
 from dtrain.models.nn.model import PROBABILITY, TOKENS
 from dtrain.weights.load import LoadedRun

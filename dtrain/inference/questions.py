@@ -20,7 +20,7 @@ from dtrain.data.batch import POSITION, TOKEN
 from dtrain.data.questions import Question
 from dtrain.data.windows import NO_TARGET
 from dtrain.inference.generate import Generator, Sampling, bucket, generator_of
-from dtrain.inference.texts import ROWS, Texts
+from dtrain.inference.texts import ROWS, TextGenerator
 from dtrain.models.decoder import Decoder
 from dtrain.models.nn.kv_cache import CachedContext, KVCache
 from dtrain.models.nn.param import Tree
@@ -38,7 +38,7 @@ class Scores:
     """For each question: prompt, answer, and what the model answered."""
 
 
-def scored(texts: Texts, questions: Sequence[Question], tokens: int) -> Scores:
+def scored(texts: TextGenerator, questions: Sequence[Question], tokens: int) -> Scores:
     """Answer the questions with the most likely tokens, at most `tokens` each, and choose the likeliest choices.
 
     An answer is right if it equals the expected one but for blanks around it. RecipeError if a prompt is too long.
@@ -73,7 +73,7 @@ def _share(questions: Sequence[Question], answered: dict[int, str], numbers: Seq
     return sum(answered[number].strip() == questions[number].answer.strip() for number in numbers) / len(numbers)
 
 
-def _prompt(texts: Texts, question: Question) -> list[int]:
+def _prompt(texts: TextGenerator, question: Question) -> list[int]:
     """The tokens before the answer: by the chat template of the run's data, or the plain text."""
     if texts.chats:
         return texts.chat(question.messages)
@@ -122,7 +122,7 @@ class Questioner:
     """Where the answers are kept, as JSON lines."""
     report: Callable[[int, Sequence[Sample]], None] = lambda *_: None
     """Sends the answers to the trackers."""
-    _texts: Texts | None = field(default=None)
+    _texts: TextGenerator | None = field(default=None)
     _joiner: Joiner | None = field(default=None)
 
     def __call__(self, step: int, state: State) -> dict[str, float]:
@@ -137,7 +137,7 @@ class Questioner:
         made = generator_of(loaded)
         if self._texts:  # with the programs that are compiled already
             made = replace(made, programs=self._texts.model.programs)
-        self._texts = Texts(made)
+        self._texts = TextGenerator(made)
         scores = scored(self._texts, self.questions, self.tokens)
         self.report(step, scores.samples)
         if jax.process_index() == 0:

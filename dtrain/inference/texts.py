@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from dtrain.core.errors import DataError, RecipeError
-from dtrain.data.codec import BYTES, Codec
 from dtrain.data.conversations import Message
 from dtrain.data.templates import Template
+from dtrain.data.tokenizer import BYTES, Tokenizer
 from dtrain.data.tokenizer_files import GENERATION
 from dtrain.inference.generate import ENDED, Generator, Sampling
 
@@ -23,15 +23,15 @@ INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
 
 @dataclass(frozen=True)
-class Texts:
+class TextGenerator:
     """A trained decoder with its tokenizer and chat template."""
 
     model: Generator
 
     @cached_property
-    def codec(self) -> Codec:
+    def tokenizer(self) -> Tokenizer:
         """The tokenizer of the training data."""
-        return self.model.codec
+        return self.model.tokenizer
 
     @cached_property
     def template(self) -> Template:
@@ -39,30 +39,30 @@ class Texts:
         data: Any = self.model.recipe.data.main
         if data.conversational:
             return data.chat_template()
-        if self.codec.template is None:
+        if self.tokenizer.template is None:
             message = f"the run has no chat template: its data is of kind {data.kind}"
             raise RecipeError(message, "leave --chat out, and give the text to continue")
-        return Template(self.codec.template, self.codec.special)
+        return Template(self.tokenizer.template, self.tokenizer.special)
 
     @property
     def chats(self) -> bool:
         """Whether it was trained on conversations with a template."""
         data: Any = self.model.recipe.data.main
-        return data.conversational and (data.template is not None or self.codec.template is not None)
+        return data.conversational and (data.template is not None or self.tokenizer.template is not None)
 
     @cached_property
     def ends(self) -> tuple[tuple[int, ...], ...]:
         """The sequences of tokens that end a text: those of the chat template and of the tokenizer."""
         data = self.model.recipe.data.main
         texts = [self.template.ending()] if self.chats else []
-        texts += [self.codec.special.get("eos_token", "")] if data.ends_texts or self.codec.key != BYTES else []
-        texts += [data.end_text] if self.codec.key != BYTES else []
+        texts += [self.tokenizer.special.get("eos_token", "")] if data.ends_texts or self.tokenizer.key != BYTES else []
+        texts += [data.end_text] if self.tokenizer.key != BYTES else []
         found = [tuple(self.tokens(text)) for text in texts if text]
         return tuple(dict.fromkeys([*found, *((token,) for token in self._configured())]))
 
     def _configured(self) -> list[int]:
         """The end tokens in generation_config.json beside the tokenizer."""
-        path = self.codec.path and self.codec.path.with_name(GENERATION)
+        path = self.tokenizer.path and self.tokenizer.path.with_name(GENERATION)
         if path is None or not path.is_file():
             return []
         try:
@@ -73,19 +73,19 @@ class Texts:
 
     def tokens(self, text: str) -> list[int]:
         """The tokens of a text, in which the text of a special token is that token."""
-        return next(iter(self.codec.marked([(text, ())])))[0].tolist()
+        return next(iter(self.tokenizer.encode_with_spans([(text, ())])))[0].tolist()
 
     def prompt(self, text: str) -> list[int]:
         """The tokens of a text to continue: after the tokens with which the training texts begin."""
         if self.model.recipe.data.main.conversational:
-            return self.tokens(self.codec.begin + text)
-        return self.codec.encode(text.encode()).tolist()
+            return self.tokens(self.tokenizer.begin + text)
+        return self.tokenizer.encode(text.encode()).tolist()
 
     def chat(self, messages: Sequence[Message]) -> list[int]:
         """The tokens after which the assistant answers."""
         return self.tokens(self.template.prompt(messages, "the conversation"))
 
-    def streamed(self, prompt: Sequence[int], count: int, sampling: Sampling) -> Iterator[str]:
+    def stream(self, prompt: Sequence[int], count: int, sampling: Sampling) -> Iterator[str]:
         """The pieces of the text that follows a prompt, as they are drawn; without its end tokens.
 
         Raises as `Generator.continued`, before the first piece.
@@ -98,7 +98,7 @@ class Texts:
         longest = max(map(len, self.ends), default=1)
         for token in tokens:
             drawn.append(int(token[0]))
-            text = self.codec.decode(drawn if longest == 1 else drawn[: 1 - longest])  # the rest may become an end
+            text = self.tokenizer.decode(drawn if longest == 1 else drawn[: 1 - longest])  # the rest may become an end
             if any(drawn[-len(end) :] == list(end) for end in self.ends):
                 break
             if not text.endswith(INCOMPLETE) and len(text) > len(shown):
@@ -126,7 +126,7 @@ class Texts:
     def text(self, drawn: Sequence[int]) -> str:
         """The text of drawn tokens, without the end tokens at its end."""
         end = next((end for end in self.ends if list(drawn[-len(end) :]) == list(end)), ())
-        return self.codec.decode(list(drawn[: len(drawn) - len(end)]))
+        return self.tokenizer.decode(list(drawn[: len(drawn) - len(end)]))
 
 
 def read_prompts(path: Path) -> list[str]:

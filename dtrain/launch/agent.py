@@ -36,7 +36,7 @@ POLL = 0.2
 """Seconds between two reads of a log that is followed."""
 
 
-def look(request: Request) -> Reply:
+def preflight(request: Request) -> Reply:
     """Check this host before a start: versions, clock, free disk space, port, host name, write access."""
     import importlib.metadata
 
@@ -78,8 +78,8 @@ def look(request: Request) -> Reply:
     )
 
 
-def marks(request: Request) -> Reply:
-    """The ranks whose `look` wrote a marker file that is visible on this host; the files are removed."""
+def folder_markers(request: Request) -> Reply:
+    """The ranks whose `preflight` wrote a marker file that is visible on this host; the files are removed."""
     paths = list(RunnerDir(request.job).run.path.parent.glob(f".look-{request.token}-*"))
     for path in paths:
         path.unlink(missing_ok=True)
@@ -143,7 +143,7 @@ def _works(call: Callable[[], object]) -> bool:
 
 
 VERBS: dict[str, Callable[[Request], Reply]] = {
-    verb.__name__: verb for verb in (look, marks, start, status, stop, kill)
+    verb.__name__: verb for verb in (preflight, folder_markers, start, status, stop, kill)
 }
 
 

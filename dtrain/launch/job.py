@@ -132,7 +132,7 @@ class LaunchPlan:
 
 
 @dataclass(frozen=True)
-class Row:
+class MachineState:
     """Current state of one machine or resource."""
 
     name: str
@@ -183,7 +183,7 @@ class LaunchTarget(ABC):
         """The handle of a run of that name that was launched from another machine; None if there is none."""
 
     @abstractmethod
-    def status(self, job: LaunchJob) -> list[Row]:
+    def status(self, job: LaunchJob) -> list[MachineState]:
         """State of the run, one row for each machine or resource."""
 
     @abstractmethod

@@ -21,7 +21,7 @@ VERSION = 2
 RUNS_HERE = "runs here already"
 CODE = "code of dtrain"
 """The key of the digest of dtrain's code among the versions of a host."""
-Verb = Literal["look", "marks", "start", "status", "logs", "stop", "kill"]
+Verb = Literal["preflight", "folder_markers", "start", "status", "logs", "stop", "kill"]
 T = TypeVar("T")
 
 

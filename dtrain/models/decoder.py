@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 def layer(model: "Decoder") -> Tree:
     """Parameters of attention, and of a feed-forward layer or a mixture of experts."""
-    width, dim = model.width, model.size_of_head
+    width, dim = model.width, model.head_size
     inner = declare.normal(model.init)
     outer = declare.normal(model.init / (math.sqrt(2 * model.layers) if model.depth_init else 1))
     q, kv = ((width, model.heads, dim), "embed heads _"), ((width, model.groups, dim), "embed kv_heads _")
@@ -119,7 +119,7 @@ def _attention(
         return rotated(x_BTHD, waves) if waves else x_BTHD
 
     q_BTHD, k_BTGD, v_BTGD = project("query", "heads"), project("key", "kv_heads"), project("value", "kv_heads")
-    factor = (model.query_pre_attn_scalar or model.size_of_head) ** -0.5
+    factor = (model.query_pre_attn_scalar or model.head_size) ** -0.5
     spec = AttentionSpec(factor, window=window, softcap=model.attention_softcap)
     y_BTHD = ctx.attend(q_BTHD, k_BTGD, v_BTGD, spec, shared.get(DOCUMENT))
     return matmul(y_BTHD, block["out"]["weight"], contract_dims=2, name="out")
@@ -150,7 +150,7 @@ def _split(y_BTE: jax.Array, block: Tree, sizes: tuple[int, int, int]) -> dict[s
 
 def _joint_norm(model: "Decoder", scale_HD: jax.Array, x_BTHD: jax.Array, heads: str, ctx: Context) -> jax.Array:
     """RMS normalisation over all heads together, of which this device may have a share."""
-    total = (model.heads if heads == "heads" else model.groups) * model.size_of_head
+    total = (model.heads if heads == "heads" else model.groups) * model.head_size
     y_BTHD = x_BTHD.astype(jnp.float32)
     squares_BT11 = ctx.reduce(jnp.square(y_BTHD).sum((2, 3), keepdims=True), heads)
     y_BTHD = y_BTHD * jax.lax.rsqrt(squares_BT11 / total + model.epsilon)
@@ -200,12 +200,12 @@ def flops_of_tokens(model: "Decoder", length: int, declared: Tree, adapters: Tre
     frozen = sum(declare.count(param) * share for param, share in parts if not param.trained)
     frozen += 0 if any(param.trained for param in jax.tree.leaves(head)) else model.vocab * model.width
     keys = model.layers * sum(mean_attended_keys(length, window) for window in model.windows) / len(model.windows)
-    each = 6 * used - 2 * frozen + 12 * model.heads * model.size_of_head * keys
+    each = 6 * used - 2 * frozen + 12 * model.heads * model.head_size * keys
     parameters = "6N" if not frozen else "4N of frozen and 6N of trained parameters"
     return Flops(each * tokens, f"{parameters} and causal attention")
 
 
-Changed = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+LossTransform = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 """(sum of the cross-entropy, activations (B, T, E), weights of the tokens (B, T)) → the sum that is minimised."""
 
 
@@ -287,10 +287,10 @@ class Decoder(Declared):
             raise FieldError("heads", f"heads = {self.heads} does not divide width = {self.width}", "or set head_dim")
         if self.heads % self.groups:
             raise FieldError("kv_heads", f"kv_heads = {self.groups} does not divide heads = {self.heads}")
-        if isinstance(self.position, Rope) and self.size_of_head % 2:
-            raise FieldError("head_dim", f"head_dim = {self.size_of_head} is odd; rotary positions rotate pairs")
-        if self.words % (n := self.loss_chunks):
-            padded = f", padded to {self.words} (pad_vocab)" if self.words > self.vocab else ""
+        if isinstance(self.position, Rope) and self.head_size % 2:
+            raise FieldError("head_dim", f"head_dim = {self.head_size} is odd; rotary positions rotate pairs")
+        if self.padded_vocab % (n := self.loss_chunks):
+            padded = f", padded to {self.padded_vocab} (pad_vocab)" if self.padded_vocab > self.vocab else ""
             raise FieldError("loss_chunks", f"loss_chunks = {n} does not divide vocab = {self.vocab}{padded}")
         if self.global_every and self.window is None:
             raise FieldError("global_every", f"global_every = {self.global_every}: set window")
@@ -305,7 +305,7 @@ class Decoder(Declared):
             raise FieldError("qk_norm_joint", "qk_norm_joint needs qk_norm: true, norm: rms and norm_offset: false")
 
     @property
-    def words(self) -> int:
+    def padded_vocab(self) -> int:
         """Rows of the embedding, padding included."""
         return -(-self.vocab // self.pad_vocab) * self.pad_vocab
 
@@ -315,7 +315,7 @@ class Decoder(Declared):
         return self.kv_heads or self.heads
 
     @property
-    def size_of_head(self) -> int:
+    def head_size(self) -> int:
         """Values per head."""
         return self.head_dim or self.width // self.heads
 
@@ -343,8 +343,8 @@ class Decoder(Declared):
         return Structure(mixture, self.layers, len(self.windows), remat | chunks, offload={"remat": "offload"})
 
     def params(self) -> Tree:
-        initial, words, width = declare.normal(self.init), self.words, self.width
-        tree: Tree = {"embed": Param((words, width), "vocab embed", initial, unpadded=(self.vocab, width))}
+        initial, padded_vocab, width = declare.normal(self.init), self.padded_vocab, self.width
+        tree: Tree = {"embed": Param((padded_vocab, width), "vocab embed", initial, unpadded=(self.vocab, width))}
         tree["norm"] = norm(self, self.width, "embed")
         tree["blocks"] = declare.stacked(layer(self), self.layers)
         if isinstance(self.position, Learned):
@@ -352,13 +352,13 @@ class Decoder(Declared):
             tree["position"] = Param((self.context, self.width), "_ embed", initial, exact=True)
         if not self.tied:
             shape = (width, self.vocab)
-            tree["head"] = Param((width, words), "embed vocab", initial, fan_in=("embed",), unpadded=shape)
+            tree["head"] = Param((width, padded_vocab), "embed vocab", initial, fan_in=("embed",), unpadded=shape)
         return tree
 
     def loss(self, params: Tree, batch: Batch, ctx: Context) -> Loss:
         return self.loss_with(params, batch, ctx)
 
-    def loss_with(self, params: Tree, batch: Batch, ctx: Context, changed: Changed | None = None) -> Loss:
+    def loss_with(self, params: Tree, batch: Batch, ctx: Context, changed: LossTransform | None = None) -> Loss:
         """The loss, or `changed` of its cross-entropy in place of that: both are sums over the tokens that count."""
         target_BT = batch[TARGET]
         weight_BT = (target_BT >= 0).astype(jnp.float32)  # -1 marks a position without a target
@@ -397,9 +397,9 @@ class Decoder(Declared):
             position_BTE = ctx.gather(params["position"])[ctx.share(position_BT)]
             x_BTE = (x_BTE + position_BTE).astype(x_BTE.dtype)
         else:
-            shared["waves"] = self.position.waves(position_BT, self.size_of_head)
+            shared["waves"] = self.position.waves(position_BT, self.head_size)
             if self.window_theta:
-                shared["window_waves"] = Rope(theta=self.window_theta).waves(position_BT, self.size_of_head)
+                shared["window_waves"] = Rope(theta=self.window_theta).waves(position_BT, self.head_size)
         shared |= {name: batch[name] for name in (DOCUMENT,) if name in batch}
         blocks: list[Block] = [partial(apply, self, window) for window in self.windows]
         x_BTE, sums = ctx.stack(blocks, params["blocks"], x_BTE, shared, Layers(self.remat, self.unroll))
@@ -407,7 +407,9 @@ class Decoder(Declared):
 
     @property
     def head(self) -> Head:
-        return Head(self.vocab, self.tied, self.logit_softcap, self.z_loss, self.loss_chunks, self.words > self.vocab)
+        return Head(
+            self.vocab, self.tied, self.logit_softcap, self.z_loss, self.loss_chunks, self.padded_vocab > self.vocab
+        )
 
     def unembedding(self, params: Tree) -> Tree:
         """The matrix of the output head, not yet gathered."""

@@ -8,8 +8,8 @@ import jax
 
 from dtrain.core.errors import Problem, RecipeError
 from dtrain.core.metrics import NLL, Metric
-from dtrain.core.origin import Origin
 from dtrain.core.types import Fraction, PositiveFloat
+from dtrain.core.weights_source import WeightsSource
 from dtrain.data.batch import Batch, Example
 from dtrain.models.decoder import Decoder
 from dtrain.models.next_token import Known
@@ -28,7 +28,7 @@ class Distillation(Objective):
     cross-entropy of the data, with the logits of both divided by T in the first term."""
 
     kind: Literal["distillation"] = "distillation"
-    teacher: Origin
+    teacher: WeightsSource
     """A decoder with the same vocabulary."""
     temperature: PositiveFloat = 1.0
     """T: a higher one gives unlikely tokens more weight."""
@@ -40,13 +40,13 @@ class Distillation(Objective):
     def wrap(self, model: Decoder, lora: Any, frozen: Mapping[str, Any]) -> "DistilledModel":
         del lora
         teacher: Decoder = frozen[TEACHER]
-        if (teacher.vocab, teacher.words) != (model.vocab, model.words):
-            message = f"the teacher has vocab {teacher.vocab} ({teacher.words} rows), the model {model.vocab}"
+        if (teacher.vocab, teacher.padded_vocab) != (model.vocab, model.padded_vocab):
+            message = f"the teacher has vocab {teacher.vocab} ({teacher.padded_vocab} rows), the model {model.vocab}"
             hint = f"model.vocab={teacher.vocab} model.pad_vocab={teacher.pad_vocab}, and the teacher's tokenizer"
-            raise RecipeError(f"objective.teacher: {message} ({model.words} rows)", hint)
+            raise RecipeError(f"objective.teacher: {message} ({model.padded_vocab} rows)", hint)
         return DistilledModel(model, teacher, self)
 
-    def sources(self) -> Mapping[str, Origin]:
+    def sources(self) -> Mapping[str, WeightsSource]:
         return {TEACHER: self.teacher}
 
     def problems(self, recipe: Any) -> Iterator[Problem]:

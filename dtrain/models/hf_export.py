@@ -67,7 +67,7 @@ def _fields(model: Decoder, kind: str) -> dict[str, object]:
         "num_hidden_layers": model.layers,
         "num_attention_heads": model.heads,
         "num_key_value_heads": model.groups,
-        "head_dim": model.size_of_head,
+        "head_dim": model.head_size,
         "rms_norm_eps": model.epsilon,
         "tie_word_embeddings": model.tied,
         "hidden_act": act,
@@ -86,7 +86,7 @@ def _fields(model: Decoder, kind: str) -> dict[str, object]:
         config |= {"sliding_window_pattern": model.global_every or model.layers + 1}
         config["rope_local_base_freq"] = config["rope_parameters"]["sliding_attention"]["rope_theta"]
     if kind in ("gemma2", "gemma3_text"):
-        scalar = model.query_pre_attn_scalar or model.size_of_head
+        scalar = model.query_pre_attn_scalar or model.head_size
         config["query_pre_attn_scalar"] = int(scalar) if scalar == int(scalar) else scalar
         config["attn_logit_softcapping"] = model.attention_softcap
         config["final_logit_softcapping"] = model.logit_softcap

@@ -52,13 +52,13 @@ class Adapted(Wrapped):
         RecipeError if a pattern matches no parameter, or one that can have no adapter.
         """
         own = self.model.params()
-        by_path = dict(zip(jax.tree.leaves(paths(own)), jax.tree.leaves(own), strict=True))
-        targets = matched(self.lora.targets, list(by_path), "lora.targets")
-        full = matched(self.lora.train, list(by_path), "lora.train")
+        leaves_by_path = dict(zip(jax.tree.leaves(paths(own)), jax.tree.leaves(own), strict=True))
+        targets = matched(self.lora.targets, list(leaves_by_path), "lora.targets")
+        full = matched(self.lora.train, list(leaves_by_path), "lora.train")
         if targets.keys() & full.keys():
             name = min(targets.keys() & full.keys())
             raise RecipeError(f"lora: {name} is both in targets and in train", "leave it out of one of them")
-        adapters = {name: self._adapter(name, by_path[name]) for name in targets}
+        adapters = {name: self._adapter(name, leaves_by_path[name]) for name in targets}
 
         def frozen(name: str, param: Param) -> Param:
             # what the loss updates, such as a running mean, stays in the checkpoint

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from dtrain.core.errors import Problem
 from dtrain.core.metrics import Metric
-from dtrain.core.origin import Origin
+from dtrain.core.weights_source import WeightsSource
 from dtrain.models.lora import Lora, adapted
 from dtrain.models.nn.param import Tree
 
@@ -29,7 +29,7 @@ class Objective:
         """
         raise NotImplementedError
 
-    def sources(self) -> Mapping[str, Origin]:
+    def sources(self) -> Mapping[str, WeightsSource]:
         """Where parameters come from that are neither trained nor saved, by their place in the tree of parameters.
 
         After the training they are not needed: the model is the recipe's own.

@@ -147,7 +147,7 @@ def _gpt2(model: Decoder) -> dict[str, Place]:
     names = {"embed": Place("wte.weight"), "position": Place("wpe.weight")}
     for ours, theirs in {"norm": "ln_f", "blocks.norm1": f"{layer}ln_1", "blocks.norm2": f"{layer}ln_2"}.items():
         names |= {f"{ours}.scale": Place(f"{theirs}.weight"), f"{ours}.bias": Place(f"{theirs}.bias")}
-    size = model.heads * model.size_of_head
+    size = model.heads * model.head_size
     for part, ours in enumerate(QKV):
         for what in KINDS:
             names[f"blocks.{ours}.{what}"] = Place(f"{layer}attn.c_attn.{what}", start=part * size, total=3 * size)
@@ -188,10 +188,10 @@ def _llama(model: Decoder) -> dict[str, Place]:
 def _fused(model: Decoder) -> dict[str, Place]:
     layer, sizes = "model.layers.{layer}.", (model.heads, model.groups, model.groups)
     starts = (0, model.heads, model.heads + model.groups)
-    total = sum(sizes) * model.size_of_head
+    total = sum(sizes) * model.head_size
     names = {}
     for ours, start in zip(QKV, starts, strict=True):
-        names[f"blocks.{ours}.weight"] = Place(f"{layer}{FUSED}", True, start * model.size_of_head, total)
+        names[f"blocks.{ours}.weight"] = Place(f"{layer}{FUSED}", True, start * model.head_size, total)
     hidden = model.hidden or 4 * model.width
     for part, ours in enumerate(("gate", "up")):
         names[f"blocks.mlp.{ours}"] = Place(f"{layer}mlp.gate_up_proj.weight", True, part * hidden, 2 * hidden)

@@ -50,10 +50,10 @@ def _resolved(model: Decoder) -> Settings:
     scalar = model.query_pre_attn_scalar
     return {
         "kv_heads": model.groups,
-        "head_dim": model.size_of_head,
+        "head_dim": model.head_size,
         "hidden": None if model.experts else model.hidden or 4 * model.width,
         "qkv_bias": model.bias or model.qkv_bias,
-        "query_pre_attn_scalar": None if scalar == model.size_of_head else scalar,
+        "query_pre_attn_scalar": None if scalar == model.head_size else scalar,
     } | ({"context": model.context} if isinstance(model.position, Learned) else {})
 
 

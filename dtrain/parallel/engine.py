@@ -19,6 +19,7 @@ from dtrain.models.nn.context import Context
 from dtrain.models.nn.model import Loss
 from dtrain.models.nn.param import Tree, merged, trained
 from dtrain.models.nn.vma import axes_of, vary
+from dtrain.parallel.mesh import PIPELINE
 from dtrain.parallel.rules import Layout
 
 LossFn = Callable[[Tree, Batch, Context], Loss]
@@ -273,7 +274,7 @@ def _held(sharding: NamedSharding, shape: tuple[int, ...], axis: int) -> np.ndar
 
 def flow(layout: Layout, microbatches: int) -> tuple[int, int]:
     """(microbatches accumulated one after the other, microbatches in the pipeline at the same time)."""
-    return (1, microbatches) if layout.sizes["pipeline"] > 1 else (microbatches, 1)
+    return (1, microbatches) if layout.sizes[PIPELINE] > 1 else (microbatches, 1)
 
 
 def accumulate(

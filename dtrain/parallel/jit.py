@@ -28,7 +28,7 @@ from dtrain.parallel.engine import Compiler, Grads, LossFn, Outputs, OutputsFn, 
 from dtrain.parallel.gather import is_wrapped, looked_up, specs_of, summed, unwrapped, wrap
 from dtrain.parallel.kernels import grouped_product, local_attention
 from dtrain.parallel.manual import ShardMapContext
-from dtrain.parallel.mesh import FSDP_AXES, RULES
+from dtrain.parallel.mesh import FSDP_AXES, PIPELINE, RULES, SEQUENCE, TENSOR
 from dtrain.parallel.rules import Layout, zigzag_positions
 
 SCHEDULER = "xla_cpu_scheduler_type"
@@ -55,7 +55,7 @@ class Jit(Compiler):
 
     def refusal(self, layout: Layout) -> str:
         """`shard_map` regions split over `tensor` only the dims of the default rules."""
-        own = {dim for dim in layout.rules if dim not in RULES and "tensor" in layout.axes(dim)}
+        own = {dim for dim in layout.rules if dim not in RULES and TENSOR in layout.axes(dim)}
         for param in jax.tree.leaves(layout.declared):
             stacked = "layer" if layout.parts("layer") > 1 else "experts"
             split = own & set(param.names)
@@ -161,7 +161,7 @@ class JitContext(ExampleVerbs):
         return set(axes) <= set(FSDP_AXES)
 
     def places(self, length: int) -> jax.Array:
-        return jnp.asarray(zigzag_positions(length, max(1, self.layout.sizes["sequence"])), jnp.int32)
+        return jnp.asarray(zigzag_positions(length, max(1, self.layout.sizes[SEQUENCE])), jnp.int32)
 
     def share(self, x_BT: jax.Array) -> jax.Array:
         return self.shard(x_BT, "batch", "tokens", *[None] * (x_BT.ndim - 2))
@@ -174,11 +174,11 @@ class JitContext(ExampleVerbs):
 
     def whole_row(self, x_BT: jax.Array) -> jax.Array:
         # tokens are in zigzag order: argsort of that order is its inverse
-        order = np.argsort(zigzag_positions(x_BT.shape[1], self.layout.sizes["sequence"]))
+        order = np.argsort(zigzag_positions(x_BT.shape[1], self.layout.sizes[SEQUENCE]))
         return self.shard(x_BT[:, order], "batch", *[None] * (x_BT.ndim - 1))
 
     def part_of_row(self, x_BT: jax.Array) -> jax.Array:
-        return self.share(x_BT[:, zigzag_positions(x_BT.shape[1], self.layout.sizes["sequence"])])
+        return self.share(x_BT[:, zigzag_positions(x_BT.shape[1], self.layout.sizes[SEQUENCE])])
 
     def _shard_map(self, function: Callable[..., Any], dims: Sequence[object], out: object) -> Callable[..., Any]:
         """`function` as a `shard_map` region; `dims` has the PartitionSpecs of each argument, `out` of the result."""
@@ -193,7 +193,7 @@ class JitContext(ExampleVerbs):
         document_BT: jax.Array | None,
     ) -> jax.Array:
         platform, partition = self.layout.platform, self.layout.spec
-        if self.layout.sizes["sequence"] == 1 and platform == "cpu":
+        if self.layout.sizes[SEQUENCE] == 1 and platform == "cpu":
             return local_attention(platform, q_BTHD, k_BTGD, v_BTGD=v_BTGD, spec=spec, document_BT=document_BT)
         q, kv = partition(("batch", "length", "heads")), partition(("batch", "length", "kv_heads"))
         documents = [] if document_BT is None else [document_BT]
@@ -208,7 +208,7 @@ class JitContext(ExampleVerbs):
     def stack(
         self, blocks: Sequence[Block], params: Tree, x: jax.Array, shared: Tree = None, how: Layers = Layers()
     ) -> tuple[jax.Array, Tree]:
-        if self.layout.sizes["pipeline"] == 1:
+        if self.layout.sizes[PIPELINE] == 1:
             # not gathered here, which would gather all layers at once: the compiler does it for each layer
             return scan_layers(blocks, unwrapped(params), x, shared=shared, how=how, ctx=self)
         inner, axes = (

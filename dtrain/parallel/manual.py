@@ -28,7 +28,7 @@ from dtrain.models.nn.single_device import scan_layers
 from dtrain.models.nn.vma import axes_of, varied, vary
 from dtrain.parallel.gather import NotGathered, gathered, is_wrapped, summed
 from dtrain.parallel.kernels import grouped_product, local_attention
-from dtrain.parallel.mesh import FSDP_AXES
+from dtrain.parallel.mesh import EXPERT, FSDP_AXES, PIPELINE, SEQUENCE
 from dtrain.parallel.pipeline import pipelined
 from dtrain.parallel.ring import ring_attention, zigzag_tokens
 from dtrain.parallel.rules import Layout, zigzag_positions
@@ -164,10 +164,10 @@ class ShardMapContext(ExampleVerbs):
         return row_BTE
 
     def places(self, length: int) -> jax.Array:
-        parts = self.layout.sizes["sequence"]
+        parts = self.layout.sizes[SEQUENCE]
         if parts == 1:
             return jnp.arange(length, dtype=jnp.int32)
-        return zigzag_tokens(jax.lax.axis_index("sequence"), parts, length)
+        return zigzag_tokens(jax.lax.axis_index(SEQUENCE), parts, length)
 
     def _token_parts(self) -> tuple[str, ...]:
         """The axis that splits `tokens` further than `length`: tensor, if it has more than one device."""
@@ -194,15 +194,15 @@ class ShardMapContext(ExampleVerbs):
         return checkpoint_name(summed, {"heads": "out", "hidden": "down"}.get(dim, PRODUCT))
 
     def whole_row(self, x_BT: jax.Array) -> jax.Array:
-        x_BT, parts = self.collect(x_BT), self.layout.sizes["sequence"]
+        x_BT, parts = self.collect(x_BT), self.layout.sizes[SEQUENCE]
         if parts == 1:
             return x_BT
-        x_BT = jax.lax.all_gather(x_BT, "sequence", axis=1, tiled=True)
+        x_BT = jax.lax.all_gather(x_BT, SEQUENCE, axis=1, tiled=True)
         # gathered in zigzag order; argsort of that order is its inverse
         return x_BT[:, np.argsort(zigzag_positions(x_BT.shape[1], parts))]
 
     def part_of_row(self, x_BT: jax.Array) -> jax.Array:
-        return self.share(x_BT[:, self.places(x_BT.shape[1] // self.layout.sizes["sequence"])])
+        return self.share(x_BT[:, self.places(x_BT.shape[1] // self.layout.sizes[SEQUENCE])])
 
     def attend(
         self,
@@ -212,7 +212,7 @@ class ShardMapContext(ExampleVerbs):
         spec: AttentionSpec,
         document_BT: jax.Array | None,
     ) -> jax.Array:
-        parts, heads = self.layout.sizes["sequence"], q_BTHD.shape[2]
+        parts, heads = self.layout.sizes[SEQUENCE], q_BTHD.shape[2]
         k_BTGD, v_BTGD = (self._groups_of_own_heads(x_BTGD, heads) for x_BTGD in (k_BTGD, v_BTGD))
         if parts == 1:
             return local_attention(
@@ -221,7 +221,7 @@ class ShardMapContext(ExampleVerbs):
         if not spec.causal:
             message = f"mesh.sequence = {parts} supports causal attention only; this model's attention is not causal"
             raise RecipeError(message, "set mesh.sequence: 1")
-        return ring_attention(q_BTHD, k_BTGD, v_BTGD, document_BT=document_BT, spec=spec, axis="sequence", parts=parts)
+        return ring_attention(q_BTHD, k_BTGD, v_BTGD, document_BT=document_BT, spec=spec, axis=SEQUENCE, parts=parts)
 
     def _groups_of_own_heads(self, x_BTGD: jax.Array, heads: int) -> jax.Array:
         """Of keys or values with all groups on every device, the groups that this device's `heads` query heads use."""
@@ -247,7 +247,7 @@ class ShardMapContext(ExampleVerbs):
             policy = Layers(regather(FSDP_AXES), how.unroll) if regathers else how
             return scan_layers([gathering(block) for block in blocks], params, x, shared=shared, how=policy, ctx=self)
 
-        stages, own = self.layout.sizes["pipeline"], len(jax.tree.leaves(params)[0])
+        stages, own = self.layout.sizes[PIPELINE], len(jax.tree.leaves(params)[0])
         if own % len(blocks):
             raise RecipeError(
                 f"mesh.pipeline = {stages} gives each stage {own} layers, not a multiple of {len(blocks)}",
@@ -255,14 +255,14 @@ class ShardMapContext(ExampleVerbs):
             )
         if stages == 1:
             return layers(x, shared)
-        return pipelined(layers, x, shared, axis="pipeline", stages=stages, microbatches=self.microbatches)
+        return pipelined(layers, x, shared, axis=PIPELINE, stages=stages, microbatches=self.microbatches)
 
     def _row_major(self, x: jax.Array) -> jax.Array:
         """x, kept in row-major order on TPUs, where XLA may else save a layer's input transposed and copy it back."""
         return with_layout_constraint(x, ArrayLayout(tuple(range(x.ndim)))) if self.layout.platform == "tpu" else x
 
     def dispatch(self, tokens: Routing, experts: ExpertWeights) -> jax.Array:
-        parts = self.layout.sizes["expert"]
+        parts = self.layout.sizes[EXPERT]
         params = jax.tree.map(lambda p: varied(p, axes_of(tokens.x)), experts.params)
         experts = replace(experts, params=params, product=partial(grouped_product, self.layout.platform))
-        return grouped(tokens, experts) if parts == 1 else exchanged(tokens, experts, "expert", parts)
+        return grouped(tokens, experts) if parts == 1 else exchanged(tokens, experts, EXPERT, parts)

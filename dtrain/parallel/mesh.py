@@ -17,6 +17,7 @@ from dtrain.core.types import Device, Positive
 Axis = Literal["pipeline", "data", "fsdp", "sequence", "expert", "tensor"]
 AXES: tuple[Axis, ...] = get_args(Axis)
 """In order of communication: the first axes communicate least and may cross the slow network between slices."""
+PIPELINE, DATA, FSDP, SEQUENCE, EXPERT, TENSOR = AXES
 
 SPLITS = dict(zip(AXES, ("layers", "examples", "examples", "tokens", "experts", "matrices"), strict=True))
 """What each axis splits, for messages; every model has examples."""
@@ -29,24 +30,24 @@ dimension: XLA compiles a reduce-scatter over all of them at once into a full al
 reduce-scatters with half the traffic.
 """
 
-JAX_AXES = tuple(name for axis in AXES for name in (FSDP_AXES if axis == "fsdp" else (axis,)))
+JAX_AXES = tuple(name for axis in AXES for name in (FSDP_AXES if axis == FSDP else (axis,)))
 """The axes of the `jax.sharding.Mesh`."""
 
-BATCH_AXES: tuple[str, ...] = ("pipeline", "data", *FSDP_AXES, "expert")
+BATCH_AXES: tuple[str, ...] = (PIPELINE, DATA, *FSDP_AXES, EXPERT)
 """The axes that split the examples of a batch."""
 
 RULES: Mapping[str, tuple[str, ...]] = {
     "batch": BATCH_AXES,
-    "length": ("sequence",),
-    "tokens": ("sequence", "tensor"),
-    "kept": ("tensor",),
-    "layer": ("pipeline",),
-    "experts": ("expert",),
+    "length": (SEQUENCE,),
+    "tokens": (SEQUENCE, TENSOR),
+    "kept": (TENSOR,),
+    "layer": (PIPELINE,),
+    "experts": (EXPERT,),
     "embed": FSDP_AXES,
-    "hidden": ("tensor",),
-    "heads": ("tensor",),
-    "kv_heads": ("tensor",),
-    "vocab": ("tensor",),
+    "hidden": (TENSOR,),
+    "heads": (TENSOR,),
+    "kv_heads": (TENSOR,),
+    "vocab": (TENSOR,),
 }
 """The axes that split a dim of that name. A dim without a rule is not split. Between layers, activations are split by
 `tokens`: `length`, and within it over tensor, by the rule `kept`."""
@@ -134,11 +135,11 @@ class Mesh:
     def jax_sizes(self, devices: Sequence[object]) -> dict[str, int]:
         """Every axis of the `jax.sharding.Mesh` with its size on these devices."""
         sizes = self.sizes(len(devices))
-        return sizes | _fsdp_per_torus_dim(sizes["fsdp"], devices)
+        return sizes | _fsdp_per_torus_dim(sizes[FSDP], devices)
 
     def table(self) -> dict[str, tuple[str, ...]]:
         """The default rules, overridden by the recipe's."""
-        axes: dict[Rule, tuple[str, ...]] = {"fsdp": FSDP_AXES, "tensor": ("tensor",), "replicated": ()}
+        axes: dict[Rule, tuple[str, ...]] = {"fsdp": FSDP_AXES, "tensor": (TENSOR,), "replicated": ()}
         return {**RULES, **{dim: axes[rule] for dim, rule in self.rules.items()}}
 
     def crossed(self, sizes: Mapping[str, int], devices: Sequence[Device]) -> Mapping[str, int]:
@@ -146,7 +147,7 @@ class Mesh:
         count = len({getattr(device, "slice_index", 0) for device in devices})
         if self.slices or count == 1 or devices[0].platform != "tpu":
             return {**self.slices}
-        if sizes["data"] % count:
+        if sizes[DATA] % count:
             divisible = [axis for axis, size in mesh_sizes(sizes).items() if size % count == 0]
             other = f", or set mesh.slices={{{divisible[0]}: {count}}}" if divisible else ""
             message = f"the devices are in {count} slices, and {count} does not divide data = {sizes['data']}"
@@ -172,7 +173,7 @@ class Mesh:
 
 def mesh_sizes(sizes: Mapping[str, int]) -> dict[str, int]:
     """The sizes of the recipe's axes, from those of the mesh: fsdp is the product of its axes."""
-    return {axis: sizes[axis] for axis in AXES} | {"fsdp": math.prod(sizes[axis] for axis in FSDP_AXES)}
+    return {axis: sizes[axis] for axis in AXES} | {FSDP: math.prod(sizes[axis] for axis in FSDP_AXES)}
 
 
 def mesh_text(sizes: Mapping[str, int]) -> str:

@@ -19,10 +19,8 @@ from dtrain.models.nn.single_device import SingleDeviceContext
 from dtrain.parallel.engine import Compiler, Grads, LossFn, Outputs, OutputsFn, Replicas, Sums, Traced, accumulate
 from dtrain.parallel.gather import looked_up, unwrapped, wrap
 from dtrain.parallel.kernels import grouped_product
-from dtrain.parallel.mesh import mesh_sizes
+from dtrain.parallel.mesh import DATA, mesh_sizes
 from dtrain.parallel.rules import Layout
-
-AXIS = "data"
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,7 @@ class PmapContext(SingleDeviceContext):
 
     @property
     def example_axes(self) -> tuple[str, ...]:
-        return (AXIS,)
+        return (DATA,)
 
     def dispatch(self, tokens: Routing, experts: ExpertWeights) -> jax.Array:
         return grouped(tokens, replace(experts, product=partial(grouped_product, self.platform)))
@@ -62,7 +60,7 @@ class Pmap(Compiler):
         return Mesh(np.reshape(np.array(devices, object), mesh.devices.shape), mesh.axis_names, mesh.axis_types)
 
     def refusal(self, layout: Layout) -> str:
-        others = [f"{axis} = {size}" for axis, size in mesh_sizes(layout.sizes).items() if axis != AXIS and size > 1]
+        others = [f"{axis} = {size}" for axis, size in mesh_sizes(layout.sizes).items() if axis != DATA and size > 1]
         if others:
             return f"pmap replicates the parameters and splits only the data axis; the mesh has {', '.join(others)}"
         if self.steps_per_call > 1:
@@ -76,8 +74,8 @@ class Pmap(Compiler):
             yield "precision.reduce", message, "leave it out, or use engine: shard_map or jit"
 
     def place(self, layout: Layout, name: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], NamedSharding]:
-        devices = layout.sizes[AXIS]
-        return (devices, shape[0] // devices, *shape[1:]), layout.sharding(PartitionSpec(AXIS))
+        devices = layout.sizes[DATA]
+        return (devices, shape[0] // devices, *shape[1:]), layout.sharding(PartitionSpec(DATA))
 
     def grads(self, layout: Layout, loss: LossFn, microbatches: int) -> Grads:
         specs = layout.specs()
@@ -86,14 +84,14 @@ class Pmap(Compiler):
             def own(p: Tree, rows: Batch) -> Loss:
                 return loss(wrap(p, specs), rows, PmapContext(platform=layout.platform))
 
-            return jax.lax.psum(accumulate(own, params, batch, microbatches, layout.declared), AXIS)
+            return jax.lax.psum(accumulate(own, params, batch, microbatches, layout.declared), DATA)
 
         return grads
 
     def sums(self, layout: Layout, loss: LossFn, microbatches: int) -> Sums:
         specs = layout.specs()
         return lambda params, batch: jax.lax.psum(
-            loss(wrap(params, specs), batch, PmapContext(platform=layout.platform)), AXIS
+            loss(wrap(params, specs), batch, PmapContext(platform=layout.platform)), DATA
         )
 
     def rows(self, layout: Layout, outputs: OutputsFn) -> Outputs:
@@ -107,7 +105,7 @@ class Pmap(Compiler):
     def trace(self, layout: Layout, function: Callable[..., object], *args: Any, out: object, donate: bool) -> Traced:
         assert layout.mesh is not None
         devices = list(layout.mesh.devices.flat)
-        axes: Any = {"axis_name": AXIS, "in_axes": (None, 0), "out_axes": None, "devices": devices}
+        axes: Any = {"axis_name": DATA, "in_axes": (None, 0), "out_axes": None, "devices": devices}
         donated = (0,) if donate else ()
         if jax.process_count() == 1:
             return jax.jit(jax.pmap(function, **axes), donate_argnums=donated, out_shardings=out).trace(*args)
@@ -117,5 +115,5 @@ class Pmap(Compiler):
         lowered = jax.pmap(function, **axes, axis_size=len(devices), donate_argnums=donated).lower(*shapes)
         first, rows = shapes
         each = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), rows)
-        replica = jax.make_jaxpr(function, axis_env=[(AXIS, len(devices))])(first, each)
+        replica = jax.make_jaxpr(function, axis_env=[(DATA, len(devices))])(first, each)
         return Replicas(replica, lowered)

@@ -15,7 +15,7 @@ from dtrain.core.errors import RecipeError
 from dtrain.core.types import Device
 from dtrain.data.batch import Example
 from dtrain.models.nn.param import UNNAMED, Param, Tree, paths
-from dtrain.parallel.mesh import AXES, FSDP_AXES, RULES, SPLITS
+from dtrain.parallel.mesh import AXES, DATA, FSDP_AXES, RULES, SEQUENCE, SPLITS, TENSOR
 
 Rules = Mapping[str, tuple[str, ...]]
 SPLIT_FROM = 1024
@@ -68,7 +68,7 @@ class Layout:
         Of 2S chunks, part s of S holds chunks s and 2S - 1 - s, so that under a causal mask all parts have the same
         number of query-key pairs (Dubey et al. 2024, section 3.3.2).
         """
-        parts = self.sizes["sequence"]
+        parts = self.sizes[SEQUENCE]
         if parts == 1 or name not in self.example or self.example[name].dims[:1] != ("length",):
             return None
         return zigzag_positions(self.example[name].shape[0], parts)
@@ -128,8 +128,8 @@ class Layout:
         """Query heads that are replicated while their keys and values are split."""
         if (
             not {"heads", "kv_heads"} <= self.dims
-            or "tensor" in self.axes("heads")
-            or "tensor" not in self.axes("kv_heads")
+            or TENSOR in self.axes("heads")
+            or TENSOR not in self.axes("kv_heads")
         ):
             return []
         why = "heads are replicated and kv_heads split by tensor: a query head would be without its keys"
@@ -158,14 +158,14 @@ class Layout:
         return [
             (axis, f"{axis} = {self.sizes[axis]} splits nothing: this model has no {SPLITS[axis]} to split; use 1")
             for axis in AXES
-            if self.sizes[axis] > 1 and axis not in busy and (axis != "sequence" or self.example)
+            if self.sizes[axis] > 1 and axis not in busy and (axis != SEQUENCE or self.example)
         ]
 
     def _uneven(self) -> list[tuple[str, str]]:
         """Rows whose length the mesh does not divide."""
         problems = []
         for name, feature in self.example.items():
-            sequence, tensor = self.sizes["sequence"], self.sizes["tensor"]
+            sequence, tensor = self.sizes[SEQUENCE], self.sizes[TENSOR]
             # the zigzag order has two chunks for each part of sequence, and tensor splits the tokens of a part again
             unit = (2 * sequence if sequence > 1 else 1) * tensor
             if feature.dims[:1] == ("length",) and feature.shape[0] % unit:
@@ -173,7 +173,7 @@ class Layout:
                     f"2 x sequence {sequence} x tensor {tensor} = {unit}" if sequence > 1 else f"tensor = {tensor}"
                 )
                 message = f"the row length {feature.shape[0]} of {name!r} is not a multiple of {factors}"
-                problems.append(("sequence" if sequence > 1 else "tensor", message))
+                problems.append((SEQUENCE if sequence > 1 else TENSOR, message))
                 break
         return problems
 
@@ -185,7 +185,7 @@ class Layout:
 
     def replicated(self) -> list[tuple[str, int]]:
         """(path, number of values) of the parameters that are replicated on a mesh that could split them."""
-        if all(self.sizes[axis] == 1 for axis in AXES if axis != "data"):
+        if all(self.sizes[axis] == 1 for axis in AXES if axis != DATA):
             return []
         names, leaves = jax.tree.leaves(paths(self.declared)), jax.tree.leaves(self.declared)
         return [

@@ -21,7 +21,7 @@ from dtrain.models.nn.vma import axes_of, vary
 from dtrain.parallel.engine import Compiler, Grads, LossFn, Outputs, OutputsFn, Sums, accumulate, flow
 from dtrain.parallel.gather import summed, wrap
 from dtrain.parallel.manual import ShardMapContext
-from dtrain.parallel.mesh import FSDP_AXES, RULES
+from dtrain.parallel.mesh import FSDP, FSDP_AXES, RULES
 from dtrain.parallel.rules import Layout, split_axes
 
 
@@ -37,7 +37,7 @@ class ShardMap(Compiler):
         for dim, axes in layout.rules.items():
             if axes != RULES.get(dim) and not set(axes) <= set(FSDP_AXES):
                 default = " and ".join(RULES.get(dim, ()))
-                allowed = "fsdp" if set(RULES.get(dim, FSDP_AXES)) <= set(FSDP_AXES) else f"{default} or fsdp"
+                allowed = FSDP if set(RULES.get(dim, FSDP_AXES)) <= set(FSDP_AXES) else f"{default} or fsdp"
                 return f"shard_map can split {dim} over {allowed} only; mesh.rules.{dim} is {' and '.join(axes)}"
         return ""
 

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 
 from dtrain.assembly.explain import size_text
 from dtrain.core.slices import Target
-from dtrain.plan.capacity import State, factored, larger, room, state
+from dtrain.plan.capacity import StateSize, next_larger_slice, room, state, with_adafactor
 from dtrain.plan.plan import Plan
 from dtrain.plan.report import ms, verdict
-from dtrain.plan.variants import MICROBATCHES, Candidate, finer, meshes
+from dtrain.plan.variants import MICROBATCHES, Candidate, meshes, remat_variants
 from dtrain.plan.workers import PlanJob, outcomes
 from dtrain.recipe.recipe import Recipe
 
@@ -51,13 +51,15 @@ def nearest(recipe: Recipe, on: Target, workers: int, compiling: bool) -> list[t
     With `compiling` the candidates are compiled, and only those whose programs fit are returned; else arithmetic
     alone decides.
     """
-    variants = (*finer(Candidate(recipe, {}), on, _halvings(recipe)), *meshes(recipe, on))
+    variants = (*remat_variants(Candidate(recipe, {}), on, _halvings(recipe)), *meshes(recipe, on))
     planned = _planned([candidate for candidate in variants if len(candidate.changes) == 1], on)
     fitting = _fitting(planned)
     if not fitting:
         traced = [pair for pair in planned if "mesh" in pair[0].changes and pair[1].tier == "quick"]
         small = sorted(traced, key=lambda pair: pair[1].memory.needed)[:MESHES]
-        double = [two for mesh, _ in small for two in finer(mesh, on, _halvings(recipe)) if len(two.changes) == 2]
+        double = [
+            two for mesh, _ in small for two in remat_variants(mesh, on, _halvings(recipe)) if len(two.changes) == 2
+        ]
         fitting = _fitting(_planned(double, on))
     if not compiling:
         return fitting[:3]
@@ -93,12 +95,12 @@ def _fitting(planned: Sequence[tuple[Candidate, Plan]]) -> list[tuple[Candidate,
     return sorted(fitting, key=lambda pair: pair[1].timing.seconds if pair[1].timing else 0.0)
 
 
-def _alternatives(recipe: Recipe, needed: State) -> Iterator[str]:
+def _alternatives(recipe: Recipe, needed: StateSize) -> Iterator[str]:
     """Alternatives where no mesh of the target holds the state: a larger slice, an optimizer with a smaller state."""
     yield f"no mesh of {needed.on.name} holds the state; alternatives (by arithmetic; not compiled):"
     yield from _larger(recipe, needed)
-    with_adafactor = factored(recipe)
-    outcome = PlanJob(with_adafactor, needed.on, quick=True).make() if with_adafactor else None
+    cheaper = with_adafactor(recipe)
+    outcome = PlanJob(cheaper, needed.on, quick=True).make() if cheaper else None
     if not isinstance(outcome, Plan):
         return
     smaller = state(outcome.memory, needed.on)
@@ -110,8 +112,8 @@ def _alternatives(recipe: Recipe, needed: State) -> Iterator[str]:
         yield f"{start}; the smallest slice that holds it is {smaller.smallest.name}"
 
 
-def _larger(recipe: Recipe, needed: State) -> Iterator[str]:
-    plan = larger(recipe, needed)
+def _larger(recipe: Recipe, needed: StateSize) -> Iterator[str]:
+    plan = next_larger_slice(recipe, needed)
     if plan is None:
         kind = needed.on.chip.name if needed.on.chip else "this kind"
         yield f"  none of the larger slices of {kind} that were planned fits"

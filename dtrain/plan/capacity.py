@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dtrain.core.chips import PER_HOST
 from dtrain.core.slices import Target, target
 from dtrain.optim.optimizer import Adafactor, Shared
-from dtrain.parallel.mesh import AXES, Mesh
+from dtrain.parallel.mesh import AXES, FSDP, TENSOR, Mesh
 from dtrain.plan.memory import Memory
 from dtrain.plan.plan import Plan
 from dtrain.plan.variants import Candidate
@@ -19,12 +19,12 @@ from dtrain.recipe.recipe import Recipe
 TRIES = 8
 """Number of slices that are planned, the smallest that holds the state first; each has at least twice the chips of the
 one before."""
-TENSOR = (2, 4, 8)
+TENSOR_SIZES = (2, 4, 8)
 """Sizes of the axis tensor that are tried where splitting parameters over fsdp alone does not fit."""
 
 
 @dataclass(frozen=True)
-class State:
+class StateSize:
     """Parameters and optimizer state of a run, each array counted once."""
 
     total: int
@@ -42,13 +42,13 @@ class State:
         return next((on for on in family(self.on) if self.total <= on.devices * room(on)), None)
 
 
-def state(memory: Memory, on: Target) -> State:
+def state(memory: Memory, on: Target) -> StateSize:
     """Size of the state, from a plan that was not compiled: only there are the memory classes sums of whole arrays.
 
     `memory.replicated` is subtracted, so that each array counts once.
     """
     shards = memory.classes["parameters"] + memory.classes["optimizer"]
-    return State((shards - memory.replicated) * on.devices, on)
+    return StateSize((shards - memory.replicated) * on.devices, on)
 
 
 def room(on: Target) -> float:
@@ -65,7 +65,7 @@ def family(on: Target) -> Iterator[Target]:
     yield from (target(f"{chip.name}-{count * chip.units_per_chip}", on.slices) for count in counts)
 
 
-def larger(recipe: Recipe, needed: State) -> Plan | None:
+def next_larger_slice(recipe: Recipe, needed: StateSize) -> Plan | None:
     """The smallest larger slice on which the run surely fits by arithmetic, of `TRIES` that hold its state; if there is
     none, the smallest on which it may fit."""
     tried: list[Target] = []
@@ -74,7 +74,7 @@ def larger(recipe: Recipe, needed: State) -> Plan | None:
         large_enough = on.chips > needed.on.chips and needed.total <= on.devices * room(on)
         if not large_enough or len(tried) == TRIES or (tried and on.chips < 2 * tried[-1].chips):
             continue
-        candidates = [*itertools.islice(spread(recipe, on), 1), *with_tensor(recipe, on)]
+        candidates = [*itertools.islice(fit_to_slice(recipe, on), 1), *with_tensor(recipe, on)]
         tried += [on] if candidates else []  # the sizes of a model do not divide by every number of devices
         for candidate in sorted(candidates, key=lambda one: "batch" in one.changes):
             plan = PlanJob(candidate.recipe, on, quick=True).make()
@@ -85,7 +85,7 @@ def larger(recipe: Recipe, needed: State) -> Plan | None:
     return close
 
 
-def spread(recipe: Recipe, on: Target) -> Iterator[Candidate]:
+def fit_to_slice(recipe: Recipe, on: Target) -> Iterator[Candidate]:
     """The recipe for a larger slice: unchanged; with all devices on fsdp; and with the batch rounded up to divide."""
     if not problems_of(recipe, on.devices):
         yield Candidate(recipe, {})
@@ -94,7 +94,7 @@ def spread(recipe: Recipe, on: Target) -> Iterator[Candidate]:
 
 def with_tensor(recipe: Recipe, on: Target) -> Iterator[Candidate]:
     """The recipe for a larger slice with its devices on fsdp and tensor, which splits activations as well."""
-    for tensor in TENSOR:
+    for tensor in TENSOR_SIZES:
         if on.devices % tensor == 0:
             yield from _split(recipe, on, tensor)
 
@@ -102,8 +102,8 @@ def with_tensor(recipe: Recipe, on: Target) -> Iterator[Candidate]:
 def _split(recipe: Recipe, on: Target, tensor: int) -> Iterator[Candidate]:
     """The recipe with such a mesh, and with the batch rounded up to divide over it."""
     fsdp = on.devices // tensor
-    sizes = dict.fromkeys(AXES, 1) | {"fsdp": fsdp, "tensor": tensor}
-    crossed = {"fsdp": on.slices} if on.slices > 1 else {}
+    sizes = dict.fromkeys(AXES, 1) | {FSDP: fsdp, TENSOR: tensor}
+    crossed = {FSDP: on.slices} if on.slices > 1 else {}
     mesh = Mesh(**sizes, slices=crossed, rules=recipe.mesh.rules)  # pyright: ignore[reportArgumentType]
     unit = fsdp * recipe.accumulate
     batch = -(-recipe.batch // unit) * unit
@@ -116,7 +116,7 @@ def _split(recipe: Recipe, on: Target, tensor: int) -> Iterator[Candidate]:
             yield Candidate(changed, changes)
 
 
-def factored(recipe: Recipe) -> Recipe | None:
+def with_adafactor(recipe: Recipe) -> Recipe | None:
     """The recipe with Adafactor, which factors second moments into rows and columns; None if it uses it already."""
     old = recipe.optimizer
     if old.kind == "adafactor":

@@ -15,7 +15,7 @@ from dtrain.core.errors import RecipeError
 from dtrain.core.slices import Target
 from dtrain.data.batch import IMAGE, Example, tokens_in
 from dtrain.models.nn.param import count
-from dtrain.parallel.mesh import Mesh, mesh_sizes
+from dtrain.parallel.mesh import EXPERT, Mesh, mesh_sizes
 from dtrain.parallel.rules import Layout
 from dtrain.parallel.shard_map import ShardMap
 from dtrain.plan import memory, target
@@ -261,7 +261,7 @@ def slots(recipe: Recipe, parts: int) -> float:
 
 
 def _filled(assembly: Assembly) -> float:
-    return 1 / slots(assembly.recipe, assembly.layout.sizes["expert"])
+    return 1 / slots(assembly.recipe, assembly.layout.sizes[EXPERT])
 
 
 def _room(on: Target) -> float:

@@ -10,7 +10,7 @@ from dtrain.assembly.explain import size_text
 from dtrain.core.chips import PRICED, Chip
 from dtrain.core.slices import Target
 from dtrain.core.types import JsonObject
-from dtrain.parallel.mesh import FSDP_AXES, mesh_text
+from dtrain.parallel.mesh import EXPERT, FSDP, FSDP_AXES, mesh_text
 from dtrain.plan.capacity import state
 from dtrain.plan.money import Money, stale
 from dtrain.plan.plan import Plan, Timing, slots
@@ -280,7 +280,7 @@ def _network(timing: Timing, plan: Plan) -> Iterator[str]:
     """Collectives by kind and by axes as a recipe names them, the slowest first."""
     rows: dict[tuple[str, str], CollectiveCost] = {}
     for (kind, axes), collective in timing.tally.collectives.items():
-        over = " and ".join(dict.fromkeys("fsdp" if axis in FSDP_AXES else axis for axis in axes)) or "all"
+        over = " and ".join(dict.fromkeys(FSDP if axis in FSDP_AXES else axis for axis in axes)) or "all"
         row = rows.setdefault((kind, over), CollectiveCost())
         for name, value in vars(collective).items():
             setattr(row, name, getattr(row, name) + value)
@@ -294,7 +294,7 @@ def _network(timing: Timing, plan: Plan) -> Iterator[str]:
         else ""
     )
     yield f"network per step{between}"
-    experts, sent = plan.recipe.model.structure.mixture, slots(plan.recipe, plan.mesh.get("expert", 1))
+    experts, sent = plan.recipe.model.structure.mixture, slots(plan.recipe, plan.mesh.get(EXPERT, 1))
     if experts and experts.capacity is None and sent >= MANY:
         yield f"  (experts without a capacity are sent {sent:.3g} rows for each that holds a token, for the worst case;"
         yield "  model.experts.capacity bounds that, and a mesh without the axis expert sends none)"

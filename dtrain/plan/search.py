@@ -16,7 +16,7 @@ from dtrain.core.errors import DtrainError, RecipeError
 from dtrain.core.slices import Target
 from dtrain.plan.cache import cached_outcomes
 from dtrain.plan.plan import Plan
-from dtrain.plan.variants import Candidate, finer, meshes, ways
+from dtrain.plan.variants import Candidate, engine_variants, meshes, remat_variants
 from dtrain.plan.workers import PlanJob
 from dtrain.recipe.compose import merge, overriding
 from dtrain.recipe.recipe import Recipe
@@ -102,7 +102,10 @@ def search(
         fastest = [candidate for candidate, _ in result.ranked] or shapes[:1]
         compiled = [candidate.recipe for candidate in result.tried]
         variants = [
-            variant for shape in fastest for variant in ways(shape, recipe, on) if variant.recipe not in compiled
+            variant
+            for shape in fastest
+            for variant in engine_variants(shape, recipe, on)
+            if variant.recipe not in compiled
         ]
         if variants[: tries - len(result.tried)]:
             say(f"compiler options for the fastest so far: {fastest[0].text}")
@@ -133,8 +136,8 @@ def _shapes(recipe: Recipe, on: Target, say: Say) -> list[Candidate]:
     say(f"ranking {min(len(known), MESHES)} of {len(known)} meshes by arithmetic")
     first = [candidate for candidate, _ in _ranked(known[:MESHES], on)[:BEST]]
     say("ranking remat policies and microbatches by arithmetic")
-    own = _ranked([base, *finer(base, on)], on)
-    others = _ranked([*first, *(variant for candidate in first[:1] for variant in finer(candidate, on))], on)
+    own = _ranked([base, *remat_variants(base, on)], on)
+    others = _ranked([*first, *(variant for candidate in first[:1] for variant in remat_variants(candidate, on))], on)
     now = next((seconds for candidate, seconds in own if candidate is base), math.inf)
     limit = SLACK * min((seconds for _, seconds in own), default=math.inf)
     better = [candidate for candidate, seconds in own if seconds < now]

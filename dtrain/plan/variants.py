@@ -8,7 +8,7 @@ from typing import Any
 
 from dtrain.core.slices import Target
 from dtrain.parallel.jit import Jit
-from dtrain.parallel.mesh import AXES, Mesh, mesh_sizes
+from dtrain.parallel.mesh import AXES, DATA, EXPERT, FSDP, TENSOR, Mesh, mesh_sizes
 from dtrain.parallel.shard_map import ShardMap
 from dtrain.recipe.crosscheck import problems_of
 from dtrain.recipe.recipe import Recipe
@@ -93,8 +93,8 @@ def meshes(recipe: Recipe, on: Target) -> Iterator[Candidate]:
         if on.devices % (tensor * expert * fsdp) == 0
     ]
     for tensor, expert, data, fsdp in sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape[2])):
-        sizes = dict.fromkeys(AXES, 1) | {"data": data, "fsdp": fsdp, "tensor": tensor, "expert": expert}
-        crossed = dict.fromkeys(old.slices, 1) | ({"data": on.slices} if on.slices > 1 else {})
+        sizes = dict.fromkeys(AXES, 1) | {DATA: data, FSDP: fsdp, TENSOR: tensor, EXPERT: expert}
+        crossed = dict.fromkeys(old.slices, 1) | ({DATA: on.slices} if on.slices > 1 else {})
         if data % on.slices or sizes == mesh_sizes(old.sizes(on.devices)):
             continue
         mesh = Mesh(**sizes, slices=crossed, rules=old.rules)  # pyright: ignore[reportArgumentType]
@@ -104,7 +104,7 @@ def meshes(recipe: Recipe, on: Target) -> Iterator[Candidate]:
             yield Candidate(changed, {"mesh": changed_axes})
 
 
-def finer(candidate: Candidate, on: Target, microbatches: Sequence[int] = MICROBATCHES) -> Iterator[Candidate]:
+def remat_variants(candidate: Candidate, on: Target, microbatches: Sequence[int] = MICROBATCHES) -> Iterator[Candidate]:
     """The same mesh with other microbatches, and with what the model may change without changing results: remat
     policies, chunks of the loss."""
     recipe, model = candidate.recipe, candidate.recipe.model
@@ -120,7 +120,7 @@ def finer(candidate: Candidate, on: Target, microbatches: Sequence[int] = MICROB
                 yield Candidate(changed, candidate.changes | changes)
 
 
-def ways(candidate: Candidate, base: Recipe, on: Target) -> Iterator[Candidate]:
+def engine_variants(candidate: Candidate, base: Recipe, on: Target) -> Iterator[Candidate]:
     """The candidate with the other engines and compiler options. The options are for TPUs, and tried only there."""
     recipe = candidate.recipe
     for _, engine, options in WAYS:

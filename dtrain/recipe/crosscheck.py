@@ -14,7 +14,7 @@ from dtrain.models.lora import adapted
 from dtrain.models.nn.param import count
 from dtrain.models.objective import minimised
 from dtrain.optim.groups import grouped
-from dtrain.parallel.mesh import BATCH_AXES, mesh_sizes
+from dtrain.parallel.mesh import BATCH_AXES, PIPELINE, mesh_sizes
 from dtrain.parallel.rules import Layout
 from dtrain.recipe.recipe import Recipe, length_problem
 from dtrain.recipe.values import FAILED
@@ -28,7 +28,7 @@ class Unread(Exception):
     """A section that a check needs could not be parsed; its own problem is already reported."""
 
 
-class Parts:
+class Sections:
     """The parsed sections of a recipe as attributes; access to one that could not be parsed raises `Unread`.
 
     Anything else that a Recipe has is an AttributeError: a check that needs it must not pass in silence.
@@ -91,19 +91,19 @@ def _batch(recipe: Recipe, devices: int | None) -> Iterator[Problem]:
         sizes = recipe.mesh.sizes(known)
     except FieldError:
         return
-    yield from divides("batch", recipe.batch, sizes, recipe.accumulate)
+    yield from divisibility_problems("batch", recipe.batch, sizes, recipe.accumulate)
     if recipe.evaluate.batch:
-        yield from divides("evaluate.batch", recipe.evaluate.batch, sizes, 1)
+        yield from divisibility_problems("evaluate.batch", recipe.evaluate.batch, sizes, 1)
 
 
-def divides(path: str, batch: int, sizes: Mapping[str, int], accumulate: int) -> Iterator[Problem]:
+def divisibility_problems(path: str, batch: int, sizes: Mapping[str, int], accumulate: int) -> Iterator[Problem]:
     """Check that a batch divides over the mesh's batch axes and into microbatches.
 
     Along the pipeline axis the stages share one set of microbatches, hence the least common multiple; along the other
     axes each group of devices has microbatches of its own.
     """
-    groups = math.prod(sizes[axis] for axis in BATCH_AXES if axis != "pipeline")
-    stages = sizes["pipeline"]
+    groups = math.prod(sizes[axis] for axis in BATCH_AXES if axis != PIPELINE)
+    stages = sizes[PIPELINE]
     unit = groups * (math.lcm(stages, accumulate) if stages > 1 else accumulate)
     if batch % unit:
         lower, upper = batch // unit * unit, (batch // unit + 1) * unit
@@ -145,7 +145,7 @@ def _model(recipe: Recipe, example: Example | None) -> Iterator[Problem]:
     except RecipeError as error:
         yield "optimizer.groups", error.message.removeprefix("optimizer.groups: "), error.hint
     layout = Layout(recipe.mesh.given, recipe.mesh.table(), declared, example=example or {})
-    stages, structure = recipe.mesh.given["pipeline"], recipe.model.structure
+    stages, structure = recipe.mesh.given[PIPELINE], recipe.model.structure
     layers, period = structure.layers, structure.period
     if layers % stages == 0 and layers // stages % period:
         per_stage = f"{layers // stages} layers per stage, not a multiple of {period}: its kinds of layers alternate"

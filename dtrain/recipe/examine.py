@@ -11,8 +11,8 @@ from pathlib import Path
 from dtrain.core.errors import DataError, FieldError, RecipeError
 from dtrain.core.extras import installed
 from dtrain.core.limited import OverLimit, limited
-from dtrain.core.origin import Origin
 from dtrain.core.process_info import process_info
+from dtrain.core.weights_source import WeightsSource
 from dtrain.data.batch import Example
 from dtrain.data.data_check import DataCheck
 from dtrain.data.paths import is_remote
@@ -197,7 +197,7 @@ REFUSED = ", so `run` would refuse it here"
 
 def _init(found: CheckReport) -> None:
     """Record that parameters from elsewhere are not compared; warn if there is no such run or file here."""
-    sources: dict[str, Origin] = {"init": found.recipe.init} if found.recipe.init else {}
+    sources: dict[str, WeightsSource] = {"init": found.recipe.init} if found.recipe.init else {}
     sources |= {f"objective.{part}": origin for part, origin in found.recipe.minimised.sources().items()}
     for place, origin in sources.items():
         found.not_checked.append(f"which parameters{' and sizes' * (place != 'init')} {origin.text} has")

@@ -11,7 +11,7 @@ from dtrain.core.errors import RecipeError
 from dtrain.core.shipped import find
 from dtrain.core.types import JsonObject
 from dtrain.recipe.compose import compose, merge, name_of
-from dtrain.recipe.crosscheck import Parts, Problem, problems_of
+from dtrain.recipe.crosscheck import Problem, Sections, problems_of
 from dtrain.recipe.parse import fields
 from dtrain.recipe.parse import value as parsed
 from dtrain.recipe.paths import absolute, unknown_homes, unusable, with_absolute_paths
@@ -105,7 +105,7 @@ class Draft:
     @property
     def parts(self) -> Recipe:
         """The sections as attributes, like a Recipe; access to a section that was refused raises `Unread`."""
-        return cast(Recipe, Parts(self.values))
+        return cast(Recipe, Sections(self.values))
 
     def add(self, problem: Problem) -> None:
         """Add a problem at its dotted path."""

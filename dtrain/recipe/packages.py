@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from dtrain.core import extras
 from dtrain.core.errors import EnvironmentFault
-from dtrain.core.origin import Origin
+from dtrain.core.weights_source import WeightsSource
 from dtrain.data.files import address_packages
 from dtrain.recipe.recipe import Recipe
 
@@ -19,7 +19,7 @@ def packages(recipe: Recipe) -> Iterator[tuple[str, str]]:
     yield from (("objective", name) for name in (recipe.objective.packages if recipe.objective else ()))
 
 
-def _of(origin: Origin | None) -> tuple[str, ...]:
+def _of(origin: WeightsSource | None) -> tuple[str, ...]:
     return origin.packages if origin else ()
 
 

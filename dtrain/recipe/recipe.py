@@ -7,8 +7,8 @@ from annotated_types import Ge, Gt, Le
 
 from dtrain.checkpoint.policy import Checkpoint
 from dtrain.core.errors import FieldError, RecipeError
-from dtrain.core.origin import Origin
 from dtrain.core.types import Natural, Positive, PositiveFloat, Seconds, Seed
+from dtrain.core.weights_source import WeightsSource
 from dtrain.data.chat import Chat
 from dtrain.data.custom import CustomData
 from dtrain.data.digits import Digits
@@ -124,7 +124,7 @@ class Profile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Init(Origin):
+class Init(WeightsSource):
     """Initial parameters, by path. Those that another run lacks are initialised at random; published weights must have
     all parameters but those of `new`."""
 

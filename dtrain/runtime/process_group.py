@@ -59,7 +59,7 @@ class ProcessGroup:
     """The processes of this machine, by rank. The output of the first is shown, that of the others goes to logs."""
 
     logs: Path
-    place: Folder
+    run_dir: Folder
     infos: list[ProcessInfo] = field(default_factory=list)
     members: list[subprocess.Popen[bytes]] = field(default_factory=list)
     relays: list[threading.Thread] = field(default_factory=list)
@@ -70,7 +70,7 @@ class ProcessGroup:
 
     def start(self, arguments: Sequence[str], info: ProcessInfo, more: Mapping[str, str]) -> None:
         """Start one process; `more` are additional environment variables."""
-        self.before[info.rank] = heartbeat.read(self.place.heartbeat(info.rank))
+        self.before[info.rank] = heartbeat.read(self.run_dir.heartbeat(info.rank))
         together = info.world_size > 1  # processes connect to each other directly: JAX would use a proxy
         environment = {k: v for k, v in os.environ.items() if not (together and k.lower().endswith("_proxy"))}
         own = {PARENT: str(os.getpid())} | info.environment()
@@ -128,7 +128,7 @@ class ProcessGroup:
         """Terminate the other processes after the first one that ended with an error."""
         rank = self.infos[number].rank
         if code == Stopped.exit_code:
-            latest = heartbeat.read(self.place.heartbeat(rank))
+            latest = heartbeat.read(self.run_dir.heartbeat(rank))
             started = latest is not None and latest != self.before[rank]
             saves = started and latest is not None and latest.step > 0
             self._wait(GRACE if saves else UNSTARTED)  # all processes agreed to stop, and save as well
@@ -145,7 +145,7 @@ class ProcessGroup:
         """If processes send no heartbeat, print the stacks, kill the group and return the one that hangs."""
         now, silent = time.monotonic(), []
         for rank in (info.rank for info in self.infos):
-            latest = heartbeat.read(self.place.heartbeat(rank))
+            latest = heartbeat.read(self.run_dir.heartbeat(rank))
             latest = heartbeat.Heartbeat() if latest is None or latest == self.before[rank] else latest
             number, since = self.signs.get(rank, (-1, now))
             if latest.number != number:

@@ -34,14 +34,14 @@ RETURN = 120.0
 seconds; the wait is for Python to start."""
 
 
-class Others:
+class PeerSupervisors:
     """Exchanges with the supervisors on other machines, through a file in the shared run folder, how the run ended.
 
     A final end, or a stop before the rendezvous, which waiting processes would not notice otherwise.
     """
 
-    def __init__(self, place: Folder, among: ProcessInfo | None) -> None:
-        self._path, self._among = place.path / "ended.json", among
+    def __init__(self, run_dir: Folder, among: ProcessInfo | None) -> None:
+        self._path, self._among = run_dir.path / "ended.json", among
         self._before = self._read()
 
     def end(self) -> End | None:
@@ -88,9 +88,9 @@ class _Restarts:
     _count: int = 0
     _newest: int = -1
 
-    def pause(self, place: Folder, cause: str) -> float:
+    def pause(self, run_dir: Folder, cause: str) -> float:
         """Seconds until the next start: 0, 1, 3, 7, ... Raises Exhausted if the limit is reached."""
-        committed, limit = next(iter(saved_steps(place.checkpoints)), -1), self.limit + self.launched
+        committed, limit = next(iter(saved_steps(run_dir.checkpoints)), -1), self.limit + self.launched
         if committed > self._newest:
             self._count, self._newest = 0, committed
         if self._count >= limit:
@@ -103,7 +103,7 @@ class _Restarts:
 
 
 def supervise(
-    arguments: Sequence[str], processes: int, place: Folder, restarts: int, among: ProcessInfo | None = None
+    arguments: Sequence[str], processes: int, run_dir: Folder, restarts: int, among: ProcessInfo | None = None
 ) -> int:
     """Run `dtrain` with these arguments in `processes` processes and return the exit code.
 
@@ -111,19 +111,19 @@ def supervise(
     among several that do the same. The output of the first process is shown; that of another one only if it fails
     first. Raises Exhausted if the limit of restarts is reached, Stopped if the run was asked to stop before it started.
     """
-    others, budget = Others(place, among), _Restarts(restarts, bool(launch_id()))
+    others, budget = PeerSupervisors(run_dir, among), _Restarts(restarts, bool(launch_id()))
     replaced, more = bool(among) and replaces_hosts(), dict[str, str]()
-    with _signals(place) as watch:
+    with _signals(run_dir) as watch:
         while True:
-            end = _start(arguments, processes, place, watch=watch, among=among, others=others, more=more)
+            end = _start(arguments, processes, run_dir, watch=watch, among=among, others=others, more=more)
             with signals.held():  # wait for a signal that is being handled: a second one ends this process
                 pass
             if watch.asked and end.code == TERMINATED:
-                return _stopped(place, others)
+                return _stopped(run_dir, others)
             if end.unstarted:
                 others.report(end)
             if end.code == Stopped.exit_code:  # if it stopped before it wrote its end itself
-                _note(place, "stopped", "stopped before the first step of this start", Stopped.exit_code)
+                _note(run_dir, "stopped", "stopped before the first step of this start", Stopped.exit_code)
             if end.code in {0, Stopped.exit_code}:
                 if end.remote:
                     say(f"stopped: process {end.rank}, on another host: {end.cause}")
@@ -131,55 +131,55 @@ def supervise(
             end = others.end() or end
             say(f"process {end.rank} ended first: {end.cause}")
             if replaced and end.peer and not restarts and not watch.asked:
-                note_end(place, HostLost(f"another host is lost: {end.cause}"))
+                note_end(run_dir, HostLost(f"another host is lost: {end.cause}"))
                 return Stopped.exit_code
             final = end.remote or end.code == Aborted.exit_code or (end.code < 128 and end.code not in AGAIN)
             if final or watch.asked or not restarts:
                 others.report(end)
                 return end.code
             try:
-                pause = budget.pause(place, end.cause)
+                pause = budget.pause(run_dir, end.cause)
             except Exhausted:
                 others.report(replace(end, code=Exhausted.exit_code))
                 raise
             if replaced:
                 more = {RENDEZVOUS_S: str(min(rendezvous_seconds(PATIENCE), RETURN))}
             if watch.woken.wait(pause):
-                return _stopped(place, others)
+                return _stopped(run_dir, others)
 
 
-def _stopped(place: Folder, others: Others) -> int:
+def _stopped(run_dir: Folder, others: PeerSupervisors) -> int:
     """Report a stop that the run itself did not handle, since it had not started or was ending; the exit code."""
-    if place.read_record().get("state") == "finished":
+    if run_dir.read_record().get("state") == "finished":
         return 0
-    committed = next(iter(saved_steps(place.checkpoints)), 0)
+    committed = next(iter(saved_steps(run_dir.checkpoints)), 0)
     reason = f"stopped at step {committed}, saved" if committed else "stopped before the first step"
-    _note(place, "stopped", reason, Stopped.exit_code)
+    _note(run_dir, "stopped", reason, Stopped.exit_code)
     others.report(End(Stopped.exit_code, cause="asked to stop"))
     raise Stopped(reason, "run the same command again to resume")
 
 
-def _note(place: Folder, state: str, reason: str, code: int) -> None:
+def _note(run_dir: Folder, state: str, reason: str, code: int) -> None:
     """Write the end into run.json if the run itself could not: its state there is still `running`."""
     with suppress(DtrainError, OSError):
-        record = place.read_record()
+        record = run_dir.read_record()
         if record.get("state") == "running":
-            place.write_record(record | {"state": state, "reason": reason, "exit_code": code, "ended": time.time()})
+            run_dir.write_record(record | {"state": state, "reason": reason, "exit_code": code, "ended": time.time()})
 
 
 def _start(
     arguments: Sequence[str],
     processes: int,
-    place: Folder,
+    run_dir: Folder,
     watch: _Watch,
     among: ProcessInfo | None,
-    others: Others,
+    others: PeerSupervisors,
     more: Mapping[str, str],
 ) -> End:
     with (
         temporary_folder("logs") as logs,
         port() as number,
-        ProcessGroup(logs, place) as group,
+        ProcessGroup(logs, run_dir) as group,
     ):
         watch.group, machine = group, among or ProcessInfo(0, 1, f"{LOOPBACK}:{number}")
         first, total = machine.rank * processes, machine.world_size * processes
@@ -191,7 +191,7 @@ def _start(
 
 
 @contextmanager
-def _signals(place: Folder) -> Iterator[_Watch]:
+def _signals(run_dir: Folder) -> Iterator[_Watch]:
     """Forward a stop request to every process, and restart none. Repeated SIGTERMs are one request; a second request by
     Ctrl-C kills all processes and exits at once."""
     watch = _Watch()
@@ -204,7 +204,7 @@ def _signals(place: Folder) -> Iterator[_Watch]:
         if watch.asked > 1:
             if watch.group:
                 watch.group.kill()
-            _note(place, "aborted", "stopped at once, without saving", Aborted.exit_code)
+            _note(run_dir, "aborted", "stopped at once, without saving", Aborted.exit_code)
             signals.leave(Aborted.exit_code, "")
         if watch.group:
             watch.group.ask()

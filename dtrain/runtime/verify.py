@@ -77,7 +77,7 @@ class Trial:
     """Folder for the run folders."""
     say: Callable[[str], None]
 
-    def place(self, name: str) -> Folder:
+    def run_dir(self, name: str) -> Folder:
         """The folder of the run with this name."""
         return Folder(self.folder / name)
 
@@ -105,10 +105,10 @@ class Trial:
         """Run to the end, killed (-9) after each of these steps. Returns how many kills hit the run before its end."""
         kills = 0
         for step in at:
-            before, end = heartbeat.read(self.place(name).heartbeat(0)), time.monotonic() + PATIENCE
+            before, end = heartbeat.read(self.run_dir(name).heartbeat(0)), time.monotonic() + PATIENCE
             with _killed_at_last(self.start(name, [*self.where, "--restarts", "0"])) as running:
                 while running.poll() is None and time.monotonic() < end:
-                    latest = heartbeat.read(self.place(name).heartbeat(0))
+                    latest = heartbeat.read(self.run_dir(name).heartbeat(0))
                     if latest and latest != before and latest.step >= step:
                         break
                     time.sleep(0.001)
@@ -131,7 +131,7 @@ def verify(trial: Trial, kills: int, seed: int, others: Mapping[str, Sequence[st
     """Check all guarantees. `others`: name → options of other engines or topologies whose losses must agree."""
     trial.say("an undisturbed run")
     trial.run_to_end("straight")
-    record = trial.place("straight").read_record()
+    record = trial.run_dir("straight").read_record()
     steps = record["steps"]
     certificate = Certificate(
         Path(trial.recipe).stem, steps, record["topology"], record["versions"], _checksum(trial, "straight")
@@ -164,7 +164,7 @@ def same_bits(trial: Trial, times: int) -> Guarantee:
 
 def _same_losses(trial: Trial, what: str, name: str) -> Guarantee:
     straight, other = (
-        {row["step"]: row["train/loss"] for row in read(trial.place(run).metrics) if "train/loss" in row}
+        {row["step"]: row["train/loss"] for row in read(trial.run_dir(run).metrics) if "train/loss" in row}
         for run in ("straight", name)
     )
     if straight.keys() != other.keys():
@@ -175,13 +175,13 @@ def _same_losses(trial: Trial, what: str, name: str) -> Guarantee:
 
 
 def _checksum(trial: Trial, name: str) -> str:
-    place = trial.place(name)
-    folder = place.checkpoints / str(place.read_record()["steps"])
+    run_dir = trial.run_dir(name)
+    folder = run_dir.checkpoints / str(run_dir.read_record()["steps"])
     return "-".join(f"{word:08x}" for word in manifest.check(folder, 0, 1).checksum)
 
 
 def _numbers(trial: Trial, name: str) -> list[str]:
     """The lines of metrics without values that depend on the clock."""
-    rows = read(trial.place(name).metrics)
+    rows = read(trial.run_dir(name).metrics)
     timed = ("time/", "rate/", "plan/")
     return [json.dumps({k: v for k, v in row.items() if not k.startswith(timed)}, sort_keys=True) for row in rows]

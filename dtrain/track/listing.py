@@ -56,38 +56,38 @@ class Entry:
         return about | {key: summary[key] for key in keys if key in summary} | {"problem": self.problem}
 
 
-def entry(place: Folder, runs: Path) -> Entry:
+def entry(run_dir: Folder, runs: Path) -> Entry:
     """Describe a run in the folder `runs`; a damaged one by its problem, with no error."""
-    total, changed = _extent(place)
-    name = str(place.path.relative_to(runs))
+    total, changed = _extent(run_dir)
+    name = str(run_dir.path.relative_to(runs))
     try:
-        summary = summarise(place) if place.record.exists() else None
+        summary = summarise(run_dir) if run_dir.record.exists() else None
     except (DtrainError, OSError) as error:
         problem = error.message.splitlines()[0] if isinstance(error, DtrainError) else str(error)
         return Entry(name, DAMAGED, changed, total, problem=problem)
     if summary is None:
-        lost = place.checkpoints.is_dir() and any(place.checkpoints.iterdir())
+        lost = run_dir.checkpoints.is_dir() and any(run_dir.checkpoints.iterdir())
         return Entry(name, DAMAGED if lost else EMPTY, changed, total, problem="run.json is missing" if lost else "")
     damaged = summary.values["damaged_lines"]
     if damaged:
         return Entry(name, DAMAGED, changed, total, summary, f"metrics.jsonl: {damage(damaged)}")
     reason = str(summary.values["reason"] or "").partition("\n")[0] if summary.values["state"] == "failed" else ""
-    return Entry(name, state_of(place, summary.values["state"]), changed, total, summary, reason)
+    return Entry(name, state_of(run_dir, summary.values["state"]), changed, total, summary, reason)
 
 
-def state_of(place: Folder, recorded: str) -> str:
+def state_of(run_dir: Folder, recorded: str) -> str:
     """The state of a run; one that is recorded as running but whose process is dead was killed."""
-    return KILLED if recorded == RUNNING and not in_use(place.lease) else recorded
+    return KILLED if recorded == RUNNING and not in_use(run_dir.lease) else recorded
 
 
-def _extent(place: Folder) -> tuple[int, float]:
+def _extent(run_dir: Folder) -> tuple[int, float]:
     """Bytes of all files of a run, and when its record or its metrics changed last."""
     total = 0
-    for folder, _, files in os.walk(place.path):
+    for folder, _, files in os.walk(run_dir.path):
         for name in files:
             try:
                 total += Path(folder, name).lstat().st_size
             except OSError:
                 continue
-    times = [path.stat().st_mtime for path in (place.record, place.metrics, place.recipe) if path.exists()]
+    times = [path.stat().st_mtime for path in (run_dir.record, run_dir.metrics, run_dir.recipe) if path.exists()]
     return total, max(times, default=0.0)

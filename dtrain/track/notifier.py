@@ -253,7 +253,7 @@ class Notifier:
 
     settings: Notify | None
     """None if this process sends nothing."""
-    place: Folder
+    run_dir: Folder
     """The run folder."""
     warn: Callable[[str], object]
     wait: float
@@ -281,7 +281,7 @@ class Notifier:
         """
         if not self.settings or "budget" in self._once or "budget" not in self.settings.on:
             return
-        path, launch = self.place.path / "notified.json", launch_id()
+        path, launch = self.run_dir.path / "notified.json", launch_id()
         if share < self.settings.share:
             if "below" not in self._once:
                 with suppress(OSError):
@@ -337,7 +337,7 @@ class Notifier:
 
     def _record(self) -> JsonObject:
         with suppress(DtrainError, OSError):
-            return self.place.read_record()
+            return self.run_dir.read_record()
         return {}
 
     def _send(self, event: Event, state: str, record: JsonObject, **values: Any) -> None:
@@ -346,7 +346,7 @@ class Notifier:
         values["reason"] = " ".join(values["reason"].split())[:LONGEST]
         step, steps = record.get("step", 0), record.get("steps")
         notification = Notification(
-            event=event, run=self.place.path.name, state=state, step=step, steps=steps, **values
+            event=event, run=self.run_dir.path.name, state=state, step=step, steps=steps, **values
         )  # fmt: skip
         before = tuple(self._threads)
         for channel in self._channels:
@@ -381,14 +381,14 @@ def _event_of(code: int, state: str) -> Event | None:
 
 @contextmanager
 def notifying(
-    settings: Notify | None, place: Folder, warn: Callable[[str], object], patience: float
+    settings: Notify | None, run_dir: Folder, warn: Callable[[str], object], patience: float
 ) -> Iterator[Notifier]:
     """A notifier for a training process; at the end of the context it sends how the run ended.
 
     `patience`: seconds after which the supervisor considers this process as hanging. EnvironmentFault if the settings
     do not allow to send anything.
     """
-    notifier = Notifier(settings, place, warn, min(LIMIT, patience / 2) if is_supervised() else LIMIT)
+    notifier = Notifier(settings, run_dir, warn, min(LIMIT, patience / 2) if is_supervised() else LIMIT)
     try:
         yield notifier
     except BaseException as error:
@@ -403,14 +403,14 @@ def notifying(
 
 @contextmanager
 def supervising(
-    settings: Notify | None, place: Folder, warn: Callable[[str], object]
+    settings: Notify | None, run_dir: Folder, warn: Callable[[str], object]
 ) -> Iterator[Callable[[int], int]]:
     """For a supervisor: yields a function that records the exit code of the run and returns it; at the end of the
     context, how the run ended is sent.
 
     `settings` is None on all hosts but the first. EnvironmentFault if the settings do not allow to send anything.
     """
-    notifier, codes = Notifier(settings, place, warn, LIMIT), []
+    notifier, codes = Notifier(settings, run_dir, warn, LIMIT), []
     starts = notifier.starts
 
     def note(code: int) -> int:

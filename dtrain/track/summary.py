@@ -129,13 +129,13 @@ def _seconds(seconds: float, wall: float) -> str:
     return f"{seconds:.2f}" if wall < 10 else f"{seconds:.1f}" if wall < 60 else duration(seconds)
 
 
-def summarise(place: Folder, history: History | None = None) -> Summary:
+def summarise(run_dir: Folder, history: History | None = None) -> Summary:
     """Summarise a run; RecipeError if the folder does not contain a run. `history`: what was read of it before."""
-    record = place.read_record()
+    record = run_dir.read_record()
     if not record:
         hint = "give the folder of a run, or its name in ./runs: `dtrain ls` lists them"
-        raise RecipeError(f"{place.path} is not the folder of a run: run.json is missing", hint)
-    history = (history or History(place.metrics)).update()
+        raise RecipeError(f"{run_dir.path} is not the folder of a run: run.json is missing", hint)
+    history = (history or History(run_dir.metrics)).update()
     values = {key: record.get(key) for key in ("name", "state", "reason", "exit_code", "step", "steps", "starts")}
     values |= {key: record.get(key) for key in ("seconds", "versions", "topology", "git", "started", "ended", "data")}
     values["starts"] = values["starts"] or 1
@@ -143,7 +143,7 @@ def summarise(place: Folder, history: History | None = None) -> Summary:
     values |= {key: record.get(key, {}) for key in ("lost", "units", "higher_is_better")} | _time(record)
     last = {name: value for name, value in history.last.items() if name.startswith(("train/", "eval/"))}
     values["changes"] = record.get("changes", [])
-    values |= {"folder": str(place.path), "last": last, "best": best_of(history, recorded(record))} | history.speed()
+    values |= {"folder": str(run_dir.path), "last": last, "best": best_of(history, recorded(record))} | history.speed()
     values |= {"damaged_lines": history.damaged}
     return Summary(values, history)
 

@@ -22,8 +22,8 @@ from dtrain.core.lease import Lease, hold_lease
 from dtrain.core.run_dir import Folder, folder, saved_steps
 from dtrain.core.types import JsonObject
 from dtrain.data.batch import Example
-from dtrain.data.codec import codec
 from dtrain.data.source import UNKNOWN, Arrays
+from dtrain.data.tokenizer import open_tokenizer
 from dtrain.data.tokenizer_files import copy_tokenizer
 from dtrain.models.agreement import CONFIG, agree, described, record
 from dtrain.models.decoder import Decoder
@@ -35,11 +35,19 @@ from dtrain.recipe.recipe import Init, Recipe
 from dtrain.recipe.yaml import dump
 from dtrain.train.provenance import conditions, conditions_of
 from dtrain.train.resume import Start
-from dtrain.weights.choose import refuse_no_run
+from dtrain.weights.checkpoint_choice import refuse_no_run
 from dtrain.weights.initial import initial_from
 from dtrain.weights.load import load_run, values_of
 from dtrain.weights.peft import adapted_names, read_adapter, read_config
-from dtrain.weights.read import by_path, is_published, located, naming, published_names, read, unpadded
+from dtrain.weights.read import (
+    find_tensors,
+    is_published,
+    leaves_by_path,
+    published_names,
+    read,
+    tensor_names,
+    without_padding,
+)
 
 Say = Callable[[str], None]
 
@@ -66,43 +74,43 @@ def import_params(
         hint = "start the run from them instead: init.weights=FOLDER or init.run=RUN, and dtrain run"
         message = f"a {recipe.minimised.kind} takes the parameters of its {min(frozen)} when it runs"
         raise RecipeError(f"objective: {message}", hint)
-    place = folder(runs, recipe.name)
-    _refuse_steps(place)
+    run_dir = folder(runs, recipe.name)
+    _refuse_steps(run_dir)
     example = recipe.data.example() or recipe.data.open("train").example
     assembly = assemble(recipe, jax.devices(), example, recipe.steps or 2**31)
-    with new_run(place, say) as lease:
-        ours, shapes = unpadded(assembly.layout.declared), by_path(assembly.shapes.params)
+    with new_run(run_dir, say) as lease:
+        ours, shapes = without_padding(assembly.layout.declared), leaves_by_path(assembly.shapes.params)
         with _tensors(source, say) as tensors:
-            published = is_published(naming(tensors, recipe.model, ours))
+            published = is_published(tensor_names(tensors, recipe.model, ours))
             agree(recipe.model, tensors.metadata, source, say, published=published, allowed=allow_changes)
-            where = located(tensors, recipe.model, ours, source)
+            where = find_tensors(tensors, recipe.model, ours, source)
             params = read(tensors, where, ours, shapes)
-        before(place)
-        save_first(assembly, params, example, place, lease, {"imported": str(source.absolute())})
-    return place
+        before(run_dir)
+        save_first(assembly, params, example, run_dir, lease, {"imported": str(source.absolute())})
+    return run_dir
 
 
-def _refuse_steps(place: Folder) -> None:
-    if saved_steps(place.checkpoints):
-        raise RecipeError(f"{place.path} already has saved steps", "give this run another name")
+def _refuse_steps(run_dir: Folder) -> None:
+    if saved_steps(run_dir.checkpoints):
+        raise RecipeError(f"{run_dir.path} already has saved steps", "give this run another name")
 
 
 @contextmanager
-def new_run(place: Folder, say: Say) -> Iterator[Lease]:
+def new_run(run_dir: Folder, say: Say) -> Iterator[Lease]:
     """Lock the folder of a new run; if the block fails or is interrupted, a folder that did not exist is deleted.
 
     RecipeError if the run has saved steps already.
     """
-    _refuse_steps(place)
-    before = place.path.is_dir()
-    place.prepare()
+    _refuse_steps(run_dir)
+    before = run_dir.path.is_dir()
+    run_dir.prepare()
     try:
-        with hold_lease(place.lease, say) as lease:
-            _refuse_steps(place)  # again: a run may have saved a step before the lock was taken
+        with hold_lease(run_dir.lease, say) as lease:
+            _refuse_steps(run_dir)  # again: a run may have saved a step before the lock was taken
             yield lease
     except BaseException:
         if not before:
-            shutil.rmtree(place.path, ignore_errors=True)
+            shutil.rmtree(run_dir.path, ignore_errors=True)
         raise
 
 
@@ -110,14 +118,14 @@ def save_first(
     assembly: Assembly,
     given: Mapping[str, jax.Array],
     example: Example,
-    place: Folder,
+    run_dir: Folder,
     lease: Lease,
     notes: JsonObject,
 ) -> None:
     """Save a state with the given parameters, by path, as step 0 of the run, with notes for its manifest."""
     recipe, state = assembly.recipe, create_state(assembly.make, assembly.shapes, given)
-    with Store(place.checkpoints.absolute(), recipe.checkpoint, holds=lease.check) as store:
-        overwrite(place.recipe, lasting_text(recipe))
+    with Store(run_dir.checkpoints.absolute(), recipe.checkpoint, holds=lease.check) as store:
+        overwrite(run_dir.recipe, lasting_text(recipe))
         data = Arrays({}, example, UNKNOWN)
         now = conditions_of(
             conditions(assembly), recipe, data, 0, 0, eval_pending=False, guard_state=Start().guard_state, step_s=0.0
@@ -151,7 +159,7 @@ def import_adapters(
     if values.get("lora"):
         raise RecipeError(f"{base} has adapters itself", "name the run that has the parameters of the model")
     original = load(Folder(base).recipe)
-    declared = unpadded(original.model.params())
+    declared = without_padding(original.model.params())
     table = published_names(original.model, declared)
     places = {name: (table[name], declared[name]) for name in declared}
     with opened(source) as tensors:
@@ -162,7 +170,7 @@ def import_adapters(
         example = recipe.data.example()
         assert example is not None, "only decoders have published names, and their data has known shapes"
         assembly = assemble(recipe, jax.devices(), example, recipe.steps or 2**31)
-        shapes = by_path(assembly.shapes.params)
+        shapes = leaves_by_path(assembly.shapes.params)
         given: dict[str, Any] = {}
         for path in names:
             keys = {part: f"{ADAPTERS}.{path}.{part}" for part in ("a", "b")}
@@ -170,12 +178,12 @@ def import_adapters(
             given |= {key: _placed(pair[part], shapes[key]) for part, key in keys.items()}
     initial = initial_from(assembly, Init(run=str(base)), say)
     frozen = initial.read()
-    place = folder(runs, name)
+    run_dir = folder(runs, name)
     notes = {"imported": str(source.absolute()), BASE: initial.record(frozen)}
     given |= frozen
-    with new_run(place, say) as lease:
-        save_first(assembly, given, example, place, lease, notes)
-    return place
+    with new_run(run_dir, say) as lease:
+        save_first(assembly, given, example, run_dir, lease, notes)
+    return run_dir
 
 
 def _recipe(values: JsonObject, name: str, overrides: Sequence[str], devices: int | None) -> Recipe:
@@ -244,7 +252,7 @@ def import_published(
     published = described(source)
     if published.unchecked:
         say(f"{source / CONFIG} has fields that dtrain does not recognise: {', '.join(published.unchecked)}")
-    place = folder(runs, name)
+    run_dir = folder(runs, name)
     tokenizer = next(
         (source / name for name in ("tokenizer.json", "tokenizer.model") if (source / name).is_file()), None
     )
@@ -258,7 +266,7 @@ def import_published(
         if Path(f"{name}-tune.yaml").exists():
             raise RecipeError(f"{name}-tune.yaml exists already", "give another name: --out NAME")
         return _written(name, f"weights: {source}", published, str(source), tokenizer is not None)
-    own = str(place.path / TOKENIZER)  # without a file there, what needs a tokenizer is refused
+    own = str(run_dir.path / TOKENIZER)  # without a file there, what needs a tokenizer is refused
     values: JsonObject = {
         "model": _model(published.model),
         "data": {"kind": "chat", "files": [], "length": min(LENGTH, published.model.context), "tokenizer": own},
@@ -270,8 +278,8 @@ def import_published(
         path = Path(temporary) / f"{name}.yaml"
         path.write_text(dump(values))
         recipe = dataclasses.replace(load(path, overrides, devices), name=name)
-    import_params(recipe, runs, source, say, before=lambda place: copy_tokenizer(source, place.path / TOKENIZER))
-    return _written(name, f"run: {place.path}", published, own, tokenizer is not None)
+    import_params(recipe, runs, source, say, before=lambda run_dir: copy_tokenizer(source, run_dir.path / TOKENIZER))
+    return _written(name, f"run: {run_dir.path}", published, own, tokenizer is not None)
 
 
 def _model(model: Decoder) -> dict[str, Any]:
@@ -284,7 +292,7 @@ def _model(model: Decoder) -> dict[str, Any]:
 
 
 def _report_tokenizer(path: Path, model: Decoder, say: Say) -> None:
-    size = codec(str(path)).size
+    size = open_tokenizer(str(path)).size
     if size > model.vocab:
         say(
             f"{path} has token ids up to {size - 1:,}, the model's vocab is {model.vocab:,}: data with these is refused"
@@ -295,13 +303,13 @@ def _written(name: str, origin: str, published: Published, tokenizer: str, found
     path, model = Path(f"{name}-tune.yaml"), published.model
     if path.exists():
         return path
-    section, words = _model(model), model.words
+    section, words = _model(model), model.padded_vocab
     if count(model.params()) > LARGE:
         section["remat"] = "full"
         chunks = (n for n in range(1, words + 1) if words % n == 0 and words // n <= WORDS)
         section["loss_chunks"] = next(chunks)
     gated = ', "blocks.mlp.*"' if not model.experts else ""
-    has_template = found and codec(tokenizer).template is not None
+    has_template = found and open_tokenizer(tokenizer).template is not None
     text = TUNE.format(
         name=name,
         file=path,

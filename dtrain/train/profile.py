@@ -185,7 +185,7 @@ MOST = 1000
 class Profiler:
     """Traces the steps that the recipe names, and those that `dtrain profile` asks for while the run trains."""
 
-    place: Folder
+    run_dir: Folder
     program: Callable[[], str | None]
     """The text of the compiled step."""
     section: Profile | None
@@ -206,7 +206,7 @@ class Profiler:
 
     def waits(self, step: int) -> bool:
         """Whether the hook must be called before a next step is dispatched."""
-        return bool(self._until) or self.ends(step) or self.place.profile_request.exists()
+        return bool(self._until) or self.ends(step) or self.run_dir.profile_request.exists()
 
     def __call__(self, event: StepEvent) -> None:
         if event.state is None:
@@ -220,13 +220,13 @@ class Profiler:
             self._start(event.step, self.section.steps)
         elif (now := time.monotonic()) >= self._next:
             self._next = now + LOOK
-            if self.place.profile_request.exists() and not event.last:
+            if self.run_dir.profile_request.exists() and not event.last:
                 jax.block_until_ready(event.metrics)
-                self._start(event.step, _asked(self.place.profile_request))
+                self._start(event.step, _asked(self.run_dir.profile_request))
 
     def _start(self, step: int, steps: int) -> None:
         self._until = step + steps
-        jax.profiler.start_trace(str(self.place.profile), create_perfetto_trace=True)
+        jax.profiler.start_trace(str(self.run_dir.profile), create_perfetto_trace=True)
         self._began = step, time.perf_counter(), self.clock.of("data")
 
     def _stop(self, step: int) -> None:
@@ -236,18 +236,18 @@ class Profiler:
             jax.profiler.stop_trace()
             known = instructions_of(self.program() or "")
             found = summarised(
-                read(self.place.profile, known), known, step - first, seconds, self.clock.of("data") - waited
+                read(self.run_dir.profile, known), known, step - first, seconds, self.clock.of("data") - waited
             )
             text = [f"profile of steps {first + 1} to {step}: {found.lines()[0]}", *found.lines()[1:]]
-            files = self.place.profile.rglob("perfetto_trace.json.gz")
-            newest = max(files, key=lambda path: path.stat().st_mtime, default=self.place.profile)
+            files = self.run_dir.profile.rglob("perfetto_trace.json.gz")
+            newest = max(files, key=lambda path: path.stat().st_mtime, default=self.run_dir.profile)
             text.append(f"  trace: {newest.parent}; ui.perfetto.dev opens {newest.name}")
             for line in text:
                 self.say(line)
             values: JsonObject = {"first": first + 1, "last": step, "text": text, **vars(found)}
-            overwrite(self.place.profile / "summary.json", json.dumps(values, indent=2) + "\n")
+            overwrite(self.run_dir.profile / "summary.json", json.dumps(values, indent=2) + "\n")
             with suppress(OSError):
-                self.place.profile_request.unlink(missing_ok=True)
+                self.run_dir.profile_request.unlink(missing_ok=True)
         self._until = 0
 
 

@@ -13,12 +13,12 @@ from dtrain.recipe.load import differences, draft, lasting_text
 from dtrain.recipe.recipe import Recipe
 
 
-def finished(place: Folder, recipe: Recipe) -> bool:
+def finished(run_dir: Folder, recipe: Recipe) -> bool:
     """Whether the folder has a finished run of this recipe with this length."""
-    old = place.read_record()
-    if old.get("state") != "finished" or not place.recipe.exists() or old["step"] < (recipe.steps or 0):
+    old = run_dir.read_record()
+    if old.get("state") != "finished" or not run_dir.recipe.exists() or old["step"] < (recipe.steps or 0):
         return False
-    before, now = _saved_recipe(place), _plain(recipe)
+    before, now = _saved_recipe(run_dir), _plain(recipe)
 
     former = [change.get("length") for change in old.get("changes", ())]  # it was extended since
     if list(_length(now)) not in [list(_length(before)), *former]:
@@ -28,10 +28,10 @@ def finished(place: Folder, recipe: Recipe) -> bool:
     )
 
 
-def saved_length(place: Folder) -> tuple[Any, Any]:
+def saved_length(run_dir: Folder) -> tuple[Any, Any]:
     """The steps and epochs in the folder's recipe.yaml; None for both if it cannot be read."""
     with suppress(EnvironmentFault):
-        return _length(_saved_recipe(place))
+        return _length(_saved_recipe(run_dir))
     return None, None
 
 
@@ -39,50 +39,52 @@ def _length(tree: JsonObject) -> tuple[Any, Any]:
     return tree.get("steps"), tree.get("epochs")
 
 
-def refuse_changes(place: Folder, recipe: Recipe, allowed: bool) -> list[str]:
+def refuse_changes(run_dir: Folder, recipe: Recipe, allowed: bool) -> list[str]:
     """Raise RecipeError with the differences if a run that has saved steps is started with another recipe.
 
     With `allowed`, the differences are returned.
     """
-    if not saved_steps(place.checkpoints) or (allowed and not place.recipe.exists()):
+    if not saved_steps(run_dir.checkpoints) or (allowed and not run_dir.recipe.exists()):
         return []
-    if not place.recipe.exists():
+    if not run_dir.recipe.exists():
         hint = "restore it, give this run another name (name=...), or resume without this check: --allow-changes"
-        raise RecipeError(f"{place.path} has saved steps but no recipe.yaml to compare this recipe with", hint)
+        raise RecipeError(f"{run_dir.path} has saved steps but no recipe.yaml to compare this recipe with", hint)
     if allowed:
         with suppress(EnvironmentFault):  # the saved recipe is damaged
-            return differences(_saved_recipe(place), _plain(recipe))
+            return differences(_saved_recipe(run_dir), _plain(recipe))
         return []
-    changed = differences(_saved_recipe(place), _plain(recipe))
+    changed = differences(_saved_recipe(run_dir), _plain(recipe))
     if changed:
         hint = "give this run another name (name=...), or resume with the changed recipe: --allow-changes"
-        head = f"the recipe changed since {place.path} was started, which has saved steps:"
+        head = f"the recipe changed since {run_dir.path} was started, which has saved steps:"
         raise RecipeError([head, *(f"  {line}" for line in changed)], hint)
     return []
 
 
-def refuse_other_changes(place: Folder, recipe: Recipe) -> None:
+def refuse_other_changes(run_dir: Folder, recipe: Recipe) -> None:
     """Raise RecipeError if more than the length of a run that has saved steps changed."""
-    if saved_steps(place.checkpoints) and place.recipe.exists():
-        saved = _saved_recipe(place)
-        refuse_changes(place, dataclasses.replace(recipe, steps=saved.get("steps"), epochs=saved.get("epochs")), False)
+    if saved_steps(run_dir.checkpoints) and run_dir.recipe.exists():
+        saved = _saved_recipe(run_dir)
+        refuse_changes(
+            run_dir, dataclasses.replace(recipe, steps=saved.get("steps"), epochs=saved.get("epochs")), False
+        )
 
 
-def _saved_recipe(place: Folder) -> JsonObject:
+def _saved_recipe(run_dir: Folder) -> JsonObject:
     """recipe.yaml as plain values. Raises EnvironmentFault if it is damaged."""
     hint = "restore it, give this run another name (name=...), or move it away and resume with --allow-changes"
     try:
-        saved = yaml.parse(read_regular(place.recipe).decode(), str(place.recipe)).plain()
+        saved = yaml.parse(read_regular(run_dir.recipe).decode(), str(run_dir.recipe)).plain()
     except (OSError, UnicodeDecodeError) as error:
-        raise EnvironmentFault(f"{place.recipe} cannot be read: {cause(error)}", hint) from error
+        raise EnvironmentFault(f"{run_dir.recipe} cannot be read: {cause(error)}", hint) from error
     except RecipeError as error:
-        raise EnvironmentFault(f"{place.recipe} is damaged: {' '.join(error.message.split())}", hint) from error
+        raise EnvironmentFault(f"{run_dir.recipe} is damaged: {' '.join(error.message.split())}", hint) from error
     if not isinstance(saved, dict) or not saved.keys() >= {"model", "data", "optimizer"}:
-        raise EnvironmentFault(f"{place.recipe} is damaged: it is not a recipe", hint)
+        raise EnvironmentFault(f"{run_dir.recipe} is damaged: it is not a recipe", hint)
     if not all(isinstance(saved[key], dict) for key in ("model", "data", "optimizer")):
-        raise EnvironmentFault(f"{place.recipe} is damaged: model, data or optimizer is not a mapping", hint)
+        raise EnvironmentFault(f"{run_dir.recipe} is damaged: model, data or optimizer is not a mapping", hint)
     with suppress(RecipeError):  # with the defaults of keys that the version which wrote it did not have
-        return _plain(draft(place.recipe).recipe())
+        return _plain(draft(run_dir.recipe).recipe())
     return saved
 
 

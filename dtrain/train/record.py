@@ -87,7 +87,7 @@ class Record:
     """The contents of run.json. Times accumulate over restarts."""
 
     values: JsonObject
-    place: Folder
+    run_dir: Folder
     lead: bool
     """Whether this is process 0, which alone writes."""
     clock: Clock = field(default_factory=Clock)
@@ -196,7 +196,7 @@ class Record:
             with suppress(OSError, DtrainError):
                 self.end(state, reason, code)
                 if self.lead:
-                    with self.place.log.open("a") as file:
+                    with self.run_dir.log.open("a") as file:
                         file.write(f"stopped: {reason}\n")
         recorded = self.values["exit_code"]
         return code if recorded is None else recorded
@@ -206,7 +206,7 @@ class Record:
         if self.lead:
             update = {"seconds": self._seconds(), "tracker_ids": self.ids, "written": time.time()}
             with self.lock:
-                self.place.write_record(self.values | update)
+                self.run_dir.write_record(self.values | update)
 
     def _seconds(self) -> dict[str, float]:
         """Seconds by section, over all starts."""
@@ -219,9 +219,9 @@ class Record:
 
 
 @contextmanager
-def run_record(place: Folder, recipe: Recipe, lead: bool) -> Iterator[Record]:
+def run_record(run_dir: Folder, recipe: Recipe, lead: bool) -> Iterator[Record]:
     """A record that is written to run.json at the start and at the end, however the run ends."""
-    old, before = place.read_record(), process_start()
+    old, before = run_dir.read_record(), process_start()
     start = time.time() - before
     values = {
         "name": recipe.name,
@@ -232,7 +232,7 @@ def run_record(place: Folder, recipe: Recipe, lead: bool) -> Iterator[Record]:
         "started": old.get("started", start),
         "ended": None,
         "starts": old.get("starts", 0) + 1,
-        "lost": lost(old, heartbeat.read(place.heartbeat(0)), start),
+        "lost": lost(old, heartbeat.read(run_dir.heartbeat(0)), start),
         "step_s_saved": old.get("step_s_saved", 0.0),
         "rollbacks": old.get("rollbacks", 0),
         "next_batch": old.get("next_batch", 0),
@@ -241,10 +241,10 @@ def run_record(place: Folder, recipe: Recipe, lead: bool) -> Iterator[Record]:
         "versions": versions(),
         "git": _git(),
     }
-    log = Record(values, place, lead, before=earlier(old), ids=dict(old.get("tracker_ids", {})))
+    log = Record(values, run_dir, lead, before=earlier(old), ids=dict(old.get("tracker_ids", {})))
     log.clock.add("start", before)
     if lead:
-        overwrite(place.recipe, lasting_text(recipe))
+        overwrite(run_dir.recipe, lasting_text(recipe))
         log.write()
     try:
         yield log
@@ -266,7 +266,7 @@ def _failed(log: Record, error: BaseException) -> None:
     log.end(state, reason, code)
     if log.lead:
         text = str(known) if known else "".join(traceback.format_exception(error)).rstrip()
-        with log.place.log.open("a") as file:
+        with log.run_dir.log.open("a") as file:
             file.write(f"{'stopped' if state == 'stopped' else 'error'}: {text}\n")
 
 

@@ -43,10 +43,10 @@ class PlanComparison:
         return f"{plan}, measured {measured_ms:.3g} ms: {difference:+.0%}"
 
 
-def compare_with_plan(place: Folder, assembly: Assembly, devices: Sequence[object]) -> PlanComparison | None:
+def compare_with_plan(run_dir: Folder, assembly: Assembly, devices: Sequence[object]) -> PlanComparison | None:
     """The newest plan for these devices, mesh, engine and batch, preferably a compiled one; None if there is none."""
     plans = []
-    for path in sorted((path for path in place.plans.glob("*.json") if path.is_file()), key=_written):
+    for path in sorted((path for path in run_dir.plans.glob("*.json") if path.is_file()), key=_written):
         try:
             plan = read_json(path)
             if isinstance(plan, dict) and _same(plan, assembly, devices) and plan["step_seconds"] > 0:
@@ -92,7 +92,7 @@ class Reporter(NamedTuple):
 
 def reporter(
     assembly: Assembly,
-    place: Folder,
+    run_dir: Folder,
     console: Console,
     log: Record,
     stack: ExitStack,
@@ -110,7 +110,7 @@ def reporter(
 
     if jax.process_index() == 0:
         about = TrackedRun(
-            place,
+            run_dir,
             recipe.name,
             plain(recipe),
             ids=log.ids,
@@ -119,7 +119,7 @@ def reporter(
             metrics=tuple(assembly.model.metrics),
             git=log.values["git"],
         )
-        rows = stack.enter_context(lines(place.metrics, start, console.warn))
+        rows = stack.enter_context(lines(run_dir.metrics, start, console.warn))
         sync, trackers = rows.sync, [stack.enter_context(opened(config, about)) for config in recipe.track.to]
     example = assembly.layout.example
     flops = assembly.flops.step

@@ -2,7 +2,8 @@
 
 import dataclasses
 import statistics
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import jax
@@ -23,7 +24,7 @@ from dtrain.train.loss_guard import Rollback
 from dtrain.train.recipe_check import finished
 from dtrain.train.resume import compare, first_state
 from dtrain.train.session import Session, opened
-from dtrain.train.start import Ready, prepare, step_hooks
+from dtrain.train.start import RunSetup, prepare, step_hooks
 
 DRY_STEPS = 3
 
@@ -46,32 +47,33 @@ def run(
     refuse_conflicts(recipe)
     if absent := missing(recipe):
         raise absent
-    place, console = folder(Path(runs), recipe.name), console or Console()
+    run_dir, console = folder(Path(runs), recipe.name), console or Console()
     with ExitStack() as stack:
         if jax.process_index() == 0:
-            place.prepare()
-            console.log = place.log
+            run_dir.prepare()
+            console.log = run_dir.log
             stack.callback(console.close)
-        if finished(place, recipe):
-            console.say(f"{recipe.name} is already finished: `dtrain report {place.path}` shows it", "green")
+        if finished(run_dir, recipe):
+            console.say(f"{recipe.name} is already finished: `dtrain report {run_dir.path}` shows it", "green")
             console.say(
                 "to train longer: --extend 20epochs (or 500steps); to start again from step 0, give the run another "
                 "name: name=..."
             )
             return None
-        start = opened(recipe, place, console, allow_changes=allow_changes, dry=dry, control=control)
+        start = opened(recipe, run_dir, console, allow_changes=allow_changes, dry=dry, control=control)
         session = stack.enter_context(start)
         ready = prepare(session)
-        while rollback := _attempt_located(session, ready):
+        while rollback := _attempt(session, ready):
             session.log.rolled_back(rollback, recipe.guard.budget)
             console.warn(f"{rollback.message}: rolling back to the newest checkpoint, skipping the batches since then")
-    return place
+    return run_dir
 
 
-def _attempt_located(session: Session, ready: Ready) -> Rollback | None:
-    """The same as `_attempt`; with `guard.nan: locate`, the error of a loss that is not finite names the operation."""
+@contextmanager
+def _locating(session: Session, ready: RunSetup) -> Iterator[None]:
+    """With `guard.nan: locate`, the error of a loss that is not finite names the operation."""
     try:
-        return _attempt(session, ready)
+        yield
     except NotFinite as error:
         if session.recipe.guard.nan == "locate" and jax.process_count() == 1:
             session.console.warn(
@@ -83,7 +85,7 @@ def _attempt_located(session: Session, ready: Ready) -> Rollback | None:
         raise
 
 
-def _located(session: Session, ready: Ready) -> list[str]:
+def _located(session: Session, ready: RunSetup) -> list[str]:
     store, assembly, step = ready.store, ready.assembly, ready.step
     if assembly.recipe.engine.steps_per_call > 1:
         recipe = one_step_per_call(session.recipe)
@@ -99,73 +101,70 @@ def _located(session: Session, ready: Ready) -> list[str]:
         return located(assembly, step, state, batches, range(start.step + 1, assembly.steps + 1))
 
 
-def _attempt(session: Session, ready: Ready) -> Rollback | None:
+def _attempt(session: Session, ready: RunSetup) -> Rollback | None:
     """Train from the newest checkpoint to the end, or until the loss guard demands a rollback."""
-    with ExitStack() as stack:
-        return _train(dataclasses.replace(session, stack=stack), ready)
+    with _locating(session, ready), ExitStack() as stack:
+        session = dataclasses.replace(session, stack=stack)
+        assembly, store, steps = ready.assembly, ready.store, ready.assembly.steps
+        session.clock.switch("start")
+        state, start = first_state(
+            assembly,
+            store,
+            ready.train,
+            now=ready.now,
+            console=session.console,
+            log=session.log,
+            initial=ready.initial,
+        )
+        if unchecked := refuse_broken_contract(assembly, ready.evaluate, ready.test, state):
+            session.console.warn(unchecked)
+        with session.clock("compile"):
+            # compile the checksum now: the first save may have little time
+            jax.block_until_ready(state_checksum(start.step, state).sums)
+        session.log.resumed(start.step, start.step_s)
+        session.notifier.resumed(start.step, steps)
+        end = min(steps, start.step + DRY_STEPS) if session.dry else steps
 
-
-def _train(session: Session, ready: Ready) -> Rollback | None:
-    assembly, store, steps = ready.assembly, ready.store, ready.assembly.steps
-    session.clock.switch("start")
-    state, start = first_state(
-        assembly,
-        store,
-        ready.train,
-        now=ready.now,
-        console=session.console,
-        log=session.log,
-        initial=ready.initial,
-    )
-    if unchecked := refuse_broken_contract(assembly, ready.evaluate, ready.test, state):
-        session.console.warn(unchecked)
-    with session.clock("compile"):
-        # compile the checksum now: the first save may have little time
-        jax.block_until_ready(state_checksum(start.step, state).sums)
-    session.log.resumed(start.step, start.step_s)
-    session.notifier.resumed(start.step, steps)
-    end = min(steps, start.step + DRY_STEPS) if session.dry else steps
-
-    hooks = step_hooks(session, ready, start, end)
-    if not session.dry:
-        session.interrupt.phase = "training"
-    first, last = (step + start.batches_skipped for step in (start.step, end))
-    calls = Calls(range(start.step + 1, end + 1), session.recipe.engine.steps_per_call, hooks.ends)
-    batches = train_batches(assembly, ready.train, first, last, session.console.warn, calls)
-    try:
-        with session.console.progress(start.step, steps), session.clock.training():
-            hooks.logging.begin(start.step)
-            if jax.process_index() == 0:
-                hooks.profiler.begin(start.step)
-            if start.eval_pending:
-                measured = hooks.evaluation.measure(start.step, state)
-                if measured is None:
-                    raise session.interrupt.end(start.step, steps, ready.exchange)
-                store.note(start.step, measured)
-            state, stopped = loop(
-                ready.step,
-                state,
-                session.stack.enter_context(closing(batches)),
-                calls=calls,
-                hooks=hooks.ordered,
-                stop=session.interrupt.agreed,
-                used=hooks.used,
-                clock=session.clock,
-                one_at_a_time=hooks.saving.one_at_a_time,
-            )
-    except Rollback as rollback:
-        with session.clock("save"), suppress(NotFinite):  # a pending save of a state that is not finite
+        hooks = step_hooks(session, ready, start, end)
+        if not session.dry:
+            session.interrupt.phase = "training"
+        first, last = (step + start.batches_skipped for step in (start.step, end))
+        calls = Calls(range(start.step + 1, end + 1), session.recipe.engine.steps_per_call, hooks.ends)
+        batches = train_batches(assembly, ready.train, first, last, session.console.warn, calls)
+        try:
+            with session.console.progress(start.step, steps), session.clock.training():
+                hooks.logging.begin(start.step)
+                if jax.process_index() == 0:
+                    hooks.profiler.begin(start.step)
+                if start.eval_pending:
+                    measured = hooks.evaluation.measure(start.step, state)
+                    if measured is None:
+                        raise session.interrupt.end(start.step, steps, ready.exchange)
+                    store.note(start.step, measured)
+                state, stopped = loop(
+                    ready.step,
+                    state,
+                    session.stack.enter_context(closing(batches)),
+                    calls=calls,
+                    hooks=hooks.ordered,
+                    stop=session.interrupt.agreed,
+                    used=hooks.used,
+                    clock=session.clock,
+                    one_at_a_time=hooks.saving.one_at_a_time,
+                )
+        except Rollback as rollback:
+            with session.clock("save"), suppress(NotFinite):  # a pending save of a state that is not finite
+                store.wait()
+            return rollback.with_traceback(None)  # frames of the traceback would keep the state in memory
+        if not stopped:
+            session.interrupt.phase = "finishing"
+        with session.clock("save"):
             store.wait()
-        return rollback.with_traceback(None)  # frames of the traceback would keep the state in memory
-    if not stopped:
-        session.interrupt.phase = "finishing"
-    with session.clock("save"):
-        store.wait()
-    session.log.committed(store.committed)
-    if ready.planned and hooks.logging.step_ms:
-        session.console.say(ready.planned.against(statistics.median(hooks.logging.step_ms)))
-    if session.dry:
-        compare(assembly, store, state, end, session.console)
-    elif stopped and (hooks.saving.saved < steps or hooks.evaluation.abandoned):
-        raise session.interrupt.end(hooks.saving.saved, steps, ready.exchange)
-    return None
+        session.log.committed(store.committed)
+        if ready.planned and hooks.logging.step_ms:
+            session.console.say(ready.planned.against(statistics.median(hooks.logging.step_ms)))
+        if session.dry:
+            compare(assembly, store, state, end, session.console)
+        elif stopped and (hooks.saving.saved < steps or hooks.evaluation.abandoned):
+            raise session.interrupt.end(hooks.saving.saved, steps, ready.exchange)
+        return None

@@ -13,7 +13,7 @@ PATIENCE = 1200.0
 
 
 @dataclass
-class FromFirst:
+class ClockOfRank0:
     """Broadcasts two small numbers from process 0 through JAX's coordination service, without using the devices."""
 
     _count: int = 0
@@ -44,7 +44,7 @@ class SaveTimer:
     first: int = 0
     """The step that this start of the run begins from."""
     now: Callable[[], float] = time.monotonic
-    exchange: Callable[[tuple[int, int]], tuple[int, int]] = field(default_factory=FromFirst)
+    exchange: Callable[[tuple[int, int]], tuple[int, int]] = field(default_factory=ClockOfRank0)
     _answer: tuple[int, bool] = (-1, False)
     _distance: int = 1
     """Steps from the last exchange to the next. It at most doubles: the first steps are a poor measure of speed."""

@@ -28,7 +28,7 @@ class Session:
     """The resources of one start of a run."""
 
     recipe: Recipe
-    place: Folder
+    run_dir: Folder
     console: Console
     log: Record
     heartbeat: HeartbeatWriter
@@ -47,7 +47,7 @@ class Session:
 
 @contextmanager
 def opened(
-    recipe: Recipe, place: Folder, console: Console, *, allow_changes: bool, dry: bool, control: RunControl | None
+    recipe: Recipe, run_dir: Folder, console: Console, *, allow_changes: bool, dry: bool, control: RunControl | None
 ) -> Iterator[Session]:
     """Open a session on a run folder. On exit, how the run ended is written into run.json and sent as a notification.
 
@@ -56,13 +56,13 @@ def opened(
     lead = jax.process_index() == 0
     with ExitStack() as stack:
         notify = recipe.track.notify if lead and not dry else None
-        notifier = stack.enter_context(notifying(notify, place, console.warn, recipe.guard.patience))
-        changes = refuse_changes(place, recipe, allow_changes)
+        notifier = stack.enter_context(notifying(notify, run_dir, console.warn, recipe.guard.patience))
+        changes = refuse_changes(run_dir, recipe, allow_changes)
         interrupt = stack.enter_context(listening(console.say))
         with signals.held():
-            lease = stack.enter_context(hold_lease(place.lease, console.warn)) if lead else None
-            before = saved_length(place) if changes else ()
-            log = stack.enter_context(run_record(place, recipe, lead))
+            lease = stack.enter_context(hold_lease(run_dir.lease, console.warn)) if lead else None
+            before = saved_length(run_dir) if changes else ()
+            log = stack.enter_context(run_record(run_dir, recipe, lead))
             if changes:
                 log.changed(changes, before)
                 console.say("the recipe was changed as allowed; the next start needs the same changes in the recipe:")
@@ -74,12 +74,12 @@ def opened(
             control.report_share(notifier.spent)
             interrupt.attach(control)
         patience = recipe.guard.patience * recipe.engine.steps_per_call  # a heartbeat comes once for each call
-        beats = HeartbeatWriter(place.heartbeat(jax.process_index()), patience)
+        beats = HeartbeatWriter(run_dir.heartbeat(jax.process_index()), patience)
         log.clock.entered = heartbeat = stack.enter_context(closing(beats))
         holds = lease.check if lease else lambda: None
         yield Session(
             recipe,
-            place,
+            run_dir,
             console,
             log=log,
             heartbeat=heartbeat,
@@ -102,7 +102,7 @@ def _close_now(
         with suppress(DtrainError, OSError, ValueError):
             lease.release()
     if dry:
-        shutil.rmtree(log.place.path, ignore_errors=True)
+        shutil.rmtree(log.run_dir.path, ignore_errors=True)
         with suppress(OSError):
-            log.place.path.parent.rmdir()
+            log.run_dir.path.parent.rmdir()
     return code

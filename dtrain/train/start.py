@@ -29,7 +29,7 @@ from dtrain.models.nn.param import count, trained
 from dtrain.parallel.compile_cache import Counter
 from dtrain.parallel.devices import are_fake, await_compiled
 from dtrain.parallel.engine import Traced
-from dtrain.parallel.mesh import mesh_sizes, mesh_text
+from dtrain.parallel.mesh import PIPELINE, mesh_sizes, mesh_text
 from dtrain.parallel.pipeline import bubble
 from dtrain.parallel.rules import bytes_of
 from dtrain.recipe.recipe import Recipe
@@ -39,20 +39,20 @@ from dtrain.train import provenance
 from dtrain.train.hooks import Evaluation, Log, Saving
 from dtrain.train.loop import Hook, StepEvent
 from dtrain.train.loss_guard import LossGuard
+from dtrain.train.performance_warnings import PerformanceWarnings
 from dtrain.train.profile import Profiler
 from dtrain.train.reporting import PlanComparison, compare_with_plan, reporter
 from dtrain.train.resume import Start
-from dtrain.train.save_timer import FromFirst, SaveTimer
+from dtrain.train.save_timer import ClockOfRank0, SaveTimer
 from dtrain.train.session import Session
-from dtrain.train.watch import Watch
-from dtrain.weights.initial import Initial, elsewhere, initial_from
+from dtrain.weights.initial import Initial, initial_from, recorded_sources
 
 SLOW_COMPILE = 10.0
 """Seconds of compilation from which on it matters that the programs of a restart were not in the cache."""
 
 
 @dataclass(frozen=True)
-class Ready:
+class RunSetup:
     """What stays the same when the run is rolled back."""
 
     assembly: Assembly
@@ -62,7 +62,7 @@ class Ready:
     evaluate: jax.stages.Compiled
     store: Store
     planned: PlanComparison | None
-    exchange: FromFirst
+    exchange: ClockOfRank0
     now: JsonObject
     """Everything that the numbers of this start depend on; see `provenance.conditions`."""
     questions: Sequence[Question] = ()
@@ -71,7 +71,7 @@ class Ready:
     """What a start takes from elsewhere; see `initial.elsewhere`."""
 
 
-def prepare(session: Session) -> Ready:
+def prepare(session: Session) -> RunSetup:
     """Open the data, assemble and compile both steps, open the store.
 
     Raises DataError if the model cannot take the held-out data, RecipeError if `checkpoint.best` is not measured,
@@ -80,7 +80,7 @@ def prepare(session: Session) -> Ready:
     train, test = session.recipe.data.open("train"), session.recipe.data.open("test")
     steps, devices = session.recipe.total_steps(len(train)), jax.devices()
     if (reached := session.log.reached) > steps:
-        message = f"{session.place.path} has saved step {reached:,}, and this recipe ends at step {steps:,}"
+        message = f"{session.run_dir.path} has saved step {reached:,}, and this recipe ends at step {steps:,}"
         hint = f"train longer, for example with steps={reached + steps}; or start again under another name: name=..."
         raise RecipeError(message, hint)
     if unfit := session.recipe.model.mismatch(test.example):
@@ -107,21 +107,21 @@ def prepare(session: Session) -> Ready:
     step, evaluate = _compiled(session, assembly)
     scores = score_names(questions)
     refuse_unmeasured(session.recipe.checkpoint.best, evaluate, text_bytes(session.recipe, test), metrics, scores)
-    place, policy = session.place.checkpoints.absolute(), session.recipe.checkpoint
-    store = Store(place, policy, holds=session.holds, metrics=metrics)
+    run_dir, policy = session.run_dir.checkpoints.absolute(), session.recipe.checkpoint
+    store = Store(run_dir, policy, holds=session.holds, metrics=metrics)
     session.stack.callback(_note_committed, session, store)  # runs after the store has waited for a pending save
     session.stack.enter_context(store)
     shapes = saved(assembly.shapes, assembly.layout.declared)
     store.refuse_without_room(sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes)))
-    return Ready(
+    return RunSetup(
         assembly,
         train,
         test,
         step=step,
         evaluate=evaluate,
         store=store,
-        planned=compare_with_plan(session.place, assembly, devices),
-        exchange=FromFirst(),
+        planned=compare_with_plan(session.run_dir, assembly, devices),
+        exchange=ClockOfRank0(),
         now=now,
         questions=questions,
         initial=initial,
@@ -138,7 +138,7 @@ def _questions(session: Session) -> Sequence[Question]:
 
 
 def _initial(session: Session, assembly: Assembly) -> dict[str, Initial]:
-    found, warn = elsewhere(session.recipe, session.place), session.console.warn
+    found, warn = recorded_sources(session.recipe, session.run_dir), session.console.warn
     return {part: initial_from(assembly, init, warn, checksum, part) for part, (init, checksum) in found.items()}
 
 
@@ -208,7 +208,7 @@ def banner(assembly: Assembly, train: Source, test: Source, steps: int, devices:
     )
     for split, source in {"to train on": train, "to test on": test}.items():
         yield from (f"{split}: {line}" for line in source.notes)
-    stages = layout.sizes["pipeline"]
+    stages = layout.sizes[PIPELINE]
     if stages > 1:
         idle = bubble(stages, recipe.accumulate)
         hint = f"; accumulate: {4 * stages} reduces it to {bubble(stages, 4 * stages):.0%}" if idle > 0.25 else ""
@@ -230,7 +230,7 @@ class Hooks:
     logging: Log
     evaluation: Evaluation
     saving: Saving
-    watch: Watch
+    watch: PerformanceWarnings
     profiler: Profiler
     """Of process 0; in other processes it is not called."""
 
@@ -250,13 +250,13 @@ class Hooks:
         return [self.alive, *profiler, self.watch, self.guard, self.logging, self.evaluation, self.saving]
 
 
-def step_hooks(session: Session, ready: Ready, start: Start, end: int) -> Hooks:
+def step_hooks(session: Session, ready: RunSetup, start: Start, end: int) -> Hooks:
     """The hooks of an attempt that starts at `start` and ends with step `end`."""
     assembly, recipe, faked = ready.assembly, session.recipe, are_fake(jax.devices())
     skipping, often = recipe.guard.not_finite == "skip", recipe.checkpoint
     span = (start.step, end)
     report, samples, sync = reporter(
-        assembly, session.place, session.console, session.log, session.stack, span=span, planned=ready.planned
+        assembly, session.run_dir, session.console, session.log, session.stack, span=span, planned=ready.planned
     )
     logging = Log(1 if session.dry else recipe.track.every, report, session.clock, skipping)
     logging.sources = tuple(ready.train.parts())
@@ -291,8 +291,8 @@ def step_hooks(session: Session, ready: Ready, start: Start, end: int) -> Hooks:
         flush=logging.flush,
         timer=timer,
     )
-    watch = Watch(session.clock, logging.every, recipe.data.load.workers, session.console.warn)
-    profiler = Profiler(session.place, ready.step.as_text, recipe.profile, session.clock, session.console.say)
+    watch = PerformanceWarnings(session.clock, logging.every, recipe.data.load.workers, session.console.warn)
+    profiler = Profiler(session.run_dir, ready.step.as_text, recipe.profile, session.clock, session.console.say)
     return Hooks(
         partial(_alive, session),
         guard,
@@ -316,11 +316,13 @@ def _rows_of_sources(train: Source, recipe: Recipe, skipped: int, step: int) -> 
     return {f"rows/{name}": float(count) for name, count in counts.items()}
 
 
-def _questioner(session: Session, ready: Ready, report: Callable[[int, Sequence[Sample]], None]) -> Questioner | None:
+def _questioner(
+    session: Session, ready: RunSetup, report: Callable[[int, Sequence[Sample]], None]
+) -> Questioner | None:
     section = session.recipe.evaluate
     if not ready.questions or session.dry:
         return None
-    return Questioner(ready.assembly, ready.questions, section.tokens, session.place.path / "answers.jsonl", report)
+    return Questioner(ready.assembly, ready.questions, section.tokens, session.run_dir.path / "answers.jsonl", report)
 
 
 def _alive(session: Session, event: StepEvent) -> None:
@@ -332,7 +334,12 @@ def _alive(session: Session, event: StepEvent) -> None:
 
 
 def _saver(
-    session: Session, ready: Ready, start: Start, due: Callable[[int], bool], guard: LossGuard, sync: Callable[[], None]
+    session: Session,
+    ready: RunSetup,
+    start: Start,
+    due: Callable[[int], bool],
+    guard: LossGuard,
+    sync: Callable[[], None],
 ) -> Callable[[int, State, Mapping[str, float], StateChecksum], None]:
     store, warned = ready.store, []
     conditions = partial(provenance.conditions_of, start.now, session.recipe, ready.train, start.batches_skipped)

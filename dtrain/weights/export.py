@@ -18,7 +18,7 @@ from dtrain.models.nn.param import Param
 from dtrain.models.published import Place
 from dtrain.weights.load import LoadedRun, values_of
 from dtrain.weights.peft import adapter_config, adapter_tensors
-from dtrain.weights.read import by_path, own_names, published_names, unpadded
+from dtrain.weights.read import leaves_by_path, own_names, published_names, without_padding
 
 SUFFIX = ".safetensors"
 FORMATS = {".gguf", ".h5", ".msgpack", ".onnx"}
@@ -53,13 +53,15 @@ def export(
         raise RecipeError(f"{loaded.recipe.name} has no adapters: its recipe has no lora", "leave --adapters out")
     about = {"dtrain": f"{loaded.recipe.name} at step {loaded.step}"}
     if adapters and single:
-        arrays = {name: np.asarray(jax.device_get(value)) for name, value in by_path(dict(loaded.adapters)).items()}
+        arrays = {
+            name: np.asarray(jax.device_get(value)) for name, value in leaves_by_path(dict(loaded.adapters)).items()
+        }
         write(path, _cast(arrays, dtype), about)
         return [_written(path)]
     if adapters:
         return _export_adapters(loaded, path, dtype, about)
     model: Any = loaded.recipe.model
-    declared = unpadded(loaded.assembly.layout.declared)
+    declared = without_padding(loaded.assembly.layout.declared)
     config = config_of(model) if model.generates else None
     published = names == "published" or (names is None and not single and config is not None)
     table = published_names(model, declared) if published else own_names(declared)
@@ -150,7 +152,7 @@ def _write_config(config: dict[str, Any] | None, loaded: LoadedRun, folder: Path
 def _export_adapters(loaded: LoadedRun, folder: Path, dtype: DType, about: Mapping[str, str]) -> list[str]:
     """PEFT's form: adapter_model.safetensors and adapter_config.json."""
     assert loaded.lora is not None
-    declared = unpadded(loaded.assembly.layout.declared)
+    declared = without_padding(loaded.assembly.layout.declared)
     table = published_names(loaded.recipe.model, declared)
     tensors = adapter_tensors(loaded.adapters, {name: (table[name], declared[name]) for name in declared})
     config, path = adapter_config(loaded.lora, tensors), folder / f"adapter_model{SUFFIX}"

@@ -25,8 +25,17 @@ from dtrain.models.nn.param import Param
 from dtrain.models.nn.patterns import matched
 from dtrain.recipe.load import load
 from dtrain.recipe.recipe import Init, Recipe
-from dtrain.weights.choose import choose, refuse_no_run
-from dtrain.weights.read import Located, by_path, is_published, located, naming, part_of, read, unpadded
+from dtrain.weights.checkpoint_choice import refuse_no_run, select_checkpoint
+from dtrain.weights.read import (
+    Located,
+    find_tensors,
+    is_published,
+    leaves_by_path,
+    part_of,
+    read,
+    tensor_names,
+    without_padding,
+)
 
 
 class Frozen(NamedTuple):
@@ -36,17 +45,17 @@ class Frozen(NamedTuple):
     checksum: tuple[int, ...]
 
 
-def recorded(place: Folder, part: str, init: Init) -> Frozen:
+def recorded(run_dir: Folder, part: str, init: Init) -> Frozen:
     """Where the frozen parameters of that part come from, as the run's checkpoints record it.
 
     `init`: where the recipe has them; used if the recorded folder is not there. CheckpointError if none records it.
     """
-    for step in saved_steps(place.checkpoints):
+    for step in saved_steps(run_dir.checkpoints):
         with suppress(manifest.CorruptCheckpoint, OSError):
-            about = manifest.read(place.checkpoints / str(step)).conditions
+            about = manifest.read(run_dir.checkpoints / str(step)).conditions
             if part in about:
                 return Frozen(_same(about[part], part, init), tuple(about[part]["checksum"]))
-    raise CheckpointError(f"{place.path} has no checkpoint that records its {part}", "start a new run: name=...")
+    raise CheckpointError(f"{run_dir.path} has no checkpoint that records its {part}", "start a new run: name=...")
 
 
 def _same(values: JsonObject, part: str, init: Init) -> Init:
@@ -65,19 +74,19 @@ def _same(values: JsonObject, part: str, init: Init) -> Init:
     return replace(init, step=values["step"]) if key == "run" else init
 
 
-def elsewhere(recipe: Recipe, place: Folder) -> dict[str, Frozen]:
+def recorded_sources(recipe: Recipe, run_dir: Folder) -> dict[str, Frozen]:
     """What a start of the run takes from elsewhere, by the part of its parameters; "" for all of its own.
 
     Everything that `init` gives before the first save; after it, only the parameters that are frozen.
     """
     found: dict[str, Frozen] = {}
-    init, saves = recipe.init, bool(saved_steps(place.checkpoints))
+    init, saves = recipe.init, bool(saved_steps(run_dir.checkpoints))
     if init and (recipe.lora or not saves):
         part = BASE if recipe.lora else ""
-        found[part] = recorded(place, part, init) if saves else Frozen(init, ())
+        found[part] = recorded(run_dir, part, init) if saves else Frozen(init, ())
     for part, origin in recipe.minimised.sources().items():
         init = Init(run=origin.run, weights=origin.weights, step=origin.step)
-        found[part] = recorded(place, part, init) if saves else Frozen(init, ())
+        found[part] = recorded(run_dir, part, init) if saves else Frozen(init, ())
     return found
 
 
@@ -130,7 +139,7 @@ def weights_from(assembly: Assembly, init: Init, say: Say, checksum: Sequence[in
     if not source.exists():
         raise DataError(f"init.weights: {source} does not exist", "give a folder or a file of safetensors")
     declared, shapes = (
-        part_of(recipe, by_path(tree), part) for tree in (assembly.layout.declared, assembly.shapes.params)
+        part_of(recipe, leaves_by_path(tree), part) for tree in (assembly.layout.declared, assembly.shapes.params)
     )
     model = assembly.frozen.get(part, recipe.model)
     left_out = matched(init.new, list(declared), "init.new")
@@ -139,13 +148,13 @@ def weights_from(assembly: Assembly, init: Init, say: Say, checksum: Sequence[in
         own = random[0].removeprefix(f"{part}.")
         raise RecipeError(f"init.new: {own} would be frozen at random values", f"train it in full, lora.train: [{own}]")
     names = {name.removeprefix(f"{part}.") if part else name: name for name in declared}
-    sizes = unpadded(declared)
+    sizes = without_padding(declared)
     ours = {own: sizes[name] for own, name in names.items()}
     new = [own for own, name in names.items() if name in left_out]
     with opened(source) as tensors:
-        published = is_published(naming(tensors, model, ours))
+        published = is_published(tensor_names(tensors, model, ours))
         agree(model, tensors.metadata, source, say, published=published, override=False)
-        where = located(tensors, model, ours, source, new)
+        where = find_tensors(tensors, model, ours, source, new)
     taken = {own: name for own, name in names.items() if own not in new}
     what = f"{part}: " if part in assembly.frozen else "initialised "
     lines = [f"{what}from {source}: {len(taken)} of {len(names)} parameters"]
@@ -239,27 +248,27 @@ def _from_run(
     another shape, is left out. RecipeError if there is no such run, if a pattern matches nothing, or if no parameter
     fits.
     """
-    place = Folder(Path(init.run))
-    if checksum and not place.recipe.exists():
+    run_dir = Folder(Path(init.run))
+    if checksum and not run_dir.recipe.exists():
         message = f"{init.run} is not there; the frozen parameters of this run come from it"
         raise CheckpointError(message, "restore that folder")
-    refuse_no_run(place)
-    recipe, number = load(place.recipe), init.step if isinstance(init.step, int) else None
+    refuse_no_run(run_dir)
+    recipe, number = load(run_dir.recipe), init.step if isinstance(init.step, int) else None
     if recipe.lora:
         hint = f"join its adapters with its base first: dtrain export {init.run} FILE, then dtrain import"
         raise RecipeError(f"init.run: {init.run} has adapters alone (lora)", hint)
-    folder = place.checkpoints.absolute()
+    folder = run_dir.checkpoints.absolute()
     with Store(folder, recipe.checkpoint, reading=True) as store:
-        checkpoint, chosen = choose(place, recipe, store, warn, step=number, best=init.step == "best")
+        checkpoint, chosen = select_checkpoint(run_dir, recipe, store, warn, step=number, best=init.step == "best")
     stored = saved_shapes(folder, checkpoint.step)
     there = _parameters(stored)
-    shapes = part_of(assembly.recipe, by_path(assembly.shapes.params), part)
+    shapes = part_of(assembly.recipe, leaves_by_path(assembly.shapes.params), part)
     sources = _sources(list(shapes), init, there, part)
     fitting = {name: key for name, key in sources.items() if stored[key] == shapes[name].shape}
     if checksum and list(checksum) != list(checkpoint.checksum):
         message = f"step {checkpoint.step} of {init.run} is not the checkpoint that this run was started from"
         raise CheckpointError(message, "restore that run, or give this one another name: name=...")
-    declared = part_of(assembly.recipe, by_path(assembly.layout.declared), part)
+    declared = part_of(assembly.recipe, leaves_by_path(assembly.layout.declared), part)
     missing = [name for name, param in declared.items() if not param.saved and name not in fitting]
     if missing and fitting:
         name, where = _own_name(missing[0], part), "lora" if part == BASE else "objective.teacher"
@@ -270,7 +279,7 @@ def _from_run(
     what = f"{part}: " if part in assembly.recipe.minimised.sources() else "initialised "
     head = f"{what}from {init.run} at {chosen}: {len(fitting)} of {len(shapes)} parameters"
     lines = [head, *_differences(shapes, sources, fitting, there, stored)]
-    origin = f"{place.path.absolute()} at step {checkpoint.step}"
+    origin = f"{run_dir.path.absolute()} at step {checkpoint.step}"
     return InitialRun(origin, folder, checkpoint.step, fitting, shapes, lines, tuple(checkpoint.checksum))
 
 

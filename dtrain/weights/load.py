@@ -20,9 +20,9 @@ from dtrain.optim.update import averaged
 from dtrain.parallel.mesh import Mesh
 from dtrain.recipe.load import load
 from dtrain.recipe.recipe import Recipe
-from dtrain.weights.choose import choose, refuse_no_run
+from dtrain.weights.checkpoint_choice import refuse_no_run, select_checkpoint
 from dtrain.weights.initial import initial_from, recorded
-from dtrain.weights.read import by_path, unpadded
+from dtrain.weights.read import leaves_by_path, without_padding
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class LoadedRun:
 
 
 def load_run(
-    place: Folder,
+    run_dir: Folder,
     overrides: Sequence[str],
     say: Callable[[str], None],
     *,
@@ -58,31 +58,31 @@ def load_run(
     """
     if step is not None and best:
         raise RecipeError("--step and --best cannot be used together", "give one of them")
-    refuse_no_run(place)
-    recipe, devices = load(place.recipe, overrides), jax.devices()
+    refuse_no_run(run_dir)
+    recipe, devices = load(run_dir.recipe, overrides), jax.devices()
     if recipe.mesh.least > len(devices):
         recipe = replace(recipe, mesh=Mesh(data=1))  # parameters do not depend on the mesh
     if recipe.minimised.sources():
         recipe = replace(recipe, objective=None)  # what it takes from elsewhere is not needed
-    with Store(place.checkpoints.absolute(), recipe.checkpoint, reading=True) as store:
-        checkpoint, chosen = choose(place, recipe, store, say, step=step, best=best)
+    with Store(run_dir.checkpoints.absolute(), recipe.checkpoint, reading=True) as store:
+        checkpoint, chosen = select_checkpoint(run_dir, recipe, store, say, step=step, best=best)
         example = _example(recipe, checkpoint.conditions)
         assembly = assemble(recipe, devices[: recipe.mesh.least], example, recipe.steps or 2**31)
         shapes = saved(assembly.shapes, assembly.layout.declared)
         state = store.restore(checkpoint.step, parameters_alone(shapes))
     chosen += " (averaged parameters)" if recipe.optimizer.ema else ""
-    classes = tuple(place.read_record().get("classes", ()))
+    classes = tuple(run_dir.read_record().get("classes", ()))
     if recipe.lora:
-        state = completed(state, assembly.layout.declared, _base(place, assembly, say))
+        state = completed(state, assembly.layout.declared, _base(run_dir, assembly, say))
     params = averaged(state.optimizer, state.params)
     loaded = LoadedRun(recipe, assembly, params, checkpoint.step, chosen, classes)
     return without_adapters(loaded, joiner(assembly, example)) if recipe.lora else loaded
 
 
-def _base(place: Folder, assembly: Assembly, say: Callable[[str], None]) -> dict[str, jax.Array]:
+def _base(run_dir: Folder, assembly: Assembly, say: Callable[[str], None]) -> dict[str, jax.Array]:
     """The frozen parameters of a run with adapters, by path."""
     assert assembly.recipe.init is not None
-    base = recorded(place, BASE, assembly.recipe.init)
+    base = recorded(run_dir, BASE, assembly.recipe.init)
     return initial_from(assembly, base.init, say, base.checksum).read()
 
 
@@ -137,6 +137,6 @@ def _example(recipe: Recipe, conditions: JsonObject) -> Example:
 
 def values_of(loaded: LoadedRun) -> dict[str, jax.Array]:
     """The trained values by path, without padding."""
-    shapes, values = unpadded(loaded.assembly.layout.declared), by_path(loaded.params)
+    shapes, values = without_padding(loaded.assembly.layout.declared), leaves_by_path(loaded.params)
     slices = {name: tuple(slice(size) for size in param.shape) for name, param in shapes.items()}
     return {name: value if value.shape == shapes[name].shape else value[slices[name]] for name, value in values.items()}

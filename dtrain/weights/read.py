@@ -37,14 +37,14 @@ def is_published(table: Mapping[str, Place]) -> bool:
     return not any(isinstance(place, Whole) for place in table.values())
 
 
-def located(
+def find_tensors(
     tensors: Tensors, model: object, ours: Mapping[str, Param], source: Path, new: Sequence[str] = ()
 ) -> Located:
     """Find every parameter but those of `new` in the files.
 
     DataError, with the differences, if one is missing or has another shape, or if a tensor is of no parameter.
     """
-    table = naming(tensors, model, ours)
+    table = tensor_names(tensors, model, ours)
     embed = table["embed"].name if "embed" in table else ""
     prefix = next((prefix for prefix in PREFIXES if embed and f"{prefix}{embed}" in tensors), "")
     shapes = {
@@ -88,7 +88,7 @@ def read(
     return {name: leaf(name, like) for name, like in shapes.items()}
 
 
-def naming(tensors: Tensors, model: Any, ours: Mapping[str, Param]) -> Mapping[str, Place]:
+def tensor_names(tensors: Tensors, model: Any, ours: Mapping[str, Param]) -> Mapping[str, Place]:
     """Where each parameter is in the file: under dtrain's names or the published ones, whichever match more tensors.
 
     Raises DataError if the file has the published names of another architecture.
@@ -159,13 +159,13 @@ def part_of(recipe: Recipe, tree: Mapping[str, Any], part: str) -> dict[str, Any
     return {name: leaf for name, leaf in tree.items() if not name.startswith(others)}
 
 
-def unpadded(declared: Tree) -> dict[str, Param]:
+def without_padding(declared: Tree) -> dict[str, Param]:
     """The parameters by path, without the padding that files do not have."""
     return {
         name: dataclasses.replace(param, shape=param.unpadded or param.shape)
-        for name, param in by_path(declared).items()
+        for name, param in leaves_by_path(declared).items()
     }
 
 
-def by_path(tree: Tree) -> dict[str, Any]:
+def leaves_by_path(tree: Tree) -> dict[str, Any]:
     return dict(zip(jax.tree.leaves(paths(tree)), jax.tree.leaves(tree), strict=True))

@@ -18,9 +18,9 @@ from tokenizers.processors import TemplateProcessing
 
 from dtrain.core.errors import DataError
 from dtrain.data.chat import Chat
-from dtrain.data.codec import codec
 from dtrain.data.packed_rows import packed
 from dtrain.data.templates import NAMED, Template
+from dtrain.data.tokenizer import open_tokenizer
 from dtrain.models.decoder import Decoder
 from dtrain.models.nn.param import initial
 from tests.conftest import SHARED
@@ -257,11 +257,11 @@ def test_the_template_and_special_tokens_come_with_the_tokenizer(tmp_path: Path)
     place = tokenizer(tmp_path / "t", NAMED["chatml"])
     talk = [{"role": "user", "content": "🙂 so"}, {"role": "assistant", "content": "Hi 🙂"}]
     data = chat(tmp_path, {"messages": talk}, template=None, tokenizer=str(place))
-    own, batch = data.codec(), data.open("train").rows(np.arange(1))
+    own, batch = data.open_tokenizer(), data.open("train").rows(np.arange(1))
     target = batch["target"][0]
     assert own.decode(target[target >= 0].tolist()) == "Hi 🙂<|im_end|>"
     ids = batch["token"][0][batch["document"][0] == 0].tolist()
-    assert ids.count(own.number("<|im_start|>")) == 2
+    assert ids.count(own.token_id("<|im_start|>")) == 2
     assert data.open("train").bytes_per_token == pytest.approx(len("Hi 🙂".encode()) / (target >= 0).sum())
     bare = tokenizer(tmp_path / "bare", None)
     with pytest.raises(DataError, match="bare has no chat template"):
@@ -280,8 +280,8 @@ def test_bytes_per_token_are_those_of_the_text_over_all_targets_of_the_split(tmp
             source = data.open(split)
             batch = source.rows(np.arange(len(source)))
             targets = batch["target"][batch["target"] >= 0].tolist()
-            own = data.codec()
-            ends = [own.number(name) for name in ("<|end|>", "<|im_end|>")]
+            own = data.open_tokenizer()
+            ends = [own.token_id(name) for name in ("<|end|>", "<|im_end|>")]
             said = own.decode([token for token in targets if token not in ends])
             assert source.bytes_per_token * len(targets) == pytest.approx(len(said.encode()), abs=len(texts) / 2)
 
@@ -303,19 +303,19 @@ def test_a_sentencepiece_model_is_a_tokenizer(tmp_path: Path) -> None:
     model = SHARED / "data" / "tokenizers" / "spm_small" / "m.model"
     if not model.is_file():
         pytest.skip("the SentencePiece model is not beside this checkout")
-    opened = codec(str(model))
+    opened = open_tokenizer(str(model))
     assert opened.decode(opened.encode(b"Hello world").tolist()) == "Hello world"
     assert (opened.size, opened.special["eos_token"]) == (2000, "</s>")
     data = chat(tmp_path, {"prompt": "Hello there", "response": " it is fine"}, tokenizer=str(model))
     batch = data.open("train").rows(np.arange(1))
     target = batch["target"][0]
     assert opened.decode(target[target >= 0].tolist()).strip() == "it is fine"
-    assert target[target >= 0][-1] == opened.number("</s>")
+    assert target[target >= 0][-1] == opened.token_id("</s>")
     with pytest.raises(DataError, match="has no token"):
-        opened.number("nothing")
+        opened.token_id("nothing")
     (tmp_path / "bad.model").write_bytes(b"x" * 100)
     with pytest.raises(DataError, match="is not a valid SentencePiece model"):
-        codec(str(tmp_path / "bad.model")).encode(b"a")
+        open_tokenizer(str(tmp_path / "bad.model")).encode(b"a")
 
 
 def test_a_text_begins_as_the_tokenizer_begins_it(tmp_path: Path) -> None:
@@ -324,14 +324,14 @@ def test_a_text_begins_as_the_tokenizer_begins_it(tmp_path: Path) -> None:
     made.add_special_tokens(["<s>"])
     made.post_processor = TemplateProcessing("<s> $A", special_tokens=[("<s>", made.token_to_id("<s>"))])
     made.save(str(place / "tokenizer.json"))
-    opened = codec(str(place))
+    opened = open_tokenizer(str(place))
     assert opened.begin == "<s>"
     data = chat(tmp_path, {"text": "Hello"}, template=None, tokenizer=str(place))
     batch = data.open("train").rows(np.arange(1))
     ids = batch["token"][0][batch["document"][0] == 0].tolist()
     assert ids == made.encode("Hello").ids
     assert opened.decode(batch["target"][0][batch["target"][0] >= 0].tolist()) == "Hello<|end|>"
-    assert codec("bytes").begin == ""
+    assert open_tokenizer("bytes").begin == ""
 
 
 def test_a_missing_test_split_is_reported(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def test_what_is_no_mixture_is_refused(tmp_path: Path, change: dict[str, Any], m
 
 def test_its_tokenizer_and_template_are_those_of_its_sources(tmp_path: Path) -> None:
     made = mixture(tmp_path)
-    assert made.tokenizer == made.codec().key == "bytes"
+    assert made.tokenizer == made.open_tokenizer().key == "bytes"
     assert made.main is made.sources[1].data
     assert made.main.own_template() == NAMED["plain"]
     book, chat = made.sources

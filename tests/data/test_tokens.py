@@ -18,7 +18,7 @@ from dtrain.inference.evaluate import evaluated
 from dtrain.models.nn.model import Loss
 from dtrain.recipe.load import load
 from tests.conftest import SHARED
-from tests.data.test_codec import word_level
+from tests.data.test_tokenizer import word_level
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 SHIPPED = "cc660e04a3bef809b5436e822536cafefa278d55fb3639fb3e93665590d6fc0a"
@@ -117,7 +117,7 @@ def test_bytes_of_all_files_follow_each_other(tmp_path: Path) -> None:
     source = data.open("train")
     assert len(source) == 7
     rows = source.rows(np.arange(7))["token"]
-    assert data.codec().decode(rows.ravel().tolist()) == "to be, or not to bethat is the ques"
+    assert data.open_tokenizer().decode(rows.ravel().tolist()) == "to be, or not to bethat is the ques"
 
 
 def test_a_file_is_a_document_where_they_are_packed(tmp_path: Path) -> None:
@@ -144,8 +144,8 @@ def test_a_tokenizer_file_is_read_and_gives_the_text_back(tmp_path: Path) -> Non
     if not path.is_file():
         pytest.skip("this checkout has no shared/ folder with the tokenizer")
     data = text(tmp_path, tokenizer=str(path), length=3)
-    codec = data.codec()
-    text_back = codec.decode(codec.encode(b"to be, or not").tolist())
+    tokenizer = data.open_tokenizer()
+    text_back = tokenizer.decode(tokenizer.encode(b"to be, or not").tolist())
     assert text_back.replace(" ", "") == "tobe,ornot"  # this tokenizer does not keep spaces
     assert data.open("train").example["token"].values is not None
 

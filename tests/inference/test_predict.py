@@ -16,7 +16,7 @@ from dtrain.assembly.assemble import assemble
 from dtrain.assembly.state import create_state
 from dtrain.core.errors import DataError, RecipeError
 from dtrain.core.run_dir import Folder
-from dtrain.data.inputs import inputs, opened_in_order, with_classes
+from dtrain.data.prediction_inputs import inputs, opened_in_order, with_classes
 from dtrain.data.source import Arrays, image_example
 from dtrain.inference.evaluate import evaluate
 from dtrain.inference.predict import outputs, predictions

@@ -29,30 +29,30 @@ def test_a_host_lists_its_problems(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         port = taken.getsockname()[1]
         monkeypatch.setattr(socket, "getaddrinfo", unknown)
         monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=5e8))
-        assert agent.look(Request(verb="look", job=job(tmp_path, port=port), token="t")).problems == (
+        assert agent.preflight(Request(verb="preflight", job=job(tmp_path, port=port), token="t")).problems == (
             f"only 0.5 GB free in {tmp_path}/runs, 1 GB needed",
             f"port {port} is in use",
             f"it cannot resolve its own host name {socket.gethostname()}: add the name to /etc/hosts",
         )
     (tmp_path / "file").touch()
-    (problem, *_) = agent.look(Request(verb="look", job=job(tmp_path / "file"))).problems
+    (problem, *_) = agent.preflight(Request(verb="preflight", job=job(tmp_path / "file"))).problems
     assert problem == f"cannot write to {tmp_path}/file/runs: Not a directory"
 
 
 def test_marker_files_show_which_hosts_share_the_folder_and_are_removed(tmp_path: Path) -> None:
     for rank in (0, 1):
-        assert agent.look(Request(verb="look", job=job(tmp_path, rank), token="t")).ready
-    agent.look(Request(verb="look", job=job(tmp_path), token="other"))
-    assert agent.marks(Request(verb="marks", job=job(tmp_path), token="t")).items == (0, 1)
-    assert agent.marks(Request(verb="marks", job=job(tmp_path), token="t")).items == ()
+        assert agent.preflight(Request(verb="preflight", job=job(tmp_path, rank), token="t")).ready
+    agent.preflight(Request(verb="preflight", job=job(tmp_path), token="other"))
+    assert agent.folder_markers(Request(verb="folder_markers", job=job(tmp_path), token="t")).items == (0, 1)
+    assert agent.folder_markers(Request(verb="folder_markers", job=job(tmp_path), token="t")).items == ()
 
 
 def test_nothing_is_written_before_a_host_is_set_up(tmp_path: Path) -> None:
-    request = Request(verb="look", job=job(tmp_path), token="t", ready=f"{tmp_path}/ready")
-    assert not agent.look(request).ready
+    request = Request(verb="preflight", job=job(tmp_path), token="t", ready=f"{tmp_path}/ready")
+    assert not agent.preflight(request).ready
     assert not list(tmp_path.iterdir())
     (tmp_path / "ready").touch()
-    assert agent.look(request).ready
+    assert agent.preflight(request).ready
 
 
 def test_a_stop_request_is_written_into_an_existing_run_folder(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ for line in sys.stdin:
     problem = answers.get(f"{{verb}} {{host}}", "")
     if problem == "hang":
         time.sleep(1000)
-    marks = range(request["value"]["job"]["world_size"]) if verb == "marks" else ()
+    marks = range(request["value"]["job"]["world_size"]) if verb == "folder_markers" else ()
     value = {{"problem": problem, "time": time.time(), "ready": not problem, "setup": "", "versions": {{}},
              "problems": [], "items": list(marks), "alive": False, "recipe": "", "code": 0, "state": "finished",
              "recorded": False, "text": None, "offset": None}}
@@ -115,14 +115,14 @@ def test_hosts_that_are_not_set_up_are_waited_for(stand_in: StandIn, monkeypatch
     def settled(_seconds: float) -> None:
         (stand_in.folder / "answers").write_text("{}")
 
-    (stand_in.folder / "answers").write_text('{"look host1": "Connection refused"}')
+    (stand_in.folder / "answers").write_text('{"preflight host1": "Connection refused"}')
     # the module's clock alone: threads that earlier tests left call time.sleep as well
     monkeypatch.setattr("dtrain.launch.targets.ssh.time", SimpleNamespace(monotonic=time.monotonic, sleep=settled))
     far = target(3, ready="/run/ready")
     far.up(LaunchJob("far", ""), lines.append)
     assert lines == ["waiting for 1 of 3 hosts without /run/ready: host1 (host1: Connection refused)"]
     assert stand_in.connections()[0] == {"host0": 1, "host1": 2, "host2": 1}
-    (stand_in.folder / "answers").write_text('{"look host1": "Connection refused"}')
+    (stand_in.folder / "answers").write_text('{"preflight host1": "Connection refused"}')
     with pytest.raises(EnvironmentFault, match=r"after 1e-05 minutes 1 of 3 hosts without /run/ready: host1 \(host1: "):
         target(3, ready="/run/ready", ready_minutes=1e-5).up(LaunchJob("far", ""), lines.append)
 

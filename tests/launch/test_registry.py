@@ -13,7 +13,7 @@ from dtrain.cli.launch_lookup import refuse_while_alive
 from dtrain.core.errors import EnvironmentFault, LeftBehind, Locked
 from dtrain.core.run_dir import Folder
 from dtrain.launch import registry
-from dtrain.launch.job import LaunchJob, Row
+from dtrain.launch.job import LaunchJob, MachineState
 from dtrain.launch.targets.slurm import Slurm
 
 
@@ -130,15 +130,15 @@ def test_the_key_of_records_is_secret_and_stays(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("row", "refused"),
     [
-        (Row("a", "running", "in step"), True),
-        (Row("a", "unreachable", "no answer", 3), True),
-        (Row("a", "absent"), False),
-        (Row("a", "ended", "exit code 0", 0), False),
-        (Row("a", "lost", "its runner died without an exit code", 3), False),
+        (MachineState("a", "running", "in step"), True),
+        (MachineState("a", "unreachable", "no answer", 3), True),
+        (MachineState("a", "absent"), False),
+        (MachineState("a", "ended", "exit code 0", 0), False),
+        (MachineState("a", "lost", "its runner died without an exit code", 3), False),
     ],
 )
 def test_a_run_that_may_be_alive_elsewhere_keeps_its_record(
-    monkeypatch: pytest.MonkeyPatch, row: Row, refused: bool
+    monkeypatch: pytest.MonkeyPatch, row: MachineState, refused: bool
 ) -> None:
     monkeypatch.setattr(Slurm, "status", lambda *_: [row])
     with pytest.raises(Locked) if refused else nullcontext():

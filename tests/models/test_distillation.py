@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dtrain.core.origin import Origin
+from dtrain.core.weights_source import WeightsSource
 from dtrain.data.batch import Feature
 from dtrain.models.decoder import Decoder
 from dtrain.models.distillation import Distillation, DistilledModel
@@ -22,7 +22,7 @@ from tests.engines import loss_alone
 
 STUDENT = Decoder(vocab=27, context=12, layers=1, width=8, heads=2, hidden=12, init=0.5, pad_vocab=10)
 TEACHER = Decoder(vocab=27, context=16, layers=2, width=16, heads=2, hidden=24, init=0.6, tied=True, pad_vocab=10)
-HOW: dict[str, Any] = {"teacher": Origin(run="runs/none"), "temperature": 2.5, "share": 0.3}
+HOW: dict[str, Any] = {"teacher": WeightsSource(run="runs/none"), "temperature": 2.5, "share": 0.3}
 
 
 def logits(model: Decoder, params: Tree, batch: dict[str, jax.Array]) -> np.ndarray:

@@ -110,9 +110,9 @@ def trained(name: str, *overrides: str, devices: int = 8) -> tuple[list[float], 
         keyed="row" in assembly.batch,
     )
     state = create_state(assembly.make, assembly.shapes)
-    by_path = dict(zip(*map(jax.tree.leaves, (paths(state.params), disturbed(state.params))), strict=True))
+    leaves_by_path = dict(zip(*map(jax.tree.leaves, (paths(state.params), disturbed(state.params))), strict=True))
     shardings = dict(zip(*map(jax.tree.leaves, (paths(state.params), state.params)), strict=True))
-    given = {path: jax.device_put(value, shardings[path].sharding) for path, value in by_path.items()}
+    given = {path: jax.device_put(value, shardings[path].sharding) for path, value in leaves_by_path.items()}
     state = create_state(assembly.make, assembly.shapes, given)
     frozen = jax.device_get(state.params["base"])
     step, losses, gradients = recipe.engine.compile(assembly.train(), "cpu"), [], None

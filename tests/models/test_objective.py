@@ -9,7 +9,7 @@ import pytest
 
 from dtrain.assembly.assemble import assemble
 from dtrain.core.metrics import Metric
-from dtrain.core.origin import Origin
+from dtrain.core.weights_source import WeightsSource
 from dtrain.inference.evaluate import text_bytes
 from dtrain.models.decoder import Decoder
 from dtrain.models.nn.model import Wrapped
@@ -21,7 +21,7 @@ from dtrain.track.console import Console
 from dtrain.train import run as run_module
 
 MEMBERS = (OwnLoss, *typing.get_args(recipe.Objective))
-GIVEN: dict[str, Any] = {"teacher": Origin(weights="none")}
+GIVEN: dict[str, Any] = {"teacher": WeightsSource(weights="none")}
 """Fields of members that have no default."""
 
 
@@ -52,7 +52,7 @@ def test_a_member_fulfils_the_contract(member: Any) -> None:
     parts = objective.sources()
     params = {"own": 1} | dict.fromkeys(parts, 2)
     assert objective.own(params) == {"own": 1}
-    assert all(isinstance(origin, Origin) and hasattr(objective, part) for part, origin in parts.items())
+    assert all(isinstance(origin, WeightsSource) and hasattr(objective, part) for part, origin in parts.items())
     assert set(objective.packages) >= {package for origin in parts.values() for package in origin.packages}
 
 

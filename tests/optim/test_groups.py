@@ -38,13 +38,13 @@ def trained(optimizer: Any, engine: str = "jit", steps: int = 2) -> tuple[dict[s
     now, rows = state.create_state(make, shapes), Put(ENGINES[engine], layout, EXAMPLES)(random_batch(MODEL))
     out = (state.placement(shapes), layout.sharding(jax.sharding.PartitionSpec()))
     compiled = ENGINES[engine].compile(ENGINES[engine].trace(layout, one, now, rows, out=out, donate=False), "cpu")
-    before = by_path(now.params)
+    before = leaves_by_path(now.params)
     for _ in range(steps):
         now, _ = compiled(now, rows)
-    return before, by_path(now.params), now
+    return before, leaves_by_path(now.params), now
 
 
-def by_path(tree: Any) -> dict[str, np.ndarray]:
+def leaves_by_path(tree: Any) -> dict[str, np.ndarray]:
     return dict(zip(jax.tree.leaves(paths(tree)), jax.tree.leaves(jax.device_get(tree)), strict=True))
 
 

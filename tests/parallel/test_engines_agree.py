@@ -219,7 +219,7 @@ def test_under_jit_an_embedding_is_looked_up_by_columns() -> None:
     model = dataclasses.replace(SMALL, tied=False, vocab=85)
     mesh = Mesh(data=2, fsdp=4)
     text = train(place(model, Jit(), mesh)).compiled.as_text() or ""
-    table = f"f32[{model.words},{model.width}]"
+    table = f"f32[{model.padded_vocab},{model.width}]"
     assert "all-to-all(" in text
     assert table not in "".join(line for line in text.splitlines() if "all-reduce(" in line or "all-gather(" in line)
     loss, found = gradients(place(model, Jit(), mesh))

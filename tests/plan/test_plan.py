@@ -19,8 +19,8 @@ import pytest
 
 from dtrain.assembly.assemble import Assembly, assemble
 from dtrain.assembly.state import create_state
-from dtrain.core.origin import Origin
 from dtrain.core.slices import target
+from dtrain.core.weights_source import WeightsSource
 from dtrain.models.lora import Lora
 from dtrain.parallel.engine import Put
 from dtrain.parallel.jit import Jit
@@ -28,14 +28,14 @@ from dtrain.parallel.shard_map import ShardMap
 from dtrain.plan import cache
 from dtrain.plan import plan as planning
 from dtrain.plan.advice import advice, advised, nearest
-from dtrain.plan.capacity import larger, state
+from dtrain.plan.capacity import next_larger_slice, state
 from dtrain.plan.compiled import Compiled
 from dtrain.plan.compiled import compiled as compile_step
 from dtrain.plan.plan import Plan, plan, quick
 from dtrain.plan.report import lines, values
 from dtrain.plan.scale import draw, table
 from dtrain.plan.search import overlay
-from dtrain.plan.variants import Candidate, finer, meshes, ways
+from dtrain.plan.variants import Candidate, engine_variants, meshes, remat_variants
 from dtrain.recipe.load import load
 from dtrain.recipe.recipe import Recipe
 from tests.conftest import Dtrain, bare_environment
@@ -148,7 +148,7 @@ def test_golden_of_too_little_memory(tmp_path: Path, golden: Callable[[str, str]
     on = target("v5e-4")
     found = quick(wanted, on)
     assert not found.fits
-    near = [one for one in finer(Candidate(wanted, {}), on) if one.changes in ({"model": {"remat": "full"}},)]
+    near = [one for one in remat_variants(Candidate(wanted, {}), on) if one.changes in ({"model": {"remat": "full"}},)]
     fitting = [(one, quick(one.recipe, on)) for one in near]
     golden("plan_too_large.txt", "\n".join([*lines(found, FRESH), *advised(fitting, compiling=False)]) + "\n")
 
@@ -394,8 +394,8 @@ def test_what_a_search_writes_loads_as_the_recipe_that_it_tried(
 ) -> None:
     wanted, on = recipe(tmp_path, "llama3.2-1b", 2048, 16, *overrides), target("v5e-4", slices)
     shapes = [Candidate(wanted, {}), *meshes(wanted, on)]
-    shapes += [one for shape in shapes for one in finer(shape, on)]
-    tried = [*shapes, *(way for shape in shapes for way in ways(shape, wanted, on))]
+    shapes += [one for shape in shapes for one in remat_variants(shape, on)]
+    tried = [*shapes, *(way for shape in shapes for way in engine_variants(shape, wanted, on))]
     assert len(tried) > 50
     for candidate in tried[:: max(len(tried) // 40, 1)]:
         (tmp_path / "better.yaml").write_text(overlay(tmp_path / "llama3-2-1b.yaml", tmp_path, overrides, candidate))
@@ -453,7 +453,7 @@ def test_products_that_the_compiler_removes_are_not_counted(tmp_path: Path) -> N
     """The gradients of frozen matrices: a step of adapters has two thirds of the products."""
     full = recipe(tmp_path, "llama3.2-1b", 1024, 8)
     lora = Lora(rank=8, targets=("blocks.query.weight",))
-    thin = replace(full, lora=lora, init=Origin(run="runs/base"))
+    thin = replace(full, lora=lora, init=WeightsSource(run="runs/base"))
     whole, adapters = (quick(one, target("v5e-8")) for one in (full, thin))
     assert whole.timing and adapters.timing
     assert 0.6 < adapters.timing.tally.flops / whole.timing.tally.flops < 0.75
@@ -466,6 +466,6 @@ def test_advice_looks_far_enough_to_find_what_fits(tmp_path: Path) -> None:
     wanted = replace(wanted, model=replace(wanted.model, remat="full"))
     for name, found in (("h100-16", "h100-64"), ("v5e-16", "v5e-256")):
         outcome = quick(wanted, target(name))
-        plan = larger(wanted, state(outcome.memory, outcome.target))
+        plan = next_larger_slice(wanted, state(outcome.memory, outcome.target))
         assert plan
         assert (plan.target.name, plan.fits) == (found, True)

@@ -11,7 +11,7 @@ from dtrain.models.nn.remat import ON_DEVICE
 from dtrain.plan import search as searching
 from dtrain.plan.plan import Plan, quick
 from dtrain.plan.search import SearchResult, overlay, search
-from dtrain.plan.variants import Candidate, finer, meshes, ways
+from dtrain.plan.variants import Candidate, engine_variants, meshes, remat_variants
 from dtrain.plan.workers import Outcome, PlanJob
 from dtrain.recipe.load import load
 from dtrain.recipe.recipe import Recipe
@@ -91,7 +91,7 @@ def test_a_search_reads_what_a_custom_model_declares(tmp_path: Path) -> None:
     )
     wanted, on = load(path), target("v5e-4")
     assert {one.recipe.mesh.expert for one in meshes(wanted, on)} == {1, 2}
-    tried = list(finer(Candidate(wanted, {}), on))
+    tried = list(remat_variants(Candidate(wanted, {}), on))
     assert {str(one.changes.get("model")) for one in tried} == {"None", "{'args': {'remat': 'none'}}"}
     for one in tried:
         (tmp_path / "better.yaml").write_text(overlay(path, tmp_path, [], one))
@@ -104,8 +104,8 @@ def test_five_tries_find_the_best_of_the_space(compiled: Compiled, tmp_path: Pat
     found, attempts = compiled(product, 5, "v5e-4")
     base = Candidate(recipe(tmp_path, "llama3.2-1b", 2048, 16), {})
     shapes = [base, *meshes(base.recipe, target("v5e-4"))]
-    shapes += [one for shape in shapes for one in finer(shape, target("v5e-4"))]
-    space = [*shapes, *(way for shape in shapes for way in ways(shape, base.recipe, target("v5e-4")))]
+    shapes += [one for shape in shapes for one in remat_variants(shape, target("v5e-4"))]
+    space = [*shapes, *(way for shape in shapes for way in engine_variants(shape, base.recipe, target("v5e-4")))]
     assert len(space) > 100
     best = min(product(one.recipe)[0] for one in space if product(one.recipe)[1] <= 1)
     assert found.winner

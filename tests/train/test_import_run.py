@@ -19,7 +19,7 @@ from dtrain.models.moe import Experts
 from dtrain.models.nn.param import paths
 from dtrain.models.published import places
 from dtrain.models.rope import Learned
-from dtrain.weights.read import by_path, located, read, unpadded
+from dtrain.weights.read import find_tensors, leaves_by_path, read, without_padding
 from tests.conftest import SHARED, Dtrain
 
 RECIPE = """
@@ -62,8 +62,8 @@ def here(model: Any) -> Any:
 
 def read_tree(tensors: Tensors, model: Any, shapes: Any, source: Path) -> Any:
     """The parameters of files as the model's tree."""
-    ours = unpadded(model.params())
-    values = read(tensors, located(tensors, model, ours, source), ours, by_path(shapes))
+    ours = without_padding(model.params())
+    values = read(tensors, find_tensors(tensors, model, ours, source), ours, leaves_by_path(shapes))
     return jax.tree.unflatten(jax.tree.structure(shapes), values.values())
 
 

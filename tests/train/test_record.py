@@ -55,7 +55,7 @@ def test_a_clock_jump_counts_no_lost_time(jump: float) -> None:
 def test_a_clock_jump_causes_no_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump: float) -> None:
     real, group = time.time, ProcessGroup(tmp_path, Folder(tmp_path))
     group.infos, group.before = [ProcessInfo(0, 1, "")], {0: None}
-    sign = heartbeat.HeartbeatWriter(group.place.heartbeat(0), patience=60)
+    sign = heartbeat.HeartbeatWriter(group.run_dir.heartbeat(0), patience=60)
     assert group._hung() is None
     monkeypatch.setattr(time, "time", lambda: real() + jump)
     assert group._hung() is None

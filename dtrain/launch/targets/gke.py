@@ -24,8 +24,8 @@ from dtrain.launch.job import (
     Check,
     LaunchJob,
     LaunchPlan,
+    MachineState,
     Rented,
-    Row,
     Say,
     check_image,
     fill_template,
@@ -181,17 +181,17 @@ def seconds(jobset: Any) -> float | None:
     return end - datetime.fromisoformat(began).timestamp()
 
 
-def rows(jobset: Any) -> list[Row]:
+def rows(jobset: Any) -> list[MachineState]:
     """A row for the JobSet, with its exit code if it has ended, and one with that code for each group of its Jobs."""
     status = jobset.get("status", {})
     state = ended(jobset) or ("waiting" if jobset["spec"].get("suspend") else "running")
     code = {"completed": 0, "failed": DtrainError.exit_code}.get(state)
     jobs = [
-        Row(one["name"], "jobs", ", ".join(f"{one.get(word, 0)} {word}" for word in COUNTS), code)
+        MachineState(one["name"], "jobs", ", ".join(f"{one.get(word, 0)} {word}" for word in COUNTS), code)
         for one in status.get("replicatedJobsStatus", [])
     ]
     what = f"restarted {status.get('restarts', 0)} times"
-    return [Row(f"jobset {jobset['metadata']['name']}", state, what, code, seconds(jobset)), *jobs]
+    return [MachineState(f"jobset {jobset['metadata']['name']}", state, what, code, seconds(jobset)), *jobs]
 
 
 APPLY = ("apply", "-f", "-")
@@ -314,9 +314,9 @@ class GKE(JobSet):
             say(line)
         return job.handle or self.start_handle(job)
 
-    def status(self, job: LaunchJob) -> list[Row]:
+    def status(self, job: LaunchJob) -> list[MachineState]:
         found = self._own(job)
-        return rows(found) if found else [Row(f"jobset {job.name}", "absent")]
+        return rows(found) if found else [MachineState(f"jobset {job.name}", "absent")]
 
     def logs(self, job: LaunchJob, host: int | None, follow: bool) -> Iterator[tuple[str, str]]:
         chosen = f"jobset.sigs.k8s.io/jobset-name={job.name}"

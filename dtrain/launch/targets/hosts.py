@@ -17,7 +17,7 @@ from dtrain.core.errors import EnvironmentFault, LeftBehind, Locked, Stopped
 from dtrain.core.files import code_digest
 from dtrain.launch import registry
 from dtrain.launch.fanout import Answer, Connections, Machine
-from dtrain.launch.job import LaunchJob, LaunchPlan, LaunchTarget, Row, Say
+from dtrain.launch.job import LaunchJob, LaunchPlan, LaunchTarget, MachineState, Say
 from dtrain.launch.names import RemotePath
 from dtrain.launch.wire import CODE, RUNS_HERE, HostJob
 
@@ -79,7 +79,7 @@ class Hosts(LaunchTarget):
             self._start(link, job, self._preflight(link, job, say))
         return {}
 
-    def status(self, job: LaunchJob) -> list[Row]:
+    def status(self, job: LaunchJob) -> list[MachineState]:
         with self._connect(job) as link:
             return _rows(link)
 
@@ -121,11 +121,11 @@ class Hosts(LaunchTarget):
         for example, while the others wait for them. EnvironmentFault with all problems found; Locked if the run is on
         some and cannot be joined."""
         token = secrets.token_hex(6)
-        looked = link.ask("look", token=token)
+        looked = link.ask("preflight", token=token)
         reachable = [one.machine for one in looked if not one.reply.problem]
-        seen = link.ask("marks", reachable[:1], token=token)[0].reply.items if reachable else ()
+        seen = link.ask("folder_markers", reachable[:1], token=token)[0].reply.items if reachable else ()
         if apart := [machine for machine in reachable if machine.rank not in seen]:
-            link.ask("marks", apart, token=token)  # which removes their marker files
+            link.ask("folder_markers", apart, token=token)  # which removes their marker files
         joining = [one.machine for one in to_rejoin(looked, job.recipe)]
         if joining:  # where it is alive, it needs nothing to start
             looked = [replace(one, reply=replace(one.reply, problems=())) if one.reply.alive else one for one in looked]
@@ -237,21 +237,21 @@ def _problems(answers: Sequence[Answer]) -> list[str]:
     return [f"{one.machine.name}: {one.reply.problem}" for one in answers if one.reply.problem]
 
 
-def _rows(link: Connections) -> list[Row]:
+def _rows(link: Connections) -> list[MachineState]:
     return [row_of(answer) for answer in link.ask("status")]
 
 
-def row_of(answer: Answer) -> Row:
+def row_of(answer: Answer) -> MachineState:
     name, reply, text = answer.machine.name, answer.reply, answer.reply.text or ""
     if reply.alive:
-        return Row(name, "running", text)
+        return MachineState(name, "running", text)
     if reply.problem or reply.code is None:
         state, reason = (
             ("unreachable", reply.problem)
             if reply.problem
             else ("lost", f"its runner died without an exit code; {text}")
         )
-        return Row(name, state, reason.rstrip("; "), EnvironmentFault.exit_code)
+        return MachineState(name, state, reason.rstrip("; "), EnvironmentFault.exit_code)
     if reply.code == Stopped.exit_code or (reply.code == 0 and reply.state == "stopped"):
-        return Row(name, "stopped", text, 0)  # by the signal or by the stop request, whichever came first
-    return Row(name, "ended", f"exit code {reply.code}, {text}".rstrip(", "), reply.code)
+        return MachineState(name, "stopped", text, 0)  # by the signal or by the stop request, whichever came first
+    return MachineState(name, "ended", f"exit code {reply.code}, {text}".rstrip(", "), reply.code)

@@ -16,7 +16,7 @@ from dtrain.core.files import overwrite
 from dtrain.core.types import Positive, PositiveFloat
 from dtrain.launch.bucket import check_bucket, remove_object, stop_url, write_object
 from dtrain.launch.commands import INSTALL
-from dtrain.launch.job import Check, LaunchJob, LaunchPlan, Rented, Row, Say, check_image
+from dtrain.launch.job import Check, LaunchJob, LaunchPlan, MachineState, Rented, Say, check_image
 from dtrain.launch.names import RemotePath, Wheel, Word, refuse
 from dtrain.launch.targets.sky_client import PROVED, UNDER_CANCEL, WAITING, Client, ManagedJob
 from dtrain.launch.targets.sky_task import OWNED, BucketUrl, Label, Offer, check_lock, task
@@ -172,13 +172,13 @@ class Sky(Offer, Rented):
             return {"id": found.id}
         return {"id": found.id, "user": found.user} if (found := self._job(job)) else None
 
-    def status(self, job: LaunchJob) -> list[Row]:
+    def status(self, job: LaunchJob) -> list[MachineState]:
         found = self._job(job)
         if not found:
             what = "SkyPilot does not list it; if its controller is stopped, `sky jobs queue -r` starts it"
-            return [Row(f"job {job.handle.get('id', job.name)}", "absent", what)]
+            return [MachineState(f"job {job.handle.get('id', job.name)}", "absent", what)]
         word = "ended" if found.over else "waiting" if found.state in WAITING else "running"
-        return [Row(str(found), word, found.details(), found.code, found.row.get("job_duration"))]
+        return [MachineState(str(found), word, found.details(), found.code, found.row.get("job_duration"))]
 
     def logs(self, job: LaunchJob, host: int | None, follow: bool) -> Iterator[tuple[str, str]]:
         if not (found := self._job(job)):

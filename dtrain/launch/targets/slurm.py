@@ -17,7 +17,7 @@ from dtrain.core.run_dir import Folder
 from dtrain.core.types import Natural, Positive
 from dtrain.launch import registry
 from dtrain.launch.commands import follow_log, run
-from dtrain.launch.job import Check, LaunchJob, LaunchPlan, LaunchTarget, Row, Say, fill_template
+from dtrain.launch.job import Check, LaunchJob, LaunchPlan, LaunchTarget, MachineState, Say, fill_template
 from dtrain.launch.names import RemotePath, Word, refuse
 
 OVER = {
@@ -185,13 +185,13 @@ class Slurm(LaunchTarget):
             raise LeftBehind(f"job {number} is submitted, but {error.message}", f"scancel {number}") from error
         return handle
 
-    def status(self, job: LaunchJob) -> list[Row]:
+    def status(self, job: LaunchJob) -> list[MachineState]:
         found, record = self._state(job), self._run(job).read_record()
         step = f"step {record['step']}/{record.get('steps', '?')} saved" if record else "not begun"
         again = f", requeued {found.restarts} times" if found.restarts else ""
         saved = found.code == Stopped.exit_code or (found.code == 0 and record.get("state") == "stopped")
         state, what = "stopped" if saved else found.state.lower(), f"{found.nodes or 'no node yet'}, {step}{again}"
-        return [Row(f"job {_number(job)}", state, what, found.code, found.seconds)]
+        return [MachineState(f"job {_number(job)}", state, what, found.code, found.seconds)]
 
     def logs(self, job: LaunchJob, host: int | None, follow: bool) -> Iterator[tuple[str, str]]:
         def over() -> bool:

@@ -91,7 +91,7 @@ class Ssh(Hosts):
         EnvironmentFault if a host was set up from another wheel."""
         end, shown, pending = time.monotonic() + 60 * self.ready_minutes, 0.0, link.machines if self.ready else ()
         while pending:
-            answers = link.ask("look", pending, ready=self.ready)
+            answers = link.ask("preflight", pending, ready=self.ready)
             late = [one for one in answers if not one.reply.ready]
             why = next((f" ({one.machine.name}: {one.reply.problem})" for one in late if one.reply.problem), "")
             pending = [one.machine for one in late]

@@ -20,7 +20,7 @@ ENOUGH = 0.1
 
 
 @dataclass
-class Watch:
+class PerformanceWarnings:
     """Looks at the time and the compilations of the steps since the last look, at every logged step."""
 
     clock: Clock
@@ -32,7 +32,7 @@ class Watch:
     _before: tuple[int, dict[str, float]] | None = None
     _compiled: int = 0
 
-    def __enter__(self) -> "Watch":
+    def __enter__(self) -> "PerformanceWarnings":
         jax.monitoring.register_event_duration_secs_listener(self._count)
         return self
 

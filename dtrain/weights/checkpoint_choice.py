@@ -15,59 +15,59 @@ from dtrain.core.run_dir import Folder, saved_steps
 from dtrain.recipe.recipe import Recipe
 
 
-def refuse_no_run(place: Folder) -> None:
+def refuse_no_run(run_dir: Folder) -> None:
     """Raise RecipeError if this is no run folder, CheckpointError if it has no checkpoints."""
-    place.refuse_other_kinds()
-    if not place.recipe.exists():
-        raise RecipeError(f"{place.path} is not a run folder: recipe.yaml is missing", "give a run folder, runs/NAME")
-    if not place.checkpoints.is_dir():
-        raise CheckpointError(f"{place.path} has no checkpoint yet", "train it first: dtrain run")
+    run_dir.refuse_other_kinds()
+    if not run_dir.recipe.exists():
+        raise RecipeError(f"{run_dir.path} is not a run folder: recipe.yaml is missing", "give a run folder, runs/NAME")
+    if not run_dir.checkpoints.is_dir():
+        raise CheckpointError(f"{run_dir.path} has no checkpoint yet", "train it first: dtrain run")
 
 
-def choose(
-    place: Folder, recipe: Recipe, store: Store, say: Callable[[str], None], *, step: int | None, best: bool
+def select_checkpoint(
+    run_dir: Folder, recipe: Recipe, store: Store, say: Callable[[str], None], *, step: int | None, best: bool
 ) -> tuple[Manifest, str]:
     """A run's newest checkpoint, its best one, or that of a given step, checked; and a text that says which it is."""
     if step is None and not best:
         checkpoint = store.newest(say)
         if checkpoint is None:
-            raise CheckpointError(f"{place.path} has no checkpoint yet", "train it first: dtrain run")
+            raise CheckpointError(f"{run_dir.path} has no checkpoint yet", "train it first: dtrain run")
         return checkpoint, f"step {checkpoint.step}, the newest"
-    requested, chosen = _best(place, recipe) if step is None else (step, f"step {step}")
-    return _checked(place, requested), chosen
+    requested, chosen = _best(run_dir, recipe) if step is None else (step, f"step {step}")
+    return _checked(run_dir, requested), chosen
 
 
-def _best(place: Folder, recipe: Recipe) -> tuple[int, str]:
+def _best(run_dir: Folder, recipe: Recipe) -> tuple[int, str]:
     """The step with the best value of `checkpoint.best`, the newest of equal ones, and a text that explains it."""
     name, known = recipe.checkpoint.best, {}
     if name is None:
-        hint = f"set checkpoint.best before training, or use --step; saved steps: {_saved(place)}"
+        hint = f"set checkpoint.best before training, or use --step; saved steps: {_saved(run_dir)}"
         raise RecipeError("--best: the recipe has no checkpoint.best, so checkpoints have no metric", hint)
-    for step in saved_steps(place.checkpoints):
+    for step in saved_steps(run_dir.checkpoints):
         with suppress(CorruptCheckpoint, OSError):  # a damaged checkpoint is not a candidate
-            known[step] = manifest.read(place.checkpoints / str(step)).metrics.get(name, math.nan)
+            known[step] = manifest.read(run_dir.checkpoints / str(step)).metrics.get(name, math.nan)
     known = {step: value for step, value in known.items() if math.isfinite(value)}
     if not known:
-        hint = f"use --step; saved steps: {_saved(place)}"
-        raise CheckpointError(f"--best: no checkpoint of {place.path} has a value of {name}", hint)
-    up = higher_is_better(name, recorded(place.read_record()))
+        hint = f"use --step; saved steps: {_saved(run_dir)}"
+        raise CheckpointError(f"--best: no checkpoint of {run_dir.path} has a value of {name}", hint)
+    up = higher_is_better(name, recorded(run_dir.read_record()))
     if up is None:
         raise RecipeError(f"--best: it is not known whether a higher or a lower {name} is better", "use --step")
     step = (max if up else min)(known, key=lambda step: known[step])
     return step, f"step {step}, the best of {len(known)} by {name}: {known[step]:.6g}"
 
 
-def _checked(place: Folder, step: int) -> Manifest:
+def _checked(run_dir: Folder, step: int) -> Manifest:
     """The manifest of that step, after every file was compared with its digest."""
-    if step not in saved_steps(place.checkpoints):
-        raise CheckpointError(f"{place.path} has no checkpoint of step {step}", f"saved steps: {_saved(place)}")
+    if step not in saved_steps(run_dir.checkpoints):
+        raise CheckpointError(f"{run_dir.path} has no checkpoint of step {step}", f"saved steps: {_saved(run_dir)}")
     try:
-        return manifest.check(place.checkpoints / str(step), jax.process_index(), jax.process_count())
+        return manifest.check(run_dir.checkpoints / str(step), jax.process_index(), jax.process_count())
     except CorruptCheckpoint as error:
-        raise CheckpointError(f"checkpoint {step} is damaged: {error}", f"saved steps: {_saved(place)}") from error
+        raise CheckpointError(f"checkpoint {step} is damaged: {error}", f"saved steps: {_saved(run_dir)}") from error
     except OSError as error:
         raise EnvironmentFault(f"checkpoint {step} cannot be read: {error}") from error
 
 
-def _saved(place: Folder) -> str:
-    return ", ".join(map(str, sorted(saved_steps(place.checkpoints))))
+def _saved(run_dir: Folder) -> str:
+    return ", ".join(map(str, sorted(saved_steps(run_dir.checkpoints))))

@@ -80,7 +80,7 @@ BYTES = "bytes"
 NAMED = 'set data.tokenizer to "bytes", to a tokenizer.json, a SentencePiece .model, or a folder that contains one'
 
 
-class Codec(Protocol):
+class Tokenizer(Protocol):
     """A tokenizer."""
 
     @property
@@ -96,11 +96,11 @@ class Codec(Protocol):
         """The text of the tokens."""
         ...
 
-    def number(self, token: str) -> int:
+    def token_id(self, token: str) -> int:
         """The id of a token by its name, such as <|endoftext|>; DataError if there is no such token."""
         ...
 
-    def marked(self, texts: Sequence[tuple[str, Spans]]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def encode_with_spans(self, texts: Sequence[tuple[str, Spans]]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """The tokens of each text (tokens,), and which of them have a character in one of its spans; the text of a
         special token is that token.
         """
@@ -138,7 +138,7 @@ class Codec(Protocol):
 
 
 @dataclass(frozen=True)
-class Bytes:
+class ByteTokenizer:
     """Byte-level tokenizer: every byte is a token; 0 ends a document."""
 
     key: str = BYTES
@@ -152,7 +152,7 @@ class Bytes:
     def special(self) -> Mapping[str, str]:
         return {"bos_token": "", "eos_token": "\0"}
 
-    def marked(self, texts: Sequence[tuple[str, Spans]]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def encode_with_spans(self, texts: Sequence[tuple[str, Spans]]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for text, spans in texts:
             tokens = self.encode(text.encode())
             inside = np.zeros(len(tokens), bool)
@@ -167,12 +167,12 @@ class Bytes:
     def decode(self, tokens: Sequence[int]) -> str:
         return bytes(token for token in tokens if 0 < token < 256).decode(errors="replace")
 
-    def number(self, token: str) -> int:
+    def token_id(self, token: str) -> int:
         return 0
 
 
 @dataclass(frozen=True)
-class File(TokenizerFile):
+class TokenizerJson(TokenizerFile):
     """A tokenizer.json file, read by the `tokenizers` library."""
 
     @cached_property
@@ -221,7 +221,7 @@ class File(TokenizerFile):
         count = whole.tokens.index(alone.tokens[0]) if alone.tokens and alone.tokens[0] in whole.tokens else 0
         return "".join(whole.tokens[:count])
 
-    def marked(self, texts: Sequence[tuple[str, Spans]]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def encode_with_spans(self, texts: Sequence[tuple[str, Spans]]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         with _library_errors(f"the tokenizer {self.path} cannot encode the text"):
             encodings = self._tokenizer.encode_batch([text for text, _ in texts], add_special_tokens=False)
         for (text, spans), encoding in zip(texts, encodings, strict=True):
@@ -230,7 +230,7 @@ class File(TokenizerFile):
                 inside[slice(*_tokens_in(encoding, start, min(stop, len(text))))] = True
             yield np.asarray(encoding.ids, self._dtype), inside
 
-    def number(self, token: str) -> int:
+    def token_id(self, token: str) -> int:
         token_id = self._tokenizer.token_to_id(token)
         if token_id is None:
             hint = "set data.end to the token that ends a document"
@@ -302,20 +302,20 @@ class SentencePiece(TokenizerFile):
     def decode(self, tokens: Sequence[int]) -> str:
         return self._processor.decode([int(token) for token in tokens])
 
-    def number(self, token: str) -> int:
-        found = self._processor.piece_to_id(token)
-        if found == self._processor.unk_id() and self._processor.id_to_piece(found) != token:
+    def token_id(self, token: str) -> int:
+        number = self._processor.piece_to_id(token)
+        if number == self._processor.unk_id() and self._processor.id_to_piece(number) != token:
             raise DataError(f"{self.path}: has no token {token!r}", "set data.end to the token that ends a document")
-        return found
+        return number
 
-    def marked(self, texts: Sequence[tuple[str, Spans]]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def encode_with_spans(self, texts: Sequence[tuple[str, Spans]]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         known = sorted(filter(None, set(self.special.values())), key=len, reverse=True)
         split = re.compile(f"({'|'.join(map(re.escape, known))})") if known else None
         for text, spans in texts:
             ids, ranges, at = [], [], 0
             for part in split.split(text) if split else [text]:
                 if part in known:
-                    ids.append(self.number(part))
+                    ids.append(self.token_id(part))
                     ranges.append((at, at + len(part)))
                 elif part:
                     for piece in self._processor.encode(part, return_type="proto").pieces:
@@ -340,12 +340,12 @@ def packages_of(tokenizer: str | None) -> tuple[str, ...]:
     return ("sentencepiece" if pieces else "tokenizers",)
 
 
-def codec(tokenizer: str | None) -> Codec:
+def open_tokenizer(tokenizer: str | None) -> Tokenizer:
     """The tokenizer for a value of `data.tokenizer`; DataError if it is None or no such file exists."""
     if tokenizer is None:
         raise DataError("the recipe has no data.tokenizer", NAMED)
     if tokenizer == BYTES:
-        return Bytes()
+        return ByteTokenizer()
     path = expand_path(tokenizer)
     if path.is_dir():
         found = next((path / name for name in ("tokenizer.json", "tokenizer.model") if (path / name).is_file()), None)
@@ -357,4 +357,4 @@ def codec(tokenizer: str | None) -> Codec:
         raise DataError(f"{path}: no such tokenizer file", NAMED)
     if path.suffix == ".model":
         return SentencePiece(path)
-    return File(path)
+    return TokenizerJson(path)

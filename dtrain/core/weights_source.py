@@ -8,7 +8,7 @@ from dtrain.core.types import Natural
 
 
 @dataclass(frozen=True, kw_only=True)
-class Origin:
+class WeightsSource:
     """Parameters of another model: `run` or `weights`."""
 
     run: str = ""

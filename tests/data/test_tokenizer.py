@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dtrain.core.errors import DataError
-from dtrain.data.codec import File, codec
+from dtrain.data.tokenizer import TokenizerJson, open_tokenizer
 
 
 def word_level(path: Path, vocab: dict[str, int], unknown: str = "[UNK]") -> Path:
@@ -18,16 +18,20 @@ def word_level(path: Path, vocab: dict[str, int], unknown: str = "[UNK]") -> Pat
 
 
 def test_a_tokenizer_without_its_unknown_token_is_refused(tmp_path: Path) -> None:
-    made = File(word_level(tmp_path / "t.json", {"to": 0, "be": 1}))
+    made = TokenizerJson(word_level(tmp_path / "t.json", {"to": 0, "be": 1}))
     assert made.encode(b"to be").tolist() == [0, 1]
     with pytest.raises(DataError, match=r"t\.json cannot encode the text"):
         made.encode(b"to sleep")
 
 
 def test_numbers_of_tokens_may_have_gaps(tmp_path: Path) -> None:
-    assert File(word_level(tmp_path / "t.json", {"to": 7, "be": 70_000})).encode(b"to be").tolist() == [7, 70_000]
+    tokenizer = TokenizerJson(word_level(tmp_path / "t.json", {"to": 7, "be": 70_000}))
+    assert tokenizer.encode(b"to be").tolist() == [
+        7,
+        70_000,
+    ]
     with pytest.raises(DataError, match="has the token id 4,000,000,000"):
-        File(word_level(tmp_path / "u.json", {"to": 0, "be": 4_000_000_000})).encode(b"to be")
+        TokenizerJson(word_level(tmp_path / "u.json", {"to": 0, "be": 4_000_000_000})).encode(b"to be")
 
 
 @pytest.mark.parametrize(
@@ -36,17 +40,17 @@ def test_numbers_of_tokens_may_have_gaps(tmp_path: Path) -> None:
 def test_a_damaged_tokenizer_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "t.json").write_bytes(content)
     with pytest.raises(DataError, match=r"t\.json is not a valid tokenizer\.json"):
-        File(tmp_path / "t.json").encode(b"to be")
+        TokenizerJson(tmp_path / "t.json").encode(b"to be")
 
 
 def test_a_folder_stands_for_its_tokenizer(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"this folder has no tokenizer\.json") as caught:
-        codec(str(tmp_path))
+        open_tokenizer(str(tmp_path))
     assert "save_pretrained" in caught.value.hint
     word_level(tmp_path / "tokenizer.json", {"to": 0})
-    assert codec(str(tmp_path)).encode(b"to").tolist() == [0]
+    assert open_tokenizer(str(tmp_path)).encode(b"to").tolist() == [0]
 
 
 def test_a_user_who_does_not_exist_is_refused() -> None:
     with pytest.raises(DataError, match="this machine has no such user"):
-        codec("~no-such-user/tokenizer.json")
+        open_tokenizer("~no-such-user/tokenizer.json")

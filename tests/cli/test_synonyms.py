@@ -8,7 +8,7 @@ import pytest
 import shellingham
 
 from dtrain.cli import app, completion
-from dtrain.cli.slips import OPTIONS, SYNONYMS, key_of
+from dtrain.cli.synonyms import OPTIONS, SYNONYMS, key_of
 from dtrain.core.slices import target
 from dtrain.recipe.keys import cached_keys, keys
 from tests.conftest import Dtrain, bare_environment
@@ -61,11 +61,11 @@ def test_an_option_that_is_a_key_is_named(in_process: Dtrain, option: str, meant
 def test_keys_are_those_of_the_recipe() -> None:
     found = keys()
     assert cached_keys() == found == cached_keys()
-    by_path = {(key.path, key.kind): key for key in found}
-    rate, final = by_path["optimizer.lr", "adamw"], by_path["optimizer.schedule.final", "cosine"]
+    leaves_by_path = {(key.path, key.kind): key for key in found}
+    rate, final = leaves_by_path["optimizer.lr", "adamw"], leaves_by_path["optimizer.schedule.final", "cosine"]
     assert (rate.type.split()[0], rate.default, final.default) == ("number", "", "0.0")
-    assert by_path["engine", ""].values == ("jit", "shard_map", "pmap")
-    assert by_path["optimizer.schedule.warmup", "cosine"].text.startswith("Steps of linear warm-up")
+    assert leaves_by_path["engine", ""].values == ("jit", "shard_map", "pmap")
+    assert leaves_by_path["optimizer.schedule.warmup", "cosine"].text.startswith("Steps of linear warm-up")
     assert all(
         key_of(option).rstrip("=") in {key.path for key in found} | {"--runs-dir", "--devices"} for option in OPTIONS
     )

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from dtrain.parallel.compile_cache import Counter
+from dtrain.train.performance_warnings import slow_input
 from dtrain.train.start import cold_cache
-from dtrain.train.watch import slow_input
 from tests.conftest import Dtrain
 
 ROOT = Path(__file__).parents[2]

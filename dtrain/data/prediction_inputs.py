@@ -8,13 +8,13 @@ import numpy as np
 
 from dtrain.core.errors import DataError
 from dtrain.data.batch import FEATURES, IMAGE, LABEL, TARGET, TOKEN, Batch, Example
-from dtrain.data.codec import BYTES
 from dtrain.data.digits import WHITE, Digits
 from dtrain.data.files import HERE, resolve_files
 from dtrain.data.image_files import ImageFile, ImageFiles
 from dtrain.data.images import SUFFIXES, Images
 from dtrain.data.source import Arrays, Data, Source, SourceDefaults, Split
 from dtrain.data.table import Table
+from dtrain.data.tokenizer import BYTES
 from dtrain.data.windows import NO_TARGET, row_example
 
 TOP = 255.0
@@ -101,14 +101,14 @@ def _image_paths(name: str) -> list[Path]:
 
 def _texts(data: Data, length: int, names: Sequence[str]) -> Inputs:
     """Each file cut into rows of `length` tokens, the last one padded; its first token has no prediction."""
-    codec = data.codec()
+    tokenizer = data.open_tokenizer()
     rows, origins, sizes = [], [], {}
     for path in resolve_files(tuple(names), "text", HERE):
         try:
             text = path.read_bytes()
         except OSError as error:
             raise DataError(f"{path}: cannot be read: {error.strerror}") from error
-        tokens = codec.encode(text).astype(np.int32)
+        tokens = tokenizer.encode(text).astype(np.int32)
         if len(tokens) < 2:
             message = f"{path}: has {len(tokens)} token{'s' * (len(tokens) != 1)}"
             raise DataError(f"{message}; at least 2 are needed, since the first is not predicted")
@@ -118,7 +118,7 @@ def _texts(data: Data, length: int, names: Sequence[str]) -> Inputs:
             cut[row, : len(part)] = part
         rows.append(cut)
         origins += [str(path)] * len(cut)
-        first = 1 if codec.key == BYTES else len(codec.decode(tokens[:1].tolist()).encode())
+        first = 1 if tokenizer.key == BYTES else len(tokenizer.decode(tokens[:1].tolist()).encode())
         sizes[str(path)] = len(text) - first  # of what is predicted
     cut = np.concatenate(rows)
     features = {TOKEN: np.maximum(cut[:, :-1], 0), TARGET: cut[:, 1:]}
