@@ -16,7 +16,7 @@ import hypothesis
 import pytest
 from typer.testing import CliRunner
 
-from dtrain.parallel.devices import fake_devices
+from dtrain.parallel.devices import configure_environment, fake_devices
 from tests.forks import Forks
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -25,12 +25,15 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 # the tests start hundreds of processes: each would compile all of dtrain's source again
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-fake_devices(8)
+if "DTRAIN_TEST_GPU" in os.environ:  # for the tests marked gpu: the real device
+    configure_environment()
+else:
+    fake_devices(8)
 # the tests compile much and compute little: all of XLA's passes, none of LLVM's, and the older emitters where there are
 # two, which compile in half the time; with DTRAIN_TEST_OPTIMISED, commands that tests start compile as the user does
-JAXLIB = tuple(int(part) for part in importlib.metadata.version("jaxlib").split(".")[:2])
+JAXLIB = tuple(int(part) for part in importlib.metadata.version("jaxlib").split(".")[:3])
 FLAGS = ["--xla_backend_optimization_level=0"]
-FLAGS += ["--xla_cpu_use_fusion_emitters=false"] if JAXLIB < (0, 12) else []
+FLAGS += ["--xla_cpu_use_fusion_emitters=false"] if JAXLIB < (0, 11, 1) else []
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FLAGS]).strip()
 
 # folders of compiled programs for all test processes, also those of the next time; never the user's own

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import islice
@@ -11,24 +11,43 @@ from typing import Literal, Self
 
 import numpy as np
 
+from dtrain.core.account import Account
 from dtrain.core.errors import DataError
 from dtrain.core.types import Fraction, Positive
 from dtrain.data.batch import Example
-from dtrain.data.conversations import ASSISTANT, Conversation, Message, conversation
+from dtrain.data.conversations import ASSISTANT, SYSTEM, TOOL, USER, WEIGHTS, Conversation, Message, conversation
 from dtrain.data.data_check import TEXT_BYTES, TOKENISED_BYTES, DataCheck
 from dtrain.data.digest_cache import NO_CACHE, cached_by_file, file_digest
 from dtrain.data.files import address_packages
-from dtrain.data.packed_rows import COUNTED, TARGET_BIT, Document, Documents, content, joined
+from dtrain.data.packed_rows import (
+    ANSWER,
+    COUNTED,
+    IGNORED,
+    MESSAGE,
+    ROLE,
+    TARGET_BIT,
+    TEXT,
+    TURN,
+    UNKNOWN,
+    Document,
+    Documents,
+    content,
+    joined,
+)
 from dtrain.data.paths import CACHE, expand_path
 from dtrain.data.records import Limits, Record, record_files, records
 from dtrain.data.records import packages_of as record_packages
 from dtrain.data.source import Load, Source, Split, Unaugmented
-from dtrain.data.stream import InMemory
+from dtrain.data.stream import InMemory, Part
 from dtrain.data.templates import NAMED, Rendered, Template
 from dtrain.data.tokenise import FileGroup, TokenisedFiles, grouped_files
 from dtrain.data.tokenizer import BYTES, Tokenizer, open_tokenizer, packages_of
 from dtrain.data.windows import row_example
 
+USUAL = (SYSTEM, USER, ASSISTANT, TOOL)
+"""Roles that every template may get."""
+MATTERS = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
+"""Fields of messages that a reader would expect in what is learned."""
 AT_ONCE = 1024
 """Conversations that are tokenised together."""
 
@@ -52,6 +71,10 @@ class Templated(Unaugmented):
     """Files for testing; if set, no record of `files` is held out."""
     cache: str = CACHE
     """Folder for cached tokens, digests of files, and copies of files in object storage."""
+    ignore: tuple[str, ...] = ()
+    """Fields of records, or of their messages, to train without, although they usually matter: [tools, images]."""
+    roles: dict[str, str] = field(default_factory=dict)
+    """Names of roles in the records that are not the usual ones: {narrator: system, bob: assistant}."""
     limits: Limits = field(default_factory=Limits)
     load: Load = field(default_factory=Load)
 
@@ -109,7 +132,8 @@ class Templated(Unaugmented):
             if source is None:
                 message = f"the tokenizer {self.tokenizer} has no chat template"
                 raise DataError(message, "set data.template to chatml, llama3, alpaca, plain, or to a file")
-        elif self.template in NAMED:
+            return Template(source, tokenizer.special, tokenizer.tools_template)
+        if self.template in NAMED:
             source = NAMED[self.template]
         else:
             path = expand_path(self.template)
@@ -126,7 +150,7 @@ class Templated(Unaugmented):
             return self.files, self.test
         return (self.test_files, 1.0) if split == "test" else (self.files, 0.0)
 
-    def parts(self, reader: "Reader") -> Iterator[np.ndarray]:
+    def parts(self, reader: "Reader") -> Iterator[Part]:
         """The content of the cache for the records of some files."""
         raise NotImplementedError
 
@@ -139,7 +163,10 @@ class Templated(Unaugmented):
         """All records of a split's files as documents, from the cache if it has them."""
         files = record_files(self.held_out(split)[0], self.cache)
         if self.cache == NO_CACHE:
-            return Documents(InMemory(np.concatenate(list(self._made(files)))), "", str(files[0]))
+            made = list(self._made(files))
+            account = next(part for part in made if isinstance(part, dict))
+            tokens = np.concatenate([part for part in made if not isinstance(part, dict)])
+            return Documents(InMemory(tokens, account), "", str(files[0]))
         stream = self._whole(files).tokens()
         return Documents(stream, stream.scanned(self.cache)["digest"], str(files[0]))
 
@@ -153,8 +180,14 @@ class Templated(Unaugmented):
         tokenizer, template = self.open_tokenizer(), self._template()
         digests = cached_by_file(self.cache, "text", files, file_digest)
         kind: str = self.kind  # pyright: ignore[reportAttributeAccessIssue]
-        key = [3, kind, tokenizer.key, tokenizer.begin, dict(tokenizer.special), template and template.source]
-        key += [*self.about, self.length]
+        key = [4, kind, tokenizer.key, tokenizer.begin, dict(tokenizer.special)]
+        key += [
+            template and [template.source, template.tools_source],
+            self.ignore,
+            self.roles,
+            *self.about,
+            self.length,
+        ]
 
         def name(numbers: Sequence[int]) -> str:
             text = json.dumps([*key, [digests[number] for number in numbers]], sort_keys=True)
@@ -171,32 +204,90 @@ class Templated(Unaugmented):
         """The chat template; None if the recipe names none and the tokenizer has none."""
         return None if self.template is None and self.open_tokenizer().template is None else self.chat_template()
 
-    def _made(self, files: Sequence[Path]) -> Iterator[np.ndarray]:
+    def _made(self, files: Sequence[Path]) -> Iterator[Part]:
         return self.parts(Reader(self, self.open_tokenizer(), self._template(), files))
 
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads and tokenises the records of files."""
+    """Reads and tokenises the records of files, with an account of what they have."""
 
     data: Templated
     tokenizer: Tokenizer
     template: Template | None
     files: Sequence[Path]
+    account: Account = field(default_factory=Account)
 
     @cached_property
     def begin(self) -> str:
         """What the tokenizer puts before a plain text."""
         return self.tokenizer.begin
 
+    @cached_property
+    def end(self) -> str:
+        """The text of the token that ends a plain text; empty if the tokenizer names none."""
+        return self.tokenizer.special.get("eos_token", "")
+
+    @cached_property
+    def _template(self) -> Template:
+        return self.template or self.data.chat_template()  # raises: there is none
+
+    @cached_property
+    def calls(self) -> bool:
+        """Whether the template writes calls of functions."""
+        return self.template is not None and self.template.writes("tool_calls")
+
+    @cached_property
+    def ending(self) -> str:
+        """How answers end, for the account."""
+        try:
+            ending = self._template.ending()
+        except DataError:  # some templates need more than a question and an answer
+            return "end as the template writes them"
+        return f"end with {ending!r}" if ending else "end without a token: the model does not learn to stop"
+
     def records(self) -> Iterator[Record]:
         """The records of all files."""
         return (record for path in self.files for record in records(path, self.data.limits))
 
-    def rendered(self, messages: Sequence[Message], where: str) -> Rendered:
-        """Messages as text. DataError if there is no template, or if it fails."""
-        template = self.template or self.data.chat_template()  # raises: there is none
-        return template.rendered(messages, where)
+    def conversation(self, record: Record, fields: Mapping[str, str]) -> Conversation:
+        """The conversation in a record; its fields are counted."""
+        read = conversation(record, fields, ignore=self.data.ignore, roles=self.data.roles, calls=self.calls)
+        self.account.add(IGNORED, read.ignored)
+        self.account.add(UNKNOWN, read.unknown)
+        return read
+
+    def rendered(self, read: Conversation, learned: Sequence[int]) -> Rendered:
+        """A conversation as text with the spans of the messages `learned`.
+
+        DataError if there is no template, if it fails, or if it leaves out what matters.
+        """
+        messages = [self._known(message, read.where) for message in read.messages]
+        self.account.add(ANSWER, [self.ending] * len(learned))
+        for name in read.context:
+            if not self._template.writes(name):
+                message = f"{read.where}: has {name}, which the chat template does not write"
+                raise DataError(message, f"use a template that does, or train without: data.ignore: [{name}]")
+        return self._template.rendered(messages, read.where, read.context, learned)
+
+    def _known(self, message: Message, where: str) -> Message:
+        """A message with a role that is known, without the fields to ignore. What the template does not use is counted,
+        or refused if it matters."""
+        role: str = message["role"]
+        if role not in USUAL and not self._template.writes(role):
+            hint = f"give it one of {', '.join(USUAL)}: data.roles: {{{role}: user}}"
+            raise DataError(f"{where}: has a message of the role {role!r}, which is not known", hint)
+        ignore = self.data.ignore
+        rest = {key: value for key, value in message.items() if key not in ignore or key in ("role", "content")}
+        others = [str(key) for key in rest if key not in ("role", "content", *WEIGHTS)]
+        unused = [key for key in others if not self._template.writes(key)]
+        for key in unused:
+            if key in MATTERS and message[key]:
+                hint = f"use a template that does, or train without: data.ignore: [{key}]"
+                raise DataError(f"{where}: a message has {key}, which the chat template does not write", hint)
+        self.account.add(MESSAGE, unused)
+        self.account.add(ROLE, [role])
+        return rest
 
     def encode_with_spans(self, texts: Iterable[Rendered]) -> Iterator[np.ndarray]:
         """The tokens of each text, uint32, with TARGET_BIT where they begin in a part that the assistant wrote."""
@@ -230,7 +321,7 @@ class Chat(Templated):
     def about(self) -> Sequence[object]:
         return (self.fields, self.learn, self.too_long)
 
-    def parts(self, reader: Reader) -> Iterator[np.ndarray]:
+    def parts(self, reader: Reader) -> Iterator[Part]:
         counts: dict[str, int] = dict.fromkeys(COUNTED, 0)
         documents: list[Document] = []
         plain: list[bool] = []
@@ -241,12 +332,12 @@ class Chat(Templated):
             if plain[number] and not reader.begin and len(tokens):  # the first token of a document is not predicted
                 size -= len(reader.tokenizer.decode([int(tokens[0] & ~TARGET_BIT)]).encode())
             documents += self._cut(Document(tokens, size), plain[number], counts)
-        return content(documents, counts)
+        return content(documents, counts, reader.account)
 
     def _texts(self, reader: Reader, counts: dict[str, int], plain: list[bool], sizes: list[int]) -> Iterator[Rendered]:
         """Each record as text; `plain` gets whether it is a plain text, `sizes` the bytes of it that are learned."""
         for record in reader.records():
-            read = conversation(record, self.fields)
+            read = reader.conversation(record, self.fields)
             if read.empty:
                 counts["empty"] += 1
                 continue
@@ -259,7 +350,9 @@ class Chat(Templated):
         """The bytes of text that are learned, without what template and tokenizer put around it."""
         if read.text:
             return len(read.text.encode())
-        learned = [one for one in read.messages if self.learn == "all" or one["role"] == ASSISTANT]
+        numbers = range(len(read.messages)) if self.learn == "all" else read.learned
+        learned = [message for number, message in enumerate(read.messages) if number in numbers]
+        learned = [message for message in learned if not (self.learn == "all" and read.excluded)]
         contents = [str(one["content"]).strip() for one in learned]
         parts = [rendered.text[start:stop] for start, stop in rendered.spans]
         parts = parts * len(contents) if self.learn == "all" else parts
@@ -267,17 +360,33 @@ class Chat(Templated):
             return sum(len(text.encode()) for text in contents)
         text = "".join(rendered.text[start:stop] for start, stop in rendered.spans)  # the template changes what it says
         for marker in filter(None, markers):
-            text = text.replace(marker, "")
+            text = text.replace(marker, "") if isinstance(marker, str) else text
         return len(text.encode())
 
     def _rendered(self, reader: Reader, read: Conversation) -> Rendered:
         if read.text:
-            text = reader.begin + read.text + reader.tokenizer.special.get("eos_token", "")
-            return Rendered(text, ((0, len(text)),))
-        rendered = reader.rendered(read.messages, read.where)
-        if self.learn == "all":
-            return replace(rendered, spans=((0, len(rendered.text)),))
-        return rendered
+            return self._plain(reader, read.text)
+        excluded = sorted(read.excluded)
+        if excluded:
+            reader.account.add(TURN, ["marked as not to be learned"] * len(excluded))
+        if self.learn == "assistant":
+            return reader.rendered(read, read.learned)
+        rendered = reader.rendered(read, [number for number in excluded if read.messages[number]["role"] == ASSISTANT])
+        bounds = [0, *(bound for span in rendered.spans for bound in span), len(rendered.text)]
+        spans = zip(bounds[::2], bounds[1::2], strict=True)  # what is between those that are not learned
+        return replace(rendered, spans=tuple((start, stop) for start, stop in spans if stop > start))
+
+    def _plain(self, reader: Reader, text: str) -> Rendered:
+        """A plain text between the begin and the end token, which it may have already."""
+        begin = "" if reader.begin and text.startswith(reader.begin) else reader.begin
+        end = "" if reader.end and text.rstrip().endswith(reader.end) else reader.end
+        added = [f"begin token {begin!r} added"] if begin else []
+        added += [f"end token {end!r} added"] if end else []
+        if not reader.end:
+            added.append("no end token: the tokenizer names none")
+        reader.account.add(TEXT, added)
+        whole = begin + text + end
+        return Rendered(whole, ((0, len(whole)),))
 
     def _cut(self, whole: Document, plain: bool, counts: dict[str, int]) -> Iterator[Document]:
         """The documents of a record; one of n tokens fills n - 1 slots of a row: its last token is only a target.

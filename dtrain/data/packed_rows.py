@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dtrain.core.account import Account, account_of
 from dtrain.core.errors import DataError
 from dtrain.data.batch import DOCUMENT, POSITION, TARGET, TOKEN, Batch, Example
 from dtrain.data.order import hash64, permuted
 from dtrain.data.source import SourceDefaults, Split
-from dtrain.data.stream import InMemory, Stream
+from dtrain.data.stream import InMemory, Part, Stream
 from dtrain.data.windows import NO_TARGET, row_example
 
 
@@ -52,6 +53,31 @@ LEFT_OUT = {"empty": "empty or without a target", "too_long": "longer than a row
 """Counts of records that are not used as they are, as text."""
 
 
+IGNORED, UNKNOWN, MESSAGE, ROLE, TURN, ANSWER, TEXT = (
+    "ignored", "unknown", "message", "role", "turn", "answer", "text"
+)  # fmt: skip
+"""The kinds of the account of records: their fields, those of messages, roles, marked turns, ends of answers, and what
+plain texts get."""
+
+
+def account_lines(account: Account) -> list[str]:
+    """What the records have, and what of them is not used."""
+    lines = []
+    if account.of(ROLE):
+        turns = ", ".join(f"{count:,} of {role}" for role, count in account.of(ROLE).items())
+        marked = "".join(f"; {count:,} {what}" for what, count in account.of(TURN).items())
+        lines.append(f"messages: {turns}{marked}")
+    lines += [f"answers {what} ({count:,})" for what, count in account.of(ANSWER).items()]
+    lines += [f"plain texts: {what} ({count:,})" for what, count in account.of(TEXT).items()]
+    if account.of(UNKNOWN):
+        lines.append(f"fields of records that are not used: {account.named(UNKNOWN)}")
+    if account.of(MESSAGE):
+        lines.append(f"fields of messages that the template does not use: {account.named(MESSAGE)}")
+    if account.of(IGNORED):
+        lines.append(f"fields of records that change nothing: {account.named(IGNORED)}")
+    return lines
+
+
 class Document(NamedTuple):
     """A tokenised document: uint32, with TARGET_BIT, and the bytes of text that its targets stand for."""
 
@@ -59,16 +85,18 @@ class Document(NamedTuple):
     size: float = 0
 
 
-def content(documents: Sequence[Document], counts: Mapping[str, int]) -> Iterator[np.ndarray]:
-    """The content of the cache, uint32: COUNTED, tokens and bytes of each document, then all tokens with TARGET_BIT."""
+def content(documents: Sequence[Document], counts: Mapping[str, int], account: Account) -> Iterator[Part]:
+    """The content of the cache, uint32: COUNTED, tokens and bytes of each document, then all tokens with TARGET_BIT;
+    and the account of the records, which the cache keeps beside it."""
     values = {**counts, "documents": len(documents)}
     yield np.array([part for name in COUNTED for part in divmod(values[name], MILLION)], np.uint32)
     yield np.array([len(document.tokens) for document in documents], np.uint32)
     yield np.rint([document.size for document in documents]).astype(np.uint32)
     yield from (document.tokens for document in documents)
+    yield account.values()
 
 
-def joined(parts: Sequence[Stream]) -> Iterator[np.ndarray]:
+def joined(parts: Sequence[Stream]) -> Iterator[Part]:
     """The content of one cache with the documents of several, in their order."""
     totals = [_counts(part.tokens) for part in parts]
     counts = {name: sum(own_counts[name] for own_counts in totals) for name in COUNTED}
@@ -77,6 +105,7 @@ def joined(parts: Sequence[Stream]) -> Iterator[np.ndarray]:
         for part, own_counts in zip(parts, totals, strict=True):
             begin, count = FIRST + number * own_counts["documents"], own_counts["documents"]
             yield part.tokens[begin : begin + count] if number < 2 else part.tokens[begin:]
+    yield account_of(part.account for part in parts).values()
 
 
 def _counts(content: np.ndarray) -> dict[str, int]:
@@ -177,12 +206,16 @@ class Packed(SourceDefaults):
 
     @property
     def notes(self) -> list[str]:
+        return [self._filling, *account_lines(account_of([self.documents.stream.account]))]
+
+    @property
+    def _filling(self) -> str:
         records = f"{self.records:,} record{'s' * (self.records != 1)}"
         rows = f"{records} in {len(self):,} row{'s' * (len(self) != 1)} of {self.length:,} tokens"
         rows += f", {self.filled:.1%} filled"
         own_counts = self.documents.counts
         counts = [f"{own_counts[name]:,} {what}" for name, what in LEFT_OUT.items() if own_counts[name]]
-        return [rows + (f"; of the files' records {' and '.join(counts)}" if counts else "")]
+        return rows + (f"; of the files' records {' and '.join(counts)}" if counts else "")
 
     def __len__(self) -> int:
         return len(self.bounds) - 1

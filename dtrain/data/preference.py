@@ -8,10 +8,11 @@ import numpy as np
 
 from dtrain.core.errors import DataError
 from dtrain.data.chat import Reader, Templated
-from dtrain.data.conversations import ASSISTANT, Message, conversation
+from dtrain.data.conversations import ASSISTANT, USER, Conversation
 from dtrain.data.packed_rows import COUNTED, TARGET_BIT, Document, content
 from dtrain.data.records import Record
 from dtrain.data.source import Source, Split
+from dtrain.data.stream import Part
 from dtrain.data.templates import Rendered
 
 HINT = "a record has prompt, chosen and rejected: texts, or lists of messages of which the last is the answer"
@@ -31,7 +32,7 @@ class Preference(Templated):
         rows = self.documents(split).rows_of(split, self.held_out(split)[1], self.length, 2)
         return replace(rows, texts=False)
 
-    def parts(self, reader: Reader) -> Iterator[np.ndarray]:
+    def parts(self, reader: Reader) -> Iterator[Part]:
         counts: dict[str, int] = dict.fromkeys(COUNTED, 0)
         documents: list[Document] = []
         pair: list[np.ndarray] = []
@@ -46,27 +47,30 @@ class Preference(Templated):
                 else:
                     counts["empty"] += 1
                 pair = []
-        return content(documents, counts)
+        return content(documents, counts, reader.account)
 
     def _texts(self, reader: Reader) -> Iterator[Rendered]:
         """The preferred answer of each record, then the other one; of a conversation only the last turn counts."""
         for record in reader.records():
             for name in ("chosen", "rejected"):
-                rendered = reader.rendered(_messages(record, name), record[0])
+                read = _conversation(reader, record, name)
+                rendered = reader.rendered(read, read.learned[-1:])
                 yield Rendered(rendered.text, rendered.spans[-1:])
 
 
-def _messages(record: Record, name: str) -> tuple[Message, ...]:
+def _conversation(reader: Reader, record: Record, name: str) -> Conversation:
+    """The prompt of a record with one of its answers."""
     where, values = record
     prompt, answer = values.get("prompt"), values.get(name)
-    before: list[Any] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt or []
+    before: list[Any] = [{"role": USER, "content": prompt}] if isinstance(prompt, str) else prompt or []
     if isinstance(answer, str):
         answer = [{"role": ASSISTANT, "content": answer}]
     if not isinstance(answer, list) or not isinstance(before, list) or not (before or len(answer) > 1):
         raise DataError(f"{where}: has no prompt, or no {name}; it has {', '.join(map(repr, values))}", HINT)
     # the answer's messages may repeat those of the prompt
     messages = answer if before and answer[: len(before)] == before else [*before, *answer]
-    read = conversation((where, {"messages": messages}), {})
+    rest = {key: value for key, value in values.items() if key not in ("prompt", "chosen", "rejected", "messages")}
+    read = reader.conversation((where, {"messages": messages, **rest}), {})
     if read.messages[-1]["role"] != ASSISTANT:
         raise DataError(f"{where}: the last message of {name} is not the assistant's", HINT)
-    return read.messages
+    return read

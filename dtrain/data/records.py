@@ -345,10 +345,17 @@ def _columns(path: Path, limits: Limits) -> Iterator[Record]:
                 values = rows.to_pylist()
             for row in values:
                 number += 1
-                yield f"{path}: row {number}", row
+                yield f"{path}: row {number}", {name: without_nulls(value) for name, value in row.items()}
         total += batch.nbytes
         if total > max(limits.file, path.stat().st_size):
             raise _too_large(str(path), limits.file, "file")
+
+
+def without_nulls(value: Any) -> Any:
+    """The value without the null fields of its objects, at every depth: Arrow gives each object the keys of all."""
+    if isinstance(value, dict):
+        return {name: without_nulls(one) for name, one in value.items() if one is not None}
+    return [without_nulls(one) for one in value] if isinstance(value, list) else value
 
 
 def _in_parts(path: Path, batch: Any, number: int, limits: Limits) -> Iterator[Any]:

@@ -6,7 +6,7 @@ Two formats: .bin with unsigned integers, with or without the header of llm.c, a
 
 import dataclasses
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from dtrain.core.errors import DataError
+from dtrain.core.types import JsonObject
 from dtrain.data.digest_cache import cached_by_file, file_stamp
 from dtrain.data.paths import reason, refuse_suffix
 from dtrain.data.source import CHANGED
@@ -34,6 +35,10 @@ FORMATS = dict.fromkeys((".txt", ".md", ".jsonl", ".json", ".csv", ".tsv"), _TEX
 }
 
 
+Part = np.ndarray | JsonObject
+"""A part of what a cache keeps: tokens, or, after them, the account of what they were read from."""
+
+
 @dataclass(frozen=True)
 class Stream:
     """A range of tokens in a file. Pickling keeps the location of the tokens, not the tokens."""
@@ -48,6 +53,8 @@ class Stream:
     """Size, modification time, status change time and inode of the file when it was opened."""
     derived: bool = False
     """Whether the file is a cache named by a hash of its content: a replacement has the same tokens."""
+    account: JsonObject = field(default_factory=dict, compare=False)
+    """What was met in the files that the tokens of a cache were made of."""
 
     def __len__(self) -> int:
         return self.count
@@ -117,12 +124,13 @@ class InMemory:
     """A `Stream` of tokens in memory."""
 
     tokens: np.ndarray
+    account: JsonObject = field(default_factory=dict, compare=False)
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def part(self, start: int, stop: int) -> "InMemory":
-        return InMemory(self.tokens[start:stop])
+        return InMemory(self.tokens[start:stop], self.account)
 
     def check(self) -> None:
         """Nothing to check: no file is read."""

@@ -44,22 +44,52 @@ class Rendered:
 
 @dataclass(frozen=True)
 class Template:
-    """A chat template with the special tokens that it may use: bos_token, eos_token."""
+    """A chat template with the special tokens that it may use: bos_token, eos_token and others."""
 
     source: str
-    special: Mapping[str, str] = field(default_factory=dict)
+    special: Mapping[str, Any] = field(default_factory=dict)
+    tools_source: str = ""
+    """The template for conversations with tools, where a tokenizer has one of its own for them."""
 
-    def rendered(self, messages: Sequence[Message], where: str) -> Rendered:
-        """The conversation as text. DataError, with `where`, if the template fails on it or hides what to learn."""
-        text = self._text(messages, prompt=False, where=where)
-        if BEGIN in text:
-            return _without_marks(text)
+    def writes(self, name: str) -> bool:
+        """Whether the template speaks of such a variable, field or role."""
+        return name in self._words
+
+    @cached_property
+    def _words(self) -> frozenset[str]:
+        return frozenset(re.findall(r"\w+", f"{self.source}\n{self.tools_source}"))
+
+    def rendered(
+        self,
+        messages: Sequence[Message],
+        where: str,
+        context: Mapping[str, Any] = {},
+        learned: Sequence[int] | None = None,
+    ) -> Rendered:
+        """The conversation as text, with the spans of the messages `learned`: by default, all of the assistant.
+
+        `context`: `tools` and `documents`. DataError, with `where`, if the template fails or hides what to learn.
+        """
         turns = [number for number, message in enumerate(messages) if message["role"] == ASSISTANT]
-        return Rendered(text, tuple(self._span(text, messages, number, where) for number in turns))
+        learned = turns if learned is None else learned
+        text = self._text(messages, prompt=False, where=where, context=context)
+        if BEGIN in text:
+            marked = _without_marks(text)
+            if list(learned) == turns:
+                return marked
+            if len(marked.spans) != len(turns):
+                message = (
+                    f"{where}: the template marks {len(marked.spans)} parts for {len(turns)} turns of the assistant"
+                )
+                raise DataError(f"{message}, of which some are not learned", "use a template that marks each turn once")
+            return Rendered(
+                marked.text, tuple(s for turn, s in zip(turns, marked.spans, strict=True) if turn in learned)
+            )
+        return Rendered(text, tuple(self._span(text, messages, number, where, context) for number in learned))
 
-    def prompt(self, messages: Sequence[Message], where: str) -> str:
+    def prompt(self, messages: Sequence[Message], where: str, context: Mapping[str, Any] = {}) -> str:
         """The text after which the assistant answers."""
-        return self._text(messages, prompt=True, where=where).replace(BEGIN, "").replace(END, "")
+        return self._text(messages, prompt=True, where=where, context=context).replace(BEGIN, "").replace(END, "")
 
     def ending(self) -> str:
         """What follows each answer of the assistant: the text of its end token. Empty if there is none."""
@@ -68,44 +98,79 @@ class Template:
         text = self._text(asked, prompt=False, where="an example").replace(BEGIN, "").replace(END, "")
         return text[text.rindex(answer) + len(answer) :].strip() if answer in text else ""
 
-    def _span(self, text: str, messages: Sequence[Message], number: int, where: str) -> tuple[int, int]:
-        """Where the assistant's turn is: after the prompt for it, up to what the template writes behind its content."""
-        before = self._text(messages[:number], prompt=True, where=where)
+    def _span(
+        self, text: str, messages: Sequence[Message], number: int, where: str, context: Mapping[str, Any]
+    ) -> tuple[int, int]:
+        """Where the assistant's turn is: after what the text has in common with the prompt for the turn, up to what the
+        template writes behind its content.
+
+        A prompt may end with more than the turn begins with (`<think>`): the common part ends before that.
+        """
+        start = self._start(text, messages[:number], where, context)
         last = number + 1 == len(messages)
-        through = text if last else self._text(messages[: number + 1], prompt=False, where=where)
+        through = text if last else self._text(messages[: number + 1], prompt=False, where=where, context=context)
         content = str(messages[number]["content"]).strip()
-        if text.startswith(before) and text.startswith(through):
-            return len(before), len(before) + len(through[len(before) :].rstrip())
+        if start is not None and text.startswith(through):
+            return start, max(start, len(through.rstrip()))
         # some templates write earlier turns without their reasoning: the turn ends as it would if it were the last one
-        found = text.find(content, len(before)) if text.startswith(before) else -1
+        found = text.find(content, start) if start is not None else -1
         at = through.rfind(content)
         ending = through[at + len(content) :].rstrip()
         stop = found + len(content) + len(ending)
-        if found < 0 or at < 0 or text[found + len(content) : stop] != ending:
+        if start is None or found < 0 or at < 0 or text[found + len(content) : stop] != ending:
             message = f"{where}: the chat template changes earlier turns, so that the assistant's cannot be located"
             raise DataError(message, "mark them in the template: {% generation %} ... {% endgeneration %}")
-        return len(before), stop
+        return start, stop
 
-    def _text(self, messages: Sequence[Message], *, prompt: bool, where: str) -> str:
+    def _start(self, text: str, before: Sequence[Message], where: str, context: Mapping[str, Any]) -> int | None:
+        """Where a turn after these messages begins in the text; None if the text does not begin with them."""
+        if not before:  # many templates fail without a message
+            header = self._header
+            return text.index(header) + len(header) if header in text else 0
+        prompt = self._text(before, prompt=True, where=where, context=context)
+        if text.startswith(prompt):
+            return len(prompt)
+        common = _common(text, prompt)
+        without = self._text(before, prompt=False, where=where, context=context).rstrip()
+        return common if common >= len(without) and text.startswith(without) else None
+
+    @cached_property
+    def _header(self) -> str:
+        """What the template writes before an answer, as far as a turn that is written has it, too."""
+        asked = [{"role": "user", "content": "question"}]
+        without = self._text(asked, prompt=False, where="an example")
+        whole = self._text([*asked, {"role": ASSISTANT, "content": "answer"}], prompt=False, where="an example")
+        common = _common(whole, self._text(asked, prompt=True, where="an example"))
+        return whole[len(without) : common] if whole.startswith(without) else ""
+
+    def _text(self, messages: Sequence[Message], *, prompt: bool, where: str, context: Mapping[str, Any] = {}) -> str:
         if any(mark in str(message.get("content")) for message in messages for mark in (BEGIN, END)):
             raise DataError(f"{where}: has the private characters U+E0F0 or U+E0F1, which mark turns", "remove them")
-        values = {"messages": list(messages), "add_generation_prompt": prompt, **self.special}
+        absent = dict.fromkeys(("tools", "documents"))  # None, as transformers gives them
+        values = {**self.special, **absent, **context, "messages": list(messages), "add_generation_prompt": prompt}
         try:
-            return self._template.render(values)
+            return (self._for_tools if "tools" in context and self.tools_source else self._template).render(values)
         except MemoryError as error:
             raise DataError(f"{where}: the chat template needs more memory than there is", HINT) from error
         except Exception as error:  # a template runs code of its own, which can fail in any way
             raise DataError(f"{where}: the chat template fails: {reason(error)}", HINT) from error
 
     @cached_property
+    def _for_tools(self) -> Any:
+        return _compiled(self.tools_source)
+
+    @cached_property
     def _template(self) -> Any:
-        try:
-            return _environment().from_string(self.source)
-        except Exception as error:  # jinja2 compiles to Python, whose compiler raises errors of its own
-            raise DataError(f"the chat template is not valid: {reason(error)}", HINT) from error
+        return _compiled(self.source)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_template"}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_template", "_for_tools")}
+
+
+def _common(one: str, other: str) -> int:
+    """How many characters two texts have in common at their begin."""
+    differing = (number for number, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return next(differing, min(len(one), len(other)))
 
 
 def _without_marks(text: str) -> Rendered:
@@ -119,6 +184,14 @@ def _without_marks(text: str) -> Rendered:
         elif part != END:
             plain += part
     return Rendered(plain, tuple(spans))
+
+
+def _compiled(source: str) -> Any:
+    """The template, ready to render. DataError if it is not valid."""
+    try:
+        return _environment().from_string(source)
+    except Exception as error:  # jinja2 compiles to Python, whose compiler raises errors of its own
+        raise DataError(f"the chat template is not valid: {reason(error)}", HINT) from error
 
 
 def _environment() -> Any:
@@ -146,6 +219,14 @@ def _environment() -> Any:
     def fail(message: str) -> None:
         raise jinja2.TemplateError(message)
 
+    class Absent(jinja2.Undefined):
+        """A variable that is not given; to print a special token that the tokenizer does not name is an error."""
+
+        def __str__(self) -> str:
+            if str(self._undefined_name).endswith("_token"):
+                raise jinja2.TemplateError(f"it writes {self._undefined_name}, which the tokenizer does not name")
+            return super().__str__()
+
     def tojson(value: Any, ensure_ascii: bool = False, **how: Any) -> str:
         return json.dumps(value, ensure_ascii=ensure_ascii, **how)
 
@@ -155,7 +236,11 @@ def _environment() -> Any:
         return value
 
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols], finalize=shown
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[Generation, jinja2.ext.loopcontrols],
+        finalize=shown,
+        undefined=Absent,
     )
     del environment.filters["random"], environment.globals["lipsum"]  # the same messages give the same text
     environment.filters["tojson"] = tojson

@@ -20,10 +20,12 @@ from dtrain.core.files import atomic_write, file_lock
 from dtrain.core.parent import exit_with_caller
 from dtrain.data.digest_cache import file_stamp, read_sealed, write_sealed
 from dtrain.data.paths import expand_path
-from dtrain.data.stream import Stream
+from dtrain.data.stream import Part, Stream
+
+Made = Iterable[Part]
 
 
-def cached(cache: str, name: str, make: Callable[[], Iterable[np.ndarray]]) -> Stream:
+def cached(cache: str, name: str, make: Callable[[], Made]) -> Stream:
     """The cached tokens with that name; created with `make` if they are missing or damaged.
 
     EnvironmentFault if the cache folder cannot be written.
@@ -52,7 +54,15 @@ def _verified(path: Path, cache: str) -> Stream | None:
     if metadata is None or not path.is_file():
         return None
     try:
-        stream = Stream(path, metadata["dtype"], 0, metadata["count"], tuple(file_stamp(path)), derived=True)
+        stream = Stream(
+            path,
+            metadata["dtype"],
+            0,
+            metadata["count"],
+            tuple(file_stamp(path)),
+            derived=True,
+            account=metadata.get("account", {}),
+        )
         if stream.found[0] != len(stream) * np.dtype(stream.dtype).itemsize:
             return None
         return stream if stream.scanned(cache)["digest"] == metadata["digest"] else None
@@ -60,18 +70,23 @@ def _verified(path: Path, cache: str) -> Stream | None:
         return None
 
 
-def _create(path: Path, cache: str, parts: Iterable[np.ndarray]) -> Stream:
-    digest, count, dtype = hashlib.sha256(), 0, "uint8"
+def _create(path: Path, cache: str, parts: Made) -> Stream:
+    digest, count, dtype, account = hashlib.sha256(), 0, "uint8", {}
     for obstacle in (path, path.with_suffix(".json")):
         if obstacle.is_dir():
             obstacle.rmdir()
     with atomic_write(path) as file:
         for part in parts:
+            if isinstance(part, dict):
+                account = part
+                continue
             written = np.ascontiguousarray(part)
             file.write(written.data)
             digest.update(written.data)
             count, dtype = count + len(part), part.dtype.str
-    write_sealed(path.with_suffix(".json"), {"dtype": dtype, "count": count, "digest": digest.hexdigest()})
+    write_sealed(
+        path.with_suffix(".json"), {"dtype": dtype, "count": count, "digest": digest.hexdigest(), "account": account}
+    )
     stream = _verified(path, cache)
     if stream is None:
         message = f"{path}: its content differs from what was written"
@@ -81,7 +96,6 @@ def _create(path: Path, cache: str, parts: Iterable[np.ndarray]) -> Stream:
 
 GROUP = 16 * 2**20
 """Bytes of files that are tokenised together, at least, where there are more files."""
-Made = Iterable[np.ndarray]
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dtrain.core.types import JsonObject
 from dtrain.data.paths import expand_path
-from dtrain.data.tokenizer import BYTES, TokenizerJson, open_tokenizer
+from dtrain.data.tokenizer import BYTES, GENERATION, TokenizerJson, open_tokenizer
 
 FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
@@ -14,7 +14,7 @@ FILES = (
 )  # fmt: skip
 END = "<|end|>"
 """The name of the byte 0, which ends texts, as a special token."""
-TEMPLATE, CONFIG, GENERATION = "chat_template.jinja", "tokenizer_config.json", "generation_config.json"
+TEMPLATE, CONFIG = "chat_template.jinja", "tokenizer_config.json"
 
 
 def copy_tokenizer(source: Path, target: Path) -> list[str]:
@@ -46,15 +46,19 @@ def write_tokenizer(tokenizer: str | None, template: str | None, target: Path) -
     if "tokenizer.json" not in names:  # it has another name there
         shutil.copyfile(opened.path, target / "tokenizer.json")
         names.append("tokenizer.json")
-    special = {name: text for name, text in opened.special.items() if text}
+    special = {
+        name: opened.special[name]
+        for name in ("bos_token", "eos_token", "pad_token", "unk_token")
+        if opened.special.get(name)
+    }
     if CONFIG not in names:
         names.append(_json(target / CONFIG, {"tokenizer_class": "PreTrainedTokenizerFast", **special}))
     if template is not None and template != opened.template:
         (target / TEMPLATE).write_text(template)
         names += [TEMPLATE] if TEMPLATE not in names else []
     if GENERATION not in names and special:
-        ids = {name.replace("_token", "_token_id"): opened.token_id(text) for name, text in special.items()}
-        names.append(_json(target / GENERATION, ids))
+        ids = {name: opened.token_id(text) for name, text in special.items() if name != "unk_token"}
+        names.append(_json(target / GENERATION, {f"{name}_id": number for name, number in ids.items()}))
     return names
 
 

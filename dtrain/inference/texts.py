@@ -12,8 +12,7 @@ import numpy as np
 from dtrain.core.errors import DataError, RecipeError
 from dtrain.data.conversations import Message
 from dtrain.data.templates import Template
-from dtrain.data.tokenizer import BYTES, Tokenizer
-from dtrain.data.tokenizer_files import GENERATION
+from dtrain.data.tokenizer import BYTES, GENERATION, Tokenizer
 from dtrain.inference.generate import ENDED, Generator, Sampling
 
 ROWS = 16
@@ -42,7 +41,7 @@ class TextGenerator:
         if self.tokenizer.template is None:
             message = f"the run has no chat template: its data is of kind {data.kind}"
             raise RecipeError(message, "leave --chat out, and give the text to continue")
-        return Template(self.tokenizer.template, self.tokenizer.special)
+        return Template(self.tokenizer.template, self.tokenizer.special, self.tokenizer.tools_template)
 
     @property
     def chats(self) -> bool:

@@ -150,7 +150,9 @@ def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
     records = [{"prompt": "a", "response": "b"}, {"prompt": "", "response": ""}, {"prompt": "x" * 99, "response": "y"}]
     assert chat(tmp_path, *records).open("train").notes == [
         "1 record in 1 row of 64 tokens, 3.1% filled; "
-        "of the files' records 1 empty or without a target and 1 longer than a row"
+        "of the files' records 1 empty or without a target and 1 longer than a row",
+        "messages: 2 of assistant, 2 of user",
+        "answers end with '\\x00' (2)",
     ]
     cut = chat(tmp_path, {"prompt": "a", "response": "b" * 99}, too_long="cut")
     assert learned(cut) == ["b" * 64]

@@ -1,0 +1,261 @@
+"""Every field of a record is used, named, or refused: what others write around their conversations."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from dtrain.core.errors import DataError
+from dtrain.data import conversations
+from dtrain.data.preference import Preference
+from dtrain.data.tokenizer import CLASS_TOKENS, open_tokenizer
+from tests.data.test_chat import TALK, chat, learned
+
+ASKED = {"role": "user", "content": "ask"}
+CALL = {"type": "function", "function": {"name": "look", "arguments": {"at": "it"}}}
+CALLED = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+TOOLS = [{"type": "function", "function": {"name": "look"}}]
+TEMPLATE = (
+    "{% if tools %}[{{ tools | tojson }}]{% endif %}{% for d in documents or [] %}({{ d.text }}){% endfor %}"
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls or [] %}"
+    "{{ c.function | tojson }}{% endfor %};{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def rendered(folder: Path, *records: Any, template: str = TEMPLATE, **how: Any) -> list[str]:
+    """The text of each row, what counts in the loss in brackets."""
+    (folder / "t.jinja").write_text(template)
+    data = chat(folder, *records, template=str(folder / "t.jinja"), pack=False, length=512, **how)
+    rows, texts = data.open("train").rows(np.arange(len(data.open("train")))), []
+    for token, target in zip(rows["token"].tolist(), rows["target"].tolist(), strict=True):
+        after = [*token[1:], 0]
+        text, open_ = chr(token[0]), False
+        for one, aim in zip(after, target, strict=True):
+            text += ("⟦" if aim >= 0 and not open_ else "⟧" if aim < 0 and open_ else "") + chr(
+                aim if aim >= 0 else one
+            )
+            open_ = aim >= 0
+        texts.append(text.rstrip("\0"))
+    return texts
+
+
+@pytest.mark.parametrize(
+    ("record", "text"),
+    [
+        # tools and documents of a record reach the template, as lists or as JSON text
+        ({"messages": [ASKED, CALLED], "tools": TOOLS}, f"[{json.dumps(TOOLS)}]<user>ask;<assistant>⟦CALL;⟧"),
+        ({"messages": [ASKED, CALLED], "tools": json.dumps(TOOLS)},
+         f"[{json.dumps(TOOLS)}]<user>ask;<assistant>⟦CALL;⟧"),
+        ({"messages": TALK[:2], "documents": [{"text": "d"}]}, "(d)<user>Hi;<assistant>⟦Hello you;⟧"),
+        ({"messages": TALK[:2], "tools": [], "documents": None}, "<user>Hi;<assistant>⟦Hello you;⟧"),
+        # a system prompt beside the messages, and alpaca's history
+        ({"system": "S", "conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
+         "<system>S;<user>a;<assistant>⟦b;⟧"),
+        ({"system": "S", "messages": [{"role": "system", "content": "S"}, *TALK[:2]]},
+         "<system>S;<user>Hi;<assistant>⟦Hello you;⟧"),
+        ({"instruction": "c", "input": "", "output": "d", "history": [["a", "b"]]},
+         "<user>a;<assistant>⟦b;⟧<user>c;<assistant>⟦d;⟧"),
+        # ShareGPT's calls of functions and what they return
+        ({"conversations": [{"from": "human", "value": "ask"},
+                            {"from": "function_call", "value": json.dumps(CALL["function"])},
+                            {"from": "observation", "value": "r"}, {"from": "gpt", "value": "b"}]},
+         "<user>ask;<assistant>⟦CALL;⟧<tool>r;<assistant>⟦b;⟧"),
+        # marks on single turns
+        *(({"messages": [TALK[0], TALK[1] | mark, *TALK[2:]]},
+           "<user>Hi;<assistant>Hello you;<user>Bye;<assistant>⟦So soon;⟧")
+          for mark in ({"weight": 0}, {"train": False}, {"trainable": False}, {"loss_mask": 0})),
+        ({"messages": [TALK[0], TALK[1] | {"weight": 1}]}, "<user>Hi;<assistant>⟦Hello you;⟧"),
+        # a conversation that begins with the assistant
+        ({"messages": [TALK[1], *TALK[2:]]}, "<assistant>⟦Hello you;⟧<user>Bye;<assistant>⟦So soon;⟧"),
+    ],
+)  # fmt: skip
+def test_what_stands_in_a_record_reaches_the_template(tmp_path: Path, record: dict[str, Any], text: str) -> None:
+    assert rendered(tmp_path, record) == [text.replace("CALL", json.dumps(CALL["function"]))]
+
+
+def test_marked_turns_are_left_out_where_all_tokens_are_learned(tmp_path: Path) -> None:
+    record = {"messages": [TALK[0], TALK[1] | {"weight": 0}, *TALK[2:]]}
+    assert rendered(tmp_path, record, learn="all") == [
+        "<⟦user>Hi;<assistant>⟧Hello you;⟦<user>Bye;<assistant>So soon;⟧"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"messages": [ASKED, TALK[1] | {"weight": 0.5}]}, "message 2: weight is 0.5"),
+        ({"messages": [ASKED | {"train": True}, TALK[1]]}, r"message 1 \(user\): train asks to learn it"),
+        ({"messages": TALK, "images": ["a.png"]}, "images is not supported"),
+        ({"messages": TALK, "loss_mask": [0, 1]}, "loss_mask is not supported"),
+        ({"messages": TALK, "functions": TOOLS}, "functions is not supported"),
+        ({"messages": TALK, "chosen": "x"}, "chosen is not supported"),
+        ({"prompt": "a", "completion": "b", "label": False}, "label is not supported"),
+        ({"messages": TALK, "tools": "no json"}, "tools is text, but no JSON"),
+        ({"messages": TALK, "tools": {"a": 1}}, "tools is not a list of objects"),
+        ({"system": "x", "messages": [{"role": "system", "content": "y"}, *TALK]}, "has two system prompts"),
+        ({"instruction": "a", "output": "b", "history": "x"}, "history is not a list of pairs"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}, TALK[1]]}, "has a part of type 'image'"),
+        ({"conversations": [{"from": "human", "value": "a"}, {"from": "function_call", "value": "no"}]}, "is no call"),
+        ({"messages": [{"role": "narrator", "content": "a"}, *TALK]}, "the role 'narrator', which is not known"),
+    ],
+)
+def test_what_matters_and_is_not_read_is_refused(tmp_path: Path, record: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=rf"chat.jsonl:1: .*{message}|chat.jsonl:1: {message}"):
+        rendered(tmp_path, record)
+
+
+def test_what_the_template_does_not_write_is_refused_unless_ignored(tmp_path: Path) -> None:
+    template = TEMPLATE[TEMPLATE.index("{% for m in") :].replace("m.tool_calls or []", "[]").replace("c.function", "1")
+    for record, name in (
+        ({"messages": TALK[:2], "tools": TOOLS}, "tools"),
+        ({"messages": [*TALK[:2], CALLED]}, "tool_calls"),
+        ({"messages": [TALK[0], TALK[1] | {"reasoning_content": "hm"}]}, "reasoning_content"),
+    ):
+        with pytest.raises(DataError, match=f"has {name}, which the chat template does not write") as refused:
+            rendered(tmp_path, record, template=template)
+        assert f"data.ignore: [{name}]" in str(refused.value.hint)
+        assert rendered(tmp_path, record, template=template, ignore=(name,))[0].startswith("<user>Hi;")
+
+
+def test_roles_may_have_other_names(tmp_path: Path) -> None:
+    record = {"messages": [{"role": "narrator", "content": "a"}, {"role": "bob", "content": "b"}]}
+    assert rendered(tmp_path, record, roles={"narrator": "user", "bob": "assistant"}) == ["<user>a;<assistant>⟦b;⟧"]
+
+
+def test_fields_that_are_not_used_are_named_once_also_from_the_cache(tmp_path: Path) -> None:
+    record = {"id": 1, "difficulty": 3, "messages": [TALK[0] | {"mood": "x"}, TALK[1]]}
+    for _ in range(2):
+        notes = chat(tmp_path, record, record).open("train").notes
+        assert notes[1:] == [
+            "messages: 2 of assistant, 2 of user",
+            "answers end with '\\x00' (2)",
+            "fields of records that are not used: 'difficulty' (2)",
+            "fields of messages that the template does not use: 'mood' (2)",
+            "fields of records that change nothing: 'id' (2)",
+        ]
+
+
+def test_no_name_is_known_twice() -> None:
+    assert not conversations.IGNORED.keys() & conversations.REFUSED.keys()
+    assert all(conversations.IGNORED.values()) and all(conversations.REFUSED.values())
+
+
+def test_nulls_that_arrow_fills_in_are_left_out(tmp_path: Path) -> None:
+    def calling(arguments: dict[str, str]) -> dict[str, Any]:
+        return {"messages": [ASKED, {"role": "assistant", "tool_calls": [{"function": {"arguments": arguments}}]}]}
+
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pa.Table.from_pylist([calling({"city": "Bern"}), calling({"zone": "CET"})]), path)
+    (tmp_path / "t.jinja").write_text(TEMPLATE)
+    data = chat(tmp_path, TALK, template=str(tmp_path / "t.jinja"), pack=False, length=128)
+    data = type(data)(**{**data.__dict__, "files": (str(path),)})
+    texts = ["".join(map(chr, row)) for row in data.open("train").rows(np.arange(2))["token"].tolist()]
+    assert '{"arguments": {"city": "Bern"}}' in texts[0] and '{"arguments": {"zone": "CET"}}' in texts[1]
+
+
+def test_a_pair_of_answers_has_its_system_prompt_and_tools(tmp_path: Path) -> None:
+    record = {"system": "S", "prompt": "a", "chosen": "b", "rejected": "c", "tools": TOOLS, "score_chosen": 1}
+    (tmp_path / "p.jsonl").write_text(json.dumps(record) + "\n")
+    (tmp_path / "t.jinja").write_text(TEMPLATE)
+    data = Preference(
+        files=(str(tmp_path / "p.jsonl"),), length=512, template=str(tmp_path / "t.jinja"), test=0.0,
+        cache=str(tmp_path / "cache"),
+    )  # fmt: skip
+    source = data.open("train")
+    text = "".join(map(chr, source.rows(np.arange(1))["token"][0].tolist()))
+    assert text.count(f"[{json.dumps(TOOLS)}]<system>S;<user>a;") == 2
+    assert "fields of records that change nothing: 'score_chosen' (2)" in source.notes
+
+
+def byte_tokenizer(folder: Path, *special: str, **config: Any) -> str:
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE({letter: number for number, letter in enumerate(letters)}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens(list(special))
+    folder.mkdir()
+    made.save(str(folder / "tokenizer.json"))
+    for name, values in config.items():
+        (folder / f"{name}.json").write_text(json.dumps(values))
+    return str(folder)
+
+
+END = "<|endoftext|>"
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"tokenizer_config": {"eos_token": END}},
+        {"tokenizer_config": {"eos_token": {"content": END}}},
+        {"tokenizer_config": {}, "special_tokens_map": {"eos_token": END}},
+        {"special_tokens_map": {"eos_token": {"content": END, "lstrip": False}}},
+        {"tokenizer_config": {"tokenizer_class": "GPT2Tokenizer"}},
+        {"tokenizer_config": {"tokenizer_class": "GPT2TokenizerFast"}},
+        {"config": {"model_type": "gpt2"}},
+        {"config": {"eos_token_id": 256}},
+        {"generation_config": {"eos_token_id": [256, 257]}},
+    ],
+)
+def test_the_end_token_is_found_wherever_a_folder_states_it(tmp_path: Path, files: dict[str, Any]) -> None:
+    opened = open_tokenizer(byte_tokenizer(tmp_path / "t", END, "<s>", **files))
+    assert opened.special["eos_token"] == END
+
+
+def test_all_tokens_of_the_configuration_reach_the_template(tmp_path: Path) -> None:
+    config = {"pad_token": "<p>", "extra_special_tokens": {"image_token": "<i>"}, "additional_special_tokens": ["<a>"]}
+    folder = byte_tokenizer(tmp_path / "t", "<p>", "<i>", "<a>", tokenizer_config=config)
+    assert open_tokenizer(folder).special == {
+        "pad_token": "<p>",
+        "image_token": "<i>",
+        "additional_special_tokens": ["<a>"],
+    }
+
+
+def test_a_template_that_writes_a_token_which_no_file_names_is_refused(tmp_path: Path) -> None:
+    folder = byte_tokenizer(tmp_path / "t", END, tokenizer_config={})
+    for template in (
+        "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}",
+        "{{ messages[0].content + bos_token }}",
+    ):
+        with pytest.raises(DataError, match=r"(eos|bos)_token"):
+            rendered(tmp_path, {"messages": TALK}, template=template, tokenizer=folder)
+    template = "{% for m in messages %}{{ m.content }}{% if eos_token is defined %}!{% endif %}{% endfor %}"
+    assert rendered(tmp_path, {"messages": TALK}, template=template, tokenizer=folder)
+
+
+def test_a_template_for_tools_is_used_with_tools(tmp_path: Path) -> None:
+    named = [
+        {"name": "default", "template": TEMPLATE.replace("tools", "none")},
+        {"name": "tool_use", "template": TEMPLATE},
+    ]
+    folder = byte_tokenizer(tmp_path / "t", END, tokenizer_config={"chat_template": named})
+    data = chat(
+        tmp_path,
+        {"messages": TALK, "tools": TOOLS},
+        {"messages": TALK},
+        tokenizer=folder,
+        template=None,
+        pack=False,
+        length=512,
+    )
+    texts = [open_tokenizer(folder).decode(row) for row in data.open("train").rows(np.arange(2))["token"].tolist()]
+    assert texts[0].startswith("[[{") and texts[1].startswith("<user>")
+
+
+def test_plain_texts_that_have_begin_and_end_get_no_second_one(tmp_path: Path) -> None:
+    assert learned(chat(tmp_path, {"text": "ab\0"}, {"text": "ab"})) == ["b\0b\0", ""][:1]
+
+
+def test_the_prompt_may_end_with_more_than_the_turn_begins_with(tmp_path: Path) -> None:
+    template = TEMPLATE.replace("<assistant>{% endif %}", "<assistant>¿{% endif %}")
+    assert rendered(tmp_path, {"messages": TALK[:2]}, template=template) == ["<user>Hi;<assistant>⟦Hello you;⟧"]
+
+
+def test_every_class_names_tokens_that_end_texts() -> None:
+    assert all("eos_token" in tokens for tokens in CLASS_TOKENS.values())
