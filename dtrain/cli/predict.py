@@ -9,7 +9,7 @@ import typer
 
 from dtrain.cli.arguments import Best, Debug, Devices, Run, Step, use_devices
 from dtrain.cli.exits import exits, interruptible
-from dtrain.core.errors import EnvironmentFault, RecipeError, cause
+from dtrain.core.errors import DataError, EnvironmentFault, RecipeError, cause
 
 if TYPE_CHECKING:
     from dtrain.core.types import JsonObject
@@ -56,15 +56,18 @@ def predict(
 
         loaded = load_run(find_run(run), overrides, lambda text: typer.echo(text, err=True), step=step, best=best)
         data, example = loaded.recipe.data, loaded.assembly.layout.example
-        given = inputs(data, example, files) if files else with_classes(data.open("test"), loaded.classes)
+        chosen = inputs(data, example, files) if files else None
+        given, unread = chosen or with_classes(data.open("test"), loaded.classes), chosen.unread if chosen else {}
         typer.secho(f"{run} at {loaded.chosen}", dim=True, err=True)
         rows = predictions(loaded, given, top)
         if out is None:
             for row in rows:
                 _print(row)
-            return
-        count = _write(rows, out)
-        typer.secho(f"{out}: {count:,} predictions", fg="green", err=True)
+        else:
+            count = _write(rows, out, ["error"] if unread else [])
+            typer.secho(f"{out}: {count:,} rows", fg="green", err=True)
+        if unread:
+            raise DataError(f"{len(unread):,} files cannot be used; the others are predicted", "see their `error`")
 
 
 def _divided(what: list[str]) -> tuple[list[str], list[str]]:
@@ -89,13 +92,14 @@ def _print(row: "JsonObject") -> None:
     typer.echo("  ".join(shown))
 
 
-def _write(rows: "Iterable[JsonObject]", out: Path) -> int:
-    """Write the rows into a file, which appears when it is complete. Returns their number."""
+def _write(rows: "Iterable[JsonObject]", out: Path, more: list[str]) -> int:
+    """Write the rows into a file, which appears when it is complete; a table has the columns `more`. Returns their
+    number."""
     part, count = out.with_name(f"{out.name}.part"), 0
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with part.open("w", newline="") as file:
-            write = _csv(file) if out.suffix == ".csv" else _jsonl(file)
+            write = _csv(file, more) if out.suffix == ".csv" else _jsonl(file)
             next(write)
             for row in rows:
                 write.send(row)
@@ -117,14 +121,14 @@ def _jsonl(file: TextIO) -> Generator[None, Any, None]:
         file.write(json.dumps((yield)) + "\n")
 
 
-def _csv(file: TextIO) -> Generator[None, Any, None]:
+def _csv(file: TextIO, more: list[str]) -> Generator[None, Any, None]:
     import csv
 
     writer: Any = None
     while True:
         row = _flat((yield))
         if writer is None:
-            writer = csv.DictWriter(file, list(row))
+            writer = csv.DictWriter(file, [*row, *more])
             writer.writeheader()
         writer.writerow(row)
 

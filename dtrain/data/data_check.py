@@ -104,9 +104,9 @@ def total_bytes(files: Iterable[Path]) -> int:
     return sum(path.stat().st_size for path in files)
 
 
-def few(patterns: Sequence[str]) -> bool:
-    """Whether expanding these globs lists at most `ENTRIES` names: `/**/x` would list every folder of the machine."""
-    left = ENTRIES
+def few(patterns: Sequence[str], most: int = ENTRIES) -> bool:
+    """Whether expanding these globs lists at most `most` names: `/**/x` would list every folder of the machine."""
+    left = most
     for pattern in patterns:
         whole = Path(pattern.replace(PACKAGE, str(Path(__file__).parents[1]))).expanduser()
         waiting = [(Path(), whole.parts)]

@@ -7,29 +7,142 @@ up to MAX_PIXELS pixels.
 import io
 import os
 import threading
+import warnings
 import zipfile
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from multiprocessing import parent_process
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
+from annotated_types import Ge, Le
 
 from dtrain.core.errors import DataError
 from dtrain.data.batch import IMAGE, LABEL, Batch, Example
 from dtrain.data.paths import reason
 from dtrain.data.source import CHANGED, SourceDefaults, image_example
 
-FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "PPM")
+FORMATS = ("PNG", "JPEG", "BMP", "DIB", "GIF", "WEBP", "PPM", "TIFF")
 """Formats by content, not by file name: otherwise Pillow would start Ghostscript for an EPS file named .png."""
 MAX_PIXELS = 2**26
 THREADS = 16
 """Images that are decoded at the same time, at most."""
 MAX_BYTES = 2**28
 """Maximum size of a file."""
+
+
+Fit = Literal["crop", "pad", "stretch"]
+Byte = Annotated[int, Ge(0), Le(255)]
+Colour = tuple[Byte, Byte, Byte]
+MODES = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV")
+"""Pillow's modes with at most 8 bits for each value."""
+ORIENTATION = 0x0112
+"""The EXIF tag that says how the camera was held."""
+ACROSS = (5, 6, 7, 8)
+"""Its values that exchange width and height."""
+ENDS = {"PNG": b"IEND", "JPEG": b"\xff\xd9", "MPO": b"\xff\xd9", "GIF": b";"}
+"""What a complete file of a format has among its last bytes."""
+TAIL = 64
+
+
+class Decoding(NamedTuple):
+    """How the bytes of a file become pixels."""
+
+    fit: Fit = "crop"
+    background: Colour = (255, 255, 255)
+    draft: bool = False
+
+
+class Head(NamedTuple):
+    """What the header of a picture says."""
+
+    problem: str = ""
+    """Why it cannot be used; empty if it can."""
+    turned: bool = False
+    """Whether its EXIF data turns or mirrors it."""
+    alpha: bool = False
+    """Whether it may have transparent pixels."""
+    frames: int = 1
+
+
+def head(path: Path) -> Head:
+    """The header of a picture. It is decoded only where its end looks cut off."""
+    with path.open("rb") as file:
+        return _head(file, path.stat().st_size)
+
+
+def heads_in_zip(root: Path, paths: Sequence[str]) -> list[Head]:
+    """The headers of pictures in a zip file."""
+    heads = []
+    with zipfile.ZipFile(root) as opened:
+        for path in paths:
+            try:
+                content = b"" if opened.getinfo(path).file_size > MAX_BYTES else opened.read(path)
+                heads.append(_head(io.BytesIO(content), len(content)) if content else Head())
+            except Exception as error:  # a damaged member raises errors of many classes
+                heads.append(Head(f"cannot be read as an image: {reason(error)}"))
+    return heads
+
+
+def _head(file: BinaryIO, size: int) -> Head:
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of large images and of damaged EXIF data
+            with Image.open(file, formats=FORMATS) as image:
+                if refusal := _refusal(image):
+                    return Head(refusal)
+                mark = ENDS.get(image.format or "")
+                turned = image.getexif().get(ORIENTATION, 1) not in (0, 1)
+                found = Head("", turned, image.has_transparency_data, 2 if getattr(image, "is_animated", False) else 1)
+                if mark:
+                    file.seek(max(0, size - TAIL))
+                    if mark not in file.read(TAIL):
+                        file.seek(0)
+                        image.load()
+                return found
+    except UnidentifiedImageError:
+        return Head(f"cannot be read as an image: it has none of the formats {', '.join(FORMATS)}")
+    except Exception as error:  # decoders raise errors of any class on damaged bytes
+        return Head(f"cannot be read as an image: {reason(error)}")
+
+
+def _refusal(image: Any) -> str:
+    """Why an image cannot be used, from its header; empty if it can."""
+    if image.width * image.height > MAX_PIXELS:
+        return f"has {image.width} x {image.height} pixels; the limit is {MAX_PIXELS:,}"
+    if image.mode in ("I", "F") or image.mode.startswith("I;"):
+        return f"has more than 8 bits per value (mode {image.mode}); only 8 are supported: convert it to 8 bits"
+    return "" if image.mode in MODES else f"has the mode {image.mode}, which is not supported: convert it to RGB"
+
+
+def _pixels(image: Any, shape: tuple[int, int, int], how: Decoding) -> np.ndarray:
+    """The pixels of an opened image, (height, width, channels): upright, over the background, of that shape."""
+    from PIL import Image, ImageOps
+
+    (height, width, channels), (fit, background, draft) = shape, how
+    mode = "L" if channels == 1 else "RGB"
+    if draft:
+        across = image.getexif().get(ORIENTATION) in ACROSS
+        image.draft(mode, (height, width) if across else (width, height))
+    image = ImageOps.exif_transpose(image)
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, (*background, 255)), image)
+    image = image.convert(mode)
+    if fit == "crop":
+        image = ImageOps.fit(image, (width, height))
+    elif fit == "pad":
+        colour: Any = Image.new("RGB", (1, 1), background).convert(mode).getpixel((0, 0))
+        image = ImageOps.pad(image, (width, height), color=colour)
+    else:
+        image = image.resize((width, height))
+    return np.asarray(image, np.uint8).reshape(shape)
 
 
 class ImageFile(NamedTuple):
@@ -52,10 +165,15 @@ class ImageFiles(SourceDefaults):
     classes: tuple[str, ...]
     """Names of the classes."""
     fingerprint: str
-    draft: bool = False
-    """Whether large JPEG files are decoded at a fraction of their size."""
+    decoding: Decoding
+    found: tuple[str, ...] = ()
+    """What was found in the folder, as lines."""
     zipped: tuple[int, int] | None = None
     """Size and modification time of the zip file; None for a folder."""
+
+    @property
+    def notes(self) -> Sequence[str]:
+        return self.found
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -98,24 +216,17 @@ class ImageFiles(SourceDefaults):
     def _decoded(self, file: ImageFile) -> np.ndarray:
         from PIL import Image
 
-        where, (height, width, channels) = f"{self.root}/{file.path}", self.shape
+        where = f"{str(self.root).rstrip('/')}/{file.path}"
         try:
             with Image.open(io.BytesIO(self._content(file)), formats=FORMATS) as image:
-                if image.width * image.height > MAX_PIXELS:
-                    raise DataError(f"{where}: has {image.width} x {image.height} pixels; the limit is {MAX_PIXELS:,}")
-                if image.mode in ("I", "F") or image.mode.startswith("I;"):
-                    message = f"{where}: has more than 8 bits per value (mode {image.mode}); only 8 are supported"
-                    raise DataError(message, "convert it to 8 bits")
-                mode = "L" if channels == 1 else "RGB"
-                if self.draft:
-                    image.draft(mode, (width, height))
-                scaled = image.convert(mode).resize((width, height))
+                if refusal := _refusal(image):
+                    raise DataError(f"{where}: {refusal}", "repair or remove the file")
+                return _pixels(image, self.shape, self.decoding)
         except DataError:
             raise
         except Exception as error:  # decoders raise errors of any class on damaged bytes
             message = f"{where}: cannot be read as an image: {reason(error)}"
             raise DataError(message, "repair or remove the file") from error
-        return np.asarray(scaled, np.uint8).reshape(self.shape)
 
     def _content(self, file: ImageFile) -> bytes:
         """All bytes of a file; zipfile verifies the CRC of a file in a zip."""

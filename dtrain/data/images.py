@@ -5,9 +5,9 @@ import os
 import stat
 import zipfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import jax
@@ -15,38 +15,50 @@ import jax
 from dtrain.core.errors import DataError
 from dtrain.core.types import Fraction, Positive
 from dtrain.data.batch import Batch, Example
-from dtrain.data.data_check import ENTRIES, DataCheck, few
+from dtrain.data.data_check import DataCheck, few
 from dtrain.data.digest_cache import NO_CACHE, cached_by_file, file_digest, file_stamp
-from dtrain.data.image_files import ImageFile, ImageFiles
+from dtrain.data.folder_layout import LAYOUT, FolderLayout, Part, Placed, folder_layout, is_picture
+from dtrain.data.image_files import MAX_BYTES, Colour, Decoding, Fit, Head, ImageFile, ImageFiles, head, heads_in_zip
 from dtrain.data.paths import expand_path, reason
 from dtrain.data.pixels import Pixels, WithPixels
 from dtrain.data.source import Load, Source, Split
 
-SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm"}
-SPLITS = {"train": "train", "test": "test", "val": "test", "valid": "test", "validation": "test"}
-LAYOUT = "one folder per class with image files in it, or train/ and test/ folders that contain such class folders"
+SPLITS: Mapping[str, tuple[Part, ...]] = {"test": ("test", "val"), "val": ("val", "test")}
+"""The folders that hold the examples for testing, the first that there is, by `held_out`."""
+HEADERS = 200_000
+"""Most pictures whose headers `check` looks at."""
+SHOWN = 20
+"""Most bad pictures that a message names."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Images(WithPixels):
-    """Image files under `root`: CLASS/FILE, or train/CLASS/FILE and test/CLASS/FILE."""
+    """Image files under `root`: CLASS/FILE, or train/CLASS/FILE and test/CLASS/FILE (val/, Training/ and the like)."""
 
     kind: Literal["images"] = "images"
     root: str
     """A folder or a .zip file."""
     size: tuple[Positive, Positive]
-    """Height and width to which every image is resized."""
+    """Height and width that every image gets."""
+    fit: Fit = "crop"
+    """How an image of another shape gets there: crop keeps its centre, pad adds `background`, stretch distorts it."""
+    background: Colour = (255, 255, 255)
+    """The colour (red, green, blue) under transparent pixels, and around images that are padded."""
     channels: Literal[1, 3] = 3
     """1 for grayscale, 3 for RGB."""
     test: Fraction = 0.1
     """Fraction of the images held out for testing, selected by a hash of the file name; used only if there is no test
     folder."""
+    held_out: Literal["val", "test"] = "val"
+    """The folder that is evaluated where there are two, val and test: the other one is not used."""
+    ignore: tuple[str, ...] = ()
+    """Suffixes of pictures to leave out, such as .heic."""
     draft: bool = False
     """Decode large JPEG files at 1/2, 1/4 or 1/8 of their size, whichever is still at least `size`: much faster, with
     slightly different pixels."""
     pixels: Pixels = field(default_factory=Pixels)
     cache: str = "~/.cache/dtrain"
-    """Folder in which digests of the files are cached, so that later starts need not read every file."""
+    """Folder in which digests and headers of the files are cached, so that later starts need not read every file."""
     load: Load = field(default_factory=Load)
 
     @property
@@ -56,49 +68,142 @@ class Images(WithPixels):
     def example(self) -> Example | None:
         return None
 
+    @property
+    def decoding(self) -> Decoding:
+        """How files become pixels."""
+        return Decoding(self.fit, self.background, self.draft)
+
     def open(self, split: Split) -> Source:
         root = expand_path(self.root)
-        images = sorted(_files(root))
-        if not images:
+        layout, entries = self._layout(root)
+        return self._opened(root, layout, entries, split, self._heads(root, layout, entries))
+
+    def _layout(self, root: Path) -> "tuple[FolderLayout, dict[str, Entry]]":
+        """Where the pictures are. DataError if there is none, or if the folders can be understood in two ways."""
+        entries = {entry.path: entry for entry in _entries(root)}
+        layout = folder_layout(str(root), entries, self.ignore)
+        if not layout.pictures:
             raise DataError(f"{root} contains no image in a class folder", f"dtrain expects {LAYOUT}")
-        names = sorted({name for _, name, _ in images})
-        labels = {name: label for label, name in enumerate(names)}
-        split_folders = any(part == "test" for part, _, _ in images)
-        selected = [
-            (labels[name], entry)
-            for part, name, entry in images
-            if (part if split_folders else _hashed_split(entry.path, self.test)) == split
+        return layout, entries
+
+    def _heads(self, root: Path, layout: FolderLayout, entries: "Mapping[str, Entry]") -> list[Head]:
+        """What the header of each picture says. DataError that names all pictures which cannot be used."""
+        paths = [one.path for one in layout.pictures]
+        if root.is_dir():
+            found = cached_by_file(self.cache, "heads", [root / path for path in paths], head)
+            heads = [Head(*values) for values in found]
+        else:
+            heads = heads_in_zip(root, paths)
+        bad = [f"{root}/{path}: {one.problem}" for path, one in zip(paths, heads, strict=True) if one.problem]
+        bad += [
+            f"{root}/{path}: has {entries[path].size:,} bytes; the limit is {MAX_BYTES:,}"
+            for path in paths
+            if entries[path].size > MAX_BYTES
         ]
-        if not selected:
+        if bad:
+            more = f"\n  and {len(bad) - SHOWN:,} more" if len(bad) > SHOWN else ""
+            first = bad[0] if len(bad) == 1 else f"{len(bad):,} pictures:\n  " + "\n  ".join(bad[:SHOWN]) + more
+            raise DataError(first, "repair or remove them")
+        return heads
+
+    def _opened(
+        self,
+        root: Path,
+        layout: FolderLayout,
+        entries: "Mapping[str, Entry]",
+        split: Split,
+        heads: Sequence[Head],
+        digested: bool = True,
+    ) -> ImageFiles:
+        names = sorted({one.label for one in layout.pictures})
+        labels = {name: label for label, name in enumerate(names)}
+        chosen = self._of(split, layout)
+        if not chosen:
             raise DataError(f"{root} contains no image for the {split} split", f"dtrain expects {LAYOUT}")
+        selected = [(labels[one.label], entries[one.path]) for one in chosen]
         shape = (*self.size, self.channels)
         digests = [entry.digest for _, entry in selected]
-        if root.is_dir():
-            digests = cached_by_file(
-                self.cache, f"images {split}", [root / entry.path for _, entry in selected], file_digest
-            )
+        if root.is_dir() and digested:
+            paths = [root / entry.path for _, entry in selected]
+            digests = cached_by_file(self.cache, f"images {split}", paths, file_digest)
         content = [(entry.path, label, digest) for (label, entry), digest in zip(selected, digests, strict=True)]
-        decoded = (content, shape, "draft") if self.draft else (content, shape)
+        by_path = dict(zip((one.path for one in layout.pictures), heads, strict=True))
+        own = [by_path[one.path] for one in chosen]
+        # the pixels of earlier versions have the fingerprint of earlier versions
+        same = self.fit == "stretch" and not any(one.turned or one.alpha for one in own)
+        how = (("draft",) if self.draft else ()) if same else self.decoding
+        decoded = (content, shape, *how)
         digest = hashlib.sha256(repr(decoded).encode(errors="surrogateescape")).hexdigest()[:16]
         files = tuple(ImageFile(entry.path, label, entry.size, entry.mtime_ns) for label, entry in selected)
         size, mtime, *_ = file_stamp(root)
         zipped = None if root.is_dir() else (size, mtime)
-        fingerprint = f"images:{split}:{len(files)}:{digest}"
         return ImageFiles(
-            root, files, shape, classes=tuple(names), fingerprint=fingerprint, draft=self.draft, zipped=zipped
+            root,
+            files,
+            shape,
+            classes=tuple(names),
+            fingerprint=f"images:{split}:{len(files)}:{digest}",
+            decoding=self.decoding,
+            zipped=zipped,
+            found=tuple(self._notes(layout, chosen, own, split)),
         )
+
+    def _evaluated(self, layout: FolderLayout) -> Part | None:
+        """The folder that is evaluated; None if pictures are held out by a hash of their paths."""
+        present = {one.part for one in layout.pictures}
+        return next((part for part in SPLITS[self.held_out] if part in present), None)
+
+    def _of(self, split: Split, layout: FolderLayout) -> list[Placed]:
+        """The pictures of a split."""
+        if (held := self._evaluated(layout)) is None:
+            return [one for one in layout.pictures if _hashed_split(one.path, self.test) == split]
+        return layout.of(held if split == "test" else "train")
+
+    def _notes(
+        self, layout: FolderLayout, chosen: Sequence[Placed], heads: Sequence[Head], split: Split
+    ) -> Iterator[str]:
+        """What was found, and what is left out."""
+        counts = Counter(one.label for one in chosen)
+        classes = ", ".join(f"{name} {counts[name]:,}" for name in sorted(counts)[:SHOWN])
+        more = f" and {len(counts) - SHOWN} more classes" if len(counts) > SHOWN else ""
+        yield f"{len(chosen):,} pictures: {classes}{more}"
+        if missing := sorted({one.label for one in layout.pictures} - counts.keys()):
+            yield f"no picture of {', '.join(missing[:SHOWN])} in this split"
+        for text, count in (
+            ("are turned as their EXIF data says", sum(one.turned for one in heads)),
+            (f"have transparent pixels, over the background {list(self.background)}", sum(one.alpha for one in heads)),
+            ("have several frames, of which the first is used", sum(one.frames > 1 for one in heads)),
+        ):
+            if count:
+                yield f"{count:,} {text}"
+        if split == "test":
+            return
+        if layout.inside:
+            yield f"the class folders are in {layout.inside}"
+        other: Part = "test" if self._evaluated(layout) == "val" else "val"
+        if unused := layout.of(other):
+            yield f"{len(unused):,} pictures of {other} are not used: evaluate them with data.held_out={other}"
+        if layout.left_out:
+            yield "left out: " + ", ".join(f"{count:,} {what}" for what, count in sorted(layout.left_out.items()))
 
     def without_cache(self) -> "Images":
         return replace(self, cache=NO_CACHE)
 
     def inspect(self, check: DataCheck) -> None:
         root = Path(self.root).expanduser()
-        if root.is_dir() and not few([str(root / "**" / "*")]):
-            check.not_checked.append(f"data: the images of {root}, over {ENTRIES:,} files")
-        elif root.exists() and not (root.is_dir() or root.is_file()):
+        if root.is_dir() and not few([str(root / "**" / "*")], HEADERS):
+            check.not_checked.append(f"data: the images of {root}, over {HEADERS:,} files")
+            return
+        if root.exists() and not (root.is_dir() or root.is_file()):
             check.problems.append(("data.root", DataError(f"{root} is neither a folder nor a .zip")))
-        else:
-            check.open(self, "data.root")
+            return
+        try:
+            layout, entries = self._layout(root)
+            heads = self._heads(root, layout, entries)
+            for split in ("train", "test"):
+                check.take(split, self._opened(root, layout, entries, split, heads, digested=False))
+        except DataError as error:
+            check.refuse("data.root", error)
 
     def prepare(self, batch: Batch, key: jax.Array, train: bool) -> Batch:
         return self.pixels.apply(batch, 255.0, key, train)
@@ -112,16 +217,6 @@ class Entry(NamedTuple):
     mtime_ns: int
     digest: str = ""
     """For a file in a zip: its CRC and size from the zip directory, which every read verifies."""
-
-
-def _files(root: Path) -> Iterator[tuple[str, str, Entry]]:
-    """Yield (split, class, file) of every image."""
-    for entry in _entries(root):
-        parts = PurePosixPath(entry.path).parts
-        if not _is_image(entry.path) or len(parts) < 2 or any(part.startswith((".", "__MACOSX")) for part in parts):
-            continue
-        split = SPLITS.get(parts[0], "") if len(parts) > 2 else ""
-        yield split or "train", parts[1] if split else parts[0], entry
 
 
 def _entries(root: Path) -> Iterator[Entry]:
@@ -141,14 +236,12 @@ def _below(root: Path) -> Iterator[Entry]:
         for link in (path for path in (Path(folder, name) for name in subfolders) if path.is_symlink()):
             if Path(folder).resolve().is_relative_to(link.resolve()):
                 raise DataError(f"{link}: is a link to a folder that contains it", "remove the link")
-        for path in (Path(folder, name) for name in names if _is_image(name)):
-            status = path.stat()
-            if stat.S_ISREG(status.st_mode):
-                yield Entry(path.relative_to(root).as_posix(), status.st_size, status.st_mtime_ns)
-
-
-def _is_image(name: str) -> bool:
-    return PurePosixPath(name).suffix.lower() in SUFFIXES
+        for path in (Path(folder, name) for name in names):
+            within = path.relative_to(root).as_posix()
+            if not is_picture(path.name):
+                yield Entry(within, 0, 0)
+            elif stat.S_ISREG((status := path.stat()).st_mode):
+                yield Entry(within, status.st_size, status.st_mtime_ns)
 
 
 def _zipped(root: Path) -> list[Entry]:

@@ -10,8 +10,9 @@ from dtrain.core.errors import DataError
 from dtrain.data.batch import FEATURES, IMAGE, LABEL, TARGET, TOKEN, Batch, Example
 from dtrain.data.digits import WHITE, Digits
 from dtrain.data.files import HERE, resolve_files
-from dtrain.data.image_files import ImageFile, ImageFiles
-from dtrain.data.images import SUFFIXES, Images
+from dtrain.data.folder_layout import SUFFIXES
+from dtrain.data.image_files import Decoding, ImageFile, ImageFiles, head
+from dtrain.data.images import Images
 from dtrain.data.source import Arrays, Data, Source, SourceDefaults, Split
 from dtrain.data.table import Table
 from dtrain.data.tokenizer import BYTES
@@ -32,6 +33,8 @@ class Inputs:
     """Bytes of each text file, without those of its first token, which is not predicted."""
     by: str = "file"
     """What the names are: files, or the numbers of rows."""
+    unread: dict[str, str] = field(default_factory=dict)
+    """Files that cannot be used, with the reason."""
 
 
 def inputs(data: Data, example: Example, names: Sequence[str]) -> Inputs:
@@ -79,15 +82,19 @@ class _Unlabelled(SourceDefaults):
 
 def _images(data: Data, shape: tuple[int, ...], names: Sequence[str]) -> Inputs:
     height, width, channels = shape
-    paths = [path.absolute() for name in names for path in _image_paths(name)]
+    found = list(dict.fromkeys(path for name in names for path in _image_paths(name)))
+    unread = {str(path): head(path).problem for path in found}
+    shown = [str(path) for path in found if not unread[str(path)]]
+    if not shown:
+        raise DataError("\n".join(f"{name}: {problem}" for name, problem in unread.items()), "repair the files")
     files = []
-    for path in paths:
+    for path in (Path(name).absolute() for name in shown):
         status = path.stat()
         files.append(ImageFile(path.relative_to("/").as_posix(), 0, status.st_size, status.st_mtime_ns))
-    draft = isinstance(data, Images) and data.draft
-    images = ImageFiles(Path("/"), tuple(files), (height, width, channels), classes=("",), fingerprint="", draft=draft)
-    shown = [str(path) for name in names for path in _image_paths(name)]
-    return Inputs(_Unlabelled(images, WHITE if isinstance(data, Digits) else TOP), shown)
+    how = data.decoding if isinstance(data, Images) else Decoding()
+    images = ImageFiles(Path("/"), tuple(files), (height, width, channels), classes=("",), fingerprint="", decoding=how)
+    source = _Unlabelled(images, WHITE if isinstance(data, Digits) else TOP)
+    return Inputs(source, shown, unread={name: problem for name, problem in unread.items() if problem})
 
 
 def _image_paths(name: str) -> list[Path]:

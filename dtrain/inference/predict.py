@@ -52,7 +52,8 @@ def predictions(loaded: LoadedRun, given: Inputs | Source, top: int) -> Iterator
     """Yield a row for each example, or for each text file.
 
     A classifier gives `class`, `probability` and the `top` classes with their probabilities; a model of tokens `loss`,
-    `perplexity` and `bits_per_byte`; any other model its outputs by name. DataError if a value is not finite.
+    `perplexity` and `bits_per_byte`; any other model its outputs by name; a file that cannot be used has `error`.
+    DataError if a value is not finite.
     """
     classes = Names(loaded.classes)
     source = given.source if isinstance(given, Inputs) else given
@@ -71,6 +72,8 @@ def predictions(loaded: LoadedRun, given: Inputs | Source, top: int) -> Iterator
                 sums[given.names[index]] = sums.get(given.names[index], np.zeros(2)) + pair
             else:
                 yield origin | _row(own, classes, top)
+    if isinstance(given, Inputs):
+        yield from ({"file": name, "error": problem} for name, problem in given.unread.items())
     for name, (nll, tokens) in sums.items():
         assert isinstance(given, Inputs)
         yield {"file": name} | _score(nll, tokens, given.sizes.get(name))

@@ -148,7 +148,13 @@ def test_what_was_trained_on_folders_names_the_classes_of_new_files(dtrain: Dtra
     assert "ends in .jsonl or .csv" in dtrain("predict", "runs/photos", "new", "--out", "x.xls", code=2).stderr
     assert "no file of an image matches nothing" in dtrain("predict", "runs/photos", "nothing", code=4).stderr
     (photos.parent / "new" / "text.png").write_text("no image")
-    assert "text.png: cannot be read as an image" in dtrain("predict", "runs/photos", "new", code=4).stderr
+    passed = dtrain("predict", "runs/photos", "new", code=4)
+    lines = [json.loads(line) for line in passed.stdout.splitlines()]
+    assert [line.get("class") for line in lines] == ["light", "dark", None]  # the others are predicted
+    assert lines[2]["file"] == "new/text.png" and "cannot be read as an image" in lines[2]["error"]
+    assert "1 files cannot be used; the others are predicted" in passed.stderr
+    dtrain("predict", "runs/photos", "new", "--out", "out/all.csv", code=4)
+    assert "new/text.png" in (photos.parent / "out" / "all.csv").read_text()
     (photos / "grey").mkdir()
     (photos / "dark" / "0.png").rename(photos / "grey" / "0.png")
     shown = dtrain("evaluate", "runs/photos", code=4).stderr
