@@ -9,7 +9,7 @@ import typer
 from dtrain.cli import completion
 from dtrain.cli.arguments import Debug, Json, Overrides, Recipe, RunsDir
 from dtrain.cli.exits import exits
-from dtrain.cli.launch_lookup import known, refuse_while_alive, rented, requested
+from dtrain.cli.launch_lookup import known, launchable, refuse_while_alive, rented
 from dtrain.cli.launch_output import confirm, follow_run, print_lines, say, show, start_lines
 from dtrain.cli.preflight_plan import predict, require_limit
 from dtrain.cli.synonyms import Group
@@ -102,7 +102,7 @@ def plan(
 ) -> None:
     """Show the files, commands, machines and price of `up`, and change nothing."""
     with exits(debug):
-        target, job = requested(recipe, rented(on, spot) + (overrides or []), terraform)
+        target, job = launchable(recipe, rented(on, spot) + (overrides or []), terraform)
         launch_plan = target.plan(job)
         if as_json:
             import dataclasses
@@ -111,6 +111,8 @@ def plan(
             typer.echo(json.dumps(dataclasses.asdict(launch_plan), indent=2))
         else:
             show(launch_plan, whole=True)
+            for line in job.needs:
+                say(line)
 
 
 @app.command(epilog="Example: dtrain launch up recipe.yaml --yes --detach")
@@ -139,7 +141,7 @@ def up(
         from dtrain.core.run_dir import folder
         from dtrain.launch import registry
 
-        target, job = requested(recipe, rented(on, spot) + (overrides or []), terraform)
+        target, job = launchable(recipe, rented(on, spot) + (overrides or []), terraform)
         job = dataclasses.replace(job, launch=secrets.token_hex(4), folder=folder(runs_dir, job.name).path)
         launch_plan = target.plan(job)
         if limit:
@@ -148,7 +150,7 @@ def up(
         show(launch_plan, whole=False)
         if plan_first:
             predict(job)
-        for line in [*start_lines(target, job), *notes]:
+        for line in [*start_lines(target, job), *job.needs, *notes]:
             say(line)
         confirm("Start it?", yes)
         before = registry.find(runs_dir, job.name)

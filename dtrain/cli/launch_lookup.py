@@ -9,6 +9,7 @@ from dtrain.launch.commands import run
 
 if TYPE_CHECKING:
     from dtrain.launch.job import LaunchJob, LaunchTarget
+    from dtrain.recipe.recipe import Recipe
 
 OUTPUT = "launch"
 
@@ -38,19 +39,21 @@ SUFFIXES = (".yaml", ".yml")
 
 
 def requested(recipe: str, overrides: list[str], terraform: Path | None = None) -> "tuple[LaunchTarget, LaunchJob]":
-    """The target of the recipe's launch section, and the run without that section.
+    """The target of the recipe's launch section, and the run without that section; see `_loaded`."""
+    return _job(_loaded(recipe, overrides, terraform))
+
+
+def _loaded(recipe: str, overrides: list[str], terraform: Path | None) -> "Recipe":
+    """The recipe, which has a launch section.
 
     With the folder of an applied Terraform configuration, its output `launch` is the launch section, changed by
     `overrides`; its hours are a limit that they cannot exceed."""
     import dataclasses
     import json
 
-    from dtrain.core import extras
     from dtrain.core.errors import RecipeError
     from dtrain.core.shipped import find
-    from dtrain.launch.job import LaunchJob
-    from dtrain.recipe.load import load, plain_part, text
-    from dtrain.recipe.packages import packages
+    from dtrain.recipe.load import load
 
     section = launch_section(terraform) if terraform else {}
     hours = section.pop("hours", None)
@@ -63,6 +66,17 @@ def requested(recipe: str, overrides: list[str], terraform: Path | None = None) 
         loaded = dataclasses.replace(
             loaded, launch=dataclasses.replace(loaded.launch, hours=min(hours, loaded.launch.hours or hours))
         )
+    return loaded
+
+
+def _job(loaded: "Recipe") -> "tuple[LaunchTarget, LaunchJob]":
+    import dataclasses
+
+    from dtrain.core import extras
+    from dtrain.launch.job import LaunchJob
+    from dtrain.recipe.load import plain_part, text
+    from dtrain.recipe.packages import packages
+
     assert loaded.launch is not None
     return loaded.launch, LaunchJob(
         loaded.name,
@@ -70,6 +84,22 @@ def requested(recipe: str, overrides: list[str], terraform: Path | None = None) 
         target=plain_part(loaded.launch),
         extras=extras.of(module for _, module in packages(loaded)),
     )
+
+
+def launchable(recipe: str, overrides: list[str], terraform: Path | None = None) -> "tuple[LaunchTarget, LaunchJob]":
+    """The same as `requested`, with what the recipe needs on the hosts. RecipeError if they surely do not have it."""
+    import dataclasses
+
+    from dtrain.core.shipped import find
+    from dtrain.recipe.inventory import inventory, inventory_lines, problems_there
+
+    loaded = _loaded(recipe, overrides, terraform)
+    target, job = _job(loaded)
+    needs, folders = inventory(loaded), [Path.cwd(), find(recipe).parent.resolve()]
+    problems = [f"  {key}: {message}; {hint}" for key, message, hint in problems_there(needs, target, folders)]
+    if problems:
+        raise RecipeError("\n".join(["the run would fail on the hosts:", *problems]))
+    return target, dataclasses.replace(job, needs=tuple(inventory_lines(needs, target, folders)))
 
 
 def known(

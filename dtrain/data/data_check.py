@@ -37,6 +37,8 @@ class DataCheck:
     """Whether any of the data was read."""
     not_checked: list[str] = field(default_factory=list)
     """What was not checked, and why."""
+    notes: list[str] = field(default_factory=list)
+    """What the sources found in their files, and did not use."""
     partly: bool = False
     """Whether a part of the data was not checked."""
 
@@ -57,6 +59,7 @@ class DataCheck:
     def take(self, split: "Split", source: "Source") -> None:
         """Record the examples of a source."""
         self.examples[split], self.opened = source.example, True
+        self.notes += [f"{split}: {line}" for line in source.notes]
         self.rows = len(source) if split == "train" else self.rows
 
     def too_large(self, what: str, files: Sequence[Path], most: int) -> bool:

@@ -39,7 +39,7 @@ class Images(WithPixels):
     root: str
     """A folder or a .zip file."""
     size: tuple[Positive, Positive]
-    """Height and width that every image gets."""
+    """Height and width to which every image is resized."""
     fit: Fit = "crop"
     """How an image of another shape gets there: crop keeps its centre, pad adds `background`, stretch distorts it."""
     background: Colour = (255, 255, 255)

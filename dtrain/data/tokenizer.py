@@ -1,153 +1,20 @@
 """Tokenizers: text to tokens and back."""
 
-import hashlib
-import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from dtrain.core.errors import DataError
-from dtrain.core.types import JsonObject
 from dtrain.data.paths import expand_path, reason
+from dtrain.data.sentence_piece import SentencePiece
+from dtrain.data.tokenizer_folder import NAMED, Spans, TokenizerFile
 
-
-@dataclass(frozen=True)
-class TokenizerFile:
-    """A tokenizer's file, with tokenizer_config.json and chat_template.jinja in its folder, if they exist."""
-
-    path: Path
-
-    @property
-    def key(self) -> str:
-        """An id of the tokenizer: a digest of its file."""
-        return hashlib.sha256(self._content).hexdigest()
-
-    @property
-    def file_bytes(self) -> int:
-        return self.path.stat().st_size
-
-    @cached_property
-    def _content(self) -> bytes:
-        try:
-            return self.path.read_bytes()
-        except OSError as error:
-            raise DataError(f"{self.path}: cannot be read: {error.strerror}") from error
-
-    def _beside(self, name: str) -> JsonObject:
-        """A JSON object in a file of that name beside the tokenizer; empty if there is none."""
-        path = self.path.with_name(name)
-        if not path.is_file():
-            return {}
-        try:
-            about = json.loads(path.read_text(encoding="utf-8-sig"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise DataError(f"{path}: cannot be read as JSON: {reason(error)}") from error
-        return about if isinstance(about, dict) else {}
-
-    @cached_property
-    def _about(self) -> JsonObject:
-        return self._beside("tokenizer_config.json")
-
-    @cached_property
-    def _templates(self) -> Mapping[str, str]:
-        """The chat templates that come with the tokenizer, by name."""
-        own = self.path.with_name("chat_template.jinja")
-        if own.is_file():
-            return {"default": own.read_text()}
-        given = self._about.get("chat_template") or self._beside("chat_template.json").get("chat_template")
-        if isinstance(given, list):  # several, by name
-            pairs = [(one["name"], one["template"]) for one in given if isinstance(one, dict) and "template" in one]
-            return {name: source for name, source in pairs if isinstance(name, str) and isinstance(source, str)}
-        return {"default": given} if isinstance(given, str) else {}
-
-    @property
-    def template(self) -> str | None:
-        """The chat template that comes with the tokenizer."""
-        return self._templates.get("default")
-
-    @property
-    def tools_template(self) -> str:
-        """The chat template for conversations with tools; empty if it has none of its own."""
-        return self._templates.get("tool_use", "")
-
-    @property
-    def special(self) -> Mapping[str, Any]:
-        return self._special
-
-    @cached_property
-    def _special(self) -> Mapping[str, Any]:
-        """The special tokens that a chat template may use, by name; those that the tokenizer's files do not state are
-        absent. The same as transformers gives to templates, and where it finds none, what config.json states."""
-        stated, given = self._beside("special_tokens_map.json"), self._about
-        defaults = CLASS_TOKENS.get(str(given.get("tokenizer_class") or "").removesuffix("Fast"), {})
-        config = self._beside("config.json")
-        if not given.get("tokenizer_class"):
-            defaults = MODEL_TOKENS.get(str(config.get("model_type")), {})
-        defaults = {name: text for name, text in defaults.items() if self.has(text)}
-        texts = {**defaults, **_texts(stated), **_texts(given), **_texts(given.get("extra_special_tokens"))}
-        for name in ("bos_token", "eos_token"):
-            if name not in texts and name not in given:  # null in tokenizer_config.json: the model has none
-                numbers = (about.get(f"{name}_id") for about in (config, self._beside(GENERATION)))
-                if text := next(filter(None, map(self._token_text, numbers)), ""):
-                    texts[name] = text
-        return {name: text for name, text in texts.items() if name not in given or given[name] is not None}
-
-    def _token_text(self, number: Any) -> str:
-        """The text of a token by its id, or of the first of several; empty if there is none."""
-        number = number[0] if isinstance(number, list) and number else number
-        return self.text_of(number) if isinstance(number, int) and not isinstance(number, bool) else ""
-
-    def text_of(self, number: int) -> str:
-        """The name of the token with that id; empty if there is none."""
-        raise NotImplementedError
-
-    def has(self, token: str) -> bool:
-        """Whether the vocabulary has a token of that name."""
-        raise NotImplementedError
-
-
-GENERATION = "generation_config.json"
-_ENDOFTEXT: Mapping[str, str] = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
-_LLAMA = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-CLASS_TOKENS: Mapping[str, Mapping[str, str]] = {
-    "GPT2Tokenizer": _ENDOFTEXT,
-    "CodeGenTokenizer": _ENDOFTEXT,
-    "LlamaTokenizer": _LLAMA,
-    "CodeLlamaTokenizer": _LLAMA,
-    "GemmaTokenizer": {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>", "pad_token": "<pad>"},
-    "Qwen2Tokenizer": {
-        "eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>", "pad_token": "<|endoftext|>"
-    },
-    "T5Tokenizer": {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"},
-}  # fmt: skip
-"""The tokens that a class of transformers has where no file names them."""
-MODEL_TOKENS = {"gpt2": _ENDOFTEXT}
-"""The same for folders without a tokenizer_config.json, by the `model_type` of config.json."""
-
-
-def _texts(about: Any) -> dict[str, Any]:
-    """The special tokens in one of a tokenizer's files, by name, as texts."""
-    found: dict[str, Any] = {}
-    for name, token in (about if isinstance(about, dict) else {}).items():
-        text = token.get("content") if isinstance(token, dict) else token
-        if name == "additional_special_tokens" and isinstance(text, list):
-            found[name] = [one.get("content") if isinstance(one, dict) else one for one in text]
-        elif name.endswith("_token") and isinstance(text, str):
-            found[name] = text
-    return found
-
-
-Spans = Sequence[tuple[int, int]]
-"""(start, stop) of parts of a text, in characters."""
 BYTES = "bytes"
-NAMED = 'set data.tokenizer to "bytes", to a tokenizer.json, a SentencePiece .model, or a folder that contains one'
 
 
 class Tokenizer(Protocol):
@@ -344,114 +211,6 @@ def _library_errors(what: str) -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise DataError(f"{what}: {reason(error)}", "use another tokenizer.json in data.tokenizer") from error
-
-
-class SentencePiece(TokenizerFile):
-    """A SentencePiece model, read by its library, with the tokens that its folder adds. Special and added tokens in a
-    text are found before it is split in pieces."""
-
-    @cached_property
-    def _processor(self) -> Any:
-        from sentencepiece import SentencePieceProcessor
-
-        try:
-            return SentencePieceProcessor(model_proto=self._content)
-        except (RuntimeError, OSError, ValueError) as error:
-            raise DataError(f"{self.path} is not a valid SentencePiece model: {reason(error)}", NAMED) from error
-
-    @cached_property
-    def _added(self) -> Mapping[str, int]:
-        """The ids of tokens that tokenizer_config.json and added_tokens.json add to the model, by their text."""
-        found = {text: number for text, number in self._beside("added_tokens.json").items() if isinstance(number, int)}
-        listed = self._about.get("added_tokens_decoder")
-        for number, about in (listed if isinstance(listed, dict) else {}).items():
-            if isinstance(about, dict) and isinstance(about.get("content"), str) and number.isdecimal():
-                found[about["content"]] = int(number)
-        return found
-
-    @property
-    def key(self) -> str:
-        own = super().key
-        if not self._added:
-            return own
-        return hashlib.sha256(f"{own} {sorted(self._added.items())}".encode()).hexdigest()
-
-    @property
-    def size(self) -> int:
-        return max(self._processor.get_piece_size(), *(number + 1 for number in self._added.values()), 0)
-
-    @property
-    def _dtype(self) -> type[np.unsignedinteger]:
-        return np.uint32 if self.size > 2**16 else np.uint16
-
-    @property
-    def begin(self) -> str:
-        adds = self._about.get("add_bos_token", self._about.get("tokenizer_class") in ADD_BEGIN)
-        return self.special.get("bos_token", "") if adds else ""
-
-    @cached_property
-    def _special(self) -> Mapping[str, Any]:
-        model, texts = self._processor, dict(super()._special)
-        for name, number in (("bos_token", model.bos_id()), ("eos_token", model.eos_id())):
-            if not texts.get(name) and number >= 0:
-                texts[name] = model.id_to_piece(number)
-        return texts
-
-    def encode(self, text: bytes) -> np.ndarray:
-        try:
-            decoded = text.decode()
-        except UnicodeDecodeError as error:
-            raise DataError(f"the text is not UTF-8: {error}", "convert it to UTF-8") from error
-        return np.asarray(self._processor.encode(decoded), self._dtype)
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        added = {number: text for text, number in self._added.items()}
-        parts = []
-        for known, group in groupby(map(int, tokens), lambda token: token in added):
-            own = list(group)
-            parts.append("".join(added[one] for one in own) if known else self._processor.decode(own))
-        return "".join(parts)
-
-    def text_of(self, number: int) -> str:
-        added = {own: text for text, own in self._added.items()}
-        return added.get(number) or (self._processor.id_to_piece(number) if 0 <= number < self.size else "")
-
-    def has(self, token: str) -> bool:
-        number = self._processor.piece_to_id(token)
-        return token in self._added or self._processor.id_to_piece(number) == token
-
-    def token_id(self, token: str) -> int:
-        if token in self._added:
-            return self._added[token]
-        number = self._processor.piece_to_id(token)
-        if not self.has(token):
-            raise DataError(f"{self.path}: has no token {token!r}", "name a token of its vocabulary")
-        return number
-
-    def encode_with_spans(self, texts: Sequence[tuple[str, Spans]]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        texts_of = [text for text in self.special.values() if isinstance(text, str) and text]
-        known = sorted({*texts_of, *self._added}, key=len, reverse=True)
-        split = re.compile(f"({'|'.join(map(re.escape, known))})") if known else None
-        for text, spans in texts:
-            ids, ranges, at = [], [], 0
-            for part in split.split(text) if split else [text]:
-                if part in known:
-                    ids.append(self.token_id(part))
-                    ranges.append((at, at + len(part)))
-                elif part:
-                    for piece in self._processor.encode(part, return_type="proto").pieces:
-                        ids.append(piece.id)
-                        ranges.append((at + piece.begin, at + piece.end))
-                at += len(part)
-            begin, end = np.array(ranges, np.int64).reshape(-1, 2).T
-            inside = np.zeros(len(ids), bool)
-            for start, stop in spans:
-                inside |= (begin < stop) & (end > start)
-            yield np.asarray(ids, np.uint32), inside
-
-
-ADD_BEGIN = ("LlamaTokenizer", "LlamaTokenizerFast", "GemmaTokenizer", "GemmaTokenizerFast")
-"""Classes of transformers that put the begin token before a text unless add_bos_token says no."""
 
 
 def packages_of(tokenizer: str | None) -> tuple[str, ...]:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from dtrain.core.types import JsonObject
 from dtrain.data.paths import expand_path
-from dtrain.data.tokenizer import BYTES, GENERATION, TokenizerJson, open_tokenizer
+from dtrain.data.tokenizer import BYTES, TokenizerJson, open_tokenizer
+from dtrain.data.tokenizer_folder import GENERATION
 
 FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",

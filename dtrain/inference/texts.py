@@ -12,7 +12,8 @@ import numpy as np
 from dtrain.core.errors import DataError, RecipeError
 from dtrain.data.conversations import Message
 from dtrain.data.templates import Template
-from dtrain.data.tokenizer import BYTES, GENERATION, Tokenizer
+from dtrain.data.tokenizer import BYTES, Tokenizer
+from dtrain.data.tokenizer_folder import GENERATION
 from dtrain.inference.generate import ENDED, Generator, Sampling
 
 ROWS = 16

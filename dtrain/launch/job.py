@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Le
 
@@ -102,6 +102,8 @@ class LaunchJob:
     """The run's folder on this machine, with the submitted files in `launch/`. Not recorded."""
     extras: tuple[str, ...] = ()
     """The extras of dtrain that the recipe needs on the hosts. Not recorded."""
+    needs: tuple[str, ...] = ()
+    """What the recipe needs there, a line each. Not recorded."""
     since: float = 0.0
     """Time of the launch, in seconds since 1970."""
     owner: str = ""
@@ -163,6 +165,9 @@ class LaunchTarget(ABC):
 
     keeps_environment: ClassVar[bool] = False
     """Whether the run has all variables of this machine's environment."""
+    files: ClassVar[Literal["shared", "own", "unknown"]] = "own"
+    """Whether its hosts have this machine's files at the same paths: they share them, they have only what an image or a
+    mount brings, or that is up to the user."""
     sends_environment: ClassVar[bool] = True
     """Whether the values of `environment` are taken from this machine."""
 

@@ -85,6 +85,7 @@ def examine(path: Path, overrides: Sequence[str], devices: int | None, data: boo
     part = "part of its data" if inspected.partly else "one example of its data"
     result.checked += [part] if data and inspected.opened else []
     result.notes += [f"{key}: {taken}, relative to the recipe" for key, taken in parsed.beside.items()]
+    result.notes += inspected.notes
     result.warnings += _long_intervals(result.recipe, inspected)
     _model(result, inspected)
     _init(result)

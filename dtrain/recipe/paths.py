@@ -52,12 +52,13 @@ def absolute(values: JsonObject) -> JsonObject:
     here, trackers = Path.cwd(), values.get("track", {}).get("to", [])
     for section in (*(values.get(name, {}) for name in ("model", "data", "optimizer")), *trackers):
         module = str(section.get("target", "")).partition(":")[0].partition(".")[0]
-        if module.isidentifier() and not section.get("folder") and _has_module(here, module):
+        if module.isidentifier() and not section.get("folder") and has_module(here, module):
             section["folder"] = str(here)
     return values
 
 
-def _has_module(folder: Path, name: str) -> bool:
+def has_module(folder: Path, name: str) -> bool:
+    """Whether a folder has a module of that name."""
     return _exists(folder / f"{name}.py") or _exists(folder / name)
 
 
@@ -72,18 +73,18 @@ def _make_absolute(tree: Any, parts: Sequence[str]) -> None:
 
 
 def _from_here(text: str, pattern: bool) -> str:
-    if _is_elsewhere(text):
+    if is_elsewhere(text):
         return text
     here = Path.cwd()
     return str(Path(glob.escape(str(here)) if pattern else here) / text)
 
 
-def _is_elsewhere(text: str) -> bool:
+def is_elsewhere(text: str) -> bool:
     """Whether a value is not a path below a folder: empty, absolute, an address, or a name that dtrain gives."""
     return not text or text in NAMED or text.startswith(ELSEWHERE) or "://" in text or "\0" in text
 
 
-def _fixed(parts: Sequence[str]) -> int:
+def fixed_parts(parts: Sequence[str]) -> int:
     """How many parts of a path come before the first with a glob."""
     return next((i for i, part in enumerate(parts) if glob.has_magic(part)), len(parts))
 
@@ -116,10 +117,10 @@ def _at(tree: Node, parts: Sequence[str], key: str, taken: dict[str, str]) -> No
 
 def _resolved(node: Node, key: str, taken: dict[str, str]) -> str:
     text: str = node.value
-    if not node.mark.line or _is_elsewhere(text):
+    if not node.mark.line or is_elsewhere(text):
         return text  # a value without a line is from the command line
     folder, parts = _folder(node), Path(text).parts
-    fixed = _fixed(parts)
+    fixed = fixed_parts(parts)
     if folder == Path.cwd() and parts[:1] != ("..",):
         return str(Path(text))
     dots = text.startswith("./")
@@ -154,7 +155,7 @@ def _with_folder(section: Node, name: str, taken: dict[str, str]) -> Node:
     folder, module = _folder(target), target.value.partition(":")[0].partition(".")[0]
     if not module.isidentifier() or folder == Path.cwd():
         return section
-    if not _has_module(folder, module):
+    if not has_module(folder, module):
         return section
     taken[f"{name}.folder"] = str(folder)
     return _replaced(section, "folder", Node(str(folder), target.mark))

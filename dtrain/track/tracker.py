@@ -124,6 +124,14 @@ class TrackerConfig:
         """The optional packages that it imports; see `core.extras`."""
         return ()
 
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """The environment variables that it needs, on machines where nobody has logged in to its service."""
+        return ()
+
+    def check(self) -> None:
+        """Raises EnvironmentFault if it surely cannot start here; called before a run compiles."""
+
     def open(self, about: TrackedRun) -> AbstractContextManager[Tracker]:
         """Start to track a run; the tracker is valid within the context."""
         raise NotImplementedError

@@ -4,7 +4,7 @@ import os
 import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -35,6 +35,14 @@ class WandB(TrackerConfig):
     @property
     def packages(self) -> tuple[str, ...]:
         return ("wandb",)
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        return ("WANDB_API_KEY",) if self.mode == "online" else ()
+
+    def check(self) -> None:
+        if self.mode == "online" and not has_key():
+            raise _not_started("no API key is configured")
 
     @contextmanager
     def open(self, about: TrackedRun) -> Iterator[Tracker]:
@@ -105,7 +113,20 @@ def agent_name(recipe: str, overrides: Sequence[str]) -> list[str]:
     return [f"name={text.strip('-')[-63:].strip('-')}"]
 
 
-def _not_started(error: Exception) -> EnvironmentFault:
+def has_key() -> bool:
+    """Whether this machine has a key of the service: in the environment, or in the file that `wandb login` writes."""
+    if (
+        any(os.environ.get(name) for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"))
+        or os.environ.get("WANDB_MODE", "online") != "online"
+    ):
+        return True
+    with suppress(OSError):
+        path = Path(os.environ.get("NETRC") or Path.home() / ".netrc")
+        return "machine" in path.read_text() and ("wandb" in path.read_text() or "WANDB_BASE_URL" in os.environ)
+    return False
+
+
+def _not_started(error: Exception | str) -> EnvironmentFault:
     hint = "set WANDB_API_KEY, or set the tracker's mode to offline and upload later with `wandb sync`"
     return EnvironmentFault(f"Weights & Biases did not start: {error}", hint)
 

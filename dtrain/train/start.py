@@ -75,7 +75,7 @@ def prepare(session: Session) -> RunSetup:
     """Open the data, assemble and compile both steps, open the store.
 
     Raises DataError if the model cannot take the held-out data, RecipeError if `checkpoint.best` is not measured,
-    EnvironmentFault if the disk has no room for a checkpoint.
+    EnvironmentFault if the disk has no room for a checkpoint, or if a tracker cannot start.
     """
     train, test = session.recipe.data.open("train"), session.recipe.data.open("test")
     steps, devices = session.recipe.total_steps(len(train)), jax.devices()
@@ -87,6 +87,9 @@ def prepare(session: Session) -> RunSetup:
         raise DataError(f"held-out examples: {unfit}", "change the model's sizes, or the data")
 
     questions = _questions(session)
+    if jax.process_index() == 0 and not session.dry and not session.log.reached:
+        for tracker in session.recipe.track.to:
+            tracker.check()
     assembly = assemble(session.recipe, devices, train.example, steps, frozen_models(session.recipe))
     now, metrics = provenance.conditions(assembly), assembly.model.metrics
     epochs = round(steps * session.recipe.batch / len(train), 4)

@@ -42,11 +42,12 @@ def test_a_launch_shows_what_it_starts_before_it_starts(untrusted: Path, monkeyp
     monkeypatch.setattr(launch, "confirm", refuse)
     monkeypatch.setenv("HF_TOKEN", "x")
     shown = CliRunner().invoke(app, ["launch", "up", str(untrusted)]).output
-    assert shown.splitlines()[-5:] == [
+    assert shown.splitlines()[-6:] == [
         "hosts: here",
         "program: bin/evil -m dtrain run",
         "environment variables sent: HF_TOKEN",
         "model code: untrusted_net:Net",
+        "needs model.target  untrusted_net:Net: here",
         "Start it? False",
     ]
     override = "launch={kind: ssh, hosts: [ada@a, b], environment: []}"

@@ -13,7 +13,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from dtrain.core.errors import DataError
 from dtrain.data import conversations
 from dtrain.data.preference import Preference
-from dtrain.data.tokenizer import CLASS_TOKENS, open_tokenizer
+from dtrain.data.tokenizer import open_tokenizer
+from dtrain.data.tokenizer_folder import CLASS_TOKENS
 from tests.data.test_chat import TALK, chat, learned
 
 ASKED = {"role": "user", "content": "ask"}

@@ -34,6 +34,8 @@ Port = Annotated[int, Ge(1024), Le(65535)]
 class Hosts(LaunchTarget):
     """Base class for this machine and remote hosts: an agent of dtrain on each, and the runner that it starts."""
 
+    files: ClassVar[Literal["shared", "own", "unknown"]] = "unknown"
+
     runs: RemotePath = "runs"
     """The folder of run folders on the machines; all of them must share it."""
     folder: RemotePath = "~/.dtrain"
@@ -170,6 +172,7 @@ class Local(Hosts):
 
     kind: Literal["local"] = "local"
     keeps_environment: ClassVar[bool] = True
+    files: ClassVar[Literal["shared", "own", "unknown"]] = "shared"
 
     def machines(self) -> list[Machine]:
         python = sys.executable if self.python == "python3" else str(Path(self.python).expanduser())

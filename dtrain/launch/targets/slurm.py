@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from dtrain.core.errors import DtrainError, EnvironmentFault, LeftBehind, Locked, RecipeError, Stopped
 from dtrain.core.files import overwrite
@@ -94,6 +94,8 @@ UNPLACED = "node configuration is not available"
 @dataclass(frozen=True, kw_only=True)
 class Slurm(LaunchTarget):
     """One batch job. Its script, log and recipe are in the run's folder, under launch/."""
+
+    files: ClassVar[Literal["shared", "own", "unknown"]] = "shared"
 
     kind: Literal["slurm"] = "slurm"
     nodes: Positive = 1

@@ -1,0 +1,122 @@
+"""SentencePiece models, with the tokens that their folders add."""
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from dtrain.core.errors import DataError
+from dtrain.data.paths import reason
+from dtrain.data.tokenizer_folder import NAMED, Spans, TokenizerFile
+
+
+class SentencePiece(TokenizerFile):
+    """A SentencePiece model, read by its library, with the tokens that its folder adds. Special and added tokens in a
+    text are found before it is split in pieces."""
+
+    @cached_property
+    def _processor(self) -> Any:
+        from sentencepiece import SentencePieceProcessor
+
+        try:
+            return SentencePieceProcessor(model_proto=self._content)
+        except (RuntimeError, OSError, ValueError) as error:
+            raise DataError(f"{self.path} is not a valid SentencePiece model: {reason(error)}", NAMED) from error
+
+    @cached_property
+    def _added(self) -> Mapping[str, int]:
+        """The ids of tokens that tokenizer_config.json and added_tokens.json add to the model, by their text."""
+        found = {text: number for text, number in self._beside("added_tokens.json").items() if isinstance(number, int)}
+        listed = self._about.get("added_tokens_decoder")
+        for number, about in (listed if isinstance(listed, dict) else {}).items():
+            if isinstance(about, dict) and isinstance(about.get("content"), str) and number.isdecimal():
+                found[about["content"]] = int(number)
+        return found
+
+    @property
+    def key(self) -> str:
+        own = super().key
+        if not self._added:
+            return own
+        return hashlib.sha256(f"{own} {sorted(self._added.items())}".encode()).hexdigest()
+
+    @property
+    def size(self) -> int:
+        return max(self._processor.get_piece_size(), *(number + 1 for number in self._added.values()), 0)
+
+    @property
+    def _dtype(self) -> type[np.unsignedinteger]:
+        return np.uint32 if self.size > 2**16 else np.uint16
+
+    @property
+    def begin(self) -> str:
+        adds = self._about.get("add_bos_token", self._about.get("tokenizer_class") in ADD_BEGIN)
+        return self.special.get("bos_token", "") if adds else ""
+
+    @cached_property
+    def _special(self) -> Mapping[str, Any]:
+        model, texts = self._processor, dict(super()._special)
+        for name, number in (("bos_token", model.bos_id()), ("eos_token", model.eos_id())):
+            if not texts.get(name) and number >= 0:
+                texts[name] = model.id_to_piece(number)
+        return texts
+
+    def encode(self, text: bytes) -> np.ndarray:
+        try:
+            decoded = text.decode()
+        except UnicodeDecodeError as error:
+            raise DataError(f"the text is not UTF-8: {error}", "convert it to UTF-8") from error
+        return np.asarray(self._processor.encode(decoded), self._dtype)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        added = {number: text for text, number in self._added.items()}
+        parts = []
+        for known, group in groupby(map(int, tokens), lambda token: token in added):
+            own = list(group)
+            parts.append("".join(added[one] for one in own) if known else self._processor.decode(own))
+        return "".join(parts)
+
+    def text_of(self, number: int) -> str:
+        added = {own: text for text, own in self._added.items()}
+        return added.get(number) or (self._processor.id_to_piece(number) if 0 <= number < self.size else "")
+
+    def has(self, token: str) -> bool:
+        number = self._processor.piece_to_id(token)
+        return token in self._added or self._processor.id_to_piece(number) == token
+
+    def token_id(self, token: str) -> int:
+        if token in self._added:
+            return self._added[token]
+        number = self._processor.piece_to_id(token)
+        if not self.has(token):
+            raise DataError(f"{self.path}: has no token {token!r}", "name a token of its vocabulary")
+        return number
+
+    def encode_with_spans(self, texts: Sequence[tuple[str, Spans]]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        texts_of = [text for text in self.special.values() if isinstance(text, str) and text]
+        known = sorted({*texts_of, *self._added}, key=len, reverse=True)
+        split = re.compile(f"({'|'.join(map(re.escape, known))})") if known else None
+        for text, spans in texts:
+            ids, ranges, at = [], [], 0
+            for part in split.split(text) if split else [text]:
+                if part in known:
+                    ids.append(self.token_id(part))
+                    ranges.append((at, at + len(part)))
+                elif part:
+                    for piece in self._processor.encode(part, return_type="proto").pieces:
+                        ids.append(piece.id)
+                        ranges.append((at + piece.begin, at + piece.end))
+                at += len(part)
+            begin, end = np.array(ranges, np.int64).reshape(-1, 2).T
+            inside = np.zeros(len(ids), bool)
+            for start, stop in spans:
+                inside |= (begin < stop) & (end > start)
+            yield np.asarray(ids, np.uint32), inside
+
+
+ADD_BEGIN = ("LlamaTokenizer", "LlamaTokenizerFast", "GemmaTokenizer", "GemmaTokenizerFast")
+"""Classes of transformers that put the begin token before a text unless add_bos_token says no."""
