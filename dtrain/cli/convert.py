@@ -36,6 +36,9 @@ def import_(
         bool,
         typer.Option("--recipe-only", help="With --out: write NAME-tune.yaml alone, which reads SOURCE when it runs."),
     ] = False,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="With --out: the folder of the tokenizer, if SOURCE has none.")
+    ] = None,
     allow_changes: Annotated[
         bool,
         typer.Option("--allow-changes", help="Import even if the source's settings contradict the recipe's model."),
@@ -59,12 +62,14 @@ def import_(
             raise RecipeError(f"{source} does not exist")
         if recipe_only and (not out or (source / "adapter_config.json").is_file()):
             raise RecipeError("--recipe-only needs --out, and a folder of published weights")
+        if tokenizer and (not out or (source / "adapter_config.json").is_file()):
+            raise RecipeError("--tokenizer needs --out, and a folder of published weights")
         use_devices(devices)
         if out:
             if (source / "adapter_config.json").is_file():
                 _import_adapters(source, out, base, overrides, devices, runs_dir)
             else:
-                _import_published(source, out, overrides, devices, runs_dir, recipe_only)
+                _import_published(source, out, overrides, devices, runs_dir, recipe_only, tokenizer)
             return
         from dtrain.core.shipped import find
         from dtrain.recipe.load import load
@@ -96,12 +101,25 @@ def _import_adapters(
 
 
 def _import_published(
-    source: Path, name: str, overrides: list[str], devices: int | None, runs: Path, recipe_only: bool
+    source: Path,
+    name: str,
+    overrides: list[str],
+    devices: int | None,
+    runs: Path,
+    recipe_only: bool,
+    tokenizer: Path | None,
 ) -> None:
     from dtrain.cli.next_commands import program
-    from dtrain.train.import_run import import_published
+    from dtrain.train.import_run import import_published, tokenizer_in
 
-    recipe = import_published(source, name, overrides, devices, runs, _note, recipe_only=recipe_only)
+    recipe = import_published(
+        source, name, overrides, devices, runs, _note, recipe_only=recipe_only, tokenizer_folder=tokenizer
+    )
+    if not tokenizer_in(tokenizer or source):
+        typer.secho(f"{recipe} tunes the parameters of {source}", fg="green", err=True)
+        typer.echo(f"next: name a tokenizer's folder in {recipe}, as data.tokenizer; then", err=True)
+        typer.echo(f"      {program()} run {recipe}   # on chat.jsonl", err=True)
+        return
     if recipe_only:
         typer.secho(f"{recipe} tunes the parameters of {source}, which it reads when it starts", fg="green", err=True)
         typer.echo(f"next: {program()} run {recipe}   # on chat.jsonl", err=True)

@@ -242,30 +242,32 @@ def import_published(
     say: Say,
     *,
     recipe_only: bool = False,
+    tokenizer_folder: Path | None = None,
 ) -> Path:
     """Create the run `name` with the parameters of the folder at step 0, and NAME-tune.yaml, a recipe that tunes it.
 
-    With `recipe_only`, only that recipe is written, and it reads the folder itself. Returns its path; one that exists
-    already is not changed. DataError if the folder's model is not
-    supported or its files do not fit together; nothing is left behind then.
+    With `recipe_only`, only that recipe is written, and it reads the folder itself. The tokenizer comes from
+    `tokenizer_folder`, by default from `source`. Returns the recipe's path; one that exists already is not changed.
+    DataError if the folder's model is not supported or its files do not fit together; nothing is left behind then.
     """
     published = described(source)
     if published.unchecked:
         say(f"{source / CONFIG} has fields that dtrain does not recognise: {', '.join(published.unchecked)}")
     run_dir = folder(runs, name)
-    tokenizer = next(
-        (source / name for name in ("tokenizer.json", "tokenizer.model") if (source / name).is_file()), None
-    )
+    place = tokenizer_folder or source
+    tokenizer = tokenizer_in(place)
     if tokenizer:
         _report_tokenizer(tokenizer, published.model, say)
+    elif tokenizer_folder:
+        raise RecipeError(f"--tokenizer: {place} has no tokenizer.json and no tokenizer.model")
     else:
-        say(f"{source} has no tokenizer.json and no tokenizer.model: set data.tokenizer before training or generating")
+        say(f"{source} has no tokenizer.json and no tokenizer.model")
     if recipe_only:
         if overrides:
             raise RecipeError(f"--recipe-only takes no overrides, found {overrides[0]}", "give them to dtrain run")
         if Path(f"{name}-tune.yaml").exists():
             raise RecipeError(f"{name}-tune.yaml exists already", "give another name: --out NAME")
-        return _written(name, f"weights: {source}", published, str(source), tokenizer is not None)
+        return _written(name, f"weights: {source}", published, str(place), tokenizer is not None)
     own = str(run_dir.path / TOKENIZER)  # without a file there, what needs a tokenizer is refused
     values: JsonObject = {
         "model": _model(published.model),
@@ -278,8 +280,14 @@ def import_published(
         path = Path(temporary) / f"{name}.yaml"
         path.write_text(dump(values))
         recipe = dataclasses.replace(load(path, overrides, devices), name=name)
-    import_params(recipe, runs, source, say, before=lambda run_dir: copy_tokenizer(source, run_dir.path / TOKENIZER))
+    import_params(recipe, runs, source, say, before=lambda run_dir: copy_tokenizer(place, run_dir.path / TOKENIZER))
     return _written(name, f"run: {run_dir.path}", published, own, tokenizer is not None)
+
+
+def tokenizer_in(folder: Path) -> Path | None:
+    """The file of the tokenizer in a folder."""
+    names = ("tokenizer.json", "tokenizer.model")
+    return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
 def _model(model: Decoder) -> dict[str, Any]:
@@ -317,7 +325,7 @@ def _written(name: str, origin: str, published: Published, tokenizer: str, found
         origin=origin,
         mlp=gated,
         length=min(LENGTH, model.context),
-        tokenizer=tokenizer,
+        tokenizer=tokenizer if found else "FOLDER  # the weights came without one: name a folder with a tokenizer.json",
         template="" if has_template else "  template: alpaca  # the tokenizer has none of its own\n",
     )
     try:

@@ -222,3 +222,21 @@ def test_import_can_write_the_recipe_alone(dtrain: Dtrain, published: Path) -> N
     assert "takes no overrides" in wrong
     wrong = dtrain("import", "small.yaml", "published", "--recipe-only", code=2).stderr
     assert "--recipe-only needs --out" in wrong
+
+
+@pytest.mark.slow
+def test_weights_without_a_tokenizer_can_be_given_one(dtrain: Dtrain, published: Path) -> None:
+    (published / "alone").mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (published / "alone" / name).write_bytes((published / "published" / name).read_bytes())
+    shown = dtrain("import", "alone", "--out", "a").stderr
+    assert "next: name a tokenizer's folder in a-tune.yaml, as data.tokenizer; then" in shown
+    assert "generate" not in shown and "tokenizer: FOLDER" in (published / "a-tune.yaml").read_text()
+    shown = dtrain("import", "alone", "--out", "b", "--tokenizer", "published").stderr
+    (command,) = [line for line in shown.splitlines() if line.startswith("next: ")]
+    assert command.endswith("generate b --prompt '...'")
+    assert dtrain("generate", "b", "--prompt", "1 times", "--tokens", "2").stdout
+    assert (
+        "--tokenizer: small.yaml" in dtrain("import", "alone", "--out", "c", "--tokenizer", "small.yaml", code=2).stderr
+    )
+    assert "--tokenizer needs --out" in dtrain("import", "small.yaml", "alone", "--tokenizer", "x", code=2).stderr
