@@ -1,5 +1,6 @@
 """Read and write parameters in safetensors files, which contain no executable code."""
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ class Tensors:
     """Name of each tensor → the open file that contains it."""
     metadata: Mapping[str, str] = field(default_factory=dict)
     """Metadata from the files' headers."""
+    left_out: tuple[str, ...] = ()
+    """Names of files in the folder that are not the model's by its index, and are not read."""
 
     def __contains__(self, name: str) -> bool:
         return name in self.files
@@ -57,15 +60,44 @@ class InMemory(Tensors):
         return np.asarray(self.files[name][index])
 
 
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+"""What lists the files of a model that has several, and the file of a model that has one."""
+
+
+def _parts(folder: Path) -> tuple[list[Path], tuple[str, ...]]:
+    """The files of the model in a folder, and the names of others: those that the index lists, else model.safetensors,
+    else all. DataError if a file that the index lists is missing."""
+    found = sorted(folder.glob("*.safetensors"))
+    index = folder / INDEX
+    if index.is_file():
+        try:
+            listed = json.loads(index.read_text())["weight_map"]
+            names = sorted(set(map(str, listed.values())))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise DataError(f"{index}: is no index of tensors: {type(error).__name__} {error}"[:300]) from error
+        missing = [name for name in names if "/" in name or not (folder / name).is_file()]
+        if missing:
+            lost = sum(str(name) in missing for name in listed.values())
+            message = (
+                f"{folder}: {', '.join(missing)} of {INDEX} is not there, with {lost:,} of {len(listed):,} tensors"
+            )
+            raise DataError(message, "download the folder again, all of it")
+    else:
+        names = [SINGLE] if (folder / SINGLE).is_file() else [path.name for path in found]
+    parts = [folder / name for name in names]
+    return parts, tuple(path.name for path in found if path not in parts)
+
+
 @contextmanager
 def opened(path: Path) -> Iterator[Tensors]:
-    """Open a file, or every .safetensors file in a folder.
+    """Open a file, or the .safetensors files of the model in a folder.
 
-    Raises DataError if there is none, if it is a pickle, or if a file is damaged.
+    Raises DataError if there is none, if one that the folder's index lists is missing, if it is a pickle, or if a file
+    is damaged.
     """
     from safetensors import SafetensorError, safe_open
 
-    parts = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    parts, left_out = _parts(path) if path.is_dir() else ([path], ())
     if path.suffix in PICKLES or (not parts and any(part.suffix in PICKLES for part in path.iterdir())):
         raise DataError(f"{path} is in pickle format, which can execute code", "convert it to safetensors")
     if not parts:
@@ -83,7 +115,7 @@ def opened(path: Path) -> Iterator[Tensors]:
                 raise DataError(f"{min(duplicates)} is in more than one file of {path}")
             files |= dict.fromkeys(file.keys(), file)
             metadata |= file.metadata() or {}
-        yield Tensors(files, metadata)
+        yield Tensors(files, metadata, left_out)
 
 
 def write(path: Path, tensors: Mapping[str, np.ndarray], about: Mapping[str, str]) -> None:

@@ -1,7 +1,7 @@
 """dtrain predict"""
 
 import sys
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
@@ -59,15 +59,27 @@ def predict(
         chosen = inputs(data, example, files) if files else None
         given, unread = chosen or with_classes(data.open("test"), loaded.classes), chosen.unread if chosen else {}
         typer.secho(f"{run} at {loaded.chosen}", dim=True, err=True)
-        rows = predictions(loaded, given, top)
+        agreed: list[bool | None] = []
+        rows = _compared(predictions(loaded, given, top), agreed)
         if out is None:
             for row in rows:
                 _print(row)
         else:
             count = _write(rows, out, ["error"] if unread else [])
             typer.secho(f"{out}: {count:,} rows", fg="green", err=True)
+        if labelled := [same for same in agreed if same is not None]:
+            share = sum(labelled) / len(labelled)
+            typer.secho(f"{share:.2%} of {len(labelled):,} rows with a label are predicted so", fg="green", err=True)
         if unread:
             raise DataError(f"{len(unread):,} files cannot be used; the others are predicted", "see their `error`")
+
+
+def _compared(rows: "Iterable[JsonObject]", agreed: list[bool | None]) -> "Iterator[JsonObject]":
+    """The rows; `agreed` gets whether each has the class of its label, None if it has no label."""
+    for row in rows:
+        both = row.get("label") is not None and "class" in row
+        agreed.append(str(row["label"]) == row["class"] if both else None)
+        yield row
 
 
 def _divided(what: list[str]) -> tuple[list[str], list[str]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from dtrain.core.errors import DataError
+from dtrain.core.types import JsonObject
 from dtrain.data.batch import FEATURES, IMAGE, LABEL, TARGET, TOKEN, Batch, Example
 from dtrain.data.digits import WHITE, Digits
 from dtrain.data.files import HERE, resolve_files
@@ -18,6 +19,8 @@ from dtrain.data.table import Table
 from dtrain.data.tokenizer import BYTES
 from dtrain.data.windows import NO_TARGET, row_example
 
+NAME = {True: LABEL}
+"""The name of the label's column in predictions."""
 TOP = 255.0
 """Largest pixel value of a decoded image file."""
 
@@ -33,6 +36,8 @@ class Inputs:
     """Bytes of each text file, without those of its first token, which is not predicted."""
     by: str = "file"
     """What the names are: files, or the numbers of rows."""
+    others: list[JsonObject] = field(default_factory=list)
+    """For each example, what else stands in its row: columns that the model does not get, and `label`."""
     unread: dict[str, str] = field(default_factory=dict)
     """Files that cannot be used, with the reason."""
 
@@ -47,8 +52,10 @@ def inputs(data: Data, example: Example, names: Sequence[str]) -> Inputs:
     if IMAGE in example and example[IMAGE].dtype == "uint8" and data.reads_inputs:
         return _images(data, example[IMAGE].shape, names)
     if isinstance(data, Table):
-        rows = Arrays({FEATURES: data.unlabelled(names)}, {FEATURES: example[FEATURES]}, "")
-        return Inputs(rows, [f"{i + 1}" for i in range(len(rows))], by="row")
+        values, others = data.unlabelled(names)
+        rows = Arrays({FEATURES: values}, {FEATURES: example[FEATURES]}, "")
+        others = [{NAME.get(key == data.label, key): value for key, value in row.items()} for row in others]
+        return Inputs(rows, [f"{i + 1}" for i in range(len(rows))], by="row", others=others)
     message = f"data of kind {data.kind} cannot read {names[0]}"
     hint = "leave the files out to use the test split, and change the data with key=value: data.args.path=..."
     raise DataError(message, hint)

@@ -22,6 +22,11 @@ from dtrain.data.source import CHANGED
 HEADERS = {20240520: "uint16", 20240801: "uint32"}
 """Dtype of the tokens by the magic number of the header."""
 HEADER_VALUES = 256
+MEGATRON = b"MMIDIDX\x00\x00"
+"""First bytes of an index of Megatron's; eight bytes of version and a code of the dtype follow."""
+MEGATRON_TYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
+WIDTH_SAMPLE = 256
+"""First values of a .bin file that are looked at for the width of its tokens."""
 NUMPY = b"\x93NUMPY"
 """First bytes of a .npy file."""
 SCAN = 2**24
@@ -150,7 +155,7 @@ def opened(path: Path, dtype: str) -> Stream:
         with path.open("rb") as file:
             start = file.read(4 * HEADER_VALUES)
         numpy = path.suffix == ".npy" or start.startswith(NUMPY)
-        dtype, offset, count = _npy(path) if numpy else _bin(start, dtype)
+        dtype, offset, count = _npy(path) if numpy else _bin(start, _indexed(path) or dtype)
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read as tokens: {error}") from error
     size, width = stamp[0] - offset, np.dtype(dtype).itemsize
@@ -161,7 +166,33 @@ def opened(path: Path, dtype: str) -> Stream:
         raise DataError(f"{path}: the header declares {count:,} tokens, but {size // width:,} follow")
     if not size:
         raise DataError(f"{path}: contains no tokens")
+    if not numpy and count is None:
+        _refuse_wider(path, dtype)
     return Stream(path, dtype, offset, size // width, tuple(stamp))
+
+
+def _indexed(path: Path) -> str:
+    """The dtype in Megatron's index beside a .bin file; empty if there is no such index."""
+    index = path.with_suffix(".idx")
+    if not index.is_file():
+        return ""
+    with index.open("rb") as file:
+        start = file.read(len(MEGATRON) + 9)
+    code = start[len(MEGATRON) + 8 : len(MEGATRON) + 9]
+    if not start.startswith(MEGATRON) or not code or code[0] not in MEGATRON_TYPES:
+        message = f"{index}: is beside {path.name}, and is no index of tokens by Megatron"
+        raise DataError(message, "rename it if it is something else, or write the tokens to a .npy file")
+    return MEGATRON_TYPES[code[0]]
+
+
+def _refuse_wider(path: Path, dtype: str) -> None:
+    """DataError if the values are surely wider than the dtype: then every second one is the upper half of another."""
+    values = np.fromfile(path, dtype, WIDTH_SAMPLE)
+    if len(values) >= WIDTH_SAMPLE and not values[1::2].any() and values[::2].any():
+        wider = {"uint8": "uint16", "uint16": "uint32"}.get(dtype, "int64")
+        message = f"{path}: every second value of the first {WIDTH_SAMPLE:,} is 0: its tokens are wider than {dtype}"
+        hint = f"set data.dtype: {wider}" if wider != "int64" else "write the tokens to a .npy file"
+        raise DataError(message, hint)
 
 
 def _bin(start: bytes, dtype: str) -> tuple[str, int, int | None]:

@@ -1,7 +1,8 @@
 """Rows of a table: columns of numbers and a label, from CSV, Parquet, Arrow or JSON-lines files."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from dtrain.core.errors import DataError, missing_package
-from dtrain.core.types import Fraction
+from dtrain.core.types import Fraction, JsonObject
 from dtrain.data.batch import FEATURES, LABEL, Example, Feature
 from dtrain.data.data_check import BYTES, DataCheck
 from dtrain.data.files import HERE, address_packages, resolve_files
@@ -19,6 +20,12 @@ from dtrain.data.paths import reading, reason
 from dtrain.data.source import Arrays, Load, Source, Split, Unaugmented
 
 SUFFIXES = (".csv", ".tsv", ".parquet", ".arrow", ".feather", ".jsonl", ".ndjson")
+CATEGORIES = 64
+"""Most different texts of a column that become columns."""
+MISSING = "(missing)"
+"""The text in place of one that is missing."""
+SHOWN, PLACES = 20, 8
+"""Most columns or classes, and most rows of each, that a message names."""
 HINT = f"tables end in {', '.join(SUFFIXES)}; CSV and JSON lines may end in .gz, too"
 
 
@@ -34,7 +41,11 @@ class Table(Unaugmented):
     predict: Literal["class", "number"] = "class"
     """class: the label's different values are classes; number: the label is a number."""
     columns: tuple[str, ...] = ()
-    """The columns of numbers that the model gets; default: all but the label."""
+    """The columns that the model gets; default: all but the label. A column of texts becomes one of 0 and 1 for each
+    text of the training rows, a date days since 1970."""
+    missing: Literal["refuse", "median"] = "refuse"
+    """What happens where a number is missing: refuse, or take the median of the training rows, with a column beside it
+    that says where. A text that is missing is a text of its own."""
     scale: bool = True
     """Subtract from each column its mean over the training rows, and divide it by its standard deviation there."""
     test: Fraction = 0.1
@@ -60,26 +71,32 @@ class Table(Unaugmented):
         table = read.test if split == "test" else read.train
         if not len(table.label):
             raise DataError(f"{self.files[0]}: no row for the {split} split", "use more rows, or another data.test")
-        features = {FEATURES: read.scaled(table.values), LABEL: read.labels(table.label)}
+        features = {FEATURES: read.features(table), LABEL: read.labels(table.label)}
         classes = len(read.classes) if self.predict == "class" else None
         example = {
-            FEATURES: Feature((len(read.columns),), "float32"),
+            FEATURES: Feature((len(read.names),), "float32"),
             LABEL: Feature((), str(features[LABEL].dtype), classes),
         }
-        digest = hashlib.sha256(repr((read.columns, read.classes)).encode())
+        digest = hashlib.sha256(repr((read.names, read.classes)).encode())
         for values in features.values():
             digest.update(values.tobytes())
-        return Rows(features, example, f"table:{split}:{digest.hexdigest()[:16]}", classes=read.classes)
+        fingerprint = f"table:{split}:{digest.hexdigest()[:16]}"
+        return Rows(features, example, fingerprint, classes=read.classes, found=tuple(read.notes(split, table)))
 
     def inspect(self, check: DataCheck) -> None:
         files = check.files(self.files, self.test_files, "data")
         if not check.too_large(f"the rows of {len(files)} files", files, BYTES) and files:
             check.open(self, "data.files")
 
-    def unlabelled(self, names: Sequence[str]) -> np.ndarray:
-        """The columns of other files (rows, columns), scaled like the training rows. The label may be missing."""
+    def unlabelled(self, names: Sequence[str]) -> tuple[np.ndarray, list[JsonObject]]:
+        """The columns of other files (rows, columns), encoded like the training rows, and for each row what else the
+        file has: columns that the model does not get, and the label if it is there."""
         read = _Read(self)
-        return read.scaled(_columns(_tables(resolve_files(tuple(names), "a table", HERE)), read.columns, None).values)
+        tables = _tables(resolve_files(tuple(names), "a table", HERE))
+        values = read.features(_columns(tables, read.columns, None, self.missing))
+        rest = [name for name in tables[0][1].column_names if name not in read.columns]
+        kept = [table.select([name for name in rest if name in table.column_names]).to_pylist() for _, table in tables]
+        return values, [{name: _plain(value) for name, value in row.items()} for rows in kept for row in rows]
 
 
 @dataclass(frozen=True)
@@ -87,18 +104,28 @@ class Rows(Arrays):
     """The rows of a split."""
 
     classes: tuple[str, ...] = ()
+    found: tuple[str, ...] = ()
+    """What was found in the files, as lines."""
 
     @property
     def class_names(self) -> tuple[str, ...]:
         return self.classes
 
+    @property
+    def notes(self) -> Sequence[str]:
+        return self.found
+
 
 @dataclass(frozen=True)
 class _Columns:
-    values: np.ndarray
-    """float64 (rows, columns)."""
+    values: Mapping[str, np.ndarray]
+    """For each column (rows,): float64, with NaN where a number is missing, or strings."""
     label: np.ndarray
     """(rows,) of numbers or strings; empty if it was not asked for."""
+
+    def rows(self, chosen: np.ndarray) -> "_Columns":
+        """Some of the rows."""
+        return _Columns({name: column[chosen] for name, column in self.values.items()}, self.label[chosen])
 
 
 @dataclass(frozen=True)
@@ -120,7 +147,7 @@ class _Read:
 
     @cached_property
     def _all(self) -> _Columns:
-        return _columns(self._tables, self.columns, self.data.label)
+        return _columns(self._tables, self.columns, self.data.label, self.data.missing)
 
     @cached_property
     def _held_out(self) -> np.ndarray:
@@ -132,13 +159,14 @@ class _Read:
     def train(self) -> _Columns:
         if self.data.test_files:
             return self._all
-        return _Columns(self._all.values[~self._held_out], self._all.label[~self._held_out])
+        return self._all.rows(~self._held_out)
 
     @cached_property
     def test(self) -> _Columns:
         if self.data.test_files:
-            return _columns(_tables(resolve_files(self.data.test_files, "a table")), self.columns, self.data.label)
-        return _Columns(self._all.values[self._held_out], self._all.label[self._held_out])
+            files = _tables(resolve_files(self.data.test_files, "a table"))
+            return _columns(files, self.columns, self.data.label, self.data.missing)
+        return self._all.rows(self._held_out)
 
     @cached_property
     def classes(self) -> tuple[str, ...]:
@@ -166,14 +194,85 @@ class _Read:
             raise DataError(message, "use data.predict: class, or a column of numbers")
         return self._finite(label[:, None], (self.data.label,))[:, 0]
 
-    def scaled(self, values: np.ndarray) -> np.ndarray:
+    @cached_property
+    def categories(self) -> Mapping[str, list[str]]:
+        """The texts that each column of texts has in the training rows. DataError if one has too many."""
+        found, many = {}, []
+        for name, column in self.train.values.items():
+            if column.dtype.kind == "U":
+                found[name] = sorted(set(column.tolist()))
+                many += [f"{name!r} ({len(found[name]):,})"] * (len(found[name]) > CATEGORIES)
+        if many:
+            message = f"{self.data.files[0]}: columns of too many different texts: {', '.join(many)}"
+            raise DataError(message, f"at most {CATEGORIES} become columns: name the others in data.columns")
+        return found
+
+    @cached_property
+    def _medians(self) -> Mapping[str, float]:
+        """The median of each column of numbers that lacks some in the training rows."""
+        numbers = {name: column for name, column in self.train.values.items() if column.dtype.kind == "f"}
+        return {name: _median(column) for name, column in numbers.items() if np.isnan(column).any()}
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names of the columns that the model gets."""
+        names = []
+        for name in self.columns:
+            names += [f"{name}={text}" for text in self.categories[name]] if name in self.categories else [name]
+            names += [f"{name} is missing"] if name in self._medians else []
+        return tuple(names)
+
+    def _encoded(self, rows: _Columns) -> np.ndarray:
+        """float64 (rows, names): numbers, medians where they are missing, and 0 and 1 for texts."""
+        encoded = []
+        for name in self.columns:
+            column = rows.values[name]
+            if name in self.categories:
+                column = column if column.dtype.kind == "U" else np.array([_shown(value) for value in column])
+                encoded += [(column == text).astype(np.float64) for text in self.categories[name]]
+                continue
+            if column.dtype.kind == "U":
+                message = f"{self.data.files[0]}: column {name!r} has numbers in the training rows and texts elsewhere"
+                raise DataError(message, "write it alike in all files, or leave it out of data.columns")
+            absent = np.isnan(column)
+            fill = self._medians.get(name, _median(self.train.values[name])) if absent.any() else 0.0
+            encoded.append(np.where(absent, fill, column))
+            if name in self._medians:
+                encoded.append(absent.astype(np.float64))
+        return np.stack(encoded, 1)
+
+    def features(self, rows: _Columns) -> np.ndarray:
         """The columns as the model gets them, float32. DataError if a value is too large for that."""
+        values = self._encoded(rows)
         if self.data.scale:
+            train = values if rows is self.train else self._encoded(self.train)
             with np.errstate(over="ignore", invalid="ignore"):
-                deviation = self.train.values.std(0)
-                values = (values - self.train.values.mean(0)) / np.where(deviation > 0, deviation, 1)
+                deviation = train.std(0)
+                values = (values - train.mean(0)) / np.where(deviation > 0, deviation, 1)
             values = np.where(np.isfinite(deviation), values, np.inf)
-        return self._finite(values, self.columns)
+        return self._finite(values, self.names)
+
+    def notes(self, split: Split, rows: _Columns) -> Iterator[str]:
+        """What the columns became, and what is left out."""
+        if self.classes:
+            counts = Counter(self.labels(rows.label).tolist())
+            shown = [f"{name} {counts[number]:,}" for number, name in enumerate(self.classes[:SHOWN])]
+            more = f" and {len(self.classes) - SHOWN:,} more" if len(self.classes) > SHOWN else ""
+            yield f"{len(rows.label):,} rows: {', '.join(shown)}{more}"
+        if split == "test":
+            for name, texts in self.categories.items():
+                if unknown := set(map(_shown, rows.values[name].tolist())) - set(texts):
+                    yield f"column {name!r}: {len(unknown):,} texts that no training row has count as none of them"
+            return
+        if self.categories:
+            counts = [f"{name} ({len(texts)})" for name, texts in self.categories.items()]
+            yield f"columns of texts, each text a column: {', '.join(counts)}"
+        for name, median in self._medians.items():
+            absent = int(np.isnan(rows.values[name]).sum())
+            yield f"column {name!r}: {absent:,} values are missing, {median:g}, the median, in their place"
+        left = [name for name in self._tables[0][1].column_names if name not in (*self.columns, self.data.label)]
+        if left:
+            yield f"columns left out: {', '.join(left[:SHOWN])}{f' and {len(left) - SHOWN} more' * (len(left) > SHOWN)}"
 
     def _finite(self, values: np.ndarray, names: Sequence[str]) -> np.ndarray:
         """The values as float32."""
@@ -186,60 +285,125 @@ class _Read:
         return cast
 
 
-def _columns(tables: Sequence[tuple[Path, Any]], columns: Sequence[str], label: str | None) -> _Columns:
-    """The columns of all files one after the other. DataError names the place of a value that is no number."""
-    values, labels = [], []
+def _columns(tables: Sequence[tuple[Path, Any]], columns: Sequence[str], label: str | None, missing: str) -> _Columns:
+    """The columns of all files one after the other. DataError names the places of all values that cannot be used."""
+    values: dict[str, list[np.ndarray]] = {name: [] for name in columns}
+    labels, faults = [], list[str]()
     for path, table in tables:
         wanted = [*columns, *([label] if label else [])]
-        missing = [name for name in wanted if name not in table.column_names]
-        if missing:
-            raise DataError(f"{path}: has no column {missing[0]!r}", f"it has {', '.join(table.column_names)}"[:500])
+        absent = [name for name in wanted if name not in table.column_names]
+        if absent:
+            message = f"{path}: has no column {', '.join(map(repr, absent))}"
+            raise DataError(message, f"it has {', '.join(table.column_names)}"[:500])
         twice = [name for name in wanted if table.column_names.count(name) > 1]
         if twice:
             raise DataError(
                 f"{path}: two columns are named {twice[0]!r}", "rename or drop one: a join may have made it"
             )
-        values.append(np.stack([_numbers(path, name, table[name]) for name in columns], 1) if columns else np.empty(0))
+        for name in columns:
+            column, fault = _values(path, name, table[name], missing)
+            values[name].append(column)
+            faults += [fault] if fault else []
         if label:
-            labels.append(_label(path, label, table[label]))
+            column, fault = _label(path, label, table[label])
+            labels.append(column)
+            faults += [fault] if fault else []
     if not columns:
-        raise DataError(f"{tables[0][0]}: has no column besides the label", "name columns of numbers in data.columns")
-    return _Columns(np.concatenate(values), np.concatenate(labels) if labels else np.empty(0))
+        raise DataError(f"{tables[0][0]}: has no column besides the label", "name columns in data.columns")
+    if faults:
+        hint = "fill them in, drop the rows, leave the column out of data.columns, or set data.missing: median"
+        more = [f"and {len(faults) - SHOWN} more columns"] * (len(faults) > SHOWN)
+        raise DataError("\n  ".join([*faults[:SHOWN], *more]), hint)
+    joined = {name: _joined(parts) for name, parts in values.items()}
+    return _Columns(joined, np.concatenate(labels) if labels else np.empty(0))
 
 
-def _numbers(path: Path, name: str, column: Any) -> np.ndarray:
+def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """The parts of a column one after the other, as texts if one of them has texts."""
+    if len({part.dtype.kind for part in parts}) > 1:
+        parts = [part if part.dtype.kind == "U" else np.array([_shown(value) for value in part]) for part in parts]
+    return np.concatenate(parts)
+
+
+def _shown(value: Any) -> str:
+    """A number as it would be written in a column of texts."""
+    if isinstance(value, str):
+        return value
+    return MISSING if np.isnan(value) else f"{value:g}"
+
+
+def _median(column: np.ndarray) -> float:
+    """The median of the numbers that are there; 0 if none is."""
+    there = column[~np.isnan(column)]
+    return float(np.median(there)) if len(there) else 0.0
+
+
+def _values(path: Path, name: str, column: Any, missing: str) -> tuple[np.ndarray, str]:
+    """A column as float64 or as texts, and what is wrong with it."""
     import pyarrow as pa
 
-    kind = column.type
-    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
-        message = f"{path}: column {name!r} has values of type {kind}, not numbers"
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    place = f"{path}: column {name!r}"
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        with reading(place):
+            texts = column.cast("string").to_pylist()
+        return np.array([text if text else MISSING for text in texts], dtype=str), ""
+    if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
+        days = column.cast(pa.timestamp("us")).cast("int64").to_numpy(zero_copy_only=False).astype(np.float64)
+        return _checked(place, path, days / 86_400e6, column, missing)
+    if not (
+        pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind)
+    ):
+        message = f"{place} has values of type {column.type}, neither numbers nor texts nor dates"
         raise DataError(message, "leave it out of data.columns, or write it as numbers")
-    with reading(f"{path}: column {name!r}", "a float64 holds integers up to 9,007,199,254,740,992 exactly"):
-        array = column.cast("float64").to_numpy()
-    bad = np.flatnonzero(~np.isfinite(array))
-    if len(bad):
-        message = f"{path}: column {name!r} has no finite number in row {bad[0] + 1}"
-        raise DataError(message, "fill it in, or drop the row")
-    return array
+    with reading(place, "a float64 holds integers up to 9,007,199,254,740,992 exactly"):
+        array = column.cast("float64").to_numpy().astype(np.float64)
+    return _checked(place, path, array, column, missing)
 
 
-def _label(path: Path, name: str, column: Any) -> np.ndarray:
+def _checked(place: str, path: Path, array: np.ndarray, column: Any, missing: str) -> tuple[np.ndarray, str]:
+    """The numbers, with NaN where one is missing, and what is wrong with them."""
+    if column.null_count:
+        array[column.is_null().to_numpy(zero_copy_only=False)] = np.nan
+    bad = np.flatnonzero(np.isinf(array) if missing == "median" else ~np.isfinite(array))
+    return array, f"{place} has no finite number in {_rows(path, bad, len(array))}" if len(bad) else ""
+
+
+def _rows(path: Path, rows: np.ndarray, count: int) -> str:
+    """Rows of a table by their lines in the file, where these are known."""
+    first, word = 1, "row"
+    if path.suffix.lower() in (".csv", ".tsv", ".jsonl", ".ndjson"):
+        header = path.suffix.lower() in (".csv", ".tsv")
+        with path.open("rb") as file:
+            lines = sum(1 for _ in file)
+        if lines == count + header:  # no value has a line break, and no line is empty
+            first, word = 1 + header, "line"
+    shown = ", ".join(f"{row + first:,}" for row in rows[:PLACES].tolist())
+    more = f" and {len(rows) - PLACES:,} more" if len(rows) > PLACES else ""
+    return f"{word}{'s' * (len(rows) > 1)} {shown}{more}"
+
+
+def _plain(value: Any) -> Any:
+    """A value of a table as JSON has it."""
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def _label(path: Path, name: str, column: Any) -> tuple[np.ndarray, str]:
+    """The labels, and what is wrong with them."""
     import pyarrow as pa
 
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
     if not (is_text or pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
         message = f"{path}: column {name!r} has values of type {column.type}, neither text nor numbers"
-        raise DataError(message, "choose another data.label, or or write it as text or numbers")
+        raise DataError(message, "choose another data.label, or write it as text or numbers")
     with reading(f"{path}: column {name!r}"):
         array = column.to_numpy()
         array = array.astype(str) if array.dtype.kind == "O" and is_text and not column.null_count else array
     missing = column.is_null().to_numpy() if column.null_count else array == "" if is_text else np.zeros(0, bool)
     missing = np.isnan(array) if array.dtype.kind == "f" else missing
-    if missing.any():
-        row = missing.argmax() + 1
-        raise DataError(f"{path}: column {name!r} has no value in row {row}", "fill it in, or drop the row")
-    return array
+    bad = np.flatnonzero(missing)
+    return array, f"{path}: column {name!r} has no value in {_rows(path, bad, len(array))}" if len(bad) else ""
 
 
 def _tables(files: Sequence[Path]) -> list[tuple[Path, Any]]:

@@ -94,7 +94,7 @@ def _row(own: dict[str, np.ndarray], classes: Names, top: int) -> JsonObject:
 def _origin(given: Inputs, index: int) -> JsonObject:
     """Where an example comes from: {"file": name} or {"row": number}."""
     name = given.names[index]
-    return {given.by: int(name) if given.by == "row" else name}
+    return {given.by: int(name) if given.by == "row" else name} | (given.others[index] if given.others else {})
 
 
 def _plain(own: dict[str, np.ndarray]) -> JsonObject:

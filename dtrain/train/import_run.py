@@ -83,7 +83,7 @@ def import_params(
         with _tensors(source, say) as tensors:
             published = is_published(tensor_names(tensors, recipe.model, ours))
             agree(recipe.model, tensors.metadata, source, say, published=published, allowed=allow_changes)
-            where = find_tensors(tensors, recipe.model, ours, source)
+            where = find_tensors(tensors, recipe.model, ours, source, say=say)
             params = read(tensors, where, ours, shapes)
         before(run_dir)
         save_first(assembly, params, example, run_dir, lease, {"imported": str(source.absolute())})

@@ -154,7 +154,7 @@ def weights_from(assembly: Assembly, init: Init, say: Say, checksum: Sequence[in
     with opened(source) as tensors:
         published = is_published(tensor_names(tensors, model, ours))
         agree(model, tensors.metadata, source, say, published=published, override=False)
-        where = find_tensors(tensors, model, ours, source, new)
+        where = find_tensors(tensors, model, ours, source, new, say)
     taken = {own: name for own, name in names.items() if own not in new}
     what = f"{part}: " if part in assembly.frozen else "initialised "
     lines = [f"{what}from {source}: {len(taken)} of {len(names)} parameters"]

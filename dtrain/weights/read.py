@@ -16,8 +16,18 @@ from dtrain.recipe.recipe import Recipe
 
 SHOWN = 8
 """Differences that an error message lists."""
-PREFIXES = ("", "transformer.", "language_model.")
-"""Prefixes of the parameter names in some files: of GPT-2, and of decoders that have an image encoder beside them."""
+PREFIXES = (
+    "",
+    "transformer.",
+    "language_model.",
+    "_orig_mod.",
+    "module.",
+    "_orig_mod.transformer.",
+    "module.transformer.",
+)
+"""Prefixes of the parameter names in some files: of GPT-2, of decoders that have an image encoder beside them, and of
+models that were wrapped by torch.compile or for several devices."""
+WRAPPED = ("_orig_mod.", "module.")
 EMBEDDINGS = {"GPT-2": "wte.weight", "Llama": "model.embed_tokens.weight"}
 """Name of the embedding in files of each architecture."""
 Say = Callable[[str], None]
@@ -38,7 +48,12 @@ def is_published(table: Mapping[str, Place]) -> bool:
 
 
 def find_tensors(
-    tensors: Tensors, model: object, ours: Mapping[str, Param], source: Path, new: Sequence[str] = ()
+    tensors: Tensors,
+    model: object,
+    ours: Mapping[str, Param],
+    source: Path,
+    new: Sequence[str] = (),
+    say: Say = lambda _: None,
 ) -> Located:
     """Find every parameter but those of `new` in the files.
 
@@ -53,6 +68,10 @@ def find_tensors(
         for tensor in table[name].names(param)
     }
     expected = {tensor: shape for tensor, (name, shape) in shapes.items() if name not in new}
+    if prefix.startswith(WRAPPED):
+        say(f"{source}: the tensors have the prefix {prefix!r} of a wrapped model, which is left out")
+    if tensors.left_out:
+        say(f"{source}: not read, not of the model: {', '.join(tensors.left_out)}")
     # files of a model with tied embeddings may contain the head as well: then it must equal the embedding
     tied_head = {HEAD} if HEAD in tensors and HEAD not in shapes and "embed" in table else set()
     _refuse_unlike(tensors, expected, tied_head | (shapes.keys() - expected.keys()), source)

@@ -147,3 +147,19 @@ def test_a_second_open_reads_no_tokens_and_a_changed_one_is_noticed(
     assert len(scans) == 1
     rewrite(path)
     assert data.open("train").fingerprint != first
+
+
+def test_the_index_of_megatron_gives_the_dtype(tmp_path: Path) -> None:
+    tokens = np.arange(1000, dtype=np.int32) % 7
+    tokens.tofile(tmp_path / "a.bin")
+    with pytest.raises(DataError, match="every second value of the first 256 is 0: its tokens are wider than uint16"):
+        opened(tmp_path / "a.bin", "uint16")
+    (tmp_path / "a.idx").write_bytes(b"MMIDIDX\x00\x00" + (1).to_bytes(8, "little") + bytes([4]))
+    assert np.array_equal(opened(tmp_path / "a.bin", "uint16").tokens, tokens)
+    (tmp_path / "a.idx").write_bytes(b"something else")
+    with pytest.raises(DataError, match="is no index of tokens by Megatron"):
+        opened(tmp_path / "a.bin", "uint16")
+    (tmp_path / "a.idx").unlink()
+    tokens.astype(np.int64).tofile(tmp_path / "a.bin")
+    with pytest.raises(DataError, match="wider than uint32"):
+        opened(tmp_path / "a.bin", "uint32")

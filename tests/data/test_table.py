@@ -81,9 +81,12 @@ def test_the_split_is_of_the_rows_and_the_scale_of_the_training_rows(table: pyar
 @pytest.mark.parametrize(
     ("text", "settings", "message"),
     [
-        ("a,b\n1,x\n,y\n", {}, "column 'a' has no finite number in row 2"),
-        ("a,b\n1,x\nnan,y\n", {}, "column 'a' has no finite number in row 2"),
-        ("a,b\none,x\ntwo,y\n", {}, "column 'a' has values of type string, not numbers"),
+        ("a,b\n1,x\n,y\n", {}, "column 'a' has no finite number in line 3"),
+        ("a,b\n1,x\nnan,y\n", {}, "column 'a' has no finite number in line 3"),
+        ("a,b\n1,x\ninf,y\n", {"missing": "median"}, "column 'a' has no finite number in line 3"),
+        ('a,b,c\n1,x,"p\nq"\n,y,r\n', {"columns": ("a",)}, "column 'a' has no finite number in row 2"),
+        ("a,b\n" + "".join(f"t{i},x\n" for i in range(99)), {"test": 0.0}, "too many different texts: 'a' (99)"),
+        ("a,b\n0 days,x\n[1],y\n", {"test": 1.0}, "no row for the train split"),
         ("a,b\n1,x\n", {"columns": ("c",)}, "has no column 'c'"),
         ("a\n1\n", {}, "has no column 'b'"),
         ("b\nx\ny\n", {}, "has no column besides the label"),
@@ -135,7 +138,7 @@ def test_tables_that_pandas_writes_by_accident_are_refused_with_the_column(tmp_p
         opened("twice.csv", "a,a,y\n1,2,0\n3,4,1\n")
     with pytest.raises(DataError, match=r"column 'a': cannot be read: Integer value 9007199254740993"):
         opened("wide.csv", "a,y\n9007199254740993,0\n3,1\n")
-    with pytest.raises(DataError, match="column 'y' has no value in row 2"):
+    with pytest.raises(DataError, match="column 'y' has no value in line 3"):
         opened("empty.csv", "a,y\n1,yes\n2,\n3,no\n")
     pyarrow.parquet.write_table(pyarrow.table({"a": [1.0], "y": [[1, 2]]}), tmp_path / "list.parquet")
     with pytest.raises(DataError, match=r"column 'y' has values of type list<.*neither text nor numbers"):
@@ -223,3 +226,60 @@ def test_a_table_is_trained_on_and_new_rows_are_predicted(dtrain: Dtrain, tmp_pa
     assert "mae" in done.stderr
     rows = [json.loads(line) for line in dtrain("predict", "runs/own").stdout.splitlines()]
     assert rows[0].keys() == {"row", "output"}
+
+
+PEOPLE = """id,age,town,joined,member,left,pay
+1,30,Bern,2024-01-01,true,,high
+2,,Basel,2024-01-11,false,,low
+3,50,,2024-01-21,true,,high
+4,40,Bern,2024-01-31,false,,low
+"""
+NAMES = ("age", "town", "joined", "member")
+
+
+def people(folder: Path, **settings: Any) -> Table:
+    (folder / "people.csv").write_text(PEOPLE)
+    settings = {"columns": NAMES, "missing": "median", "test": 0.0, "scale": False} | settings
+    return Table(files=(str(folder / "people.csv"),), label="pay", **settings)
+
+
+def test_gaps_texts_dates_and_truth_values_become_numbers(tmp_path: Path) -> None:
+    source = people(tmp_path).open("train")
+    days = 19_723.0  # 2024-01-01
+    np.testing.assert_array_equal(
+        rows_of(source)["features"],
+        # age and whether it is missing; town: none, Basel, Bern; joined; member
+        [[30, 0, 0, 0, 1, days, 1], [40, 1, 0, 1, 0, days + 10, 0],
+         [50, 0, 1, 0, 0, days + 20, 1], [40, 0, 0, 0, 1, days + 30, 0]],
+    )  # fmt: skip
+    assert list(source.notes) == [
+        "4 rows: high 2, low 2",
+        "columns of texts, each text a column: town (3)",
+        "column 'age': 1 values are missing, 40, the median, in their place",
+        "columns left out: id, left",
+    ]
+
+
+def test_all_faults_of_a_file_are_in_one_message(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as refused:
+        people(tmp_path, missing="refuse", columns=(*NAMES, "left")).open("train")
+    first, second = refused.value.message.splitlines()
+    assert first.endswith("column 'age' has no finite number in line 3")
+    assert second.endswith("column 'left' has no finite number in lines 2, 3, 4, 5")
+    assert "data.missing: median" in refused.value.hint
+
+
+def test_what_the_training_rows_do_not_have_is_no_category(tmp_path: Path) -> None:
+    (tmp_path / "new.csv").write_text("id,age,town,joined,member,pay\n9,,Chur,2024-01-01,true,low\n")
+    data = people(tmp_path, test_files=(str(tmp_path / "new.csv"),))
+    assert rows_of(data.open("test"))["features"].tolist() == [[40, 1, 0, 0, 0, 19_723, 1]]
+    assert data.open("test").notes[1] == "column 'town': 1 texts that no training row has count as none of them"
+    values, others = data.unlabelled([str(tmp_path / "new.csv")])
+    assert values.tolist() == [[40, 1, 0, 0, 0, 19_723, 1]]
+    assert others == [{"id": 9, "pay": "low"}]
+
+
+def test_a_table_of_numbers_is_read_as_before(table: pyarrow.Table, tmp_path: Path) -> None:
+    path = write(table, tmp_path / "t.csv")
+    plain, median = (Table(files=(str(path),), label="kind", missing=how).open("train") for how in ("refuse", "median"))
+    assert plain.fingerprint == median.fingerprint

@@ -208,3 +208,60 @@ def test_a_file_of_another_architecture_is_named(tmp_path: Path) -> None:
     save_file({"gpt_neox.embed_in.weight": np.zeros((32, 8), np.float32)}, tmp_path / "m.safetensors")
     with opened(tmp_path / "m.safetensors") as found, pytest.raises(DataError, match="is of another model: none of"):
         read_tree(found, LLAMA, here(LLAMA), tmp_path)
+
+
+def parameters(model: Any) -> dict[str, np.ndarray]:
+    """Tensors of the model under their published names."""
+    declared = dict(zip(jax.tree.leaves(paths(model.params())), jax.tree.leaves(model.params()), strict=True))
+    table, draw = places(model), np.random.default_rng(0)
+    return {
+        one: draw.normal(size=table[ours].shape(param)).astype(np.float32)
+        for ours, param in declared.items()
+        for one in table[ours].names(param)
+    }
+
+
+def test_the_index_of_a_folder_is_followed(tmp_path: Path) -> None:
+    tensors = parameters(LLAMA)
+    names = sorted(tensors)
+    halves = {"model-1.safetensors": names[::2], "model-2.safetensors": names[1::2]}
+    for file, own in halves.items():
+        save_file({name: tensors[name] for name in own}, tmp_path / file)
+    save_file({"other": np.zeros(1, np.float32), names[0]: tensors[names[0]]}, tmp_path / "consolidated.safetensors")
+    with pytest.raises(DataError, match="is in more than one file"), opened(tmp_path):
+        pass
+    index = {"weight_map": {name: file for file, own in halves.items() for name in own}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    said: list[str] = []
+    with opened(tmp_path) as found:
+        ours = unpadded_shapes(LLAMA)
+        find_tensors(found, LLAMA, ours, tmp_path, say=said.append)
+    assert said == [f"{tmp_path}: not read, not of the model: consolidated.safetensors"]
+    (tmp_path / "model-2.safetensors").unlink()
+    lost = f"lacks model-2.safetensors, which .* lists with {len(names) // 2} of {len(names)} tensors|is not there"
+    with pytest.raises(DataError, match=lost), opened(tmp_path):
+        pass
+    (tmp_path / "model.safetensors.index.json").write_text("[]")
+    with pytest.raises(DataError, match="is no index of tensors"), opened(tmp_path):
+        pass
+
+
+def test_an_adapter_beside_the_weights_is_not_taken_for_them(tmp_path: Path) -> None:
+    save_file(parameters(LLAMA), tmp_path / "model.safetensors")
+    save_file({"base_model.x": np.zeros(1, np.float32)}, tmp_path / "adapter_model.safetensors")
+    with opened(tmp_path) as found:
+        find_tensors(found, LLAMA, unpadded_shapes(LLAMA), tmp_path)
+        assert found.left_out == ("adapter_model.safetensors",)
+
+
+@pytest.mark.parametrize("prefix", ["_orig_mod.", "module."])
+def test_the_prefix_of_a_wrapped_model_is_left_out_and_named(tmp_path: Path, prefix: str) -> None:
+    save_file({f"{prefix}{name}": value for name, value in parameters(LLAMA).items()}, tmp_path / "m.safetensors")
+    said: list[str] = []
+    with opened(tmp_path / "m.safetensors") as found:
+        find_tensors(found, LLAMA, unpadded_shapes(LLAMA), tmp_path, say=said.append)
+    assert said == [f"{tmp_path}: the tensors have the prefix {prefix!r} of a wrapped model, which is left out"]
+
+
+def unpadded_shapes(model: Any) -> dict[str, Any]:
+    return without_padding(model.params())
