@@ -31,6 +31,10 @@ NAMED = {
 
 BEGIN, END = "\ue0f0", "\ue0f1"
 """Private characters that stand in the rendered text where `{% generation %}` begins and ends."""
+MARK = "\ue0f2"
+"""Another one, behind the content of a message, to find it in the rendered text."""
+CLOSING = (">", "]", "}")
+"""Characters with which markers of templates end."""
 HINT = "set data.template to another template: chatml, llama3, alpaca, plain, or a file"
 
 
@@ -93,10 +97,15 @@ class Template:
 
     def ending(self) -> str:
         """What follows each answer of the assistant: the text of its end token. Empty if there is none."""
+        return self._after_answer.strip()
+
+    @cached_property
+    def _after_answer(self) -> str:
+        """What the template writes behind the content of an answer that is the last message."""
         answer = "answer"
         asked = [{"role": "user", "content": "question"}, {"role": ASSISTANT, "content": answer}]
         text = self._text(asked, prompt=False, where="an example").replace(BEGIN, "").replace(END, "")
-        return text[text.rindex(answer) + len(answer) :].strip() if answer in text else ""
+        return text[text.rindex(answer) + len(answer) :] if answer in text else ""
 
     def _span(
         self, text: str, messages: Sequence[Message], number: int, where: str, context: Mapping[str, Any]
@@ -109,18 +118,39 @@ class Template:
         start = self._start(text, messages[:number], where, context)
         last = number + 1 == len(messages)
         through = text if last else self._text(messages[: number + 1], prompt=False, where=where, context=context)
-        content = str(messages[number]["content"]).strip()
         if start is not None and text.startswith(through):
             return start, max(start, len(through.rstrip()))
-        # some templates write earlier turns without their reasoning: the turn ends as it would if it were the last one
-        found = text.find(content, start) if start is not None else -1
-        at = through.rfind(content)
-        ending = through[at + len(content) :].rstrip()
-        stop = found + len(content) + len(ending)
-        if start is None or found < 0 or at < 0 or text[found + len(content) : stop] != ending:
+        # some templates write earlier turns without their reasoning, or something after the last one
+        content = self._end_of_content(text, messages, number, where, context)
+        if start is None or content is None or content < start:
             message = f"{where}: the chat template changes earlier turns, so that the assistant's cannot be located"
             raise DataError(message, "mark them in the template: {% generation %} ... {% endgeneration %}")
-        return start, stop
+        return start, content + self._ending_at(text, content)
+
+    def _end_of_content(
+        self, text: str, messages: Sequence[Message], number: int, where: str, context: Mapping[str, Any]
+    ) -> int | None:
+        """Where the content of a message ends in the text, by a mark behind it; None if the mark changes the text."""
+        content = messages[number]["content"]
+        if not isinstance(content, str):
+            return None
+        size = len(content.rstrip())  # a template may strip what follows
+        marked = {**messages[number], "content": f"{content[:size]}{MARK}{content[size:]}"}
+        changed = [*messages[:number], marked, *messages[number + 1 :]]
+        whole = self._text(changed, prompt=False, where=where, context=context)
+        if whole.count(MARK) != 1 or whole.replace(MARK, "") != text:
+            return None
+        place = whole.index(MARK)
+        return place + len(content) - size if text.startswith(content[size:], place) else place
+
+    def _ending_at(self, text: str, place: int) -> int:
+        """How many characters from there on the template writes behind the content of every answer."""
+        after = self._after_answer
+        size = _common(text[place:], after)
+        if size == len(after):
+            return len(after.rstrip())
+        # what only the last answer has begins somewhere: the common part ends with the last whole marker
+        return len(after[: max(after.rfind(end, 0, size) + 1 for end in CLOSING)].rstrip())
 
     def _start(self, text: str, before: Sequence[Message], where: str, context: Mapping[str, Any]) -> int | None:
         """Where a turn after these messages begins in the text; None if the text does not begin with them."""

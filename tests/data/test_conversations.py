@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from dtrain.core.errors import DataError
 from dtrain.data import conversations
 from dtrain.data.preference import Preference
+from dtrain.data.templates import Template
 from dtrain.data.tokenizer import open_tokenizer
 from dtrain.data.tokenizer_folder import CLASS_TOKENS
 from tests.data.test_chat import TALK, chat, learned
@@ -256,6 +257,24 @@ def test_plain_texts_that_have_begin_and_end_get_no_second_one(tmp_path: Path) -
 def test_the_prompt_may_end_with_more_than_the_turn_begins_with(tmp_path: Path) -> None:
     template = TEMPLATE.replace("<assistant>{% endif %}", "<assistant>¿{% endif %}")
     assert rendered(tmp_path, {"messages": TALK[:2]}, template=template) == ["<user>Hi;<assistant>⟦Hello you;⟧"]
+
+
+def test_what_a_template_writes_after_the_last_turn_alone_is_of_that_turn_alone() -> None:
+    template = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>\n{% endfor %}"
+    template += "{% if add_generation_prompt %}<|assistant|>{% else %}<|stop|>{% endif %}"
+    talk = [TALK[0], TALK[1] | {"content": "Hello  "}, *TALK[2:]]
+    found = Template(template).rendered(talk, "here")
+    assert [found.text[slice(*span)] for span in found.spans] == ["Hello  <|end|>", "So soon<|end|>\n<|stop|>"]
+
+
+def test_an_earlier_turn_may_be_written_without_its_reasoning() -> None:
+    template = (
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.content if loop.last else m.content.split('#')[-1] }}<|end|>"
+    )
+    template += "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    talk = [TALK[0], TALK[1] | {"content": "think#Hello"}, TALK[2], TALK[3] | {"content": "hm#So soon"}]
+    found = Template(template).rendered(talk, "here")
+    assert [found.text[slice(*span)] for span in found.spans] == ["Hello<|end|>", "hm#So soon<|end|>"]
 
 
 def test_every_class_names_tokens_that_end_texts() -> None:
