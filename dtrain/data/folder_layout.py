@@ -47,7 +47,7 @@ class FolderLayout:
 
     pictures: tuple[Placed, ...]
     left_out: Mapping[str, int]
-    """Numbers of files by what they are: ".txt files", "pictures outside a class folder"."""
+    """Numbers of files by what they are: ".txt files", "pictures without a class folder"."""
     inside: str = ""
     """The single folder that all class folders are in."""
     has_splits: bool = False
@@ -93,7 +93,7 @@ def folder_layout(root: str, paths: Iterable[str], ignore: Sequence[str] = ()) -
             part = SPLITS[names[0].lower()]
             names = names[2:] if len(names) > 3 and names[1].lower() == names[0].lower() else names[1:]
         if part == "unlabelled" or len(names) < 2:
-            left["unlabelled pictures in a split folder" if splits else "pictures outside a class folder"] += 1
+            left["pictures without a class folder"] += 1
             continue
         placed.append(Placed(part, names[0], path))
     _refuse_depths(root, placed, inside)
