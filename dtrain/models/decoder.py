@@ -275,7 +275,7 @@ class Decoder(Declared):
     products and attention; attention: those of attention; full: its input only; offload: its input, in host memory;
     or a list of what is saved besides its input, such as [attention, query, key, value, up]."""
     unroll: Positive = 1
-    """Layers per iteration of the compiled loop over layers: more is faster on a CPU and slower to compile."""
+    """Layers per iteration of the compiled loop over layers: more is faster on CPUs and GPUs, and slower to compile."""
     loss_chunks: Positive = 1
     """Chunks of the vocabulary in which logits are computed: more chunks, less memory."""
     pad_vocab: Positive = 8
