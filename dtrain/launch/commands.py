@@ -76,9 +76,14 @@ def follow_log(
             return
 
 
+FRAME = " \t│╷╵"
+"""What terraform draws around its messages."""
+
+
 def _reason(stderr: str) -> str:
-    """Up to four lines: from the first one that starts with ERROR, otherwise the last ones."""
+    """Up to four lines: from the first one that starts with "error" in any case, otherwise the last ones."""
     last = stderr.rpartition(CAUSED)[2]
-    lines = [line.strip() for line in last.splitlines() if line.strip() and not KLOG.match(line)]
-    first = next((i for i, line in enumerate(lines) if line.startswith("ERROR")), max(len(lines) - 4, 0))
+    stripped = [line.strip(FRAME) for line in last.splitlines() if not KLOG.match(line)]
+    lines = [line for line in stripped if line]
+    first = next((i for i, line in enumerate(lines) if line.lower().startswith("error")), max(len(lines) - 4, 0))
     return " ".join(lines[first : first + 4])
