@@ -73,6 +73,55 @@ def recipe_keys() -> Iterator[str]:
         yield from (row for name, row in rows.items() if name != "kind")
 
 
+def readers() -> Iterator[str]:
+    """What each reader of files uses, ignores and refuses."""
+    from dtrain.data import chat, conversations, folder_layout, image_files, records, table, tokenizer_folder
+    from dtrain.models import hf_config
+    from dtrain.weights import peft
+
+    def listed(names: Any) -> str:
+        return ", ".join(f"`{name}`" for name in sorted(names))
+
+    yield "# What is read\n"
+    yield "What dtrain uses, ignores and refuses of files that others wrote. A field or file that is in none of these"
+    yield "lists is named once: by `check`, by `data show` and at the start of a run.\n"
+    yield "## Records of chat data\n"
+    yield f"Forms: {'; '.join(' and '.join(f'`{name}`' for name in form) for form in conversations.FORMS)}."
+    yield f"Beside them: `system`, {listed(conversations.CONTEXT)}, and for instructions `input` and `history`.\n"
+    yield f"Roles: {listed(chat.USUAL)}; read as one of these: {listed(conversations.ROLES)}; others by `data.roles`.\n"
+    yield f"Marks of a message on whether it is learned: {listed(conversations.WEIGHTS)}.\n"
+    yield "| ignored | why |\n|---|---|"
+    for reason in dict.fromkeys(conversations.IGNORED.values()):
+        yield f"| {listed(name for name, own in conversations.IGNORED.items() if own == reason)} | {reason} |"
+    yield "\n| refused, unless in `data.ignore` | what to do |\n|---|---|"
+    for hint in dict.fromkeys(conversations.REFUSED.values()):
+        names = [name for name, own in conversations.REFUSED.items() if own == hint]
+        yield f"| {listed(names)} | {_cell(hint.format(name='NAME'))} |"
+    yield f"\nRefused where the template does not write them: `tools`, `documents`, {listed(chat.MATTERS)}.\n"
+    yield f"Files: {listed(records.SUFFIXES)}, some of them compressed.\n"
+    yield "## Tokenizers\n"
+    yield "Special tokens come from tokenizer_config.json, special_tokens_map.json, the defaults of the class, and"
+    yield "`bos_token_id` and `eos_token_id` of config.json and generation_config.json, in this order.\n"
+    yield "| class | tokens by default |\n|---|---|"
+    for name, tokens in tokenizer_folder.CLASS_TOKENS.items():
+        yield f"| `{name}` | {', '.join(f'{key} `{text}`' for key, text in tokens.items()).replace('|', '&#124;')} |"
+    yield "\n## Folders of pictures\n"
+    yield f"Read: {listed(folder_layout.SUFFIXES)}, by content {', '.join(image_files.FORMATS)}.\n"
+    for hint in dict.fromkeys(folder_layout.UNREAD.values()):
+        names = [name for name, own in folder_layout.UNREAD.items() if own == hint]
+        yield f"- refused, unless in `data.ignore`: {listed(names)}: {hint}"
+    yield "\n| top folder, in any case | is |\n|---|---|"
+    for part in dict.fromkeys(folder_layout.SPLITS.values()):
+        yield f"| {listed(name for name, own in folder_layout.SPLITS.items() if own == part)} | {part} |"
+    yield "\n## Tables\n"
+    yield f"Files: {listed(table.SUFFIXES)}. Columns of numbers, truth values, dates and texts of at most"
+    yield f"{table.CATEGORIES} different values are used; other types are refused.\n"
+    yield "## config.json\n"
+    yield f"Ignored, since they are about training, saving or text: {listed(hf_config.IGNORED)}.\n"
+    yield "## adapter_config.json\n"
+    yield f"Refused at other values than those of plain LoRA: {listed(peft.PLAIN)}, `init_lora_weights`."
+
+
 def metrics_and_codes() -> Iterator[str]:
     """Metrics that dtrain computes, and exit codes."""
     from dtrain.core import errors
@@ -143,5 +192,5 @@ def measurements() -> Iterator[str]:
 
 
 PAGES = {
-    "verbs": verbs, "keys": recipe_keys, "metrics": metrics_and_codes, "api": api, "measurements": measurements,
+    "verbs": verbs, "keys": recipe_keys, "readers": readers, "metrics": metrics_and_codes, "api": api, "measurements": measurements,
 }  # fmt: skip

@@ -99,7 +99,7 @@ def test_every_command_names_a_verb_and_options_that_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=relative)
 def test_links_lead_to_files_and_headings(page: Path) -> None:
-    generated = {"verbs.md", "keys.md", "metrics.md", "api.md", "measurements.md"}
+    generated = {"verbs.md", "keys.md", "metrics.md", "readers.md", "api.md", "measurements.md"}
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text().replace("\n", " ")):
         if target.startswith(("http://", "https://", "mailto:")):
             continue

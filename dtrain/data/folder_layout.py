@@ -17,8 +17,8 @@ JPEG = "convert them first, for example with ImageMagick: magick mogrify -format
 UNREAD = {
     **dict.fromkeys((".heic", ".heif", ".avif", ".jp2", ".j2k", ".jxl"), JPEG),
     **dict.fromkeys((".cr2", ".cr3", ".nef", ".arw", ".dng", ".orf", ".rw2", ".raf"), "develop them to JPEG first"),
-    **dict.fromkeys((".svg", ".eps", ".pdf", ".psd", ".xcf"), "render them to PNG first"),
-    **dict.fromkeys((".dcm", ".nii", ".npy", ".exr", ".hdr"), "convert their values to 8-bit PNG first"),
+    **dict.fromkeys((".svg", ".psd", ".xcf"), "render them to PNG first"),
+    **dict.fromkeys((".dcm", ".nii", ".exr", ".hdr"), "convert their values to 8-bit PNG first"),
 }
 """Suffixes of pictures that are not read, with what to do."""
 Part = Literal["train", "test", "val", "unlabelled"]
