@@ -192,5 +192,6 @@ def measurements() -> Iterator[str]:
 
 
 PAGES = {
-    "verbs": verbs, "keys": recipe_keys, "readers": readers, "metrics": metrics_and_codes, "api": api, "measurements": measurements,
+    "verbs": verbs, "keys": recipe_keys, "readers": readers, "metrics": metrics_and_codes, "api": api,
+    "measurements": measurements,
 }  # fmt: skip
