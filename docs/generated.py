@@ -83,8 +83,9 @@ def readers() -> Iterator[str]:
         return ", ".join(f"`{name}`" for name in sorted(names))
 
     yield "# What is read\n"
-    yield "What dtrain uses, ignores and refuses of files that others wrote. A field or file that is in none of these"
-    yield "lists is named once: by `check`, by `data show` and at the start of a run.\n"
+    yield "What dtrain uses, ignores and refuses of files that others wrote. Fields of chat records and files in folders of"
+    yield "pictures that are in none of these lists are named once: by `check`, by `data show` and at the start of a run;"
+    yield "fields of config.json that are in none, by `import`.\n"
     yield "## Records of chat data\n"
     yield f"Forms: {'; '.join(' and '.join(f'`{name}`' for name in form) for form in conversations.FORMS)}."
     yield f"Beside them: `system`, {listed(conversations.CONTEXT)}, and for instructions `input` and `history`.\n"
@@ -104,7 +105,7 @@ def readers() -> Iterator[str]:
     yield "`bos_token_id` and `eos_token_id` of config.json and generation_config.json, in this order.\n"
     yield "| class | tokens by default |\n|---|---|"
     for name, tokens in tokenizer_folder.CLASS_TOKENS.items():
-        yield f"| `{name}` | {', '.join(f'{key} `{text}`' for key, text in tokens.items()).replace('|', '&#124;')} |"
+        yield f"| `{name}` | {', '.join(f'{key} `{text}`' for key, text in tokens.items())} |"
     yield "\n## Folders of pictures\n"
     yield f"Read: {listed(folder_layout.SUFFIXES)}, by content {', '.join(image_files.FORMATS)}.\n"
     for hint in dict.fromkeys(folder_layout.UNREAD.values()):
