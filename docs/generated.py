@@ -83,8 +83,8 @@ def readers() -> Iterator[str]:
         return ", ".join(f"`{name}`" for name in sorted(names))
 
     yield "# What is read\n"
-    yield "What dtrain uses, ignores and refuses of files that others wrote. Fields of chat records and files in folders"
-    yield "of pictures that are in none of these lists are named once: by `check`, by `data show` and at the start of a"
+    yield "What dtrain uses, ignores and refuses of files that others wrote. Fields of chat records and files"
+    yield "in folders of pictures that are in none of these lists are named once: by `check`, by `data show` and at the start of a"
     yield "run; fields of config.json that are in none, by `import`.\n"
     yield "## Records of chat data\n"
     yield f"Forms: {'; '.join(' and '.join(f'`{name}`' for name in form) for form in conversations.FORMS)}."
