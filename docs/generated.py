@@ -84,8 +84,8 @@ def readers() -> Iterator[str]:
 
     yield "# What is read\n"
     yield "What dtrain uses, ignores and refuses of files that others wrote. Fields of chat records and files"
-    yield "in folders of pictures that are in none of these lists are named once: by `check`, by `data show` and at the start of a"
-    yield "run; fields of config.json that are in none, by `import`.\n"
+    yield "in folders of pictures that are in none of these lists are named once: by `check`, by `data show` and at"
+    yield "the start of a run; fields of config.json that are in none, by `import`.\n"
     yield "## Records of chat data\n"
     yield f"Forms: {'; '.join(' and '.join(f'`{name}`' for name in form) for form in conversations.FORMS)}."
     yield f"Beside them: `system`, {listed(conversations.CONTEXT)}, and for instructions `input` and `history`.\n"

@@ -97,7 +97,7 @@ def _measured(
 
     from dtrain.data.prediction_inputs import opened_in_order, with_classes
     from dtrain.data.questions import read_questions
-    from dtrain.inference.evaluate import Evaluated
+    from dtrain.inference.evaluate import Evaluated, lacks_base
     from dtrain.inference.evaluate import evaluate as measure
     from dtrain.inference.generate import generator_of
     from dtrain.inference.questions import refuse_without_texts, scored
@@ -108,7 +108,7 @@ def _measured(
     if read:
         refuse_without_texts(loaded.recipe.model, loaded.recipe.model.kind)
     result = Evaluated(0, {})
-    if not read or data.has_examples:
+    if not read or (data.has_examples and not lacks_base(loaded)):
         result = measure(loaded, with_classes(opened_in_order(data, split), loaded.classes))
     if not read:
         return result, []

@@ -94,13 +94,19 @@ class Evaluated:
         ]
 
 
+def lacks_base(loaded: LoadedRun) -> bool:
+    """Whether its data are pairs of answers, whose loss needs the frozen base that a run has only while it trains."""
+    recipe = loaded.assembly.recipe
+    return recipe.data.pairs and not recipe.minimised.pairs
+
+
 def evaluate(loaded: LoadedRun, source: Source) -> Evaluated:
     """Evaluate the loaded parameters on every example of a source.
 
     Raises DataError if the model cannot take such examples, or if they have no weight.
     """
     assembly, state = loaded.assembly, state_of(loaded)
-    if assembly.recipe.data.pairs and not assembly.recipe.minimised.pairs:
+    if lacks_base(loaded):
         hint = "score answers to questions (--questions), or give other data: data='{kind: chat, ...}' objective=null"
         raise RecipeError("pairs of answers are measured while a run trains, against its frozen base", hint)
     if unfit := assembly.recipe.model.mismatch(source.example):
