@@ -257,8 +257,10 @@ def _environment() -> Any:
                 raise jinja2.TemplateError(f"it writes {self._undefined_name}, which the tokenizer does not name")
             return super().__str__()
 
-    def tojson(value: Any, ensure_ascii: bool = False, **how: Any) -> str:
-        return json.dumps(value, ensure_ascii=ensure_ascii, **how)
+    def tojson(
+        value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+    ) -> str:  # the arguments that transformers takes, in its order
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
     def shown(value: Any) -> Any:
         if not isinstance(value, str) and " at 0x" in str(value):
