@@ -107,9 +107,9 @@ class SentencePiece(TokenizerFile):
                     ids.append(self.token_id(part))
                     ranges.append((at, at + len(part)))
                 elif part:
-                    for piece in self._processor.encode(part, return_type="proto").pieces:
-                        ids.append(piece.id)
-                        ranges.append((at + piece.begin, at + piece.end))
+                    pieces = self._processor.encode(part, return_type="proto").pieces
+                    ids += [piece.id for piece in pieces]
+                    ranges += [(at + start, at + stop) for start, stop in _characters(part, pieces)]
                 at += len(part)
             begin, end = np.array(ranges, np.int64).reshape(-1, 2).T
             inside = np.zeros(len(ids), bool)
@@ -120,3 +120,17 @@ class SentencePiece(TokenizerFile):
 
 ADD_BEGIN = ("LlamaTokenizer", "LlamaTokenizerFast", "GemmaTokenizer", "GemmaTokenizerFast")
 """Classes of transformers that put the begin token before a text unless add_bos_token says no."""
+
+
+def _characters(text: str, pieces: Any) -> Iterator[tuple[int, int]]:
+    """(start, stop) of each piece in characters: some versions of the library give them in bytes of UTF-8.
+
+    Of a character that is written as several bytes, the library gives the last one its place, and the others none.
+    """
+    raw = text.encode()
+    in_characters = all(text[piece.begin : piece.end] == piece.surface for piece in pieces)
+    for piece in pieces:
+        start, stop = piece.begin, piece.end
+        if not in_characters:
+            start, stop = (len(raw[:place].decode(errors="ignore")) for place in (start, stop))
+        yield start, max(stop, start + 1)

@@ -32,7 +32,7 @@ NAMED = {
 BEGIN, END = "\ue0f0", "\ue0f1"
 """Private characters that stand in the rendered text where `{% generation %}` begins and ends."""
 MARK = "\ue0f2"
-"""Another one, behind the content of a message, to find it in the rendered text."""
+"""Another one, in the place of a message, to find it in the rendered text."""
 CLOSING = (">", "]", "}")
 """Characters with which markers of templates end."""
 HINT = "set data.template to another template: chatml, llama3, alpaca, plain, or a file"
@@ -121,27 +121,24 @@ class Template:
         if start is not None and text.startswith(through):
             return start, max(start, len(through.rstrip()))
         # some templates write earlier turns without their reasoning, or something after the last one
-        content = self._end_of_content(text, messages, number, where, context)
-        if start is None or content is None or content < start:
+        end = self._end_of_turn(text, messages, number, where, context)
+        if start is None or end is None:
             message = f"{where}: the chat template changes earlier turns, so that the assistant's cannot be located"
             raise DataError(message, "mark them in the template: {% generation %} ... {% endgeneration %}")
-        return start, content + self._ending_at(text, content)
+        return start, max(start, end + self._ending_at(text, end))
 
-    def _end_of_content(
+    def _end_of_turn(
         self, text: str, messages: Sequence[Message], number: int, where: str, context: Mapping[str, Any]
     ) -> int | None:
-        """Where the content of a message ends in the text, by a mark behind it; None if the mark changes the text."""
-        content = messages[number]["content"]
-        if not isinstance(content, str):
-            return None
-        size = len(content.rstrip())  # a template may strip what follows
-        marked = {**messages[number], "content": f"{content[:size]}{MARK}{content[size:]}"}
-        changed = [*messages[:number], marked, *messages[number + 1 :]]
-        whole = self._text(changed, prompt=False, where=where, context=context)
-        if whole.count(MARK) != 1 or whole.replace(MARK, "") != text:
-            return None
-        place = whole.index(MARK)
-        return place + len(content) - size if text.startswith(content[size:], place) else place
+        """Where a message ends in the text: before what follows a mark that stands in its place; None if the text does
+        not end with that."""
+        mark = {"role": messages[number]["role"], "content": MARK}
+        for other in (mark, {**messages[number], **mark}):
+            changed = [*messages[:number], other, *messages[number + 1 :]]
+            before, _, rest = self._text(changed, prompt=False, where=where, context=context).partition(MARK)
+            if MARK not in rest and before and text.endswith(rest):
+                return len(text) - len(rest)
+        return None
 
     def _ending_at(self, text: str, place: int) -> int:
         """How many characters from there on the template writes behind the content of every answer."""

@@ -279,3 +279,28 @@ def test_an_earlier_turn_may_be_written_without_its_reasoning() -> None:
 
 def test_every_class_names_tokens_that_end_texts() -> None:
     assert all("eos_token" in tokens for tokens in CLASS_TOKENS.values())
+
+
+def test_sentencepiece_learns_the_characters_of_the_answer_in_any_script(tmp_path: Path) -> None:
+    import sentencepiece
+
+    texts = ["日本語の質問です。", "長い答えです。", "été à la plage", "user assistant"] * 60
+    (tmp_path / "t.txt").write_text("\n".join(texts))
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(tmp_path / "t.txt"), model_prefix=str(tmp_path / "m"), vocab_size=330, byte_fallback=True,
+        hard_vocab_limit=False, minloglevel=2, normalization_rule_name="identity", model_type="bpe",
+    )  # fmt: skip
+    opened = open_tokenizer(str(tmp_path / "m.model"))
+    asked, answer = "日本語の質問 été 🙂: ", "長い答え à 🙂。"
+    ((tokens, inside),) = opened.encode_with_spans([(asked + answer, [(len(asked), len(asked + answer))])])
+    assert opened.decode(tokens[inside].tolist()).strip() == answer
+    assert opened.decode(tokens[~inside].tolist()).strip() == asked.strip()
+
+
+def test_the_calls_of_an_earlier_turn_are_learned() -> None:
+    template = "{% for m in messages %}<|{{ m.role }}|>{{ '#' if loop.last and m.role == 'assistant' }}{{ m.content }}"
+    template += "{% for c in m.tool_calls or [] %}[{{ c.function.name }}]{% endfor %}<|end|>{% endfor %}"
+    template += "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    talk = [ASKED, CALLED | {"content": "I look"}, {"role": "tool", "content": "it"}, TALK[1]]
+    found = Template(template).rendered(talk, "here")
+    assert [found.text[slice(*span)] for span in found.spans] == ["I look[look]<|end|>", "#Hello you<|end|>"]

@@ -477,12 +477,10 @@ def blank(record: dict[str, Any]) -> bool:
 
 
 KNOWN = {
-    "qwen3": "refused: an earlier turn with a call and reasoning is written differently when others follow",
-    "mistral": "refused: tools and system prompts are written before the last turn of the user",
-    "r1": "refused: an answer without content behind its reasoning",
-    "sentencepiece": "a space is put before each text that follows a special token",
-    "sentencepiece_legacy": "which piece is learned where one has characters of two turns",
-    "context": "a message whose content is null is given to the template with an empty one",
+    "mistral": "refused: tools and system prompts stand before the last turn of the user, wherever that is",
+    "sentencepiece": "ids: a space before each text that follows a special token, as in transformers 4",
+    "sentencepiece_legacy": "ids: a space after a special token is kept, as in transformers 4",
+    "context": "ids: a message whose content is null is given to the template with an empty one",
 }
 """Forms of which some records are refused or read differently, and why."""
 
