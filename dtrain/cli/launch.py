@@ -108,7 +108,7 @@ def plan(
             import dataclasses
             import json
 
-            typer.echo(json.dumps(dataclasses.asdict(launch_plan), indent=2))
+            typer.echo(json.dumps(dataclasses.asdict(launch_plan) | {"needs": job.needs}, indent=2))
         else:
             show(launch_plan, whole=True)
             for line in job.needs:

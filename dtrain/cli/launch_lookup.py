@@ -91,15 +91,18 @@ def launchable(recipe: str, overrides: list[str], terraform: Path | None = None)
     import dataclasses
 
     from dtrain.core.shipped import find
-    from dtrain.recipe.inventory import inventory, inventory_lines, problems_there
+    from dtrain.recipe.inventory import Here, inventory, inventory_lines, problems_there
+    from dtrain.recipe.load import draft
 
     loaded = _loaded(recipe, overrides, terraform)
     target, job = _job(loaded)
-    needs, folders = inventory(loaded), [Path.cwd(), find(recipe).parent.resolve()]
-    problems = [f"  {key}: {message}; {hint}" for key, message, hint in problems_there(needs, target, folders)]
+    path = find(recipe)
+    here = Here([Path.cwd(), path.parent.resolve()], draft(path, overrides).beside.values())
+    needs = inventory(loaded)
+    problems = [f"  {key}: {message}; {hint}" for key, message, hint in problems_there(needs, target, here)]
     if problems:
         raise RecipeError("\n".join(["the run would fail on the hosts:", *problems]))
-    return target, dataclasses.replace(job, needs=tuple(inventory_lines(needs, target, folders)))
+    return target, dataclasses.replace(job, needs=tuple(inventory_lines(needs, target, here)))
 
 
 def known(

@@ -188,7 +188,7 @@ def _indexed(path: Path) -> str:
 def _refuse_wider(path: Path, dtype: str) -> None:
     """DataError if the values are surely wider than the dtype: then every second one is the upper half of another."""
     values = np.fromfile(path, dtype, WIDTH_SAMPLE)
-    if len(values) >= WIDTH_SAMPLE and not values[1::2].any() and values[::2].astype(bool).mean() > 0.5:
+    if len(values) >= WIDTH_SAMPLE and not values[1::2].any() and values[::2].astype(bool).mean() > 0.2:
         wider = {"uint8": "uint16", "uint16": "uint32"}.get(dtype, "int64")
         message = f"{path}: every second value of the first {WIDTH_SAMPLE:,} is 0: its tokens are wider than {dtype}"
         hint = f"set data.dtype: {wider}" if wider != "int64" else "write the tokens to a .npy file"

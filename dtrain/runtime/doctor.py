@@ -1,7 +1,6 @@
 """Examine a machine: versions, devices and their speed, memory, disk, tools, and what fixes what is wrong."""
 
 import importlib.metadata
-import netrc
 import os
 import re
 import shutil
@@ -18,6 +17,7 @@ from dtrain.core.chips import chip_of
 from dtrain.core.errors import EnvironmentFault
 from dtrain.core.types import Device
 from dtrain.parallel.devices import available_devices
+from dtrain.track.wandb import has_key
 from dtrain.train.record import versions
 
 ROOM = 5 * 2**30
@@ -208,10 +208,9 @@ def _clock() -> Iterator[Check]:
 
 
 def _tools() -> Iterator[Check]:
-    key = bool(os.environ.get("WANDB_API_KEY")) or _in_netrc("api.wandb.ai")
     yield (
         Check("W&B login", "an API key is set")
-        if key
+        if has_key()
         else Check("W&B login", "needed for track.to: [wandb], online", "optional", "wandb login")
     )
     for name, (command, use, fix) in TOOLS.items():
@@ -219,12 +218,6 @@ def _tools() -> Iterator[Check]:
             yield Check(name, (_output(command).strip().splitlines() or ["found"])[0][:80])
         else:
             yield Check(name, f"needed for {use}", "optional", fix)
-
-
-def _in_netrc(host: str) -> bool:
-    with suppress(OSError, netrc.NetrcParseError):
-        return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
-    return False
 
 
 def _output(command: list[str]) -> str:

@@ -1,5 +1,6 @@
 """Weights & Biases tracker: online, offline or disabled; a resumed run keeps its id."""
 
+import netrc
 import os
 import re
 import secrets
@@ -41,7 +42,7 @@ class WandB(TrackerConfig):
         return ("WANDB_API_KEY",) if self.mode == "online" else ()
 
     def check(self) -> None:
-        if self.mode == "online" and not has_key():
+        if self.mode == os.environ.get("WANDB_MODE", "online") == "online" and not has_key():
             raise _not_started("no API key is configured")
 
     @contextmanager
@@ -115,14 +116,11 @@ def agent_name(recipe: str, overrides: Sequence[str]) -> list[str]:
 
 def has_key() -> bool:
     """Whether this machine has a key of the service: in the environment, or in the file that `wandb login` writes."""
-    if (
-        any(os.environ.get(name) for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"))
-        or os.environ.get("WANDB_MODE", "online") != "online"
-    ):
+    if any(os.environ.get(name) for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")):
         return True
-    with suppress(OSError):
-        path = Path(os.environ.get("NETRC") or Path.home() / ".netrc")
-        return "machine" in path.read_text() and ("wandb" in path.read_text() or "WANDB_BASE_URL" in os.environ)
+    host = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").partition("://")[2].partition("/")[0]
+    with suppress(OSError, netrc.NetrcParseError):
+        return netrc.netrc(os.environ.get("NETRC")).authenticators(host.partition(":")[0]) is not None
     return False
 
 

@@ -193,8 +193,9 @@ def test_a_run_resumes_and_reports_each_source(dtrain: Dtrain, tmp_path: Path) -
     assert asked.stdout
 
 
-def test_a_check_knows_what_its_sources_hold(tmp_path: Path) -> None:
+def test_a_check_knows_what_its_sources_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe_of(tmp_path)
+    monkeypatch.chdir(tmp_path)  # where its cache is
     data, check = load(tmp_path / "mix.yaml").data, DataCheck()
     data.inspect(check)
     for split in SPLITS:

@@ -161,5 +161,6 @@ def test_the_index_of_megatron_gives_the_dtype(tmp_path: Path) -> None:
         opened(tmp_path / "a.bin", "uint16")
     (tmp_path / "a.idx").unlink()
     tokens.astype(np.int64).tofile(tmp_path / "a.bin")
-    with pytest.raises(DataError, match="wider than uint32"):
-        opened(tmp_path / "a.bin", "uint32")
+    for dtype in ("uint16", "uint32"):
+        with pytest.raises(DataError, match=f"wider than {dtype}"):
+            opened(tmp_path / "a.bin", dtype)

@@ -95,7 +95,7 @@ UNPLACED = "node configuration is not available"
 class Slurm(LaunchTarget):
     """One batch job. Its script, log and recipe are in the run's folder, under launch/."""
 
-    files: ClassVar[Literal["shared", "own", "unknown"]] = "shared"
+    files: ClassVar[Literal["shared", "own", "unknown"]] = "unknown"
 
     kind: Literal["slurm"] = "slurm"
     nodes: Positive = 1
