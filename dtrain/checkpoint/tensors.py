@@ -1,6 +1,5 @@
 """Read and write parameters in safetensors files, which contain no executable code."""
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dtrain.core.errors import DataError, EnvironmentFault
+from dtrain.core.files import read_object, refuse_pointer
 from dtrain.core.types import JsonObject
 
 PICKLES = {".bin", ".ckpt", ".npy", ".npz", ".pickle", ".pkl", ".pt", ".pth"}
@@ -70,11 +70,10 @@ def _parts(folder: Path) -> tuple[list[Path], tuple[str, ...]]:
     found = sorted(folder.glob("*.safetensors"))
     index = folder / INDEX
     if index.is_file():
-        try:
-            listed = json.loads(index.read_text())["weight_map"]
-            names = sorted(set(map(str, listed.values())))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise DataError(f"{index}: is no index of tensors: {type(error).__name__} {error}"[:300]) from error
+        listed = read_object(index, "an index of tensors").get("weight_map")
+        if not isinstance(listed, dict):
+            raise DataError(f"{index} cannot be read as an index of tensors: it has no weight_map")
+        names = sorted(set(map(str, listed.values())))
         missing = [name for name in names if "/" in name or not (folder / name).is_file()]
         if missing:
             lost = sum(str(name) in missing for name in listed.values())
@@ -106,6 +105,7 @@ def opened(path: Path) -> Iterator[Tensors]:
     metadata: dict[str, str] = {}
     with ExitStack() as stack:
         for part in parts:
+            refuse_pointer(part)
             try:
                 file = stack.enter_context(safe_open(part, framework="numpy"))
             except (SafetensorError, OSError) as error:

@@ -12,9 +12,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from dtrain.core.errors import FULL, EnvironmentFault, cause
+from dtrain.core.errors import FULL, DataError, EnvironmentFault, cause
 from dtrain.core.leftovers import part_of
+from dtrain.core.types import JsonObject
 
+POINTER = b"version https://git-lfs.github.com/spec/"
+"""First bytes of a pointer of Git LFS."""
 KINDS = (
     (stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a FIFO"), (stat.S_ISSOCK, "a socket"), (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),
@@ -65,6 +68,25 @@ def read_json(path: Path) -> Any:
         return json.loads(read_regular(path))
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def read_object(path: Path, what: str = "JSON") -> JsonObject:
+    """The object in a JSON file that others wrote. DataError if it cannot be read, or if it has no object."""
+    refuse_pointer(path)
+    try:
+        found = json.loads(path.read_text(encoding="utf-8-sig"))  # some editors of Windows write a mark at the begin
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{path} cannot be read as {what}: {type(error).__name__} {error}"[:300]) from error
+    if not isinstance(found, dict):
+        raise DataError(f"{path} cannot be read as {what}: it has {type(found).__name__}, not an object")
+    return found
+
+
+def refuse_pointer(path: Path) -> None:
+    """DataError if the file is a pointer of Git LFS, which stands where the content was not downloaded."""
+    with suppress(OSError), open_regular(path) as file:
+        if file.read(len(POINTER)) == POINTER:
+            raise DataError(f"{path} is a pointer of Git LFS, not the file itself", "download it: git lfs pull")
 
 
 def overwrite(path: Path, text: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from dtrain.core import extras
 from dtrain.core.errors import DataError, EnvironmentFault
-from dtrain.core.files import atomic_write, file_lock
+from dtrain.core.files import atomic_write, file_lock, refuse_pointer
 from dtrain.data.digest_cache import read_sealed, write_sealed
 from dtrain.data.paths import CACHE, expand_path, is_remote, reason
 
@@ -43,6 +43,8 @@ def resolve_files(names: tuple[str, ...], what: str, hint: str = RELATIVE, cache
         if not matched:
             raise DataError(f"no file of {what} matches {name}", hint)
         files += [path for path in matched if path not in files]
+    for path in files:
+        refuse_pointer(path)
     if not files:
         raise DataError(f"data.files is empty: it must name at least one file of {what}")
     return files

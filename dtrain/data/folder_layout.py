@@ -89,11 +89,12 @@ def folder_layout(root: str, paths: Iterable[str], ignore: Sequence[str] = ()) -
     placed = []
     for path, names in zip(pictures, parts, strict=True):
         part: Part = "train"
+        where = f" in {names[0]}/" if splits and len(names) > 1 else ""
         if splits and len(names) > 1:
             part = SPLITS[names[0].lower()]
             names = names[2:] if len(names) > 3 and names[1].lower() == names[0].lower() else names[1:]
         if part == "unlabelled" or len(names) < 2:
-            left["pictures without a class folder"] += 1
+            left[f"pictures without a class folder{where}"] += 1
             continue
         placed.append(Placed(part, names[0], path))
     _refuse_depths(root, placed, inside)

@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from multiprocessing import parent_process
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal, NamedTuple
+from typing import IO, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from annotated_types import Ge, Le
 
 from dtrain.core.errors import DataError
+from dtrain.core.files import POINTER
 from dtrain.data.batch import IMAGE, LABEL, Batch, Example
 from dtrain.data.paths import reason
 from dtrain.data.source import CHANGED, SourceDefaults, image_example
@@ -76,19 +77,20 @@ def head(path: Path) -> Head:
 
 
 def heads_in_zip(root: Path, paths: Sequence[str]) -> list[Head]:
-    """The headers of pictures in a zip file."""
+    """The headers of pictures in a zip file; no more is unpacked: a cut one has a wrong checksum when it is read."""
     heads = []
     with zipfile.ZipFile(root) as opened:
         for path in paths:
             try:
-                content = b"" if opened.getinfo(path).file_size > MAX_BYTES else opened.read(path)
-                heads.append(_head(io.BytesIO(content), len(content)) if content else Head())
+                with opened.open(path) as file:
+                    heads.append(_head(file))
             except Exception as error:  # a damaged member raises errors of many classes
                 heads.append(Head(f"cannot be read as an image: {reason(error)}"))
     return heads
 
 
-def _head(file: BinaryIO, size: int) -> Head:
+def _head(file: IO[bytes], size: int | None = None) -> Head:
+    """The header, and with the size of the file also its end."""
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -100,13 +102,16 @@ def _head(file: BinaryIO, size: int) -> Head:
                 mark = ENDS.get(image.format or "")
                 turned = image.getexif().get(ORIENTATION, 1) not in (0, 1)
                 found = Head("", turned, image.has_transparency_data, 2 if getattr(image, "is_animated", False) else 1)
-                if mark:
+                if mark and size is not None:
                     file.seek(max(0, size - TAIL))
                     if mark not in file.read(TAIL):
                         file.seek(0)
                         image.load()
                 return found
     except UnidentifiedImageError:
+        file.seek(0)
+        if file.read(len(POINTER)) == POINTER:
+            return Head("is a pointer of Git LFS, not the file itself: git lfs pull")
         return Head(f"cannot be read as an image: it has none of the formats {', '.join(FORMATS)}")
     except Exception as error:  # decoders raise errors of any class on damaged bytes
         return Head(f"cannot be read as an image: {reason(error)}")
@@ -130,7 +135,8 @@ def _pixels(image: Any, shape: tuple[int, int, int], how: Decoding) -> np.ndarra
     if draft:
         across = image.getexif().get(ORIENTATION) in ACROSS
         image.draft(mode, (height, width) if across else (width, height))
-    image = ImageOps.exif_transpose(image)
+    if image.getexif().get(ORIENTATION, 1) not in (0, 1):
+        image = ImageOps.exif_transpose(image)  # a copy
     if image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, (*background, 255)), image)
@@ -185,6 +191,9 @@ class ImageFiles(SourceDefaults):
 
     def __len__(self) -> int:
         return len(self.files)
+
+    def place(self, index: int) -> str:
+        return self.files[index].path
 
     def rows(self, indices: np.ndarray) -> Batch:
         changed = self.changed()

@@ -76,21 +76,27 @@ class Images(WithPixels):
     def open(self, split: Split) -> Source:
         root = expand_path(self.root)
         layout, entries = self._layout(root)
-        return self._opened(root, layout, entries, split, self._heads(root, layout, entries))
+        # those of all pictures once: a run opens the training split first
+        looked = layout.pictures if split == "train" else self._of(split, layout)
+        return self._opened(root, layout, entries, split, self._heads(root, looked, entries, split))
 
     def _layout(self, root: Path) -> "tuple[FolderLayout, dict[str, Entry]]":
         """Where the pictures are. DataError if there is none, or if the folders can be understood in two ways."""
         entries = {entry.path: entry for entry in _entries(root)}
         layout = folder_layout(str(root), entries, self.ignore)
         if not layout.pictures:
-            raise DataError(f"{root} contains no image in a class folder", f"dtrain expects {LAYOUT}")
+            found = ", ".join(f"{count:,} {what}" for what, count in sorted(layout.left_out.items()))
+            message = f"{root} contains no image in a class folder{f'; it has {found}' * bool(found)}"
+            raise DataError(message, f"dtrain expects {LAYOUT}")
         return layout, entries
 
-    def _heads(self, root: Path, layout: FolderLayout, entries: "Mapping[str, Entry]") -> list[Head]:
-        """What the header of each picture says. DataError that names all pictures which cannot be used."""
-        paths = [one.path for one in layout.pictures]
+    def _heads(
+        self, root: Path, pictures: Sequence[Placed], entries: "Mapping[str, Entry]", split: Split
+    ) -> dict[str, Head]:
+        """What the header of each picture says, by path. DataError that names all pictures which cannot be used."""
+        paths = [one.path for one in pictures]
         if root.is_dir():
-            found = cached_by_file(self.cache, "heads", [root / path for path in paths], head)
+            found = cached_by_file(self.cache, f"heads {split}", [root / path for path in paths], head)
             heads = [Head(*values) for values in found]
         else:
             heads = heads_in_zip(root, paths)
@@ -104,7 +110,7 @@ class Images(WithPixels):
             more = f"\n  and {len(bad) - SHOWN:,} more" if len(bad) > SHOWN else ""
             first = bad[0] if len(bad) == 1 else f"{len(bad):,} pictures:\n  " + "\n  ".join(bad[:SHOWN]) + more
             raise DataError(first, "repair or remove them")
-        return heads
+        return dict(zip(paths, heads, strict=True))
 
     def _opened(
         self,
@@ -112,7 +118,7 @@ class Images(WithPixels):
         layout: FolderLayout,
         entries: "Mapping[str, Entry]",
         split: Split,
-        heads: Sequence[Head],
+        heads: Mapping[str, Head],
         digested: bool = True,
     ) -> ImageFiles:
         names = sorted({one.label for one in layout.pictures})
@@ -127,8 +133,7 @@ class Images(WithPixels):
             paths = [root / entry.path for _, entry in selected]
             digests = cached_by_file(self.cache, f"images {split}", paths, file_digest)
         content = [(entry.path, label, digest) for (label, entry), digest in zip(selected, digests, strict=True)]
-        by_path = dict(zip((one.path for one in layout.pictures), heads, strict=True))
-        own = [by_path[one.path] for one in chosen]
+        own = [heads[one.path] for one in chosen]
         # the pixels of earlier versions have the fingerprint of earlier versions
         same = self.fit == "stretch" and not any(one.turned or one.alpha for one in own)
         how = (("draft",) if self.draft else ()) if same else self.decoding
@@ -199,7 +204,7 @@ class Images(WithPixels):
             return
         try:
             layout, entries = self._layout(root)
-            heads = self._heads(root, layout, entries)
+            heads = self._heads(root, layout.pictures, entries, "train")
             for split in ("train", "test"):
                 check.take(split, self._opened(root, layout, entries, split, heads, digested=False))
         except DataError as error:

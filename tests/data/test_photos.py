@@ -155,5 +155,5 @@ def test_val_and_test_are_never_merged(tmp_path: Path) -> None:
     assert list(data.open("train").notes) == [
         "3 pictures: a 3",
         "1 pictures of test are not used: evaluate them with data.held_out=test",
-        "left out: 1 pictures without a class folder",
+        "left out: 1 pictures without a class folder in test/",
     ]
