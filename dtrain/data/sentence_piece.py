@@ -28,21 +28,26 @@ class SentencePiece(TokenizerFile):
             raise DataError(f"{self.path} is not a valid SentencePiece model: {reason(error)}", NAMED) from error
 
     @cached_property
-    def _added(self) -> Mapping[str, int]:
-        """The ids of tokens that tokenizer_config.json and added_tokens.json add to the model, by their text."""
-        found = {text: number for text, number in self._beside("added_tokens.json").items() if isinstance(number, int)}
-        listed = self._about.get("added_tokens_decoder")
-        for number, about in (listed if isinstance(listed, dict) else {}).items():
-            if isinstance(about, dict) and isinstance(about.get("content"), str) and number.isdecimal():
-                found[about["content"]] = int(number)
-        return found
+    def _unprefixed(self) -> Any:
+        """The same without the space that the model puts before a text."""
+        from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
+
+        model = sentencepiece_model_pb2.ModelProto()  # pyright: ignore[reportAttributeAccessIssue]
+        model.ParseFromString(self._content)
+        model.normalizer_spec.add_dummy_prefix = False
+        return SentencePieceProcessor(model_proto=model.SerializeToString())
+
+    @property
+    def _prefixes_all(self) -> bool:
+        """Whether the text after a special token begins with a space, too, and not only the whole text."""
+        return bool(self._about.get("legacy"))
 
     @property
     def key(self) -> str:
         own = super().key
-        if not self._added:
-            return own
-        return hashlib.sha256(f"{own} {sorted(self._added.items())}".encode()).hexdigest()
+        about = [sorted(self._added.items())] if self._added else []
+        about += ["space before the whole text alone"] if not self._prefixes_all else []
+        return hashlib.sha256(f"{own} {' '.join(map(str, about))}".encode()).hexdigest() if about else own
 
     @property
     def size(self) -> int:
@@ -107,7 +112,9 @@ class SentencePiece(TokenizerFile):
                     ids.append(self.token_id(part))
                     ranges.append((at, at + len(part)))
                 elif part:
-                    pieces = self._processor.encode(part, return_type="proto").pieces
+                    prefixed = (at == 0 or self._prefixes_all) and part[0] not in SPACES
+                    processor = self._processor if prefixed else self._unprefixed
+                    pieces = processor.encode(part, return_type="proto").pieces
                     ids += [piece.id for piece in pieces]
                     ranges += [(at + start, at + stop) for start, stop in _characters(part, pieces)]
                 at += len(part)
@@ -118,6 +125,8 @@ class SentencePiece(TokenizerFile):
             yield np.asarray(ids, np.uint32), inside
 
 
+SPACES = " \u2581"
+"""A space, and how pieces write it."""
 ADD_BEGIN = ("LlamaTokenizer", "LlamaTokenizerFast", "GemmaTokenizer", "GemmaTokenizerFast")
 """Classes of transformers that put the begin token before a text unless add_bos_token says no."""
 

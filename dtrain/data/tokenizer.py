@@ -1,5 +1,7 @@
 """Tokenizers: text to tokens and back."""
 
+import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -126,7 +128,36 @@ class TokenizerJson(TokenizerFile):
             tokenizer = Tokenizer.from_str(self._content.decode())
             tokenizer.no_truncation()  # some files set the length limits of the model they belong to
             tokenizer.no_padding()
-            return tokenizer
+        for number, text in self._absent:
+            self._add(tokenizer, text, number)
+        return tokenizer
+
+    def _add(self, tokenizer: Any, text: str, number: int) -> None:
+        """Add a token that stands in tokenizer_config.json, or in added_tokens.json, alone."""
+        from tokenizers import AddedToken
+
+        listed = self._about.get("added_tokens_decoder")
+        about = (listed.get(str(number)) if isinstance(listed, dict) else None) or {}
+        how = {name: bool(about[name]) for name in ("lstrip", "rstrip", "single_word", "normalized") if name in about}
+        tokenizer.add_special_tokens([AddedToken(text, special=True, **{"normalized": False, **how})])
+        if tokenizer.token_to_id(text) != number:
+            message = f"{self.path}: has no token {text!r}, to which the files beside it give the id {number:,}"
+            raise DataError(message, "its ids end elsewhere: use the tokenizer.json that belongs to them")
+
+    @property
+    def key(self) -> str:
+        own, absent = super().key, self._absent
+        return hashlib.sha256(f"{own} {absent}".encode()).hexdigest() if absent else own
+
+    @cached_property
+    def _absent(self) -> list[tuple[int, str]]:
+        """The tokens that stand as added in the files beside it alone, by their ids."""
+        if not self._added:
+            return []
+        with _library_errors(f"{self.path} is not a valid tokenizer.json"):
+            known = json.loads(self._content).get("added_tokens") or []
+        written = {one.get("content") for one in known}
+        return sorted((number, text) for text, number in self._added.items() if text not in written)
 
     @property
     def size(self) -> int:

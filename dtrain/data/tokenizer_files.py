@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+from dtrain.core.files import read_object
 from dtrain.core.types import JsonObject
 from dtrain.data.paths import expand_path
 from dtrain.data.tokenizer import BYTES, TokenizerJson, open_tokenizer
@@ -11,7 +12,7 @@ from dtrain.data.tokenizer_folder import GENERATION
 
 FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
-    "merges.txt", "tokenizer.model", "chat_template.jinja", "generation_config.json",
+    "merges.txt", "tokenizer.model", "chat_template.jinja", "chat_template.json", "generation_config.json",
 )  # fmt: skip
 END = "<|end|>"
 """The name of the byte 0, which ends texts, as a special token."""
@@ -25,7 +26,18 @@ def copy_tokenizer(source: Path, target: Path) -> list[str]:
         target.mkdir(parents=True, exist_ok=True)
     for name in names:
         shutil.copyfile(source / name, target / name)
+    if ids := _ids_of_config(source) if names else {}:  # of a model's folder, whose config.json is not copied
+        known = read_object(source / GENERATION) if GENERATION in names else {}
+        _json(target / GENERATION, ids | known)
+        names += [GENERATION] if GENERATION not in names else []
     return names
+
+
+def _ids_of_config(folder: Path) -> JsonObject:
+    """The ids of special tokens in config.json."""
+    path = folder / "config.json"
+    config = read_object(path) if path.is_file() else {}
+    return {name: config[name] for name in ("bos_token_id", "eos_token_id") if config.get(name) is not None}
 
 
 def write_tokenizer(tokenizer: str | None, template: str | None, target: Path) -> list[str]:
@@ -41,18 +53,19 @@ def write_tokenizer(tokenizer: str | None, template: str | None, target: Path) -
     if not any(path.is_file() for path in (place, place / "tokenizer.json", place / "tokenizer.model")):
         return []  # a published model that came without one
     opened = open_tokenizer(tokenizer)
-    if not isinstance(opened, TokenizerJson):
+    if opened.path is None:
         return []
     names = copy_tokenizer(opened.path.parent, target)
-    if "tokenizer.json" not in names:  # it has another name there
-        shutil.copyfile(opened.path, target / "tokenizer.json")
-        names.append("tokenizer.json")
+    own = "tokenizer.json" if isinstance(opened, TokenizerJson) else "tokenizer.model"
+    if own not in names:  # it has another name there
+        shutil.copyfile(opened.path, target / own)
+        names.append(own)
     special = {
         name: opened.special[name]
         for name in ("bos_token", "eos_token", "pad_token", "unk_token")
         if opened.special.get(name)
     }
-    if CONFIG not in names:
+    if CONFIG not in names and isinstance(opened, TokenizerJson):
         names.append(_json(target / CONFIG, {"tokenizer_class": "PreTrainedTokenizerFast", **special}))
     if template is not None and template != opened.template:
         (target / TEMPLATE).write_text(template)

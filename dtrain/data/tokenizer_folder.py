@@ -1,7 +1,6 @@
 """A tokenizer's file and what stands beside it: templates and the names of its special tokens."""
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from dtrain.core.errors import DataError
+from dtrain.core.files import read_object, refuse_pointer
 from dtrain.core.types import JsonObject
-from dtrain.data.paths import reason
 
 Spans = Sequence[tuple[int, int]]
 """(start, stop) of parts of a text, in characters."""
@@ -34,6 +33,7 @@ class TokenizerFile:
 
     @cached_property
     def _content(self) -> bytes:
+        refuse_pointer(self.path)
         try:
             return self.path.read_bytes()
         except OSError as error:
@@ -44,15 +44,21 @@ class TokenizerFile:
         path = self.path.with_name(name)
         if not path.is_file():
             return {}
-        try:
-            about = json.loads(path.read_text(encoding="utf-8-sig"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise DataError(f"{path}: cannot be read as JSON: {reason(error)}") from error
-        return about if isinstance(about, dict) else {}
+        return read_object(path)
 
     @cached_property
     def _about(self) -> JsonObject:
         return self._beside("tokenizer_config.json")
+
+    @cached_property
+    def _added(self) -> Mapping[str, int]:
+        """The ids of tokens that tokenizer_config.json and added_tokens.json add, by their text."""
+        found = {text: number for text, number in self._beside("added_tokens.json").items() if isinstance(number, int)}
+        listed = self._about.get("added_tokens_decoder")
+        for number, about in (listed if isinstance(listed, dict) else {}).items():
+            if isinstance(about, dict) and isinstance(about.get("content"), str) and number.isdecimal():
+                found[about["content"]] = int(number)
+        return found
 
     @cached_property
     def _templates(self) -> Mapping[str, str]:

@@ -4,9 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, models
 
 from dtrain.core.errors import DataError
 from dtrain.data.tokenizer import TokenizerJson, open_tokenizer
+from dtrain.data.tokenizer_files import copy_tokenizer
 
 
 def word_level(path: Path, vocab: dict[str, int], unknown: str = "[UNK]") -> Path:
@@ -54,3 +56,34 @@ def test_a_folder_stands_for_its_tokenizer(tmp_path: Path) -> None:
 def test_a_user_who_does_not_exist_is_refused() -> None:
     with pytest.raises(DataError, match="this machine has no such user"):
         open_tokenizer("~no-such-user/tokenizer.json")
+
+
+def test_tokens_that_only_the_folder_adds_are_tokens(tmp_path: Path) -> None:
+    made = Tokenizer(models.BPE({"a": 0, "<": 1, "x": 2, ">": 3}, []))
+    made.save(str(tmp_path / "tokenizer.json"))
+    plain = open_tokenizer(str(tmp_path)).key
+    added = {"4": {"content": "<x>", "special": True}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added}))
+    opened = open_tokenizer(str(tmp_path))
+    assert opened.encode(b"a<x>").tolist() == [0, 4] and opened.key != plain
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": {"9": added["4"]}}))
+    with pytest.raises(DataError, match=r"has no token '<x>', to which the files beside it give the id 9"):
+        open_tokenizer(str(tmp_path)).encode(b"a")
+
+
+def test_a_pointer_of_git_lfs_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n")
+    with pytest.raises(DataError, match="is a pointer of Git LFS") as refused:
+        open_tokenizer(str(tmp_path)).encode(b"a")
+    assert refused.value.hint == "download it: git lfs pull"
+
+
+def test_copies_have_the_end_token_that_config_names(tmp_path: Path) -> None:
+    Tokenizer(models.BPE({"a": 0, "b": 1}, [])).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "config.json").write_text('\ufeff{"eos_token_id": 1}', encoding="utf-8")
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
+    assert copy_tokenizer(tmp_path, tmp_path / "copy") == [
+        "tokenizer.json", "chat_template.json", "generation_config.json",
+    ]  # fmt: skip
+    copied = open_tokenizer(str(tmp_path / "copy"))
+    assert copied.special["eos_token"] == "b" and copied.template == "{{ messages }}"
