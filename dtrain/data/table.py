@@ -1,8 +1,9 @@
 """Rows of a table: columns of numbers and a label, from CSV, Parquet, Arrow or JSON-lines files."""
 
 import hashlib
+import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -10,23 +11,26 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dtrain.core.errors import DataError, missing_package
+from dtrain.core.errors import DataError
 from dtrain.core.types import Fraction, JsonObject
 from dtrain.data.batch import FEATURES, LABEL, Example, Feature
 from dtrain.data.data_check import BYTES, DataCheck
 from dtrain.data.files import HERE, address_packages, resolve_files
 from dtrain.data.order import hash64
-from dtrain.data.paths import reading, reason
+from dtrain.data.paths import reading
 from dtrain.data.source import Arrays, Load, Source, Split, Unaugmented
+from dtrain.data.table_files import labels_as_written, read_tables
 
-SUFFIXES = (".csv", ".tsv", ".parquet", ".arrow", ".feather", ".jsonl", ".ndjson")
 CATEGORIES = 64
 """Most different texts of a column that become columns."""
+NUMBER = re.compile(r"\s*[-+]?[$€£]?\s*(\d+|\d{1,3}([,.' ]\d{3})+)([.,]\d+)?\s*[%$€£]?\s*")
+"""A number with separators, a currency or a sign of percent."""
+ROW_NAMES = re.compile(r"(?i:__index_level_\d+__|unnamed: 0|(\w*[_ ])?(id|idx|index|uuid)|)|\w*[a-z]I[dD]")
+"""Names of columns that identify rows: those that pandas writes, and usual ones."""
 MISSING = "(missing)"
 """The text in place of one that is missing."""
 SHOWN, PLACES = 20, 8
 """Most columns or classes, and most rows of each, that a message names."""
-HINT = f"tables end in {', '.join(SUFFIXES)}; CSV and JSON lines may end in .gz, too"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +85,14 @@ class Table(Unaugmented):
         for values in features.values():
             digest.update(values.tobytes())
         fingerprint = f"table:{split}:{digest.hexdigest()[:16]}"
-        return Rows(features, example, fingerprint, classes=read.classes, found=tuple(read.notes(split, table)))
+        return Rows(
+            features,
+            example,
+            fingerprint,
+            classes=read.classes,
+            found=tuple(read.notes(split, table)),
+            columns=read.names,
+        )
 
     def inspect(self, check: DataCheck) -> None:
         files = check.files(self.files, self.test_files, "data")
@@ -92,7 +103,7 @@ class Table(Unaugmented):
         """The columns of other files (rows, columns), encoded like the training rows, and for each row what else the
         file has: columns that the model does not get, and the label if it is there."""
         read = _Read(self)
-        tables = _tables(resolve_files(tuple(names), "a table", HERE))
+        tables = read_tables(resolve_files(tuple(names), "a table", HERE))
         values = read.features(_columns(tables, read.columns, None, self.missing))
         rest = [name for name in tables[0][1].column_names if name not in read.columns]
         kept = [table.select([name for name in rest if name in table.column_names]).to_pylist() for _, table in tables]
@@ -106,6 +117,12 @@ class Rows(Arrays):
     classes: tuple[str, ...] = ()
     found: tuple[str, ...] = ()
     """What was found in the files, as lines."""
+    columns: tuple[str, ...] = ()
+    """What the values of a row are."""
+
+    @property
+    def value_names(self) -> tuple[str, ...]:
+        return self.columns
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -136,18 +153,22 @@ class _Read:
 
     @cached_property
     def _tables(self) -> list[tuple[Path, Any]]:
-        return _tables(resolve_files(self.data.files, "a table"))
+        return read_tables(resolve_files(self.data.files, "a table"))
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
         """The columns that the model gets."""
         path, table = self._tables[0]
         with reading(path):  # names that are no UTF-8
-            return self.data.columns or tuple(name for name in table.column_names if name != self.data.label)
+            return self.data.columns or tuple(
+                name
+                for name, column in zip(table.column_names, table.columns, strict=True)
+                if name != self.data.label and not _identifies_rows(name, column)
+            )
 
     @cached_property
     def _all(self) -> _Columns:
-        return _columns(self._tables, self.columns, self.data.label, self.data.missing)
+        return _columns(self._tables, self.columns, self.data.label, self.data.missing, self.data.predict == "class")
 
     @cached_property
     def _held_out(self) -> np.ndarray:
@@ -164,8 +185,8 @@ class _Read:
     @cached_property
     def test(self) -> _Columns:
         if self.data.test_files:
-            files = _tables(resolve_files(self.data.test_files, "a table"))
-            return _columns(files, self.columns, self.data.label, self.data.missing)
+            files = read_tables(resolve_files(self.data.test_files, "a table"))
+            return _columns(files, self.columns, self.data.label, self.data.missing, self.data.predict == "class")
         return self._all.rows(self._held_out)
 
     @cached_property
@@ -202,6 +223,10 @@ class _Read:
             if column.dtype.kind == "U":
                 found[name] = sorted(set(column.tolist()))
                 many += [f"{name!r} ({len(found[name]):,})"] * (len(found[name]) > CATEGORIES)
+        written = [name for name, texts in found.items() if _numbers_as_texts(texts)]
+        if written:
+            message = f"{self.data.files[0]}: numbers are written as texts in {', '.join(map(repr, written))}"
+            raise DataError(message, "write 1000 for 1,000 and 0.5 for 50%, or name the others in data.columns")
         if many:
             message = f"{self.data.files[0]}: columns of too many different texts: {', '.join(many)}"
             raise DataError(message, f"at most {CATEGORIES} become columns: name the others in data.columns")
@@ -272,7 +297,9 @@ class _Read:
             yield f"column {name!r}: {absent:,} values are missing, {median:g}, the median, in their place"
         left = [name for name in self._tables[0][1].column_names if name not in (*self.columns, self.data.label)]
         if left:
-            yield f"columns left out: {', '.join(left[:SHOWN])}{f' and {len(left) - SHOWN} more' * (len(left) > SHOWN)}"
+            shown = ", ".join(map(str, left[:SHOWN])) + f" and {len(left) - SHOWN} more" * (len(left) > SHOWN)
+            why = "" if self.data.columns else ", which only identify the rows"
+            yield f"columns left out{why}: {shown}"
 
     def _finite(self, values: np.ndarray, names: Sequence[str]) -> np.ndarray:
         """The values as float32."""
@@ -285,8 +312,13 @@ class _Read:
         return cast
 
 
-def _columns(tables: Sequence[tuple[Path, Any]], columns: Sequence[str], label: str | None, missing: str) -> _Columns:
-    """The columns of all files one after the other. DataError names the places of all values that cannot be used."""
+def _columns(
+    tables: Sequence[tuple[Path, Any]], columns: Sequence[str], label: str | None, missing: str, classes: bool = False
+) -> _Columns:
+    """The columns of all files one after the other; `classes`: whether labels are names.
+
+    DataError names the places of all values that cannot be used.
+    """
     values: dict[str, list[np.ndarray]] = {name: [] for name in columns}
     labels, faults = [], list[str]()
     for path, table in tables:
@@ -305,7 +337,7 @@ def _columns(tables: Sequence[tuple[Path, Any]], columns: Sequence[str], label: 
             values[name].append(column)
             faults += [fault] if fault else []
         if label:
-            column, fault = _label(path, label, table[label])
+            column, fault = _label(path, label, labels_as_written(path, table, label) if classes else table[label])
             labels.append(column)
             faults += [fault] if fault else []
     if not columns:
@@ -316,6 +348,14 @@ def _columns(tables: Sequence[tuple[Path, Any]], columns: Sequence[str], label: 
         raise DataError("\n  ".join([*faults[:SHOWN], *more]), hint)
     joined = {name: _joined(parts) for name, parts in values.items()}
     return _Columns(joined, np.concatenate(labels) if labels else np.empty(0))
+
+
+def _identifies_rows(name: str, column: Any) -> bool:
+    """Whether a column only identifies the rows: by its name, and because all its values are different."""
+    import pyarrow as pa
+
+    exact = pa.types.is_integer(column.type) or pa.types.is_string(column.type)
+    return bool(exact and ROW_NAMES.fullmatch(name) and len(column) > 1 and len(column.unique()) == len(column))
 
 
 def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
@@ -330,6 +370,13 @@ def _shown(value: Any) -> str:
     if isinstance(value, str):
         return value
     return MISSING if np.isnan(value) else f"{value:g}"
+
+
+def _numbers_as_texts(texts: Sequence[str]) -> bool:
+    """Whether most of the texts are numbers, and some with separators, a currency or a sign of percent."""
+    there = [text.strip() for text in texts if text != MISSING]
+    numbers = [text for text in there if NUMBER.fullmatch(text)]
+    return 2 * len(numbers) > len(there) and any(not text.isdecimal() for text in numbers)
 
 
 def _median(column: np.ndarray) -> float:
@@ -404,37 +451,3 @@ def _label(path: Path, name: str, column: Any) -> tuple[np.ndarray, str]:
     missing = np.isnan(array) if array.dtype.kind == "f" else missing
     bad = np.flatnonzero(missing)
     return array, f"{path}: column {name!r} has no value in {_rows(path, bad, len(array))}" if len(bad) else ""
-
-
-def _tables(files: Sequence[Path]) -> list[tuple[Path, Any]]:
-    """Every file as an Arrow table. DataError if one cannot be read."""
-    read = []
-    for path in files:
-        suffixes = [suffix.lower() for suffix in path.suffixes]
-        suffix = suffixes[-2] if suffixes[-1:] == [".gz"] and len(suffixes) > 1 else "".join(suffixes[-1:])
-        if suffix not in SUFFIXES:
-            raise DataError(f"{path}: is no table", HINT)
-        try:
-            table = _reader(suffix)(str(path))
-            table.validate(full=True)  # Arrow trusts offsets in the file, also those that point to other memory
-            read.append((path, table))
-        except ModuleNotFoundError as error:
-            raise missing_package(error) from error
-        except Exception as error:  # pyarrow raises many types on damaged files
-            raise DataError(f"{path}: cannot be read as a table: {reason(error)}", HINT) from error
-    return read
-
-
-def _reader(suffix: str) -> Callable[[str], Any]:
-    """The function of pyarrow that reads such files."""
-    import pyarrow.csv
-    import pyarrow.feather
-    import pyarrow.json
-    import pyarrow.parquet
-
-    if suffix in (".csv", ".tsv"):
-        options = pyarrow.csv.ParseOptions(delimiter="\t" if suffix == ".tsv" else ",")
-        return lambda path: pyarrow.csv.read_csv(path, parse_options=options)
-    if suffix in (".jsonl", ".ndjson"):
-        return pyarrow.json.read_json
-    return pyarrow.parquet.read_table if suffix == ".parquet" else pyarrow.feather.read_table

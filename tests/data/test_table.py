@@ -283,3 +283,45 @@ def test_a_table_of_numbers_is_read_as_before(table: pyarrow.Table, tmp_path: Pa
     path = write(table, tmp_path / "t.csv")
     plain, median = (Table(files=(str(path),), label="kind", missing=how).open("train") for how in ("refuse", "median"))
     assert plain.fingerprint == median.fingerprint
+
+
+@pytest.mark.parametrize("texts", [("1,000", "2,500"), ("50%", "7%"), ("$3", "$4.50")])
+def test_numbers_written_as_texts_are_no_categories(tmp_path: Path, texts: tuple[str, str]) -> None:
+    (tmp_path / "t.csv").write_text("pay,kind\n" + "".join(f'"{one}",{n % 2}\n' for n, one in enumerate(texts * 2)))
+    with pytest.raises(DataError, match="numbers are written as texts in 'pay'"):
+        Table(files=(str(tmp_path / "t.csv"),), label="kind").open("train")
+
+
+def test_codes_with_digits_are_categories(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("version,kind\n1.2.3,0\n1.2.4,1\n1.2.3,1\n1.2.4,0\n")
+    assert Table(files=(str(tmp_path / "t.csv"),), label="kind").open("train").notes[1].endswith("version (2)")
+
+
+def opened_csv(folder: Path, content: str | bytes, **how: Any) -> Any:
+    (folder / "t.csv").write_bytes(content.encode() if isinstance(content, str) else content)
+    return Table(files=(str(folder / "t.csv"),), **{"label": "y", "scale": False, "test": 0.0} | how).open("train")
+
+
+def test_labels_with_zeros_before_them_are_classes_of_their_own(tmp_path: Path) -> None:
+    assert opened_csv(tmp_path, "a,y\n1,01\n2,1\n3,001\n").class_names == ("001", "01", "1")
+    assert opened_csv(tmp_path, "a,y\n1,10\n2,9\n").class_names == ("9", "10")  # numbers in their order
+    assert rows_of(opened_csv(tmp_path, "a,y\n1,01\n2,1\n", predict="number"))["label"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("name", ["__index_level_0__", "", "id", "PassengerId", "row_id"])
+def test_a_column_that_numbers_the_rows_is_left_out_and_named(tmp_path: Path, name: str) -> None:
+    source = opened_csv(tmp_path, f"{name},a,y\n1,5,0\n2,5,1\n3,6,0\n")
+    assert source.example["features"].shape == (1,)
+    assert f"columns left out, which only identify the rows: {name}" in source.notes
+    assert opened_csv(tmp_path, f"{name},a,y\n1,5,0\n1,5,1\n3,6,0\n").example["features"].shape == (2,)
+    assert opened_csv(tmp_path, f"{name},a,y\n1,5,0\n2,5,1\n", columns=(name, "a")).example["features"].shape == (2,)
+
+
+def test_csv_of_spreadsheets_in_other_languages(tmp_path: Path) -> None:
+    rows = "a;y\n1,5;0\n2,25;1\n"
+    assert rows_of(opened_csv(tmp_path, rows))["features"].tolist() == [[1.5], [2.25]]
+    assert rows_of(opened_csv(tmp_path, rows.replace(",", ".")))["features"].tolist() == [[1.5], [2.25]]
+    assert rows_of(opened_csv(tmp_path, rows.encode("utf-16")))["features"].tolist() == [[1.5], [2.25]]
+    with pytest.raises(DataError, match="column 'y' is not UTF-8") as refused:
+        opened_csv(tmp_path, "a,y\n1,caf\xe9\n2,b\n".encode("latin-1"))
+    assert "iconv" in refused.value.hint

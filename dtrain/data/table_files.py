@@ -1,0 +1,100 @@
+"""Files of tables: CSV, Parquet, Arrow and JSON lines."""
+
+import gzip
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from dtrain.core.errors import DataError, missing_package
+from dtrain.data.paths import reason
+
+SUFFIXES = (".csv", ".tsv", ".parquet", ".arrow", ".feather", ".jsonl", ".ndjson")
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+HEAD = 2**16
+"""First bytes of a CSV file that tell what separates its columns."""
+UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+"""The marks at the begin of a text in UTF-16."""
+LATIN = "convert it to UTF-8: iconv -f latin1 -t utf-8 FILE"
+ZEROS = re.compile(r"\s*[-+]?0\d|\s*\+")
+"""A number that is not written as Arrow would write it."""
+HINT = f"tables end in {', '.join(SUFFIXES)}; CSV and JSON lines may end in .gz, too"
+
+
+def read_tables(files: Sequence[Path]) -> list[tuple[Path, Any]]:
+    """Every file as an Arrow table. DataError if one cannot be read."""
+    read = []
+    for path in files:
+        if _suffix(path) not in SUFFIXES:
+            raise DataError(f"{path}: is no table", HINT)
+        try:
+            table = _reader(path)(path)
+            table.validate(full=True)  # Arrow trusts offsets in the file, also those that point to other memory
+            read.append((path, table))
+        except DataError:
+            raise
+        except ModuleNotFoundError as error:
+            raise missing_package(error) from error
+        except Exception as error:  # pyarrow raises many types on damaged files
+            hint = LATIN if "UTF8" in str(error) or "UTF-8" in str(error) else HINT
+            raise DataError(f"{path}: cannot be read as a table: {reason(error)}", hint) from error
+    return read
+
+
+def _suffix(path: Path) -> str:
+    """The suffix that tells the format, in lower case."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    return suffixes[-2] if suffixes[-1:] == [".gz"] and len(suffixes) > 1 else "".join(suffixes[-1:])
+
+
+def _csv(path: Path, convert: Any = None) -> Any:
+    """A CSV file. What separates its columns, and its encoding, are those of its first line."""
+    from pyarrow import csv
+
+    encoding, delimiter, decimal = "utf8", DELIMITERS[_suffix(path)], "."
+    with (gzip.open if path.suffix.lower() == ".gz" else open)(path, "rb") as file:
+        start = file.read(HEAD)
+    if start.startswith(UTF_16):
+        encoding, start = "utf-16", start[: len(start) // 2 * 2].decode("utf-16", "ignore").encode()
+    first, _, rest = start.partition(b"\n")
+    if delimiter == "," and b";" in first and b"," not in first:  # as spreadsheets write it where 1,5 is a number
+        delimiter = ";"
+        decimal = "," if re.search(rb"\d,\d", rest) and not re.search(rb"(^|;)-?\d+\.\d+(;|\r?\n)", rest) else "."
+    convert = convert or csv.ConvertOptions()
+    convert.decimal_point = decimal
+    table = csv.read_csv(
+        path,
+        read_options=csv.ReadOptions(encoding=encoding),
+        parse_options=csv.ParseOptions(delimiter=delimiter),
+        convert_options=convert,
+    )
+    raw = [name for name, kind in zip(table.column_names, table.schema.types, strict=True) if kind == "binary"]
+    if raw:
+        raise DataError(f"{path}: column {raw[0]!r} is not UTF-8", LATIN)
+    return table
+
+
+def _reader(path: Path) -> Callable[[Path], Any]:
+    """The function of pyarrow that reads such a file."""
+    import pyarrow.feather
+    import pyarrow.json
+    import pyarrow.parquet
+
+    suffix = _suffix(path)
+    if suffix in DELIMITERS:
+        return _csv
+    if suffix in (".jsonl", ".ndjson"):
+        return pyarrow.json.read_json
+    return pyarrow.parquet.read_table if suffix == ".parquet" else pyarrow.feather.read_table
+
+
+def labels_as_written(path: Path, table: Any, label: str) -> Any:
+    """The labels of a CSV file as its texts, if some are numbers with zeros before them: 01 and 1 are two classes."""
+    import pyarrow as pa
+    from pyarrow.csv import ConvertOptions
+
+    if _suffix(path) not in DELIMITERS or not pa.types.is_integer(table[label].type):
+        return table[label]
+    texts = _csv(path, ConvertOptions(column_types={label: pa.string()}, include_columns=[label]))[label]
+    padded = any(ZEROS.match(text or "") for text in texts.unique().to_pylist())
+    return texts if padded else table[label]
