@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dtrain.core.errors import DataError
+from dtrain.core.files import read_object
 from dtrain.core.types import JsonObject
 from dtrain.models.decoder import Decoder
 from dtrain.models.hf_config import Published, published_model
@@ -75,11 +76,8 @@ def _against_config(model: Decoder, source: Path, say: Say) -> DataError | None:
     if not path.is_file():
         say(f"no {path}: {_unchecked_settings(model)} was not checked")
         return None
-    try:
-        config = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read as JSON: {error}") from error
-    if not isinstance(config, dict) or "model_type" not in config:
+    config = read_object(path)
+    if "model_type" not in config:
         say(f"{path} has no model_type and was not used: {_unchecked_settings(model)} was not checked")
         return None
     published = published_model(config, model.context, path)
@@ -152,11 +150,8 @@ def _config(source: Path) -> JsonObject:
     if not path.is_file():
         hint = "name a recipe for these parameters: dtrain import RECIPE SOURCE"
         raise DataError(f"{source} has no {CONFIG}, from which the recipe would be made", hint)
-    try:
-        config = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read as JSON: {error}") from error
-    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+    config = read_object(path)
+    if not isinstance(config.get("model_type"), str):
         raise DataError(f"{path} has no model_type", "use the config.json that belongs to the parameters")
     return config
 

@@ -48,6 +48,12 @@ COMMON = {"rope_theta": 10_000.0, "tie_word_embeddings": False, "hidden_act": "s
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,), "alibi": (False,), "attention_multiplier": (), "clip_qkv": (),
+    "attention_sink": (False, 0), "attention_sinks": (False, 0), "attn_temperature_tuning": (False, 0),
+    "dim_model_base": (), "scale_depth": (), "scale_emb": (1, 1.0), "kv_lora_rank": (), "q_lora_rank": (),
+    "logit_softcap": (), "logits_soft_cap": (), "no_rope_layers": (), "no_rope_layer_interval": (),
+    "multi_query": (False,), "qk_layernorm": (False,), "use_qk_norm": (False,), "rotary_pct": (1.0,),
+    "use_parallel_residual": (False,),
+    "num_nextn_predict_layers": (0,), "first_k_dense_replace": (0,), "n_shared_experts": (0,), "layernorm_type": (),
     "embedding_multiplier": (1.0,), "logit_scale": (1.0,), "logits_scaling": (1.0,), "parallel_attn": (False,),
     "partial_rotary_factor": (1.0,), "quantization_config": (), "residual_multiplier": (1.0,),
     "scale_attn_by_inverse_layer_idx": (False,), "scale_attn_weights": (True,),
@@ -86,6 +92,8 @@ class Fields:
         if name not in self.values and name not in self.defaults:
             raise DataError(f"{self.path} has no {name}", "use the config.json that belongs to the parameters")
         value = self.values.get(name, self.defaults.get(name))
+        if isinstance(value, str) and name not in TEXTS:
+            raise DataError(f"{self.path}: {name} is the text {value!r}, not a number", "write it without quotes")
         if ours:
             self.sources[ours] = f"{name}: {value}" + ("" if name in self.values else " (by default)")
         return value
@@ -95,6 +103,8 @@ class Fields:
         self.unserved.append(problem)
 
 
+TEXTS = ("hidden_act", "hidden_activation", "activation_function")
+"""Fields whose values are texts."""
 ACTIVATIONS = {"silu": "swiglu", "swish": "swiglu", "gelu_pytorch_tanh": "geglu", "gelu_new": "geglu"}
 GPT2_ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
 GEMMA_GELU = {None, "gelu", "gelu_new", "gelu_pytorch_tanh"}
@@ -320,15 +330,15 @@ def _scaling(fields: Fields, values: JsonObject, where: str) -> LinearScaling | 
         fields.refuse(f"{where}.{name}: {values[name]}")
     if kind == "linear":
         return LinearScaling(factor=values["factor"])
-    if kind == "llama3":
-        low, high = values["low_freq_factor"], values["high_freq_factor"]
-        return Llama3(factor=values["factor"], low=low, high=high, original=values["original_max_position_embeddings"])
     if kind == "default":
         return None
     # transformers takes the one at the top of config.json first
     top = fields.values.get("original_max_position_embeddings")
     fields.known.add("original_max_position_embeddings")
     original = top or values.get("original_max_position_embeddings") or fields("max_position_embeddings")
+    if kind == "llama3":
+        low, high = values["low_freq_factor"], values["high_freq_factor"]
+        return Llama3(factor=values["factor"], low=low, high=high, original=original)
     fast, slow = values.get("beta_fast") or 32.0, values.get("beta_slow") or 1.0
     yarn = Yarn(factor=values["factor"], original=original, fast=fast, slow=slow)
     attention = values.get("attention_factor")

@@ -1,6 +1,5 @@
 """Low-rank adapters in the form of Hugging Face's PEFT library, both ways."""
 
-import json
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -12,6 +11,7 @@ import numpy as np
 
 from dtrain.checkpoint.tensors import Tensors
 from dtrain.core.errors import DataError, RecipeError
+from dtrain.core.files import read_object
 from dtrain.core.types import JsonObject
 from dtrain.models.lora import ADAPTERS, Lora
 from dtrain.models.nn.param import Param, Tree
@@ -29,6 +29,19 @@ PLAIN: JsonObject = {
     "trainable_token_indices": None, "target_parameters": None, "alora_invocation_tokens": None,
 }  # fmt: skip
 """Fields of adapter_config.json with the value at which an adapter is plain LoRA on whole matrices."""
+NEUTRAL: JsonObject = {
+    "layer_replication": None, "lora_bias": False, "use_qalora": False, "use_bdlora": None, "arrow_config": None,
+    "velora_config": None, "monteclora_config": None, "kasa_config": None, "lora_ga_config": None,
+    "ensure_weight_tying": False,
+}  # fmt: skip
+"""More such fields, which newer versions of PEFT have."""
+IGNORED = {
+    "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode", "r",
+    "lora_alpha", "lora_dropout", "target_modules", "exclude_modules", "layers_pattern", "init_lora_weights",
+    "megatron_config", "megatron_core", "loftq_config", "eva_config", "corda_config", "qalora_group_size",
+    "runtime_config",
+}  # fmt: skip
+"""Fields that are read, or that say how the adapter was trained and where its matrices are, which the tensors show."""
 UNCHANGED_BASE = (True, False, "gaussian", "eva")
 """Values of init_lora_weights that leave the base as it was published."""
 
@@ -77,19 +90,19 @@ def adapter_config(lora: Lora, tensors: Mapping[str, object]) -> JsonObject:
 def read_config(folder: Path) -> JsonObject:
     """A valid adapter_config.json. DataError if it describes more than plain LoRA."""
     path = folder / CONFIG
-    try:
-        config = json.loads(path.read_text())
-        rank, alpha = config["r"], config["lora_alpha"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} cannot be read as a PEFT adapter: {type(error).__name__} {error}") from error
+    config = read_object(path, "a PEFT adapter")
+    absent = [name for name in ("r", "lora_alpha") if name not in config]
+    if absent:
+        raise DataError(f"{path} cannot be read as a PEFT adapter: it has no {absent[0]}")
+    rank, alpha = config["r"], config["lora_alpha"]
     init = config.get("init_lora_weights", True)
     if init not in UNCHANGED_BASE:  # PiSSA, OLoRA, CorDA, LoftQ ... subtract their initial product from the base
         message = f"{path}: init_lora_weights: {init} may belong to a base whose weights were changed with it"
         hint = "save it as plain LoRA: PEFT's save_pretrained(path, path_initial_model_for_weight_conversion=...)"
         raise DataError(message, hint)
-    for name, neutral in PLAIN.items():
-        found = config.get(name, neutral)
-        if found != neutral and (found or neutral):
+    for name, found in config.items():
+        neutral = (PLAIN | NEUTRAL).get(name)
+        if name not in IGNORED and found != neutral and (found or neutral):
             raise DataError(f"{path}: {name}: {found} is not supported", "dtrain reads plain LoRA adapters")
     if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float) or alpha <= 0:
         raise DataError(f"{path}: r: {rank}, lora_alpha: {alpha} are not a rank and a factor")
@@ -110,6 +123,10 @@ def adapted_names(tensors: Tensors, places: Mapping[str, tuple[Place, Param]], f
             raise DataError(f"{folder} has an adapter for {own[0]}, which dtrain reads as several parameters")
         found += [name] if own else []
         stems -= set(own)
+    outer = sorted(stem for stem in stems if re.search(r"(^|\.)(lm_head|embed_tokens|wte|wpe)(\.|$)", stem))
+    if outer:
+        message = f"{folder} has adapters or weights of {', '.join(outer)}; dtrain reads those of the blocks' matrices"
+        raise DataError(message, "merge it with PEFT first, merge_and_unload(), and import the whole model")
     if stems:
         raise DataError(f"{folder} has adapters for {min(stems)}, which the base does not have")
     return found

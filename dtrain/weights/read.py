@@ -149,6 +149,9 @@ def _refuse_unlike(tensors: Tensors, expected: Mapping[str, tuple[int, ...]], kn
         if not any(name in tensors for name in expected):
             head = f"{source} is of another model: none of its {len(list(tensors))} tensors has a name of the recipe's:"
             hint = "compare the recipe's model with the model that the file was exported from"
+            if all(f"model.{name}" in expected for name in tensors if not UNUSED.search(name)):
+                head = f"{source} has the names of a model without its head, which lack 'model.':"
+                hint = "save it with its head: AutoModelForCausalLM in place of AutoModel"
         raise DataError("\n  ".join([head, *problems[:SHOWN], *more]), hint)
 
 

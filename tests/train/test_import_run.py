@@ -14,11 +14,12 @@ from safetensors.numpy import load_file, save_file
 from dtrain.checkpoint.tensors import Tensors, opened
 from dtrain.core.errors import DataError
 from dtrain.models.decoder import Decoder
+from dtrain.models.hf_config import published_model
 from dtrain.models.mlp import MLP
 from dtrain.models.moe import Experts
 from dtrain.models.nn.param import paths
 from dtrain.models.published import places
-from dtrain.models.rope import Learned
+from dtrain.models.rope import Learned, Llama3, Rope
 from dtrain.weights.read import find_tensors, leaves_by_path, read, without_padding
 from tests.conftest import SHARED, Dtrain
 
@@ -242,7 +243,7 @@ def test_the_index_of_a_folder_is_followed(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=lost), opened(tmp_path):
         pass
     (tmp_path / "model.safetensors.index.json").write_text("[]")
-    with pytest.raises(DataError, match="is no index of tensors"), opened(tmp_path):
+    with pytest.raises(DataError, match="cannot be read as an index of tensors"), opened(tmp_path):
         pass
 
 
@@ -265,3 +266,32 @@ def test_the_prefix_of_a_wrapped_model_is_left_out_and_named(tmp_path: Path, pre
 
 def unpadded_shapes(model: Any) -> dict[str, Any]:
     return without_padding(model.params())
+
+
+def test_a_model_without_its_head_is_named(tmp_path: Path) -> None:
+    tensors = {
+        name.removeprefix("model."): values for name, values in parameters(LLAMA).items() if "lm_head" not in name
+    }
+    save_file(tensors, tmp_path / "m.safetensors")
+    with opened(tmp_path / "m.safetensors") as found, pytest.raises(DataError, match="without its head") as refused:
+        read_tree(found, LLAMA, here(LLAMA), tmp_path)
+    assert "AutoModelForCausalLM" in refused.value.hint
+
+
+def test_a_number_as_text_is_named_with_its_file(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"config.json: hidden_size is the text '8', not a number"):
+        published_model({"model_type": "llama", "hidden_size": "8"}, 8, tmp_path / "config.json")
+
+
+def test_the_original_length_of_llama3_may_stand_at_the_top() -> None:
+    sizes = {
+        "vocab_size": 32,
+        "hidden_size": 8,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 1,
+        "intermediate_size": 8,
+    }
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    config = {"model_type": "llama", **sizes, "rope_scaling": scaling, "original_max_position_embeddings": 64}
+    position = published_model(config, 8, Path("config.json")).model.position
+    assert isinstance(position, Rope) and isinstance(position.scaling, Llama3) and position.scaling.original == 64
