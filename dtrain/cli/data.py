@@ -1,8 +1,8 @@
 """dtrain data"""
 
 import os
-import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -12,8 +12,6 @@ from dtrain.cli.exits import cancel_interrupt, exits, interruptible
 from dtrain.cli.synonyms import Group
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from dtrain.data.source import Source
     from dtrain.data.tokenizer import Tokenizer
 
@@ -32,37 +30,30 @@ def show(
     rows: Annotated[int, typer.Option(min=1, help="Number of rows to print.")] = 1,
     first: Annotated[int, typer.Option(min=0, help="Number of the first row.")] = 0,
     split: Annotated[Literal["train", "test"], typer.Option(help="The examples to show.")] = "train",
+    png: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the pictures of the rows into a file.")
+    ] = None,
     debug: Debug = False,
 ) -> None:
-    """Print rows of tokens as text: what counts in the loss in green, the rest dim, and how full the rows are.
+    """Print examples as the model gets them.
 
-    Without colours, what counts in the loss is between ⟦ and ⟧.
+    Tokens: as text, what counts in the loss in green, the rest dim, and how full the rows are; without colours, what
+    counts in the loss is between ⟦ and ⟧; as numbers if the data names no tokenizer. Pictures: at the model's size,
+    before augmentation, drawn in a terminal with colours. Tables: each column as the number that the model gets.
     """
     with exits(debug), interruptible():
-        import numpy as np
-
+        from dtrain.cli.show_rows import save_pictures, show_rows
         from dtrain.core.errors import RecipeError
-        from dtrain.data.batch import DOCUMENT, TARGET, TOKEN
 
         source, tokenizer = _opened(recipe, overrides, split)
-        if tokenizer is None:
-            found = f"the examples have {', '.join(source.example)}, and the data has no tokenizer"
-            raise RecipeError(found, "show prints rows of tokens as text")
         if first >= len(source):
             raise RecipeError(f"--first {first}: the {split} split has {len(source):,} rows")
-        indices = np.arange(first, min(first + rows, len(source)))
-        batch = source.rows(indices)
         for line in source.notes:
             typer.secho(line, dim=True, err=True)
-        for number, index in enumerate(indices.tolist()):
-            token, target = batch[TOKEN][number], batch[TARGET][number]
-            document = batch[DOCUMENT][number] if DOCUMENT in batch else np.zeros_like(token)
-            typer.secho(f"row {index}: {_summary(token, target, document)}", bold=True)
-            for one in range(int(document.max()) + 1):
-                inside = document == one
-                if one == document.max() and DOCUMENT in batch and not (target[inside] >= 0).any():
-                    continue  # empty slots
-                _print(tokenizer, token[inside], target[inside])
+        indices = range(first, min(first + rows, len(source)))
+        if png:
+            save_pictures(source, indices, png)
+        show_rows(source, tokenizer, indices)
 
 
 @app.command(epilog="Example: dtrain data prepare my.yaml data.cache=/shared/cache")
@@ -125,33 +116,5 @@ def _opened(
 
     data: Any = load(find(recipe), overrides or []).data
     source = opened_in_order(data, split)
-    return source, data.open_tokenizer() if TOKEN in source.example and data.tokenized else None
-
-
-def _summary(token: "np.ndarray", target: "np.ndarray", document: "np.ndarray") -> str:
-    learned, count = int((target >= 0).sum()), int(document.max()) + 1
-    used = [int((document == one).sum()) for one in range(count) if (target[document == one] >= 0).any()]
-    parts = f"{len(used)} documents of {', '.join(map(str, used[:8]))}{' ...' if len(used) > 8 else ''} tokens"
-    empty = len(token) - sum(used)
-    return f"{len(token)} slots, {learned} count in the loss, {empty} empty; {parts}"
-
-
-def _print(tokenizer: "Tokenizer", token: "np.ndarray", target: "np.ndarray") -> None:
-    """Print a document: its tokens, and the last target, which is no token of the row."""
-    from itertools import groupby
-
-    from dtrain.core.printable import printable
-
-    ids = [*token.tolist(), *([int(target[-1])] if target[-1] >= 0 else [])]
-    learned = [False, *(target >= 0).tolist()][: len(ids)]
-    coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    at = 0
-    for counts, group in groupby(learned):
-        size = len(list(group))
-        text = printable(tokenizer.decode(ids[at : at + size]))
-        at += size
-        if coloured:
-            typer.secho(text, fg="green" if counts else None, dim=not counts, nl=False)
-        else:
-            typer.echo(f"⟦{text}⟧" if counts else text, nl=False)
-    typer.echo("\n" + "-" * 20)
+    named = data.tokenized and getattr(data.main, "tokenizer", None) is not None
+    return source, data.open_tokenizer() if TOKEN in source.example and named else None

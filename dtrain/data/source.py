@@ -73,6 +73,15 @@ class Source(Protocol):
         ...
 
     @property
+    def value_names(self) -> tuple[str, ...]:
+        """The names of the values of `features`; empty if they have none."""
+        ...
+
+    def place(self, index: int) -> str:
+        """The file that an example comes from; empty if it is not of one."""
+        ...
+
+    @property
     def bytes_per_token(self) -> float | None:
         """Bytes of text for each token that counts in the loss: 0 if not known, None if the loss is not that of
         predicting texts."""
@@ -209,6 +218,14 @@ class SourceDefaults:
         return ()
 
     @property
+    def value_names(self) -> tuple[str, ...]:
+        return ()
+
+    def place(self, index: int) -> str:
+        del index
+        return ""
+
+    @property
     def bytes_per_token(self) -> float | None:
         return 0.0 if TOKEN in self.example else None  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -236,6 +253,11 @@ class DataDefaults:
     @property
     def pairs(self) -> bool:
         """Whether a row has two answers, the preferred one first."""
+        return False
+
+    @property
+    def has_template(self) -> bool:
+        """Whether conversations can be written with the chat template of the data or of its tokenizer."""
         return False
 
     @property
