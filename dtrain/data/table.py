@@ -19,7 +19,7 @@ from dtrain.data.files import HERE, address_packages, resolve_files
 from dtrain.data.order import hash64
 from dtrain.data.paths import reading
 from dtrain.data.source import Arrays, Load, Source, Split, Unaugmented
-from dtrain.data.table_files import labels_as_written, read_tables
+from dtrain.data.table_files import labels_as_written, named_rows, read_tables
 
 CATEGORIES = 64
 """Most different texts of a column that become columns."""
@@ -29,8 +29,8 @@ ROW_NAMES = re.compile(r"(?i:__index_level_\d+__|unnamed: 0|(\w*[_ ])?(id|idx|in
 """Names of columns that identify rows: those that pandas writes, and usual ones."""
 MISSING = "(missing)"
 """The text in place of one that is missing."""
-SHOWN, PLACES = 20, 8
-"""Most columns or classes, and most rows of each, that a message names."""
+SHOWN = 20
+"""Most columns or classes that a message names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +141,6 @@ class _Columns:
     """(rows,) of numbers or strings; empty if it was not asked for."""
 
     def rows(self, chosen: np.ndarray) -> "_Columns":
-        """Some of the rows."""
         return _Columns({name: column[chosen] for name, column in self.values.items()}, self.label[chosen])
 
 
@@ -413,21 +412,7 @@ def _checked(place: str, path: Path, array: np.ndarray, column: Any, missing: st
     if column.null_count:
         array[column.is_null().to_numpy(zero_copy_only=False)] = np.nan
     bad = np.flatnonzero(np.isinf(array) if missing == "median" else ~np.isfinite(array))
-    return array, f"{place} has no finite number in {_rows(path, bad, len(array))}" if len(bad) else ""
-
-
-def _rows(path: Path, rows: np.ndarray, count: int) -> str:
-    """Rows of a table by their lines in the file, where these are known."""
-    first, word = 1, "row"
-    if path.suffix.lower() in (".csv", ".tsv", ".jsonl", ".ndjson"):
-        header = path.suffix.lower() in (".csv", ".tsv")
-        with path.open("rb") as file:
-            lines = sum(1 for _ in file)
-        if lines == count + header:  # no value has a line break, and no line is empty
-            first, word = 1 + header, "line"
-    shown = ", ".join(f"{row + first:,}" for row in rows[:PLACES].tolist())
-    more = f" and {len(rows) - PLACES:,} more" if len(rows) > PLACES else ""
-    return f"{word}{'s' * (len(rows) > 1)} {shown}{more}"
+    return array, f"{place} has no finite number in {named_rows(path, bad, len(array))}" if len(bad) else ""
 
 
 def _plain(value: Any) -> Any:
@@ -450,4 +435,4 @@ def _label(path: Path, name: str, column: Any) -> tuple[np.ndarray, str]:
     missing = column.is_null().to_numpy() if column.null_count else array == "" if is_text else np.zeros(0, bool)
     missing = np.isnan(array) if array.dtype.kind == "f" else missing
     bad = np.flatnonzero(missing)
-    return array, f"{path}: column {name!r} has no value in {_rows(path, bad, len(array))}" if len(bad) else ""
+    return array, f"{path}: column {name!r} has no value in {named_rows(path, bad, len(array))}" if len(bad) else ""

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dtrain.core.errors import DataError, missing_package
 from dtrain.data.paths import reason
 
@@ -18,6 +20,8 @@ UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 LATIN = "convert it to UTF-8: iconv -f latin1 -t utf-8 FILE"
 ZEROS = re.compile(r"\s*[-+]?0\d|\s*\+")
 """A number that is not written as Arrow would write it."""
+PLACES = 8
+"""Most rows that a message names."""
 HINT = f"tables end in {', '.join(SUFFIXES)}; CSV and JSON lines may end in .gz, too"
 
 
@@ -98,3 +102,17 @@ def labels_as_written(path: Path, table: Any, label: str) -> Any:
     texts = _csv(path, ConvertOptions(column_types={label: pa.string()}, include_columns=[label]))[label]
     padded = any(ZEROS.match(text or "") for text in texts.unique().to_pylist())
     return texts if padded else table[label]
+
+
+def named_rows(path: Path, rows: np.ndarray, count: int) -> str:
+    """Rows of a table by their lines in the file, where these are known."""
+    first, word = 1, "row"
+    if path.suffix.lower() in (".csv", ".tsv", ".jsonl", ".ndjson"):
+        header = path.suffix.lower() in (".csv", ".tsv")
+        with path.open("rb") as file:
+            lines = sum(1 for _ in file)
+        if lines == count + header:  # no value has a line break, and no line is empty
+            first, word = 1 + header, "line"
+    shown = ", ".join(f"{row + first:,}" for row in rows[:PLACES].tolist())
+    more = f" and {len(rows) - PLACES:,} more" if len(rows) > PLACES else ""
+    return f"{word}{'s' * (len(rows) > 1)} {shown}{more}"
