@@ -75,7 +75,16 @@ def recipe_keys() -> Iterator[str]:
 
 def readers() -> Iterator[str]:
     """What each reader of files uses, ignores and refuses."""
-    from dtrain.data import chat, conversations, folder_layout, image_files, records, table, tokenizer_folder
+    from dtrain.data import (
+        chat,
+        conversations,
+        folder_layout,
+        image_files,
+        records,
+        table,
+        table_files,
+        tokenizer_folder,
+    )
     from dtrain.models import hf_config
     from dtrain.weights import peft
 
@@ -115,12 +124,15 @@ def readers() -> Iterator[str]:
     for part in dict.fromkeys(folder_layout.SPLITS.values()):
         yield f"| {listed(name for name, own in folder_layout.SPLITS.items() if own == part)} | {part} |"
     yield "\n## Tables\n"
-    yield f"Files: {listed(table.SUFFIXES)}. Columns of numbers, truth values, dates and texts of at most"
-    yield f"{table.CATEGORIES} different values are used; other types are refused.\n"
+    yield f"Files: {listed(table_files.SUFFIXES)}. Columns of numbers, truth values, dates and texts of at most"
+    yield f"{table.CATEGORIES} different values are used; other types are refused. Columns named like `id`, `row_id`,"
+    yield "`PassengerId` or `__index_level_0__` are left out, and named, if no two rows have the same value, unless"
+    yield "`data.columns` lists them. A CSV file may be UTF-16, and separated by semicolons.\n"
     yield "## config.json\n"
     yield f"Ignored, since they are about training, saving or text: {listed(hf_config.IGNORED)}.\n"
     yield "## adapter_config.json\n"
-    yield f"Refused at other values than those of plain LoRA: {listed(peft.PLAIN)}, `init_lora_weights`."
+    yield f"Refused at other values than those of plain LoRA: {listed(peft.PLAIN | peft.NEUTRAL)},"
+    yield f"`init_lora_weights`, and fields that are not known. Ignored: {listed(peft.IGNORED)}."
 
 
 def metrics_and_codes() -> Iterator[str]:

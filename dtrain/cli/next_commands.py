@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 def next_commands(folder: Path, recipe: "Recipe") -> str:
     """The commands that show and use a finished run."""
     run = folder.name if folder.parent == Path("runs") else str(folder)
-    chat, writes = recipe.data.main.conversational, recipe.data.tokenized and recipe.model.generates
+    chat, writes = recipe.data.main.has_template, recipe.data.tokenized and recipe.model.generates
     commands = [f"report {run} --html report.html"]
     commands += [f"generate {run} {'--chat ' * chat}--prompt '...'"] if writes else []
     commands += [f"evaluate {run} --questions FILE"] if chat and writes else []

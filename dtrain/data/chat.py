@@ -48,6 +48,8 @@ USUAL = (SYSTEM, USER, ASSISTANT, TOOL)
 """Roles that every template may get."""
 MATTERS = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
 """Fields of messages that a reader would expect in what is learned."""
+REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Names of a message's reasoning; the first two stand for any of them in templates, as in transformers."""
 AT_ONCE = 1024
 """Conversations that are tokenised together."""
 
@@ -85,6 +87,10 @@ class Templated(Unaugmented):
     @property
     def conversational(self) -> bool:
         return True
+
+    @property
+    def has_template(self) -> bool:
+        return self._template() is not None
 
     @property
     def ends_texts(self) -> bool:
@@ -279,8 +285,15 @@ class Reader:
             raise DataError(f"{where}: has a message of the role {role!r}, which is not known", hint)
         ignore = self.data.ignore
         rest = {key: value for key, value in message.items() if key not in ignore or key in ("role", "content")}
+        if thought := next((rest[name] for name in REASONING if rest.get(name) is not None), None):
+            rest |= {name: thought for name in REASONING[:2] if self._template.writes(name) and rest.get(name) is None}
+        if rest["content"] is None and not self._template.takes_null:
+            rest["content"] = ""
+        elif isinstance(rest["content"], list) and not self._template.takes_parts:
+            rest["content"] = "".join(str(part["text"]) for part in rest["content"])
         others = [str(key) for key in rest if key not in ("role", "content", *WEIGHTS)]
-        unused = [key for key in others if not self._template.writes(key)]
+        written = [key for key in others if self._template.writes(key)]
+        unused = [key for key in others if key not in written and not (key in REASONING and {*written} & {*REASONING})]
         for key in unused:
             if key in MATTERS and message[key]:
                 hint = f"use a template that does, or train without: data.ignore: [{key}]"
@@ -353,7 +366,7 @@ class Chat(Templated):
         numbers = range(len(read.messages)) if self.learn == "all" else read.learned
         learned = [message for number, message in enumerate(read.messages) if number in numbers]
         learned = [message for message in learned if not (self.learn == "all" and read.excluded)]
-        contents = [str(one["content"]).strip() for one in learned]
+        contents = [str(one["content"] or "").strip() for one in learned]
         parts = [rendered.text[start:stop] for start, stop in rendered.spans]
         parts = parts * len(contents) if self.learn == "all" else parts
         if len(parts) == len(contents) and all(map(str.__contains__, parts, contents)):

@@ -10,7 +10,8 @@ from dtrain.core.errors import DataError
 from dtrain.data.records import Record
 
 Message = dict[str, Any]
-"""`role` (system, user, assistant, tool) and `content`; other keys are kept for the template."""
+"""`role` (system, user, assistant, tool) and `content`: a text, a list of parts, or None beside calls; other keys are
+kept for the template."""
 
 SYSTEM, USER, ASSISTANT, TOOL = "system", "user", "assistant", "tool"
 CALL = "function_call"
@@ -22,7 +23,7 @@ ROLES = {
 """Names of roles in files of other tools."""
 FORMS = (
     ("messages",), ("conversations",), ("prompt", "response"), ("prompt", "completion"), ("instruction", "output"),
-    ("question", "answer"), ("text",),
+    ("instruction", "response"), ("question", "answer"), ("question", "response"), ("text",),
 )  # fmt: skip
 """The fields that a record may have, in the order in which they are looked for."""
 HINT = "fields of a record: messages; prompt and response; instruction, input and output; or text. data.fields renames"
@@ -47,12 +48,21 @@ REFUSED = {
     **dict.fromkeys(
         ("chosen", "rejected"), "pairs of answers are data of kind preference, with objective: dpo; " + _OUT
     ),
+    "input": "put it into the prompt; " + _OUT,
+    "context": "put it into the prompt, or beside an instruction set data.fields: {{input: context}}; " + _OUT,
+    "system_prompt": "rename it by data.fields: {{system: system_prompt}}; " + _OUT,
+    "chat_template_kwargs": "write what it sets into the template, as a file; " + _OUT,
     **dict.fromkeys(("functions", "function"), "rename it by data.fields: {{tools: {name}}}; " + _OUT),
 }
 """Fields of records that change what is learned, and that are not read."""
 CONTEXT = ("tools", "documents")
 """Fields that a template takes beside the messages."""
-WEIGHTS = {"weight": (0, 1), "train": (False, True), "trainable": (False, True), "loss_mask": (0, 1)}
+AS_JSON = ("messages", "conversations", "tool_calls", *CONTEXT)
+"""Fields with lists, which some files have as JSON text."""
+WEIGHTS = {
+    **dict.fromkeys(("weight", "loss_mask"), (0, 1)),
+    **dict.fromkeys(("train", "trainable", "loss"), (False, True)),
+}
 """Fields of a message that say whether it is learned, each with its values for no and yes."""
 
 
@@ -114,22 +124,23 @@ def conversation(
         raise DataError(f"{where}: has none of the known fields; it has {', '.join(map(repr, found)) or 'none'}", HINT)
     known = {*form, *fields.values(), *([] if form == ("text",) else ["system", *CONTEXT])}
     known |= {"input", "history"} if form[0] == "instruction" else set()
-    ignored, unknown = sorted_fields(where, found, known, ignore)
+    ignored, unknown = _sorted_fields(where, found, known, ignore)
     if form == ("text",):
         return Conversation(where, text=_string(where, "text", values["text"]), ignored=ignored, unknown=unknown)
-    messages = (
-        _messages(where, form[0], values[form[0]], roles, calls) if len(form) == 1 else _pair(where, form, values)
-    )
-    messages = with_system(where, messages, values.get("system"))
-    excluded = frozenset(number for number, message in enumerate(messages) if _excluded(where, message, number))
-    context = context_of(where, values)
+    own, asked = _turns(where, form, values, roles, calls)
+    messages = with_system(where, own, values.get("system"))
+    asked += len(messages) - len(own) if asked else 0
+    marked = {number for number, message in enumerate(messages) if _excluded(where, message, number)}
+    prompt = {number for number in range(asked) if messages[number]["role"] == ASSISTANT}
+    excluded = frozenset(marked | prompt)
+    context = _context_of(where, values)
     read = Conversation(where, tuple(messages), "", context, excluded, ignored, unknown)
     if not read.empty and not any(message["role"] == ASSISTANT for message in messages):
         raise DataError(f"{where}: has no turn of the assistant, so there is nothing to learn", "remove this record")
     return read
 
 
-def sorted_fields(
+def _sorted_fields(
     where: str, found: Mapping[str, Any], used: Collection[str], ignore: Collection[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The fields of a record that are ignored, and those that are unknown. DataError for one that is not supported."""
@@ -140,16 +151,11 @@ def sorted_fields(
     return tuple(ignored), tuple(unknown)
 
 
-def context_of(where: str, values: Mapping[str, Any]) -> dict[str, Any]:
+def _context_of(where: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """`tools` and `documents` of a record, which may be JSON text."""
     context = {}
     for name in CONTEXT:
-        value = values.get(name)
-        if isinstance(value, str) and value.strip():
-            try:
-                value = json.loads(value)
-            except (ValueError, RecursionError) as error:
-                raise DataError(f"{where}: {name} is text, but no JSON: {error}", "write a list of objects") from error
+        value = _listed(where, name, values.get(name))
         if value in (None, "", [], {}):
             continue
         if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
@@ -170,6 +176,28 @@ def with_system(where: str, messages: list[Message], system: Any) -> list[Messag
             )
         return messages
     return [{"role": SYSTEM, "content": text}, *messages]
+
+
+def _turns(
+    where: str, form: tuple[str, ...], values: Mapping[str, Any], roles: Mapping[str, str], calls: bool
+) -> tuple[list[Message], int]:
+    """The messages of a record, and how many of them are a prompt given as messages, of which no turn is learned."""
+    given = {name: _listed(where, name, values[name]) for name in form}
+    if len(form) > 1 and not all(isinstance(part, list) for part in given.values()):
+        return _pair(where, form, given | {name: values.get(name) for name in ("input", "history")}), 0
+    *before, last = (_messages(where, name, part, roles, calls) for name, part in given.items())
+    prompt = [message for part in before for message in part]
+    return [*prompt, *last], len(prompt)
+
+
+def _listed(where: str, name: str, value: Any) -> Any:
+    """A value of which the files of some tools have the JSON text."""
+    if isinstance(value, bytes) or (isinstance(value, str) and value.strip() and name in AS_JSON):
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{where}: {name} is text, but no JSON: {error}", "write a list of objects") from error
+    return value
 
 
 def _pair(where: str, form: tuple[str, ...], values: Mapping[str, Any]) -> list[Message]:
@@ -194,6 +222,14 @@ def _messages(where: str, name: str, listed: Any, roles: Mapping[str, str], call
     for number, message in enumerate(listed, 1):
         if not isinstance(message, dict):
             raise DataError(f"{where}: message {number} is {type(message).__name__}, not an object", HINT)
+        for names in (("role", "from"), ("content", "value")):
+            one, other = (
+                ROLES.get(value, value) if isinstance(value, str) else value for value in map(message.get, names)
+            )
+            if None not in (one, other) and one != other:
+                hint = "leave one of them out"
+                raise DataError(f"{where}: message {number} has {' and '.join(names)}, which differ", hint)
+        message = _with_calls(f"{where}: message {number}", message) if calls else message
         role, content = message.get("role", message.get("from")), message.get("content", message.get("value"))
         if not isinstance(role, str):
             raise DataError(f"{where}: message {number} has no role", "give each message role and content")
@@ -201,11 +237,23 @@ def _messages(where: str, name: str, listed: Any, roles: Mapping[str, str], call
             raise DataError(f"{where}: message {number} ({role}) has no content", "give each message role and content")
         _refuse_media(f"{where}: message {number}", content)
         rest = {key: value for key, value in message.items() if key not in ("from", "value") and value is not None}
-        own = {"role": roles.get(role, ROLES.get(role, role)), "content": content if content is not None else ""}
+        own = {"role": roles.get(role, ROLES.get(role, role)), "content": content}
         if role == CALL and calls:
             own |= {"content": "", "tool_calls": _calls(f"{where}: message {number}", content)}
         messages.append(rest | own)
     return messages
+
+
+def _with_calls(where: str, message: Message) -> Message:
+    """The message with its calls of functions as the list `tool_calls`: older files have one, as `function_call`."""
+    older = message.get("function_call")
+    if message.get("tool_calls") is None and isinstance(older, dict) and isinstance(older.get("name"), str):
+        rest = {name: value for name, value in message.items() if name != "function_call"}
+        return rest | {"tool_calls": [{"type": "function", "function": older}]}
+    if not isinstance(message.get("tool_calls"), str | bytes):
+        return message
+    found = _listed(where, "tool_calls", message["tool_calls"])
+    return message | {"tool_calls": found or None}
 
 
 def _calls(where: str, content: Any) -> list[dict[str, Any]]:

@@ -58,6 +58,11 @@ class Preference(Templated):
                 yield Rendered(rendered.text, rendered.spans[-1:])
 
 
+def _role_and_content(message: Any) -> tuple[Any, Any]:
+    """What two messages must have in common to be the same."""
+    return (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, message)
+
+
 def _conversation(reader: Reader, record: Record, name: str) -> Conversation:
     """The prompt of a record with one of its answers."""
     where, values = record
@@ -67,8 +72,10 @@ def _conversation(reader: Reader, record: Record, name: str) -> Conversation:
         answer = [{"role": ASSISTANT, "content": answer}]
     if not isinstance(answer, list) or not isinstance(before, list) or not (before or len(answer) > 1):
         raise DataError(f"{where}: has no prompt, or no {name}; it has {', '.join(map(repr, values))}", HINT)
-    # the answer's messages may repeat those of the prompt
-    messages = answer if before and answer[: len(before)] == before else [*before, *answer]
+    # the answer's messages may repeat those of the prompt, after a system prompt of their own
+    prompt, opening = [_role_and_content(one) for one in before], [_role_and_content(one) for one in answer]
+    repeats = prompt and prompt in (opening[: len(prompt)], opening[1 : len(prompt) + 1])
+    messages = answer if repeats else [*before, *answer]
     rest = {key: value for key, value in values.items() if key not in ("prompt", "chosen", "rejected", "messages")}
     read = reader.conversation((where, {"messages": messages, **rest}), {})
     if read.messages[-1]["role"] != ASSISTANT:

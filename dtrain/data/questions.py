@@ -2,11 +2,17 @@
 
 from dataclasses import dataclass
 
+from dtrain.core.account import KnownNames
 from dtrain.core.errors import DataError
-from dtrain.data.conversations import Message
+from dtrain.data.conversations import CONTEXT, IGNORED, REFUSED, Message, with_system
 from dtrain.data.records import Record, record_files, records
 
 ANSWERS = ("answer", "response", "completion", "output")
+KNOWN = KnownNames(
+    ("messages", "prompt", "question", "instruction", "input", "system", "choices", *ANSWERS),
+    IGNORED,
+    {name: "leave it out, or write it into the prompt" for name in (*REFUSED, *CONTEXT) if name != "input"},
+)
 HINT = "a question has prompt (or messages) and answer; or prompt, choices, and answer: the right choice or its number"
 
 
@@ -33,9 +39,10 @@ def read_questions(names: tuple[str, ...]) -> list[Question]:
 
 def _question(record: Record) -> Question:
     where, values = record
+    KNOWN.sort(where, values)
     messages, prompt = values.get("messages"), values.get("prompt", values.get("question", values.get("instruction")))
     if messages is None and isinstance(prompt, str):
-        messages = [{"role": "user", "content": prompt}]
+        messages = [{"role": "user", "content": "\n\n".join(filter(None, (prompt, values.get("input"))))}]
     if not isinstance(messages, list) or not all(
         isinstance(m, dict) and "role" in m and "content" in m for m in messages
     ):
@@ -48,4 +55,5 @@ def _question(record: Record) -> Question:
         answer = choices[answer]
     if not isinstance(answer, str) or (choices and answer not in choices):
         raise DataError(f"{where}: answer is {answer!r}, not {'one of the choices' if choices else 'text'}", HINT)
+    messages = with_system(where, messages, values.get("system"))
     return Question(where, tuple(messages), answer, choices)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from dtrain.core.errors import DataError
+from dtrain.core.files import refuse_pointer
 from dtrain.core.types import Positive
 from dtrain.data.files import resolve_files
 from dtrain.data.paths import CACHE, is_remote, reading, reason
@@ -27,6 +28,8 @@ ARRAYS = (".array_record", ".arrayrecord")
 SUFFIXES = (".json", *LINES, *COLUMNS, *MEMBERS, *ARRAYS)
 HINT = f"such files end in {', '.join(SUFFIXES)}; .json, .jsonl and .tar may be compressed, too (.gz)"
 
+SPLITS = ("train", "test", "val", "valid", "validation", "dev", "eval")
+"""First words of names of files that are splits of their own."""
 AT_ONCE = 64
 """Records of an ArrayRecord file that are read together."""
 ROWS = 256
@@ -82,8 +85,17 @@ def record_files(names: tuple[str, ...], cache: str = CACHE) -> list[Path]:
         folder = Path(name).expanduser()
         if not is_remote(name) and folder.is_dir():
             inside = sorted(path for path in folder.iterdir() if _suffix(path) in (*LINES, *COLUMNS, *MEMBERS, *ARRAYS))
+            if (folder / "state.json").is_file():  # as `datasets` saves: its caches are not the data
+                inside = [path for path in inside if not path.name.startswith("cache-")]
             if not inside:
                 raise DataError(f"{name}: this folder has no file of records", HINT)
+            words = {re.split(r"[^a-z]", path.name.lower())[0] for path in inside}
+            splits = words & set(SPLITS)
+            if "train" in splits and len(splits) > 1:
+                hint = "name them in data.files and data.test_files: folder/train*, folder/test*"
+                raise DataError(f"{name}: this folder has files of several splits: {', '.join(sorted(splits))}", hint)
+            for path in inside:
+                refuse_pointer(path)
             files += inside
         else:
             files += resolve_files((name,), "records", cache=cache)

@@ -63,6 +63,25 @@ class Template:
     def _words(self) -> frozenset[str]:
         return frozenset(re.findall(r"\w+", f"{self.source}\n{self.tools_source}"))
 
+    @cached_property
+    def takes_null(self) -> bool:
+        """Whether it asks if a message has a content, and does not write it as the text None."""
+        call = {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": {}}}
+        called = [{"role": "user", "content": "a"}, {"role": ASSISTANT, "content": None, "tool_calls": [call]}]
+        try:
+            return "None" not in self._text(called, prompt=False, where="a call without content")
+        except DataError:
+            return False
+
+    @cached_property
+    def takes_parts(self) -> bool:
+        """Whether it writes the text of a content that is a list of parts, and not the list."""
+        message = {"role": "user", "content": [{"type": "text", "text": "a"}]}
+        try:
+            return "type" not in self._text([message], prompt=False, where="a message in parts")
+        except DataError:
+            return self.writes("text")
+
     def rendered(
         self,
         messages: Sequence[Message],
@@ -116,9 +135,11 @@ class Template:
         A prompt may end with more than the turn begins with (`<think>`): the common part ends before that.
         """
         start = self._start(text, messages[:number], where, context)
+        if start is None:
+            start = self._start_by_mark(text, messages, number, where, context)
         last = number + 1 == len(messages)
-        through = text if last else self._text(messages[: number + 1], prompt=False, where=where, context=context)
-        if start is not None and text.startswith(through):
+        through = text if last else self._part(messages[: number + 1], prompt=False, where=where, context=context)
+        if start is not None and through is not None and text.startswith(through):
             return start, max(start, len(through.rstrip()))
         # some templates write earlier turns without their reasoning, or something after the last one
         end = self._end_of_turn(text, messages, number, where, context)
@@ -126,6 +147,34 @@ class Template:
             message = f"{where}: the chat template changes earlier turns, so that the assistant's cannot be located"
             raise DataError(message, "mark them in the template: {% generation %} ... {% endgeneration %}")
         return start, max(start, end + self._ending_at(text, end))
+
+    def _part(self, messages: Sequence[Message], *, prompt: bool, where: str, context: Mapping[str, Any]) -> str | None:
+        """The first messages of a conversation as text; None if the template refuses them without the others."""
+        try:
+            return self._text(messages, prompt=prompt, where=where, context=context)
+        except DataError:
+            return None
+
+    def _start_by_mark(
+        self, text: str, messages: Sequence[Message], number: int, where: str, context: Mapping[str, Any]
+    ) -> int | None:
+        """Where a turn begins in a text that writes earlier messages otherwise than the prompt for the turn does.
+
+        That is as far before its content as an answer begins before its own; None if the content is not written.
+        """
+        changed = [*messages[:number], messages[number] | {"content": MARK}, *messages[number + 1 :]]
+        before, mark, _ = (self._part(changed, prompt=False, where=where, context=context) or "").partition(MARK)
+        asked = str(messages[number - 1].get("content") or "").strip()  # an answer stands behind what it answers
+        found = mark and text.startswith(before) and before.endswith(self._before_answer) and asked in before
+        return len(before) - len(self._before_answer) if found else None
+
+    @cached_property
+    def _before_answer(self) -> str:
+        """What the template writes between the prompt for an answer and its content."""
+        asked = [{"role": "user", "content": "question"}]
+        prompt = self._text(asked, prompt=True, where="an example")
+        text = self._text([*asked, {"role": ASSISTANT, "content": MARK}], prompt=False, where="an example")
+        return text.partition(MARK)[0].removeprefix(prompt) if text.startswith(prompt) else ""
 
     def _end_of_turn(
         self, text: str, messages: Sequence[Message], number: int, where: str, context: Mapping[str, Any]
@@ -135,7 +184,8 @@ class Template:
         mark = {"role": messages[number]["role"], "content": MARK}
         for other in (mark, {**messages[number], **mark}):
             changed = [*messages[:number], other, *messages[number + 1 :]]
-            before, _, rest = self._text(changed, prompt=False, where=where, context=context).partition(MARK)
+            marked = self._part(changed, prompt=False, where=where, context=context) or ""
+            before, _, rest = marked.partition(MARK)
             if MARK not in rest and before and text.endswith(rest):
                 return len(text) - len(rest)
         return None
@@ -154,11 +204,13 @@ class Template:
         if not before:  # many templates fail without a message
             header = self._header
             return text.index(header) + len(header) if header in text else 0
-        prompt = self._text(before, prompt=True, where=where, context=context)
-        if text.startswith(prompt):
+        prompt = self._part(before, prompt=True, where=where, context=context)
+        if prompt is not None and text.startswith(prompt):
             return len(prompt)
-        common = _common(text, prompt)
-        without = self._text(before, prompt=False, where=where, context=context).rstrip()
+        without = self._part(before, prompt=False, where=where, context=context)
+        if prompt is None or without is None:
+            return None
+        common, without = _common(text, prompt), without.rstrip()
         return common if common >= len(without) and text.startswith(without) else None
 
     @cached_property

@@ -184,7 +184,9 @@ def _kind(cls: type) -> str:
 
 def _suggestion(key: str, cls: type, path: str, root: type) -> str:
     near, here = nearest(key, _names(cls)), f"{path}.{key}" if path else key
-    elsewhere = [known for known in _everywhere(root) if known.rpartition(".")[2] == key and known != here]
+    others = [known for known in _everywhere(root) if not (path and known.startswith(f"{path}."))]  # other kinds' keys
+    known_here = [*others, *(_everywhere(cls, path) if path else ())]
+    elsewhere = [known for known in known_here if known.rpartition(".")[2] == key and known != here]
     if near and (not elsewhere or SequenceMatcher(None, key, near).ratio() > ALIKE):
         return f"did you mean '{near}'?"
     if elsewhere:

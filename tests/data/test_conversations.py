@@ -13,6 +13,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from dtrain.core.errors import DataError
 from dtrain.data import conversations
 from dtrain.data.preference import Preference
+from dtrain.data.questions import read_questions
+from dtrain.data.records import record_files
 from dtrain.data.templates import Template
 from dtrain.data.tokenizer import open_tokenizer
 from dtrain.data.tokenizer_folder import CLASS_TOKENS
@@ -251,7 +253,7 @@ def test_a_template_for_tools_is_used_with_tools(tmp_path: Path) -> None:
 
 
 def test_plain_texts_that_have_begin_and_end_get_no_second_one(tmp_path: Path) -> None:
-    assert learned(chat(tmp_path, {"text": "ab\0"}, {"text": "ab"})) == ["b\0b\0", ""][:1]
+    assert learned(chat(tmp_path, {"text": "ab\0"}, {"text": "ab"})) == ["b\0b\0"]
 
 
 def test_the_prompt_may_end_with_more_than_the_turn_begins_with(tmp_path: Path) -> None:
@@ -304,3 +306,122 @@ def test_the_calls_of_an_earlier_turn_are_learned() -> None:
     talk = [ASKED, CALLED | {"content": "I look"}, {"role": "tool", "content": "it"}, TALK[1]]
     found = Template(template).rendered(talk, "here")
     assert [found.text[slice(*span)] for span in found.spans] == ["I look[look]<|end|>", "#Hello you<|end|>"]
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        ({"prompt": "a", "response": "b", "context": "c"}, "context is not supported"),
+        ({"prompt": "a", "response": "b", "input": "c"}, "input is not supported"),
+        ({"messages": TALK, "system_prompt": "s"}, "system_prompt is not supported"),
+        ({"messages": TALK, "chat_template_kwargs": {"thinking": True}}, "chat_template_kwargs is not supported"),
+        ({"messages": [TALK[0] | {"from": "gpt"}, TALK[1]]}, "message 1 has role and from, which differ"),
+        ({"messages": [TALK[0], TALK[1] | {"value": "x"}]}, "message 2 has content and value, which differ"),
+    ],
+)
+def test_what_would_change_the_row_and_is_not_read_is_refused(tmp_path: Path, record: Any, said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        chat(tmp_path, record).open("train")
+
+
+def test_a_turn_marked_loss_false_is_not_learned(tmp_path: Path) -> None:
+    talk = [TALK[0], TALK[1] | {"loss": False}, *TALK[2:]]
+    assert rendered(tmp_path, {"messages": talk})[0].count("⟦") == 1
+
+
+def test_a_message_may_repeat_its_role_in_the_words_of_sharegpt(tmp_path: Path) -> None:
+    talk = [TALK[0] | {"from": "human", "value": TALK[0]["content"]}, *TALK[1:]]
+    assert rendered(tmp_path, {"messages": talk}) == rendered(tmp_path, {"messages": TALK})
+
+
+def test_parts_of_text_are_joined_for_a_template_that_takes_a_text(tmp_path: Path) -> None:
+    parts = [{"type": "text", "text": "H"}, {"type": "text", "text": "i"}]
+    talk = [TALK[0] | {"content": parts}, TALK[1]]
+    assert rendered(tmp_path, {"messages": talk}) == ["<user>Hi;<assistant>⟦Hello you;⟧"]
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
+        [{"role": "user", "content": "a", "name": None}, {"role": "assistant", "content": "b", "name": None}],
+        [
+            {"role": "system", "content": "S"},
+            *({"role": r, "content": c} for r, c in (("user", "a"), ("assistant", "b"))),
+        ],
+    ],
+)
+def test_a_prompt_that_the_answer_repeats_is_written_once(tmp_path: Path, chosen: Any) -> None:
+    (tmp_path / "p.jsonl").write_text(json.dumps({"prompt": "a", "chosen": chosen, "rejected": chosen}) + "\n")
+    (tmp_path / "t.jinja").write_text(TEMPLATE)
+    data = Preference(
+        files=(str(tmp_path / "p.jsonl"),), length=512, template=str(tmp_path / "t.jinja"), test=0.0,
+        cache=str(tmp_path / "cache"),
+    )  # fmt: skip
+    assert "".join(map(chr, data.open("train").rows(np.arange(1))["token"][0].tolist())).count("<user>a;") == 2
+
+
+def test_a_folder_of_several_splits_is_refused_and_caches_are_no_records(tmp_path: Path) -> None:
+    for name in ("train-0.jsonl", "cache-1a.arrow", "state.json"):
+        (tmp_path / name).write_text("{}")
+    assert [path.name for path in record_files((str(tmp_path),))] == ["train-0.jsonl"]
+    (tmp_path / "validation-0.jsonl").write_text("{}")
+    with pytest.raises(DataError, match="files of several splits: train, validation"):
+        record_files((str(tmp_path),))
+
+
+def test_a_question_has_its_system_prompt_and_input(tmp_path: Path) -> None:
+    path = tmp_path / "q.jsonl"
+    path.write_text(json.dumps({"instruction": "Add", "input": "1 2", "system": "S", "answer": "3"}) + "\n")
+    (question,) = read_questions((str(path),))
+    assert [message["content"] for message in question.messages] == ["S", "Add\n\n1 2"]
+    path.write_text(json.dumps({"prompt": "Add", "tools": TOOLS, "answer": "3"}) + "\n")
+    with pytest.raises(DataError, match="tools is not supported"):
+        read_questions((str(path),))
+
+
+@pytest.mark.parametrize("text", [json.dumps(TALK[:2]), json.dumps(TALK[:2]).encode()])
+def test_messages_may_be_json_text(tmp_path: Path, text: Any) -> None:
+    read = conversations.conversation(("here", {"messages": text}), {})
+    assert list(read.messages) == TALK[:2]
+
+
+def test_calls_of_functions_may_be_json_text_or_the_older_field(tmp_path: Path) -> None:
+    called = {name: value for name, value in CALLED.items() if name != "tool_calls"}
+    older = called | {"content": None, "function_call": CALL["function"]}
+    texts = [
+        rendered(tmp_path, {"messages": [ASKED, message]})
+        for message in (CALLED, called | {"tool_calls": json.dumps([CALL])}, older)
+    ]
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_a_prompt_of_messages_is_not_learned(tmp_path: Path) -> None:
+    record = {"prompt": TALK[:3], "completion": [TALK[3]], "system": "S"}
+    (text,) = rendered(tmp_path, record)
+    assert text.count("⟦") == 1 and text.endswith("⟦So soon;⟧")
+
+
+@pytest.mark.parametrize(
+    ("record", "fields"),
+    [
+        ({"instruction": "Add", "context": "1 2", "response": "3"}, {"input": "context"}),
+        ({"system_prompt": "S", "question": "Add", "response": "3"}, {"system": "system_prompt"}),
+    ],
+)
+def test_records_as_dolly_and_orca_have_them(record: Any, fields: dict[str, str]) -> None:
+    read = conversations.conversation(("here", record), fields)
+    assert [message["content"] for message in read.messages] in (["Add\n\n1 2", "3"], ["S", "Add", "3"])
+
+
+def test_a_content_of_null_reaches_templates_that_ask_for_it(tmp_path: Path) -> None:
+    asks = TEMPLATE.replace("{{ m.content }}", "{{ '-' if m.content is none else m.content }}")
+    talk = [ASKED, CALLED | {"content": None}]
+    assert "⟦-{" in rendered(tmp_path, {"messages": talk}, template=asks)[0]
+    assert "⟦{" in rendered(tmp_path, {"messages": talk})[0]  # this one would write None
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+def test_reasoning_is_known_by_its_names(tmp_path: Path, name: str) -> None:
+    thinks = TEMPLATE.replace("{{ m.content }}", "{% if m.reasoning_content %}({{ m.reasoning_content }}){% endif %}")
+    assert "⟦(hm);⟧" in rendered(tmp_path, {"messages": [TALK[0], TALK[1] | {name: "hm"}]}, template=thinks)[0]

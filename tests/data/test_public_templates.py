@@ -25,8 +25,8 @@ pytestmark = [
     pytest.mark.skipif(not PYTHON, reason="DTRAIN_TEST_HF_PYTHON names no Python with transformers"),
 ]
 RECORDS = 500
-MOST = 3
-"""Differences of a form that are shown."""
+MOST = 200
+"""Most differences of a form that are counted."""
 BEGIN, END = "{% generation %}", "{% endgeneration %}"
 Messages = list[dict[str, Any]]
 
@@ -476,18 +476,14 @@ def blank(record: dict[str, Any]) -> bool:
     return not any(str(m.get("content") or "").strip() or m.get("tool_calls") for m in record["messages"])
 
 
-KNOWN = {
-    "mistral": "refused: tools and system prompts stand before the last turn of the user, wherever that is",
-    "sentencepiece": "ids: a space before each text that follows a special token, as in transformers 4",
-    "sentencepiece_legacy": "ids: a space after a special token is kept, as in transformers 4",
-    "context": "ids: a message whose content is null is given to the template with an empty one",
-}
-"""Forms of which some records are refused or read differently, and why."""
+KNOWN = {"mistral": 42}
+"""Records of a form that are refused: in this one tools and system prompts stand before the last turn of the user,
+wherever that is, so that calls of earlier turns cannot be located."""
 
 
 def test_chat_data_is_read_as_transformers_reads_it(tmp_path: Path) -> None:
     records = {name: [one.record() for _ in range(RECORDS)] for name in FORMS for one in [Generator(name)]}
     found = reference(tmp_path, records)
     lines = {name: differences(tmp_path / name, records[name], found[name]) for name in FORMS}
-    report = "\n".join(f"{name}: {line[:2000]}" for name, several in lines.items() for line in several)
-    assert {name for name, several in lines.items() if several} == KNOWN.keys(), report
+    report = "\n".join(f"{name}: {line[:2000]}" for name, several in lines.items() for line in several[:3])
+    assert {name: len(several) for name, several in lines.items() if several} == KNOWN, report
