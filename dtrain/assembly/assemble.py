@@ -14,8 +14,9 @@ from dtrain.assembly.step import eval_step, loss_of, outputs_of, predict_step, s
 from dtrain.assembly.trace_checks import refuse_few_classes, refuse_ignored_labels
 from dtrain.core.errors import DataError, RecipeError
 from dtrain.core.types import Device
-from dtrain.data.batch import IMAGE, LABEL, OTHER_IMAGE, OTHER_LABEL, WEIGHT, Batch, Example, Feature
+from dtrain.data.batch import IMAGE, LABEL, OTHER_IMAGE, OTHER_LABEL, ROW, WEIGHT, Batch, Example, Feature
 from dtrain.models.nn import param as declare
+from dtrain.models.nn.examples import Purpose
 from dtrain.models.nn.model import Flops
 from dtrain.optim.groups import grouped
 from dtrain.optim.update import learning_rate, transformation
@@ -29,7 +30,7 @@ from dtrain.recipe.recipe import Recipe
 if TYPE_CHECKING:
     import optax
 
-ROW = Feature((), "uint32")
+ROWS = Feature((), "uint32")
 WEIGHTS = Feature((), "float32")
 
 
@@ -51,6 +52,11 @@ class Assembly:
     """Optimizer steps of the whole run."""
     frozen: Mapping[str, Any]
     """The models whose parameters the objective takes from elsewhere, by their part of the tree."""
+
+    @property
+    def keyed(self) -> bool:
+        """Whether every batch has the numbers of its rows: a user's model may ask for random keys."""
+        return bool(self.model.user_code)
 
     @property
     def eval_batch(self) -> int:
@@ -78,6 +84,7 @@ class Assembly:
             self.update,
             learning_rate(recipe.optimizer, self.steps),
             layout.declared,
+            keyed=self.keyed,
             skip=recipe.guard.not_finite == "skip",
             norms_every=recipe.track.every if recipe.track.norms else 0,
         )
@@ -90,16 +97,18 @@ class Assembly:
         """Trace the evaluation step, of the state itself or of one with other shapes; every call is a new trace."""
         recipe, engine = self.recipe, self.recipe.engine
         loss = loss_of(self.model, self._prepare(False), recipe.precision, seed=recipe.seed, train=False)
-        step = eval_step(engine.sums(self.layout, loss, recipe.accumulate))
+        step = eval_step(engine.sums(self.layout, loss, recipe.accumulate), self.keyed)
         return self._trace_forward(step, self.shapes if state is None else state, self.layout.example)
 
-    def predict(self, state: State, features: Example) -> Traced:
-        """Trace a step that computes the predictions for examples of these features, from such a state."""
-        outputs = outputs_of(self.model, self._prepare(False), self.recipe.precision)
-        return self._trace_forward(predict_step(self.recipe.engine.rows(self.layout, outputs)), state, features)
+    def predict(self, state: State, features: Example, purpose: Purpose = "prediction") -> Traced:
+        """Trace a step that computes the predictions or samples for examples of these features, from such a state."""
+        recipe = self.recipe
+        outputs = outputs_of(self.model, self._prepare(False), recipe.precision, seed=recipe.seed, purpose=purpose)
+        return self._trace_forward(predict_step(recipe.engine.rows(self.layout, outputs), self.keyed), state, features)
 
     def _trace_forward(self, step: Callable[[State, Batch], Any], state: State, features: Example) -> Traced:
-        rows = batch_shapes(self.recipe.engine, self.layout, {**features, WEIGHT: WEIGHTS}, self.eval_batch)
+        features = {**features, WEIGHT: WEIGHTS} | ({ROW: ROWS} if self.keyed else {})
+        rows = batch_shapes(self.recipe.engine, self.layout, features, self.eval_batch)
         with self._tracing():
             return self.recipe.engine.trace(self.layout, step, state, rows, out=replicated(self.layout), donate=False)
 
@@ -134,13 +143,13 @@ def assemble(
     shapes = states.abstract(make, layout, recipe.optimizer.state_dims, recipe.optimizer.apart)
     features = dict(example)
     if recipe.data.needs_row_numbers or model.user_code:  # a user's model may ask for random keys
-        features |= {"row": ROW}
+        features |= {ROW: ROWS}
     if recipe.data.needs_pairs:
         features |= {OTHER_IMAGE: example[IMAGE], OTHER_LABEL: example[LABEL]}
     if model.user_code:
         classes = example[LABEL].values if LABEL in example else None
         abstract = declare.abstract(layout.declared, recipe.precision.compute)
-        refuse_few_classes(model, abstract, prepared(recipe, example), classes)
+        refuse_few_classes(model, abstract, prepared(recipe, {**example, ROW: ROWS}), classes)
         refuse_ignored_labels(model, abstract, prepared(recipe, features, True))
     batch = batch_shapes(recipe.engine, layout, features, recipe.batch)
     batch = call_shapes(layout, batch, recipe.engine.steps_per_call)

@@ -24,6 +24,9 @@ EXACT, ROUNDED = 1e-4, 3e-2
 
 FIX = "multiply the loss of each example by batch['weight'] if the batch has one, and return the sum of the weights"
 WHOLE = "if the loss compares examples or uses statistics of several, put all of those into one row of the batch"
+PLACES = (
+    "draw random numbers from ctx.keys(batch, name), a key for each example, and not by an example's place in the batch"
+)
 OFF = "; guard.contract: false turns this check off"
 
 Rows = Mapping[str, np.ndarray]
@@ -60,13 +63,20 @@ def refuse_broken(evaluate: Callable[[dict[str, np.ndarray]], Loss], rows: Rows,
     for name, value in both.items():
         separate, size = both_a[name] + both_b[name], abs(both_a[name]) + abs(both_b[name])
         if not abs(separate - 2 * value) <= tolerance * max(size, 1e-6):
+            swapped = measured(np.minimum(rows_ab ^ 1, count - 1), 1.0)[name]
+            if not abs(swapped - value) <= tolerance * max(size / 2, 1e-6):
+                message = (
+                    f"{name} of the loss changes if examples change places in the batch: {value:.6g}, {swapped:.6g}"
+                )
+                raise RecipeError(message, PLACES + OFF)
             message = f"the loss is not a sum over examples: its {name} is {2 * value:.6g} in pairs of different"
             raise RecipeError(f"{message} examples and {separate:.6g} in pairs of equal ones", WHOLE + OFF)
 
 
-def rows_of(source: Any, local: np.ndarray) -> Rows:
+def rows_of(source: Any, local: np.ndarray, keyed: bool = False) -> Rows:
     """Examples for this process's rows of an evaluation batch, repeated if the source has too few."""
-    return source.rows(local % len(source))
+    rows = local % len(source)
+    return source.rows(rows) | ({ROW: rows.astype(np.uint32)} if keyed else {})
 
 
 def train_batches(
@@ -108,7 +118,7 @@ def refuse_broken_contract(
     if not recipe.model.user_code or not recipe.guard.contract:
         return ""
     exact = recipe.precision.compute == recipe.precision.loss == "float32"
-    refuse_broken(lambda batch: evaluate(state, put(batch)), rows_of(source, put.held), exact)
+    refuse_broken(lambda batch: evaluate(state, put(batch)), rows_of(source, put.held, assembly.keyed), exact)
     apart = recipe.engine.explicit
     each = assembly.eval_batch // (assembly.layout.parts("batch") if apart else 1)
     missing = "could not check whether the loss compares examples with each other: evaluate.batch has one example"
@@ -118,6 +128,6 @@ def refuse_broken_contract(
 def eval_batches(assembly: Assembly, source: Source, limit: int | None) -> Iterator[Batch]:
     """Batches with every held-out example once, on the devices; at most `limit` batches."""
     put = Put(assembly.recipe.engine, assembly.layout, assembly.eval_batch)
-    host = EvalBatches(source, assembly.eval_batch, put.held)
+    host = EvalBatches(source, assembly.eval_batch, put.held, assembly.keyed)
     load = dataclasses.replace(assembly.recipe.data.load, workers=0)
     return (put(batch) for batch in itertools.islice(stream(host, load), limit))

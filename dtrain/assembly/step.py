@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from dtrain.assembly.state import State
-from dtrain.data.batch import CALL, ROW, Batch
+from dtrain.data.batch import CALL, ROW, STEP, Batch
 from dtrain.models.nn.context import Context
+from dtrain.models.nn.examples import Purpose
 from dtrain.models.nn.model import Loss, Model
 from dtrain.models.nn.param import Param, Tree, merged, paths, trained
 from dtrain.models.nn.precision import Precision
@@ -30,25 +31,42 @@ def loss_of(model: Model, prepare: Prepare, precision: Precision, *, seed: int =
     declared = model.params()
 
     def loss(params: Tree, batch: Batch, ctx: Context) -> Loss:
-        about = {"loss_dtype": precision.loss, "train": train, "seed": seed, "named": []}
-        ctx = dataclasses.replace(ctx, **about)  # pyright: ignore[reportArgumentType]
-        rows = {ROW: batch[ROW]} if ROW in batch else {}  # data may leave it out once its own randomness is applied
-        examples = precision.cast_batch(prepare(batch), model.exact_inputs) | rows
+        about = {"loss_dtype": precision.loss, "train": train, "seed": seed}
+        examples, ctx = _received(batch, ctx, prepare, about)
+        examples = precision.cast_batch(examples, model.exact_inputs)
         return model.loss(precision.cast(params, declared), examples, ctx)
 
     return loss
 
 
-def outputs_of(model: Model, prepare: Prepare, precision: Precision) -> OutputsFn:
-    """The model's predictions as a function of (params, batch, ctx), on prepared examples."""
+def outputs_of(
+    model: Model, prepare: Prepare, precision: Precision, *, seed: int = 0, purpose: Purpose = "prediction"
+) -> OutputsFn:
+    """The model's predictions, or its samples, as a function of (params, batch, ctx), on prepared examples."""
     declared = model.params()
+    made = model.sample if purpose == "samples" else model.predict
 
     def outputs(params: Tree, batch: Batch, ctx: Context) -> dict[str, jax.Array]:
-        ctx = dataclasses.replace(ctx, loss_dtype=precision.loss, train=False)  # pyright: ignore[reportArgumentType]
-        examples = precision.cast_batch(prepare(batch), model.exact_inputs)
-        return model.predict(precision.cast(params, declared), examples, ctx)
+        about = {"loss_dtype": precision.loss, "train": False, "seed": seed, "purpose": purpose}
+        examples, ctx = _received(batch, ctx, prepare, about)
+        return made(precision.cast(params, declared), precision.cast_batch(examples, model.exact_inputs), ctx)
 
     return outputs
+
+
+def _received(batch: Batch, ctx: Context, prepare: Prepare, about: dict[str, Any]) -> tuple[Batch, Context]:
+    """The prepared examples, and the context, as a model receives them."""
+    batch = dict(batch)
+    if STEP in batch:
+        about |= {"step": batch.pop(STEP)[0]}
+    ctx = dataclasses.replace(ctx, named=[], **about)  # pyright: ignore[reportArgumentType]
+    rows = {ROW: batch[ROW]} if ROW in batch else {}  # data may leave it out once its own randomness is applied
+    return prepare(batch) | rows, ctx
+
+
+def _numbered(batch: Batch, state: State, keyed: bool) -> Batch:
+    """The batch; with `keyed`, with the number of the step for each example, so that it is split as they are."""
+    return batch | {STEP: jnp.full_like(batch[ROW], state.step, jnp.int32)} if keyed else batch
 
 
 def train_step(
@@ -57,22 +75,23 @@ def train_step(
     rate: Rate,
     declared: Tree,
     *,
+    keyed: bool = False,
     skip: bool = False,
     norms_every: int = 0,
 ) -> Callable[[State, Batch], tuple[State, Metrics]]:
     """(state, batch) → the next state and the metrics of this step.
 
     Gradients are of the mean loss: sums over the global batch, divided once by the sum of weights. Parameters that are
-    not trained become what the loss gives as their statistics. With `skip`, an update whose loss or gradients are not
-    finite is skipped. With `norms_every`, the metrics have the `norms` of each parameter after so many steps, and zeros
-    after others, where nothing is computed for them.
+    not trained become what the loss gives as their statistics. With `keyed`, the model gets the step's number. With
+    `skip`, an update whose loss or gradients are not finite is skipped. With `norms_every`, the metrics have the
+    `norms` of each parameter after so many steps, and zeros after others, where nothing is computed for them.
     """
     import optax
 
     optimized = trained(declared, declared)
 
     def step(state: State, batch: Batch) -> tuple[State, Metrics]:
-        loss, gradients = grads(state.params, batch)
+        loss, gradients = grads(state.params, _numbered(batch, state, keyed))
         weight = divisor(loss.weight)
         gradients = jax.tree.map(lambda g: g / weight.astype(g.dtype), gradients)
         norm = optax.tree.norm(zero_frozen(gradients, optimized))
@@ -157,18 +176,19 @@ def _with_statistics(params: Tree, loss: Loss) -> Tree:
     return jax.tree.map(value, paths(params), params)
 
 
-def eval_step(sums: Sums) -> Callable[[State, Batch], Loss]:
+def eval_step(sums: Sums, keyed: bool = False) -> Callable[[State, Batch], Loss]:
     """(state, batch) → sums over the batch, with the averaged parameters if the optimizer keeps them."""
 
     def step(state: State, batch: Batch) -> Loss:
-        return sums(averaged(state.optimizer, state.params), batch)._replace(statistics={})
+        params = averaged(state.optimizer, state.params)
+        return sums(params, _numbered(batch, state, keyed))._replace(statistics={})
 
     return step
 
 
-def predict_step(outputs: Outputs) -> Callable[[State, Batch], dict[str, jax.Array]]:
+def predict_step(outputs: Outputs, keyed: bool = False) -> Callable[[State, Batch], dict[str, jax.Array]]:
     """(state, batch) → the outputs for each example, with the averaged parameters if the optimizer keeps them."""
-    return lambda state, batch: outputs(averaged(state.optimizer, state.params), batch)
+    return lambda state, batch: outputs(averaged(state.optimizer, state.params), _numbered(batch, state, keyed))
 
 
 def means(loss: Loss) -> dict[str, Any]:

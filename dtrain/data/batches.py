@@ -17,7 +17,7 @@ import numpy as np
 
 from dtrain.core.errors import EnvironmentFault
 from dtrain.core.parent import exit_with_caller
-from dtrain.data.batch import IMAGE, LABEL, OTHER_IMAGE, OTHER_LABEL, WEIGHT, Batch
+from dtrain.data.batch import IMAGE, LABEL, OTHER_IMAGE, OTHER_LABEL, ROW, WEIGHT, Batch
 from dtrain.data.source import Load, Source
 
 QUIET = "ignore::UserWarning:multiprocessing.resource_tracker"
@@ -51,7 +51,7 @@ class TrainBatches:
             raise IndexError(index)
         rows = (self.start + index) * self.batch + self.local
         batch = self._pairs(rows) if self.paired else self.source.rows(self.order(rows))
-        return batch | {"row": rows.astype(np.uint32)} if self.keyed else batch
+        return batch | {ROW: rows.astype(np.uint32)} if self.keyed else batch
 
     def _pairs(self, rows: np.ndarray) -> Batch:
         """The examples of the rows and of the other rows of their pairs; each is read once."""
@@ -69,6 +69,8 @@ class EvalBatches:
     source: Source
     batch: int
     local: np.ndarray
+    keyed: bool = False
+    """Add the numbers of the examples as feature `row`."""
 
     def __len__(self) -> int:
         return (len(self.source) + self.batch - 1) // self.batch
@@ -78,7 +80,8 @@ class EvalBatches:
             raise IndexError(index)
         rows = index * self.batch + self.local
         real = rows < len(self.source)
-        return self.source.rows(np.where(real, rows, 0)) | {WEIGHT: real.astype(np.float32)}
+        batch = self.source.rows(np.where(real, rows, 0)) | {WEIGHT: real.astype(np.float32)}
+        return batch | {ROW: rows.astype(np.uint32)} if self.keyed else batch
 
 
 def stream(

@@ -11,7 +11,7 @@ import numpy as np
 from dtrain.core.errors import DataError
 from dtrain.core.types import Positive
 from dtrain.core.user_code import build_target, refuse_malformed, user_errors
-from dtrain.data.batch import DOCUMENT, LABEL, POSITION, ROW, TARGET, TOKEN, WEIGHT, Batch, Example, Feature
+from dtrain.data.batch import DOCUMENT, LABEL, POSITION, ROW, STEP, TARGET, TOKEN, WEIGHT, Batch, Example, Feature
 from dtrain.data.data_check import DataCheck
 from dtrain.data.source import Load, Source, SourceDefaults, Split, Unaugmented
 
@@ -176,7 +176,7 @@ class UserRows(SourceDefaults):
             raise DataError(
                 f"{self.where}: {name!r} has rows of different shapes: {error}", "pad or cut them"
             ) from error
-        if name in (ROW, WEIGHT):
+        if name in (ROW, STEP, WEIGHT):
             raise DataError(f"{self.where}: {name!r} is a name that dtrain uses", "call the array something else")
         if array.dtype.kind not in "biuf" or array.ndim == 0 or len(array) != count:
             found = f"{array.dtype}{list(array.shape)}"

@@ -211,16 +211,26 @@ class Custom(Declared):
         return hasattr(self.model, "predict")
 
     def predict(self, params: Tree, batch: Batch, ctx: Context) -> dict[str, jax.Array]:
-        if not hasattr(self.model, "predict"):
-            message = f"{self._where} has no predict(params, batch, ctx), which returns arrays (examples, ...) by name"
+        return self._for_examples("predict", params, batch, ctx)
+
+    def sample(self, params: Tree, batch: Batch, ctx: Context) -> dict[str, jax.Array]:
+        return self._for_examples("sample" if hasattr(self.model, "sample") else "predict", params, batch, ctx)
+
+    def _for_examples(self, method: str, params: Tree, batch: Batch, ctx: Context) -> dict[str, jax.Array]:
+        """What a method of the user's model returns. RecipeError if it has none, or returns other than rows by name."""
+        if not hasattr(self.model, method):
+            message = f"{self._where} has no {method}(params, batch, ctx), which returns arrays (examples, ...) by name"
             raise RecipeError(message, GUIDE)
         with user_errors(self._where):
-            outputs = self.model.predict(self._own(params, ctx), batch, ctx)
+            outputs = getattr(self.model, method)(self._own(params, ctx), batch, ctx)
         examples = len(next(iter(batch.values())))
-        wrong = [name for name, value in dict(outputs).items() if jnp.ndim(value) == 0 or len(value) != examples]
+        if not isinstance(outputs, Mapping):
+            found = f"{type(outputs).__name__}, not arrays by name"
+            raise RecipeError(f"{self._where}: {method}() returns {found}", "return {'name': array}")
+        wrong = [name for name, value in outputs.items() if jnp.ndim(value) == 0 or len(value) != examples]
         if wrong:
             found = f"{wrong[0]!r} of shape {jnp.shape(outputs[wrong[0]])} for {examples} examples"
-            raise RecipeError(f"{self._where}: predict() returns {found}", "return one row for each example")
+            raise RecipeError(f"{self._where}: {method}() returns {found}", "return one row for each example")
         return {name: jnp.asarray(value) for name, value in outputs.items()}
 
     def _refuse_unknown(self, statistics: Mapping[str, jax.Array]) -> None:

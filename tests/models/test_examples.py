@@ -3,7 +3,7 @@
 import ast
 import dataclasses
 import re
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 from dtrain import layers
 from dtrain.assembly import step
 from dtrain.assembly.assemble import assemble
+from dtrain.assembly.input import eval_batches, refuse_broken_contract
 from dtrain.assembly.state import create_state
 from dtrain.checkpoint import manifest
 from dtrain.core.errors import RecipeError
@@ -72,7 +73,7 @@ def one_device(name: str, parts: int) -> tuple[list[float], Any, Any]:
     return trained(name, "mesh={data: 1}", f"accumulate={parts}", devices=1)
 
 
-USERS = [*NAMES, "Contrastive", "Running"]
+USERS = [*NAMES, "Contrastive", "Running", "Denoiser"]
 EVERY = [(name, case, parts) for name in USERS for case in CASES for parts in (1, 2)]
 IN_CI = {(name, list(CASES)[number % len(CASES)], 1 + number // len(CASES) % 2) for number, name in enumerate(USERS)}
 IN_CI |= {("linen_cnn", "shard_map-fsdp", 1), ("Contrastive", "shard_map-fsdp", 1)}
@@ -185,12 +186,59 @@ def test_keys_of_one_name_are_drawn_once(name: str = "Twice") -> None:
     assert losses == pytest.approx(trained("Named", "mesh={data: 1}", devices=1)[0], rel=2e-6)
 
 
-def test_keys_in_an_evaluation_are_refused_with_the_line() -> None:
-    recipe = load(EXAMPLES / "plain_jax.yaml", [*SETTINGS, "model.target=tests.models.user_models:KeysInEvaluation"])
-    assembly = assemble(recipe, jax.devices()[:1], recipe.data.open("train").example, 10)
-    assembly.train()
-    with pytest.raises(RecipeError, match=r"user_models\.py:\d+: ctx\.keys is called in an evaluation"):
-        assembly.evaluate()
+def evaluated(name: str, *overrides: str, devices: int = 8) -> tuple[float, np.ndarray, Any]:
+    """The mean loss of the held-out examples, what is predicted for them, and the check of the contract."""
+    own = [*SETTINGS, f"model.target=tests.models.user_models:{name}", *overrides]
+    recipe = load(EXAMPLES / "plain_jax.yaml", own)
+    source = recipe.data.open("test")
+    assembly = assemble(recipe, jax.devices()[:devices], source.example, 10)
+    state = create_state(assembly.make, assembly.shapes)
+    state = dataclasses.replace(state, step=state.step + 5)
+    measure = recipe.engine.compile(assembly.evaluate(), "cpu")
+    predict = recipe.engine.compile(assembly.predict(state, source.example), "cpu")
+    sums, outputs = [], []
+    for batch in eval_batches(assembly, source, None):
+        sums.append(jax.block_until_ready(jax.device_get(measure(state, batch))))
+        outputs.append(jax.block_until_ready(jax.device_get(predict(state, batch)))["restored"])
+    mean = sum(float(one.sum) for one in sums) / sum(float(one.weight) for one in sums)
+    return (
+        mean,
+        np.concatenate(outputs)[: len(source)],
+        partial(refuse_broken_contract, assembly, measure, source, state),
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case", [name if name == "shard_map-fsdp" else pytest.param(name, marks=pytest.mark.nightly) for name in CASES]
+)
+def test_evaluations_and_predictions_draw_the_same_numbers_on_every_mesh(case: str) -> None:
+    mean, outputs, check = evaluated("Denoiser", "mesh={data: 1}", devices=1)
+    check()
+    for other in (CASES[case], [*CASES[case], "evaluate.batch=64"]):
+        one, rows, check = evaluated("Denoiser", *other)
+        check()
+        assert one == pytest.approx(mean, rel=2e-6)
+        np.testing.assert_allclose(rows, outputs, rtol=2e-5, atol=2e-5)
+    assert evaluated("Denoiser", "mesh={data: 1}", "seed=1", devices=1)[0] != mean
+
+
+def test_random_numbers_by_place_are_refused_with_what_to_use() -> None:
+    *_, check = evaluated("ByPlace", "mesh={data: 1}", devices=1)
+    with pytest.raises(RecipeError, match="of the loss changes if examples change places") as refused:
+        check()
+    assert "ctx.keys(batch, name)" in refused.value.hint
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case", [name if name == "shard_map-fsdp" else pytest.param(name, marks=pytest.mark.nightly) for name in CASES]
+)
+def test_a_model_knows_the_number_of_its_step(case: str) -> None:
+    losses, gradients, _ = trained("Denoiser", *CASES[case], "accumulate=2", "optimizer.lr=1e-9")
+    alone = trained("Denoiser", "mesh={data: 1}", "optimizer.lr=1e-9", devices=1)
+    assert losses == pytest.approx(alone[0], rel=2e-6) and worst(gradients, alone[1]) < 1e-5
+    assert evaluated("Denoiser", "mesh={data: 1}", devices=1)[0] > 1.3 * losses[0]  # 5 updates: times 1.5
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -62,10 +62,34 @@ class Patterned(Contrastive):
     statistics = ("projet",)
 
 
-class KeysInEvaluation(Running):
+class Denoiser:
+    """Restores images from noise that is drawn in every kind of step, and weighs them by the number of the step."""
+
+    def init(self, key: jax.Array, example: Any) -> Any:
+        return {"map": jax.random.normal(key, (64, 64)) / 8}
+
+    def restored(self, params: Any, batch: Any, keys: Any) -> jax.Array:
+        noise = jax.vmap(lambda key: jax.random.normal(key, (64,)))(keys)
+        return (pixels(batch) + noise) @ params["map"]
+
     def loss(self, params: Any, batch: Any, ctx: Any) -> Loss:
-        ctx.keys(batch)
-        return Running.loss(self, params, batch, ctx)
+        x = pixels(batch)
+        error = ((self.restored(params, batch, self.keys(batch, ctx)) - x) ** 2).mean(1) * (1 + 0.1 * ctx.step)
+        weight = batch["weight"] if "weight" in batch else jnp.ones(len(x))
+        return Loss((error * weight).sum(), weight.sum(), {})
+
+    def keys(self, batch: Any, ctx: Any) -> Any:
+        return ctx.keys(batch, "noise")
+
+    def predict(self, params: Any, batch: Any, ctx: Any) -> Any:
+        return {"restored": self.restored(params, batch, ctx.keys(batch, "noise"))}
+
+
+class ByPlace(Denoiser):
+    """The same with keys by place, which differ between meshes."""
+
+    def keys(self, batch: Any, ctx: Any) -> Any:
+        return jax.random.split(jax.random.key(0), len(batch["image"]))
 
 
 class Integers:

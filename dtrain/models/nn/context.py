@@ -52,15 +52,21 @@ class Context(Protocol):
         ...
 
     @property
+    def step(self) -> Any:
+        """The number of updates before this step, int32 (): of a model of a user's own; 0 for others."""
+        ...
+
+    @property
     def example_axes(self) -> tuple[str, ...]:
         """The names of the mesh axes that split the examples, for collectives of JAX. jit: none, arrays are global."""
         ...
 
     def keys(self, batch: Batch, name: str = "") -> jax.Array:
-        """A random key for each example of a training batch (examples,), the same on any mesh and engine.
+        """A random key for each example of a batch (examples,), the same on any mesh and engine.
 
-        Folded from the recipe's seed, `name` and the number of the row in the run. Different names give independent
-        keys. RecipeError in an evaluation, or if two calls have one name. No communication.
+        Folded from the recipe's seed, `name` and the number of the row in the run; in an evaluation, a prediction or
+        for samples from that of the example in its split, so that each of them draws the same numbers every time.
+        Different names give independent keys. RecipeError if two calls have one name. No communication.
         """
         ...
 

@@ -2,7 +2,7 @@
 
 import zlib
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import jax
 from jax.extend.core import get_opaque_trace_state
@@ -11,6 +11,8 @@ from dtrain.core.errors import RecipeError
 from dtrain.data.batch import ROW, Batch
 from dtrain.models.nn.vma import vary
 
+Purpose = Literal["evaluation", "prediction", "samples"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class ExampleVerbs:
@@ -18,6 +20,10 @@ class ExampleVerbs:
 
     loss_dtype: str = "float32"
     train: bool = False
+    purpose: Purpose = "evaluation"
+    """What a step that does not train is for; its random keys are its own."""
+    step: Any = 0
+    """The number of updates before this step: a scalar, traced, in the step of a run."""
     seed: int = 0
     named: list[tuple[str, Any]] = field(default_factory=list, compare=False)
     """The names of keys that were asked for, each with JAX's trace state."""
@@ -28,8 +34,6 @@ class ExampleVerbs:
         return ()
 
     def keys(self, batch: Batch, name: str = "") -> jax.Array:
-        if not self.train:
-            raise RecipeError("ctx.keys is called in an evaluation", "call it only if ctx.train is true")
         if ROW not in batch:
             raise RecipeError(f"ctx.keys needs the array {ROW!r}", "pass the batch that loss() received")
         use = (name, get_opaque_trace_state(convention="flax"))
@@ -37,7 +41,8 @@ class ExampleVerbs:
             hint = f"give each call a name of its own: ctx.keys(batch, 'layer0'); this one is {name!r}"
             raise RecipeError("ctx.keys is called twice with one name: both calls would draw the same numbers", hint)
         self.named.append(use)
-        key = jax.random.fold_in(jax.random.key(self.seed), zlib.crc32(f"keys {name}".encode()))
+        stream = f"{'keys' if self.train else self.purpose} {name}"
+        key = jax.random.fold_in(jax.random.key(self.seed), zlib.crc32(stream.encode()))
         return jax.vmap(jax.random.fold_in, (None, 0))(key, batch[ROW])
 
     def sum_over_examples(self, x: jax.Array) -> jax.Array:

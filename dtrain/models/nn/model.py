@@ -104,6 +104,10 @@ class Model(Protocol):
         """
         ...
 
+    def sample(self, params: Tree, batch: Batch, ctx: Context) -> dict[str, jax.Array]:
+        """What the model draws for each example, with `ctx.keys`, for `evaluate.samples`: arrays (examples, ...)."""
+        ...
+
 
 class Declared:
     """What a model declares beyond the contract; these defaults hold where it declares nothing."""
@@ -150,6 +154,10 @@ class Declared:
     def predict(self, params: Tree, batch: Batch, ctx: Context) -> dict[str, jax.Array]:
         """What it outputs for each example. RecipeError if it defines no outputs."""
         raise RecipeError("the model defines no predictions", "give its class a method predict(params, batch, ctx)")
+
+    def sample(self, params: Tree, batch: Batch, ctx: Context) -> dict[str, jax.Array]:
+        """What it draws for each example, such as pictures, by name (examples, ...); by default its predictions."""
+        return self.predict(params, batch, ctx)
 
     def for_example(self, example: Mapping[str, jax.ShapeDtypeStruct]) -> Self:
         """The same model for batches of such arrays, given with one example each, as its loss receives them."""
