@@ -25,6 +25,7 @@ from dtrain.cli import (
     recipes,
     report,
     run,
+    sample,
     sweep,
     verify,
 )
@@ -67,6 +68,7 @@ report.add_to(app)
 ls.add_to(app)
 evaluate.add_to(app)
 predict.add_to(app)
+sample.add_to(app)
 generate.add_to(app)
 convert.add_to(app)
 doctor.add_to(app)
@@ -81,7 +83,7 @@ PANELS = {
     "Train": ("run", "sweep", "verify", "profile", "bench"),
     "Before a run": ("check", "explain", "plan", "doctor"),
     "Look at runs": ("ls", "report"),
-    "Use a trained model": ("evaluate", "predict", "generate", "import", "export"),
+    "Use a trained model": ("evaluate", "predict", "sample", "generate", "import", "export"),
 }
 """The verbs as `dtrain --help` groups them."""
 for _command in app.registered_commands:

@@ -73,6 +73,6 @@ def load_to_measure(recipe: str, overrides: Sequence[str], devices: int | None, 
     from dtrain.recipe.load import load
 
     use_devices(devices)
-    short = [f"steps={steps}", "evaluate={every: 0, questions: []}", "checkpoint={minutes: 0, every: 0}"]
+    short = [f"steps={steps}", "evaluate={every: 0, questions: [], samples: 0}", "checkpoint={minutes: 0, every: 0}"]
     short += ["track.notify=null", "optimizer.schedule={kind: constant}"]
     return load(find(recipe), [*overrides, *short], devices)

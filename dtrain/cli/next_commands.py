@@ -16,6 +16,7 @@ def next_commands(folder: Path, recipe: "Recipe") -> str:
     commands = [f"report {run} --html report.html"]
     commands += [f"generate {run} {'--chat ' * chat}--prompt '...'"] if writes else []
     commands += [f"evaluate {run} --questions FILE"] if chat and writes else []
+    commands += [f"sample {run}"] if recipe.evaluate.samples else []
     predicts = recipe.model.predicts and not recipe.data.tokenized
     commands += [f"evaluate {run}", f"predict {run}{' FILE...' * recipe.data.reads_inputs}"] if predicts else []
     lines = [f"{program()} {command}" for command in commands]

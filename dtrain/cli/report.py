@@ -76,7 +76,8 @@ def report(
             from dtrain.track.page import write_page
 
             texts, evaluations = [text for text, _ in recipes], [_evaluation(run_dir) for run_dir, _ in found]
-            write_page(summaries, html, recipes=texts, differences=changed, evaluations=evaluations)
+            samples = [sorted(run_dir.samples.glob("*.png")) for run_dir, _ in found]
+            write_page(summaries, html, recipes=texts, differences=changed, evaluations=evaluations, samples=samples)
             typer.echo(f"page: {html}", err=True)
 
 

@@ -181,6 +181,11 @@ class Folder:
         return self.path / "plans"
 
     @property
+    def samples(self) -> Path:
+        """What the model drew at evaluations: 00000500-NAME.png."""
+        return self.path / "samples"
+
+    @property
     def evaluation(self) -> Path:
         """The newest result of `dtrain evaluate` on this run's own data."""
         return self.path / "evaluation.json"

@@ -210,6 +210,10 @@ class Custom(Declared):
     def predicts(self) -> bool:
         return hasattr(self.model, "predict")
 
+    @property
+    def samples(self) -> bool:
+        return hasattr(self.model, "sample") or self.predicts
+
     def predict(self, params: Tree, batch: Batch, ctx: Context) -> dict[str, jax.Array]:
         return self._for_examples("predict", params, batch, ctx)
 

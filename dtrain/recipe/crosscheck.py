@@ -53,7 +53,7 @@ def problems_of(recipe: Recipe, devices: int | None, example: Example | None = N
     on, with_data = {"devices": devices}, {"example": example}
     checks = (_length, _name, partial(_mesh, **on), partial(_batch, **on), _layout, _engine)
     checks += (partial(_bytes, **with_data), partial(_model, **with_data), _tokens, _schedule)
-    checks += (partial(_data, **with_data), _best, _lora, _objective, _notify)
+    checks += (partial(_data, **with_data), _best, _samples, _lora, _objective, _notify)
     return [problem for check in checks for problem in _read(check, recipe)]
 
 
@@ -193,6 +193,12 @@ def _best(recipe: Recipe) -> Iterator[Problem]:
     known = {f"eval/{metric.name}" for metric in (LOSS, *recipe.model.metrics, *minimised(recipe).metrics, *more)}
     if best is not None and best not in known:
         yield "checkpoint.best", f"no metric {best!r}", f"one of {', '.join(sorted(known))}"
+
+
+def _samples(recipe: Recipe) -> Iterator[Problem]:
+    if recipe.evaluate.samples and recipe.model.generates:
+        hint = "evaluate.questions has it answer questions at each evaluation"
+        yield "evaluate.samples", f"a model of kind {recipe.model.kind} writes texts, and draws no samples", hint
 
 
 def _lora(recipe: Recipe) -> Iterator[Problem]:

@@ -15,6 +15,7 @@ def packages(recipe: Recipe) -> Iterator[tuple[str, str]]:
     for number, tracker in enumerate(recipe.track.to):
         yield from ((f"track.to.{number}", name) for name in tracker.packages)
     yield from (("evaluate.questions", name) for name in address_packages(recipe.evaluate.questions))
+    yield from (("evaluate.samples", "PIL") for _ in range(bool(recipe.evaluate.samples)))
     yield from (("init", name) for name in _of(recipe.init))
     yield from (("objective", name) for name in (recipe.objective.packages if recipe.objective else ()))
 

@@ -70,6 +70,10 @@ class Evaluate:
     them and reports exact_match or choice_accuracy; the answers are kept in answers.jsonl in the run folder."""
     tokens: Positive = 64
     """Most tokens of an answer."""
+    samples: Natural = 0
+    """Held-out examples for which the model draws samples at each evaluation, by its `sample(params, batch, ctx)` or
+    else its `predict`: uint8 (examples, height, width, 1 or 3) are pictures. They are kept in samples/ of the run
+    folder, shown by `report --html`, and sent to trackers."""
 
 
 @dataclass(frozen=True, kw_only=True)

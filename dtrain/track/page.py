@@ -4,7 +4,8 @@ The page holds plotly's own script, so that it opens without a network. Its part
 escaped, unless it is `Markup` itself.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from base64 import b64encode
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from dtrain.track.summary import Summary
 from dtrain.track.text import duration
 
 COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf")
+MOST_PICTURES = 50
+"""Most evaluations whose pictures a page has; of more, some at equal distances, with the first and the last."""
 LARGEST_MATRIX = 100
 """Most classes for which the confusion matrix is drawn."""
 CONFIG = {"responsive": True, "displayModeBar": False}
@@ -37,6 +40,8 @@ pre { background: #f6f8fa; padding: .8rem; overflow-x: auto; font-size: 13px }
 table { border-collapse: collapse } td, th { padding: .15rem .8rem; text-align: right; border-bottom: 1px solid #ddd }
 td:first-child, th:first-child { text-align: left } .best { font-weight: bold; color: #1a7f37 }
 .charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(430px, 1fr)); gap: 1rem }
+.samples img { image-rendering: pixelated; min-width: min(100%, 480px); max-width: 100% }
+.samples input { width: min(100%, 400px); vertical-align: middle }
 .controls { position: sticky; top: 0; background: white; padding: .5rem 0; z-index: 5 }
 """)
 SCRIPT = Markup("""
@@ -63,6 +68,15 @@ function scale() {
   const type = document.getElementById('log').checked ? 'log' : 'linear';
   for (const plot of plots) Plotly.relayout(plot, {'yaxis.type': type});
 }
+for (const samples of document.querySelectorAll('.samples')) {
+  const slider = samples.querySelector('input'), images = [...samples.querySelectorAll('img')];
+  const show = () => {
+    images.forEach((image, index) => { image.hidden = index !== +slider.value; });
+    samples.querySelector('span').textContent = (+images[+slider.value].dataset.step).toLocaleString('en');
+  };
+  slider.addEventListener('input', show);
+  show();
+}
 document.getElementById('smoothing').addEventListener('input', smooth);
 document.getElementById('log').addEventListener('change', scale);
 smooth();
@@ -83,8 +97,10 @@ def write_page(
     recipes: Sequence[str],
     differences: Mapping[str, Sequence[object]],
     evaluations: Sequence[JsonObject],
+    samples: Sequence[Sequence[Path]] = (),
 ) -> None:
-    """Write the page. `recipes`, `evaluations`: text of the recipe and saved evaluation of each run, empty if none.
+    """Write the page. `recipes`, `evaluations`: text of the recipe and saved evaluation of each run, empty if none;
+    `samples`: the pictures that each run drew, STEP-NAME.png.
 
     `differences`: keys in which the recipes differ, with their values. EnvironmentFault if the file cannot be written.
     """
@@ -107,6 +123,8 @@ def write_page(
     parts += [Markup("<h2>Curves</h2>"), _controls(summaries)]
     parts += [Markup('<div class="charts">\n{}\n</div>').format(_joined(drawn, "\n"))]
     parts += [Markup("<h2>Where the time went</h2>"), _times(summaries)]
+    for name, drawn_by in zip(names, samples, strict=False):
+        parts += _samples(name, drawn_by)
     for name, evaluation in zip(names, evaluations, strict=True):
         parts += _confusion(name, evaluation)
     details = Markup("<details><summary>Recipe of {}</summary><pre>{}</pre></details>")
@@ -209,6 +227,31 @@ def _times(summaries: Sequence[Summary]) -> Markup:
         if summary.values["goodput"]
     )
     return _div({"data": bars, "layout": layout}) + goodput
+
+
+def _samples(run: str, paths: Sequence[Path]) -> Iterator[Markup]:
+    """The pictures that a run drew at its evaluations, of each name with a slider over the steps."""
+    by_name: dict[str, list[tuple[int, Path]]] = {}
+    for path in sorted(paths):
+        step, _, name = path.stem.partition("-")
+        if step.isdecimal() and name:
+            by_name.setdefault(name, []).append((int(step), path))
+    for name, found in by_name.items():
+        chosen = [found[round(at)] for at in np.linspace(0, len(found) - 1, min(len(found), MOST_PICTURES))]
+        images = _joined(
+            Markup('<img data-step="{}" src="data:image/png;base64,{}" alt="{} at step {}"{}>').format(
+                step,
+                b64encode(path.read_bytes()).decode(),
+                name,
+                f"{step:,}",
+                Markup(" hidden") * (number + 1 < len(chosen)),
+            )
+            for number, (step, path) in enumerate(chosen)
+        )
+        last = len(chosen) - 1
+        slider = Markup('<input type="range" min="0" max="{}" value="{}"> step <span></span>').format(last, last)
+        head = Markup("<h2>Samples of {}: {}</h2>").format(run, name)
+        yield head + Markup('<div class="samples"><p>{}</p>{}</div>').format(slider, images)
 
 
 def _confusion(name: str, evaluation: JsonObject) -> list[Markup]:

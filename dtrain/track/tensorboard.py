@@ -50,6 +50,10 @@ class Scalars:
         lines = [list(rows[0]), ["---"] * len(rows[0]), *(map(_cell, row.values()) for row in rows)]
         self.writer.add_text("samples", "\n".join(f"| {' | '.join(line)} |" for line in lines), step)
 
+    def pictures(self, step: int, grids: Mapping[str, Any]) -> None:
+        for name, grid in grids.items():
+            self.writer.add_image(f"samples/{name}", grid, step, dataformats="HWC")
+
 
 def _cell(text: str) -> str:
     """The text as a cell of a Markdown table."""

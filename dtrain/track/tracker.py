@@ -43,6 +43,11 @@ class Tracker(Protocol):
         """Record answers of the model. A user's own tracker may lack this method."""
         ...
 
+    def pictures(self, step: int, grids: Mapping[str, Any]) -> None:
+        """Record pictures that the model drew, by name, side by side: uint8 (height, width, 3). A user's own tracker
+        may lack this method."""
+        ...
+
 
 @dataclass
 class SafeTracker:
@@ -60,6 +65,10 @@ class SafeTracker:
     def samples(self, step: int, rows: Sequence[Sample]) -> None:
         if callable(record := getattr(self.tracker, "samples", None)):
             self._call(step, lambda: record(step, rows))
+
+    def pictures(self, step: int, grids: Mapping[str, Any]) -> None:
+        if callable(record := getattr(self.tracker, "pictures", None)):
+            self._call(step, lambda: record(step, grids))
 
     def _call(self, step: int, record: Callable[[], object]) -> None:
         if self.failed:

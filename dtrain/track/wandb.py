@@ -144,3 +144,8 @@ class Rows:
         columns: list[Any] = list(rows[0])
         table = wandb.Table(columns=columns, data=[[row[name] for name in columns] for row in rows])
         self.run.log({"samples": table}, step=step)
+
+    def pictures(self, step: int, grids: Mapping[str, Any]) -> None:
+        import wandb
+
+        self.run.log({f"samples/{name}": wandb.Image(grid) for name, grid in grids.items()}, step=step)

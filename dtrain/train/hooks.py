@@ -140,8 +140,8 @@ class Evaluation:
     """As in `evaluated`."""
     bytes_of_sources: Mapping[str, float] = field(default_factory=dict)
     """The same for each source of a mixture."""
-    questions: Callable[[int, State], dict[str, float]] | None = None
-    """Answers the recipe's questions: their scores."""
+    more: Sequence[Callable[[int, State], dict[str, float]]] = ()
+    """What else is done with the state at an evaluation, with the metrics of each: answers to questions, samples."""
     stop: Callable[[], bool] = lambda: False
     """Whether to stop here; the same in every process."""
     one_at_a_time: bool = False
@@ -177,7 +177,7 @@ class Evaluation:
                 jax.block_until_ready(sums[-1 if self.one_at_a_time else -IN_FLIGHT :][0])
             sums = jax.device_get(sums)
             with jax.transfer_guard("allow"):  # prompts and drawn tokens are transferred one by one
-                scores = {} if self.questions is None else self.questions(step, state)
+                scores = {name: value for one in self.more for name, value in one(step, state).items()}
         seconds = self.clock.of("evaluate") - start
         values = evaluated(sums, self.bytes_per_token) | scores
         for origin in dict.fromkeys(filter(None, origins)):

@@ -18,7 +18,7 @@ from dtrain.recipe.load import plain
 from dtrain.track.console import Console, eval_line
 from dtrain.track.jsonl import Lines, lines
 from dtrain.track.meters import Meters, peak_of
-from dtrain.track.tracker import Sample, TrackedRun, Tracker, opened
+from dtrain.track.tracker import TrackedRun, Tracker, opened
 from dtrain.train.record import Record
 
 
@@ -77,15 +77,12 @@ def _same(plan: JsonObject, assembly: Assembly, devices: Sequence[Device]) -> bo
     )
 
 
-SAMPLES = 50
-"""Most answers that trackers get at a time; answers.jsonl has all."""
-
-
 class Reporter(NamedTuple):
     """Where the numbers of a run go."""
 
     report: Callable[[int, dict[str, float]], None]
-    samples: Callable[[int, Sequence[Sample]], None]
+    trackers: Sequence[Tracker]
+    """Of process 0; none in others."""
     sync: Callable[[], None]
     """Waits until all reported values are on disk."""
 
@@ -135,8 +132,4 @@ def reporter(
         for tracker in [*([rows] if rows else []), *trackers]:
             tracker.log(number, values)
 
-    def samples(number: int, answers: Sequence[Sample]) -> None:
-        for tracker in trackers:
-            tracker.samples(number, answers[:SAMPLES])
-
-    return Reporter(report, samples, sync)
+    return Reporter(report, trackers, sync)

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -25,6 +26,7 @@ from dtrain.data.questions import Question, read_questions
 from dtrain.data.source import Source, refuse_changed
 from dtrain.inference.evaluate import text_bytes
 from dtrain.inference.questions import Questioner, refuse_without_texts, score_names
+from dtrain.inference.samples import Sampler, sampler, write_samples
 from dtrain.models.nn.param import count, trained
 from dtrain.parallel.compile_cache import Counter
 from dtrain.parallel.devices import are_fake, await_compiled
@@ -34,7 +36,7 @@ from dtrain.parallel.pipeline import bubble
 from dtrain.parallel.rules import bytes_of
 from dtrain.recipe.recipe import Recipe
 from dtrain.track.text import epochs_text
-from dtrain.track.tracker import Sample
+from dtrain.track.tracker import Sample, Tracker
 from dtrain.train import provenance
 from dtrain.train.hooks import Evaluation, Log, Saving
 from dtrain.train.loop import Hook, StepEvent
@@ -47,6 +49,8 @@ from dtrain.train.save_timer import ClockOfRank0, SaveTimer
 from dtrain.train.session import Session
 from dtrain.weights.initial import Initial, initial_from, recorded_sources
 
+ANSWERS = 50
+"""Most answers that trackers get at a time; answers.jsonl has all."""
 SLOW_COMPILE = 10.0
 """Seconds of compilation from which on it matters that the programs of a restart were not in the cache."""
 
@@ -67,6 +71,8 @@ class RunSetup:
     """Everything that the numbers of this start depend on; see `provenance.conditions`."""
     questions: Sequence[Question] = ()
     """Those of `evaluate.questions`."""
+    sampler: Sampler | None = None
+    """Draws the samples of evaluations (`evaluate.samples`)."""
     initial: Mapping[str, Initial] = field(default_factory=dict)
     """What a start takes from elsewhere; see `initial.elsewhere`."""
 
@@ -127,6 +133,7 @@ def prepare(session: Session) -> RunSetup:
         exchange=ClockOfRank0(),
         now=now,
         questions=questions,
+        sampler=_sampler(session, assembly, test),
         initial=initial,
     )
 
@@ -138,6 +145,18 @@ def _questions(session: Session) -> Sequence[Question]:
         return ()
     refuse_without_texts(session.recipe.model, session.recipe.model.kind)
     return read_questions(names)
+
+
+def _sampler(session: Session, assembly: Assembly, test: Source) -> Sampler | None:
+    """The compiled program for samples; None without `evaluate.samples`."""
+    count = session.recipe.evaluate.samples
+    if not count:
+        return None
+    if not assembly.model.samples:
+        hint = "give its class a method sample(params, batch, ctx), or leave evaluate.samples out"
+        raise RecipeError(f"evaluate.samples: the model of kind {session.recipe.model.kind} draws no samples", hint)
+    with session.clock("compile"):
+        return sampler(assembly, test, count)
 
 
 def _initial(session: Session, assembly: Assembly) -> dict[str, Initial]:
@@ -258,7 +277,7 @@ def step_hooks(session: Session, ready: RunSetup, start: Start, end: int) -> Hoo
     assembly, recipe, faked = ready.assembly, session.recipe, are_fake(jax.devices())
     skipping, often = recipe.guard.not_finite == "skip", recipe.checkpoint
     span = (start.step, end)
-    report, samples, sync = reporter(
+    report, trackers, sync = reporter(
         assembly, session.run_dir, session.console, session.log, session.stack, span=span, planned=ready.planned
     )
     logging = Log(1 if session.dry else recipe.track.every, report, session.clock, skipping)
@@ -274,7 +293,7 @@ def step_hooks(session: Session, ready: RunSetup, start: Start, end: int) -> Hoo
         clock=session.clock,
         bytes_per_token=text_bytes(recipe, ready.test),
         bytes_of_sources={name: text_bytes(recipe, part) or 0.0 for name, part in ready.test.parts().items()},
-        questions=_questioner(session, ready, samples),
+        more=list(_at_evaluations(session, ready, trackers)),
         stop=agreed,
         one_at_a_time=faked,
     )
@@ -319,13 +338,33 @@ def _rows_of_sources(train: Source, recipe: Recipe, skipped: int, step: int) -> 
     return {f"rows/{name}": float(count) for name, count in counts.items()}
 
 
-def _questioner(
-    session: Session, ready: RunSetup, report: Callable[[int, Sequence[Sample]], None]
-) -> Questioner | None:
-    section = session.recipe.evaluate
-    if not ready.questions or session.dry:
-        return None
-    return Questioner(ready.assembly, ready.questions, section.tokens, session.run_dir.path / "answers.jsonl", report)
+def _at_evaluations(
+    session: Session, ready: RunSetup, trackers: Sequence[Tracker]
+) -> Iterator[Callable[[int, State], dict[str, float]]]:
+    """What is done with the state at each evaluation besides measuring the held-out examples."""
+    section, run_dir = session.recipe.evaluate, session.run_dir
+    if session.dry:
+        return
+    if ready.questions:
+        answers = run_dir.path / "answers.jsonl"
+        yield Questioner(ready.assembly, ready.questions, section.tokens, answers, partial(_send_answers, trackers))
+    if ready.sampler:
+        yield partial(_sampled, ready.sampler, run_dir.samples, trackers)
+
+
+def _send_answers(trackers: Sequence[Tracker], step: int, answers: Sequence[Sample]) -> None:
+    for tracker in trackers:
+        tracker.samples(step, answers[:ANSWERS])
+
+
+def _sampled(draw: Sampler, folder: Path, trackers: Sequence[Tracker], step: int, state: State) -> dict[str, float]:
+    """Draw samples, write them and send the pictures; they give no metrics."""
+    rows = draw(state)
+    if jax.process_index() == 0:
+        grids = write_samples(rows, folder, f"{step:08}-")
+        for tracker in trackers if grids else ():
+            tracker.pictures(step, grids)
+    return {}
 
 
 def _alive(session: Session, event: StepEvent) -> None:

@@ -31,6 +31,11 @@ about.raw = values(0).slice(0, 3); about.smooth = values(0.9).slice(0, 3);
 document.getElementById('log').click(); about.axis = plot.layout.yaxis.type;
 about.wide = [...document.querySelectorAll('.charts .svg-container')].every(
   one => one.getBoundingClientRect().width >= 0.98 * one.closest('.charts > div').getBoundingClientRect().width);
+const box = document.querySelector('.samples'), images = [...box.querySelectorAll('img')];
+const visible = () => [images.filter(one => !one.hidden).map(one => one.alt), box.querySelector('span').textContent];
+about.samples = [visible()];
+box.querySelector('input').value = 0; box.querySelector('input').dispatchEvent(new Event('input'));
+about.samples.push(visible(), images[0].naturalWidth);
 document.title = 'probe ' + JSON.stringify(about);
 </script>"""
 
@@ -129,6 +134,9 @@ def test_a_browser_draws_the_page_without_a_network(runs: Path, in_process: Dtra
     (runs / "lr-1" / "evaluation.json").write_text(
         json.dumps({"split": "test", "step": 60, "classes": ["a", "b"], "confusion": [[7, 1], [0, 9]]})
     )
+    (runs / "lr-1" / "samples").mkdir()
+    for step in (500, 1000):
+        Image.new("RGB", (12, 8), "red").save(runs / "lr-1" / "samples" / f"{step:08}-digit.png")
     in_process("report", "lr-*", "--html", "page.html")
     text = (tmp_path / "page.html").read_text()
     assert "<script>x</script>" not in text  # the recipe's text is escaped
@@ -144,6 +152,7 @@ def test_a_browser_draws_the_page_without_a_network(runs: Path, in_process: Dtra
     assert about["smooth"][:2] == pytest.approx([0.1, (0.9 * 0.1 + 0.05) / 1.9])
     assert (about["axis"], about["wide"]) == ("log", True)
     assert about["drawn"] >= 6
+    assert about["samples"] == [[["digit at step 1,000"], "1,000"], [["digit at step 500"], "500"], 12]
     assert "Confusion matrix of lr-1, test split, step 60" in dom
     assert "optimizer.lr" in dom
 

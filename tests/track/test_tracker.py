@@ -4,6 +4,7 @@ import typing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dtrain.core.run_dir import Folder
@@ -40,6 +41,7 @@ def test_a_tracker_takes_numbers_and_answers_of_a_new_and_a_resumed_run(kind: st
     with opened(config(kind), run) as tracker:
         tracker.log(start + 1, {"loss": 1.5, "eval/loss": float("nan")})
         tracker.samples(start + 1, [{"prompt": "1 plus 1", "answer": "2", "given": "3 | <b>\n"}])
+        tracker.pictures(start + 1, {"digit": np.zeros((4, 6, 3), np.uint8)})
         tracker.log(start + 2, {"loss": 1.25})
     assert not warnings
     assert kind == "wandb" or list(tmp_path.iterdir())

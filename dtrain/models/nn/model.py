@@ -151,6 +151,11 @@ class Declared:
         """Whether it defines `predict`."""
         return type(self).predict is not Declared.predict
 
+    @property
+    def samples(self) -> bool:
+        """Whether it defines what it draws, or predicts."""
+        return self.predicts
+
     def predict(self, params: Tree, batch: Batch, ctx: Context) -> dict[str, jax.Array]:
         """What it outputs for each example. RecipeError if it defines no outputs."""
         raise RecipeError("the model defines no predictions", "give its class a method predict(params, batch, ctx)")
