@@ -144,7 +144,7 @@ class Templated(Unaugmented):
         else:
             path = expand_path(self.template)
             try:
-                source = path.read_text()
+                source = path.read_text(encoding="utf-8-sig")
             except (OSError, UnicodeDecodeError) as error:
                 hint = f"data.template names one of {', '.join(NAMED)}, or a file"
                 raise DataError(f"{path}: the chat template cannot be read: {error}", hint) from error
@@ -231,12 +231,19 @@ class Reader:
 
     @cached_property
     def end(self) -> str:
-        """The text of the token that ends a plain text; empty if the tokenizer names none."""
-        return self.tokenizer.special.get("eos_token", "")
+        """The text of the token that ends a plain text; empty if the tokenizer names none. DataError if its vocabulary
+        lacks that token."""
+        end = self.tokenizer.special.get("eos_token", "")
+        if end:
+            self.tokenizer.token_id(end)
+        return end
 
     @cached_property
     def _template(self) -> Template:
-        return self.template or self.data.chat_template()  # raises: there is none
+        template = self.template or self.data.chat_template()  # raises: there is none
+        if not template.writes_answers:
+            raise DataError("the chat template does not write what the assistant says", "use another: data.template")
+        return template
 
     @cached_property
     def calls(self) -> bool:
@@ -382,6 +389,9 @@ class Chat(Templated):
         excluded = sorted(read.excluded)
         if excluded:
             reader.account.add(TURN, ["marked as not to be learned"] * len(excluded))
+        if self.learn == "all" and any(read.messages[number]["role"] != ASSISTANT for number in excluded):
+            message = f"{read.where}: a turn that is not the assistant's is marked as not to be learned"
+            raise DataError(message, "data.learn: all learns such turns: leave the marks or the records out")
         if self.learn == "assistant":
             return reader.rendered(read, read.learned)
         rendered = reader.rendered(read, [number for number in excluded if read.messages[number]["role"] == ASSISTANT])

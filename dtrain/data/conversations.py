@@ -145,7 +145,7 @@ def _sorted_fields(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The fields of a record that are ignored, and those that are unknown. DataError for one that is not supported."""
     refused = REFUSED
-    if found.get("label") is False:  # KTO's form: an answer that is not wanted
+    if found.get("label") in (False, 0, "false", "False"):  # KTO's form: an answer that is not wanted
         refused = REFUSED | {"label": "an answer labelled false would be learned: leave such records out; " + _OUT}
     ignored, unknown = KnownNames(used, IGNORED, refused).sort(where, found, ignore)
     return tuple(ignored), tuple(unknown)
@@ -192,12 +192,25 @@ def _turns(
 
 def _listed(where: str, name: str, value: Any) -> Any:
     """A value of which the files of some tools have the JSON text."""
-    if isinstance(value, bytes) or (isinstance(value, str) and value.strip() and name in AS_JSON):
+    if name not in AS_JSON:
+        return messages_as_json(value)
+    if isinstance(value, bytes) or (isinstance(value, str) and value.strip()):
         try:
             return json.loads(value)
         except (ValueError, RecursionError) as error:
             raise DataError(f"{where}: {name} is text, but no JSON: {error}", "write a list of objects") from error
     return value
+
+
+def messages_as_json(value: Any) -> Any:
+    """The messages of which a text is the JSON; any other value as it is."""
+    if not isinstance(value, str) or not value.lstrip().startswith("[{"):
+        return value
+    try:
+        found = json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+    return found if all(isinstance(one, dict) and {"role", "from"} & one.keys() for one in found) else value
 
 
 def _pair(where: str, form: tuple[str, ...], values: Mapping[str, Any]) -> list[Message]:
@@ -271,6 +284,10 @@ def _refuse_media(where: str, content: Any) -> None:
     """DataError for a part of a message that is no text."""
     for part in content if isinstance(content, list) else ():
         kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+        if kind == "text" and not isinstance(part.get("text"), str):
+            raise DataError(
+                f"{where}: has a part of type 'text' without its text", 'write {"type": "text", "text": ...}'
+            )
         if kind != "text":
             raise DataError(f"{where}: has a part of type {kind!r}", "the model reads text alone: remove this record")
 

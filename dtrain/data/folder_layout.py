@@ -22,10 +22,18 @@ UNREAD = {
 }
 """Suffixes of pictures that are not read, with what to do."""
 Part = Literal["train", "test", "val", "unlabelled"]
+
+
+def _names(*splits: str) -> tuple[str, ...]:
+    """The usual names of folders of a split: train, seg_train, train_set, trainset, train_images, images_train."""
+    forms = ("{}", "seg_{}", "{}_set", "{}set", "{}_images", "images_{}", "{}_data")
+    return tuple(form.format(split) for split in splits for form in forms)
+
+
 SPLITS: Mapping[str, Part] = {
-    **dict.fromkeys(("train", "training", "trn", "seg_train", "train_set", "trainset", "training_set"), "train"),
-    **dict.fromkeys(("test", "testing", "tst", "seg_test", "test_set", "testset", "testing_set"), "test"),
-    **dict.fromkeys(("val", "valid", "validation", "dev", "seg_val", "val_set", "validation_set"), "val"),
+    **dict.fromkeys(_names("train", "training", "trn"), "train"),
+    **dict.fromkeys(_names("test", "testing", "tst"), "test"),
+    **dict.fromkeys((*_names("val", "valid", "validation", "dev"), "eval", "holdout"), "val"),
     **dict.fromkeys(("seg_pred", "pred", "predict", "unlabelled", "unlabeled"), "unlabelled"),
 }
 """What a top folder of such a name holds, in any case."""
@@ -124,11 +132,14 @@ def _wrapper(pictures: Sequence[str]) -> str:
         below = {part[1] for part in rest if len(part) > 2}
         if len(tops) != 1 or any(len(part) < 3 for part in rest) or not below:
             return found
-        if len(below) < 2 and next(iter(below)).lower() not in SPLITS:
-            return found
         if next(iter(tops)).lower() in SPLITS:
             return found
-        found += f"{next(iter(tops))}/"
+        folder = f"{found}{next(iter(tops))}/"
+        if len(below) > 1 or next(iter(below)).lower() in SPLITS:
+            return folder
+        if not (inner := _wrapper([path.removeprefix(folder) for path in pictures])):
+            return found
+        return folder + inner
 
 
 def _refuse_mixture(root: str, parts: Sequence[tuple[str, ...]], tops: set[str], splits: set[str]) -> None:
@@ -143,10 +154,11 @@ def _refuse_mixture(root: str, parts: Sequence[tuple[str, ...]], tops: set[str],
     if splits or len(tops) < 2:
         return
     below = {top: {part[1] for part in parts if part[0] == top and len(part) > 2} for top in tops}
-    first, *rest = below.values()
-    if len(first) > 1 and all(one == first for one in rest) and all(len(part) > 2 for part in parts):
-        classes, names = ", ".join(sorted(first)[:5]), ", ".join(sorted(tops)[:5])
-        message = f"{root}: each of {names} has the folders {classes}: the classes can be the former or the latter"
+    counts = Counter(name for one in below.values() for name in one)
+    shared = sorted(name for name, count in counts.items() if count > 1)
+    if shared and len(counts) > 1 and all(len(part) > 2 for part in parts):
+        classes, names = ", ".join(shared[:5]), ", ".join(sorted(tops)[:5])
+        message = f"{root}: several of {names} have the folders {classes}: the classes can be the former or the latter"
         hint = "name split folders train, val or test; or move the pictures of a class directly into its folder"
         raise DataError(message, hint)
 

@@ -256,6 +256,11 @@ def _zipped(root: Path) -> list[Entry]:
     except Exception as error:  # a damaged zip directory raises other errors than BadZipFile, too
         raise DataError(f"{root}: cannot be read as a zip: {reason(error)}") from error
     names = [entry.filename for entry in entries]
+    outside = [name for name in names if name.startswith("/") or ".." in name.split("/")]
+    if outside:
+        raise DataError(
+            f"{root}: contains {outside[0]}, outside of its folders", "zip the folder again, from inside of it"
+        )
     for name, count in Counter(names).most_common(1):
         if count > 1:
             raise DataError(f"{root}: contains {name} {count} times", "create the zip again with each name once")

@@ -103,4 +103,10 @@ def _read(file: str, names: Mapping[str, str]) -> dict[str, np.ndarray]:
     if not lengths or len(set(lengths.values())) > 1 or () in lengths.values():
         found = ", ".join(f"{name} {list(values.shape)}" for name, values in arrays.items()) or "no array"
         raise DataError(f"{path}: the first dims of its arrays differ: {found}", "they count the examples")
-    return {names.get(name, name): values for name, values in arrays.items()}
+    found = {names.get(name, name): values for name, values in arrays.items()}
+    if LABEL in found and found[LABEL].ndim != 1 and found[LABEL].dtype.kind in "iub":
+        shape = list(found[LABEL].shape)
+        raise DataError(
+            f"{path}: the label has the shape {shape}", "a class is one whole number: label.argmax(1), or label[:, 0]"
+        )
+    return found

@@ -8,13 +8,15 @@ import numpy as np
 
 from dtrain.core.errors import DataError
 from dtrain.data.chat import Reader, Templated
-from dtrain.data.conversations import ASSISTANT, USER, Conversation
+from dtrain.data.conversations import ASSISTANT, ROLES, USER, Conversation, messages_as_json
 from dtrain.data.packed_rows import COUNTED, TARGET_BIT, Document, content
 from dtrain.data.records import Record
 from dtrain.data.source import Source, Split
 from dtrain.data.stream import Part
 from dtrain.data.templates import Rendered
 
+LONG = 20
+"""Characters from which on a prompt with which an answer begins is no accident."""
 HINT = "a record has prompt, chosen and rejected: texts, or lists of messages of which the last is the answer"
 
 
@@ -36,7 +38,7 @@ class Preference(Templated):
         counts: dict[str, int] = dict.fromkeys(COUNTED, 0)
         documents: list[Document] = []
         pair: list[np.ndarray] = []
-        for tokens in reader.encode_with_spans(self._texts(reader)):
+        for tokens in reader.encode_with_spans(self._texts(reader, counts)):
             pair.append(tokens)
             if len(pair) == 2:
                 learned = all((tokens[1:] >= TARGET_BIT).any() for tokens in pair)
@@ -49,32 +51,47 @@ class Preference(Templated):
                 pair = []
         return content(documents, counts, reader.account)
 
-    def _texts(self, reader: Reader) -> Iterator[Rendered]:
+    def _texts(self, reader: Reader, counts: dict[str, int]) -> Iterator[Rendered]:
         """The preferred answer of each record, then the other one; of a conversation only the last turn counts."""
         for record in reader.records():
-            for name in ("chosen", "rejected"):
-                read = _conversation(reader, record, name)
+            chosen, rejected = (_conversation(reader, record, name) for name in ("chosen", "rejected"))
+            if list(map(_turn, chosen.messages[:-1])) != list(map(_turn, rejected.messages[:-1])):
+                hint = "both are the same conversation up to their last turn, system prompt included"
+                raise DataError(f"{record[0]}: chosen and rejected answer different conversations", hint)
+            if _turn(chosen.messages[-1]) == _turn(rejected.messages[-1]) or not _turn(rejected.messages[-1])[1]:
+                counts["empty"] += 1  # nothing to prefer
+                continue
+            for read in (chosen, rejected):
                 rendered = reader.rendered(read, read.learned[-1:])
                 yield Rendered(rendered.text, rendered.spans[-1:])
 
 
-def _role_and_content(message: Any) -> tuple[Any, Any]:
-    """What two messages must have in common to be the same."""
-    return (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, message)
+def _turn(message: Any) -> tuple[Any, ...]:
+    """What two messages must have in common to be the same: who says what, and which functions it calls."""
+    if not isinstance(message, dict):
+        return (None, message)
+    role, content = message.get("role", message.get("from")), message.get("content", message.get("value"))
+    content = content.strip() if isinstance(content, str) else content
+    return (ROLES.get(role, role) if isinstance(role, str) else role, content or message.get("tool_calls") or "")
 
 
 def _conversation(reader: Reader, record: Record, name: str) -> Conversation:
     """The prompt of a record with one of its answers."""
     where, values = record
-    prompt, answer = values.get("prompt"), values.get(name)
+    prompt, answer = (messages_as_json(values.get(key)) for key in ("prompt", name))
+    if isinstance(prompt, str) and isinstance(answer, str) and len(prompt) >= LONG and answer.startswith(prompt):
+        raise DataError(f"{where}: {name} begins with the whole prompt", "leave the prompt out of the answers")
     before: list[Any] = [{"role": USER, "content": prompt}] if isinstance(prompt, str) else prompt or []
     if isinstance(answer, str):
         answer = [{"role": ASSISTANT, "content": answer}]
-    if not isinstance(answer, list) or not isinstance(before, list) or not (before or len(answer) > 1):
-        raise DataError(f"{where}: has no prompt, or no {name}; it has {', '.join(map(repr, values))}", HINT)
+    if not isinstance(answer, list):
+        found = "is missing" if answer is None else f"is {type(answer).__name__}, not text or a list of messages"
+        raise DataError(f"{where}: {name} {found}; it has {', '.join(map(repr, values))}", HINT)
+    if not isinstance(before, list) or not (before or len(answer) > 1):
+        raise DataError(f"{where}: has no prompt; it has {', '.join(map(repr, values))}", HINT)
     # the answer's messages may repeat those of the prompt, after a system prompt of their own
-    prompt, opening = [_role_and_content(one) for one in before], [_role_and_content(one) for one in answer]
-    repeats = prompt and prompt in (opening[: len(prompt)], opening[1 : len(prompt) + 1])
+    own, opening = [_turn(one) for one in before], [_turn(one) for one in answer]
+    repeats = own and own in (opening[: len(own)], opening[1 : len(own) + 1])
     messages = answer if repeats else [*before, *answer]
     rest = {key: value for key, value in values.items() if key not in ("prompt", "chosen", "rejected", "messages")}
     read = reader.conversation((where, {"messages": messages, **rest}), {})

@@ -27,6 +27,9 @@ MEGATRON = b"MMIDIDX\x00\x00"
 MEGATRON_TYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
 WIDTH_SAMPLE = 256
 """First values of a .bin file that are looked at for the width of its tokens."""
+FEW_VALUES = 32
+"""Fewest values from which the width of tokens is determined."""
+GZIP = b"\x1f\x8b\x08"
 NUMPY = b"\x93NUMPY"
 """First bytes of a .npy file."""
 SCAN = 2**24
@@ -154,6 +157,8 @@ def opened(path: Path, dtype: str) -> Stream:
     try:
         with path.open("rb") as file:
             start = file.read(4 * HEADER_VALUES)
+        if start.startswith(GZIP):
+            raise DataError(f"{path}: is compressed by gzip", _PACKED)
         numpy = path.suffix == ".npy" or start.startswith(NUMPY)
         dtype, offset, count = _npy(path) if numpy else _bin(start, _indexed(path) or dtype)
     except (OSError, ValueError) as error:
@@ -188,9 +193,9 @@ def _indexed(path: Path) -> str:
 def _refuse_wider(path: Path, dtype: str) -> None:
     """DataError if the values are surely wider than the dtype: then every second one is the upper half of another."""
     values = np.fromfile(path, dtype, WIDTH_SAMPLE)
-    if len(values) >= WIDTH_SAMPLE and not values[1::2].any() and values[::2].astype(bool).mean() > 0.2:
+    if len(values) >= FEW_VALUES and not values[1::2].any() and values[::2].astype(bool).mean() > 0.2:
         wider = {"uint8": "uint16", "uint16": "uint32"}.get(dtype, "int64")
-        message = f"{path}: every second value of the first {WIDTH_SAMPLE:,} is 0: its tokens are wider than {dtype}"
+        message = f"{path}: every second value of the first {len(values):,} is 0: its tokens are wider than {dtype}"
         hint = f"set data.dtype: {wider}" if wider != "int64" else "write the tokens to a .npy file"
         raise DataError(message, hint)
 

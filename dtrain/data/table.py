@@ -225,7 +225,10 @@ class _Read:
         written = [name for name, texts in found.items() if _numbers_as_texts(texts)]
         if written:
             message = f"{self.data.files[0]}: numbers are written as texts in {', '.join(map(repr, written))}"
-            raise DataError(message, "write 1000 for 1,000 and 0.5 for 50%, or name the others in data.columns")
+            raise DataError(
+                message,
+                "write 1000 for 1,000 and 0.5 for 50%, nothing for ?; or name the other columns in data.columns",
+            )
         if many:
             message = f"{self.data.files[0]}: columns of too many different texts: {', '.join(many)}"
             raise DataError(message, f"at most {CATEGORIES} become columns: name the others in data.columns")
@@ -252,12 +255,12 @@ class _Read:
         for name in self.columns:
             column = rows.values[name]
             if name in self.categories:
-                column = column if column.dtype.kind == "U" else np.array([_shown(value) for value in column])
+                if column.dtype.kind != "U":
+                    raise _mixed(f"{self.data.files[0]}: column {name!r} has texts in the training rows")
                 encoded += [(column == text).astype(np.float64) for text in self.categories[name]]
                 continue
             if column.dtype.kind == "U":
-                message = f"{self.data.files[0]}: column {name!r} has numbers in the training rows and texts elsewhere"
-                raise DataError(message, "write it alike in all files, or leave it out of data.columns")
+                raise _mixed(f"{self.data.files[0]}: column {name!r} has texts in some files")
             absent = np.isnan(column)
             fill = self._medians.get(name, _median(self.train.values[name])) if absent.any() else 0.0
             encoded.append(np.where(absent, fill, column))
@@ -271,8 +274,9 @@ class _Read:
         if self.data.scale:
             train = values if rows is self.train else self._encoded(self.train)
             with np.errstate(over="ignore", invalid="ignore"):
-                deviation = train.std(0)
-                values = (values - train.mean(0)) / np.where(deviation > 0, deviation, 1)
+                equal = train.min(0) == train.max(0)  # rounding would give these a mean and a deviation of their own
+                mean, deviation = np.where(equal, train[0], train.mean(0)), np.where(equal, 0, train.std(0))
+                values = (values - mean) / np.where(deviation > 0, deviation, 1)
             values = np.where(np.isfinite(deviation), values, np.inf)
         return self._finite(values, self.names)
 
@@ -285,7 +289,7 @@ class _Read:
             yield f"{len(rows.label):,} rows: {', '.join(shown)}{more}"
         if split == "test":
             for name, texts in self.categories.items():
-                if unknown := set(map(_shown, rows.values[name].tolist())) - set(texts):
+                if unknown := set(rows.values[name].tolist()) - set(texts):
                     yield f"column {name!r}: {len(unknown):,} texts that no training row has count as none of them"
             return
         if self.categories:
@@ -294,10 +298,12 @@ class _Read:
         for name, median in self._medians.items():
             absent = int(np.isnan(rows.values[name]).sum())
             yield f"column {name!r}: {absent:,} values are missing, {median:g}, the median, in their place"
-        left = [name for name in self._tables[0][1].column_names if name not in (*self.columns, self.data.label)]
+        present = dict.fromkeys(name for _, table in self._tables for name in table.column_names)
+        left = [name for name in present if name not in (*self.columns, self.data.label)]
         if left:
             shown = ", ".join(map(str, left[:SHOWN])) + f" and {len(left) - SHOWN} more" * (len(left) > SHOWN)
-            why = "" if self.data.columns else ", which only identify the rows"
+            only = not self.data.columns and set(left) <= set(self._tables[0][1].column_names)
+            why = ", which only identify the rows" if only else ""
             yield f"columns left out{why}: {shown}"
 
     def _finite(self, values: np.ndarray, names: Sequence[str]) -> np.ndarray:
@@ -345,7 +351,10 @@ def _columns(
         hint = "fill them in, drop the rows, leave the column out of data.columns, or set data.missing: median"
         more = [f"and {len(faults) - SHOWN} more columns"] * (len(faults) > SHOWN)
         raise DataError("\n  ".join([*faults[:SHOWN], *more]), hint)
-    joined = {name: _joined(parts) for name, parts in values.items()}
+    for name, parts in values.items():
+        if len({part.dtype.kind for part in parts}) > 1:
+            raise _mixed(f"{tables[0][0]}: column {name!r} has texts in some files")
+    joined = {name: np.concatenate(parts) for name, parts in values.items()}
     return _Columns(joined, np.concatenate(labels) if labels else np.empty(0))
 
 
@@ -357,25 +366,16 @@ def _identifies_rows(name: str, column: Any) -> bool:
     return bool(exact and ROW_NAMES.fullmatch(name) and len(column) > 1 and len(column.unique()) == len(column))
 
 
-def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """The parts of a column one after the other, as texts if one of them has texts."""
-    if len({part.dtype.kind for part in parts}) > 1:
-        parts = [part if part.dtype.kind == "U" else np.array([_shown(value) for value in part]) for part in parts]
-    return np.concatenate(parts)
-
-
-def _shown(value: Any) -> str:
-    """A number as it would be written in a column of texts."""
-    if isinstance(value, str):
-        return value
-    return MISSING if np.isnan(value) else f"{value:g}"
+def _mixed(found: str) -> DataError:
+    hint = "write it alike in all files (a single `?` makes texts of numbers), or leave it out of data.columns"
+    return DataError(f"{found} and numbers or dates in others", hint)
 
 
 def _numbers_as_texts(texts: Sequence[str]) -> bool:
-    """Whether most of the texts are numbers, and some with separators, a currency or a sign of percent."""
+    """Whether most of the texts are numbers, and not all of them whole ones: with separators, with `?` among them."""
     there = [text.strip() for text in texts if text != MISSING]
     numbers = [text for text in there if NUMBER.fullmatch(text)]
-    return 2 * len(numbers) > len(there) and any(not text.isdecimal() for text in numbers)
+    return 2 * len(numbers) > len(there) and not all(text.isdecimal() for text in there)
 
 
 def _median(column: np.ndarray) -> float:
@@ -395,7 +395,9 @@ def _values(path: Path, name: str, column: Any, missing: str) -> tuple[np.ndarra
             texts = column.cast("string").to_pylist()
         return np.array([text if text else MISSING for text in texts], dtype=str), ""
     if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
-        days = column.cast(pa.timestamp("us")).cast("int64").to_numpy(zero_copy_only=False).astype(np.float64)
+        with reading(place):
+            column = column.cast(pa.timestamp("us"), safe=False)
+        days = column.cast("int64").to_numpy(zero_copy_only=False).astype(np.float64)
         return _checked(place, path, days / 86_400e6, column, missing)
     if not (
         pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind)

@@ -64,6 +64,15 @@ class Template:
         return frozenset(re.findall(r"\w+", f"{self.source}\n{self.tools_source}"))
 
     @cached_property
+    def writes_answers(self) -> bool:
+        """Whether it writes the content of an answer; also if it refuses such a short conversation."""
+        asked = [{"role": "user", "content": "question"}, {"role": ASSISTANT, "content": MARK}]
+        try:
+            return MARK in self._text(asked, prompt=False, where="an answer")
+        except DataError:
+            return True
+
+    @cached_property
     def takes_null(self) -> bool:
         """Whether it asks if a message has a content, and does not write it as the text None."""
         call = {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": {}}}

@@ -10,6 +10,7 @@ from typing import Any
 from dtrain.core.errors import DataError
 from dtrain.core.files import read_object, refuse_pointer
 from dtrain.core.types import JsonObject
+from dtrain.data.paths import reason
 
 Spans = Sequence[tuple[int, int]]
 """(start, stop) of parts of a text, in characters."""
@@ -65,7 +66,10 @@ class TokenizerFile:
         """The chat templates that come with the tokenizer, by name."""
         own = self.path.with_name("chat_template.jinja")
         if own.is_file():
-            return {"default": own.read_text()}
+            try:
+                return {"default": own.read_text(encoding="utf-8-sig")}
+            except (OSError, UnicodeDecodeError) as error:
+                raise DataError(f"{own}: the chat template cannot be read: {reason(error)}") from error
         given = self._about.get("chat_template") or self._beside("chat_template.json").get("chat_template")
         if isinstance(given, list):  # several, by name
             pairs = [(one["name"], one["template"]) for one in given if isinstance(one, dict) and "template" in one]

@@ -352,7 +352,9 @@ def test_parts_of_text_are_joined_for_a_template_that_takes_a_text(tmp_path: Pat
     ],
 )
 def test_a_prompt_that_the_answer_repeats_is_written_once(tmp_path: Path, chosen: Any) -> None:
-    (tmp_path / "p.jsonl").write_text(json.dumps({"prompt": "a", "chosen": chosen, "rejected": chosen}) + "\n")
+    (tmp_path / "p.jsonl").write_text(
+        json.dumps({"prompt": "a", "chosen": chosen, "rejected": [*chosen[:-1], chosen[-1] | {"content": "c"}]}) + "\n"
+    )
     (tmp_path / "t.jinja").write_text(TEMPLATE)
     data = Preference(
         files=(str(tmp_path / "p.jsonl"),), length=512, template=str(tmp_path / "t.jinja"), test=0.0,
@@ -423,5 +425,72 @@ def test_a_content_of_null_reaches_templates_that_ask_for_it(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
 def test_reasoning_is_known_by_its_names(tmp_path: Path, name: str) -> None:
-    thinks = TEMPLATE.replace("{{ m.content }}", "{% if m.reasoning_content %}({{ m.reasoning_content }}){% endif %}")
-    assert "⟦(hm);⟧" in rendered(tmp_path, {"messages": [TALK[0], TALK[1] | {name: "hm"}]}, template=thinks)[0]
+    thinks = TEMPLATE.replace(
+        "{{ m.content }}", "{% if m.reasoning_content %}({{ m.reasoning_content }}){% endif %}{{ m.content }}"
+    )
+    assert "⟦(hm)Hello you;⟧" in rendered(tmp_path, {"messages": [TALK[0], TALK[1] | {name: "hm"}]}, template=thinks)[0]
+
+
+def preferred(folder: Path, record: Any, template: str = TEMPLATE) -> list[str]:
+    """The two conversations of a pair."""
+    (folder / "p.jsonl").write_text(json.dumps(record) + "\n")
+    (folder / "t.jinja").write_text(template)
+    data = Preference(
+        files=(str(folder / "p.jsonl"),), length=512, template=str(folder / "t.jinja"), test=0.0,
+        cache=str(folder / "cache"),
+    )  # fmt: skip
+    rows = data.open("train").rows(np.arange(1))
+    return ["".join(map(chr, rows["token"][0][rows["document"][0] == n].tolist())) for n in range(2)]
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"prompt": [{"from": "human", "value": "q"}], "chosen": [{"from": "gpt", "value": "good"}],
+         "rejected": [{"from": "gpt", "value": "bad"}]},
+        {"prompt": "q", "chosen": [{"from": "human", "value": "q "}, {"from": "gpt", "value": "good"}],
+         "rejected": [{"from": "human", "value": "q "}, {"from": "gpt", "value": "bad"}]},
+        {"prompt": "q", "chosen": json.dumps([{"role": "assistant", "content": "good"}]),
+         "rejected": json.dumps([{"role": "assistant", "content": "bad"}])},
+    ],
+)  # fmt: skip
+def test_pairs_of_answers_in_other_forms(tmp_path: Path, record: Any) -> None:
+    chosen, rejected = (text.replace("q ;", "q;") for text in preferred(tmp_path, record))
+    assert chosen.startswith("<user>q;<assistant>good") and rejected.startswith("<user>q;<assistant>bad")
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"chosen": [TALK[0] | {"content": "p1"}, TALK[1]], "rejected": [TALK[0] | {"content": "p2"}, TALK[3]]},
+         "answer different conversations"),
+        ({"prompt": "a", "chosen": [{"role": "system", "content": "S"}, ASKED, TALK[1]], "rejected": [ASKED, TALK[3]]},
+         "answer different conversations"),
+        ({"prompt": "Human: how are you? Assistant:", "chosen": "Human: how are you? Assistant: well",
+          "rejected": "Human: how are you? Assistant: bad"}, "chosen begins with the whole prompt"),
+        ({"prompt": "a", "chosen": "b", "rejected": "b"}, "no record for"),
+        ({"prompt": "a", "chosen": "b", "rejected": ""}, "no record for"),
+        ({"prompt": "a", "chosen": {"role": "assistant", "content": "b"}, "rejected": "c"}, "chosen is dict, not text"),
+        ({"prompt": "a", "chosen": "b", "rejected": None}, "rejected is missing"),
+    ],
+)  # fmt: skip
+def test_pairs_that_prefer_nothing_or_differ_before_the_answer(tmp_path: Path, record: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        preferred(tmp_path, record)
+
+
+@pytest.mark.parametrize("part", [{"type": "text", "content": "q"}, {"type": "text", "text": None}])
+def test_a_part_without_its_text_is_refused(tmp_path: Path, part: Any) -> None:
+    with pytest.raises(DataError, match="has a part of type 'text' without its text"):
+        chat(tmp_path, {"messages": [TALK[0] | {"content": [part]}, TALK[1]]}).open("train")
+
+
+def test_a_template_without_answers_and_marks_that_learn_all_ignores_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="does not write what the assistant says"):
+        rendered(tmp_path, {"messages": TALK}, template="{% for m in messages %}{{ m.role }}:{% endfor %}")
+    with pytest.raises(DataError, match="a turn that is not the assistant's is marked"):
+        chat(tmp_path, {"messages": [TALK[0] | {"weight": 0}, TALK[1]]}, learn="all").open("train")
+
+
+def test_a_template_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    assert rendered(tmp_path, {"messages": TALK[:2]}, template="\ufeff" + TEMPLATE)[0].startswith("<user>")

@@ -1,5 +1,6 @@
 """Photos as people have them: upright, over a background, in usual folders, with what is left out counted."""
 
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -157,3 +158,37 @@ def test_val_and_test_are_never_merged(tmp_path: Path) -> None:
         "1 pictures of test are not used: evaluate them with data.held_out=test",
         "left out: 1 pictures without a class folder in test/",
     ]
+
+
+def paths(*folders: str) -> list[str]:
+    return [f"{folder}/{number}.png" for folder in folders for number in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("folders", "expected"),
+    [
+        (("archive/chest/train/a", "archive/chest/test/a"), {("train", "a"), ("test", "a")}),
+        (("archive/chest/a", "archive/chest/b"), {("train", "a"), ("train", "b")}),
+        (("train_images/a", "test_images/a", "test_images/b"), {("train", "a"), ("test", "a"), ("test", "b")}),
+        (("images_train/a", "images_val/a", "images_val/b"), {("train", "a"), ("val", "a"), ("val", "b")}),
+        (("train/a", "holdout/a"), {("train", "a"), ("val", "a")}),
+    ],
+)
+def test_folders_around_and_names_of_splits(folders: tuple[str, ...], expected: set[tuple[str, str]]) -> None:
+    found = folder_layout("root", paths(*folders))
+    assert {(one.part, one.label) for one in found.pictures} == expected
+
+
+@pytest.mark.parametrize("folders", [("fold1/cat", "fold1/dog", "fold2/cat"), ("cat/train", "cat/test", "dog/train")])
+def test_folders_that_several_have_in_common_are_two_readings(folders: tuple[str, ...]) -> None:
+    with pytest.raises(DataError, match="the classes can be the former or the latter"):
+        folder_layout("root", paths(*folders))
+
+
+@pytest.mark.parametrize("name", ["/cat/0.png", "../cat/0.png"])
+def test_a_zip_with_names_outside_of_it_is_refused(tmp_path: Path, name: str) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as file:
+        file.writestr(name, b"x")
+        file.writestr("dog/0.png", b"x")
+    with pytest.raises(DataError, match="outside of its folders"):
+        photos(tmp_path / "a.zip").open("train")

@@ -325,3 +325,38 @@ def test_csv_of_spreadsheets_in_other_languages(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="column 'y' is not UTF-8") as refused:
         opened_csv(tmp_path, "a,y\n1,caf\xe9\n2,b\n".encode("latin-1"))
     assert "iconv" in refused.value.hint
+
+
+def test_equal_values_are_scaled_to_zero(tmp_path: Path) -> None:
+    (tmp_path / "n.csv").write_text("c,a,y\n0.2,1,0\n")
+    rows = "c,a,y\n" + "".join(f"0.1,{n},{n % 2}\n" for n in range(10))
+    source = opened_csv(tmp_path, rows, scale=True, test_files=(str(tmp_path / "n.csv"),))
+    assert not rows_of(source)["features"][:, 0].any()
+
+
+def test_columns_of_numbers_and_texts_are_refused_with_what_makes_them_so(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="numbers are written as texts in 'a'") as refused:
+        opened_csv(tmp_path, "a,y\n1,0\n2,1\n?,0\n")
+    assert "nothing for ?" in refused.value.hint
+    (tmp_path / "2.csv").write_text("a,y\nx,0\nz,1\n")
+    for files in (("t.csv", "2.csv"), ("2.csv", "t.csv")):
+        (tmp_path / "t.csv").write_text("a,y\n1,0\n2,1\n")
+        with pytest.raises(DataError, match="column 'a' has texts in some files and numbers or dates in others"):
+            Table(files=tuple(str(tmp_path / name) for name in files), label="y").open("train")
+
+
+def test_times_are_read_to_the_microsecond_and_further_columns_are_named(tmp_path: Path) -> None:
+    times = pyarrow.array([1_700_000_000_123_456_789, 1_700_000_086_400_000_000], pyarrow.timestamp("ns"))
+    pyarrow.parquet.write_table(pyarrow.table({"t": times, "y": [0, 1]}), tmp_path / "a.parquet")
+    pyarrow.parquet.write_table(pyarrow.table({"t": times, "y": [0, 1], "more": [1, 2]}), tmp_path / "b.parquet")
+    files = tuple(str(tmp_path / name) for name in ("a.parquet", "b.parquet"))
+    source = Table(files=files, label="y", scale=False, test=0.0).open("train")
+    assert rows_of(source)["features"][0, 0] == pytest.approx(1_700_000_000 / 86_400)
+    assert source.notes[-1] == "columns left out: more"
+
+
+@pytest.mark.parametrize("label", [np.array([[0], [1]]), np.eye(2, dtype=np.int64)])
+def test_a_label_of_an_npz_file_is_one_number(tmp_path: Path, label: np.ndarray) -> None:
+    np.savez(tmp_path / "a.npz", x=np.zeros((2, 3)), label=label)
+    with pytest.raises(DataError, match="the label has the shape"):
+        Npz(file=str(tmp_path / "a.npz")).open("train")
