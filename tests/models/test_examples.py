@@ -30,6 +30,8 @@ from tests.engines import random_batch, worst
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.yaml"))
 NEEDS = {"linen": "flax", "nnx": "flax", "equinox": "equinox"}
+LONGER = {"diffusion": 40}
+"""Most lines of examples with a loss of their own."""
 SETTINGS = ["batch=32", "epochs=null", "steps=10", "optimizer={kind: sgd, lr: 0.1, momentum: 0.5}"]
 CASES = {
     "jit-fsdp": ["engine=jit", "mesh={data: 2, fsdp: 4}"],
@@ -245,7 +247,7 @@ def test_a_model_knows_the_number_of_its_step(case: str) -> None:
 def test_the_users_file_is_short(name: str) -> None:
     tree = ast.parse((EXAMPLES / f"{name}.py").read_text())
     lines = (EXAMPLES / f"{name}.py").read_text().splitlines()
-    assert len([line for line in lines if line.strip()]) - len((ast.get_docstring(tree) or "").splitlines()) <= 25
+    assert len([line for line in lines if line.strip()]) - len((ast.get_docstring(tree) or "").splitlines()) <= LONGER.get(name, 25)
     assert not [line for line in lines if "import dtrain." in line]
 
 
