@@ -287,6 +287,8 @@ class Reader:
         """A message with a role that is known, without the fields to ignore. What the template does not use is counted,
         or refused if it matters."""
         role: str = message["role"]
+        if role == SYSTEM and not self._template.writes_system:
+            self.account.add(MESSAGE, ["content of system messages"])
         if role not in USUAL and not self._template.writes(role):
             hint = f"give it one of {', '.join(USUAL)}: data.roles: {{{role}: user}}"
             raise DataError(f"{where}: has a message of the role {role!r}, which is not known", hint)

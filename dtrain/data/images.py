@@ -172,6 +172,8 @@ class Images(WithPixels):
         classes = ", ".join(f"{name} {counts[name]:,}" for name in sorted(counts)[:SHOWN])
         more = f" and {len(counts) - SHOWN} more classes" if len(counts) > SHOWN else ""
         yield f"{len(chosen):,} pictures: {classes}{more}"
+        if len({one.label for one in layout.pictures}) == 1:
+            yield f"all pictures are in one class folder, {chosen[0].label}: dtrain expects {LAYOUT}"
         if missing := sorted({one.label for one in layout.pictures} - counts.keys()):
             yield f"no picture of {', '.join(missing[:SHOWN])} in this split"
         for text, count in (

@@ -32,6 +32,8 @@ SPLITS = ("train", "test", "val", "valid", "validation", "dev", "eval")
 """First words of names of files that are splits of their own."""
 AT_ONCE = 64
 """Records of an ArrayRecord file that are read together."""
+UNREAD = b""
+"""In place of times and of binary values, which are not read."""
 ROWS = 256
 """Rows of a column file that are unpacked together."""
 PART = 2**20
@@ -348,16 +350,20 @@ def _object(where: str, content: bytes, hint: str = "each record must be a JSON 
 def _columns(path: Path, limits: Limits) -> Iterator[Record]:
     number = total = 0
     batches = _parquet(path, limits) if path.suffix.lower() == ".parquet" else _arrow(path)
+    schema = next(batches)
+    kept = _kept(path, schema)
+    unread = dict.fromkeys(
+        (name for name in schema.names if name not in kept), UNREAD
+    )  # a record has them, so that they are named, or refused
     for batch in batches:
         batch.validate(full=True)  # Arrow trusts the offsets in a file: damaged ones point to other memory
-        kept = [name for name in dict.fromkeys(batch.schema.names) if _is_text_or_number(path, batch.schema, name)]
-        chosen = batch.select(kept)
+        chosen = batch.select(_kept(path, batch.schema))
         for rows in _in_parts(path, chosen, number, limits):
             with reading(f"{path}: rows {number + 1} to {number + rows.num_rows}"):
                 values = rows.to_pylist()
             for row in values:
                 number += 1
-                yield f"{path}: row {number}", {name: without_nulls(value) for name, value in row.items()}
+                yield f"{path}: row {number}", {name: without_nulls(value) for name, value in row.items()} | unread
         total += batch.nbytes
         if total > max(limits.file, path.stat().st_size):
             raise _too_large(str(path), limits.file, "file")
@@ -385,6 +391,11 @@ def _in_parts(path: Path, batch: Any, number: int, limits: Limits) -> Iterator[A
             waiting[:0] = [rows.slice(0, half), rows.slice(half)]
 
 
+def _kept(path: Path, schema: Any) -> list[str]:
+    """The columns that are read."""
+    return [name for name in dict.fromkeys(schema.names) if _is_text_or_number(path, schema, name)]
+
+
 def _is_text_or_number(path: Path, schema: Any, name: str) -> bool:
     """Whether a column can be a part of a conversation. Times and binary values cannot, and not all can be read."""
     import pyarrow.types as kinds
@@ -396,6 +407,7 @@ def _is_text_or_number(path: Path, schema: Any, name: str) -> bool:
 
 
 def _parquet(path: Path, limits: Limits) -> Iterator[Any]:
+    """The schema of the file, then its record batches."""
     import pyarrow.parquet
 
     file = pyarrow.parquet.ParquetFile(path)
@@ -403,13 +415,12 @@ def _parquet(path: Path, limits: Limits) -> Iterator[Any]:
         group = file.metadata.row_group(number)
         if group.total_byte_size > limits.record * max(group.num_rows, 1):
             raise _too_large(f"{path}: a record of row group {number + 1}", limits.record, "record")
-    schema = file.schema_arrow
-    kept = [name for name in dict.fromkeys(schema.names) if _is_text_or_number(path, schema, name)]
-    return file.iter_batches(ROWS, columns=kept)
+    yield file.schema_arrow
+    yield from file.iter_batches(ROWS, columns=_kept(path, file.schema_arrow))
 
 
 def _arrow(path: Path) -> Iterator[Any]:
-    """Record batches of the stream format, which `datasets` saves, or of the file format."""
+    """The schema, then the record batches of the stream format, which `datasets` saves, or of the file format."""
     import pyarrow.ipc
 
     with path.open("rb") as file:
@@ -417,6 +428,9 @@ def _arrow(path: Path) -> Iterator[Any]:
         file.seek(0)
         if whole:
             reader = pyarrow.ipc.open_file(file)
+            yield reader.schema
             yield from (reader.get_batch(i) for i in range(reader.num_record_batches))
         else:
-            yield from pyarrow.ipc.open_stream(file)
+            stream = pyarrow.ipc.open_stream(file)
+            yield stream.schema
+            yield from stream

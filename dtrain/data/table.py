@@ -158,6 +158,8 @@ class _Read:
     def columns(self) -> tuple[str, ...]:
         """The columns that the model gets."""
         path, table = self._tables[0]
+        if self.data.label in self.data.columns:
+            raise DataError(f"data.columns: has the label {self.data.label!r}", "leave it out: it is what is predicted")
         with reading(path):  # names that are no UTF-8
             return self.data.columns or tuple(
                 name

@@ -66,9 +66,17 @@ class Template:
     @cached_property
     def writes_answers(self) -> bool:
         """Whether it writes the content of an answer; also if it refuses such a short conversation."""
-        asked = [{"role": "user", "content": "question"}, {"role": ASSISTANT, "content": MARK}]
+        return self._writes({"role": "user", "content": "question"}, {"role": ASSISTANT, "content": MARK})
+
+    @cached_property
+    def writes_system(self) -> bool:
+        """Whether it writes a system prompt, or refuses it."""
+        return self._writes({"role": "system", "content": MARK}, {"role": "user", "content": "question"})
+
+    def _writes(self, *messages: Message) -> bool:
+        """Whether the mark in one of these messages is written, or the template refuses them."""
         try:
-            return MARK in self._text(asked, prompt=False, where="an answer")
+            return MARK in self._text(messages, prompt=False, where="an example")
         except DataError:
             return True
 

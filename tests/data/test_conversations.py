@@ -1,5 +1,6 @@
 """Every field of a record is used, named, or refused: what others write around their conversations."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -494,3 +495,30 @@ def test_a_template_without_answers_and_marks_that_learn_all_ignores_are_refused
 
 def test_a_template_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
     assert rendered(tmp_path, {"messages": TALK[:2]}, template="\ufeff" + TEMPLATE)[0].startswith("<user>")
+
+
+def test_columns_of_bytes_and_times_are_named_or_refused(tmp_path: Path) -> None:
+    times = pa.array([0], pa.timestamp("us"))
+    for name, values in (("photo", pa.array([b"x"])), ("image", pa.array([b"x"]))):
+        pa.parquet.write_table(pa.table({"messages": [TALK[:2]], "made": times, name: values}), tmp_path / "a.parquet")
+        data = dataclasses.replace(chat(tmp_path), files=(str(tmp_path / "a.parquet"),))
+        if name == "image":
+            with pytest.raises(DataError, match="image is not supported"):
+                data.open("train")
+        else:
+            assert any("'made' (1), 'photo' (1)" in line for line in data.open("train").notes)
+
+
+def test_a_template_that_leaves_out_system_prompts_is_named(tmp_path: Path) -> None:
+    (tmp_path / "t.jinja").write_text(
+        "{% for m in messages %}{% if m.role != 'system' %}" + "<{{ m.role }}>{{ m.content }};{% endif %}{% endfor %}"
+    )
+    data = chat(tmp_path, {"messages": TALK, "system": "S"}, template=str(tmp_path / "t.jinja"))
+    assert any("content of system messages" in line for line in data.open("train").notes)
+
+
+def test_an_end_token_that_the_vocabulary_lacks_is_refused(tmp_path: Path) -> None:
+    Tokenizer(models.BPE({"a": 0, "b": 1}, [])).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|nothere|>"}))
+    with pytest.raises(DataError, match=r"has no token '<\|nothere\|>'"):
+        chat(tmp_path, {"text": "ab"}, tokenizer=str(tmp_path)).open("train")

@@ -192,3 +192,10 @@ def test_a_zip_with_names_outside_of_it_is_refused(tmp_path: Path, name: str) ->
         file.writestr("dog/0.png", b"x")
     with pytest.raises(DataError, match="outside of its folders"):
         photos(tmp_path / "a.zip").open("train")
+
+
+def test_pictures_of_one_class_are_named(tmp_path: Path) -> None:
+    for folder in ("train/images", "test/images"):
+        (tmp_path / folder).mkdir(parents=True)
+        halves(8, 8).save(tmp_path / folder / "1.png")
+    assert any("in one class folder, images" in line for line in photos(tmp_path).open("train").notes)

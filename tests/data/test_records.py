@@ -14,7 +14,7 @@ import pyarrow.parquet
 import pytest
 
 from dtrain.core.errors import DataError
-from dtrain.data.records import SUFFIXES, Limits, record_files, records
+from dtrain.data.records import SUFFIXES, UNREAD, Limits, record_files, records
 
 ROWS = [{"prompt": f"p{i}", "response": "ü" * (i + 1)} for i in range(7)]
 
@@ -117,12 +117,12 @@ def test_bytes_that_make_libraries_fail_in_other_ways_are_data_errors(tmp_path: 
     assert next(iter(records(tmp_path / "whole.jsonl")))[1] == {"text": "🙂"}
 
 
-def test_columns_that_no_conversation_has_are_not_read(tmp_path: Path) -> None:
+def test_columns_that_no_conversation_has_are_not_read_but_named(tmp_path: Path) -> None:
     far = pyarrow.array([2**62], pyarrow.timestamp("ms"))  # no date of Python's
     path = arrow_of(tmp_path / "a.feather", {"text": ["hi"], "at": far, "raw": [b"\xff"]})
     pyarrow.parquet.write_table(pyarrow.table({"text": ["hi"], "at": far}), tmp_path / "a.parquet")
-    assert [fields for _, fields in records(path)] == [{"text": "hi"}]
-    assert [fields for _, fields in records(tmp_path / "a.parquet")] == [{"text": "hi"}]
+    assert [fields for _, fields in records(path)] == [{"text": "hi", "at": UNREAD, "raw": UNREAD}]
+    assert [fields for _, fields in records(tmp_path / "a.parquet")] == [{"text": "hi", "at": UNREAD}]
 
 
 @pytest.mark.slow

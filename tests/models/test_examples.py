@@ -247,7 +247,9 @@ def test_a_model_knows_the_number_of_its_step(case: str) -> None:
 def test_the_users_file_is_short(name: str) -> None:
     tree = ast.parse((EXAMPLES / f"{name}.py").read_text())
     lines = (EXAMPLES / f"{name}.py").read_text().splitlines()
-    assert len([line for line in lines if line.strip()]) - len((ast.get_docstring(tree) or "").splitlines()) <= LONGER.get(name, 25)
+    assert len([line for line in lines if line.strip()]) - len(
+        (ast.get_docstring(tree) or "").splitlines()
+    ) <= LONGER.get(name, 25)
     assert not [line for line in lines if "import dtrain." in line]
 
 
