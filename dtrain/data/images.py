@@ -173,7 +173,7 @@ class Images(WithPixels):
         more = f" and {len(counts) - SHOWN} more classes" if len(counts) > SHOWN else ""
         yield f"{len(chosen):,} pictures: {classes}{more}"
         if len({one.label for one in layout.pictures}) == 1:
-            yield f"all pictures are in one class folder, {chosen[0].label}: dtrain expects {LAYOUT}"
+            yield f"all pictures are in one class folder, {chosen[0].label}"
         if missing := sorted({one.label for one in layout.pictures} - counts.keys()):
             yield f"no picture of {', '.join(missing[:SHOWN])} in this split"
         for text, count in (

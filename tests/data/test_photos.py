@@ -155,6 +155,7 @@ def test_val_and_test_are_never_merged(tmp_path: Path) -> None:
     assert len(photos(tmp_path / "p", held_out="test").open("test")) == 1
     assert list(data.open("train").notes) == [
         "3 pictures: a 3",
+        "all pictures are in one class folder, a",
         "1 pictures of test are not used: evaluate them with data.held_out=test",
         "left out: 1 pictures without a class folder in test/",
     ]
