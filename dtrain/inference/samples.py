@@ -12,7 +12,7 @@ import numpy as np
 from dtrain.assembly.assemble import Assembly
 from dtrain.assembly.input import eval_batches
 from dtrain.assembly.state import State
-from dtrain.core.errors import DataError, EnvironmentFault, cause
+from dtrain.core.errors import DataError, EnvironmentFault, RecipeError, cause
 from dtrain.data.source import Source
 
 COLUMNS = 8
@@ -46,7 +46,13 @@ class Sampler:
 
 
 def sampler(assembly: Assembly, source: Source, count: int, state: State | None = None) -> Sampler:
-    """Compile the model's `sample` for such a state; by default for one of the run."""
+    """Compile the model's `sample` for such a state; by default for one of the run. RecipeError if it draws nothing."""
+    model = assembly.recipe.model
+    if model.generates:
+        raise RecipeError(f"a model of kind {model.kind} writes texts, and draws no samples", "dtrain generate RUN")
+    if not assembly.model.samples:
+        hint = "give its class a method sample(params, batch, ctx)"
+        raise RecipeError(f"the model of kind {model.kind} draws no samples", hint)
     traced = assembly.predict(assembly.shapes if state is None else state, source.example, "samples")
     compiled = assembly.recipe.engine.compile(traced, assembly.layout.platform)
     return Sampler(assembly, source, min(count, len(source)), compiled)

@@ -152,9 +152,6 @@ def _sampler(session: Session, assembly: Assembly, test: Source) -> Sampler | No
     count = session.recipe.evaluate.samples
     if not count:
         return None
-    if not assembly.model.samples:
-        hint = "give its class a method sample(params, batch, ctx), or leave evaluate.samples out"
-        raise RecipeError(f"evaluate.samples: the model of kind {session.recipe.model.kind} draws no samples", hint)
     with session.clock("compile"):
         return sampler(assembly, test, count)
 

@@ -101,7 +101,7 @@ def test_a_model_that_draws_nothing_is_refused_before_the_first_step(dtrain: Dtr
     (tmp_path / "painter.py").write_text(MODEL.replace("def sample(", "def other("))
     (tmp_path / "r.yaml").write_text(RECIPE)
     refused = dtrain("run", "r.yaml", "evaluate.samples=4", code=2).stderr
-    assert "evaluate.samples: the model of kind custom draws no samples" in refused
+    assert "the model of kind custom draws no samples" in refused
     assert "sample(params, batch, ctx)" in refused
     refused = dtrain("check", "decoder-tiny", "evaluate.samples=4", code=2).stderr
     assert "evaluate.samples" in refused and "evaluate.questions" in refused
