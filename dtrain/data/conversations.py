@@ -17,7 +17,8 @@ SYSTEM, USER, ASSISTANT, TOOL = "system", "user", "assistant", "tool"
 CALL = "function_call"
 """ShareGPT's role of a turn in which the assistant calls a function: its text is {"name", "arguments"}."""
 ROLES = {
-    "human": USER, "gpt": ASSISTANT, "bot": ASSISTANT, "model": ASSISTANT, "chatgpt": ASSISTANT, CALL: ASSISTANT,
+    "human": USER, "gpt": ASSISTANT, "bot": ASSISTANT, "ai": ASSISTANT, "model": ASSISTANT, "chatgpt": ASSISTANT,
+    CALL: ASSISTANT,
     "observation": TOOL, "function_response": TOOL, "tool_response": TOOL,
 }  # fmt: skip
 """Names of roles in files of other tools."""
@@ -236,9 +237,7 @@ def _messages(where: str, name: str, listed: Any, roles: Mapping[str, str], call
         if not isinstance(message, dict):
             raise DataError(f"{where}: message {number} is {type(message).__name__}, not an object", HINT)
         for names in (("role", "from"), ("content", "value")):
-            one, other = (
-                ROLES.get(value, value) if isinstance(value, str) else value for value in map(message.get, names)
-            )
+            one, other = (usual_role(value) if isinstance(value, str) else value for value in map(message.get, names))
             if None not in (one, other) and one != other:
                 hint = "leave one of them out"
                 raise DataError(f"{where}: message {number} has {' and '.join(names)}, which differ", hint)
@@ -250,11 +249,17 @@ def _messages(where: str, name: str, listed: Any, roles: Mapping[str, str], call
             raise DataError(f"{where}: message {number} ({role}) has no content", "give each message role and content")
         _refuse_media(f"{where}: message {number}", content)
         rest = {key: value for key, value in message.items() if key not in ("from", "value") and value is not None}
-        own = {"role": roles.get(role, ROLES.get(role, role)), "content": content}
+        own = {"role": roles.get(role, usual_role(role)), "content": content}
         if role == CALL and calls:
             own |= {"content": "", "tool_calls": _calls(f"{where}: message {number}", content)}
         messages.append(rest | own)
     return messages
+
+
+def usual_role(role: str) -> str:
+    """The usual name of a role, whose case does not matter; a role that is not known as it is."""
+    small = role.lower()
+    return ROLES.get(small, small if small in (SYSTEM, USER, ASSISTANT, TOOL) else role)
 
 
 def _with_calls(where: str, message: Message) -> Message:

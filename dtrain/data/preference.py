@@ -8,13 +8,15 @@ import numpy as np
 
 from dtrain.core.errors import DataError
 from dtrain.data.chat import Reader, Templated
-from dtrain.data.conversations import ASSISTANT, ROLES, USER, Conversation, messages_as_json
+from dtrain.data.conversations import ASSISTANT, USER, Conversation, messages_as_json, usual_role
 from dtrain.data.packed_rows import COUNTED, TARGET_BIT, Document, content
 from dtrain.data.records import Record
 from dtrain.data.source import Source, Split
 from dtrain.data.stream import Part
 from dtrain.data.templates import Rendered
 
+PROMPTS = ("prompt", "question", "instruction", "conversations")
+"""Fields that a prompt may have; `input` belongs to an instruction."""
 LONG = 20
 """Characters from which on a prompt with which an answer begins is no accident."""
 HINT = "a record has prompt, chosen and rejected: texts, or lists of messages of which the last is the answer"
@@ -72,13 +74,19 @@ def _turn(message: Any) -> tuple[Any, ...]:
         return (None, message)
     role, content = message.get("role", message.get("from")), message.get("content", message.get("value"))
     content = content.strip() if isinstance(content, str) else content
-    return (ROLES.get(role, role) if isinstance(role, str) else role, content or message.get("tool_calls") or "")
+    return (usual_role(role) if isinstance(role, str) else role, content or message.get("tool_calls") or "")
 
 
 def _conversation(reader: Reader, record: Record, name: str) -> Conversation:
     """The prompt of a record with one of its answers."""
     where, values = record
-    prompt, answer = (messages_as_json(values.get(key)) for key in ("prompt", name))
+    asked = next((key for key in PROMPTS if values.get(key)), "prompt")
+    prompt, answer = (messages_as_json(values.get(key)) for key in (asked, name))
+    extra = values.get("input") if asked == "instruction" else None
+    if isinstance(prompt, str) and isinstance(extra, str) and extra.strip():
+        prompt = f"{prompt}\n\n{extra}"
+    if isinstance(answer, dict) and {"role", "from"} & answer.keys():
+        answer = [answer]
     if isinstance(prompt, str) and isinstance(answer, str) and len(prompt) >= LONG and answer.startswith(prompt):
         raise DataError(f"{where}: {name} begins with the whole prompt", "leave the prompt out of the answers")
     before: list[Any] = [{"role": USER, "content": prompt}] if isinstance(prompt, str) else prompt or []
@@ -93,7 +101,8 @@ def _conversation(reader: Reader, record: Record, name: str) -> Conversation:
     own, opening = [_turn(one) for one in before], [_turn(one) for one in answer]
     repeats = own and own in (opening[: len(own)], opening[1 : len(own) + 1])
     messages = answer if repeats else [*before, *answer]
-    rest = {key: value for key, value in values.items() if key not in ("prompt", "chosen", "rejected", "messages")}
+    used = {asked, "chosen", "rejected", "messages", *(["input"] if asked == "instruction" else [])}
+    rest = {key: value for key, value in values.items() if key not in used}
     read = reader.conversation((where, {"messages": messages, **rest}), {})
     if read.messages[-1]["role"] != ASSISTANT:
         raise DataError(f"{where}: the last message of {name} is not the assistant's", HINT)

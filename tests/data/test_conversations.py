@@ -453,6 +453,12 @@ def preferred(folder: Path, record: Any, template: str = TEMPLATE) -> list[str]:
          "rejected": [{"from": "human", "value": "q "}, {"from": "gpt", "value": "bad"}]},
         {"prompt": "q", "chosen": json.dumps([{"role": "assistant", "content": "good"}]),
          "rejected": json.dumps([{"role": "assistant", "content": "bad"}])},
+        {"question": "q", "chosen": "good", "rejected": "bad"},
+        {"instruction": "q", "input": "", "chosen": "good", "rejected": "bad"},
+        {"conversations": [{"from": "human", "value": "q"}], "chosen": {"from": "gpt", "value": "good"},
+         "rejected": {"from": "gpt", "value": "bad"}},
+        {"prompt": [{"role": "User", "content": "q"}], "chosen": [{"role": "AI", "content": "good"}],
+         "rejected": [{"role": "Assistant", "content": "bad"}]},
     ],
 )  # fmt: skip
 def test_pairs_of_answers_in_other_forms(tmp_path: Path, record: Any) -> None:
@@ -471,7 +477,7 @@ def test_pairs_of_answers_in_other_forms(tmp_path: Path, record: Any) -> None:
           "rejected": "Human: how are you? Assistant: bad"}, "chosen begins with the whole prompt"),
         ({"prompt": "a", "chosen": "b", "rejected": "b"}, "no record for"),
         ({"prompt": "a", "chosen": "b", "rejected": ""}, "no record for"),
-        ({"prompt": "a", "chosen": {"role": "assistant", "content": "b"}, "rejected": "c"}, "chosen is dict, not text"),
+        ({"prompt": "a", "chosen": {"text": "b"}, "rejected": "c"}, "chosen is dict, not text"),
         ({"prompt": "a", "chosen": "b", "rejected": None}, "rejected is missing"),
     ],
 )  # fmt: skip
