@@ -8,7 +8,7 @@ from typer.core import TyperGroup
 SYNONYMS = {
     "train": "run", "fit": "run", "start": "run", "resume": "run", "continue": "run", "restart": "run",
     "eval": "evaluate", "test": "evaluate", "score": "evaluate", "validate": "check", "lint": "check",
-    "infer": "predict", "inference": "predict", "classify": "predict", "sample": "generate", "chat": "generate",
+    "infer": "predict", "inference": "predict", "classify": "predict", "draw": "sample", "chat": "generate",
     "list": "ls", "runs": "ls", "status": "ls", "show": "report", "compare": "report", "plot": "report",
     "search": "sweep", "tune": "sweep", "estimate": "plan", "cost": "plan", "init": "recipes cp", "new": "recipes cp",
     "cp": "recipes cp", "cat": "recipes show", "schema": "recipes schema", "env": "doctor", "info": "doctor",
