@@ -24,8 +24,6 @@ VALUES = 40
 """Most values of a feature that are printed."""
 FEW = 16
 """Largest value of pictures that have few levels of grey."""
-GAP = 2
-"""Pixels between the pictures of a file."""
 
 
 def show_rows(source: "Source", tokenizer: "Tokenizer | None", indices: Sequence[int]) -> None:
@@ -58,12 +56,9 @@ def save_pictures(source: "Source", indices: Sequence[int], path: Path) -> None:
         raise DataError(f"the examples have {', '.join(source.example)}, and no pictures", "leave --png out")
     from PIL import Image
 
-    across = int(np.ceil(np.sqrt(len(images))))
-    height, width = images.shape[1:3]
-    sheet = Image.new("RGB", (across * (width + GAP) - GAP, -(-len(images) // across) * (height + GAP) - GAP), "white")
-    for number, image in enumerate(images):
-        at = (number % across * (width + GAP), number // across * (height + GAP))
-        sheet.paste(Image.fromarray(_pixels(image)), at)
+    from dtrain.inference.samples import side_by_side
+
+    sheet = Image.fromarray(side_by_side(np.stack([_pixels(image) for image in images])))
     try:
         sheet.save(path, "PNG")
     except OSError as error:

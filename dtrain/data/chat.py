@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -55,7 +56,7 @@ AT_ONCE = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
-class Templated(Unaugmented):
+class Templated(Unaugmented, ABC):
     """What data of messages have in common: files of records, a tokenizer and its chat template."""
 
     files: tuple[str, ...]
@@ -116,9 +117,9 @@ class Templated(Unaugmented):
     def without_cache(self) -> Self:
         return replace(self, cache=NO_CACHE)
 
+    @abstractmethod
     def open(self, split: Split) -> Source:
         """See `Data.open`."""
-        raise NotImplementedError
 
     def inspect(self, check: DataCheck) -> None:
         files = check.files(self.files, self.test_files, "records")
@@ -156,9 +157,9 @@ class Templated(Unaugmented):
             return self.files, self.test
         return (self.test_files, 1.0) if split == "test" else (self.files, 0.0)
 
+    @abstractmethod
     def parts(self, reader: "Reader") -> Iterator[Part]:
         """The content of the cache for the records of some files."""
-        raise NotImplementedError
 
     @property
     def about(self) -> Sequence[object]:
@@ -186,7 +187,7 @@ class Templated(Unaugmented):
         tokenizer, template = self.open_tokenizer(), self._template()
         digests = cached_by_file(self.cache, "text", files, file_digest)
         kind: str = self.kind  # pyright: ignore[reportAttributeAccessIssue]
-        key = [4, kind, tokenizer.key, tokenizer.begin, dict(tokenizer.special)]
+        key = [5, kind, tokenizer.key, tokenizer.begin, dict(tokenizer.special)]
         key += [
             template and [template.source, template.tools_source],
             self.ignore,
@@ -234,8 +235,12 @@ class Reader:
         """The text of the token that ends a plain text; empty if the tokenizer names none. DataError if its vocabulary
         lacks that token."""
         end = self.tokenizer.special.get("eos_token", "")
-        if end:
-            self.tokenizer.token_id(end)
+        try:
+            if end:
+                self.tokenizer.token_id(end)
+        except DataError as error:
+            hint = "name a token of the vocabulary as eos_token in tokenizer_config.json"
+            raise DataError(f"{error.message}, which its folder names as the end of a text", hint) from error
         return end
 
     @cached_property

@@ -125,21 +125,15 @@ def _refuse_unread(root: str, paths: Sequence[str], ignore: Sequence[str]) -> No
 
 def _wrapper(pictures: Sequence[str]) -> str:
     """The folder, with its slash, that all pictures are in, below which there are several folders; empty if none is."""
-    found = ""
-    while True:
-        rest = [PurePosixPath(path.removeprefix(found)).parts for path in pictures]
-        tops = {part[0] for part in rest}
-        below = {part[1] for part in rest if len(part) > 2}
-        if len(tops) != 1 or any(len(part) < 3 for part in rest) or not below:
-            return found
-        if next(iter(tops)).lower() in SPLITS:
-            return found
-        folder = f"{found}{next(iter(tops))}/"
-        if len(below) > 1 or next(iter(below)).lower() in SPLITS:
-            return folder
-        if not (inner := _wrapper([path.removeprefix(folder) for path in pictures])):
-            return found
-        return folder + inner
+    parts = [PurePosixPath(path).parts for path in pictures]
+    top = next(iter(parts), ("",))[0]
+    if top.lower() in SPLITS or any(part[0] != top or len(part) < 3 for part in parts):
+        return ""
+    below = {part[1] for part in parts}
+    if len(below) == 1 and next(iter(below)).lower() not in SPLITS:
+        inner = _wrapper([path.removeprefix(f"{top}/") for path in pictures])
+        return f"{top}/{inner}" if inner else ""
+    return f"{top}/" if below else ""
 
 
 def _refuse_mixture(root: str, parts: Sequence[tuple[str, ...]], tops: set[str], splits: set[str]) -> None:

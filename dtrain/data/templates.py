@@ -84,20 +84,21 @@ class Template:
     def takes_null(self) -> bool:
         """Whether it asks if a message has a content, and does not write it as the text None."""
         call = {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": {}}}
-        called = [{"role": "user", "content": "a"}, {"role": ASSISTANT, "content": None, "tool_calls": [call]}]
-        try:
-            return "None" not in self._text(called, prompt=False, where="a call without content")
-        except DataError:
-            return False
+        asked: Message = {"role": "user", "content": "a"}
+        called: Message = {"role": ASSISTANT, "content": None, "tool_calls": [call]}
+        return self._adds_no("None", [asked, called], [asked, called | {"content": ""}]) or False
 
     @cached_property
     def takes_parts(self) -> bool:
         """Whether it writes the text of a content that is a list of parts, and not the list."""
-        message = {"role": "user", "content": [{"type": "text", "text": "a"}]}
-        try:
-            return "type" not in self._text([message], prompt=False, where="a message in parts")
-        except DataError:
-            return self.writes("text")
+        message: Message = {"role": "user", "content": [{"type": "text", "text": "a"}]}
+        found = self._adds_no("type", [message], [message | {"content": "a"}])
+        return self.writes("text") if found is None else found
+
+    def _adds_no(self, word: str, one: Sequence[Message], other: Sequence[Message]) -> bool | None:
+        """Whether the first conversation has the word no more often than the other; None if the template fails."""
+        texts = [self._part(messages, prompt=False, where="an example", context={}) for messages in (one, other)]
+        return None if texts[0] is None else texts[0].count(word) <= (texts[1] or "").count(word)
 
     def rendered(
         self,

@@ -1,6 +1,7 @@
 """A tokenizer's file and what stands beside it: templates and the names of its special tokens."""
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +19,7 @@ NAMED = 'set data.tokenizer to "bytes", to a tokenizer.json, a SentencePiece .mo
 
 
 @dataclass(frozen=True)
-class TokenizerFile:
+class TokenizerFile(ABC):
     """A tokenizer's file, with tokenizer_config.json and chat_template.jinja in its folder, if they exist."""
 
     path: Path
@@ -113,13 +114,13 @@ class TokenizerFile:
         number = number[0] if isinstance(number, list) and number else number
         return self.text_of(number) if isinstance(number, int) and not isinstance(number, bool) else ""
 
+    @abstractmethod
     def text_of(self, number: int) -> str:
         """The name of the token with that id; empty if there is none."""
-        raise NotImplementedError
 
+    @abstractmethod
     def has(self, token: str) -> bool:
         """Whether the vocabulary has a token of that name."""
-        raise NotImplementedError
 
 
 GENERATION = "generation_config.json"

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -42,7 +43,12 @@ class Sampler:
             jax.device_get(jax.block_until_ready(self.compiled(state, batch)))
             for batch in eval_batches(self.assembly, self.source, batches)
         ]
-        return {name: np.concatenate([np.asarray(part[name]) for part in parts])[: self.count] for name in parts[0]}
+        return {name: np.concatenate([_plain(part[name]) for part in parts])[: self.count] for name in parts[0]}
+
+
+def _plain(values: Any) -> np.ndarray:
+    """The values in a dtype of NumPy's own: its files have no bfloat16."""
+    return np.asarray(values, np.float32 if values.dtype.kind == "V" else None)
 
 
 def sampler(assembly: Assembly, source: Source, count: int, state: State | None = None) -> Sampler:

@@ -1,5 +1,6 @@
 """Models given by what they output: inputs of a module, loss and predictions from its outputs, statistics."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,7 @@ EXAMPLES = "examples"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adapter:
+class Adapter(ABC):
     """How dtrain calls a module that another library defines."""
 
     loss_of: LossOf = classify
@@ -33,9 +34,9 @@ class Adapter:
     metrics: tuple[Metric, ...] = (ACCURACY,)
     """The metrics that `loss_of` returns."""
 
+    @abstractmethod
     def outputs(self, params: Tree, batch: Batch, ctx: Context) -> Any:
         """What the module returns for the examples of a batch; in inference mode if `ctx.train` is false."""
-        raise NotImplementedError
 
     def loss(self, params: Tree, batch: Batch, ctx: Context) -> Loss:
         """The loss of the outputs, as sums over the examples."""

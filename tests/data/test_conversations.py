@@ -163,15 +163,25 @@ def test_nulls_that_arrow_fills_in_are_left_out(tmp_path: Path) -> None:
     assert '{"arguments": {"city": "Bern"}}' in texts[0] and '{"arguments": {"zone": "CET"}}' in texts[1]
 
 
+def pairs(folder: Path, record: Any) -> Preference:
+    """Preference data of one record."""
+    (folder / "p.jsonl").write_text(json.dumps(record) + "\n")
+    (folder / "t.jinja").write_text(TEMPLATE)
+    return Preference(
+        files=(str(folder / "p.jsonl"),), length=512, template=str(folder / "t.jinja"), test=0.0,
+        cache=str(folder / "cache"),
+    )  # fmt: skip
+
+
+def preferred(folder: Path, record: Any) -> list[str]:
+    """The two conversations of a pair."""
+    rows = pairs(folder, record).open("train").rows(np.arange(1))
+    return ["".join(map(chr, rows["token"][0][rows["document"][0] == n].tolist())) for n in range(2)]
+
+
 def test_a_pair_of_answers_has_its_system_prompt_and_tools(tmp_path: Path) -> None:
     record = {"system": "S", "prompt": "a", "chosen": "b", "rejected": "c", "tools": TOOLS, "score_chosen": 1}
-    (tmp_path / "p.jsonl").write_text(json.dumps(record) + "\n")
-    (tmp_path / "t.jinja").write_text(TEMPLATE)
-    data = Preference(
-        files=(str(tmp_path / "p.jsonl"),), length=512, template=str(tmp_path / "t.jinja"), test=0.0,
-        cache=str(tmp_path / "cache"),
-    )  # fmt: skip
-    source = data.open("train")
+    source = pairs(tmp_path, record).open("train")
     text = "".join(map(chr, source.rows(np.arange(1))["token"][0].tolist()))
     assert text.count(f"[{json.dumps(TOOLS)}]<system>S;<user>a;") == 2
     assert "fields of records that change nothing: 'score_chosen' (2)" in source.notes
@@ -353,15 +363,8 @@ def test_parts_of_text_are_joined_for_a_template_that_takes_a_text(tmp_path: Pat
     ],
 )
 def test_a_prompt_that_the_answer_repeats_is_written_once(tmp_path: Path, chosen: Any) -> None:
-    (tmp_path / "p.jsonl").write_text(
-        json.dumps({"prompt": "a", "chosen": chosen, "rejected": [*chosen[:-1], chosen[-1] | {"content": "c"}]}) + "\n"
-    )
-    (tmp_path / "t.jinja").write_text(TEMPLATE)
-    data = Preference(
-        files=(str(tmp_path / "p.jsonl"),), length=512, template=str(tmp_path / "t.jinja"), test=0.0,
-        cache=str(tmp_path / "cache"),
-    )  # fmt: skip
-    assert "".join(map(chr, data.open("train").rows(np.arange(1))["token"][0].tolist())).count("<user>a;") == 2
+    record = {"prompt": "a", "chosen": chosen, "rejected": [*chosen[:-1], chosen[-1] | {"content": "c"}]}
+    assert "".join(preferred(tmp_path, record)).count("<user>a;") == 2
 
 
 def test_a_folder_of_several_splits_is_refused_and_caches_are_no_records(tmp_path: Path) -> None:
@@ -418,7 +421,7 @@ def test_records_as_dolly_and_orca_have_them(record: Any, fields: dict[str, str]
 
 
 def test_a_content_of_null_reaches_templates_that_ask_for_it(tmp_path: Path) -> None:
-    asks = TEMPLATE.replace("{{ m.content }}", "{{ '-' if m.content is none else m.content }}")
+    asks = "None, type;" + TEMPLATE.replace("{{ m.content }}", "{{ '-' if m.content is none else m.content }}")
     talk = [ASKED, CALLED | {"content": None}]
     assert "⟦-{" in rendered(tmp_path, {"messages": talk}, template=asks)[0]
     assert "⟦{" in rendered(tmp_path, {"messages": talk})[0]  # this one would write None
@@ -430,18 +433,6 @@ def test_reasoning_is_known_by_its_names(tmp_path: Path, name: str) -> None:
         "{{ m.content }}", "{% if m.reasoning_content %}({{ m.reasoning_content }}){% endif %}{{ m.content }}"
     )
     assert "⟦(hm)Hello you;⟧" in rendered(tmp_path, {"messages": [TALK[0], TALK[1] | {name: "hm"}]}, template=thinks)[0]
-
-
-def preferred(folder: Path, record: Any, template: str = TEMPLATE) -> list[str]:
-    """The two conversations of a pair."""
-    (folder / "p.jsonl").write_text(json.dumps(record) + "\n")
-    (folder / "t.jinja").write_text(template)
-    data = Preference(
-        files=(str(folder / "p.jsonl"),), length=512, template=str(folder / "t.jinja"), test=0.0,
-        cache=str(folder / "cache"),
-    )  # fmt: skip
-    rows = data.open("train").rows(np.arange(1))
-    return ["".join(map(chr, rows["token"][0][rows["document"][0] == n].tolist())) for n in range(2)]
 
 
 @pytest.mark.parametrize(
@@ -526,5 +517,6 @@ def test_a_template_that_leaves_out_system_prompts_is_named(tmp_path: Path) -> N
 def test_an_end_token_that_the_vocabulary_lacks_is_refused(tmp_path: Path) -> None:
     Tokenizer(models.BPE({"a": 0, "b": 1}, [])).save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|nothere|>"}))
-    with pytest.raises(DataError, match=r"has no token '<\|nothere\|>'"):
+    with pytest.raises(DataError, match=r"has no token '<\|nothere\|>', which its folder names") as refused:
         chat(tmp_path, {"text": "ab"}, tokenizer=str(tmp_path)).open("train")
+    assert "eos_token" in refused.value.hint

@@ -32,7 +32,7 @@ class Painter:
         noise = jax.vmap(lambda key: jax.random.normal(key, (64,)))(ctx.keys(batch, "start"))
         drawn = layers.linear(ctx.gather(params["out"]), noise)
         pixels = jnp.clip(128 + 40 * drawn, 0, 255).astype(jnp.uint8).reshape(-1, 8, 8, 1)
-        return {"digit": pixels, "label": batch["label"], "noise": jnp.tile(noise, (1, 5))}
+        return {"digit": pixels, "label": batch["label"], "noise": jnp.tile(noise, (1, 5)).astype(jnp.bfloat16)}
 
 
 class Seen:
@@ -80,7 +80,8 @@ def test_samples_are_drawn_at_each_evaluation_alike_on_every_mesh(dtrain: Dtrain
         assert np.abs(drawn(folder / name) - other).max() <= 1
     labels = [json.loads(line) for line in (folder / "00000004-samples.jsonl").read_text().splitlines()]
     assert len(labels) == 10 and labels[0].keys() == {"label"}
-    assert np.load(folder / "00000004-samples.npz")["noise"].shape == (10, 320)
+    noise = np.load(folder / "00000004-samples.npz")["noise"]
+    assert noise.shape == (10, 320) and noise.dtype == np.float32 and 0.9 < noise.std() < 1.1
     seen = (tmp_path / "runs" / "on" / "seen.txt").read_text().splitlines()
     assert seen == [f"{step} [('digit', (18, 78, 3))]" for step in (2, 4)]
     metrics = [(tmp_path / "runs" / name / "metrics.jsonl").read_text().splitlines() for name in ("off", "on")]
