@@ -1,9 +1,13 @@
 """The commands that a run prints at its end work as they are printed."""
 
 import shlex
+from pathlib import Path
 
 import pytest
 
+from dtrain.cli.next_commands import next_commands
+from dtrain.core.shipped import find
+from dtrain.recipe.load import load
 from tests.conftest import Dtrain
 
 SHORT = ("steps=4", "epochs=null", "optimizer.schedule=constant", "evaluate.every=0", "checkpoint.every=4")
@@ -40,3 +44,9 @@ def test_the_commands_after_a_run_work_as_printed(name: str, dtrain: Dtrain, req
     for command in commands:
         words = ["questions.jsonl" if word == "FILE" else word for word in command if word != "FILE..."]
         dtrain(*words, seconds=300)
+
+
+def test_chat_is_offered_where_there_is_a_template() -> None:
+    for own, offered in (("data.template=chatml", True), ("data.template=null", False)):
+        recipe = load(find("chat-tiny"), [own])
+        assert ("--chat" in next_commands(Path("runs/a"), recipe)) == offered

@@ -520,3 +520,23 @@ def test_an_end_token_that_the_vocabulary_lacks_is_refused(tmp_path: Path) -> No
     with pytest.raises(DataError, match=r"has no token '<\|nothere\|>', which its folder names") as refused:
         chat(tmp_path, {"text": "ab"}, tokenizer=str(tmp_path)).open("train")
     assert "eos_token" in refused.value.hint
+
+
+@pytest.mark.parametrize(("about", "spaces"), [({}, 1), ({"legacy": False}, 1), ({"legacy": True}, 2)])
+def test_sentencepiece_writes_a_space_before_the_text_or_before_each_part(
+    tmp_path: Path, about: dict[str, bool], spaces: int
+) -> None:
+    import sentencepiece
+
+    (tmp_path / "t.txt").write_text("hi there you\n" * 60)
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(tmp_path / "t.txt"), model_prefix=str(tmp_path / "tokenizer"), vocab_size=300, byte_fallback=True,
+        hard_vocab_limit=False, minloglevel=2, model_type="bpe",
+    )  # fmt: skip
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(about))
+    opened = open_tokenizer(str(tmp_path))
+    ((tokens, _),) = opened.encode_with_spans([("hi</s>you", [])])
+    texts = "".join(
+        sentencepiece.SentencePieceProcessor(str(tmp_path / "tokenizer.model")).id_to_piece(tokens.tolist())
+    )
+    assert texts.count("\u2581") == spaces and texts.startswith("\u2581hi</s>")

@@ -200,3 +200,10 @@ def test_pictures_of_one_class_are_named(tmp_path: Path) -> None:
         (tmp_path / folder).mkdir(parents=True)
         halves(8, 8).save(tmp_path / folder / "1.png")
     assert any("in one class folder, images" in line for line in photos(tmp_path).open("train").notes)
+
+
+def test_a_pointer_of_git_lfs_is_no_damaged_picture(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "1.png").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n")
+    with pytest.raises(DataError, match=r"1.png: is a pointer of Git LFS"):
+        photos(tmp_path).open("train")

@@ -1,5 +1,6 @@
 """Files of tokens: mapped when read, never pickled, and checked for changes after they were opened."""
 
+import gzip
 import os
 import pickle
 from collections.abc import Callable
@@ -164,3 +165,9 @@ def test_the_index_of_megatron_gives_the_dtype(tmp_path: Path) -> None:
     for dtype in ("uint16", "uint32"):
         with pytest.raises(DataError, match=f"wider than {dtype}"):
             opened(tmp_path / "a.bin", dtype)
+
+
+def test_tokens_that_gzip_compressed_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.bin").write_bytes(gzip.compress(np.arange(999, dtype=np.uint16).tobytes()))
+    with pytest.raises(DataError, match="is compressed by gzip"):
+        opened(tmp_path / "t.bin", "uint16")

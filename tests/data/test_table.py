@@ -332,6 +332,8 @@ def test_equal_values_are_scaled_to_zero(tmp_path: Path) -> None:
     rows = "c,a,y\n" + "".join(f"0.1,{n},{n % 2}\n" for n in range(10))
     source = opened_csv(tmp_path, rows, scale=True, test_files=(str(tmp_path / "n.csv"),))
     assert not rows_of(source)["features"][:, 0].any()
+    held_out = Table(files=(str(tmp_path / "t.csv"),), test_files=(str(tmp_path / "n.csv"),), label="y").open("test")
+    assert rows_of(held_out)["features"][0, 0] == pytest.approx(0.1)  # not divided by the deviation of rounding
 
 
 def test_columns_of_numbers_and_texts_are_refused_with_what_makes_them_so(tmp_path: Path) -> None:

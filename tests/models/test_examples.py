@@ -304,3 +304,15 @@ def test_batch_normalisation_is_that_of_flax() -> None:
     assert all(np.allclose(own[name], theirs[name], rtol=1e-5, atol=1e-7) for name in own)
     still = jax.jit(lambda p, b: model.loss(p, b, SingleDeviceContext()))(params, batch)
     assert not still.statistics
+
+
+def test_each_kind_of_step_draws_numbers_of_its_own() -> None:
+    batch = {"row": np.arange(2, dtype=np.uint32)}
+    kinds: list[dict[str, Any]] = [
+        {"train": True},
+        {"purpose": "evaluation"},
+        {"purpose": "prediction"},
+        {"purpose": "samples"},
+    ]
+    drawn = [jax.random.key_data(SingleDeviceContext(**kind).keys(batch, "noise")).tolist() for kind in kinds]
+    assert len({str(one) for one in drawn}) == len(kinds)

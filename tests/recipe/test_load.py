@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from dtrain.core.errors import RecipeError
+from dtrain.core.shipped import find
 from dtrain.models.cnn import CNN
 from dtrain.optim.optimizer import SGD
 from dtrain.recipe.load import differences, load, plain, text
@@ -229,3 +230,9 @@ def test_a_length_on_the_command_line_takes_the_place_of_the_recipes() -> None:
     assert (load(mlp, ["steps=200"]).steps, load(mlp, ["steps=200"]).epochs) == (200, None)
     with pytest.raises(RecipeError, match="either steps or epochs"):
         load(mlp, ["steps=200", "epochs=3"])
+
+
+def test_a_key_of_another_kind_of_model_is_not_suggested() -> None:
+    with pytest.raises(RecipeError) as refused:
+        load(find("mlp-digits"), ["model.hidden=[8]"])
+    assert "the keys of model of kind mlp are" in str(refused.value) + refused.value.hint

@@ -20,6 +20,7 @@ from dtrain.models.moe import Experts
 from dtrain.models.nn.param import paths
 from dtrain.models.published import places
 from dtrain.models.rope import Learned, Llama3, Rope
+from dtrain.weights.peft import read_config
 from dtrain.weights.read import find_tensors, leaves_by_path, read, without_padding
 from tests.conftest import SHARED, Dtrain
 
@@ -295,3 +296,18 @@ def test_the_original_length_of_llama3_may_stand_at_the_top() -> None:
     config = {"model_type": "llama", **sizes, "rope_scaling": scaling, "original_max_position_embeddings": 64}
     position = published_model(config, 8, Path("config.json")).model.position
     assert isinstance(position, Rope) and isinstance(position.scaling, Llama3) and position.scaling.original == 64
+
+
+@pytest.mark.parametrize(
+    ("field", "refused"),
+    [({}, ""), ({"lora_bias": False, "peft_version": "0.21"}, ""),
+     ({"layer_replication": [[0, 2]]}, "layer_replication"),
+     ({"some_new_method": {"a": 1}}, "some_new_method"), ({"some_new_method": None}, "")],
+)  # fmt: skip
+def test_fields_of_an_adapter_that_are_not_known_are_refused(tmp_path: Path, field: Any, refused: str) -> None:
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 4} | field))
+    if not refused:
+        assert read_config(tmp_path)["r"] == 2
+        return
+    with pytest.raises(DataError, match=f"{refused}: .* is not supported"):
+        read_config(tmp_path)
