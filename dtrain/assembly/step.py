@@ -14,7 +14,7 @@ from dtrain.models.nn.examples import Purpose
 from dtrain.models.nn.model import Loss, Model
 from dtrain.models.nn.param import Param, Tree, merged, paths, trained
 from dtrain.models.nn.precision import Precision
-from dtrain.optim.update import Rate, averaged, zero_frozen
+from dtrain.optim.update import Rate, averaged, plateau_scale, zero_frozen
 from dtrain.parallel.engine import Grads, LossFn, Outputs, OutputsFn, Sums
 
 if TYPE_CHECKING:
@@ -107,7 +107,9 @@ def train_step(
             return (state.params, state.optimizer)
 
         params, optimizer = jax.lax.cond(finite, updated, unchanged) if skip else updated()
-        metrics = means(loss) | {"grad_norm": norm, "lr": rate(state.step), "finite": finite}
+        scale = plateau_scale(state.optimizer)
+        lr = rate(state.step) if scale is None else scale * rate(state.step)
+        metrics = means(loss) | {"grad_norm": norm, "lr": lr, "finite": finite}
         if norms_every:
             due = (state.step + 1) % norms_every == 0
             metrics[NORMS] = jax.lax.cond(due, _norms, _no_norms, gradients, state.params, params)

@@ -346,13 +346,14 @@ class Store:
         self._saving = threading.Thread(target=self._finish, args=(pending, proof), name=f"save {step}", daemon=True)
         self._saving.start()
 
-    def note(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add the metrics of a checkpoint that were measured after its save: no evaluation is pending any more."""
+    def note(self, step: int, metrics: Mapping[str, float], pending: bool = False) -> None:
+        """Add the metrics of a checkpoint that were measured after its save, and whether its evaluation stays pending,
+        for the next start to repeat."""
         best = {name: value for name, value in metrics.items() if name == self._policy.best}
         if self._rank == 0:
             folder = self._path / str(step)
             saved = manifest.read(folder)
-            replace(saved, metrics=best, conditions={**saved.conditions, "evaluation_pending": False}).write(folder)
+            replace(saved, metrics=best, conditions={**saved.conditions, "evaluation_pending": pending}).write(folder)
 
     def wait(self) -> None:
         """Wait until the pending save is committed. Raises what it failed with, such as EnvironmentFault."""

@@ -35,16 +35,16 @@ def sample(
     with exits(debug), interruptible():
         use_devices(devices)
         from dtrain.core.run_list import find_run
-        from dtrain.inference.predict import state_of
-        from dtrain.inference.samples import sampler, write_samples
+        from dtrain.inference.outputs import outputs, state_of
+        from dtrain.inference.samples import drawn, write_samples
         from dtrain.weights.load import load_run
 
-        drawn = [*(overrides or []), *([] if seed is None else [f"seed={seed}"])]
-        loaded = load_run(find_run(run), drawn, lambda text: typer.echo(text, err=True), step=step, best=best)
+        changes = [*(overrides or []), *([] if seed is None else [f"seed={seed}"])]
+        loaded = load_run(find_run(run), changes, lambda text: typer.echo(text, err=True), step=step, best=best)
         typer.secho(f"{run} at {loaded.chosen}", dim=True, err=True)
         state = state_of(loaded)
-        draw = sampler(loaded.assembly, loaded.recipe.data.open(split), count, state)
-        rows = draw(state)
+        program = outputs(loaded.assembly, loaded.recipe.data.open(split), "samples", state)
+        rows = drawn(program, state, count)
         write_samples(rows, out, "")
         what = ", ".join(f"{name} {list(values.shape)}" for name, values in rows.items())
         typer.secho(f"{out}: {what}", fg="green", err=True)

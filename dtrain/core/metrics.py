@@ -1,9 +1,10 @@
 """Metrics: each is declared once, with its unit and whether a higher value is better."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from dtrain.core.types import JsonObject
+from dtrain.core.types import JsonObject, NonNegative, Positive
 
 PERCENT = "%"
 """Unit of a share: the value is a fraction of one and is shown in per cent."""
@@ -64,3 +65,15 @@ def recorded(record: JsonObject) -> tuple[Metric, ...]:
     """The metrics that the run with this run.json declared."""
     rising, units = record.get("higher_is_better", {}), record.get("units", {})
     return tuple(Metric(name, rising.get(name), units.get(name, "")) for name in {**rising, **units})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watch:
+    """A metric of the evaluation, and when it counts as no longer improving."""
+
+    metric: str = "eval/loss"
+    """It must be one whose better direction is known."""
+    patience: Positive = 5
+    """Evaluations in a row without an improvement."""
+    min_delta: NonNegative = 0.0
+    """An improvement is better than the best value before by more than this."""

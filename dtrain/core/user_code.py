@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from dtrain.core import extras
@@ -18,6 +19,26 @@ MACHINE = ("JaxRuntimeError", "XlaRuntimeError")
 """Errors of JAX that point to the machine, such as too little memory, not to the user's code."""
 _SEARCHED: set[Path] = set()
 """The folders in which this process has searched for the modules of recipes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UserTarget:
+    """A section of a recipe that names code of the user's own."""
+
+    target: str
+    """package.module:name, from the recipe's folder, the working folder or an installed package. Importing it runs its
+    code."""
+    args: dict[str, object] = field(default_factory=dict)
+    """Keyword arguments."""
+    folder: str | None = None
+    """Folder that is searched first for the module: the recipe's, if the module is in it."""
+
+    def __post_init__(self) -> None:
+        refuse_malformed(self.target)
+
+    @property
+    def user_code(self) -> str:
+        return self.target
 
 
 def refuse_malformed(target: str) -> None:

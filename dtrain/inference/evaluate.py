@@ -10,11 +10,13 @@ import numpy as np
 from dtrain.assembly.assemble import assemble
 from dtrain.assembly.input import eval_batches
 from dtrain.core.errors import DataError, RecipeError
-from dtrain.core.metrics import LOSS, known
+from dtrain.core.metrics import LOSS, Metric, known
 from dtrain.core.types import JsonObject
 from dtrain.data.batch import LABEL, Example
 from dtrain.data.source import Source
-from dtrain.inference.predict import Names, outputs, state_of
+from dtrain.inference.measures import declared, measurements
+from dtrain.inference.outputs import outputs, state_of
+from dtrain.inference.predict import Names
 from dtrain.models.nn.model import PROBABILITY, Loss
 from dtrain.recipe.recipe import Recipe
 from dtrain.weights.load import LoadedRun
@@ -38,6 +40,8 @@ class Evaluated:
     confusion: np.ndarray | None = None
     """Number of examples by (class, predicted class); None for a model that is no classifier."""
     classes: Names = field(default_factory=Names)
+    measured: tuple[Metric, ...] = ()
+    """The metrics of the recipe's measures."""
 
     def json(self) -> JsonObject:
         """The result as JSON values."""
@@ -48,11 +52,11 @@ class Evaluated:
             values |= {"classes": names, "accuracy_of_class": accuracy, "confusion": self.confusion.tolist()}
         return values
 
-    def lines(self, declared: Sequence[object]) -> list[str]:
+    def lines(self, declared: Sequence[Metric]) -> list[str]:
         """The result as text; `declared`: the metrics that the model declares."""
         lines = []
         for name, value in self.metrics.items():
-            metric = known(name, declared) or LOSS._replace(name=name)  # pyright: ignore[reportArgumentType]
+            metric = known(name, (*self.measured, *declared)) or LOSS._replace(name=name)
             lines.append(f"{name:<{max(12, *(len(one) + 2 for one in self.metrics))}}{metric.text(value):>10}")
         return lines if self.confusion is None else [*lines, "", *self._classes(), *self._matrix(self.confusion)]
 
@@ -115,13 +119,14 @@ def evaluate(loaded: LoadedRun, source: Source) -> Evaluated:
         assembly = assemble(assembly.recipe, assembly.layout.devices, source.example, assembly.steps, assembly.frozen)
     compiled = assembly.recipe.engine.compile(assembly.evaluate(state), assembly.layout.platform)
     sums = [jax.device_get(compiled(state, batch)) for batch in eval_batches(assembly, source, None)]
-    metrics = {
-        name.removeprefix("eval/"): value
-        for name, value in evaluated(sums, text_bytes(assembly.recipe, source)).items()
-    }
+    values = evaluated(sums, text_bytes(assembly.recipe, source))
+    measures = measurements(assembly, assembly.recipe.evaluate.measures, source, state)
+    for measure in measures:
+        values |= measure(loaded.step, state)
+    metrics = {name.removeprefix("eval/"): value for name, value in values.items()}
     classifies = LABEL in source.example and assembly.recipe.model.predicts
     confusion = _confusion(loaded, source) if classifies else None
-    return Evaluated(len(source), metrics, confusion, Names(loaded.classes))
+    return Evaluated(len(source), metrics, confusion, Names(loaded.classes), declared(measures))
 
 
 def _arrays(example: Example) -> dict[str, tuple[tuple[int, ...], str]]:
@@ -130,8 +135,8 @@ def _arrays(example: Example) -> dict[str, tuple[tuple[int, ...], str]]:
 
 def _confusion(loaded: LoadedRun, source: Source) -> np.ndarray | None:
     """Count the examples by (class, predicted class); None if the model predicts no probabilities of classes."""
-    counts: np.ndarray | None = None
-    for indices, values in outputs(loaded, source):
+    counts, state = None, state_of(loaded)
+    for indices, values in outputs(loaded.assembly, source, state=state)(state):
         if PROBABILITY not in values:
             return None
         probability = values[PROBABILITY]

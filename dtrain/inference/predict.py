@@ -4,38 +4,17 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from dtrain.assembly.input import eval_batches
-from dtrain.assembly.state import State
 from dtrain.core.errors import DataError
 from dtrain.core.metrics import NLL
 from dtrain.core.types import JsonObject
 from dtrain.data.batch import LABEL
 from dtrain.data.prediction_inputs import Inputs
 from dtrain.data.source import Source
+from dtrain.inference.outputs import outputs, state_of
 from dtrain.models.nn.model import PROBABILITY, TOKENS
 from dtrain.weights.load import LoadedRun
-
-
-def state_of(loaded: LoadedRun) -> State:
-    """A state with the loaded parameters, as evaluation and prediction take it; it has no optimizer state."""
-    return State(jnp.int32(loaded.step), loaded.params, ())
-
-
-def outputs(loaded: LoadedRun, source: Source) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
-    """Yield the indices of the examples of each batch, and what the model predicts for them."""
-    assembly, state = loaded.assembly, state_of(loaded)
-    traced = assembly.predict(state, source.example)
-    compiled = assembly.recipe.engine.compile(traced, assembly.layout.platform)
-    first = 0
-    for batch in eval_batches(assembly, source, None):
-        indices = np.arange(first, min(first + assembly.eval_batch, len(source)))
-        values = jax.device_get(compiled(state, batch))
-        yield indices, {name: np.asarray(value)[: len(indices)] for name, value in values.items()}
-        first += assembly.eval_batch
 
 
 @dataclass(frozen=True)
@@ -57,8 +36,8 @@ def predictions(loaded: LoadedRun, given: Inputs | Source, top: int) -> Iterator
     """
     classes = Names(loaded.classes)
     source = given.source if isinstance(given, Inputs) else given
-    sums: dict[str, np.ndarray] = {}
-    for indices, values in outputs(loaded, source):
+    state, sums = state_of(loaded), dict[str, np.ndarray]()
+    for indices, values in outputs(loaded.assembly, source, state=state)(state):
         label = source.rows(indices).get(LABEL) if not isinstance(given, Inputs) else None
         for row, index in enumerate(indices.tolist()):
             origin = _origin(given, index) if isinstance(given, Inputs) else {"row": index}

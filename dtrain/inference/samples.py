@@ -2,19 +2,15 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-import jax
 import numpy as np
 
-from dtrain.assembly.assemble import Assembly
-from dtrain.assembly.input import eval_batches
 from dtrain.assembly.state import State
-from dtrain.core.errors import DataError, EnvironmentFault, RecipeError, cause
-from dtrain.data.source import Source
+from dtrain.core.errors import DataError, EnvironmentFault, cause
+from dtrain.core.files import atomic_write, overwrite
+from dtrain.inference.outputs import Outputs
 
 COLUMNS = 8
 """Pictures side by side."""
@@ -27,41 +23,10 @@ Rows = Mapping[str, np.ndarray]
 """What was drawn, by name: (examples, ...)."""
 
 
-@dataclass(frozen=True)
-class Sampler:
-    """The compiled program that draws for the first `count` examples of a source."""
-
-    assembly: Assembly
-    source: Source
-    count: int
-    compiled: jax.stages.Compiled
-
-    def __call__(self, state: State) -> Rows:
-        """Draw with the parameters of a state; with several processes, all must call this."""
-        batches = -(-self.count // self.assembly.eval_batch)
-        parts = [
-            jax.device_get(jax.block_until_ready(self.compiled(state, batch)))
-            for batch in eval_batches(self.assembly, self.source, batches)
-        ]
-        return {name: np.concatenate([_plain(part[name]) for part in parts])[: self.count] for name in parts[0]}
-
-
-def _plain(values: Any) -> np.ndarray:
-    """The values in a dtype of NumPy's own: its files have no bfloat16."""
-    return np.asarray(values, np.float32 if values.dtype.kind == "V" else None)
-
-
-def sampler(assembly: Assembly, source: Source, count: int, state: State | None = None) -> Sampler:
-    """Compile the model's `sample` for such a state; by default for one of the run. RecipeError if it draws nothing."""
-    model = assembly.recipe.model
-    if model.generates:
-        raise RecipeError(f"a model of kind {model.kind} writes texts, and draws no samples", "dtrain generate RUN")
-    if not assembly.model.samples:
-        hint = "give its class a method sample(params, batch, ctx)"
-        raise RecipeError(f"the model of kind {model.kind} draws no samples", hint)
-    traced = assembly.predict(assembly.shapes if state is None else state, source.example, "samples")
-    compiled = assembly.recipe.engine.compile(traced, assembly.layout.platform)
-    return Sampler(assembly, source, min(count, len(source)), compiled)
+def drawn(program: Outputs, state: State, count: int) -> dict[str, np.ndarray]:
+    """Draw for the first `count` examples, with the parameters of a state; with several processes, all must call it."""
+    parts = [values for _, values in program(state, count)]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def is_pictures(values: np.ndarray) -> bool:
@@ -96,36 +61,26 @@ def write_samples(rows: Rows, folder: Path, stem: str) -> dict[str, np.ndarray]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, grid in grids.items():
-            _write(folder / f"{stem}{_file_name(name)}.png", lambda path, grid=grid: _png(path, grid))
+            _write_picture(folder / f"{stem}{_file_name(name)}.png", grid)
         if listed:
             count = len(next(iter(listed.values())))
             lines = [
                 json.dumps({name: values[one].tolist() for name, values in listed.items()}) for one in range(count)
             ]
-            _write(folder / f"{stem}samples.jsonl", lambda path: path.write_text("\n".join(lines) + "\n"))
+            overwrite(folder / f"{stem}samples.jsonl", "\n".join(lines) + "\n")
         if large:
-            _write(folder / f"{stem}samples.npz", lambda path: _npz(path, large))
+            with atomic_write(folder / f"{stem}samples.npz") as file:
+                np.savez_compressed(file, **large)  # pyright: ignore[reportArgumentType]
     except OSError as error:
         raise EnvironmentFault(f"cannot write samples into {folder}: {cause(error)}") from error
     return grids
 
 
-def _write(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file that appears when it is complete."""
-    part = path.with_name(f"{path.name}.part")
-    write(part)
-    part.replace(path)
-
-
-def _png(path: Path, grid: np.ndarray) -> None:
+def _write_picture(path: Path, grid: np.ndarray) -> None:
     from PIL import Image
 
-    Image.fromarray(grid).save(path, "PNG")
-
-
-def _npz(path: Path, arrays: Rows) -> None:
-    with path.open("wb") as file:
-        np.savez_compressed(file, **arrays)  # pyright: ignore[reportArgumentType]
+    with atomic_write(path) as file:
+        Image.fromarray(grid).save(file, "PNG")
 
 
 def _file_name(name: str) -> str:

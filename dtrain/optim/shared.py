@@ -1,18 +1,33 @@
 """The settings that every optimizer has."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
+from annotated_types import Gt, Lt
 
+from dtrain.core.metrics import Watch
 from dtrain.core.types import Decay, Fraction, Natural, NonNegative, PositiveFloat, Rate
 from dtrain.models.nn.param import Tree
 from dtrain.optim.groups import Group
 
 
+class ByStep:
+    """A schedule by the number of the step alone."""
+
+    @property
+    def watch(self) -> Watch | None:
+        """The metric by which it changes the learning rate; None if it depends on the step alone."""
+        return None
+
+    def lowered(self, scale: float) -> float:
+        """What multiplies the learning rate after a plateau, and `scale` before it."""
+        return scale
+
+
 @dataclass(frozen=True, kw_only=True)
-class Constant:
+class Constant(ByStep):
     """The peak learning rate after the warm-up."""
 
     kind: Literal["constant"] = "constant"
@@ -24,7 +39,7 @@ class Constant:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cosine:
+class Cosine(ByStep):
     """Half a cosine from the peak to `final` times the peak (Loshchilov & Hutter 2017)."""
 
     kind: Literal["cosine"] = "cosine"
@@ -39,7 +54,7 @@ class Cosine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Linear:
+class Linear(ByStep):
     """Linear decay from the peak to `final` times the peak."""
 
     kind: Literal["linear"] = "linear"
@@ -53,7 +68,7 @@ class Linear:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WSD:
+class WSD(ByStep):
     """Warm-up, stable, decay: constant at the peak, then linear decay at the end (Hu et al. 2024)."""
 
     kind: Literal["wsd"] = "wsd"
@@ -69,7 +84,34 @@ class WSD:
         return 1 - (1 - self.final) * _progress(step, start, steps)
 
 
-Schedule = Constant | Cosine | Linear | WSD
+@dataclass(frozen=True, kw_only=True)
+class Plateau(Watch):
+    """The peak learning rate, multiplied by `factor` each time that a metric of the evaluation stops improving.
+
+    The factor so far is part of the optimizer's state, and so of every checkpoint.
+    """
+
+    kind: Literal["plateau"] = "plateau"
+    warmup: Natural = 0
+    """Steps of linear warm-up from zero."""
+    factor: Annotated[float, Gt(0), Lt(1)] = 0.1
+    """Multiplies the learning rate."""
+    final: Fraction = 0.0
+    """The learning rate does not fall below this fraction of the peak."""
+
+    @property
+    def watch(self) -> Watch:
+        return self
+
+    def lowered(self, scale: float) -> float:
+        """What multiplies the learning rate after a plateau, and `scale` before it."""
+        return max(scale * self.factor, self.final)
+
+    def fraction(self, step: jax.Array, steps: int) -> jax.Array:
+        return jnp.ones_like(step)
+
+
+Schedule = Constant | Cosine | Linear | WSD | Plateau
 
 
 def _progress(step: jax.Array, start: int, end: int) -> jax.Array:

@@ -28,6 +28,13 @@ class Average(NamedTuple):
     averaged: Tree
 
 
+class PlateauScale(NamedTuple):
+    """What a schedule of kind plateau multiplies the learning rate by, part of the optimizer's state."""
+
+    plateau_scale: Any
+    """float32 ()."""
+
+
 def transformation(optimizer: Optimizer, declared: Tree, steps: int) -> "optax.GradientTransformationExtraArgs":
     """The update as one optax transformation, whose updates are added to the parameters.
 
@@ -53,6 +60,7 @@ def transformation(optimizer: Optimizer, declared: Tree, steps: int) -> "optax.G
         optax.clip_by_global_norm(optimizer.clip) if optimizer.clip else None,
         *body,
         _by_multiplier(declared) if any(param.lr != 1 for param in jax.tree.leaves(declared)) else None,
+        _by_plateau() if optimizer.schedule.watch else None,
     ]
     whole = optax.chain(*(link for link in links if link))
 
@@ -85,6 +93,33 @@ def _beside(decayed: "optax.GradientTransformation", rate: Rate) -> "optax.Gradi
         return jax.tree.map(lambda u, d: u - now.astype(u.dtype) * d, updates, decay), state
 
     return optax.GradientTransformationExtraArgs(decayed.init, update)
+
+
+def _by_plateau() -> "optax.GradientTransformation":
+    """Multiply updates by the scale in the state, which the run lowers between steps."""
+    import optax
+
+    def update(updates: Tree, state: Any, params: Tree = None) -> tuple[Tree, Any]:
+        return jax.tree.map(lambda u: state.plateau_scale.astype(u.dtype) * u, updates), state
+
+    def init(params: Tree) -> PlateauScale:
+        return PlateauScale(jnp.ones((), jnp.float32))
+
+    return optax.GradientTransformation(init, update)
+
+
+def plateau_scale(optimizer_state: object) -> Any:
+    """What the learning rate is multiplied by, float32 (); None without a schedule of kind plateau."""
+    import optax
+
+    return optax.tree_utils.tree_get(optimizer_state, "plateau_scale")
+
+
+def with_plateau_scale(optimizer_state: Any, scale: Any) -> Any:
+    """The state with another scale."""
+    import optax
+
+    return optax.tree_utils.tree_set(optimizer_state, plateau_scale=scale)
 
 
 def _by_multiplier(declared: Tree) -> "optax.GradientTransformation":

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from dtrain.core.errors import FieldError, Problem, RecipeError
-from dtrain.core.metrics import LOSS, SCORES
+from dtrain.core.metrics import ACCURACY, LOSS, SCORES
 from dtrain.core.run_dir import NAME
 from dtrain.data.batch import Example
 from dtrain.models.lora import adapted
@@ -16,7 +16,7 @@ from dtrain.models.objective import minimised
 from dtrain.optim.groups import grouped
 from dtrain.parallel.mesh import BATCH_AXES, PIPELINE, mesh_sizes
 from dtrain.parallel.rules import Layout
-from dtrain.recipe.recipe import Recipe, length_problem
+from dtrain.recipe.recipe import Recipe, length_problem, watched
 from dtrain.recipe.values import FAILED
 
 MOST_PARAMETERS = 10**15
@@ -53,7 +53,7 @@ def problems_of(recipe: Recipe, devices: int | None, example: Example | None = N
     on, with_data = {"devices": devices}, {"example": example}
     checks = (_length, _name, partial(_mesh, **on), partial(_batch, **on), _layout, _engine)
     checks += (partial(_bytes, **with_data), partial(_model, **with_data), _tokens, _schedule)
-    checks += (partial(_data, **with_data), _best, _samples, _lora, _objective, _notify)
+    checks += (partial(_data, **with_data), _metrics, _evaluations, _samples, _lora, _objective, _notify)
     return [problem for check in checks for problem in _read(check, recipe)]
 
 
@@ -183,16 +183,38 @@ def warmup_problem(recipe: Recipe, steps: int) -> Iterator[Problem]:
         yield "optimizer.schedule.warmup", f"{warmup} warm-up steps in a run of {steps} steps; use fewer", ""
 
 
-def _best(recipe: Recipe) -> Iterator[Problem]:
-    best = recipe.checkpoint.best
-    if recipe.model.user_code:  # its metrics are known only once it is built: the run checks them
-        if best is not None and not best.startswith("eval/"):
-            yield "checkpoint.best", f"no metric {best!r}", f"a metric of the evaluation: eval/{best}"
+def _metrics(recipe: Recipe) -> Iterator[Problem]:
+    """Problems of keys that name a metric of the evaluation."""
+    named = {f"{key}.metric": watch.metric for key, watch in watched(recipe).items()}
+    if recipe.checkpoint.best is not None:
+        named["checkpoint.best"] = recipe.checkpoint.best
+    measures = [measure.declared for measure in recipe.evaluate.measures]
+    if recipe.model.user_code or None in measures:  # known only once the code is imported: the run checks them
+        for key, name in named.items():
+            if not name.startswith("eval/"):
+                yield key, f"no metric {name!r}", f"a metric of the evaluation: eval/{name}"
         return
     more = SCORES if recipe.evaluate.questions else ()
+    more += tuple(metric for declared in measures for metric in declared or ())
     known = {f"eval/{metric.name}" for metric in (LOSS, *recipe.model.metrics, *minimised(recipe).metrics, *more)}
-    if best is not None and best not in known:
-        yield "checkpoint.best", f"no metric {best!r}", f"one of {', '.join(sorted(known))}"
+    for key, name in named.items():
+        if name not in known:
+            yield key, f"no metric {name!r}", f"one of {', '.join(sorted(known))}"
+
+
+def _evaluations(recipe: Recipe) -> Iterator[Problem]:
+    """Problems of what needs evaluations while the run trains, and of measures that fall between two of them."""
+    every = recipe.evaluate.every
+    for key in watched(recipe) if not every else ():
+        yield "evaluate.every", f"0, so that there is no evaluation by which {key} could decide", "evaluate.every: 500"
+    for number, measure in enumerate(recipe.evaluate.measures):
+        where = f"evaluate.measures.{number}"
+        if measure.every and (not every or measure.every % every):
+            yield f"{where}.every", f"{measure.every} is no multiple of evaluate.every = {every}", "leave it out, or 0"
+        if measure.classifies and not recipe.model.user_code and ACCURACY not in recipe.model.metrics:
+            yield where, f"a model of kind {recipe.model.kind} predicts no classes", "leave it out"
+        if measure.purpose == "samples" and recipe.model.generates:
+            yield f"{where}.of", f"a model of kind {recipe.model.kind} writes texts, and draws no samples", ""
 
 
 def _samples(recipe: Recipe) -> Iterator[Problem]:

@@ -188,7 +188,9 @@ def _model(found: CheckReport, inspected: DataCheck) -> None:
     if _custom(found.recipe):
         found.not_checked.append("the model, whose module is imported only when the run starts")
     trackers = [tracker.user_code for tracker in found.recipe.track.to if tracker.user_code]
-    found.not_checked += [f"the tracker {name}, whose module is imported only when the run starts" for name in trackers]
+    measures = [measure.user_code for measure in found.recipe.evaluate.measures if measure.user_code]
+    for what, names in (("tracker", trackers), ("measure", measures)):
+        found.not_checked += [f"the {what} {name}, whose module is imported only when the run starts" for name in names]
     if found.recipe.epochs is not None and inspected.rows is None and found.recipe.optimizer.schedule.warmup:
         found.not_checked.append("whether the warm-up is shorter than the run")
 

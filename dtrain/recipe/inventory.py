@@ -13,14 +13,21 @@ from dtrain.core.types import JsonObject
 from dtrain.data.paths import is_remote
 from dtrain.launch.job import LaunchTarget
 from dtrain.recipe.load import plain
-from dtrain.recipe.paths import FOLDERS, ORIGINS, PATHS, fixed_parts, has_module, is_elsewhere
+from dtrain.recipe.paths import (
+    CODE_LISTS,
+    CODE_SECTIONS,
+    FOLDERS,
+    ORIGINS,
+    PATHS,
+    fixed_parts,
+    has_module,
+    is_elsewhere,
+)
 from dtrain.recipe.recipe import Recipe
 
 Place = Literal["here", "sent", "at an address, not checked", "missing", "not checked"]
 KEYS = tuple(key for key in PATHS if key not in FOLDERS)
 RUNS = tuple(key for key in ORIGINS if key.endswith(".run"))
-CODE = ("model", "data", "optimizer")
-"""Sections that may name code of a user's own."""
 
 
 @dataclass(frozen=True)
@@ -141,8 +148,10 @@ def _is_path(text: str) -> bool:
 
 
 def _code(values: JsonObject) -> Iterator[Need]:
-    sections = [(name, values.get(name)) for name in CODE]
-    sections += [(f"track.to.{number}", one) for number, one in enumerate((values.get("track") or {}).get("to") or ())]
+    sections = [(name, values.get(name)) for name in CODE_SECTIONS]
+    for section, key in CODE_LISTS:
+        listed = (values.get(section) or {}).get(key) or ()
+        sections += [(f"{section}.{key}.{number}", one) for number, one in enumerate(listed)]
     for key, section in sections:
         if isinstance(section, dict) and section.get("target"):
             yield CodeNeed(f"{key}.target", str(section["target"]))

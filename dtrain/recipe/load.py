@@ -58,6 +58,7 @@ IRRELEVANT = {
     "mesh",
     "accumulate",
     "evaluate",
+    "stop",
     "checkpoint",
     "track",
     "guard",
@@ -89,6 +90,10 @@ OF_SOURCE = re.compile(r"^data\.sources\.\d+\.data\.")
 
 COMPUTING = {"model.remat", "model.unroll", "model.loss_chunks"}
 """Keys of `model` that set how a step is computed, not its result."""
+
+
+WITHOUT_LENGTH = {"constant", "plateau"}
+"""Kinds of schedules whose learning rate does not depend on the length of the run."""
 
 
 @dataclass(frozen=True)
@@ -205,7 +210,7 @@ def lasting_text(recipe: Recipe) -> str:
 def differences(old: JsonObject, new: JsonObject) -> list[str]:
     """Changes between two plain recipes that affect the numbers of a run."""
     before, after = (flattened(part, IRRELEVANT | LOADING | COMPUTING) for part in (old, new))
-    if "constant" not in {part.get("optimizer", {}).get("schedule", {}).get("kind") for part in (old, new)}:
+    if not WITHOUT_LENGTH & {part.get("optimizer", {}).get("schedule", {}).get("kind") for part in (old, new)}:
 
         def length(part: JsonObject) -> JsonObject:
             return {key: part[key] for key in ("steps", "epochs") if key in part}

@@ -15,8 +15,12 @@ from dtrain.core.types import JsonObject
 from dtrain.data.templates import NAMED
 from dtrain.recipe.yaml import Node, shown
 
+CODE_SECTIONS = ("model", "data", "optimizer")
+"""Sections that may name code of a user's own."""
+CODE_LISTS = (("track", "to"), ("evaluate", "measures"))
+"""Lists whose entries may, by their section and key."""
 GLOBS = ("data.files", "data.test_files", "evaluate.questions")
-FOLDERS = ("data.folder", "model.folder", "optimizer.folder")
+FOLDERS = tuple(f"{section}.folder" for section in CODE_SECTIONS)
 """Where the modules of a user's code are searched for."""
 ORIGINS = tuple(f"{place}.{key}" for place in ("init", "objective.teacher") for key in ("run", "weights"))
 FILES = ("data.root", "data.file", "data.test_file", "data.tokenizer", "data.template")
@@ -33,9 +37,11 @@ def with_absolute_paths(tree: Node) -> tuple[Node, dict[str, str]]:
         tree = _at(tree, key.split("."), key, taken)
     if not isinstance(tree.value, dict):
         return tree, taken
-    for name in (name for name in ("model", "data", "optimizer") if name in tree.value):
+    for name in (name for name in CODE_SECTIONS if name in tree.value):
         tree = _replaced(tree, name, _with_folder(tree.value[name], name, taken))
-    return _trackers(_sources(tree, taken), taken), taken
+    for section, key in CODE_LISTS:
+        tree = _with_folders(tree, section, key, taken)
+    return _sources(tree, taken), taken
 
 
 def absolute(values: JsonObject) -> JsonObject:
@@ -49,8 +55,8 @@ def absolute(values: JsonObject) -> JsonObject:
     for source in values.get("data", {}).get("sources", ()):
         for key in (key for key in PATHS if key.startswith("data.")):
             _make_absolute(source, key.split("."))
-    here, trackers = Path.cwd(), values.get("track", {}).get("to", [])
-    for section in (*(values.get(name, {}) for name in ("model", "data", "optimizer")), *trackers):
+    here, listed = Path.cwd(), [one for section, key in CODE_LISTS for one in values.get(section, {}).get(key, [])]
+    for section in (*(values.get(name, {}) for name in CODE_SECTIONS), *listed):
         module = str(section.get("target", "")).partition(":")[0].partition(".")[0]
         if module.isidentifier() and not section.get("folder") and has_module(here, module):
             section["folder"] = str(here)
@@ -135,14 +141,17 @@ def _replaced(tree: Node, name: str, child: Node) -> Node:
     return Node({**tree.value, name: child}, tree.mark, tree.keys)
 
 
-def _trackers(tree: Node, taken: dict[str, str]) -> Node:
-    """The recipe with the `folder` of each tracker in `track.to` set."""
-    track = tree.value.get("track")
-    listed = track.value.get("to") if track and isinstance(track.value, dict) else None
-    if not listed or not isinstance(listed.value, tuple):
+def _with_folders(tree: Node, section: str, key: str, taken: dict[str, str]) -> Node:
+    """The recipe with the `folder` of each entry of a list of CODE_LISTS set."""
+    around = tree.value.get(section)
+    listed = around.value.get(key) if around and isinstance(around.value, dict) else None
+    if not around or not listed:
         return tree
-    items = tuple(_with_folder(item, f"track.to.{index}", taken) for index, item in enumerate(listed.value))
-    return _replaced(tree, "track", _replaced(track, "to", Node(items, listed.mark)))
+    if not isinstance(listed.value, tuple):  # one entry stands for a list of one
+        return _replaced(tree, section, _replaced(around, key, _with_folder(listed, f"{section}.{key}", taken)))
+    named = enumerate(listed.value)
+    items = tuple(_with_folder(item, f"{section}.{key}.{number}", taken) for number, item in named)
+    return _replaced(tree, section, _replaced(around, key, Node(items, listed.mark)))
 
 
 def _with_folder(section: Node, name: str, taken: dict[str, str]) -> Node:

@@ -7,6 +7,7 @@ from annotated_types import Ge, Gt, Le
 
 from dtrain.checkpoint.policy import Checkpoint
 from dtrain.core.errors import FieldError, RecipeError
+from dtrain.core.metrics import Watch
 from dtrain.core.types import Natural, Positive, PositiveFloat, Seconds, Seed
 from dtrain.core.weights_source import WeightsSource
 from dtrain.data.chat import Chat
@@ -32,6 +33,7 @@ from dtrain.models.decoder import Decoder
 from dtrain.models.distillation import Distillation
 from dtrain.models.dpo import DPO
 from dtrain.models.lora import Lora
+from dtrain.models.measures import Classification, CustomMeasure
 from dtrain.models.mlp import MLP
 from dtrain.models.nn.precision import Precision
 from dtrain.models.objective import Objective as AnyObjective
@@ -51,6 +53,7 @@ Model = MLP | CNN | ViT | Decoder | Custom
 Data = Digits | IDX | Images | Table | Npz | Text | Tokens | Chat | Preference | Mixture | Synthetic | CustomData
 Engine = Jit | ShardMap | Pmap
 Objective = DPO | Distillation
+Measure = Classification | CustomMeasure
 Tracker = TensorBoard | WandB | CustomTracker
 MOST_STEPS = 2**31
 """The step is counted in 32 bits."""
@@ -74,6 +77,13 @@ class Evaluate:
     """Held-out examples for which the model draws samples at each evaluation, by its `sample(params, batch, ctx)` or
     else its `predict`: uint8 (examples, height, width, 1 or 3) are pictures. They are kept in samples/ of the run
     folder, shown by `report --html`, and sent to trackers."""
+    measures: tuple[Measure, ...] = ()
+    """What else is computed at evaluations from the model's outputs for all examples, beyond sums over them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stop(Watch):
+    """The run ends before its last step once a metric of the evaluation no longer improves."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,6 +180,7 @@ class Recipe:
     objective: Objective | None = None
     """What is minimised in place of the model's own loss."""
     evaluate: Evaluate = field(default_factory=Evaluate)
+    stop: Stop | None = None
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     track: Track = field(default_factory=Track)
     guard: Guard = field(default_factory=Guard)
@@ -210,3 +221,9 @@ def length_problem(steps: int | None, epochs: int | None) -> str:
         return ""
     found = "neither" if steps is None else f"steps = {steps} and epochs = {epochs}"
     return f"give either steps or epochs; found {found}"
+
+
+def watched(recipe: Recipe) -> dict[str, Watch]:
+    """The metrics of the evaluation that decide about the run, by the key of the section that names them."""
+    found = {"stop": recipe.stop, "optimizer.schedule": recipe.optimizer.schedule.watch}
+    return {key: watch for key, watch in found.items() if watch}

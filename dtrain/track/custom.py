@@ -2,36 +2,22 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from dtrain.core.errors import RecipeError
-from dtrain.core.user_code import build_target, refuse_malformed, user_errors
+from dtrain.core.user_code import UserTarget, build_target, user_errors
 from dtrain.track.tracker import TrackedRun, Tracker, TrackerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class CustomTracker(TrackerConfig):
+class CustomTracker(UserTarget, TrackerConfig):
     """`target: module:name`, called with the TrackedRun and `args`. It returns an object with `log(step, values)`.
 
     If the object has `close()`, that is called at the end of the run. Only process 0 has trackers.
     """
 
     kind: Literal["custom"] = "custom"
-    target: str
-    """package.module:name, from the recipe's folder, the working folder or an installed package. Importing it runs its
-    code."""
-    args: dict[str, object] = field(default_factory=dict)
-    """Keyword arguments."""
-    folder: str | None = None
-    """Folder that is searched first for the module: the recipe's, if the module is in it."""
-
-    def __post_init__(self) -> None:
-        refuse_malformed(self.target)
-
-    @property
-    def user_code(self) -> str:
-        return self.target
 
     @contextmanager
     def open(self, about: TrackedRun) -> Iterator[Tracker]:

@@ -102,7 +102,8 @@ class Summary:
         epochs = f", {epochs_text(data['epochs'])} epochs" if data else ""
         result = f" with {self.result}{held_out}" if self.result else ""
         steps = f"{values['step']:,} steps{epochs}, {duration(values['wall'])}"
-        return f"{values['name']}: finished{result} ({steps})"
+        early = f"; stopped early: {values['early']['reason']}" if values["early"] else ""
+        return f"{values['name']}: finished{result} ({steps}){early}"
 
     def _times(self) -> list[str]:
         """The wall time as a sum, and what was lost to restarts."""
@@ -140,7 +141,7 @@ def summarise(run_dir: Folder, history: History | None = None) -> Summary:
     values |= {key: record.get(key) for key in ("seconds", "versions", "topology", "git", "started", "ended", "data")}
     values["starts"] = values["starts"] or 1
     values["compiled_from_cache"] = record.get("compiled_from_cache", False)
-    values |= {key: record.get(key, {}) for key in ("lost", "units", "higher_is_better")} | _time(record)
+    values |= {key: record.get(key, {}) for key in ("early", "lost", "units", "higher_is_better")} | _time(record)
     last = {name: value for name, value in history.last.items() if name.startswith(("train/", "eval/"))}
     values["changes"] = record.get("changes", [])
     values |= {"folder": str(run_dir.path), "last": last, "best": best_of(history, recorded(record))} | history.speed()

@@ -16,6 +16,7 @@ from dtrain.core.errors import NotFinite
 from dtrain.core.metrics import SOURCES
 from dtrain.data.batch import Batch
 from dtrain.inference.evaluate import BITS, evaluated
+from dtrain.inference.outputs import Abandoned
 from dtrain.models.nn.model import Loss
 from dtrain.recipe.recipe import Evaluate
 from dtrain.train.loop import StepEvent
@@ -141,7 +142,8 @@ class Evaluation:
     bytes_of_sources: Mapping[str, float] = field(default_factory=dict)
     """The same for each source of a mixture."""
     more: Sequence[Callable[[int, State], dict[str, float]]] = ()
-    """What else is done with the state at an evaluation, with the metrics of each: answers to questions, samples."""
+    """What else is done with the state at an evaluation, with the metrics of each: answers to questions, samples,
+    measures. It may raise Abandoned if `stop` is so."""
     stop: Callable[[], bool] = lambda: False
     """Whether to stop here; the same in every process."""
     one_at_a_time: bool = False
@@ -175,9 +177,17 @@ class Evaluation:
                 sums.append(self.compiled(state, batch))
                 # wait for the batch that was dispatched IN_FLIGHT batches ago, or for this one
                 jax.block_until_ready(sums[-1 if self.one_at_a_time else -IN_FLIGHT :][0])
-            sums = jax.device_get(sums)
+            sums, scores = jax.device_get(sums), {}
             with jax.transfer_guard("allow"):  # prompts and drawn tokens are transferred one by one
-                scores = {name: value for one in self.more for name, value in one(step, state).items()}
+                for one in self.more:
+                    self.abandoned = self.stop()
+                    if self.abandoned:
+                        return None
+                    try:
+                        scores |= one(step, state)
+                    except Abandoned:
+                        self.abandoned = True
+                        return None
         seconds = self.clock.of("evaluate") - start
         values = evaluated(sums, self.bytes_per_token) | scores
         for origin in dict.fromkeys(filter(None, origins)):

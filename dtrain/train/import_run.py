@@ -127,8 +127,9 @@ def save_first(
     with Store(run_dir.checkpoints.absolute(), recipe.checkpoint, holds=lease.check) as store:
         overwrite(run_dir.recipe, lasting_text(recipe))
         data = Arrays({}, example, UNKNOWN)
+        hooks_state = {"guard_state": Start().guard_state, "progress": {}}
         now = conditions_of(
-            conditions(assembly), recipe, data, 0, 0, eval_pending=False, guard_state=Start().guard_state, step_s=0.0
+            conditions(assembly), recipe, data, 0, 0, eval_pending=False, hooks_state=hooks_state, step_s=0.0
         )
         part = saved(state, assembly.layout.declared)
         store.save(0, part, now | notes, {}, state_checksum(0, state).checksum)

@@ -19,7 +19,7 @@ class StepEvent:
 
     step: int
     state: State | None
-    """None between the steps of one call, where there is no state to read."""
+    """None between the steps of one call, where there is no state to read. A hook may replace it at an evaluation."""
     metrics: dict[str, Any]
     last: bool
     stopping: bool
@@ -75,8 +75,10 @@ def loop(
     before: dict[str, Any] = {}
     waiting: tuple[range, dict[str, Any]] | None = None
 
-    def call_hooks(numbers: range, metrics: dict[str, Any], state: State | None, stopping: bool) -> bool:
-        """Call the hooks for these steps. Returns whether to stop after them."""
+    def call_hooks(
+        numbers: range, metrics: dict[str, Any], state: State | None, stopping: bool
+    ) -> tuple[State | None, bool]:
+        """Call the hooks for these steps. Returns the state after them, and whether to stop."""
         if calls.most > 1:
             clock.switch("device")
             metrics = jax.device_get(metrics)
@@ -90,7 +92,8 @@ def loop(
             for hook in hooks:
                 hook(event)
             stopping |= event.stopping
-        return stopping
+            state = event.state if at_end else state
+        return state, stopping
 
     with clock("data"):
         batch = next(batches) if calls.span else {}
@@ -112,6 +115,10 @@ def loop(
             stopping = stop(numbers[-1])
             if calls.most > 1 and not (one_at_a_time or last or stopping or used(numbers[-1])):
                 waiting = numbers, metrics
-            elif call_hooks(numbers, metrics, state, stopping):
+                continue
+            after, stopping = call_hooks(numbers, metrics, state, stopping)
+            assert after is not None
+            state = after
+            if stopping:
                 return state, True
     return state, False

@@ -64,17 +64,17 @@ def conditions_of(
     batches_skipped: int,
     step: int,
     eval_pending: bool,
-    guard_state: JsonObject,
+    hooks_state: JsonObject,
     step_s: float,
 ) -> JsonObject:
     """The `conditions` of a manifest: settings and software, batches skipped so far, whether an evaluation is pending,
-    the state of the loss guard, the seconds spent in steps, and the next learning rate."""
+    the state of the loss guard and of what watches metrics, the seconds spent in steps, and the next learning rate."""
     return {
         **now,
         "step_s": step_s,
         "batches_skipped": batches_skipped,
         "evaluation_pending": eval_pending,
-        "guard_state": dict(guard_state),
+        **hooks_state,
         "examples": step * recipe.batch,
         "seed": recipe.seed,
         "recipe": hashlib.sha256(text(recipe).encode()).hexdigest()[:16],
@@ -127,7 +127,10 @@ def _differing(was: Mapping[str, object], now: Mapping[str, object]) -> Iterator
 
 def recorded_settings(recipe: Recipe) -> dict[str, object]:
     """The recipe's values that can change the numbers, by dotted path, as they are after a round trip through JSON."""
-    return json.loads(json.dumps(flattened(plain(recipe), WITHOUT_EFFECT), default=str))
+    values = flattened(plain(recipe), WITHOUT_EFFECT)
+    if recipe.optimizer.schedule.watch:  # then evaluations change the learning rate
+        values |= flattened({"evaluate": plain(recipe)["evaluate"]}, frozenset())
+    return json.loads(json.dumps(values, default=str))
 
 
 def _hardware(device: Any) -> dict[str, object]:

@@ -9,14 +9,19 @@ from dtrain.core.files import read_regular
 from dtrain.core.run_dir import Folder, saved_steps
 from dtrain.core.types import JsonObject
 from dtrain.recipe import yaml
-from dtrain.recipe.load import differences, draft, lasting_text
+from dtrain.recipe.load import differences, draft, lasting_text, plain_part
 from dtrain.recipe.recipe import Recipe
 
 
 def finished(run_dir: Folder, recipe: Recipe) -> bool:
     """Whether the folder has a finished run of this recipe with this length."""
     old = run_dir.read_record()
-    if old.get("state") != "finished" or not run_dir.recipe.exists() or old["step"] < (recipe.steps or 0):
+    if old.get("state") != "finished" or not run_dir.recipe.exists():
+        return False
+    early = old.get("early")
+    if early and (recipe.stop is None or early["stop"] != plain_part(recipe.stop)):
+        return False
+    if not early and old["step"] < (recipe.steps or 0):
         return False
     before, now = _saved_recipe(run_dir), _plain(recipe)
 

@@ -181,6 +181,10 @@ class Record:
         self.values["next_batch"] = rollback.batch
         self.write()
 
+    def finished_early(self, reason: str, stop: JsonObject) -> None:
+        """Record that the run is finished before its last step, and the recipe's section `stop`."""
+        self.values["early"] = {"reason": reason, "stop": stop}
+
     def end(self, state: str, reason: str, code: int) -> None:
         """Record how the run ended."""
         with self.lock:
@@ -254,7 +258,7 @@ def run_record(run_dir: Folder, recipe: Recipe, lead: bool) -> Iterator[Record]:
         with suppress(OSError, DtrainError):  # the disk may be full or missing
             _failed(log, error)
         raise
-    log.end("finished", "all steps done", 0)
+    log.end("finished", log.values.get("early", {}).get("reason") or "all steps done", 0)
 
 
 def _failed(log: Record, error: BaseException) -> None:

@@ -10,6 +10,7 @@ import jax
 
 from dtrain.assembly.assemble import Assembly
 from dtrain.core.files import read_json
+from dtrain.core.metrics import Metric
 from dtrain.core.run_dir import Folder
 from dtrain.core.types import Device, JsonObject
 from dtrain.data.batch import tokens_in
@@ -96,8 +97,10 @@ def reporter(
     *,
     span: tuple[int, int],
     planned: PlanComparison | None,
+    metrics: Sequence[Metric],
 ) -> Reporter:
-    """Only process 0 writes. `span` has the first and the last step; `stack` closes the trackers."""
+    """Only process 0 writes. `span` has the first and the last step; `stack` closes the trackers; `metrics` are the
+    declared ones."""
     recipe, steps, (start, end) = assembly.recipe, assembly.steps, span
     rows: Lines | None = None
     trackers: list[Tracker] = []
@@ -113,7 +116,7 @@ def reporter(
             ids=log.ids,
             start=start,
             warn=console.warn,
-            metrics=tuple(assembly.model.metrics),
+            metrics=tuple(metrics),
             git=log.values["git"],
         )
         rows = stack.enter_context(lines(run_dir.metrics, start, console.warn))
@@ -128,7 +131,7 @@ def reporter(
             eta = (end - number) * values["time/step_ms"] / 1e3
             console.step(number, steps, values, eta)
         else:
-            console.say(eval_line(number, values, assembly.model.metrics), "bold")
+            console.say(eval_line(number, values, metrics), "bold")
         for tracker in [*([rows] if rows else []), *trackers]:
             tracker.log(number, values)
 

@@ -34,6 +34,8 @@ class Start:
     """Whether an evaluation was due at this step and was skipped."""
     guard_state: JsonObject = field(default_factory=lambda: {"skipped": 0, "losses": []})
     """State of the loss guard."""
+    progress: JsonObject = field(default_factory=dict)
+    """State of what watches metrics of evaluations."""
     step_s: float = 0.0
     """Seconds that the steps up to this one took."""
     now: JsonObject = field(default_factory=dict)
@@ -106,6 +108,7 @@ def _start(step: int, conditions: JsonObject, next_batch: int, now: JsonObject) 
         batches_skipped,
         conditions["evaluation_pending"],
         guard_state=conditions["guard_state"],
+        progress=conditions.get("progress", {}),
         step_s=conditions.get("step_s", 0.0),
         now=now,
     )

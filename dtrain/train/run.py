@@ -14,7 +14,7 @@ from dtrain.assembly.input import refuse_broken_contract, train_batches
 from dtrain.core.errors import NotFinite
 from dtrain.core.run_control import RunControl
 from dtrain.core.run_dir import Folder, folder
-from dtrain.recipe.load import refuse_conflicts
+from dtrain.recipe.load import plain_part, refuse_conflicts
 from dtrain.recipe.packages import missing
 from dtrain.recipe.recipe import Recipe
 from dtrain.track.console import Console
@@ -55,10 +55,9 @@ def run(
             stack.callback(console.close)
         if finished(run_dir, recipe):
             console.say(f"{recipe.name} is already finished: `dtrain report {run_dir.path}` shows it", "green")
-            console.say(
-                "to train longer: --extend 20epochs (or 500steps); to start again from step 0, give the run another "
-                "name: name=..."
-            )
+            early = run_dir.read_record().get("early")
+            longer = "stop.patience=... (more), or stop=null" if early else "--extend 20epochs (or 500steps)"
+            console.say(f"to train longer: {longer}; to start again from step 0, give the run another name: name=...")
             return None
         start = opened(recipe, run_dir, console, allow_changes=allow_changes, dry=dry, control=control)
         session = stack.enter_context(start)
@@ -128,9 +127,7 @@ def _attempt(session: Session, ready: RunSetup) -> Rollback | None:
         hooks = step_hooks(session, ready, start, end)
         if not session.dry:
             session.interrupt.phase = "training"
-        first, last = (step + start.batches_skipped for step in (start.step, end))
-        calls = Calls(range(start.step + 1, end + 1), session.recipe.engine.steps_per_call, hooks.ends)
-        batches = train_batches(assembly, ready.train, first, last, session.console.warn, calls)
+        skipped = start.batches_skipped
         try:
             with session.console.progress(start.step, steps), session.clock.training():
                 hooks.logging.begin(start.step)
@@ -140,7 +137,14 @@ def _attempt(session: Session, ready: RunSetup) -> Rollback | None:
                     measured = hooks.evaluation.measure(start.step, state)
                     if measured is None:
                         raise session.interrupt.end(start.step, steps, ready.exchange)
-                    store.note(start.step, measured)
+                    # what a decision changes is saved later: another start from this checkpoint must measure again
+                    store.note(start.step, measured, pending=hooks.progress.decides)
+                    state = hooks.progress.after(start.step, state, measured)
+                last = start.step if hooks.progress.stopped else end
+                calls = Calls(range(start.step + 1, last + 1), session.recipe.engine.steps_per_call, hooks.ends)
+                batches = train_batches(
+                    assembly, ready.train, start.step + skipped, last + skipped, session.console.warn, calls
+                )
                 state, stopped = loop(
                     ready.step,
                     state,
@@ -165,6 +169,9 @@ def _attempt(session: Session, ready: RunSetup) -> Rollback | None:
             session.console.say(ready.planned.against(statistics.median(hooks.logging.step_ms)))
         if session.dry:
             compare(assembly, store, state, end, session.console)
+        elif early := hooks.progress.stopped:
+            session.log.finished_early(early, plain_part(session.recipe.stop))
+            session.console.say(f"stopped early: {early}", "green")
         elif stopped and (hooks.saving.saved < steps or hooks.evaluation.abandoned):
             raise session.interrupt.end(hooks.saving.saved, steps, ready.exchange)
         return None

@@ -1,11 +1,10 @@
 """Build what a start of a run needs before its first step: data, assembly, compiled steps, checkpoint store."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -19,14 +18,10 @@ from dtrain.assembly.state import State, saved
 from dtrain.checkpoint.store import Store
 from dtrain.core import fault_injection
 from dtrain.core.errors import DataError, DtrainError, RecipeError
-from dtrain.core.metrics import Metric, higher_is_better
 from dtrain.core.types import Device, JsonObject
 from dtrain.data.batch import Batch
-from dtrain.data.questions import Question, read_questions
 from dtrain.data.source import Source, refuse_changed
 from dtrain.inference.evaluate import text_bytes
-from dtrain.inference.questions import Questioner, refuse_without_texts, score_names
-from dtrain.inference.samples import Sampler, sampler, write_samples
 from dtrain.models.nn.param import count, trained
 from dtrain.parallel.compile_cache import Counter
 from dtrain.parallel.devices import are_fake, await_compiled
@@ -36,21 +31,20 @@ from dtrain.parallel.pipeline import bubble
 from dtrain.parallel.rules import bytes_of
 from dtrain.recipe.recipe import Recipe
 from dtrain.track.text import epochs_text
-from dtrain.track.tracker import Sample, Tracker
 from dtrain.train import provenance
+from dtrain.train.evaluations import AtEvaluations, at_evaluations, metrics_named, progress_of, refuse_unmeasured
 from dtrain.train.hooks import Evaluation, Log, Saving
 from dtrain.train.loop import Hook, StepEvent
 from dtrain.train.loss_guard import LossGuard
 from dtrain.train.performance_warnings import PerformanceWarnings
 from dtrain.train.profile import Profiler
+from dtrain.train.progress import Progress
 from dtrain.train.reporting import PlanComparison, compare_with_plan, reporter
 from dtrain.train.resume import Start
 from dtrain.train.save_timer import ClockOfRank0, SaveTimer
 from dtrain.train.session import Session
 from dtrain.weights.initial import Initial, initial_from, recorded_sources
 
-ANSWERS = 50
-"""Most answers that trackers get at a time; answers.jsonl has all."""
 SLOW_COMPILE = 10.0
 """Seconds of compilation from which on it matters that the programs of a restart were not in the cache."""
 
@@ -69,10 +63,7 @@ class RunSetup:
     exchange: ClockOfRank0
     now: JsonObject
     """Everything that the numbers of this start depend on; see `provenance.conditions`."""
-    questions: Sequence[Question] = ()
-    """Those of `evaluate.questions`."""
-    sampler: Sampler | None = None
-    """Draws the samples of evaluations (`evaluate.samples`)."""
+    evaluations: AtEvaluations
     initial: Mapping[str, Initial] = field(default_factory=dict)
     """What a start takes from elsewhere; see `initial.elsewhere`."""
 
@@ -92,18 +83,17 @@ def prepare(session: Session) -> RunSetup:
     if unfit := session.recipe.model.mismatch(test.example):
         raise DataError(f"held-out examples: {unfit}", "change the model's sizes, or the data")
 
-    questions = _questions(session)
     if jax.process_index() == 0 and not session.dry and not session.log.reached:
         for tracker in session.recipe.track.to:
             tracker.check()
     assembly = assemble(session.recipe, devices, train.example, steps, frozen_models(session.recipe))
-    now, metrics = provenance.conditions(assembly), assembly.model.metrics
+    now, evaluations = provenance.conditions(assembly), at_evaluations(session, assembly, test)
     epochs = round(steps * session.recipe.batch / len(train), 4)
     session.log.about(
         devices,
         mesh_sizes(assembly.layout.sizes),
         steps,
-        metrics,
+        evaluations.metrics,
         classes=train.class_names,
         data={"kind": session.recipe.data.kind, "train": len(train), "test": len(test), "epochs": epochs},
     )
@@ -114,10 +104,11 @@ def prepare(session: Session) -> RunSetup:
         session.console.warn(f"{message}: a loss that is not finite is only reported")
     initial = _initial(session, assembly)
     step, evaluate = _compiled(session, assembly)
-    scores = score_names(questions)
-    refuse_unmeasured(session.recipe.checkpoint.best, evaluate, text_bytes(session.recipe, test), metrics, scores)
+    bytes_per_token = text_bytes(session.recipe, test)
+    for key, name in metrics_named(session.recipe).items():
+        refuse_unmeasured(key, name, evaluate, bytes_per_token, evaluations.metrics, evaluations.scores)
     run_dir, policy = session.run_dir.checkpoints.absolute(), session.recipe.checkpoint
-    store = Store(run_dir, policy, holds=session.holds, metrics=metrics)
+    store = Store(run_dir, policy, holds=session.holds, metrics=evaluations.metrics)
     session.stack.callback(_note_committed, session, store)  # runs after the store has waited for a pending save
     session.stack.enter_context(store)
     shapes = saved(assembly.shapes, assembly.layout.declared)
@@ -132,28 +123,9 @@ def prepare(session: Session) -> RunSetup:
         planned=compare_with_plan(session.run_dir, assembly, devices),
         exchange=ClockOfRank0(),
         now=now,
-        questions=questions,
-        sampler=_sampler(session, assembly, test),
+        evaluations=evaluations,
         initial=initial,
     )
-
-
-def _questions(session: Session) -> Sequence[Question]:
-    """The questions of the recipe. RecipeError if the model cannot answer any."""
-    names = session.recipe.evaluate.questions
-    if not names:
-        return ()
-    refuse_without_texts(session.recipe.model, session.recipe.model.kind)
-    return read_questions(names)
-
-
-def _sampler(session: Session, assembly: Assembly, test: Source) -> Sampler | None:
-    """The compiled program for samples; None without `evaluate.samples`."""
-    count = session.recipe.evaluate.samples
-    if not count:
-        return None
-    with session.clock("compile"):
-        return sampler(assembly, test, count)
 
 
 def _initial(session: Session, assembly: Assembly) -> dict[str, Initial]:
@@ -248,6 +220,7 @@ class Hooks:
     guard: LossGuard
     logging: Log
     evaluation: Evaluation
+    progress: Progress
     saving: Saving
     watch: PerformanceWarnings
     profiler: Profiler
@@ -266,7 +239,16 @@ class Hooks:
     def ordered(self) -> list[Hook]:
         """In the order of their calls: the guard comes before the hooks that log or save a loss that it refuses."""
         profiler = [self.profiler] if jax.process_index() == 0 else []
-        return [self.alive, *profiler, self.watch, self.guard, self.logging, self.evaluation, self.saving]
+        return [
+            self.alive,
+            *profiler,
+            self.watch,
+            self.guard,
+            self.logging,
+            self.evaluation,
+            self.progress,
+            self.saving,
+        ]
 
 
 def step_hooks(session: Session, ready: RunSetup, start: Start, end: int) -> Hooks:
@@ -275,7 +257,14 @@ def step_hooks(session: Session, ready: RunSetup, start: Start, end: int) -> Hoo
     skipping, often = recipe.guard.not_finite == "skip", recipe.checkpoint
     span = (start.step, end)
     report, trackers, sync = reporter(
-        assembly, session.run_dir, session.console, session.log, session.stack, span=span, planned=ready.planned
+        assembly,
+        session.run_dir,
+        session.console,
+        session.log,
+        session.stack,
+        span=span,
+        planned=ready.planned,
+        metrics=ready.evaluations.metrics,
     )
     logging = Log(1 if session.dry else recipe.track.every, report, session.clock, skipping)
     logging.sources = tuple(ready.train.parts())
@@ -290,13 +279,20 @@ def step_hooks(session: Session, ready: RunSetup, start: Start, end: int) -> Hoo
         clock=session.clock,
         bytes_per_token=text_bytes(recipe, ready.test),
         bytes_of_sources={name: text_bytes(recipe, part) or 0.0 for name, part in ready.test.parts().items()},
-        more=list(_at_evaluations(session, ready, trackers)),
+        more=list(ready.evaluations.each(session, trackers, end)),
         stop=agreed,
         one_at_a_time=faked,
     )
     guard = LossGuard(recipe.guard, start.batches_skipped, lambda step: saving.due(step) or evaluation.due(step))
     guard.recall(start.guard_state)
-    save = _saver(session, ready, start, due=lambda step: evaluation.due(step) or step == end, guard=guard, sync=sync)
+    progress = progress_of(session, ready.evaluations.metrics, start.progress)
+
+    def hooks_state() -> JsonObject:
+        return {"guard_state": dict(guard.state), "progress": progress.plain}
+
+    save = _saver(
+        session, ready, start, due=lambda step: evaluation.due(step) or step == end, hooks_state=hooks_state, sync=sync
+    )
     timer = SaveTimer(
         0.0 if session.dry else 60 * often.minutes, jax.process_count(), start.step, exchange=ready.exchange
     )
@@ -317,7 +313,8 @@ def step_hooks(session: Session, ready: RunSetup, start: Start, end: int) -> Hoo
         guard,
         logging,
         evaluation,
-        saving,
+        progress,
+        saving=saving,
         watch=session.stack.enter_context(watch),
         profiler=profiler,
     )
@@ -335,35 +332,6 @@ def _rows_of_sources(train: Source, recipe: Recipe, skipped: int, step: int) -> 
     return {f"rows/{name}": float(count) for name, count in counts.items()}
 
 
-def _at_evaluations(
-    session: Session, ready: RunSetup, trackers: Sequence[Tracker]
-) -> Iterator[Callable[[int, State], dict[str, float]]]:
-    """What is done with the state at each evaluation besides measuring the held-out examples."""
-    section, run_dir = session.recipe.evaluate, session.run_dir
-    if session.dry:
-        return
-    if ready.questions:
-        answers = run_dir.path / "answers.jsonl"
-        yield Questioner(ready.assembly, ready.questions, section.tokens, answers, partial(_send_answers, trackers))
-    if ready.sampler:
-        yield partial(_sampled, ready.sampler, run_dir.samples, trackers)
-
-
-def _send_answers(trackers: Sequence[Tracker], step: int, answers: Sequence[Sample]) -> None:
-    for tracker in trackers:
-        tracker.samples(step, answers[:ANSWERS])
-
-
-def _sampled(draw: Sampler, folder: Path, trackers: Sequence[Tracker], step: int, state: State) -> dict[str, float]:
-    """Draw samples, write them and send the pictures; they give no metrics."""
-    rows = draw(state)
-    if jax.process_index() == 0:
-        grids = write_samples(rows, folder, f"{step:08}-")
-        for tracker in trackers if grids else ():
-            tracker.pictures(step, grids)
-    return {}
-
-
 def _alive(session: Session, event: StepEvent) -> None:
     session.console.tick(event.step)
     session.heartbeat.step = event.step
@@ -377,7 +345,7 @@ def _saver(
     ready: RunSetup,
     start: Start,
     due: Callable[[int], bool],
-    guard: LossGuard,
+    hooks_state: Callable[[], JsonObject],
     sync: Callable[[], None],
 ) -> Callable[[int, State, Mapping[str, float], StateChecksum], None]:
     store, warned = ready.store, []
@@ -393,7 +361,7 @@ def _saver(
 
         part = saved(state, ready.assembly.layout.declared)
         store.save(
-            number, part, conditions(number, eval_pending, guard.state, session.log.saving(number)), metrics, proof
+            number, part, conditions(number, eval_pending, hooks_state(), session.log.saving(number)), metrics, proof
         )
         session.log.committed(store.committed)
         if store.took > (grace := session.recipe.checkpoint.grace) and not warned:
@@ -401,30 +369,3 @@ def _saver(
             warned.append(session.console.warn(text))
 
     return save
-
-
-def refuse_unmeasured(
-    best: str | None,
-    evaluate: jax.stages.Compiled,
-    bytes_per_token: float | None,
-    declared: Iterable[Metric],
-    scores: Iterable[str] = (),
-) -> None:
-    """Raise RecipeError if no evaluation measures `best`, or it is unknown whether higher or lower is better.
-
-    `best`: the recipe's `checkpoint.best`.
-    `bytes_per_token`: as in `inference.evaluate.evaluated`. `scores`: those of the recipe's questions.
-    """
-    if best is None:
-        return
-    sums = jax.tree.unflatten(evaluate.out_tree, range(evaluate.out_tree.num_leaves))
-    names = {"eval/loss", *(f"eval/{name}" for name in sums.metrics)}
-    names |= {"eval/perplexity"} if bytes_per_token is not None else set()
-    names |= {"eval/bits_per_byte"} if bytes_per_token else set()
-    names |= {f"eval/{name}" for name in scores}
-    if best not in names:
-        raise RecipeError(f"checkpoint.best: {best} is not measured", f"one of {', '.join(sorted(names))}")
-    if higher_is_better(best, declared) is None:
-        short = best.partition("/")[2]
-        hint = f"declare it in the model with dtrain.Metric: metrics = (Metric({short!r}, higher_is_better=True),)"
-        raise RecipeError(f"checkpoint.best: it is not known whether a higher or a lower {best} is better", hint)

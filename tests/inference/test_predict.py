@@ -19,7 +19,8 @@ from dtrain.core.run_dir import Folder
 from dtrain.data.prediction_inputs import inputs, opened_in_order, with_classes
 from dtrain.data.source import Arrays, image_example
 from dtrain.inference.evaluate import evaluate
-from dtrain.inference.predict import outputs, predictions
+from dtrain.inference.outputs import outputs, state_of
+from dtrain.inference.predict import predictions
 from dtrain.recipe.load import load
 from dtrain.weights.load import LoadedRun
 from tests.conftest import Dtrain
@@ -65,8 +66,9 @@ def fresh(name: str, place: Sequence[str], devices: int) -> LoadedRun:
 def predicted(loaded: LoadedRun, examples: int = 40) -> dict[str, np.ndarray]:
     """The predictions for the first examples of the test split: not a multiple of the batch."""
     source = loaded.recipe.data.open("test")
-    rows = source.rows(np.arange(examples))
-    parts = [values for _, values in outputs(loaded, Arrays(rows, source.example, ""))]
+    rows, state = source.rows(np.arange(examples)), state_of(loaded)
+    program = outputs(loaded.assembly, Arrays(rows, source.example, ""), state=state)
+    parts = [values for _, values in program(state)]
     return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
 
 

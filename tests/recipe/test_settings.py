@@ -24,6 +24,7 @@ from dtrain.optim.groups import Group, grouped
 from dtrain.optim.optimizer import SGD, Optimizer
 from dtrain.optim.shared import Cosine, Schedule
 from dtrain.optim.update import averaged, learning_rate, transformation
+from dtrain.train.progress import Improvement
 from tests.engines import MEMBERS, random_batch
 
 TINY = {"vocab": 12, "context": 16, "layers": 2, "width": 16, "heads": 2, "hidden": 24}
@@ -48,6 +49,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         "smoothing": 0.1,
     },
     "CustomOptimizer": {"target": "optax:sgd", "args": {"b1": 0.5}},
+    "Plateau": {"metric": "eval/nll", "min_delta": 0.3, "final": 0.9},
 }  # fmt: skip
 NAMED = {
     "lr": 0.5, "schedule": Cosine(), "decay": 0.5, "clip": 1e-3, "ema": 0.5, "epsilon": 0.1, "factor_from": 8,
@@ -194,8 +196,21 @@ def test_every_field_of_an_optimizer_changes_where_it_goes(name: str, field: str
 @pytest.mark.parametrize("member", typing.get_args(Schedule))
 def test_every_field_of_a_schedule_changes_the_rate(member: type) -> None:
     for field, value in others(member.__name__, member()):
-        one, other = (learning_rate(SGD(lr=1.0, schedule=part), 20) for part in changed(member(), field, value))
-        assert [float(one(step)) for step in range(21)] != [float(other(step)) for step in range(21)], field
+        one, other = changed(member(), field, value)
+        assert rates(one) != rates(other), field
+
+
+def rates(schedule: Any) -> list[float]:
+    """The learning rate of 21 steps with an evaluation after each: eval/nll is the first that no longer improves."""
+    rate, scale = learning_rate(SGD(lr=1.0, schedule=schedule), 20), 1.0
+    improvement, found = Improvement(schedule.watch, rising=False) if schedule.watch else None, []
+    for step in range(21):
+        found.append(scale * float(rate(step)))
+        if improvement:
+            improvement.note(step, max(1 - 0.2 * step, 0.0 if schedule.metric == "eval/loss" else 0.5))
+            if improvement.stalled:
+                scale, improvement.since = schedule.lowered(scale), 0
+    return found
 
 
 @pytest.mark.slow
