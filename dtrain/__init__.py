@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from dtrain.core import errors
     from dtrain.core.metrics import Metric
     from dtrain.data.batch import Batch, Example, Feature
+    from dtrain.inference.open_run import OpenRun, open  # noqa: A004
     from dtrain.models.nn import layers
     from dtrain.models.nn.context import Context
     from dtrain.models.nn.model import Flops, Loss, Mixture, Model, Structure
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from dtrain.plan.plan import plan as make_plan
     from dtrain.recipe.load import load
     from dtrain.recipe.recipe import Recipe
-    from dtrain.train.run import run
+    from dtrain.train.run import run_and_open as run
 
 __version__ = "0.3.0"
 
@@ -33,6 +34,7 @@ __all__ = [
     "Metric",
     "Mixture",
     "Model",
+    "OpenRun",
     "Param",
     "Recipe",
     "Structure",
@@ -41,6 +43,7 @@ __all__ = [
     "layers",
     "load",
     "make_plan",
+    "open",
     "run",
     "vary",
 ]
@@ -54,7 +57,7 @@ _SOURCES = {
     "models.nn.vma": ("axes_of", "vary"),
     "recipe.load": ("load",),
     "recipe.recipe": ("Recipe",),
-    "train.run": ("run",),
+    "inference.open_run": ("OpenRun", "open"),
 }
 
 
@@ -70,6 +73,8 @@ def __getattr__(name: str) -> Any:
         return import_module("dtrain.models.nn.layers")
     if name == "make_plan":  # `dtrain.plan` is the package
         return import_module("dtrain.plan.plan").plan
+    if name == "run":
+        return import_module("dtrain.train.run").run_and_open
     source = next(module for module, names in _SOURCES.items() if name in names)
     return getattr(import_module(f"dtrain.{source}"), name)
 

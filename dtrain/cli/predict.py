@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
 import typer
 
@@ -13,13 +13,17 @@ from dtrain.core.errors import DataError, EnvironmentFault, RecipeError, cause
 
 if TYPE_CHECKING:
     from dtrain.core.types import JsonObject
+    from dtrain.weights.load import LoadedRun
 
-FORMATS = (".jsonl", ".csv")
+FORMATS = (".jsonl", ".csv", ".npz")
 
 
 def add_to(app: typer.Typer) -> None:
     """Register the verb."""
-    app.command(epilog="Example: dtrain predict runs/my-images holiday/*.jpg --out labels.csv")(predict)
+    app.command(
+        epilog="Examples: dtrain predict runs/my-images holiday/*.jpg --out labels.csv; "
+        "dtrain predict my-encoder --split train --out codes.npz --keep label"
+    )(predict)
 
 
 def predict(
@@ -32,8 +36,14 @@ def predict(
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="A .jsonl or .csv file to write; default: lines to the terminal.")
+        Path | None, typer.Option(help="A .jsonl, .csv or .npz file to write; default: lines to the terminal.")
     ] = None,
+    split: Annotated[
+        Literal["train", "test"], typer.Option(help="The examples to predict, where no file is given.")
+    ] = "test",
+    keep: Annotated[
+        str, typer.Option(metavar="NAME,...", help="Arrays of the data to copy into the .npz file: label,caption.")
+    ] = "",
     top: Annotated[int, typer.Option(min=1, help="Number of classes whose probabilities are given.")] = 3,
     step: Step = None,
     best: Best = False,
@@ -48,17 +58,28 @@ def predict(
         files, overrides = _divided(what or [])
         if out and out.suffix not in FORMATS:
             raise RecipeError(f"--out {out}: expected a name that ends in {' or '.join(FORMATS)}")
+        arrays = out if out and out.suffix == ".npz" else None
+        if arrays and files:
+            raise RecipeError(f"--out {out}: files give lines, not arrays", "write .jsonl or .csv")
+        if keep and not arrays:
+            raise RecipeError("--keep goes with --out FILE.npz", "lines have the label already")
         use_devices(devices)
         from dtrain.core.run_list import find_run
-        from dtrain.data.prediction_inputs import inputs, with_classes
+        from dtrain.data.prediction_inputs import inputs, opened_in_order, with_classes
         from dtrain.inference.predict import predictions
         from dtrain.weights.load import load_run
 
         loaded = load_run(find_run(run), overrides, lambda text: typer.echo(text, err=True), step=step, best=best)
         data, example = loaded.recipe.data, loaded.assembly.layout.example
         chosen = inputs(data, example, files) if files else None
-        given, unread = chosen or with_classes(data.open("test"), loaded.classes), chosen.unread if chosen else {}
         typer.secho(f"{run} at {loaded.chosen}", dim=True, err=True)
+        if arrays:
+            _write_arrays(loaded, split, [name for name in keep.split(",") if name], arrays)
+            return
+        given, unread = (
+            chosen or with_classes(opened_in_order(data, split), loaded.classes),
+            chosen.unread if chosen else {},
+        )
         agreed: list[bool | None] = []
         rows = _compared(predictions(loaded, given, top), agreed)
         if out is None:
@@ -72,6 +93,33 @@ def predict(
             typer.secho(f"{share:.2%} of {len(labelled):,} rows with a label are predicted so", fg="green", err=True)
         if unread:
             raise DataError(f"{len(unread):,} files cannot be used; the others are predicted", "see their `error`")
+
+
+def _write_arrays(loaded: "LoadedRun", split: Literal["train", "test"], keep: list[str], out: Path) -> None:
+    """Write the outputs for a split, and these arrays of the data, by name (examples, ...)."""
+    import numpy as np
+
+    from dtrain.core.files import atomic_write
+    from dtrain.data.prediction_inputs import opened_in_order, with_classes
+    from dtrain.inference.outputs import outputs, state_of
+    from dtrain.inference.samples import drawn
+
+    source = with_classes(opened_in_order(loaded.recipe.data, split), loaded.classes)
+    if unknown := [name for name in keep if name not in source.example]:
+        raise RecipeError(f"--keep: the data has no {unknown[0]!r}", f"it has {', '.join(source.example)}")
+    state = state_of(loaded)
+    columns = drawn(outputs(loaded.assembly, source, state=state), state, len(source))
+    if twice := [name for name in keep if name in columns]:
+        raise RecipeError(f"--keep: {twice[0]!r} is the name of an output as well", "leave it out")
+    columns |= {name: values for name, values in source.rows(np.arange(len(source))).items() if name in keep}
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(out) as file:
+            np.savez_compressed(file, **columns)  # pyright: ignore[reportArgumentType]
+    except OSError as error:
+        raise EnvironmentFault(f"cannot write {out}: {cause(error)}") from error
+    what = ", ".join(f"{name} {list(values.shape)}" for name, values in columns.items())
+    typer.secho(f"{out}: {what}", fg="green", err=True)
 
 
 def _compared(rows: "Iterable[JsonObject]", agreed: list[bool | None]) -> "Iterator[JsonObject]":

@@ -2,7 +2,7 @@
 
 import dataclasses
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
@@ -14,7 +14,8 @@ from dtrain.assembly.input import refuse_broken_contract, train_batches
 from dtrain.core.errors import NotFinite
 from dtrain.core.run_control import RunControl
 from dtrain.core.run_dir import Folder, folder
-from dtrain.recipe.load import plain_part, refuse_conflicts
+from dtrain.inference.open_run import OpenRun
+from dtrain.recipe.load import load, plain_part, refuse_conflicts
 from dtrain.recipe.packages import missing
 from dtrain.recipe.recipe import Recipe
 from dtrain.track.console import Console
@@ -66,6 +67,23 @@ def run(
             session.log.rolled_back(rollback, recipe.guard.budget)
             console.warn(f"{rollback.message}: rolling back to the newest checkpoint, skipping the batches since then")
     return run_dir
+
+
+def run_and_open(
+    recipe: Recipe | Path | str,
+    runs: Path | str = "runs",
+    *,
+    overrides: Sequence[str] = (),
+    console: Console | None = None,
+) -> OpenRun:
+    """Train to the end, from the newest checkpoint if there is one, and open the run; open it if it is finished.
+
+    `recipe`: one that `dtrain.load` gives, a file, or the name of one that comes with dtrain. RecipeError if its
+    sections do not agree; Stopped, after saving, if the run was asked to stop.
+    """
+    recipe = recipe if isinstance(recipe, Recipe) else load(recipe, overrides)
+    run(recipe, runs, console)
+    return OpenRun(folder(Path(runs), recipe.name))
 
 
 @contextmanager
