@@ -43,6 +43,8 @@ def state_initializer(
     def make(given: Mapping[str, jax.Array] = {}) -> State:
         params = declare.initial(declared, jax.random.key(seed), dtype)
         params = jax.tree.map(given.get, declare.paths(params), params)
+        params = declare.averages_from(params, declared, lambda _decay, _average, value: value)
+        params = jax.tree.map(given.get, declare.paths(params), params)  # an average that is given stays
         return State(jnp.zeros((), jnp.int32), params, update.init(declare.trained(params, declared)))
 
     return make

@@ -12,7 +12,7 @@ from dtrain.data.batch import CALL, ROW, STEP, Batch
 from dtrain.models.nn.context import Context
 from dtrain.models.nn.examples import Purpose
 from dtrain.models.nn.model import Loss, Model
-from dtrain.models.nn.param import Param, Tree, merged, paths, trained
+from dtrain.models.nn.param import Param, Tree, averages_from, merged, paths, trained
 from dtrain.models.nn.precision import Precision
 from dtrain.optim.update import Rate, averaged, plateau_scale, zero_frozen
 from dtrain.parallel.engine import Grads, LossFn, Outputs, OutputsFn, Sums
@@ -82,9 +82,10 @@ def train_step(
     """(state, batch) → the next state and the metrics of this step.
 
     Gradients are of the mean loss: sums over the global batch, divided once by the sum of weights. Parameters that are
-    not trained become what the loss gives as their statistics. With `keyed`, the model gets the step's number. With
-    `skip`, an update whose loss or gradients are not finite is skipped. With `norms_every`, the metrics have the
-    `norms` of each parameter after so many steps, and zeros after others, where nothing is computed for them.
+    not trained become what the loss gives as their statistics, and averages of others follow those. With `keyed`, the
+    model gets the step's number. With `skip`, an update whose loss or gradients are not finite is skipped. With
+    `norms_every`, the metrics have the `norms` of each parameter after so many steps, and zeros after others, where
+    nothing is computed for them.
     """
     import optax
 
@@ -101,7 +102,7 @@ def train_step(
             own = trained(state.params, declared)
             updates, optimizer = update.update(gradients, state.optimizer, own, step=state.step)
             params = merged(optax.apply_updates(own, updates), state.params, declared)
-            return _with_statistics(params, loss), optimizer
+            return averages_from(_with_statistics(params, loss), declared, _moved), optimizer
 
         def unchanged() -> tuple[Tree, Any]:
             return (state.params, state.optimizer)
@@ -176,6 +177,11 @@ def _with_statistics(params: Tree, loss: Loss) -> Tree:
         return jnp.where(loss.weight > 0, mean, param).astype(param.dtype)
 
     return jax.tree.map(value, paths(params), params)
+
+
+def _moved(decay: float, average: jax.Array, value: jax.Array) -> jax.Array:
+    """An exponential moving average after one more value."""
+    return decay * average + (1 - decay) * value
 
 
 def eval_step(sums: Sums, keyed: bool = False) -> Callable[[State, Batch], Loss]:

@@ -17,7 +17,7 @@ from dtrain.models.nn.context import Context
 from dtrain.models.nn.count_flops import gradient_flops
 from dtrain.models.nn.model import Declared, FieldValue, Flops, Loss, Structure
 from dtrain.models.nn.param import UNNAMED, MadeTogether, Param, Tree, dotted, paths
-from dtrain.models.nn.patterns import matched
+from dtrain.models.nn.patterns import matched, replaced
 
 DECLARE = "declare each with dtrain.Param(shape, dims, init); other values belong in fields of the class"
 
@@ -100,6 +100,34 @@ def with_statistics(tree: Tree, chosen: Sequence[str] | Callable[[str], bool], w
     return jax.tree.map(kept, paths(tree), tree)
 
 
+def with_averages(tree: Tree, table: Mapping[str, tuple[str, float]], where: str) -> Tree:
+    """The tree with some parameters declared as averages of others: {"target.*": ("online.*", 0.996)}.
+
+    The text that `*` stands for is the same in both patterns. An average is not trained. RecipeError if the other
+    parameter is missing, has another shape, or is an average itself.
+    """
+    names = jax.tree.leaves(paths(tree))
+    params = dict(zip(names, jax.tree.leaves(tree), strict=True))
+    chosen = matched(table, names, where)
+
+    def follows(name: str, param: Param) -> Param:
+        if name not in chosen:
+            return param
+        source, decay = table[chosen[name]]
+        of = replaced(name, chosen[name], source, where)
+        if of not in params or of in chosen:
+            why = "an average itself" if of in chosen else "no parameter"
+            raise RecipeError(
+                f"{where}: {name} follows {of}, which is {why}", f"the parameters are {', '.join(names[:8])}"
+            )
+        if params[of].shape != param.shape or not 0 <= decay < 1:
+            found = f"{name} {param.shape}, {of} {params[of].shape}, decay {decay}"
+            raise RecipeError(f"{where}: an average has the shape of its values, and 0 <= decay < 1: {found}")
+        return replace(param, trained=False, decay=False, average=(of, float(decay)))
+
+    return jax.tree.map(follows, paths(tree), tree)
+
+
 def _is(leaf: object) -> bool:
     return isinstance(leaf, Param)
 
@@ -174,6 +202,7 @@ class Custom(Declared):
                 tree = from_init(model, self._example)
             table = dict(getattr(model, "dims", {})) | self.dims
             tree = with_dims(tree, table, "model.dims" if self.dims else f"{where}: dims")
+            tree = with_averages(tree, getattr(model, "averages", {}), f"{where}: averages")
             return with_statistics(tree, getattr(model, "statistics", ()), f"{where}: statistics")
 
     def params(self) -> Tree:
@@ -241,8 +270,9 @@ class Custom(Declared):
         """Raise RecipeError if a statistic is no parameter that is declared as not trained, or of another shape."""
         declared = dict(zip(jax.tree.leaves(paths(self._declared)), jax.tree.leaves(self._declared), strict=True))
         for name, value in statistics.items():
-            if name not in declared or declared[name].trained:
-                why = "is trained" if name in declared else "is no parameter"
+            if name not in declared or declared[name].trained or declared[name].average:
+                average = name in declared and declared[name].average
+                why = "is an average" if average else "is trained" if name in declared else "is no parameter"
                 hint = "declare it with Param(..., trained=False), or by statistics = ('pattern',) in the class"
                 raise RecipeError(f"{self._where}: loss() returns the statistic {name!r}, which {why}", hint)
             if value.shape != declared[name].shape:

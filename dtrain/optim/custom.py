@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import jax
 
@@ -61,6 +61,14 @@ class CustomOptimizer(Shared):
     @property
     def _name(self) -> str:
         return self.target.partition(":")[2]
+
+    @property
+    def has_user_args(self) -> bool:
+        return True
+
+    def of_group(self, match: str) -> Self:
+        args = next((group.args for group in self.groups if group.match == match), {})
+        return replace(self, args=self.args | args) if args else self
 
     def _built(self, arguments: dict[str, object], where: str) -> object:
         """What the target returns. A function of optax is taken from the installed package: no folder is searched."""

@@ -50,14 +50,16 @@ class Factored(NamedTuple):
     columns: Tree
     whole: Tree
 
-    def dims(self, declared: Tree, factor_from: int) -> "Factored":
-        """The dim names of each array, from which its sharding follows."""
-        plan = jax.tree.map(lambda param: Matrix(param, factor_from), declared)
+    def dims(self, declared: Tree, factor_from: Callable[[Param], int]) -> "Factored":
+        """The dim names of each array, from which its sharding follows. The state may be of some parameters only."""
 
-        def name(which: str) -> Any:
-            return jax.tree.map(lambda m: " ".join(param_names(m, which)), plan)
+        def name(which: str, arrays: Tree) -> Any:
+            def one(param: Param, array: Any) -> str | None:
+                return None if array is None else " ".join(param_names(Matrix(param, factor_from(param)), which))
 
-        return Factored("", name("rows"), name("columns"), name("whole"))
+            return jax.tree.map(one, declared, arrays)
+
+        return Factored("", name("rows", self.rows), name("columns", self.columns), name("whole", self.whole))
 
 
 class Matrix:

@@ -71,7 +71,9 @@ class Adafactor(Shared):
         return factored(declared, self.factor_from)
 
     def state_dims(self, declared: Tree, state: object) -> Any:
-        return state.dims(declared, self.factor_from) if isinstance(state, Factored) else None
+        if not isinstance(state, Factored):
+            return None
+        return state.dims(declared, lambda param: self.of_group(param.group).factor_from)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,14 +90,16 @@ class Muon(Shared):
     b1: Decay = 0.9
     b2: Decay = 0.999
 
+    def refuse_unfit(self, declared: Tree) -> None:
+        if not any(map(_muon_dims, jax.tree.leaves(declared))):
+            message = "optimizer: muon finds no hidden matrix: no trained parameter declares fan_in"
+            raise RecipeError(message, "use adamw, or declare matrices with dtrain.Param(..., fan_in=('embed',))")
+
     def direction(self, declared: Tree) -> "optax.GradientTransformation":
         import optax
 
         numbers = jax.tree.map(lambda param: _muon_dims(param) or optax.MaskedNode(), declared)
         labels = jax.tree.map(lambda param: "muon" if _muon_dims(param) else "adam", declared)
-        if "muon" not in jax.tree.leaves(labels):
-            message = "optimizer: muon finds no hidden matrix: no trained parameter declares fan_in"
-            raise RecipeError(message, "use adamw, or declare matrices with dtrain.Param(..., fan_in=('embed',))")
         muon = optax.contrib.scale_by_muon(
             ns_steps=self.iterations, beta=self.momentum, weight_dimension_numbers=lambda _: numbers
         )

@@ -1,12 +1,13 @@
 """The settings that every optimizer has."""
 
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass, field, fields, replace
+from typing import Annotated, Any, Literal, Self
 
 import jax
 import jax.numpy as jnp
 from annotated_types import Gt, Lt
 
+from dtrain.core.errors import RecipeError
 from dtrain.core.metrics import Watch
 from dtrain.core.types import Decay, Fraction, Natural, NonNegative, PositiveFloat, Rate
 from dtrain.models.nn.param import Tree
@@ -135,12 +136,34 @@ class Shared:
     ema: Decay | None = None
     """Decay of an exponential moving average of the parameters; evaluation then uses the average."""
     groups: tuple[Group, ...] = ()
-    """Parameters with another learning rate or weight decay, and frozen ones."""
+    """Parameters with other settings of the optimizer, and frozen ones."""
 
     @property
     def user_code(self) -> str:
         """What the recipe names as code that runs when it is built; empty for optimizers of dtrain and of optax."""
         return ""
+
+    @property
+    def averages(self) -> bool:
+        """Whether it keeps averages of parameters."""
+        return bool(self.ema or any(group.ema for group in self.groups))
+
+    def of_group(self, match: str) -> Self:
+        """The optimizer with the settings of a group; itself for the empty text, which stands for no group."""
+        args = next((group.args for group in self.groups if group.match == match), {})
+        own = [f.name for f in fields(self) if f.name not in Shared.__dataclass_fields__ and f.name != "kind"]
+        if unknown := next((name for name in args if name not in own), None):
+            hint = f"its settings are {', '.join(own)}; lr, clip, ema and others are keys of the group itself"
+            raise RecipeError(f"optimizer.groups: args of {match}: {unknown!r} is no setting of it", hint)
+        return replace(self, **args) if args else self  # pyright: ignore[reportArgumentType]
+
+    def refuse_unfit(self, declared: Tree) -> None:
+        """RecipeError if it is of no use for such parameters."""
+
+    @property
+    def has_user_args(self) -> bool:
+        """Whether the `args` of groups are arguments of code that only a run imports."""
+        return False
 
     def apart(self, declared: Tree) -> Tree:
         """The declared parameters in the form in which the optimizer keeps state for them."""

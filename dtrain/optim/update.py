@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from dtrain.core.errors import FieldError
 from dtrain.models.nn.param import Param, Tree, trained
+from dtrain.optim.by_group import average_decays, by_group, clipped, groups_of, only, scheduled
 from dtrain.optim.custom import CustomOptimizer
 from dtrain.optim.optimizer import Optimizer
 
@@ -48,17 +49,29 @@ def transformation(optimizer: Optimizer, declared: Tree, steps: int) -> "optax.G
     def decays(param: Param) -> bool:
         return (optimizer.decay_all or param.decay) if param.weight_decay is None else param.weight_decay
 
-    mask = jax.tree.map(decays, declared)
     rate = learning_rate(optimizer, steps)
-    decayed = optax.add_decayed_weights(optimizer.decay, mask) if optimizer.decay else None
-    if isinstance(optimizer, CustomOptimizer):  # its updates have the learning rate and the sign of a step already
-        own = optimizer.complete(rate, declared)
-        body = [own, _beside(decayed, rate)] if decayed else [own]
-    else:
-        body = [optimizer.direction(declared), decayed, _by_rate(rate)]
+    optimizer.refuse_unfit(declared)
+
+    def body(settings: Optimizer, declared: Tree) -> "list[optax.GradientTransformation]":
+        """Direction, weight decay and learning rate for these parameters."""
+        mask = jax.tree.map(decays, declared)
+        decayed = optax.add_decayed_weights(settings.decay, mask) if settings.decay else None
+        if isinstance(settings, CustomOptimizer):  # its updates have the learning rate and the sign of a step already
+            own = settings.complete(rate, declared)
+            return [own, _beside(decayed, rate)] if decayed else [own]
+        return [settings.direction(declared), *([decayed] if decayed else []), _by_rate(rate)]
+
+    apart = {f"group{number}": group for number, group in enumerate(optimizer.groups) if group.apart}
+    others = groups_of(declared) - {group.match for group in apart.values()}
+    parts = {}
+    for name, group in apart.items():
+        own = body(optimizer.of_group(group.match), only(declared, declared, {group.match}))
+        parts[name] = {group.match}, scheduled(group, optax.chain(*own))
+    if parts and others:
+        parts["others"] = others, optax.chain(*body(optimizer, only(declared, declared, others)))
     links = [
-        optax.clip_by_global_norm(optimizer.clip) if optimizer.clip else None,
-        *body,
+        clipped(optimizer, declared),
+        *([by_group(parts, declared)] if parts else body(optimizer, declared)),
         _by_multiplier(declared) if any(param.lr != 1 for param in jax.tree.leaves(declared)) else None,
         _by_plateau() if optimizer.schedule.watch else None,
     ]
@@ -69,7 +82,8 @@ def transformation(optimizer: Optimizer, declared: Tree, steps: int) -> "optax.G
         return jax.tree.map(_by_sign, computed, updates, declared), state
 
     stepped = optax.GradientTransformationExtraArgs(whole.init, moved)
-    return optax.chain(stepped, _keep_average(optimizer.ema)) if optimizer.ema else stepped
+    of_averages = average_decays(optimizer, declared)
+    return optax.chain(stepped, _keep_average(of_averages)) if jax.tree.leaves(of_averages) else stepped
 
 
 def _by_rate(rate: Rate) -> "optax.GradientTransformationExtraArgs":
@@ -156,28 +170,36 @@ def learning_rate(optimizer: Optimizer, steps: int) -> Rate:
     return rate
 
 
-def _keep_average(decay: float) -> "optax.GradientTransformationExtraArgs":
+def _keep_average(decays: Tree) -> "optax.GradientTransformationExtraArgs":
     """Pass updates on unchanged and average the parameters that result from them, in at least float32.
 
-    At step t, counted from 0, the decay is min(decay, (1 + t) / (10 + t)): the average starts from the initial values,
-    which would otherwise outweigh what a run of fewer than 1 / (1 - decay) steps learns.
+    `decays`: for each parameter, None where no average is kept. At step t, counted from 0, the decay is at most
+    (1 + t) / (10 + t): the average starts from the initial values, which would otherwise outweigh what a run of fewer
+    than 1 / (1 - decay) steps learns.
     """
     import optax
 
-    def update(updates: Tree, state: Any, params: Tree = None, **more: Any) -> tuple[Tree, Average]:
-        moved = optax.apply_updates(params, updates)
-        step = jnp.asarray(more["step"], jnp.float32)
-        now = jnp.minimum(decay, (1 + step) / (10 + step))
+    def chosen(tree: Tree) -> Tree:
+        return jax.tree.map(lambda decay, leaf: None if decay is None else leaf, decays, tree, is_leaf=_is_none)
 
-        def mix(old: jax.Array, new: jax.Array) -> jax.Array:
+    def update(updates: Tree, state: Any, params: Tree = None, **more: Any) -> tuple[Tree, Average]:
+        moved = chosen(optax.apply_updates(params, updates))
+        step = jnp.asarray(more["step"], jnp.float32)
+
+        def mix(decay: float, old: jax.Array, new: jax.Array) -> jax.Array:
+            now = jnp.minimum(decay, (1 + step) / (10 + step))
             return now.astype(old.dtype) * old + (1 - now).astype(old.dtype) * new.astype(old.dtype)
 
-        return updates, Average(jax.tree.map(mix, state.averaged, moved))
+        return updates, Average(jax.tree.map(mix, decays, state.averaged, moved))
 
     def init(params: Tree) -> Average:
-        return Average(jax.tree.map(lambda p: p.astype(jnp.promote_types(p.dtype, jnp.float32)), params))
+        return Average(jax.tree.map(lambda p: p.astype(jnp.promote_types(p.dtype, jnp.float32)), chosen(params)))
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _is_none(leaf: object) -> bool:
+    return leaf is None
 
 
 def averaged(optimizer_state: object, params: Tree) -> Tree:

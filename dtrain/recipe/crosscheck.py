@@ -16,6 +16,7 @@ from dtrain.models.objective import minimised
 from dtrain.optim.groups import grouped
 from dtrain.parallel.mesh import BATCH_AXES, PIPELINE, mesh_sizes
 from dtrain.parallel.rules import Layout
+from dtrain.recipe.parse import problems_of_section
 from dtrain.recipe.recipe import Recipe, length_problem, watched
 from dtrain.recipe.values import FAILED
 
@@ -52,7 +53,7 @@ def problems_of(recipe: Recipe, devices: int | None, example: Example | None = N
     """
     on, with_data = {"devices": devices}, {"example": example}
     checks = (_length, _name, partial(_mesh, **on), partial(_batch, **on), _layout, _engine)
-    checks += (partial(_bytes, **with_data), partial(_model, **with_data), _tokens, _schedule)
+    checks += (partial(_bytes, **with_data), partial(_model, **with_data), _tokens, _groups, _schedule)
     checks += (partial(_data, **with_data), _metrics, _evaluations, _samples, _lora, _objective, _notify)
     return [problem for check in checks for problem in _read(check, recipe)]
 
@@ -169,6 +170,22 @@ def _tokens(recipe: Recipe) -> Iterator[Problem]:
     """A problem if the model's vocabulary has tokens that files of tokens of this width cannot hold."""
     for key, message in recipe.data.too_narrow(getattr(recipe.model, "vocab", 0)):
         yield f"data.{key}", message, f"data.{key}: uint32, if that is how the files were written"
+
+
+def _groups(recipe: Recipe) -> Iterator[Problem]:
+    """Problems of the settings that groups of parameters have for themselves."""
+    optimizer = recipe.optimizer
+    for number, group in enumerate(optimizer.groups):
+        where = f"optimizer.groups.{number}.args"
+        try:
+            optimizer.of_group(group.match)
+        except RecipeError as error:
+            yield where, error.message.removeprefix("optimizer.groups: "), error.hint
+            continue
+        if group.args and not optimizer.has_user_args:
+            given = {"kind": optimizer.kind, "lr": optimizer.lr} | group.args
+            for line in problems_of_section(type(optimizer), given):
+                yield where, line, ""
 
 
 def _schedule(recipe: Recipe) -> Iterator[Problem]:

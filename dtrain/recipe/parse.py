@@ -18,7 +18,7 @@ from typing import Any
 from dtrain.core.errors import FieldError
 from dtrain.recipe.problems import Problems, described, listed, nearest
 from dtrain.recipe.values import FAILED, accepts, validated
-from dtrain.recipe.yaml import Node, shown
+from dtrain.recipe.yaml import Node, dump, parse, shown
 
 
 def field_docs(cls: type) -> dict[str, str]:
@@ -55,6 +55,13 @@ def section(cls: type, node: Node, path: str, problems: Problems, root: type | N
         where = ".".join(part for part in (path, error.field) if part)
         problems.add(at, where, error.message, error.hint)
         return FAILED
+
+
+def problems_of_section(cls: type, values: dict[str, Any]) -> list[str]:
+    """What is wrong with plain values of a section, a line for each problem."""
+    problems = Problems()
+    section(cls, parse(dump(values), ""), "", problems)
+    return [line.partition("  ")[2] for line in problems.lines]
 
 
 def fields(cls: type, node: Node, path: str, problems: Problems, root: type) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Parameters that come from another run or from files (`init`, `objective.teacher`), read by path onto the mesh."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from dtrain.core.types import JsonObject
 from dtrain.models.agreement import agree
 from dtrain.models.lora import BASE
 from dtrain.models.nn.param import Param
-from dtrain.models.nn.patterns import matched
+from dtrain.models.nn.patterns import matched, replaced
 from dtrain.recipe.load import load
 from dtrain.recipe.recipe import Init, Recipe
 from dtrain.weights.checkpoint_choice import refuse_no_run, select_checkpoint
@@ -298,7 +297,11 @@ def _sources(names: list[str], init: Init, there: Mapping[str, str], part: str) 
         raise RecipeError(f"init: {min(twice)} is both in map and in new", "leave it out of one of them")
     found = {}
     for name in names:
-        other = _replaced(name, renamed[name], init.map[renamed[name]]) if name in renamed else _own_name(name, part)
+        other = (
+            replaced(name, renamed[name], init.map[renamed[name]], "init.map")
+            if name in renamed
+            else _own_name(name, part)
+        )
         if name in renamed and other not in there:
             raise RecipeError(f"init.map: {init.run} has no parameter {other}, for {name}", _hint(there))
         if other in there and name not in left_out:
@@ -309,18 +312,6 @@ def _sources(names: list[str], init: Init, there: Mapping[str, str], part: str) 
 def _own_name(name: str, part: str) -> str:
     """The name of a parameter in its own model, without the part of the tree that it is in."""
     return name.removeprefix(f"{part}.") if part else name
-
-
-def _replaced(name: str, pattern: str, other: str) -> str:
-    """`other` with each `*` replaced by what the same `*` of the pattern stands for in the name."""
-    if other.count("*") != pattern.count("*"):
-        message = f"init.map: {pattern!r} has {pattern.count('*')} stars and {other!r} {other.count('*')}"
-        raise RecipeError(message, "give both the same number")
-    found = re.fullmatch("(.*)".join(map(re.escape, pattern.split("*"))), name)
-    if found is None:
-        raise RecipeError(f"init.map: {pattern!r} has more than stars", "use `*` alone for what differs")
-    parts = iter(found.groups())
-    return "".join(next(parts) if character == "*" else character for character in other)
 
 
 def _hint(there: Mapping[str, str]) -> str:

@@ -70,7 +70,7 @@ def load_run(
         assembly = assemble(recipe, devices[: recipe.mesh.least], example, recipe.steps or 2**31)
         shapes = saved(assembly.shapes, assembly.layout.declared)
         state = store.restore(checkpoint.step, parameters_alone(shapes))
-    chosen += " (averaged parameters)" if recipe.optimizer.ema else ""
+    chosen += " (averaged parameters)" if recipe.optimizer.averages else ""
     classes = tuple(run_dir.read_record().get("classes", ()))
     if recipe.lora:
         state = completed(state, assembly.layout.declared, _base(run_dir, assembly, say))

@@ -48,7 +48,9 @@ class Param:
     With `trained=False` no gradient is computed, the optimizer neither changes it nor keeps a state for it; the loss
     may then give its next value in `Loss.statistics`. With `saved=False` it is not in checkpoints: it never changes,
     and comes from another run. `lr` multiplies the learning rate; `weight_decay`, if given, decides about weight decay
-    in place of `decay`.
+    in place of `decay`; `group` is the pattern of the group of the recipe's optimizer that it is in.
+    `average`, the path of another parameter and a decay, makes it the exponential moving average of that parameter: it
+    starts from the same values, and each step moves it.
     """
 
     shape: tuple[int, ...]
@@ -63,6 +65,8 @@ class Param:
     lr: float = 1.0
     weight_decay: bool | None = None
     saved: bool = True
+    group: str = ""
+    average: tuple[str, float] | None = None
 
     def __post_init__(self) -> None:
         assert len(self.names) == len(self.shape), f"{self.dims!r} does not name {self.shape}"
@@ -115,6 +119,16 @@ def initial(tree: Tree, key: jax.Array, dtype: str) -> Tree:
         return (jnp.pad(array, padding) if padding else array).astype(dtype)  # jnp.pad refuses scalars
 
     return jax.tree.map(value, paths(tree), tree)
+
+
+def averages_from(tree: Tree, declared: Tree, mix: Callable[[float, Any, Any], Any]) -> Tree:
+    """The tree with `mix(decay, average, value)` in place of each parameter that is the average of another one."""
+    values = dict(zip(jax.tree.leaves(paths(declared)), jax.tree.leaves(tree), strict=True))
+
+    def one(param: Param, leaf: Any) -> Any:
+        return leaf if param.average is None else mix(param.average[1], leaf, values[param.average[0]])
+
+    return jax.tree.map(one, declared, tree)
 
 
 def trained(tree: Tree, declared: Tree) -> Tree:

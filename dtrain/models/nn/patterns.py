@@ -1,5 +1,6 @@
 """Choose parameters by patterns of their dotted paths: `*` stands for any characters, dots included."""
 
+import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -30,3 +31,18 @@ def matched(patterns: Iterable[str], paths: Sequence[str], where: str) -> dict[s
                 )
             chosen[path] = pattern
     return chosen
+
+
+def replaced(name: str, pattern: str, other: str, where: str) -> str:
+    """`other` with each `*` replaced by what the same `*` of the pattern stands for in the name.
+
+    RecipeError if they have different numbers of stars. `where` names the patterns' key.
+    """
+    if other.count("*") != pattern.count("*"):
+        message = f"{where}: {pattern!r} has {pattern.count('*')} stars and {other!r} {other.count('*')}"
+        raise RecipeError(message, "give both the same number")
+    found = re.fullmatch("(.*)".join(map(re.escape, pattern.split("*"))), name)
+    if found is None:
+        raise RecipeError(f"{where}: {pattern!r} has more than stars", "use `*` alone for what differs")
+    parts = iter(found.groups())
+    return "".join(next(parts) if character == "*" else character for character in other)
