@@ -15,6 +15,8 @@ from dtrain.core.errors import DtrainError, FieldError, RecipeError
 PACKAGE = str(Path(__file__).parents[1])
 VARYING = ("varying", "manual axis type", "manual_axis_type")
 """Words in JAX's errors about values that vary over mesh axes (its `check_vma`)."""
+FORWARD = "forward-mode autodiff (jvp) to a custom_vjp"
+"""In JAX's error about a second derivative of a function that has a gradient of its own."""
 MACHINE = ("JaxRuntimeError", "XlaRuntimeError")
 """Errors of JAX that point to the machine, such as too little memory, not to the user's code."""
 _SEARCHED: set[Path] = set()
@@ -109,7 +111,10 @@ def user_errors(where: str) -> Iterator[None]:
             hint = f"install the package that has it: {known}"
         if any(word in str(error) for word in VARYING):
             hint = "the carry of a loop starts the same on every device but becomes different: start it with "
-            hint += "dtrain.vary(zeros, dtrain.axes_of(x)), where x is computed from the batch"
+            hint += "dtrain.vary(zeros, dtrain.axes_of(x)), where x is computed from the batch; a loop in a library "
+            hint += "works with engine: jit"
+        if FORWARD in str(error):
+            hint = "dtrain's layers have gradients for reverse mode: jax.jacrev(jax.grad(f)) in place of jax.hessian(f)"
         raise RecipeError(f"{_line(error) or where}: {type(error).__name__}: {text[0]}", hint) from error
 
 

@@ -11,6 +11,7 @@ from dtrain.core.errors import FieldError, RecipeError
 from dtrain.data.batch import Example, Feature
 from dtrain.models.cnn import CNN
 from dtrain.models.mlp import MLP
+from dtrain.models.nn import layers
 from dtrain.models.nn.attention import AttentionSpec
 from dtrain.models.nn.param import Param, abstract, count, initial, normal
 from dtrain.models.nn.single_device import SingleDeviceContext
@@ -154,3 +155,9 @@ def test_the_stem_of_a_resnet_is_the_same_on_a_mesh(kind: str) -> None:
     alone, reference = gradients(place(model, ENGINES["jit"], Mesh(data=1)))
     assert loss == pytest.approx(alone, rel=2e-6)
     assert worst(found, reference) < 1e-5
+
+
+def test_a_dense_layer_whose_dims_have_no_names_keeps_the_variance() -> None:
+    for dims in ("_ _", "embed hidden"):
+        tree = initial(layers.dense(256, 256, dims), jax.random.key(0), "float32")
+        assert float(tree["weight"].std()) == pytest.approx(1 / 16, rel=0.05)

@@ -60,7 +60,9 @@ def scale(shape: tuple[int, ...], dims: str) -> Param:
 def dense(inputs: int, outputs: int, dims: str, gain: float = 1.0) -> Tree:
     """Weight and bias of a linear layer; `dims` names its rows and columns."""
     rows, columns = dims.split()
-    return {"weight": weight((inputs, outputs), dims, fan_in=rows, gain=gain), "bias": bias((outputs,), columns)}
+    std = gain / math.sqrt(inputs)
+    matrix = Param((inputs, outputs), dims, declare.normal(std), fan_in=(rows,) if rows != columns else ())
+    return {"weight": matrix, "bias": bias((outputs,), columns)}
 
 
 def norm(size: int, dim: str) -> Tree:
