@@ -18,6 +18,7 @@ from dtrain.data.batch import IMAGE, LABEL, OTHER_IMAGE, OTHER_LABEL, ROW, WEIGH
 from dtrain.models.nn import param as declare
 from dtrain.models.nn.examples import Purpose
 from dtrain.models.nn.model import Flops
+from dtrain.models.parts import with_parts
 from dtrain.optim.groups import grouped
 from dtrain.optim.update import learning_rate, transformation
 from dtrain.parallel.engine import Traced, call_shapes, replicated
@@ -160,7 +161,7 @@ def _layout(recipe: Recipe, model: Any, devices: Sequence[Device], example: Exam
     """The model's parameters on the recipe's mesh. RecipeError if mesh, engine, batch and model do not fit."""
     engine = recipe.engine
     sizes = recipe.mesh.jax_sizes(devices) if engine.explicit else recipe.mesh.sizes(len(devices))
-    declared = grouped(with_default_dims(model.params(), sizes), recipe.optimizer.groups)
+    declared = grouped(with_parts(with_default_dims(model.params(), sizes), recipe.parts), recipe.optimizer.groups)
     layout = Layout(sizes, recipe.mesh.table(), declared, engine.arranged(recipe.mesh.build(sizes, devices)), example)
     layout.check()
     if sizes[SEQUENCE] > 1 and not model.split_rows:

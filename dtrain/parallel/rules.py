@@ -236,4 +236,4 @@ def split_axes(spec: PartitionSpec) -> tuple[str, ...]:
 
 def bytes_of(declared: Tree, dtype: str) -> int:
     """Bytes of all parameters in that dtype, padding included."""
-    return sum(param.size for param in jax.tree.leaves(declared)) * jnp.dtype(dtype).itemsize
+    return sum(param.size * jnp.dtype(param.dtype or dtype).itemsize for param in jax.tree.leaves(declared))

@@ -13,6 +13,7 @@ from dtrain.data.batch import Example
 from dtrain.models.lora import adapted
 from dtrain.models.nn.param import count
 from dtrain.models.objective import minimised
+from dtrain.models.parts import with_parts
 from dtrain.optim.groups import grouped
 from dtrain.parallel.mesh import BATCH_AXES, PIPELINE, mesh_sizes
 from dtrain.parallel.rules import Layout
@@ -54,7 +55,7 @@ def problems_of(recipe: Recipe, devices: int | None, example: Example | None = N
     on, with_data = {"devices": devices}, {"example": example}
     checks = (_length, _name, partial(_mesh, **on), partial(_batch, **on), _layout, _engine)
     checks += (partial(_bytes, **with_data), partial(_model, **with_data), _tokens, _groups, _schedule)
-    checks += (partial(_data, **with_data), _metrics, _evaluations, _samples, _lora, _objective, _notify)
+    checks += (partial(_data, **with_data), _metrics, _evaluations, _samples, _lora, _parts, _objective, _notify)
     return [problem for check in checks for problem in _read(check, recipe)]
 
 
@@ -141,6 +142,11 @@ def _model(recipe: Recipe, example: Example | None) -> Iterator[Problem]:
         where, _, message = error.message.partition(": ")
         yield where, message, error.hint
         return
+    try:
+        declared = with_parts(declared, recipe.parts)
+    except RecipeError as error:
+        where, _, message = error.message.partition(": ")
+        yield where, message, error.hint
     try:
         grouped(declared, recipe.optimizer.groups)
     except RecipeError as error:
@@ -243,6 +249,12 @@ def _samples(recipe: Recipe) -> Iterator[Problem]:
 def _lora(recipe: Recipe) -> Iterator[Problem]:
     if recipe.lora and not recipe.init:
         yield "init", "missing: lora adapts the parameters of another run", "init: {run: runs/base}"
+
+
+def _parts(recipe: Recipe) -> Iterator[Problem]:
+    if recipe.parts and (recipe.lora or recipe.objective):
+        with_ = "lora" if recipe.lora else "objective"
+        yield "parts", f"the parameters of a run with {with_} come from init and {with_} alone", "leave it out"
 
 
 def _objective(recipe: Recipe) -> Iterator[Problem]:

@@ -202,6 +202,7 @@ def _init(found: CheckReport) -> None:
     """Record that parameters from elsewhere are not compared; warn if there is no such run or file here."""
     sources: dict[str, WeightsSource] = {"init": found.recipe.init} if found.recipe.init else {}
     sources |= {f"objective.{part}": origin for part, origin in found.recipe.minimised.sources().items()}
+    sources |= {f"parts.{name}": part for name, part in found.recipe.parts.items()}
     for place, origin in sources.items():
         found.not_checked.append(f"which parameters{' and sizes' * (place != 'init')} {origin.text} has")
         if origin.run and not (Path(origin.run) / "recipe.yaml").exists():

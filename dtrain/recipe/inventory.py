@@ -17,6 +17,7 @@ from dtrain.recipe.paths import (
     CODE_LISTS,
     CODE_SECTIONS,
     FOLDERS,
+    OF_ORIGIN,
     ORIGINS,
     PATHS,
     fixed_parts,
@@ -123,7 +124,7 @@ class SecretNeed(Need):
 def inventory(recipe: Recipe) -> list[Need]:
     """Everything that the recipe names outside of itself, in the order of its keys. Nothing is opened."""
     values = plain(recipe)
-    return [*_paths(values), *_code(values), *_secrets(recipe)]
+    return [*_paths(values), *_origins(values), *_code(values), *_secrets(recipe)]
 
 
 def _paths(values: JsonObject) -> Iterator[Need]:
@@ -141,6 +142,15 @@ def _paths(values: JsonObject) -> Iterator[Need]:
                 name = f"{prefix}{key}"
                 own = "give the absolute path of that run folder on the hosts"
                 yield PathNeed(name, text, own) if key in RUNS else PathNeed(name, text)
+
+
+def _origins(values: JsonObject) -> Iterator[Need]:
+    """Where parts of the model come from."""
+    for name, part in (values.get("parts") or {}).items():
+        for key in (key for key in OF_ORIGIN if part.get(key) and _is_path(part[key])):
+            own = "give the absolute path of that run folder on the hosts"
+            where = f"parts.{name}.{key}"
+            yield PathNeed(where, part[key], own) if key == "run" else PathNeed(where, part[key])
 
 
 def _is_path(text: str) -> bool:

@@ -17,6 +17,8 @@ def packages(recipe: Recipe) -> Iterator[tuple[str, str]]:
     yield from (("evaluate.questions", name) for name in address_packages(recipe.evaluate.questions))
     yield from (("evaluate.samples", "PIL") for _ in range(bool(recipe.evaluate.samples)))
     yield from (("init", name) for name in _of(recipe.init))
+    for at, part in recipe.parts.items():
+        yield from ((f"parts.{at}", name) for name in part.packages)
     yield from (("objective", name) for name in (recipe.objective.packages if recipe.objective else ()))
 
 

@@ -106,7 +106,15 @@ def value(hint: Any, node: Node, path: str, problems: Problems, root: type, doc:
         return section(sections[0], node, path, problems, root)
     if sections:
         return _member(sections, node, path, problems, root)
-    inner = _tuple_of_sections(hint)
+    return _several(hint, node, path, problems, root, doc)
+
+
+def _several(hint: Any, node: Node, path: str, problems: Problems, root: type, doc: Any) -> Any:
+    """Parse a list of sections, sections by name, or a plain value."""
+    inner, by_name = _tuple_of_sections(hint), _dict_of_sections(hint)
+    if by_name and isinstance(node.value, dict):
+        items = {key: value(by_name, child, f"{path}.{key}", problems, root) for key, child in node.value.items()}
+        return FAILED if any(item is FAILED for item in items.values()) else items
     if inner and isinstance(node.value, str | dict):
         return _all((value(inner, node, path, problems, root),))  # one section stands for a list of one
     if inner and isinstance(node.value, tuple):
@@ -183,6 +191,11 @@ def _sections(hint: object) -> tuple[list[type], bool]:
 def _tuple_of_sections(hint: object) -> Any:
     args = typing.get_args(hint) if typing.get_origin(hint) is tuple else ()
     return args[0] if len(args) == 2 and args[1] is Ellipsis and _sections(args[0])[0] else None
+
+
+def _dict_of_sections(hint: object) -> Any:
+    args = typing.get_args(hint) if typing.get_origin(hint) is dict else ()
+    return args[1] if len(args) == 2 and _sections(args[1])[0] else None
 
 
 def _kind(cls: type) -> str:

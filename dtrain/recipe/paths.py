@@ -22,7 +22,8 @@ CODE_LISTS = (("track", "to"), ("evaluate", "measures"))
 GLOBS = ("data.files", "data.test_files", "evaluate.questions")
 FOLDERS = tuple(f"{section}.folder" for section in CODE_SECTIONS)
 """Where the modules of a user's code are searched for."""
-ORIGINS = tuple(f"{place}.{key}" for place in ("init", "objective.teacher") for key in ("run", "weights"))
+OF_ORIGIN = ("run", "weights")
+ORIGINS = tuple(f"{place}.{key}" for place in ("init", "objective.teacher") for key in OF_ORIGIN)
 FILES = ("data.root", "data.file", "data.test_file", "data.tokenizer", "data.template")
 PATHS = (*FILES, *ORIGINS, *FOLDERS, *GLOBS)
 """Keys whose values are paths on this machine."""
@@ -37,6 +38,10 @@ def with_absolute_paths(tree: Node) -> tuple[Node, dict[str, str]]:
         tree = _at(tree, key.split("."), key, taken)
     if not isinstance(tree.value, dict):
         return tree, taken
+    parts = tree.value.get("parts")
+    for name in parts.value if parts and isinstance(parts.value, dict) else ():
+        for key in OF_ORIGIN:
+            tree = _at(tree, ["parts", name, key], f"parts.{name}.{key}", taken)
     for name in (name for name in CODE_SECTIONS if name in tree.value):
         tree = _replaced(tree, name, _with_folder(tree.value[name], name, taken))
     for section, key in CODE_LISTS:
@@ -52,6 +57,9 @@ def absolute(values: JsonObject) -> JsonObject:
     values = copy.deepcopy(values)
     for key in PATHS:
         _make_absolute(values, key.split("."))
+    for name in values.get("parts", {}):
+        for key in OF_ORIGIN:
+            _make_absolute(values, ["parts", name, key])
     for source in values.get("data", {}).get("sources", ()):
         for key in (key for key in PATHS if key.startswith("data.")):
             _make_absolute(source, key.split("."))

@@ -38,6 +38,7 @@ from dtrain.models.mlp import MLP
 from dtrain.models.nn.precision import Precision
 from dtrain.models.objective import Objective as AnyObjective
 from dtrain.models.objective import minimised
+from dtrain.models.parts import Part
 from dtrain.models.vit import ViT
 from dtrain.optim.optimizer import Optimizer
 from dtrain.parallel.jit import Jit
@@ -175,6 +176,8 @@ class Recipe:
     mesh: Mesh = field(default_factory=Mesh)
     precision: Precision = field(default_factory=Precision)
     init: Init | None = None
+    parts: dict[str, Part] = field(default_factory=dict)
+    """Where parts of the model come from, by what the paths of their parameters begin with: {encoder: {run: ...}}."""
     lora: Lora | None = None
     """Train low-rank adapters, with the model's own parameters frozen."""
     objective: Objective | None = None

@@ -36,7 +36,7 @@ from dtrain.recipe.yaml import dump
 from dtrain.train.provenance import conditions, conditions_of
 from dtrain.train.resume import Start
 from dtrain.weights.checkpoint_choice import refuse_no_run
-from dtrain.weights.initial import initial_from
+from dtrain.weights.initial import Origin, initial_from
 from dtrain.weights.load import load_run, values_of
 from dtrain.weights.peft import adapted_names, read_adapter, read_config
 from dtrain.weights.read import (
@@ -177,7 +177,7 @@ def import_adapters(
             keys = {part: f"{ADAPTERS}.{path}.{part}" for part in ("a", "b")}
             pair = read_adapter(tensors, *places[path], {part: shapes[key].shape for part, key in keys.items()})
             given |= {key: _placed(pair[part], shapes[key]) for part, key in keys.items()}
-    initial = initial_from(assembly, Init(run=str(base)), say)
+    initial = initial_from(assembly, Origin(Init(run=str(base))), say)
     frozen = initial.read()
     run_dir = folder(runs, name)
     notes = {"imported": str(source.absolute()), BASE: initial.record(frozen)}

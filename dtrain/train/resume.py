@@ -20,7 +20,8 @@ from dtrain.models.lora import BASE
 from dtrain.track.console import Console
 from dtrain.train.provenance import resume_guarantee
 from dtrain.train.record import Record
-from dtrain.weights.initial import Initial
+from dtrain.weights.initial import PARTS, Initial
+from dtrain.weights.read import leaves_by_path
 
 
 @dataclass(frozen=True)
@@ -90,11 +91,14 @@ def _new_state(
 ) -> tuple[State, Start]:
     """A new state, with the parameters that come from elsewhere (`init`, a teacher)."""
     given: dict[str, jax.Array] = {}
+    records: JsonObject = {}
+    unsaved = {name for name, param in leaves_by_path(assembly.layout.declared).items() if not param.saved}
     for name, part in initial.items():
         values = part.read()
         given |= values
-        now = dict(now) | ({} if name == TEACHER else {"imported": part.origin})
-        now |= {name: part.record(values)} if name else {}  # its parameters are not saved
+        now = dict(now) | ({"imported": part.origin} if name in ("", BASE) else {})
+        records |= {name: part.record(values)} if unsaved & values.keys() else {}
+        now |= {PARTS: records} if records else {}
         for line in part.lines:
             console.say(line, "green" if line == part.lines[0] else "yellow")
     return create_state(assembly.make, assembly.shapes, given), Start(0, log.next_batch, now=now)
@@ -102,7 +106,7 @@ def _new_state(
 
 def _start(step: int, conditions: JsonObject, next_batch: int, now: JsonObject) -> Start:
     batches_skipped = max(conditions["batches_skipped"], next_batch - step)
-    now = dict(now) | {key: conditions[key] for key in ("imported", BASE, TEACHER) if key in conditions}
+    now = dict(now) | {key: conditions[key] for key in ("imported", PARTS, BASE, TEACHER) if key in conditions}
     return Start(
         step,
         batches_skipped,

@@ -130,7 +130,7 @@ def prepare(session: Session) -> RunSetup:
 
 def _initial(session: Session, assembly: Assembly) -> dict[str, Initial]:
     found, warn = recorded_sources(session.recipe, session.run_dir), session.console.warn
-    return {part: initial_from(assembly, init, warn, checksum, part) for part, (init, checksum) in found.items()}
+    return {part: initial_from(assembly, origin, warn, part) for part, origin in found.items()}
 
 
 def _compiled(session: Session, assembly: Assembly) -> tuple[jax.stages.Compiled, jax.stages.Compiled]:

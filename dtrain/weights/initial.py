@@ -18,10 +18,12 @@ from dtrain.checkpoint.tensors import opened
 from dtrain.core.errors import CheckpointError, DataError, RecipeError
 from dtrain.core.run_dir import Folder, saved_steps
 from dtrain.core.types import JsonObject
+from dtrain.core.weights_source import WeightsSource
 from dtrain.models.agreement import agree
 from dtrain.models.lora import BASE
 from dtrain.models.nn.param import Param
 from dtrain.models.nn.patterns import matched, replaced
+from dtrain.models.parts import is_in
 from dtrain.recipe.load import load
 from dtrain.recipe.recipe import Init, Recipe
 from dtrain.weights.checkpoint_choice import refuse_no_run, select_checkpoint
@@ -37,14 +39,17 @@ from dtrain.weights.read import (
 )
 
 
-class Frozen(NamedTuple):
-    """Where frozen parameters of a run come from."""
+class Origin(NamedTuple):
+    """Where parameters of a run come from."""
 
     init: Init
-    checksum: tuple[int, ...]
+    checksum: tuple[int, ...] = ()
+    """Of the values that an earlier start read; empty for a new run."""
+    path: str = ""
+    """What their paths begin with there."""
 
 
-def recorded(run_dir: Folder, part: str, init: Init) -> Frozen:
+def recorded(run_dir: Folder, part: str, init: Init, path: str = "") -> Origin:
     """Where the frozen parameters of that part come from, as the run's checkpoints record it.
 
     `init`: where the recipe has them; used if the recorded folder is not there. CheckpointError if none records it.
@@ -52,8 +57,9 @@ def recorded(run_dir: Folder, part: str, init: Init) -> Frozen:
     for step in saved_steps(run_dir.checkpoints):
         with suppress(manifest.CorruptCheckpoint, OSError):
             about = manifest.read(run_dir.checkpoints / str(step)).conditions
-            if part in about:
-                return Frozen(_same(about[part], part, init), tuple(about[part]["checksum"]))
+            own = about.get(PARTS, {}).get(part) or about.get(part)  # earlier versions recorded it beside the others
+            if own:
+                return Origin(_same(own, part, init), tuple(own["checksum"]), path)
     raise CheckpointError(f"{run_dir.path} has no checkpoint that records its {part}", "start a new run: name=...")
 
 
@@ -73,22 +79,32 @@ def _same(values: JsonObject, part: str, init: Init) -> Init:
     return replace(init, step=values["step"]) if key == "run" else init
 
 
-def recorded_sources(recipe: Recipe, run_dir: Folder) -> dict[str, Frozen]:
+def recorded_sources(recipe: Recipe, run_dir: Folder) -> dict[str, Origin]:
     """What a start of the run takes from elsewhere, by the part of its parameters; "" for all of its own.
 
     Everything that `init` gives before the first save; after it, only the parameters that are frozen.
     """
-    found: dict[str, Frozen] = {}
+    found: dict[str, Origin] = {}
     init, saves = recipe.init, bool(saved_steps(run_dir.checkpoints))
     if init and (recipe.lora or not saves):
         part = BASE if recipe.lora else ""
-        found[part] = recorded(run_dir, part, init) if saves else Frozen(init, ())
+        found[part] = recorded(run_dir, part, init) if saves else Origin(init)
     for part, origin in recipe.minimised.sources().items():
-        init = Init(run=origin.run, weights=origin.weights, step=origin.step)
-        found[part] = recorded(run_dir, part, init) if saves else Frozen(init, ())
+        found[part] = recorded(run_dir, part, init_of(origin)) if saves else Origin(init_of(origin))
+    for name, part in recipe.parts.items():
+        if part.frozen or not saves:
+            own = init_of(part)
+            found[name] = recorded(run_dir, name, own, part.path) if saves else Origin(own, (), part.path)
     return found
 
 
+def init_of(origin: WeightsSource) -> Init:
+    """The same source as one of initial parameters."""
+    return Init(run=origin.run, weights=origin.weights, step=origin.step)
+
+
+PARTS = "parts"
+"""Where a checkpoint's conditions record the origins of parameters that it does not save, by part."""
 Say = Callable[[str], None]
 
 
@@ -129,11 +145,12 @@ class InitialWeights:
         return {"weights": self.origin, "checksum": list(values_checksum(dict(given), self.replicated))}
 
 
-def weights_from(assembly: Assembly, init: Init, say: Say, checksum: Sequence[int], part: str) -> InitialWeights:
+def weights_from(assembly: Assembly, given: Origin, say: Say, part: str) -> InitialWeights:
     """Find the parameters of this run in the files of `init.weights`.
 
     All but those of `init.new` must be there. DataError if one is not, or if config.json describes another model.
     """
+    init, checksum, path = given
     source, recipe = Path(init.weights), assembly.recipe
     if not source.exists():
         raise DataError(f"init.weights: {source} does not exist", "give a folder or a file of safetensors")
@@ -146,16 +163,17 @@ def weights_from(assembly: Assembly, init: Init, say: Say, checksum: Sequence[in
     if random:
         own = random[0].removeprefix(f"{part}.")
         raise RecipeError(f"init.new: {own} would be frozen at random values", f"train it in full, lora.train: [{own}]")
-    names = {name.removeprefix(f"{part}.") if part else name: name for name in declared}
+    names = {_name_there(name, part, path): name for name in declared}
     sizes = without_padding(declared)
     ours = {own: sizes[name] for own, name in names.items()}
     new = [own for own, name in names.items() if name in left_out]
     with opened(source) as tensors:
         published = is_published(tensor_names(tensors, model, ours))
-        agree(model, tensors.metadata, source, say, published=published, override=False)
+        if part not in recipe.parts:  # the files are of another model than the whole
+            agree(model, tensors.metadata, source, say, published=published, override=False)
         where = find_tensors(tensors, model, ours, source, new, say)
     taken = {own: name for own, name in names.items() if own not in new}
-    what = f"{part}: " if part in assembly.frozen else "initialised "
+    what = f"{part}: " if part in (*assembly.frozen, *recipe.parts) else "initialised "
     lines = [f"{what}from {source}: {len(taken)} of {len(names)} parameters"]
     lines += [f"initialised at random: {', '.join(new)}"] if new else []
     return InitialWeights(
@@ -224,29 +242,26 @@ class InitialRun:
         return {"run": str(self.checkpoints.parent), "step": self.step, "checksum": list(self.checksum)}
 
 
-def initial_from(
-    assembly: Assembly, init: Init, warn: Callable[[str], None], checksum: Sequence[int] = (), part: str = ""
-) -> Initial:
+def initial_from(assembly: Assembly, given: Origin, warn: Callable[[str], None], part: str = "") -> Initial:
     """Find the parameters that this run takes from another run or from files.
 
-    `part`: the part of the tree that they are for, such as the teacher's. `checksum`: of the values that this run was
-    started from, in another start. RecipeError or DataError if there is no such run or file, or if it does not fit.
+    `part`: the part of the tree that they are for, such as the teacher's. RecipeError or DataError if there is no such
+    run or file, or if it does not fit.
     """
     part = part or (BASE if assembly.recipe.lora else "")
-    if init.weights:
-        return weights_from(assembly, init, warn, checksum, part)
-    return _from_run(assembly, init, warn, checksum, part)
+    if given.init.weights:
+        return weights_from(assembly, given, warn, part)
+    return _from_run(assembly, given, warn, part)
 
 
-def _from_run(
-    assembly: Assembly, init: Init, warn: Callable[[str], None], checksum: Sequence[int], part: str
-) -> InitialRun:
+def _from_run(assembly: Assembly, given: Origin, warn: Callable[[str], None], part: str) -> InitialRun:
     """Choose and check the other run's checkpoint, and find the parameters that this run takes from it.
 
     The averaged parameters are taken if the other run kept an average. A parameter that the checkpoint lacks, or has in
     another shape, is left out. RecipeError if there is no such run, if a pattern matches nothing, or if no parameter
     fits.
     """
+    init, checksum, path = given
     run_dir = Folder(Path(init.run))
     if checksum and not run_dir.recipe.exists():
         message = f"{init.run} is not there; the frozen parameters of this run come from it"
@@ -262,7 +277,7 @@ def _from_run(
     stored = saved_shapes(folder, checkpoint.step)
     there = _parameters(stored)
     shapes = part_of(assembly.recipe, leaves_by_path(assembly.shapes.params), part)
-    sources = _sources(list(shapes), init, there, part)
+    sources = _sources(list(shapes), init, there, part, path)
     fitting = {name: key for name, key in sources.items() if stored[key] == shapes[name].shape}
     if checksum and list(checksum) != list(checkpoint.checksum):
         message = f"step {checkpoint.step} of {init.run} is not the checkpoint that this run was started from"
@@ -270,12 +285,20 @@ def _from_run(
     declared = part_of(assembly.recipe, leaves_by_path(assembly.layout.declared), part)
     missing = [name for name, param in declared.items() if not param.saved and name not in fitting]
     if missing and fitting:
-        name, where = _own_name(missing[0], part), "lora" if part == BASE else "objective.teacher"
+        where = "lora" if part == BASE else f"parts.{part}" if part in assembly.recipe.parts else f"objective.{part}"
+        name = _name_there(missing[0], part, path)
         hint = f"train it in full, lora.train: [{name}], or name it in init.map" if part == BASE else ""
         raise RecipeError(f"{where}: {init.run} lacks {name} {shapes[missing[0]].shape}, which would be frozen", hint)
+    from_elsewhere = [other for other, one in recipe.parts.items() if one.frozen]
+    unsaved = [name for name in shapes if name not in fitting and any(is_in(other, name) for other in from_elsewhere)]
+    if unsaved:
+        hint = f"name it here as well: parts: {{{unsaved[0].partition('.')[0]}: ...}}"
+        raise RecipeError(f"{init.run} does not save {unsaved[0]}, which came from elsewhere (its parts)", hint)
     if not fitting:
-        raise RecipeError(f"init: no parameter of {init.run} has a name and shape of this model", _hint(there))
-    what = f"{part}: " if part in assembly.recipe.minimised.sources() else "initialised "
+        key = f"parts.{part}" if part in assembly.recipe.parts else "init"
+        raise RecipeError(f"{key}: no parameter of {init.run} has a name and shape of this model", _hint(there))
+    named = (*assembly.recipe.minimised.sources(), *assembly.recipe.parts)
+    what = f"{part}: " if part in named else "initialised "
     head = f"{what}from {init.run} at {chosen}: {len(fitting)} of {len(shapes)} parameters"
     lines = [head, *_differences(shapes, sources, fitting, there, stored)]
     origin = f"{run_dir.path.absolute()} at step {checkpoint.step}"
@@ -288,7 +311,7 @@ def _parameters(stored: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
     return own | {key.partition(AVERAGED)[2]: key for key in stored if key.startswith(OPTIMIZER) and AVERAGED in key}
 
 
-def _sources(names: list[str], init: Init, there: Mapping[str, str], part: str) -> dict[str, str]:
+def _sources(names: list[str], init: Init, there: Mapping[str, str], part: str, path: str = "") -> dict[str, str]:
     """The path in the saved state for each parameter here that the other run has."""
     renamed = matched(init.map, names, "init.map")
     left_out = matched(init.new, names, "init.new")
@@ -300,7 +323,7 @@ def _sources(names: list[str], init: Init, there: Mapping[str, str], part: str) 
         other = (
             replaced(name, renamed[name], init.map[renamed[name]], "init.map")
             if name in renamed
-            else _own_name(name, part)
+            else _name_there(name, part, path)
         )
         if name in renamed and other not in there:
             raise RecipeError(f"init.map: {init.run} has no parameter {other}, for {name}", _hint(there))
@@ -309,9 +332,10 @@ def _sources(names: list[str], init: Init, there: Mapping[str, str], part: str) 
     return found
 
 
-def _own_name(name: str, part: str) -> str:
-    """The name of a parameter in its own model, without the part of the tree that it is in."""
-    return name.removeprefix(f"{part}.") if part else name
+def _name_there(name: str, part: str, path: str) -> str:
+    """The name of a parameter in the model that it comes from: `path` in place of the part that it is in here."""
+    own = name.removeprefix(part).removeprefix(".") if part else name
+    return ".".join(filter(None, (path, own)))
 
 
 def _hint(there: Mapping[str, str]) -> str:

@@ -14,14 +14,14 @@ from dtrain.core.errors import RecipeError
 from dtrain.core.run_dir import Folder
 from dtrain.core.types import JsonObject
 from dtrain.data.batch import Example, example_of
-from dtrain.models.lora import ADAPTERS, BASE, Lora, merged
+from dtrain.models.lora import ADAPTERS, Lora, merged
 from dtrain.models.nn.param import Tree
 from dtrain.optim.update import averaged
 from dtrain.parallel.mesh import Mesh
 from dtrain.recipe.load import load
 from dtrain.recipe.recipe import Recipe
 from dtrain.weights.checkpoint_choice import refuse_no_run, select_checkpoint
-from dtrain.weights.initial import initial_from, recorded
+from dtrain.weights.initial import initial_from, recorded_sources
 from dtrain.weights.read import leaves_by_path, without_padding
 
 
@@ -72,18 +72,17 @@ def load_run(
         state = store.restore(checkpoint.step, parameters_alone(shapes))
     chosen += " (averaged parameters)" if recipe.optimizer.averages else ""
     classes = tuple(run_dir.read_record().get("classes", ()))
-    if recipe.lora:
-        state = completed(state, assembly.layout.declared, _base(run_dir, assembly, say))
+    state = completed(state, assembly.layout.declared, _not_saved(run_dir, assembly, say))
     params = averaged(state.optimizer, state.params)
     loaded = LoadedRun(recipe, assembly, params, checkpoint.step, chosen, classes)
     return without_adapters(loaded, joiner(assembly, example)) if recipe.lora else loaded
 
 
-def _base(run_dir: Folder, assembly: Assembly, say: Callable[[str], None]) -> dict[str, jax.Array]:
-    """The frozen parameters of a run with adapters, by path."""
-    assert assembly.recipe.init is not None
-    base = recorded(run_dir, BASE, assembly.recipe.init)
-    return initial_from(assembly, base.init, say, base.checksum).read()
+def _not_saved(run_dir: Folder, assembly: Assembly, say: Callable[[str], None]) -> dict[str, jax.Array]:
+    """The frozen parameters that the run's checkpoints do not have, by path."""
+    found = recorded_sources(assembly.recipe, run_dir)
+    parts = (initial_from(assembly, origin, say, part) for part, origin in found.items())
+    return {name: value for part in parts for name, value in part.read().items()}
 
 
 class Joiner(NamedTuple):

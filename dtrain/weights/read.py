@@ -11,6 +11,7 @@ import numpy as np
 from dtrain.checkpoint.tensors import Tensors
 from dtrain.core.errors import DataError, RecipeError
 from dtrain.models.nn.param import Param, Tree, paths
+from dtrain.models.parts import is_in
 from dtrain.models.published import FUSED, HEAD, UNUSED, Place, Whole, places
 from dtrain.recipe.recipe import Recipe
 
@@ -173,12 +174,12 @@ def published_names(
 
 
 def part_of(recipe: Recipe, tree: Mapping[str, Any], part: str) -> dict[str, Any]:
-    """What belongs to that part of a run's parameters, by path; "": all but those that the objective takes from
-    elsewhere."""
+    """What belongs to that part of a run's parameters, by path; "": all but those of the recipe's parts, and those that
+    the objective takes from elsewhere."""
     if part:
-        return {name: leaf for name, leaf in tree.items() if name.startswith(f"{part}.")}
-    others = tuple(f"{part}." for part in recipe.minimised.sources())
-    return {name: leaf for name, leaf in tree.items() if not name.startswith(others)}
+        return {name: leaf for name, leaf in tree.items() if is_in(part, name)}
+    others = (*recipe.minimised.sources(), *recipe.parts)
+    return {name: leaf for name, leaf in tree.items() if not any(is_in(other, name) for other in others)}
 
 
 def without_padding(declared: Tree) -> dict[str, Param]:

@@ -12,7 +12,7 @@ from dtrain.assembly.state import create_state
 from dtrain.core.errors import CheckpointError, RecipeError
 from dtrain.recipe.load import load
 from dtrain.recipe.recipe import Init
-from dtrain.weights.initial import Initial, initial_from
+from dtrain.weights.initial import Initial, Origin, initial_from
 from tests.conftest import Dtrain
 from tests.weights.test_load import IMAGES, saved_run
 
@@ -28,7 +28,7 @@ def start(base: Path, *overrides: str, devices: int = 1, **settings: object) -> 
     """What a new run takes from the base, and its initial parameters by path."""
     recipe = load(base.parents[1] / "small.yaml", overrides)
     assembly = assemble(recipe, jax.devices()[:devices], IMAGES, 10)
-    initial = initial_from(assembly, Init(run=str(base), **settings), print)  # pyright: ignore[reportArgumentType]
+    initial = initial_from(assembly, Origin(Init(run=str(base), **settings)), print)  # pyright: ignore[reportArgumentType]
     state = create_state(assembly.make, assembly.shapes, initial.read())
     placed = jax.tree.leaves(jax.tree.map(lambda x, shape: x.sharding == shape.sharding, state, assembly.shapes))
     assert all(placed)
@@ -119,7 +119,7 @@ def test_a_run_that_is_not_there_is_refused(base: Path) -> None:
 
 def initial_from_path(base: Path, run: Path) -> Initial:
     assembly = assemble(load(base.parents[1] / "small.yaml"), jax.devices()[:1], IMAGES, 10)
-    return initial_from(assembly, Init(run=str(run)), print)
+    return initial_from(assembly, Origin(Init(run=str(run))), print)
 
 
 @pytest.mark.slow

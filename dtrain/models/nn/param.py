@@ -48,9 +48,9 @@ class Param:
     With `trained=False` no gradient is computed, the optimizer neither changes it nor keeps a state for it; the loss
     may then give its next value in `Loss.statistics`. With `saved=False` it is not in checkpoints: it never changes,
     and comes from another run. `lr` multiplies the learning rate; `weight_decay`, if given, decides about weight decay
-    in place of `decay`; `group` is the pattern of the group of the recipe's optimizer that it is in.
-    `average`, the path of another parameter and a decay, makes it the exponential moving average of that parameter: it
-    starts from the same values, and each step moves it.
+    in place of `decay`; `group` is the pattern of the group of the recipe's optimizer that it is in. `dtype` is that in
+    which a frozen parameter is kept, in place of the recipe's. `average`, the path of another parameter and a decay,
+    makes it the exponential moving average of that parameter: it starts from the same values, and each step moves it.
     """
 
     shape: tuple[int, ...]
@@ -66,6 +66,7 @@ class Param:
     weight_decay: bool | None = None
     saved: bool = True
     group: str = ""
+    dtype: str = ""
     average: tuple[str, float] | None = None
 
     def __post_init__(self) -> None:
@@ -116,7 +117,7 @@ def initial(tree: Tree, key: jax.Array, dtype: str) -> Tree:
             hint = "keep integers and constants in fields of the model, not in parameters"
             raise RecipeError(f"parameter {name} is declared as float{list(shape)}; {returned}", hint)
         padding = [(0, whole - part) for whole, part in zip(param.shape, shape)]
-        return (jnp.pad(array, padding) if padding else array).astype(dtype)  # jnp.pad refuses scalars
+        return (jnp.pad(array, padding) if padding else array).astype(param.dtype or dtype)  # jnp.pad refuses scalars
 
     return jax.tree.map(value, paths(tree), tree)
 
