@@ -23,7 +23,7 @@ class MAE:
         w, dims = self.width, "embed hidden"
         block = {name: layers.dense(w, w, dims) for name in ("query", "key", "value", "out", "up", "down")}
         ends = {"patch": layers.dense(4, w, dims), "pixels": layers.dense(w, 4, "hidden embed")}
-        return ends | {"place": layers.weight((PATCHES, w), "_ _", "_"), "blocks": [block] * self.blocks}
+        return ends | {"place": layers.weight((PATCHES, w), "_ embed", "embed"), "blocks": [block] * self.blocks}
 
     def encode(self, params: Any, x: Any, ctx: Any) -> Any:
         for block in map(ctx.gather, params["blocks"]):
