@@ -39,12 +39,15 @@ def predict(
         Path | None, typer.Option(help="A .jsonl, .csv or .npz file to write; default: lines to the terminal.")
     ] = None,
     split: Annotated[
-        Literal["train", "test"], typer.Option(help="The examples to predict, where no file is given.")
-    ] = "test",
+        Literal["train", "test"] | None,
+        typer.Option(help="The examples to predict, where no file is given; default: test."),
+    ] = None,
     keep: Annotated[
         str, typer.Option(metavar="NAME,...", help="Arrays of the data to copy into the .npz file: label,caption.")
     ] = "",
-    top: Annotated[int, typer.Option(min=1, help="Number of classes whose probabilities are given.")] = 3,
+    top: Annotated[
+        int | None, typer.Option(min=1, help="Number of classes whose probabilities are given; default: 3.")
+    ] = None,
     step: Step = None,
     best: Best = False,
     devices: Devices = None,
@@ -63,6 +66,10 @@ def predict(
             raise RecipeError(f"--out {out}: files give lines, not arrays", "write .jsonl or .csv")
         if keep and not arrays:
             raise RecipeError("--keep goes with --out FILE.npz", "lines have the label already")
+        if split and files:
+            raise RecipeError(f"--split {split} goes without files", "leave the files out, or the split")
+        if top and arrays:
+            raise RecipeError(f"--top {top} goes with lines", "a .npz file has the probabilities of all classes")
         use_devices(devices)
         from dtrain.core.run_list import find_run
         from dtrain.data.prediction_inputs import inputs, opened_in_order, with_classes
@@ -74,14 +81,14 @@ def predict(
         chosen = inputs(data, example, files) if files else None
         typer.secho(f"{run} at {loaded.chosen}", dim=True, err=True)
         if arrays:
-            _write_arrays(loaded, split, [name for name in keep.split(",") if name], arrays)
+            _write_arrays(loaded, split or "test", [name for name in keep.split(",") if name], arrays)
             return
         given, unread = (
-            chosen or with_classes(opened_in_order(data, split), loaded.classes),
+            chosen or with_classes(opened_in_order(data, split or "test"), loaded.classes),
             chosen.unread if chosen else {},
         )
         agreed: list[bool | None] = []
-        rows = _compared(predictions(loaded, given, top), agreed)
+        rows = _compared(predictions(loaded, given, top or 3), agreed)
         if out is None:
             for row in rows:
                 _print(row)
@@ -111,7 +118,10 @@ def _write_arrays(loaded: "LoadedRun", split: Literal["train", "test"], keep: li
     columns = drawn(outputs(loaded.assembly, source, state=state), state, len(source))
     if twice := [name for name in keep if name in columns]:
         raise RecipeError(f"--keep: {twice[0]!r} is the name of an output as well", "leave it out")
-    columns |= {name: values for name, values in source.rows(np.arange(len(source))).items() if name in keep}
+    if keep:  # some rows at a time: they may have pictures, which are not kept
+        starts = range(0, len(source), loaded.assembly.eval_batch)
+        parts = [source.rows(np.arange(at, min(at + starts.step, len(source)))) for at in starts]
+        columns |= {name: np.concatenate([part[name] for part in parts]) for name in keep}
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(out) as file:

@@ -10,7 +10,7 @@ import numpy as np
 
 from dtrain.core.errors import DataError
 from dtrain.core.types import Positive
-from dtrain.core.user_code import build_target, refuse_malformed, user_errors
+from dtrain.core.user_code import UserTarget, build_target, user_errors
 from dtrain.data.batch import DOCUMENT, LABEL, POSITION, ROW, STEP, TARGET, TOKEN, WEIGHT, Batch, Example, Feature
 from dtrain.data.data_check import DataCheck
 from dtrain.data.source import Load, Source, SourceDefaults, Split, Unaugmented
@@ -25,29 +25,15 @@ CHUNK = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
-class CustomData(Unaugmented):
+class CustomData(UserTarget, Unaugmented):
     """`target: package.module:Class`, called with split="train" or "test" and `args`; imported when the run starts."""
 
     kind: Literal["custom"] = "custom"
-    target: str
-    """package.module:Class, from the recipe's folder, the working folder or an installed package. Importing it runs its
-    code."""
-    args: dict[str, object] = field(default_factory=dict)
-    """Keyword arguments for the class, besides `split`."""
     classes: Positive | None = None
     """Number of classes of `label`, if the object does not state it."""
     vocab: Positive | None = None
     """Number of possible tokens, if the object does not state it."""
-    folder: str | None = None
-    """Folder that is searched first for the module: the recipe's, if the module is in it."""
     load: Load = field(default_factory=Load)
-
-    def __post_init__(self) -> None:
-        refuse_malformed(self.target)
-
-    @property
-    def user_code(self) -> str:
-        return self.target
 
     def example(self) -> Example | None:
         return None  # to know it, the user's code would have to run

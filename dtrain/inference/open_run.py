@@ -13,7 +13,7 @@ from dtrain.core.errors import DataError
 from dtrain.core.run_dir import Folder
 from dtrain.core.run_list import find_run
 from dtrain.core.types import JsonObject
-from dtrain.data.batch import Feature
+from dtrain.data.batch import TARGET, Feature
 from dtrain.data.prediction_inputs import opened_in_order, with_classes
 from dtrain.data.source import Arrays, Source, Split
 from dtrain.inference.evaluate import evaluate
@@ -108,7 +108,7 @@ class OpenRun:
         the first ones. DataError if an array is none of the run's data, or of another shape.
         """
         source = self.data(split) if rows is None else self._source(rows)
-        return drawn(self._program(source, "prediction"), state_of(self._loaded), examples or len(source))
+        return self._drawn(source, "prediction", examples)
 
     def sample(
         self, rows: Columns | None = None, *, split: Split = "test", examples: int = 32, seed: int | None = None
@@ -118,8 +118,7 @@ class OpenRun:
         `seed` draws other numbers than the evaluations of the run did.
         """
         source = self.data(split) if rows is None else self._source(rows)
-        count = examples if rows is None else len(source)
-        return drawn(self._program(source, "samples", seed), state_of(self._loaded), count)
+        return self._drawn(source, "samples", examples if rows is None else None, seed)
 
     def evaluate(self, split: Split = "test") -> dict[str, float]:
         """The metrics over a split, with those of the recipe's measures."""
@@ -136,6 +135,14 @@ class OpenRun:
     @cached_property
     def _texts(self) -> TextGenerator:
         return TextGenerator(generator_of(self._loaded))
+
+    def _drawn(
+        self, source: Source, purpose: Purpose, examples: int | None, seed: int | None = None
+    ) -> dict[str, np.ndarray]:
+        """The outputs for the first examples of a source; None: for all."""
+        if examples is not None and examples < 1:
+            raise DataError(f"examples = {examples}", "at least 1; None takes all")
+        return drawn(self._program(source, purpose, seed), state_of(self._loaded), examples or len(source))
 
     def _program(self, source: Source, purpose: Purpose, seed: int | None = None) -> Outputs:
         """The program for such examples, compiled once."""
@@ -171,8 +178,10 @@ def _checked(name: str, values: Any, feature: Feature) -> np.ndarray:
     kept = found.astype(feature.dtype)
     if np.dtype(feature.dtype).kind in "iu" and not np.array_equal(kept, found):
         raise DataError(f"{wanted} in the run's data; found {found.dtype} with other values", "give it in that form")
-    if feature.values is not None and not (kept.min() >= 0 and kept.max() < feature.values):
-        raise DataError(f"{name} has values from {kept.min()} to {kept.max()}; they end at {feature.values - 1}", "")
+    least = -1 if name == TARGET else 0  # -1 where no token is predicted
+    if feature.values is not None and kept.size and not (kept.min() >= least and kept.max() < feature.values):
+        hint = f"{least} to {feature.values - 1} are allowed"
+        raise DataError(f"{name} has values from {kept.min()} to {kept.max()}", hint)
     return kept
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from dtrain.core.errors import RecipeError
 from dtrain.core.metrics import Metric
-from dtrain.core.user_code import build_target, refuse_malformed, user_errors
+from dtrain.core.user_code import UserTarget, build_target, user_errors
 from dtrain.data.batch import Batch, Example
 from dtrain.models.adapter import from_outputs
 from dtrain.models.nn.context import Context
@@ -144,22 +144,12 @@ GUIDE = "docs/guide.md, 'A model of your own', shows the whole contract"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Custom(Declared):
+class Custom(UserTarget, Declared):
     """`target: package.module:Class`, called with `args`; imported when the run starts, not before."""
 
     kind: Literal["custom"] = "custom"
-    target: str
-    """package.module:Class, from the recipe's folder, the working folder or an installed package. Importing it runs its
-    code."""
-    args: dict[str, object] = field(default_factory=dict)
-    """Keyword arguments for the class."""
     dims: dict[str, str] = field(default_factory=dict)
     """Names of dims by patterns of parameters' paths: {"*kernel": "embed hidden"}; they precede those of the class."""
-    folder: str | None = None
-    """Folder that is searched first for the module: the recipe's, if the module is in it."""
-
-    def __post_init__(self) -> None:
-        refuse_malformed(self.target)
 
     @cached_property
     def model(self) -> Any:
@@ -283,10 +273,6 @@ class Custom(Declared):
     def split_rows(self) -> bool:
         """Whether the model declares that it accepts rows split along their length, in the order of `ctx.places`."""
         return bool(getattr(self.model, "split_rows", False))
-
-    @property
-    def user_code(self) -> str:
-        return self.target
 
     @property
     def exact_inputs(self) -> tuple[str, ...]:

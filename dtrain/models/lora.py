@@ -60,6 +60,10 @@ class Adapted(Wrapped):
             raise RecipeError(f"lora: {name} is both in targets and in train", "leave it out of one of them")
         adapters = {name: self._adapter(name, leaves_by_path[name]) for name in targets}
 
+        if follows := next((name for name, param in leaves_by_path.items() if param.average), None):
+            message = f"lora: {follows} is an average of parameters, which adapters leave as they are"
+            raise RecipeError(message, "train the model in full, without lora")
+
         def frozen(name: str, param: Param) -> Param:
             # what the loss updates, such as a running mean, stays in the checkpoint
             return param if name in full or not param.trained else replace(param, trained=False, saved=False)

@@ -38,8 +38,8 @@ class Measure(ABC):
     """One entry of the recipe's `evaluate.measures`."""
 
     every: Natural = 0
-    """Steps from one measurement to the next, a multiple of `evaluate.every`; 0: at every evaluation. The last
-    evaluation always has it."""
+    """Steps from one measurement to the next, a multiple of `evaluate.every`; 0: at every evaluation. The one
+    after the recipe's last step always has it; that of an early stop has it if it is due."""
     examples: Natural = 0
     """It gets the first so many examples of the test split; 0: all of them."""
 

@@ -1,5 +1,6 @@
 """What a run minimises: the contract of objectives, and the model's own loss, which is the default."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -11,7 +12,7 @@ from dtrain.models.lora import Lora, adapted
 from dtrain.models.nn.param import Tree
 
 
-class Objective:
+class Objective(ABC):
     """A recipe's `objective` section. It wraps the model, so that no objective is trained as another one."""
 
     kind: Any
@@ -22,12 +23,12 @@ class Objective:
     """Whether evaluations of texts measure the negative log-likelihood of the next token: as the metric `nll`, or where
     there is none as the loss. Perplexity and bits per byte are computed from it."""
 
+    @abstractmethod
     def wrap(self, model: Any, lora: Lora | None, frozen: Mapping[str, Any]) -> Any:
         """The model as it is trained.
 
         `frozen`: for each of `sources`, the model whose parameters come from there. RecipeError if they do not fit.
         """
-        raise NotImplementedError
 
     def sources(self) -> Mapping[str, WeightsSource]:
         """Where parameters come from that are neither trained nor saved, by their place in the tree of parameters.

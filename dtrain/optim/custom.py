@@ -2,15 +2,15 @@
 
 import inspect
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import jax
 
 from dtrain.core.errors import RecipeError
-from dtrain.core.user_code import build_target, refuse_malformed, user_errors
+from dtrain.core.user_code import UserTarget, build_target, user_errors
 from dtrain.models.nn.param import Param, Tree
 from dtrain.optim.moments import APART
 from dtrain.optim.shared import Shared
@@ -28,7 +28,7 @@ VALUE_BY_VALUE = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class CustomOptimizer(Shared):
+class CustomOptimizer(UserTarget, Shared):
     """`target: module:function`, called with `learning_rate`, a function of the step, and `args`.
 
     It returns an optax transformation whose updates are added to the parameters; optax's own optimizers are such
@@ -41,13 +41,6 @@ class CustomOptimizer(Shared):
     target: str = "optax:adam"
     """package.module:function, from the recipe's folder, the working folder or an installed package. Importing it runs
     its code."""
-    args: dict[str, object] = field(default_factory=dict)
-    """Keyword arguments of the function, besides `learning_rate`."""
-    folder: str | None = None
-    """Folder that is searched first for the module: the recipe's, if the module is in it."""
-
-    def __post_init__(self) -> None:
-        refuse_malformed(self.target)
 
     @property
     def user_code(self) -> str:
@@ -66,9 +59,9 @@ class CustomOptimizer(Shared):
     def has_user_args(self) -> bool:
         return True
 
-    def of_group(self, match: str) -> Self:
-        args = next((group.args for group in self.groups if group.match == match), {})
-        return replace(self, args=self.args | args) if args else self
+    def changed(self, args: Mapping[str, object], match: str) -> Self:
+        del match
+        return replace(self, args=self.args | dict(args))
 
     def _built(self, arguments: dict[str, object], where: str) -> object:
         """What the target returns. A function of optax is taken from the installed package: no folder is searched."""

@@ -1,5 +1,6 @@
 """The settings that every optimizer has."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Literal, Self
 
@@ -151,11 +152,15 @@ class Shared:
     def of_group(self, match: str) -> Self:
         """The optimizer with the settings of a group; itself for the empty text, which stands for no group."""
         args = next((group.args for group in self.groups if group.match == match), {})
+        return self.changed(args, match) if args else self
+
+    def changed(self, args: Mapping[str, object], match: str) -> Self:
+        """The optimizer with other settings of its kind. RecipeError, with the group `match`, if it has no such one."""
         own = [f.name for f in fields(self) if f.name not in Shared.__dataclass_fields__ and f.name != "kind"]
         if unknown := next((name for name in args if name not in own), None):
             hint = f"its settings are {', '.join(own)}; lr, clip, ema and others are keys of the group itself"
             raise RecipeError(f"optimizer.groups: args of {match}: {unknown!r} is no setting of it", hint)
-        return replace(self, **args) if args else self  # pyright: ignore[reportArgumentType]
+        return replace(self, **args)  # pyright: ignore[reportArgumentType]
 
     def refuse_unfit(self, declared: Tree) -> None:
         """RecipeError if it is of no use for such parameters."""

@@ -99,7 +99,8 @@ class Summary:
             return f"{values['name']}: {values['state']} at step {step}{of}{why}"
         data = values["data"] or {}
         held_out = f" on {data['test']:,} held-out examples" if "eval/" in "".join(values["last"]) and data else ""
-        epochs = f", {epochs_text(data['epochs'])} epochs" if data else ""
+        share = values["step"] / values["steps"] if values["early"] and values["steps"] else 1.0
+        epochs = f", {epochs_text(share * data['epochs'])} epochs" if data else ""
         result = f" with {self.result}{held_out}" if self.result else ""
         steps = f"{values['step']:,} steps{epochs}, {duration(values['wall'])}"
         early = f"; stopped early: {values['early']['reason']}" if values["early"] else ""

@@ -1,5 +1,6 @@
 """The interface of trackers, which send metrics to other programs."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -110,7 +111,7 @@ def opened(config: "TrackerConfig", about: TrackedRun) -> Iterator[Tracker]:
                     about.warn(f"track.to: {name} failed while it was closed: {error}")
 
 
-class TrackerConfig:
+class TrackerConfig(ABC):
     """One entry of the recipe's `track.to`: subclasses are frozen dataclasses."""
 
     kind: Any
@@ -138,9 +139,9 @@ class TrackerConfig:
         """The environment variables that it needs, on machines where nobody has logged in to its service."""
         return ()
 
-    def check(self) -> None:
+    def check(self) -> None:  # noqa: B027 (nothing to check, by default)
         """Raises EnvironmentFault if it surely cannot start here; called before a run compiles."""
 
+    @abstractmethod
     def open(self, about: TrackedRun) -> AbstractContextManager[Tracker]:
         """Start to track a run; the tracker is valid within the context."""
-        raise NotImplementedError

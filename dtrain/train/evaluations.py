@@ -156,5 +156,5 @@ def refuse_unmeasured(
         raise RecipeError(f"{key}: {metric} is not measured", f"one of {', '.join(sorted(names))}")
     if higher_is_better(metric, declared) is None:
         short = metric.partition("/")[2]
-        hint = f"declare it in the model with dtrain.Metric: metrics = (Metric({short!r}, higher_is_better=True),)"
+        hint = f"declare it where it is returned: metrics = (dtrain.Metric({short!r}, higher_is_better=True),)"
         raise RecipeError(f"{key}: it is not known whether a higher or a lower {metric} is better", hint)

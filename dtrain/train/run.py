@@ -11,7 +11,7 @@ import jax
 from dtrain.assembly.assemble import assemble, one_step_per_call
 from dtrain.assembly.checksum import state_checksum
 from dtrain.assembly.input import refuse_broken_contract, train_batches
-from dtrain.core.errors import NotFinite
+from dtrain.core.errors import NotFinite, RecipeError
 from dtrain.core.run_control import RunControl
 from dtrain.core.run_dir import Folder, folder
 from dtrain.inference.open_run import OpenRun
@@ -81,6 +81,8 @@ def run_and_open(
     `recipe`: one that `dtrain.load` gives, a file, or the name of one that comes with dtrain. RecipeError if its
     sections do not agree; Stopped, after saving, if the run was asked to stop.
     """
+    if isinstance(recipe, Recipe) and overrides:
+        raise RecipeError("overrides go with a file or a name, not with a recipe", "dtrain.load(path, overrides)")
     recipe = recipe if isinstance(recipe, Recipe) else load(recipe, overrides)
     run(recipe, runs, console)
     return OpenRun(folder(Path(runs), recipe.name))

@@ -20,6 +20,7 @@ from dtrain.core.run_dir import Folder, saved_steps
 from dtrain.core.types import JsonObject
 from dtrain.core.weights_source import WeightsSource
 from dtrain.models.agreement import agree
+from dtrain.models.distillation import TEACHER
 from dtrain.models.lora import BASE
 from dtrain.models.nn.param import Param
 from dtrain.models.nn.patterns import matched, replaced
@@ -57,7 +58,9 @@ def recorded(run_dir: Folder, part: str, init: Init, path: str = "") -> Origin:
     for step in saved_steps(run_dir.checkpoints):
         with suppress(manifest.CorruptCheckpoint, OSError):
             about = manifest.read(run_dir.checkpoints / str(step)).conditions
-            own = about.get(PARTS, {}).get(part) or about.get(part)  # earlier versions recorded it beside the others
+            own = about.get(PARTS, {}).get(part)
+            if own is None and part in (BASE, TEACHER):  # where earlier versions recorded them
+                own = about.get(part)
             if own:
                 return Origin(_same(own, part, init), tuple(own["checksum"]), path)
     raise CheckpointError(f"{run_dir.path} has no checkpoint that records its {part}", "start a new run: name=...")

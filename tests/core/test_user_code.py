@@ -44,3 +44,18 @@ def test_the_folder_of_the_recipe_is_searched_first(tmp_path: Path, monkeypatch:
     assert build_target("model", "parts:make", {}, recipe) == "recipe"
     assert build_target("model", "parts:make", {}, recipe) == "recipe"
     assert sys.path[:2] == [recipe, str(tmp_path / "here")]
+
+
+def test_a_second_derivative_by_forward_mode_has_what_to_use_instead(tmp_path: Path) -> None:
+    text = """
+import jax, jax.numpy as jnp
+from dtrain import layers
+def make():
+    params = {"weight": jnp.ones((2, 2)), "bias": jnp.ones(2)}
+    def u(x): return layers.linear(params, x[None]).sum()
+    jax.jacrev(jax.grad(u))(jnp.ones(2))
+    jax.hessian(u)(jnp.ones(2))
+"""
+    with pytest.raises(RecipeError, match=r"physics\.py:6: TypeError: can't apply forward-mode") as refused:
+        build_target("model", "physics:make", {}, folder(tmp_path, text, "physics.py"))
+    assert "jax.jacrev(jax.grad(f)) in place of jax.hessian(f)" in refused.value.hint

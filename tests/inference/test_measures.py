@@ -11,6 +11,10 @@ from dtrain.models.measures import classification
 from tests.conftest import Dtrain
 
 MODULE = """
+import os
+import pathlib
+import signal
+
 import numpy as np
 
 import dtrain
@@ -27,6 +31,16 @@ class Second:
             raise ValueError("the second choice")
         hits = [np.argsort(-outputs["probability"], 1)[:, 1] == data["label"] for data, outputs in rows]
         return {self.name: np.concatenate(hits).mean(), "rows": len(np.concatenate(hits))}
+
+
+class Interrupts(Second):
+    def __call__(self, step, rows):
+        rows, marker = iter(rows), pathlib.Path("asked")
+        next(rows)
+        if step == 2 and not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().__call__(step, rows)
 
 
 class Impatient(Second):
@@ -121,12 +135,12 @@ def test_a_measure_that_fails_is_reported_and_the_run_goes_on(dtrain: Dtrain, tm
     measures = "[{kind: custom, target: 'second:Second', args: {fails: [2]}}]"
     done = dtrain("run", recipe, f"evaluate.measures={measures}")
     assert "no eval/second, eval/rows at step 2: " in done.stderr
-    assert "second.py:15: ValueError: the second choice" in done.stderr
+    assert "second.py:19: ValueError: the second choice" in done.stderr
     assert ["eval/second" in line for line in evaluations(tmp_path, "r")] == [False, True]
     refused = dtrain(
         "run", recipe, "--dry-run", "name=dry", "evaluate.every=1", f"evaluate.measures={measures}", code=2
     )
-    assert "second.py:15: ValueError" in refused.stderr
+    assert "second.py:19: ValueError" in refused.stderr
     wrong = "[{kind: custom, target: 'second:Second', args: {name: third}}]"
     done = dtrain("run", recipe, "name=wrong", f"evaluate.measures={wrong}")
     assert "returns 'third'; its `metrics` declare ['second', 'rows']" in done.stderr
@@ -135,12 +149,28 @@ def test_a_measure_that_fails_is_reported_and_the_run_goes_on(dtrain: Dtrain, tm
 @pytest.mark.slow
 def test_two_processes_get_the_values_of_the_first(dtrain: Dtrain, tmp_path: Path, recipe: Path) -> None:
     measures = "evaluate.measures=[classification, {kind: custom, target: 'second:Impatient'}]"
-    dtrain("run", recipe, "name=one", measures)
-    dtrain("run", recipe, "name=two", measures, "--processes", "2", "mesh={data: 2}")
+    # the best value decides about a save, in which all processes take part
+    best = ("checkpoint.best=eval/second", "checkpoint.every=0")
+    dtrain("run", recipe, "name=one", measures, *best)
+    dtrain("run", recipe, "name=two", measures, *best, "--processes", "2", "mesh={data: 2}", seconds=100)
     one, two = (evaluations(tmp_path, name) for name in ("one", "two"))
     assert [line["eval/second"] for line in two] == [2, 4]  # an iterator that is left early holds no process back
     assert "eval/rows" not in two[0]  # what is not finite is left out
     assert one[-1]["eval/f1"] == pytest.approx(two[-1]["eval/f1"], abs=1e-5)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_asked_to_stop_abandons_a_measure_and_makes_it_at_the_next_start(
+    dtrain: Dtrain, tmp_path: Path, recipe: Path
+) -> None:
+    measures = "evaluate.measures=[{kind: custom, target: 'second:Interrupts'}]"
+    done = dtrain("run", recipe, measures, code=75)
+    assert "saved at step 2 of 4" in done.stderr and not evaluations(tmp_path, "r")
+    dtrain("run", recipe, measures)
+    dtrain("run", recipe, "name=straight")
+    own, straight = (evaluations(tmp_path, name) for name in ("r", "straight"))
+    assert [line["step"] for line in own] == [2, 4]
+    assert [line["eval/loss"] for line in own] == [line["eval/loss"] for line in straight]
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,10 @@ def test_a_run_is_trained_opened_and_asked(here: Path, dtrain_cli: Dtrain) -> No
     dtrain_cli("run", "r.yaml", "name=second", f"data={second}", "model.sizes=[10, 10]")
     assert "has no 'lable'" in dtrain_cli("predict", "mine", "--out", "x.npz", "--keep", "lable", code=2).stderr
     assert "--keep goes with" in dtrain_cli("predict", "mine", "--keep", "label", code=2).stderr
+    assert (
+        "--split train goes without files" in dtrain_cli("predict", "mine", "x.png", "--split", "train", code=2).stderr
+    )
+    assert "--top 2 goes with lines" in dtrain_cli("predict", "mine", "--out", "x.npz", "--top", "2", code=2).stderr
     rows_of = dtrain_cli("predict", "mine", "--split", "train").stdout.splitlines()
     assert len(rows_of) == 1437 and json.loads(rows_of[0])["row"] == 0
 
@@ -79,7 +83,7 @@ def test_a_run_is_trained_opened_and_asked(here: Path, dtrain_cli: Dtrain) -> No
         ({"image": rows["image"][0]}, r"image is uint8 \(examples, 8, 8, 1\) .* found the shape \(8, 8, 1\)"),
         ({"image": rows["image"] + 0.5}, "found float64 with other values"),
         ({"image": rows["image"], "label": [1]}, "different numbers of rows"),
-        ({"label": [10]}, "label has values from 10 to 10; they end at 9"),
+        ({"label": [10]}, "label has values from 10 to 10"),
     ]
     for arrays, message in wrong:
         with pytest.raises(DataError, match=message):
@@ -111,6 +115,13 @@ def test_a_decoder_continues_texts_in_python(here: Path) -> None:
     texts = run.generate(["the", "a cat"], tokens=5, temperature=0)
     assert len(texts) == 2 and texts == run.generate(["the", "a cat"], tokens=5, temperature=0)
     assert run.generate("the", tokens=5, temperature=0) == texts[:1]
+    rows = run.data().rows(np.arange(3))
+    rows["target"][:, :4] = -1  # where no token is predicted
+    assert run.predict(rows)["tokens"].tolist() == [12, 12, 12]
+    with pytest.raises(DataError, match="examples = 0"):
+        run.predict(examples=0)
+    with pytest.raises(RecipeError, match="overrides go with a file or a name"):
+        dtrain.run(run.recipe, overrides=["steps=3"])
 
 
 def test_what_cannot_be_opened(here: Path) -> None:

@@ -12,6 +12,8 @@ import pytest
 from dtrain.assembly import state, step
 from dtrain.core.errors import RecipeError
 from dtrain.inference.open_run import open as open_run
+from dtrain.models.custom import Custom
+from dtrain.models.lora import Lora, adapted
 from dtrain.models.mlp import MLP
 from dtrain.models.nn.param import dotted, paths
 from dtrain.optim.custom import CustomOptimizer
@@ -292,3 +294,10 @@ def test_averages_that_cannot_be_are_refused(dtrain: Dtrain, tmp_path: Path, ave
     shape = 8 if "average itself" in message else 4
     model = f"model={{kind: custom, target: 'net:Wrong', args: {{averages: {averages}, shape: {shape}}}}}"
     assert message in dtrain("run", "r.yaml", model, code=2).stderr
+
+
+def test_adapters_of_a_model_with_averages_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "net.py").write_text(TARGET)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RecipeError, match=r"lora: target\.out\.bias is an average of parameters"):
+        adapted(Custom(target="net:Net"), Lora(rank=2, targets=("online.*weight",))).params()

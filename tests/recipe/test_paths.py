@@ -104,3 +104,15 @@ def test_a_runs_copy_means_the_same_from_any_folder(tmp_path: Path, monkeypatch:
     assert made["track"] == values["track"]
     monkeypatch.chdir(tmp_path)
     assert absolute(made) == made
+
+
+@pytest.mark.parametrize("one", [True, False])
+def test_the_module_of_a_measure_or_tracker_is_found_beside_the_recipe(tmp_path: Path, one: bool) -> None:
+    """Whether it is the one entry that stands for a list, or in a list."""
+    (tmp_path / "mine.py").write_text("")
+    entry = "{kind: custom, target: mine:Own}" if one else "[{kind: custom, target: mine:Own}]"
+    text = "model: {kind: mlp, sizes: [64, 10]}\ndata: digits\noptimizer: {kind: sgd, lr: 1}\nbatch: 8\nsteps: 1\n"
+    (tmp_path / "r.yaml").write_text(f"{text}track: {{to: {entry}}}\nevaluate: {{measures: {entry}}}\n")
+    recipe = load(tmp_path / "r.yaml")
+    folders = [getattr(part, "folder", None) for part in (*recipe.track.to, *recipe.evaluate.measures)]
+    assert folders == [str(tmp_path), str(tmp_path)]

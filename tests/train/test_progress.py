@@ -79,12 +79,20 @@ def test_the_run_stops_and_lowers_its_rate_and_a_resumed_one_does_the_same(
     expected = {1: 0.05} | {step: 0.1 * (1 if step < 7 else 0.5 if step < 11 else 0.25) for step in range(2, 15)}
     assert found == pytest.approx(expected)
     assert record(tmp_path, "r")["state"] == "finished" and record(tmp_path, "r")["step"] == 14
-    assert "stopped early: eval/loss" in dtrain("report", "r").stdout
+    report = dtrain("report", "r").stdout
+    assert "stopped early: eval/loss" in report and "(14 steps, 0.624 epochs" in report
 
     for name, fault in (("killed", "kill@step:9"), ("later", "kill@step:13"), ("asked", "term@step:6")):
         dtrain("run", recipe, f"name={name}", DTRAIN_FAULT=fault, code=75 if name == "asked" else -9)
         dtrain("run", recipe, f"name={name}")
         assert lines(tmp_path, name) == lines(tmp_path, "r"), name
+
+    # an evaluation that was skipped, made at the next start, which is killed before it saves what that decided
+    dtrain("run", recipe, "name=twice", DTRAIN_FAULT="term@step:5", code=75)
+    dtrain("run", recipe, "name=twice", DTRAIN_FAULT="kill@step:8", code=-9)
+    dtrain("run", recipe, "name=twice")
+    twice = lines(tmp_path, "twice")  # the evaluation that was made twice is there twice, with the same values
+    assert [line for before, line in zip([{}, *twice], twice, strict=False) if line != before] == lines(tmp_path, "r")
 
     again = dtrain("run", recipe)
     assert "already finished" in again.stderr and "stop.patience" in again.stderr
@@ -112,3 +120,14 @@ def test_a_kill_after_the_early_stop_was_saved_changes_nothing(dtrain: Dtrain, t
     done = dtrain("run", recipe)
     assert "stopped early" in done.stderr and record(tmp_path, "r")["step"] == 14
     assert "schedule" in dtrain("run", recipe, "name=r", "optimizer.schedule.factor=0.3", code=2).stderr
+
+
+@pytest.mark.slow
+def test_other_evaluations_are_no_longer_the_same_bits_if_they_decide(dtrain: Dtrain, recipe: Path) -> None:
+    dtrain("run", recipe, "stop=null", DTRAIN_FAULT="term@step:9", code=75)
+    changed = dtrain("run", recipe, "stop=null", "steps=12", "evaluate.every=3").stderr
+    assert "evaluate.every: was 2, now 3" in changed and "the same bits" not in changed
+    plain = recipe.with_name("plain.yaml")
+    plain.write_text("".join(line for line in RECIPE.splitlines(keepends=True) if "schedule" not in line))
+    dtrain("run", plain, "stop=null", DTRAIN_FAULT="term@step:9", code=75)
+    assert "the same bits" in dtrain("run", plain, "stop=null", "evaluate.every=3").stderr

@@ -4,6 +4,7 @@ Dims: B batch, H height, W width, C channels, E embed, K classes.
 """
 
 import math
+from abc import ABC, abstractmethod
 
 import jax
 import jax.numpy as jnp
@@ -18,16 +19,16 @@ from dtrain.models.nn.model import PROBABILITY, TOKENS, Declared, Flops, Loss, M
 from dtrain.models.nn.param import Param, Tree
 
 
-class ImageClassifier(Declared):
+class ImageClassifier(Declared, ABC):
     """What a model declares whose loss is `classify`."""
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
         return (ACCURACY,)
 
+    @abstractmethod
     def logits(self, params: Tree, image_BHWC: jax.Array, ctx: Context) -> jax.Array:
         """Logits (batch, classes)."""
-        raise NotImplementedError
 
     def inputs(self, batch: Batch) -> jax.Array:
         """The array of a batch that `logits` takes."""
