@@ -7,7 +7,6 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 
-from dtrain.assembly.assemble import assemble
 from dtrain.core.metrics import Metric
 from dtrain.core.weights_source import WeightsSource
 from dtrain.inference.evaluate import text_bytes
@@ -37,11 +36,19 @@ class Unfinished(Objective):
     kind: Literal["unfinished"] = "unfinished"
 
 
-def test_an_objective_that_does_not_wrap_the_model_trains_nothing() -> None:
-    model = load("mlp-digits")
-    object.__setattr__(model, "objective", Unfinished())
-    with pytest.raises(NotImplementedError):
-        assemble(model, [], model.data.example(), 10)
+@dataclass(frozen=True, kw_only=True)
+class Another(Objective):
+    """An objective that wraps the model and declares nothing about its loss."""
+
+    kind: Literal["another"] = "another"
+
+    def wrap(self, model: Any, lora: Any, frozen: Any) -> Any:
+        return Wrapped(model)
+
+
+def test_an_objective_that_does_not_wrap_the_model_is_not_made() -> None:
+    with pytest.raises(TypeError, match=r"abstract method '?wrap"):
+        Unfinished()  # pyright: ignore[reportAbstractUsage]
 
 
 @pytest.mark.parametrize("member", MEMBERS, ids=lambda member: member.__name__)
@@ -80,7 +87,7 @@ def test_perplexity_is_computed_only_of_a_loss_of_texts() -> None:
     source = load("decoder-tiny").data.open("test")
     recipe_of = load("decoder-tiny")
     assert text_bytes(recipe_of, source) == source.bytes_per_token == 1
-    object.__setattr__(recipe_of, "objective", Unfinished())
+    object.__setattr__(recipe_of, "objective", Another())
     assert text_bytes(recipe_of, source) is None
 
 
