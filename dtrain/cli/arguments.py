@@ -76,3 +76,9 @@ def load_to_measure(recipe: str, overrides: Sequence[str], devices: int | None, 
     short = [f"steps={steps}", "evaluate={every: 0, questions: [], samples: 0}", "checkpoint={minutes: 0, every: 0}"]
     short += ["track.notify=null", "optimizer.schedule={kind: constant}"]
     return load(find(recipe), [*overrides, *short], devices)
+
+
+def divided(what: list[str]) -> tuple[list[str], list[str]]:
+    """Files, and overrides: words with `=` that are no existing file."""
+    overrides = [word for word in what if "=" in word and not Path(word).exists()]
+    return [word for word in what if word not in overrides], overrides

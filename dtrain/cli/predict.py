@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
 import typer
 
-from dtrain.cli.arguments import Best, Debug, Devices, Run, Step, use_devices
+from dtrain.cli.arguments import Best, Debug, Devices, Run, Step, divided, use_devices
 from dtrain.cli.exits import exits, interruptible
 from dtrain.core.errors import DataError, EnvironmentFault, RecipeError, cause
 
@@ -32,7 +32,7 @@ def predict(
         list[str] | None,
         typer.Argument(
             metavar="[FILE|KEY=VALUE]...",
-            help="Images or texts: files, folders, globs; default: the test split. KEY=VALUE overrides the recipe.",
+            help="Images, texts, records: files, folders, globs; default: the test split. KEY=VALUE is an override.",
         ),
     ] = None,
     out: Annotated[
@@ -58,7 +58,7 @@ def predict(
     Lines are JSON unless standard output is a terminal.
     """
     with exits(debug), interruptible():
-        files, overrides = _divided(what or [])
+        files, overrides = divided(what or [])
         if out and out.suffix not in FORMATS:
             raise RecipeError(f"--out {out}: expected a name that ends in {' or '.join(FORMATS)}")
         arrays = out if out and out.suffix == ".npz" else None
@@ -138,12 +138,6 @@ def _compared(rows: "Iterable[JsonObject]", agreed: list[bool | None]) -> "Itera
         both = row.get("label") is not None and "class" in row
         agreed.append(str(row["label"]) == row["class"] if both else None)
         yield row
-
-
-def _divided(what: list[str]) -> tuple[list[str], list[str]]:
-    """Files, and overrides: words with `=` that are no existing file."""
-    overrides = [word for word in what if "=" in word and not Path(word).exists()]
-    return [word for word in what if word not in overrides], overrides
 
 
 def _print(row: "JsonObject") -> None:

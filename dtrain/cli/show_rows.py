@@ -30,6 +30,8 @@ def show_rows(source: "Source", tokenizer: "Tokenizer | None", indices: Sequence
     """Print these examples of a source."""
     import numpy as np
 
+    from dtrain.core.printable import printable
+
     batch = source.rows(np.asarray(indices))
     for number, index in enumerate(indices):
         row = {name: np.asarray(values[number]) for name, values in batch.items()}
@@ -39,7 +41,9 @@ def show_rows(source: "Source", tokenizer: "Tokenizer | None", indices: Sequence
         place = source.place(index)
         typer.secho(f"row {index}: {', '.join(filter(None, (place, _label(source, row))))}", bold=True)
         for name, values in row.items():
-            if name == IMAGE and values.ndim == 3:
+            if (written := source.text_of(name, values)) is not None:
+                typer.echo(f"  {name} {list(values.shape)}: {printable(written)}")
+            elif (name == IMAGE or values.dtype == np.uint8) and values.ndim == 3:
                 _show_picture(values)
             elif name not in (LABEL, ROW):
                 typer.echo("  " + "\n  ".join(_values(name, values, source.value_names)))
@@ -51,7 +55,9 @@ def save_pictures(source: "Source", indices: Sequence[int], path: Path) -> None:
 
     from dtrain.core.errors import DataError, EnvironmentFault
 
-    images = source.rows(np.asarray(indices)).get(IMAGE)
+    rows = source.rows(np.asarray(indices))
+    names = [name for name, values in rows.items() if values.ndim == 4 and values.dtype == np.uint8]
+    images = rows.get(IMAGE, rows[names[0]] if names else None)
     if images is None or images.ndim != 4:
         raise DataError(f"the examples have {', '.join(source.example)}, and no pictures", "leave --png out")
     from PIL import Image

@@ -36,8 +36,9 @@ from dtrain.data.packed_rows import (
     joined,
 )
 from dtrain.data.paths import CACHE, expand_path
-from dtrain.data.records import Limits, Record, record_files, records
+from dtrain.data.record import Limits, Record
 from dtrain.data.records import packages_of as record_packages
+from dtrain.data.records import record_files, records
 from dtrain.data.source import Load, Source, Split, Unaugmented
 from dtrain.data.stream import InMemory, Part
 from dtrain.data.templates import NAMED, Rendered, Template

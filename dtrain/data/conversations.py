@@ -7,7 +7,7 @@ from typing import Any
 
 from dtrain.core.account import KnownNames
 from dtrain.core.errors import DataError
-from dtrain.data.records import Record
+from dtrain.data.record import Record
 
 Message = dict[str, Any]
 """`role` (system, user, assistant, tool) and `content`: a text, a list of parts, or None beside calls; other keys are

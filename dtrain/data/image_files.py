@@ -10,10 +10,10 @@ import threading
 import warnings
 import zipfile
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from multiprocessing import parent_process
 from pathlib import Path
 from typing import IO, Annotated, Any, Literal, NamedTuple
@@ -89,6 +89,11 @@ def heads_in_zip(root: Path, paths: Sequence[str]) -> list[Head]:
     return heads
 
 
+def head_of(content: bytes) -> Head:
+    """The header of a picture in memory."""
+    return _head(io.BytesIO(content), len(content))
+
+
 def _head(file: IO[bytes], size: int | None = None) -> Head:
     """The header, and with the size of the file also its end."""
     from PIL import Image, UnidentifiedImageError
@@ -151,6 +156,48 @@ def _pixels(image: Any, shape: tuple[int, int, int], how: Decoding) -> np.ndarra
     return np.asarray(image, np.uint8).reshape(shape)
 
 
+def decoded(where: str, read: Callable[[], bytes], shape: tuple[int, int, int], how: Decoding) -> np.ndarray:
+    """The pixels (height, width, channels) of the picture whose bytes `read` gives. DataError if it cannot be used."""
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(read()), formats=FORMATS) as image:
+            if refusal := _refusal(image):
+                raise DataError(f"{where}: {refusal}", "repair or remove the file")
+            return _pixels(image, shape, how)
+    except DataError:
+        raise
+    except Exception as error:  # decoders raise errors of any class on damaged bytes
+        message = f"{where}: cannot be read as an image: {reason(error)}"
+        raise DataError(message, "repair or remove the file") from error
+
+
+class Threads:
+    """Threads that decode without the GIL: all cores, or one in a worker process, which has others beside it."""
+
+    def each(self, count: int, decode: Callable[[int], None]) -> None:
+        """Call `decode` with each row from 0 to `count` - 1."""
+        threads = self._number
+
+        def several(first: int) -> None:
+            for row in range(first, count, threads):
+                decode(row)
+
+        starts = range(min(threads, count))
+        deque(self._pool.map(several, starts) if len(starts) > 1 else map(several, starts), maxlen=0)
+
+    @cached_property
+    def _number(self) -> int:
+        return 1 if parent_process() else min(os.cpu_count() or 1, THREADS)
+
+    @cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(self._number, "decode")
+
+    def __getstate__(self) -> dict[str, object]:
+        return {}
+
+
 class ImageFile(NamedTuple):
     """An image: its path below the root, its class, and the size and modification time of its file when opened."""
 
@@ -176,6 +223,7 @@ class ImageFiles(SourceDefaults):
     """What was found in the folder, as lines."""
     zipped: tuple[int, int] | None = None
     """Size and modification time of the zip file; None for a folder."""
+    threads: Threads = field(default_factory=Threads, compare=False, repr=False)
 
     @property
     def notes(self) -> Sequence[str]:
@@ -201,14 +249,12 @@ class ImageFiles(SourceDefaults):
             raise DataError(changed, CHANGED)
         images = np.empty((len(indices), *self.shape), np.uint8)
 
-        def decode(part: slice) -> None:
-            for row, index in zip(range(len(indices))[part], indices[part], strict=True):
-                images[row] = self._decoded(self.files[index])
+        def decode(row: int) -> None:
+            images[row] = self._decoded(self.files[indices[row]])
 
         if self.zipped is not None:
             _ = self._zip  # opened once, before the threads need it
-        parts = [slice(first, None, self._threads) for first in range(min(self._threads, len(indices)))]
-        deque(self._pool.map(decode, parts) if len(parts) > 1 else map(decode, parts), maxlen=0)
+        self.threads.each(len(indices), decode)
         return {IMAGE: images, LABEL: np.array([self.files[i].label for i in indices], np.int32)}
 
     def changed(self) -> str:
@@ -223,19 +269,8 @@ class ImageFiles(SourceDefaults):
         return "" if same else f"{self.root}: was modified or replaced after it was opened"
 
     def _decoded(self, file: ImageFile) -> np.ndarray:
-        from PIL import Image
-
         where = f"{str(self.root).rstrip('/')}/{file.path}"
-        try:
-            with Image.open(io.BytesIO(self._content(file)), formats=FORMATS) as image:
-                if refusal := _refusal(image):
-                    raise DataError(f"{where}: {refusal}", "repair or remove the file")
-                return _pixels(image, self.shape, self.decoding)
-        except DataError:
-            raise
-        except Exception as error:  # decoders raise errors of any class on damaged bytes
-            message = f"{where}: cannot be read as an image: {reason(error)}"
-            raise DataError(message, "repair or remove the file") from error
+        return decoded(where, partial(self._content, file), self.shape, self.decoding)
 
     def _content(self, file: ImageFile) -> bytes:
         """All bytes of a file; zipfile verifies the CRC of a file in a zip."""
@@ -252,17 +287,8 @@ class ImageFiles(SourceDefaults):
         return path.read_bytes()
 
     @cached_property
-    def _threads(self) -> int:
-        """Threads that decode, without the GIL: all cores, or one in a worker process, which has others beside it."""
-        return 1 if parent_process() else min(os.cpu_count() or 1, THREADS)
-
-    @cached_property
-    def _pool(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(self._threads, "decode")
-
-    @cached_property
     def _zip(self) -> tuple[zipfile.ZipFile, threading.Lock]:
         return zipfile.ZipFile(self.root), threading.Lock()
 
     def __getstate__(self) -> dict[str, object]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_zip", "_pool", "_threads")}
+        return {name: value for name, value in self.__dict__.items() if name != "_zip"}

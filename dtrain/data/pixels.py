@@ -7,7 +7,7 @@ Dims: B batch, H height, W width, C channels.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from dtrain.core.errors import FieldError, Problem
 from dtrain.core.types import Float, Fraction, Natural, NonNegative, PositiveFloat
 from dtrain.data.batch import IMAGE, LABEL, OTHER_IMAGE, ROW, SHARE, SMOOTHING, Batch, Example
+from dtrain.data.image_files import Decoding
 from dtrain.data.source import DataDefaults
 
 RATIO = 4 / 3
@@ -136,23 +137,27 @@ class Pixels:
         """Whether a loss must use more than the label: `layers.classify` does."""
         return self.needs_pairs or bool(self.smoothing)
 
-    def apply(self, batch: Batch, top: float, key: jax.Array, train: bool) -> Batch:
+    def apply(self, batch: Batch, top: float, key: jax.Array, train: bool, names: Sequence[str] = (IMAGE,)) -> Batch:
         """Prepare the images of a batch, uint8 (B, H, W, C) to float32; `top` is the largest pixel value.
+
+        `names`: the features that are images; those of a row are augmented with the same random numbers.
 
         With `train` and random augmentation, the feature `row` (B,) selects the random numbers; it is removed. With
         `mixup` or `cutmix`, OTHER_LABEL has the label of the other image and SHARE the share of the own one.
         """
-        image_BHWC = batch[IMAGE].astype(jnp.float32) / top
         rest = {name: value for name, value in batch.items() if name not in EXTRA}
-        if train and self.needs_row_numbers:
-            image_BHWC = self._all_augmented(key, batch[ROW], image_BHWC)
-            if self.needs_pairs:
-                other_BHWC = batch[OTHER_IMAGE].astype(jnp.float32) / top
-                other_BHWC = self._all_augmented(key, batch[ROW] ^ 1, other_BHWC)
-                image_BHWC, rest[SHARE] = jax.vmap(self._mixed)(_keys(key, batch[ROW]), image_BHWC, other_BHWC)
+        for name in names:
+            image_BHWC = batch[name].astype(jnp.float32) / top
+            if train and self.needs_row_numbers:
+                image_BHWC = self._all_augmented(key, batch[ROW], image_BHWC)
+                if self.needs_pairs:
+                    other_BHWC = batch[OTHER_IMAGE].astype(jnp.float32) / top
+                    other_BHWC = self._all_augmented(key, batch[ROW] ^ 1, other_BHWC)
+                    image_BHWC, rest[SHARE] = jax.vmap(self._mixed)(_keys(key, batch[ROW]), image_BHWC, other_BHWC)
+            rest[name] = (image_BHWC - _last(self.mean)) / _last(self.std)
         if train and self.smoothing:
             rest[SMOOTHING] = jnp.full_like(batch[LABEL], self.smoothing, jnp.float32)
-        return rest | {IMAGE: (image_BHWC - _last(self.mean)) / _last(self.std)}
+        return rest
 
     def _all_augmented(self, key: jax.Array, row_B: jax.Array, image_BHWC: jax.Array) -> jax.Array:
         return jax.vmap(self._augmented)(_keys(key, row_B), image_BHWC)
@@ -187,23 +192,31 @@ class WithPixels(DataDefaults):
     pixels: Pixels
 
     @property
+    def picture_names(self) -> tuple[str, ...]:
+        """The features that are images."""
+        return (IMAGE,)
+
+    @property
+    def decoding(self) -> Decoding:
+        """How the file of a picture becomes pixels."""
+        return Decoding()
+
+    @property
     def reads_inputs(self) -> bool:
         return True
 
     def problems(self, recipe: Any, example: Example) -> Iterator[Problem]:
         """Values for other channels than the images have, and random shifts that are larger than the images."""
         del recipe
-        if IMAGE not in example:
-            return
-        height, width, channels = example[IMAGE].shape
-        for name in ("mean", "std"):
-            values = getattr(self.pixels, name)
-            if isinstance(values, tuple) and len(values) not in (1, channels):
-                message = f"{len(values)} values for images of {channels} channels"
-                yield f"data.pixels.{name}", message, "one number, or one for each channel"
-        if self.pixels.crop >= min(height, width):
-            shifts = f"shifts of {self.pixels.crop} pixels in images of {height} x {width}"
-            yield "data.pixels.crop", f"{shifts}; at most {min(height, width) - 1}", ""
+        for height, width, channels in (example[name].shape for name in self.picture_names if name in example):
+            for name in ("mean", "std"):
+                values = getattr(self.pixels, name)
+                if isinstance(values, tuple) and len(values) not in (1, channels):
+                    message = f"{len(values)} values for images of {channels} channels"
+                    yield f"data.pixels.{name}", message, "one number, or one for each channel"
+            if self.pixels.crop >= min(height, width):
+                shifts = f"shifts of {self.pixels.crop} pixels in images of {height} x {width}"
+                yield "data.pixels.crop", f"{shifts}; at most {min(height, width) - 1}", ""
 
     @property
     def needs_row_numbers(self) -> bool:

@@ -11,9 +11,10 @@ from dtrain.core.types import JsonObject
 from dtrain.data.batch import FEATURES, IMAGE, LABEL, TARGET, TOKEN, Batch, Example
 from dtrain.data.digits import WHITE, Digits
 from dtrain.data.files import HERE, resolve_files
-from dtrain.data.folder_layout import SUFFIXES
+from dtrain.data.folder_layout import SUFFIXES, is_picture
 from dtrain.data.image_files import Decoding, ImageFile, ImageFiles, head
-from dtrain.data.images import Images
+from dtrain.data.pixels import WithPixels
+from dtrain.data.record_data import Records
 from dtrain.data.source import Arrays, Data, Source, SourceDefaults, Split
 from dtrain.data.table import Table
 from dtrain.data.tokenizer import BYTES
@@ -47,6 +48,9 @@ def inputs(data: Data, example: Example, names: Sequence[str]) -> Inputs:
 
     DataError if nothing matches a name, if a file cannot be read, or if such data does not come from files.
     """
+    if isinstance(data, Records) and not all(map(is_picture, names)):
+        source, places, others = data.of_files(names)
+        return Inputs(source, places, by="record", others=others)
     if TOKEN in example and data.tokenized:
         return _texts(data, example[TOKEN].shape[0], names)
     if IMAGE in example and example[IMAGE].dtype == "uint8" and data.reads_inputs:
@@ -87,6 +91,25 @@ class _Unlabelled(SourceDefaults):
         return self.images.changed()
 
 
+def records_given(data: Data, records: Sequence[JsonObject]) -> Source:
+    """Records as a program gives them, {"text": "a red circle"}: the columns for which each has a field.
+
+    DataError if data of this kind has no columns, or if a value cannot be used.
+    """
+    if not isinstance(data, Records):
+        raise DataError(f"data of kind {data.kind} has no columns that records could fill", "give arrays by name")
+    return data.of_records([(f"record {number}", record) for number, record in enumerate(records, 1)], Path("records"))
+
+
+def texts_given(data: Data, texts: Sequence[str]) -> Source:
+    """Texts for the one column of tokens. DataError if the data has none, or several."""
+    columns = data.text_fields if isinstance(data, Records) else ()
+    if len(columns) != 1:
+        found = f"has {len(columns)} columns of tokens" if columns else f"of kind {data.kind} has no column of tokens"
+        raise DataError(f"a text stands for a column of tokens; the data {found}", "name a file of records")
+    return records_given(data, [{columns[0]: text} for text in texts])
+
+
 def _images(data: Data, shape: tuple[int, ...], names: Sequence[str]) -> Inputs:
     height, width, channels = shape
     found = list(dict.fromkeys(path for name in names for path in _image_paths(name)))
@@ -98,7 +121,7 @@ def _images(data: Data, shape: tuple[int, ...], names: Sequence[str]) -> Inputs:
     for path in (Path(name).absolute() for name in shown):
         status = path.stat()
         files.append(ImageFile(path.relative_to("/").as_posix(), 0, status.st_size, status.st_mtime_ns))
-    how = data.decoding if isinstance(data, Images) else Decoding()
+    how = data.decoding if isinstance(data, WithPixels) else Decoding()
     images = ImageFiles(Path("/"), tuple(files), (height, width, channels), classes=("",), fingerprint="", decoding=how)
     source = _Unlabelled(images, WHITE if isinstance(data, Digits) else TOP)
     return Inputs(source, shown, unread={name: problem for name, problem in unread.items() if problem})

@@ -10,7 +10,7 @@ from dtrain.core.errors import DataError
 from dtrain.data.chat import Reader, Templated
 from dtrain.data.conversations import ASSISTANT, USER, Conversation, messages_as_json, usual_role
 from dtrain.data.packed_rows import COUNTED, TARGET_BIT, Document, content
-from dtrain.data.records import Record
+from dtrain.data.record import Record
 from dtrain.data.source import Source, Split
 from dtrain.data.stream import Part
 from dtrain.data.templates import Rendered

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from dtrain.core.account import KnownNames
 from dtrain.core.errors import DataError
 from dtrain.data.conversations import CONTEXT, IGNORED, REFUSED, Message, with_system
-from dtrain.data.records import Record, record_files, records
+from dtrain.data.record import Record
+from dtrain.data.records import record_files, records
 
 ANSWERS = ("answer", "response", "completion", "output")
 KNOWN = KnownNames(

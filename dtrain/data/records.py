@@ -1,24 +1,21 @@
 """Records of files: JSON, JSON lines, Parquet, Arrow, WebDataset, ArrayRecord; each with where it is."""
 
-import bz2
 import codecs
 import gzip
 import itertools
 import json
-import lzma
 import re
-import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from dtrain.core.errors import DataError
 from dtrain.core.files import refuse_pointer
-from dtrain.core.types import Positive
 from dtrain.data.files import resolve_files
 from dtrain.data.paths import CACHE, is_remote, reading, reason
+from dtrain.data.record import HALF, LIMITS, UNREAD, Limits, Record, object_of, record_of, too_large
+from dtrain.data.tar_records import tar_records
 
 LINES = (".jsonl", ".ndjson")
 COLUMNS = (".parquet", ".arrow", ".feather")
@@ -32,46 +29,14 @@ SPLITS = ("train", "test", "val", "valid", "validation", "dev", "eval")
 """First words of names of files that are splits of their own."""
 AT_ONCE = 64
 """Records of an ArrayRecord file that are read together."""
-UNREAD = b""
-"""In place of times and of binary values, which are not read."""
 ROWS = 256
 """Rows of a column file that are unpacked together."""
 PART = 2**20
 """Bytes of a JSON list that are read together."""
-COMPRESSED = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
-"""How a tar that was compressed is opened, by its first bytes."""
 DECODER = json.JSONDecoder()
 LITERAL = 16
 """More characters than a number's name, an escape or `false` has."""
 SPACE = re.compile(r"[ \t\n\r]*")
-HALF = re.compile(r"\\u[dD][89a-fA-F]")
-"""How JSON writes one half of a character beyond the first 65,536."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """How much a file of others may unpack to: a small compressed one may hold more than the memory does."""
-
-    record_mib: Positive = 64
-    """Most MiB of one record."""
-    file_mib: Positive = 4096
-    """Most MiB of one compressed file, unpacked."""
-
-    @property
-    def record(self) -> int:
-        """Most bytes of one record."""
-        return self.record_mib * 2**20
-
-    @property
-    def file(self) -> int:
-        """Most bytes of one compressed file, unpacked."""
-        return self.file_mib * 2**20
-
-
-LIMITS = Limits()
-
-Record = tuple[str, dict[str, Any]]
-"""Where a record is, "chat.jsonl:12", and its fields."""
 
 
 def packages_of(names: Iterable[str]) -> tuple[str, ...]:
@@ -109,24 +74,24 @@ def record_files(names: tuple[str, ...], cache: str = CACHE) -> list[Path]:
     return list(dict.fromkeys(files))
 
 
-def records(path: Path, limits: Limits = LIMITS) -> Iterator[Record]:
-    """Yield the records of a file; DataError, with its line, for one that is not an object of fields."""
+def records(path: Path, limits: Limits = LIMITS, fields: Collection[str] | None = None) -> Iterator[Record]:
+    """Yield the records of a file; DataError, with its line, for one that is not an object of fields.
+
+    Without `fields`, texts and numbers are read; UNREAD stands for times and binary values. With them, these fields
+    are read, binary ones too, as bytes or `Content`; UNREAD may stand for others.
+    """
     suffix = _suffix(path)
     with reading(path):
         if suffix in COLUMNS:
-            yield from _columns(path, limits)
+            yield from _columns(path, limits, fields)
         elif suffix == ".json":
             yield from _document(path, limits)
         elif suffix in MEMBERS:
-            yield from _members(path, limits)
+            yield from tar_records(path, limits, fields)
         elif suffix in ARRAYS:
             yield from _array_records(path, limits)
         else:
             yield from _lines(path, limits)
-
-
-def _too_large(where: str, most: int, key: str) -> DataError:
-    return DataError(f"{where}: has more than {most:,} bytes", f"if that is right, raise data.limits.{key}_mib")
 
 
 def _suffix(path: Path) -> str:
@@ -148,11 +113,11 @@ def _lines(path: Path, limits: Limits) -> Iterator[Record]:
                 return
             total += len(line)
             if len(line) > limits.record:
-                raise _too_large(where, limits.record, "record")
+                raise too_large(where, limits.record, "record")
             if path.suffix == ".gz" and total > limits.file:
-                raise _too_large(str(path), limits.file, "file")
+                raise too_large(str(path), limits.file, "file")
             if line.strip():
-                yield where, _object(where, line, "write one object per line")
+                yield where, object_of(where, line, "write one object per line")
 
 
 def _document(path: Path, limits: Limits) -> Iterator[Record]:
@@ -171,7 +136,7 @@ def _document(path: Path, limits: Limits) -> Iterator[Record]:
                 break
             where = f"{path}: object {number}"
             value, source = text.value(where)
-            yield _record(where, value, HALF.search(source) is not None)
+            yield record_of(where, value, HALF.search(source) is not None)
             if (following := text.next_character()) == "]":
                 break
             if following != ",":
@@ -238,7 +203,7 @@ class _Text:
                 if self._ended or not cut:
                     raise DataError(f"{where}: is not JSON: {reason(error)}") from error
                 if len(self._text) - self._at > self._limits.record:
-                    raise _too_large(where, self._limits.record, "record") from error
+                    raise too_large(where, self._limits.record, "record") from error
             self._more(size)
             size *= 2  # what was not enough is decoded again
 
@@ -247,76 +212,10 @@ class _Text:
         part = self._file.read(size)
         self._read += len(part)
         if self._read > self._most:
-            raise _too_large(str(self._path), self._most, "file")
+            raise too_large(str(self._path), self._most, "file")
         self._ended = not part
         self._text, self._at = self._text[self._at :] + self._decode(part, final=not part), 0
         return bool(part)
-
-
-def _record(where: str, value: Any, halves: bool = False) -> Record:
-    """The record. DataError if it is no object, or, with `halves`, if it has one half of a character."""
-    if not isinstance(value, dict):
-        raise DataError(f"{where}: is {type(value).__name__}, not an object with fields")
-    if halves:
-        try:
-            json.dumps(value, ensure_ascii=False).encode()
-        except UnicodeEncodeError as error:
-            message = f"{where}: has half of a character (a lone surrogate), which no text can have"
-            raise DataError(message, "repair or remove it: some scrapers cut emoji in two") from error
-    return where, value
-
-
-def _members(path: Path, limits: Limits) -> Iterator[Record]:
-    """The records of a WebDataset tar: the fields of a .json member, the text of a .txt member as `text`; members with
-    other suffixes, such as images, are left out."""
-    key, fields = "", {}
-    with _unpacked(path) as file, tarfile.open(fileobj=_Bounded(path, file, limits), mode="r:") as tar:  # pyright: ignore
-        for member in tar:
-            folder, _, name = member.name.rpartition("/")
-            stem, _, suffix = name.partition(".")
-            if tar.offset > max(limits.file, path.stat().st_size):
-                raise _too_large(str(path), limits.file, "file")
-            if not member.isfile() or suffix not in ("json", "txt"):
-                continue
-            if member.size > limits.record:
-                raise _too_large(f"{path}: {member.name}", limits.record, "record")
-            if fields and key != f"{folder}/{stem}":
-                yield f"{path}: {key.lstrip('/')}", fields
-                fields = {}
-            key, file = f"{folder}/{stem}", tar.extractfile(member)
-            content, where = file.read() if file else b"", f"{path}: {member.name}"
-            with reading(where):
-                own = {"text": content.decode()} if suffix == "txt" else _object(where, content)
-            fields = {**fields, **own}
-        # tarfile takes a damaged header for the end, which is a block of zeros
-        end: Any = tar.fileobj
-        end.seek(tar.offset)
-        if end.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
-            raise DataError(f"{path}: is damaged or ends early, after {key.lstrip('/') or 'no record'}")
-    if fields:
-        yield f"{path}: {key.lstrip('/')}", fields
-
-
-def _unpacked(path: Path) -> BinaryIO:
-    """The file as it is before it was compressed, if it was."""
-    with path.open("rb") as file:
-        start = file.read(6)
-    opened = next((opened for magic, opened in COMPRESSED.items() if start.startswith(magic)), Path.open)
-    return opened(path, "rb")  # pyright: ignore
-
-
-class _Bounded:
-    """A file of which nobody reads more than a record at once: tarfile reads a header whole, whatever its size."""
-
-    def __init__(self, path: Path, file: BinaryIO, limits: Limits) -> None:
-        self._path, self._file, self._limits = path, file, limits
-        self.seek, self.tell, self.close = file.seek, file.tell, file.close
-
-    def read(self, size: int) -> bytes:
-        """Read so many bytes. DataError if these are more than a record may have."""
-        if size > self._limits.record:
-            raise _too_large(f"{self._path}: a header", self._limits.record, "record")
-        return self._file.read(size)
 
 
 def _array_records(path: Path, limits: Limits) -> Iterator[Record]:
@@ -332,32 +231,21 @@ def _array_records(path: Path, limits: Limits) -> Iterator[Record]:
         for number, content in enumerate(part, first + 1):
             where = f"{path}: record {number}"
             if len(content) > limits.record:
-                raise _too_large(where, limits.record, "record")
-            yield where, _object(where, content)
+                raise too_large(where, limits.record, "record")
+            yield where, object_of(where, content)
 
 
-def _object(where: str, content: bytes, hint: str = "each record must be a JSON object") -> dict[str, Any]:
-    try:
-        text = content.decode("utf-8-sig")
-        value = json.loads(text)
-    except UnicodeDecodeError as error:
-        raise DataError(f"{where}: is not UTF-8: {reason(error)}", "convert the file to UTF-8") from error
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: is not JSON: {reason(error)}", hint) from error
-    return _record(where, value, HALF.search(text) is not None)[1]
-
-
-def _columns(path: Path, limits: Limits) -> Iterator[Record]:
+def _columns(path: Path, limits: Limits, fields: Collection[str] | None) -> Iterator[Record]:
     number = total = 0
-    batches = _parquet(path, limits) if path.suffix.lower() == ".parquet" else _arrow(path)
+    batches = _parquet(path, limits, fields) if path.suffix.lower() == ".parquet" else _arrow(path)
     schema = next(batches)
-    kept = _kept(path, schema)
+    kept = _kept(path, schema, fields)
     unread = dict.fromkeys(
         (name for name in schema.names if name not in kept), UNREAD
     )  # a record has them, so that they are named, or refused
     for batch in batches:
         batch.validate(full=True)  # Arrow trusts the offsets in a file: damaged ones point to other memory
-        chosen = batch.select(_kept(path, batch.schema))
+        chosen = batch.select(_kept(path, batch.schema, fields))
         for rows in _in_parts(path, chosen, number, limits):
             with reading(f"{path}: rows {number + 1} to {number + rows.num_rows}"):
                 values = rows.to_pylist()
@@ -366,7 +254,7 @@ def _columns(path: Path, limits: Limits) -> Iterator[Record]:
                 yield f"{path}: row {number}", {name: without_nulls(value) for name, value in row.items()} | unread
         total += batch.nbytes
         if total > max(limits.file, path.stat().st_size):
-            raise _too_large(str(path), limits.file, "file")
+            raise too_large(str(path), limits.file, "file")
 
 
 def without_nulls(value: Any) -> Any:
@@ -385,28 +273,29 @@ def _in_parts(path: Path, batch: Any, number: int, limits: Limits) -> Iterator[A
             number += rows.num_rows
             yield rows
         elif rows.num_rows == 1:
-            raise _too_large(f"{path}: row {number + 1}", limits.record, "record")
+            raise too_large(f"{path}: row {number + 1}", limits.record, "record")
         else:
             half = rows.num_rows // 2
             waiting[:0] = [rows.slice(0, half), rows.slice(half)]
 
 
-def _kept(path: Path, schema: Any) -> list[str]:
+def _kept(path: Path, schema: Any, fields: Collection[str] | None) -> list[str]:
     """The columns that are read."""
-    return [name for name in dict.fromkeys(schema.names) if _is_text_or_number(path, schema, name)]
+    for name in schema.names:
+        if schema.names.count(name) > 1:
+            raise DataError(f"{path}: two columns are named {name!r}", "rename one of them")
+    return [name for name in schema.names if (_is_text_or_number(schema, name) if fields is None else name in fields)]
 
 
-def _is_text_or_number(path: Path, schema: Any, name: str) -> bool:
+def _is_text_or_number(schema: Any, name: str) -> bool:
     """Whether a column can be a part of a conversation. Times and binary values cannot, and not all can be read."""
     import pyarrow.types as kinds
 
-    if schema.names.count(name) > 1:
-        raise DataError(f"{path}: two columns are named {name!r}", "rename one of them")
     kind = schema.field(name).type
     return not (kinds.is_temporal(kind) or kinds.is_binary(kind) or kinds.is_large_binary(kind))
 
 
-def _parquet(path: Path, limits: Limits) -> Iterator[Any]:
+def _parquet(path: Path, limits: Limits, fields: Collection[str] | None) -> Iterator[Any]:
     """The schema of the file, then its record batches."""
     import pyarrow.parquet
 
@@ -414,9 +303,9 @@ def _parquet(path: Path, limits: Limits) -> Iterator[Any]:
     for number in range(file.metadata.num_row_groups):
         group = file.metadata.row_group(number)
         if group.total_byte_size > limits.record * max(group.num_rows, 1):
-            raise _too_large(f"{path}: a record of row group {number + 1}", limits.record, "record")
+            raise too_large(f"{path}: a record of row group {number + 1}", limits.record, "record")
     yield file.schema_arrow
-    yield from file.iter_batches(ROWS, columns=_kept(path, file.schema_arrow))
+    yield from file.iter_batches(ROWS, columns=_kept(path, file.schema_arrow, fields))
 
 
 def _arrow(path: Path) -> Iterator[Any]:

@@ -81,6 +81,10 @@ class Source(Protocol):
         """The file that an example comes from; empty if it is not of one."""
         ...
 
+    def text_of(self, name: str, row: np.ndarray) -> str | None:
+        """The text that a feature of an example was made of; None if it was none, or is not known."""
+        ...
+
     @property
     def bytes_per_token(self) -> float | None:
         """Bytes of text for each token that counts in the loss: 0 if not known, None if the loss is not that of
@@ -224,6 +228,10 @@ class SourceDefaults:
     def place(self, index: int) -> str:
         del index
         return ""
+
+    def text_of(self, name: str, row: np.ndarray) -> str | None:
+        del name, row
+        return None
 
     @property
     def bytes_per_token(self) -> float | None:

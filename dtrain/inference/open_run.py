@@ -14,7 +14,7 @@ from dtrain.core.run_dir import Folder
 from dtrain.core.run_list import find_run
 from dtrain.core.types import JsonObject
 from dtrain.data.batch import TARGET, Feature
-from dtrain.data.prediction_inputs import opened_in_order, with_classes
+from dtrain.data.prediction_inputs import opened_in_order, records_given, with_classes
 from dtrain.data.source import Arrays, Source, Split
 from dtrain.inference.evaluate import evaluate
 from dtrain.inference.generate import Sampling, generator_of
@@ -27,8 +27,9 @@ from dtrain.recipe.recipe import Recipe
 from dtrain.track.jsonl import read
 from dtrain.weights.load import LoadedRun, load_run
 
-Columns = Mapping[str, Any]
-"""Arrays (examples, ...) by name, as the run's data has them: {"image": uint8 (n, 28, 28, 1)}."""
+Columns = Mapping[str, Any] | Sequence[JsonObject]
+"""Arrays (examples, ...) by name, as the run's data has them: {"image": uint8 (n, 28, 28, 1)}. With data of kind
+records also a list of records: [{"text": "a red circle"}]."""
 
 
 class OpenRun:
@@ -156,6 +157,8 @@ class OpenRun:
 
     def _source(self, rows: Columns) -> Source:
         """The rows in the dtypes of the run's data."""
+        if not isinstance(rows, Mapping):
+            return records_given(self.recipe.data, rows)
         example = self._loaded.assembly.layout.example
         unknown = [name for name in rows if name not in example]
         if unknown or not rows:

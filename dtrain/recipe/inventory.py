@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from dtrain.core.errors import Problem
 from dtrain.core.types import JsonObject
@@ -17,12 +17,12 @@ from dtrain.recipe.paths import (
     CODE_LISTS,
     CODE_SECTIONS,
     FOLDERS,
-    OF_ORIGIN,
     ORIGINS,
     PATHS,
     fixed_parts,
     has_module,
     is_elsewhere,
+    places,
 )
 from dtrain.recipe.recipe import Recipe
 
@@ -124,33 +124,17 @@ class SecretNeed(Need):
 def inventory(recipe: Recipe) -> list[Need]:
     """Everything that the recipe names outside of itself, in the order of its keys. Nothing is opened."""
     values = plain(recipe)
-    return [*_paths(values), *_origins(values), *_code(values), *_secrets(recipe)]
+    return [*_paths(values), *_code(values), *_secrets(recipe)]
 
 
 def _paths(values: JsonObject) -> Iterator[Need]:
-    trees: list[tuple[str, Any]] = [("", values)]
-    data = values.get("data") or {}
-    trees += [(f"data.sources.{number}.", source) for number, source in enumerate(data.get("sources") or ())]
-    for prefix, tree in trees:
-        for key in (key for key in KEYS if not prefix or key.startswith("data.")):
-            found: Any = tree
-            for part in key.split("."):
-                found = found.get(part) if isinstance(found, dict) else None
+    for key in KEYS:
+        for name, around, last in places(values, key):
+            found = around[last]
             for text in found if isinstance(found, list | tuple) else [found]:
-                if not isinstance(text, str) or not _is_path(text):
-                    continue
-                name = f"{prefix}{key}"
-                own = "give the absolute path of that run folder on the hosts"
-                yield PathNeed(name, text, own) if key in RUNS else PathNeed(name, text)
-
-
-def _origins(values: JsonObject) -> Iterator[Need]:
-    """Where parts of the model come from."""
-    for name, part in (values.get("parts") or {}).items():
-        for key in (key for key in OF_ORIGIN if part.get(key) and _is_path(part[key])):
-            own = "give the absolute path of that run folder on the hosts"
-            where = f"parts.{name}.{key}"
-            yield PathNeed(where, part[key], own) if key == "run" else PathNeed(where, part[key])
+                if isinstance(text, str) and _is_path(text):
+                    own = "give the absolute path of that run folder on the hosts"
+                    yield PathNeed(name, text, own) if key in RUNS else PathNeed(name, text)
 
 
 def _is_path(text: str) -> bool:

@@ -19,14 +19,17 @@ CODE_SECTIONS = ("model", "data", "optimizer")
 """Sections that may name code of a user's own."""
 CODE_LISTS = (("track", "to"), ("evaluate", "measures"))
 """Lists whose entries may, by their section and key."""
-GLOBS = ("data.files", "data.test_files", "evaluate.questions")
+DATA_FILES = ("data.root", "data.file", "data.test_file", "data.tokenizer", "data.template")
+DATA_GLOBS = ("data.files", "data.test_files")
+SOURCES = "data.sources.*."
+"""Before the keys of each source of a mixture."""
+GLOBS = (*DATA_GLOBS, *(f"{SOURCES}{key}" for key in DATA_GLOBS), "evaluate.questions")
+FILES = (*DATA_FILES, *(f"{SOURCES}{key}" for key in DATA_FILES), "data.columns.*.tokenizer")
 FOLDERS = tuple(f"{section}.folder" for section in CODE_SECTIONS)
 """Where the modules of a user's code are searched for."""
-OF_ORIGIN = ("run", "weights")
-ORIGINS = tuple(f"{place}.{key}" for place in ("init", "objective.teacher") for key in OF_ORIGIN)
-FILES = ("data.root", "data.file", "data.test_file", "data.tokenizer", "data.template")
+ORIGINS = tuple(f"{place}.{key}" for place in ("init", "objective.teacher", "parts.*") for key in ("run", "weights"))
 PATHS = (*FILES, *ORIGINS, *FOLDERS, *GLOBS)
-"""Keys whose values are paths on this machine."""
+"""Keys whose values are paths on this machine; * stands for every name, or every item of a list."""
 ELSEWHERE = ("/", "~", "{dtrain}", "bytes")
 """Prefixes of paths that are not relative, and of values that are not paths."""
 
@@ -35,18 +38,14 @@ def with_absolute_paths(tree: Node) -> tuple[Node, dict[str, str]]:
     """The recipe with paths relative to their file made absolute, and these paths by key."""
     taken: dict[str, str] = {}
     for key in PATHS:
-        tree = _at(tree, key.split("."), key, taken)
+        tree = _at(tree, key.split("."), "", taken, key in GLOBS)
     if not isinstance(tree.value, dict):
         return tree, taken
-    parts = tree.value.get("parts")
-    for name in parts.value if parts and isinstance(parts.value, dict) else ():
-        for key in OF_ORIGIN:
-            tree = _at(tree, ["parts", name, key], f"parts.{name}.{key}", taken)
     for name in (name for name in CODE_SECTIONS if name in tree.value):
         tree = _replaced(tree, name, _with_folder(tree.value[name], name, taken))
     for section, key in CODE_LISTS:
         tree = _with_folders(tree, section, key, taken)
-    return _sources(tree, taken), taken
+    return tree, taken
 
 
 def absolute(values: JsonObject) -> JsonObject:
@@ -56,13 +55,12 @@ def absolute(values: JsonObject) -> JsonObject:
     """
     values = copy.deepcopy(values)
     for key in PATHS:
-        _make_absolute(values, key.split("."))
-    for name in values.get("parts", {}):
-        for key in OF_ORIGIN:
-            _make_absolute(values, ["parts", name, key])
-    for source in values.get("data", {}).get("sources", ()):
-        for key in (key for key in PATHS if key.startswith("data.")):
-            _make_absolute(source, key.split("."))
+        for _, around, name in places(values, key):
+            found = around[name]
+            if isinstance(found, str):
+                around[name] = _from_here(found, False)
+            elif isinstance(found, list | tuple):
+                around[name] = [_from_here(item, True) if isinstance(item, str) else item for item in found]
     here, listed = Path.cwd(), [one for section, key in CODE_LISTS for one in values.get(section, {}).get(key, [])]
     for section in (*(values.get(name, {}) for name in CODE_SECTIONS), *listed):
         module = str(section.get("target", "")).partition(":")[0].partition(".")[0]
@@ -76,14 +74,24 @@ def has_module(folder: Path, name: str) -> bool:
     return _exists(folder / f"{name}.py") or _exists(folder / name)
 
 
-def _make_absolute(tree: Any, parts: Sequence[str]) -> None:
-    for part in parts[:-1]:
-        tree = tree.get(part) if isinstance(tree, dict) else None
-    found = tree.get(parts[-1]) if isinstance(tree, dict) else None
-    if isinstance(found, str):
-        tree[parts[-1]] = _from_here(found, False)
-    elif isinstance(found, list | tuple):
-        tree[parts[-1]] = [_from_here(item, True) if isinstance(item, str) else item for item in found]
+def places(values: Any, key: str) -> Iterator[tuple[str, Any, Any]]:
+    """Where plain values have a key of PATHS: its dotted path, and the container and name of its value."""
+    waiting = [("", values, key.split("."))]
+    while waiting:
+        before, around, (first, *rest) = waiting.pop(0)
+        for name in _names(around, first):
+            if not rest:
+                yield f"{before}{name}", around, name
+            else:
+                waiting.append((f"{before}{name}.", around[name], rest))
+
+
+def _names(around: Any, part: str) -> list[Any]:
+    """The names, or numbers of items, in a container that a part of a key stands for."""
+    if part == "*":
+        is_list = isinstance(around, list | tuple)
+        return list(range(len(around)) if is_list else around if isinstance(around, dict) else ())
+    return [part] if isinstance(around, dict) and part in around else []
 
 
 def _from_here(text: str, pattern: bool) -> str:
@@ -103,33 +111,23 @@ def fixed_parts(parts: Sequence[str]) -> int:
     return next((i for i, part in enumerate(parts) if glob.has_magic(part)), len(parts))
 
 
-def _sources(tree: Node, taken: dict[str, str]) -> Node:
-    """The recipe with the paths of each source of a mixture resolved."""
-    data = tree.value.get("data")
-    listed = data.value.get("sources") if data and isinstance(data.value, dict) else None
-    if not data or not listed or not isinstance(listed.value, tuple):
-        return tree
-    items = list(listed.value)
-    for number, item in enumerate(items):
-        for key in (key for key in PATHS if key.startswith("data.")):
-            item = _at(item, key.split("."), f"data.sources.{number}.{key}", taken)
-        items[number] = item
-    return _replaced(tree, "data", _replaced(data, "sources", Node(tuple(items), listed.mark)))
-
-
-def _at(tree: Node, parts: Sequence[str], key: str, taken: dict[str, str]) -> Node:
-    """The tree with the path, or each path of a list, at `parts` resolved."""
+def _at(tree: Node, parts: Sequence[str], key: str, taken: dict[str, str], pattern: bool) -> Node:
+    """The tree with the path, or each path of a list, at `parts` resolved; with `pattern` it is a glob."""
     if not parts:
         if isinstance(tree.value, tuple):
-            return Node(tuple(_at(item, [], f"{key}.{i}", taken) for i, item in enumerate(tree.value)), tree.mark)
-        return Node(_resolved(tree, key, taken), tree.mark) if isinstance(tree.value, str) else tree
-    if not isinstance(tree.value, dict) or parts[0] not in tree.value:
-        return tree
-    child = _at(tree.value[parts[0]], parts[1:], key, taken)
-    return Node({**tree.value, parts[0]: child}, tree.mark, tree.keys)
+            items = (_at(item, [], f"{key}.{i}", taken, pattern) for i, item in enumerate(tree.value))
+            return Node(tuple(items), tree.mark)
+        return Node(_resolved(tree, key, taken, pattern), tree.mark) if isinstance(tree.value, str) else tree
+    for name in _names(tree.value, parts[0]):
+        child = _at(tree.value[name], parts[1:], f"{key}.{name}".lstrip("."), taken, pattern)
+        if isinstance(tree.value, tuple):
+            tree = Node((*tree.value[:name], child, *tree.value[name + 1 :]), tree.mark)
+        else:
+            tree = _replaced(tree, name, child)
+    return tree
 
 
-def _resolved(node: Node, key: str, taken: dict[str, str]) -> str:
+def _resolved(node: Node, key: str, taken: dict[str, str], pattern: bool) -> str:
     text: str = node.value
     if not node.mark.line or is_elsewhere(text):
         return text  # a value without a line is from the command line
@@ -140,7 +138,7 @@ def _resolved(node: Node, key: str, taken: dict[str, str]) -> str:
     dots = text.startswith("./")
     if not (fixed or dots) or not _exists(folder.joinpath(*parts[:fixed])):
         return text
-    whole = str(Path(glob.escape(str(folder)) if key.endswith(GLOBS) else folder) / text)
+    whole = str(Path(glob.escape(str(folder)) if pattern else folder) / text)
     taken[key] = whole
     return whole
 
@@ -203,12 +201,18 @@ def unusable(text: str) -> str:
 def unknown_homes(tree: Node) -> Iterator[tuple[str, str]]:
     """Yield (key, message) for each path that starts with the ~ of an unknown user."""
     for key in (*PATHS, "data.cache", "launch.identity", "launch.known_hosts"):
-        node: Node | None = tree
-        for part in key.split("."):
-            node = node.value.get(part) if node and isinstance(node.value, dict) else None
-        for item in (node.value if isinstance(node.value, tuple) else (node,)) if node else ():
-            if isinstance(item.value, str) and item.value.startswith("~"):
-                try:
-                    Path(item.value).expanduser()
-                except RuntimeError:
-                    yield key, f"no home folder for {shown(item.value.partition('/')[0])}"
+        for where, around, name in places(_plain(tree), key):
+            found = around[name]
+            for text in found if isinstance(found, list) else [found]:
+                if isinstance(text, str) and text.startswith("~"):
+                    try:
+                        Path(text).expanduser()
+                    except RuntimeError:
+                        yield where, f"no home folder for {shown(text.partition('/')[0])}"
+
+
+def _plain(node: Node) -> Any:
+    """The values of a node without their marks."""
+    if isinstance(node.value, dict):
+        return {name: _plain(child) for name, child in node.value.items()}
+    return [_plain(item) for item in node.value] if isinstance(node.value, tuple) else node.value

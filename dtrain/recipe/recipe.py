@@ -18,6 +18,7 @@ from dtrain.data.images import Images
 from dtrain.data.mixture import Mixture
 from dtrain.data.npz import Npz
 from dtrain.data.preference import Preference
+from dtrain.data.record_data import Records
 from dtrain.data.synthetic import Synthetic
 from dtrain.data.table import Table
 from dtrain.data.text import Text
@@ -51,7 +52,9 @@ from dtrain.track.tensorboard import TensorBoard
 from dtrain.track.wandb import WandB
 
 Model = MLP | CNN | ViT | Decoder | Custom
-Data = Digits | IDX | Images | Table | Npz | Text | Tokens | Chat | Preference | Mixture | Synthetic | CustomData
+Data = (
+    Digits | IDX | Images | Table | Npz | Records | Text | Tokens | Chat | Preference | Mixture | Synthetic | CustomData
+)
 Engine = Jit | ShardMap | Pmap
 Objective = DPO | Distillation
 Measure = Classification | CustomMeasure

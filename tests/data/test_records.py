@@ -14,7 +14,8 @@ import pyarrow.parquet
 import pytest
 
 from dtrain.core.errors import DataError
-from dtrain.data.records import SUFFIXES, UNREAD, Limits, record_files, records
+from dtrain.data.record import UNREAD, Limits
+from dtrain.data.records import SUFFIXES, record_files, records
 
 ROWS = [{"prompt": f"p{i}", "response": "ü" * (i + 1)} for i in range(7)]
 

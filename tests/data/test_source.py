@@ -22,6 +22,10 @@ GIVEN: dict[str, dict[str, object]] = {
     "images": {"root": "images", "size": [6, 6], "channels": 1},
     "table": {"files": ["table.csv"], "label": "kind"},
     "npz": {"file": "rows.npz"},
+    "records": {
+        "files": ["images"],
+        "columns": {"image": {"kind": "image", "size": [6, 6]}, "label": {"kind": "label", "field": "folder"}},
+    },
     "text": {"files": ["text.txt"], "length": 8},
     "tokens": {"files": ["tokens.npy"], "length": 8},
     "chat": {"files": ["{dtrain}/data/sums.jsonl"], "length": 96, "template": "chatml"},

@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 
 from dtrain.recipe.load import differences, load, plain, text
-from dtrain.recipe.paths import absolute
+from dtrain.recipe.paths import absolute, unknown_homes, with_absolute_paths
+from dtrain.recipe.yaml import parse, read
 from tests.recipe.test_load import write
 
 BODY = """
@@ -116,3 +117,43 @@ def test_the_module_of_a_measure_or_tracker_is_found_beside_the_recipe(tmp_path:
     recipe = load(tmp_path / "r.yaml")
     folders = [getattr(part, "folder", None) for part in (*recipe.track.to, *recipe.evaluate.measures)]
     assert folders == [str(tmp_path), str(tmp_path)]
+
+
+def test_paths_below_names_and_in_lists_are_those_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "recipes [old]"
+    (folder / "own").mkdir(parents=True)
+    for name in ("own/tokenizer.json", "a.jsonl", "t.txt"):
+        (folder / name).write_text("")
+    monkeypatch.chdir(tmp_path)
+    records = """
+model: mlp
+data:
+  kind: records
+  files: [a.jsonl]
+  columns: {text: {kind: tokens, length: 8, tokenizer: own/tokenizer.json}, n: number}
+"""
+    rest = "optimizer: {kind: sgd, lr: 0.1}\nbatch: 2\nsteps: 3\n"
+    tree, taken = with_absolute_paths(read(write(folder, records + rest)))
+    assert taken == {
+        "data.columns.text.tokenizer": f"{folder}/own/tokenizer.json",
+        "data.files.0": f"{glob.escape(str(folder))}/a.jsonl",
+    }
+    columns = tree.value["data"].value["columns"].value
+    assert columns["text"].value["tokenizer"].value == f"{folder}/own/tokenizer.json"
+    assert columns["n"].value == "number"
+    mixed = "data: {kind: mixture, length: 8, sources: [{name: a, data: {kind: text, files: [t.txt], length: 8}}]}\n"
+    _, taken = with_absolute_paths(read(write(folder, mixed)))
+    assert taken == {"data.sources.0.data.files.0": f"{glob.escape(str(folder))}/t.txt"}
+
+
+def test_an_unknown_home_is_found_wherever_a_path_is() -> None:
+    home = "~no-such-user-of-dtrain/x"
+    text = f"""
+data: {{kind: records, columns: {{text: {{tokenizer: "{home}"}}}}, sources: [{{data: {{files: ["{home}"]}}}}]}}
+parts: {{vq: {{run: "{home}"}}}}
+"""
+    assert {where for where, _ in unknown_homes(parse(text, ""))} == {
+        "data.sources.0.data.files",
+        "data.columns.text.tokenizer",
+        "parts.vq.run",
+    }

@@ -1,0 +1,268 @@
+"""Records with columns of any kinds: pictures and captions, texts and numbers, in files or in object storage."""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+import jax
+import numpy as np
+
+from dtrain.core.errors import DataError, FieldError
+from dtrain.core.types import Fraction, JsonObject
+from dtrain.data.batch import (
+    IMAGE,
+    LABEL,
+    OTHER_IMAGE,
+    OTHER_LABEL,
+    ROW,
+    SHARE,
+    SMOOTHING,
+    STEP,
+    TARGET,
+    TOKEN,
+    WEIGHT,
+    Batch,
+    Example,
+)
+from dtrain.data.columns import AnyColumn, Column, ImageColumn
+from dtrain.data.data_check import BYTES, SPLITS, TEXT_BYTES, DataCheck
+from dtrain.data.digest_cache import NO_CACHE, cached_by_file, file_digest
+from dtrain.data.files import address_packages
+from dtrain.data.image_files import Decoding
+from dtrain.data.paths import CACHE, expand_path, is_remote
+from dtrain.data.picture_folder import has_pictures, picture_records
+from dtrain.data.pixels import Pixels, WithPixels
+from dtrain.data.record import Limits, Record
+from dtrain.data.record_shards import SHOWN, Shard, kept_shard
+from dtrain.data.record_source import RecordRows, named_pictures, refuse_broken
+from dtrain.data.records import packages_of, record_files, records
+from dtrain.data.source import Load, Source, Split
+
+RESERVED = (ROW, STEP, WEIGHT, SHARE, SMOOTHING, OTHER_IMAGE, OTHER_LABEL)
+"""Names of arrays that dtrain adds to a batch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Records(WithPixels):
+    """JSON lines, JSON, Parquet, Arrow, WebDataset (.tar) or a folder of pictures with captions; `columns` says what of
+    each record the model gets."""
+
+    kind: Literal["records"] = "records"
+    files: tuple[str, ...]
+    """Files, folders, globs or addresses (gs://, s3://)."""
+    columns: dict[str, AnyColumn]
+    """The arrays of an example, by name: {image: {kind: image, size: [64, 64]}, text: {kind: tokens, length: 32}}."""
+    root: str | None = None
+    """The folder from which the names of pictures start; default: the folder of the file that names them."""
+    test: Fraction = 0.1
+    """Fraction of the records held out for testing, selected by a hash: of `group`, else of the first picture, else of
+    the record. Records of the same picture are never in both splits."""
+    test_files: tuple[str, ...] = ()
+    """Files for testing; if set, no record of `files` is held out."""
+    group: str | None = None
+    """A field: records with the same value of it are in the same split."""
+    broken: Literal["refuse", "leave_out"] = "refuse"
+    """What happens to records that lack a field or have an unfit one, and to pictures that cannot be read."""
+    pixels: Pixels = field(default_factory=Pixels)
+    """Scaling and augmentation of every column of pictures; those of one record are augmented alike."""
+    limits: Limits = field(default_factory=Limits)
+    cache: str = CACHE
+    """Folder for what is read of the files, and for copies of those in object storage."""
+    load: Load = field(default_factory=Load)
+
+    def __post_init__(self) -> None:
+        if not self.columns:
+            raise FieldError("columns", "names no column", "{image: {kind: image, size: [64, 64]}}")
+        for name in self.columns:
+            if name in RESERVED:
+                raise FieldError(
+                    f"columns.{name}", "dtrain adds an array of that name", "call the column something else"
+                )
+            if name in (TOKEN, TARGET):
+                hint = "data of kind text, tokens or chat makes such rows; call the column something else"
+                raise FieldError(f"columns.{name}", "is the name of a language model's tokens", hint)
+        if not self.picture_names and self.pixels != Pixels():
+            raise FieldError("pixels", "no column has pictures", "add a column of kind image, or leave pixels out")
+        if self.pixels.needs_pairs and set(self.columns) != {IMAGE, LABEL}:
+            other = ", ".join(name for name in self.columns if name not in (IMAGE, LABEL)) or "no label"
+            raise FieldError(
+                "pixels", f"mixup and cutmix mix pictures and labels alone; there is {other}", "leave them out"
+            )
+        if self.pixels.smoothing and LABEL not in self.columns:
+            raise FieldError("pixels.smoothing", "there is no column named label")
+
+    @property
+    def picture_names(self) -> tuple[str, ...]:
+        return tuple(name for name, column in self.columns.items() if column.pictures)
+
+    @property
+    def text_fields(self) -> tuple[str, ...]:
+        """The fields of the columns that have a text."""
+        return tuple(column.field or name for name, column in self.columns.items() if column.has_text)
+
+    @property
+    def decoding(self) -> Decoding:
+        image = self.columns.get(IMAGE)
+        return image.decoding if isinstance(image, ImageColumn) else Decoding()
+
+    @property
+    def reads_inputs(self) -> bool:
+        return True
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        named = (*self.files, *self.test_files)
+        own = [package for column in self.columns.values() for package in column.packages]
+        return tuple(dict.fromkeys([*own, *packages_of(named), *address_packages(named)]))
+
+    @property
+    def example_from_files(self) -> bool:
+        return any(column.from_file for column in self.columns.values())
+
+    def example(self) -> Example | None:
+        if not all(column.ready for column in self.columns.values()):
+            return None
+        return {name: column.feature(()) for name, column in self.columns.items()}
+
+    def without_cache(self) -> "Records":
+        return replace(self, cache=NO_CACHE)
+
+    def inspect(self, check: DataCheck) -> None:
+        names = (*self.files, *self.test_files)
+        if any(map(is_remote, names)):
+            check.not_checked.append("data.files: addresses, which the run copies from there")
+            return
+        try:
+            files = [file for file in _files(names, self.cache) if file.is_file()]
+        except DataError as error:
+            check.refuse("data.files", error)
+            return
+        if check.too_large(f"the records of {len(files)} files", files, TEXT_BYTES if self.picture_names else BYTES):
+            return
+        for split in SPLITS:
+            try:
+                check.take(split, self.without_cache()._opened(split, digested=False))
+            except DataError as error:
+                check.refuse("data.files", error)
+
+    def prepare(self, batch: Batch, key: jax.Array, train: bool) -> Batch:
+        return self.pixels.apply(batch, 255.0, key, train, self.picture_names)
+
+    def open(self, split: Split) -> Source:
+        """Read what the columns need of all files. DataError if a record cannot be used, or if there is none."""
+        return self._opened(split)
+
+    def _opened(self, split: Split, digested: bool = True) -> "RecordRows":
+        own, other = self._shards(self.files), self._shards(self.test_files)
+        if self.broken == "refuse":
+            refuse_broken([*own, *other])
+        shards = other if other and split == "test" else own
+        chosen = [np.arange(len(shard)) for shard in shards]
+        if not other:
+            held = [shard.keys / 2.0**64 < self.test for shard in shards]
+            chosen = [np.flatnonzero(which == (split == "test")) for which in held]
+        index = [np.stack([np.full_like(rows, number), rows], 1) for number, rows in enumerate(chosen)]
+        classes = {
+            name: self._classes(name, column, [*own, *other])
+            for name, column in self.columns.items()
+            if column.numbered
+        }
+        rows = RecordRows(
+            self, tuple(shards), np.concatenate(index), classes, split, named_pictures(self, shards, index, digested)
+        )
+        rows = rows.without_broken() if self.broken == "leave_out" else rows.refuse_broken()
+        if not len(rows):
+            hint = "use more files, another data.test, or data.test_files" if split == "test" else ""
+            raise DataError(f"{self.files[0]}: no record for the {split} split", hint)
+        return rows
+
+    def of_records(self, read: Iterable[Record], where: Path) -> "RecordRows":
+        """Records without a split, such as those to draw samples for: the columns for which every one has a field.
+
+        DataError if there is none, or if a value cannot be used.
+        """
+        found = list(read)
+        given = [set(fields) for _, fields in found]
+        columns = {
+            name: column
+            for name, column in self.columns.items()
+            if not column.numbered and all((column.field or name) in fields for fields in given)
+        }
+        if not found or not columns:
+            wanted = ", ".join(column.field or name for name, column in self.columns.items())
+            raise DataError(
+                f"{where}: no field of {wanted} is in every record", "name the fields as the training data does"
+            )
+        data = replace(self, columns=columns, cache=NO_CACHE, pixels=self.pixels if IMAGE in columns else Pixels())
+        shard = kept_shard(where, "", found, columns, None, NO_CACHE)
+        refuse_broken([shard])
+        index = np.stack([np.zeros(len(shard), np.int64), np.arange(len(shard))], 1)
+        return RecordRows(
+            data, (shard,), index, {}, "test", named_pictures(data, [shard], [index], False)
+        ).refuse_broken()
+
+    def of_files(self, names: Sequence[str]) -> "tuple[RecordRows, list[str], list[JsonObject]]":
+        """The records of other files, the place of each, and its label as it is written, if all have one."""
+        files = _files(names, self.cache)
+        found = [record for file in files for record in self._records(file)]
+        label = self.columns[LABEL].field or LABEL if LABEL in self.columns else ""
+        labelled = bool(label) and all(isinstance(fields.get(label), str | int) for _, fields in found)
+        others = [{LABEL: str(fields[label]).strip()} for _, fields in found] if labelled else []
+        return self.of_records(found, files[0]), [where for where, _ in found], others
+
+    def _shards(self, names: Sequence[str]) -> list[Shard]:
+        files = _files(names, self.cache) if names else []
+        digests = iter(cached_by_file(self.cache, "records", [file for file in files if file.is_file()], file_digest))
+        shards = []
+        for file in files:
+            digest = next(digests) if file.is_file() else _folder_digest(file, self.limits)
+            shards.append(kept_shard(file, digest, self._records(file), self.columns, self.group, self.cache))
+        return shards
+
+    def _records(self, file: Path) -> Iterator[Record]:
+        if file.is_dir():
+            yield from picture_records(file, self.limits)
+            return
+        wanted = {column.field or name for name, column in self.columns.items()} | {self.group or ""}
+        yield from records(file, self.limits, wanted)
+
+    def _classes(self, name: str, column: Column, shards: Sequence[Shard]) -> tuple[str, ...]:
+        """The names of the classes of a column. DataError if a value is none of those that the recipe names."""
+        found: set[str] = set()
+        for shard in shards:
+            texts = shard.about["texts"][name]
+            found |= {texts[number] for number in np.unique(shard.arrays[name].values).tolist()}
+        names = column.names(sorted(found))
+        if unknown := sorted(found - set(names)):
+            shown = ", ".join(unknown[:SHOWN])
+            raise DataError(f"data.columns.{name}: {shown} is not among the {len(names):,} classes", "see `classes`")
+        return names
+
+
+def _files(names: Sequence[str], cache: str) -> list[Path]:
+    """The files of records, and the folders of pictures that have none."""
+    files: list[Path] = []
+    for name in names:
+        folder = expand_path(name)
+        if not is_remote(name) and folder.is_dir() and not _has_records(folder) and has_pictures(folder):
+            files.append(folder)
+        else:
+            files += record_files((name,), cache)
+    return list(dict.fromkeys(files)) or record_files((), cache)
+
+
+def _has_records(folder: Path) -> bool:
+    try:
+        return bool(record_files((str(folder),)))
+    except DataError:
+        return False
+
+
+def _folder_digest(folder: Path, limits: Limits) -> str:
+    """A hash of the names of the pictures, and of what is beside them."""
+    digest = hashlib.sha256()
+    for where, fields in picture_records(folder, limits):
+        digest.update(repr((Path(where).relative_to(folder).as_posix(), sorted(fields.items()))).encode())
+    return digest.hexdigest()
