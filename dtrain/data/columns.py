@@ -4,12 +4,14 @@ A column keeps a row of numbers for each record when the files are read: tokens,
 are. `rows` makes the array of a batch from these; only pictures need more than a copy.
 """
 
+import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from io import BytesIO
+from pathlib import PurePath
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -26,6 +28,10 @@ INSIDE, COPIED, NAMED = 0, 1, 2
 path is in the cache."""
 PLACE = 3
 """Numbers that say where a picture is: one of the above, its first byte, its number of bytes."""
+
+
+NAME = 1024
+"""Most characters of a path; a longer text is something else, such as base64."""
 
 
 class Unfit(Exception):
@@ -176,11 +182,14 @@ class ImageColumn(Column):
             return (INSIDE, value.offset, value.size)
         if isinstance(value, bytes) and value:
             return (COPIED, *store.append(value))
-        if not isinstance(value, str) or not value:
+        if not isinstance(value, str | PurePath) or not str(value):
             raise Unfit("is no picture: expected a file name, or the bytes of a file")
-        if "://" in value[:12] or value.startswith("data:"):
-            raise Unfit(f"is an address, {value[:60]}: save the pictures as files, or in a .tar or .parquet")
-        return (NAMED, *store.append(value.encode()))
+        name = str(value)
+        if "://" in name[:12] or name.startswith("data:"):
+            raise Unfit(f"is an address, {name[:60]}: save the pictures as files, or in a .tar or .parquet")
+        if len(name) > NAME or "\n" in name:
+            raise Unfit(f"is no file name, but a text of {len(name):,} characters: save the pictures as files")
+        return (NAMED, *store.append(os.fsencode(name)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,6 +203,10 @@ class TokensColumn(Column):
     """"bytes", or the path of a tokenizer.json or of a folder that contains one."""
     pad: str | None = None
     """The token that fills a row, by its text; default: the tokenizer's own padding token; 0 with "bytes"."""
+    begin: str | None = None
+    """A token before each text, by its text, such as <|startoftext|>; default: none, whatever the tokenizer adds."""
+    end: str | None = None
+    """A token after each text."""
     cut: bool = False
     """Cut texts of more tokens; otherwise they are refused."""
 
@@ -209,7 +222,7 @@ class TokensColumn(Column):
 
     @property
     def made_by(self) -> str:
-        return f"{self.kind} {self.length} {self.padding} {self.cut} {self.opened.key}"
+        return f"{self.kind} {self.length} {self.padding} {self._around} {self.cut} {self.opened.key}"
 
     @property
     def from_file(self) -> bool:
@@ -222,7 +235,28 @@ class TokensColumn(Column):
     @cached_property
     def opened(self) -> Tokenizer:
         """The tokenizer; DataError if it does not exist."""
-        return open_tokenizer(self.tokenizer)
+        try:
+            return open_tokenizer(self.tokenizer)
+        except DataError as error:
+            hint = "`tokenizer` of a column is bytes, a tokenizer.json, or a folder that contains one"
+            raise DataError(error.message, hint) from error
+
+    def _id(self, key: str, token: str) -> int:
+        try:
+            return self.opened.token_id(token)
+        except DataError as error:
+            raise DataError(
+                error.message, f"see `{key}` of the column: a token of the tokenizer, by its text"
+            ) from error
+
+    @cached_property
+    def _around(self) -> tuple[list[int], list[int]]:
+        """The tokens before and after each text."""
+        before, after = (
+            [self._id(key, token)] if token is not None else []
+            for key, token in (("begin", self.begin), ("end", self.end))
+        )
+        return before, after
 
     @cached_property
     def padding(self) -> int:
@@ -232,25 +266,36 @@ class TokensColumn(Column):
         named = self.pad or self.opened.special.get("pad_token")
         if not named:
             raise DataError(f"{self.tokenizer}: names no padding token", "name a token that no text has: pad: <pad>")
-        return self.opened.token_id(named)
+        return self._id("pad", named)
 
     def __post_init__(self) -> None:
-        if self.tokenizer == BYTES and self.pad is not None:
-            raise FieldError("pad", "bytes are padded with 0, which no text has", "leave it out")
+        for key in ("pad", "begin", "end"):
+            if self.tokenizer == BYTES and getattr(self, key) is not None:
+                raise FieldError(
+                    key, "bytes have no such token; they are padded with 0, which no text has", "leave it out"
+                )
 
     def keep(self, value: Any, store: Store) -> Any:
         text = _text(value)
         if not isinstance(text, str):
             raise Unfit(f"is {type(value).__name__}, no text")
-        tokens = self.opened.encode(text.encode())
-        if (tokens == self.padding).any():
+        before, after = self._around
+        try:
+            own = self.opened.encode(text.encode())
+        except UnicodeEncodeError:
+            raise Unfit("has half of a character (a lone surrogate)") from None
+        if (own == self.padding).any():
             raise Unfit(f"has the token {self.padding}, which fills rows, in its text")
-        if len(tokens) > self.length:
+        count, room = len(before) + len(own) + len(after), self.length - len(before) - len(after)
+        if count > self.length:
             if not self.cut:
-                raise Unfit(f"has {len(tokens):,} tokens, more than length: {self.length:,}; cut: true cuts it")
+                raise Unfit(f"has {count:,} tokens, more than length: {self.length:,}; cut: true cuts it")
             store.count(f"are cut to {self.length:,} tokens")
+        if not len(own):
+            store.count("are empty")
+        tokens = [*before, *own[: max(room, 0)].tolist(), *after][: self.length]
         row = np.full(self.length, self.padding, np.int32)
-        row[: len(tokens)] = tokens[: self.length]
+        row[: len(tokens)] = tokens
         return row
 
     def text(self, row: np.ndarray) -> str:
@@ -306,10 +351,7 @@ class LabelColumn(Column):
         return Feature((), "int32", known)
 
     def keep(self, value: Any, store: Store) -> Any:
-        text = _text(value)
-        if isinstance(text, bool) or not isinstance(text, str | int):
-            raise Unfit(f"is {type(value).__name__}: a class is a text or a whole number")
-        return store.number(str(text).strip())
+        return store.number(class_text(value))
 
     def names(self, found: Sequence[str]) -> tuple[str, ...]:
         if isinstance(self.classes, int):
@@ -341,15 +383,29 @@ class ArrayColumn(Column):
             found = np.load(BytesIO(value), allow_pickle=False) if isinstance(value, bytes) else np.array(value)
         except Exception as error:  # numpy raises many types on damaged bytes and uneven lists
             raise Unfit("is no array: expected lists of equal lengths, or the bytes of a .npy file") from error
+        if not isinstance(found, np.ndarray):
+            raise Unfit("is a .npz file of several arrays: write one array as .npy")
         if found.shape != self.shape:
             raise Unfit(f"has the shape {list(found.shape)}, not {list(self.shape)}")
         return _finite(found, self.dtype)
 
 
+def class_text(value: Any) -> str:
+    """The text of a class or a group: a text or a whole number, also as a float. Raises Unfit."""
+    found = _text(value)
+    if isinstance(found, float | np.floating) and float(found).is_integer():
+        found = int(found)
+    if isinstance(found, bool) or not isinstance(found, str | int | np.integer):
+        raise Unfit(f"is {type(value).__name__}: expected a text or a whole number")
+    if not (text := str(found).strip()):
+        raise Unfit("is empty")
+    return text
+
+
 def _text(value: Any) -> Any:
     """The text of bytes; other values as they are. Raises Unfit."""
     try:
-        return value.decode() if isinstance(value, bytes) else value
+        return value.decode("utf-8-sig") if isinstance(value, bytes) else value
     except UnicodeDecodeError:
         raise Unfit("is not UTF-8") from None
 
@@ -361,11 +417,16 @@ def _number(value: Any) -> np.ndarray:
     """A number, or its text."""
     if isinstance(value, str | bytes):
         try:
-            value = float(value)
+            written = _text(value).strip()
+            if "_" in written:
+                raise ValueError
+            value = int(written) if re.fullmatch(r"[-+]?[0-9]+", written) else float(written)
         except ValueError:
             raise Unfit(f"is no number: {value[:40]!r}") from None
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         raise Unfit(f"is {type(value).__name__}, no number")
+    if isinstance(value, int) and abs(value) > np.iinfo(np.int64).max:
+        raise Unfit("is a whole number that float32 does not hold exactly")
     return np.asarray(value)
 
 
@@ -377,6 +438,8 @@ def _finite(values: np.ndarray, dtype: str) -> np.ndarray:
         cast = values.astype(dtype)
     if not np.isfinite(cast).all():
         raise Unfit(f"has a value that is NaN, infinite, or too large for {dtype}")
-    if dtype != "float32" and not np.array_equal(cast, values):
-        raise Unfit(f"has values that are no {dtype}")
+    whole = values.dtype.kind in "iu" or dtype != "float32"
+    if whole and not np.array_equal(cast.astype(np.float64), values.astype(np.float64)):
+        exact = "has whole numbers that float32 does not hold exactly"
+        raise Unfit(exact if dtype == "float32" else f"has values that are no {dtype}")
     return cast

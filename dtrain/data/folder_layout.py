@@ -1,9 +1,10 @@
 """Which split and class each picture of a folder belongs to, and what is left out."""
 
+import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Literal, NamedTuple
 
 from dtrain.core.errors import DataError
@@ -63,6 +64,20 @@ class FolderLayout:
     def of(self, part: Part) -> list[Placed]:
         """The pictures of a part."""
         return [one for one in self.pictures if one.part == part]
+
+
+def paths_below(root: Path) -> Iterator[Path]:
+    """The files below a folder, those of linked folders too. OSError for a folder that cannot be read, DataError for a
+    link to a folder that contains it."""
+
+    def fail(error: OSError) -> None:
+        raise error  # os.walk would skip an unreadable folder, and its class would be missing
+
+    for folder, subfolders, names in os.walk(root, onerror=fail, followlinks=True):
+        for link in (path for path in (Path(folder, name) for name in subfolders) if path.is_symlink()):
+            if Path(folder).resolve().is_relative_to(link.resolve()):
+                raise DataError(f"{link}: is a link to a folder that contains it", "remove the link")
+        yield from (Path(folder, name) for name in names)
 
 
 def is_picture(name: str) -> bool:

@@ -1,7 +1,6 @@
 """Image files with one folder per class, in a folder or a zip file."""
 
 import hashlib
-import os
 import stat
 import zipfile
 from collections import Counter
@@ -17,7 +16,7 @@ from dtrain.core.types import Fraction, Positive
 from dtrain.data.batch import Batch, Example
 from dtrain.data.data_check import DataCheck, few
 from dtrain.data.digest_cache import NO_CACHE, cached_by_file, file_digest, file_stamp
-from dtrain.data.folder_layout import LAYOUT, FolderLayout, Part, Placed, folder_layout, is_picture
+from dtrain.data.folder_layout import LAYOUT, FolderLayout, Part, Placed, folder_layout, is_picture, paths_below
 from dtrain.data.image_files import MAX_BYTES, Colour, Decoding, Fit, Head, ImageFile, ImageFiles, head, heads_in_zip
 from dtrain.data.paths import expand_path, reason
 from dtrain.data.pixels import Pixels, WithPixels
@@ -236,19 +235,12 @@ def _entries(root: Path) -> Iterator[Entry]:
 
 
 def _below(root: Path) -> Iterator[Entry]:
-    def fail(error: OSError) -> None:
-        raise error  # os.walk would skip an unreadable folder, and its class would be missing
-
-    for folder, subfolders, names in os.walk(root, onerror=fail, followlinks=True):
-        for link in (path for path in (Path(folder, name) for name in subfolders) if path.is_symlink()):
-            if Path(folder).resolve().is_relative_to(link.resolve()):
-                raise DataError(f"{link}: is a link to a folder that contains it", "remove the link")
-        for path in (Path(folder, name) for name in names):
-            within = path.relative_to(root).as_posix()
-            if not is_picture(path.name):
-                yield Entry(within, 0, 0)
-            elif stat.S_ISREG((status := path.stat()).st_mode):
-                yield Entry(within, status.st_size, status.st_mtime_ns)
+    for path in paths_below(root):
+        within = path.relative_to(root).as_posix()
+        if not is_picture(path.name):
+            yield Entry(within, 0, 0)
+        elif stat.S_ISREG((status := path.stat()).st_mode):
+            yield Entry(within, status.st_size, status.st_mtime_ns)
 
 
 def _zipped(root: Path) -> list[Entry]:

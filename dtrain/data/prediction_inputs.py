@@ -14,6 +14,7 @@ from dtrain.data.files import HERE, resolve_files
 from dtrain.data.folder_layout import SUFFIXES, is_picture
 from dtrain.data.image_files import Decoding, ImageFile, ImageFiles, head
 from dtrain.data.pixels import WithPixels
+from dtrain.data.record import record_of
 from dtrain.data.record_data import Records
 from dtrain.data.source import Arrays, Data, Source, SourceDefaults, Split
 from dtrain.data.table import Table
@@ -48,7 +49,12 @@ def inputs(data: Data, example: Example, names: Sequence[str]) -> Inputs:
 
     DataError if nothing matches a name, if a file cannot be read, or if such data does not come from files.
     """
-    if isinstance(data, Records) and not all(map(is_picture, names)):
+    if isinstance(data, Records) and not (all(map(is_picture, names)) and IMAGE in example):
+        if all(map(is_picture, names)) and len(data.picture_names) == 1:
+            column = data.columns[data.picture_names[0]]
+            pictures = [str(path.absolute()) for path in resolve_files(tuple(names), "an image", HERE)]
+            records = [(name, {column.field or data.picture_names[0]: name}) for name in pictures]
+            return Inputs(data.of_records([(Path.cwd() / "records", records)]), pictures)
         source, places, others = data.of_files(names)
         return Inputs(source, places, by="record", others=others)
     if TOKEN in example and data.tokenized:
@@ -98,7 +104,8 @@ def records_given(data: Data, records: Sequence[JsonObject]) -> Source:
     """
     if not isinstance(data, Records):
         raise DataError(f"data of kind {data.kind} has no columns that records could fill", "give arrays by name")
-    return data.of_records([(f"record {number}", record) for number, record in enumerate(records, 1)], Path("records"))
+    given = [record_of(f"record {number}", record) for number, record in enumerate(records, 1)]
+    return data.of_records([(Path.cwd() / "records of a program", given)])
 
 
 def texts_given(data: Data, texts: Sequence[str]) -> Source:

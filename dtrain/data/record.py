@@ -50,12 +50,15 @@ class Content(NamedTuple):
     size: int
 
     def read(self) -> bytes:
-        """The bytes; OSError if the file ends early."""
-        with self.path.open("rb") as file:
-            file.seek(self.offset)
-            content = file.read(self.size)
+        """The bytes. DataError if the file cannot be read, or ends before them."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self.offset)
+                content = file.read(self.size)
+        except OSError as error:
+            raise DataError(f"{self.path}: cannot be read: {error.strerror}") from error
         if len(content) != self.size:
-            raise OSError(f"{self.path} ends {self.size - len(content):,} bytes early")
+            raise DataError(f"{self.path}: ends early: it was changed after it was opened")
         return content
 
 

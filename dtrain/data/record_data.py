@@ -1,7 +1,8 @@
 """Records with columns of any kinds: pictures and captions, texts and numbers, in files or in object storage."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -26,7 +27,7 @@ from dtrain.data.batch import (
     Batch,
     Example,
 )
-from dtrain.data.columns import AnyColumn, Column, ImageColumn
+from dtrain.data.columns import AnyColumn, Column, ImageColumn, Unfit, class_text
 from dtrain.data.data_check import BYTES, SPLITS, TEXT_BYTES, DataCheck
 from dtrain.data.digest_cache import NO_CACHE, cached_by_file, file_digest
 from dtrain.data.files import address_packages
@@ -34,10 +35,10 @@ from dtrain.data.image_files import Decoding
 from dtrain.data.paths import CACHE, expand_path, is_remote
 from dtrain.data.picture_folder import has_pictures, picture_records
 from dtrain.data.pixels import Pixels, WithPixels
-from dtrain.data.record import Limits, Record
+from dtrain.data.record import Content, Limits, Record
 from dtrain.data.record_shards import SHOWN, Shard, kept_shard
 from dtrain.data.record_source import RecordRows, named_pictures, refuse_broken
-from dtrain.data.records import packages_of, record_files, records
+from dtrain.data.records import has_record_files, packages_of, record_files, records
 from dtrain.data.source import Load, Source, Split
 
 RESERVED = (ROW, STEP, WEIGHT, SHARE, SMOOTHING, OTHER_IMAGE, OTHER_LABEL)
@@ -58,7 +59,7 @@ class Records(WithPixels):
     """The folder from which the names of pictures start; default: the folder of the file that names them."""
     test: Fraction = 0.1
     """Fraction of the records held out for testing, selected by a hash: of `group`, else of the first picture, else of
-    the record. Records of the same picture are never in both splits."""
+    the record. Records that name the same picture, or have the same bytes, are never in both splits."""
     test_files: tuple[str, ...] = ()
     """Files for testing; if set, no record of `files` is held out."""
     group: str | None = None
@@ -83,6 +84,8 @@ class Records(WithPixels):
             if name in (TOKEN, TARGET):
                 hint = "data of kind text, tokens or chat makes such rows; call the column something else"
                 raise FieldError(f"columns.{name}", "is the name of a language model's tokens", hint)
+        if self.group == "":
+            raise FieldError("group", "is empty", "the name of a field")
         if not self.picture_names and self.pixels != Pixels():
             raise FieldError("pixels", "no column has pictures", "add a column of kind image, or leave pixels out")
         if self.pixels.needs_pairs and set(self.columns) != {IMAGE, LABEL}:
@@ -100,7 +103,8 @@ class Records(WithPixels):
     @property
     def text_fields(self) -> tuple[str, ...]:
         """The fields of the columns that have a text."""
-        return tuple(column.field or name for name, column in self.columns.items() if column.has_text)
+        named = (column.field or name for name, column in self.columns.items() if column.has_text)
+        return tuple(dict.fromkeys(named))
 
     @property
     def decoding(self) -> Decoding:
@@ -148,14 +152,17 @@ class Records(WithPixels):
                 check.refuse("data.files", error)
 
     def prepare(self, batch: Batch, key: jax.Array, train: bool) -> Batch:
-        return self.pixels.apply(batch, 255.0, key, train, self.picture_names)
+        there = [name for name in self.picture_names if name in batch]  # what samples are drawn for may have none
+        return self.pixels.apply(batch, 255.0, key, train, there)
 
     def open(self, split: Split) -> Source:
         """Read what the columns need of all files. DataError if a record cannot be used, or if there is none."""
         return self._opened(split)
 
-    def _opened(self, split: Split, digested: bool = True) -> "RecordRows":
-        own, other = self._shards(self.files), self._shards(self.test_files)
+    def _opened(self, split: Split, digested: bool = True) -> RecordRows:
+        own = self._shards(self.files)
+        other = self._shards(self.test_files) if self.test_files else []
+        self._refuse_overlap(own, other)
         if self.broken == "refuse":
             refuse_broken([*own, *other])
         shards = other if other and split == "test" else own
@@ -164,62 +171,79 @@ class Records(WithPixels):
             held = [shard.keys / 2.0**64 < self.test for shard in shards]
             chosen = [np.flatnonzero(which == (split == "test")) for which in held]
         index = [np.stack([np.full_like(rows, number), rows], 1) for number, rows in enumerate(chosen)]
-        classes = {
-            name: self._classes(name, column, [*own, *other])
-            for name, column in self.columns.items()
-            if column.numbered
-        }
-        rows = RecordRows(
-            self, tuple(shards), np.concatenate(index), classes, split, named_pictures(self, shards, index, digested)
-        )
+        numbered = {name: column for name, column in self.columns.items() if column.numbered}
+        classes = {name: self._classes(name, column, [*own, *other]) for name, column in numbered.items()}
+        named = named_pictures(self, shards, index, digested)
+        rows = RecordRows(self, tuple(shards), np.concatenate(index), classes, split, named)
         rows = rows.without_broken() if self.broken == "leave_out" else rows.refuse_broken()
         if not len(rows):
-            hint = "use more files, another data.test, or data.test_files" if split == "test" else ""
-            raise DataError(f"{self.files[0]}: no record for the {split} split", hint)
+            files = self.test_files if shards is other else self.files
+            message = f"{files[0]}: no record for the {split} split, of {sum(map(len, shards)):,} records"
+            raise DataError(message, "use more files, another data.test, or data.test_files")
         return rows
 
-    def of_records(self, read: Iterable[Record], where: Path) -> "RecordRows":
-        """Records without a split, such as those to draw samples for: the columns for which every one has a field.
+    def of_records(self, read: Sequence[tuple[Path, Sequence[Record]]]) -> RecordRows:
+        """Records of some files without a split, such as those to draw samples for: the columns that they have.
 
-        DataError if there is none, or if a value cannot be used.
+        DataError if they have none, if some have a column and others do not, or if a value cannot be used.
         """
-        found = list(read)
-        given = [set(fields) for _, fields in found]
-        columns = {
-            name: column
-            for name, column in self.columns.items()
-            if not column.numbered and all((column.field or name) in fields for fields in given)
-        }
-        if not found or not columns:
+        found = [record for _, some in read for record in some]
+        columns: dict[str, AnyColumn] = {}
+        for name, column in self.columns.items():
+            lacking = [where for where, fields in found if fields.get(column.field or name) is None]
+            if column.numbered or len(lacking) == len(found):
+                continue
+            if lacking:
+                message = f"{lacking[0]}: has no {column.field or name}, which other records have"
+                raise DataError(message, "give it to all of them, or to none")
+            columns[name] = column
+        if not columns:
             wanted = ", ".join(column.field or name for name, column in self.columns.items())
-            raise DataError(
-                f"{where}: no field of {wanted} is in every record", "name the fields as the training data does"
-            )
-        data = replace(self, columns=columns, cache=NO_CACHE, pixels=self.pixels if IMAGE in columns else Pixels())
-        shard = kept_shard(where, "", found, columns, None, NO_CACHE)
-        refuse_broken([shard])
-        index = np.stack([np.zeros(len(shard), np.int64), np.arange(len(shard))], 1)
-        return RecordRows(
-            data, (shard,), index, {}, "test", named_pictures(data, [shard], [index], False)
-        ).refuse_broken()
+            where = read[0][0] if read else "the records"
+            raise DataError(f"{where}: has no field of {wanted}", "name the fields as the training data does")
+        data = replace(self, columns=columns, cache=NO_CACHE, pixels=Pixels(), group=None)
+        shards = [kept_shard(file, self._root(file), "", some, columns, None, NO_CACHE) for file, some in read if some]
+        refuse_broken(shards, "repair them")
+        index = [
+            np.stack([np.full(len(shard), number), np.arange(len(shard))], 1) for number, shard in enumerate(shards)
+        ]
+        named = named_pictures(data, shards, index, False)
+        return RecordRows(data, tuple(shards), np.concatenate(index), {}, "test", named).refuse_broken("repair them")
 
-    def of_files(self, names: Sequence[str]) -> "tuple[RecordRows, list[str], list[JsonObject]]":
+    def of_files(self, names: Sequence[str]) -> tuple[RecordRows, list[str], list[JsonObject]]:
         """The records of other files, the place of each, and its label as it is written, if all have one."""
-        files = _files(names, self.cache)
-        found = [record for file in files for record in self._records(file)]
+        read = [(file, list(self._records(file))) for file in _files(names, self.cache)]
+        found = [record for _, some in read for record in some]
         label = self.columns[LABEL].field or LABEL if LABEL in self.columns else ""
-        labelled = bool(label) and all(isinstance(fields.get(label), str | int) for _, fields in found)
-        others = [{LABEL: str(fields[label]).strip()} for _, fields in found] if labelled else []
-        return self.of_records(found, files[0]), [where for where, _ in found], others
+        others: list[JsonObject] = []
+        with suppress(Unfit):
+            values = (fields.get(label) for _, fields in found if label)
+            others = [{LABEL: class_text(value.read() if isinstance(value, Content) else value)} for value in values]
+        return self.of_records(read), [where for where, _ in found], others
 
     def _shards(self, names: Sequence[str]) -> list[Shard]:
-        files = _files(names, self.cache) if names else []
+        files = _files(names, self.cache)
         digests = iter(cached_by_file(self.cache, "records", [file for file in files if file.is_file()], file_digest))
         shards = []
         for file in files:
             digest = next(digests) if file.is_file() else _folder_digest(file, self.limits)
-            shards.append(kept_shard(file, digest, self._records(file), self.columns, self.group, self.cache))
+            form = f"{digest} {''.join(file.suffixes)} {self.limits}"
+            shard = kept_shard(file, self._root(file), form, self._records(file), self.columns, self.group, self.cache)
+            shards.append(shard)
         return shards
+
+    def _root(self, file: Path) -> Path:
+        """The folder from which names of pictures start."""
+        if file.is_dir():
+            return file
+        return expand_path(self.root) if self.root else file.parent
+
+    def _refuse_overlap(self, own: Sequence[Shard], other: Sequence[Shard]) -> None:
+        """DataError if a file is named twice, or has the same content as one for testing."""
+        known = {shard.digest: shard.file for shard in own}
+        if twice := next((shard for shard in other if shard.digest in known), None):
+            message = f"{twice.file} of data.test_files has the same content as {known[twice.digest]} of data.files"
+            raise DataError(message, "train on other files than those that are tested on")
 
     def _records(self, file: Path) -> Iterator[Record]:
         if file.is_dir():
@@ -246,18 +270,11 @@ def _files(names: Sequence[str], cache: str) -> list[Path]:
     files: list[Path] = []
     for name in names:
         folder = expand_path(name)
-        if not is_remote(name) and folder.is_dir() and not _has_records(folder) and has_pictures(folder):
+        if not is_remote(name) and folder.is_dir() and not has_record_files(folder) and has_pictures(folder):
             files.append(folder)
         else:
             files += record_files((name,), cache)
-    return list(dict.fromkeys(files)) or record_files((), cache)
-
-
-def _has_records(folder: Path) -> bool:
-    try:
-        return bool(record_files((str(folder),)))
-    except DataError:
-        return False
+    return list({file.resolve(): file for file in reversed(files)}.values())[::-1] or record_files((), cache)
 
 
 def _folder_digest(folder: Path, limits: Limits) -> str:

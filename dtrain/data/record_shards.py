@@ -1,10 +1,13 @@
 """The columns of a file of records, read once and kept as arrays that are mapped into memory.
 
-What a file gives is kept in a folder of the cache whose name is a hash of all that it depends on: the file's content,
-the columns, the limits. So an interrupted start keeps the files that are done, and files that are added are read alone.
+What a file gives is kept in a folder of the cache whose name is a hash of all that it depends on: the file's content
+and form, the columns, the limits. So an interrupted start keeps the files that are done, and files that are added are
+read alone.
 """
 
 import hashlib
+import json
+import os
 import shutil
 import tempfile
 import weakref
@@ -21,7 +24,7 @@ import numpy as np
 from dtrain.core.errors import DataError, EnvironmentFault, cause
 from dtrain.core.files import file_lock
 from dtrain.core.types import JsonObject
-from dtrain.data.columns import INSIDE, NAMED, Column, Unfit
+from dtrain.data.columns import INSIDE, NAMED, Column, Unfit, class_text
 from dtrain.data.digest_cache import NO_CACHE, cached_by_file, file_digest, file_stamp, read_sealed, write_sealed
 from dtrain.data.image_files import Head, head_of
 from dtrain.data.paths import expand_path, reason
@@ -61,6 +64,10 @@ class Shard:
     """What is kept of a file of records."""
 
     file: Path
+    root: Path
+    """The folder from which names of pictures start."""
+    digest: str
+    """Of the file."""
     folder: Path
     about: JsonObject
     """count, texts of each column of labels, fields without a column, problems, and what was counted."""
@@ -93,7 +100,12 @@ class Shard:
 
     def text(self, place: Sequence[int]) -> str:
         """The text that was kept at a place: the name of a file."""
-        return self._bytes(place).decode()
+        return os.fsdecode(self._bytes(place))
+
+    @property
+    def problems(self) -> list[str]:
+        """Why some of its records cannot be used, each with its place."""
+        return [f"{self.file}{one}" if one[:1] in (":", "/") else one for one in self.about["problems"]]
 
     def content(self, place: Sequence[int]) -> bytes:
         """The bytes of a picture that is not a file of its own."""
@@ -110,38 +122,46 @@ class Shard:
         return self._content.values[start : start + size].tobytes()
 
     def __getstate__(self) -> dict[str, object]:
-        kept = ("file", "folder", "about", "columns", "stamp")
+        kept = ("file", "root", "digest", "folder", "about", "columns", "stamp")
         return {"temporary": None, **{name: self.__dict__[name] for name in kept}}
 
 
 def kept_shard(
-    file: Path, digest: str, read: Iterable[Record], columns: Mapping[str, Column], group: str | None, cache: str
+    file: Path,
+    root: Path,
+    digest: str,
+    read: Iterable[Record],
+    columns: Mapping[str, Column],
+    group: str | None,
+    cache: str,
 ) -> Shard:
-    """The columns of a file with that digest, from the cache if it has them; `read` gives its records.
+    """The columns of a file, from the cache if it has them; `read` gives its records.
 
+    `root`: where names of pictures start. `digest`: of the file; after a space, what else its records depend on.
     DataError if the file is damaged, EnvironmentFault if the cache cannot be written.
     """
+    content = digest.partition(" ")[0]
     made_by = [(name, column.field, column.made_by) for name, column in columns.items()]
     name = hashlib.sha256(repr((VERSION, digest, made_by, group)).encode()).hexdigest()[:24]
-    if cache == NO_CACHE:
-        temporary = _Temporary()
-        about = _write(temporary.path, read, columns, group)
-        return Shard(file, temporary.path, about, columns, _stamp(file, about), temporary)
     folder = expand_path(cache) / "records" / name
     try:
+        if cache == NO_CACHE:
+            temporary = _Temporary()
+            about = _write(file, temporary.path, read, columns, group)
+            return Shard(file, root, content, temporary.path, about, columns, _stamp(file, about), temporary)
         folder.parent.mkdir(parents=True, exist_ok=True)
         with file_lock(folder):
             about = _verified(folder, cache)
             if about is None:
                 shutil.rmtree(folder, ignore_errors=True)
                 with tempfile.TemporaryDirectory(prefix=f"{name}.", dir=folder.parent) as new:
-                    about = _write(Path(new), read, columns, group)
+                    about = _write(file, Path(new), read, columns, group)
                     Path(new).rename(folder)
                     Path(new).mkdir()  # for the context, which deletes it
     except OSError as error:
         hint = "set data.cache to a folder that you can write to"
         raise EnvironmentFault(f"cannot write the cache of records {folder}: {cause(error)}", hint) from error
-    return Shard(file, folder, about, columns, _stamp(file, about))
+    return Shard(file, root, content, folder, about, columns, _stamp(file, about))
 
 
 class _Temporary:
@@ -168,10 +188,12 @@ def _verified(folder: Path, cache: str) -> JsonObject | None:
     return about if found == list(about["digests"].values()) else None
 
 
-def _write(folder: Path, read: Iterable[Record], columns: Mapping[str, Column], group: str | None) -> JsonObject:
-    """Write what is kept of the records; what is written about it."""
+def _write(
+    file: Path, folder: Path, read: Iterable[Record], columns: Mapping[str, Column], group: str | None
+) -> JsonObject:
+    """Write what is kept of the records of a file; what is written about it."""
     with ExitStack() as files:
-        writing = _Writing(folder, columns, group, files)
+        writing = _Writing(file, folder, columns, group, files)
         for where, fields in read:
             writing.add(where, fields)
     names = [*(_file_name(number) for number in range(len(columns))), KEYS, CONTENT]
@@ -184,14 +206,24 @@ def _file_name(number: int) -> str:
     return f"column-{number}.bin"
 
 
+def _digest(value: Any) -> bytes:
+    """A hash of a value, whatever form of file it is from."""
+    if isinstance(value, Content):
+        value = value.read()
+    plain = value if isinstance(value, bytes) else json.dumps(value, sort_keys=True, default=repr).encode()
+    return hashlib.sha256(plain).digest()
+
+
 class _Writing:
     """The files of a shard while its records are read."""
 
-    def __init__(self, folder: Path, columns: Mapping[str, Column], group: str | None, files: ExitStack) -> None:
+    def __init__(
+        self, file: Path, folder: Path, columns: Mapping[str, Column], group: str | None, files: ExitStack
+    ) -> None:
         def opened(name: str) -> BinaryIO:
             return files.enter_context((folder / name).open("wb"))
 
-        self._columns, self._group = columns, group
+        self._file, self._columns, self._group = file, columns, group
         self._files = [opened(_file_name(number)) for number in range(len(columns))]
         self._keys, self.content, self.size = opened(KEYS), opened(CONTENT), 0
         self._count = 0
@@ -207,8 +239,9 @@ class _Writing:
         used = {column.field or name for name, column in self._columns.items()} | {self._group}
         self._unused.update(name for name in fields if name not in used)
         kept: list[bytes] = []
-        size, key = self.size, None
-        heads: list[tuple[_ColumnStore, Head]] = []
+        size, key, values = self.size, None, hashlib.sha256()
+        for store in self.stores.values():
+            store.pending.clear()
         for name, column in self._columns.items():
             wanted = column.field or name
             value = fields.get(wanted)
@@ -222,23 +255,29 @@ class _Writing:
                 if column.pictures:
                     picture, head = self._looked_at(row.tolist(), value)
                     key = key or picture
-                    heads += [(self.stores[name], head)] if head else []
+                    self.stores[name].pending += [] if head is None else special(head)
+                values.update(_digest(value))
             except Unfit as error:
                 return self._refuse(where, wanted, error, size)
             kept.append(row.tobytes())
         if self._group is not None:
-            if fields.get(self._group) is None:
-                return self._refuse(where, self._group, Unfit("is missing"), size)
-            key = _hash(repr(fields[self._group]).encode())
-        for store, head in heads:
-            store.looked_at(head)
+            value = fields.get(self._group)
+            try:
+                if value is None:
+                    raise Unfit("is missing, by which records are held out")
+                key = _hash(class_text(value.read() if isinstance(value, Content) else value).encode())
+            except Unfit as error:
+                return self._refuse(where, self._group, error, size)
+        for store in self.stores.values():
+            store.counts.update(store.pending)
         for file, content in zip(self._files, kept, strict=True):
             file.write(content)
-        self._keys.write(key or _hash(b"".join(kept)))
+        self._keys.write(key or values.digest()[:8])
         self._count += 1
         return None
 
     def _refuse(self, where: str, name: str, error: Unfit, size: int) -> None:
+        where = where.removeprefix(str(self._file))  # which may be elsewhere when this is read again
         self._problems += [f"{where}: {name} {error}"] if len(self._problems) < SHOWN else []
         self._refused += 1
         self.content.seek(size)  # what was kept of this record is of no use
@@ -250,7 +289,7 @@ class _Writing:
         if isinstance(value, dict):
             value = value.get("bytes") or value.get("path")
         if place[0] == NAMED:
-            return _hash(str(value).encode()), None
+            return _hash(os.fsencode(os.path.normpath(value))), None
         self._inside |= place[0] == INSIDE
         content = value.read() if isinstance(value, Content) else value
         head = head_of(content)
@@ -279,6 +318,8 @@ class _ColumnStore:
         self._writing = writing
         self.texts: dict[str, int] = {}
         self.counts: Counter[str] = Counter()
+        self.pending: list[str] = []
+        """What is counted if the record is kept."""
 
     def append(self, content: bytes) -> tuple[int, int]:
         start = self._writing.size
@@ -290,11 +331,7 @@ class _ColumnStore:
         return self.texts.setdefault(text, len(self.texts))
 
     def count(self, what: str) -> None:
-        self.counts[what] += 1
-
-    def looked_at(self, head: Head) -> None:
-        """Count what is special about a picture."""
-        self.counts.update(special(head))
+        self.pending.append(what)
 
 
 TURNED = "are turned as their EXIF data says"

@@ -16,7 +16,6 @@ from dtrain.data.batch import LABEL, Batch, Example
 from dtrain.data.columns import NAMED, ImageColumn
 from dtrain.data.digest_cache import cached_by_file, file_digest, file_stamp
 from dtrain.data.image_files import MAX_BYTES, Head, Threads, decoded, head
-from dtrain.data.paths import expand_path
 from dtrain.data.picture_folder import left_out
 from dtrain.data.pixels import Pixels
 from dtrain.data.record_shards import CLEAR, SHOWN, Shard, special
@@ -47,8 +46,8 @@ class Section(Protocol):
         ...
 
     @property
-    def root(self) -> str | None:
-        """The folder from which the names of pictures start."""
+    def test_files(self) -> tuple[str, ...]:
+        """Files for testing alone."""
         ...
 
     @property
@@ -57,18 +56,21 @@ class Section(Protocol):
         ...
 
 
-def refuse_broken(shards: Sequence[Shard]) -> None:
+REPAIR = "repair them, or set data.broken: leave_out"
+
+
+def refuse_broken(shards: Sequence[Shard], hint: str = REPAIR) -> None:
     """DataError that names the records which cannot be used."""
-    problems = [problem for shard in shards for problem in shard.about["problems"]]
-    _refuse(problems, sum(shard.about["refused"] for shard in shards), "records")
+    problems = [problem for shard in shards for problem in shard.problems]
+    _refuse(problems, sum(shard.about["refused"] for shard in shards), "records", hint)
 
 
-def _refuse(problems: Sequence[str], count: int, what: str) -> None:
+def _refuse(problems: Sequence[str], count: int, what: str, hint: str) -> None:
     if count:
         more = f"\n  and {count - SHOWN:,} more" if count > SHOWN else ""
         shown = "\n  ".join(problems[:SHOWN])
         first = shown if count == 1 else f"{count:,} {what} cannot be used:\n  {shown}{more}"
-        raise DataError(first, "repair them, or set data.broken: leave_out")
+        raise DataError(first, hint)
 
 
 class Pictures(NamedTuple):
@@ -93,10 +95,9 @@ def named_pictures(
         numbers: dict[Path, int] = {}
         of_row = []
         for shard, rows in zip(shards, index, strict=True):
-            root = expand_path(data.root) if data.root else shard.file if shard.file.is_dir() else shard.file.parent
             for place in shard.arrays[name].values[rows[:, 1]].tolist():
                 named = place[0] == NAMED
-                of_row.append(numbers.setdefault(root / shard.text(place), len(numbers)) if named else -1)
+                of_row.append(numbers.setdefault(shard.root / shard.text(place), len(numbers)) if named else -1)
         paths = tuple(numbers)
         looked = _looked_at(data.cache, paths, digested)
         found[name] = Pictures(
@@ -111,7 +112,7 @@ def named_pictures(
 
 def _looked_at(cache: str, paths: Sequence[Path], digested: bool) -> list[tuple[list[int], str, list[Any]]]:
     """Size and time, digest and header of each picture; of one that is missing, a header with that problem."""
-    there = [path for path in paths if path.is_file()]
+    there = [path for path in paths if _is_file(path)]
     heads = cached_by_file(cache, "heads of records", there, head)
     digests = cached_by_file(cache, "pictures of records", there, file_digest) if digested else [""] * len(there)
     known = dict(zip(there, zip(digests, heads, strict=True), strict=True))
@@ -123,6 +124,13 @@ def _looked_at(cache: str, paths: Sequence[Path], digested: bool) -> list[tuple[
             values = [*Head(f"has {size:,} bytes; the limit is {MAX_BYTES:,}")]
         found.append(([size, time], digest, values))
     return found
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # the name is too long, or a folder cannot be read
+        return False
 
 
 @dataclass(frozen=True)
@@ -166,6 +174,7 @@ class RecordRows(SourceDefaults):
         digest.update(np.ascontiguousarray(self.index).data)
         for shard in self.shards:
             digest.update(repr((sorted(shard.about["digests"].items()), shard.about["texts"])).encode())
+            digest.update((shard.digest if shard.about["inside"] else "").encode())
         for name, column in self.data.columns.items():
             digest.update(repr((name, column.decoded_by)).encode())
         for name, pictures in self.named.items():
@@ -249,10 +258,10 @@ class RecordRows(SourceDefaults):
                 found.setdefault(row, f"{pictures.paths[number]}: {pictures.heads[number].problem}")
         return found
 
-    def refuse_broken(self) -> "RecordRows":
+    def refuse_broken(self, hint: str = REPAIR) -> "RecordRows":
         """This source. DataError that names the pictures which cannot be used."""
         problems = list(dict.fromkeys(self._broken().values()))
-        _refuse(problems, len(problems), "pictures")
+        _refuse(problems, len(problems), "pictures", hint)
         return self
 
     def without_broken(self) -> "RecordRows":
@@ -274,29 +283,34 @@ class RecordRows(SourceDefaults):
             counts = Counter(self._kept(name, np.arange(len(self))).tolist())
             shown = ", ".join(f"{text} {counts[number]:,}" for number, text in enumerate(classes[:SHOWN]))
             yield f"{name}: {shown}{f' and {len(classes) - SHOWN:,} more' if len(classes) > SHOWN else ''}"
-        if self.data.pixels.flip:
+            if missing := [text for number, text in enumerate(classes) if not counts[number]]:
+                yield f"{name}: no record of {', '.join(missing[:SHOWN])} in this split"
+        if self.data.pixels.flip and self.split == "train":
             yield from self._sides()
-        if self.split == "train":
-            yield from self._unused()
+        whole = self.split == "train" or bool(self.data.test_files)
+        yield from self._unused(whole)
         for name, column in self.data.columns.items():
             inside = sum((Counter(shard.about["counts"][name]) for shard in self.shards), Counter())
             pictures = self.named[name].heads if name in self.named else ()
             files = Counter(note for one in pictures for note in special(one))
-            for of, counts in (("of all records", inside if self.split == "train" else {}), ("files", files)):
+            for of, counts in (("of all records", inside if whole else {}), ("files", files)):
                 for what, count in counts.items():
                     over = f" {list(column.background)}" if what == CLEAR and isinstance(column, ImageColumn) else ""
                     yield f"{name}: {count:,} {of} {what}{over}"
 
-    def _unused(self) -> Iterator[str]:
-        """Fields, records and files that are not used."""
+    def _unused(self, whole: bool) -> Iterator[str]:
+        """Pictures that are left out and, of `whole` files, fields, records and files that are not used."""
+        if self.left_out:
+            yield f"{len(self.left_out):,} records of this split are left out; the first: {self.left_out[0]}"
+        if not whole:
+            return
         unused = sum((Counter(shard.about["unused"]) for shard in self.shards), Counter())
         if unused:
             shown = ", ".join(sorted(map(str, unused))[:SHOWN])
             yield f"fields that no column uses: {shown}{' and more' if len(unused) > SHOWN else ''}"
-        refused = sum(shard.about["refused"] for shard in self.shards) + len(self.left_out)
-        if refused:
-            first = next(iter((*self.left_out, *(one for shard in self.shards for one in shard.about["problems"]))))
-            yield f"{refused:,} records are left out; the first: {first}"
+        if refused := sum(shard.about["refused"] for shard in self.shards):
+            first = next(problem for shard in self.shards for problem in shard.problems)
+            yield f"{refused:,} of all records are left out; the first: {first}"
         files = sum((left_out(shard.file) for shard in self.shards if shard.file.is_dir()), Counter())
         if files:
             yield "files left out: " + ", ".join(f"{count:,} {suffix}" for suffix, count in sorted(files.items()))

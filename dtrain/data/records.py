@@ -74,6 +74,11 @@ def record_files(names: tuple[str, ...], cache: str = CACHE) -> list[Path]:
     return list(dict.fromkeys(files))
 
 
+def has_record_files(folder: Path) -> bool:
+    """Whether there is a file of records in the folder, of a form that `record_files` takes from one."""
+    return any(_suffix(path) in (*LINES, *COLUMNS, *MEMBERS, *ARRAYS) for path in folder.iterdir())
+
+
 def records(path: Path, limits: Limits = LIMITS, fields: Collection[str] | None = None) -> Iterator[Record]:
     """Yield the records of a file; DataError, with its line, for one that is not an object of fields.
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from dtrain.core.errors import DataError
+from dtrain.data.folder_layout import is_hidden
 from dtrain.data.paths import reading
 from dtrain.data.record import UNREAD, Content, Limits, Record, object_of, too_large
 
@@ -29,9 +30,13 @@ def tar_records(path: Path, limits: Limits, fields: Collection[str] | None = Non
         for member in tar:
             folder, _, name = member.name.rpartition("/")
             stem, _, suffix = name.partition(".")
+            suffix = suffix.lower() if suffix.lower() in ("json", "txt") else suffix
             if tar.offset > max(limits.file, path.stat().st_size):
                 raise too_large(str(path), limits.file, "file")
-            if not member.isfile() or (fields is None and suffix not in ("json", "txt")):
+            link = member.islnk() or member.issym()
+            if not (member.isfile() or link) or (fields is None and suffix not in ("json", "txt")):
+                continue
+            if fields is not None and is_hidden(member.name.removeprefix("./")):
                 continue
             if member.size > limits.record:
                 raise too_large(f"{path}: {member.name}", limits.record, "record")
@@ -40,7 +45,7 @@ def tar_records(path: Path, limits: Limits, fields: Collection[str] | None = Non
                 found = {}
             key, where = f"{folder}/{stem}", f"{path}: {member.name}"
             with reading(where):
-                own = _field(where, tar, member, suffix, fields, path if plain else None)
+                own = _field(where, tar, member, suffix, fields, path if plain and not link else None, limits)
             if fields is not None and (twice := own.keys() & found.keys()):
                 raise DataError(f"{where}: its record has a field {min(twice)!r} already", "name them differently")
             found = {**found, **own}
@@ -60,19 +65,25 @@ def _field(
     suffix: str,
     fields: Collection[str] | None,
     plain: Path | None,
+    limits: Limits,
 ) -> dict[str, Any]:
-    """What a member adds to its record. `plain`: the file of the tar, if it is not compressed."""
+    """What a member adds to its record. `plain`: the file of the tar, if the member's bytes can be read from there."""
     if suffix not in ("json", "txt"):
         name = suffix.lower()
         if name not in (fields or ()):
             return {name: UNREAD}
         if plain and member.sparse is None:
             return {name: Content(plain, member.offset_data, member.size)}
-    opened = tar.extractfile(member)
-    content = opened.read() if opened else b""
+    opened = tar.extractfile(member)  # of a link, what it points to
+    content = opened.read(limits.record + 1) if opened else b""
+    if len(content) > limits.record:
+        raise too_large(where, limits.record, "record")
     if suffix == "json":
         return object_of(where, content)
-    return {"text": content.decode()} if suffix == "txt" else {suffix.lower(): content}
+    if suffix == "txt":
+        text = content.decode("utf-8-sig")
+        return {"text": text if fields is None else text.strip()}
+    return {suffix.lower(): content}
 
 
 def _unpacked(path: Path) -> BinaryIO:

@@ -85,8 +85,8 @@ LOADING = {
 }
 """Keys that set where examples and code are and how they are read; the examples are compared by fingerprint."""
 
-OF_SOURCE = re.compile(r"^data\.sources\.\d+\.data\.")
-"""Before the keys of a mixture's source, which are those of `data`."""
+OF_SOURCE = re.compile(r"^data\.(sources\.\d+\.data|columns\.[^.]+(?=\.tokenizer$))\.")
+"""Before the keys of a mixture's source, and the tokenizer of a column, which are as those of `data`."""
 
 COMPUTING = {"model.remat", "model.unroll", "model.loss_chunks"}
 """Keys of `model` that set how a step is computed, not its result."""

@@ -2,8 +2,10 @@
 
 import io
 import json
+import os
 import pickle
 import re
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -209,8 +211,15 @@ BAD: list[tuple[dict[str, Any], AnyColumn, str]] = [
     ({"x": [1.5]}, ArrayColumn(shape=(1,), dtype="int32"), "x has values that are no int32"),
     ({"x": [256]}, ArrayColumn(shape=(1,), dtype="uint8"), "x has values that are no uint8"),
     ({"x": ["a"]}, ArrayColumn(shape=(1,)), "x has values that are no numbers"),
-    ({"x": 1.5}, LabelColumn(), "x is float: a class is a text or a whole number"),
+    ({"x": 1.5}, LabelColumn(), "x is float: expected a text or a whole number"),
     ({"x": 7}, ImageColumn(size=(2, 2)), "x is no picture"),
+    ({"x": 16777217}, NumberColumn(), "float32 does not hold exactly"),
+    ({"x": 2**70}, NumberColumn(), "float32 does not hold exactly"),
+    ({"x": "1_000"}, NumberColumn(), "x is no number: '1_000'"),
+    ({"x": " "}, LabelColumn(), "x is empty"),
+    ({"x": True}, LabelColumn(), "x is bool: expected a text or a whole number"),
+    ({"x": "A" * 2000}, ImageColumn(size=(2, 2)), "x is no file name, but a text of 2,000 characters"),
+    ({"x": "A" * 300}, ImageColumn(size=(2, 2)), "AAA: does not exist"),
     ({"x": "https://a.b/c.png"}, ImageColumn(size=(2, 2)), "x is an address, https://a.b/c.png"),
     ({"x": "none.png"}, ImageColumn(size=(2, 2)), "none.png: does not exist"),
     ({"x": "rows.jsonl"}, ImageColumn(size=(2, 2)), "rows.jsonl: cannot be read as an image"),
@@ -235,13 +244,14 @@ def test_an_unfit_value_is_refused_or_left_out(
     where = {"files": (str(path),), "cache": str(tmp_path / "cache"), "test": 0.4}
     named: dict[str, AnyColumn] = {"x": column, "ok": NumberColumn()}
     with pytest.raises(DataError) as raised:
-        Records(columns=named, **where).open("train")
+        for split in ("train", "test"):
+            Records(columns=named, **where).open(split)
     assert message in raised.value.message
     assert "data.broken: leave_out" in raised.value.hint
     data = Records(columns=named, broken="leave_out", **where)
     train, test = data.open("train"), data.open("test")
     assert len(train) + len(test) == len(rows)
-    assert any("1 records are left out; the first" in note and message in note for note in (*train.notes, *test.notes))
+    assert any(" are left out; the first: " in note and message in note for note in (*train.notes, *test.notes))
     check = DataCheck()
     Records(columns=named, **where).inspect(check)
     assert [error.message for _, error in check.problems] == [raised.value.message]
@@ -387,12 +397,227 @@ def test_records_of_other_files_are_inputs(tmp_path: Path) -> None:
         given.source.rows(np.arange(2))["text"], texts_given(data, ["a dog", "a cat"]).rows(np.arange(2))["text"]
     )
     assert len(records_given(data, [{"text": "x", "score": 1}])) == 1
-    with pytest.raises(DataError, match="no field of file, text, cls, score, vector is in every record"):
+    with pytest.raises(DataError, match="has no field of file, text, cls, score, vector"):
         records_given(data, [{"caption": "x"}])
     pictures = inputs(data, example, [str(tmp_path / "p/0.png")])
     np.testing.assert_array_equal(pictures.source.rows(np.arange(1))["image"][0], PICTURES[0])
+    with pytest.raises(DataError, match="half of a character"):
+        texts_given(data, ["caf\udce9"])
     with pytest.raises(DataError, match="has no column of tokens"):
         texts_given(Records(files=("x",), columns=only()), ["a"])
+
+
+def test_each_of_several_files_has_its_own_pictures(tmp_path: Path) -> None:
+    cache = str(tmp_path / "cache")
+    picture: dict[str, AnyColumn] = {"image": ImageColumn(size=(6, 8), field="png")}
+    named: dict[str, AnyColumn] = {"image": ImageColumn(size=(6, 8))}
+    for number, name in enumerate("ab"):
+        (tmp_path / name).mkdir()
+        tar_of(tmp_path / f"{name}.tar", {"0.png": png(PICTURES[number])})
+        (tmp_path / name / "0.png").write_bytes(png(PICTURES[number]))
+        lines(tmp_path / name, [{"image": "0.png"}])
+    forms = {
+        "tar": (Records(files=("x",), columns=picture, cache=cache), [f"{tmp_path}/a.tar", f"{tmp_path}/b.tar"]),
+        "lines": (Records(files=("x",), columns=named, cache=cache), [f"{tmp_path}/{n}/rows.jsonl" for n in "ab"]),
+    }
+    for data, files in forms.values():
+        source, places, _ = data.of_files(files)
+        assert len(places) == 2
+        np.testing.assert_array_equal(source.rows(np.arange(2))["image"], np.stack(PICTURES[:2]))
+    for name in "ab":
+        (tmp_path / name / "rows.jsonl").unlink()
+    source, _, _ = forms["lines"][0].of_files([f"{tmp_path}/a", f"{tmp_path}/b"])
+    np.testing.assert_array_equal(source.rows(np.arange(2))["image"], np.stack(PICTURES[:2]))
+    with pytest.raises(DataError, match="record 2: has no text, which other records have"):
+        records_given(
+            Records(files=("x",), columns={"text": TokensColumn(length=4), "n": NumberColumn()}),
+            [{"text": "a", "n": 1}, {"n": 2}],
+        )
+    with pytest.raises(DataError, match="record 1: is str, not an object"):
+        records_given(forms["tar"][0], ["a"])  # pyright: ignore[reportArgumentType]
+
+
+def test_a_changed_tar_is_another_fingerprint_whatever_the_hash_of_a_split_is(tmp_path: Path) -> None:
+    found = set()
+    for first in range(2):
+        members = {f"{i}.png": png(PICTURES[0]) for i in range(12)}
+        members |= {f"{i}.mask.png": png(PICTURES[first]) for i in range(12)}
+        members |= {f"{i}.who": str(i % 5).encode() for i in range(12)}
+        length = max(map(len, (png(PICTURES[0]), png(PICTURES[1]))))
+        members = {name: value.ljust(length, b"\0") if "png" in name else value for name, value in members.items()}
+        tar_of(tmp_path / "a.tar", dict(sorted(members.items())))
+        pictures: dict[str, AnyColumn] = {
+            "image": ImageColumn(size=(6, 8), field="png"),
+            "mask": ImageColumn(size=(6, 8), field="mask.png"),
+        }
+        data = Records(
+            files=(f"{tmp_path}/a.tar",), columns=pictures, group="who", cache=str(tmp_path / "cache"), test=0.4
+        )
+        found.add(data.open("train").fingerprint)
+        who = [set(), set()]
+        for number, split in enumerate(("train", "test")):
+            source = data.open(split)  # pyright: ignore[reportArgumentType]
+            who[number] |= {int(place.rsplit(" ", 1)[1]) for place in map(source.place, range(len(source)))}
+        assert who[0] and who[1]
+    assert len(found) == 2
+
+
+def test_a_group_is_its_text_in_every_form(tmp_path: Path) -> None:
+    tar_of(tmp_path / "a.tar", {f"{i:02}.{kind}": value for i in range(40) for kind, value in (
+        ("json", json.dumps({"n": i}).encode()), ("who", f"{i % 6}\n".encode()))})  # fmt: skip
+    whole = lines(tmp_path, [{"n": i, "who": i % 6} for i in range(40)])
+    texts = lines(tmp_path, [{"n": i, "who": f"{i % 6}"} for i in range(40)], "texts.jsonl")
+    held = []
+    for path in (tmp_path / "a.tar", whole, texts):
+        data = Records(files=(str(path),), columns=only(), group="who", test=0.5, cache=str(tmp_path / "cache"))
+        test = data.open("test")
+        held.append(sorted(test.rows(np.arange(len(test)))["n"].tolist()))
+    assert held[0] == held[1] == held[2]
+
+
+def test_the_split_of_a_text_with_a_label_depends_on_it_alone(tmp_path: Path) -> None:
+    both: dict[str, AnyColumn] = {"t": TokensColumn(length=8), "label": LabelColumn()}
+    rows = [{"t": f"text {i}", "label": f"c{i % 3}"} for i in range(60)]
+    held = []
+    for number, order in enumerate((rows, rows[::-1], [{"t": "new", "label": "z"}, *rows])):
+        path = lines(tmp_path, order, f"{number}.jsonl")
+        source = Records(files=(str(path),), columns=both, test=0.5, cache=str(tmp_path / "cache")).open("test")
+        held.append({source.text_of("t", row) for row in source.rows(np.arange(len(source)))["t"]} - {"new"})
+    assert held[0] == held[1] == held[2]
+
+
+def test_what_both_splits_leave_out_is_reported(tmp_path: Path) -> None:
+    for i in range(20):
+        (tmp_path / f"{i}.png").write_bytes(png(PICTURES[i]))
+    picture: dict[str, AnyColumn] = {"image": ImageColumn(size=(6, 8)), "label": LabelColumn(field="y")}
+    rows = [{"image": f"{i}.png", "y": "ghost" if i >= 20 else "a"} for i in range(40)]
+    data = Records(
+        files=(str(lines(tmp_path, rows)),),
+        columns=picture,
+        test=0.5,
+        broken="leave_out",
+        cache=str(tmp_path / "cache"),
+    )
+    counts = []
+    for split in ("train", "test"):
+        notes = data.open(split).notes  # pyright: ignore[reportArgumentType]
+        counts += [int(note.split()[0]) for note in notes if "records of this split are left out" in note]
+        assert "label: no record of ghost in this split" in notes
+    assert sum(counts) == 20 and len(counts) == 2
+
+
+def test_what_is_read_twice_is_refused(tmp_path: Path) -> None:
+    path = lines(tmp_path, [{"n": i} for i in range(9)])
+    copy = lines(tmp_path, [{"n": i} for i in range(9)], "copy.jsonl")
+    link = tmp_path / "link.jsonl"
+    link.symlink_to(path)
+    twice = Records(files=(str(path), str(link)), columns=only(), cache=str(tmp_path / "cache"), test=0.4)
+    assert len(twice.open("train")) + len(twice.open("test")) == 9
+    for other in (path, copy, link):
+        data = Records(files=(str(path),), test_files=(str(other),), columns=only(), cache=str(tmp_path / "cache"))
+        with pytest.raises(DataError, match=r"of data\.test_files has the same content as"):
+            data.open("train")
+    with pytest.raises(DataError, match=r"data\.files is empty"):
+        Records(files=(), columns=only(), cache=str(tmp_path / "cache")).open("train")
+
+
+def test_folders_that_are_no_plain_folder_of_pictures(tmp_path: Path) -> None:
+    picture: dict[str, AnyColumn] = {"image": ImageColumn(size=(6, 8))}
+    folder, other = tmp_path / "one", tmp_path / "other"
+    folder.mkdir()
+    other.mkdir()
+    data = Records(files=(str(folder),), columns=picture, cache=str(tmp_path / "cache"))
+    for i in range(20):
+        (folder / f"{i}.png").write_bytes(png(PICTURES[i]))
+        (other / f"{i}.PNG").write_bytes(png(PICTURES[20 + i]))
+    (folder / "more").symlink_to(other)
+    assert len(data.open("train")) + len(data.open("test")) == 40  # a linked folder is followed
+    (folder / "more").unlink()
+    (folder / os.fsdecode(b"caf\xe9.png")).write_bytes(png(PICTURES[0]))
+    assert len(data.open("train")) + len(data.open("test")) == 21
+    for name in ("train", "test"):
+        (folder / name).mkdir()
+        (folder / name / "x.png").write_bytes(png(PICTURES[0]))
+    with pytest.raises(DataError, match="has folders that are called like splits: test, train"):
+        data.open("train")
+    for name in ("train", "test"):
+        lines(folder, [{"image": "1.png"}], f"{name}.jsonl")
+    with pytest.raises(DataError, match="has files of several splits: test, train"):
+        data.open("train")
+
+
+def test_names_of_pictures_start_at_the_root(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for number, folder in enumerate((tmp_path, tmp_path / "in")):
+        (folder / "0.png").write_bytes(png(PICTURES[number]))
+    picture: dict[str, AnyColumn] = {"image": ImageColumn(size=(6, 8))}
+    (tmp_path / "lines").mkdir()
+    path = lines(tmp_path / "lines", [{"image": "0.png"}])
+    where = {"columns": picture, "test": 0.0, "cache": str(tmp_path / "cache")}
+    for root, wanted in ((tmp_path, 0), (tmp_path / "in", 1)):
+        source = Records(files=(str(path),), root=str(root), **where).open("train")
+        np.testing.assert_array_equal(source.rows(np.arange(1))["image"][0], PICTURES[wanted])
+    source = Records(files=(str(tmp_path / "in"),), root=str(tmp_path), **where).open("train")
+    np.testing.assert_array_equal(source.rows(np.arange(1))["image"][0], PICTURES[1])
+
+
+def test_links_hidden_files_and_capitals_in_a_tar(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for name, content in {
+            "./._0.jpg": b"x", "./0.PNG": png(PICTURES[0]), "./0.TXT": b"\xef\xbb\xbfa dog\r\n",
+            "./0.JSON": b'{"n": 1}', "./1.txt": b"a cat", "./1.json": b'{"n": 2}',
+        }.items():  # fmt: skip
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+        link = tarfile.TarInfo("./1.png")
+        link.type, link.linkname = tarfile.LNKTYPE, "./0.PNG"
+        tar.addfile(link)
+    columns: dict[str, AnyColumn] = {
+        "image": ImageColumn(size=(6, 8), field="png"),
+        "text": TokensColumn(length=8),
+        "n": NumberColumn(),
+    }
+    source = Records(files=(f"{tmp_path}/a.tar",), columns=columns, test=0.0, cache=str(tmp_path / "c")).open("train")
+    batch = source.rows(np.arange(2))
+    np.testing.assert_array_equal(batch["image"], np.stack([PICTURES[0]] * 2))
+    assert [source.text_of("text", row) for row in batch["text"]] == ["a dog", "a cat"]
+    assert batch["n"].tolist() == [1, 2]
+
+
+def test_tokens_around_a_text_and_its_padding(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = Tokenizer(models.WordLevel({w: i for i, w in enumerate(("<pad>", "<s>", "</s>", "a", "dog"))}, "<s>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words.save(str(tmp_path / "tokenizer.json"))
+    path = lines(tmp_path, [{"text": "a dog"}, {"text": "dog dog dog a"}])
+    around = {"tokenizer": str(tmp_path / "tokenizer.json"), "length": 5, "begin": "<s>", "end": "</s>", "cut": True}
+    where = {"files": (str(path),), "test": 0.0, "cache": str(tmp_path / "cache")}
+    source = Records(columns={"text": TokensColumn(pad="<pad>", **around)}, **where).open("train")
+    assert source.rows(np.arange(2))["text"].tolist() == [[1, 3, 4, 2, 0], [1, 4, 4, 4, 2]]
+    with pytest.raises(DataError, match="names no padding token"):
+        Records(columns={"text": TokensColumn(**around)}, **where).open("train")
+    with pytest.raises(DataError) as raised:
+        Records(columns={"text": TokensColumn(pad="<none>", **around)}, **where).open("train")
+    assert raised.value.hint == "see `pad` of the column: a token of the tokenizer, by its text"
+    with pytest.raises(FieldError, match="bytes have no such token"):
+        TokensColumn(length=4, end="x")
+
+
+def test_messages_name_the_file_that_is_read(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        path = lines(tmp_path / name, [{"n": "x"}, {"n": 1}])
+        with pytest.raises(DataError) as raised:
+            Records(files=(str(path),), columns=only(), cache=str(tmp_path / "cache")).open("train")
+        assert raised.value.message == f"{path}:1: n is no number: 'x'"
+
+
+def test_pictures_are_prepared_only_where_there_are_some() -> None:
+    data = Records(files=("x",), columns={"image": ImageColumn(size=(2, 2)), "t": TokensColumn(length=2)})
+    batch = {"t": np.zeros((1, 2), np.int32)}
+    assert set(data.prepare(batch, jax.random.key(0), False)) == {"t"}
 
 
 def test_files_in_object_storage_are_copied(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from dtrain.core.types import JsonObject
 from dtrain.recipe.load import differences, load, plain, text
 from dtrain.recipe.paths import absolute, unknown_homes, with_absolute_paths
 from dtrain.recipe.yaml import parse, read
@@ -157,3 +158,13 @@ parts: {{vq: {{run: "{home}"}}}}
         "data.columns.text.tokenizer",
         "parts.vq.run",
     }
+
+
+def test_another_path_of_a_tokenizer_is_no_other_recipe() -> None:
+    def plain_recipe(tokenizer: str, files: str, length: int) -> JsonObject:
+        column = {"kind": "tokens", "length": length, "tokenizer": tokenizer}
+        return {"data": {"kind": "records", "files": [files], "columns": {"text": column}}}
+
+    old = plain_recipe("/one", "a.jsonl", 8)
+    assert differences(old, plain_recipe("/two", "b.jsonl", 8)) == []
+    assert len(differences(old, plain_recipe("/one", "a.jsonl", 9))) == 1
