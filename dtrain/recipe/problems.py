@@ -24,7 +24,9 @@ class Problems:
         if self.count <= MOST:
             hint = hint if isinstance(hint, str) else hint()
             where = f"{shown(path, 120)}: " if path else ""
-            self.first.append(f"{mark}  {where}{shown(message, 800)}" + (f"; {hint}" if hint else ""))
+            text = "\n".join(shown(line, 800) for line in message.split("\n"))
+            after = f"\n  {hint}" if "\n" in text and hint else f"; {hint}" if hint else ""
+            self.first.append(f"{mark}  {where}{text}{after}")
 
     @property
     def lines(self) -> list[str]:

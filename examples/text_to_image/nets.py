@@ -15,7 +15,8 @@ def conv(key: Any, size: int, inputs: int, outputs: int, gain: float = 1.0) -> A
 def convolved(p: Any, x: Any, stride: int = 1) -> Any:
     """x (B, H, W, inputs) to (B, H / stride, W / stride, outputs)."""
     names = ("NHWC", "HWIO", "NHWC")
-    return jax.lax.conv_general_dilated(x, p["kernel"], (stride, stride), "SAME", dimension_numbers=names) + p["bias"]
+    x = jax.lax.conv_general_dilated(x, p["kernel"], (stride, stride), "SAME", dimension_numbers=names)
+    return (x + p["bias"][None, None, None]).astype(x.dtype)
 
 
 def residual(key: Any, width: int) -> Any:
@@ -38,7 +39,8 @@ def dense(key: Any, inputs: int, outputs: int, gain: float = 1.0) -> Any:
 
 
 def linear(p: Any, x: Any) -> Any:
-    return x @ p["kernel"] + p["bias"]
+    """x (..., inputs) to (..., outputs)."""
+    return (x @ p["kernel"] + p["bias"].reshape((1,) * (x.ndim - 1) + (-1,))).astype(x.dtype)
 
 
 def norm(x: Any) -> Any:

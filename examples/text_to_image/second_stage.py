@@ -54,8 +54,8 @@ class Sundae:
 
     def repaired(self, params: Any, code: Any, text: Any) -> Any:
         """Logits (B, 64, codes) of what the codes (B, 64) should be."""
-        word = params["word"][text] + params["order"]
-        x = jnp.concatenate([word, params["code"][code] + params["place"]], 1)
+        word = params["word"][text] + params["order"][None]
+        x = jnp.concatenate([word, params["code"][code] + params["place"][None]], 1)
         for layer in params["blocks"]:
             x = attended(layer, x, self.heads)
         return linear(params["out"], norm(x[:, text.shape[1] :]))

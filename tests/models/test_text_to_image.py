@@ -1,5 +1,6 @@
 """The text-to-image example: pictures are as captioned, both stages train alike on every mesh, and resume exactly."""
 
+import dataclasses
 import importlib
 import json
 import sys
@@ -27,7 +28,7 @@ FOLDER = Path(__file__).parents[2] / "examples" / "text_to_image"
 SMALL = {
     "classifier": ["model.args={width: 8}"],
     "vqgan": ["model.args={width: 8, codes: 16, critic_from: 0}"],
-    "sundae": ["model.args={width: 16, layers: 1, heads: 2, steps: 3, first: {width: 8, codes: 16}}", "parts=null"],
+    "sundae": ["model.args={width: 16, layers: 1, heads: 2, steps: 3, first: {width: 8, codes: 16}}"],
 }
 """Overrides for a test's size; the first stage of `sundae` is then not trained, and its parameters are its own."""
 
@@ -46,7 +47,8 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def recipe_of(name: str, shapes: Path, *overrides: str) -> Any:
     data = [f"data.files=[{shapes}/pictures.tar]", f"data.columns.text.tokenizer={shapes}/tokenizer.json"]
-    return load(FOLDER / f"{name}.yaml", [*data, f"data.cache={shapes}/cache", *SMALL[name], *overrides])
+    recipe = load(FOLDER / f"{name}.yaml", [*data, f"data.cache={shapes}/cache", *SMALL[name], *overrides])
+    return dataclasses.replace(recipe, parts={})
 
 
 def trained(name: str, shapes: Path, *overrides: str, devices: int = 8) -> tuple[list[float], Any]:
@@ -111,7 +113,21 @@ def test_both_stages_train_alike_on_every_mesh(name: str, case: str, parts: int,
     losses, gradients = trained(name, shapes, *CASES[case], f"accumulate={parts}")
     wanted_losses, wanted_gradients = trained(name, shapes, "mesh={data: 1}", f"accumulate={parts}", devices=1)
     assert losses == pytest.approx(wanted_losses, rel=2e-6)
-    assert worst(gradients, wanted_gradients) < 1e-5
+    assert worst(gradients, wanted_gradients) < (3e-5 if name == "vqgan" else 1e-5)  # rounding, of the critic's term
+
+
+@pytest.mark.slow
+def test_both_stages_compute_in_bfloat16(shapes: Path) -> None:
+    for name in ("vqgan", "sundae"):
+        losses, found = {}, {}
+        for compute in ("float32", "bfloat16"):
+            chosen = f"precision={{compute: {compute}}}"
+            recipe = recipe_of(name, shapes, "batch=16", "optimizer={kind: sgd, lr: 0.05}", chosen)
+            assembly = assemble(recipe, jax.devices()[:1], recipe.data.open("train").example, 10)
+            found[compute] = assembly.flops.step
+            losses[compute], _ = trained(name, shapes, "mesh={data: 1}", chosen, devices=1)
+        assert found["float32"] == found["bfloat16"] > 0
+        assert losses["bfloat16"] == pytest.approx(losses["float32"], rel=0.05)
 
 
 @pytest.mark.slow
@@ -122,7 +138,7 @@ def test_a_picture_is_drawn_for_a_caption(shapes: Path, dtrain: Dtrain, tmp_path
     no_warmup = "optimizer.schedule.warmup=0"
     dtrain("run", FOLDER / "classifier.yaml", *quick, SMALL["classifier"][0])
     dtrain("run", FOLDER / "vqgan.yaml", *quick, no_warmup, SMALL["vqgan"][0])
-    second = [FOLDER / "sundae.yaml", *quick, no_warmup, SMALL["sundae"][0], "evaluate.measures.0.examples=20"]
+    second = [FOLDER / "sundae.yaml", *quick, no_warmup, SMALL["sundae"][0], "evaluate.measures.examples=20"]
     dtrain("run", *second, "name=whole")
     dtrain("run", *second, "name=cut", code=75, DTRAIN_FAULT="term@step:6")
     dtrain("run", *second, "name=cut")
@@ -134,4 +150,5 @@ def test_a_picture_is_drawn_for_a_caption(shapes: Path, dtrain: Dtrain, tmp_path
     dtrain(
         "sample", "whole", "--text", "a red circle above a blue square", "--text", "a black cross above a green cross"
     )
-    assert Image.open(tmp_path / "samples/picture.png").size == (2 * 32 + 2, 32)
+    with Image.open(tmp_path / "samples/picture.png") as drawn:
+        assert drawn.size == (2 * 32 + 2, 32)

@@ -31,7 +31,13 @@ def gradient_flops(model: Any, example: Example, examples: int, declared: Tree) 
     Counted on one example, in the program without what no gradient needs: those of frozen parameters, and parts of the
     loss behind `stop_gradient`. `example`: the features of a prepared example.
     """
-    rows = {name: jax.ShapeDtypeStruct((1, *of.shape), jnp.dtype(of.dtype)) for name, of in example.items()}
+
+    def dtype(name: str) -> Any:
+        """That of the parameters here, also if the step computes in bfloat16: a convolution takes no two dtypes."""
+        found = jnp.dtype(name)
+        return jnp.float32 if jnp.issubdtype(found, jnp.floating) else found
+
+    rows = {name: jax.ShapeDtypeStruct((1, *of.shape), dtype(of.dtype)) for name, of in example.items()}
     rows |= {ROW: jax.ShapeDtypeStruct((1,), "uint32")}
 
     def gradients(own: Tree, params: Tree, batch: Any) -> Tree:
