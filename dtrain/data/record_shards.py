@@ -281,7 +281,6 @@ class _Writing:
         self._problems += [f"{where}: {name} {error}"] if len(self._problems) < SHOWN else []
         self._refused += 1
         self.content.seek(size)  # what was kept of this record is of no use
-        self.content.truncate()
         self.size = size
 
     def _looked_at(self, place: Sequence[int], value: Any) -> tuple[bytes, Head | None]:

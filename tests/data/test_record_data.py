@@ -176,7 +176,7 @@ def test_records_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_records_of_one_picture_are_in_one_split(tmp_path: Path) -> None:
     for i in range(20):
         (tmp_path / f"{i}.png").write_bytes(png(PICTURES[i]))
-    path = lines(tmp_path, [{"image": f"{i % 20}.png", "n": i, "who": i % 7} for i in range(100)])
+    path = lines(tmp_path, [{"image": f"{'./' * (i // 20 % 2)}{i % 20}.png", "n": i, "who": i % 7} for i in range(100)])
     data = {"files": (str(path),), "cache": str(tmp_path / "cache"), "test": 0.4}
     both: dict[str, AnyColumn] = {"image": ImageColumn(size=(6, 8)), "n": NumberColumn()}
 
