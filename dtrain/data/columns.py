@@ -1,7 +1,7 @@
 """The columns of `kind: records`: how a field of a record becomes an array of an example.
 
 A column keeps a row of numbers for each record when the files are read: tokens, a number, or where a picture's bytes
-are. `rows` makes the array of a batch from these; only pictures need more than a copy.
+are. Arrays of a batch are copies of these, but those of pictures, which are decoded then.
 """
 
 import os
@@ -439,7 +439,7 @@ def _finite(values: np.ndarray, dtype: str) -> np.ndarray:
     if not np.isfinite(cast).all():
         raise Unfit(f"has a value that is NaN, infinite, or too large for {dtype}")
     whole = values.dtype.kind in "iu" or dtype != "float32"
-    if whole and not np.array_equal(cast.astype(np.float64), values.astype(np.float64)):
+    if whole and not np.array_equal(cast.astype(np.longdouble), values.astype(np.longdouble)):  # float64 rounds int64
         exact = "has whole numbers that float32 does not hold exactly"
         raise Unfit(exact if dtype == "float32" else f"has values that are no {dtype}")
     return cast

@@ -239,11 +239,16 @@ class Records(WithPixels):
         return expand_path(self.root) if self.root else file.parent
 
     def _refuse_overlap(self, own: Sequence[Shard], other: Sequence[Shard]) -> None:
-        """DataError if a file is named twice, or has the same content as one for testing."""
-        known = {shard.digest: shard.file for shard in own}
-        if twice := next((shard for shard in other if shard.digest in known), None):
-            message = f"{twice.file} of data.test_files has the same content as {known[twice.digest]} of data.files"
-            raise DataError(message, "train on other files than those that are tested on")
+        """DataError if a file for testing has the same content as another one; equal names may be of other pictures."""
+
+        def content(shard: Shard) -> tuple[str, Path | None]:
+            return shard.digest, shard.root.resolve() if shard.about["named"] else None
+
+        known = {content(shard): shard.file for shard in own}
+        for shard in other:
+            if (file := known.get(content(shard))) is not None:
+                message = f"{shard.file} of data.test_files has the same content as {file} of data.files"
+                raise DataError(message, "train on other files than those that are tested on")
 
     def _records(self, file: Path) -> Iterator[Record]:
         if file.is_dir():

@@ -208,8 +208,6 @@ def _file_name(number: int) -> str:
 
 def _digest(value: Any) -> bytes:
     """A hash of a value, whatever form of file it is from."""
-    if isinstance(value, Content):
-        value = value.read()
     plain = value if isinstance(value, bytes) else json.dumps(value, sort_keys=True, default=repr).encode()
     return hashlib.sha256(plain).digest()
 
@@ -230,6 +228,8 @@ class _Writing:
         self.stores = {name: _ColumnStore(self) for name in columns}
         self._problems: list[str] = []
         self._refused = 0
+        self._named = False
+        """Whether a picture is a file of its own."""
         self._inside = False
         """Whether the bytes of a picture are read from the file of records."""
         self._unused: Counter[str] = Counter()
@@ -239,7 +239,7 @@ class _Writing:
         used = {column.field or name for name, column in self._columns.items()} | {self._group}
         self._unused.update(name for name in fields if name not in used)
         kept: list[bytes] = []
-        size, key, values = self.size, None, hashlib.sha256()
+        size, key, values = self.size, None, []
         for store in self.stores.values():
             store.pending.clear()
         for name, column in self._columns.items():
@@ -256,7 +256,7 @@ class _Writing:
                     picture, head = self._looked_at(row.tolist(), value)
                     key = key or picture
                     self.stores[name].pending += [] if head is None else special(head)
-                values.update(_digest(value))
+                values.append(value)
             except Unfit as error:
                 return self._refuse(where, wanted, error, size)
             kept.append(row.tobytes())
@@ -272,7 +272,7 @@ class _Writing:
             store.counts.update(store.pending)
         for file, content in zip(self._files, kept, strict=True):
             file.write(content)
-        self._keys.write(key or values.digest()[:8])
+        self._keys.write(key or _hash(b"".join(map(_digest, values))))
         self._count += 1
         return None
 
@@ -288,6 +288,7 @@ class _Writing:
         if isinstance(value, dict):
             value = value.get("bytes") or value.get("path")
         if place[0] == NAMED:
+            self._named = True
             return _hash(os.fsencode(os.path.normpath(value))), None
         self._inside |= place[0] == INSIDE
         content = value.read() if isinstance(value, Content) else value
@@ -302,6 +303,7 @@ class _Writing:
             "count": self._count,
             "content": self.size,
             "inside": self._inside,
+            "named": self._named,
             "texts": {name: list(store.texts) for name, store in self.stores.items()},
             "counts": {name: dict(store.counts) for name, store in self.stores.items()},
             "unused": dict(self._unused),

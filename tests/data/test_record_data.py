@@ -214,6 +214,7 @@ BAD: list[tuple[dict[str, Any], AnyColumn, str]] = [
     ({"x": 1.5}, LabelColumn(), "x is float: expected a text or a whole number"),
     ({"x": 7}, ImageColumn(size=(2, 2)), "x is no picture"),
     ({"x": 16777217}, NumberColumn(), "float32 does not hold exactly"),
+    ({"x": 2**53 + 1}, NumberColumn(), "float32 does not hold exactly"),
     ({"x": 2**70}, NumberColumn(), "float32 does not hold exactly"),
     ({"x": "1_000"}, NumberColumn(), "x is no number: '1_000'"),
     ({"x": " "}, LabelColumn(), "x is empty"),
@@ -519,6 +520,24 @@ def test_what_is_read_twice_is_refused(tmp_path: Path) -> None:
             data.open("train")
     with pytest.raises(DataError, match=r"data\.files is empty"):
         Records(files=(), columns=only(), cache=str(tmp_path / "cache")).open("train")
+
+
+def test_files_for_testing_may_name_other_pictures_alike(tmp_path: Path) -> None:
+    picture: dict[str, AnyColumn] = {"image": ImageColumn(size=(6, 8))}
+    for number, name in enumerate(("train", "test")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "0.png").write_bytes(png(PICTURES[number]))
+    for lined in (False, True):
+        if lined:
+            for name in ("train", "test"):
+                lines(tmp_path / name, [{"image": "0.png"}])
+        where = {"files": (f"{tmp_path}/train",), "cache": str(tmp_path / "cache")}
+        data = Records(test_files=(f"{tmp_path}/test",), columns=picture, **where)
+        for number, split in enumerate(("train", "test")):
+            found = data.open(split).rows(np.arange(1))["image"][0]  # pyright: ignore[reportArgumentType]
+            np.testing.assert_array_equal(found, PICTURES[number])
+        with pytest.raises(DataError, match="has the same content as"):
+            Records(test_files=(f"{tmp_path}/./train",), columns=picture, **where).open("train")
 
 
 def test_folders_that_are_no_plain_folder_of_pictures(tmp_path: Path) -> None:

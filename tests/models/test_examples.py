@@ -60,6 +60,11 @@ def trained(name: str, *overrides: str, devices: int = 8) -> tuple[list[float], 
     own = [] if name in NAMES else [f"model.target=tests.models.user_models:{name}"]
     changes = [*SETTINGS, *own, *SLOWER.get(name, []), *overrides]
     recipe = load(EXAMPLES / f"{'plain_jax' if own else name}.yaml", changes)
+    return three_steps(recipe, devices)
+
+
+def three_steps(recipe: Any, devices: int) -> tuple[list[float], Any, Any]:
+    """As `trained`, of a recipe."""
     source = recipe.data.open("train")
     assembly = assemble(recipe, jax.devices()[:devices], source.example, 10)
     put = Put(recipe.engine, assembly.layout, recipe.batch)

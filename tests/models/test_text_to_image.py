@@ -15,14 +15,10 @@ import pytest
 from PIL import Image
 
 from dtrain.assembly.assemble import assemble
-from dtrain.assembly.state import create_state
-from dtrain.data.batches import TrainBatches
-from dtrain.data.order import Order
-from dtrain.parallel.engine import Put
 from dtrain.recipe.load import load
 from tests.conftest import Dtrain
 from tests.engines import worst
-from tests.models.test_examples import CASES
+from tests.models.test_examples import CASES, three_steps
 
 FOLDER = Path(__file__).parents[2] / "examples" / "text_to_image"
 SMALL = {
@@ -54,19 +50,7 @@ def recipe_of(name: str, shapes: Path, *overrides: str) -> Any:
 def trained(name: str, shapes: Path, *overrides: str, devices: int = 8) -> tuple[list[float], Any]:
     """The losses of three steps, and the gradients of the first one."""
     sgd = ["batch=16", "steps=10", "optimizer={kind: sgd, lr: 0.05, momentum: 0.5}"]
-    recipe = recipe_of(name, shapes, *sgd, *overrides)
-    source = recipe.data.open("train")
-    assembly = assemble(recipe, jax.devices()[:devices], source.example, 10)
-    put = Put(recipe.engine, assembly.layout, recipe.batch)
-    batches = TrainBatches(
-        source, Order(len(source), 0, None), recipe.batch, local=put.held, start=0, steps=3, keyed=True
-    )
-    state = create_state(assembly.make, assembly.shapes)
-    step, losses, gradients = recipe.engine.compile(assembly.train(), "cpu"), [], None
-    for number in range(3):
-        state, metrics = step(state, put(batches[number]))
-        losses.append(float(jax.block_until_ready(metrics)["loss"]))
-        gradients = gradients or jax.device_get(jax.tree.leaves(state.optimizer))
+    losses, gradients, _ = three_steps(recipe_of(name, shapes, *sgd, *overrides), devices)
     return losses, gradients
 
 
