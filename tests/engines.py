@@ -38,6 +38,7 @@ SMALL: dict[str, Any] = {
 def small(member: type) -> Any:
     """A small model of that class."""
     fields = {field.name for field in dataclasses.fields(member)}
+    fields -= {"hidden"} if "sizes" in fields else set()  # part of the sizes
     return member(**{name: value for name, value in SMALL.items() if name in fields})
 
 

@@ -27,6 +27,7 @@ from dtrain.parallel.rules import Layout, with_default_dims
 from dtrain.recipe.crosscheck import divisibility_problems
 from dtrain.recipe.load import refuse_conflicts
 from dtrain.recipe.recipe import Recipe
+from dtrain.recipe.sizes import with_sizes
 
 if TYPE_CHECKING:
     import optax
@@ -56,8 +57,8 @@ class Assembly:
 
     @property
     def keyed(self) -> bool:
-        """Whether every batch has the numbers of its rows: a user's model may ask for random keys."""
-        return bool(self.model.user_code)
+        """Whether every batch has the numbers of its rows, which random keys are made of."""
+        return self.model.needs_keys
 
     @property
     def eval_batch(self) -> int:
@@ -134,6 +135,7 @@ def assemble(
     `frozen`: `frozen_models(recipe)`. Raises DataError if the model cannot take such examples, RecipeError if mesh,
     engine, batch and model do not fit.
     """
+    recipe = with_sizes(recipe, example)
     recipe = replace(recipe, model=recipe.model.for_example(prepared(recipe, example)))
     model = recipe.minimised.wrap(recipe.model, recipe.lora, frozen)
     if mismatch := model.mismatch(example):
@@ -143,8 +145,10 @@ def assemble(
     make = _initializer(recipe, layout, update)
     shapes = states.abstract(make, layout, recipe.optimizer.state_dims, recipe.optimizer.apart)
     features = dict(example)
-    if recipe.data.needs_row_numbers or model.user_code:  # a user's model may ask for random keys
+    if recipe.data.needs_row_numbers or model.needs_keys:
         features |= {ROW: ROWS}
+    if recipe.class_weights:
+        features |= {WEIGHT: WEIGHTS}
     if recipe.data.needs_pairs:
         features |= {OTHER_IMAGE: example[IMAGE], OTHER_LABEL: example[LABEL]}
     if model.user_code:

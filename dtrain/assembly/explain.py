@@ -13,6 +13,7 @@ from dtrain.models.nn.param import Param, count, paths
 from dtrain.parallel.mesh import mesh_sizes, mesh_text
 from dtrain.parallel.rules import Layout, with_default_dims
 from dtrain.recipe.recipe import Recipe
+from dtrain.recipe.sizes import with_sizes
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Explanation:
 
 def explain(recipe: Recipe, devices: int) -> Explanation:
     """Place each parameter on that many devices. Raises RecipeError if one cannot be placed."""
-    example = None
+    example, recipe = None, with_sizes(recipe)
     if recipe.model.user_code:
         example = recipe.data.example() or recipe.data.open("train").example
     sizes = recipe.mesh.sizes(devices)

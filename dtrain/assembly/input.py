@@ -15,6 +15,7 @@ from dtrain.assembly.state import State
 from dtrain.core.errors import RecipeError
 from dtrain.data.batch import ROW, WEIGHT, Batch
 from dtrain.data.batches import EvalBatches, TrainBatches, stream
+from dtrain.data.class_weights import class_weights
 from dtrain.data.source import Source
 from dtrain.models.nn.model import Loss
 from dtrain.parallel.engine import Put
@@ -79,6 +80,22 @@ def rows_of(source: Any, local: np.ndarray, keyed: bool = False) -> Rows:
     return source.rows(rows) | ({ROW: rows.astype(np.uint32)} if keyed else {})
 
 
+def host_batches(assembly: Assembly, source: Source, local: np.ndarray, start: int, steps: int) -> TrainBatches:
+    """Batches `start` to `steps` - 1 in this machine's memory; `local`: the rows of each that this process has."""
+    recipe = assembly.recipe
+    return TrainBatches(
+        source,
+        source.order(recipe.seed, recipe.batch),
+        recipe.batch,
+        local=local,
+        start=start,
+        steps=steps,
+        keyed=ROW in assembly.batch,
+        paired=recipe.data.needs_pairs,
+        weights=class_weights(recipe.class_weights, source),
+    )
+
+
 def train_batches(
     assembly: Assembly,
     source: Source,
@@ -92,12 +109,8 @@ def train_batches(
     With several steps per call, `calls` has the steps of each call, whose batches are yielded together.
     """
     recipe = assembly.recipe
-    order = source.order(recipe.seed, recipe.batch)
     put = Put(recipe.engine, assembly.layout, recipe.batch)
-    keyed, paired = ROW in assembly.batch, recipe.data.needs_pairs
-    host = TrainBatches(
-        source, order, recipe.batch, local=put.held, start=start, steps=steps, keyed=keyed, paired=paired
-    )
+    host = host_batches(assembly, source, put.held, start, steps)
     with closing(stream(host, recipe.data.load, warn)) as batches:
         if (most := recipe.engine.steps_per_call) == 1:
             for batch in batches:

@@ -35,6 +35,8 @@ Rate = Annotated[float, Ge(1e-30), Le(1e4)]
 Seconds = Annotated[float, Gt(0), Le(1e9)]
 """A duration; the bound keeps it valid as a timeout of Python's timers."""
 Fraction = Annotated[float, Ge(0), Le(1)]
+Share = Annotated[float, Ge(0), Lt(1)]
+"""A part of a whole, but not all of it."""
 Decay = Annotated[float, Ge(0), Le(0.9999999)]
 """A decay factor below 1; a larger value would round to 1 in float32."""
 Seed = Annotated[int, Ge(0), Lt(2**32)]

@@ -44,6 +44,8 @@ class Feature:
     """Names of its dims, if the mesh may shard them: ("length",)."""
     origin: str = ""
     """File that contains the largest value, for messages."""
+    spread: tuple[float, float] | None = None
+    """Mean and standard deviation over the training examples, of a number that is predicted. None if unknown."""
 
 
 Example = Mapping[str, Feature]
@@ -57,10 +59,11 @@ def plain_example(example: Example) -> dict[str, object]:
 
 def example_of(plain: Mapping[str, Any]) -> Example:
     """Convert the result of `plain_example` back to an example."""
-    return {
-        name: Feature(**feature | {"shape": tuple(feature["shape"]), "dims": tuple(feature["dims"])})
-        for name, feature in plain.items()
-    }
+
+    def tuples(feature: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: tuple(value) if isinstance(value, list) else value for key, value in feature.items()}
+
+    return {name: Feature(**tuples(feature)) for name, feature in plain.items()}
 
 
 def tokens_in(example: Example) -> int:

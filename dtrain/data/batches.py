@@ -42,6 +42,8 @@ class TrainBatches:
     steps: int
     keyed: bool
     paired: bool = False
+    weights: np.ndarray | None = None
+    """How much an example of each class counts (classes,)."""
 
     def __len__(self) -> int:
         return max(0, self.steps - self.start)
@@ -51,6 +53,8 @@ class TrainBatches:
             raise IndexError(index)
         rows = (self.start + index) * self.batch + self.local
         batch = self._pairs(rows) if self.paired else self.source.rows(self.order(rows))
+        if self.weights is not None:
+            batch = batch | {WEIGHT: batch.get(WEIGHT, np.float32(1)) * self.weights[batch[LABEL]]}
         return batch | {ROW: rows.astype(np.uint32)} if self.keyed else batch
 
     def _pairs(self, rows: np.ndarray) -> Batch:

@@ -16,10 +16,21 @@ from dtrain.core.account import Account
 from dtrain.core.errors import DataError
 from dtrain.core.types import Fraction, Positive
 from dtrain.data.batch import Example
-from dtrain.data.conversations import ASSISTANT, SYSTEM, TOOL, USER, WEIGHTS, Conversation, Message, conversation
+from dtrain.data.conversations import (
+    ASSISTANT,
+    MATTERS,
+    REASONING,
+    SYSTEM,
+    USUAL,
+    WEIGHTS,
+    Conversation,
+    Message,
+    conversation,
+)
 from dtrain.data.data_check import TEXT_BYTES, TOKENISED_BYTES, DataCheck
 from dtrain.data.digest_cache import NO_CACHE, cached_by_file, file_digest
 from dtrain.data.files import address_packages
+from dtrain.data.guess import Guess, chat_guesses
 from dtrain.data.packed_rows import (
     ANSWER,
     COUNTED,
@@ -46,12 +57,6 @@ from dtrain.data.tokenise import FileGroup, TokenisedFiles, grouped_files
 from dtrain.data.tokenizer import BYTES, Tokenizer, open_tokenizer, packages_of
 from dtrain.data.windows import row_example
 
-USUAL = (SYSTEM, USER, ASSISTANT, TOOL)
-"""Roles that every template may get."""
-MATTERS = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
-"""Fields of messages that a reader would expect in what is learned."""
-REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Names of a message's reasoning; the first two stand for any of them in templates, as in transformers."""
 AT_ONCE = 1024
 """Conversations that are tokenised together."""
 
@@ -340,6 +345,10 @@ class Chat(Templated):
     too_long: Literal["skip", "cut"] = "skip"
     """What happens to a conversation of more than `length` tokens: it is left out, or its end is. Plain texts are cut
     into several rows."""
+
+    @classmethod
+    def guesses(cls, path: Path) -> Iterator[Guess]:
+        return chat_guesses(path)
 
     def open(self, split: Split) -> Source:
         test = self.held_out(split)[1]

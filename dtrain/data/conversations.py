@@ -22,6 +22,12 @@ ROLES = {
     "observation": TOOL, "function_response": TOOL, "tool_response": TOOL,
 }  # fmt: skip
 """Names of roles in files of other tools."""
+USUAL = (SYSTEM, USER, ASSISTANT, TOOL)
+"""Roles that every template may get."""
+MATTERS = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
+"""Fields of messages that a reader would expect in what is learned."""
+REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Names of a message's reasoning; the first two stand for any of them in templates, as in transformers."""
 FORMS = (
     ("messages",), ("conversations",), ("prompt", "response"), ("prompt", "completion"), ("instruction", "output"),
     ("instruction", "response"), ("question", "answer"), ("question", "response"), ("text",),

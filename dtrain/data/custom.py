@@ -128,7 +128,7 @@ class UserRows(SourceDefaults):
         first, last = 0, len(self) - 1
         pair, other, again = (self.rows(np.array(which)) for which in ([first, last], [last, first], [first, last]))
         for name, attribute in ((LABEL, "classes"), (TOKEN, "vocab")):
-            if name in pair and name not in self._most:
+            if name in pair and name not in self._most and pair[name].dtype.kind != "f":  # numbers to predict
                 hint = f"give the object an attribute {attribute} = N, or set data.{attribute}: values are 0 to N - 1"
                 raise DataError(f"{self.where}: it has {name!r}, but no {attribute}", hint)
         for name, values in pair.items():

@@ -11,6 +11,7 @@ import os
 import struct
 import urllib.request
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.client import HTTPException
 from pathlib import Path
@@ -23,6 +24,7 @@ from dtrain.core.errors import DataError
 from dtrain.core.types import Positive
 from dtrain.data.batch import IMAGE, LABEL, Batch, Example
 from dtrain.data.data_check import BYTES, SPLITS, DataCheck
+from dtrain.data.guess import Guess
 from dtrain.data.paths import expand_path
 from dtrain.data.pixels import Pixels, WithPixels
 from dtrain.data.source import Arrays, Load, Source, Split, image_example
@@ -63,6 +65,21 @@ class IDX(WithPixels):
     """URLs of folders with the four files as .gz, tried in order."""
     pixels: Pixels = field(default_factory=Pixels)
     load: Load = field(default_factory=Load)
+
+    @classmethod
+    def guesses(cls, path: Path) -> Iterator[Guess]:
+        data = cls(root=str(path), download=False)
+        if not path.is_dir() or any(data._find(name) is None for names in FILES.values() for name in names):
+            return
+        (image, label), classes = FILES["train"], 0
+        found = data._find(image)
+        assert found
+        for name in (label, FILES["test"][1]):
+            labels = data._find(name)
+            classes = max(classes, int(read(labels).max()) + 1 if labels else 0)
+        section = {"root": str(path), "download": False} | ({"classes": classes} if classes != 10 else {})
+        count = _header(found)[0][0]
+        yield Guess(f"{count:,} pictures of {classes} classes in files named as those of MNIST", section, "--kind idx")
 
     @property
     def example_from_files(self) -> bool:

@@ -12,6 +12,7 @@ import zipfile
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from multiprocessing import parent_process
@@ -87,6 +88,23 @@ def heads_in_zip(root: Path, paths: Sequence[str]) -> list[Head]:
             except Exception as error:  # a damaged member raises errors of many classes
                 heads.append(Head(f"cannot be read as an image: {reason(error)}"))
     return heads
+
+
+def sizes_of(root: Path, paths: Sequence[str]) -> tuple[list[int], bool]:
+    """The shorter side of each picture below a folder, or in a zip file, and whether all are gray. Those that cannot be
+    read are left out."""
+    from PIL import Image
+
+    sides, modes = [], set()
+    with ExitStack() as stack:
+        zipped = None if root.is_dir() else stack.enter_context(zipfile.ZipFile(root))
+        for path in paths:
+            with suppress(Exception), warnings.catch_warnings():  # damaged ones are named when the data is opened
+                warnings.simplefilter("ignore")
+                with zipped.open(path) if zipped else (root / path).open("rb") as file, Image.open(file) as image:
+                    sides.append(min(image.size))
+                    modes.add(image.mode)
+    return sides or [0], bool(modes) and modes <= {"L", "1"}
 
 
 def head_of(content: bytes) -> Head:
@@ -232,6 +250,10 @@ class ImageFiles(SourceDefaults):
     @property
     def class_names(self) -> tuple[str, ...]:
         return self.classes
+
+    @property
+    def row_labels(self) -> np.ndarray | None:
+        return np.array([file.label for file in self.files], np.int32)
 
     @property
     def example(self) -> Example:

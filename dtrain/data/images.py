@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
+import numpy as np
 
 from dtrain.core.errors import DataError
 from dtrain.core.types import Fraction, Positive
@@ -17,8 +18,21 @@ from dtrain.data.batch import Batch, Example
 from dtrain.data.data_check import DataCheck, few
 from dtrain.data.digest_cache import NO_CACHE, cached_by_file, file_digest, file_stamp
 from dtrain.data.folder_layout import LAYOUT, FolderLayout, Part, Placed, folder_layout, is_picture, paths_below
-from dtrain.data.image_files import MAX_BYTES, Colour, Decoding, Fit, Head, ImageFile, ImageFiles, head, heads_in_zip
+from dtrain.data.guess import LOOKED_AT, Guess
+from dtrain.data.image_files import (
+    MAX_BYTES,
+    Colour,
+    Decoding,
+    Fit,
+    Head,
+    ImageFile,
+    ImageFiles,
+    head,
+    heads_in_zip,
+    sizes_of,
+)
 from dtrain.data.paths import expand_path, reason
+from dtrain.data.picture_folder import has_pictures
 from dtrain.data.pixels import Pixels, WithPixels
 from dtrain.data.source import Load, Source, Split
 
@@ -27,7 +41,11 @@ SPLITS: Mapping[str, tuple[Part, ...]] = {"test": ("test", "val"), "val": ("val"
 HEADERS = 200_000
 """Most pictures whose headers `check` looks at."""
 SHOWN = 20
-"""Most bad pictures that a message names."""
+"""Most bad pictures, or classes, that a message names."""
+FEW = 1_000
+"""Pictures below which a larger part is held out, as too few would say little."""
+SIDE = 64
+"""Height and width that `dtrain new` writes: small enough for a CPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +77,35 @@ class Images(WithPixels):
     cache: str = "~/.cache/dtrain"
     """Folder in which digests and headers of the files are cached, so that later starts need not read every file."""
     load: Load = field(default_factory=Load)
+
+    @classmethod
+    def guesses(cls, path: Path) -> Iterator[Guess]:
+        """One if there are pictures. Their size is that of small pictures, else SIDE."""
+        if path.suffix.lower() != ".zip" and not (path.is_dir() and has_pictures(path)):
+            return
+        data = cls(root=str(path), size=(SIDE, SIDE))
+        layout, _ = data._layout(path)
+        few = [one.path for one in layout.pictures[:: max(1, len(layout.pictures) // LOOKED_AT)]]
+        sides, is_gray = sizes_of(path, few)
+        side = min(SIDE, max(8, 8 * round(float(np.median(sides)) / 8)))
+        classes = Counter(one.label for one in layout.pictures)
+        shown = ", ".join(f"{name} {count:,}" for name, count in sorted(classes.items())[:SHOWN])
+        more = f" and {len(classes) - SHOWN} more" if len(classes) > SHOWN else ""
+        section: dict[str, Any] = {"root": str(path), "size": [side, side]}
+        section |= {"channels": 1} if is_gray else {}
+        section |= {"test": 0.2} if data._evaluated(layout) is None and len(layout.pictures) < FEW else {}
+        across = f"the shorter side of half of them has under {int(np.median(sides)) + 1:,} pixels"
+        yield Guess(
+            f"{len(layout.pictures):,} pictures of {len(classes)} classes: {shown}{more}",
+            section,
+            "--kind images",
+            {
+                "size": f"height and width to which each is cropped; {across}",
+                "channels": "they are gray",
+                "test": "held out",
+            },
+            tuple(f"left out: {count:,} {what}" for what, count in sorted(layout.left_out.items())),
+        )
 
     @property
     def packages(self) -> tuple[str, ...]:

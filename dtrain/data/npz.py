@@ -1,20 +1,28 @@
 """Arrays in a .npz file: their names are the names of the features, their first dim counts the examples."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 
 from dtrain.core.errors import DataError
 from dtrain.core.types import Fraction, Positive
-from dtrain.data.batch import LABEL, TOKEN, Batch, Example
+from dtrain.data.batch import FEATURES, IMAGE, LABEL, TOKEN, Batch, Example
 from dtrain.data.custom import UserRows
 from dtrain.data.data_check import BYTES, DataCheck
 from dtrain.data.files import address_packages
+from dtrain.data.guess import Guess
 from dtrain.data.order import hash64
 from dtrain.data.paths import expand_path, reason
 from dtrain.data.source import Load, Source, Split, Unaugmented
+
+USUAL = {
+    IMAGE: ("image", "images", "x", "features", "data", "x_train", "inputs"),
+    LABEL: ("label", "labels", "y", "target", "targets", "y_train"),
+}
+"""Names that arrays of pictures or numbers, and of labels, usually have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +41,25 @@ class Npz(Unaugmented):
     test_file: str | None = None
     """A file for testing; if set, no example of `file` is held out."""
     load: Load = field(default_factory=Load)
+
+    @classmethod
+    def guesses(cls, path: Path) -> Iterator[Guess]:
+        """One for arrays of usual names: of pictures (examples, height, width, channels) or of numbers, and labels."""
+        if path.suffix.lower() != ".npz" or not path.is_file():
+            return
+        arrays = _read(str(path), {})
+        own = {name: next((one for one in arrays if one.lower() in usual), None) for name, usual in USUAL.items()}
+        shown = ", ".join(f"{name} {list(values.shape)}" for name, values in arrays.items())
+        if not own[LABEL] or not own[IMAGE]:
+            hint = f"for `dtrain new`, call them {IMAGE} and {LABEL}; or write the recipe: see the guide"
+            raise DataError(f"{path}: which arrays are pictures or numbers, and which labels? It has {shown}", hint)
+        what = IMAGE if arrays[str(own[IMAGE])].ndim > 2 else FEATURES
+        names = {str(name): usual for name, usual in ((own[IMAGE], what), (own[LABEL], LABEL)) if name != usual}
+        unused = sorted(arrays.keys() - set(own.values()))
+        section: dict[str, Any] = {"file": str(path)} | ({"names": names} if names else {})
+        comments = {"names": "the names that the model expects"}
+        notes = (f"not used: {', '.join(unused)}",) if unused else ()
+        yield Guess(f"arrays: {shown}", section, "--kind npz", comments, notes)
 
     @property
     def packages(self) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from dtrain.core.errors import DataError
 from dtrain.data.chat import Reader, Templated
 from dtrain.data.conversations import ASSISTANT, USER, Conversation, messages_as_json, usual_role
+from dtrain.data.guess import Guess, preference_guesses
 from dtrain.data.packed_rows import COUNTED, TARGET_BIT, Document, content
 from dtrain.data.record import Record
 from dtrain.data.source import Source, Split
@@ -27,6 +29,10 @@ class Preference(Templated):
     """Pairs of answers for `objective: {kind: dpo}`. A record has `prompt`, `chosen` and `rejected`."""
 
     kind: Literal["preference"] = "preference"
+
+    @classmethod
+    def guesses(cls, path: Path) -> Iterator[Guess]:
+        return preference_guesses(path)
 
     @property
     def pairs(self) -> bool:

@@ -160,6 +160,10 @@ class RecordRows(SourceDefaults):
     def class_names(self) -> tuple[str, ...]:
         return self.classes.get(LABEL, ())
 
+    @property
+    def row_labels(self) -> np.ndarray | None:
+        return self._kept(LABEL, np.arange(len(self))) if self.class_names else None
+
     def text_of(self, name: str, row: np.ndarray) -> str | None:
         return self.data.columns[name].text(row)
 

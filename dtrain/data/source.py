@@ -13,7 +13,10 @@ from dtrain.data.batch import IMAGE, LABEL, TOKEN, Batch, Example, Feature
 from dtrain.data.order import Order
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from dtrain.data.data_check import DataCheck
+    from dtrain.data.guess import Guess
     from dtrain.data.tokenise import FileGroup
 
 Split = Literal["train", "test"]
@@ -65,6 +68,11 @@ class Source(Protocol):
     @property
     def class_names(self) -> tuple[str, ...]:
         """The names of the classes, by label; empty if they have none."""
+        ...
+
+    @property
+    def row_labels(self) -> np.ndarray | None:
+        """The class of each example, int32 (examples,); None if it is not known without reading them."""
         ...
 
     @property
@@ -218,6 +226,10 @@ class SourceDefaults:
         return ()
 
     @property
+    def row_labels(self) -> np.ndarray | None:
+        return None
+
+    @property
     def notes(self) -> Sequence[str]:
         return ()
 
@@ -257,6 +269,13 @@ class DataDefaults:
 
     kind: Any
     """The kind of data, as the recipe names it."""
+
+    @classmethod
+    def guesses(cls, path: "Path") -> "Iterator[Guess]":
+        """How data of this kind would read a file or folder that a user has; none if it would not. DataError if it is
+        of this kind, but cannot be used as it is."""
+        del path
+        return iter(())
 
     @property
     def pairs(self) -> bool:
@@ -383,6 +402,10 @@ class Arrays(SourceDefaults):
     @property
     def in_memory(self) -> bool:
         return True
+
+    @property
+    def row_labels(self) -> np.ndarray | None:
+        return self.features[LABEL] if LABEL in self.example and self.example[LABEL].values else None
 
     def __len__(self) -> int:
         return len(next(iter(self.features.values())))

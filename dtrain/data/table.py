@@ -1,7 +1,6 @@
 """Rows of a table: columns of numbers and a label, from CSV, Parquet, Arrow or JSON-lines files."""
 
 import hashlib
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,17 +15,13 @@ from dtrain.core.types import Fraction, JsonObject
 from dtrain.data.batch import FEATURES, LABEL, Example, Feature
 from dtrain.data.data_check import BYTES, DataCheck
 from dtrain.data.files import HERE, address_packages, resolve_files
+from dtrain.data.guess import Guess
 from dtrain.data.order import hash64
 from dtrain.data.paths import reading
 from dtrain.data.source import Arrays, Load, Source, Split, Unaugmented
 from dtrain.data.table_files import labels_as_written, named_rows, read_tables
+from dtrain.data.table_guess import CATEGORIES, NUMBER, identifies_rows, table_guesses
 
-CATEGORIES = 64
-"""Most different texts of a column that become columns."""
-NUMBER = re.compile(r"\s*[-+]?[$€£]?\s*(\d+|\d{1,3}([,.' ]\d{3})+)([.,]\d+)?\s*[%$€£]?\s*")
-"""A number with separators, a currency or a sign of percent."""
-ROW_NAMES = re.compile(r"(?i:__index_level_\d+__|unnamed: 0|(\w*[_ ])?(id|idx|index|uuid)|)|\w*[a-z]I[dD]")
-"""Names of columns that identify rows: those that pandas writes, and usual ones."""
 MISSING = "(missing)"
 """The text in place of one that is missing."""
 SHOWN = 20
@@ -58,6 +53,10 @@ class Table(Unaugmented):
     """Files for testing; if set, no row of `files` is held out."""
     load: Load = field(default_factory=Load)
 
+    @classmethod
+    def guesses(cls, path: Path) -> Iterator[Guess]:
+        return table_guesses(path)
+
     @property
     def packages(self) -> tuple[str, ...]:
         return ("pyarrow", *address_packages((*self.files, *self.test_files)))
@@ -79,7 +78,7 @@ class Table(Unaugmented):
         classes = len(read.classes) if self.predict == "class" else None
         example = {
             FEATURES: Feature((len(read.names),), "float32"),
-            LABEL: Feature((), str(features[LABEL].dtype), classes),
+            LABEL: Feature((), str(features[LABEL].dtype), classes, spread=read.spread),
         }
         digest = hashlib.sha256(repr((read.names, read.classes)).encode())
         for values in features.values():
@@ -164,7 +163,7 @@ class _Read:
             return self.data.columns or tuple(
                 name
                 for name, column in zip(table.column_names, table.columns, strict=True)
-                if name != self.data.label and not _identifies_rows(name, column)
+                if name != self.data.label and not identifies_rows(name, column)
             )
 
     @cached_property
@@ -215,6 +214,14 @@ class _Read:
             message = f"{self.data.files[0]}: column {self.data.label!r} has text, and data.predict is number"
             raise DataError(message, "use data.predict: class, or a column of numbers")
         return self._finite(label[:, None], (self.data.label,))[:, 0]
+
+    @property
+    def spread(self) -> tuple[float, float] | None:
+        """Mean and standard deviation of the numbers to predict, over the training rows."""
+        if self.data.predict == "class":
+            return None
+        label = self.labels(self.train.label).astype(np.float64)
+        return float(label.mean()), float(label.std()) or 1.0
 
     @cached_property
     def categories(self) -> Mapping[str, list[str]]:
@@ -358,14 +365,6 @@ def _columns(
             raise _mixed(f"{tables[0][0]}: column {name!r} has texts in some files")
     joined = {name: np.concatenate(parts) for name, parts in values.items()}
     return _Columns(joined, np.concatenate(labels) if labels else np.empty(0))
-
-
-def _identifies_rows(name: str, column: Any) -> bool:
-    """Whether a column only identifies the rows: by its name, and because all its values are different."""
-    import pyarrow as pa
-
-    exact = pa.types.is_integer(column.type) or pa.types.is_string(column.type)
-    return bool(exact and ROW_NAMES.fullmatch(name) and len(column) > 1 and len(column.unique()) == len(column))
 
 
 def _mixed(found: str) -> DataError:

@@ -15,6 +15,7 @@ from dtrain.data.batch import Example
 from dtrain.data.data_check import SPLITS, TEXT_BYTES, DataCheck
 from dtrain.data.digest_cache import NO_CACHE, cached_by_file, file_digest
 from dtrain.data.files import address_packages, resolve_files
+from dtrain.data.guess import Guess, split_files
 from dtrain.data.paths import refuse_suffix
 from dtrain.data.source import Load, Source, Split, Unaugmented
 from dtrain.data.stream import InMemory, Stream
@@ -23,6 +24,9 @@ from dtrain.data.tokenizer import BYTES, Tokenizer, open_tokenizer, packages_of
 from dtrain.data.tokens import held_out, windows
 from dtrain.data.windows import row_example
 
+TEXTS = (".txt", ".md", ".text")
+LENGTH = 128
+"""Tokens of a row that `dtrain new` writes."""
 SAMPLE = 200_000
 """Most tokens that are decoded to measure how many bytes a token has."""
 _RECORDS = "the records would be trained on as raw text: extract their text to .txt files"
@@ -62,6 +66,18 @@ class Text(Unaugmented):
     cache: str = "~/.cache/dtrain"
     """Folder for cached tokens and digests of files."""
     load: Load = field(default_factory=Load)
+
+    @classmethod
+    def guesses(cls, path: Path) -> Iterator[Guess]:
+        files, testing = split_files(path, TEXTS)
+        if not files:
+            return
+        size = sum(Path(name).stat().st_size for name in (*files, *testing))
+        section: dict[str, Any] = {"files": files, "length": LENGTH}
+        section |= {"test_files": testing} if testing else {}
+        several = f" in {len(files) + len(testing)} files" if len(files) + len(testing) > 1 else ""
+        comments = {"length": "bytes in a row: without `tokenizer`, each byte is a token"}
+        yield Guess(f"{size:,} bytes of text{several}", section, "--kind text", comments)
 
     @property
     def tokenized(self) -> bool:

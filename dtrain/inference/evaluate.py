@@ -48,8 +48,11 @@ class Evaluated:
         values: JsonObject = {"examples": self.examples, "metrics": self.metrics}
         if self.confusion is not None:
             names = [self.classes(i) for i in range(len(self.confusion))]
-            accuracy = {name: self.confusion[i, i] / max(self.confusion[i].sum(), 1) for i, name in enumerate(names)}
-            values |= {"classes": names, "accuracy_of_class": accuracy, "confusion": self.confusion.tolist()}
+            precision, recall, f1 = _scores(self.confusion)
+            values |= {"classes": names}
+            for name, each in {"accuracy": recall, "precision": precision, "recall": recall, "f1": f1}.items():
+                values[f"{name}_of_class"] = dict(zip(names, np.nan_to_num(each).tolist(), strict=True))
+            values["confusion"] = self.confusion.tolist()
         return values
 
     def lines(self, declared: Sequence[Metric]) -> list[str]:
@@ -62,20 +65,23 @@ class Evaluated:
 
     def _classes(self) -> list[str]:
         assert self.confusion is not None
-        counts, right = self.confusion.sum(1), self.confusion.diagonal()
-        shares = np.where(counts > 0, right / np.maximum(counts, 1), np.nan)
-        order = np.arange(len(counts)) if len(counts) <= SHOWN else np.argsort(shares, kind="stable")[:SHOWN]
+        counts, (precision, recall, f1) = self.confusion.sum(1), _scores(self.confusion)
+        order = np.arange(len(counts)) if len(counts) <= SHOWN else np.argsort(f1, kind="stable")[:SHOWN]
         names = [self.classes(int(i)) for i in order]
         width = max(5, *map(len, names))
-        lines = [f"{'class':<{width}}  examples  accuracy  most often taken for"]
+        lines = [f"{'class':<{width}}  examples  precision   recall       F1  most often taken for"]
         for i, name in zip(order.tolist(), names, strict=True):
             wrong = self.confusion[i].copy()
             wrong[i] = 0
             other = f"{self.classes(int(wrong.argmax()))} ({wrong.max()})" if wrong.any() else ""
-            share = f"{shares[i]:.2%}" if counts[i] else "-"
-            lines.append(f"{name:<{width}}  {counts[i]:>8,}  {share:>8}  {other}".rstrip())
+            scores = (f"{one[i]:.2%}" if np.isfinite(one[i]) else "-" for one in (precision, recall, f1))
+            shown = "  ".join(f"{one:>{size}}" for one, size in zip(scores, (9, 7, 7), strict=True))
+            lines.append(f"{name:<{width}}  {counts[i]:>8,}  {shown}  {other}".rstrip())
+        means = (np.nan_to_num(one[counts > 0]).mean() for one in (precision, recall, f1))  # as the measure has them
+        shown = "  ".join(f"{f'{one:.2%}':>{size}}" for one, size in zip(means, (9, 7, 7), strict=True))
+        lines.append(f"{'mean':<{width}}  {counts.sum():>8,}  {shown}")
         if len(counts) > SHOWN:
-            lines.append(f"the {SHOWN} least accurate of {len(counts)} classes; --json has all")
+            lines.append(f"the {SHOWN} with the lowest F1 of {len(counts)} classes; --json has all")
         return lines
 
     def _matrix(self, confusion: np.ndarray) -> list[str]:
@@ -96,6 +102,19 @@ class Evaluated:
             " " * width + head,
             *rows,
         ]
+
+
+def _scores(confusion: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Precision, recall and F1 of each class (classes,); NaN where they are not defined: no example, or none chosen.
+
+    F1 = 2 TP / (examples + chosen), which is 0 for a class that is never chosen and has examples.
+    """
+    right, counts, chosen = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
+
+    def ratio(top: np.ndarray, bottom: np.ndarray) -> np.ndarray:
+        return np.where(bottom > 0, top / np.maximum(bottom, 1), np.nan)
+
+    return ratio(right, chosen), ratio(right, counts), ratio(2 * right, counts + chosen)
 
 
 def lacks_base(loaded: LoadedRun) -> bool:

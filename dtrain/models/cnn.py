@@ -6,23 +6,28 @@ Dims: B batch, H height, W width, C channels.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Literal, Self
 
 import jax
 import jax.numpy as jnp
 
 from dtrain.core.errors import FieldError
-from dtrain.core.types import Depth, Positive
+from dtrain.core.types import Depth, Natural, Positive
 from dtrain.data.batch import Example
 from dtrain.models.nn.context import Context
 from dtrain.models.nn.layers import (
+    Drop,
     ImageClassifier,
+    classes_of,
     dense,
     group_norm,
     grouped_norm,
     image_mismatch,
+    image_shape,
+    image_sizes_left_out,
+    kept,
     linear,
     norm,
     three_times,
@@ -42,9 +47,10 @@ class CNN(ImageClassifier):
     """A ResNet: a stem, then stages of residual blocks; each stage after the first halves height and width."""
 
     kind: Literal["cnn"] = "cnn"
-    image: tuple[Positive, Positive, Positive]
-    """Height, width, channels."""
-    classes: Positive
+    image: tuple[Positive, Positive, Positive] | None = None
+    """Height, width, channels. Default: those of the data."""
+    classes: Natural = 0
+    """Number of classes; 0: that of the data."""
     stages: tuple[Positive, ...] = (16, 32, 64)
     """Channels of each stage."""
     blocks: Depth | tuple[Depth, ...] = 1
@@ -84,7 +90,15 @@ class CNN(ImageClassifier):
                 channels = out
         return plan
 
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        return image_sizes_left_out(self.image, self.classes)
+
+    def sized(self, example: Example) -> Self:
+        return replace(self, image=self.image or image_shape(example), classes=self.classes or classes_of(example))
+
     def params(self) -> Tree:
+        assert self.image
         blocks = {name: _block(inputs, out, stride, self.group) for name, inputs, out, stride in self._plan()}
         last = self.stages[-1]
         return {
@@ -94,14 +108,14 @@ class CNN(ImageClassifier):
             "head": dense(last, self.classes, "embed classes"),
         }
 
-    def logits(self, params: Tree, image_BHWC: jax.Array, ctx: Context) -> jax.Array:
+    def logits(self, params: Tree, image_BHWC: jax.Array, ctx: Context, drop: Drop = kept) -> jax.Array:
         """Logits (batch, classes)."""
         x_BHWC = _conv(image_BHWC, ctx.gather(params["stem"]), self._stem[1])
         x_BHWC = _largest(x_BHWC) if self.stem == "imagenet" else x_BHWC
         for name, _, _, stride in self._plan():
             x_BHWC = self._residual(ctx.gather(params[name]), x_BHWC, stride, ctx)
         x_BHWC = jax.nn.relu(group_norm(ctx.gather(params["norm"]), x_BHWC, self.group))
-        return linear(ctx.gather(params["head"]), x_BHWC.mean((1, 2)))
+        return linear(ctx.gather(params["head"]), drop(x_BHWC.mean((1, 2)), "embed", "head"))
 
     def _residual(self, block: Tree, x_BHWC: jax.Array, stride: int, ctx: Context) -> jax.Array:
         y_BHWC = jax.nn.relu(group_norm(block["norm1"], x_BHWC, self.group))
@@ -112,6 +126,7 @@ class CNN(ImageClassifier):
         return ctx.shard(skip + y_BHWC, "batch", None, None, None)
 
     def flops(self, example: Example, examples: int, declared: Tree) -> Flops:
+        assert self.image
         height, width, channels = self.image
         size, stride = self._stem  # 2 x positions x kernel area x channels in x channels out, per convolution
         area = math.ceil(height * width / stride**2)

@@ -7,9 +7,9 @@ Dims: B batch, T tokens, E embed, H query heads, G key-value heads, D head dim, 
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal, Self, get_args
 
 import jax
 import jax.numpy as jnp
@@ -216,9 +216,10 @@ class Decoder(Declared):
     kind: Literal["decoder"] = "decoder"
     preset: str | None = None
     """A published shape to start from, as `dtrain recipes presets` lists them; other keys override it."""
-    vocab: Positive
-    context: Positive
-    """Maximum tokens per row."""
+    vocab: Natural = 0
+    """Tokens that there are; 0: as many as the data's tokenizer has."""
+    context: Natural = 0
+    """Maximum tokens per row; 0: the length of the data's rows."""
     layers: Depth
     width: Positive
     heads: Positive
@@ -303,6 +304,16 @@ class Decoder(Declared):
             raise FieldError("remat", f"the backward pass of this model does not read {unread[0]}", hint)
         if self.qk_norm_joint and (not self.qk_norm or self.norm != "rms" or self.norm_offset):
             raise FieldError("qk_norm_joint", "qk_norm_joint needs qk_norm: true, norm: rms and norm_offset: false")
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        return tuple(name for name in ("vocab", "context") if not getattr(self, name))
+
+    def sized(self, example: Example) -> Self:
+        if TOKEN not in example:
+            return self
+        token = example[TOKEN]
+        return replace(self, vocab=self.vocab or token.values or 0, context=self.context or token.shape[0])
 
     @property
     def padded_vocab(self) -> int:

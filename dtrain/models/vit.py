@@ -3,22 +3,27 @@
 Dims: B batch, T patches, E embed, H heads, D head dim, F hidden, K classes.
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, Self
 
 import jax
 
 from dtrain.core.errors import FieldError
-from dtrain.core.types import Depth, Positive
+from dtrain.core.types import Depth, Natural, Positive
 from dtrain.data.batch import Example
 from dtrain.models.nn import param as declare
 from dtrain.models.nn.attention import AttentionSpec
 from dtrain.models.nn.context import Context
 from dtrain.models.nn.layers import (
+    Drop,
     ImageClassifier,
     added,
+    classes_of,
     dense,
     image_mismatch,
+    image_shape,
+    image_sizes_left_out,
+    kept,
     layer_norm,
     linear,
     norm,
@@ -35,9 +40,10 @@ class ViT(ImageClassifier):
     """Square patches of the image, a stack of equal transformer blocks, mean pooling, a linear head."""
 
     kind: Literal["vit"] = "vit"
-    image: tuple[Positive, Positive, Positive]
-    """Height, width, channels."""
-    classes: Positive
+    image: tuple[Positive, Positive, Positive] | None = None
+    """Height, width, channels. Default: those of the data."""
+    classes: Natural = 0
+    """Number of classes; 0: that of the data."""
     patch: Positive = 4
     """Side of a patch in pixels."""
     layers: Depth = 4
@@ -48,7 +54,7 @@ class ViT(ImageClassifier):
 
     def __post_init__(self) -> None:
         for i, name in enumerate(("height", "width")):
-            if self.image[i] % self.patch:
+            if self.image and self.image[i] % self.patch:
                 raise FieldError("patch", f"patch = {self.patch} does not divide the image's {name} {self.image[i]}")
         if self.width % self.heads:
             raise FieldError("heads", f"heads = {self.heads} does not divide width = {self.width}")
@@ -58,10 +64,19 @@ class ViT(ImageClassifier):
         return Structure(layers=self.layers)
 
     @property
+    def left_out(self) -> tuple[str, ...]:
+        return image_sizes_left_out(self.image, self.classes)
+
+    def sized(self, example: Example) -> Self:
+        return replace(self, image=self.image or image_shape(example), classes=self.classes or classes_of(example))
+
+    @property
     def _patches(self) -> int:
+        assert self.image
         return (self.image[0] // self.patch) * (self.image[1] // self.patch)
 
     def params(self) -> Tree:
+        assert self.image
         values = self.patch**2 * self.image[2]
         return {
             "embed": dense(values, self.width, "_ embed"),
@@ -85,15 +100,16 @@ class ViT(ImageClassifier):
             "down": dense(self.hidden, width, "hidden embed"),
         }
 
-    def logits(self, params: Tree, image_BHWC: jax.Array, ctx: Context) -> jax.Array:
+    def logits(self, params: Tree, image_BHWC: jax.Array, ctx: Context, drop: Drop = kept) -> jax.Array:
         """Logits (batch, classes)."""
         x_BTE = linear(ctx.gather(params["embed"]), _patches(image_BHWC, self.patch))
         x_BTE = ctx.shard(added(x_BTE, ctx.gather(params["position"])), "batch", None, None)
         x_BTE, _ = ctx.stack([_apply], params["blocks"], x_BTE)
         x_BE = layer_norm(ctx.gather(params["norm"]), x_BTE).mean(1)
-        return linear(ctx.gather(params["head"]), x_BE)
+        return linear(ctx.gather(params["head"]), drop(x_BE, "embed", "head"))
 
     def flops(self, example: Example, examples: int, declared: Tree) -> Flops:
+        assert self.image
         tokens, width = self._patches, self.width
         block = 2 * tokens * (4 * width**2 + 2 * width * self.hidden) + 4 * tokens**2 * width
         ends = 2 * tokens * self.patch**2 * self.image[2] * width + 2 * width * self.classes

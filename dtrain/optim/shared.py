@@ -10,12 +10,28 @@ from annotated_types import Gt, Lt
 
 from dtrain.core.errors import RecipeError
 from dtrain.core.metrics import Watch
-from dtrain.core.types import Decay, Fraction, Natural, NonNegative, PositiveFloat, Rate
+from dtrain.core.types import Decay, Fraction, Natural, NonNegative, PositiveFloat, Rate, Share
 from dtrain.models.nn.param import Tree
 from dtrain.optim.groups import Group
 
 
-class ByStep:
+@dataclass(frozen=True, kw_only=True)
+class WarmUp:
+    """The part that every schedule has."""
+
+    kind: Any = ""
+    """The form of the learning rate over the run."""
+    warmup: Natural | Share = 0
+    """Steps of linear warm-up from zero; or below 1 their share of the run, such as 0.05."""
+
+    def warmup_steps(self, steps: int) -> int:
+        """The steps of the warm-up in a run of `steps`."""
+        if isinstance(self.warmup, int):
+            return self.warmup
+        return min(round(self.warmup * steps), steps - 1)
+
+
+class ByStep(WarmUp):
     """A schedule by the number of the step alone."""
 
     @property
@@ -33,8 +49,6 @@ class Constant(ByStep):
     """The peak learning rate after the warm-up."""
 
     kind: Literal["constant"] = "constant"
-    warmup: Natural = 0
-    """Steps of linear warm-up from zero."""
 
     def fraction(self, step: jax.Array, steps: int) -> jax.Array:
         return jnp.ones_like(step)
@@ -45,13 +59,11 @@ class Cosine(ByStep):
     """Half a cosine from the peak to `final` times the peak (Loshchilov & Hutter 2017)."""
 
     kind: Literal["cosine"] = "cosine"
-    warmup: Natural = 0
-    """Steps of linear warm-up from zero."""
     final: Fraction = 0.0
     """The final learning rate, as a fraction of the peak."""
 
     def fraction(self, step: jax.Array, steps: int) -> jax.Array:
-        progress = _progress(step, self.warmup, steps)
+        progress = _progress(step, self.warmup_steps(steps), steps)
         return self.final + (1 - self.final) * 0.5 * (1 + jnp.cos(jnp.pi * progress))
 
 
@@ -60,13 +72,11 @@ class Linear(ByStep):
     """Linear decay from the peak to `final` times the peak."""
 
     kind: Literal["linear"] = "linear"
-    warmup: Natural = 0
-    """Steps of linear warm-up from zero."""
     final: Fraction = 0.0
     """The final learning rate, as a fraction of the peak."""
 
     def fraction(self, step: jax.Array, steps: int) -> jax.Array:
-        return 1 - (1 - self.final) * _progress(step, self.warmup, steps)
+        return 1 - (1 - self.final) * _progress(step, self.warmup_steps(steps), steps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,8 +84,6 @@ class WSD(ByStep):
     """Warm-up, stable, decay: constant at the peak, then linear decay at the end (Hu et al. 2024)."""
 
     kind: Literal["wsd"] = "wsd"
-    warmup: Natural = 0
-    """Steps of linear warm-up from zero."""
     cooldown: Fraction = 0.2
     """The fraction of the run, at its end, over which the learning rate decays."""
     final: Fraction = 0.0
@@ -87,15 +95,13 @@ class WSD(ByStep):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plateau(Watch):
+class Plateau(Watch, WarmUp):
     """The peak learning rate, multiplied by `factor` each time that a metric of the evaluation stops improving.
 
     The factor so far is part of the optimizer's state, and so of every checkpoint.
     """
 
     kind: Literal["plateau"] = "plateau"
-    warmup: Natural = 0
-    """Steps of linear warm-up from zero."""
     factor: Annotated[float, Gt(0), Lt(1)] = 0.1
     """Multiplies the learning rate."""
     final: Fraction = 0.0

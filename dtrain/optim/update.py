@@ -153,18 +153,20 @@ def _by_sign(update: jax.Array, gradient: jax.Array, param: Param) -> jax.Array:
     return update if param.rate is None else -param.rate * jnp.sign(gradient)
 
 
+FITTING = "optimizer.schedule.warmup=0.1 is a tenth of a run of any length"
+
+
 def learning_rate(optimizer: Optimizer, steps: int) -> Rate:
     """The learning rate at each step of a run of `steps`; FieldError if the warm-up is not shorter than the run."""
     schedule = optimizer.schedule
-    if schedule.warmup >= steps:
-        raise FieldError(
-            "schedule.warmup",
-            f"a warm-up of {schedule.warmup} steps in a run of {steps}; it must be shorter than the run",
-        )
+    warmup = schedule.warmup_steps(steps)
+    if warmup >= steps:
+        message = f"a warm-up of {warmup} steps in a run of {steps}; it must be shorter than the run"
+        raise FieldError("schedule.warmup", message, FITTING)
 
     def rate(step: object) -> jax.Array:
         step = jnp.asarray(step, jnp.float32)
-        rise = jnp.minimum(1.0, (step + 1) / (schedule.warmup + 1))
+        rise = jnp.minimum(1.0, (step + 1) / (warmup + 1))
         return optimizer.lr * rise * schedule.fraction(step, steps)
 
     return rate

@@ -3,22 +3,25 @@
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from dtrain.core.errors import FieldError, Problem, RecipeError
+from dtrain.core.errors import DataError, FieldError, Problem, RecipeError
 from dtrain.core.metrics import ACCURACY, LOSS, SCORES
 from dtrain.core.run_dir import NAME
-from dtrain.data.batch import Example
+from dtrain.data.batch import LABEL, Example
 from dtrain.models.lora import adapted
 from dtrain.models.nn.param import count
 from dtrain.models.objective import minimised
 from dtrain.models.parts import with_parts
 from dtrain.optim.groups import grouped
+from dtrain.optim.update import FITTING
 from dtrain.parallel.mesh import BATCH_AXES, PIPELINE, mesh_sizes
 from dtrain.parallel.rules import Layout
 from dtrain.recipe.parse import problems_of_section
 from dtrain.recipe.recipe import Recipe, length_problem, watched
+from dtrain.recipe.sizes import sized_model
 from dtrain.recipe.values import FAILED
 
 MOST_PARAMETERS = 10**15
@@ -46,17 +49,45 @@ class Sections:
             raise Unread(name)
         return self._values[name]
 
+    def with_model(self, model: object) -> "Sections":
+        """The same sections with another model."""
+        return Sections({**self._values, "model": model})
+
 
 def problems_of(recipe: Recipe, devices: int | None, example: Example | None = None) -> list[Problem]:
     """Every conflict between sections that can be found without devices.
 
     `example`: arrays of one example, if the data was opened; else the data section's own answer is used.
     """
+    problems: list[Problem] = []
+    with suppress(Unread):
+        recipe, problems = _with_sizes(recipe, example)
     on, with_data = {"devices": devices}, {"example": example}
     checks = (_length, _name, partial(_mesh, **on), partial(_batch, **on), _layout, _engine)
-    checks += (partial(_bytes, **with_data), partial(_model, **with_data), _tokens, _groups, _schedule)
+    of_model = partial(_model, **with_data)
+    checks += (partial(_bytes, **with_data), of_model, _tokens, _groups, _schedule)
     checks += (partial(_data, **with_data), _metrics, _evaluations, _samples, _lora, _parts, _objective, _notify)
-    return [problem for check in checks for problem in _read(check, recipe)]
+    checks += (partial(_class_weights, **with_data),)
+    if problems:
+        checks = tuple(check for check in checks if check is not of_model)  # its sizes are refused already
+    return problems + [problem for check in checks for problem in _read(check, recipe)]
+
+
+def _with_sizes(recipe: Recipe, example: Example | None) -> tuple[Recipe, list[Problem]]:
+    """The recipe with the sizes that its model takes from the data, as far as they are known."""
+    if not recipe.model.left_out:
+        return recipe, []
+    example = recipe.data.example() if example is None else example
+    try:
+        return _with_model(recipe, sized_model(recipe, example or {})), []
+    except FieldError as error:
+        return recipe, [(f"model.{error.field}", f"{error.message}; the sizes are those of the data", error.hint)]
+    except DataError as error:
+        return recipe, [("model", error.message, error.hint)]
+
+
+def _with_model(recipe: Any, model: object) -> Any:
+    return recipe.with_model(model) if isinstance(recipe, Sections) else replace(recipe, model=model)
 
 
 def _read(check: Callable[[Recipe], Iterator[Problem]], recipe: Recipe) -> list[Problem]:
@@ -130,14 +161,17 @@ def _model(recipe: Recipe, example: Example | None) -> Iterator[Problem]:
     if recipe.model.user_code:
         return  # building it would run the user's code
     example = recipe.data.example() if example is None else example
-    parameters = count(recipe.model.params())
-    if parameters > MOST_PARAMETERS:
-        yield "model", f"{parameters:.1e} parameters; at most {MOST_PARAMETERS:.0e}", "make the sizes smaller"
-    mismatch = recipe.model.mismatch(example) if example else ""
+    model = recipe.model
+    mismatch = model.mismatch(example) if example else ""
     if mismatch:
         yield "model", mismatch, ""
+    if model.left_out:
+        return  # the data was not opened, or does not show them
+    parameters = count(model.params())
+    if parameters > MOST_PARAMETERS:
+        yield "model", f"{parameters:.1e} parameters; at most {MOST_PARAMETERS:.0e}", "make the sizes smaller"
     try:
-        declared = adapted(recipe.model, recipe.lora).params()
+        declared = adapted(model, recipe.lora).params()
     except RecipeError as error:
         where, _, message = error.message.partition(": ")
         yield where, message, error.hint
@@ -152,7 +186,7 @@ def _model(recipe: Recipe, example: Example | None) -> Iterator[Problem]:
     except RecipeError as error:
         yield "optimizer.groups", error.message.removeprefix("optimizer.groups: "), error.hint
     layout = Layout(recipe.mesh.given, recipe.mesh.table(), declared, example=example or {})
-    stages, structure = recipe.mesh.given[PIPELINE], recipe.model.structure
+    stages, structure = recipe.mesh.given[PIPELINE], model.structure
     layers, period = structure.layers, structure.period
     if layers % stages == 0 and layers // stages % period:
         per_stage = f"{layers // stages} layers per stage, not a multiple of {period}: its kinds of layers alternate"
@@ -201,9 +235,9 @@ def _schedule(recipe: Recipe) -> Iterator[Problem]:
 
 def warmup_problem(recipe: Recipe, steps: int) -> Iterator[Problem]:
     """A problem if the run ends before its warm-up does."""
-    warmup = recipe.optimizer.schedule.warmup
+    warmup = recipe.optimizer.schedule.warmup_steps(steps)
     if warmup >= steps:
-        yield "optimizer.schedule.warmup", f"{warmup} warm-up steps in a run of {steps} steps; use fewer", ""
+        yield "optimizer.schedule.warmup", f"{warmup} warm-up steps in a run of {steps} steps; use fewer", FITTING
 
 
 def _metrics(recipe: Recipe) -> Iterator[Problem]:
@@ -212,7 +246,7 @@ def _metrics(recipe: Recipe) -> Iterator[Problem]:
     if recipe.checkpoint.best is not None:
         named["checkpoint.best"] = recipe.checkpoint.best
     measures = [measure.declared for measure in recipe.evaluate.measures]
-    if recipe.model.user_code or None in measures:  # known only once the code is imported: the run checks them
+    if recipe.model.user_code or recipe.model.left_out or None in measures:  # known later: the run checks them
         for key, name in named.items():
             if not name.startswith("eval/"):
                 yield key, f"no metric {name!r}", f"a metric of the evaluation: eval/{name}"
@@ -228,12 +262,13 @@ def _metrics(recipe: Recipe) -> Iterator[Problem]:
 def _evaluations(recipe: Recipe) -> Iterator[Problem]:
     """Problems of what needs evaluations while the run trains, and of measures that fall between two of them."""
     every = recipe.evaluate.every
-    for key in watched(recipe) if not every else ():
+    for key in watched(recipe) if every == 0 else ():
         yield "evaluate.every", f"0, so that there is no evaluation by which {key} could decide", "evaluate.every: 500"
     for number, measure in enumerate(recipe.evaluate.measures):
         where = f"evaluate.measures.{number}"
         if measure.every and (not every or measure.every % every):
-            yield f"{where}.every", f"{measure.every} is no multiple of evaluate.every = {every}", "leave it out, or 0"
+            found = "evaluate.every, which is not set" if every is None else f"evaluate.every = {every}"
+            yield f"{where}.every", f"{measure.every} is no multiple of {found}", "leave it out, or 0"
         if measure.classifies and not recipe.model.user_code and ACCURACY not in recipe.model.metrics:
             yield where, f"a model of kind {recipe.model.kind} predicts no classes", "leave it out"
         if measure.purpose == "samples" and recipe.model.generates:
@@ -259,6 +294,18 @@ def _parts(recipe: Recipe) -> Iterator[Problem]:
 
 def _objective(recipe: Recipe) -> Iterator[Problem]:
     yield from minimised(recipe).problems(recipe)
+
+
+def _class_weights(recipe: Recipe, example: Example | None) -> Iterator[Problem]:
+    """Problems of weights of classes: of data without classes, or where an example has two of them."""
+    example = (recipe.data.example() if example is None else example) or {}
+    if not recipe.class_weights:
+        return
+    if example and (LABEL not in example or not example[LABEL].values):
+        yield "class_weights", f"data of kind {recipe.data.kind} has no classes here", "leave it out"
+    if recipe.data.needs_pairs:
+        message = "data.pixels mixes two images, whose classes may have different weights"
+        yield "class_weights", message, "leave out class_weights, or mixup and cutmix"
 
 
 def _notify(recipe: Recipe) -> Iterator[Problem]:

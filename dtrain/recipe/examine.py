@@ -22,6 +22,7 @@ from dtrain.recipe.crosscheck import Problem, Unread, problems_of, warmup_proble
 from dtrain.recipe.load import Draft, draft
 from dtrain.recipe.packages import missing
 from dtrain.recipe.recipe import Recipe
+from dtrain.recipe.sizes import sized_model
 
 FORCED = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
 
@@ -160,7 +161,9 @@ def _length(parsed: Draft, inspected: DataCheck) -> Iterator[Problem]:
 def _held_out(parsed: Draft, inspected: DataCheck) -> Iterator[Problem]:
     """A problem if the model does not accept the held-out examples."""
     if not parsed.problems.count and "test" in inspected.examples and not _custom(parsed.recipe()):
-        unfit = parsed.recipe().model.mismatch(inspected.examples["test"])
+        train = inspected.examples.get("train", {})
+        model = sized_model(parsed.recipe(), train)
+        unfit = "" if model.left_out else model.mismatch(inspected.examples["test"])
         if unfit:
             yield "data", f"held-out examples: {unfit}", "change the model's sizes, or the data"
 

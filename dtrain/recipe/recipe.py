@@ -1,5 +1,6 @@
 """The recipe: every section is the object that does the work."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -59,6 +60,11 @@ Engine = Jit | ShardMap | Pmap
 Objective = DPO | Distillation
 Measure = Classification | CustomMeasure
 Tracker = TensorBoard | WandB | CustomTracker
+MOST_EVALUATIONS = 10
+SHARE_OF_TIME = 0.1
+"""Most of the training's time that evaluations take by default."""
+FORWARD = 3
+"""Examples that are evaluated in the time in which one is trained on: gradients cost two forward passes."""
 MOST_STEPS = 2**31
 """The step is counted in 32 bits."""
 Launch = Local | Ssh | Slurm | GKE | Sky
@@ -68,8 +74,9 @@ Launch = Local | Ssh | Slurm | GKE | Sky
 class Evaluate:
     """When the test split is measured. It always is at the end."""
 
-    every: Natural = 0
-    """Steps between evaluations; 0 measures only at the end."""
+    every: Natural | None = None
+    """Steps between evaluations; 0 measures only at the end. Default: every epoch, or every few of them, so that there
+    are at most ten and they take about a tenth of the time; of less than two epochs, up to ten parts of the run."""
     batch: Positive | None = None
     """Examples at a time; default: the training batch."""
     questions: tuple[str, ...] = ()
@@ -83,6 +90,22 @@ class Evaluate:
     folder, shown by `report --html`, and sent to trackers."""
     measures: tuple[Measure, ...] = ()
     """What else is computed at evaluations from the model's outputs for all examples, beyond sums over them."""
+
+    def interval(self, steps: int, batch: int, train: int, test: int, decides: bool) -> int:
+        """Steps between evaluations of a run, with so many examples in an epoch and held out; 0: only at the end.
+
+        `decides`: whether the run needs evaluations while it trains, whatever they cost.
+        """
+        if self.every is not None:
+            return self.every
+        rows = steps * batch
+        points = MOST_EVALUATIONS if decides else min(MOST_EVALUATIONS, int(SHARE_OF_TIME * FORWARD * rows / test))
+        if points < 2:
+            return 0
+        each = rows / points
+        if rows >= 2 * train:
+            each = train * math.ceil(each / train - 0.05)
+        return max(1, round(each / batch))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,6 +208,10 @@ class Recipe:
     """Train low-rank adapters, with the model's own parameters frozen."""
     objective: Objective | None = None
     """What is minimised in place of the model's own loss."""
+    class_weights: Literal["balanced"] | dict[str, PositiveFloat] | None = None
+    """How much the examples of each class count in training, in its loss and its metrics; evaluations count all alike.
+    balanced: by 1 / the number of examples of the class, 1 on average; or a number by name, such as {cat: 2.5}, others
+    1."""
     evaluate: Evaluate = field(default_factory=Evaluate)
     stop: Stop | None = None
     checkpoint: Checkpoint = field(default_factory=Checkpoint)

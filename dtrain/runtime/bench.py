@@ -16,11 +16,11 @@ from rich.console import Console as Rich
 
 from dtrain.assembly.assemble import Assembly, assemble, one_step_per_call, with_sums
 from dtrain.assembly.frozen import frozen_models
-from dtrain.assembly.input import train_batches
+from dtrain.assembly.input import host_batches, train_batches
 from dtrain.assembly.state import create_state
 from dtrain.core.leftovers import temporary_folder
 from dtrain.core.types import Device, JsonObject
-from dtrain.data.batch import ROW, Batch, Example
+from dtrain.data.batch import Batch, Example
 from dtrain.data.batches import TrainBatches
 from dtrain.data.source import Source
 from dtrain.parallel.engine import Put
@@ -209,10 +209,7 @@ class _Pieces:
 
     @cached_property
     def host(self) -> TrainBatches:
-        recipe, rows = self.assembly.recipe, ROW in self.assembly.batch
-        order = self.source.order(recipe.seed, recipe.batch)
-        return TrainBatches(self.source, order, recipe.batch, local=self.held.held, start=0, steps=MOST, keyed=rows,
-                            paired=recipe.data.needs_pairs)  # fmt: skip
+        return host_batches(self.assembly, self.source, self.held.held, 0, MOST)
 
     def step(self, times: int) -> None:
         state, before = self.state, None

@@ -18,7 +18,6 @@ from dtrain.data.batch import Batch
 from dtrain.inference.evaluate import BITS, evaluated
 from dtrain.inference.outputs import Abandoned
 from dtrain.models.nn.model import Loss
-from dtrain.recipe.recipe import Evaluate
 from dtrain.train.loop import StepEvent
 from dtrain.train.loss_guard import CAUSES
 from dtrain.train.save_timer import SaveTimer
@@ -126,12 +125,12 @@ class Log:
 
 @dataclass
 class Evaluation:
-    """Evaluates the held-out examples every `section.every` steps, and after the last step.
+    """Evaluates the held-out examples every `every` steps, and after the last step; 0: only then.
 
     A run that was asked to stop may have little time: it skips the evaluation, which the next start then makes.
     """
 
-    section: Evaluate
+    every: int
     compiled: Callable[[State, Batch], Loss]
     batches: Callable[[], Iterator[tuple[str, Batch]]]
     """Batches with the name of their source, in a mixture; else with an empty name."""
@@ -159,7 +158,7 @@ class Evaluation:
 
     def due(self, step: int) -> bool:
         """Whether an evaluation is due after this step."""
-        return bool(self.section.every) and step % self.section.every == 0
+        return bool(self.every) and step % self.every == 0
 
     def measure(self, step: int, state: State) -> dict[str, float] | None:
         """Metrics averaged over the whole held-out set; None if the run was asked to stop before the end.

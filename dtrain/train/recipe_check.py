@@ -11,6 +11,7 @@ from dtrain.core.types import JsonObject
 from dtrain.recipe import yaml
 from dtrain.recipe.load import differences, draft, lasting_text, plain_part
 from dtrain.recipe.recipe import Recipe
+from dtrain.recipe.sizes import with_sizes
 
 
 def finished(run_dir: Folder, recipe: Recipe) -> bool:
@@ -69,7 +70,7 @@ def refuse_changes(run_dir: Folder, recipe: Recipe, allowed: bool) -> list[str]:
 def refuse_other_changes(run_dir: Folder, recipe: Recipe) -> None:
     """Raise RecipeError if more than the length of a run that has saved steps changed."""
     if saved_steps(run_dir.checkpoints) and run_dir.recipe.exists():
-        saved = _saved_recipe(run_dir)
+        saved, recipe = _saved_recipe(run_dir), with_sizes(recipe)
         refuse_changes(
             run_dir, dataclasses.replace(recipe, steps=saved.get("steps"), epochs=saved.get("epochs")), False
         )

@@ -18,6 +18,7 @@ from dtrain.inference.open_run import OpenRun
 from dtrain.recipe.load import load, plain_part, refuse_conflicts
 from dtrain.recipe.packages import missing
 from dtrain.recipe.recipe import Recipe
+from dtrain.recipe.sizes import with_sizes
 from dtrain.track.console import Console
 from dtrain.train.locate import located
 from dtrain.train.loop import Calls, loop
@@ -48,6 +49,7 @@ def run(
     refuse_conflicts(recipe)
     if absent := missing(recipe):
         raise absent
+    recipe = with_sizes(recipe)
     run_dir, console = folder(Path(runs), recipe.name), console or Console()
     with ExitStack() as stack:
         if jax.process_index() == 0:

@@ -20,6 +20,7 @@ from dtrain.core import fault_injection
 from dtrain.core.errors import DataError, DtrainError, RecipeError
 from dtrain.core.types import Device, JsonObject
 from dtrain.data.batch import Batch
+from dtrain.data.class_weights import class_counts, class_weights
 from dtrain.data.source import Source, refuse_changed
 from dtrain.inference.evaluate import text_bytes
 from dtrain.models.nn.param import count, trained
@@ -29,7 +30,7 @@ from dtrain.parallel.engine import Traced
 from dtrain.parallel.mesh import PIPELINE, mesh_sizes, mesh_text
 from dtrain.parallel.pipeline import bubble
 from dtrain.parallel.rules import bytes_of
-from dtrain.recipe.recipe import Recipe
+from dtrain.recipe.recipe import Recipe, watched
 from dtrain.track.text import epochs_text
 from dtrain.train import provenance
 from dtrain.train.evaluations import AtEvaluations, at_evaluations, metrics_named, progress_of, refuse_unmeasured
@@ -45,6 +46,8 @@ from dtrain.train.save_timer import ClockOfRank0, SaveTimer
 from dtrain.train.session import Session
 from dtrain.weights.initial import Initial, initial_from, recorded_sources
 
+SHOWN = 20
+"""Most classes that a line names."""
 SLOW_COMPILE = 10.0
 """Seconds of compilation from which on it matters that the programs of a restart were not in the cache."""
 
@@ -64,6 +67,8 @@ class RunSetup:
     now: JsonObject
     """Everything that the numbers of this start depend on; see `provenance.conditions`."""
     evaluations: AtEvaluations
+    every: int
+    """Steps between evaluations; 0: only at the end."""
     initial: Mapping[str, Initial] = field(default_factory=dict)
     """What a start takes from elsewhere; see `initial.elsewhere`."""
 
@@ -83,6 +88,7 @@ def prepare(session: Session) -> RunSetup:
     if unfit := session.recipe.model.mismatch(test.example):
         raise DataError(f"held-out examples: {unfit}", "change the model's sizes, or the data")
 
+    weights = class_weights(session.recipe.class_weights, train)
     if jax.process_index() == 0 and not session.dry and not session.log.reached:
         for tracker in session.recipe.track.to:
             tracker.check()
@@ -99,6 +105,16 @@ def prepare(session: Session) -> RunSetup:
     )
     for line in banner(assembly, train, test, steps, devices):
         session.console.say(line)
+    if weights is not None:
+        each = zip(list(class_counts(train))[:SHOWN], weights.tolist(), strict=False)
+        more = f" and {len(weights) - SHOWN} more" if len(weights) > SHOWN else ""
+        session.console.say(f"weights of the classes: {', '.join(f'{name} {one:.3g}' for name, one in each)}{more}")
+    recipe, decides = session.recipe, bool(watched(session.recipe))
+    every = recipe.evaluate.interval(steps, recipe.batch, len(train), len(test), decides)
+    if every and recipe.evaluate.every is None:
+        session.console.say(
+            f"evaluated every {every:,} steps = {epochs_text(every * recipe.batch / len(train))} epochs"
+        )
     if session.recipe.guard.nan == "locate" and jax.process_count() > 1:
         message = f"guard.nan: locate needs a run of one process, this one has {jax.process_count()}"
         session.console.warn(f"{message}: a loss that is not finite is only reported")
@@ -124,6 +140,7 @@ def prepare(session: Session) -> RunSetup:
         exchange=ClockOfRank0(),
         now=now,
         evaluations=evaluations,
+        every=every,
         initial=initial,
     )
 
@@ -272,7 +289,7 @@ def step_hooks(session: Session, ready: RunSetup, start: Start, end: int) -> Hoo
     held_out = partial(_held_out, assembly, ready.test, 1 if session.dry else None)
     agreed = session.interrupt.agreed
     evaluation = Evaluation(
-        recipe.evaluate,
+        ready.every,
         ready.evaluate,
         held_out,
         log=logging,

@@ -10,7 +10,7 @@ from dtrain.core.errors import RecipeError
 from dtrain.data.batch import Feature
 from dtrain.models.mlp import MLP
 from dtrain.models.nn.context import Context
-from dtrain.models.nn.layers import bias, weight
+from dtrain.models.nn.layers import Drop, bias, kept, weight
 from dtrain.models.nn.matmul import matmul
 from dtrain.models.nn.param import Tree
 from dtrain.parallel.jit import Jit
@@ -115,15 +115,15 @@ def test_jit_refuses_to_split_a_custom_dim_over_tensor_inside_a_shard_map_region
 class Twice(MLP):
     """Sums an array that is not a partial sum."""
 
-    def logits(self, params: Tree, image_BHWC: jax.Array, ctx: Context) -> jax.Array:
-        return ctx.reduce(super().logits(params, image_BHWC, ctx), "hidden")
+    def logits(self, params: Tree, image_BHWC: jax.Array, ctx: Context, drop: Drop = kept) -> jax.Array:
+        return ctx.reduce(super().logits(params, image_BHWC, ctx, drop), "hidden")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Never(MLP):
     """Does not sum the partial products."""
 
-    def logits(self, params: Tree, image_BHWC: jax.Array, ctx: Context) -> jax.Array:
+    def logits(self, params: Tree, image_BHWC: jax.Array, ctx: Context, drop: Drop = kept) -> jax.Array:
         x = image_BHWC.reshape(len(image_BHWC), -1)
         for i in range(2):
             x = matmul(x, ctx.gather(params[f"layer{i}"])["weight"])

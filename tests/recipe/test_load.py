@@ -193,7 +193,7 @@ def test_every_field_is_explained() -> None:
     assert made["additionalProperties"] is False
     assert set(made["properties"]) == {field.name for field in dataclasses.fields(Recipe)} | {"include"}
     assert made["$defs"]["AdamW"]["properties"]["lr"]["description"] == "Peak learning rate."
-    assert made["$defs"]["MLP"]["required"] == ["sizes", "kind"]
+    assert made["$defs"]["MLP"]["required"] == ["kind"]
     kinds = [member.kind for member in typing.get_args(Data)]
     assert {"enum": kinds} in made["properties"]["data"]["anyOf"]
     kinds = [member.kind for member in typing.get_args(Tracker)]
@@ -234,5 +234,5 @@ def test_a_length_on_the_command_line_takes_the_place_of_the_recipes() -> None:
 
 def test_a_key_of_another_kind_of_model_is_not_suggested() -> None:
     with pytest.raises(RecipeError) as refused:
-        load(find("mlp-digits"), ["model.hidden=[8]"])
+        load(find("mlp-digits"), ["model.heads=[8]"])
     assert "the keys of model of kind mlp are" in str(refused.value) + refused.value.hint

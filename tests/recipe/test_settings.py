@@ -49,11 +49,12 @@ OTHERS: dict[str, dict[str, Any]] = {
         "smoothing": 0.1,
     },
     "CustomOptimizer": {"target": "optax:sgd", "args": {"b1": 0.5}},
+    "MLP": {"mean": 3.0, "std": 2.0},
     "Plateau": {"metric": "eval/nll", "min_delta": 0.3, "final": 0.9},
 }  # fmt: skip
 NAMED = {
     "lr": 0.5, "schedule": Cosine(), "decay": 0.5, "clip": 1e-3, "ema": 0.5, "epsilon": 0.1, "factor_from": 8,
-    "warmup": 5, "final": 0.5, "cooldown": 0.9, "sizes": (64, 8, 10),
+    "warmup": 5, "final": 0.5, "cooldown": 0.9, "sizes": (64, 8, 10), "dropout": 0.5,
     "groups": (Group(match="*.bias", lr=0.5),),
 }  # fmt: skip
 """Values that have an effect where half and double of the present value have none, by the name of the field."""
@@ -71,8 +72,12 @@ ALONE = {
     ("Decoder", "remat"): "tests/models/nn/test_remat.py counts what is recomputed",
     ("Decoder", "unroll"): "a different program, the same numbers",
     ("CustomOptimizer", "folder"): "where the module is",
+    ("MLP", "hidden"): "between the sizes of the data: tests/models/test_sizes.py",
+    ("MLP", "label"): "decides about the sizes of the data: tests/models/test_sizes.py",
 }
-NEEDS = {
+NUMBER = {"label": "number", "sizes": (64, 8, 1), "mean": 0.0, "std": 1.0}
+NEEDS: dict[str, dict[str, Any]] = {
+    "MLP.mean": NUMBER, "MLP.std": NUMBER,
     "global_every": {"window": 4}, "norm_bias": {"norm": "layer"}, "decay_all": {"decay": 0.5},
     "window_theta": {"window": 4}, "pre_norm": {"post_norm": True}, "qk_norm_joint": {"qk_norm": True},
 }  # fmt: skip
@@ -122,7 +127,8 @@ def cached_by_text(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 def changed(section: Any, field: str, value: Any) -> tuple[Any, Any]:
     """The section with the other fields that the field needs, and the same with the field changed."""
-    base = dataclasses.replace(section, **NEEDS.get(field, {}))
+    needed = NEEDS.get(f"{type(section).__name__}.{field}", NEEDS.get(field, {}))
+    base = dataclasses.replace(section, **needed)
     return base, dataclasses.replace(base, **{field: value})
 
 
@@ -145,8 +151,10 @@ def program(model: Any) -> str:
         batch = {"token": token, "target": token}
     elif hasattr(model, "image"):
         batch["image"] = np.zeros((2, *model.image), np.float32)
+    batch |= {"row": np.arange(2, dtype=np.uint32)} if model.needs_keys else {}
     shapes = jax.eval_shape(lambda: initial(model.params(), jax.random.key(0), "float32"))
-    slope = jax.make_jaxpr(jax.grad(lambda params: model.loss(params, batch, SingleDeviceContext()).sum))(shapes)
+    context = SingleDeviceContext(train=True)
+    slope = jax.make_jaxpr(jax.grad(lambda params: model.loss(params, batch, context).sum))(shapes)
     return f"{start}{slope}{[np.asarray(const).tolist() for const in slope.consts]}"
 
 

@@ -5,11 +5,16 @@ Dims: B batch, H height, W width, C channels, E embed, K classes.
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from dtrain.core.metrics import ACCURACY, MAE, NLL, Metric
+from dtrain.core.types import Share
 from dtrain.data.batch import IMAGE, LABEL, OTHER_LABEL, SHARE, SMOOTHING, TARGET, WEIGHT, Batch, Example
 from dtrain.models.nn import param as declare
 from dtrain.models.nn.context import Context
@@ -18,24 +23,60 @@ from dtrain.models.nn.matmul import matmul
 from dtrain.models.nn.model import PROBABILITY, TOKENS, Declared, Flops, Loss, Model
 from dtrain.models.nn.param import Param, Tree
 
+Drop = Callable[[jax.Array, str, str], jax.Array]
+"""Dropout: (values (B, F), the name of their last dim, a name of its own) → the values, of which some are zero."""
 
+
+def kept(x_BF: jax.Array, dim: str, name: str) -> jax.Array:
+    """No dropout."""
+    del dim, name
+    return x_BF
+
+
+def dropped(batch: Batch, ctx: Context, share: float, x_BF: jax.Array, dim: str, name: str) -> jax.Array:
+    """x (B, F) with that share of its values set to zero and the others divided by 1 - share (Srivastava et al. 2014).
+
+    Each example has random numbers of its own for all F values of the dim, of which a device takes its share.
+    """
+    size = x_BF.shape[1]
+    shape = (size * ctx.parts(dim),)
+    keep_BF = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - share, shape))(ctx.keys(batch, name))
+    keep_BF = jax.lax.dynamic_slice_in_dim(keep_BF, ctx.first(dim, size), size, axis=1)
+    return jnp.where(keep_BF, x_BF / (1 - share), 0).astype(x_BF.dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ImageClassifier(Declared, ABC):
     """What a model declares whose loss is `classify`."""
+
+    kind: Any = ""
+    """The kind of model."""
+    dropout: Share = 0.0
+    """Share of the values before the last layer, and of each hidden layer of an mlp, that a training step sets to zero
+    (Srivastava et al. 2014)."""
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
         return (ACCURACY,)
 
+    @property
+    def needs_keys(self) -> bool:
+        return self.dropout > 0
+
     @abstractmethod
-    def logits(self, params: Tree, image_BHWC: jax.Array, ctx: Context) -> jax.Array:
-        """Logits (batch, classes)."""
+    def logits(self, params: Tree, image_BHWC: jax.Array, ctx: Context, drop: Drop = kept) -> jax.Array:
+        """Logits (batch, classes). `drop` is applied to the values that dropout sets to zero."""
 
     def inputs(self, batch: Batch) -> jax.Array:
         """The array of a batch that `logits` takes."""
         return batch[IMAGE]
 
     def loss(self, params: Tree, batch: Batch, ctx: Context) -> Loss:
-        return classify(self.logits(params, self.inputs(batch), ctx), batch, ctx)
+        return classify(self.logits(params, self.inputs(batch), ctx, self.drop(batch, ctx)), batch, ctx)
+
+    def drop(self, batch: Batch, ctx: Context) -> Drop:
+        """The dropout of a batch; none in evaluations."""
+        return partial(dropped, batch, ctx, self.dropout) if self.dropout and ctx.train else kept
 
     def predict(self, params: Tree, batch: Batch, ctx: Context) -> dict[str, jax.Array]:
         return probabilities(self.logits(params, self.inputs(batch), ctx))
@@ -208,12 +249,32 @@ def three_times(model: Model, forward: float, example: Example, examples: int, d
     return gradient_flops(model, example, examples, declared)
 
 
-def image_mismatch(example: Example, image: tuple[int | None, ...], classes: int) -> str:
+def image_shape(example: Example) -> tuple[int, int, int] | None:
+    """Height, width and channels of the images of such examples; None if they have none."""
+    height, width, channels = example[IMAGE].shape if IMAGE in example and len(example[IMAGE].shape) == 3 else (0, 0, 0)
+    return (height, width, channels) if height else None
+
+
+def classes_of(example: Example) -> int:
+    """The number of classes of such examples; 0 if it is not known."""
+    return (example[LABEL].values or 0) if LABEL in example else 0
+
+
+def image_sizes_left_out(image: tuple[int, ...] | None, classes: int) -> tuple[str, ...]:
+    """Which of the two keys of a classifier of images the recipe leaves out."""
+    return (("image",) if image is None else ()) + (() if classes else ("classes",))
+
+
+def image_mismatch(example: Example, image: tuple[int | None, ...] | None, classes: int) -> str:
     """Why the data has no such images and labels, or an empty string; None in `image` matches any size."""
     missing = {IMAGE, LABEL} - set(example)
     if missing:
         return f"the model takes images and labels; the data has {', '.join(sorted(example))}"
     shape, values = example[IMAGE].shape, example[LABEL].values
+    if image is None:
+        return f"the model takes images of height x width x channels; the data has {' x '.join(map(str, shape))}"
+    if not classes:
+        return "the number of classes is not in the data: set model.classes"
     if len(shape) != len(image) or any(a not in (None, b) for a, b in zip(image, shape, strict=True)):
         expected = " x ".join("any" if size is None else str(size) for size in image)
         return f"the model takes images of {expected}; the data has {' x '.join(map(str, shape))}"

@@ -118,6 +118,11 @@ class Declared:
         return ""
 
     @property
+    def needs_keys(self) -> bool:
+        """Whether its loss may ask for random keys, so that every batch has the numbers of its rows."""
+        return bool(self.user_code)
+
+    @property
     def generates(self) -> bool:
         """Whether it generates text, token by token."""
         return False
@@ -164,6 +169,17 @@ class Declared:
         """What it draws for each example, such as pictures, by name (examples, ...); by default its predictions."""
         return self.predict(params, batch, ctx)
 
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Keys of sizes that the recipe leaves out, so that they are those of the data: `sized` fills them in."""
+        return ()
+
+    def sized(self, example: Example) -> Self:
+        """The same model, with the sizes that the recipe leaves out taken from the training examples, as the data
+        declares them. What they do not show stays left out, and `mismatch` says why."""
+        del example
+        return self
+
     def for_example(self, example: Mapping[str, jax.ShapeDtypeStruct]) -> Self:
         """The same model for batches of such arrays, given with one example each, as its loss receives them."""
         return self
@@ -188,6 +204,10 @@ class Wrapped(Declared):
     @property
     def user_code(self) -> str:
         return self.model.user_code
+
+    @property
+    def needs_keys(self) -> bool:
+        return self.model.needs_keys
 
     @property
     def exact_inputs(self) -> tuple[str, ...]:

@@ -1,0 +1,128 @@
+"""What a table of a user holds: which of its columns a model can get, and which may be predicted."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dtrain.data.files import resolve_files
+from dtrain.data.guess import Guess, split_files
+from dtrain.data.table_files import SUFFIXES, read_tables
+
+USUAL = re.compile(
+    r"(?i:label|labels|class|classes|target|y|category|species|outcome|diagnosis|variety|grade|survived|churn|price)"
+)
+"""Names of columns that are predicted."""
+NUMBER = re.compile(r"\s*[-+]?[$€£]?\s*(\d+|\d{1,3}([,.' ]\d{3})+)([.,]\d+)?\s*[%$€£]?\s*")
+"""A number with separators, a currency or a sign of percent."""
+ROW_NAMES = re.compile(r"(?i:__index_level_\d+__|unnamed: 0|(\w*[_ ])?(id|idx|index|uuid)|)|\w*[a-z]I[dD]")
+"""Names of columns that identify rows: those that pandas writes, and usual ones."""
+FEW = 20
+"""Most different whole numbers that are classes."""
+CATEGORIES = 64
+"""Most different texts of a column that become columns, or classes."""
+SHOWN = 10
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A column of a table."""
+
+    name: str
+    form: str
+    """text, number, whole, date, or the type of Arrow for others."""
+    different: int
+    missing: int
+
+    @property
+    def unfit(self) -> str:
+        """Why a model cannot get it; empty if it can."""
+        if self.form == "text" and self.different > CATEGORIES:
+            return f"{self.different:,} different texts"
+        return "" if self.form in ("text", "number", "whole", "date") else f"values of type {self.form}"
+
+    @property
+    def predicted(self) -> str:
+        """What it would be as a label: class, number, or nothing."""
+        if self.different < 2 or (self.form == "text" and self.different > CATEGORIES):
+            return ""
+        if self.form == "text" or (self.form == "whole" and self.different <= FEW):
+            return "class"
+        return "number" if self.form in ("number", "whole") else ""
+
+
+def identifies_rows(name: str, column: Any) -> bool:
+    """Whether a column only identifies the rows: by its name, and because all its values are different."""
+    import pyarrow as pa
+
+    exact = pa.types.is_integer(column.type) or pa.types.is_string(column.type)
+    return bool(exact and ROW_NAMES.fullmatch(name) and len(column) > 1 and len(column.unique()) == len(column))
+
+
+def table_guesses(path: Path) -> Iterator[Guess]:
+    """How a table may be read: once for each column that may be predicted, or for one of a usual name alone."""
+    files, testing = split_files(path, SUFFIXES)
+    if not files:
+        return
+    _, table = read_tables(resolve_files(tuple(files[:1]), "a table"))[0]
+    columns = zip(table.column_names, table.columns, strict=True)
+    seen = [_seen(name, column) for name, column in columns if not identifies_rows(name, column)]
+    labels = [one for one in seen if one.predicted]
+    usual = [one for one in labels if USUAL.fullmatch(one.name)]
+    for label in usual if len(usual) == 1 else labels:
+        yield _guess(files, testing, table.num_rows, seen, label)
+
+
+def _seen(name: str, column: Any) -> Seen:
+    import pyarrow as pa
+
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    form, empty = str(kind), 0
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        texts = column.cast("string").unique().to_pylist()
+        written = [text for text in texts if text]
+        empty = sum(1 for text in column.to_pylist() if text == "")
+        numeric = written and sum(bool(NUMBER.fullmatch(text)) for text in written) > len(written) / 2
+        form = "numbers written as texts" if numeric else "text"
+    elif pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+        form = "whole"
+    elif pa.types.is_floating(kind):
+        form = "number"
+    elif pa.types.is_date(kind) or pa.types.is_timestamp(kind):
+        form = "date"
+    return Seen(name, form, len(column.drop_null().unique()), column.null_count + empty)
+
+
+def _guess(files: list[str], testing: list[str], rows: int, seen: list[Seen], label: Seen) -> Guess:
+    used = [one for one in seen if one != label and not one.unfit]
+    left = [one for one in seen if one != label and one.unfit]
+    section: dict[str, Any] = {"files": files, "label": label.name}
+    section |= {"test_files": testing} if testing else {}
+    comments = {"label": f"a class, one of {label.different}" if label.predicted == "class" else ""}
+    if label.predicted == "number":
+        section["predict"], comments["predict"] = "number", "or class: each different value one"
+    if left:
+        section["columns"] = [one.name for one in used]
+        comments["columns"] = "without " + _listed({one.name: one.unfit for one in left})
+    gaps = [one for one in used if one.missing and one.form in ("number", "whole", "date")]
+    if gaps:
+        section["missing"] = "median"
+        comments["missing"] = "numbers are missing in " + _listed({one.name: f"{one.missing:,}" for one in gaps})
+    forms = {"number": "of numbers", "text": "of texts", "date": "of dates"}
+    counts = {form: sum(one.form.replace("whole", "number") == form for one in used) for form in forms}
+    columns = ", ".join(f"{count} {forms[form]}" for form, count in counts.items() if count)
+    what = f"{label.different:,} classes" if label.predicted == "class" else f"{label.different:,} different numbers"
+    more = f" in each of {len(files)} files or so" if len(files) > 1 else ""
+    return Guess(
+        f"a table of {rows:,} rows{more}: columns {columns}; {label.name!r} is predicted, {what}",
+        section,
+        f"--label {label.name}" if re.fullmatch(r"[\w.-]+", label.name) else f"--label '{label.name}'",
+        comments,
+        tuple(f"left out: {one.name}, {one.unfit}" for one in left),
+    )
+
+
+def _listed(found: Mapping[str, str]) -> str:
+    shown = [f"{name} ({why})" for name, why in list(found.items())[:SHOWN]]
+    return ", ".join(shown) + (f" and {len(found) - SHOWN} more" if len(found) > SHOWN else "")
