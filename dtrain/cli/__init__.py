@@ -19,6 +19,7 @@ from dtrain.cli import (
     generate,
     launch,
     ls,
+    new,
     plan,
     predict,
     profile,
@@ -60,6 +61,7 @@ def _root(
     configure_environment()
 
 
+new.add_to(app)
 run.add_to(app)
 check.add_to(app)
 plan.add_to(app)
@@ -81,7 +83,7 @@ app.add_typer(data.app, name="data", rich_help_panel="Before a run")
 app.add_typer(launch.app, name="launch", rich_help_panel="Train")
 PANELS = {
     "Train": ("run", "sweep", "verify", "profile", "bench"),
-    "Before a run": ("check", "explain", "plan", "doctor"),
+    "Before a run": ("new", "check", "explain", "plan", "doctor"),
     "Look at runs": ("ls", "report"),
     "Use a trained model": ("evaluate", "predict", "sample", "generate", "import", "export"),
 }

@@ -10,7 +10,7 @@ SYNONYMS = {
     "eval": "evaluate", "test": "evaluate", "score": "evaluate", "validate": "check", "lint": "check",
     "infer": "predict", "inference": "predict", "classify": "predict", "draw": "sample", "chat": "generate",
     "list": "ls", "runs": "ls", "status": "ls", "show": "report", "compare": "report", "plot": "report",
-    "search": "sweep", "tune": "sweep", "estimate": "plan", "cost": "plan", "init": "recipes cp", "new": "recipes cp",
+    "search": "sweep", "tune": "sweep", "estimate": "plan", "cost": "plan", "init": "new",
     "cp": "recipes cp", "cat": "recipes show", "schema": "recipes schema", "env": "doctor", "info": "doctor",
     "convert": "export", "save": "export", "load": "import", "download": "import", "trace": "profile",
     "benchmark": "bench", "speed": "bench", "time": "bench",

@@ -45,6 +45,7 @@ from dtrain.data.packed_rows import (
     Documents,
     content,
     joined,
+    targets_in,
 )
 from dtrain.data.paths import CACHE, expand_path
 from dtrain.data.record import Limits, Record
@@ -66,8 +67,7 @@ class Templated(Unaugmented, ABC):
     """What data of messages have in common: files of records, a tokenizer and its chat template."""
 
     files: tuple[str, ...]
-    """Files, globs, folders or addresses (gs://, s3://) of records: JSON, JSON lines, Parquet, Arrow, WebDataset,
-    ArrayRecord."""
+    """Files, globs, folders or addresses (gs://, s3://) of records: JSON, Parquet, Arrow, WebDataset, ArrayRecord."""
     length: Positive
     """Tokens per row."""
     tokenizer: str = "bytes"
@@ -422,8 +422,7 @@ class Chat(Templated):
         end = "" if reader.end and text.rstrip().endswith(reader.end) else reader.end
         added = [f"begin token {begin!r} added"] if begin else []
         added += [f"end token {end!r} added"] if end else []
-        if not reader.end:
-            added.append("no end token: the tokenizer names none")
+        added += [] if reader.end else ["no end token: the tokenizer names none"]
         reader.account.add(TEXT, added)
         whole = begin + text + end
         return Rendered(whole, ((0, len(whole)),))
@@ -434,23 +433,18 @@ class Chat(Templated):
         The bytes of a record of which only parts are used are shared out by their numbers of targets.
         """
         tokens, most = whole.tokens, self.length + 1
-        each = whole.size / max(_targets(tokens), 1)
+        each = whole.size / max(targets_in(tokens), 1)
         if plain:
             starts = range(0, max(len(tokens) - 1, 1), self.length)
             parts = [tokens[start : start + most] for start in starts if len(tokens) - start > 1]
-            yield from (Document(part, each * _targets(part)) for part in parts)
+            yield from (Document(part, each * targets_in(part)) for part in parts)
             return
         if len(tokens) > most:
             counts["too_long"] += 1
             tokens = tokens[:most]
             if self.too_long == "skip":
                 return
-        if _targets(tokens):
-            yield Document(tokens, each * _targets(tokens))
+        if targets_in(tokens):
+            yield Document(tokens, each * targets_in(tokens))
         elif len(tokens) < most:
             counts["empty"] += 1
-
-
-def _targets(tokens: np.ndarray) -> int:
-    """How many tokens of a document count in the loss; its first one is no target."""
-    return int((tokens[1:] >= TARGET_BIT).sum())

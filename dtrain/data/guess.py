@@ -31,8 +31,6 @@ class Guess:
     """What the recipe says beside keys of the section."""
     notes: tuple[str, ...] = ()
     """What else the user should know, a line each."""
-    more: Mapping[str, Any] = field(default_factory=dict)
-    """Other sections of the recipe that this data needs."""
 
 
 def first_records(path: Path) -> list[Mapping[str, Any]]:
@@ -57,7 +55,8 @@ def split_files(path: Path, suffixes: tuple[str, ...]) -> tuple[list[str], list[
         return ([str(path)] if _ends(path, suffixes) else []), []
     own = [one for one in sorted(path.iterdir()) if one.is_file() and _ends(one, suffixes)]
     testing = [one for one in own if re.match(r"(test|val|valid|validation|dev|eval)(?![a-z])", one.name.lower())]
-    return [str(one) for one in own if one not in testing], [str(one) for one in testing]
+    training = [one for one in own if one not in testing]
+    return ([str(one) for one in training], [str(one) for one in testing]) if training else ([*map(str, own)], [])
 
 
 PAIR = {"chosen", "rejected"}
@@ -66,19 +65,25 @@ SHORTEST, LONGEST = 64, 1024
 """Least and most tokens of a row that `dtrain new` writes."""
 
 
+def form_of(path: Path) -> tuple[str, ...]:
+    """The fields of conversations that all records of a file or folder have; none if they have no conversations."""
+    names = names_in_all(first_records(path))
+    return next((form for form in FORMS if set(form) <= names and not names >= PAIR), ())
+
+
 def chat_guesses(path: Path) -> Iterator[Guess]:
     """One if the records have conversations or texts."""
-    found = first_records(path)
-    form = next((form for form in FORMS if set(form) <= names_in_all(found)), ())
-    if form and not names_in_all(found) >= PAIR:
+    found, form = first_records(path), form_of(path)
+    if form:
         yield _conversations(path, found, "chat", "texts" if form == ("text",) else "conversations")
 
 
 def preference_guesses(path: Path) -> Iterator[Guess]:
-    """One if the records have pairs of answers."""
-    found = first_records(path)
-    if names_in_all(found) >= PAIR:
-        yield _conversations(path, found, "preference", "pairs of answers")
+    """DataError if the records have pairs of answers: what they tune is not in them."""
+    if names_in_all(first_records(path)) >= PAIR:
+        hint = "`dtrain recipes cp dpo-tiny my.yaml` copies a recipe for them, which begins with a tuned run"
+        raise DataError(f"{path}: has pairs of answers, which tune a model that answers already", hint)
+    return iter(())
 
 
 def _conversations(path: Path, found: list[Mapping[str, Any]], kind: str, what: str) -> Guess:

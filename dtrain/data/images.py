@@ -87,7 +87,7 @@ class Images(WithPixels):
         layout, _ = data._layout(path)
         few = [one.path for one in layout.pictures[:: max(1, len(layout.pictures) // LOOKED_AT)]]
         sides, is_gray = sizes_of(path, few)
-        side = min(SIDE, max(8, 8 * round(float(np.median(sides)) / 8)))
+        side = min(SIDE, max(8, 8 * int(np.median(sides) / 8 + 0.5)))
         classes = Counter(one.label for one in layout.pictures)
         shown = ", ".join(f"{name} {count:,}" for name, count in sorted(classes.items())[:SHOWN])
         more = f" and {len(classes) - SHOWN} more" if len(classes) > SHOWN else ""
@@ -102,7 +102,7 @@ class Images(WithPixels):
             {
                 "size": f"height and width to which each is cropped; {across}",
                 "channels": "they are gray",
-                "test": "held out",
+                "test": "the share that is held out",
             },
             tuple(f"left out: {count:,} {what}" for what, count in sorted(layout.left_out.items())),
         )

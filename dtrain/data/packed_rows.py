@@ -242,3 +242,8 @@ class Packed(SourceDefaults):
 
     def changed(self) -> str:
         return self.documents.stream.changed()
+
+
+def targets_in(tokens: np.ndarray) -> int:
+    """How many tokens of a document count in the loss; its first one is no target."""
+    return int((tokens[1:] >= TARGET_BIT).sum())

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dtrain.data.files import resolve_files
-from dtrain.data.guess import Guess, split_files
+from dtrain.data.guess import Guess, form_of, split_files
 from dtrain.data.table_files import SUFFIXES, read_tables
 
 USUAL = re.compile(
@@ -63,15 +63,16 @@ def identifies_rows(name: str, column: Any) -> bool:
 def table_guesses(path: Path) -> Iterator[Guess]:
     """How a table may be read: once for each column that may be predicted, or for one of a usual name alone."""
     files, testing = split_files(path, SUFFIXES)
-    if not files:
-        return
+    if not files or len(form_of(path)) > 1 or form_of(path) in (("messages",), ("conversations",)):
+        return  # texts of conversations are no categories
     _, table = read_tables(resolve_files(tuple(files[:1]), "a table"))[0]
     columns = zip(table.column_names, table.columns, strict=True)
     seen = [_seen(name, column) for name, column in columns if not identifies_rows(name, column)]
     labels = [one for one in seen if one.predicted]
     usual = [one for one in labels if USUAL.fullmatch(one.name)]
     for label in usual if len(usual) == 1 else labels:
-        yield _guess(files, testing, table.num_rows, seen, label)
+        if any(one != label and not one.unfit for one in seen):
+            yield _guess(files, testing, table.num_rows, seen, label)
 
 
 def _seen(name: str, column: Any) -> Seen:

@@ -17,6 +17,7 @@ from dtrain.data.digest_cache import NO_CACHE, cached_by_file, file_digest
 from dtrain.data.files import address_packages, resolve_files
 from dtrain.data.guess import Guess, split_files
 from dtrain.data.paths import refuse_suffix
+from dtrain.data.picture_folder import has_pictures
 from dtrain.data.source import Load, Source, Split, Unaugmented
 from dtrain.data.stream import InMemory, Stream
 from dtrain.data.tokenise import FileGroup, TokenisedFiles, grouped_files
@@ -70,7 +71,7 @@ class Text(Unaugmented):
     @classmethod
     def guesses(cls, path: Path) -> Iterator[Guess]:
         files, testing = split_files(path, TEXTS)
-        if not files:
+        if not files or (path.is_dir() and has_pictures(path)):  # notes beside pictures
             return
         size = sum(Path(name).stat().st_size for name in (*files, *testing))
         section: dict[str, Any] = {"files": files, "length": LENGTH}

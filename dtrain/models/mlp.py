@@ -101,14 +101,14 @@ class MLP(ImageClassifier):
             columns = "classes"
         return dense(self.sizes[i], self.sizes[i + 1], f"{rows} {columns}", gain=math.sqrt(2))
 
-    def inputs(self, batch: Batch) -> jax.Array:
+    def input_of(self, batch: Batch) -> jax.Array:
         return batch[FEATURES] if FEATURES in batch else batch[IMAGE]
 
     def loss(self, params: Tree, batch: Batch, ctx: Context) -> Loss:
         if self.label != "number":
             return super().loss(params, batch, ctx)
         assert self.std is not None
-        value_B1 = self.logits(params, self.inputs(batch), ctx, self.drop(batch, ctx))
+        value_B1 = self.outputs(params, batch, ctx)
         label_B = (batch[LABEL].astype(jnp.float32) - self.mean) / self.std
         loss = regress(value_B1, {**batch, LABEL: label_B}, ctx)
         return loss._replace(metrics={MAE.name: loss.metrics[MAE.name] * self.std})  # in the unit of the label
@@ -117,7 +117,7 @@ class MLP(ImageClassifier):
         if self.label != "number":
             return super().predict(params, batch, ctx)
         assert self.std is not None and self.mean is not None
-        value_B1 = self.logits(params, self.inputs(batch), ctx).astype(jnp.float32)
+        value_B1 = self.outputs(params, batch, ctx).astype(jnp.float32)
         return {"value": value_B1[:, 0] * self.std + self.mean}
 
     def logits(self, params: Tree, image_BHWC: jax.Array, ctx: Context, drop: Drop = kept) -> jax.Array:

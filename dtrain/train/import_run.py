@@ -1,6 +1,7 @@
 """Make a run from parameters: of safetensors files or of another run, of a published folder, of PEFT adapters."""
 
 import dataclasses
+import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ from dtrain.models.lora import ADAPTERS, BASE
 from dtrain.models.nn.param import count
 from dtrain.recipe.load import lasting_text, load, plain, plain_part
 from dtrain.recipe.recipe import Init, Recipe
+from dtrain.recipe.sizes import with_sizes
 from dtrain.recipe.yaml import dump
 from dtrain.train.provenance import conditions, conditions_of
 from dtrain.train.resume import Start
@@ -74,7 +76,7 @@ def import_params(
         hint = "start the run from them instead: init.weights=FOLDER or init.run=RUN, and dtrain run"
         message = f"a {recipe.minimised.kind} takes the parameters of its {min(frozen)} when it runs"
         raise RecipeError(f"objective: {message}", hint)
-    run_dir = folder(runs, recipe.name)
+    run_dir, recipe = folder(runs, recipe.name), with_sizes(recipe)
     _refuse_steps(run_dir)
     example = recipe.data.example() or recipe.data.open("train").example
     assembly = assemble(recipe, jax.devices(), example, recipe.steps or 2**31)
@@ -207,10 +209,12 @@ LARGE = 300_000_000
 WORDS = 16_384
 """Most words of the vocabulary whose logits are computed at once in the written recipe."""
 
+CHAT = "chat.jsonl"
+"""The file that a written recipe names if none is given."""
 TUNE = """\
 # Tune {name} with low-rank adapters on conversations:  dtrain run {file}
 #
-# chat.jsonl: JSON lines with `messages`, with `prompt` and `response`, or with `instruction` and `output`.
+# {data}: JSON lines with `messages`, with `prompt` and `response`, or with `instruction` and `output`.
 # See them as the model does before the run:  dtrain data show {file}
 {model}init: {{{origin}}}
 lora:
@@ -219,7 +223,7 @@ lora:
   targets: ["blocks.query.weight", "blocks.key.weight", "blocks.value.weight", "blocks.out.weight"{mlp}]
 data:
   kind: chat
-  files: [chat.jsonl]
+  files: [{files}]
   length: {length}
   tokenizer: {tokenizer}
 {template}optimizer:
@@ -244,11 +248,13 @@ def import_published(
     *,
     recipe_only: bool = False,
     tokenizer_folder: Path | None = None,
+    data: Path | None = None,
 ) -> Path:
     """Create the run `name` with the parameters of the folder at step 0, and NAME-tune.yaml, a recipe that tunes it.
 
     With `recipe_only`, only that recipe is written, and it reads the folder itself. The tokenizer comes from
-    `tokenizer_folder`, by default from `source`. Returns the recipe's path; one that exists already is not changed.
+    `tokenizer_folder`, by default from `source`. `data`: the conversations that the recipe names. Returns the recipe's
+    path; one that exists already is not changed.
     DataError if the folder's model is not supported or its files do not fit together; nothing is left behind then.
     """
     published = described(source)
@@ -268,7 +274,7 @@ def import_published(
             raise RecipeError(f"--recipe-only takes no overrides, found {overrides[0]}", "give them to dtrain run")
         if Path(f"{name}-tune.yaml").exists():
             raise RecipeError(f"{name}-tune.yaml exists already", "give another name: --out NAME")
-        return _written(name, f"weights: {source}", published, str(place), tokenizer is not None)
+        return _written(name, f"weights: {source}", published, str(place), tokenizer is not None, data)
     own = str(run_dir.path / TOKENIZER)  # without a file there, what needs a tokenizer is refused
     values: JsonObject = {
         "model": _model(published.model),
@@ -308,7 +314,9 @@ def _report_tokenizer(path: Path, model: Decoder, say: Say) -> None:
         )
 
 
-def _written(name: str, origin: str, published: Published, tokenizer: str, found: bool) -> Path:
+def _written(
+    name: str, origin: str, published: Published, tokenizer: str, found: bool, data: Path | None = None
+) -> Path:
     path, model = Path(f"{name}-tune.yaml"), published.model
     if path.exists():
         return path
@@ -321,6 +329,8 @@ def _written(name: str, origin: str, published: Published, tokenizer: str, found
     has_template = found and open_tokenizer(tokenizer).template is not None
     text = TUNE.format(
         name=name,
+        data=data or CHAT,
+        files=json.dumps(str(data or CHAT)),
         file=path,
         model=dump({"model": section}),
         origin=origin,

@@ -211,12 +211,11 @@ def test_dropout_drops_its_share_in_training_alone() -> None:
     }
     batch = {"features": jnp.ones((3, 4)), "row": jnp.arange(3, dtype=jnp.uint32)}
     context = SingleDeviceContext(train=True, seed=1)
-    value = model.logits(params, batch["features"], context, model.drop(batch, context))[:, 0]
+    value = model.outputs(params, batch, context)[:, 0]
     kept = np.asarray(value) * 0.75  # the share of the 4,000 values that are kept, each divided by 0.75
     assert np.allclose(kept, 0.75, atol=0.03)
     assert len(set(kept.tolist())) == 3  # every example has numbers of its own
-    evaluated = SingleDeviceContext()
-    value = model.logits(params, batch["features"], evaluated, model.drop(batch, evaluated))
+    value = model.outputs(params, batch, SingleDeviceContext())
     assert value[:, 0].tolist() == pytest.approx([1.0] * 3, rel=1e-4)
 
 

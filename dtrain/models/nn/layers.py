@@ -67,19 +67,23 @@ class ImageClassifier(Declared, ABC):
     def logits(self, params: Tree, image_BHWC: jax.Array, ctx: Context, drop: Drop = kept) -> jax.Array:
         """Logits (batch, classes). `drop` is applied to the values that dropout sets to zero."""
 
-    def inputs(self, batch: Batch) -> jax.Array:
+    def input_of(self, batch: Batch) -> jax.Array:
         """The array of a batch that `logits` takes."""
         return batch[IMAGE]
 
-    def loss(self, params: Tree, batch: Batch, ctx: Context) -> Loss:
-        return classify(self.logits(params, self.inputs(batch), ctx, self.drop(batch, ctx)), batch, ctx)
+    def outputs(self, params: Tree, batch: Batch, ctx: Context) -> jax.Array:
+        """The logits of a batch, with dropout in training. Pixels that the data leaves as bytes are divided by 255."""
+        x = self.input_of(batch)
+        if jnp.issubdtype(x.dtype, jnp.integer):
+            x = (x.astype(jnp.float32) / 255).astype(jax.tree.leaves(params)[0].dtype)
+        drop = partial(dropped, batch, ctx, self.dropout) if self.dropout and ctx.train else kept
+        return self.logits(params, x, ctx, drop)
 
-    def drop(self, batch: Batch, ctx: Context) -> Drop:
-        """The dropout of a batch; none in evaluations."""
-        return partial(dropped, batch, ctx, self.dropout) if self.dropout and ctx.train else kept
+    def loss(self, params: Tree, batch: Batch, ctx: Context) -> Loss:
+        return classify(self.outputs(params, batch, ctx), batch, ctx)
 
     def predict(self, params: Tree, batch: Batch, ctx: Context) -> dict[str, jax.Array]:
-        return probabilities(self.logits(params, self.inputs(batch), ctx))
+        return probabilities(self.outputs(params, batch, ctx))
 
 
 def weight(shape: tuple[int, ...], dims: str, fan_in: str, gain: float = 1.0) -> Param:

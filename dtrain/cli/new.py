@@ -1,0 +1,122 @@
+"""dtrain new"""
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dtrain.cli.arguments import Debug
+from dtrain.cli.exits import exits, interruptible
+
+if TYPE_CHECKING:
+    from dtrain.data.guess import Guess
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the verb."""
+    app.command(
+        epilog="Examples: dtrain new photos; dtrain new houses.csv --label price --run; "
+        "dtrain new chats.jsonl --weights llama-3.2-1b"
+    )(new)
+
+
+def new(
+    data: Annotated[Path, typer.Argument(metavar="DATA", help="A folder of pictures, a table, a text, conversations.")],
+    out: Annotated[Path | None, typer.Option(help="The recipe's file; default: NAME.yaml in this folder.")] = None,
+    label: Annotated[str | None, typer.Option(help="The column of a table that is predicted.")] = None,
+    kind: Annotated[str | None, typer.Option(help="The kind of data, where it could be several.")] = None,
+    weights: Annotated[
+        Path | None, typer.Option(help="A folder of published weights of a language model, which is tuned.")
+    ] = None,
+    run: Annotated[bool, typer.Option("--run", help="Train at once.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Write a first recipe for your data: what was seen in it, and settings that train here in minutes."""
+    with exits(debug), interruptible():
+        from dtrain.core.errors import RecipeError
+        from dtrain.recipe.new import new_recipe, selected
+
+        if out and out.exists():
+            raise RecipeError(f"{out} already exists", "name another file: --out FILE")
+        if weights or _is_model(data):
+            path = _tuned(data if weights else None, weights or data, out)
+        else:
+            found = selected(data, kind, label)
+            chosen, guess = found[0] if len(found) == 1 else _asked(data, found)
+            if out and out.parent.resolve() != Path.cwd():  # paths in a recipe are relative to it
+                guess = _elsewhere(guess)
+            recipe = new_recipe(data, chosen, guess, out.stem if out else None)
+            path = out or Path(f"{recipe.name}.yaml")
+            _write(path, recipe.text)
+            for line in recipe.seen:
+                typer.echo(line, err=True)
+        typer.echo(path)
+        if run:
+            sys.stdout.flush()
+            os.execv(sys.executable, [sys.executable, "-m", "dtrain", "run", str(path)])
+        typer.echo(f"next: dtrain run {path}", err=True)
+
+
+def _is_model(folder: Path) -> bool:
+    """Whether it is a folder of published weights."""
+    return (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
+
+
+def _asked(data: Path, found: "list[tuple[str, Guess]]") -> "tuple[str, Guess]":
+    """The reading that the user picks. RecipeError with all of them where standard input is no terminal."""
+    from dtrain.core.errors import RecipeError
+    from dtrain.recipe.new import listing
+
+    lines = list(listing(found))
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise RecipeError([f"{data} can be read in {len(found)} ways; say which:", *lines])
+    typer.echo(f"{data} can be read in {len(found)} ways:", err=True)
+    for number, line in enumerate(lines, 1):
+        typer.echo(f"{number:>3}{line}", err=True)
+    while not 1 <= (number := typer.prompt(f"Which one, 1 to {len(found)}", type=int, err=True)) <= len(found):
+        pass
+    return found[number - 1]
+
+
+def _elsewhere(guess: "Guess") -> "Guess":
+    """The same reading with absolute paths."""
+    from dataclasses import replace
+
+    def absolute(value: object) -> object:
+        if isinstance(value, list):
+            return [absolute(one) for one in value]
+        return str(Path(value).absolute()) if isinstance(value, str) else value
+
+    keys = ("root", "file", "files", "test_files")
+    return replace(guess, section={**guess.section, **{k: absolute(v) for k, v in guess.section.items() if k in keys}})
+
+
+def _write(path: Path, text: str) -> None:
+    from dtrain.core.errors import EnvironmentFault, RecipeError
+
+    try:
+        with path.open("x") as file:
+            file.write(text)
+    except FileExistsError:
+        raise RecipeError(f"{path} already exists", "name another file: --out FILE") from None
+    except OSError as error:
+        raise EnvironmentFault(f"cannot write {path}: {error.strerror}") from error
+
+
+def _tuned(data: Path | None, weights: Path, out: Path | None) -> Path:
+    """Write a recipe that tunes published weights on conversations."""
+    from dtrain.recipe.compose import name_of
+    from dtrain.recipe.new import selected
+    from dtrain.train.import_run import import_published
+
+    if data:
+        selected(data, "chat")
+    else:
+        typer.echo(f"{weights} has published weights; your conversations belong into chat.jsonl", err=True)
+    name = out.stem.removesuffix("-tune") if out else name_of(weights.resolve())
+    say = typer.echo
+    return import_published(
+        weights, name, [], None, Path("runs"), lambda text: say(text, err=True), recipe_only=True, data=data
+    )

@@ -1,0 +1,220 @@
+"""`dtrain new`: what is seen in a user's data, and the recipe that is written for it."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+
+from dtrain.core.errors import DataError, RecipeError
+from dtrain.recipe.examine import examine
+from dtrain.recipe.load import load
+from dtrain.recipe.new import new_recipe, readings, selected
+from dtrain.recipe.recipe import Data
+from dtrain.recipe.sizes import with_sizes
+from tests.conftest import Dtrain
+
+DRAW = np.random.default_rng(0)
+
+
+def pictures(folder: Path, counts: dict[str, int], mode: str = "RGB", side: int = 20) -> Path:
+    image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+    for name, count in counts.items():
+        (folder / name).mkdir(parents=True)
+        for number in range(count):
+            shape = (side, side + 4, 3) if mode == "RGB" else (side, side + 4)
+            image.fromarray(DRAW.integers(0, 256, shape).astype(np.uint8), mode).save(folder / name / f"{number}.png")
+    return folder
+
+
+def table(path: Path, label: str = "price", rows: int = 120) -> Path:
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    lines = [f"id,rooms,city,note,sold,{label}"]
+    for number in range(rows):
+        rooms = "" if number % 20 == 0 else str(number % 5)
+        lines.append(f"{number},{rooms},{'AB'[number % 2]},text {number},2020-01-{number % 28 + 1:02},{number * 1.5}")
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def chats(path: Path) -> Path:
+    rows = [{"prompt": f"what is {n}", "response": f"it is {n}"} for n in range(60)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def text(path: Path) -> Path:
+    path.write_text("all work and no play\n" * 400)
+    return path
+
+
+def arrays(path: Path) -> Path:
+    np.savez(path, x=DRAW.normal(size=(80, 3)).astype(np.float32), y=DRAW.integers(0, 2, 80), other=np.zeros(80))
+    return path
+
+
+def idx(folder: Path) -> Path:
+    folder.mkdir()
+    for split, count in (("train", 30), ("t10k", 10)):
+        head = bytes([0, 0, 8, 3]) + b"".join(size.to_bytes(4, "big") for size in (count, 9, 9))
+        (folder / f"{split}-images-idx3-ubyte").write_bytes(head + bytes(count * 81))
+        labels = bytes(n % 4 for n in range(count))
+        (folder / f"{split}-labels-idx1-ubyte").write_bytes(bytes([0, 0, 8, 1]) + count.to_bytes(4, "big") + labels)
+    return folder
+
+
+CASES: dict[str, Any] = {
+    "images": lambda folder: pictures(folder / "photos", {"cat": 20, "dog": 30}),
+    "table": lambda folder: table(folder / "homes.csv"),
+    "chat": lambda folder: chats(folder / "chats.jsonl"),
+    "text": lambda folder: text(folder / "book.txt"),
+    "npz": lambda folder: arrays(folder / "rows.npz"),
+    "idx": lambda folder: idx(folder / "digits"),
+}
+
+
+def test_every_kind_that_reads_files_of_its_own_form_recognises_them() -> None:
+    known = {member.kind for member in get_args(Data)}
+    # others name a class, other sources, tokens without a tokenizer, columns of any kinds, or have no files
+    assert set(CASES) == known - {"digits", "synthetic", "custom", "mixture", "tokens", "records", "preference"}
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_the_recipe_for_data_of_each_kind_is_one_that_can_be_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = CASES[kind](tmp_path)
+    ((found, guess),) = readings(data)
+    assert found == kind
+    made = new_recipe(data, kind, guess)
+    path = tmp_path / f"{made.name}.yaml"
+    path.write_text(made.text)
+    examine(path, [], 1, data=True)
+    recipe = load(path)
+    sized = with_sizes(recipe)
+    assert not sized.model.left_out
+    assert recipe.total_steps(len(recipe.data.open("train"))) > 1
+    assert f"dtrain run {path.name}" in made.text
+    assert max(map(len, made.text.splitlines())) <= 120
+
+
+def test_what_is_seen_in_pictures_is_said_and_used(tmp_path: Path) -> None:
+    data = pictures(tmp_path / "My Photos_v2", {"cat": 4, "dog": 16}, mode="L")
+    (tmp_path / "My Photos_v2" / "notes.txt").write_text("x")
+    ((kind, guess),) = readings(data)
+    assert guess.seen == "20 pictures of 2 classes: cat 4, dog 16"
+    assert guess.notes == ("left out: 1 .txt files",)
+    assert (guess.section["size"], guess.section["channels"], guess.section["test"]) == ([24, 24], 1, 0.2)
+    made = new_recipe(data, kind, guess)
+    assert made.name == "my-photos-v2"
+    assert "class_weights: balanced  # dog has" in made.text
+    assert "flip" not in made.text
+
+
+def test_what_is_seen_in_a_table_is_said_and_used(tmp_path: Path) -> None:
+    ((_, guess),) = readings(table(tmp_path / "homes.csv"))
+    assert guess.seen.endswith(
+        "columns 1 of numbers, 1 of texts, 1 of dates; 'price' is predicted, 120 different numbers"
+    )
+    assert guess.section["predict"] == "number"
+    assert guess.section["columns"] == ["rooms", "city", "sold"]
+    assert guess.section["missing"] == "median"
+    assert guess.notes == ("left out: note, 120 different texts",)
+
+
+def test_a_table_without_a_usual_label_is_read_as_its_user_says(tmp_path: Path) -> None:
+    path = table(tmp_path / "homes.csv", label="worth")
+    found = readings(path)
+    assert [guess.section["label"] for _, guess in found] == ["rooms", "city", "worth"]
+    assert "predict" not in dict(found[1][1].section)  # a text is a class
+    ((_, guess),) = selected(path, label="worth")
+    assert guess.section["label"] == "worth"
+    with pytest.raises(RecipeError, match="no such column") as refused:
+        selected(path, label="wroth")
+    assert refused.value.hint == "these can: rooms, city, worth"
+    with pytest.raises(RecipeError, match="--kind chat"):
+        selected(path, kind="chat")
+
+
+def test_files_of_splits_are_those_of_usual_names(tmp_path: Path) -> None:
+    folder = tmp_path / "chats"
+    folder.mkdir()
+    for name in ("train", "test"):
+        chats(folder / f"{name}.jsonl")
+    ((_, guess),) = readings(folder)
+    assert guess.section["files"] == [f"{folder}/train.jsonl"]
+    assert guess.section["test_files"] == [f"{folder}/test.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("x.xyz", "", "is nothing that dtrain recognises"),
+        ("x.jsonl", '{"prompt": "a", "chosen": "b", "rejected": "c"}\n', "pairs of answers"),
+        ("x.csv", "a,b\n1,2\n1,2\n", "is nothing that dtrain recognises"),
+        (".", None, "is nothing that dtrain recognises"),
+        ("missing.csv", None, "does not exist"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(tmp_path: Path, name: str, content: str | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=message):
+        readings(tmp_path / name)
+
+
+def test_pictures_whose_classes_can_be_two_things_are_refused_with_both(tmp_path: Path) -> None:
+    for city in ("bonn", "lyon"):
+        pictures(tmp_path / "photos" / city, {"cat": 2, "dog": 2})
+    with pytest.raises(DataError, match="the classes can be the former or the latter"):
+        readings(tmp_path / "photos")
+
+
+def test_arrays_of_unknown_names_are_named(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", foo=np.zeros(3), bar=np.zeros(3))
+    with pytest.raises(DataError, match=r"foo \[3\], bar \[3\]"):
+        readings(tmp_path / "a.npz")
+
+
+@pytest.mark.slow
+def test_from_a_table_to_predictions_in_two_commands(dtrain: Dtrain, tmp_path: Path) -> None:
+    table(tmp_path / "homes.csv", rows=300)
+    done = dtrain("new", "homes.csv", "--run")
+    assert "a table of 300 rows" in done.stderr
+    assert "finished with mae" in done.stdout + done.stderr
+    rows = [json.loads(line) for line in dtrain("predict", "homes", "homes.csv").stdout.splitlines()]
+    assert len(rows) == 300
+    again = dtrain("new", "homes.csv", code=2)
+    assert "homes.yaml already exists" in again.stderr
+
+
+def test_a_recipe_in_another_folder_finds_the_data(dtrain: Dtrain, tmp_path: Path) -> None:
+    text(tmp_path / "book.txt")
+    (tmp_path / "recipes").mkdir()
+    dtrain("new", "book.txt", "--out", "recipes/mine.yaml")
+    recipe = load(tmp_path / "recipes/mine.yaml")
+    assert recipe.name == "mine"
+    assert recipe.data.files == (f"{tmp_path}/book.txt",)
+
+
+def test_data_that_can_be_several_is_asked_about_on_a_terminal_and_refused_elsewhere(
+    dtrain: Dtrain, tmp_path: Path
+) -> None:
+    table(tmp_path / "homes.csv", label="worth")
+    refused = dtrain("new", "homes.csv", code=2)
+    assert "can be read in 3 ways; say which:" in refused.stderr
+    assert "--label worth" in refused.stderr
+    lead, follow = pty.openpty()
+    command = [sys.executable, "-m", "dtrain", "new", "homes.csv"]
+    with subprocess.Popen(command, cwd=tmp_path, stdin=follow, stdout=follow, stderr=follow) as process:
+        os.write(lead, b"3\n")
+        assert process.wait(60) == 0
+    os.close(follow)
+    os.close(lead)
+    assert "label: worth" in (tmp_path / "homes.yaml").read_text()
