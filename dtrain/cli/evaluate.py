@@ -67,13 +67,15 @@ def evaluate(
             before, _ = _measured(other, loaded, split, names, tokens)
             values["against"] = {"run": against, "step": other.step} | before.json()
         text = json.dumps(values, indent=2, ensure_ascii=False)
+        for mistake in values.get("mistakes", ()):  # pictures are for the report
+            mistake.pop("picture", None)
         if not overrides and not names:
             try:
                 overwrite(run_dir.evaluation, text + "\n")  # for `dtrain report --html`
             except OSError as error:
                 _note(f"the result is not kept in the run folder: {cause(error)}")
         if as_json:
-            typer.echo(text)
+            typer.echo(json.dumps(values, indent=2, ensure_ascii=False))
             return
         count = f"{result.examples:,} examples of the {split} split" if result.examples else "questions alone"
         typer.secho(f"{run} at {loaded.chosen}: {count}", dim=True, err=True)

@@ -199,6 +199,9 @@ class Relabelled(SourceDefaults):
         batch = self.source.rows(indices)
         return {**batch, LABEL: self.labels[batch[LABEL]]}
 
+    def place(self, index: int) -> str:
+        return self.source.place(index)
+
     def changed(self) -> str:
         return self.source.changed()
 

@@ -1,5 +1,7 @@
 """Evaluate a trained model: its metrics over a split of the data and, for a classifier, which classes it confuses."""
 
+import base64
+import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,9 +12,10 @@ import numpy as np
 from dtrain.assembly.assemble import assemble
 from dtrain.assembly.input import eval_batches
 from dtrain.core.errors import DataError, RecipeError
+from dtrain.core.extras import installed
 from dtrain.core.metrics import LOSS, Metric, known
 from dtrain.core.types import JsonObject
-from dtrain.data.batch import LABEL, Example
+from dtrain.data.batch import IMAGE, LABEL, Example
 from dtrain.data.source import Source
 from dtrain.inference.measures import declared, measurements
 from dtrain.inference.outputs import outputs, state_of
@@ -26,8 +29,32 @@ LARGEST_EXPONENT = 700.0
 """Limit of the exponent of the perplexity: exp(710) overflows a float64."""
 LABEL_WIDTH = 12
 """Most characters of a class's name above its column of the confusion matrix."""
+MISTAKES, PRINTED = 16, 5
+"""Most mistakes that are kept, and that are printed."""
 SHOWN = 20
 """Most classes that are printed; of more, those with the lowest accuracy."""
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """An example that a classifier takes for another class."""
+
+    example: int
+    """Its number in the split."""
+    place: str
+    """The file that it comes from; empty if it is not of one."""
+    label: str
+    predicted: str
+    probability: float
+    """That of the predicted class."""
+    picture: str = ""
+    """A PNG in base64; empty if the example is no picture."""
+
+    @property
+    def text(self) -> str:
+        """One line."""
+        where = self.place or f"example {self.example:,}"
+        return f"{where}: {self.label}, taken for {self.predicted} with {self.probability:.1%}"
 
 
 @dataclass(frozen=True)
@@ -42,6 +69,8 @@ class Evaluated:
     classes: Names = field(default_factory=Names)
     measured: tuple[Metric, ...] = ()
     """The metrics of the recipe's measures."""
+    mistakes: tuple[Mistake, ...] = ()
+    """Those with the highest probability of the predicted class, highest first."""
 
     def json(self) -> JsonObject:
         """The result as JSON values."""
@@ -53,6 +82,10 @@ class Evaluated:
             for name, each in {"accuracy": recall, "precision": precision, "recall": recall, "f1": f1}.items():
                 values[f"{name}_of_class"] = dict(zip(names, np.nan_to_num(each).tolist(), strict=True))
             values["confusion"] = self.confusion.tolist()
+            values["mistakes"] = [
+                {name: value for name, value in vars(one).items() if name != "picture" or value}
+                for one in self.mistakes
+            ]
         return values
 
     def lines(self, declared: Sequence[Metric]) -> list[str]:
@@ -61,7 +94,11 @@ class Evaluated:
         for name, value in self.metrics.items():
             metric = known(name, (*self.measured, *declared)) or LOSS._replace(name=name)
             lines.append(f"{name:<{max(12, *(len(one) + 2 for one in self.metrics))}}{metric.text(value):>10}")
-        return lines if self.confusion is None else [*lines, "", *self._classes(), *self._matrix(self.confusion)]
+        if self.confusion is None:
+            return lines
+        confident = [f"  {one.text}" for one in self.mistakes[:PRINTED]]
+        confident = ["", "the most confident mistakes", *confident] if confident else []
+        return [*lines, "", *self._classes(), *self._matrix(self.confusion), *confident]
 
     def _classes(self) -> list[str]:
         assert self.confusion is not None
@@ -144,25 +181,55 @@ def evaluate(loaded: LoadedRun, source: Source) -> Evaluated:
         values |= measure(loaded.step, state)
     metrics = {name.removeprefix("eval/"): value for name, value in values.items()}
     classifies = LABEL in source.example and assembly.recipe.model.predicts
-    confusion = _confusion(loaded, source) if classifies else None
-    return Evaluated(len(source), metrics, confusion, Names(loaded.classes), declared(measures))
+    confusion, mistakes = _classified(loaded, source) if classifies else (None, ())
+    return Evaluated(len(source), metrics, confusion, Names(loaded.classes), declared(measures), mistakes)
 
 
 def _arrays(example: Example) -> dict[str, tuple[tuple[int, ...], str]]:
     return {name: (feature.shape, feature.dtype) for name, feature in example.items()}
 
 
-def _confusion(loaded: LoadedRun, source: Source) -> np.ndarray | None:
-    """Count the examples by (class, predicted class); None if the model predicts no probabilities of classes."""
-    counts, state = None, state_of(loaded)
+def _classified(loaded: LoadedRun, source: Source) -> tuple[np.ndarray | None, tuple[Mistake, ...]]:
+    """The number of examples by (class, predicted class), None if the model predicts no probabilities; and the most
+    confident mistakes."""
+    counts, state, names = None, state_of(loaded), Names(loaded.classes)
+    confident: list[tuple[float, int, int, int]] = []
     for indices, values in outputs(loaded.assembly, source, state=state)(state):
         if PROBABILITY not in values:
-            return None
+            return None, ()
         probability = values[PROBABILITY]
         if counts is None:
             counts = np.zeros((probability.shape[1], probability.shape[1]), np.int64)
-        np.add.at(counts, (source.rows(indices)[LABEL], probability.argmax(1)), 1)
-    return counts
+        label, chosen = source.rows(indices)[LABEL], probability.argmax(1)
+        np.add.at(counts, (label, chosen), 1)
+        rows = zip(probability.max(1).tolist(), indices.tolist(), label.tolist(), chosen.tolist(), strict=True)
+        confident = sorted([*confident, *(row for row in rows if row[2] != row[3])], reverse=True)[:MISTAKES]
+    pictures = _pictures(source, np.array([index for _, index, _, _ in confident], np.int64))
+    return counts, tuple(
+        Mistake(index, source.place(index), names(label), names(chosen), share, picture)
+        for (share, index, label, chosen), picture in zip(confident, pictures, strict=True)
+    )
+
+
+def _pictures(source: Source, indices: np.ndarray) -> list[str]:
+    """The pictures of these examples, each as a PNG in base64; empty for examples that are none, or without Pillow.
+
+    The largest value of all is white.
+    """
+    shape = source.example[IMAGE].shape if IMAGE in source.example else ()
+    if not (len(shape) == 3 and shape[2] in (1, 3) and len(indices) and installed("PIL")):
+        return [""] * len(indices)
+    from PIL import Image
+
+    image_BHWC = source.rows(indices)[IMAGE].astype(np.float32)
+    top, low = float(image_BHWC.max()), min(0.0, float(image_BHWC.min()))
+    bytes_BHWC = (255 * (image_BHWC - low) / max(top - low, 1e-6)).astype(np.uint8)
+    found = []
+    for one_HWC in bytes_BHWC:
+        with io.BytesIO() as file:
+            Image.fromarray(one_HWC.squeeze(2) if shape[2] == 1 else one_HWC).save(file, "PNG")
+            found.append(base64.b64encode(file.getvalue()).decode())
+    return found
 
 
 def text_bytes(recipe: Recipe, source: Source) -> float | None:

@@ -41,6 +41,9 @@ table { border-collapse: collapse } td, th { padding: .15rem .8rem; text-align: 
 td:first-child, th:first-child { text-align: left } .best { font-weight: bold; color: #1a7f37 }
 .charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(430px, 1fr)); gap: 1rem }
 .samples img { image-rendering: pixelated; min-width: min(100%, 480px); max-width: 100% }
+.mistakes { display: flex; flex-wrap: wrap; gap: 12px }
+.mistakes figure { margin: 0; width: 132px; font-size: 12px; overflow-wrap: anywhere }
+.mistakes img { image-rendering: pixelated; width: 128px }
 .samples input { width: min(100%, 400px); vertical-align: middle }
 .controls { position: sticky; top: 0; background: white; padding: .5rem 0; z-index: 5 }
 """)
@@ -126,7 +129,7 @@ def write_page(
     for name, drawn_by in zip(names, samples, strict=False):
         parts += _samples(name, drawn_by)
     for name, evaluation in zip(names, evaluations, strict=True):
-        parts += _confusion(name, evaluation)
+        parts += _confusion(name, evaluation) + _mistakes(name, evaluation)
     details = Markup("<details><summary>Recipe of {}</summary><pre>{}</pre></details>")
     parts += [details.format(name, recipe) for name, recipe in zip(names, recipes, strict=True)]
     try:
@@ -268,6 +271,27 @@ def _confusion(name: str, evaluation: JsonObject) -> list[Markup]:
     layout = LAYOUT | axes | {"height": side, "width": side + 120, "hovermode": "closest"}
     head = Markup("<h2>Confusion matrix of {}, {} split, step {}</h2>")
     return [head.format(name, evaluation["split"], evaluation["step"]), _div({"data": [heat], "layout": layout})]
+
+
+def _mistakes(name: str, evaluation: JsonObject) -> list[Markup]:
+    """The most confident mistakes of a classifier, with their pictures where there are some."""
+    found = evaluation.get("mistakes") or []
+    if not found:
+        return []
+    picture = Markup('<img src="data:image/png;base64,{}" alt="{}">')
+    cell = Markup("<figure>{}<figcaption>{}<br>{}, taken for {} ({})</figcaption></figure>")
+    cells = (
+        cell.format(
+            picture.format(one["picture"], one["label"]) if one.get("picture") else "",
+            one["place"] or f"example {one['example']:,}",
+            one["label"],
+            one["predicted"],
+            f"{one['probability']:.0%}",
+        )
+        for one in found
+    )
+    head = Markup("<h2>The most confident mistakes of {}, {} split</h2>").format(name, evaluation["split"])
+    return [head, Markup('<div class="mistakes">{}</div>').format(_joined(cells))]
 
 
 def _div(figure: dict[str, Any]) -> Markup:

@@ -1,8 +1,11 @@
 """Predictions and evaluations of trained models: the same on every engine and mesh, and what a run itself measured."""
 
+import base64
 import csv
+import io
 import json
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ from dtrain.assembly.assemble import assemble
 from dtrain.assembly.state import create_state
 from dtrain.core.errors import DataError, RecipeError
 from dtrain.core.run_dir import Folder
+from dtrain.data import digits
 from dtrain.data.prediction_inputs import inputs, opened_in_order, with_classes
 from dtrain.data.source import Arrays, image_example
 from dtrain.inference.evaluate import evaluate
@@ -260,3 +264,36 @@ def test_a_model_that_predicts_nothing_is_refused(name: str, message: str) -> No
         predicted(loaded)
     if name == "NoPredictions":
         assert evaluate(loaded, loaded.recipe.data.open("test")).confusion is None
+
+
+@pytest.mark.slow
+def test_the_most_confident_mistakes_are_named_and_shown_with_their_pictures(dtrain: Dtrain, tmp_path: Path) -> None:
+    (tmp_path / "few.yaml").write_text(
+        "model: mlp\ndata: digits\noptimizer: {kind: adamw, lr: 0.002}\nbatch: 64\nsteps: 40\n"
+    )
+    dtrain("run", "few.yaml")
+    found = json.loads(dtrain("evaluate", "few", "--json").stdout)
+    confusion, mistakes = np.array(found["confusion"]), found["mistakes"]
+    assert len(mistakes) == min(16, confusion.sum() - confusion.trace())
+    assert all(one["label"] != one["predicted"] for one in mistakes)
+    assert [one["probability"] for one in mistakes] == sorted((one["probability"] for one in mistakes), reverse=True)
+    rows = [json.loads(line) for line in dtrain("predict", "few", "--split", "test").stdout.splitlines()]
+    wrong = sorted((row for row in rows if row["class"] != row["label"]), key=lambda row: -row["probability"])
+    assert [one["example"] for one in mistakes] == [row["row"] for row in wrong[:16]]
+    f1 = [found["f1_of_class"][name] for name in found["classes"]]
+    right, counts, chosen = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
+    assert f1 == pytest.approx(2 * right / (counts + chosen))
+    assert list(found["recall_of_class"].values()) == pytest.approx(right / counts)
+    assert list(found["precision_of_class"].values()) == pytest.approx(right / np.maximum(chosen, 1))
+    shown = dtrain("evaluate", "few").stdout
+    assert f"example {mistakes[0]['example']}: {mistakes[0]['label']}, taken for {mistakes[0]['predicted']}" in shown
+    dtrain("report", "few", "--html", "page.html")
+    page = (tmp_path / "page.html").read_text()
+    pictures = re.findall(r'<figure><img src="data:image/png;base64,([^"]+)"', page)
+    assert len(pictures) == len(mistakes)
+    with Image.open(io.BytesIO(base64.b64decode(pictures[0]))) as picture:
+        shown_HW = np.asarray(picture, np.float32)
+    with np.load(digits.FILE) as file:
+        order = np.random.default_rng(digits.SHUFFLE).permutation(len(file["label"]))
+        drawn_HW = file["image"][order[mistakes[0]["example"]]].squeeze().astype(np.float32)
+    assert np.allclose(shown_HW / shown_HW.max(), drawn_HW / drawn_HW.max(), atol=0.01)
