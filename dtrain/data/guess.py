@@ -71,6 +71,12 @@ def form_of(path: Path) -> tuple[str, ...]:
     return next((form for form in FORMS if set(form) <= names and not names >= PAIR), ())
 
 
+def has_conversations(path: Path) -> bool:
+    """Whether the records have messages, prompts with answers, or pairs of answers: more than a field `text`."""
+    pairs = names_in_all(first_records(path)) >= PAIR
+    return pairs or form_of(path) not in ((), ("text",))
+
+
 def chat_guesses(path: Path) -> Iterator[Guess]:
     """One if the records have conversations or texts."""
     found, form = first_records(path), form_of(path)

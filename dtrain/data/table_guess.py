@@ -1,13 +1,15 @@
 """What a table of a user holds: which of its columns a model can get, and which may be predicted."""
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dtrain.core.errors import DataError
 from dtrain.data.files import resolve_files
-from dtrain.data.guess import Guess, form_of, split_files
+from dtrain.data.guess import Guess, has_conversations, split_files
 from dtrain.data.table_files import SUFFIXES, read_tables
 
 USUAL = re.compile(
@@ -63,15 +65,20 @@ def identifies_rows(name: str, column: Any) -> bool:
 def table_guesses(path: Path) -> Iterator[Guess]:
     """How a table may be read: once for each column that may be predicted, or for one of a usual name alone."""
     files, testing = split_files(path, SUFFIXES)
-    if not files or len(form_of(path)) > 1 or form_of(path) in (("messages",), ("conversations",)):
-        return  # texts of conversations are no categories
+    if not files or has_conversations(path):  # their texts are no categories
+        return
     _, table = read_tables(resolve_files(tuple(files[:1]), "a table"))[0]
     columns = zip(table.column_names, table.columns, strict=True)
     seen = [_seen(name, column) for name, column in columns if not identifies_rows(name, column)]
     labels = [one for one in seen if one.predicted]
     usual = [one for one in labels if USUAL.fullmatch(one.name)]
+    usable = [one for one in seen if not one.unfit]
+    if not labels or len(usable) < 2:
+        why = ", ".join(f"{one.name}: {one.unfit or f'{one.different} different values'}" for one in seen[:SHOWN])
+        message = f"{path}: is a table of {table.num_rows:,} rows without a column to predict from others ({why})"
+        raise DataError(message, "it needs two columns that are numbers, dates or few different texts")
     for label in usual if len(usual) == 1 else labels:
-        if any(one != label and not one.unfit for one in seen):
+        if any(one != label for one in usable):
             yield _guess(files, testing, table.num_rows, seen, label)
 
 
@@ -118,7 +125,7 @@ def _guess(files: list[str], testing: list[str], rows: int, seen: list[Seen], la
     return Guess(
         f"a table of {rows:,} rows{more}: columns {columns}; {label.name!r} is predicted, {what}",
         section,
-        f"--label {label.name}" if re.fullmatch(r"[\w.-]+", label.name) else f"--label '{label.name}'",
+        f"--label {shlex.quote(label.name)}",
         comments,
         tuple(f"left out: {one.name}, {one.unfit}" for one in left),
     )

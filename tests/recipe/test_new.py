@@ -157,7 +157,9 @@ def test_files_of_splits_are_those_of_usual_names(tmp_path: Path) -> None:
     [
         ("x.xyz", "", "is nothing that dtrain recognises"),
         ("x.jsonl", '{"prompt": "a", "chosen": "b", "rejected": "c"}\n', "pairs of answers"),
-        ("x.csv", "a,b\n1,2\n1,2\n", "is nothing that dtrain recognises"),
+        ("x.csv", "a,b\n1,2\n1,2\n", "without a column to predict from others"),
+        ("x.csv", "a\n1\n2\n", "without a column to predict from others"),
+        ("x.csv", "", "cannot be read as a table"),
         (".", None, "is nothing that dtrain recognises"),
         ("missing.csv", None, "does not exist"),
     ],
