@@ -1,6 +1,7 @@
 """dtrain new"""
 
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -36,10 +37,13 @@ def new(
     """Write a first recipe for your data: what was seen in it, and settings that train here in minutes."""
     with exits(debug), interruptible():
         from dtrain.core.errors import RecipeError
+        from dtrain.recipe.compose import name_of
         from dtrain.recipe.new import new_recipe, selected
 
         if out and out.exists():
             raise RecipeError(f"{out} already exists", "name another file: --out FILE")
+        if (weights or _is_model(data)) and (label or kind):
+            raise RecipeError("--label and --kind do not go with published weights", "leave them out")
         if weights or _is_model(data):
             path = _tuned(data if weights else None, weights or data, out)
         else:
@@ -47,7 +51,7 @@ def new(
             chosen, guess = found[0] if len(found) == 1 else _asked(data, found)
             if out and out.parent.resolve() != Path.cwd():  # paths in a recipe are relative to it
                 guess = _elsewhere(guess)
-            recipe = new_recipe(data, chosen, guess, out.stem if out else None)
+            recipe = new_recipe(data, chosen, guess, name_of(out) if out else None)
             path = out or Path(f"{recipe.name}.yaml")
             _write(path, recipe.text)
             for line in recipe.seen:
@@ -55,8 +59,9 @@ def new(
         typer.echo(path)
         if run:
             sys.stdout.flush()
-            os.execv(sys.executable, [sys.executable, "-m", "dtrain", "run", str(path)])
-        typer.echo(f"next: dtrain run {path}", err=True)
+            # -P: a random.py beside the data would be imported in place of Python's own
+            os.execv(sys.executable, [sys.executable, "-P", "-m", "dtrain", "run", str(path)])
+        typer.echo(f"next: dtrain run {shlex.quote(str(path))}", err=True)
 
 
 def _is_model(folder: Path) -> bool:
@@ -75,8 +80,13 @@ def _asked(data: Path, found: "list[tuple[str, Guess]]") -> "tuple[str, Guess]":
     typer.echo(f"{data} can be read in {len(found)} ways:", err=True)
     for number, line in enumerate(lines, 1):
         typer.echo(f"{number:>3}{line}", err=True)
-    while not 1 <= (number := typer.prompt(f"Which one, 1 to {len(found)}", type=int, err=True)) <= len(found):
-        pass
+    number = 0
+    try:
+        while not 1 <= number <= len(found):
+            number = typer.prompt(f"Which one, 1 to {len(found)}", type=int, err=True)
+    except typer.Abort:  # Ctrl-D or Ctrl-C
+        typer.echo("nothing was written", err=True)
+        raise typer.Exit(130) from None
     return found[number - 1]
 
 
@@ -94,11 +104,15 @@ def _elsewhere(guess: "Guess") -> "Guess":
 
 
 def _write(path: Path, text: str) -> None:
-    from dtrain.core.errors import EnvironmentFault, RecipeError
+    from dtrain.core.errors import DataError, EnvironmentFault, RecipeError
 
     try:
-        with path.open("x") as file:
-            file.write(text)
+        content = text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"{path.name}: a name in the data is not UTF-8", "rename the file or folder") from error
+    try:
+        with path.open("xb") as file:
+            file.write(content)
     except FileExistsError:
         raise RecipeError(f"{path} already exists", "name another file: --out FILE") from None
     except OSError as error:
@@ -115,8 +129,17 @@ def _tuned(data: Path | None, weights: Path, out: Path | None) -> Path:
         selected(data, "chat")
     else:
         typer.echo(f"{weights} has published weights; your conversations belong into chat.jsonl", err=True)
-    name = out.stem.removesuffix("-tune") if out else name_of(weights.resolve())
-    say = typer.echo
+    elsewhere = out is not None and out.parent.resolve() != Path.cwd()
+    if elsewhere:
+        weights, data = weights.absolute(), data.absolute() if data else None
     return import_published(
-        weights, name, [], None, Path("runs"), lambda text: say(text, err=True), recipe_only=True, data=data
+        weights,
+        name_of(out or weights.resolve()) or "new",
+        [],
+        None,
+        Path("runs"),
+        lambda text: typer.echo(text, err=True),
+        recipe_only=True,
+        data=data,
+        out=out,
     )

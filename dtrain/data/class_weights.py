@@ -23,7 +23,7 @@ def class_weights(setting: str | Mapping[str, float] | None, source: Source) -> 
 
     DataError if the classes of the examples are not known, a class has no example, or has no such name.
     """
-    if setting is None:
+    if not setting:
         return None
     counts = class_counts(source)
     if not counts:

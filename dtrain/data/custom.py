@@ -80,6 +80,10 @@ class UserRows(SourceDefaults):
         return {name: self._checked(name, values, len(indices)) for name, values in found.items()}
 
     @property
+    def row_labels(self) -> np.ndarray | None:
+        return getattr(self.data, "row_labels", None)
+
+    @property
     def example(self) -> Example:
         return self._example
 
@@ -91,6 +95,7 @@ class UserRows(SourceDefaults):
                 str(values.dtype),
                 self._most.get(name),
                 ("length",) if name in ROWS_OF_TOKENS and values.ndim == 2 else (),
+                spread=getattr(self.data, "spread", None) if name == LABEL else None,
             )
             for name, values in self.rows(np.arange(1)).items()
         }
@@ -128,7 +133,8 @@ class UserRows(SourceDefaults):
         first, last = 0, len(self) - 1
         pair, other, again = (self.rows(np.array(which)) for which in ([first, last], [last, first], [first, last]))
         for name, attribute in ((LABEL, "classes"), (TOKEN, "vocab")):
-            if name in pair and name not in self._most and pair[name].dtype.kind != "f":  # numbers to predict
+            is_number = name == LABEL and name in pair and pair[name].dtype.kind == "f"
+            if name in pair and name not in self._most and not is_number:
                 hint = f"give the object an attribute {attribute} = N, or set data.{attribute}: values are 0 to N - 1"
                 raise DataError(f"{self.where}: it has {name!r}, but no {attribute}", hint)
         for name, values in pair.items():

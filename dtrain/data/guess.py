@@ -13,6 +13,8 @@ from dtrain.core.errors import DataError
 from dtrain.data.conversations import FORMS
 from dtrain.data.records import SUFFIXES, records
 
+FEW = 1_000
+"""Examples below which a larger part is held out, as too few would say little."""
 LOOKED_AT = 200
 """Records, or pictures, that are looked at to see of what form they are."""
 
@@ -31,6 +33,8 @@ class Guess:
     """What the recipe says beside keys of the section."""
     notes: tuple[str, ...] = ()
     """What else the user should know, a line each."""
+    usual: bool = False
+    """Whether it is the one to take unless the user says otherwise."""
 
 
 def first_records(path: Path) -> list[Mapping[str, Any]]:
@@ -39,9 +43,10 @@ def first_records(path: Path) -> list[Mapping[str, Any]]:
     file = next((one for one in own if re.sub(r"\.gz$", "", one.name.lower()).endswith(SUFFIXES)), None)
     if file is None:
         return []
-    with suppress(DataError):
-        return [values for _, values in islice(records(file), LOOKED_AT)]
-    return []
+    found: list[Mapping[str, Any]] = []
+    with suppress(DataError):  # what is wrong with the file is said when it is opened
+        found.extend(values for _, values in islice(records(file), LOOKED_AT))
+    return found
 
 
 def names_in_all(found: list[Mapping[str, Any]]) -> set[str]:
@@ -49,11 +54,15 @@ def names_in_all(found: list[Mapping[str, Any]]) -> set[str]:
     return set.intersection(*(set(one) for one in found)) if found else set()
 
 
-def split_files(path: Path, suffixes: tuple[str, ...]) -> tuple[list[str], list[str]]:
-    """The files of such suffixes that a name means, to train on and for testing: of a folder, by their names."""
+def split_files(path: Path, suffixes: tuple[str, ...], below: bool = False) -> tuple[list[str], list[str]]:
+    """The files of such suffixes that a name means, to train on and for testing: of a folder, by their names.
+
+    `below`: those in folders of the folder, too.
+    """
     if not path.is_dir():
         return ([str(path)] if _ends(path, suffixes) else []), []
-    own = [one for one in sorted(path.iterdir()) if one.is_file() and _ends(one, suffixes)]
+    found = path.rglob("*") if below else path.iterdir()
+    own = [one for one in sorted(found) if one.is_file() and _ends(one, suffixes)]
     testing = [one for one in own if re.match(r"(test|val|valid|validation|dev|eval)(?![a-z])", one.name.lower())]
     training = [one for one in own if one not in testing]
     return ([str(one) for one in training], [str(one) for one in testing]) if training else ([*map(str, own)], [])
@@ -100,8 +109,10 @@ def _conversations(path: Path, found: list[Mapping[str, Any]], kind: str, what: 
     section: dict[str, Any] = {"files": files, "length": min(LONGEST, max(SHORTEST, 2 ** (most - 1).bit_length()))}
     section |= {"test_files": testing} if testing else {}
     section["template"] = "plain"
+    section |= {"too_long": "cut"} if most > LONGEST else {}
     comments = {
         "length": f"bytes in a row: without `tokenizer` each byte is a token; most records have up to {most:,}",
+        "too_long": "the end of longer ones is not used",
         "template": "how messages become text: plain, chatml, llama3, alpaca or a file",
     }
     several = f" in {len(files) + len(testing)} files" if len(files) + len(testing) > 1 else ""

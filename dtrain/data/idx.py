@@ -76,7 +76,8 @@ class IDX(WithPixels):
         assert found
         for name in (label, FILES["test"][1]):
             labels = data._find(name)
-            classes = max(classes, int(read(labels).max()) + 1 if labels else 0)
+            own = read(labels) if labels else np.zeros(0)
+            classes = max(classes, int(own.max()) + 1 if own.size else 0)
         section = {"root": str(path), "download": False} | ({"classes": classes} if classes != 10 else {})
         count = _header(found)[0][0]
         yield Guess(f"{count:,} pictures of {classes} classes in files named as those of MNIST", section, "--kind idx")

@@ -18,7 +18,7 @@ from dtrain.data.batch import Batch, Example
 from dtrain.data.data_check import DataCheck, few
 from dtrain.data.digest_cache import NO_CACHE, cached_by_file, file_digest, file_stamp
 from dtrain.data.folder_layout import LAYOUT, FolderLayout, Part, Placed, folder_layout, is_picture, paths_below
-from dtrain.data.guess import LOOKED_AT, Guess
+from dtrain.data.guess import FEW, LOOKED_AT, Guess
 from dtrain.data.image_files import (
     MAX_BYTES,
     Colour,
@@ -42,8 +42,6 @@ HEADERS = 200_000
 """Most pictures whose headers `check` looks at."""
 SHOWN = 20
 """Most bad pictures, or classes, that a message names."""
-FEW = 1_000
-"""Pictures below which a larger part is held out, as too few would say little."""
 SIDE = 64
 """Height and width that `dtrain new` writes: small enough for a CPU."""
 
@@ -89,6 +87,9 @@ class Images(WithPixels):
         sides, is_gray = sizes_of(path, few)
         side = min(SIDE, max(8, 8 * int(np.median(sides) / 8 + 0.5)))
         classes = Counter(one.label for one in layout.pictures)
+        if len(classes) < 2:
+            message = f"{path}: all {len(layout.pictures):,} pictures are of one class, {next(iter(classes))}"
+            raise DataError(message, f"dtrain expects {LAYOUT}")
         shown = ", ".join(f"{name} {count:,}" for name, count in sorted(classes.items())[:SHOWN])
         more = f" and {len(classes) - SHOWN} more" if len(classes) > SHOWN else ""
         section: dict[str, Any] = {"root": str(path), "size": [side, side]}

@@ -13,7 +13,7 @@ from dtrain.data.batch import FEATURES, IMAGE, LABEL, TOKEN, Batch, Example
 from dtrain.data.custom import UserRows
 from dtrain.data.data_check import BYTES, DataCheck
 from dtrain.data.files import address_packages
-from dtrain.data.guess import Guess
+from dtrain.data.guess import FEW, Guess
 from dtrain.data.order import hash64
 from dtrain.data.paths import expand_path, reason
 from dtrain.data.source import Load, Source, Split, Unaugmented
@@ -55,10 +55,14 @@ class Npz(Unaugmented):
             raise DataError(f"{path}: which arrays are pictures or numbers, and which labels? It has {shown}", hint)
         what = IMAGE if arrays[str(own[IMAGE])].ndim > 2 else FEATURES
         names = {str(name): usual for name, usual in ((own[IMAGE], what), (own[LABEL], LABEL)) if name != usual}
-        unused = sorted(arrays.keys() - set(own.values()))
+        label = arrays[str(own[LABEL])]
         section: dict[str, Any] = {"file": str(path)} | ({"names": names} if names else {})
-        comments = {"names": "the names that the model expects"}
+        section |= {"test": 0.2} if len(label) < FEW else {}
+        unused = sorted(arrays.keys() - set(own.values()))
+        comments = {"names": "the names that the model expects", "test": "the share that is held out"}
         notes = (f"not used: {', '.join(unused)}",) if unused else ()
+        if label.dtype.kind == "f" and np.array_equal(label, np.floor(label)):
+            notes += ("the labels are whole, but floats: they are predicted as numbers; cast them to int for classes",)
         yield Guess(f"arrays: {shown}", section, "--kind npz", comments, notes)
 
     @property
@@ -105,6 +109,12 @@ class _Arrays:
             self.classes = classes
         if vocab is not None:
             self.vocab = vocab
+        label = arrays.get(LABEL)
+        if label is not None and label.dtype.kind == "f" and label.ndim == 1 and len(label):  # numbers to predict
+            wide = label.astype(np.float64)
+            self.spread = (float(wide.mean()), float(wide.std()) or 1.0)
+        if classes is not None and label is not None and label.ndim == 1:
+            self.row_labels = label
 
     def __len__(self) -> int:
         return len(next(iter(self._arrays.values())))

@@ -334,7 +334,7 @@ def _columns(
     DataError names the places of all values that cannot be used.
     """
     values: dict[str, list[np.ndarray]] = {name: [] for name in columns}
-    labels, faults = [], list[str]()
+    labels, faults, unlabelled = [], list[str](), 0
     for path, table in tables:
         wanted = [*columns, *([label] if label else [])]
         absent = [name for name in wanted if name not in table.column_names]
@@ -354,10 +354,12 @@ def _columns(
             column, fault = _label(path, label, labels_as_written(path, table, label) if classes else table[label])
             labels.append(column)
             faults += [fault] if fault else []
+            unlabelled += bool(fault)
     if not columns:
         raise DataError(f"{tables[0][0]}: has no column besides the label", "name columns in data.columns")
     if faults:
         hint = "fill them in, drop the rows, leave the column out of data.columns, or set data.missing: median"
+        hint = "drop these rows, or fill the label in" if unlabelled == len(faults) else hint
         more = [f"and {len(faults) - SHOWN} more columns"] * (len(faults) > SHOWN)
         raise DataError("\n  ".join([*faults[:SHOWN], *more]), hint)
     for name, parts in values.items():

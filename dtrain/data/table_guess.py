@@ -3,13 +3,15 @@
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dtrain.core.errors import DataError
 from dtrain.data.files import resolve_files
-from dtrain.data.guess import Guess, has_conversations, split_files
+from dtrain.data.guess import FEW, Guess, has_conversations, split_files
 from dtrain.data.table_files import SUFFIXES, read_tables
 
 USUAL = re.compile(
@@ -20,8 +22,11 @@ NUMBER = re.compile(r"\s*[-+]?[$€£]?\s*(\d+|\d{1,3}([,.' ]\d{3})+)([.,]\d+)?\
 """A number with separators, a currency or a sign of percent."""
 ROW_NAMES = re.compile(r"(?i:__index_level_\d+__|unnamed: 0|(\w*[_ ])?(id|idx|index|uuid)|)|\w*[a-z]I[dD]")
 """Names of columns that identify rows: those that pandas writes, and usual ones."""
-FEW = 20
-"""Most different whole numbers that are classes."""
+CLASSES = re.compile(r"(?i:label|labels|class|classes|category|species|variety)")
+"""Names of columns whose whole numbers are classes, even if they are many."""
+FEW_CLASSES, MANY = 20, 1_000
+"""Most different whole numbers that are classes, and most in a column of such a name."""
+WRITTEN = "numbers written as texts"
 CATEGORIES = 64
 """Most different texts of a column that become columns, or classes."""
 SHOWN = 10
@@ -36,6 +41,8 @@ class Seen:
     """text, number, whole, date, or the type of Arrow for others."""
     different: int
     missing: int
+    is_whole: bool = False
+    """Whether all of its values are whole numbers."""
 
     @property
     def unfit(self) -> str:
@@ -47,11 +54,15 @@ class Seen:
     @property
     def predicted(self) -> str:
         """What it would be as a label: class, number, or nothing."""
-        if self.different < 2 or (self.form == "text" and self.different > CATEGORIES):
+        if self.different < 2 or (self.form in ("text", WRITTEN) and self.different > CATEGORIES):
             return ""
-        if self.form == "text" or (self.form == "whole" and self.different <= FEW):
+        if self.form in ("text", WRITTEN) or (self.is_whole and self.different <= self._most_classes):
             return "class"
         return "number" if self.form in ("number", "whole") else ""
+
+    @property
+    def _most_classes(self) -> int:
+        return MANY if CLASSES.fullmatch(self.name) else FEW_CLASSES
 
 
 def identifies_rows(name: str, column: Any) -> bool:
@@ -63,23 +74,31 @@ def identifies_rows(name: str, column: Any) -> bool:
 
 
 def table_guesses(path: Path) -> Iterator[Guess]:
-    """How a table may be read: once for each column that may be predicted, or for one of a usual name alone."""
+    """How a table may be read: once for each column that may be predicted; one of a usual name is the usual one."""
+    import pyarrow as pa
+
     files, testing = split_files(path, SUFFIXES)
     if not files or has_conversations(path):  # their texts are no categories
         return
-    _, table = read_tables(resolve_files(tuple(files[:1]), "a table"))[0]
+    tables = [table for _, table in read_tables(resolve_files(tuple(files), "a table"))]
+    alike = all(table.schema.equals(tables[0].schema) for table in tables)
+    table = pa.concat_tables(tables) if alike else tables[0]
+    labelled = {name: read_tables([Path(name)])[0][1].column_names for name in testing}
     columns = zip(table.column_names, table.columns, strict=True)
     seen = [_seen(name, column) for name, column in columns if not identifies_rows(name, column)]
     labels = [one for one in seen if one.predicted]
     usual = [one for one in labels if USUAL.fullmatch(one.name)]
     usable = [one for one in seen if not one.unfit]
-    if not labels or len(usable) < 2:
+    labels = [label for label in labels if any(one != label for one in usable)]
+    if not labels:
         why = ", ".join(f"{one.name}: {one.unfit or f'{one.different} different values'}" for one in seen[:SHOWN])
         message = f"{path}: is a table of {table.num_rows:,} rows without a column to predict from others ({why})"
         raise DataError(message, "it needs two columns that are numbers, dates or few different texts")
-    for label in usual if len(usual) == 1 else labels:
-        if any(one != label for one in usable):
-            yield _guess(files, testing, table.num_rows, seen, label)
+    for label in labels:
+        own = [name for name in testing if label.name in labelled[name]]
+        guess = _guess(files, own, sum(one.num_rows for one in tables), seen, label)
+        without = tuple(f"left out: {name}, which has no {label.name!r}" for name in testing if name not in own)
+        yield replace(guess, usual=usual == [label], notes=(*guess.notes, *without))
 
 
 def _seen(name: str, column: Any) -> Seen:
@@ -92,22 +111,28 @@ def _seen(name: str, column: Any) -> Seen:
         written = [text for text in texts if text]
         empty = sum(1 for text in column.to_pylist() if text == "")
         numeric = written and sum(bool(NUMBER.fullmatch(text)) for text in written) > len(written) / 2
-        form = "numbers written as texts" if numeric else "text"
+        form = WRITTEN if numeric else "text"
     elif pa.types.is_integer(kind) or pa.types.is_boolean(kind):
         form = "whole"
     elif pa.types.is_floating(kind):
         form = "number"
     elif pa.types.is_date(kind) or pa.types.is_timestamp(kind):
         form = "date"
-    return Seen(name, form, len(column.drop_null().unique()), column.null_count + empty)
+    values = column.drop_null().unique()
+    is_whole = form == "whole"
+    if form == "number":
+        numbers = values.to_numpy()
+        is_whole = bool(np.isfinite(numbers).all() and (numbers == np.floor(numbers)).all())
+    return Seen(name, form, len(values), column.null_count + empty, is_whole)
 
 
 def _guess(files: list[str], testing: list[str], rows: int, seen: list[Seen], label: Seen) -> Guess:
     used = [one for one in seen if one != label and not one.unfit]
     left = [one for one in seen if one != label and one.unfit]
     section: dict[str, Any] = {"files": files, "label": label.name}
-    section |= {"test_files": testing} if testing else {}
-    comments = {"label": f"a class, one of {label.different}" if label.predicted == "class" else ""}
+    section |= {"test_files": testing} if testing else {"test": 0.2} if rows < FEW else {}
+    comments = {"test": "the share that is held out"}
+    comments |= {"label": f"a class, one of {label.different}" if label.predicted == "class" else ""}
     if label.predicted == "number":
         section["predict"], comments["predict"] = "number", "or class: each different value one"
     if left:
@@ -121,7 +146,7 @@ def _guess(files: list[str], testing: list[str], rows: int, seen: list[Seen], la
     counts = {form: sum(one.form.replace("whole", "number") == form for one in used) for form in forms}
     columns = ", ".join(f"{count} {forms[form]}" for form, count in counts.items() if count)
     what = f"{label.different:,} classes" if label.predicted == "class" else f"{label.different:,} different numbers"
-    more = f" in each of {len(files)} files or so" if len(files) > 1 else ""
+    more = f" in {len(files)} files" if len(files) > 1 else ""
     return Guess(
         f"a table of {rows:,} rows{more}: columns {columns}; {label.name!r} is predicted, {what}",
         section,

@@ -70,11 +70,11 @@ class Text(Unaugmented):
 
     @classmethod
     def guesses(cls, path: Path) -> Iterator[Guess]:
-        files, testing = split_files(path, TEXTS)
+        files, testing = split_files(path, TEXTS, below=True)
         if not files or (path.is_dir() and has_pictures(path)):  # notes beside pictures
             return
         size = sum(Path(name).stat().st_size for name in (*files, *testing))
-        section: dict[str, Any] = {"files": files, "length": LENGTH}
+        section: dict[str, Any] = {"files": files, "length": max(8, min(LENGTH, size // 20))}
         section |= {"test_files": testing} if testing else {}
         several = f" in {len(files) + len(testing)} files" if len(files) + len(testing) > 1 else ""
         comments = {"length": "bytes in a row: without `tokenizer`, each byte is a token"}

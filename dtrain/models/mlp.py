@@ -79,7 +79,9 @@ class MLP(ImageClassifier):
         what, label = _input(example), example.get(LABEL)
         if what not in example or label is None or label.shape:
             return self
-        is_number = self.label == "number" or (self.label is None and not self.sizes and label.dtype == "float32")
+        is_number = self.label == "number" or (
+            self.label is None and not self.sizes and label.dtype.startswith("float")
+        )
         outputs = 1 if is_number else label.values
         model = self
         if not self.sizes and outputs:
@@ -138,8 +140,10 @@ class MLP(ImageClassifier):
     def mismatch(self, example: Example) -> str:
         what = _input(example)
         if not {what, LABEL} <= set(example) or example[LABEL].shape:
-            return f"the model takes images and labels, or rows of a table; the data has {', '.join(sorted(example))}"
-        shape, classes, is_number = example[what].shape, example[LABEL].values, example[LABEL].dtype == "float32"
+            found = ", ".join(f"{name} {list(of.shape)}" for name, of in sorted(example.items()))
+            return f"the model takes images or rows of a table, and one label for each; the data has {found}"
+        shape, classes = example[what].shape, example[LABEL].values
+        is_number = example[LABEL].dtype.startswith("float")
         if is_number != (self.label == "number"):
             expected, found = ("a class", "a number") if is_number else ("a number", "a class")
             return f"the model predicts {expected} (label: {expected[2:]}); the data's label is {found}"

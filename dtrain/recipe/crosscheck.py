@@ -81,7 +81,7 @@ def _with_sizes(recipe: Recipe, example: Example | None) -> tuple[Recipe, list[P
     try:
         return _with_model(recipe, sized_model(recipe, example or {})), []
     except FieldError as error:
-        return recipe, [(f"model.{error.field}", f"{error.message}; the sizes are those of the data", error.hint)]
+        return recipe, [(f"model.{error.field}", error.message, error.hint)]
     except DataError as error:
         return recipe, [("model", error.message, error.hint)]
 

@@ -6,19 +6,22 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, get_args
 
 import numpy as np
 
 from dtrain.core.errors import DataError, RecipeError
+from dtrain.core.printable import printable
 from dtrain.data.batch import FEATURES, IMAGE, LABEL, TOKEN
 from dtrain.data.class_weights import class_counts
 from dtrain.data.guess import LOOKED_AT, Guess
 from dtrain.data.pixels import WithPixels
 from dtrain.data.source import Source
 from dtrain.recipe.compose import name_of
-from dtrain.recipe.load import part
+from dtrain.recipe.load import load, part
 from dtrain.recipe.recipe import Data
+from dtrain.recipe.sizes import with_sizes
 
 UNEVEN = 3
 """From how many times the examples of the rarest class the most frequent one has, classes are weighted."""
@@ -30,7 +33,7 @@ TOKENS = 800_000
 LARGE = 40
 """Side of pictures from which on the first layers of the net halve it twice: four times as fast on a CPU."""
 WIDTH = 100
-PLAIN = re.compile(r"[A-Za-z_./~][\w./~-]*")
+PLAIN = re.compile(r"(\.{0,2}/)?[A-Za-z_][\w./~-]*", re.ASCII)
 WORDS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n", "~"}
 
 
@@ -66,6 +69,7 @@ def readings(path: Path) -> list[tuple[str, Guess]]:
     """
     if not path.exists():
         raise DataError(f"{path} does not exist")
+    path = path.absolute() if str(path).startswith("~") else path  # no user's home
     found, refused = [], []
     for member in get_args(Data):
         try:
@@ -85,6 +89,9 @@ def selected(path: Path, kind: str | None = None, label: str | None = None) -> l
     if not of_kind:
         kinds = ", ".join(dict.fromkeys(one for one, _ in found))
         raise RecipeError(f"--kind {kind}: {path} is not read so", f"it can be {kinds}")
+    usual = [one for one in of_kind if one[1].usual]
+    if label is None and len(usual) == 1:
+        return [one for one in of_kind if one[0] != usual[0][0]] + usual
     with_label = [one for one in of_kind if label in (None, one[1].section.get("label"))]
     if not with_label:
         columns = ", ".join(str(one.section["label"]) for _, one in of_kind if "label" in one.section)
@@ -99,10 +106,11 @@ def new_recipe(path: Path, kind: str, guess: Guess, name: str | None = None) -> 
     data = part(Data, section, "data")
     train, test = data.open("train"), data.open("test")
     settings = _settings(train, data.main.has_template)
-    name = name or name_of(path.resolve()) or "new"
+    plain = Path(re.sub(r"\.gz$", "", path.resolve().name))
+    name = name or name_of(plain) or "new"
     counts, held_out = class_counts(train), f"{len(train):,} examples to train on, {len(test):,} held out"
     text = [
-        f"# {guess.seen}.",
+        f"# {one_line(guess.seen)}.",
         "#",
         f"#   dtrain run {name}.yaml",
         f"#   dtrain {settings.use.format(name=name)}",
@@ -131,7 +139,22 @@ def new_recipe(path: Path, kind: str, guess: Guess, name: str | None = None) -> 
         f"# On a slice or on GPUs: `dtrain plan {name}.yaml --on v5e-16` says what fits and how fast it is.",
         "# Then raise batch and lr, set precision: {compute: bfloat16}, and split it: mesh: {data: -1} or {fsdp: -1}.",
     ]
-    return NewRecipe(name, "\n".join(text) + "\n", (f"{guess.seen}; {held_out}", *guess.notes, *train.notes))
+    made = NewRecipe(name, "\n".join(text) + "\n", (f"{guess.seen}; {held_out}", *guess.notes, *train.notes))
+    _refuse_unfit(made, train)
+    return made
+
+
+def _refuse_unfit(made: NewRecipe, train: Source) -> None:
+    """DataError if the recipe could not be run: the data has what no model of dtrain's own takes."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / f"{made.name}.yaml"
+        path.write_text(made.text)
+        try:
+            recipe = with_sizes(load(path), train.example)
+        except RecipeError as error:
+            raise DataError(error.message.replace(f"{folder}/", ""), error.hint) from error
+    if unfit := recipe.model.mismatch(train.example):
+        raise DataError(unfit, "see the guide, 'A model of your own'")
 
 
 def _settings(train: Source, chat: bool) -> _Settings:
@@ -139,7 +162,7 @@ def _settings(train: Source, chat: bool) -> _Settings:
     example, count = train.example, len(train)
     if IMAGE in example and LABEL in example and len(example[IMAGE].shape) == 3:
         return _for_pictures(train, count)
-    if FEATURES in example and LABEL in example:
+    if LABEL in example and (FEATURES in example or IMAGE in example):
         is_number = example[LABEL].values is None
         batch = 32 if count < 4_000 else 256
         epochs = _epochs(ROWS, count)
@@ -195,11 +218,16 @@ def _steps(epochs: int, count: int, batch: int) -> str:
 
 def _line(key: str, value: Any, comment: str = "") -> list[str]:
     """A key of a recipe with its comment: behind it, or above it where the line would be long."""
-    line = f"{key}: {_flow(value)}"
+    line, comment = f"{key}: {_flow(value)}", one_line(comment)
     if not comment or len(line) + len(comment) < WIDTH:
         return [line + (f"  # {comment}" if comment else "")]
     indent = " " * (len(key) - len(key.lstrip()))
     return [f"{indent}# {comment}", line]
+
+
+def one_line(text: str) -> str:
+    """The text without line breaks and control characters: names of others may have them."""
+    return printable(" ".join(text.split()))
 
 
 def _flow(value: Any) -> str:
@@ -218,4 +246,4 @@ def _flow(value: Any) -> str:
 def listing(found: list[tuple[str, Guess]]) -> Iterator[str]:
     """A line for each reading, with what selects it."""
     width = max(len(guess.option) for _, guess in found)
-    yield from (f"  {guess.option:<{width}}  {guess.seen}" for _, guess in found)
+    yield from (one_line(f"{guess.option:<{width}}").ljust(width) + f"  {one_line(guess.seen)}" for _, guess in found)

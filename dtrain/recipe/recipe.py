@@ -76,7 +76,8 @@ class Evaluate:
 
     every: Natural | None = None
     """Steps between evaluations; 0 measures only at the end. Default: every epoch, or every few of them, so that there
-    are at most ten and they take about a tenth of the time; of less than two epochs, up to ten parts of the run."""
+    are at most ten and their losses take about a tenth of the time (what `questions`, `samples` and `measures` take is
+    not counted); of less than two epochs, up to ten parts of the run."""
     batch: Positive | None = None
     """Examples at a time; default: the training batch."""
     questions: tuple[str, ...] = ()
@@ -105,7 +106,7 @@ class Evaluate:
         each = rows / points
         if rows >= 2 * train:
             each = train * math.ceil(each / train - 0.05)
-        return max(1, round(each / batch))
+        return math.ceil(each / batch)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,8 +18,15 @@ def sized_model(recipe: Recipe, example: Example) -> Any:
     if not model.left_out:
         return model
     if TOKEN in example and "vocab" in model.left_out and data.tokenized:
-        example = {**example, TOKEN: replace(example[TOKEN], values=data.open_tokenizer().size)}
-    return model.sized(example)
+        try:
+            example = {**example, TOKEN: replace(example[TOKEN], values=data.open_tokenizer().size)}
+        except (RecipeError, DataError) as error:
+            hint = "set model.vocab to the number of tokens, or data.tokenizer"
+            raise FieldError("vocab", f"it is left out, and {error.message}", hint) from error
+    try:
+        return model.sized(example)
+    except FieldError as error:
+        raise FieldError(error.field, f"{error.message}; the sizes are those of the data", error.hint) from error
 
 
 def with_sizes(recipe: Recipe, example: Example | None = None) -> Recipe:
@@ -39,9 +46,10 @@ def with_sizes(recipe: Recipe, example: Example | None = None) -> Recipe:
             example = recipe.data.open("train").example
             model = sized_model(recipe, example)
     except FieldError as error:
-        raise RecipeError(
-            f"model.{error.field}: {error.message}; the sizes are those of the data", error.hint
-        ) from error
+        raise RecipeError(f"model.{error.field}: {error.message}", error.hint) from error
+    if recipe.init and {"mean", "std"} & set(recipe.model.left_out):
+        hint = "set model.mean and model.std as the recipe.yaml of that run has them"
+        raise RecipeError("model.mean, model.std: what init takes was trained for other numbers", hint)
     if model.left_out:
         missing = ", ".join(f"model.{name}" for name in model.left_out)
         message = model.mismatch(example or {}) or f"{missing} cannot be taken from the data"

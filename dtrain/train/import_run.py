@@ -249,12 +249,13 @@ def import_published(
     recipe_only: bool = False,
     tokenizer_folder: Path | None = None,
     data: Path | None = None,
+    out: Path | None = None,
 ) -> Path:
     """Create the run `name` with the parameters of the folder at step 0, and NAME-tune.yaml, a recipe that tunes it.
 
     With `recipe_only`, only that recipe is written, and it reads the folder itself. The tokenizer comes from
-    `tokenizer_folder`, by default from `source`. `data`: the conversations that the recipe names. Returns the recipe's
-    path; one that exists already is not changed.
+    `tokenizer_folder`, by default from `source`. `data`: the conversations that the recipe names; `out`: its file,
+    in place of NAME-tune.yaml. Returns the recipe's path; one that exists already is not changed.
     DataError if the folder's model is not supported or its files do not fit together; nothing is left behind then.
     """
     published = described(source)
@@ -272,9 +273,10 @@ def import_published(
     if recipe_only:
         if overrides:
             raise RecipeError(f"--recipe-only takes no overrides, found {overrides[0]}", "give them to dtrain run")
-        if Path(f"{name}-tune.yaml").exists():
-            raise RecipeError(f"{name}-tune.yaml exists already", "give another name: --out NAME")
-        return _written(name, f"weights: {source}", published, str(place), tokenizer is not None, data)
+        path = out or Path(f"{name}-tune.yaml")
+        if path.exists():
+            raise RecipeError(f"{path} exists already", "give another name: --out NAME")
+        return _written(path, name, f"weights: {source}", published, str(place), tokenizer is not None, data)
     own = str(run_dir.path / TOKENIZER)  # without a file there, what needs a tokenizer is refused
     values: JsonObject = {
         "model": _model(published.model),
@@ -288,7 +290,8 @@ def import_published(
         path.write_text(dump(values))
         recipe = dataclasses.replace(load(path, overrides, devices), name=name)
     import_params(recipe, runs, source, say, before=lambda run_dir: copy_tokenizer(place, run_dir.path / TOKENIZER))
-    return _written(name, f"run: {run_dir.path}", published, own, tokenizer is not None)
+    path = Path(f"{name}-tune.yaml")
+    return _written(path, name, f"run: {run_dir.path}", published, own, tokenizer is not None)
 
 
 def tokenizer_in(folder: Path) -> Path | None:
@@ -315,9 +318,15 @@ def _report_tokenizer(path: Path, model: Decoder, say: Say) -> None:
 
 
 def _written(
-    name: str, origin: str, published: Published, tokenizer: str, found: bool, data: Path | None = None
+    path: Path,
+    name: str,
+    origin: str,
+    published: Published,
+    tokenizer: str,
+    found: bool,
+    data: Path | None = None,
 ) -> Path:
-    path, model = Path(f"{name}-tune.yaml"), published.model
+    model = published.model
     if path.exists():
         return path
     section, words = _model(model), model.padded_vocab
@@ -330,7 +339,7 @@ def _written(
     text = TUNE.format(
         name=name,
         data=data or CHAT,
-        files=json.dumps(str(data or CHAT)),
+        files=json.dumps(str(data or CHAT), ensure_ascii=False),
         file=path,
         model=dump({"model": section}),
         origin=origin,

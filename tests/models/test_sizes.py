@@ -23,7 +23,7 @@ from dtrain.models.nn.single_device import SingleDeviceContext
 from dtrain.parallel.engine import Put
 from dtrain.recipe.examine import examine
 from dtrain.recipe.load import load
-from dtrain.recipe.recipe import Model
+from dtrain.recipe.recipe import Evaluate, Model
 from dtrain.recipe.sizes import with_sizes
 from tests.conftest import Dtrain
 from tests.engines import example_of, small, worst
@@ -82,13 +82,83 @@ def test_the_vocabulary_is_that_of_the_tokenizer_and_not_of_the_text(tmp_path: P
     assert (recipe.model.vocab, recipe.model.context) == (256, 24)
 
 
+ROWS = """
+import numpy as np
+
+
+class Rows:
+    def __init__(self, split):
+        pass
+
+    def __len__(self):
+        return 40
+
+    def rows(self, indices):
+        label = np.asarray(indices, np.float32)
+        return {"features": np.stack([label, label], 1), "label": label}
+"""
+
+
 def test_sizes_that_the_data_does_not_show_are_asked_for(tmp_path: Path) -> None:
-    np.savez(tmp_path / "rows.npz", image=np.zeros((40, 2, 2, 1), np.float32), label=np.zeros(40, np.float32))
-    path = written(tmp_path, "mlp", f"{{kind: npz, file: {tmp_path}/rows.npz}}")
+    (tmp_path / "rows_of_numbers.py").write_text(ROWS)
+    path = written(tmp_path, "mlp", f"{{kind: custom, target: 'rows_of_numbers:Rows', folder: {tmp_path}}}")
     with pytest.raises(DataError, match=r"not in the data: set model\.mean, model\.std"):
         with_sizes(load(path))
     given = with_sizes(load(path, ["model.label=number", "model.mean=0", "model.std=2"])).model
-    assert given.sizes == (4, 128, 1)
+    assert given.sizes == (2, 128, 1)
+
+
+def test_numbers_of_an_npz_file_have_their_mean_and_deviation(tmp_path: Path) -> None:
+    label = np.linspace(0, 10, 400).astype(np.float16)
+    np.savez(tmp_path / "rows.npz", features=np.zeros((400, 3), np.float32), label=label)
+    recipe = load(written(tmp_path, "mlp", f"{{kind: npz, file: {tmp_path}/rows.npz, test: 0.5}}"))
+    source = recipe.data.open("train")
+    labels = source.rows(np.arange(len(source)))[LABEL].astype(np.float64)
+    model = with_sizes(recipe).model
+    assert (model.label, model.sizes) == ("number", (3, 128, 1))
+    assert (model.mean, model.std) == pytest.approx((labels.mean(), labels.std()))
+
+
+def test_classes_of_half_precision_and_labels_of_several_values_are_refused(tmp_path: Path) -> None:
+    for label in (np.zeros(40, np.float16), np.zeros((40, 2), np.float32)):
+        np.savez(tmp_path / "rows.npz", features=np.zeros((40, 3), np.float32), label=label)
+        path = written(tmp_path, "{kind: mlp, sizes: [3, 8, 2]}", f"{{kind: npz, file: {tmp_path}/rows.npz}}")
+        with pytest.raises(RecipeError, match=r"label is a number|label \[2\]"):
+            examine(path, [], None, data=True)
+
+
+def test_tokens_without_a_tokenizer_need_a_vocabulary(tmp_path: Path) -> None:
+    np.arange(400, dtype=np.uint16).tofile(tmp_path / "a.bin")
+    data = f"{{kind: tokens, files: [{tmp_path}/a.bin], length: 8}}"
+    with pytest.raises(RecipeError, match=r"model\.vocab: it is left out") as refused:
+        with_sizes(load(written(tmp_path, "{kind: decoder, layers: 1, width: 8, heads: 2, vocab: 0}", data)))
+    assert "set model.vocab to the number of tokens, or data.tokenizer" in str(refused.value)
+
+
+def test_what_init_takes_was_trained_for_its_own_numbers(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    path = written(tmp_path, "mlp", table(tmp_path, "price"), "init: {run: runs/other}\n")
+    with pytest.raises(RecipeError, match=r"model\.mean, model\.std: what init takes"):
+        with_sizes(load(path, ["model.label=number"]))
+
+
+@pytest.mark.parametrize("steps", [2, 7, 14, 25, 105, 399, 1000])
+@pytest.mark.parametrize("train", [56, 1437, 10**6])
+def test_there_are_at_most_ten_evaluations(steps: int, train: int) -> None:
+    every = Evaluate().interval(steps, 32, train, 1, decides=False)
+    assert 1 < len({*range(every, steps + 1, every), steps}) <= 10
+    if steps * 32 >= 2 * train:  # whole epochs, up to a batch
+        epochs = every * 32 / train
+        assert round(epochs) >= 1
+        assert abs(epochs - round(epochs)) * train <= 32
+
+
+def test_evaluations_by_default_take_a_tenth_of_the_time_and_a_setting_is_kept() -> None:
+    assert Evaluate().interval(1000, 10, 10**6, 1_500, decides=False) == 500  # 2 x 1,500 / 3 of 10,000 examples
+    assert Evaluate().interval(1000, 10, 10**6, 5_000, decides=False) == 0
+    assert Evaluate().interval(1000, 10, 10**6, 5_000, decides=True) == 100
+    assert Evaluate(every=0).interval(1000, 10, 1000, 1, decides=True) == 0
+    assert Evaluate(every=7).interval(1000, 10, 1000, 1, decides=False) == 7
 
 
 def test_sizes_of_the_data_that_a_model_cannot_have_are_refused_once(tmp_path: Path) -> None:
@@ -229,6 +299,7 @@ def test_balanced_weights_are_one_on_average_and_named_ones_are_as_given(tmp_pat
     shares = np.array(list(counts.values())) * balanced
     assert np.allclose(shares, len(source) / 2)
     assert class_weights({"dear": 3.0}, source).tolist() == [1.0, 3.0]  # pyright: ignore[reportOptionalMemberAccess]
+    assert class_weights({}, source) is None
     with pytest.raises(DataError, match="no class 'deer'"):
         class_weights({"deer": 3.0}, source)
 

@@ -13,7 +13,7 @@ import pytest
 
 from dtrain.core.errors import DataError, RecipeError
 from dtrain.recipe.examine import examine
-from dtrain.recipe.load import load
+from dtrain.recipe.load import load, part
 from dtrain.recipe.new import new_recipe, readings, selected
 from dtrain.recipe.recipe import Data
 from dtrain.recipe.sizes import with_sizes
@@ -90,7 +90,7 @@ def test_the_recipe_for_data_of_each_kind_is_one_that_can_be_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     data = CASES[kind](tmp_path)
-    ((found, guess),) = readings(data)
+    ((found, guess),) = selected(data)
     assert found == kind
     made = new_recipe(data, kind, guess)
     path = tmp_path / f"{made.name}.yaml"
@@ -118,7 +118,7 @@ def test_what_is_seen_in_pictures_is_said_and_used(tmp_path: Path) -> None:
 
 
 def test_what_is_seen_in_a_table_is_said_and_used(tmp_path: Path) -> None:
-    ((_, guess),) = readings(table(tmp_path / "homes.csv"))
+    ((_, guess),) = selected(table(tmp_path / "homes.csv"))
     assert guess.seen.endswith(
         "columns 1 of numbers, 1 of texts, 1 of dates; 'price' is predicted, 120 different numbers"
     )
@@ -140,6 +140,82 @@ def test_a_table_without_a_usual_label_is_read_as_its_user_says(tmp_path: Path) 
     assert refused.value.hint == "these can: rooms, city, worth"
     with pytest.raises(RecipeError, match="--kind chat"):
         selected(path, kind="chat")
+
+
+def test_any_column_can_be_predicted_where_one_has_a_usual_name(tmp_path: Path) -> None:
+    path = table(tmp_path / "homes.csv")
+    ((_, guess),) = selected(path, label="city")
+    assert guess.section["label"] == "city"
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "expected"),
+    [
+        ("label", [0.0, 1.0], "class"),  # as pandas writes whole numbers with a gap
+        ("label", [*range(30)], "class"),
+        ("sales", [*range(30)], "number"),
+        ("sales", [1.5, 2.5], "number"),
+        ("sales", ["$1,200", "$3,100"], "class"),
+    ],
+)
+def test_a_label_is_a_class_or_a_number(tmp_path: Path, column: str, values: list[Any], expected: str) -> None:
+    pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    from pyarrow import parquet
+
+    rows = [values[number % len(values)] for number in range(90)]
+    parquet.write_table(pa.table({"a": [0.5 * n for n in range(90)], column: rows}), tmp_path / "t.parquet")
+    ((_, guess),) = selected(tmp_path / "t.parquet", label=column)
+    assert guess.section.get("predict", "class") == expected
+
+
+def test_names_of_others_cannot_break_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    monkeypatch.chdir(tmp_path)
+    lines = ['"Rooms\n(n)",.5,"a: b #",label']
+    lines += [f"{'' if n % 9 == 0 else n},{n / 2},{n},{'rare' if n < 3 else 'often'}" for n in range(80)]
+    Path("~odd #1.csv").write_text("\n".join(lines).replace("rare", '"ra\nre"') + "\n")
+    ((kind, guess),) = selected(Path("./~odd #1.csv"))
+    made = new_recipe(Path("./~odd #1.csv"), kind, guess)
+    Path("odd.yaml").write_text(made.text)
+    assert "class_weights: balanced" in made.text
+    assert load("odd.yaml").data.label == "label"
+    examine(Path("odd.yaml"), [], None, data=True)
+
+
+def test_files_for_testing_without_the_label_are_left_out(tmp_path: Path) -> None:
+    folder = tmp_path / "kaggle"
+    folder.mkdir()
+    table(folder / "train.csv")
+    (folder / "test.csv").write_text("id,rooms,city,note,sold\n1,2,A,x,2020-01-01\n")
+    ((_, guess),) = selected(folder)
+    assert "test_files" not in guess.section
+    assert f"left out: {folder}/test.csv, which has no 'price'" in guess.notes
+
+
+def test_long_conversations_are_cut_and_not_left_out(tmp_path: Path) -> None:
+    rows = [{"prompt": f"what is {n}", "response": "it is " * 400} for n in range(60)]
+    (tmp_path / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    ((kind, guess),) = selected(tmp_path / "long.jsonl")
+    assert (guess.section["length"], guess.section["too_long"]) == (1024, "cut")
+    data = part(Data, {"kind": kind, **guess.section}, "data")
+    assert len(data.open("train")) + len(data.open("test")) >= 50
+
+
+def test_texts_in_folders_of_the_folder_are_read(tmp_path: Path) -> None:
+    (tmp_path / "books" / "old").mkdir(parents=True)
+    text(tmp_path / "books" / "a.txt")
+    text(tmp_path / "books" / "old" / "b.txt")
+    ((_, guess),) = selected(tmp_path / "books")
+    assert len(guess.section["files"]) == 2
+
+
+def test_data_that_no_model_takes_is_refused_before_a_recipe_is_written(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.zeros((40, 3), np.float32), y=np.zeros((40, 2), np.float32))
+    ((kind, guess),) = selected(tmp_path / "a.npz")
+    with pytest.raises(DataError, match="one label for each"):
+        new_recipe(tmp_path / "a.npz", kind, guess)
+    with pytest.raises(DataError, match="of one class, cat"):
+        readings(pictures(tmp_path / "photos", {"cat": 3}))
 
 
 def test_files_of_splits_are_those_of_usual_names(tmp_path: Path) -> None:
@@ -217,6 +293,12 @@ def test_data_that_can_be_several_is_asked_about_on_a_terminal_and_refused_elsew
     with subprocess.Popen(command, cwd=tmp_path, stdin=follow, stdout=follow, stderr=follow) as process:
         os.write(lead, b"3\n")
         assert process.wait(60) == 0
-    os.close(follow)
-    os.close(lead)
     assert "label: worth" in (tmp_path / "homes.yaml").read_text()
+    (tmp_path / "homes.yaml").unlink()
+    with subprocess.Popen(command, cwd=tmp_path, stdin=follow, stdout=follow, stderr=follow) as process:
+        os.write(lead, b"\x04")  # Ctrl-D
+        assert process.wait(60) == 130
+    os.close(follow)
+    assert b"Traceback" not in os.read(lead, 100_000)
+    os.close(lead)
+    assert not (tmp_path / "homes.yaml").exists()
