@@ -37,6 +37,7 @@ def new(
     """Write a first recipe for your data: what was seen in it, and settings that train here in minutes."""
     with exits(debug), interruptible():
         from dtrain.core.errors import RecipeError
+        from dtrain.core.files import create
         from dtrain.recipe.compose import name_of
         from dtrain.recipe.new import new_recipe, selected
 
@@ -53,7 +54,7 @@ def new(
                 guess = _elsewhere(guess)
             recipe = new_recipe(data, chosen, guess, name_of(out) if out else None)
             path = out or Path(f"{recipe.name}.yaml")
-            _write(path, recipe.text)
+            create(path, recipe.text, "name another file: --out FILE")
             for line in recipe.seen:
                 typer.echo(line, err=True)
         typer.echo(path)
@@ -101,22 +102,6 @@ def _elsewhere(guess: "Guess") -> "Guess":
 
     keys = ("root", "file", "files", "test_files")
     return replace(guess, section={**guess.section, **{k: absolute(v) for k, v in guess.section.items() if k in keys}})
-
-
-def _write(path: Path, text: str) -> None:
-    from dtrain.core.errors import DataError, EnvironmentFault, RecipeError
-
-    try:
-        content = text.encode()
-    except UnicodeEncodeError as error:
-        raise DataError(f"{path.name}: a name in the data is not UTF-8", "rename the file or folder") from error
-    try:
-        with path.open("xb") as file:
-            file.write(content)
-    except FileExistsError:
-        raise RecipeError(f"{path} already exists", "name another file: --out FILE") from None
-    except OSError as error:
-        raise EnvironmentFault(f"cannot write {path}: {error.strerror}") from error
 
 
 def _tuned(data: Path | None, weights: Path, out: Path | None) -> Path:

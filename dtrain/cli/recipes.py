@@ -39,17 +39,10 @@ def show(name: Name) -> None:
 def cp(name: Name, to: Annotated[Path, typer.Argument(help="File or folder for the copy.")]) -> None:
     """Copy a recipe, to edit it. Never overwrites a file."""
     with exits():
-        from dtrain.core.errors import EnvironmentFault, RecipeError
+        from dtrain.core.files import create
 
         target = to / f"{name}.yaml" if to.is_dir() else to
-        text = by_name(name).read_text()
-        try:
-            with target.open("x") as file:
-                file.write(text)
-        except FileExistsError:
-            raise RecipeError(f"{target} already exists", "name another file") from None
-        except OSError as error:
-            raise EnvironmentFault(f"cannot write {target}: {error.strerror}") from error
+        create(target, by_name(name).read_text())
         typer.echo(target)
 
 

@@ -122,7 +122,29 @@ def _evaluation(run_dir: "Folder") -> "JsonObject":
         values = read_json(run_dir.evaluation)
     except (OSError, ValueError):
         return {}
-    return values if isinstance(values, dict) else {}
+    if isinstance(values, dict) and _well_formed(values):
+        return values
+    typer.echo(f"{run_dir.evaluation} is damaged, and is left out; `dtrain evaluate` writes it again", err=True)
+    return {}
+
+
+def _well_formed(values: "JsonObject") -> bool:
+    """Whether a saved evaluation has what the page shows of it, in its form."""
+    counts, classes = values.get("confusion", []), values.get("classes", [])
+    fields = {"example": int, "place": str, "label": str, "predicted": str, "probability": float}
+    mistakes = values.get("mistakes", [])
+    return (
+        {"split", "step"} <= values.keys()
+        and all(isinstance(part, list) for part in (counts, classes, mistakes))
+        and all(isinstance(row, list) and len(row) == len(counts) == len(classes) for row in counts)
+        and all(isinstance(count, int) for row in counts for count in row)
+        and all(
+            isinstance(one, dict)
+            and all(isinstance(one.get(name), kind) for name, kind in fields.items())
+            and isinstance(one.get("picture", ""), str)
+            for one in mistakes
+        )
+    )
 
 
 def _compare(summaries: "list[Summary]", rows: list[dict[str, str]], changed: "dict[str, list[object]]") -> None:

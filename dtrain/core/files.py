@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from dtrain.core.errors import FULL, DataError, EnvironmentFault, cause
+from dtrain.core.errors import FULL, DataError, EnvironmentFault, RecipeError, cause
 from dtrain.core.leftovers import part_of
 from dtrain.core.types import JsonObject
 
@@ -172,3 +172,19 @@ def digest(*paths: Path) -> str:
     for path in paths:
         whole.update(path.read_bytes())
     return whole.hexdigest()[:16]
+
+
+def create(path: Path, text: str, hint: str = "name another file") -> None:
+    """Write a file that does not exist yet. RecipeError with the hint if it does, DataError if the text is not UTF-8,
+    EnvironmentFault if it cannot be written."""
+    try:
+        content = text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"{path.name}: a name in it is not UTF-8", "rename that file or folder") from error
+    try:
+        with path.open("xb") as file:
+            file.write(content)
+    except FileExistsError:
+        raise RecipeError(f"{path} already exists", hint) from None
+    except OSError as error:
+        raise EnvironmentFault(f"cannot write {path}: {error.strerror}") from error

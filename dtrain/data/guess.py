@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -74,22 +74,21 @@ SHORTEST, LONGEST = 64, 1024
 """Least and most tokens of a row that `dtrain new` writes."""
 
 
-def form_of(path: Path) -> tuple[str, ...]:
-    """The fields of conversations that all records of a file or folder have; none if they have no conversations."""
-    names = names_in_all(first_records(path))
-    return next((form for form in FORMS if set(form) <= names and not names >= PAIR), ())
+def form_of(names: Collection[str]) -> tuple[str, ...]:
+    """The fields of conversations that records with such fields have; none if they have no conversations."""
+    return next((form for form in FORMS if set(form) <= {*names} and not {*names} >= PAIR), ())
 
 
 def has_conversations(path: Path) -> bool:
     """Whether the records have messages, prompts with answers, or pairs of answers: more than a field `text`."""
-    pairs = names_in_all(first_records(path)) >= PAIR
-    return pairs or form_of(path) not in ((), ("text",))
+    names = names_in_all(first_records(path))
+    return names >= PAIR or form_of(names) not in ((), ("text",))
 
 
 def chat_guesses(path: Path) -> Iterator[Guess]:
     """One if the records have conversations or texts."""
-    found, form = first_records(path), form_of(path)
-    if form:
+    found = first_records(path)
+    if form := form_of(names_in_all(found)):
         yield _conversations(path, found, "chat", "texts" if form == ("text",) else "conversations")
 
 

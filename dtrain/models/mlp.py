@@ -141,7 +141,7 @@ class MLP(ImageClassifier):
         what = _input(example)
         if not {what, LABEL} <= set(example) or example[LABEL].shape:
             found = ", ".join(f"{name} {list(of.shape)}" for name, of in sorted(example.items()))
-            return f"the model takes images or rows of a table, and one label for each; the data has {found}"
+            return f"the model takes images and labels, or rows of a table, one label for each; the data has {found}"
         shape, classes = example[what].shape, example[LABEL].values
         is_number = example[LABEL].dtype.startswith("float")
         if is_number != (self.label == "number"):

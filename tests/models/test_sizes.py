@@ -14,12 +14,17 @@ import pytest
 from dtrain.assembly.assemble import assemble
 from dtrain.assembly.input import host_batches
 from dtrain.assembly.state import create_state
-from dtrain.core.errors import DataError, RecipeError
-from dtrain.data.batch import IMAGE, LABEL, WEIGHT
+from dtrain.core.errors import DataError, FieldError, RecipeError
+from dtrain.data.batch import IMAGE, LABEL, WEIGHT, Feature
 from dtrain.data.class_weights import class_counts, class_weights
+from dtrain.data.prediction_inputs import with_classes
+from dtrain.data.source import Arrays
 from dtrain.models.custom import Custom
 from dtrain.models.mlp import MLP
 from dtrain.models.nn.single_device import SingleDeviceContext
+from dtrain.optim.optimizer import AdamW
+from dtrain.optim.shared import Cosine, Schedule
+from dtrain.optim.update import learning_rate
 from dtrain.parallel.engine import Put
 from dtrain.recipe.examine import examine
 from dtrain.recipe.load import load
@@ -324,3 +329,39 @@ def test_weights_of_classes_are_refused_where_there_is_not_one_class(tmp_path: P
     path = written(tmp_path, "mlp", "digits", "class_weights: balanced\n")
     with pytest.raises(RecipeError, match=message):
         load(path, [more])
+
+
+@pytest.mark.slow
+def test_weights_are_printed_and_wrong_names_refused_before_compiling(dtrain: Dtrain, tmp_path: Path) -> None:
+    path = written(tmp_path, "mlp", "digits")
+    refused = dtrain("run", path, "class_weights={cat: 2}", code=4).stderr
+    assert "no class 'cat'" in refused
+    assert "compiled" not in refused
+    shown = dtrain("run", path, "class_weights={'3': 4}", "name=weighted")
+    assert "weights of the classes: 0 1, 1 1, 2 1, 3 4, 4 1" in shown.stdout + shown.stderr
+
+
+def test_a_warm_up_below_one_is_that_share_of_any_run() -> None:
+    for kind in get_args(Schedule):
+        schedule = kind(warmup=0.1)
+        assert [schedule.warmup_steps(steps) for steps in (1, 2, 10, 1000)] == [0, 0, 1, 100]
+        assert kind(warmup=0.99).warmup_steps(4) == 3  # shorter than the run
+        assert kind(warmup=7).warmup_steps(1000) == 7
+    by_share, by_steps = (learning_rate(AdamW(lr=1.0, schedule=Cosine(warmup=given)), 40) for given in (0.25, 10))
+    assert [float(by_share(step)) for step in range(40)] == [float(by_steps(step)) for step in range(40)]
+    with pytest.raises(FieldError) as refused:
+        learning_rate(AdamW(lr=1.0, schedule=Cosine(warmup=40)), 40)
+    assert refused.value.hint == "optimizer.schedule.warmup=0.1 is a tenth of a run of any length"
+
+
+def test_examples_of_classes_in_another_order_keep_their_files() -> None:
+    class Named(Arrays):
+        class_names = ("b", "a")
+
+        def place(self, index: int) -> str:
+            return f"{index}.png"
+
+    features = {LABEL: np.array([0, 1], np.int32)}
+    source = with_classes(Named(features, {LABEL: Feature((), "int32", 2)}, ""), ("a", "b"))
+    assert source.rows(np.arange(2))[LABEL].tolist() == [1, 0]
+    assert [source.place(index) for index in range(2)] == ["0.png", "1.png"]

@@ -263,6 +263,7 @@ def test_arrays_of_unknown_names_are_named(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_from_a_table_to_predictions_in_two_commands(dtrain: Dtrain, tmp_path: Path) -> None:
     table(tmp_path / "homes.csv", rows=300)
+    (tmp_path / "random.py").write_text("raise SystemExit('shadowed')\n")  # beside the data
     done = dtrain("new", "homes.csv", "--run")
     assert "a table of 300 rows" in done.stderr
     assert "finished with mae" in done.stdout + done.stderr

@@ -128,6 +128,22 @@ def test_the_picture_shows_curves(runs: Path, in_process: Dtrain, tmp_path: Path
     assert "name a .png" in in_process("report", "lr-1", "--plot", "x.doc", code=2).stderr
 
 
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        "[]",
+        '{"split": "test"}',
+        '{"split": "test", "step": 3, "confusion": [[1]]}',
+        '{"split": "test", "step": 3, "classes": ["a"], "confusion": [["x"]]}',
+        '{"split": "test", "step": 3, "mistakes": [1]}',
+        '{"split": "test", "step": 3, "mistakes": [{"label": "a"}]}',
+    ],
+)
+def test_a_damaged_evaluation_is_left_out_of_the_page(runs: Path, in_process: Dtrain, damaged: str) -> None:
+    (runs / "lr-1" / "evaluation.json").write_text(damaged)
+    assert "evaluation.json is damaged" in in_process("report", "lr-1", "--html", "page.html").stderr
+
+
 @pytest.mark.skipif(not CHROMIUM, reason="needs Chromium, which opens the page")
 @pytest.mark.nightly
 def test_a_browser_draws_the_page_without_a_network(runs: Path, in_process: Dtrain, tmp_path: Path) -> None:
