@@ -1,6 +1,7 @@
 """Compare a recipe with the run in its folder: finished already, or of another recipe."""
 
 import dataclasses
+import json
 from contextlib import suppress
 from typing import Any
 
@@ -12,6 +13,19 @@ from dtrain.recipe import yaml
 from dtrain.recipe.load import differences, draft, lasting_text, plain_part
 from dtrain.recipe.recipe import Recipe
 from dtrain.recipe.sizes import with_sizes
+
+AS_WRITTEN = "model_as_written"
+"""Where run.json has the model section of a recipe that leaves out sizes; recipe.yaml has it with the data's sizes."""
+
+
+def as_written(recipe: Recipe) -> JsonObject:
+    """What run.json keeps of a recipe that leaves out sizes, for `finished`."""
+    return {AS_WRITTEN: _json(_plain(recipe)["model"])} if recipe.model.left_out else {}
+
+
+def _json(value: Any) -> Any:
+    """The value as run.json gives it back: lists in place of tuples."""
+    return json.loads(json.dumps(value))
 
 
 def finished(run_dir: Folder, recipe: Recipe) -> bool:
@@ -25,13 +39,12 @@ def finished(run_dir: Folder, recipe: Recipe) -> bool:
     if not early and old["step"] < (recipe.steps or 0):
         return False
     before, now = _saved_recipe(run_dir), _plain(recipe)
-
+    if recipe.model.left_out and _json(now["model"]) == old.get(AS_WRITTEN):
+        now["model"] = before["model"]  # the sizes that were taken from the data, which need not be there any more
     former = [change.get("length") for change in old.get("changes", ())]  # it was extended since
     if list(_length(now)) not in [list(_length(before)), *former]:
         return False
-    return not differences(
-        before, _plain(dataclasses.replace(recipe, steps=before.get("steps"), epochs=before.get("epochs")))
-    )
+    return not differences(before, now | {"steps": before.get("steps"), "epochs": before.get("epochs")})
 
 
 def saved_length(run_dir: Folder) -> tuple[Any, Any]:

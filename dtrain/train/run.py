@@ -23,7 +23,7 @@ from dtrain.track.console import Console
 from dtrain.train.locate import located
 from dtrain.train.loop import Calls, loop
 from dtrain.train.loss_guard import Rollback
-from dtrain.train.recipe_check import finished
+from dtrain.train.recipe_check import as_written, finished
 from dtrain.train.resume import compare, first_state
 from dtrain.train.session import Session, opened
 from dtrain.train.start import RunSetup, prepare, step_hooks
@@ -49,14 +49,14 @@ def run(
     refuse_conflicts(recipe)
     if absent := missing(recipe):
         raise absent
-    recipe = with_sizes(recipe)
     run_dir, console = folder(Path(runs), recipe.name), console or Console()
     with ExitStack() as stack:
         if jax.process_index() == 0:
             run_dir.prepare()
             console.log = run_dir.log
             stack.callback(console.close)
-        if finished(run_dir, recipe):
+        written = as_written(recipe)
+        if finished(run_dir, recipe) or finished(run_dir, recipe := with_sizes(recipe)):
             console.say(f"{recipe.name} is already finished: `dtrain report {run_dir.path}` shows it", "green")
             early = run_dir.read_record().get("early")
             longer = "stop.patience=... (more), or stop=null" if early else "--extend 20epochs (or 500steps)"
@@ -64,6 +64,7 @@ def run(
             return None
         start = opened(recipe, run_dir, console, allow_changes=allow_changes, dry=dry, control=control)
         session = stack.enter_context(start)
+        session.log.values.update(written)
         ready = prepare(session)
         while rollback := _attempt(session, ready):
             session.log.rolled_back(rollback, recipe.guard.budget)

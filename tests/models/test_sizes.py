@@ -191,7 +191,8 @@ def test_a_run_keeps_the_sizes_and_resumes(dtrain: Dtrain, tmp_path: Path) -> No
 def test_a_number_is_predicted_in_its_own_unit(dtrain: Dtrain, tmp_path: Path) -> None:
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     path = written(tmp_path, "mlp", table(tmp_path, "price"))
-    dtrain("run", path, "steps=600", "optimizer={kind: adamw, lr: 1e-2}", "stop={metric: eval/mae, patience: 9}")
+    overrides = ["steps=600", "optimizer={kind: adamw, lr: 1e-2}", "stop={metric: eval/mae, patience: 9}"]
+    dtrain("run", path, *overrides)
     result = json.loads(dtrain("evaluate", "left-out", "--json").stdout)
     model = load(tmp_path / "runs/left-out/recipe.yaml").model
     assert model.label == "number"
@@ -199,6 +200,8 @@ def test_a_number_is_predicted_in_its_own_unit(dtrain: Dtrain, tmp_path: Path) -
     assert result["metrics"]["mae"] < 0.05 * model.std
     rows = [json.loads(line) for line in dtrain("predict", "left-out", "homes.csv").stdout.splitlines()]
     assert np.mean([abs(row["value"] - row["label"]) for row in rows]) < 0.05 * model.std
+    (tmp_path / "homes.csv").unlink()  # a finished run does not need its data to say that it is finished
+    assert "already finished" in dtrain("run", path, *overrides).stderr
 
 
 def test_the_loss_of_a_number_is_half_the_squared_error_in_deviations() -> None:
