@@ -134,12 +134,18 @@ def export(
     run: Run,
     target: Annotated[
         Path,
-        typer.Argument(metavar="TARGET", help="A folder, which other libraries open as it is, or a .safetensors file."),
+        typer.Argument(
+            metavar="TARGET",
+            help="A folder, for other libraries; a .safetensors file; a .stablehlo program.",
+        ),
     ],
     overrides: Overrides = None,
     names: Annotated[
-        Literal["own", "published"] | None,
-        typer.Option(help="Parameter names; default: for a folder those of Hugging Face, for a file dtrain's own."),
+        Literal["own", "published", "timm"] | None,
+        typer.Option(
+            help="Parameter names; default: for a folder those of Hugging Face (published), for a file dtrain's own. "
+            "timm: of a classifier of images."
+        ),
     ] = None,
     adapters: Annotated[
         bool,
@@ -155,17 +161,25 @@ def export(
 ) -> None:
     """Write the parameters of one of a run's checkpoints for other libraries.
 
-    A folder gets weights, config.json, generation_config.json and the tokenizer, so that transformers opens it.
+    A folder gets weights, config.json and, of a language model, generation_config.json and the tokenizer, so that
+    transformers opens it. NAME.stablehlo is a program with its parameters that classifies pictures with JAX alone.
     """
     with exits(debug), interruptible():
         use_devices(devices)
         from dtrain.core.run_list import find_run
         from dtrain.weights.export import export, refuse_other_formats
         from dtrain.weights.load import load_run
+        from dtrain.weights.program import PROGRAM, export_program
 
         refuse_other_formats(target)
+        is_program = target.suffix == PROGRAM and not target.is_dir()
+        if is_program and (names or adapters or dtype != "float32"):
+            raise RecipeError(f"{target}: a program has no --names, --adapters or --dtype", "leave them out")
         loaded = load_run(find_run(run), overrides or [], _note, step=step, best=best)
-        written = export(loaded, target, names=names, adapters=adapters, dtype=dtype)
+        if is_program:
+            written = export_program(loaded, target)
+        else:
+            written = export(loaded, target, names=names, adapters=adapters, dtype=dtype)
         typer.secho(f"{run} at {loaded.chosen}, as {dtype}:", fg="green", err=True)
         for line in written:
             _note(f"  {line}")

@@ -19,7 +19,7 @@ def add_to(app: typer.Typer) -> None:
     """Register the verb."""
     app.command(
         epilog="Examples: dtrain new photos; dtrain new houses.csv --label price --run; "
-        "dtrain new chats.jsonl --weights llama-3.2-1b"
+        "dtrain new chats.jsonl --weights llama-3.2-1b; dtrain new photos --weights vit-base-patch16-224"
     )(new)
 
 
@@ -29,7 +29,8 @@ def new(
     label: Annotated[str | None, typer.Option(help="The column of a table that is predicted.")] = None,
     kind: Annotated[str | None, typer.Option(help="The kind of data, where it could be several.")] = None,
     weights: Annotated[
-        Path | None, typer.Option(help="A folder of published weights of a language model, which is tuned.")
+        Path | None,
+        typer.Option(help="A folder of published weights to start from: of a language model, or of a ViT or ResNet."),
     ] = None,
     run: Annotated[bool, typer.Option("--run", help="Train at once.")] = False,
     debug: Debug = False,
@@ -43,16 +44,17 @@ def new(
 
         if out and out.exists():
             raise RecipeError(f"{out} already exists", "name another file: --out FILE")
-        if (weights or _is_model(data)) and (label or kind):
+        of_images = weights is not None and _of_images(weights)
+        if (weights or _is_model(data)) and (label or kind) and not of_images:
             raise RecipeError("--label and --kind do not go with published weights", "leave them out")
-        if weights or _is_model(data):
+        if _is_model(data) or (weights and not of_images):
             path = _tuned(data if weights else None, weights or data, out)
         else:
-            found = selected(data, kind, label)
+            found = selected(data, "images" if of_images else kind, label)
             chosen, guess = found[0] if len(found) == 1 else _asked(data, found)
             if out and out.parent.resolve() != Path.cwd():  # paths in a recipe are relative to it
-                guess = _elsewhere(guess)
-            recipe = new_recipe(data, chosen, guess, name_of(out) if out else None)
+                guess, weights = _elsewhere(guess), weights.absolute() if weights else None
+            recipe = new_recipe(data, chosen, guess, name_of(out) if out else None, weights)
             path = out or Path(f"{recipe.name}.yaml")
             create(path, recipe.text, "name another file: --out FILE")
             for line in recipe.seen:
@@ -68,6 +70,13 @@ def new(
 def _is_model(folder: Path) -> bool:
     """Whether it is a folder of published weights."""
     return (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
+
+
+def _of_images(weights: Path) -> bool:
+    """Whether it has the weights of a classifier of images. DataError if it does not say what it has."""
+    from dtrain.models.agreement import described
+
+    return not described(weights).model.generates
 
 
 def _asked(data: Path, found: "list[tuple[str, Guess]]") -> "tuple[str, Guess]":

@@ -13,6 +13,7 @@ PACKAGES = {
     "plotly": ("report", "draws the page of a report"),
     "markupsafe": ("report", "draws the page of a report"),
     "matplotlib": ("report", "draws pictures of curves"),
+    "flatbuffers": ("program", "writes programs: dtrain export RUN NAME.stablehlo"),
     "wandb": ("wandb", "sends metrics to Weights & Biases"),
     "tensorboardX": ("tensorboard", "writes event files for TensorBoard"),
     "gcsfs": ("remote", "reads gs://"),

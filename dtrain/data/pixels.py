@@ -197,6 +197,11 @@ class WithPixels(DataDefaults):
         return (IMAGE,)
 
     @property
+    def normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+        mean, std = (value if isinstance(value, tuple) else (value,) for value in (self.pixels.mean, self.pixels.std))
+        return mean, std
+
+    @property
     def decoding(self) -> Decoding:
         """How the file of a picture becomes pixels."""
         return Decoding()

@@ -169,6 +169,12 @@ class Data(Protocol):
         ...
 
     @property
+    def normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+        """What is subtracted from pixels, scaled to 0..1, and what they are divided by: one number each, or one for
+        each channel; None for data without such pictures."""
+        ...
+
+    @property
     def tokenized(self) -> bool:
         """Whether `open_tokenizer` gives the tokenizer of its texts."""
         ...
@@ -306,6 +312,11 @@ class DataDefaults:
     def main(self) -> Any:
         """The data whose tokenizer and chat template text is generated with: of a mixture, one of its sources."""
         return self
+
+    @property
+    def normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+        """What is subtracted from pixels, scaled to 0..1, and what they are divided by; None: it has no pictures."""
+        return None
 
     @property
     def tokenized(self) -> bool:

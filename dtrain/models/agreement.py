@@ -9,8 +9,9 @@ from typing import Any
 from dtrain.core.errors import DataError
 from dtrain.core.files import read_object
 from dtrain.core.types import JsonObject
+from dtrain.models.configs import described_model
 from dtrain.models.decoder import Decoder
-from dtrain.models.hf_config import Published, published_model
+from dtrain.models.hf_config import Published
 from dtrain.models.rope import Rope
 from dtrain.models.settings import ABSENT, Settings, differing, settings
 
@@ -71,33 +72,42 @@ def _against_record(model: object, header: str, source: Path, say: Say) -> DataE
     return _contradiction(f"{source} comes from a different model than the recipe's", ours, theirs, names, {})
 
 
-def _against_config(model: Decoder, source: Path, say: Say) -> DataError | None:
+def _against_config(model: Any, source: Path, say: Say) -> DataError | None:
     path = (source if source.is_dir() else source.parent) / CONFIG
     if not path.is_file():
         say(f"no {path}: {_unchecked_settings(model)} was not checked")
         return None
     config = read_object(path)
-    if "model_type" not in config:
+    if not named(config):
         say(f"{path} has no model_type and was not used: {_unchecked_settings(model)} was not checked")
         return None
-    published = published_model(config, model.context, path)
+    context = getattr(model, "context", 0)
+    published = described_model(config, context, path)
     _report_limits(published, model, path, say)
     ours, theirs = settings(model), settings(published.model)
-    names = differing(ours, theirs, model.context)
-    head = f"{path} ({config['model_type']}) describes a different model than the recipe's"
+    names = differing(ours, theirs, context)
+    head = f"{path} ({named(config)}) describes a different model than the recipe's"
     return _contradiction(head, ours, theirs, names=names, sources=published.sources, unserved=published.unserved)
 
 
-def _report_limits(published: Published, model: Decoder, path: Path, say: Say) -> None:
+def named(config: JsonObject) -> str:
+    """The kind of model of a config.json: transformers' model_type, or timm's architecture; empty if it has none."""
+    name = config.get("model_type") or config.get("architecture")
+    return name if isinstance(name, str) else ""
+
+
+def _report_limits(published: Published, model: Any, path: Path, say: Say) -> None:
     if published.unchecked:
         say(f"{path} has fields that dtrain does not recognise and did not check: {', '.join(published.unchecked)}")
     longest = published.positions
-    if longest and model.context > longest and isinstance(model.position, Rope):
+    if longest and isinstance(model, Decoder) and model.context > longest and isinstance(model.position, Rope):
         say(f"model.context = {model.context} is more than the {longest} positions of {path}")
 
 
-def _unchecked_settings(model: Decoder) -> str:
+def _unchecked_settings(model: Any) -> str:
     """The settings that neither names nor shapes of parameters show, as a list for messages."""
+    if not isinstance(model, Decoder):
+        return "what neither names nor shapes of parameters show, such as heads, epsilon and activation,"
     rope = isinstance(model.position, Rope)
     names = ["the number of heads", "epsilon", *(["rope theta and scaling"] if rope else []), "activation"]
     names += ["window"] if rope else []
@@ -133,12 +143,12 @@ def _shown(name: str, values: Mapping[str, object]) -> str:
 
 
 def described(source: Path) -> Published:
-    """The decoder that the config.json of a folder describes, with the longest context that it states.
+    """The model that the config.json of a folder describes, a decoder with the longest context that it states.
 
     DataError if there is no such file, or if dtrain does not support the model.
     """
     config = _config(source)
-    published = published_model(config, _positions(config), source / CONFIG)
+    published = described_model(config, _positions(config), source / CONFIG)
     if published.unserved:
         lines = "".join(f"\n  {problem}" for problem in published.unserved)
         raise DataError(f"{source / CONFIG} describes a model that dtrain does not support:{lines}")
@@ -151,7 +161,7 @@ def _config(source: Path) -> JsonObject:
         hint = "name a recipe for these parameters: dtrain import RECIPE SOURCE"
         raise DataError(f"{source} has no {CONFIG}, from which the recipe would be made", hint)
     config = read_object(path)
-    if not isinstance(config.get("model_type"), str):
+    if not named(config):
         raise DataError(f"{path} has no model_type", "use the config.json that belongs to the parameters")
     return config
 

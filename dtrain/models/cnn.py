@@ -7,16 +7,15 @@ Dims: B batch, H height, W width, C channels.
 
 import math
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Literal, Self
 
 import jax
-import jax.numpy as jnp
 
 from dtrain.core.errors import FieldError
 from dtrain.core.types import Depth, Natural, Positive
 from dtrain.data.batch import Example
 from dtrain.models.nn.context import Context
+from dtrain.models.nn.convolution import KERNEL, conv, largest
 from dtrain.models.nn.layers import (
     Drop,
     ImageClassifier,
@@ -33,12 +32,9 @@ from dtrain.models.nn.layers import (
     three_times,
     weight,
 )
-from dtrain.models.nn.low_rank import merged
 from dtrain.models.nn.model import Flops
 from dtrain.models.nn.param import Tree
-from dtrain.models.nn.vma import axes_of, varied, vary
 
-KERNEL = 3
 MOST_BLOCKS = 1_000
 
 
@@ -110,8 +106,8 @@ class CNN(ImageClassifier):
 
     def logits(self, params: Tree, image_BHWC: jax.Array, ctx: Context, drop: Drop = kept) -> jax.Array:
         """Logits (batch, classes)."""
-        x_BHWC = _conv(image_BHWC, ctx.gather(params["stem"]), self._stem[1])
-        x_BHWC = _largest(x_BHWC) if self.stem == "imagenet" else x_BHWC
+        x_BHWC = conv(image_BHWC, ctx.gather(params["stem"]), self._stem[1])
+        x_BHWC = largest(x_BHWC) if self.stem == "imagenet" else x_BHWC
         for name, _, _, stride in self._plan():
             x_BHWC = self._residual(ctx.gather(params[name]), x_BHWC, stride, ctx)
         x_BHWC = jax.nn.relu(group_norm(ctx.gather(params["norm"]), x_BHWC, self.group))
@@ -119,10 +115,10 @@ class CNN(ImageClassifier):
 
     def _residual(self, block: Tree, x_BHWC: jax.Array, stride: int, ctx: Context) -> jax.Array:
         y_BHWC = jax.nn.relu(group_norm(block["norm1"], x_BHWC, self.group))
-        skip = _conv(y_BHWC, block["skip"], stride) if "skip" in block else x_BHWC
-        y_BHWC = ctx.shard(_conv(y_BHWC, block["conv1"], stride), "batch", None, None, "hidden")
+        skip = conv(y_BHWC, block["skip"], stride) if "skip" in block else x_BHWC
+        y_BHWC = ctx.shard(conv(y_BHWC, block["conv1"], stride), "batch", None, None, "hidden")
         y_BHWC = jax.nn.relu(group_norm(block["norm2"], y_BHWC, self.group))
-        y_BHWC = ctx.reduce(_conv(y_BHWC, block["conv2"]), "hidden")
+        y_BHWC = ctx.reduce(conv(y_BHWC, block["conv2"]), "hidden")
         return ctx.shard(skip + y_BHWC, "batch", None, None, None)
 
     def flops(self, example: Example, examples: int, declared: Tree) -> Flops:
@@ -155,40 +151,3 @@ def _block(inputs: int, out: int, stride: int, group: int) -> Tree:
 def _kernel(size: int, inputs: int, out: int, rows: str, columns: str) -> Tree:
     shape = (size, size, inputs, out)
     return weight(shape, f"_ _ {rows} {columns}", fan_in=f"_ {rows}", gain=math.sqrt(2))
-
-
-def _largest(x_BHWC: jax.Array) -> jax.Array:
-    """The maximum of each 3 x 3 window, with stride 2."""
-    return jax.lax.reduce_window(x_BHWC, -jnp.inf, jax.lax.max, (1, KERNEL, KERNEL, 1), (1, 2, 2, 1), "SAME")
-
-
-def _conv(x_BHWC: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
-    kernel = merged(kernel)
-    return _convolved(vary(x_BHWC, axes_of(kernel)), varied(kernel, axes_of(x_BHWC)), stride)
-
-
-def _plain(x_BHWC: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
-    layout = ("NHWC", "HWIO", "NHWC")
-    return jax.lax.conv_general_dilated(x_BHWC, kernel, (stride, stride), "SAME", dimension_numbers=layout)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _convolved(x_BHWC: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
-    return _plain(x_BHWC, kernel, stride)
-
-
-def _convolved_forward(x_BHWC: jax.Array, kernel: jax.Array, stride: int) -> tuple[jax.Array, Tree]:
-    return _plain(x_BHWC, kernel, stride), (x_BHWC, kernel)
-
-
-def _convolved_backward(stride: int, saved: Tree, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Gradients of input and kernel; the kernel's in float32, since the compiler sums it over the devices that hold
-    other examples before it is rounded."""
-    x_BHWC, kernel = saved
-    x32, kernel32 = x_BHWC.astype(jnp.float32), kernel.astype(jnp.float32)
-    (of_x,) = jax.vjp(lambda x: _plain(x, kernel, stride), x_BHWC)[1](gradient)
-    (of_kernel,) = jax.vjp(lambda kernel: _plain(x32, kernel, stride), kernel32)[1](gradient.astype(jnp.float32))
-    return of_x, of_kernel.astype(kernel.dtype)
-
-
-_convolved.defvjp(_convolved_forward, _convolved_backward)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal, Self, get_args
+from typing import Literal, Self, get_args
 
 import jax
 import jax.numpy as jnp
@@ -30,14 +30,13 @@ from dtrain.models.nn.matmul import matmul
 from dtrain.models.nn.model import Declared, Flops, Loss, Model, Structure
 from dtrain.models.nn.param import Param, Tree
 from dtrain.models.nn.remat import ON_DEVICE, Remat, Saved
+from dtrain.models.place import Naming
+from dtrain.models.published import namings
 from dtrain.models.rope import Learned, Rope, rotated
 
 QKV = ("query", "key", "value")
 JOINED = "joined"
 """The matrices of `joined`."""
-
-if TYPE_CHECKING:
-    from dtrain.models.decoder import Decoder
 
 
 def layer(model: "Decoder") -> Tree:
@@ -339,6 +338,10 @@ class Decoder(Declared):
     @property
     def generates(self) -> bool:
         return True
+
+    @property
+    def namings(self) -> tuple[Naming, ...]:
+        return namings(self)
 
     @property
     def metrics(self) -> tuple[Metric, ...]:

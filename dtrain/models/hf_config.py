@@ -103,7 +103,7 @@ class Fields:
         self.unserved.append(problem)
 
 
-TEXTS = ("hidden_act", "hidden_activation", "activation_function")
+TEXTS = ("hidden_act", "hidden_activation", "activation_function", "layer_type")
 """Fields whose values are texts."""
 ACTIVATIONS = {"silu": "swiglu", "swish": "swiglu", "gelu_pytorch_tanh": "geglu", "gelu_new": "geglu"}
 GPT2_ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
@@ -113,17 +113,17 @@ GEMMA_GELU = {None, "gelu", "gelu_new", "gelu_pytorch_tanh"}
 
 @dataclass(frozen=True)
 class Published:
-    """A decoder as config.json describes it."""
+    """A model as config.json describes it."""
 
-    model: Decoder
+    model: Any
     sources: Mapping[str, str]
-    """For each setting of the decoder its source in config.json: "rms_norm_eps: 1e-06"."""
+    """For each setting of the model its source in config.json: "rms_norm_eps: 1e-06"."""
     unserved: tuple[str, ...]
-    """Fields and values that dtrain's decoder does not support."""
+    """Fields and values that dtrain's model does not support."""
     unchecked: tuple[str, ...]
     """Fields that dtrain does not recognise."""
     positions: int | None
-    """The longest context that config.json states."""
+    """The longest context that config.json states; None for a model of images."""
 
 
 def published_model(config: JsonObject, context: int, path: Path) -> Published:
@@ -136,7 +136,7 @@ def published_model(config: JsonObject, context: int, path: Path) -> Published:
     kind = str(config["model_type"])
     if kind not in DEFAULTS:
         named = ", ".join(config.get("architectures") or []) or "no architecture named"
-        supported = ", ".join(sorted(DEFAULTS))
+        supported = ", ".join(sorted(DEFAULTS)) + "; of images vit, resnet, and timm's vit, deit and resnet"
         raise DataError(f"{path}: dtrain does not support model_type {kind} ({named})", f"supported: {supported}")
     fields = Fields(config, DEFAULTS[kind] if kind == "gpt2" else COMMON | DEFAULTS[kind], path)
     for name, neutral in NEUTRAL.items():

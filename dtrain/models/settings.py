@@ -8,9 +8,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from dtrain.models.decoder import Decoder
+from dtrain.models.resnet import ResNet
 from dtrain.models.rope import Learned
 
-TRAINING = {"preset", "context", "init", "depth_init", "z_loss", "balance", "capacity"}
+TRAINING = {"preset", "context", "init", "depth_init", "z_loss", "balance", "capacity", "dropout"}
+IN_SHAPES = {"image", "classes"}
+"""Settings of classifiers of images that decide the shapes of parameters, or nothing: a new head has other classes."""
 COMPUTING = {"remat", "unroll", "loss_chunks", "pad_vocab"}
 
 ABSENT = "not set"
@@ -22,6 +25,8 @@ Settings = dict[str, Any]
 def settings(model: Any) -> Settings:
     """The settings of a model, with every default resolved."""
     flat = _flat({field.name: getattr(model, field.name) for field in dataclasses.fields(model)})
+    if isinstance(model, ResNet):
+        return flat | {"blocks": list(model.counts)}
     return flat | (_resolved(model) if isinstance(model, Decoder) else {})
 
 
@@ -29,7 +34,8 @@ def differing(ours: Mapping[str, object], theirs: Mapping[str, object], context:
     """The names of the settings that differ, for rows of at most `context` tokens."""
     if ours.get("kind") != theirs.get("kind"):
         return ["kind"]
-    names = [name for name in [*theirs, *(ours.keys() - theirs.keys())] if ours.get(name) != theirs.get(name)]
+    both = [name for name in [*theirs, *(ours.keys() - theirs.keys())] if name not in TRAINING | IN_SHAPES]
+    names = [name for name in both if ours.get(name) != theirs.get(name)]
     if "layers" in ours and "layers" in theirs and windows(ours, context) == windows(theirs, context):
         return [name for name in names if name not in ("window", "global_every")]
     return names
@@ -60,7 +66,7 @@ def _resolved(model: Decoder) -> Settings:
 def _flat(values: Mapping[str, object], path: str = "") -> Settings:
     flat: Settings = {}
     for name, value in values.items():
-        if name in TRAINING | COMPUTING:
+        if name in TRAINING | COMPUTING | IN_SHAPES:
             continue
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             plain = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}

@@ -1,4 +1,4 @@
-"""A vision transformer (Dosovitskiy et al. 2021; mean pooling as in Beyer et al. 2022).
+"""A vision transformer (Dosovitskiy et al. 2021; mean pooling as in Beyer et al. 2022), the published ones too.
 
 Dims: B batch, T patches, E embed, H heads, D head dim, F hidden, K classes.
 """
@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Literal, Self
 
 import jax
+import jax.numpy as jnp
 
 from dtrain.core.errors import FieldError
-from dtrain.core.types import Depth, Natural, Positive
+from dtrain.core.types import Depth, Natural, Positive, PositiveFloat
 from dtrain.data.batch import Example
 from dtrain.models.nn import param as declare
 from dtrain.models.nn.attention import AttentionSpec
@@ -18,6 +19,7 @@ from dtrain.models.nn.layers import (
     Drop,
     ImageClassifier,
     added,
+    bias,
     classes_of,
     dense,
     image_mismatch,
@@ -33,11 +35,19 @@ from dtrain.models.nn.layers import (
 from dtrain.models.nn.matmul import matmul
 from dtrain.models.nn.model import Flops, Structure
 from dtrain.models.nn.param import Param, Tree
+from dtrain.models.place import Naming
+from dtrain.models.published_images import vit_names
+
+HEADS = {"query": "heads", "key": "kv_heads", "value": "kv_heads"}
+"""The products of attention, and the dim of their heads."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ViT(ImageClassifier):
-    """Square patches of the image, a stack of equal transformer blocks, mean pooling, a linear head."""
+    """Square patches of the image, a stack of equal transformer blocks, pooling, a linear head.
+
+    With `pool: token` and `bias: true` it has the names of the published ones in timm and transformers.
+    """
 
     kind: Literal["vit"] = "vit"
     image: tuple[Positive, Positive, Positive] | None = None
@@ -51,6 +61,14 @@ class ViT(ImageClassifier):
     heads: Positive = 4
     hidden: Positive = 256
     """Width of the feed-forward layer."""
+    pool: Literal["mean", "token"] = "mean"
+    """What the head classifies: the mean of all patches, or a token of its own before them."""
+    bias: bool = False
+    """Whether the products of attention have biases."""
+    activation: Literal["gelu_tanh", "gelu"] = "gelu_tanh"
+    """Of the feed-forward layer: GELU, or its approximation by a tanh."""
+    epsilon: PositiveFloat = 1e-6
+    """Added to the variance in normalisations."""
 
     def __post_init__(self) -> None:
         for i, name in enumerate(("height", "width")):
@@ -75,12 +93,22 @@ class ViT(ImageClassifier):
         assert self.image
         return (self.image[0] // self.patch) * (self.image[1] // self.patch)
 
+    @property
+    def _tokens(self) -> int:
+        return self._patches + (self.pool == "token")
+
+    @property
+    def namings(self) -> tuple[Naming, ...]:
+        published = self.pool == "token" and self.bias and self.image
+        return vit_names(self.patch, self.width, self._tokens) if published else ()
+
     def params(self) -> Tree:
         assert self.image
         values = self.patch**2 * self.image[2]
         return {
             "embed": dense(values, self.width, "_ embed"),
-            "position": Param((self._patches, self.width), "_ embed", declare.normal(0.02), decay=False),
+            "position": Param((self._tokens, self.width), "_ embed", declare.normal(0.02), decay=False),
+            **({"token": Param((self.width,), "embed", declare.zeros, decay=False)} if self.pool == "token" else {}),
             "blocks": declare.stacked(self._block(), self.layers),
             "norm": norm(self.width, "embed"),
             "head": dense(self.width, self.classes, "embed classes"),
@@ -91,48 +119,61 @@ class ViT(ImageClassifier):
         shape = (width, heads, size)
         return {
             "norm1": norm(width, "embed"),
-            "query": weight(shape, "embed heads _", fan_in="embed"),
-            "key": weight(shape, "embed kv_heads _", fan_in="embed"),
-            "value": weight(shape, "embed kv_heads _", fan_in="embed"),
-            "out": weight((heads, size, width), "heads _ embed", fan_in="heads _"),
+            **{
+                name: self._matrix(weight(shape, f"embed {dim} _", fan_in="embed"), bias((heads, size), f"{dim} _"))
+                for name, dim in HEADS.items()
+            },
+            "out": self._matrix(weight((heads, size, width), "heads _ embed", "heads _"), bias((width,), "embed")),
             "norm2": norm(width, "embed"),
             "up": dense(width, self.hidden, "embed hidden"),
             "down": dense(self.hidden, width, "hidden embed"),
         }
 
+    def _matrix(self, matrix: Param, offset: Param) -> Tree:
+        return {"weight": matrix, "bias": offset} if self.bias else matrix
+
     def logits(self, params: Tree, image_BHWC: jax.Array, ctx: Context, drop: Drop = kept) -> jax.Array:
         """Logits (batch, classes)."""
         x_BTE = linear(ctx.gather(params["embed"]), _patches(image_BHWC, self.patch))
+        if self.pool == "token":
+            token_B1E = added(jnp.zeros_like(x_BTE[:, :1]), ctx.gather(params["token"]))
+            x_BTE = jnp.concatenate([token_B1E, x_BTE], axis=1)
         x_BTE = ctx.shard(added(x_BTE, ctx.gather(params["position"])), "batch", None, None)
-        x_BTE, _ = ctx.stack([_apply], params["blocks"], x_BTE)
-        x_BE = layer_norm(ctx.gather(params["norm"]), x_BTE).mean(1)
+        x_BTE, _ = ctx.stack([self._apply], params["blocks"], x_BTE)
+        x_BTE = layer_norm(ctx.gather(params["norm"]), x_BTE, self.epsilon)
+        x_BE = x_BTE.mean(1) if self.pool == "mean" else x_BTE[:, 0]
         return linear(ctx.gather(params["head"]), drop(x_BE, "embed", "head"))
 
     def flops(self, example: Example, examples: int, declared: Tree) -> Flops:
         assert self.image
-        tokens, width = self._patches, self.width
+        tokens, width = self._tokens, self.width
         block = 2 * tokens * (4 * width**2 + 2 * width * self.hidden) + 4 * tokens**2 * width
-        ends = 2 * tokens * self.patch**2 * self.image[2] * width + 2 * width * self.classes
+        ends = 2 * self._patches * self.patch**2 * self.image[2] * width + 2 * width * self.classes
         return three_times(self, float(self.layers * block + ends), example, examples, declared)
 
     def mismatch(self, example: Example) -> str:
         return image_mismatch(example, self.image, self.classes)
 
+    def _apply(self, block: Tree, x_BTE: jax.Array, _: Tree, ctx: Context) -> tuple[jax.Array, Tree]:
+        """One block: attention, then the feed-forward layer, each added to its input."""
+        y_BTE = layer_norm(block["norm1"], x_BTE, self.epsilon)
+        q_BTHD, k_BTHD, v_BTHD = (
+            ctx.shard(_product(y_BTE, block[name]), "batch", None, heads, None) for name, heads in HEADS.items()
+        )
+        y_BTHD = ctx.attend(q_BTHD, k_BTHD, v_BTHD, AttentionSpec(q_BTHD.shape[-1] ** -0.5, causal=False), None)
+        out = block["out"]["weight"] if self.bias else block["out"]
+        y_BTE = ctx.reduce(matmul(y_BTHD, out, contract_dims=2), "heads")
+        x_BTE = x_BTE + (added(y_BTE, block["out"]["bias"]) if self.bias else y_BTE)
+        y_BTE = layer_norm(block["norm2"], x_BTE, self.epsilon)
+        y_BTF = jax.nn.gelu(linear(block["up"], y_BTE), approximate=self.activation == "gelu_tanh")
+        y_BTE = ctx.reduce(matmul(ctx.shard(y_BTF, "batch", None, "hidden"), block["down"]["weight"]), "hidden")
+        y_BTE = added(y_BTE, block["down"]["bias"])
+        return ctx.shard(x_BTE + y_BTE, "batch", None, None), {}
 
-def _apply(block: Tree, x_BTE: jax.Array, _: Tree, ctx: Context) -> tuple[jax.Array, Tree]:
-    """One block: attention, then the feed-forward layer, each added to its input."""
-    y_BTE = layer_norm(block["norm1"], x_BTE)
-    q_BTHD, k_BTHD, v_BTHD = (
-        ctx.shard(matmul(y_BTE, block[name]), "batch", None, heads, None)
-        for name, heads in (("query", "heads"), ("key", "kv_heads"), ("value", "kv_heads"))
-    )
-    y_BTHD = ctx.attend(q_BTHD, k_BTHD, v_BTHD, AttentionSpec(q_BTHD.shape[-1] ** -0.5, causal=False), None)
-    x_BTE = x_BTE + ctx.reduce(matmul(y_BTHD, block["out"], contract_dims=2), "heads")
-    y_BTE = layer_norm(block["norm2"], x_BTE)
-    y_BTF = ctx.shard(jax.nn.gelu(linear(block["up"], y_BTE)), "batch", None, "hidden")
-    y_BTE = ctx.reduce(matmul(y_BTF, block["down"]["weight"]), "hidden")
-    y_BTE = added(y_BTE, block["down"]["bias"])
-    return ctx.shard(x_BTE + y_BTE, "batch", None, None), {}
+
+def _product(x_BTE: jax.Array, matrix: Tree) -> jax.Array:
+    """x (B, T, E) times a matrix (E, H, D), plus its bias where it has one: (B, T, H, D)."""
+    return linear(matrix, x_BTE) if isinstance(matrix, dict) else matmul(x_BTE, matrix)
 
 
 def _patches(image_BHWC: jax.Array, side: int) -> jax.Array:

@@ -190,6 +190,15 @@ def plain_part(section: Any) -> dict[str, object]:
     return _without_none(dataclasses.asdict(section))
 
 
+def given_part(section: Any) -> dict[str, Any]:
+    """A section of one kind as plain values, without what is the default."""
+    values, default = plain_part(section), {}
+    for field in dataclasses.fields(section):
+        if field.default is not dataclasses.MISSING:
+            default[field.name] = field.default
+    return {"kind": section.kind} | {name: value for name, value in values.items() if value != default.get(name)}
+
+
 def plain(recipe: Recipe) -> JsonObject:
     """The recipe as plain values with every default; fields that are None are left out."""
     values = _without_none(dataclasses.asdict(recipe))

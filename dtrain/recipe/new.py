@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, get_args
 
+import jax
 import numpy as np
 
 from dtrain.core.errors import DataError, RecipeError
@@ -18,8 +19,12 @@ from dtrain.data.class_weights import class_counts
 from dtrain.data.guess import LOOKED_AT, Guess
 from dtrain.data.pixels import WithPixels
 from dtrain.data.source import Source
+from dtrain.models.agreement import described
+from dtrain.models.image_configs import normalisation, side
+from dtrain.models.nn.param import count as count_of
+from dtrain.models.nn.param import paths
 from dtrain.recipe.compose import name_of
-from dtrain.recipe.load import load, part
+from dtrain.recipe.load import given_part, load, part
 from dtrain.recipe.recipe import Data
 from dtrain.recipe.sizes import with_sizes
 
@@ -28,6 +33,14 @@ UNEVEN = 3
 PICTURES, ROWS = 20_000, 100_000
 """Examples that a first run trains on, repeated ones too: one to three minutes on two cores."""
 MOST_EPOCHS = 60
+TUNED, LEAST_EPOCHS = 3_000, 4
+"""Examples that a first run from published weights trains on, and its fewest epochs."""
+NEW_HEAD = 10
+"""How much faster the new last layer learns than published weights."""
+ADAPTED = r"^blocks\.(query|value)\.weight$|\.conv2$"
+"""The parameters of classifiers of images for which low-rank adapters are suggested."""
+CHANNELS = 3
+"""Of pictures, unless the recipe says otherwise."""
 TOKENS = 800_000
 """Tokens that the first run of a decoder trains on."""
 LARGE = 40
@@ -58,6 +71,9 @@ class _Settings:
     length: Mapping[str, int]
     length_says: str
     pixels: Mapping[str, Any] | None = None
+    pixels_say: str = "mean and deviation of the pixels"
+    init: Mapping[str, Any] | None = None
+    adapters: Mapping[str, Any] | None = None
     best: str = ""
     use: str = "predict {name} FILE..."
 
@@ -100,12 +116,22 @@ def selected(path: Path, kind: str | None = None, label: str | None = None) -> l
     return with_label
 
 
-def new_recipe(path: Path, kind: str, guess: Guess, name: str | None = None) -> NewRecipe:
-    """The recipe for this reading of the data, which is opened. DataError if it cannot be used as it is."""
+def new_recipe(path: Path, kind: str, guess: Guess, name: str | None = None, weights: Path | None = None) -> NewRecipe:
+    """The recipe for this reading of the data, which is opened. DataError if it cannot be used as it is.
+
+    `weights`: a folder of published weights of a classifier of images, from which it starts.
+    """
     section = {"kind": kind, **guess.section}
+    if weights:
+        height, width, channels = described(weights).model.image
+        if not described(weights).model.fixed_size:
+            height, width = side(weights) or (height, width)
+        section |= {"size": [height, width]}
+        section.pop("channels", None)
+        section |= {"channels": channels} if channels != CHANNELS else {}
     data = part(Data, section, "data")
     train, test = data.open("train"), data.open("test")
-    settings = _settings(train, data.main.has_template)
+    settings = _for_weights(weights, train, len(train)) if weights else _settings(train, data.main.has_template)
     plain = Path(re.sub(r"\.gz$", "", path.resolve().name))
     name = name or name_of(plain) or "new"
     counts, held_out = class_counts(train), f"{len(train):,} examples to train on, {len(test):,} held out"
@@ -117,15 +143,18 @@ def new_recipe(path: Path, kind: str, guess: Guess, name: str | None = None) -> 
         "#",
         f"# {held_out}. Sizes that are not given are those of the data.",
         *_line("model", settings.model, settings.model_says),
+        *(_line("init", settings.init, "all but the last layer, which has other classes") if settings.init else ()),
+        *(_line("# lora", settings.adapters, "in place of all parameters: saves memory") if settings.adapters else ()),
         "data:",
         *(line for key, value in section.items() for line in _line(f"  {key}", value, guess.comments.get(key, ""))),
     ]
     if settings.pixels and isinstance(data, WithPixels):
-        says = "mean and deviation of the pixels, and random changes in training"
+        says = f"{settings.pixels_say}, and random changes in training"
         says += "; without flip, if left and right differ in meaning" * ("flip" in settings.pixels)
         text += _line("  pixels", settings.pixels, says)
     schedule = {"kind": "cosine", "warmup": 0.05}
     optimizer = {"kind": "adamw", "lr": settings.rate, "decay": 0.05, "clip": 1.0, "schedule": schedule}
+    optimizer |= {"groups": [{"match": "*head.*", "lr": NEW_HEAD}]} if weights else {}
     text += _line("optimizer", optimizer, "warmup is a share of the run")
     text += _line("batch", settings.batch)
     text += [line for key, value in settings.length.items() for line in _line(key, value, settings.length_says)]
@@ -183,14 +212,7 @@ def _settings(train: Source, chat: bool) -> _Settings:
 
 def _for_pictures(train: Source, count: int) -> _Settings:
     height, width, channels = train.example[IMAGE].shape
-    few = np.linspace(0, count - 1, min(count, LOOKED_AT)).astype(np.int64)
-    image = train.rows(few)[IMAGE]
-    scale = 255.0 if image.dtype == np.uint8 else 1.0
-    pixels: dict[str, Any] = {
-        "mean": round(float(image.mean()) / scale, 3),
-        "std": round(float(image.std()) / scale, 3) or 1.0,
-        "crop": max(1, min(height, width) // 16),
-    }
+    pixels: dict[str, Any] = {**_pixels_of(train), "crop": max(1, min(height, width) // 16)}
     pixels |= {"flip": True, "colour": 0.2} if channels == 3 else {}
     batch, epochs = 32 if count < 5_000 else 64, _epochs(PICTURES, count)
     model: dict[str, Any] = {"kind": "cnn", "stages": [16, 32, 64], "dropout": 0.2}
@@ -204,8 +226,50 @@ def _for_pictures(train: Source, count: int) -> _Settings:
         {"epochs": epochs},
         _steps(epochs, count, batch),
         pixels,
-        "eval/accuracy",
+        best="eval/accuracy",
     )
+
+
+def _pixels_of(train: Source) -> dict[str, Any]:
+    """Mean and deviation of the pixels of some pictures, scaled to 0..1."""
+    few = np.linspace(0, len(train) - 1, min(len(train), LOOKED_AT)).astype(np.int64)
+    image = train.rows(few)[IMAGE]
+    scale = 255.0 if image.dtype == np.uint8 else 1.0
+    return {"mean": round(float(image.mean()) / scale, 3), "std": round(float(image.std()) / scale, 3) or 1.0}
+
+
+def _for_weights(weights: Path, train: Source, count: int) -> _Settings:
+    """Training in full from published weights of a classifier of images. DataError if they are of another model."""
+    model = described(weights).model
+    if model.generates:
+        message = f"{weights} has the weights of a language model, which does not take pictures"
+        raise DataError(message, "give conversations with it: dtrain new chats.jsonl --weights FOLDER")
+    short = {key: value for key, value in given_part(model).items() if key not in ("image", "classes")}
+    known = normalisation(weights)
+    pixels = {"mean": list(known.mean), "std": list(known.std)} if known else _pixels_of(train)
+    pixels |= {"crop": max(1, min(train.example[IMAGE].shape[:2]) // 16), "flip": True, "colour": 0.2}
+    batch, epochs = 16, max(LEAST_EPOCHS, min(MOST_EPOCHS // 3, round(TUNED / count)))
+    of_pixels = "mean and deviation of the pixels" + (" that the weights were trained on" if known else "")
+    size = count_of(model.params())  # the larger a net, the smaller its steps
+    matrices = [name for name in jax.tree.leaves(paths(model.params())) if re.search(ADAPTED, name)]
+    return _Settings(
+        short,
+        f"the weights' own: {size / 1e6:,.3g} million parameters",
+        min(1e-3, max(1e-4, (1e6 / size) ** 0.5 * 1e-3)),
+        batch,
+        {"epochs": epochs},
+        _steps(epochs, count, batch),
+        pixels,
+        pixels_say=of_pixels,
+        init={"weights": str(weights), "new": ["head.*"]},
+        adapters={"rank": 8, "targets": _patterns(matrices), "train": ["head.*"]},
+        best="eval/accuracy",
+    )
+
+
+def _patterns(names: list[str]) -> list[str]:
+    """Patterns for parameters of numbered blocks: each name with its numbers as a star."""
+    return list(dict.fromkeys(re.sub(r"\d+(?=[_.])", "*", name) for name in names))
 
 
 def _epochs(examples: int, count: int) -> int:

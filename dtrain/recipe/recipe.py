@@ -41,6 +41,7 @@ from dtrain.models.nn.precision import Precision
 from dtrain.models.objective import Objective as AnyObjective
 from dtrain.models.objective import minimised
 from dtrain.models.parts import Part
+from dtrain.models.resnet import ResNet
 from dtrain.models.vit import ViT
 from dtrain.optim.optimizer import Optimizer
 from dtrain.parallel.jit import Jit
@@ -52,7 +53,7 @@ from dtrain.track.notify import Notify
 from dtrain.track.tensorboard import TensorBoard
 from dtrain.track.wandb import WandB
 
-Model = MLP | CNN | ViT | Decoder | Custom
+Model = MLP | CNN | ResNet | ViT | Decoder | Custom
 Data = (
     Digits | IDX | Images | Table | Npz | Records | Text | Tokens | Chat | Preference | Mixture | Synthetic | CustomData
 )

@@ -31,7 +31,7 @@ from dtrain.models.decoder import Decoder
 from dtrain.models.hf_config import Published
 from dtrain.models.lora import ADAPTERS, BASE
 from dtrain.models.nn.param import count
-from dtrain.recipe.load import lasting_text, load, plain, plain_part
+from dtrain.recipe.load import given_part, lasting_text, load, plain
 from dtrain.recipe.recipe import Init, Recipe
 from dtrain.recipe.sizes import with_sizes
 from dtrain.recipe.yaml import dump
@@ -259,6 +259,9 @@ def import_published(
     DataError if the folder's model is not supported or its files do not fit together; nothing is left behind then.
     """
     published = described(source)
+    if not published.model.generates:
+        message = f"{source} has the weights of a classifier of images"
+        raise RecipeError(message, f"train them on your pictures: dtrain new PHOTOS --weights {source}")
     if published.unchecked:
         say(f"{source / CONFIG} has fields that dtrain does not recognise: {', '.join(published.unchecked)}")
     run_dir = folder(runs, name)
@@ -279,7 +282,7 @@ def import_published(
         return _written(path, name, f"weights: {source}", published, str(place), tokenizer is not None, data)
     own = str(run_dir.path / TOKENIZER)  # without a file there, what needs a tokenizer is refused
     values: JsonObject = {
-        "model": _model(published.model),
+        "model": given_part(published.model),
         "data": {"kind": "chat", "files": [], "length": min(LENGTH, published.model.context), "tokenizer": own},
         "optimizer": {"kind": "adafactor", "lr": 1e-4},  # has hardly any state
         "batch": 8,
@@ -298,15 +301,6 @@ def tokenizer_in(folder: Path) -> Path | None:
     """The file of the tokenizer in a folder."""
     names = ("tokenizer.json", "tokenizer.model")
     return next((folder / name for name in names if (folder / name).is_file()), None)
-
-
-def _model(model: Decoder) -> dict[str, Any]:
-    """The model section, without what is the default."""
-    values, default = plain_part(model), {}
-    for field in dataclasses.fields(model):
-        if field.default is not dataclasses.MISSING:
-            default[field.name] = field.default
-    return {"kind": model.kind} | {name: value for name, value in values.items() if value != default.get(name)}
 
 
 def _report_tokenizer(path: Path, model: Decoder, say: Say) -> None:
@@ -329,7 +323,7 @@ def _written(
     model = published.model
     if path.exists():
         return path
-    section, words = _model(model), model.padded_vocab
+    section, words = given_part(model), model.padded_vocab
     if count(model.params()) > LARGE:
         section["remat"] = "full"
         chunks = (n for n in range(1, words + 1) if words % n == 0 and words // n <= WORDS)

@@ -11,13 +11,15 @@ import numpy as np
 from dtrain.checkpoint.tensors import PICKLES, write
 from dtrain.core.errors import RecipeError
 from dtrain.core.files import overwrite
+from dtrain.core.types import JsonObject
 from dtrain.data.tokenizer_files import write_tokenizer
 from dtrain.models.agreement import CONFIG, record
-from dtrain.models.hf_export import config_of
+from dtrain.models.configs import files_beside
 from dtrain.models.nn.param import Param
-from dtrain.models.published import Place
+from dtrain.models.place import Place
 from dtrain.weights.load import LoadedRun, values_of
 from dtrain.weights.peft import adapter_config, adapter_tensors
+from dtrain.weights.program import PROGRAM
 from dtrain.weights.read import leaves_by_path, own_names, published_names, without_padding
 
 SUFFIX = ".safetensors"
@@ -25,19 +27,22 @@ FORMATS = {".gguf", ".h5", ".msgpack", ".onnx"}
 """Suffixes of other formats: a target with one of them is a mistake, not a folder."""
 SHARD = 5 * 10**9
 """Bytes from which on a folder's tensors are written to another file."""
+Names = Literal["own", "published", "timm"]
+"""dtrain's names of parameters, those of transformers, or those of timm."""
 DType = Literal["float32", "bfloat16", "float16"]
 
 
 def refuse_other_formats(path: Path) -> None:
     """RecipeError if the target has the suffix of another format."""
     if path.suffix in PICKLES | FORMATS and not path.is_dir():
-        raise RecipeError(f"{path}: export writes {SUFFIX} files", f"use {path.with_suffix(SUFFIX)}, or a folder")
+        hint = f"use {path.with_suffix(SUFFIX)}, a folder, or {path.with_suffix(PROGRAM)}, a program"
+        raise RecipeError(f"{path}: export writes {SUFFIX} and {PROGRAM} files", hint)
 
 
 def export(
     loaded: LoadedRun,
     path: Path,
-    names: Literal["own", "published"] | None = None,
+    names: Names | None = None,
     adapters: bool = False,
     dtype: DType = "float32",
 ) -> list[str]:
@@ -62,9 +67,10 @@ def export(
         return _export_adapters(loaded, path, dtype, about)
     model: Any = loaded.recipe.model
     declared = without_padding(loaded.assembly.layout.declared)
-    config = config_of(model) if model.generates else None
-    published = names == "published" or (names is None and not single and config is not None)
-    table = published_names(model, declared) if published else own_names(declared)
+    library = "timm" if names == "timm" else "transformers"
+    files = files_beside(model, library, loaded.classes, loaded.recipe.data.main.normalisation) if model.namings else {}
+    published = names not in (None, "own") or (names is None and not single and bool(files))
+    table = _named(model, declared, library) if published else own_names(declared)
     tensors, about = _tensors(loaded, declared, table), about | record(model)
     if single:
         write(path, _cast(dict(tensors), dtype), about)
@@ -73,7 +79,7 @@ def export(
     if not published:
         why = "no architecture of transformers computes the same as this model" if names is None else "as asked"
         return [*lines, f"parameters have dtrain's own names: {why}"]
-    return [*lines, *_write_config(config, loaded, path, dtype)]
+    return [*lines, *_write_files(files, library, loaded, path, dtype)]
 
 
 def _written(path: Path) -> str:
@@ -95,9 +101,10 @@ def _tensors(
         for tensor, part in zip(tensors, value.reshape(len(tensors), -1), strict=True):
             parts = parts_of.setdefault(tensor, {})
             parts[place.start] = place.write(part, param)
-            if sum(part.shape[-1] for part in parts.values()) >= place.total:
+            if sum(part.shape[0 if place.transposed else -1] for part in parts.values()) >= place.total:
                 joined = [parts[start] for start in sorted(parts)]
-                yield tensor, np.ascontiguousarray(joined[0] if len(joined) == 1 else np.concatenate(joined, -1))
+                outputs = 0 if place.transposed else -1  # where they are concatenated
+                yield tensor, np.ascontiguousarray(joined[0] if len(joined) == 1 else np.concatenate(joined, outputs))
                 del parts_of[tensor]
 
 
@@ -137,16 +144,34 @@ def _write_shards(
     return files
 
 
-def _write_config(config: dict[str, Any] | None, loaded: LoadedRun, folder: Path, dtype: DType) -> list[str]:
-    """Write config.json and the tokenizer's files; what was written, and what was not."""
-    if config is None:
-        return [f"no {CONFIG}: this model matches no architecture of transformers that dtrain exports"]
+def _write_files(
+    files: dict[str, JsonObject], library: str, loaded: LoadedRun, folder: Path, dtype: DType
+) -> list[str]:
+    """Write config.json and what goes with it, such as the tokenizer; what was written, and what was not."""
+    if not files:
+        return [f"no {CONFIG}: this model matches no architecture of {library} that dtrain exports"]
+    config = files[CONFIG]
+    for name, values in files.items():
+        values = values | {"dtype": dtype} if name == CONFIG and library == "transformers" else values
+        overwrite(folder / name, json.dumps(values, indent=2) + "\n")
+    kind = config["architectures"][0] if library == "transformers" else f"{config['architecture']} of {library}"
+    if not loaded.recipe.model.generates:
+        return [f"{', '.join(files)}: {kind}"]
     data = loaded.recipe.data
-    tokenizer = getattr(data, "tokenizer", None)
-    names = write_tokenizer(tokenizer, data.main.own_template(), folder)
-    overwrite(folder / CONFIG, json.dumps(config | {"dtype": dtype}, indent=2) + "\n")
-    lines = [f"{', '.join([CONFIG, *names])}: {config['architectures'][0]}"]
+    names = write_tokenizer(getattr(data, "tokenizer", None), data.main.own_template(), folder)
+    lines = [f"{', '.join([*files, *names])}: {kind}"]
     return lines if names else [*lines, "no tokenizer: the run's data has no file of one"]
+
+
+def _named(model: Any, declared: Mapping[str, Param], library: str) -> Mapping[str, Place]:
+    """The published names of that library. RecipeError if the model has none."""
+    own = next((naming.places for naming in model.namings if naming.library == library), None)
+    if own is None and model.namings:
+        libraries = ", ".join(sorted({naming.library for naming in model.namings}))
+        raise RecipeError(
+            f"--names {library}: {library} has no names for this model", f"there are those of {libraries}"
+        )
+    return published_names(model, declared, own)
 
 
 def _export_adapters(loaded: LoadedRun, folder: Path, dtype: DType, about: Mapping[str, str]) -> list[str]:

@@ -1,6 +1,6 @@
 """Parameters that come from another run or from files (`init`, `objective.teacher`), read by path onto the mesh."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +20,9 @@ from dtrain.core.run_dir import Folder, saved_steps
 from dtrain.core.types import JsonObject
 from dtrain.core.weights_source import WeightsSource
 from dtrain.models.agreement import agree
+from dtrain.models.configs import Pixels, unlike
 from dtrain.models.distillation import TEACHER
+from dtrain.models.image_configs import normalisation
 from dtrain.models.lora import BASE
 from dtrain.models.nn.param import Param
 from dtrain.models.nn.patterns import matched, replaced
@@ -89,6 +91,9 @@ def recorded_sources(recipe: Recipe, run_dir: Folder) -> dict[str, Origin]:
     """
     found: dict[str, Origin] = {}
     init, saves = recipe.init, bool(saved_steps(run_dir.checkpoints))
+    if recipe.model.needs_init and not (init or saves):
+        hint = "name published parameters, init: {weights: FOLDER, new: [head.*]}, or a run of such a model"
+        raise RecipeError(f"model.kind {recipe.model.kind}: {recipe.model.needs_init}", hint)
     if init and (recipe.lora or not saves):
         part = BASE if recipe.lora else ""
         found[part] = recorded(run_dir, part, init) if saves else Origin(init)
@@ -161,7 +166,7 @@ def weights_from(assembly: Assembly, given: Origin, say: Say, part: str) -> Init
         part_of(recipe, leaves_by_path(tree), part) for tree in (assembly.layout.declared, assembly.shapes.params)
     )
     model = assembly.frozen.get(part, recipe.model)
-    left_out = matched(init.new, list(declared), "init.new")
+    left_out = _matching(init.new, list(declared), part, "init.new")
     random = [name for name in left_out if not declared[name].saved]
     if random:
         own = random[0].removeprefix(f"{part}.")
@@ -175,6 +180,9 @@ def weights_from(assembly: Assembly, given: Origin, say: Say, part: str) -> Init
         if part not in recipe.parts:  # the files are of another model than the whole
             agree(model, tensors.metadata, source, say, published=published, override=False)
         where = find_tensors(tensors, model, ours, source, new, say)
+    if published and (pixels := recipe.data.main.normalisation):
+        for line in _pixels(source, pixels):
+            say(line)
     taken = {own: name for own, name in names.items() if own not in new}
     what = f"{part}: " if part in (*assembly.frozen, *recipe.parts) else "initialised "
     lines = [f"{what}from {source}: {len(taken)} of {len(names)} parameters"]
@@ -189,6 +197,15 @@ def weights_from(assembly: Assembly, given: Origin, say: Say, part: str) -> Init
         lines=lines,
         expected=checksum,
     )
+
+
+def _pixels(source: Path, given: Pixels) -> Iterator[str]:
+    """A line if the data normalises pixels in another way than the one that the parameters were trained with."""
+    wanted, own = normalisation(source), f"data.pixels has mean {list(given[0])}, std {list(given[1])}"
+    if wanted is None:
+        yield f"{source} does not say how pixels were normalised: not checked; {own}"
+    elif unlike(given, wanted):
+        yield f"{source} was trained on pixels normalised with {wanted}; {own}"
 
 
 SHOWN = 8
@@ -316,15 +333,15 @@ def _parameters(stored: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
 
 def _sources(names: list[str], init: Init, there: Mapping[str, str], part: str, path: str = "") -> dict[str, str]:
     """The path in the saved state for each parameter here that the other run has."""
-    renamed = matched(init.map, names, "init.map")
-    left_out = matched(init.new, names, "init.new")
+    renamed = _matching(init.map, names, part, "init.map")
+    left_out = _matching(init.new, names, part, "init.new")
     twice = renamed.keys() & left_out.keys()
     if twice:
         raise RecipeError(f"init: {min(twice)} is both in map and in new", "leave it out of one of them")
     found = {}
     for name in names:
         other = (
-            replaced(name, renamed[name], init.map[renamed[name]], "init.map")
+            replaced(_own(name, part, renamed[name]), renamed[name], init.map[renamed[name]], "init.map")
             if name in renamed
             else _name_there(name, part, path)
         )
@@ -333,6 +350,25 @@ def _sources(names: list[str], init: Init, there: Mapping[str, str], part: str, 
         if other in there and name not in left_out:
             found[name] = there[other]
     return found
+
+
+def _matching(patterns: Iterable[str], names: Sequence[str], part: str, where: str) -> dict[str, str]:
+    """The pattern that each parameter matches, by the parameter's path. Patterns are of the paths in the model itself,
+    or with the part before them, such as base. with adapters."""
+    found: dict[str, str] = {}
+    for pattern in patterns:
+        own = {_own(name, part, pattern): name for name in names}
+        chosen = matched([pattern], list(own), where)
+        if twice := next((own[name] for name in chosen if own[name] in found), None):
+            message = f"{where}: parameter {twice} matches {found[twice]!r} and {pattern!r}"
+            raise RecipeError(message, "make one of them narrower")
+        found |= {own[name]: pattern for name in chosen}
+    return found
+
+
+def _own(name: str, part: str, pattern: str) -> str:
+    """The path that the pattern is compared with."""
+    return name if not part or pattern.startswith(f"{part}.") else name.removeprefix(f"{part}.")
 
 
 def _name_there(name: str, part: str, path: str) -> str:

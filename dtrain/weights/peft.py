@@ -15,7 +15,7 @@ from dtrain.core.files import read_object
 from dtrain.core.types import JsonObject
 from dtrain.models.lora import ADAPTERS, Lora
 from dtrain.models.nn.param import Param, Tree
-from dtrain.models.published import Place
+from dtrain.models.place import Place
 
 Say = Callable[[str], None]
 

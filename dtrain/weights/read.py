@@ -1,6 +1,7 @@
 """Read parameters from safetensors files, under dtrain's or the published names, onto the devices of a run."""
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,11 +13,18 @@ from dtrain.checkpoint.tensors import Tensors
 from dtrain.core.errors import DataError, RecipeError
 from dtrain.models.nn.param import Param, Tree, paths
 from dtrain.models.parts import is_in
-from dtrain.models.published import FUSED, HEAD, UNUSED, Place, Whole, places
+from dtrain.models.place import Naming, Place, Whole
+from dtrain.models.published import HEAD
 from dtrain.recipe.recipe import Recipe
 
 SHOWN = 8
 """Differences that an error message lists."""
+UNUSED = re.compile(
+    r"(^|\.)(attn\.(masked_)?bias|rotary_emb\.inv_freq|num_batches_tracked)$|^(vision_tower|multi_modal_projector)\.|"
+    r"^(vit\.)?pooler\.dense\."
+)
+"""Tensors in some files that are not parameters of the model: masks and rotary frequencies, which are computed; an
+image encoder beside a decoder; counts of the steps of batch normalisation; a layer after a classifier's token."""
 PREFIXES = (
     "",
     "transformer.",
@@ -62,7 +70,8 @@ def find_tensors(
     """
     table = tensor_names(tensors, model, ours)
     embed = table["embed"].name if "embed" in table else ""
-    prefix = next((prefix for prefix in PREFIXES if embed and f"{prefix}{embed}" in tensors), "")
+    anchor = next((place.name for name, place in table.items() if name in ours and "{" not in place.name), "")
+    prefix = next((prefix for prefix in PREFIXES if anchor and f"{prefix}{anchor}" in tensors), "")
     shapes = {
         f"{prefix}{tensor}": (name, table[name].shape(param))
         for name, param in ours.items()
@@ -113,17 +122,21 @@ def tensor_names(tensors: Tensors, model: Any, ours: Mapping[str, Param]) -> Map
 
     Raises DataError if the file has the published names of another architecture.
     """
-    if not model.generates:
+    if not model.namings:
         return own_names(ours)
-    table = places(model, fused=any(name.endswith(FUSED) for name in tensors))
-    own = sum(name in tensors for name in ours)
-    names = [f"{prefix}{place.name}" for place in table.values() for prefix in PREFIXES]
-    published = sum(name.format(layer=0, expert=0) in tensors for name in names)
+
+    def found(naming: Naming) -> int:
+        names = [f"{prefix}{place.name}" for place in naming.places.values() for prefix in PREFIXES]
+        return sum(name.format(layer=0, expert=0) in tensors for name in names)
+
+    table = max(model.namings, key=found).places
+    own, published = sum(name in tensors for name in ours), max(map(found, model.namings))
     if own > published or (not published and ours.keys() - table.keys()):
         return own_names(ours)
-    expected = "GPT-2" if table["embed"].name == EMBEDDINGS["GPT-2"] else "Llama"
+    embed = table["embed"].name if "embed" in table else ""
+    expected = "GPT-2" if embed == EMBEDDINGS["GPT-2"] else "Llama"
     for family, name in EMBEDDINGS.items():
-        if family != expected and any(f"{prefix}{name}" in tensors for prefix in PREFIXES):
+        if embed and family != expected and any(f"{prefix}{name}" in tensors for prefix in PREFIXES):
             message = f"the file has the parameter names of {family}; the recipe's model has those of {expected}"
             raise DataError(message, f"start from a recipe for a {family} model: `dtrain recipes presets`")
     return published_names(model, ours, table)
@@ -165,7 +178,7 @@ def published_names(
 ) -> Mapping[str, Place]:
     """The published name of every parameter, from `table` or the model's usual ones. RecipeError if one has none."""
     if table is None:
-        table = places(model) if model.generates else {}
+        table = dict(model.namings[0].places) if model.namings else {}
     nameless = [name for name in declared if name not in table]
     if nameless:
         message = f"parameter {nameless[0]} has no published name"

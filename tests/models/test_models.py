@@ -123,11 +123,11 @@ def test_impossible_fields_are_refused() -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_biases_and_scales_are_not_decayed(name: str) -> None:
+def test_biases_scales_and_running_statistics_are_not_decayed(name: str) -> None:
     for path, param in jax.tree_util.tree_leaves_with_path(MODELS[name].params()):
         assert isinstance(param, Param)
         text = jax.tree_util.keystr(path)
-        assert param.decay == (not any(word in text for word in ("bias", "scale", "position")))
+        assert param.decay == (not any(word in text for word in ("bias", "scale", "position", "mean", "variance")))
 
 
 RESNET34 = CNN(

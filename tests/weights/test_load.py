@@ -143,7 +143,7 @@ def test_a_run_folder_alone_is_enough_to_export(tmp_path: Path) -> None:
         assert lines[0].startswith(f"{tmp_path / written}: ")
         (tmp_path / "plain").touch()
         assert (tmp_path / written).stat().st_mode == (tmp_path / "plain").stat().st_mode
-    with pytest.raises(RecipeError, match=r"export writes \.safetensors files"):
+    with pytest.raises(RecipeError, match=r"export writes \.safetensors and \.stablehlo files"):
         refuse_other_formats(tmp_path / "model.bin")
 
 

@@ -128,6 +128,21 @@ class Declared:
         return False
 
     @property
+    def namings(self) -> tuple[Any, ...]:
+        """A `Naming` for each way in which published files name its parameters; the first is the usual one."""
+        return ()
+
+    @property
+    def fixed_size(self) -> bool:
+        """Whether its parameters fit inputs of one size only."""
+        return True
+
+    @property
+    def needs_init(self) -> str:
+        """Why a new run of it cannot start from random parameters; empty if it can."""
+        return ""
+
+    @property
     def exact_inputs(self) -> tuple[str, ...]:
         """Arrays of a batch that keep their dtype where others are cast to the compute dtype; labels always do."""
         return ()
