@@ -17,6 +17,7 @@ from dtrain.cli import (
     evaluate,
     explain,
     generate,
+    help_topics,
     launch,
     ls,
     new,
@@ -78,6 +79,7 @@ verify.add_to(app)
 sweep.add_to(app)
 profile.add_to(app)
 bench.add_to(app)
+help_topics.add_to(app)
 app.add_typer(recipes.app, name="recipes", rich_help_panel="Before a run")
 app.add_typer(data.app, name="data", rich_help_panel="Before a run")
 app.add_typer(launch.app, name="launch", rich_help_panel="Train")
@@ -85,6 +87,7 @@ PANELS = {
     "Train": ("run", "sweep", "verify", "profile", "bench"),
     "Before a run": ("new", "check", "explain", "plan", "doctor"),
     "Look at runs": ("ls", "report"),
+    "Look things up": ("help",),
     "Use a trained model": ("evaluate", "predict", "sample", "generate", "import", "export"),
 }
 """The verbs as `dtrain --help` groups them."""

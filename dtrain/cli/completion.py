@@ -40,7 +40,7 @@ def overrides(args: list[str], incomplete: str) -> list[str]:
         )
     key, separator, start = incomplete.partition("=")
     if not separator:
-        paths = dict.fromkeys(one.path for one in cached_keys())
+        paths = dict.fromkeys(one.path for one in cached_keys() if one.typed)
         depth = incomplete.count(".")
         return [f"{path}=" for path in paths if path.startswith(incomplete) and path.count(".") <= depth + 1]
     return [f"{key}={value}" for value in _values(key) if value.startswith(start)]
@@ -50,6 +50,16 @@ def _values(key: str) -> list[str]:
     from dtrain.recipe.keys import cached_keys
 
     return list(dict.fromkeys(value for one in cached_keys() if one.path == key for value in one.values))
+
+
+def topics(incomplete: str) -> list[str]:
+    """What `dtrain help` explains besides verbs: keys, kinds and codes of errors."""
+    from dtrain.cli.help_topics import pages
+    from dtrain.recipe.keys import cached_keys
+
+    keys = cached_keys()
+    names = [*(key.path for key in keys), *(key.kind for key in keys if key.path.endswith("kind")), *pages()]
+    return [name for name in dict.fromkeys(names) if name.startswith(incomplete)]
 
 
 def runs(incomplete: str) -> list[str]:
@@ -62,6 +72,15 @@ def runs(incomplete: str) -> list[str]:
 def targets(incomplete: str) -> list[str]:
     """Slices for plans: the smaller ones of each generation of TPU."""
     return [name for name in TARGETS if name.startswith(incomplete)]
+
+
+def script(shell: str) -> str:
+    """The script that completes `dtrain` in a shell. KeyError if there is none for it."""
+    from typer._completion_shared import get_completion_script
+
+    if shell not in FILES:
+        raise KeyError(shell)
+    return get_completion_script(prog_name="dtrain", complete_var="_DTRAIN_COMPLETE", shell=shell)
 
 
 def ask_before_install(arguments: list[str]) -> str:

@@ -113,6 +113,7 @@ def _unexpected(error: Exception, debug: bool) -> int:
         traceback.print_exc()
     if known is None:
         typer.secho("this is a bug in dtrain, or in a custom model", fg="red", err=True)
+        typer.secho(f"more: dtrain help {DtrainError.topic}", dim=True, err=True)
         return DtrainError.exit_code
     _print_error(known)
     return known.exit_code
@@ -137,3 +138,5 @@ def _show_error(error: DtrainError) -> None:
     typer.echo(printable(error.message), err=True)
     if error.hint:
         typer.secho(f"hint: {printable(error.hint)}", fg="cyan", err=True)
+    if error.topic and not isinstance(error, Stopped | Aborted):
+        typer.secho(f"more: dtrain help {printable(error.topic)}", dim=True, err=True)

@@ -35,6 +35,14 @@ class Group(TyperGroup):
 
             if problem := ask_before_install(args):
                 ctx.fail(problem)
+        if ctx.parent is None and args[:1] == ["--show-completion"] and len(args) > 1:
+            from dtrain.cli.completion import script
+
+            try:
+                typer.echo(script(args[1]))
+            except KeyError:
+                ctx.fail(f"there is no completion for {args[1]}; there is for bash, zsh, fish and powershell")
+            ctx.exit()
         return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -78,7 +86,7 @@ def key_of(name: str) -> str:
 
     if name in OPTIONS:
         return OPTIONS[name]
-    paths = list(dict.fromkeys(key.path for key in cached_keys()))
+    paths = list(dict.fromkeys(key.path for key in cached_keys() if key.typed))
     words = (name, name.replace("-", "_"), name.replace("-", "."))
     found = [path for path in paths if path in words] or [path for path in paths if path.rpartition(".")[2] in words]
     return min(found, key=lambda path: path.count(".")) if found else ""

@@ -69,11 +69,14 @@ class DtrainError(Exception):
     """An error for the user: a message, an optional hint, an exit code."""
 
     exit_code = 70
+    topic = "E-BUG"
+    """What `dtrain help` explains more about it by: a section of docs/errors.md, or a key of the recipe."""
 
-    def __init__(self, message: str, hint: str = "") -> None:
+    def __init__(self, message: str, hint: str = "", topic: str = "") -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.topic = topic or self.topic
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), vars(self))  # the default would call __init__ with the wrong arguments
@@ -93,10 +96,11 @@ class RecipeError(DtrainError):
     """The recipe or the command line is invalid; `problems` has one line per problem."""
 
     exit_code = 2
+    topic = "E-RECIPE"
 
-    def __init__(self, problems: str | Sequence[str], hint: str = "") -> None:
+    def __init__(self, problems: str | Sequence[str], hint: str = "", topic: str = "") -> None:
         self.problems = (problems,) if isinstance(problems, str) else tuple(problems)
-        super().__init__("\n".join(self.problems), hint)
+        super().__init__("\n".join(self.problems), hint, topic)
 
 
 class FieldError(RecipeError):
@@ -111,28 +115,34 @@ class EnvironmentFault(DtrainError):
     """The machine or its environment prevents the operation."""
 
     exit_code = 3
+    topic = "E-ENVIRONMENT"
 
 
 class LeftBehind(EnvironmentFault):
     """A resource that was started could not be shut down and may cost money."""
+
+    topic = "E-LEFT-BEHIND"
 
 
 class DataError(DtrainError):
     """Data is missing, damaged, empty, or does not fit the model."""
 
     exit_code = 4
+    topic = "E-DATA"
 
 
 class CheckpointError(DtrainError):
     """No usable checkpoint exists."""
 
     exit_code = 5
+    topic = "E-CHECKPOINT"
 
 
 class Locked(DtrainError):
     """Another running process uses the run folder."""
 
     exit_code = 6
+    topic = "E-LOCKED"
 
 
 class TakenOver(Locked):
@@ -143,24 +153,28 @@ class NotFinite(DtrainError):
     """The loss, its gradients or the training state became NaN or infinite."""
 
     exit_code = 7
+    topic = "E-NOT-FINITE"
 
 
 class Exhausted(DtrainError):
     """The run was restarted too often without a new checkpoint."""
 
     exit_code = 8
+    topic = "E-RESTARTS"
 
 
 class Hung(DtrainError):
     """A process made no progress within its time limit."""
 
     exit_code = 9
+    topic = "E-HANG"
 
 
 class Stopped(DtrainError):
     """The run received a stop signal and saved its state."""
 
     exit_code = 75
+    topic = "E-STOPPED"
 
 
 class HostLost(Stopped):
@@ -177,6 +191,7 @@ class Aborted(DtrainError):
     """The run received a second stop signal and exited without saving."""
 
     exit_code = 130
+    topic = "E-INTERRUPTED"
 
 
 def user_error(error: BaseException) -> DtrainError | None:
@@ -191,7 +206,7 @@ def user_error(error: BaseException) -> DtrainError | None:
     if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("dtrain"):
         return missing_package(error)
     if short := next((link for link in _chain(error) if _is_memory(link)), None):
-        return EnvironmentFault(f"out of memory: {_first_line(short)}"[:LONGEST], NO_MEMORY)
+        return EnvironmentFault(f"out of memory: {_first_line(short)}"[:LONGEST], NO_MEMORY, "E-MEMORY")
     if any(code in MACHINE for code, _ in _os_errors(error)):
         return EnvironmentFault(cause(error), way_out(error))
     return lost_connection(error)
@@ -201,7 +216,8 @@ def missing_package(error: ModuleNotFoundError) -> DtrainError:
     """The error for the user if a package is not installed."""
     name = (error.name or str(error)).partition(".")[0]
     use = extras.use_of(name)
-    return EnvironmentFault(f"the package {name} is missing{use and f': it {use}'}", extras.command([name]))
+    message = f"the package {name} is missing{use and f': it {use}'}"
+    return EnvironmentFault(message, extras.command([name]), "E-PACKAGE")
 
 
 def _is_memory(error: BaseException) -> bool:

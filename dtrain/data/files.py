@@ -76,7 +76,7 @@ def fetched(address: str, what: str, cache: str) -> list[Path]:
     except ImportError as error:
         package = PACKAGES.get(kind, kind)
         message = f"{address}: reading {kind}:// needs the package {package}"
-        raise EnvironmentFault(message, extras.command([package])) from error
+        raise EnvironmentFault(message, extras.command([package]), "E-PACKAGE") from error
     except (DataError, EnvironmentFault):
         raise
     except Exception as error:  # each kind of storage has errors of its own

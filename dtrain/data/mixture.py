@@ -123,6 +123,7 @@ class Weighted:
     weight: NonNegative = 1.0
     """Its share of the rows is its weight divided by the sum of all."""
     data: Part
+    """What the source is: a `data` section of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +131,7 @@ class Change:
     """Other weights, from a step on."""
 
     step: Positive
+    """The first step with these weights."""
     weights: dict[str, NonNegative]
     """The weight of every source, by name."""
 

@@ -15,7 +15,8 @@ from dtrain.core.errors import FieldError, RecipeError
 from dtrain.core.run_dir import Folder
 from dtrain.data.batch import POSITION, TOKEN
 from dtrain.data.tokenizer import Tokenizer
-from dtrain.models.decoder import Decoder, joined
+from dtrain.models.decoder import Decoder
+from dtrain.models.decoder_layer import joined
 from dtrain.models.nn.kv_cache import CachedContext, KVCache, unstacked
 from dtrain.models.nn.param import Tree
 from dtrain.weights.load import LoadedRun, load_run

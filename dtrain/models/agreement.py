@@ -53,7 +53,7 @@ def agree(
         return
     if problem and not allowed:
         hint = problem.hint if override else problem.hint.removesuffix(ALLOW).removesuffix("; ")
-        raise DataError(problem.message, hint)
+        raise DataError(problem.message, hint, problem.topic)
     if problem:
         say(f"imported despite the differences: {problem.message}")
 
@@ -131,10 +131,10 @@ def _contradiction(
     wide = max(len(left) for left, _ in rows)
     lines = "\n".join(f"  {left:<{wide}}  {right}" for left, right in rows)
     if "kind" in names:
-        return DataError(f"{head}:\n{lines}", "import into a recipe with a model of that kind")
+        return DataError(f"{head}:\n{lines}", "import into a recipe with a model of that kind", "E-WEIGHTS")
     overrides = " ".join(shlex.quote(f"model.{name}={json.dumps(theirs[name])}") for name in names if name in theirs)
     change = f"to use the file's settings: {overrides}; " if overrides and not unserved else ""
-    return DataError(f"{head}:\n{lines}", change + ALLOW)
+    return DataError(f"{head}:\n{lines}", change + ALLOW, "E-WEIGHTS")
 
 
 def _shown(name: str, values: Mapping[str, object]) -> str:

@@ -18,167 +18,20 @@ from dtrain.core.errors import FieldError
 from dtrain.core.metrics import DROPPED, NLL, PERPLEXITY, SOURCES, Metric
 from dtrain.core.types import Depth, Natural, NonNegative, Positive, PositiveFloat
 from dtrain.data.batch import DOCUMENT, POSITION, SOURCE, TARGET, TOKEN, WEIGHT, Batch, Example
-from dtrain.models.feed_forward import Form, gated, hidden
+from dtrain.models.decoder_layer import apply, layer, norm, normal
+from dtrain.models.feed_forward import Form, gated
 from dtrain.models.lora import ADAPTERS, BASE
-from dtrain.models.moe import Experts, matrices
+from dtrain.models.moe import Experts
 from dtrain.models.next_token import Head, row_mismatch
 from dtrain.models.nn import param as declare
-from dtrain.models.nn.attention import AttentionSpec, mean_attended_keys
+from dtrain.models.nn.attention import mean_attended_keys
 from dtrain.models.nn.context import Block, Context, Layers
-from dtrain.models.nn.layers import added, bias, lift, normalised, scale
-from dtrain.models.nn.matmul import matmul
 from dtrain.models.nn.model import Declared, Flops, Loss, Model, Structure
 from dtrain.models.nn.param import Param, Tree
 from dtrain.models.nn.remat import ON_DEVICE, Remat, Saved
 from dtrain.models.place import Naming
 from dtrain.models.published import namings
-from dtrain.models.rope import Learned, Rope, rotated
-
-QKV = ("query", "key", "value")
-JOINED = "joined"
-"""The matrices of `joined`."""
-
-
-def layer(model: "Decoder") -> Tree:
-    """Parameters of attention, and of a feed-forward layer or a mixture of experts."""
-    width, dim = model.width, model.head_size
-    inner = declare.normal(model.init)
-    outer = declare.normal(model.init / (math.sqrt(2 * model.layers) if model.depth_init else 1))
-    q, kv = ((width, model.heads, dim), "embed heads _"), ((width, model.groups, dim), "embed kv_heads _")
-    tree: Tree = {name: norm(model, width, "embed") for name in ("norm1", "norm2")} if model.pre_norm else {}
-    for name, (shape, dims) in {"query": q, "key": kv, "value": kv}.items():
-        tree[name] = {"weight": Param(shape, dims, inner, fan_in=("embed",))}
-        if model.bias or model.qkv_bias:
-            tree[name]["bias"] = bias(shape[1:], dims.partition(" ")[2])
-    tree["out"] = {"weight": Param((model.heads, dim, width), "heads _ embed", outer, fan_in=("heads", "_"))}
-    if model.experts:
-        tree["moe"] = model.experts.params(width, model.feed_forward, inner, outer)
-    else:
-        size = model.hidden or 4 * width
-        tree["mlp"] = matrices(width, size, model.feed_forward, inner, outer)
-        if model.bias:
-            inner_biases = {f"{name}_bias": bias((size,), "hidden") for name in tree["mlp"] if name != "down"}
-            tree["mlp"] |= inner_biases | {"down_bias": bias((width,), "embed")}
-    if model.bias:
-        tree["out"]["bias"] = bias((width,), "embed")
-    if model.qk_norm_joint:
-        tree |= {
-            f"{name}_norm": scale(shape[1:], dims.partition(" ")[2])
-            for name, (shape, dims) in {"query": q, "key": kv}.items()
-        }
-    elif model.qk_norm:
-        tree |= {f"{name}_norm": norm(model, dim, "_")["scale"] for name in ("query", "key")}
-    if model.post_norm:
-        tree |= {"post1": norm(model, width, "embed"), "post2": norm(model, width, "embed")}
-    return tree
-
-
-def norm(model: "Decoder", size: int, dim: str) -> Tree:
-    """Scale, and bias with `norm_bias`, of a normalisation over `dim`."""
-    factor = bias((size,), dim) if model.norm_offset else scale((size,), dim)  # an offset from one starts at zero
-    return {"scale": factor} | ({"bias": bias((size,), dim)} if model.norm_bias else {})
-
-
-def apply(
-    model: "Decoder", window: int | None, block: Tree, x_BTE: jax.Array, shared: Tree, ctx: Context
-) -> tuple[jax.Array, Tree]:
-    """One layer: attention, then the feed-forward layer, each added to the residual stream; and its router losses."""
-
-    def before(name: str, x: jax.Array) -> jax.Array:
-        return normal(model, block[name], x) if model.pre_norm else x
-
-    def after(name: str, y: jax.Array) -> jax.Array:
-        return normal(model, block[name], y) if model.post_norm else y
-
-    y_BTE = ctx.collect(before("norm1", x_BTE))
-    y_BTE = ctx.scatter(_attention(model, block, y_BTE, shared, window, ctx), "heads")
-    y_BTE = added(y_BTE, block["out"]["bias"]) if model.bias else y_BTE
-    x_BTE = x_BTE + after("post1", y_BTE)
-    y_BTE, sums = _feed_forward(model, block, before("norm2", x_BTE), shared, ctx)
-    return x_BTE + after("post2", y_BTE), sums
-
-
-def _attention(
-    model: "Decoder", block: Tree, y_BTE: jax.Array, shared: Tree, window: int | None, ctx: Context
-) -> jax.Array:
-    waves = shared.get("window_waves" if window and model.window_theta else "waves")
-
-    together = _split(y_BTE, block, (model.heads, model.groups, model.groups)) if JOINED in block else {}
-
-    def project(name: str, heads: str) -> jax.Array:
-        x_BTHD = together[name] if together else matmul(y_BTE, block[name]["weight"], name=name)
-        x_BTHD = added(x_BTHD, block[name]["bias"]) if "bias" in block[name] else x_BTHD
-        x_BTHD = ctx.shard(x_BTHD, "batch", "length", heads, None)
-        if name == "value":
-            return x_BTHD
-        if model.qk_norm_joint:
-            x_BTHD = _joint_norm(model, block[f"{name}_norm"], x_BTHD, heads, ctx)
-        elif model.qk_norm:
-            x_BTHD = normal(model, {"scale": block[f"{name}_norm"]}, x_BTHD)
-        return rotated(x_BTHD, waves) if waves else x_BTHD
-
-    q_BTHD, k_BTGD, v_BTGD = project("query", "heads"), project("key", "kv_heads"), project("value", "kv_heads")
-    factor = (model.query_pre_attn_scalar or model.head_size) ** -0.5
-    spec = AttentionSpec(factor, window=window, softcap=model.attention_softcap)
-    y_BTHD = ctx.attend(q_BTHD, k_BTGD, v_BTGD, spec, shared.get(DOCUMENT))
-    return matmul(y_BTHD, block["out"]["weight"], contract_dims=2, name="out")
-
-
-def joined(block: Tree) -> Tree:
-    """The parameters of a layer with the matrices of one input side by side: fewer, larger products for generation.
-
-    Only for parameters that no device holds a share of: the parts of a share would not be those of the whole.
-    """
-    block = dict(block)
-    weights = [block[name]["weight"] for name in QKV]
-    block |= {name: {key: x for key, x in block[name].items() if key != "weight"} for name in QKV}
-    block[JOINED] = jnp.concatenate(weights, axis=1)
-    if "mlp" in block and "gate" in block["mlp"]:
-        mlp = dict(block["mlp"])
-        mlp[JOINED] = jnp.concatenate([mlp.pop("gate"), mlp.pop("up")], axis=1)
-        block["mlp"] = mlp
-    return block
-
-
-def _split(y_BTE: jax.Array, block: Tree, sizes: tuple[int, int, int]) -> dict[str, jax.Array]:
-    """Queries, keys and values from one product."""
-    heads, groups, _ = sizes
-    parts = jnp.split(matmul(y_BTE, block[JOINED]), (heads, heads + groups), axis=2)
-    return dict(zip(QKV, parts, strict=True))
-
-
-def _joint_norm(model: "Decoder", scale_HD: jax.Array, x_BTHD: jax.Array, heads: str, ctx: Context) -> jax.Array:
-    """RMS normalisation over all heads together, of which this device may have a share."""
-    total = (model.heads if heads == "heads" else model.groups) * model.head_size
-    y_BTHD = x_BTHD.astype(jnp.float32)
-    squares_BT11 = ctx.reduce(jnp.square(y_BTHD).sum((2, 3), keepdims=True), heads)
-    y_BTHD = y_BTHD * jax.lax.rsqrt(squares_BT11 / total + model.epsilon)
-    return (y_BTHD * lift(scale_HD.astype(jnp.float32), y_BTHD)).astype(x_BTHD.dtype)
-
-
-def _feed_forward(
-    model: "Decoder", block: Tree, y_BTE: jax.Array, shared: Tree, ctx: Context
-) -> tuple[jax.Array, Tree]:
-    if model.experts:
-        y_BTE, sums = model.experts.apply(block["moe"], y_BTE, shared[WEIGHT], model.feed_forward, ctx)
-        return ctx.scatter(y_BTE, "hidden"), sums
-    mlp, y_BTE = block["mlp"], ctx.collect(y_BTE)
-
-    halves = jnp.split(matmul(y_BTE, mlp[JOINED]), 2, axis=-1) if JOINED in mlp else []
-    together: dict[str, jax.Array] = dict(zip(("gate", "up"), halves, strict=False))
-
-    def times(name: str) -> jax.Array:
-        y_BTF = together[name] if together else matmul(y_BTE, mlp[name], name=name)
-        y_BTF = added(y_BTF, mlp[f"{name}_bias"]) if model.bias else y_BTF
-        return ctx.shard(y_BTF, "batch", "length", "hidden")
-
-    y_BTE = ctx.scatter(matmul(hidden(model.feed_forward, times), mlp["down"], name="down"), "hidden")
-    return (added(y_BTE, mlp["down_bias"]) if model.bias else y_BTE), {}
-
-
-def normal(model: "Decoder", params: Tree, x: jax.Array) -> jax.Array:
-    """The model's normalisation over the last dim."""
-    return normalised(params, x, model.norm, model.epsilon, model.norm_offset)
+from dtrain.models.rope import Learned, Rope
 
 
 def flops_of_tokens(model: "Decoder", length: int, declared: Tree, adapters: Tree, tokens: int) -> Flops:
@@ -220,8 +73,11 @@ class Decoder(Declared):
     context: Natural = 0
     """Maximum tokens per row; 0: the length of the data's rows."""
     layers: Depth
+    """Number of layers."""
     width: Positive
+    """Values of each token between layers."""
     heads: Positive
+    """Heads of the queries."""
     kv_heads: Positive | None = None
     """Heads of keys and values; default: `heads`."""
     head_dim: Positive | None = None
@@ -229,12 +85,17 @@ class Decoder(Declared):
     hidden: Positive | None = None
     """Width of the feed-forward layer; default: 4 x width."""
     feed_forward: Form = "swiglu"
+    """swiglu and geglu are gated, by SiLU and by GELU in its tanh form; gelu and gelu_tanh are not."""
     experts: Experts | None = None
     """A mixture of experts in place of the feed-forward layer."""
     position: Rope | Learned = field(default_factory=Rope)
+    """How the model gets the place of a token: rope rotates queries and keys, learned adds a vector."""
     norm: Literal["rms", "layer"] = "rms"
+    """rms: root mean square (Llama); layer: with the mean subtracted (GPT-2)."""
     epsilon: PositiveFloat = 1e-5
+    """Added to the variance in normalisations."""
     norm_bias: bool = False
+    """Whether normalisations add a bias (GPT-2)."""
     norm_offset: bool = False
     """Store normalisation scales as their difference from one (Gemma)."""
     pre_norm: bool = True
@@ -263,7 +124,9 @@ class Decoder(Declared):
     query_pre_attn_scalar: PositiveFloat | None = None
     """Attention scores are divided by its square root (Gemma 2); default: head_dim."""
     attention_softcap: PositiveFloat | None = None
+    """Bound of the attention scores: cap x tanh(score / cap) (Gemma 2)."""
     logit_softcap: PositiveFloat | None = None
+    """Bound of the logits: cap x tanh(logit / cap) (Gemma 2)."""
     init: PositiveFloat = 0.02
     """Standard deviation of the initial values of matrices."""
     depth_init: bool = True

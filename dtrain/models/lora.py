@@ -27,6 +27,7 @@ class Lora:
     """Train low-rank adapters in place of a model's parameters, which come from another run (`init`)."""
 
     rank: Positive
+    """Rows of the small matrices: more learn more, and take more memory."""
     alpha: PositiveFloat | None = None
     """The product of the two matrices is multiplied by alpha / rank; default: alpha = rank."""
     targets: tuple[str, ...]

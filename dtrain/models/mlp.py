@@ -45,6 +45,7 @@ class MLP(ImageClassifier):
     hidden: tuple[Positive, ...] | None = None
     """The hidden layers alone, in place of `sizes`; default: [128]."""
     activation: Literal["relu", "gelu", "tanh"] = "relu"
+    """After each hidden layer."""
     label: Literal["class", "number"] | None = None
     """What is predicted: a class, or a number, with half the squared error of (number - mean) / std as its loss.
     Default: what the label of the data is where `sizes` is left out, else a class."""

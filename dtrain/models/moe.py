@@ -28,12 +28,15 @@ class Experts:
     """Each token is routed to `active` of `count` experts, and to all `shared` ones."""
 
     count: Annotated[int, Gt(0), Le(2**20)]
+    """Number of experts of each layer."""
     active: Annotated[int, Gt(0), Le(1024)]
+    """Experts that each token is routed to."""
     hidden: Positive
     """Hidden width of one expert."""
     shared: Natural = 0
     """Experts that every token is routed to."""
     score: Literal["softmax", "sigmoid"] = "softmax"
+    """How the router's values become gates."""
     renormalise: bool = True
     """Normalise the gates of a token to sum to one."""
     scale: PositiveFloat = 1.0

@@ -25,6 +25,7 @@ class LinearScaling:
 
     kind: Literal["linear"] = "linear"
     factor: PositiveFloat
+    """Divisor of the positions."""
 
     def frequencies(self, plain: np.ndarray, theta: float) -> np.ndarray:
         return plain / self.factor
@@ -38,8 +39,11 @@ class Llama3:
 
     kind: Literal["llama3"] = "llama3"
     factor: PositiveFloat = 8.0
+    """Divisor of the low frequencies."""
     low: PositiveFloat = 1.0
+    """Frequencies with fewer rotations in the original context are divided."""
     high: PositiveFloat = 4.0
+    """Frequencies with more rotations are kept."""
     original: Positive = 8192
     """Context length of the pretraining."""
 
@@ -59,10 +63,13 @@ class Yarn:
 
     kind: Literal["yarn"] = "yarn"
     factor: PositiveFloat
+    """Divisor of the low frequencies."""
     original: Positive
     """Context length of the pretraining."""
     fast: PositiveFloat = 32.0
+    """Frequencies with more rotations in the original context are kept."""
     slow: PositiveFloat = 1.0
+    """Frequencies with fewer rotations are divided."""
 
     def frequencies(self, plain: np.ndarray, theta: float) -> np.ndarray:
         pairs = len(plain)
@@ -88,7 +95,9 @@ class Rope:
 
     kind: Literal["rope"] = "rope"
     theta: PositiveFloat = 10_000.0
+    """Base of the wave lengths: larger ones for longer contexts."""
     scaling: LinearScaling | Llama3 | Yarn | None = None
+    """For contexts longer than those of the pretraining."""
 
     def __post_init__(self) -> None:
         if self.theta <= 1:

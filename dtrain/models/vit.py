@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from dtrain.core.errors import FieldError
 from dtrain.core.types import Depth, Natural, Positive, PositiveFloat
 from dtrain.data.batch import Example
+from dtrain.models.feed_forward import ACTIVATIONS
 from dtrain.models.nn import param as declare
 from dtrain.models.nn.attention import AttentionSpec
 from dtrain.models.nn.context import Context
@@ -57,8 +58,11 @@ class ViT(ImageClassifier):
     patch: Positive = 4
     """Side of a patch in pixels."""
     layers: Depth = 4
+    """Number of blocks."""
     width: Positive = 64
+    """Values of each patch between blocks."""
     heads: Positive = 4
+    """Heads of attention."""
     hidden: Positive = 256
     """Width of the feed-forward layer."""
     pool: Literal["mean", "token"] = "mean"
@@ -165,7 +169,7 @@ class ViT(ImageClassifier):
         y_BTE = ctx.reduce(matmul(y_BTHD, out, contract_dims=2), "heads")
         x_BTE = x_BTE + (added(y_BTE, block["out"]["bias"]) if self.bias else y_BTE)
         y_BTE = layer_norm(block["norm2"], x_BTE, self.epsilon)
-        y_BTF = jax.nn.gelu(linear(block["up"], y_BTE), approximate=self.activation == "gelu_tanh")
+        y_BTF = ACTIVATIONS[self.activation](linear(block["up"], y_BTE))
         y_BTE = ctx.reduce(matmul(ctx.shard(y_BTF, "batch", None, "hidden"), block["down"]["weight"]), "hidden")
         y_BTE = added(y_BTE, block["down"]["bias"])
         return ctx.shard(x_BTE + y_BTE, "batch", None, None), {}

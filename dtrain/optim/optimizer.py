@@ -24,8 +24,11 @@ class AdamW(Shared):
 
     kind: Literal["adamw"] = "adamw"
     b1: Decay = 0.9
+    """Decay of the mean of the gradients."""
     b2: Decay = 0.999
+    """Decay of the mean of their squares."""
     epsilon: PositiveFloat = 1e-8
+    """Added to the square root of that mean."""
 
     def direction(self, declared: Tree) -> "optax.GradientTransformation":
         return adam(self.b1, self.b2, self.epsilon)
@@ -37,7 +40,9 @@ class SGD(Shared):
 
     kind: Literal["sgd"] = "sgd"
     momentum: Decay = 0.9
+    """Share of the last update that is kept."""
     nesterov: bool = False
+    """Look ahead by one update (Nesterov's momentum)."""
 
     def direction(self, declared: Tree) -> "optax.GradientTransformation":
         import optax
@@ -51,7 +56,9 @@ class Lion(Shared):
 
     kind: Literal["lion"] = "lion"
     b1: Decay = 0.9
+    """Share of the momentum in the update whose sign is taken."""
     b2: Decay = 0.99
+    """Decay of the momentum."""
 
     def direction(self, declared: Tree) -> "optax.GradientTransformation":
         import optax
@@ -85,10 +92,13 @@ class Muon(Shared):
 
     kind: Literal["muon"] = "muon"
     momentum: Decay = 0.95
+    """Decay of the momentum of matrices."""
     iterations: Natural = 5
     """Newton-Schulz iterations."""
     b1: Decay = 0.9
+    """Adam's, for all other parameters."""
     b2: Decay = 0.999
+    """Adam's, for all other parameters."""
 
     def refuse_unfit(self, declared: Tree) -> None:
         if not any(map(_muon_dims, jax.tree.leaves(declared))):

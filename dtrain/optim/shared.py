@@ -134,6 +134,7 @@ class Shared:
     lr: Rate
     """Peak learning rate."""
     schedule: Schedule = field(default_factory=Constant)
+    """How the learning rate changes during the run."""
     decay: NonNegative = 0.0
     """Decoupled weight decay; each step multiplies it by the learning rate."""
     decay_all: bool = False

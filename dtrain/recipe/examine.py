@@ -77,7 +77,11 @@ def examine(path: Path, overrides: Sequence[str], devices: int | None, data: boo
     for problem in _held_out(parsed, inspected):
         parsed.add(problem)
     if parsed.problems.count:
-        raise RecipeError(parsed.problems.lines) if of_recipe else DataError("\n".join(parsed.problems.lines))
+        raise (
+            RecipeError(parsed.problems.lines, topic=parsed.problems.key)
+            if of_recipe
+            else DataError("\n".join(parsed.problems.lines))
+        )
     result = CheckReport(parsed.recipe(), ["the recipe"], inspected.not_checked)
     if unavailable and not result.recipe.launch:
         raise unavailable

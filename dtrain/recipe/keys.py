@@ -10,7 +10,9 @@ from pathlib import Path
 from dtrain import __version__
 from dtrain.core.types import JsonObject
 
-DEEPEST = 4
+DEEPEST = 6
+NUMBER, NAME = "N", "NAME"
+"""What stands in a path for the place in a list, and for a name that the user gives."""
 BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 
 
@@ -19,15 +21,22 @@ class Key:
     """A key of a recipe. A section with several kinds has the keys of each."""
 
     path: str
-    """Dotted: optimizer.schedule.warmup."""
+    """Dotted: optimizer.schedule.warmup; optimizer.groups.N.lr of each mapping in a list, parts.NAME.run of each by
+    name."""
     kind: str
     """The kind of the section that has this key; empty if the section has no kinds."""
     type: str
     default: str
-    """As in YAML; empty if the key must be given, or is computed from others."""
+    """As in YAML; empty if there is none."""
     values: tuple[str, ...]
     """All values that it can have, if they are named ones."""
     text: str
+    required: bool = False
+
+    @property
+    def typed(self) -> bool:
+        """Whether the path can be typed as it is: it has no place in a list, and no name that the user gives."""
+        return not {NUMBER, NAME} & set(self.path.split("."))
 
 
 def keys() -> list[Key]:
@@ -62,20 +71,38 @@ def _keys(part: JsonObject, whole: JsonObject, path: str, kind: str) -> Iterator
         return
     for name, about in part.get("properties", {}).items():
         here = f"{path}.{name}" if path else name
-        members = [whole["$defs"][one["$ref"].rpartition("/")[2]] for one in _refs(about)]
-        kinds = tuple(m["properties"]["kind"]["const"] for m in members if "const" in m["properties"].get("kind", {}))
-        yield Key(
-            here, kind, _type(about, whole), _default(about), _values(about) or kinds, about.get("description", "")
-        )
-        if about.get("type") == "array":
-            continue
+        members = [_member(one, whole) for one in _refs(about)]
+        kinds = tuple(filter(None, map(_kind, members)))
+        text = " ".join(about.get("description", "").split())
+        values, required = _values(about) or kinds, name in part.get("required", ()) and name != "kind"
+        yield Key(here, kind, _type(about, whole), _default(about), values, text, required)
         for member in members:
-            yield from _keys(member, whole, here, member["properties"].get("kind", {}).get("const", ""))
+            yield from _keys(member, whole, here, _kind(member))
+        for place, inner in ((NUMBER, about.get("items")), (NAME, about.get("additionalProperties"))):
+            if isinstance(inner, dict):
+                for one in _refs(inner):
+                    member = _member(one, whole)
+                    yield from _keys(member, whole, f"{here}.{place}", _kind(member))
 
 
 def _refs(about: JsonObject) -> list[JsonObject]:
-    options = [about, *about.get("anyOf", ()), *about.get("allOf", ())]
+    options = [about, *about.get("anyOf", ()), *about.get("oneOf", ()), *about.get("allOf", ())]
     return [one for one in options if "$ref" in one]
+
+
+def _member(one: JsonObject, whole: JsonObject) -> JsonObject:
+    return whole["$defs"][one["$ref"].rpartition("/")[2]]
+
+
+def _kind(member: JsonObject) -> str:
+    return member.get("properties", {}).get("kind", {}).get("const", "")
+
+
+def _options(about: JsonObject) -> list[JsonObject]:
+    """What it may be, without null, and without the names that stand for whole sections."""
+    options = about.get("anyOf") or about["oneOf"]
+    sections = any("$ref" in one for one in options)
+    return [one for one in options if one.get("type") != "null" and not (sections and "enum" in one)]
 
 
 def _values(about: JsonObject) -> tuple[str, ...]:
@@ -89,16 +116,21 @@ def _type(about: JsonObject, whole: JsonObject) -> str:
     if values := _values(about):
         return "true or false" if about.get("type") == "boolean" else " | ".join(values)
     if "$ref" in about:
-        return about["$ref"].rpartition("/")[2]
-    if "anyOf" in about:
-        options = [_type(one, whole) for one in about["anyOf"] if one.get("type") != "null" and "enum" not in one]
+        member = _member(about, whole)
+        return _kind(member) or ("mapping" if "properties" in member else _type(member, whole))
+    if "anyOf" in about or "oneOf" in about:
+        options = [_type(one, whole) for one in _options(about)]
         return " | ".join(dict.fromkeys(options))
     named = about.get("type", "any")
     if isinstance(named, list):
         named = " or ".join(named)
     if named == "array" and isinstance(about.get("items"), dict):
-        return f"list of {_type(about['items'], whole)}"
-    bounds = " ".join(f"{sign} {about[key]:g}" for key, sign in BOUNDS.items() if abs(about.get(key, 1e9)) < 1e8)
+        return f"list of {_type(about['items'], whole)}".replace("list of mapping", "list of mappings")
+    if named == "object":
+        inner = about.get("additionalProperties")
+        return f"mapping of names to {_type(inner, whole)}" if isinstance(inner, dict) and inner else "mapping"
+    limits = {key: about[key] for key in BOUNDS if abs(about.get(key, 1e9)) < 1e8}
+    bounds = " ".join(f"{BOUNDS[key]} {value:g}" for key, value in limits.items()).replace("≥ 1e-30", "> 0")
     return f"{named} {bounds}".strip()
 
 

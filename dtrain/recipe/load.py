@@ -120,7 +120,7 @@ class Draft:
     def recipe(self) -> Recipe:
         """The recipe. Raises RecipeError with every problem, each at its file:line:column."""
         if self.problems.count:
-            raise RecipeError(self.problems.lines)
+            raise RecipeError(self.problems.lines, topic=self.problems.key)
         return Recipe(**self.values)
 
 
@@ -149,7 +149,7 @@ def draft(path: Path, overrides: Sequence[str] = ()) -> Draft:
         mark = mark_of(tree, where)  # the mark of an override quotes its value
         problems.add(mark if mark.line else Mark("an argument"), where, "contains a secret", HINT)
     if problems.count:
-        raise RecipeError(problems.lines)  # and no others: their messages quote values
+        raise RecipeError(problems.lines, topic=problems.key)  # and no others: their messages quote values
     for where, node in walk(tree):
         wrong = unusable(node.value) if isinstance(node.value, str) else ""
         wrong = wrong or next((wrong for key in node.keys if (wrong := unusable(key))), "")
@@ -158,7 +158,7 @@ def draft(path: Path, overrides: Sequence[str] = ()) -> Draft:
     for where, wrong in unknown_homes(tree):
         problems.add(mark_of(tree, where), where, wrong)
     if problems.count:
-        raise RecipeError(problems.lines)
+        raise RecipeError(problems.lines, topic=problems.key)
     tree, beside = with_absolute_paths(tree)
     values = fields(Recipe, tree, "", problems, Recipe)
     rest = {f.name: f for f in dataclasses.fields(Recipe) if f.name not in values}
@@ -181,7 +181,7 @@ def part(union: object, values: JsonObject, path: str) -> Any:
     problems = Problems()
     section = parsed(union, parse(dump(values), path), path, problems, Recipe)
     if problems.count:
-        raise RecipeError(problems.lines)
+        raise RecipeError(problems.lines, topic=problems.key)
     return section
 
 

@@ -37,4 +37,4 @@ def missing(recipe: Recipe) -> EnvironmentFault | None:
     several = len(absent) > 1
     listed = ", ".join(f"{name} ({needed[name]}: it {extras.use_of(name)})" for name in absent)
     message = f"{recipe.name} needs {'packages' if several else 'a package'} that {'are' if several else 'is'} missing"
-    return EnvironmentFault(f"{message}: {listed}", extras.command(absent))
+    return EnvironmentFault(f"{message}: {listed}", extras.command(absent), "E-PACKAGE")

@@ -17,10 +17,13 @@ class Problems:
 
     first: list[str] = field(default_factory=list)
     count: int = 0
+    key: str = ""
+    """The dotted path of the first problem that has one: what `dtrain help` explains."""
 
     def add(self, mark: Mark, path: str, message: str, hint: str | Callable[[], str] = "") -> None:
         """Add a problem. A hint that takes time to compute is a function, called only if the problem is shown."""
         self.count += 1
+        self.key = self.key or path
         if self.count <= MOST:
             hint = hint if isinstance(hint, str) else hint()
             where = f"{shown(path, 120)}: " if path else ""

@@ -125,6 +125,7 @@ class Track:
     """Log the norms of gradients, updates and values of each parameter, and of each layer of a stack. They are computed
     at logged steps only; the step then needs memory for one more copy of the parameters."""
     to: tuple[Tracker, ...] = ()
+    """Where metrics are copied, besides metrics.jsonl in the run folder."""
     notify: Notify | None = None
     """Notification when the run ends, resumes, or has spent a share of its time limit."""
 
@@ -164,6 +165,7 @@ class Profile:
     start: Positive = 10
     """The first step to trace; the first steps of a run are slower than the others."""
     steps: Annotated[int, Ge(1), Le(1000)] = 5
+    """Number of steps to trace."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,8 +191,11 @@ class Recipe:
     name: str
     """Name of the run and of its folder; default: the recipe's file name."""
     model: Model
+    """What is trained: a kind and its settings; a kind alone takes the sizes of the data (`model: mlp`)."""
     data: Data
+    """What it is trained on, and what is held out."""
     optimizer: Optimizer
+    """How parameters are updated, with the learning rate and its schedule."""
     batch: Positive
     """Examples in one optimizer step, over all devices."""
     steps: Positive | None = None
@@ -200,7 +205,9 @@ class Recipe:
     accumulate: Positive = 1
     """Microbatches per batch."""
     seed: Seed = 0
+    """Of all random numbers: initial values, order of the examples, augmentation, dropout."""
     engine: Engine = field(default_factory=Jit)
+    """How a step is spread over devices: jit, placed by the compiler; shard_map, by hand; pmap, one copy a device."""
     mesh: Mesh = field(default_factory=Mesh)
     precision: Precision = field(default_factory=Precision)
     init: Init | None = None

@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import typing
 from typing import Any
 
 from dtrain.core.types import JsonObject
@@ -27,8 +28,6 @@ def schema() -> dict[str, object]:
 
 def _sections() -> dict[str, type]:
     """Every dataclass that a recipe can contain, by name."""
-    import typing
-
     sections: dict[str, type] = {}
     hints: list[Any] = [Recipe]
     while hints:
@@ -44,13 +43,22 @@ def _sections() -> dict[str, type]:
 
 def _refine(part: JsonObject, cls: type) -> None:
     """Refuse unknown keys, require `kind`, and describe each key."""
+    docs, hints = field_docs(cls), typing.get_type_hints(cls)
     part["additionalProperties"] = False
     part["description"] = inspect.getdoc(cls) or ""
     if "kind" in part["properties"]:
+        docs["kind"] = _of_section(cls)
         part["required"] = [*part.get("required", []), "kind"]
-    for key, text in field_docs(cls).items():
-        if key in part["properties"]:
-            part["properties"][key]["description"] = text
+    for key, about in part["properties"].items():
+        about["description"] = docs.get(key) or _of_section(hints.get(key))
+
+
+def _of_section(hint: Any) -> str:
+    """The first sentence about the section that a key has, if it has one; of a kind, about that kind."""
+    for one in (hint, *typing.get_args(hint)):
+        if dataclasses.is_dataclass(one) and isinstance(one, type):
+            return (inspect.getdoc(one) or "").partition("\n\n")[0].replace("\n", " ")
+    return ""
 
 
 def _allow_kind_alone(part: object, defs: JsonObject) -> None:

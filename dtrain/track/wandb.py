@@ -23,13 +23,19 @@ class WandB(TrackerConfig):
 
     kind: Literal["wandb"] = "wandb"
     project: str = "dtrain"
+    """The project in Weights & Biases."""
     entity: str | None = None
+    """User or team there; default: that of the API key."""
     mode: Literal["online", "offline", "disabled"] = "online"
+    """offline keeps metrics in the run folder, for `wandb sync`; disabled sends and keeps nothing."""
     tags: tuple[str, ...] = ()
+    """Tags of the run."""
     group: str | None = None
     """Runs of one group are shown together; default: that of the environment variable WANDB_RUN_GROUP."""
     job_type: str | None = None
+    """The kind of job of the run, such as train or sweep."""
     notes: str | None = None
+    """A longer description of the run."""
     alerts: bool = True
     """Send an alert, as set up in the user's W&B account, if the run fails."""
 

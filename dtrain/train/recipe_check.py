@@ -76,7 +76,7 @@ def refuse_changes(run_dir: Folder, recipe: Recipe, allowed: bool) -> list[str]:
     if changed:
         hint = "give this run another name (name=...), or resume with the changed recipe: --allow-changes"
         head = f"the recipe changed since {run_dir.path} was started, which has saved steps:"
-        raise RecipeError([head, *(f"  {line}" for line in changed)], hint)
+        raise RecipeError([head, *(f"  {line}" for line in changed)], hint, "E-CHANGED")
     return []
 
 

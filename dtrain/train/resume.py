@@ -133,7 +133,7 @@ def refuse_other_data(saved: Mapping[str, object], train: Source) -> None:
     if saved["data"] not in (train.fingerprint, UNKNOWN):
         was = f"the run was trained on {saved['data']}, the recipe now gives {train.fingerprint}"
         hint = "restore the same examples, or give this run another name: name=..."
-        raise DataError(f"the data changed: {was}", hint)
+        raise DataError(f"the data changed: {was}", hint, "E-DATA-CHANGED")
 
 
 def compare(assembly: Assembly, store: Store, state: State, step: int, console: Console) -> None:

@@ -33,7 +33,7 @@ def export_program(loaded: LoadedRun, path: Path) -> list[str]:
         message = f"{path}: a program is written of a model that classifies pictures"
         raise RecipeError(message, f"parameters alone: dtrain export {loaded.recipe.name} {path.stem}.safetensors")
     if absent := extras.missing(["flatbuffers"]):
-        raise EnvironmentFault(f"{path}: flatbuffers is not installed", extras.command(absent))
+        raise EnvironmentFault(f"{path}: flatbuffers is not installed", extras.command(absent), "E-PACKAGE")
     params = jax.device_get(loaded.params)
 
     def probabilities(image_BHWC: jax.Array) -> jax.Array:

@@ -166,7 +166,7 @@ def _refuse_unlike(tensors: Tensors, expected: Mapping[str, tuple[int, ...]], kn
             if all(f"model.{name}" in expected for name in tensors if not UNUSED.search(name)):
                 head = f"{source} has the names of a model without its head, which lack 'model.':"
                 hint = "save it with its head: AutoModelForCausalLM in place of AutoModel"
-        raise DataError("\n  ".join([head, *problems[:SHOWN], *more]), hint)
+        raise DataError("\n  ".join([head, *problems[:SHOWN], *more]), hint, "E-WEIGHTS")
 
 
 def own_names(declared: Mapping[str, Param]) -> dict[str, Place]:

@@ -49,7 +49,9 @@ class JobSet(Rented):
     on: Word
     """Slices or GPUs to request: v5e-64, v5p-128, tpu7x-32, h100-16."""
     slices: Positive = 1
+    """Slices, or groups of GPU hosts, of one run."""
     spot: bool = False
+    """Nodes that may be taken back, for less; the run resumes on others."""
     image: Word
     """Container image with dtrain, as built by `launch/Dockerfile`."""
     claim: Resource | None = None
@@ -59,6 +61,7 @@ class JobSet(Rented):
     queue: Resource | None = None
     """Local queue of Kueue."""
     namespace: Resource = "default"
+    """The Kubernetes namespace of the job."""
     account: Resource = "default"
     """The Kubernetes service account of the pods."""
     grace: Annotated[int, Ge(10)] = 60

@@ -57,8 +57,11 @@ class Sky(Offer, Rented):
     python: RemotePath | None = None
     """Or a Python on the nodes that dtrain is installed for."""
     labels: dict[Label, Label] = field(default_factory=dict)
+    """Labels of the machines, by which costs are accounted for."""
     network_tier: Literal["standard", "best"] | None = None
+    """SkyPilot's tier of the network between hosts; default: the cloud's own."""
     priority: Annotated[int, Ge(-1000), Le(1000)] | None = None
+    """Of the job in SkyPilot's queue: higher ones start first."""
     server: Word | None = None
     """Address of SkyPilot's API server; by default the one chosen by `sky api login`."""
 

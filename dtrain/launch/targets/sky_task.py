@@ -107,6 +107,7 @@ class Offer:
     infra: Annotated[tuple[Infra, ...], MinLen(1)] = ("gcp",)
     """Locations, in order: gcp, gcp/us-central1, aws, k8s/CONTEXT, slurm/CLUSTER/PARTITION."""
     spot: bool = False
+    """Rent capacity that the cloud may take back, for less; the run is then resumed elsewhere."""
 
     def __post_init__(self) -> None:
         shape, tpu = self.shape, self.platform == "tpu"

@@ -99,6 +99,7 @@ class Slurm(LaunchTarget):
 
     kind: Literal["slurm"] = "slurm"
     nodes: Positive = 1
+    """Nodes of one run."""
     runs: RemotePath = "runs"
     """The folder of run folders, the same here and on the nodes."""
     python: RemotePath = "python3"
@@ -106,9 +107,13 @@ class Slurm(LaunchTarget):
     time: Word | None = None
     """SLURM's limit of one start, as 24:00:00: the run saves before it and is requeued. `hours` limits all starts."""
     partition: Word | None = None
+    """SLURM's partition; default: the cluster's own."""
     account: Word | None = None
+    """SLURM's account that is charged."""
     qos: Word | None = None
+    """SLURM's quality of service."""
     constraint: Word | None = None
+    """Features that the nodes must have, as for sbatch --constraint."""
     gpus: Natural = 0
     """GPUs of each node."""
     cpus: Positive | None = None

@@ -46,6 +46,7 @@ class Ssh(Hosts):
     ready: RemotePath | None = None
     """A file on each host that exists when it is set up; `up` waits for it."""
     ready_minutes: PositiveFloat = 20
+    """How long `up` waits for the file of `ready`."""
     wheel: str | None = None
     """What the ready file must say: the wheel that the hosts were set up from. Others are refused."""
     identity: str | None = None

@@ -1,0 +1,224 @@
+"""dtrain help"""
+
+import re
+import shlex
+import textwrap
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dtrain.cli.completion import topics
+from dtrain.cli.exits import exits
+
+if TYPE_CHECKING:
+    from dtrain.recipe.keys import Key
+
+WIDTH = 100
+SHOWN = 6
+"""Recipes that are named as examples of a key."""
+CODE = re.compile(r"E-[A-Z-]+|\d+")
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the verb."""
+
+    @app.command(
+        "help", epilog="Examples: dtrain help optimizer.lr; dtrain help vit; dtrain help E-DATA; dtrain help run"
+    )
+    def show(
+        context: typer.Context,
+        topic: Annotated[
+            list[str] | None,
+            typer.Argument(
+                metavar="TOPIC",
+                help="A key of the recipe, a section, a kind, the code of an error, an exit code, a verb.",
+                autocompletion=topics,
+            ),
+        ] = None,
+    ) -> None:
+        """Explain a key of the recipe, a kind, an error or a verb, without a network."""
+        with exits():
+            from dtrain.core.errors import RecipeError
+
+            root = context.find_root()
+            if not topic:
+                typer.echo("\n".join([*_verb(root, []), *overview()]))
+                return
+            found = _about(root, topic)
+            if not found and (near := _near(root, topic[0])):
+                typer.echo(f"there is no help on {' '.join(topic)}; on {near}:", err=True)
+                found = _about(root, [near])
+            if not found:
+                error = RecipeError(
+                    f"there is no help on {' '.join(topic)}", "`dtrain help` lists what there is help on"
+                )
+                error.topic = ""
+                raise error
+            typer.echo("\n".join(found).rstrip())
+
+
+def overview() -> Iterator[str]:
+    """What there is help on besides verbs."""
+    from dtrain.recipe.keys import cached_keys
+
+    sections = ", ".join(dict.fromkeys(key.path for key in cached_keys() if "." not in key.path))
+    for heading, names in (("Sections and keys of a recipe", sections), ("Errors", ", ".join(pages()))):
+        yield f"{heading}, each with `dtrain help NAME`:"
+        yield textwrap.fill(names, WIDTH, initial_indent="  ", subsequent_indent="  ")
+    yield "Keys within a section: `dtrain help SECTION.KEY`."
+
+
+def _about(root: Any, topic: Sequence[str]) -> list[str]:
+    """Lines about a verb, or about anything else; of a name that is both, such as `data`, about both."""
+    from dtrain.recipe.keys import cached_keys
+
+    verb = _verb(root, topic)
+    both = not verb or any(key.path == topic[0] for key in cached_keys())
+    return [*verb, *(explained(topic[0]) if both and len(topic) == 1 else ())]
+
+
+def pages() -> dict[str, str]:
+    """The sections of docs/errors.md by their codes."""
+    inside = Path(__file__).parents[1] / "errors.md"
+    path = inside if inside.is_file() else Path(__file__).parents[2] / "docs" / "errors.md"
+    parts = re.split(r"^## (E-[A-Z-]+)\n", path.read_text(), flags=re.MULTILINE)
+    return {code: text.strip() for code, text in zip(parts[1::2], parts[2::2], strict=True)}
+
+
+def explained(topic: str) -> list[str]:
+    """Lines about an error, a key, a section or a kind; none if it is none of these."""
+    if CODE.fullmatch(topic.upper()):
+        return _page(topic.upper())
+    from dtrain.recipe.keys import cached_keys
+
+    keys = cached_keys()
+    path = _plain(topic, keys)
+    own = [key for key in keys if key.path == path]
+    if not own and "." not in path:  # the last part of a path, where it is of one key only
+        whole = list(dict.fromkeys(key.path for key in keys if key.path.rpartition(".")[2] == path and key.typed))
+        kinds = [key for key in keys if key.path.endswith("kind") and key.kind == path]
+        if kinds:
+            return [line for key in kinds for line in _kind(key, keys)]
+        if len(whole) > 1:
+            return [f"{path} is a key of several sections: {', '.join(whole)}"]
+        own = [key for key in keys if whole and key.path == whole[0]]
+    return _key(own, keys) if own else []
+
+
+def _plain(topic: str, keys: "Sequence[Key]") -> str:
+    """The path as `Key` has it: optimizer.groups.N.lr for optimizer.groups.0.lr, parts.NAME.run for parts.base.run."""
+    from dtrain.recipe.keys import NAME, NUMBER
+
+    known, parts = {key.path for key in keys}, topic.rstrip(".=").split(".")
+    for i, part in enumerate(parts):
+        before = ".".join(parts[:i])
+        for place in (NUMBER,) if part.isdecimal() else (NAME,):
+            inner = f"{before}.{place}"
+            if i and f"{before}.{part}" not in known and any(one.startswith(f"{inner}.") for one in known):
+                parts[i] = place
+    return ".".join(parts)
+
+
+def _page(code: str) -> list[str]:
+    """A section of docs/errors.md, by its code or by an exit code."""
+    found = pages()
+    if code in found:
+        return [code, "", found[code]]
+    own = [name for name, text in found.items() if re.match(rf"Exit code {re.escape(code)}\b", text)]
+    return [line for name in own for line in (name, "", found[name], "")]
+
+
+def _key(own: "Sequence[Key]", keys: "Sequence[Key]") -> list[str]:
+    """All about a key: for each meaning, the kinds that have it."""
+    path = own[0].path
+    lines = [path]
+    meanings: dict[tuple[str, str, str], list[str]] = {}
+    for key in own:
+        default = "it must be given" if key.required else key.default or "not set"
+        meanings.setdefault((key.text, key.type, default), []).append(key.kind)
+    for (text, kind, default), having in meanings.items():
+        names = ", ".join(filter(None, dict.fromkeys(having)))
+        lines += ["", *([f"of {names}"] if names else [])]
+        lines += [*_wrapped(text), f"  type     {kind}", f"  default  {default}"]
+    inner = _inner(path, keys)
+    lines += ["", *inner] if inner else []
+    examples = _examples(path)
+    if examples:
+        value = next(iter(examples))
+        lines += ["", f"  example  {path}={shlex.quote(value)}"] if len(value) < WIDTH // 2 else [""]
+        lines += [f"  used in  {', '.join(list(dict.fromkeys(n for v in examples.values() for n in v))[:SHOWN])}"]
+    return lines
+
+
+def _inner(path: str, keys: "Sequence[Key]") -> list[str]:
+    """The kinds and the keys of a section."""
+    depth = path.count(".") + 1
+    inside = [key for key in keys if key.path.startswith(f"{path}.") and key.path.count(".") == depth]
+    kinds = [key for key in inside if key.path == f"{path}.kind"]
+    lines = []
+    if kinds:
+        width = max(len(key.kind) for key in kinds)
+        lines += ["kinds, each with `dtrain help KIND`:"]
+        lines += [f"  {key.kind:<{width}}  {_first(key.text)}" for key in kinds]
+        return lines
+    names = list(dict.fromkeys(key.path.rpartition(".")[2] for key in inside))
+    return [f"keys: {', '.join(names)}"] if names else []
+
+
+def _kind(key: "Key", keys: "Sequence[Key]") -> list[str]:
+    """A kind of a section, with its keys."""
+    section = key.path.rpartition(".")[0]
+    own = [one for one in keys if one.kind == key.kind and one.path.rpartition(".")[0] == section and one != key]
+    width = max((len(one.path.rpartition(".")[2]) for one in own), default=0)
+    lines = [f"{section}: {{kind: {key.kind}}}", "", *_wrapped(key.text), ""]
+    lines += [f"  {one.path.rpartition('.')[2]:<{width}}  {_first(one.text)}" for one in own]
+    return [*lines, ""]
+
+
+def _first(text: str) -> str:
+    return textwrap.shorten(re.split(r"(?<!al\.)(?<=[a-z)\]]\.) |; ", text)[0], WIDTH - 20, placeholder=" ...")
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="  ")
+
+
+def _examples(path: str) -> dict[str, list[str]]:
+    """The values that recipes which come with dtrain give the key, and the recipes."""
+    import json
+
+    from dtrain.core.shipped import shipped
+    from dtrain.recipe.yaml import parse
+
+    found: dict[str, list[str]] = {}
+    for name, file in shipped().items():
+        value: Any = parse(file.read_text(), name).plain()
+        for part in path.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        if value is not None:
+            text = value if isinstance(value, str) else json.dumps(value).replace('"', "")
+            found.setdefault(text, []).append(name)
+    return dict(sorted(found.items(), key=lambda pair: -len(pair[1])))
+
+
+def _verb(root: Any, words: Sequence[str]) -> list[str]:
+    """The help of a verb; none if there is no such verb."""
+    command, context = root.command, root
+    for word in words:
+        inner = getattr(command, "commands", {})
+        if word not in inner:
+            return []
+        command = inner[word]
+        context = typer.Context(command, info_name=word, parent=context)
+    return [command.get_help(context).rstrip(), ""]
+
+
+def _near(root: Any, topic: str) -> str:
+    """The nearest name that there is help on; empty if none is near."""
+    from difflib import get_close_matches
+
+    names = {name.lower(): name for name in (*root.command.commands, *topics(""))}
+    near = get_close_matches(topic.lower(), names, 1, 0.8)
+    return names[near[0]] if near else ""
