@@ -21,7 +21,7 @@ Recipe = Annotated[
 ]
 Run = Annotated[
     str,
-    typer.Argument(metavar="RUN", help="A run: its folder, or its name in ./runs.", autocompletion=completion.runs),
+    typer.Argument(metavar="RUN", help="A run: its folder, or its name in --runs-dir.", autocompletion=completion.runs),
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -32,6 +32,8 @@ Overrides = Annotated[
     ),
 ]
 Devices = Annotated[int | None, typer.Option(min=1, help="Simulate this many devices on the CPU.")]
+RUNS = Path("runs")
+"""The folder of run folders where none is given."""
 RunsDir = Annotated[Path, typer.Option(help="Folder that contains the run folders.")]
 Step = Annotated[int | None, typer.Option(min=0, help="Use the checkpoint of this step; default: the newest.")]
 Best = Annotated[bool, typer.Option("--best", help="Use the best checkpoint, by the recipe's checkpoint.best.")]

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from dtrain.cli.arguments import Best, Debug, Devices, Overrides, Run, RunsDir, Step, use_devices
+from dtrain.cli.arguments import RUNS, Best, Debug, Devices, Overrides, Run, RunsDir, Step, use_devices
 from dtrain.cli.exits import exits, interruptible
 from dtrain.core.errors import RecipeError
 
@@ -44,7 +44,7 @@ def import_(
         typer.Option("--allow-changes", help="Import even if the source's settings contradict the recipe's model."),
     ] = False,
     devices: Devices = None,
-    runs_dir: RunsDir = Path("runs"),
+    runs_dir: RunsDir = RUNS,
     debug: Debug = False,
 ) -> None:
     """Start a run from the parameters of a published model or of another run.
@@ -157,6 +157,7 @@ def export(
     step: Step = None,
     best: Best = False,
     devices: Devices = None,
+    runs_dir: RunsDir = RUNS,
     debug: Debug = False,
 ) -> None:
     """Write the parameters of one of a run's checkpoints for other libraries.
@@ -175,7 +176,7 @@ def export(
         is_program = target.suffix == PROGRAM and not target.is_dir()
         if is_program and (names or adapters or dtype != "float32"):
             raise RecipeError(f"{target}: a program has no --names, --adapters or --dtype", "leave them out")
-        loaded = load_run(find_run(run), overrides or [], _note, step=step, best=best)
+        loaded = load_run(find_run(run, runs_dir), overrides or [], _note, step=step, best=best)
         if is_program:
             written = export_program(loaded, target)
         else:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dtrain.cli.arguments import Best, Debug, Devices, Json, Overrides, Run, Step, use_devices
+from dtrain.cli.arguments import RUNS, Best, Debug, Devices, Json, Overrides, Run, RunsDir, Step, use_devices
 from dtrain.cli.exits import exits, interruptible
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ def evaluate(
     best: Best = False,
     as_json: Json = False,
     devices: Devices = None,
+    runs_dir: RunsDir = RUNS,
     debug: Debug = False,
 ) -> None:
     """Measure a trained model: metrics, accuracy of each class, confusion matrix, scores of questions.
@@ -56,14 +57,14 @@ def evaluate(
         from dtrain.core.run_list import find_run
         from dtrain.weights.load import load_run
 
-        run_dir = find_run(run)
+        run_dir = find_run(run, runs_dir)
         loaded = load_run(run_dir, overrides or [], _note, step=step, best=best)
         names = tuple(map(str, questions or ()))
         result, samples = _measured(loaded, loaded, split, names, tokens)
         values: JsonObject = {"run": str(run), "step": loaded.step, "split": split} | result.json()
         values |= {"answers": samples} if names else {}
         if against:
-            other = load_run(find_run(against), [], _note)
+            other = load_run(find_run(against, runs_dir), [], _note)
             before, _ = _measured(other, loaded, split, names, tokens)
             values["against"] = {"run": against, "step": other.step} | before.json()
         text = json.dumps(values, indent=2, ensure_ascii=False)

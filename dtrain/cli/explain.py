@@ -8,7 +8,7 @@ from dtrain.cli import completion
 from dtrain.cli.arguments import Debug, Devices, Json, Overrides, Recipe, RunCode, refuse_code
 from dtrain.cli.exits import exits, interruptible
 
-ON = "Trace or compile for this slice, e.g. v5e-16; default: cpu-N."
+ON = "For the devices of this slice, e.g. v5e-16; default: as many as the mesh needs, of a CPU."
 
 
 def add_to(app: typer.Typer) -> None:
@@ -29,16 +29,24 @@ def explain(
 ) -> None:
     """Show every parameter: its shape, the rule that shards it, its copies and bytes. Touches no device."""
     with exits(debug), interruptible():
+        from dtrain.core.errors import RecipeError
+
+        if as_json and (jaxpr or hlo):
+            raise RecipeError("--json goes with the table of parameters", "leave out --jaxpr and --hlo, or --json")
         if jaxpr or hlo:
             typer.echo(_program(recipe, overrides or [], devices, on, run_code, compiled=hlo), nl=False)
             return
         from dtrain.assembly.explain import explain as explained
         from dtrain.core.shipped import find
+        from dtrain.core.slices import target
         from dtrain.recipe.load import load
 
-        loaded = load(find(recipe), overrides or [], devices)
+        if on and devices:
+            raise RecipeError(f"--on {on} and --devices {devices} exclude each other", "leave one of them out")
+        count = target(on).devices if on else devices
+        loaded = load(find(recipe), overrides or [], count)
         refuse_code(loaded.user_code, run_code)
-        explanation = explained(loaded, devices or loaded.mesh.least)
+        explanation = explained(loaded, count or loaded.mesh.least)
         if as_json:
             import json
 

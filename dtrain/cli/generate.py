@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dtrain.cli.arguments import Best, Debug, Devices, Overrides, Run, Step, use_devices
+from dtrain.cli.arguments import RUNS, Best, Debug, Devices, Overrides, Run, RunsDir, Step, use_devices
 from dtrain.cli.exits import exits, interruptible
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ def generate(
     step: Step = None,
     best: Best = False,
     devices: Devices = None,
+    runs_dir: RunsDir = RUNS,
     debug: Debug = False,
 ) -> None:
     """Continue a text with a trained decoder, or answer questions.
@@ -72,7 +73,7 @@ def generate(
         from dtrain.inference.texts import TextGenerator, read_prompts
 
         sampling, count = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed), tokens or COUNT
-        model = TextGenerator(generator(find_run(run), overrides or [], _note, step=step, best=best))
+        model = TextGenerator(generator(find_run(run, runs_dir), overrides or [], _note, step=step, best=best))
         typer.secho(f"{run} at {model.model.chosen}", dim=True, err=True)
         first: list[Message] = [{"role": "system", "content": system}] if system else []
         if prompts is not None:

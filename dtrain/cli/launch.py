@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dtrain.cli import completion
-from dtrain.cli.arguments import Debug, Json, Overrides, Recipe, RunsDir
+from dtrain.cli.arguments import RUNS, Debug, Json, Overrides, Recipe, RunsDir
 from dtrain.cli.exits import exits
 from dtrain.cli.launch_lookup import known, launchable, refuse_while_alive, rented
 from dtrain.cli.launch_output import confirm, follow_run, print_lines, say, show, start_lines
@@ -130,7 +130,7 @@ def up(
     ] = True,
     yes: Yes = False,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when it is started; do not follow.")] = False,
-    runs_dir: RunsDir = Path("runs"),
+    runs_dir: RunsDir = RUNS,
     debug: Debug = False,
 ) -> None:
     """Start the run on all machines, and follow it. It keeps running when this command ends."""
@@ -173,7 +173,7 @@ def status(
     overrides: Overrides = None,
     terraform: Terraform = None,
     as_json: Json = False,
-    runs_dir: RunsDir = Path("runs"),
+    runs_dir: RunsDir = RUNS,
     debug: Debug = False,
 ) -> None:
     """Show the state of a launched run, machine by machine."""
@@ -198,7 +198,7 @@ def logs(
     terraform: Terraform = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the run ends.")] = False,
     host: Annotated[int | None, typer.Option(min=0, help="Show one machine only, by its number from 0.")] = None,
-    runs_dir: RunsDir = Path("runs"),
+    runs_dir: RunsDir = RUNS,
     debug: Debug = False,
 ) -> None:
     """Show what a launched run prints, each line with its machine. Ctrl-C detaches; the run continues."""
@@ -215,7 +215,7 @@ def stop(
     name: Name,
     overrides: Overrides = None,
     terraform: Terraform = None,
-    runs_dir: RunsDir = Path("runs"),
+    runs_dir: RunsDir = RUNS,
     debug: Debug = False,
 ) -> None:
     """Make a launched run save and end. `launch up` resumes it."""
@@ -231,7 +231,7 @@ def down(
     overrides: Overrides = None,
     terraform: Terraform = None,
     yes: Yes = False,
-    runs_dir: RunsDir = Path("runs"),
+    runs_dir: RunsDir = RUNS,
     debug: Debug = False,
 ) -> None:
     """Remove everything that `up` created, without waiting for a save. Checkpoints saved before are kept."""
@@ -252,7 +252,7 @@ def down(
 def list_(
     state: Annotated[bool, typer.Option("--state/--no-state", help="Ask each target for the run's state.")] = True,
     as_json: Json = False,
-    runs_dir: RunsDir = Path("runs"),
+    runs_dir: RunsDir = RUNS,
     debug: Debug = False,
 ) -> None:
     """List the launched runs: target, state, owner, age and, if known, the cost so far."""

@@ -5,20 +5,27 @@ from typing import Annotated
 
 import typer
 
-from dtrain.cli.arguments import Debug, Json
+from dtrain.cli import completion
+from dtrain.cli.arguments import RUNS, Debug, Json, RunsDir
 from dtrain.cli.exits import exits
 
 
 def add_to(app: typer.Typer) -> None:
     """Register the verb."""
-    app.command(epilog="Example: dtrain ls")(ls)
+    app.command(epilog="Examples: dtrain ls; dtrain ls 'lr-*'; dtrain ls /data/runs")(ls)
 
 
 def ls(
-    runs_dir: Annotated[Path, typer.Argument(metavar="[RUNS]", help="Folder that contains the run folders.")] = Path(
-        "runs"
-    ),
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN]...",
+            help="Folders of runs, runs, names in --runs-dir, or patterns such as 'lr-*'; default: all in --runs-dir.",
+            autocompletion=completion.runs,
+        ),
+    ] = None,
     as_json: Json = False,
+    runs_dir: RunsDir = RUNS,
     debug: Debug = False,
 ) -> None:
     """List the runs: state, step, newest and best result, age, size on disk."""
@@ -27,16 +34,32 @@ def ls(
 
         from dtrain.cli.tables import print_table
         from dtrain.core.errors import RecipeError
-        from dtrain.core.run_list import runs_in
+        from dtrain.core.run_list import find_runs, runs_in
         from dtrain.track.listing import entry
 
-        if not runs_dir.is_dir() and runs_dir != Path("runs"):
+        if not runs_dir.is_dir() and runs_dir != RUNS:
             raise RecipeError(f"{runs_dir} is not a folder", "give the folder that contains the run folders")
-        entries = [entry(run_dir, runs_dir) for run_dir in runs_in(runs_dir)]
+        words = [word for word in runs or () if not _is_empty_folder(word)]
+        found = find_runs(words, runs_dir) if words else [] if runs else runs_in(runs_dir)
+        entries = [entry(run_dir, _folder_of(run_dir.path, runs_dir, runs or ())) for run_dir in found]
         entries.sort(key=lambda one: one.changed, reverse=True)
         if as_json:
             typer.echo(json.dumps([one.values() for one in entries], indent=2))
         elif entries:
             print_table([one.row() for one in entries])
         else:
-            typer.echo(f"no runs in {runs_dir}; `dtrain run mlp-digits` makes one", err=True)
+            where = ", ".join(runs or [str(runs_dir)])
+            typer.echo(f"no runs in {where}; `dtrain run mlp-digits` makes one", err=True)
+
+
+def _is_empty_folder(word: str) -> bool:
+    """Whether it is a folder without runs."""
+    from dtrain.core.run_list import is_run, runs_in
+
+    return Path(word).is_dir() and not is_run(Path(word)) and not runs_in(Path(word))
+
+
+def _folder_of(path: Path, runs_dir: Path, words: "list[str] | tuple[str, ...]") -> Path:
+    """What the names of runs are relative to: the folder of runs that was given, else the one that the run is in."""
+    given = [Path(word) for word in words if Path(word).is_dir() and Path(word) != path]
+    return next((one for one in [runs_dir, *given] if path.is_relative_to(one)), path.parent)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dtrain.cli import completion
-from dtrain.cli.arguments import Debug, Json, Overrides, Recipe, RunCode, RunsDir, refuse_code
+from dtrain.cli.arguments import RUNS, Debug, Json, Overrides, Recipe, RunCode, RunsDir, refuse_code
 from dtrain.cli.exits import cancel_interrupt, exits, interruptible
 from dtrain.core.errors import Aborted, DtrainError, EnvironmentFault, RecipeError
 
@@ -49,7 +49,7 @@ def plan(
     ] = None,
     advice: Annotated[bool, typer.Option(help="If it does not fit, search for the nearest recipe that does.")] = True,
     run_code: RunCode = False,
-    runs_dir: RunsDir = Path("runs"),
+    runs_dir: RunsDir = RUNS,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:

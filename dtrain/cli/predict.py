@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
 import typer
 
-from dtrain.cli.arguments import Best, Debug, Devices, Run, Step, divided, use_devices
+from dtrain.cli.arguments import RUNS, Best, Debug, Devices, Run, RunsDir, Step, divided, use_devices
 from dtrain.cli.exits import exits, interruptible
 from dtrain.core.errors import DataError, EnvironmentFault, RecipeError, cause
 
@@ -51,6 +51,7 @@ def predict(
     step: Step = None,
     best: Best = False,
     devices: Devices = None,
+    runs_dir: RunsDir = RUNS,
     debug: Debug = False,
 ) -> None:
     """Predict classes, or what else the model predicts, for files or for the test split: one line for each.
@@ -76,7 +77,9 @@ def predict(
         from dtrain.inference.predict import predictions
         from dtrain.weights.load import load_run
 
-        loaded = load_run(find_run(run), overrides, lambda text: typer.echo(text, err=True), step=step, best=best)
+        loaded = load_run(
+            find_run(run, runs_dir), overrides, lambda text: typer.echo(text, err=True), step=step, best=best
+        )
         data, example = loaded.recipe.data, loaded.assembly.layout.example
         chosen = inputs(data, example, files) if files else None
         typer.secho(f"{run} at {loaded.chosen}", dim=True, err=True)
@@ -209,3 +212,7 @@ def _flat(row: "JsonObject") -> "JsonObject":
         else:
             flat[name] = value
     return flat
+
+
+def _note(text: str) -> None:
+    typer.echo(text, err=True)

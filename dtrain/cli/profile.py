@@ -1,11 +1,12 @@
 """dtrain profile"""
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dtrain.cli.arguments import Debug, Devices, Overrides, RunsDir, load_to_measure
+from dtrain.cli.arguments import RUNS, Debug, Devices, Json, Overrides, RunsDir, load_to_measure
 from dtrain.cli.exits import exits, interruptible
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ def profile(
     steps: Annotated[int, typer.Option(min=1, max=1000, help="Steps to trace.")] = 5,
     out: Annotated[Path, typer.Option(help="Folder for the trace of a recipe.")] = Path("profile"),
     devices: Devices = None,
-    runs_dir: RunsDir = Path("runs"),
+    as_json: Json = False,
+    runs_dir: RunsDir = RUNS,
     debug: Debug = False,
 ) -> None:
     """Trace some steps: the largest operations, idle devices, collectives, waiting for data, and what to change.
@@ -44,15 +46,14 @@ def profile(
 
         run_dir = next((Folder(path) for path in (Path(what), runs_dir / what) if is_run(path)), None)
         if run_dir and in_use(run_dir.lease) and not overrides:
-            _live(run_dir, steps)
+            _live(run_dir, steps, as_json)
         elif run_dir and not Path(what).is_file() and what not in shipped():
             raise RecipeError(f"{run_dir.path} does not train now", f"profile its recipe: {run_dir.recipe}")
         else:
-            _recipe(what, overrides or [], steps, out, devices)
+            _recipe(what, overrides or [], steps, out, devices, as_json)
 
 
-def _live(run_dir: "Folder", steps: int) -> None:
-    import json
+def _live(run_dir: "Folder", steps: int, as_json: bool) -> None:
     import time
 
     from dtrain.core.errors import EnvironmentFault
@@ -66,7 +67,8 @@ def _live(run_dir: "Folder", steps: int) -> None:
     try:
         while time.monotonic() < end:
             if summary.exists() and summary.stat().st_mtime_ns != before:
-                typer.echo("\n".join(read_json(summary)["text"]))
+                values = read_json(summary)
+                typer.echo(json.dumps(values, indent=2) if as_json else "\n".join(values["text"]))
                 return
             time.sleep(LOOK)
     finally:
@@ -74,7 +76,7 @@ def _live(run_dir: "Folder", steps: int) -> None:
     raise EnvironmentFault(f"{run_dir.path} did not trace within {PATIENCE:.0f} s", "is it between two steps?")
 
 
-def _recipe(recipe: str, overrides: list[str], steps: int, out: Path, devices: int | None) -> None:
+def _recipe(recipe: str, overrides: list[str], steps: int, out: Path, devices: int | None, as_json: bool) -> None:
     import shutil
 
     first = 6
@@ -94,7 +96,7 @@ def _recipe(recipe: str, overrides: list[str], steps: int, out: Path, devices: i
             shutil.copytree(run_dir.profile, out, dirs_exist_ok=True)
         except (OSError, shutil.Error) as error:
             raise EnvironmentFault(f"cannot write {out}: {cause(error)}", "another folder: --out") from error
-    text = read_json(out / "summary.json")["text"]
-    typer.echo("\n".join(text[:-1]))
+    values = read_json(out / "summary.json")
+    typer.echo(json.dumps(values, indent=2) if as_json else "\n".join(values["text"][:-1]))
     newest = max(out.rglob("perfetto_trace.json.gz"), key=lambda path: path.stat().st_mtime)
-    typer.echo(f"  trace: {newest.parent}; ui.perfetto.dev opens {newest.name}")
+    typer.echo(f"  trace: {newest.parent}; ui.perfetto.dev opens {newest.name}", err=as_json)

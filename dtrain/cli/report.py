@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dtrain.cli import completion
-from dtrain.cli.arguments import Debug, Json, RunsDir
+from dtrain.cli.arguments import RUNS, Debug, Json, RunsDir
 from dtrain.cli.exits import exits
 from dtrain.core.printable import printable
 
@@ -39,7 +39,7 @@ def report(
     plot: Annotated[Path | None, typer.Option(help="Write the curves as a .png, .svg or .pdf.")] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Follow a live run until it ends.")] = False,
     as_json: Json = False,
-    runs_dir: RunsDir = Path("runs"),
+    runs_dir: RunsDir = RUNS,
     debug: Debug = False,
 ) -> None:
     """Show the results of a run: metrics, curves, speed, where the time went. Several runs are compared."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dtrain.cli.arguments import Debug, Devices, Overrides, Recipe, RunsDir
+from dtrain.cli.arguments import RUNS, Debug, Devices, Overrides, Recipe, RunsDir
 from dtrain.cli.exits import exits
 from dtrain.cli.tables import echo_fitted
 from dtrain.core.errors import Exhausted, HostLost, RecipeError, Stopped
@@ -114,7 +114,7 @@ def run(
     allow_changes: Annotated[
         bool, typer.Option("--allow-changes", help="Resume from saved state even if the recipe changed.")
     ] = False,
-    runs_dir: RunsDir = Path("runs"),
+    runs_dir: RunsDir = RUNS,
     debug: Debug = False,
 ) -> None:
     """Train a model. Running the same recipe again resumes the run."""

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from dtrain.cli.arguments import Best, Debug, Devices, Run, Step, divided, use_devices
+from dtrain.cli.arguments import RUNS, Best, Debug, Devices, Run, RunsDir, Step, divided, use_devices
 from dtrain.cli.exits import exits, interruptible
 from dtrain.core.errors import RecipeError
 
@@ -43,6 +43,7 @@ def sample(
     step: Step = None,
     best: Best = False,
     devices: Devices = None,
+    runs_dir: RunsDir = RUNS,
     debug: Debug = False,
 ) -> None:
     """Draw samples with a trained model: pictures side by side as PNG, other arrays as JSON lines or .npz.
@@ -64,7 +65,9 @@ def sample(
         from dtrain.weights.load import load_run
 
         changes = [*overrides, *([] if seed is None else [f"seed={seed}"])]
-        loaded = load_run(find_run(run), changes, lambda line: typer.echo(line, err=True), step=step, best=best)
+        loaded = load_run(
+            find_run(run, runs_dir), changes, lambda line: typer.echo(line, err=True), step=step, best=best
+        )
         data, example = loaded.recipe.data, loaded.assembly.layout.example
         source = texts_given(data, text) if text else inputs(data, example, files).source if files else None
         typer.secho(f"{run} at {loaded.chosen}", dim=True, err=True)
@@ -74,3 +77,7 @@ def sample(
         write_samples(rows, out, "")
         drew = ", ".join(f"{name} {list(values.shape)}" for name, values in rows.items())
         typer.secho(f"{out}: {drew}", fg="green", err=True)
+
+
+def _note(text: str) -> None:
+    typer.echo(text, err=True)

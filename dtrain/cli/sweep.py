@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dtrain.cli.arguments import Debug, Devices, Json, Recipe, RunsDir
+from dtrain.cli.arguments import RUNS, Debug, Devices, Json, Recipe, RunsDir
 from dtrain.cli.exits import exits
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def sweep(
     ] = None,
     name: Annotated[str | None, typer.Option(help="Name of the folder of the runs; default: RECIPE-sweep.")] = None,
     devices: Devices = None,
-    runs_dir: RunsDir = Path("runs"),
+    runs_dir: RunsDir = RUNS,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
