@@ -136,6 +136,8 @@ def assemble(
     engine, batch and model do not fit.
     """
     recipe = with_sizes(recipe, example)
+    for key, problem, hint in recipe.data.problems(recipe, example):
+        raise RecipeError(f"{key}: {problem}", hint, key)
     recipe = replace(recipe, model=recipe.model.for_example(prepared(recipe, example)))
     model = recipe.minimised.wrap(recipe.model, recipe.lora, frozen)
     if mismatch := model.mismatch(example):

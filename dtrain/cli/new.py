@@ -45,6 +45,9 @@ def new(
         if out and out.exists():
             raise RecipeError(f"{out} already exists", "name another file: --out FILE")
         of_images = weights is not None and _of_images(weights)
+        if of_images and (label or kind not in (None, "images")):
+            message = f"{weights} takes pictures: --kind images is what it goes with"
+            raise RecipeError(message, "leave --kind and --label out")
         if (weights or _is_model(data)) and (label or kind) and not of_images:
             raise RecipeError("--label and --kind do not go with published weights", "leave them out")
         if _is_model(data) or (weights and not of_images):
@@ -54,6 +57,8 @@ def new(
             chosen, guess = found[0] if len(found) == 1 else _asked(data, found)
             if out and out.parent.resolve() != Path.cwd():  # paths in a recipe are relative to it
                 guess, weights = _elsewhere(guess), weights.absolute() if weights else None
+            if weights:
+                _refuse_unread(weights)
             recipe = new_recipe(data, chosen, guess, name_of(out) if out else None, weights)
             path = out or Path(f"{recipe.name}.yaml")
             create(path, recipe.text, "name another file: --out FILE")
@@ -77,6 +82,19 @@ def _of_images(weights: Path) -> bool:
     from dtrain.models.agreement import described
 
     return not described(weights).model.generates
+
+
+def _refuse_unread(weights: Path) -> None:
+    """DataError if the files do not have the parameters of the net that their config.json describes; of those of the
+    last layer, which is new, none is needed."""
+    from dtrain.checkpoint.tensors import opened
+    from dtrain.models.agreement import described
+    from dtrain.weights.read import find_tensors, without_padding
+
+    model = described(weights).model
+    declared = without_padding(model.params())
+    with opened(weights) as tensors:
+        find_tensors(tensors, model, declared, weights, [name for name in declared if name.startswith("head.")])
 
 
 def _asked(data: Path, found: "list[tuple[str, Guess]]") -> "tuple[str, Guess]":

@@ -2,7 +2,19 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
+
+
+class Preparation(NamedTuple):
+    """How pictures become the arrays that a model gets."""
+
+    mean: tuple[float, ...]
+    """Subtracted from pixels, scaled to 0..1: one number, or one for each channel."""
+    std: tuple[float, ...]
+    """What they are then divided by."""
+    fit: str = "crop"
+    """How a picture of another shape is brought to the model's: crop, pad or stretch."""
+
 
 Batch = dict[str, Any]
 """Arrays by name, each (examples, ...)."""

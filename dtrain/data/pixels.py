@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from dtrain.core.errors import FieldError, Problem
 from dtrain.core.types import Float, Fraction, Natural, NonNegative, PositiveFloat
-from dtrain.data.batch import IMAGE, LABEL, OTHER_IMAGE, ROW, SHARE, SMOOTHING, Batch, Example
+from dtrain.data.batch import IMAGE, LABEL, OTHER_IMAGE, ROW, SHARE, SMOOTHING, Batch, Example, Preparation
 from dtrain.data.image_files import Decoding
 from dtrain.data.source import DataDefaults
 
@@ -197,9 +197,9 @@ class WithPixels(DataDefaults):
         return (IMAGE,)
 
     @property
-    def normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    def pictures(self) -> Preparation | None:
         mean, std = (value if isinstance(value, tuple) else (value,) for value in (self.pixels.mean, self.pixels.std))
-        return mean, std
+        return Preparation(mean, std, self.decoding.fit)
 
     @property
     def decoding(self) -> Decoding:

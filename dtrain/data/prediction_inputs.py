@@ -118,6 +118,9 @@ def texts_given(data: Data, texts: Sequence[str]) -> Source:
 
 
 def _images(data: Data, shape: tuple[int, ...], names: Sequence[str]) -> Inputs:
+    if len(shape) != 3:
+        message = f"the run's data has arrays of {' x '.join(map(str, shape))}, not pictures of so many channels"
+        raise DataError(message, "leave the files out, and name the data by overrides: data.file=...")
     height, width, channels = shape
     found = list(dict.fromkeys(path for name in names for path in _image_paths(name)))
     unread = {str(path): head(path).problem for path in found}

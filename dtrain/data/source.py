@@ -9,7 +9,7 @@ import numpy as np
 from annotated_types import Ge, Le
 
 from dtrain.core.errors import DataError, Problem, RecipeError
-from dtrain.data.batch import IMAGE, LABEL, TOKEN, Batch, Example, Feature
+from dtrain.data.batch import IMAGE, LABEL, TOKEN, Batch, Example, Feature, Preparation
 from dtrain.data.order import Order
 
 if TYPE_CHECKING:
@@ -169,9 +169,8 @@ class Data(Protocol):
         ...
 
     @property
-    def normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-        """What is subtracted from pixels, scaled to 0..1, and what they are divided by: one number each, or one for
-        each channel; None for data without such pictures."""
+    def pictures(self) -> Preparation | None:
+        """How its pictures are prepared; None for data without pictures that it prepares."""
         ...
 
     @property
@@ -314,8 +313,8 @@ class DataDefaults:
         return self
 
     @property
-    def normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-        """What is subtracted from pixels, scaled to 0..1, and what they are divided by; None: it has no pictures."""
+    def pictures(self) -> Preparation | None:
+        """How its pictures are prepared; None: it has none that it prepares."""
         return None
 
     @property

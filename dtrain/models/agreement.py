@@ -157,6 +157,9 @@ def described(source: Path) -> Published:
 
 def _config(source: Path) -> JsonObject:
     path = source / CONFIG
+    if not source.is_dir():
+        what = "is a file" if source.is_file() else "does not exist"
+        raise DataError(f"{source} {what}", f"name the folder that has the parameters and their {CONFIG}")
     if not path.is_file():
         hint = "name a recipe for these parameters: dtrain import RECIPE SOURCE"
         raise DataError(f"{source} has no {CONFIG}, from which the recipe would be made", hint)

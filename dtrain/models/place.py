@@ -34,6 +34,8 @@ class Place:
     total: int = 0
     """Where several parameters are concatenated along `out` in one tensor: the first index of this one, and the size
     of `out` of the tensor; 0 where the tensor is the parameter's own."""
+    count: str = ""
+    """The tensor that PyTorch writes beside it, a whole number: the steps of batch normalisation. dtrain writes 0."""
 
     def names(self, param: Param) -> list[str]:
         """The tensors of the parameter, in the order of its leading dims."""

@@ -93,4 +93,5 @@ def _paired(conv: str, norm: str, theirs: str) -> dict[str, Place]:
 def _unit(conv: str, norm: str, their_conv: str, their_norm: str) -> dict[str, Place]:
     """A convolution and its normalisation."""
     parts = {f"{norm}.{ours}": Place(f"{their_norm}.{theirs}") for ours, theirs in NORM.items()}
+    parts[f"{norm}.mean"] = Place(f"{their_norm}.running_mean", count=f"{their_norm}.num_batches_tracked")
     return {conv: kernel(f"{their_conv}.weight"), **parts}

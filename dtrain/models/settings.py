@@ -10,10 +10,12 @@ from typing import Any
 from dtrain.models.decoder import Decoder
 from dtrain.models.resnet import ResNet
 from dtrain.models.rope import Learned
+from dtrain.models.vit import ViT
 
 TRAINING = {"preset", "context", "init", "depth_init", "z_loss", "balance", "capacity", "dropout"}
 IN_SHAPES = {"image", "classes"}
-"""Settings of classifiers of images that decide the shapes of parameters, or nothing: a new head has other classes."""
+"""Settings of classifiers of images that the shapes of parameters show, or that decide nothing: a new head has other
+classes, and a net of convolutions takes pictures of any size."""
 COMPUTING = {"remat", "unroll", "loss_chunks", "pad_vocab"}
 
 ABSENT = "not set"
@@ -25,6 +27,8 @@ Settings = dict[str, Any]
 def settings(model: Any) -> Settings:
     """The settings of a model, with every default resolved."""
     flat = _flat({field.name: getattr(model, field.name) for field in dataclasses.fields(model)})
+    if isinstance(model, ViT):  # as many patches in other rows have other positions
+        return flat | {"image": list(model.image or ())}
     if isinstance(model, ResNet):
         return flat | {"blocks": list(model.counts)}
     return flat | (_resolved(model) if isinstance(model, Decoder) else {})
@@ -34,7 +38,9 @@ def differing(ours: Mapping[str, object], theirs: Mapping[str, object], context:
     """The names of the settings that differ, for rows of at most `context` tokens."""
     if ours.get("kind") != theirs.get("kind"):
         return ["kind"]
-    both = [name for name in [*theirs, *(ours.keys() - theirs.keys())] if name not in TRAINING | IN_SHAPES]
+    both = [
+        name for name in [*theirs, *(ours.keys() - theirs.keys())] if name not in TRAINING | (IN_SHAPES - ours.keys())
+    ]
     names = [name for name in both if ours.get(name) != theirs.get(name)]
     if "layers" in ours and "layers" in theirs and windows(ours, context) == windows(theirs, context):
         return [name for name in names if name not in ("window", "global_every")]

@@ -4,7 +4,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, get_args
@@ -20,7 +20,7 @@ from dtrain.data.guess import LOOKED_AT, Guess
 from dtrain.data.pixels import WithPixels
 from dtrain.data.source import Source
 from dtrain.models.agreement import described
-from dtrain.models.image_configs import normalisation, side
+from dtrain.models.image_configs import prepared_as, side
 from dtrain.models.nn.param import count as count_of
 from dtrain.models.nn.param import paths
 from dtrain.recipe.compose import name_of
@@ -129,6 +129,9 @@ def new_recipe(path: Path, kind: str, guess: Guess, name: str | None = None, wei
         section |= {"size": [height, width]}
         section.pop("channels", None)
         section |= {"channels": channels} if channels != CHANNELS else {}
+        says = {"channels": "those of the weights"}
+        says["size"] = f"that of the weights, to which each is cropped; {guess.comments['size'].partition('; ')[2]}"
+        guess = replace(guess, comments={**guess.comments, **says})
     data = part(Data, section, "data")
     train, test = data.open("train"), data.open("test")
     settings = _for_weights(weights, train, len(train)) if weights else _settings(train, data.main.has_template)
@@ -245,9 +248,12 @@ def _for_weights(weights: Path, train: Source, count: int) -> _Settings:
         message = f"{weights} has the weights of a language model, which does not take pictures"
         raise DataError(message, "give conversations with it: dtrain new chats.jsonl --weights FOLDER")
     short = {key: value for key, value in given_part(model).items() if key not in ("image", "classes")}
-    known = normalisation(weights)
+    height, width, channels = train.example[IMAGE].shape
+    known = prepared_as(weights, channels)
     pixels = {"mean": list(known.mean), "std": list(known.std)} if known else _pixels_of(train)
-    pixels |= {"crop": max(1, min(train.example[IMAGE].shape[:2]) // 16), "flip": True, "colour": 0.2}
+    pixels |= {"crop": max(1, min(height, width) // 16), "flip": True} | (
+        {"colour": 0.2} if channels == CHANNELS else {}
+    )
     batch, epochs = 16, max(LEAST_EPOCHS, min(MOST_EPOCHS // 3, round(TUNED / count)))
     of_pixels = "mean and deviation of the pixels" + (" that the weights were trained on" if known else "")
     size = count_of(model.params())  # the larger a net, the smaller its steps

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shlex
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -38,7 +39,7 @@ from dtrain.recipe.yaml import dump
 from dtrain.train.provenance import conditions, conditions_of
 from dtrain.train.resume import Start
 from dtrain.weights.checkpoint_choice import refuse_no_run
-from dtrain.weights.initial import Origin, initial_from
+from dtrain.weights.initial import Origin, compare_pictures, initial_from
 from dtrain.weights.load import load_run, values_of
 from dtrain.weights.peft import adapted_names, read_adapter, read_config
 from dtrain.weights.read import (
@@ -87,6 +88,8 @@ def import_params(
             agree(recipe.model, tensors.metadata, source, say, published=published, allowed=allow_changes)
             where = find_tensors(tensors, recipe.model, ours, source, say=say)
             params = read(tensors, where, ours, shapes)
+        if published:
+            compare_pictures(source, recipe.data.main.pictures, example, say)
         before(run_dir)
         save_first(assembly, params, example, run_dir, lease, {"imported": str(source.absolute())})
     return run_dir
@@ -261,7 +264,9 @@ def import_published(
     published = described(source)
     if not published.model.generates:
         message = f"{source} has the weights of a classifier of images"
-        raise RecipeError(message, f"train them on your pictures: dtrain new PHOTOS --weights {source}")
+        raise RecipeError(
+            message, f"train them on your pictures: dtrain new PHOTOS --weights {shlex.quote(str(source))}"
+        )
     if published.unchecked:
         say(f"{source / CONFIG} has fields that dtrain does not recognise: {', '.join(published.unchecked)}")
     run_dir = folder(runs, name)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ from dtrain.core.types import JsonObject
 from dtrain.data.tokenizer_files import write_tokenizer
 from dtrain.models.agreement import CONFIG, record
 from dtrain.models.configs import files_beside
+from dtrain.models.image_configs import PREPROCESSOR
 from dtrain.models.nn.param import Param
 from dtrain.models.place import Place
 from dtrain.weights.load import LoadedRun, values_of
@@ -56,6 +58,8 @@ def export(
     single = path.suffix == SUFFIX and not path.is_dir()
     if adapters and not loaded.adapters:
         raise RecipeError(f"{loaded.recipe.name} has no adapters: its recipe has no lora", "leave --adapters out")
+    if adapters and not single and not loaded.recipe.model.generates:
+        raise RecipeError("--adapters: PEFT's form is written of language models alone", "leave --adapters out")
     about = {"dtrain": f"{loaded.recipe.name} at step {loaded.step}"}
     if adapters and single:
         arrays = {
@@ -68,18 +72,46 @@ def export(
     model: Any = loaded.recipe.model
     declared = without_padding(loaded.assembly.layout.declared)
     library = "timm" if names == "timm" else "transformers"
-    files = files_beside(model, library, loaded.classes, loaded.recipe.data.main.normalisation) if model.namings else {}
+    pictures, why = loaded.recipe.data.main.pictures, "no library has names for this model"
+    files, why = files_beside(model, library, loaded.classes, pictures) if model.namings else ({}, why)
     published = names not in (None, "own") or (names is None and not single and bool(files))
     table = _named(model, declared, library) if published else own_names(declared)
-    tensors, about = _tensors(loaded, declared, table), about | record(model)
+    counts = {place.count for name in declared if (place := table[name]).count}
+    tensors = chain(_tensors(loaded, declared, table), ((name, np.zeros((), np.int64)) for name in sorted(counts)))
+    about |= record(model)
     if single:
         write(path, _cast(dict(tensors), dtype), about)
         return [_written(path)]
-    lines = [_written(file) for file in _write_shards(path, tensors, dtype, about)]
-    if not published:
-        why = "no architecture of transformers computes the same as this model" if names is None else "as asked"
-        return [*lines, f"parameters have dtrain's own names: {why}"]
-    return [*lines, *_write_files(files, library, loaded, path, dtype)]
+    before = _files_of_an_export(path)
+    written = _write_shards(path, tensors, dtype, about)
+    lines = [_written(file) for file in written]
+    if published:
+        lines += _write_files(files, why, library, loaded, path, dtype)
+    else:
+        lines.append(f"parameters have dtrain's own names: {why if names is None else 'as asked'}")
+    for file in before - {*written, *(path / name for name in files if published)}:
+        file.unlink(missing_ok=True)
+    return lines
+
+
+def _files_of_an_export(folder: Path) -> set[Path]:
+    """The files in the folder that say what its parameters are, from an earlier export. RecipeError if they come from
+    elsewhere: beside other parameters they would be wrong."""
+    from safetensors import SafetensorError, safe_open
+
+    patterns = (CONFIG, PREPROCESSOR, f"*{SUFFIX}", f"model{SUFFIX}.index.json")
+    found = {file for pattern in patterns for file in folder.glob(pattern)} if folder.is_dir() else set[Path]()
+    for file in sorted(file for file in found if file.suffix == SUFFIX):
+        try:
+            with safe_open(file, framework="numpy") as tensors:
+                ours = "dtrain" in (tensors.metadata() or {})
+        except (SafetensorError, OSError):
+            ours = False
+        if not ours:
+            raise RecipeError(f"{folder} has parameters that dtrain did not write: {file.name}", "give another folder")
+    if found and not any(file.suffix == SUFFIX for file in found):
+        raise RecipeError(f"{folder} has {', '.join(sorted(file.name for file in found))}", "give another folder")
+    return found
 
 
 def _written(path: Path) -> str:
@@ -109,7 +141,8 @@ def _tensors(
 
 
 def _cast(arrays: Mapping[str, np.ndarray], dtype: DType) -> dict[str, np.ndarray]:
-    return {name: array.astype(jax.numpy.dtype(dtype)) for name, array in arrays.items()}
+    """The arrays in that dtype; those of whole numbers as they are."""
+    return {name: x if x.dtype.kind in "iu" else x.astype(jax.numpy.dtype(dtype)) for name, x in arrays.items()}
 
 
 def _write_shards(
@@ -145,18 +178,18 @@ def _write_shards(
 
 
 def _write_files(
-    files: dict[str, JsonObject], library: str, loaded: LoadedRun, folder: Path, dtype: DType
+    files: dict[str, JsonObject], why: str, library: str, loaded: LoadedRun, folder: Path, dtype: DType
 ) -> list[str]:
-    """Write config.json and what goes with it, such as the tokenizer; what was written, and what was not."""
+    """Write config.json and what goes with it, such as the tokenizer; what was written, and what was not, and `why`."""
     if not files:
-        return [f"no {CONFIG}: this model matches no architecture of {library} that dtrain exports"]
+        return [f"no {CONFIG}: {why}"]
     config = files[CONFIG]
     for name, values in files.items():
         values = values | {"dtype": dtype} if name == CONFIG and library == "transformers" else values
         overwrite(folder / name, json.dumps(values, indent=2) + "\n")
     kind = config["architectures"][0] if library == "transformers" else f"{config['architecture']} of {library}"
     if not loaded.recipe.model.generates:
-        return [f"{', '.join(files)}: {kind}"]
+        return [f"{', '.join(files)}: {kind}", *filter(None, [why])]
     data = loaded.recipe.data
     names = write_tokenizer(getattr(data, "tokenizer", None), data.main.own_template(), folder)
     lines = [f"{', '.join([*files, *names])}: {kind}"]

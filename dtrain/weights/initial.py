@@ -1,6 +1,6 @@
 """Parameters that come from another run or from files (`init`, `objective.teacher`), read by path onto the mesh."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,10 +19,10 @@ from dtrain.core.errors import CheckpointError, DataError, RecipeError
 from dtrain.core.run_dir import Folder, saved_steps
 from dtrain.core.types import JsonObject
 from dtrain.core.weights_source import WeightsSource
+from dtrain.data.batch import IMAGE, Example, Preparation
 from dtrain.models.agreement import agree
-from dtrain.models.configs import Pixels, unlike
 from dtrain.models.distillation import TEACHER
-from dtrain.models.image_configs import normalisation
+from dtrain.models.image_configs import prepared_as, unlike
 from dtrain.models.lora import BASE
 from dtrain.models.nn.param import Param
 from dtrain.models.nn.patterns import matched, replaced
@@ -180,9 +180,8 @@ def weights_from(assembly: Assembly, given: Origin, say: Say, part: str) -> Init
         if part not in recipe.parts:  # the files are of another model than the whole
             agree(model, tensors.metadata, source, say, published=published, override=False)
         where = find_tensors(tensors, model, ours, source, new, say)
-    if published and (pixels := recipe.data.main.normalisation):
-        for line in _pixels(source, pixels):
-            say(line)
+    if published:
+        compare_pictures(source, recipe.data.main.pictures, assembly.layout.example, say)
     taken = {own: name for own, name in names.items() if own not in new}
     what = f"{part}: " if part in (*assembly.frozen, *recipe.parts) else "initialised "
     lines = [f"{what}from {source}: {len(taken)} of {len(names)} parameters"]
@@ -199,13 +198,18 @@ def weights_from(assembly: Assembly, given: Origin, say: Say, part: str) -> Init
     )
 
 
-def _pixels(source: Path, given: Pixels) -> Iterator[str]:
-    """A line if the data normalises pixels in another way than the one that the parameters were trained with."""
-    wanted, own = normalisation(source), f"data.pixels has mean {list(given[0])}, std {list(given[1])}"
+def compare_pictures(source: Path, given: Preparation | None, example: Example, say: Callable[[str], None]) -> None:
+    """Say so if the data normalises pixels in another way than the one that published parameters were trained with, or
+    if their files do not tell. DataError if these are damaged."""
+    if given is None or IMAGE not in example:
+        return
+    wanted = prepared_as(source, example[IMAGE].shape[-1])
+    own = f"data.pixels has mean {list(given.mean)}, std {list(given.std)}"
     if wanted is None:
-        yield f"{source} does not say how pixels were normalised: not checked; {own}"
+        say(f"{source} does not say how pixels were normalised: not checked; {own}")
     elif unlike(given, wanted):
-        yield f"{source} was trained on pixels normalised with {wanted}; {own}"
+        theirs = f"mean {list(wanted.mean)}, std {list(wanted.std)}"
+        say(f"{source} was trained on pixels normalised with {theirs}; {own}")
 
 
 SHOWN = 8

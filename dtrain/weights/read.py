@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -84,7 +84,8 @@ def find_tensors(
         say(f"{source}: not read, not of the model: {', '.join(tensors.left_out)}")
     # files of a model with tied embeddings may contain the head as well: then it must equal the embedding
     tied_head = {HEAD} if HEAD in tensors and HEAD not in shapes and "embed" in table else set()
-    _refuse_unlike(tensors, expected, tied_head | (shapes.keys() - expected.keys()), source)
+    heads = {tensor for tensor, (name, _) in shapes.items() if name.startswith("head")}
+    _refuse_unlike(tensors, expected, tied_head | (shapes.keys() - expected.keys()), source, heads)
     if tied_head and not np.array_equal(tensors[HEAD], tensors[f"{prefix}{embed}"]):
         raise DataError(
             f"{source}: {HEAD} differs from the embedding, but the recipe has model.tied: true", "set model.tied: false"
@@ -142,7 +143,9 @@ def tensor_names(tensors: Tensors, model: Any, ours: Mapping[str, Param]) -> Map
     return published_names(model, ours, table)
 
 
-def _refuse_unlike(tensors: Tensors, expected: Mapping[str, tuple[int, ...]], known: set[str], source: Path) -> None:
+def _refuse_unlike(
+    tensors: Tensors, expected: Mapping[str, tuple[int, ...]], known: set[str], source: Path, heads: Set[str]
+) -> None:
     problems = [
         *(f"{name} is missing" for name in expected if name not in tensors),
         *(
@@ -160,6 +163,8 @@ def _refuse_unlike(tensors: Tensors, expected: Mapping[str, tuple[int, ...]], kn
         more = [f"and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
         head = f"{source} does not match this recipe's model:"
         hint = "compare the recipe's sizes with the file's"
+        if all(problem.partition(" ")[0] in heads for problem in problems):
+            hint = f'for other classes start with a new last layer: init: {{weights: {source}, new: ["head.*"]}}'
         if not any(name in tensors for name in expected):
             head = f"{source} is of another model: none of its {len(list(tensors))} tensors has a name of the recipe's:"
             hint = "compare the recipe's model with the model that the file was exported from"
