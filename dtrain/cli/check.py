@@ -18,12 +18,16 @@ def check(
     overrides: Overrides = None,
     devices: Devices = None,
     data: Annotated[bool, typer.Option("--data/--no-data", help="Open the data that the recipe names.")] = True,
+    resolved: Annotated[
+        bool, typer.Option("--resolved", help="Print the whole recipe, with the defaults of every key.")
+    ] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Find the mistakes in a recipe and the data it names, in about a second, without touching a device.
 
     Runs no code that a recipe names, writes nothing, downloads nothing. The last line names what was not checked.
+    --resolved and --json print the recipe as a run gets it.
     """
     with exits(debug):
         from dtrain.core.shipped import find
@@ -35,7 +39,7 @@ def check(
             import json
 
             typer.echo(json.dumps(plain(result.recipe), indent=2))
-        else:
+        elif resolved:
             typer.echo(text(result.recipe), nl=False)
         for line in result.notes:
             typer.echo(line, err=True)

@@ -65,6 +65,9 @@ def sweep(
         typer.echo(f"{len(runs)} runs in {folder}: {', '.join(plan.axes)}", err=True)
         done: list[str] = []
 
+        def started(trial: "Trial") -> None:
+            typer.secho(f"{trial.name} starts; what it prints: {folder / trial.name}.out", dim=True, err=True)
+
         def ended(trial: "Trial", code: int, output: str) -> None:
             done.append(trial.name)
             result = (
@@ -72,7 +75,9 @@ def sweep(
             )
             typer.echo(f"{len(done)}/{len(runs)}  {trial.name}  {result}", err=True)
 
-        codes = run_all(plan, runs, folder, jobs=jobs or len(gpus()) or 1, options=options, ended=ended)
+        codes = run_all(
+            plan, runs, folder, jobs=jobs or len(gpus()) or 1, options=options, started=started, ended=ended
+        )
         places = {one.name: Folder(folder / one.name) for one in runs}
         found = {name: summary for name, run_dir in places.items() if (summary := _summary(run_dir))}
         ranked = _ranked(runs, found)

@@ -117,6 +117,8 @@ def parse(recipe: str, words: Sequence[str], count: int | None, seed: int) -> Sw
     fixed = []
     for word in words:
         key, _, value = word.partition("=")
+        if key == "name":
+            raise RecipeError(f"{word}: a sweep names its runs by their values", f"--name {value} names their folder")
         values, found = _split(value), RANGE.fullmatch(value.strip())
         if found:
             axes[key] = _range(key, found)
@@ -205,11 +207,13 @@ def run_all(
     *,
     jobs: int,
     options: Sequence[str],
+    started: Callable[[Trial], None],
     ended: Callable[[Trial, int, str], None],
 ) -> dict[str, int]:
     """Start every run, `jobs` at a time. Returns their exit codes by name.
 
-    `ended(trial, code, output)` is called after each. On Ctrl-C all runs save and stop, and Stopped is raised.
+    `started(trial)` is called before each, `ended(trial, code, output)` after it. On Ctrl-C all runs save and stop, and
+    Stopped is raised.
     """
     waiting, running, codes, available = list(trials), {}, {}, gpus()
     try:
@@ -219,6 +223,7 @@ def run_all(
                 trial = waiting.pop(0)
                 group = {"WANDB_RUN_GROUP": os.environ.get("WANDB_RUN_GROUP", folder.name)}
                 environment = os.environ | group | devices_of(job, jobs, available) | {CALLER: str(os.getpid())}
+                started(trial)
                 running[job] = trial, _start(sweep, trial, folder, options, environment)
             for job, (trial, process) in list(running.items()):
                 if process.poll() is not None:

@@ -20,10 +20,12 @@ def test_a_misspelt_verb_is_named(dtrain: Dtrain) -> None:
 
 
 def test_check_prints_the_resolved_recipe(in_process: Dtrain, tmp_path: Path) -> None:
-    done = in_process("check", "mlp-digits", "optimizer.lr=1e-2", "--devices", "8")
+    words = ("check", "mlp-digits", "optimizer.lr=1e-2", "--devices", "8")
+    assert in_process(*words).stdout == ""
+    done = in_process(*words, "--resolved")
     assert "no mistake found" in done.stderr
     (tmp_path / "again.yaml").write_text(done.stdout)
-    assert in_process("check", "again.yaml").stdout == done.stdout
+    assert in_process("check", "again.yaml", "--resolved").stdout == done.stdout
     assert json.loads(in_process("check", "mlp-digits", "--json").stdout)["model"]["kind"] == "mlp"
 
 

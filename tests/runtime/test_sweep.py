@@ -31,7 +31,7 @@ def test_a_grid_has_every_combination_named_by_its_values() -> None:
 
 
 def test_commas_in_brackets_and_quotes_do_not_separate_values() -> None:
-    sweep = parse("r.yaml", ["model.sizes=[64, 10],[64, 32, 10]", "name='a,b'", "mesh={fsdp: 2, data: 2}"], None, 0)
+    sweep = parse("r.yaml", ["model.sizes=[64, 10],[64, 32, 10]", "data.root='a,b'", "mesh={fsdp: 2, data: 2}"], None, 0)
     assert sweep.axes == {"model.sizes": ("[64, 10]", "[64, 32, 10]")}
     assert len(sweep.fixed) == 2
 
@@ -73,6 +73,7 @@ def test_long_and_equal_names_are_told_apart() -> None:
         (["a=lg:1..3"], "lg: is not a kind of range"),
         (["a=1e..2"], "not numbers"),
         ([f"{key}={','.join(map(str, range(30)))}" for key in "abc"], "27,000 combinations"),
+        (["optimizer.lr=1,2", "name=c3"], "a sweep names its runs by their values"),
     ],
 )
 def test_what_is_no_sweep_is_refused(words: list[str], message: str) -> None:
@@ -100,6 +101,7 @@ def test_gpus_are_divided_among_the_runs(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_sweep_ranks_its_runs_and_resumes(dtrain: Dtrain, tmp_path: Path) -> None:
     words = ("sweep", "mlp-digits", "optimizer.lr=1e-4,1e-2", *SHORT, "--name", "two", "--jobs", "2")
     done = dtrain(*words, seconds=250)
+    assert "lr-1e-4 starts; what it prints: runs/two/lr-1e-4.out" in done.stderr
     rows = [line.split() for line in done.stdout.splitlines()]
     assert [row[0] for row in rows] == ["optimizer.lr", "1e-2", "1e-4"]  # the better one first
     assert (tmp_path / "runs" / "two" / "sweep.png").stat().st_size > 10_000
