@@ -84,6 +84,26 @@ def test_the_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+@pytest.mark.slow
+def test_the_first_recipe_of_the_readme_prints_what_it_shows(tmp_path: Path) -> None:
+    """All but times and speeds, which differ from machine to machine."""
+    recipe, shown = blocks(ROOT / "README.md", "yaml")[0], blocks(ROOT / "README.md", "text")[0].splitlines()
+    (tmp_path / "digits.yaml").write_text(recipe)
+    command = [str(Path(sys.executable).parent / "dtrain"), *shown[0].split()[2:]]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=bare_environment(), capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+    def stable(text: str) -> list[str]:
+        plain = re.sub(r"\S*/bin/dtrain", "dtrain", text)
+        return [re.sub(r"[\d.]+ m?s\b.*|, [\d.]+ s\)", "", line) for line in plain.splitlines()]
+
+    printed = stable(f"{done.stdout}{done.stderr}")
+    for line in stable("\n".join(line for line in shown[1:] if line != "...")):
+        assert line in printed, line
+
+
 @pytest.mark.parametrize("page", PAGES, ids=relative)
 def test_every_command_names_a_verb_and_options_that_exist(page: Path) -> None:
     for words in commands(page):

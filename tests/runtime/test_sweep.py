@@ -31,7 +31,9 @@ def test_a_grid_has_every_combination_named_by_its_values() -> None:
 
 
 def test_commas_in_brackets_and_quotes_do_not_separate_values() -> None:
-    sweep = parse("r.yaml", ["model.sizes=[64, 10],[64, 32, 10]", "data.root='a,b'", "mesh={fsdp: 2, data: 2}"], None, 0)
+    sweep = parse(
+        "r.yaml", ["model.sizes=[64, 10],[64, 32, 10]", "data.root='a,b'", "mesh={fsdp: 2, data: 2}"], None, 0
+    )
     assert sweep.axes == {"model.sizes": ("[64, 10]", "[64, 32, 10]")}
     assert len(sweep.fixed) == 2
 
