@@ -16,7 +16,7 @@ from dtrain.models.custom import Custom
 from dtrain.models.decoder import Decoder
 from dtrain.models.moe import Experts
 from dtrain.models.nn.model import Loss
-from dtrain.models.nn.param import initial
+from dtrain.models.nn.param import initial, trained
 from dtrain.models.nn.precision import Precision
 from dtrain.models.nn.single_device import SingleDeviceContext
 from dtrain.models.rope import Learned
@@ -151,7 +151,8 @@ def place(
     shapes = state.abstract(make, layout, optimizer.state_dims, optimizer.apart)
     params = jax.device_put(first_params(model), state.placement(shapes.params))
     make = jax.jit(
-        lambda params: state.State(np.int32(0), params, update.init(params)), out_shardings=state.placement(shapes)
+        lambda params: state.State(np.int32(0), params, update.init(trained(params, layout.declared))),
+        out_shardings=state.placement(shapes),
     )
     grads = engine.grads(layout, step.loss_of(model, lambda rows: rows, Precision()), parts)
     rows = Put(engine, layout, EXAMPLES)(random_batch(model))

@@ -246,9 +246,9 @@ def _token_losses(logits_BTV: jax.Array, batch: Batch, ctx: Context) -> tuple[ja
 def three_times(model: Model, forward: float, example: Example, examples: int, declared: Tree) -> Flops:
     """A training step counted as three forward passes: the backward pass has two products for each forward one.
 
-    With frozen parameters, the products of the gradient are counted.
+    With frozen matrices, the products of the gradient are counted.
     """
-    if all(param.trained for param in jax.tree.leaves(declared)):
+    if all(param.trained or not param.fan_in for param in jax.tree.leaves(declared)):
         return Flops(3 * forward * examples, "3 x forward matrix products")
     return gradient_flops(model, example, examples, declared)
 
