@@ -38,7 +38,7 @@ def _commands(group: Any, prefix: str) -> Iterator[str]:
             continue
         yield f"## {whole}\n"
         yield f"{_cell(command.help or '')}\n"
-        example = (command.epilog or "").removeprefix("Example: ")
+        example = re.sub(r"^Examples?: ", "", command.epilog or "").replace("; ", "\n")
         yield f"```text\n{example}\n```\n"
         rows = [one for one in command.params if not getattr(one, "hidden", False)]
         yield "| argument or option | meaning |\n|---|---|"
@@ -59,11 +59,12 @@ def recipe_keys() -> Iterator[str]:
 
     yield "# Keys of a recipe\n"
     yield "`dtrain recipes schema` prints the same as JSON Schema for editors."
-    yield "A key without default must be given, or is computed from others.\n"
+    yield "\n`dtrain help KEY` explains one. A key without default need not be given.\n"
     sections: dict[str, dict[str, str]] = {}
     for key in keys():
         parent, _, name = key.path.rpartition(".")
         default = f"`{key.default}`" if key.default and len(key.default) < 60 else ""
+        default = "must be given" if key.required else default
         row = f"| `{name}` | {_cell(key.type)} | {_cell(default)} | {_cell(key.text)} |"
         section = f"{parent} of kind {key.kind}" if key.kind else parent or "Top level"
         sections.setdefault(section, {}).setdefault(name, row)

@@ -52,21 +52,27 @@ def _values(key: str) -> list[str]:
     return list(dict.fromkeys(value for one in cached_keys() if one.path == key for value in one.values))
 
 
-def topics(incomplete: str) -> list[str]:
-    """What `dtrain help` explains besides verbs: keys, kinds and codes of errors."""
+def topics(context: typer.Context, incomplete: str) -> list[str]:
+    """What `dtrain help` explains: verbs, keys, kinds and codes of errors."""
     from dtrain.cli.help_topics import pages
     from dtrain.recipe.keys import cached_keys
 
     keys = cached_keys()
-    names = [*(key.path for key in keys), *(key.kind for key in keys if key.path.endswith("kind")), *pages()]
+    names = [
+        *getattr(context.find_root().command, "commands", ()),
+        *(key.path for key in keys),
+        *(key.kind for key in keys if key.path.endswith("kind")),
+        *pages(),
+    ]
     return [name for name in dict.fromkeys(names) if name.startswith(incomplete)]
 
 
-def runs(incomplete: str) -> list[str]:
-    """Names of the runs in ./runs."""
+def runs(context: typer.Context, incomplete: str) -> list[str]:
+    """Names of the runs in --runs-dir, by default ./runs."""
     from dtrain.core.run_list import runs_in
 
-    return [run_dir.path.name for run_dir in runs_in(Path("runs")) if run_dir.path.name.startswith(incomplete)]
+    folder = Path(context.params.get("runs_dir") or "runs")
+    return [run_dir.path.name for run_dir in runs_in(folder) if run_dir.path.name.startswith(incomplete)]
 
 
 def targets(incomplete: str) -> list[str]:

@@ -11,7 +11,7 @@ from types import FrameType
 import typer
 
 from dtrain.core import signals
-from dtrain.core.errors import Aborted, DtrainError, Stopped, user_error
+from dtrain.core.errors import Aborted, DtrainError, RecipeError, Stopped, user_error
 from dtrain.core.printable import printable
 
 AGAIN = 0.5
@@ -132,6 +132,13 @@ def _print_error(error: DtrainError) -> None:
             os.write(2, SHORT)
 
 
+def _explained(topic: str) -> str:
+    """What `dtrain help` explains of a topic: the code of an error, or the longest known part of a key's path."""
+    from dtrain.recipe.keys import known_part
+
+    return topic if topic.startswith("E-") else known_part(topic) or RecipeError.topic
+
+
 def _show_error(error: DtrainError) -> None:
     label, colour = ("stopped", "yellow") if isinstance(error, Stopped) else ("error", "red")
     typer.secho(f"{label}: ", fg=colour, bold=True, err=True, nl=False)
@@ -139,4 +146,4 @@ def _show_error(error: DtrainError) -> None:
     if error.hint:
         typer.secho(f"hint: {printable(error.hint)}", fg="cyan", err=True)
     if error.topic and not isinstance(error, Stopped | Aborted):
-        typer.secho(f"more: dtrain help {printable(error.topic)}", dim=True, err=True)
+        typer.secho(f"more: dtrain help {_explained(error.topic)}", dim=True, err=True)

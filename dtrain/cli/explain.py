@@ -31,6 +31,8 @@ def explain(
     with exits(debug), interruptible():
         from dtrain.core.errors import RecipeError
 
+        if on and devices:
+            raise RecipeError(f"--on {on} and --devices {devices} exclude each other", "leave one of them out")
         if as_json and (jaxpr or hlo):
             raise RecipeError("--json goes with the table of parameters", "leave out --jaxpr and --hlo, or --json")
         if jaxpr or hlo:
@@ -41,8 +43,6 @@ def explain(
         from dtrain.core.slices import target
         from dtrain.recipe.load import load
 
-        if on and devices:
-            raise RecipeError(f"--on {on} and --devices {devices} exclude each other", "leave one of them out")
         count = target(on).devices if on else devices
         loaded = load(find(recipe), overrides or [], count)
         refuse_code(loaded.user_code, run_code)

@@ -11,6 +11,7 @@ import typer
 
 from dtrain.cli.completion import topics
 from dtrain.cli.exits import exits
+from dtrain.cli.synonyms import SYNONYMS, key_of
 
 if TYPE_CHECKING:
     from dtrain.recipe.keys import Key
@@ -43,16 +44,17 @@ def add_to(app: typer.Typer) -> None:
             from dtrain.core.errors import RecipeError
 
             root = context.find_root()
+            topic = [word for word in topic or () if word.strip()]
             if not topic:
                 typer.echo("\n".join([*_verb(root, []), *overview()]))
                 return
             found = _about(root, topic)
             if not found and (near := _near(root, topic[0])):
-                typer.echo(f"there is no help on {' '.join(topic)}; on {near}:", err=True)
+                typer.echo(f"there is no help on {' '.join(topic)[:WIDTH]!r}; on {near}:", err=True)
                 found = _about(root, [near])
             if not found:
                 error = RecipeError(
-                    f"there is no help on {' '.join(topic)}", "`dtrain help` lists what there is help on"
+                    f"there is no help on {' '.join(topic)[:WIDTH]!r}", "`dtrain help` lists what there is help on"
                 )
                 error.topic = ""
                 raise error
@@ -74,9 +76,10 @@ def _about(root: Any, topic: Sequence[str]) -> list[str]:
     """Lines about a verb, or about anything else; of a name that is both, such as `data`, about both."""
     from dtrain.recipe.keys import cached_keys
 
-    verb = _verb(root, topic)
-    both = not verb or any(key.path == topic[0] for key in cached_keys())
-    return [*verb, *(explained(topic[0]) if both and len(topic) == 1 else ())]
+    word = topic[0] if len(topic) == 1 else ""
+    verb = _verb(root, topic) or _verb(root, SYNONYMS.get(word, "").split() or [word])
+    both = not verb or any(key.path == word for key in cached_keys())
+    return [*verb, *(explained(word) or explained(key_of(word)) if both and word else ())]
 
 
 def pages() -> dict[str, str]:
@@ -91,13 +94,16 @@ def explained(topic: str) -> list[str]:
     """Lines about an error, a key, a section or a kind; none if it is none of these."""
     if CODE.fullmatch(topic.upper()):
         return _page(topic.upper())
-    from dtrain.recipe.keys import cached_keys
+    from dtrain.recipe.keys import cached_keys, known_part
 
     keys = cached_keys()
-    path = _plain(topic, keys)
+    path = topic.rstrip(".=")
+    known = known_part(path)  # optimizer.groups.N.lr for optimizer.groups.0.lr
+    path = known if known and known.count(".") == path.count(".") else path
     own = [key for key in keys if key.path == path]
     if not own and "." not in path:  # the last part of a path, where it is of one key only
-        whole = list(dict.fromkeys(key.path for key in keys if key.path.rpartition(".")[2] == path and key.typed))
+        named = [key for key in keys if key.path.rpartition(".")[2] == path]
+        whole = list(dict.fromkeys(key.path for key in named if key.typed) or dict.fromkeys(key.path for key in named))
         kinds = [key for key in keys if key.path.endswith("kind") and key.kind == path]
         if kinds:
             return [line for key in kinds for line in _kind(key, keys)]
@@ -105,20 +111,6 @@ def explained(topic: str) -> list[str]:
             return [f"{path} is a key of several sections: {', '.join(whole)}"]
         own = [key for key in keys if whole and key.path == whole[0]]
     return _key(own, keys) if own else []
-
-
-def _plain(topic: str, keys: "Sequence[Key]") -> str:
-    """The path as `Key` has it: optimizer.groups.N.lr for optimizer.groups.0.lr, parts.NAME.run for parts.base.run."""
-    from dtrain.recipe.keys import NAME, NUMBER
-
-    known, parts = {key.path for key in keys}, topic.rstrip(".=").split(".")
-    for i, part in enumerate(parts):
-        before = ".".join(parts[:i])
-        for place in (NUMBER,) if part.isdecimal() else (NAME,):
-            inner = f"{before}.{place}"
-            if i and f"{before}.{part}" not in known and any(one.startswith(f"{inner}.") for one in known):
-                parts[i] = place
-    return ".".join(parts)
 
 
 def _page(code: str) -> list[str]:
@@ -140,20 +132,24 @@ def _key(own: "Sequence[Key]", keys: "Sequence[Key]") -> list[str]:
         meanings.setdefault((key.text, key.type, default), []).append(key.kind)
     for (text, kind, default), having in meanings.items():
         names = ", ".join(filter(None, dict.fromkeys(having)))
-        lines += ["", *([f"of {names}"] if names else [])]
-        lines += [*_wrapped(text), f"  type     {kind}", f"  default  {default}"]
+        lines += ["", *([f"of {names}"] if names else []), *_wrapped(text)]
+        lines += [] if path.endswith("kind") else [f"  type     {kind}", f"  default  {default}"]
     inner = _inner(path, keys)
     lines += ["", *inner] if inner else []
     examples = _examples(path)
     if examples:
         value = next(iter(examples))
-        lines += ["", f"  example  {path}={shlex.quote(value)}"] if len(value) < WIDTH // 2 else [""]
+        lines += ["", f"  example  {path}={shlex.quote(value)}"] if len(value) < WIDTH // 2 and own[0].typed else [""]
         lines += [f"  used in  {', '.join(list(dict.fromkeys(n for v in examples.values() for n in v))[:SHOWN])}"]
     return lines
 
 
 def _inner(path: str, keys: "Sequence[Key]") -> list[str]:
-    """The kinds and the keys of a section."""
+    """The kinds and the keys of a section; of one that is a list or has names, those of each."""
+    from dtrain.recipe.keys import NAME, NUMBER, has_inner
+
+    known = {key.path for key in keys}
+    path = next((f"{path}.{place}" for place in (NUMBER, NAME) if has_inner(known, f"{path}.{place}")), path)
     depth = path.count(".") + 1
     inside = [key for key in keys if key.path.startswith(f"{path}.") and key.path.count(".") == depth]
     kinds = [key for key in inside if key.path == f"{path}.kind"]
@@ -198,9 +194,23 @@ def _examples(path: str) -> dict[str, list[str]]:
         for part in path.split("."):
             value = value.get(part) if isinstance(value, dict) else None
         if value is not None:
-            text = value if isinstance(value, str) else json.dumps(value).replace('"', "")
+            text = value if isinstance(value, str) else json.dumps(value)
+            plain = text.replace('"', "")
+            text = plain if isinstance(value, str) or _same(plain, value) else text
             found.setdefault(text, []).append(name)
     return dict(sorted(found.items(), key=lambda pair: -len(pair[1])))
+
+
+def _same(text: str, value: Any) -> bool:
+    """Whether the text is the value in YAML."""
+    from dtrain.core.errors import RecipeError
+    from dtrain.recipe.yaml import parse
+
+    try:
+        found = parse(f"value: {text}\n", "").plain()["value"]
+    except RecipeError:
+        return False
+    return (list(found) if isinstance(found, tuple) else found) == (list(value) if isinstance(value, tuple) else value)
 
 
 def _verb(root: Any, words: Sequence[str]) -> list[str]:
@@ -219,6 +229,6 @@ def _near(root: Any, topic: str) -> str:
     """The nearest name that there is help on; empty if none is near."""
     from difflib import get_close_matches
 
-    names = {name.lower(): name for name in (*root.command.commands, *topics(""))}
+    names = {name.lower(): name for name in topics(root, "")}
     near = get_close_matches(topic.lower(), names, 1, 0.8)
     return names[near[0]] if near else ""

@@ -84,7 +84,7 @@ def _recipe(recipe: str, overrides: list[str], steps: int, out: Path, devices: i
     traced = [f"track.every={last}", "track.to=[]", f"profile={{start: {first}, steps: {steps}}}"]
     loaded = load_to_measure(recipe, [*overrides, *traced], devices, last)
     from dtrain.core.errors import EnvironmentFault, cause
-    from dtrain.core.files import read_json
+    from dtrain.core.files import overwrite, read_json
     from dtrain.core.leftovers import temporary_folder
     from dtrain.track.console import Console
     from dtrain.train.run import run as train
@@ -97,6 +97,7 @@ def _recipe(recipe: str, overrides: list[str], steps: int, out: Path, devices: i
         except (OSError, shutil.Error) as error:
             raise EnvironmentFault(f"cannot write {out}: {cause(error)}", "another folder: --out") from error
     values = read_json(out / "summary.json")
-    typer.echo(json.dumps(values, indent=2) if as_json else "\n".join(values["text"][:-1]))
     newest = max(out.rglob("perfetto_trace.json.gz"), key=lambda path: path.stat().st_mtime)
-    typer.echo(f"  trace: {newest.parent}; ui.perfetto.dev opens {newest.name}", err=as_json)
+    values["text"][-1] = f"  trace: {newest.parent}; ui.perfetto.dev opens {newest.name}"
+    overwrite(out / "summary.json", json.dumps(values, indent=2) + "\n")  # the trace is here, not where it was made
+    typer.echo(json.dumps(values, indent=2) if as_json else "\n".join(values["text"]))

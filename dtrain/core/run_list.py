@@ -2,6 +2,7 @@
 
 import difflib
 import glob
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from dtrain.core.run_dir import Folder
 
 MARKS = ("run.json", "recipe.yaml", "metrics.jsonl")
 """Files that only a run folder has."""
+SHOWN = 200
+"""Most characters of a word that a message shows."""
 SWEEP = "sweep.json"
 """The file that only the folder of a sweep has."""
 
@@ -43,11 +46,19 @@ def find_runs(words: Sequence[str], runs: Path = Path("runs")) -> list[Folder]:
     """
     found: dict[Path, Folder] = {}
     for word in words:
-        places = _meant(word, runs)
+        places = meant(word, runs)
         if not places:
             raise _unknown(word, runs)
         found |= {run_dir.path.resolve(): run_dir for run_dir in places if run_dir.path.resolve() not in found}
     return list(found.values())
+
+
+def meant(word: str, runs: Path = Path("runs")) -> list[Folder]:
+    """The runs that a word means: a run's folder or name, a pattern, or a folder of runs; none if there is none."""
+    try:
+        return _meant(word, runs)
+    except OSError:  # a name that is too long, or a folder that cannot be read
+        return []
 
 
 def _meant(word: str, runs: Path) -> list[Folder]:
@@ -64,8 +75,12 @@ def _meant(word: str, runs: Path) -> list[Folder]:
 
 def _unknown(word: str, runs: Path) -> RecipeError:
     known = [run_dir.path.name for run_dir in runs_in(runs)]
-    near = difflib.get_close_matches(Path(word).name, known, 1)
+    shown = word if len(word) < SHOWN else f"{word[:SHOWN]}..."
+    near = difflib.get_close_matches(Path(word).name, known, 1) if len(word) < SHOWN else []
     if near:
-        return RecipeError(f"no run {word!r} is known", f"did you mean {near[0]!r}?")
-    hint = f"`dtrain ls` lists those in {runs}" if known else f"{runs} holds no runs; `dtrain run RECIPE` makes one"
+        return RecipeError(f"no run {shown!r} is known", f"did you mean {near[0]!r}?")
+    where = "" if runs == Path("runs") else f" --runs-dir {shlex.quote(str(runs))}"
+    hint = (
+        f"`dtrain ls{where}` lists those in {runs}" if known else f"{runs} holds no runs; `dtrain run RECIPE` makes one"
+    )
     return RecipeError(f"no run {word!r} is known", hint)

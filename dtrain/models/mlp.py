@@ -125,7 +125,7 @@ class MLP(ImageClassifier):
 
     def logits(self, params: Tree, image_BHWC: jax.Array, ctx: Context, drop: Drop = kept) -> jax.Array:
         """Logits (batch, classes), from images or rows of a table."""
-        x = image_BHWC.reshape(len(image_BHWC), -1)
+        x = image_BHWC.reshape(image_BHWC.shape[0], -1)
         for i in range(len(self.sizes) - 1):
             layer = ctx.gather(params[f"layer{i}"])
             x = matmul(x, layer["weight"])

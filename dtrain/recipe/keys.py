@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -35,8 +35,8 @@ class Key:
 
     @property
     def typed(self) -> bool:
-        """Whether the path can be typed as it is: it has no place in a list, and no name that the user gives."""
-        return not {NUMBER, NAME} & set(self.path.split("."))
+        """Whether the path can be an override as it is: it has no place in a list, and no name that the user gives."""
+        return self.path != "include" and not {NUMBER, NAME} & set(self.path.split("."))
 
 
 def keys() -> list[Key]:
@@ -44,12 +44,15 @@ def keys() -> list[Key]:
     from dtrain.recipe.schema import schema
 
     whole: JsonObject = dict(schema())
-    return list(_keys(whole, whole, "", ""))
+    return list(dict.fromkeys(_keys(whole, whole, "", "")))
 
 
 def cached_keys() -> list[Key]:
     """The same, kept in a file of the user's cache folder: the schema takes half a second, which completion has not."""
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    try:
+        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:  # a user without a home
+        return keys()
     path = root / "dtrain" / f"keys-{__version__}-{_changed()}.json"
     with suppress(OSError, ValueError, TypeError):
         return [Key(**row | {"values": tuple(row["values"])}) for row in json.loads(path.read_text())]
@@ -60,10 +63,32 @@ def cached_keys() -> list[Key]:
     return found
 
 
+def known_part(topic: str) -> str:
+    """The longest beginning of a dotted path that is a key's; empty if none is. optimizer.groups.0.lr is that of
+    optimizer.groups.N.lr, parts.base.run that of parts.NAME.run."""
+    known = {key.path for key in cached_keys()}
+    found: list[str] = []
+    for part in topic.rstrip(".=").split("."):
+        names = [part, NUMBER] if part.isdecimal() else [part, NAME]
+        inner = [".".join([*found, name]) for name in names]
+        fitting = [name for name, path in zip(names, inner, strict=True) if path in known or has_inner(known, path)]
+        if not fitting:
+            break
+        found.append(fitting[0])
+    while found and ".".join(found) not in known:
+        found.pop()
+    return ".".join(found)
+
+
+def has_inner(known: Set[str], path: str) -> bool:
+    """Whether there are keys within that path."""
+    return any(one.startswith(f"{path}.") for one in known)
+
+
 def _changed() -> int:
     """When the newest module that defines keys was changed."""
     here = Path(__file__).parents[1]
-    return max(int(path.stat().st_mtime) for path in here.glob("*/*.py"))
+    return max(int(path.stat().st_mtime) for path in here.rglob("*.py"))
 
 
 def _keys(part: JsonObject, whole: JsonObject, path: str, kind: str) -> Iterator[Key]:

@@ -49,6 +49,11 @@ def _refine(part: JsonObject, cls: type) -> None:
     if "kind" in part["properties"]:
         docs["kind"] = _of_section(cls)
         part["required"] = [*part.get("required", []), "kind"]
+    for field in dataclasses.fields(cls):
+        value: Any = None if field.default_factory is dataclasses.MISSING else field.default_factory()
+        if dataclasses.is_dataclass(value):  # its keys have defaults of their own
+            kind = getattr(value, "kind", None)
+            part["properties"][field.name]["default"] = {"kind": kind} if kind else {}
     for key, about in part["properties"].items():
         about["description"] = docs.get(key) or _of_section(hints.get(key))
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from dtrain.core import extras
-from dtrain.core.errors import EnvironmentFault, RecipeError
+from dtrain.core.errors import DtrainError, EnvironmentFault, RecipeError, cause
 from dtrain.core.files import atomic_write, overwrite
 from dtrain.data.batch import IMAGE
 from dtrain.models.nn.model import PROBABILITY
@@ -54,7 +54,15 @@ def export_program(loaded: LoadedRun, path: Path) -> list[str]:
     (count,) = export.symbolic_shape("count")
     feature = example[IMAGE]
     given = jax.ShapeDtypeStruct((count, *feature.shape), feature.dtype)
-    exported = export.export(jax.jit(probabilities), platforms=PLATFORMS)(given)
+    try:
+        exported = export.export(jax.jit(probabilities), platforms=PLATFORMS)(given)
+    except DtrainError:
+        raise
+    except Exception as error:  # a model of a user's own may need to know the number of examples
+        message = f"{path}: the model cannot be traced for any number of pictures: {cause(error)}"
+        raise RecipeError(
+            message, "in the model, use x.shape[0] in place of len(x), and no numbers made from it"
+        ) from error
     classes = exported.out_avals[0].shape[1]
     about = {
         "input": {"dtype": str(feature.dtype), "shape": ["1 or more", *feature.shape]},

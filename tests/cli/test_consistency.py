@@ -63,10 +63,15 @@ def test_runs_are_listed_by_folder_name_pattern_and_folder_of_runs(in_process: D
     assert names("elsewhere") == ["c"]
     assert names("--runs-dir", "elsewhere") == ["c"]
     assert names("c", "--runs-dir", "elsewhere") == ["c"]
+    (tmp_path / "b").mkdir()  # data of the run's name
+    assert names("b") == ["b"]
+    assert "`dtrain ls --runs-dir elsewhere` lists" in in_process("ls", "z", "--runs-dir", "elsewhere", code=2).stderr
+    assert "no run" in in_process("ls", "x" * 5000, code=2).stderr
     assert "did you mean 'a-1'" in in_process("ls", "a-11", code=2).stderr
     (tmp_path / "empty").mkdir()
     assert names("empty") == []
     assert "no runs in empty" in in_process("ls", "empty").stderr
+    assert "no runs in empty" in in_process("ls", "empty", "b").stderr
 
 
 def test_explain_takes_the_devices_of_a_slice(in_process: Dtrain) -> None:

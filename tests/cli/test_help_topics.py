@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,7 +12,8 @@ import pytest
 from dtrain.cli import completion
 from dtrain.cli.help_topics import explained, pages
 from dtrain.core import errors
-from dtrain.recipe.keys import keys
+from dtrain.recipe.keys import keys, known_part
+from dtrain.recipe.yaml import parse
 from tests.conftest import Dtrain
 
 KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, errors.DtrainError)]
@@ -24,7 +26,33 @@ def test_every_key_has_a_meaning_and_is_explained() -> None:
     assert [key.path for key in found if not key.text] == []
     assert not any(re.search(r"\b[A-Z][a-z]+(?:[A-Z]\w+)?\b", key.type) for key in found)  # no names of classes
     for path in {key.path for key in found}:
-        assert explained(path)[0] == path
+        lines = explained(path)
+        assert lines[0] == path
+        inner = [
+            line for line in lines if re.match(r"  [a-z0-9_]+  ", line) and not re.match("  (type|default) ", line)
+        ]
+        assert len(inner) == len(set(inner)), path
+
+
+def test_examples_are_values_that_the_command_line_takes() -> None:
+    for path in {key.path for key in keys() if key.typed}:
+        for line in explained(path):
+            if line.startswith("  example  "):
+                (word,) = shlex.split(line.removeprefix("  example  "))
+                assert "value" in dict(parse(f"value: {word.partition('=')[2]}\n", "").plain())
+
+
+@pytest.mark.parametrize(
+    ("topic", "key"),
+    [
+        ("mesh.foo", "mesh"), ("track.to.0.foo", "track.to"), ("parts.base.foo", "parts"), ("foo", ""),
+        ("optimizer.groups.0.foo", "optimizer.groups"), ("model.hidden.0", "model.hidden"),
+        ("launch.acelerators", "launch"),
+    ],
+)  # fmt: skip
+def test_errors_name_the_longest_part_of_a_path_that_is_explained(topic: str, key: str) -> None:
+    assert known_part(topic) == key
+    assert not key or explained(key)
 
 
 def test_a_key_is_explained_with_type_default_and_an_example() -> None:
@@ -48,6 +76,10 @@ def test_keys_of_lists_and_of_names_are_found_as_they_are_typed(typed: str, key:
 
 
 def test_sections_list_their_kinds_and_kinds_their_keys() -> None:
+    assert sum(line.strip().startswith("cosine ") for line in explained("optimizer.schedule")) == 1
+    assert any("match" in line for line in explained("optimizer.groups"))
+    assert '  default  {"kind": "jit"}' in explained("engine")
+    assert not any(line.startswith("  default") for line in explained("model.kind"))
     assert any(line.strip().startswith("adamw ") for line in explained("optimizer"))
     assert any(line.strip().startswith("patch ") for line in explained("vit"))
     assert [line for line in explained("custom") if "{kind: custom}" in line] != []
@@ -74,6 +106,15 @@ def test_errors_end_with_what_explains_them(in_process: Dtrain, tmp_path: Path) 
     (tmp_path / "r.yaml").write_text("model: mlp\ndata: digits\noptimizer: {kind: adamw, lr: a}\nbatch: 8\nsteps: 1\n")
     assert more("check", str(tmp_path / "r.yaml"), code=2) == "optimizer.lr"
     assert more("check", "mlp-digits", "mesh.data=3", code=2) == "batch"
+    for wrong in (
+        "mesh.foo=1",
+        "foo=1",
+        "optimizer.groups=[{foo: 1, match: x}]",
+        "parts.base.foo=1",
+        "track.to=[{a: 1}]",
+    ):
+        topic = more("check", "mlp-digits", wrong, code=2)
+        assert in_process("help", topic).stdout.startswith(topic), wrong
     assert more("check", str(tmp_path / "none.yaml"), code=2) == "E-RECIPE"
     (tmp_path / "empty.csv").write_text("")
     assert more("new", str(tmp_path / "empty.csv"), code=4) == "E-DATA"
@@ -82,8 +123,8 @@ def test_errors_end_with_what_explains_them(in_process: Dtrain, tmp_path: Path) 
 def test_a_misspelt_topic_is_the_nearest_one_or_refused(in_process: Dtrain) -> None:
     near = in_process("help", "optimizer.lrr")
     assert near.stdout.startswith("optimizer.lr\n")
-    assert "there is no help on optimizer.lrr; on optimizer.lr:" in near.stderr
-    assert "there is no help on xyzzy" in in_process("help", "xyzzy", code=2).stderr
+    assert "there is no help on 'optimizer.lrr'; on optimizer.lr:" in near.stderr
+    assert "there is no help on 'xyzzy'" in in_process("help", "xyzzy", code=2).stderr
 
 
 def script_for(shell: str, folder: Path) -> Path:

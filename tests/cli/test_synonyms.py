@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 import shellingham
+import typer
+from typer.main import get_command
 
 from dtrain.cli import app, completion
 from dtrain.cli.synonyms import OPTIONS, SYNONYMS, key_of
@@ -85,7 +87,9 @@ def test_completion_knows_recipes_keys_values_runs_and_targets(tmp_path: Path, m
     assert completion.overrides([], "engine=") == ["engine=jit", "engine=shard_map", "engine=pmap"]
     assert completion.overrides(["run", "x", "engine"], "=") == ["jit", "shard_map", "pmap"]
     assert completion.overrides(["run", "x", "engine", "="], "s") == ["shard_map"]
-    assert completion.runs("a") == ["abc"]
+    context = typer.Context(get_command(app))
+    assert completion.runs(context, "a") == ["abc"]
+    assert "evaluate" in completion.topics(context, "eval")
     assert all(target(name) for name in completion.targets(""))
 
 

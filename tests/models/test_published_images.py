@@ -415,3 +415,28 @@ def test_a_program_is_of_a_model_that_classifies_pictures(dtrain: Dtrain, tmp_pa
     assert "no --names" in dtrain("export", "text", "net.stablehlo", "--names", "own", code=2).stderr
     assert "net.stablehlo, a program" in dtrain("export", "text", "net.onnx", code=2).stderr
     assert not (tmp_path / "net.stablehlo.json").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["mlp", "cnn", "{kind: vit, patch: 8}"])
+def test_every_classifier_of_pictures_can_be_a_program(
+    dtrain: Dtrain, tmp_path: Path, photos: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from jax import export
+    from PIL import Image
+
+    pytest.importorskip("flatbuffers", reason="flatbuffers is not installed")
+    monkeypatch.chdir(tmp_path)
+    Path("r.yaml").write_text(
+        f"model: {model}\ndata: {{kind: images, root: photos, size: 32, test: 0.25}}\n"
+        "optimizer: {kind: adamw, lr: 1e-3}\nbatch: 8\nsteps: 2\n"
+    )
+    dtrain("run", "r.yaml")
+    dtrain("export", "r", "net.stablehlo")
+    files = [str(path) for path in sorted(photos.glob("*/*.png"))[::16]]
+    rows = [json.loads(line) for line in dtrain("predict", "r", *files).stdout.splitlines()]
+    classes = json.loads(Path("net.stablehlo.json").read_text())["classes"]
+    pictures = np.stack([np.asarray(Image.open(file)) for file in files])
+    found = np.asarray(export.deserialize(bytearray(Path("net.stablehlo").read_bytes())).call(pictures))
+    for row, own in zip(rows, found, strict=True):
+        assert row["top"] == pytest.approx(dict(zip(classes, map(float, own), strict=True)), abs=2e-6)
