@@ -148,7 +148,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
-    keys = (tmp_path / "site" / "reference" / "keys" / "index.html").read_text()
+    keys = (tmp_path / "site" / "reference" / "keys.html").read_text()
     assert "optimizer.schedule of kind wsd" in keys
-    assert "dtrain.Param" in (tmp_path / "site" / "reference" / "api" / "index.html").read_text()
-    assert "dtrain launch up" in (tmp_path / "site" / "reference" / "verbs" / "index.html").read_text()
+    assert "dtrain.Param" in (tmp_path / "site" / "reference" / "api.html").read_text()
+    assert "dtrain launch up" in (tmp_path / "site" / "reference" / "verbs.html").read_text()
