@@ -94,7 +94,7 @@ def explained(topic: str) -> list[str]:
     """Lines about an error, a key, a section or a kind; none if it is none of these."""
     if CODE.fullmatch(topic.upper()):
         return _page(topic.upper())
-    from dtrain.recipe.keys import cached_keys, known_part
+    from dtrain.recipe.keys import cached_keys, known_part, named_kinds
 
     keys = cached_keys()
     path = topic.rstrip(".=")
@@ -104,7 +104,7 @@ def explained(topic: str) -> list[str]:
     if not own and "." not in path:  # the last part of a path, where it is of one key only
         named = [key for key in keys if key.path.rpartition(".")[2] == path]
         whole = list(dict.fromkeys(key.path for key in named if key.typed) or dict.fromkeys(key.path for key in named))
-        kinds = [key for key in keys if key.path.endswith("kind") and key.kind == path]
+        kinds = named_kinds(keys).get(path, [])
         if kinds:
             return [line for key in kinds for line in _kind(key, keys)]
         if len(whole) > 1:
@@ -165,8 +165,8 @@ def _inner(path: str, keys: "Sequence[Key]") -> list[str]:
 
 def _kind(key: "Key", keys: "Sequence[Key]") -> list[str]:
     """A kind of a section, with its keys."""
-    section = key.path.rpartition(".")[0]
-    own = [one for one in keys if one.kind == key.kind and one.path.rpartition(".")[0] == section and one != key]
+    section, _ = key.section
+    own = [one for one in keys if one.section == key.section and one != key]
     width = max((len(one.path.rpartition(".")[2]) for one in own), default=0)
     lines = [f"{section}: {{kind: {key.kind}}}", "", *_wrapped(key.text), ""]
     lines += [f"  {one.path.rpartition('.')[2]:<{width}}  {_first(one.text)}" for one in own]

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -34,6 +34,11 @@ class Key:
     required: bool = False
 
     @property
+    def section(self) -> tuple[str, str]:
+        """The path of the section that has this key, and its kind."""
+        return self.path.rpartition(".")[0], self.kind
+
+    @property
     def typed(self) -> bool:
         """Whether the path can be an override as it is: it has no place in a list, and no name that the user gives."""
         return self.path != "include" and not {NUMBER, NAME} & set(self.path.split("."))
@@ -61,6 +66,15 @@ def cached_keys() -> list[Key]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps([asdict(key) for key in found]))
     return found
+
+
+def named_kinds(found: Iterable[Key]) -> dict[str, list[Key]]:
+    """The keys `kind`, by the name of the kind that each selects."""
+    named: dict[str, list[Key]] = {}
+    for key in found:
+        if key.path.endswith("kind"):
+            named.setdefault(key.kind, []).append(key)
+    return named
 
 
 def known_part(topic: str) -> str:

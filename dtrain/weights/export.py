@@ -99,7 +99,7 @@ def _files_of_an_export(folder: Path) -> set[Path]:
     elsewhere: beside other parameters they would be wrong."""
     from safetensors import SafetensorError, safe_open
 
-    patterns = (CONFIG, PREPROCESSOR, f"*{SUFFIX}", f"model{SUFFIX}.index.json")
+    patterns = (CONFIG, PREPROCESSOR, f"model*{SUFFIX}", f"model{SUFFIX}.index.json")
     found = {file for pattern in patterns for file in folder.glob(pattern)} if folder.is_dir() else set[Path]()
     for file in sorted(file for file in found if file.suffix == SUFFIX):
         try:
