@@ -75,7 +75,9 @@ def test_a_real_trace_names_operations_and_their_lines(tmp_path: Path) -> None:
 def test_a_recipe_is_profiled_and_nothing_else_is_kept(dtrain: Dtrain, tmp_path: Path) -> None:
     done = dtrain("profile", "cnn-digits", "--steps", "3", "--out", "trace", seconds=250)
     assert "profile of steps 6 to 8: 3 steps of " in done.stdout
-    assert re.search(r"%  .* cnn\.py:\d+ ", done.stdout), done.stdout  # which is the largest depends on the machine
+    assert re.search(r"%  .* (cnn|convolution|layers)\.py:\d+ ", done.stdout), (
+        done.stdout
+    )  # which depends on the machine
     assert list((tmp_path / "trace").rglob("*.xplane.pb"))
     assert list((tmp_path / "trace").rglob("perfetto_trace.json.gz"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["trace"]
