@@ -20,6 +20,8 @@ from dtrain.track.text import clock_time, short
 
 REFRESH = 0.1
 """Seconds between two updates of the progress bar."""
+LEAST = 6
+"""The rank of what matters least in the line of a step; 0 is always shown."""
 WIDE = 80
 """Columns of a terminal from which on the bar has its percentage beside it."""
 
@@ -36,6 +38,8 @@ class Console:
     _bar: Progress | None = None
     _file: Appender | None = None
     _next_tick: float = 0.0
+    _rank: int = LEAST
+    """What matters less than this is left out of the lines of steps: what did not fit once is not shown again."""
 
     def say(self, text: str, style: str = "") -> None:
         """Print a line and write it to the log."""
@@ -88,8 +92,11 @@ class Console:
         """Print the line for a training step, as much of it as fits the terminal, and log the whole line."""
         if self.silent:
             return
-        line = step_line(step, steps, values, eta)
-        self._show(step_line(step, steps, values, eta, self.width) if self.width else line, "")
+        line = shown = step_line(step, steps, values, eta)
+        if self.width:
+            parts, self._rank = _fitting(_parts(step, steps, values, eta), self.width, self._rank)
+            shown = _joined(parts)
+        self._show(shown, "")
         self.note(line)
         if self._bar:
             self._bar.update(self._bar.task_ids[0], description=f"loss {values['train/loss']:.4f}")
@@ -138,6 +145,12 @@ def step_line(step: int, steps: int, values: dict[str, float], eta: float, width
 
     With `width` above 0, what matters least is left out until the line fits that many characters.
     """
+    parts = _parts(step, steps, values, eta)
+    return _joined(_fitting(parts, width, LEAST)[0] if width else parts)
+
+
+def _parts(step: int, steps: int, values: dict[str, float], eta: float) -> list[tuple[int, str]]:
+    """The parts of the line, each with its rank."""
     parts = [(0, f"step {step}/{steps}"), (0, f"loss {values['train/loss']:.4f}")]
     if "train/accuracy" in values:
         parts.append((1, f"acc {values['train/accuracy']:.1%}"))
@@ -151,9 +164,16 @@ def step_line(step: int, steps: int, values: dict[str, float], eta: float, width
         share = f" ({values['memory/peak_fraction']:.0%})" if "memory/peak_fraction" in values else ""
         parts.append((4, f"mem {values['memory/peak_bytes'] / 2**30:.1f} GiB{share}"))
     parts.append((0, f"eta {clock_time(eta)}"))
-    while width and len(_joined(parts)) > width and max(rank for rank, _ in parts):
-        parts.remove(max(parts, key=lambda part: part[0]))
-    return _joined(parts)
+    return parts
+
+
+def _fitting(parts: list[tuple[int, str]], width: int, most: int) -> tuple[list[tuple[int, str]], int]:
+    """The parts with ranks up to `most` that fit that many characters, and the rank up to which they do."""
+    kept = [part for part in parts if part[0] <= most]
+    while most and len(_joined(kept)) > width:
+        most -= 1
+        kept = [part for part in kept if part[0] <= most]
+    return kept, most
 
 
 def _joined(parts: list[tuple[int, str]]) -> str:

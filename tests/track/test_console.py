@@ -55,6 +55,17 @@ def test_a_step_line_fits_the_terminal(width: int) -> None:
     assert line.endswith("eta 1:06:40")
 
 
+def test_what_did_not_fit_once_is_left_out_of_all_later_lines() -> None:
+    screen = io.StringIO()
+    console = Console(rich=Rich(file=screen, force_terminal=True, width=97, color_system=None))
+    for step, time_ms in ((1, 1.0), (20_000, 1234.5), (20_001, 1.0)):
+        console.step(step, 200_000, VALUES | {"time/step_ms": time_ms}, 40_000)
+    lines = screen.getvalue().splitlines()
+    assert [("grad" in line, "lr" in line, "ms" in line) for line in lines] == [
+        (True, True, True), (False, True, True), (False, True, True)
+    ]  # fmt: skip
+
+
 def test_the_bar_shows_loss_speed_and_time_left_in_60_columns() -> None:
     screen = io.StringIO()
     console = Console(rich=Rich(file=screen, force_terminal=True, width=60, color_system=None))
