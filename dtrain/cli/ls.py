@@ -1,6 +1,5 @@
 """dtrain ls"""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -34,32 +33,19 @@ def ls(
 
         from dtrain.cli.tables import print_table
         from dtrain.core.errors import RecipeError
-        from dtrain.core.run_list import find_runs, meant, runs_in
+        from dtrain.core.run_list import find_runs, is_folder, meant, name_of, runs_in
         from dtrain.track.listing import entry
 
         if not runs_dir.is_dir() and runs_dir != RUNS:
             raise RecipeError(f"{runs_dir} is not a folder", "give the folder that contains the run folders")
-        empty = [word for word in runs or () if not meant(word, runs_dir) and _is_folder(word)]
+        empty = [word for word in runs or () if not meant(word, runs_dir) and is_folder(word)]
         words = [word for word in runs or () if word not in empty]
         found = find_runs(words, runs_dir) if words else [] if runs else runs_in(runs_dir)
-        entries = [entry(run_dir, _folder_of(run_dir.path, runs_dir, runs or ())) for run_dir in found]
+        entries = [entry(run_dir, name_of(run_dir.path, runs_dir, runs or ())) for run_dir in found]
         entries.sort(key=lambda one: one.changed, reverse=True)
         if as_json:
             typer.echo(json.dumps([one.values() for one in entries], indent=2))
         elif entries:
-            print_table([one.row() for one in entries])
+            print_table([one.row() for one in entries], spare=("size", "age", "step", "best"))
         for where in empty or ([] if entries else [str(runs_dir)]):
             typer.echo(f"no runs in {where}; `dtrain run mlp-digits` makes one", err=True)
-
-
-def _folder_of(path: Path, runs_dir: Path, words: "list[str] | tuple[str, ...]") -> Path:
-    """What the names of runs are relative to: the folder of runs that was given, else the one that the run is in."""
-    given = [Path(word) for word in words if _is_folder(word) and Path(word) != path]
-    return next((one for one in [runs_dir, *given] if path.is_relative_to(one)), path.parent)
-
-
-def _is_folder(word: str) -> bool:
-    try:
-        return Path(word).is_dir()
-    except OSError:  # the name is too long
-        return False

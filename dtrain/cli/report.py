@@ -11,8 +11,11 @@ from dtrain.cli.exits import exits
 from dtrain.core.printable import printable
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dtrain.core.run_dir import Folder
     from dtrain.core.types import JsonObject
+    from dtrain.track.page import Contents
     from dtrain.track.summary import Summary
 
 PATIENCE = 30.0
@@ -23,21 +26,25 @@ EVERY = 2.0
 
 def add_to(app: typer.Typer) -> None:
     """Register the verb."""
-    app.command(epilog="Example: dtrain report 'lr-*' --html report.html")(report)
+    app.command(epilog="Examples: dtrain report 'lr-*' --html report.html; dtrain report --serve")(report)
 
 
 def report(
     runs: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
-            metavar="RUN...",
-            help="Runs: folders, names in ./runs, or patterns such as 'lr-*'.",
+            metavar="[RUN]...",
+            help="Runs: folders, names in --runs-dir, or patterns such as 'lr-*'; --serve has a default: all.",
             autocompletion=completion.runs,
         ),
-    ],
+    ] = None,
     html: Annotated[Path | None, typer.Option(help="Write one page with curves, times and recipes.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Write the curves as a .png, .svg or .pdf.")] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Follow a live run until it ends.")] = False,
+    serve: Annotated[bool, typer.Option("--serve", help="Show live runs in a browser on this machine.")] = False,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Port for --serve; default: the first free one from 8765 on.")
+    ] = None,
     as_json: Json = False,
     runs_dir: RunsDir = RUNS,
     debug: Debug = False,
@@ -51,6 +58,15 @@ def report(
         from dtrain.core.run_list import find_runs
         from dtrain.track.comparison import differences, table
 
+        if port and not serve:
+            raise RecipeError("--port is of --serve, which is not given", "add --serve")
+        if serve:
+            if watch or as_json or html or plot:
+                raise RecipeError("--serve shows runs in a browser", "give runs or none, --port, and no other option")
+            _serve(runs or [], runs_dir, port)
+            return
+        if not runs:
+            raise RecipeError("no run is named", "dtrain report RUN; `dtrain ls` lists the runs, --serve shows all")
         places = find_runs(runs, runs_dir)
         if watch and (len(places) > 1 or as_json or html or plot):
             raise RecipeError("--watch follows one run in the terminal", "give one run and no other option")
@@ -58,14 +74,14 @@ def report(
             _watch(places[0])
             return
         found = _summaries(places)
-        recipes = [_recipe(run_dir) for run_dir, _ in found]
-        summaries, changed = [summary for _, summary in found], differences([plain for _, plain in recipes])
+        summaries = [summary for _, summary in found]
         if as_json:
             values = [summary.values for summary in summaries]
             typer.echo(json.dumps(values if len(values) > 1 else values[0], indent=2))
         elif len(summaries) == 1:
             echo_fitted(summaries[0].text())
         else:
+            changed = differences([_recipe(run_dir)[1] for run_dir, _ in found])
             _compare(summaries, table(summaries), changed)
         if plot:
             from dtrain.track.picture import draw
@@ -75,10 +91,57 @@ def report(
         if html:
             from dtrain.track.page import write_page
 
-            texts, evaluations = [text for text, _ in recipes], [_evaluation(run_dir) for run_dir, _ in found]
-            samples = [sorted(run_dir.samples.glob("*.png")) for run_dir, _ in found]
-            write_page(summaries, html, recipes=texts, differences=changed, evaluations=evaluations, samples=samples)
+            write_page(_contents(found), html)
             typer.echo(f"page: {html}", err=True)
+
+
+def _serve(words: list[str], runs_dir: Path, port: int | None) -> None:
+    """Serve pages of the runs that the words mean, or of all, until Ctrl-C."""
+    import socket
+    from contextlib import suppress
+
+    from dtrain.core.errors import RecipeError
+    from dtrain.core.run_list import find_runs, meant, name_of, runs_in
+    from dtrain.track.server import Runs, open_server
+    from dtrain.track.summary import summarise
+
+    if words:
+        find_runs(words, runs_dir)
+    elif not runs_dir.is_dir():
+        raise RecipeError(f"{runs_dir} is not a folder", "give the folder that contains the run folders: --runs-dir")
+
+    def find() -> "list[tuple[str, Folder]]":
+        places = [run_dir for word in words for run_dir in meant(word, runs_dir)] if words else runs_in(runs_dir)
+        names = [name_of(run_dir.path, runs_dir, words) for run_dir in places]
+        return [
+            (name if names.count(name) == 1 else str(run_dir.path), run_dir)
+            for name, run_dir in zip(names, places, strict=True)
+        ]
+
+    runs = Runs(find, lambda kept: _contents([(place, summarise(place, history)) for place, history in kept]),
+                " ".join(words) or str(runs_dir))  # fmt: skip
+    with open_server(runs, port) as server:
+        typer.echo(f"runs in {runs.where}: {server.address}")
+        other = f"ssh -L {server.server_port}:127.0.0.1:{server.server_port} {socket.gethostname()}"
+        typer.echo(f"from another machine: {other}, then the same address. Ctrl-C stops.", err=True)
+        with suppress(KeyboardInterrupt):
+            server.serve_forever(poll_interval=0.2)
+    typer.echo("stopped", err=True)
+
+
+def _contents(found: "Sequence[tuple[Folder, Summary]]") -> "Contents":
+    """What a page shows of runs."""
+    from dtrain.track.comparison import differences
+    from dtrain.track.page import Contents
+
+    recipes = [_recipe(run_dir) for run_dir, _ in found]
+    return Contents(
+        [summary for _, summary in found],
+        recipes=[text for text, _ in recipes],
+        differences=differences([plain for _, plain in recipes]),
+        evaluations=[_evaluation(run_dir) for run_dir, _ in found],
+        samples=[sorted(run_dir.samples.glob("*.png")) for run_dir, _ in found],
+    )
 
 
 def _summaries(places: "list[Folder]") -> "list[tuple[Folder, Summary]]":

@@ -11,11 +11,18 @@ import typer
 from dtrain.core.printable import printable
 
 
-def print_table(rows: Sequence[dict[str, str]]) -> None:
-    """Print rows with the same keys as columns under a bold head. On a terminal, the last column is cut to fit."""
+def print_table(rows: Sequence[dict[str, str]], spare: Sequence[str] = ()) -> None:
+    """Print rows with the same keys as columns under a bold head.
+
+    On a terminal that is too narrow, columns of `spare` are left out from the first on, then the last one is cut.
+    """
     rows = [{key: printable(value) for key, value in row.items()} for row in rows]
     columns = {key: max(len(key), *(len(row[key]) for row in rows)) for key in rows[0]}
     limit = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for key in spare:
+        used = [name for name in columns if name or any(row[name] for row in rows)]
+        if limit is not None and sum(columns[name] + 2 for name in used) - 2 > limit:
+            del columns[key]
 
     def line(row: dict[str, str]) -> str:
         text = "  ".join(f"{row[key]:<{width}}" for key, width in columns.items()).rstrip()

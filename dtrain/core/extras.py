@@ -10,7 +10,6 @@ PACKAGES = {
     "safetensors": ("text", "reads and writes published parameters"),
     "PIL": ("images", "reads image files"),
     "pyarrow": ("tables", "reads tables: CSV, Parquet, Arrow"),
-    "plotly": ("report", "draws the page of a report"),
     "markupsafe": ("report", "draws the page of a report"),
     "matplotlib": ("report", "draws pictures of curves"),
     "flatbuffers": ("program", "writes programs: dtrain export RUN NAME.stablehlo"),

@@ -29,6 +29,20 @@ def is_run(path: Path) -> bool:
     return any((path / mark).exists() for mark in MARKS)
 
 
+def is_folder(word: str) -> bool:
+    """Whether that path is a folder."""
+    try:
+        return Path(word).is_dir()
+    except OSError:  # the name is too long
+        return False
+
+
+def name_of(path: Path, runs: Path, words: Sequence[str] = ()) -> str:
+    """A run's name in a list: its path below the folder of runs, or below the folder that a word names."""
+    given = [Path(word) for word in words if is_folder(word) and Path(word) != path]
+    return str(path.relative_to(next((one for one in [runs, *given] if path.is_relative_to(one)), path.parent)))
+
+
 def find_run(word: str | Path, runs: Path = Path("runs")) -> Folder:
     """The folder of the run with that path or name. RecipeError, with the nearest name, if there is none."""
     path, named = Path(word), runs / str(word)

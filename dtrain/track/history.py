@@ -51,10 +51,15 @@ class Curve:
             self.stride *= 2
             self.points = _merged(self.points, 2)
 
-    def shown(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Step, mean, lowest and highest value of each point that has a finite value."""
-        step, total, count, low, high = self.points[:, self.points[2] > 0]
+    def shown(self, most: int = 2 * POINTS) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Step, mean, lowest and highest value of each point that has a finite value; of at most so many points."""
+        points = _merged(self.points, self.merged(most))
+        step, total, count, low, high = points[:, points[2] > 0]
         return step, total / count, low, high
+
+    def merged(self, most: int) -> int:
+        """How many of the kept points are one in at most so many."""
+        return max(1, -(-self.points.shape[1] // most))
 
 
 def _merged(rows: np.ndarray, size: int) -> np.ndarray:

@@ -9,6 +9,7 @@ from dtrain.core.errors import DtrainError
 from dtrain.core.lease import in_use
 from dtrain.core.run_dir import Folder
 from dtrain.core.types import JsonObject
+from dtrain.track.history import History
 from dtrain.track.jsonl import damage
 from dtrain.track.summary import Summary, shown, summarise
 from dtrain.track.text import duration, size
@@ -28,11 +29,15 @@ class Entry:
     summary: Summary | None = None
     problem: str = ""
 
+    @property
+    def reached(self) -> int:
+        """The newest known step."""
+        return max(self.summary.values["step"], self.summary.history.last_step) if self.summary else 0
+
     def row(self) -> dict[str, str]:
         """The cells of a table."""
         values = self.summary.values if self.summary else {}
-        reached = max(values["step"], self.summary.history.last_step) if self.summary else 0
-        step = f"{reached:,}" + (f"/{values['steps']:,}" if values.get("steps") else "") if values else ""
+        step = f"{self.reached:,}" + (f"/{values['steps']:,}" if values.get("steps") else "") if values else ""
         best, declared = values.get("best", {}), self.summary.declared if self.summary else ()
         named = [name for name in best if not name.endswith("/loss")] or list(best)
         return {
@@ -56,12 +61,11 @@ class Entry:
         return about | {key: summary[key] for key in keys if key in summary} | {"problem": self.problem}
 
 
-def entry(run_dir: Folder, runs: Path) -> Entry:
-    """Describe a run in the folder `runs`; a damaged one by its problem, with no error."""
+def entry(run_dir: Folder, name: str, history: History | None = None) -> Entry:
+    """Describe a run; a damaged one by its problem, with no error. `history`: what was read of it before."""
     total, changed = _extent(run_dir)
-    name = str(run_dir.path.relative_to(runs))
     try:
-        summary = summarise(run_dir) if run_dir.record.exists() else None
+        summary = summarise(run_dir, history) if run_dir.record.exists() else None
     except (DtrainError, OSError) as error:
         problem = error.message.splitlines()[0] if isinstance(error, DtrainError) else str(error)
         return Entry(name, DAMAGED, changed, total, problem=problem)

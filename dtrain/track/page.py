@@ -1,141 +1,222 @@
-"""Runs as one self-contained HTML page: curves by plotly with zoom and smoothing, times, recipe, confusion matrix.
+"""Runs as a page of HTML: curves with zoom and smoothing, times, recipes, confusion matrix, pictures.
 
-The page holds plotly's own script, so that it opens without a network. Its parts are `Markup`: what is put into one is
-escaped, unless it is `Markup` itself.
+The page holds its scripts and its style, `web/` beside this file, so that it opens without a network. Its parts are
+`Markup`: what is put into one is escaped, unless it is `Markup` itself.
 """
 
+import json
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from urllib.parse import quote
+from zlib import crc32
 
 import numpy as np
 from markupsafe import Markup
 
 from dtrain.core.errors import EnvironmentFault, cause
 from dtrain.core.types import JsonObject
-from dtrain.track.charts import FEW, SMOOTHING, Chart, Line, changed_at, charts
+from dtrain.track.charts import SMOOTHING, changed_at, charts
 from dtrain.track.comparison import column_names, table
 from dtrain.track.picture import refuse_missing_folder
 from dtrain.track.summary import Summary
 from dtrain.track.text import duration
 
-COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf")
+WEB = Path(__file__).parent / "web"
 MOST_PICTURES = 50
 """Most evaluations whose pictures a page has; of more, some at equal distances, with the first and the last."""
 LARGEST_MATRIX = 100
 """Most classes for which the confusion matrix is drawn."""
-CONFIG = {"responsive": True, "displayModeBar": False}
-LAYOUT = {
-    "margin": {"l": 50, "r": 10, "t": 30, "b": 30},
-    "height": 300,
-    "template": "plotly_white",
-    "hovermode": "x unified",
-    "legend": {"orientation": "h", "y": -0.15},
-}
-STYLE = Markup("""
-body { font: 15px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 1500px; padding: 1rem 2rem; color: #222 }
-h1 { font-size: 1.4rem } h2 { font-size: 1.1rem; margin-top: 2rem }
-pre { background: #f6f8fa; padding: .8rem; overflow-x: auto; font-size: 13px }
-table { border-collapse: collapse } td, th { padding: .15rem .8rem; text-align: right; border-bottom: 1px solid #ddd }
-td:first-child, th:first-child { text-align: left } .best { font-weight: bold; color: #1a7f37 }
-.charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(430px, 1fr)); gap: 1rem }
-.samples img { image-rendering: pixelated; min-width: min(100%, 480px); max-width: 100% }
-.mistakes { display: flex; flex-wrap: wrap; gap: 12px }
-.mistakes figure { margin: 0; width: 132px; font-size: 12px; overflow-wrap: anywhere }
-.mistakes img { image-rendering: pixelated; width: 128px }
-.samples input { width: min(100%, 400px); vertical-align: middle }
-.controls { position: sticky; top: 0; background: white; padding: .5rem 0; z-index: 5 }
-""")
-SCRIPT = Markup("""
-const plots = [...document.querySelectorAll('.charts .plotly-graph-div')];
-const raw = new Map(plots.map(plot => [plot, plot.data.map(trace => trace.y)]));
-function smoothed(values, share) {
-  let mean = 0, weight = 0;
-  return values.map(value => {
-    mean = share * mean + (1 - share) * value; weight = share * weight + (1 - share);
-    return mean / weight;
-  });
-}
-function smooth() {
-  const share = +document.getElementById('smoothing').value;
-  document.getElementById('share').textContent = share.toFixed(2);
-  for (const plot of plots) {
-    const indices = plot.data.map((_, index) => index).filter(index => plot.data[index].meta === 'smoothed');
-    if (indices.length) {
-      Plotly.restyle(plot, {y: indices.map(index => smoothed(raw.get(plot)[index], share))}, indices);
-    }
-  }
-}
-function scale() {
-  const type = document.getElementById('log').checked ? 'log' : 'linear';
-  for (const plot of plots) Plotly.relayout(plot, {'yaxis.type': type});
-}
-for (const samples of document.querySelectorAll('.samples')) {
-  const slider = samples.querySelector('input'), images = [...samples.querySelectorAll('img')];
-  const show = () => {
-    images.forEach((image, index) => { image.hidden = index !== +slider.value; });
-    samples.querySelector('span').textContent = (+images[+slider.value].dataset.step).toLocaleString('en');
-  };
-  slider.addEventListener('input', show);
-  show();
-}
-document.getElementById('smoothing').addEventListener('input', smooth);
-document.getElementById('log').addEventListener('change', scale);
-smooth();
-window.dispatchEvent(new Event('resize'));  // the first charts were drawn before the columns had their widths
-""")
-
-
+VALUES = 120_000
+"""About the most values of curves in a page, which are about 1 MB; of longer curves neighbours become their mean."""
+FEWEST_POINTS = 100
+"""Points that a curve keeps in any case."""
+COLOURS = {
+    "start": "#a9c4e8", "compile": "#6f9fdc", "restore": "#8fd3e8", "data": "#f2b56b", "dispatch": "#a8d8b0",
+    "device": "#6fbf7a", "host": "#cfe3a0", "step": "#6fbf7a", "evaluate": "#c3a6ea", "save": "#5fc0b8",
+    "profile": "#d9d36b", "locate": "#d8b894", "finish": "#b7c0cc", "unknown": "#dddddd",
+}  # fmt: skip
+"""By the section of the time of a run: green for steps, blue for what comes before, orange for waiting for data."""
+LOST = "#e06666"
+"""Of time that was lost to failures, whatever its cause; nothing else is red."""
+LABELLED = 0.08
+"""The part of the time from which on a section of a bar has its name in it."""
+CONTROLS = Markup(
+    '<div class="controls"><span id="smooth"><label>smoothing '
+    '<input id="smoothing" type="range" min="0" max="0.99" step="0.01" value="{}"></label> <output id="share"></output>'
+    '</span><label><input id="log" type="checkbox"> logarithmic</label>'
+    '<span class="quiet">Drag to zoom, double-click to zoom out; keys: arrows, + and -, Escape.</span></div>'
+)
+THEME = Markup(
+    '<label class="theme quiet">theme <select id="theme"><option>system<option>light<option>dark</select></label>'
+)
 PAGE = Markup(
-    '<!doctype html><html><head><meta charset="utf-8"><title>{}</title><style>{}</style>'
-    "<script>{}</script></head><body>{}<script>{}</script></body></html>\n"
+    '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+    '<meta name="viewport" content="width=device-width, initial-scale=1"><style>{style}</style></head>\n'
+    "<body>{body}{scripts}</body></html>\n"
 )
 
 
-def write_page(
-    summaries: Sequence[Summary],
-    path: Path,
-    *,
-    recipes: Sequence[str],
-    differences: Mapping[str, Sequence[object]],
-    evaluations: Sequence[JsonObject],
-    samples: Sequence[Sequence[Path]] = (),
-) -> None:
-    """Write the page. `recipes`, `evaluations`: text of the recipe and saved evaluation of each run, empty if none;
-    `samples`: the pictures that each run drew, STEP-NAME.png.
+@dataclass(frozen=True)
+class Contents:
+    """What a page shows of its runs."""
 
-    `differences`: keys in which the recipes differ, with their values. EnvironmentFault if the file cannot be written.
-    """
-    from plotly.offline import get_plotlyjs
+    summaries: Sequence[Summary]
+    recipes: Sequence[str]
+    """The text of each run's recipe; empty if it cannot be read."""
+    differences: Mapping[str, Sequence[object]]
+    """Keys in which the recipes differ, with their values."""
+    evaluations: Sequence[JsonObject]
+    """The saved evaluation of each run; empty if there is none."""
+    samples: Sequence[Sequence[Path]] = field(default=())
+    """The pictures that each run drew, STEP-NAME.png."""
 
-    refuse_missing_folder(path)
-    names = column_names(summaries)
-    heading = names[0] if len(names) == 1 else f"{len(names)} runs"
-    parts = [Markup("<h1>{}</h1>").format(heading)]
-    if len(names) == 1:
-        parts += [Markup("<pre>{}</pre>").format(summary.text()) for summary in summaries]
-    else:
-        parts += [_table(table(summaries))]
-    if differences:
+    @property
+    def names(self) -> list[str]:
+        """A name for each run."""
+        return column_names(self.summaries)
+
+    @property
+    def heading(self) -> str:
+        """The run's name, or how many there are."""
+        return self.names[0] if len(self.names) == 1 else f"{len(self.names)} runs"
+
+    def curves(self) -> JsonObject:
+        """The charts as JSON values for `web/page.js`."""
+        several = len(self.summaries) > 1
+        number = sum(len(summary.history.curves) for summary in self.summaries)
+        most = max(FEWEST_POINTS, VALUES // max(3 * number, 1))  # a mean, a lowest and a highest value
+        steps: list[list[int]] = []
+        drawn = [chart.plain(steps) for chart in charts(self.summaries, most)]
+        return {"several": several, "steps": steps, "charts": drawn, "changes": changed_at(self.summaries)}
+
+    def parts(self) -> dict[str, Markup]:
+        """The parts of the page that change while a run is going on, but for curves and `examples`."""
+        names, summaries = self.names, self.summaries
+        if len(names) == 1:
+            head = Markup("<pre>{}</pre>").format(summaries[0].text())
+        else:
+            head = _table(table(summaries), "results, the best of a row in bold")
         rows = [
-            {"recipe": key} | dict(zip(names, map(_value, found), strict=True)) for key, found in differences.items()
+            {"recipe": key} | dict(zip(names, map(_value, found), strict=True))
+            for key, found in self.differences.items()
         ]
-        parts += [Markup("<h2>Differences of the recipes</h2>"), _table(rows)]
-    drawn = [_chart(chart, changed_at(summaries)) for chart in charts(summaries)]
-    parts += [Markup("<h2>Curves</h2>"), _controls(summaries)]
-    parts += [Markup('<div class="charts">\n{}\n</div>').format(_joined(drawn, "\n"))]
-    parts += [Markup("<h2>Where the time went</h2>"), _times(summaries)]
-    for name, drawn_by in zip(names, samples, strict=False):
-        parts += _samples(name, drawn_by)
-    for name, evaluation in zip(names, evaluations, strict=True):
-        parts += _confusion(name, evaluation) + _mistakes(name, evaluation)
-    details = Markup("<details><summary>Recipe of {}</summary><pre>{}</pre></details>")
-    parts += [details.format(name, recipe) for name, recipe in zip(names, recipes, strict=True)]
+        recipe = Markup("<details><summary>Recipe of {}</summary><pre>{}</pre></details>")
+        return {
+            "results": head,
+            "differences": Markup("<h2>Differences of the recipes</h2>{}").format(_table(rows)) if rows else Markup(""),
+            "times": _times(summaries),
+            "recipes": _joined(recipe.format(name, text) for name, text in zip(names, self.recipes, strict=True)),
+        }
+
+    def examples(self) -> Markup:
+        """Pictures that were drawn, confusion matrices, the most confident mistakes."""
+        found = [part for name, drawn in zip(self.names, self.samples, strict=False) for part in _samples(name, drawn)]
+        for name, evaluation in zip(self.names, self.evaluations, strict=True):
+            found += _confusion(name, evaluation) + _mistakes(name, evaluation)
+        return _joined(found, "\n")
+
+    def examples_version(self) -> str:
+        """Changes whenever `examples` does, and is computed in less time."""
+        pictures = [[(path.name, path.stat().st_mtime_ns) for path in drawn] for drawn in self.samples]
+        return f"{crc32(json.dumps([self.evaluations, pictures]).encode()):08x}"
+
+
+def write_page(contents: Contents, path: Path) -> None:
+    """Write the page. EnvironmentFault if the file cannot be written."""
+    refuse_missing_folder(path)
     try:
-        path.write_text(PAGE.format(heading, STYLE, Markup(get_plotlyjs()), _joined(parts, "\n"), SCRIPT))
+        path.write_text(runs_page(contents))
     except OSError as error:
         raise EnvironmentFault(f"cannot write {path}: {cause(error)}", "name a file in a folder that exists") from error
+
+
+def runs_page(contents: Contents, live: Mapping[str, str] | None = None, nonce: str = "") -> str:
+    """The page of one run or several. `live`: attributes by which it follows them; `nonce`: of its scripts."""
+    parts = {name: _part(name, html) for name, html in contents.parts().items()}
+    # text inside <script> ends at "</script": JSON may write "<" as an escape
+    curves = Markup(json.dumps(contents.curves(), separators=(",", ":")).replace("<", "\\u003c"))
+    body = Markup(
+        "{top}{results}{differences}<h2>Curves</h2>{controls}"
+        '<div class="charts"></div><h2>Where the time went</h2>{times}{examples}{recipes}'
+        '<script id="data" type="application/json">{curves}</script>'
+    ).format(
+        top=_top(contents.heading, live is not None),
+        controls=CONTROLS.format(SMOOTHING),
+        examples=_part("examples", contents.examples()),
+        curves=curves,
+        **parts,
+    )
+    return _page(f"{contents.heading} - dtrain", body, ("chart.js", "page.js"), live, nonce)
+
+
+def list_page(rows: Markup, where: str, live: Mapping[str, str], nonce: str) -> str:
+    """The page with the table of runs, whose rows are `run_rows`."""
+    head = Markup('<th scope="col" data-sort="{}"><button type="button">{}</button></th>')
+    heads = _joined(head.format(column, title) for column, title in COLUMNS.items())
+    body = Markup(
+        '{}<div class="controls"><label>filter <input id="filter" type="search" placeholder="name, state, result">'
+        '</label><button id="compare" type="button" disabled>open</button><span id="count" class="quiet" role="status">'
+        '</span></div><div class="wide"><table class="runs"><caption class="hidden">runs</caption><thead><tr>'
+        '<th scope="col"><span class="hidden">compare</span></th>{}</tr></thead><tbody>{}</tbody></table></div>'
+    ).format(_top(f"Runs in {where}", True, back=False), heads, rows)
+    return _page(f"{where} - dtrain", body, ("page.js", "runs.js"), live, nonce)
+
+
+COLUMNS = {
+    "name": "name", "state": "state", "step": "step", "result": "result", "best": "best", "changed": "age",
+    "bytes": "size", "problem": "problem",
+}  # fmt: skip
+"""Columns of the table of runs, with their titles."""
+
+
+def run_rows(rows: Iterable[tuple[str, Mapping[str, tuple[str, str | float]]]]) -> Markup:
+    """The rows of the table of runs: of each its name, and by column a text and the value to sort by."""
+    cell = Markup('<td data-column="{}" data-value="{}" class="{}">{}</td>')
+    row = Markup('<tr><td><input type="checkbox" value="{}" aria-label="compare {}"></td>{}</tr>')
+    link = Markup('<a href="runs?run={}">{}</a>')
+    return _joined(
+        row.format(
+            name,
+            name,
+            _joined(
+                cell.format(
+                    column,
+                    value,
+                    f"state-{text.split(' ', 1)[0]}" if column == "state" else f"column-{column}",
+                    link.format(quote(name, safe=""), text) if column == "name" else text,
+                )
+                for column, (text, value) in cells.items()
+            ),
+        )
+        for name, cells in rows
+    )
+
+
+def _page(title: str, body: Markup, scripts: Sequence[str], live: Mapping[str, str] | None, nonce: str) -> str:
+    attributes = _joined(Markup(' data-{}="{}"').format(key, value) for key, value in (live or {}).items())
+    text = "\n".join((WEB / name).read_text() for name in scripts)
+    return PAGE.format(
+        title=title,
+        style=Markup((WEB / "page.css").read_text()),
+        body=Markup("<main{}>{}</main>").format(attributes, body),
+        scripts=Markup("<script{}>{}</script>").format(
+            Markup(' nonce="{}"').format(nonce) if nonce else "", Markup(text)
+        ),
+    )
+
+
+def _top(heading: str, live: bool, back: bool = True) -> Markup:
+    state = Markup('<span id="live" class="quiet" role="status">live</span>') if live else ""
+    link = Markup('<a href=".">all runs</a>') if live and back else ""
+    return Markup('<div class="top"><h1>{}</h1><span>{} &nbsp; {} &nbsp; {}</span></div>').format(
+        heading, link, state, THEME
+    )
+
+
+def _part(name: str, html: Markup) -> Markup:
+    return Markup('<div id="{}">{}</div>').format(name, html)
 
 
 def _joined(parts: Iterable[Markup], between: str = "") -> Markup:
@@ -146,90 +227,79 @@ def _value(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def _table(rows: Sequence[Mapping[str, str]]) -> Markup:
+def _table(rows: Sequence[Mapping[str, str]], caption: str = "") -> Markup:
     def cell(text: str) -> Markup:
         best = text.endswith("*")
         return Markup('<td class="best">{}</td>').format(text[:-1]) if best else Markup("<td>{}</td>").format(text)
 
-    head = _joined(Markup("<th>{}</th>").format(key) for key in rows[0])
-    body = _joined(Markup("<tr>{}</tr>").format(_joined(map(cell, row.values()))) for row in rows)
-    return Markup("<table><tr>{}</tr>{}</table>").format(head, body)
+    def line(first: str, *others: str) -> Markup:
+        return Markup('<tr><th scope="row">{}</th>{}</tr>').format(first, _joined(map(cell, others)))
 
-
-def _controls(summaries: Sequence[Summary]) -> Markup:
-    rows = (
-        max(curve.stride for summary in summaries for curve in [*summary.history.curves.values(), None] if curve)
-        if any(summary.history.curves for summary in summaries)
-        else 1
+    head = _joined(Markup('<th scope="col">{}</th>').format(key) for key in rows[0])
+    body = _joined(line(*row.values()) for row in rows)
+    title = Markup("<caption>{}</caption>").format(caption) if caption else ""
+    return Markup('<div class="wide"><table>{}<thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>').format(
+        title, head, body
     )
-    note = f" Each point is the mean of up to {rows} logged rows, the band their range." if rows > 1 else ""
-    return Markup(
-        '<div class="controls">smoothing '
-        '<input id="smoothing" type="range" min="0" max="0.99" step="0.01" value="{}"> <span id="share"></span> &nbsp; '
-        '<label><input id="log" type="checkbox"> logarithmic</label> &nbsp; '
-        "Drag to zoom, double-click to zoom out.{}</div>"
-    ).format(SMOOTHING, note)
-
-
-def _chart(chart: Chart, changes: Sequence[int]) -> Markup:
-    runs = list(dict.fromkeys(line.run for line in chart.lines))
-    names = list(dict.fromkeys(line.name for line in chart.lines))
-    traces: list[dict[str, Any]] = []
-    for line in chart.lines:
-        number = runs.index(line.run) if len(runs) > 1 else names.index(line.name)
-        traces += _traces(line, COLOURS[number % len(COLOURS)], several=len(runs) > 1)
-    line = {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "line": {"dash": "dot", "color": "grey", "width": 1}}
-    shapes = [line | {"x0": step, "x1": step} for step in changes]
-    layout = LAYOUT | {"title": {"text": chart.title, "font": {"size": 14}}, "shapes": shapes}
-    return _div({"data": traces, "layout": layout})
-
-
-def _traces(line: Line, colour: str, *, several: bool) -> list[dict[str, Any]]:
-    short = line.name.partition("/")[0 if line.evaluated else 2]
-    name = f"{line.run} {short}" if several else short
-    common = {"type": "scatter", "x": _numbers(line.step), "name": name, "legendgroup": name}
-    dashed = {"dash": "dot"} if several and line.evaluated else {}
-    whole = {"color": colour, "width": 2} | dashed
-    if line.exact:
-        mode = "lines+markers" if len(line.step) <= FEW or line.evaluated else "lines"
-        return [common | {"y": _numbers(line.mean), "mode": mode, "line": whole}]
-    thin = {"color": colour, "width": 1}
-    faint = common | {"y": _numbers(line.mean), "mode": "lines", "line": thin, "opacity": 0.25, "showlegend": False}
-    bright = common | {"y": _numbers(line.mean), "mode": "lines", "line": whole, "meta": "smoothed"}
-    return [*_band(line, common, colour), faint | {"hoverinfo": "skip"}, bright]
-
-
-def _band(line: Line, common: dict[str, Any], colour: str) -> list[dict[str, Any]]:
-    """The range between the lowest and the highest value of each point, if it stands for several rows."""
-    if line.stride == 1:
-        return []
-    edge = common | {"mode": "lines", "line": {"width": 0}, "showlegend": False, "hoverinfo": "skip"}
-    filled = {"fill": "tonexty", "fillcolor": f"{colour}26"}  # with an opacity of 15 %
-    return [edge | {"y": _numbers(line.low)}, edge | {"y": _numbers(line.high)} | filled]
 
 
 def _times(summaries: Sequence[Summary]) -> Markup:
-    """A bar for each run, divided into the sections of its time; lost time by its cause."""
-    sections = dict.fromkeys(name for summary in summaries for name in summary.values["parts"])
+    """A bar for each run, divided into the sections of its time, and the same as a table; lost time by its cause."""
     names = column_names(summaries)
+    sections = dict.fromkeys(name for summary in summaries for name in summary.values["parts"])
+    longest = max((sum(summary.values["parts"].values()) for summary in summaries), default=0.0)
+    if not sections or not longest:
+        return Markup('<p class="quiet">No times are recorded yet.</p>')
+    piece = Markup('<span class="{}" style="--part: {}; width: {:.3f}%" title="{}">{}</span>')
     bars = []
-    for section in sections:
-        seconds = [summary.values["parts"].get(section, 0.0) for summary in summaries]
-        texts = [f"{section.replace('_', ' ')} {duration(value)}" for value in seconds]
-        bars.append({
-            "type": "bar", "orientation": "h", "y": names, "x": seconds, "name": section.replace("_", " "),
-            "text": texts, "textposition": "inside", "hovertext": texts, "hoverinfo": "text",
-        })  # fmt: skip
-    layout = LAYOUT | {"barmode": "stack", "height": 140 + 40 * len(names), "hovermode": "closest"}
-    layout |= {"xaxis": {"ticksuffix": " s"}, "margin": LAYOUT["margin"] | {"l": 140, "b": 80}}
-    layout |= {"legend": {"orientation": "h", "traceorder": "normal", "yref": "container", "y": 0}}
-    line = Markup("<p>goodput of {}: {:.1%} of {}</p>")
-    goodput = _joined(
-        line.format(name, summary.values["goodput"], duration(summary.values["wall"]))
-        for name, summary in zip(names, summaries, strict=True)
-        if summary.values["goodput"]
-    )
-    return _div({"data": bars, "layout": layout}) + goodput
+    for name, summary in zip(names, summaries, strict=True):
+        pieces = []
+        for section, seconds in summary.values["parts"].items():
+            text, width = f"{_words(section)} {duration(seconds)}", seconds / longest
+            kind, colour = _colour(section)
+            pieces.append(piece.format(kind, colour, 100 * width, text, text if width >= LABELLED else ""))
+        bar = Markup('<span>{}</span><div class="bar" aria-hidden="true">{}</div>')
+        bars.append(bar.format(name, _joined(pieces)))
+    row = Markup('<tr><th scope="row"><span class="key {}" style="--part: {}"></span>{}</th>{}</tr>')
+    cells = Markup("<td>{}</td>")
+    rows = [
+        row.format(
+            *_colour(section),
+            _words(section),
+            _joined(
+                cells.format(
+                    _share(summary.values["parts"][section], summary) if section in summary.values["parts"] else ""
+                )
+                for summary in summaries
+            ),
+        )
+        for section in sections
+    ]
+    if any(summary.values["goodput"] for summary in summaries):
+        texts = (f"{s.values['goodput']:.1%} of {duration(s.values['wall'])}" for s in summaries)
+        title = "share of the time in steps that were not computed again later"
+        rows.append(
+            Markup('<tr title="{}"><th scope="row">goodput</th>{}</tr>').format(
+                title, _joined(map(cells.format, texts))
+            )
+        )
+    head = _joined(Markup('<th scope="col">{}</th>').format(name) for name in ("section", *names))
+    return Markup(
+        '<div class="times">{}</div><div class="wide"><table><thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>'
+    ).format(_joined(bars), head, _joined(rows))
+
+
+def _words(section: str) -> str:
+    return section.replace("_", " ") if section in COLOURS else f"lost: {section.replace('_', ' ')}"
+
+
+def _colour(section: str) -> tuple[str, str]:
+    """The class and the colour of a section of the time; what is none of a run's sections was lost."""
+    return ("", COLOURS[section]) if section in COLOURS else ("lost", LOST)
+
+
+def _share(seconds: float, summary: Summary) -> str:
+    return f"{duration(seconds)} ({seconds / summary.values['wall']:.1%})"
 
 
 def _samples(run: str, paths: Sequence[Path]) -> Iterator[Markup]:
@@ -252,25 +322,34 @@ def _samples(run: str, paths: Sequence[Path]) -> Iterator[Markup]:
             for number, (step, path) in enumerate(chosen)
         )
         last = len(chosen) - 1
-        slider = Markup('<input type="range" min="0" max="{}" value="{}"> step <span></span>').format(last, last)
+        slider = Markup('<input type="range" min="0" max="{}" value="{}" aria-label="step"> step <span></span>').format(
+            last, last
+        )
         head = Markup("<h2>Samples of {}: {}</h2>").format(run, name)
         yield head + Markup('<div class="samples"><p>{}</p>{}</div>').format(slider, images)
 
 
 def _confusion(name: str, evaluation: JsonObject) -> list[Markup]:
+    """The confusion matrix as a table: a row for each true class, darker cells for more of its examples."""
     if not evaluation.get("confusion") or len(evaluation["confusion"]) > LARGEST_MATRIX:
         return []
     classes, counts = [str(one) for one in evaluation["classes"]], evaluation["confusion"]
-    heat = {
-        "type": "heatmap", "z": counts, "x": classes, "y": classes, "colorscale": "Blues", "texttemplate": "%{z}",
-        "hovertemplate": "true %{y}, predicted %{x}: %{z}<extra></extra>",
-    }  # fmt: skip
-    side = max(300, min(900, 120 + 32 * len(classes)))
-    axes = {"xaxis": {"title": {"text": "predicted"}, "type": "category"}}
-    axes |= {"yaxis": {"title": {"text": "true"}, "type": "category", "autorange": "reversed"}}
-    layout = LAYOUT | axes | {"height": side, "width": side + 120, "hovermode": "closest"}
-    head = Markup("<h2>Confusion matrix of {}, {} split, step {}</h2>")
-    return [head.format(name, evaluation["split"], evaluation["step"]), _div({"data": [heat], "layout": layout})]
+    head = _joined(Markup('<th scope="col">{}</th>').format(one) for one in classes)
+    cell = Markup('<td class="{}" style="--share: {:.2f}" title="true {}, predicted {}: {:,}">{:,}</td>')
+    rows = []
+    for true, row in zip(classes, counts, strict=True):
+        shares = [count / max(sum(row), 1) for count in row]
+        cells = (
+            cell.format("strong" if share > 0.5 else "", share, true, predicted, count, count)
+            for predicted, count, share in zip(classes, row, shares, strict=True)
+        )
+        rows.append(Markup('<tr><th scope="row">{}</th>{}</tr>').format(true, _joined(cells)))
+    title = Markup("<h2>Confusion matrix of {}, {} split, step {:,}</h2>")
+    matrix = Markup(
+        '<div class="wide" tabindex="0"><table class="matrix"><caption>rows: true class, columns: predicted</caption>'
+        "<thead><tr><td></td>{}</tr></thead><tbody>{}</tbody></table></div>"
+    ).format(head, _joined(rows))
+    return [title.format(name, evaluation["split"], evaluation["step"]), matrix]
 
 
 def _mistakes(name: str, evaluation: JsonObject) -> list[Markup]:
@@ -292,15 +371,3 @@ def _mistakes(name: str, evaluation: JsonObject) -> list[Markup]:
     )
     head = Markup("<h2>The most confident mistakes of {}, {} split</h2>").format(name, evaluation["split"])
     return [head, Markup('<div class="mistakes">{}</div>').format(_joined(cells))]
-
-
-def _div(figure: dict[str, Any]) -> Markup:
-    """The figure as HTML, in which plotly escapes what is in it."""
-    from plotly.graph_objects import Figure
-
-    return Markup(Figure(figure).to_html(full_html=False, include_plotlyjs=False, config=CONFIG))
-
-
-def _numbers(values: np.ndarray) -> list[float]:
-    """Values with seven digits, which keeps the page small."""
-    return [float(f"{value:.7g}") for value in values]

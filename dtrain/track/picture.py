@@ -6,12 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from dtrain.core.errors import EnvironmentFault, RecipeError, cause
-from dtrain.track.charts import FEW, Chart, changed_at, charts, smoothed
+from dtrain.track.charts import FEW, Chart, changed_at, charts, shown_as, smoothed
 from dtrain.track.summary import Summary
 
 COLUMNS = 3
+COLOURS = ("#1f5fa8", "#b85400", "#1d7a3e", "#7b3fb0", "#007d86", "#b8327a", "#7a5230", "#555b63")
+MARKERS = "os^Dv<P"
+"""Colours, those of the page, and markers of the curves; their numbers have no common factor."""
 
-
+SPREAD = 5
+"""The ratio of the largest to the smallest value of a key from which on its axis is logarithmic."""
 FORMATS = (".png", ".svg", ".pdf")
 
 
@@ -63,7 +67,8 @@ def draw_results(keys: Sequence[str], runs: Sequence[tuple[Mapping[str, str], Su
     shown = [(values, s) for values, s in runs if name in s.values["last"]]
     if not shown:
         return False
-    results = [s.values["last"][name] for _, s in shown]
+    unit, factor = shown_as(name.partition("/")[2], [s for _, s in shown])[1:]
+    results = [factor * s.values["last"][name] for _, s in shown]
     best = results.index((max if rises else min)(results))
     figure = Figure(figsize=(4.4 * (len(keys) + 1), 3.4), layout="constrained")
     FigureCanvasAgg(figure)
@@ -72,23 +77,23 @@ def draw_results(keys: Sequence[str], runs: Sequence[tuple[Mapping[str, str], Su
         points = [_position(values[key]) for values, _ in shown]
         numbers = [point for point in points if isinstance(point, float)]
         where = numbers if len(numbers) == len(points) else [values[key] for values, _ in shown]
-        axes.scatter(where, results, color=["C1" if index == best else "C0" for index in range(len(results))])
-        if len(numbers) == len(points) and min(numbers) > 0 and max(numbers) >= 10 * min(numbers):
+        for index, (point, result) in enumerate(zip(where, results, strict=True)):
+            axes.scatter([point], [result], color=COLOURS[index == best], marker="*" if index == best else "o")
+        if len(numbers) == len(points) and min(numbers) > 0 and max(numbers) >= SPREAD * min(numbers):
             axes.set_xscale("log")
         if min(results) > 0 and max(results) > 100 * min(results):
             axes.set_yscale("log")
         axes.set_xlabel(key, fontsize=8)
-        axes.set_ylabel(name, fontsize=8)
+        axes.set_ylabel(f"{name} ({unit})" if unit else name, fontsize=8)
+        axes.tick_params(labelsize=7)
         axes.grid(visible=True, alpha=0.3)
     axes = figure.add_subplot(1, len(keys) + 1, len(keys) + 1)
     for index, (_, summary) in enumerate(shown):
-        for chart in (chart for chart in charts([summary]) if chart.title == "loss"):
-            line = chart.lines[0]
-            axes.plot(
-                line.step, smoothed(line.mean), color="C1" if index == best else "C0", alpha=1 if index == best else 0.3
-            )
-    axes.set_title(f"train/loss; orange: {Path(shown[best][1].values['folder']).name}", fontsize=8)
-    axes.grid(visible=True, alpha=0.3)
+        for chart in (chart for chart in charts([summary]) if chart.name == "loss"):
+            line, how = chart.lines[0], {"color": COLOURS[index == best], "alpha": 1 if index == best else 0.3}
+            how |= {"marker": "o", "markersize": 3} if len(line.step) <= FEW else {}
+            axes.plot(line.step, line.mean if line.exact else smoothed(line.mean), **how)
+            _frame(axes, chart, f"train/loss; orange: {Path(shown[best][1].values['folder']).name}")
     try:
         figure.savefig(path, dpi=110)
     except OSError as error:
@@ -105,18 +110,31 @@ def _position(text: str) -> float | str:
 
 def _draw(axes: Any, chart: Chart, *, several: bool) -> None:
     runs = list(dict.fromkeys(line.run for line in chart.lines))
+    names = list(dict.fromkeys(line.name for line in chart.lines))
     for line in chart.lines:
-        label = " ".join([*([line.run] if several else []), line.name.partition("/")[0 if line.evaluated else 2]])
-        names = list(dict.fromkeys(other.name for other in chart.lines))
-        colour = f"C{(runs.index(line.run) if several else names.index(line.name)) % 10}"
-        style = "--" if several and line.evaluated else "-"
-        marker = "o" if len(line.step) <= FEW else None
+        number = runs.index(line.run) if several else names.index(line.name)
+        look = {
+            "color": COLOURS[number % len(COLOURS)],
+            "linestyle": "--" if line.evaluated else "-",
+            "marker": MARKERS[number % len(MARKERS)],  # curves differ in a print without colours, too
+            "markersize": 3,
+            "markevery": 1 if len(line.step) <= FEW else (0.02 * (number % 5), 0.1),
+            "label": line.label(several),
+        }
         if line.exact:
-            axes.plot(line.step, line.mean, style, color=colour, marker=marker, markersize=3, label=label)
+            axes.plot(line.step, line.mean, **look)
         else:
-            axes.plot(line.step, line.mean, color=colour, alpha=0.25, linewidth=0.8)
-            axes.plot(line.step, smoothed(line.mean), style, color=colour, label=label)
-    axes.set_title(chart.title, fontsize=9)
+            axes.plot(line.step, line.mean, color=look["color"], alpha=0.25, linewidth=0.8)
+            axes.plot(line.step, smoothed(line.mean), **look)
+    _frame(axes, chart)
+    if len(chart.lines) > 1:
+        axes.legend(fontsize=7)
+
+
+def _frame(axes: Any, chart: Chart, title: str = "") -> None:
+    """Title, units, what was smoothed, and the label of the horizontal axis."""
+    note = f"\n{chart.drawn}" if chart.drawn else ""
+    axes.set_title(f"{title or chart.heading}{note}", fontsize=8)
+    axes.set_xlabel("step", fontsize=7)
     axes.tick_params(labelsize=7)
     axes.grid(visible=True, alpha=0.3)
-    axes.legend(fontsize=7)

@@ -1,43 +1,26 @@
 """Reports of several runs, their picture and their page, which a headless browser opens."""
 
+import contextlib
+import fcntl
 import json
+import os
+import pty
 import re
-import shutil
+import struct
 import subprocess
+import sys
+import termios
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from dtrain.core.run_dir import Folder
+from tests.browser import CHROMIUM, Browser
 from tests.conftest import Dtrain
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-QUIET = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
-    " --disable-component-update --disable-sync --virtual-time-budget=20000 --window-size=1400,1000"
-)
-PROBE = """<script>
-const about = {};
-const plot = document.querySelectorAll('.charts .plotly-graph-div')[0];
-const trace = plot.data.findIndex(one => one.meta === 'smoothed');
-const values = share => {
-  const slider = document.getElementById('smoothing');
-  slider.value = share; slider.dispatchEvent(new Event('input'));
-  return [...plot.data[trace].y];
-};
-about.drawn = document.querySelectorAll('.main-svg').length;
-about.raw = values(0).slice(0, 3); about.smooth = values(0.9).slice(0, 3);
-document.getElementById('log').click(); about.axis = plot.layout.yaxis.type;
-about.wide = [...document.querySelectorAll('.charts .svg-container')].every(
-  one => one.getBoundingClientRect().width >= 0.98 * one.closest('.charts > div').getBoundingClientRect().width);
-const box = document.querySelector('.samples'), images = [...box.querySelectorAll('img')];
-const visible = () => [images.filter(one => !one.hidden).map(one => one.alt), box.querySelector('span').textContent];
-about.samples = [visible()];
-box.querySelector('input').value = 0; box.querySelector('input').dispatchEvent(new Event('input'));
-about.samples.push(visible(), images[0].naturalWidth);
-document.title = 'probe ' + JSON.stringify(about);
-</script>"""
+ENV = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
 
 
 def make(runs: Path, name: str, lr: float, steps: int = 60) -> Folder:
@@ -66,13 +49,6 @@ def runs(tmp_path: Path) -> Path:
     for name, lr in (("lr-1", 0.1), ("lr-2", 0.2)):
         make(tmp_path / "runs", name, lr)
     return tmp_path / "runs"
-
-
-def opened(page: Path) -> str:
-    """The page's DOM after its scripts have run."""
-    assert CHROMIUM
-    command = [CHROMIUM, *QUIET.split(), f"--user-data-dir={page.parent / 'profile'}", "--dump-dom", page.as_uri()]
-    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=True).stdout
 
 
 def test_several_runs_are_a_table_with_the_best_marked_and_the_recipes_compared(runs: Path, in_process: Dtrain) -> None:
@@ -144,9 +120,23 @@ def test_a_damaged_evaluation_is_left_out_of_the_page(runs: Path, in_process: Dt
     assert "evaluation.json is damaged" in in_process("report", "lr-1", "--html", "page.html").stderr
 
 
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Browser]:
+    with Browser(tmp_path / "browser") as found:
+        yield found
+        assert not found.errors
+
+
+LABEL = "document.querySelector('.plot svg').getAttribute('aria-label')"
+TIP = "document.querySelector('.plot .tip').innerText"
+SPOKEN = "document.querySelector('.chart [role=status]').textContent"
+
+
 @pytest.mark.skipif(not CHROMIUM, reason="needs Chromium, which opens the page")
 @pytest.mark.nightly
-def test_a_browser_draws_the_page_without_a_network(runs: Path, in_process: Dtrain, tmp_path: Path) -> None:
+def test_a_browser_draws_the_page_without_a_network(
+    runs: Path, in_process: Dtrain, tmp_path: Path, browser: Browser
+) -> None:
     (runs / "lr-1" / "evaluation.json").write_text(
         json.dumps({"split": "test", "step": 60, "classes": ["a", "b"], "confusion": [[7, 1], [0, 9]]})
     )
@@ -155,22 +145,109 @@ def test_a_browser_draws_the_page_without_a_network(runs: Path, in_process: Dtra
         Image.new("RGB", (12, 8), "red").save(runs / "lr-1" / "samples" / f"{step:08}-digit.png")
     in_process("report", "lr-*", "--html", "page.html")
     text = (tmp_path / "page.html").read_text()
+    assert len(text) < 100_000
     assert "<script>x</script>" not in text  # the recipe's text is escaped
-    script = max(re.findall(r"<script>.*?</script>", text, re.DOTALL), key=len)
-    assert not re.search(r"(src|href)=.https?://", text.replace(script, ""))
-    (tmp_path / "page.html").write_text(text.replace("</body>", f"{PROBE}</body>"))
-    dom = opened(tmp_path / "page.html")
-    found = re.search(r"<title>probe (.*?)</title>", dom)
-    assert found, "the page's scripts failed"
-    about = json.loads(found[1])
-    assert about["raw"] == pytest.approx([0.1, 0.05, 0.1 / 3])
-    # the mean of the first two points with weights 0.9 and 1
-    assert about["smooth"][:2] == pytest.approx([0.1, (0.9 * 0.1 + 0.05) / 1.9])
-    assert (about["axis"], about["wide"]) == ("log", True)
-    assert about["drawn"] >= 6
-    assert about["samples"] == [[["digit at step 1,000"], "1,000"], [["digit at step 500"], "500"], 12]
-    assert "Confusion matrix of lr-1, test split, step 60" in dom
-    assert "optimizer.lr" in dom
+    assert not re.search(r"(src|href)=.?https?://", text)
+    browser.open((tmp_path / "page.html").as_uri())
+    titles = browser.value("[...document.querySelectorAll('.chart figcaption b')].map(one => one.textContent)")
+    assert titles == ["loss", "accuracy (%)", "learning rate", "time of a step (ms)", "examples per second"]
+    # train/loss is 0.1 / step, evaluations are a line of their own; the accuracy is in per cent
+    assert "lr-1 train from 0.1 at step 1 to 0.0016667 at step 60" in browser.value(LABEL)
+    assert "lr-1 eval from 0.2 at step 30 to 0.1 at step 60" in browser.value(LABEL)
+    labels = browser.value("[...document.querySelectorAll('.plot svg')].map(one => one.getAttribute('aria-label'))")
+    assert "lr-2 eval from 50 at step 30 to 20 at step 60" in labels[1]
+    # a line that is smoothed says so; the mean of the first two points has the weights 0.9 and 1
+    assert browser.value("document.querySelector('.chart figcaption span').textContent").startswith("smoothed 0.90")
+    values = browser.value("charts.get('loss').values(charts.get('loss').lines[0])")
+    assert values[:2] == pytest.approx([0.1, (0.9 * 0.1 + 0.05) / 1.9])
+    browser.value("byId('smoothing').value = 0; byId('smoothing').dispatchEvent(new Event('input'))")
+    assert browser.value("document.querySelector('.chart figcaption span').textContent") == "as logged"
+    texts = "[...document.querySelector('.plot svg').querySelectorAll('text[text-anchor=end]')]"
+    assert browser.value(f"{texts}.map(one => one.textContent)") == ["0", "0.1", "0.2", "0.3", "0.4"]
+    browser.click("#log")
+    assert browser.value(f"{texts}.map(one => one.textContent)") == ["0.01", "0.1"]
+    # the slider of samples
+    images = "[...document.querySelectorAll('.samples img')].filter(one => !one.hidden).map(one => one.alt)"
+    assert browser.value(images) == ["digit at step 1,000"]
+    browser.value("document.querySelector('.samples input').focus()")
+    browser.key("Home")
+    browser.value("document.querySelector('.samples input').value = 0")
+    browser.value("document.querySelector('.samples input').dispatchEvent(new Event('input'))")
+    assert browser.value(images) == ["digit at step 500"]
+    assert browser.value("document.querySelector('.matrix tbody tr').innerText.split(/\\s+/).filter(Boolean)") == list(
+        "a71"
+    )
+    assert "Confusion matrix of lr-1, test split, step 60" in browser.value("document.body.innerText")
+    assert "optimizer.lr" in browser.value("document.body.innerText")
+
+
+@pytest.mark.skipif(not CHROMIUM, reason="needs Chromium, which opens the page")
+@pytest.mark.nightly
+def test_the_page_is_used_with_mouse_keyboard_and_screen_reader(
+    runs: Path, in_process: Dtrain, tmp_path: Path, browser: Browser
+) -> None:
+    in_process("report", "lr-1", "--html", "page.html")
+    browser.open((tmp_path / "page.html").as_uri())
+    left, top, width, height = browser.place(".plot svg")
+    browser.mouse("Moved", left + width - 14, top + height / 2)
+    assert browser.value(TIP).split("\n")[0] == "step 60"
+    assert "eval 0.1" in browser.value(TIP)
+    browser.mouse("Moved", left + width / 2, top + height / 2)
+    browser.mouse("Pressed", left + width / 2, top + height / 2)
+    browser.mouse("Moved", left + width - 20, top + height / 2)
+    browser.mouse("Released", left + width - 20, top + height / 2)
+    first, last = browser.value("charts.get('loss').zoom")
+    assert 25 < first < 32
+    assert 56 < last < 60
+    for clicks in (1, 2):
+        for kind in ("Pressed", "Released"):
+            browser.mouse(kind, left + width / 2, top + height / 2, clicks)
+    assert browser.value("charts.get('loss').zoom") is None
+    browser.value("document.querySelector('.plot').focus()")
+    browser.key("End")
+    assert browser.value(SPOKEN).startswith("step 60, train ")
+    browser.key("ArrowLeft")
+    assert browser.value(SPOKEN).startswith("step 59, train ")
+    assert "eval 0.2 at 30" in browser.value(SPOKEN)
+    browser.key("+")
+    assert "steps 44 to 60" in browser.value(LABEL)
+    browser.key("Escape")
+    assert "steps 1 to 60" in browser.value(LABEL)
+    found = browser.roles()
+    assert ("button", "eval") in found
+    assert any(role == "image" and name.startswith("loss, steps 1 to 60: train from ") for role, name in found)
+    assert any(role == "group" and "Arrow keys read the values" in name for role, name in found)
+    assert {("columnheader", "section"), ("rowheader", "compile")} <= set(found)
+    browser.click(".legend button")
+    assert browser.value("document.querySelector('.legend button').getAttribute('aria-pressed')") == "false"
+    assert "train" not in browser.value(LABEL)
+    browser.click(".chart summary")
+    browser.until("document.querySelectorAll('.chart tbody tr').length === 60")
+    colour = "getComputedStyle(document.body).backgroundColor"
+    browser.theme("dark")
+    dark = browser.value(colour)
+    browser.value("byId('theme').value = 'light'; byId('theme').dispatchEvent(new Event('change'))")
+    assert (dark, browser.value(colour)) == ("rgb(21, 24, 28)", "rgb(255, 255, 255)")
+
+
+def test_a_narrow_terminal_shows_the_results(runs: Path) -> None:
+    """Sizes and ages are left out before results are cut."""
+
+    def shown(columns: int) -> list[str]:
+        ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+        process = subprocess.Popen([sys.executable, "-m", "dtrain", "ls"], cwd=runs.parent, stdout=theirs, env=ENV)
+        os.close(theirs)
+        text = b""
+        with contextlib.suppress(OSError):  # the other end is closed
+            while block := os.read(ours, 4096):
+                text += block
+        os.close(ours)
+        assert process.wait(60) == 0
+        return [line for line in text.decode().splitlines() if line.startswith("lr-1")]
+
+    assert re.fullmatch(r"lr-1  finished  60/60 +\d+ s +accuracy 10\.00%  accuracy 50\.00% at 30", shown(70)[0])
+    assert shown(40) == ["lr-1  finished  accuracy 10.00%"]
 
 
 def test_watch_follows_one_run_until_it_ends(runs: Path, in_process: Dtrain) -> None:
