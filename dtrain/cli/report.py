@@ -111,7 +111,8 @@ def _serve(words: list[str], runs_dir: Path, port: int | None) -> None:
         raise RecipeError(f"{runs_dir} is not a folder", "give the folder that contains the run folders: --runs-dir")
 
     def find() -> "list[tuple[str, Folder]]":
-        places = [run_dir for word in words for run_dir in meant(word, runs_dir)] if words else runs_in(runs_dir)
+        found = [run_dir for word in words for run_dir in meant(word, runs_dir)] if words else runs_in(runs_dir)
+        places = list({run_dir.path.resolve(): run_dir for run_dir in found}.values())
         names = [name_of(run_dir.path, runs_dir, words) for run_dir in places]
         return [
             (name if names.count(name) == 1 else str(run_dir.path), run_dir)
@@ -220,7 +221,7 @@ def _compare(summaries: "list[Summary]", rows: list[dict[str, str]], changed: "d
     if changed:
         typer.echo("")
         cells = {key: ["" if value is None else str(value) for value in values] for key, values in changed.items()}
-        print_table([{"recipe": key} | dict(zip(names, texts, strict=True)) for key, texts in cells.items()])
+        print_table([{"recipe key": key} | dict(zip(names, texts, strict=True)) for key, texts in cells.items()])
 
 
 def _watch(run_dir: "Folder") -> None:

@@ -26,7 +26,12 @@ def name_of_run(path: Path, overrides: Sequence[str] = ()) -> str:
 
 def name_of(path: Path) -> str:
     """The name of a run of this file."""
-    return re.sub(r"[^a-z0-9]+", "-", path.stem.lower()).strip("-")[:63]
+    return nearest_name(path.stem)
+
+
+def nearest_name(text: str) -> str:
+    """The name of a run that is most like a text; empty if it has no letter and no digit."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:63].rstrip("-")
 
 
 def _one_length(tree: Node, over: Node) -> Node:

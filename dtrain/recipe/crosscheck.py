@@ -19,6 +19,7 @@ from dtrain.optim.groups import grouped
 from dtrain.optim.update import FITTING
 from dtrain.parallel.mesh import BATCH_AXES, PIPELINE, mesh_sizes
 from dtrain.parallel.rules import Layout
+from dtrain.recipe.compose import nearest_name
 from dtrain.recipe.parse import problems_of_section
 from dtrain.recipe.recipe import Recipe, length_problem, watched
 from dtrain.recipe.sizes import sized_model
@@ -106,7 +107,9 @@ def _length(recipe: Recipe) -> Iterator[Problem]:
 
 def _name(recipe: Recipe) -> Iterator[Problem]:
     if not NAME.fullmatch(recipe.name):
-        yield "name", f"{recipe.name!r} is not a run name", "use a to z, 0 to 9, and '-' inside; at most 63 characters"
+        near = nearest_name(recipe.name)
+        rule = "use a to z, 0 to 9, and '-' inside; at most 63 characters"
+        yield "name", f"{recipe.name!r} is not a run name", f"did you mean {near!r}? {rule}" if near else rule
 
 
 def _mesh(recipe: Recipe, devices: int | None) -> Iterator[Problem]:

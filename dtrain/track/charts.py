@@ -1,5 +1,6 @@
 """Which curves of a run belong into one chart, shared by the picture and the page."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -175,8 +176,10 @@ def _lines(name: str, runs: list[tuple[str, Summary]], factor: float, most: int)
 
 
 def _numbers(values: np.ndarray) -> list[float]:
-    """Values with six digits, which keeps the page small."""
-    return [float(f"{value:.6g}") for value in values]
+    """Values with six digits of their range, which keeps the page small; of 1000.001 to 1000.002 these are twelve."""
+    largest, span = float(np.abs(values).max()), float(values.max() - values.min())
+    more = math.ceil(math.log10(largest / span)) if 0 < span < largest else 0
+    return [float(f"{value:.{min(6 + more, 17)}g}") for value in values]
 
 
 def smoothed(values: np.ndarray, share: float = SMOOTHING) -> np.ndarray:

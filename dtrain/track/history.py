@@ -20,6 +20,8 @@ BLOCK = 4 << 20
 """Bytes that are read and parsed at a time."""
 FEW = 2000
 """Lines up to which Python's own parser is faster than importing another."""
+HEAD = 4096
+"""Bytes at the start of the file that are compared."""
 SPEED = ("time/step_ms", "rate/examples_per_s", "rate/tokens_per_s")
 
 
@@ -54,7 +56,7 @@ class Curve:
     def shown(self, most: int = 2 * POINTS) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Step, mean, lowest and highest value of each point that has a finite value; of at most so many points."""
         points = _merged(self.points, self.merged(most))
-        step, total, count, low, high = points[:, points[2] > 0]
+        step, total, count, low, high = points[:, (points[2] > 0) & np.isfinite(points[1])]  # a sum may overflow
         return step, total / count, low, high
 
     def merged(self, most: int) -> int:
@@ -69,9 +71,11 @@ def _merged(rows: np.ndarray, size: int) -> np.ndarray:
     starts = np.arange(0, rows.shape[1], size)
     step, total, count, low, high = rows
     ends = np.append(starts[1:], rows.shape[1]) - 1
+    with np.errstate(over="ignore", invalid="ignore"):
+        sums = np.add.reduceat(total, starts)
     return np.stack([
         step[ends],
-        np.add.reduceat(total, starts),
+        sums,
         np.add.reduceat(count, starts),
         np.minimum.reduceat(low, starts),
         np.maximum.reduceat(high, starts),
@@ -96,6 +100,8 @@ class History:
     _lines: int = 0
     _offset: int = 0
     _inode: int = -1
+    _head: bytes = b""
+    """The first bytes of the file, which tell whether it was written anew."""
     _speeds: list[np.ndarray] = field(default_factory=list)
 
     def update(self) -> "History":
@@ -104,13 +110,17 @@ class History:
         Raises EnvironmentFault if the file cannot be read. A last line without a newline is being written.
         """
         if not self.path.exists():
+            if self._offset:
+                self.__init__(self.path)
             return self
         try:
             with open_regular(self.path) as file:
                 about = os.fstat(file.fileno())
-                if self._inode not in (-1, about.st_ino) or about.st_size < self._offset:
+                head = file.read(HEAD)
+                replaced = self._inode not in (-1, about.st_ino) or not head.startswith(self._head)
+                if replaced or about.st_size < self._offset:
                     self.__init__(self.path)
-                self._inode = about.st_ino
+                self._inode, self._head = about.st_ino, head
                 file.seek(self._offset)
                 rest = b""
                 while block := file.read(BLOCK):

@@ -34,12 +34,18 @@ class Entry:
         """The newest known step."""
         return max(self.summary.values["step"], self.summary.history.last_step) if self.summary else 0
 
+    @property
+    def best(self) -> tuple[str, float, int] | None:
+        """A metric other than the loss, if there is one, with its best value and the step of that; None if unknown."""
+        found = self.summary.values["best"] if self.summary else {}
+        name = next((name for name in found if not name.endswith("/loss")), next(iter(found), None))
+        return (name, found[name]["value"], found[name]["step"]) if name else None
+
     def row(self) -> dict[str, str]:
         """The cells of a table."""
-        values = self.summary.values if self.summary else {}
+        values, best = self.summary.values if self.summary else {}, self.best
         step = f"{self.reached:,}" + (f"/{values['steps']:,}" if values.get("steps") else "") if values else ""
-        best, declared = values.get("best", {}), self.summary.declared if self.summary else ()
-        named = [name for name in best if not name.endswith("/loss")] or list(best)
+        declared = self.summary.declared if self.summary else ()
         return {
             "name": self.name,
             "state": self.state,
@@ -47,9 +53,7 @@ class Entry:
             "age": duration(max(float(int(time.time() - self.changed)), 0.0)).replace(".0 s", " s"),
             "size": size(self.bytes),
             "result": self.summary.result if self.summary else "",
-            "best": f"{shown(named[0], best[named[0]]['value'], declared)} at {best[named[0]]['step']}"
-            if named
-            else "",
+            "best": f"{shown(best[0], best[1], declared)} at {best[2]}" if best else "",
             "": self.problem,
         }
 

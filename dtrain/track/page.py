@@ -5,6 +5,7 @@ The page holds its scripts and its style, `web/` beside this file, so that it op
 """
 
 import json
+import os
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from markupsafe import Markup
 from dtrain.core.errors import EnvironmentFault, cause
 from dtrain.core.types import JsonObject
 from dtrain.track.charts import SMOOTHING, changed_at, charts
-from dtrain.track.comparison import column_names, table
+from dtrain.track.comparison import MARK, column_names, table
 from dtrain.track.picture import refuse_missing_folder
 from dtrain.track.summary import Summary
 from dtrain.track.text import duration
@@ -32,6 +33,8 @@ VALUES = 120_000
 """About the most values of curves in a page, which are about 1 MB; of longer curves neighbours become their mean."""
 FEWEST_POINTS = 100
 """Points that a curve keeps in any case."""
+STRONG = 0.8
+"""The share of a class from which on the text in its cell of the matrix is light."""
 COLOURS = {
     "start": "#a9c4e8", "compile": "#6f9fdc", "restore": "#8fd3e8", "data": "#f2b56b", "dispatch": "#a8d8b0",
     "device": "#6fbf7a", "host": "#cfe3a0", "step": "#6fbf7a", "evaluate": "#c3a6ea", "save": "#5fc0b8",
@@ -97,9 +100,9 @@ class Contents:
         if len(names) == 1:
             head = Markup("<pre>{}</pre>").format(summaries[0].text())
         else:
-            head = _table(table(summaries), "results, the best of a row in bold")
+            head = _table(table(summaries), "results, the best of a row in bold", MARK)
         rows = [
-            {"recipe": key} | dict(zip(names, map(_value, found), strict=True))
+            {"recipe key": key} | dict(zip(names, map(_value, found), strict=True))
             for key, found in self.differences.items()
         ]
         recipe = Markup("<details><summary>Recipe of {}</summary><pre>{}</pre></details>")
@@ -127,7 +130,7 @@ def write_page(contents: Contents, path: Path) -> None:
     """Write the page. EnvironmentFault if the file cannot be written."""
     refuse_missing_folder(path)
     try:
-        path.write_text(runs_page(contents))
+        path.write_text(runs_page(contents), encoding="utf-8", errors="replace")
     except OSError as error:
         raise EnvironmentFault(f"cannot write {path}: {cause(error)}", "name a file in a folder that exists") from error
 
@@ -185,7 +188,7 @@ def run_rows(rows: Iterable[tuple[str, Mapping[str, tuple[str, str | float]]]]) 
                     column,
                     value,
                     f"state-{text.split(' ', 1)[0]}" if column == "state" else f"column-{column}",
-                    link.format(quote(name, safe=""), text) if column == "name" else text,
+                    link.format(quote(os.fsencode(name), safe=""), text) if column == "name" else text,
                 )
                 for column, (text, value) in cells.items()
             ),
@@ -227,9 +230,11 @@ def _value(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def _table(rows: Sequence[Mapping[str, str]], caption: str = "") -> Markup:
+def _table(rows: Sequence[Mapping[str, str]], caption: str = "", mark: str = "") -> Markup:
+    """A table whose first column names the rows. Cells that end in `mark` are the best of their row."""
+
     def cell(text: str) -> Markup:
-        best = text.endswith("*")
+        best = bool(mark) and text.endswith(mark)
         return Markup('<td class="best">{}</td>').format(text[:-1]) if best else Markup("<td>{}</td>").format(text)
 
     def line(first: str, *others: str) -> Markup:
@@ -340,7 +345,7 @@ def _confusion(name: str, evaluation: JsonObject) -> list[Markup]:
     for true, row in zip(classes, counts, strict=True):
         shares = [count / max(sum(row), 1) for count in row]
         cells = (
-            cell.format("strong" if share > 0.5 else "", share, true, predicted, count, count)
+            cell.format("strong" if share > STRONG else "", share, true, predicted, count, count)
             for predicted, count, share in zip(classes, row, shares, strict=True)
         )
         rows.append(Markup('<tr><th scope="row">{}</th>{}</tr>').format(true, _joined(cells)))

@@ -6,8 +6,11 @@ looked up by their name in the list: no path of a request is opened.
 """
 
 import json
+import math
+import re
 import secrets
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -62,7 +65,8 @@ class Runs:
         """The page with the table of all runs."""
         news = self.list_news("")
         rows = Markup(news["parts"]["rows"])
-        return list_page(rows, self.where, {"live": "list?", "version": news["version"]}, nonce)
+        live = {"live": "list?", "version": news["version"], "now": str(time.time()), "most": str(MOST)}
+        return list_page(rows, self.where, live, nonce)
 
     def list_news(self, version: str) -> JsonObject:
         """The rows of that table; empty if that version of them is the newest."""
@@ -76,7 +80,10 @@ class Runs:
         """The page of the runs of these names. DtrainError if one is not in the list."""
         places = self._chosen(names)
         version, contents = _version(places), self._contents(places)
-        live = {"live": "data?" + urlencode([("run", name) for name in names]), "version": version}
+        live = {
+            "live": "data?" + urlencode([("run", name) for name in names], errors="surrogateescape"),
+            "version": version,
+        }
         return runs_page(contents, live | {"examples": contents.examples_version()}, nonce)
 
     def page_news(self, names: Sequence[str], version: str, examples: str) -> JsonObject:
@@ -119,17 +126,21 @@ def _cells(one: Entry) -> dict[str, tuple[str, str | float]]:
     """By column of the table of runs: the text, and the value to sort by."""
     row, values = one.row(), one.summary.values if one.summary else {}
     name = one.summary.main_metric[0] if one.summary else ""
-    best = [found["value"] for metric, found in values.get("best", {}).items() if metric == name]
     numbers = {
-        "step": one.reached if values else "",
-        "result": values["last"][name] if name else "",
-        "best": best[0] if best else "",
+        "step": one.reached if values else None,
+        "result": values["last"][name] if name else None,
+        "best": one.best[1] if one.best else None,
         "changed": one.changed,
         "bytes": one.bytes,
     }
     texts = {**row, "changed": row["age"], "bytes": row["size"], "problem": row[""]}
     columns = ("name", "state", "step", "result", "best", "changed", "bytes", "problem")
-    return {column: (texts[column], numbers.get(column, texts[column])) for column in columns}
+    return {column: (texts[column], _sorted_by(numbers.get(column, texts[column]))) for column in columns}
+
+
+def _sorted_by(value: str | float | None) -> str | float:
+    """The value; empty for numbers that are not known or not finite, which come last."""
+    return value if isinstance(value, str) or (value is not None and math.isfinite(value)) else ""
 
 
 def _version(places: Sequence[Folder]) -> str:
@@ -200,12 +211,16 @@ class Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         address = urlsplit(self.path)
         secret, _, page = address.path.removeprefix("/").partition("/")
-        host = urlsplit(f"//{self.headers.get('Host', '')}").hostname
+        host = re.sub(r":\d+$", "", self.headers.get("Host", ""))
         if host not in NAMES or not secrets.compare_digest(secret.encode(), self.server.secret.encode()):
             text = "open the address that `dtrain report --serve` has printed"
             self._send(HTTPStatus.FORBIDDEN, "text/plain", text)
             return
-        query, runs, nonce = parse_qs(address.query), self.server.runs, secrets.token_urlsafe(12)
+        query, runs, nonce = (
+            parse_qs(address.query, errors="surrogateescape"),
+            self.server.runs,
+            secrets.token_urlsafe(12),
+        )
         names = query.get("run", [])
         version, examples = (query.get(key, [""])[0] for key in ("version", "examples"))
         pages = {"": lambda: runs.list_page(nonce), "runs": lambda: runs.page(names, nonce)}
@@ -225,7 +240,7 @@ class Handler(BaseHTTPRequestHandler):
             self._send(HTTPStatus.NO_CONTENT, "", "")
 
     def _send(self, status: HTTPStatus, kind: str, text: str, nonce: str = "") -> None:
-        body = text.encode()
+        body = text.encode(errors="replace")  # names of folders may be no Unicode
         self.send_response(status)
         if kind:
             self.send_header("Content-Type", f"{kind}; charset=utf-8")

@@ -165,7 +165,27 @@ def test_a_browser_draws_the_page_without_a_network(
     texts = "[...document.querySelector('.plot svg').querySelectorAll('text[text-anchor=end]')]"
     assert browser.value(f"{texts}.map(one => one.textContent)") == ["0", "0.1", "0.2", "0.3", "0.4"]
     browser.click("#log")
-    assert browser.value(f"{texts}.map(one => one.textContent)") == ["0.01", "0.1"]
+    assert browser.value(f"{texts}.map(one => one.textContent)") == [
+        "0.002",
+        "0.005",
+        "0.01",
+        "0.02",
+        "0.05",
+        "0.1",
+        "0.2",
+    ]
+    for values, shown in {
+        (0.603, 0.9, True): ["0.7", "0.8", "0.9"],
+        (2.1, 4.7, True): ["3", "4"],
+        (1e-5, 10, True): ["1e-5", "0.001", "0.1", "10"],
+        (1000, 1000.1, False): ["1,000", "1,000.02", "1,000.04", "1,000.06", "1,000.08", "1,000.1"],
+        (0, 3_000_000, False): ["0", "1M", "2M", "3M"],
+        (0, 4e-6, False): ["0", "1e-6", "2e-6", "3e-6", "4e-6"],
+        (2.0**60, 2.0**60 + 1, False): None,
+    }.items():
+        low, high, log = values
+        found = browser.value(f"labels(ticks({low}, {high}, {json.dumps(log)}, 5))")
+        assert shown is None or found[: len(shown)] == shown, (values, found)
     # the slider of samples
     images = "[...document.querySelectorAll('.samples img')].filter(one => !one.hidden).map(one => one.alt)"
     assert browser.value(images) == ["digit at step 1,000"]
@@ -179,6 +199,37 @@ def test_a_browser_draws_the_page_without_a_network(
     )
     assert "Confusion matrix of lr-1, test split, step 60" in browser.value("document.body.innerText")
     assert "optimizer.lr" in browser.value("document.body.innerText")
+
+
+@pytest.mark.skipif(not CHROMIUM, reason="needs Chromium, which opens the page")
+@pytest.mark.nightly
+def test_long_and_odd_curves_are_drawn_whole(tmp_path: Path, in_process: Dtrain, browser: Browser) -> None:
+    place = make(tmp_path / "runs", "long", 1.0, 9000)
+    with place.metrics.open("a") as file:
+        for step in range(9001, 9041):
+            values = {"train/loss": 100.0 if step == 9020 else 1.0} | ({"eval/loss": 1.0} if step % 2 else {})
+            file.write(json.dumps({"step": step, **values, "train/below": -1.0, "train/huge": 1e308}) + "\n")
+    in_process("report", "long", "--html", "page.html")
+    browser.open((tmp_path / "page.html").as_uri())
+    note = "[...document.querySelectorAll('.chart')].map(one => one.querySelector('figcaption span').textContent)"
+    assert browser.value(note)[0] == "smoothed 0.90, faint: means of up to 8 rows"
+    assert browser.value("charts.get('loss').extent().high") > 100  # the band with the spike is within the chart
+    browser.value("charts.get('loss').point(9024)")
+    assert "to 100" in browser.value(TIP)
+    browser.click("#log")
+    titles = browser.value("[...charts.keys()]")
+    assert browser.value(note)[titles.index("below")].endswith("linear: no value is above 0")
+    browser.value("document.querySelector('.chart details').open = true")
+    browser.until("document.querySelector('.chart table')")
+    cells = "[...document.querySelectorAll('.chart tbody tr')].filter(row => row.cells[2].innerText)"
+    assert browser.value(f"{cells}.length") == 22  # every evaluation
+    assert "means of up to 8 rows" in browser.value("document.querySelector('.chart caption').textContent")
+    browser.value("charts.get('loss').range(-1000, 1e6)")
+    assert browser.value("charts.get('loss').zoom") is None  # so that what is new is seen
+    browser.theme("dark")
+    browser.value("byId('theme').value = 'dark'; byId('theme').dispatchEvent(new Event('change'))")
+    browser.send("Emulation.setEmulatedMedia", media="print")
+    assert browser.value("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
 
 
 @pytest.mark.skipif(not CHROMIUM, reason="needs Chromium, which opens the page")
@@ -216,7 +267,7 @@ def test_the_page_is_used_with_mouse_keyboard_and_screen_reader(
     found = browser.roles()
     assert ("button", "eval") in found
     assert any(role == "image" and name.startswith("loss, steps 1 to 60: train from ") for role, name in found)
-    assert any(role == "group" and "Arrow keys read the values" in name for role, name in found)
+    assert any(role == "application" and "Arrow keys read the values" in name for role, name in found)
     assert {("columnheader", "section"), ("rowheader", "compile")} <= set(found)
     browser.click(".legend button")
     assert browser.value("document.querySelector('.legend button').getAttribute('aria-pressed')") == "false"

@@ -1,6 +1,7 @@
 // Curves over the step, as SVG that is drawn anew at every change of width, data, zoom or smoothing.
+const MOST_TICKS = 30;
 const SVG = 'http://www.w3.org/2000/svg';
-const HEIGHT = 260, LEFT = 58, RIGHT = 12, TOP = 10, BOTTOM = 36;
+const HEIGHT = 260, MARGIN = 58, RIGHT = 12, TOP = 10, BOTTOM = 36;
 const FEW = 20;  // points up to which each has a marker
 const ROWS = 500;  // most rows of a table of values
 const DASHES = ['', '7 4', '2 3', '9 3 2 3'];  // train, eval, and both of lines that use a colour a second time
@@ -39,17 +40,36 @@ function ticks(low, high, logarithmic, most, whole = false) {
     const first = Math.floor(Math.log10(low)), last = Math.ceil(Math.log10(high));
     const every = Math.max(1, Math.ceil((last - first) / most));
     for (let power = first; power <= last; power += every) {
-      for (const factor of last - first <= 2 ? [1, 2, 5] : [1]) found.push(factor * 10 ** power);
+      for (const factor of last - first <= 3 ? [1, 2, 5] : [1]) found.push(factor * 10 ** power);
     }
-    return found.filter(value => value >= low * 0.999 && value <= high * 1.001);
+    const seen = found.filter(value => value >= low * 0.999 && value <= high * 1.001 && isFinite(value));
+    if (seen.length >= 3) return seen;
+    found.length = 0;  // those of a linear axis, at their places on the logarithmic one
   }
   const rough = (high - low) / most || 1, power = 10 ** Math.floor(Math.log10(rough));
   let step = [1, 2, 5, 10].find(factor => factor * power >= rough * 0.999) * power;
   if (whole) step = Math.max(1, Math.round(step));
-  for (let index = Math.ceil(low / step - 1e-9); index * step <= high + 1e-9 * step; index++) {
-    found.push(+(index * step).toPrecision(12));
+  const start = Math.ceil(low / step - 1e-9);
+  for (let index = 0; index < MOST_TICKS && (start + index) * step <= high + 1e-9 * step; index++) {
+    found.push(+((start + index) * step).toPrecision(15));
   }
-  return found;
+  return [...new Set(found)].filter(value => !logarithmic || value > 0);
+}
+
+// Labels of an axis, with as many digits as tell its ticks apart.
+function labels(values) {
+  const powers = values.every((value, index) => value > 0 && (!index || value > 1.9 * values[index - 1]));
+  if (powers && values.length > 1) return values.flatMap(value => labels([value]));
+  const largest = Math.max(...values.map(Math.abs)), gaps = values.slice(1).map((value, index) => value - values[index]);
+  const step = Math.min(...gaps.filter(gap => gap > 0), largest || 1);
+  const [unit, name] = [[1e12, 'T'], [1e9, 'G'], [1e6, 'M'], [1, '']].find(([size]) => largest >= size) || [1, ''];
+  if (largest && (largest < 1e-3 || largest >= 1e15 || step / unit < 1e-9)) {
+    const power = value => Math.floor(Math.log10(Math.abs(value)) + 1e-9);
+    const digits = value => Math.max(0, Math.min(12, power(value) - power(step)));
+    return values.map(value => value ? value.toExponential(digits(value)).replace('e+', 'e') : '0');
+  }
+  const maximumFractionDigits = Math.max(0, -Math.floor(Math.log10(step / unit) + 1e-9));
+  return values.map(value => value ? (value / unit).toLocaleString('en', {maximumFractionDigits}) + name : '0');
 }
 
 class Chart {
@@ -60,7 +80,7 @@ class Chart {
     this.cursor = null;  // a step
     this.note = make('span');
     this.title = make('b');
-    this.plot = make('div', {class: 'plot', tabindex: '0', role: 'group', 'aria-roledescription': 'chart'});
+    this.plot = make('div', {class: 'plot', tabindex: '0', role: 'application', 'aria-roledescription': 'chart'});
     this.tip = make('div', {class: 'tip', hidden: ''});
     this.spoken = make('div', {class: 'hidden', role: 'status'});
     this.legend = make('div', {class: 'legend'});
@@ -82,7 +102,11 @@ class Chart {
       return {...line, label, steps: steps[line.step], colour: `--line: var(--c${number % COLOURS})`, dash};
     });
     this.title.textContent = data.title;
-    this.legend.replaceChildren(...(this.lines.length > 1 ? this.lines.map(line => this.button(line)) : []));
+    const names = JSON.stringify(this.lines.map(line => [line.label, line.colour]));
+    if (names !== this.names) {  // else a button that has the focus keeps it
+      this.names = names;
+      this.legend.replaceChildren(...(this.lines.length > 1 ? this.lines.map(line => this.button(line)) : []));
+    }
     this.fill();
     this.draw();
   }
@@ -115,15 +139,16 @@ class Chart {
     for (const line of this.seen) {
       line.steps.forEach((step, index) => {
         if (step < first || step > last) return;
-        const value = line.mean[index];
-        low = Math.min(low, value);
-        high = Math.max(high, value);
-        if (value > 0) positive = Math.min(positive, value);
+        for (const value of [line.mean[index], ...(line.low ? [line.low[index], line.high[index]] : [])]) {
+          low = Math.min(low, value);
+          high = Math.max(high, value);
+          if (value > 0) positive = Math.min(positive, value);
+        }
       });
     }
     if (low === Infinity) [low, high] = [0, 1];
     const logarithmic = this.settings.logarithmic && positive < Infinity;
-    if (logarithmic) return {first, last, low: positive / 1.05, high: high * 1.05, logarithmic};
+    if (logarithmic) return {first, last, low: positive / 1.05, high: Math.min(high * 1.05, Number.MAX_VALUE), logarithmic};
     const margin = 0.04 * (high - low) || Math.abs(high) * 0.05 || 1;
     return {first, last, low: low - margin, high: high + margin, logarithmic};
   }
@@ -132,26 +157,30 @@ class Chart {
     const width = Math.round(this.box.clientWidth);
     if (!this.data || !width) return;
     const range = this.extent(), {first, last, low, high, logarithmic} = range;
+    const up = ticks(low, high, logarithmic, 5), texts = labels(up);
+    const left = Math.max(MARGIN, 14 + 6.4 * Math.max(...texts.map(text => text.length)));
     const right = width - RIGHT, bottom = HEIGHT - BOTTOM;
     const along = logarithmic ? Math.log10 : value => value;
-    const x = step => LEFT + (step - first) / (last - first) * (right - LEFT);
+    const x = step => left + (step - first) / (last - first) * (right - left);
     const y = value => bottom - (along(value) - along(low)) / (along(high) - along(low)) * (bottom - TOP);
-    this.scale = {x, step: place => first + (place - LEFT) / (right - LEFT) * (last - first), first, last, right, bottom};
+    this.scale = {x, logarithmic, middle: (left + right) / 2, step: place => first + (place - left) / (right - left) * (last - first), first, last, right, bottom};
     const svg = make('svg', {viewBox: `0 0 ${width} ${HEIGHT}`, role: 'img', 'aria-label': this.described(range)});
-    for (const value of ticks(low, high, logarithmic, 5)) {
-      svg.append(make('line', {class: 'grid', x1: LEFT, x2: right, y1: y(value), y2: y(value)}),
-                 make('text', {x: LEFT - 6, y: y(value) + 4, 'text-anchor': 'end'}, shown(value)));
-    }
-    for (const step of ticks(first, last, false, Math.max(2, Math.floor(width / 110)), true)) {
+    up.forEach((value, index) => {
+      svg.append(make('line', {class: 'grid', x1: left, x2: right, y1: y(value), y2: y(value)}),
+                 make('text', {x: left - 6, y: y(value) + 4, 'text-anchor': 'end'}, texts[index]));
+    });
+    const across = ticks(first, last, false, Math.max(2, Math.floor(width / 110)), true), steps = labels(across);
+    across.forEach((step, index) => {
+      const anchor = x(step) + 3.2 * steps[index].length > width ? 'end' : 'middle';
       svg.append(make('line', {class: 'axis', x1: x(step), x2: x(step), y1: bottom, y2: bottom + 4}),
-                 make('text', {x: x(step), y: bottom + 16, 'text-anchor': 'middle'}, step.toLocaleString('en')));
-    }
-    svg.append(make('line', {class: 'axis', x1: LEFT, x2: right, y1: bottom, y2: bottom}),
-               make('text', {x: (LEFT + right) / 2, y: HEIGHT - 4, 'text-anchor': 'middle'}, 'step'));
+                 make('text', {x: x(step), y: bottom + 16, 'text-anchor': anchor}, steps[index]));
+    });
+    svg.append(make('line', {class: 'axis', x1: left, x2: right, y1: bottom, y2: bottom}),
+               make('text', {x: (left + right) / 2, y: HEIGHT - 4, 'text-anchor': 'middle'}, 'step'));
     const clip = `clip-${this.data.name}`.replace(/[^\w-]/g, '_');
     const inside = make('g', {'clip-path': `url(#${clip})`});
     svg.append(make('clipPath', {id: clip},
-                    make('rect', {x: LEFT - 4, y: TOP - 4, width: Math.max(0, right - LEFT) + 8, height: bottom - TOP + 8})), inside);
+                    make('rect', {x: left - 4, y: TOP - 4, width: Math.max(0, right - left) + 8, height: bottom - TOP + 8})), inside);
     for (const step of this.changes) {
       inside.append(make('line', {class: 'changed', x1: x(step), x2: x(step), y1: TOP, y2: bottom}));
     }
@@ -191,21 +220,30 @@ class Chart {
     if (this.cursor !== null) this.point(this.cursor);
   }
 
+  // What the points are that are not smoothed.
+  get plain() {
+    return this.data.stride > 1 ? `means of up to ${this.data.stride.toLocaleString('en')} rows` : 'as logged';
+  }
+
   // How the lines are drawn, in words.
   drawn() {
     const noisy = this.seen.some(line => !line.exact), smooth = this.settings.smoothing;
-    const parts = noisy && smooth ? [`smoothed ${smooth.toFixed(2)}, faint: as logged`] : ['as logged'];
-    if (this.data.stride > 1) parts.push(`points: means of up to ${this.data.stride.toLocaleString('en')} rows`);
+    const parts = noisy && smooth ? [`smoothed ${smooth.toFixed(2)}, faint: ${this.plain}`] : [this.plain];
     const zeros = this.seen.some(line => line.mean.some(value => value <= 0));
-    if (this.settings.logarithmic && zeros) parts.push('values of 0 and below are not drawn');
+    if (this.settings.logarithmic && zeros) {
+      parts.push(this.scale.logarithmic ? 'values of 0 and below are not drawn' : 'linear: no value is above 0');
+    }
     return parts.join('; ');
   }
 
   // The chart in a sentence, for those who do not see it.
   described({first, last}) {
-    const about = this.seen.slice(0, 6).map(line =>
-      `${line.label} from ${shown(line.mean[0])} at step ${line.steps[0].toLocaleString('en')} to ` +
-      `${shown(line.mean.at(-1))} at step ${line.steps.at(-1).toLocaleString('en')}`);
+    const read = (line, index) => `${shown(line.mean[index])} at step ${line.steps[index].toLocaleString('en')}`;
+    const about = this.seen.slice(0, 6).map(line => {
+      const from = line.steps.findIndex(step => step >= first), to = line.steps.findLastIndex(step => step <= last);
+      return from < 0 || to < from ? `${line.label} has no point here`
+        : from === to ? `${line.label} ${read(line, from)}` : `${line.label} from ${read(line, from)} to ${read(line, to)}`;
+    });
     const more = this.seen.length > 6 ? `; and ${this.seen.length - 6} more lines` : '';
     return `${this.data.title}, steps ${Math.round(first).toLocaleString('en')} to ${Math.round(last).toLocaleString('en')}: ` +
       about.join('; ') + more;
@@ -223,15 +261,17 @@ class Chart {
       let index = line.steps.findLastIndex(place => place <= this.cursor);
       if (index < 0) continue;
       const values = this.values(line), other = line.steps[index] === this.cursor ? '' : ` at ${line.steps[index].toLocaleString('en')}`;
-      const logged = line.exact || !this.settings.smoothing ? '' : ` (as logged ${shown(line.mean[index])})`;
-      rows.push([line, `${line.label} ${shown(values[index])}${logged}${other}`]);
+      const name = this.data.stride > 1 ? 'mean' : 'as logged';
+      const logged = line.exact || !this.settings.smoothing ? '' : ` (${name} ${shown(line.mean[index])})`;
+      const range = line.low ? `, ${shown(line.low[index])} to ${shown(line.high[index])}` : '';
+      rows.push([line, `${line.label} ${shown(values[index])}${logged}${range}${other}`]);
     }
     const head = `step ${this.cursor.toLocaleString('en')}`;
     this.tip.replaceChildren(make('b', {}, head), ...rows.slice(0, 16).map(([line, text]) =>
       make('div', {}, make('i', {style: line.colour, class: line.eval ? 'eval' : ''}), text)));
     this.tip.hidden = false;
     const place = this.scale.x(this.cursor);
-    if (place > (LEFT + this.scale.right) / 2) this.tip.style.cssText = `right: ${this.box.clientWidth - place + 10}px`;
+    if (place > this.scale.middle) this.tip.style.cssText = `right: ${this.box.clientWidth - place + 10}px`;
     else this.tip.style.cssText = `left: ${place + 10}px`;
     this.marker.setAttribute('x1', place);
     this.marker.setAttribute('x2', place);
@@ -246,8 +286,9 @@ class Chart {
   }
 
   range(first, last) {
-    this.zoom = first === null ? null : [Math.max(first, this.places[0]), Math.min(last, this.places.at(-1))];
-    if (this.zoom && !this.places.some(place => place >= this.zoom[0] && place <= this.zoom[1])) this.zoom = null;
+    const places = this.places, inside = first === null ? [] : places.filter(place => place >= first && place <= last);
+    if (first === null || inside.length === places.length) this.zoom = null;  // and what is new is seen
+    else if (inside.length) this.zoom = [Math.max(first, places[0]), Math.min(last, places.at(-1))];
     this.draw();
   }
 
@@ -301,12 +342,15 @@ class Chart {
   fill() {
     if (!this.table.open) return;
     const all = [...new Set(this.lines.flatMap(line => line.steps))].sort((one, other) => one - other);
-    const every = Math.ceil(all.length / ROWS), places = all.filter((_, index) => index % every === 0 || index === all.length - 1);
+    const every = Math.ceil(all.length / ROWS), exact = new Set(this.lines.filter(line => line.exact).flatMap(line => line.steps));
+    const many = exact.size > ROWS;  // a long curve of the learning rate has no noise, and is thinned as others are
+    const places = all.filter((step, index) => index % every === 0 || index === all.length - 1 || (!many && exact.has(step)));
     const columns = this.lines.map(line => new Map(line.steps.map((step, index) => [step, line.mean[index]])));
     const head = make('tr', {}, ...['step', ...this.lines.map(line => line.label)].map(text => make('th', {scope: 'col'}, text)));
     const rows = places.map(step => make('tr', {}, make('th', {scope: 'row'}, step.toLocaleString('en')),
       ...columns.map(column => make('td', {}, column.has(step) ? shown(column.get(step)) : ''))));
-    const text = `${this.data.title}, as logged` + (every > 1 ? `, every ${every} of ${all.length.toLocaleString('en')} steps` : '');
+    const some = every > 1 ? `, ${places.length.toLocaleString('en')} of ${all.length.toLocaleString('en')} steps` : '';
+    const text = `${this.data.title}, ${this.plain}${some}`;
     const table = make('table', {}, make('caption', {}, text), make('thead', {}, head), make('tbody', {}, ...rows));
     this.table.replaceChildren(this.table.firstChild, make('div', {class: 'wide', tabindex: '0'}, table));
   }

@@ -82,6 +82,7 @@ function replaced(parts) {
 
 async function follow(main, take) {
   const state = byId('live'), known = {version: main.dataset.version, examples: main.dataset.examples};
+  const say = text => { if (state.textContent !== text) state.textContent = text; };
   for (;;) {
     await new Promise(resolve => setTimeout(resolve, EVERY));
     if (document.hidden) continue;
@@ -94,10 +95,10 @@ async function follow(main, take) {
         Object.assign(known, {version: data.version, examples: data.examples});
         take(data);
       }
-      state.textContent = 'live';
+      say('live');
     } catch (error) {
       const gone = error instanceof TypeError;
-      state.textContent = gone ? 'no connection to `dtrain report --serve`; what is shown is old' : error.message;
+      say(gone ? 'no connection to `dtrain report --serve`; what is shown is old' : error.message);
     }
   }
 }
