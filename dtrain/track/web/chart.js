@@ -169,7 +169,7 @@ class Chart {
       svg.append(make('line', {class: 'grid', x1: left, x2: right, y1: y(value), y2: y(value)}),
                  make('text', {x: left - 6, y: y(value) + 4, 'text-anchor': 'end'}, texts[index]));
     });
-    const across = ticks(first, last, false, Math.max(2, Math.floor(width / 110)), true), steps = labels(across);
+    const across = ticks(first, last, false, Math.max(2, Math.floor(width / 85)), true), steps = labels(across);
     across.forEach((step, index) => {
       const anchor = x(step) + 3.2 * steps[index].length > width ? 'end' : 'middle';
       svg.append(make('line', {class: 'axis', x1: x(step), x2: x(step), y1: bottom, y2: bottom + 4}),
