@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.t
 UV := $(BIN)/uv pip install --python $(BIN)/python -c constraints.txt
 install_with = $(PIP) --quiet uv && $(UV) $(1) || $(PIP) --no-compile $(1)
 
-.PHONY: help install quickstart test lint newest ci check format golden bench docs
+.PHONY: help install quickstart test lint newest ci check format golden bench docs film
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -58,6 +58,9 @@ format: $(VENV)/.dev ## format the code and apply lint fixes
 
 golden: $(VENV)/.dev ## rewrite tests/golden; review the diff
 	DTRAIN_GOLDEN=write $(BIN)/pytest -m "not gpu and not gpu_compiler"
+
+film: $(VENV)/.dev ## record the terminal of the README, docs/images/film.svg
+	$(BIN)/python docs/film.py
 
 docs: $(VENV)/.dev ## build the site of the documentation into build/site, with every link checked
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

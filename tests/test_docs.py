@@ -1,5 +1,6 @@
 """The documentation: its site builds, its links lead somewhere, its commands run as they are written."""
 
+import importlib.util
 import os
 import re
 import shlex
@@ -8,6 +9,7 @@ import sys
 import typing
 from collections.abc import Iterator
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from typer.main import get_command
@@ -140,6 +142,31 @@ def test_the_reference_names_every_kind(union: str) -> None:
     members = typing.get_args(getattr(recipe, union))
     kinds = {typing.get_type_hints(member)["kind"].__args__[0] for member in members}
     assert all(f"`{kind}`" in text for kind in kinds), kinds
+
+
+def test_the_film_has_the_commands_of_its_program_and_what_they_print(tmp_path: Path) -> None:
+    spec = importlib.util.spec_from_file_location("film", ROOT / "docs" / "film.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["film"] = module  # dataclasses look their module up
+    try:
+        spec.loader.exec_module(module)
+        module.film([["cat digits.yaml", "echo '<b> & c'"], ["false"]], tmp_path / "film.svg")
+    finally:
+        del sys.modules["film"]
+
+    def texts(path: Path) -> list[str]:
+        return [element.text or "" for element in ElementTree.parse(path).iter("{http://www.w3.org/2000/svg}text")]
+
+    found = texts(tmp_path / "film.svg")
+    assert found[:3] == ["$", "cat", "digits.yaml"]
+    assert "batch: 64" in found
+    assert "<b> & c" in found
+    assert found[-1] == "false"
+    whole = " ".join(texts(module.OUT))
+    for command in (command for scene in module.SCENES for command in scene):
+        assert f"$ {command}" in whole, "`make film` records it again"
 
 
 @pytest.mark.slow
