@@ -123,10 +123,26 @@ def parse(recipe: str, words: Sequence[str], count: int | None, seed: int) -> Sw
         if found:
             axes[key] = _range(key, found)
         elif len(values) > 1:
-            axes[key] = tuple(dict.fromkeys(values))
+            axes[key] = tuple(values)
+            _refuse_repeated(key, values)
         else:
             fixed.append(word)
     return Sweep(recipe, axes, tuple(fixed), count, seed)
+
+
+def _refuse_repeated(key: str, values: Sequence[str]) -> None:
+    """Raise RecipeError if two values are the same, which would train the same run twice: 1e-3 and 0.001."""
+
+    seen: dict[float | str, str] = {}
+    for value in values:
+        try:
+            meant: float | str = float(value)
+        except ValueError:
+            meant = value
+        if meant in seen:
+            same = f"{value} twice" if seen[meant] == value else f"{seen[meant]} and {value}, which are the same"
+            raise RecipeError(f"{key}={','.join(values)} has {same}", "leave one out")
+        seen[meant] = value
 
 
 def _range(key: str, found: "re.Match[str]") -> Range:

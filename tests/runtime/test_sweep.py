@@ -75,6 +75,8 @@ def test_long_and_equal_names_are_told_apart() -> None:
         (["a=lg:1..3"], "lg: is not a kind of range"),
         (["a=1e..2"], "not numbers"),
         ([f"{key}={','.join(map(str, range(30)))}" for key in "abc"], "27,000 combinations"),
+        (["a=1e-3,x,0.001"], "1e-3 and 0.001, which are the same"),
+        (["a=relu,gelu,relu"], "has relu twice"),
         (["optimizer.lr=1,2", "name=c3"], "a sweep names its runs by their values"),
     ],
 )
