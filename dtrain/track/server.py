@@ -26,7 +26,7 @@ from dtrain.core.lease import in_use
 from dtrain.core.run_dir import Folder
 from dtrain.core.types import JsonObject
 from dtrain.track.history import History
-from dtrain.track.listing import RUNNING, Entry, entry
+from dtrain.track.listing import KILLED, RUNNING, Entry, entry
 from dtrain.track.page import Contents, list_page, run_rows, runs_page
 
 HOST = "127.0.0.1"
@@ -98,10 +98,10 @@ class Runs:
         return {"version": newest, "examples": known, "parts": parts, "charts": contents.curves()}
 
     def _entry(self, name: str, run_dir: Folder) -> Entry:
-        """The line about a run; computed anew if a file of it has changed, or if its process may have died."""
+        """The line about a run; computed anew if a file of it has changed, or its process may have died or started."""
         stamp = _stamp(run_dir)
         known, kept = self._entries.get(name, ("", None))
-        if kept is None or known != stamp or kept.state == RUNNING:
+        if kept is None or known != stamp or kept.state in (RUNNING, KILLED):
             kept = entry(run_dir, name, self._history(run_dir))
             self._entries[name] = stamp, kept
         return kept

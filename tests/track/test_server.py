@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 import pytest
 
+from dtrain.core.lease import hold_lease
 from dtrain.core.run_dir import Folder
 from tests.browser import CHROMIUM, Browser
 from tests.conftest import Dtrain
@@ -98,6 +99,12 @@ def test_runs_are_served_with_what_is_new_of_them(served: Served, tmp_path: Path
     assert set(news["parts"]) == {"results", "differences", "times", "recipes"}  # but the pictures, which are known
     rows = json.loads(served.get(f"/{served.secret}/list?version={version}")[1])["parts"]["rows"]
     assert 'class="state-killed">killed<' in rows  # no process holds its lease
+    # a run whose process dies writes nothing more
+    listing = f"/{served.secret}/list?version="
+    with hold_lease(Folder(tmp_path / "runs" / "late").lease, print):
+        rows = json.loads(served.get(listing)[1])["parts"]["rows"]
+        assert 'class="state-running">running<' in rows
+    assert 'class="state-killed">killed<' in json.loads(served.get(listing)[1])["parts"]["rows"]
     # a run that is started anew under the same name, in the same file
     place = Folder(tmp_path / "runs" / "a&b <i>")
     with place.metrics.open("r+") as file:
@@ -178,6 +185,7 @@ def test_a_browser_sorts_filters_compares_and_follows(served: Served, tmp_path: 
         browser.value("filter.value = ''; arrange()")
         for number in (2, 3):
             browser.click(f".runs tbody tr:nth-child({number}) input")
+        assert browser.value("document.activeElement.value") == "good"  # a row that is moved keeps the focus
         # what is new arrives without a reload, and the chosen runs stay chosen
         make(tmp_path / "runs", "go", 0.5)
         browser.value("document.querySelector('.runs tbody tr:nth-child(2) a').focus()")
