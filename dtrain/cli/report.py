@@ -26,7 +26,7 @@ EVERY = 2.0
 
 def add_to(app: typer.Typer) -> None:
     """Register the verb."""
-    app.command(epilog="Examples: dtrain report 'lr-*' --html report.html; dtrain report --serve")(report)
+    app.command(epilog="Example: dtrain report 'lr-*' --html report.html; dtrain report --serve")(report)
 
 
 def report(
