@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from dtrain.core.run_dir import Folder
     from dtrain.core.types import JsonObject
+    from dtrain.track.history import History
     from dtrain.track.page import Contents
     from dtrain.track.summary import Summary
 
@@ -91,7 +92,7 @@ def report(
         if html:
             from dtrain.track.page import write_page
 
-            write_page(_contents(found), html)
+            write_page(_contents(found, set()), html)
             typer.echo(f"page: {html}", err=True)
 
 
@@ -101,7 +102,7 @@ def _serve(words: list[str], runs_dir: Path, port: int | None) -> None:
     from contextlib import suppress
 
     from dtrain.core.errors import RecipeError
-    from dtrain.core.run_list import find_runs, meant, name_of, runs_in
+    from dtrain.core.run_list import find_runs, name_of, runs_in
     from dtrain.track.server import Runs, open_server
     from dtrain.track.summary import summarise
 
@@ -111,16 +112,19 @@ def _serve(words: list[str], runs_dir: Path, port: int | None) -> None:
         raise RecipeError(f"{runs_dir} is not a folder", "give the folder that contains the run folders: --runs-dir")
 
     def find() -> "list[tuple[str, Folder]]":
-        found = [run_dir for word in words for run_dir in meant(word, runs_dir)] if words else runs_in(runs_dir)
-        places = list({run_dir.path.resolve(): run_dir for run_dir in found}.values())
+        places = find_runs(words, runs_dir, missing_ok=True) if words else runs_in(runs_dir)
         names = [name_of(run_dir.path, runs_dir, words) for run_dir in places]
         return [
             (name if names.count(name) == 1 else str(run_dir.path), run_dir)
             for name, run_dir in zip(names, places, strict=True)
         ]
 
-    runs = Runs(find, lambda kept: _contents([(place, summarise(place, history)) for place, history in kept]),
-                " ".join(words) or str(runs_dir))  # fmt: skip
+    warned: set[Path] = set()  # a page is made again and again
+
+    def gather(kept: "Sequence[tuple[Folder, History]]") -> "Contents":
+        return _contents([(run_dir, summarise(run_dir, history)) for run_dir, history in kept], warned)
+
+    runs = Runs(find, gather, " ".join(words) or str(runs_dir))
     with open_server(runs, port) as server:
         typer.echo(f"runs in {runs.where}: {server.address}")
         other = f"ssh -L {server.server_port}:127.0.0.1:{server.server_port} {socket.gethostname()}"
@@ -130,8 +134,8 @@ def _serve(words: list[str], runs_dir: Path, port: int | None) -> None:
     typer.echo("stopped", err=True)
 
 
-def _contents(found: "Sequence[tuple[Folder, Summary]]") -> "Contents":
-    """What a page shows of runs."""
+def _contents(found: "Sequence[tuple[Folder, Summary]]", warned: set[Path]) -> "Contents":
+    """What a page shows of runs. `warned`: see `_evaluation`."""
     from dtrain.track.comparison import differences
     from dtrain.track.page import Contents
 
@@ -140,7 +144,7 @@ def _contents(found: "Sequence[tuple[Folder, Summary]]") -> "Contents":
         [summary for _, summary in found],
         recipes=[text for text, _ in recipes],
         differences=differences([plain for _, plain in recipes]),
-        evaluations=[_evaluation(run_dir) for run_dir, _ in found],
+        evaluations=[_evaluation(run_dir, warned) for run_dir, _ in found],
         samples=[sorted(run_dir.samples.glob("*.png")) for run_dir, _ in found],
     )
 
@@ -178,8 +182,11 @@ def _recipe(run_dir: "Folder") -> "tuple[str, JsonObject]":
     return text, plain if isinstance(plain, dict) else {}
 
 
-def _evaluation(run_dir: "Folder") -> "JsonObject":
-    """The newest result of `dtrain evaluate` that was saved in the run folder; empty if there is none."""
+def _evaluation(run_dir: "Folder", warned: set[Path]) -> "JsonObject":
+    """The newest result of `dtrain evaluate` that was saved in the run folder; empty if there is none.
+
+    `warned`: the damaged files that were named before, to which one that is named now is added.
+    """
     from dtrain.core.files import read_json
 
     try:
@@ -188,7 +195,9 @@ def _evaluation(run_dir: "Folder") -> "JsonObject":
         return {}
     if isinstance(values, dict) and _well_formed(values):
         return values
-    typer.echo(f"{run_dir.evaluation} is damaged, and is left out; `dtrain evaluate` writes it again", err=True)
+    if run_dir.evaluation not in warned:
+        typer.echo(f"{run_dir.evaluation} is damaged, and is left out; `dtrain evaluate` writes it again", err=True)
+    warned.add(run_dir.evaluation)
     return {}
 
 

@@ -53,15 +53,15 @@ def find_run(word: str | Path, runs: Path = Path("runs")) -> Folder:
     return Folder(named)
 
 
-def find_runs(words: Sequence[str], runs: Path = Path("runs")) -> list[Folder]:
+def find_runs(words: Sequence[str], runs: Path = Path("runs"), *, missing_ok: bool = False) -> list[Folder]:
     """The runs that are meant by each word: a run's folder or name, a pattern such as 'lr-*', or a folder of runs.
 
-    RecipeError if a word means no run. Each run once, in the order of the words.
+    RecipeError if a word means no run, unless `missing_ok`. Each run once, in the order of the words.
     """
     found: dict[Path, Folder] = {}
     for word in words:
         places = meant(word, runs)
-        if not places:
+        if not places and not missing_ok:
             raise _unknown(word, runs)
         found |= {run_dir.path.resolve(): run_dir for run_dir in places if run_dir.path.resolve() not in found}
     return list(found.values())

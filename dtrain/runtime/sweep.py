@@ -21,6 +21,7 @@ from dtrain.core.parent import CALLER
 from dtrain.core.run_dir import NAME
 from dtrain.core.run_list import SWEEP
 from dtrain.core.types import JsonObject
+from dtrain.recipe.compose import nearest_name
 
 RANGE = re.compile(r"([a-z]+:)?([-+.\de]+)\.\.([-+.\de]+)", re.IGNORECASE)
 LOOK, MOST = 0.1, 10_000
@@ -178,7 +179,7 @@ def _split(value: str) -> list[str]:
 def _name(values: Mapping[str, str]) -> str:
     """A name for a run that says its values: lr-3e-4-seed-1."""
     text = "-".join(f"{key.rpartition('.')[2]}-{value}" for key, value in values.items())
-    name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:60].strip("-")
+    name = nearest_name(text)[:60].rstrip("-")
     assert NAME.fullmatch(name), name
     return name
 

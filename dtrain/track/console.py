@@ -140,13 +140,9 @@ class _Speed(ProgressColumn):
         return Text(f"{rate}  eta {clock_time(left)}")
 
 
-def step_line(step: int, steps: int, values: dict[str, float], eta: float, width: int = 0) -> str:
-    """The line for a training step: loss, gradient norm, learning rate, step time, speed and time left (`eta`, s).
-
-    With `width` above 0, what matters least is left out until the line fits that many characters.
-    """
-    parts = _parts(step, steps, values, eta)
-    return _joined(_fitting(parts, width, LEAST)[0] if width else parts)
+def step_line(step: int, steps: int, values: dict[str, float], eta: float) -> str:
+    """The line for a training step: loss, gradient norm, learning rate, step time, speed and time left (`eta`, s)."""
+    return _joined(_parts(step, steps, values, eta))
 
 
 def _parts(step: int, steps: int, values: dict[str, float], eta: float) -> list[tuple[int, str]]:

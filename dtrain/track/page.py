@@ -8,7 +8,7 @@ import json
 import os
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 from zlib import crc32
@@ -72,7 +72,7 @@ class Contents:
     """Keys in which the recipes differ, with their values."""
     evaluations: Sequence[JsonObject]
     """The saved evaluation of each run; empty if there is none."""
-    samples: Sequence[Sequence[Path]] = field(default=())
+    samples: Sequence[Sequence[Path]]
     """The pictures that each run drew, STEP-NAME.png."""
 
     @property
@@ -115,7 +115,7 @@ class Contents:
 
     def examples(self) -> Markup:
         """Pictures that were drawn, confusion matrices, the most confident mistakes."""
-        found = [part for name, drawn in zip(self.names, self.samples, strict=False) for part in _samples(name, drawn)]
+        found = [part for name, drawn in zip(self.names, self.samples, strict=True) for part in _samples(name, drawn)]
         for name, evaluation in zip(self.names, self.evaluations, strict=True):
             found += _confusion(name, evaluation) + _mistakes(name, evaluation)
         return _joined(found, "\n")

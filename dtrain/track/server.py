@@ -1,14 +1,15 @@
 """Runs in a browser: a table of all and a page of some, which follow the runs while they train.
 
-It answers on the loopback interface only, to GET only, under a random path, so that neither other machines, nor other
-pages in the same browser, nor other users of this machine see the runs without the address that is printed. Runs are
-looked up by their name in the list: no path of a request is opened.
+It answers on the loopback interface only, to GET and HEAD only, under a random path, so that neither other machines,
+nor other pages in the same browser, nor other users of this machine see the runs without the address that is printed.
+Runs are looked up by their name in the list: no path of a request is opened.
 """
 
 import json
 import math
 import re
 import secrets
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -80,11 +81,9 @@ class Runs:
         """The page of the runs of these names. DtrainError if one is not in the list."""
         places = self._chosen(names)
         version, contents = _version(places), self._contents(places)
-        live = {
-            "live": "data?" + urlencode([("run", name) for name in names], errors="surrogateescape"),
-            "version": version,
-        }
-        return runs_page(contents, live | {"examples": contents.examples_version()}, nonce)
+        query = urlencode([("run", name) for name in names], errors="surrogateescape")
+        live = {"live": f"data?{query}", "version": version, "examples": contents.examples_version()}
+        return runs_page(contents, live, nonce)
 
     def page_news(self, names: Sequence[str], version: str, examples: str) -> JsonObject:
         """What is new in that page since these versions of it and of its examples; empty if nothing is."""
@@ -167,6 +166,11 @@ class Server(ThreadingHTTPServer):
         self.runs, self.secret, self.lock = runs, secrets.token_urlsafe(9), threading.Lock()
         super().__init__((HOST, port), Handler)
 
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A page that was closed in the middle of a request is no error."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)  # pyright: ignore[reportArgumentType]
+
     @property
     def address(self) -> str:
         """What is opened in a browser of this machine."""
@@ -181,9 +185,10 @@ def open_server(runs: Runs, port: int | None) -> Server:
             return Server(runs, number)
         except OSError as error:
             failure = error
-    which = f"port {port} of {HOST} is" if port else f"the ports {PORT} to {PORT + TRIED - 1} of {HOST} are"
+    which = f"port {port}" if port else f"none of the ports {PORT} to {PORT + TRIED - 1}"
     hint = "choose another with --port, or none: the first free one is taken" if port else "choose one with --port"
-    raise EnvironmentFault(f"{which} not free: {cause(failure) if failure else ''}", hint) from failure
+    verb = "cannot" if port else "can"
+    raise EnvironmentFault(f"{which} {verb} be used: {cause(failure) if failure else ''}", hint) from failure
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -202,7 +207,7 @@ class Handler(BaseHTTPRequestHandler):
         except DtrainError as error:
             self._send(HTTPStatus.NOT_FOUND, "text/plain", error.message.splitlines()[0])
         except ConnectionError:
-            self.close_connection = True  # the page was closed
+            raise  # which `handle_error` knows
         except Exception as error:  # the other pages are still served
             self._send(HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain", f"{type(error).__name__}: {cause(error)}")
 
@@ -216,22 +221,21 @@ class Handler(BaseHTTPRequestHandler):
             text = "open the address that `dtrain report --serve` has printed"
             self._send(HTTPStatus.FORBIDDEN, "text/plain", text)
             return
-        query, runs, nonce = (
-            parse_qs(address.query, errors="surrogateescape"),
-            self.server.runs,
-            secrets.token_urlsafe(12),
-        )
-        names = query.get("run", [])
+        query, runs = parse_qs(address.query, errors="surrogateescape"), self.server.runs
+        names, nonce = query.get("run", []), secrets.token_urlsafe(12)
         version, examples = (query.get(key, [""])[0] for key in ("version", "examples"))
-        pages = {"": lambda: runs.list_page(nonce), "runs": lambda: runs.page(names, nonce)}
-        news = {
-            "list": lambda: runs.list_news(version),
-            "data": lambda: runs.page_news(names, version, examples),
-        }
-        if page not in pages | news:
-            raise DtrainError("no such page")
         with self.server.lock:  # what was read of a run is added to by one request at a time
-            found = pages[page]() if page in pages else news[page]()
+            match page:
+                case "":
+                    found = runs.list_page(nonce)
+                case "runs":
+                    found = runs.page(names, nonce)
+                case "list":
+                    found = runs.list_news(version)
+                case "data":
+                    found = runs.page_news(names, version, examples)
+                case _:
+                    raise DtrainError("no such page")
         if isinstance(found, str):
             self._send(HTTPStatus.OK, "text/html", found, nonce)
         elif found:

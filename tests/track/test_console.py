@@ -49,7 +49,11 @@ def test_a_sparkline_falls_with_its_values() -> None:
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_a_step_line_fits_the_terminal(width: int) -> None:
     full = VALUES | {"rate/mfu": 0.412, "memory/peak_bytes": 5.1 * 2**30, "memory/peak_fraction": 0.32}
-    line = step_line(120_000, 200_000, full, 4000, width)
+    screen = io.StringIO()
+    Console(rich=Rich(file=screen, force_terminal=True, width=width, color_system=None)).step(
+        120_000, 200_000, full, 4000
+    )
+    (line,) = screen.getvalue().splitlines()
     assert len(line) <= width
     assert line.startswith("step 120000/200000  loss 2.0142")
     assert line.endswith("eta 1:06:40")

@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -146,13 +147,24 @@ def test_only_who_has_the_address_sees_the_runs(served: Served, tmp_path: Path) 
         other.connect(("127.0.0.2", served.port))  # another address of this machine
 
 
-def test_ctrl_c_ends_it_and_a_port_in_use_is_named(served: Served, in_process: Dtrain) -> None:
+def test_ctrl_c_ends_it_and_a_port_in_use_is_named(served: Served, in_process: Dtrain, tmp_path: Path) -> None:
     taken = in_process("report", "--serve", "--port", str(served.port), code=3).stderr
-    assert f"port {served.port} of 127.0.0.1 is not free" in taken
+    assert f"port {served.port} cannot be used: Address already in use" in taken
     assert "--port" in taken
+    for text in (b"GET / HTT", f"GET /{served.secret}/runs?run=x HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()):
+        with socket.socket() as closed:  # a page that is closed at once, without a farewell
+            closed.connect(("127.0.0.1", served.port))
+            closed.sendall(text)
+            closed.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    (tmp_path / "runs" / "good" / "evaluation.json").write_text("[]")
+    for _ in range(2):
+        assert "good" in served.page("runs?run=good")
     served.process.send_signal(signal.SIGINT)
     assert served.process.wait(60) == 0
-    assert "stopped" in served.process.communicate()[1]
+    printed = served.process.communicate()[1]
+    assert printed.count("evaluation.json is damaged") == 1
+    assert "stopped" in printed
+    assert "Traceback" not in printed
 
 
 def test_options_that_do_not_fit_are_refused(tmp_path: Path, in_process: Dtrain) -> None:

@@ -89,7 +89,7 @@ class Chart {
     this.box = make('figure', {class: 'chart'}, make('figcaption', {}, this.title, this.note),
                     this.plot, this.legend, this.table, this.spoken);
     this.listen();
-    new ResizeObserver(() => this.draw()).observe(this.box);
+    new ResizeObserver(() => { if (Math.round(this.box.clientWidth) !== this.width) this.draw(); }).observe(this.box);
   }
 
   update(data, steps, changes) {
@@ -154,7 +154,7 @@ class Chart {
   }
 
   draw() {
-    const width = Math.round(this.box.clientWidth);
+    const width = this.width = Math.round(this.box.clientWidth);
     if (!this.data || !width) return;
     const range = this.extent(), {first, last, low, high, logarithmic} = range;
     const up = ticks(low, high, logarithmic, 5), texts = labels(up);
@@ -204,7 +204,7 @@ class Chart {
       if (!line.exact) inside.append(make('path', {class: 'faint', style: line.colour, d: path(line, line.mean)}));
     }
     for (const line of this.seen) {
-      const values = this.values(line);
+      const values = line.drawn = this.values(line);
       inside.append(make('path', {style: line.colour, 'stroke-dasharray': line.dash, d: path(line, values)}));
       if (line.exact && (line.eval || values.length <= FEW) && values.length <= 5 * FEW) {
         values.forEach((value, index) => possible(value) &&
@@ -260,7 +260,7 @@ class Chart {
     for (const line of this.seen) {
       let index = line.steps.findLastIndex(place => place <= this.cursor);
       if (index < 0) continue;
-      const values = this.values(line), other = line.steps[index] === this.cursor ? '' : ` at ${line.steps[index].toLocaleString('en')}`;
+      const values = line.drawn, other = line.steps[index] === this.cursor ? '' : ` at ${line.steps[index].toLocaleString('en')}`;
       const name = this.data.stride > 1 ? 'mean' : 'as logged';
       const logged = line.exact || !this.settings.smoothing ? '' : ` (${name} ${shown(line.mean[index])})`;
       const range = line.low ? `, ${shown(line.low[index])} to ${shown(line.high[index])}` : '';

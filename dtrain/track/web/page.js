@@ -106,8 +106,8 @@ async function follow(main, take) {
 theme();
 const data = byId('data'), main = document.querySelector('main');
 if (data) {
-  drawn(JSON.parse(data.textContent));
   controls();
+  drawn(JSON.parse(data.textContent));
   samples();
   if (main.dataset.live) {
     follow(main, news => {
