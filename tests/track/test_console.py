@@ -62,7 +62,7 @@ def test_a_step_line_fits_the_terminal(width: int) -> None:
 def test_what_did_not_fit_once_is_left_out_of_all_later_lines() -> None:
     screen = io.StringIO()
     console = Console(rich=Rich(file=screen, force_terminal=True, width=97, color_system=None))
-    for step, time_ms in ((1, 1.0), (20_000, 1234.5), (20_001, 1.0)):
+    for step, time_ms in ((1, 1.0), (20_000, 1234.5), (2, 1.0)):
         console.step(step, 200_000, VALUES | {"time/step_ms": time_ms}, 40_000)
     lines = screen.getvalue().splitlines()
     assert [("grad" in line, "lr" in line, "ms" in line) for line in lines] == [
