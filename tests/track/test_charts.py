@@ -61,3 +61,25 @@ def test_points_of_a_long_curve_are_the_mean_and_range_of_all_their_rows(most: i
     np.testing.assert_array_equal(low, [group.min() for group in groups])
     np.testing.assert_array_equal(high, [group.max() for group in groups])
     assert step[-1] == 999
+
+
+@pytest.mark.slow
+def test_pictures_name_units_steps_and_what_is_smoothed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import matplotlib as mpl
+
+    from dtrain.track.picture import draw, draw_results
+
+    monkeypatch.setitem(mpl.rcParams, "svg.fonttype", "none")  # text as text
+    found = []
+    for number, lr in enumerate(("1e-3", "5e-3")):
+        rows: list[dict[str, float]] = [{"step": step, "train/loss": 1.0 / (step + 1)} for step in range(40)]
+        rows.append({"step": 39, "eval/accuracy": 0.5 + 0.25 * number})
+        found.append(({"optimizer.lr": lr}, summary(tmp_path / f"lr-{number}", rows, {"accuracy": "%"})))
+    draw([one for _, one in found], tmp_path / "both.svg")
+    text = (tmp_path / "both.svg").read_text()
+    for shown in (">accuracy (%)<", ">step<", ">lr-0 train<", ">lr-1 eval<", "bright: smoothed, faint: as logged"):
+        assert shown in text, shown
+    assert draw_results(["optimizer.lr"], found, tmp_path / "sweep.svg")
+    text = (tmp_path / "sweep.svg").read_text()
+    for shown in ("eval/accuracy (%)", "orange: ", "bright: smoothed, faint: as logged", ">75<"):
+        assert shown in text, shown
