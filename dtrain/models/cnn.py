@@ -6,47 +6,36 @@ Dims: B batch, H height, W width, C channels.
 """
 
 import math
-from dataclasses import dataclass, replace
-from typing import Literal, Self
+from dataclasses import dataclass
+from typing import Literal
 
 import jax
 
 from dtrain.core.errors import FieldError
-from dtrain.core.types import Depth, Natural, Positive
+from dtrain.core.types import Depth, Positive
 from dtrain.data.batch import Example
 from dtrain.models.nn.context import Context
 from dtrain.models.nn.convolution import KERNEL, conv, largest
+from dtrain.models.nn.image_nets import StagedClassifier, kernel
 from dtrain.models.nn.layers import (
     Drop,
-    ImageClassifier,
-    classes_of,
     dense,
     group_norm,
     grouped_norm,
-    image_mismatch,
-    image_shape,
-    image_sizes_left_out,
     kept,
     linear,
     norm,
     three_times,
-    weight,
 )
 from dtrain.models.nn.model import Flops
 from dtrain.models.nn.param import Tree
 
-MOST_BLOCKS = 1_000
-
 
 @dataclass(frozen=True, kw_only=True)
-class CNN(ImageClassifier):
+class CNN(StagedClassifier):
     """A ResNet: a stem, then stages of residual blocks; each stage after the first halves height and width."""
 
     kind: Literal["cnn"] = "cnn"
-    image: tuple[Positive, Positive, Positive] | None = None
-    """Height, width, channels. Default: those of the data."""
-    classes: Natural = 0
-    """Number of classes; 0: that of the data."""
     stages: tuple[Positive, ...] = (16, 32, 64)
     """Channels of each stage."""
     blocks: Depth | tuple[Depth, ...] = 1
@@ -57,20 +46,10 @@ class CNN(ImageClassifier):
     """Channels per normalisation group."""
 
     def __post_init__(self) -> None:
-        if not self.stages:
-            raise FieldError("stages", "needs at least one stage; found none")
-        if isinstance(self.blocks, tuple) and len(self.blocks) != len(self.stages):
-            raise FieldError("blocks", f"{len(self.blocks)} numbers for {len(self.stages)} stages")
-        if sum(self._blocks) > MOST_BLOCKS:
-            raise FieldError("blocks", f"{sum(self._blocks)} blocks; at most {MOST_BLOCKS} in all")
+        super().__post_init__()
         for i, channels in enumerate(self.stages):
             if channels % self.group:
                 raise FieldError(f"stages.{i}", f"group = {self.group} does not divide {channels} channels")
-
-    @property
-    def _blocks(self) -> tuple[int, ...]:
-        """Blocks of each stage."""
-        return self.blocks if isinstance(self.blocks, tuple) else (self.blocks,) * len(self.stages)
 
     @property
     def _stem(self) -> tuple[int, int]:
@@ -80,25 +59,17 @@ class CNN(ImageClassifier):
     def _plan(self) -> list[tuple[str, int, int, int]]:
         """Name, channels in, channels out and stride of each block."""
         plan, channels = [], self.stages[0]
-        for i, out in enumerate(self.stages):
-            for j in range(self._blocks[i]):
-                plan.append((f"stage{i}_block{j}", channels, out, 2 if i and not j else 1))
-                channels = out
+        for name, stage, stride in self.blocks_in_order():
+            plan.append((name, channels, self.stages[stage], stride))
+            channels = self.stages[stage]
         return plan
-
-    @property
-    def left_out(self) -> tuple[str, ...]:
-        return image_sizes_left_out(self.image, self.classes)
-
-    def sized(self, example: Example) -> Self:
-        return replace(self, image=self.image or image_shape(example), classes=self.classes or classes_of(example))
 
     def params(self) -> Tree:
         assert self.image
         blocks = {name: _block(inputs, out, stride, self.group) for name, inputs, out, stride in self._plan()}
         last = self.stages[-1]
         return {
-            "stem": _kernel(self._stem[0], self.image[2], self.stages[0], "_", "embed"),
+            "stem": kernel(self._stem[0], self.image[2], self.stages[0], "_", "embed"),
             **blocks,
             "norm": norm(last, "embed"),
             "head": dense(last, self.classes, "embed classes"),
@@ -134,20 +105,12 @@ class CNN(ImageClassifier):
             total += 2 * area * inputs * out if (inputs, stride) != (out, 1) else 0
         return three_times(self, total + 2 * self.stages[-1] * self.classes, example, examples, declared)
 
-    def mismatch(self, example: Example) -> str:
-        return image_mismatch(example, self.image, self.classes)
-
 
 def _block(inputs: int, out: int, stride: int, group: int) -> Tree:
     block = {
         "norm1": norm(inputs, "embed"),
-        "conv1": _kernel(KERNEL, inputs, out, "embed", "hidden"),
+        "conv1": kernel(KERNEL, inputs, out, "embed", "hidden"),
         "norm2": grouped_norm(out, group, "hidden"),
-        "conv2": _kernel(KERNEL, out, out, "hidden", "embed"),
+        "conv2": kernel(KERNEL, out, out, "hidden", "embed"),
     }
-    return block if (inputs, stride) == (out, 1) else block | {"skip": _kernel(1, inputs, out, "_", "embed")}
-
-
-def _kernel(size: int, inputs: int, out: int, rows: str, columns: str) -> Tree:
-    shape = (size, size, inputs, out)
-    return weight(shape, f"_ _ {rows} {columns}", fan_in=f"_ {rows}", gain=math.sqrt(2))
+    return block if (inputs, stride) == (out, 1) else block | {"skip": kernel(1, inputs, out, "_", "embed")}

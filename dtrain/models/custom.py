@@ -140,7 +140,7 @@ def _refuse_equal(names: Sequence[str], made_by: str) -> None:
         )
 
 
-GUIDE = "docs/guide.md, 'A model of your own', shows the whole contract"
+GUIDE = "docs/models.md, 'A model of your own', shows the whole contract"
 
 
 @dataclass(frozen=True, kw_only=True)

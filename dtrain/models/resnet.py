@@ -7,32 +7,26 @@ Dims: B batch, H height, W width, C channels.
 """
 
 import math
-from dataclasses import dataclass, replace
-from typing import Literal, Self
+from dataclasses import dataclass
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
-from dtrain.core.errors import FieldError
-from dtrain.core.types import Depth, Natural, Positive
+from dtrain.core.types import Depth, Positive
 from dtrain.data.batch import Example
 from dtrain.models.nn import param as declare
 from dtrain.models.nn.context import Context
 from dtrain.models.nn.convolution import KERNEL, Padding, conv, largest
+from dtrain.models.nn.image_nets import StagedClassifier, kernel
 from dtrain.models.nn.layers import (
     Drop,
-    ImageClassifier,
     affine,
-    classes_of,
     dense,
-    image_mismatch,
-    image_shape,
-    image_sizes_left_out,
     kept,
     linear,
     norm,
     three_times,
-    weight,
 )
 from dtrain.models.nn.model import Flops
 from dtrain.models.nn.param import Param, Tree
@@ -42,20 +36,15 @@ from dtrain.models.published_images import resnet_names
 STEM = 7
 EPSILON = 1e-5
 """Added to the variance: the default of PyTorch, which all published ones have."""
-MOST_BLOCKS = 1_000
 WIDER = 4
 """Channels after a bottleneck, as a multiple of those within."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResNet(ImageClassifier):
+class ResNet(StagedClassifier):
     """A published ResNet, with the names of timm and transformers: ResNet-18 to 152. `init` names its parameters."""
 
     kind: Literal["resnet"] = "resnet"
-    image: tuple[Positive, Positive, Positive] | None = None
-    """Height, width, channels. Default: those of the data."""
-    classes: Natural = 0
-    """Number of classes; 0: that of the data."""
     stages: tuple[Positive, ...] = (64, 128, 256, 512)
     """Channels within the blocks of each stage."""
     blocks: Depth | tuple[Depth, ...] = 2
@@ -66,19 +55,6 @@ class ResNet(ImageClassifier):
     """Blocks of three convolutions, 1 x 1, 3 x 3 and 1 x 1, with four times as many channels after them: ResNet-50 and
     deeper ones."""
 
-    def __post_init__(self) -> None:
-        if not self.stages:
-            raise FieldError("stages", "needs at least one stage; found none")
-        if len(self.counts) != len(self.stages):
-            raise FieldError("blocks", f"{len(self.counts)} numbers for {len(self.stages)} stages")
-        if sum(self.counts) > MOST_BLOCKS:
-            raise FieldError("blocks", f"{sum(self.counts)} blocks; at most {MOST_BLOCKS} in all")
-
-    @property
-    def counts(self) -> tuple[int, ...]:
-        """Blocks of each stage."""
-        return self.blocks if isinstance(self.blocks, tuple) else (self.blocks,) * len(self.stages)
-
     @property
     def needs_init(self) -> str:
         return "batch normalisation uses the means and variances of published parameters; from random ones train a cnn"
@@ -88,23 +64,15 @@ class ResNet(ImageClassifier):
         return False
 
     @property
-    def left_out(self) -> tuple[str, ...]:
-        return image_sizes_left_out(self.image, self.classes)
-
-    def sized(self, example: Example) -> Self:
-        return replace(self, image=self.image or image_shape(example), classes=self.classes or classes_of(example))
-
-    @property
     def namings(self) -> tuple[Naming, ...]:
         return resnet_names(self.counts, self.bottleneck)
 
     def _plan(self) -> list[tuple[str, int, int, int]]:
         """Name, channels in, channels within and stride of each block."""
         plan, channels = [], self.stem
-        for i, within in enumerate(self.stages):
-            for j in range(self.counts[i]):
-                plan.append((f"stage{i}_block{j}", channels, within, 2 if i and not j else 1))
-                channels = self._out(within)
+        for name, stage, stride in self.blocks_in_order():
+            plan.append((name, channels, self.stages[stage], stride))
+            channels = self._out(self.stages[stage])
         return plan
 
     def _out(self, within: int) -> int:
@@ -114,7 +82,7 @@ class ResNet(ImageClassifier):
         assert self.image
         last = self._out(self.stages[-1])
         return {
-            "stem": {"conv": _kernel(STEM, self.image[2], self.stem, "_", "embed"), "norm": _norm(self.stem, "embed")},
+            "stem": {"conv": kernel(STEM, self.image[2], self.stem, "_", "embed"), "norm": _norm(self.stem, "embed")},
             **{name: self._block(inputs, within, stride) for name, inputs, within, stride in self._plan()},
             "head": dense(last, self.classes, "embed classes"),
         }
@@ -122,15 +90,15 @@ class ResNet(ImageClassifier):
     def _block(self, inputs: int, within: int, stride: int) -> Tree:
         out = self._out(within)
         block = {
-            "conv1": _kernel(1 if self.bottleneck else KERNEL, inputs, within, "embed", "hidden"),
+            "conv1": kernel(1 if self.bottleneck else KERNEL, inputs, within, "embed", "hidden"),
             "norm1": _norm(within, "hidden"),
-            "conv2": _kernel(KERNEL, within, within, "hidden", "embed"),
+            "conv2": kernel(KERNEL, within, within, "hidden", "embed"),
             "norm2": _norm(within, "embed"),
         }
         if self.bottleneck:
-            block |= {"conv3": _kernel(1, within, out, "_", "embed"), "norm3": _norm(out, "embed")}
+            block |= {"conv3": kernel(1, within, out, "_", "embed"), "norm3": _norm(out, "embed")}
         if (inputs, stride) != (out, 1):
-            block |= {"skip": _kernel(1, inputs, out, "_", "embed"), "skip_norm": _norm(out, "embed")}
+            block |= {"skip": kernel(1, inputs, out, "_", "embed"), "skip_norm": _norm(out, "embed")}
         return block
 
     def logits(self, params: Tree, image_BHWC: jax.Array, ctx: Context, drop: Drop = kept) -> jax.Array:
@@ -169,18 +137,10 @@ class ResNet(ImageClassifier):
             total += 2 * area * inputs * out if (inputs, stride) != (out, 1) else 0
         return three_times(self, total + 2 * self._out(self.stages[-1]) * self.classes, example, examples, declared)
 
-    def mismatch(self, example: Example) -> str:
-        return image_mismatch(example, self.image, self.classes)
-
 
 def _around(size: int) -> Padding:
     """The pixels around an image for which a kernel of that size and stride 1 has as many positions as the image."""
     return ((size // 2, size // 2), (size // 2, size // 2))
-
-
-def _kernel(size: int, inputs: int, out: int, rows: str, columns: str) -> Param:
-    shape = (size, size, inputs, out)
-    return weight(shape, f"_ _ {rows} {columns}", fan_in=f"_ {rows}", gain=math.sqrt(2))
 
 
 def _norm(size: int, dim: str) -> Tree:

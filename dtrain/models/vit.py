@@ -3,29 +3,25 @@
 Dims: B batch, T patches, E embed, H heads, D head dim, F hidden, K classes.
 """
 
-from dataclasses import dataclass, replace
-from typing import Literal, Self
+from dataclasses import dataclass
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
 from dtrain.core.errors import FieldError
-from dtrain.core.types import Depth, Natural, Positive, PositiveFloat
+from dtrain.core.types import Depth, Positive, PositiveFloat
 from dtrain.data.batch import Example
 from dtrain.models.feed_forward import ACTIVATIONS
 from dtrain.models.nn import param as declare
 from dtrain.models.nn.attention import AttentionSpec
 from dtrain.models.nn.context import Context
+from dtrain.models.nn.image_nets import ShapedClassifier
 from dtrain.models.nn.layers import (
     Drop,
-    ImageClassifier,
     added,
     bias,
-    classes_of,
     dense,
-    image_mismatch,
-    image_shape,
-    image_sizes_left_out,
     kept,
     layer_norm,
     linear,
@@ -44,17 +40,13 @@ HEADS = {"query": "heads", "key": "kv_heads", "value": "kv_heads"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class ViT(ImageClassifier):
+class ViT(ShapedClassifier):
     """Square patches of the image, a stack of equal transformer blocks, pooling, a linear head.
 
     With `pool: token` and `bias: true` it has the names of the published ones in timm and transformers.
     """
 
     kind: Literal["vit"] = "vit"
-    image: tuple[Positive, Positive, Positive] | None = None
-    """Height, width, channels. Default: those of the data."""
-    classes: Natural = 0
-    """Number of classes; 0: that of the data."""
     patch: Positive = 4
     """Side of a patch in pixels."""
     layers: Depth = 4
@@ -84,13 +76,6 @@ class ViT(ImageClassifier):
     @property
     def structure(self) -> Structure:
         return Structure(layers=self.layers)
-
-    @property
-    def left_out(self) -> tuple[str, ...]:
-        return image_sizes_left_out(self.image, self.classes)
-
-    def sized(self, example: Example) -> Self:
-        return replace(self, image=self.image or image_shape(example), classes=self.classes or classes_of(example))
 
     @property
     def _patches(self) -> int:
@@ -154,9 +139,6 @@ class ViT(ImageClassifier):
         block = 2 * tokens * (4 * width**2 + 2 * width * self.hidden) + 4 * tokens**2 * width
         ends = 2 * self._patches * self.patch**2 * self.image[2] * width + 2 * width * self.classes
         return three_times(self, float(self.layers * block + ends), example, examples, declared)
-
-    def mismatch(self, example: Example) -> str:
-        return image_mismatch(example, self.image, self.classes)
 
     def _apply(self, block: Tree, x_BTE: jax.Array, _: Tree, ctx: Context) -> tuple[jax.Array, Tree]:
         """One block: attention, then the feed-forward layer, each added to its input."""

@@ -251,37 +251,3 @@ def three_times(model: Model, forward: float, example: Example, examples: int, d
     if all(param.trained or not param.fan_in for param in jax.tree.leaves(declared)):
         return Flops(3 * forward * examples, "3 x forward matrix products")
     return gradient_flops(model, example, examples, declared)
-
-
-def image_shape(example: Example) -> tuple[int, int, int] | None:
-    """Height, width and channels of the images of such examples; None if they have none."""
-    height, width, channels = example[IMAGE].shape if IMAGE in example and len(example[IMAGE].shape) == 3 else (0, 0, 0)
-    return (height, width, channels) if height else None
-
-
-def classes_of(example: Example) -> int:
-    """The number of classes of such examples; 0 if it is not known."""
-    return (example[LABEL].values or 0) if LABEL in example else 0
-
-
-def image_sizes_left_out(image: tuple[int, ...] | None, classes: int) -> tuple[str, ...]:
-    """Which of the two keys of a classifier of images the recipe leaves out."""
-    return (("image",) if image is None else ()) + (() if classes else ("classes",))
-
-
-def image_mismatch(example: Example, image: tuple[int | None, ...] | None, classes: int) -> str:
-    """Why the data has no such images and labels, or an empty string; None in `image` matches any size."""
-    missing = {IMAGE, LABEL} - set(example)
-    if missing:
-        return f"the model takes images and labels; the data has {', '.join(sorted(example))}"
-    shape, values = example[IMAGE].shape, example[LABEL].values
-    if image is None:
-        return f"the model takes images of height x width x channels; the data has {' x '.join(map(str, shape))}"
-    if not classes:
-        return "the number of classes is not in the data: set model.classes"
-    if len(shape) != len(image) or any(a not in (None, b) for a, b in zip(image, shape, strict=True)):
-        expected = " x ".join("any" if size is None else str(size) for size in image)
-        return f"the model takes images of {expected}; the data has {' x '.join(map(str, shape))}"
-    if values is not None and values != classes:
-        return f"the model has {classes} classes; the data has {values}"
-    return ""
