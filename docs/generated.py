@@ -10,6 +10,8 @@ from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+from mkdocs.utils import get_relative_url
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -17,6 +19,22 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for name, make in PAGES.items():
         files.append(File.generated(config, f"reference/{name}.md", content="\n".join(make()) + "\n"))
     return files
+
+
+SHIM = '<script src="https://unpkg.com/iframe-worker/shim"></script>'
+"""What the offline plugin loads from elsewhere, so that the search works where a page is opened as a file."""
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Load our own in its place: the site needs no network."""
+    del config
+    return output.replace(SHIM, f'<script src="{get_relative_url("worker.js", page.url)}"></script>')
+
+
+def on_post_template(output_content: str, template_name: str, config: MkDocsConfig) -> str:
+    """Leave it out of the page for addresses that do not exist, which only a server shows."""
+    del template_name, config
+    return output_content.replace(SHIM, "")
 
 
 def verbs() -> Iterator[str]:
