@@ -111,16 +111,26 @@ def _summary(run_dir: "Folder") -> "Summary | None":
 
 
 def _check(sweep: "Sweep", trials: "list[Trial]", devices: int | None) -> None:
-    """Load the recipe of every run, so that a mistake is found before the first one starts."""
-    from dtrain.core.errors import RecipeError
+    """Check the recipe of every run and its data, so that a mistake is found before the first one starts."""
+    from dtrain.core.errors import DataError, RecipeError
     from dtrain.core.shipped import find
-    from dtrain.recipe.load import load
+    from dtrain.recipe.examine import examine, inspect_once
 
+    inspect, warnings = inspect_once(), dict[str, None]()
     for trial in trials:
+        overrides = [*sweep.fixed, *trial.overrides, f"name={trial.name}"]
         try:
-            load(find(sweep.recipe), [*sweep.fixed, *trial.overrides, f"name={trial.name}"], devices)
+            warnings |= dict.fromkeys(
+                examine(find(sweep.recipe), overrides, devices, data=True, inspect=inspect).warnings
+            )
         except RecipeError as error:
-            raise RecipeError([f"{' '.join(trial.overrides)}:", *error.message.splitlines()], error.hint) from error
+            raise RecipeError(
+                [f"{' '.join(trial.overrides)}:", *error.message.splitlines()], error.hint, error.topic
+            ) from error
+        except DataError as error:
+            raise DataError(f"{' '.join(trial.overrides)}:\n{error.message}", error.hint) from error
+    for warning in warnings:
+        typer.secho(f"warning: {warning}", fg="yellow", err=True)
 
 
 def _reason(output: str) -> str:

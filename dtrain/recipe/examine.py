@@ -2,9 +2,9 @@
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from glob import glob
 from pathlib import Path
 
@@ -58,15 +58,23 @@ class CheckReport:
         return line + (f"; not checked: {'; '.join(self.not_checked)}" if self.not_checked else "")
 
 
-def examine(path: Path, overrides: Sequence[str], devices: int | None, data: bool) -> CheckReport:
+def examine(
+    path: Path,
+    overrides: Sequence[str],
+    devices: int | None,
+    data: bool,
+    inspect: Callable[[Data], DataCheck] | None = None,
+) -> CheckReport:
     """Check a recipe. Raises RecipeError with every problem, DataError if only the data has problems, or
     EnvironmentFault if only packages are missing here.
 
-    Runs no code that the recipe names, writes nothing, downloads nothing, touches no device. `data`: open the data.
+    Runs no code that the recipe names, writes nothing, downloads nothing, touches no device. `data`: open the data, by
+    `inspect`, which several recipes of the same data share; default: `inspect_data`.
     """
     parsed = draft(path, overrides)
     unavailable = None if parsed.problems.count else missing(parsed.recipe())
-    inspected = _data(parsed, data and not unavailable, "a package is missing" if unavailable else "--no-data")
+    skipped = "a package is missing" if unavailable else "--no-data"
+    inspected = _data(parsed, data and not unavailable, skipped, inspect or inspect_data)
     for problem in _crosschecks(parsed, devices, inspected):
         parsed.add(problem)
     for problem in _length(parsed, inspected):
@@ -110,6 +118,20 @@ def inspect_data(data: Data) -> DataCheck:
         return DataCheck(problems=[("data", DataError(f"cannot be inspected: {error}", hint))])
 
 
+def inspect_once() -> Callable[[Data], DataCheck]:
+    """`inspect_data` for several recipes: equal data is inspected once."""
+    seen: list[tuple[Data, DataCheck]] = []
+
+    def inspect(data: Data) -> DataCheck:
+        found = next((found for known, found in seen if known == data), None)
+        if found is None:
+            found = inspect_data(data)
+            seen.append((data, found))
+        return replace(found, problems=[*found.problems], not_checked=[*found.not_checked], notes=[*found.notes])
+
+    return inspect
+
+
 def _inspected(data: Data) -> DataCheck:
     result = DataCheck()
     try:
@@ -122,14 +144,14 @@ def _inspected(data: Data) -> DataCheck:
     return result
 
 
-def _data(parsed: Draft, opened: bool, skipped: str) -> DataCheck:
+def _data(parsed: Draft, opened: bool, skipped: str, inspect: Callable[[Data], DataCheck]) -> DataCheck:
     try:
         data, names, model = parsed.parts.data, parsed.parts.evaluate.questions, parsed.parts.model
     except Unread:
         return DataCheck()
     if not opened:
         return DataCheck(not_checked=[f"the data ({skipped})"])
-    check = inspect_data(data)
+    check = inspect(data)
     try:
         if names and not model.generates:
             message = f"a model of kind {model.kind} generates no text, and so answers no questions"

@@ -10,6 +10,10 @@ import pytest
 
 from dtrain.core.errors import RecipeError
 from dtrain.core.run_dir import NAME, Folder
+from dtrain.data.data_check import DataCheck
+from dtrain.data.digits import Digits
+from dtrain.data.source import Load
+from dtrain.recipe import examine
 from dtrain.runtime.sweep import Range, devices_of, gpus, parse
 from tests.conftest import Dtrain, bare_environment
 from tests.waiting import until
@@ -99,6 +103,29 @@ def test_gpus_are_divided_among_the_runs(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
     assert devices_of(0, 1, gpus()) == {"CUDA_VISIBLE_DEVICES": "5"}
     assert devices_of(0, 2, []) == {}
+
+
+def test_every_recipe_of_a_sweep_is_checked_with_its_data_before_the_first_run(
+    in_process: Dtrain, tmp_path: Path
+) -> None:
+    words = ("sweep", "mlp-digits", "optimizer.lr=1e-3,1e-2", "epochs=3,1")
+    refused = in_process(*words, code=2).stderr
+    assert "optimizer.lr=1e-3 epochs=1:" in refused
+    assert "50 warm-up steps in a run of 23 steps" in refused
+    missing = ("data.kind=text", "data.files=[none.txt]", "data.length=8")
+    assert "no file of text" in in_process("sweep", "decoder-tiny", "seed=0,1", *missing, code=4).stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_equal_data_is_inspected_once_for_the_recipes_of_a_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[object] = []
+    monkeypatch.setattr(examine, "inspect_data", lambda data: (looked.append(data), DataCheck(rows=3))[1])
+    inspect = examine.inspect_once()
+    first = inspect(Digits())
+    first.notes.append("of the first")
+    assert inspect(Digits()).notes == []
+    assert inspect(Digits(load=Load(workers=1))).rows == 3
+    assert len(looked) == 2
 
 
 @pytest.mark.slow
