@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dtrain.cli.arguments import Debug
 from dtrain.cli.completion import topics
 from dtrain.cli.exits import exits
 from dtrain.cli.synonyms import SYNONYMS, key_of
@@ -34,13 +35,14 @@ def add_to(app: typer.Typer) -> None:
             list[str] | None,
             typer.Argument(
                 metavar="TOPIC",
-                help="A key of the recipe, a section, a kind, the code of an error, an exit code, a verb.",
+                help="A key of the recipe, a value, a section, a kind, the code of an error, an exit code, a verb.",
                 autocompletion=topics,
             ),
         ] = None,
+        debug: Debug = False,
     ) -> None:
-        """Explain a key of the recipe, a kind, an error or a verb, without a network."""
-        with exits():
+        """Explain a key of the recipe, one of its values, a kind, an error or a verb, without a network."""
+        with exits(debug):
             from dtrain.core.errors import RecipeError
 
             root = context.find_root()
@@ -110,7 +112,19 @@ def explained(topic: str) -> list[str]:
         if len(whole) > 1:
             return [f"{path} is a key of several sections: {', '.join(whole)}"]
         own = [key for key in keys if whole and key.path == whole[0]]
+        if not own:
+            return _value(path, keys)
     return _key(own, keys) if own else []
+
+
+def _value(word: str, keys: "Sequence[Key]") -> list[str]:
+    """The keys that may have that value; all about it where it is one."""
+    having = [key for key in keys if word in key.values]
+    paths = list(dict.fromkeys(key.path for key in having))
+    if not paths:
+        return []
+    about = _key(having, keys) if len(paths) == 1 else [f"  {path}" for path in paths]
+    return [f"{word} is a value of {'one key' if len(paths) == 1 else f'{len(paths)} keys'}:", "", *about]
 
 
 def _page(code: str) -> list[str]:

@@ -113,7 +113,7 @@ def _keys(part: JsonObject, whole: JsonObject, path: str, kind: str) -> Iterator
         members = [_member(one, whole) for one in _refs(about)]
         kinds = tuple(filter(None, map(_kind, members)))
         text = " ".join(about.get("description", "").split())
-        values, required = _values(about) or kinds, name in part.get("required", ()) and name != "kind"
+        values, required = _choices(about) or kinds, name in part.get("required", ()) and name != "kind"
         yield Key(here, kind, _type(about, whole), _default(about), values, text, required)
         for member in members:
             yield from _keys(member, whole, here, _kind(member))
@@ -149,6 +149,12 @@ def _values(about: JsonObject) -> tuple[str, ...]:
     if about.get("type") == "boolean":
         return ("true", "false")
     return tuple(map(str, about.get("enum", [about["const"]] if "const" in about else ())))
+
+
+def _choices(about: JsonObject) -> tuple[str, ...]:
+    """The named values, also of one that may be something else as well, such as a list."""
+    options = _options(about) if "anyOf" in about or "oneOf" in about else [about]
+    return tuple(value for one in options for value in _values(one))
 
 
 def _type(about: JsonObject, whole: JsonObject) -> str:

@@ -98,7 +98,8 @@ class Summary:
             step = values["step"] if values["state"] == "stopped" else max(values["step"], self.history.last_step)
             return f"{values['name']}: {values['state']} at step {step}{of}{why}"
         data = values["data"] or {}
-        held_out = f" on {data['test']:,} held-out examples" if "eval/" in "".join(values["last"]) and data else ""
+        what = "rows" if "tokens_per_s" in values else "examples"
+        held_out = f" on {data['test']:,} held-out {what}" if "eval/" in "".join(values["last"]) and data else ""
         share = values["step"] / values["steps"] if values["early"] and values["steps"] else 1.0
         epochs = f", {epochs_text(share * data['epochs'])} epochs" if data else ""
         result = f" with {self.result}{held_out}" if self.result else ""

@@ -19,7 +19,7 @@ from dtrain.checkpoint.store import Store
 from dtrain.core import fault_injection
 from dtrain.core.errors import DataError, DtrainError, RecipeError
 from dtrain.core.types import Device, JsonObject
-from dtrain.data.batch import Batch
+from dtrain.data.batch import Batch, tokens_in
 from dtrain.data.class_weights import class_counts, class_weights
 from dtrain.data.source import Source, refuse_changed
 from dtrain.inference.evaluate import text_bytes
@@ -209,9 +209,10 @@ def banner(assembly: Assembly, train: Source, test: Source, steps: int, devices:
     own = count(trained(layout.declared, layout.declared))
     numbers += f", {own:,} of them trained" if own < count(layout.declared) else ""
     yield f"model {recipe.model.kind}: {numbers}"
-    epochs = steps * recipe.batch / len(train)
+    epochs, length = steps * recipe.batch / len(train), tokens_in(train.example)
+    what = f"rows of {length:,} tokens" if length else "examples"
     yield (
-        f"data {recipe.data.kind}: {len(train):,} examples to train on, {len(test):,} to test on; "
+        f"data {recipe.data.kind}: {len(train):,} {what} to train on, {len(test):,} to test on; "
         f"batch {recipe.batch} x {steps:,} steps = {epochs_text(epochs)} epochs"
     )
     for split, source in {"to train on": train, "to test on": test}.items():

@@ -120,6 +120,17 @@ def test_errors_end_with_what_explains_them(in_process: Dtrain, tmp_path: Path) 
     assert more("new", str(tmp_path / "empty.csv"), code=4) == "E-DATA"
 
 
+def test_a_value_names_the_keys_that_have_it(in_process: Dtrain) -> None:
+    one = in_process("help", "relu").stdout
+    assert one.startswith("relu is a value of one key:\n\nmodel.activation\n")
+    assert "After each hidden layer" in one
+    several = in_process("help", "bfloat16").stdout
+    assert "precision.compute" in several
+    assert "precision.params" in several
+    assert "model.remat" in in_process("help", "full").stdout, "a list, too"
+    assert "class_weights" in in_process("help", "balanced").stdout
+
+
 def test_a_misspelt_topic_is_the_nearest_one_or_refused(in_process: Dtrain) -> None:
     near = in_process("help", "optimizer.lrr")
     assert near.stdout.startswith("optimizer.lr\n")
