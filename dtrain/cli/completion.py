@@ -75,6 +75,16 @@ def runs(context: typer.Context, incomplete: str) -> list[str]:
     return [run_dir.path.name for run_dir in runs_in(folder) if run_dir.path.name.startswith(incomplete)]
 
 
+def runs_and_recipes(context: typer.Context, incomplete: str) -> list[str]:
+    """Names of runs, and recipes."""
+    return list(dict.fromkeys([*runs(context, incomplete), *recipes(incomplete)]))
+
+
+def shipped_recipes(incomplete: str) -> list[str]:
+    """Recipes that come with dtrain."""
+    return [name for name in shipped() if name.startswith(incomplete)]
+
+
 def targets(incomplete: str) -> list[str]:
     """Slices for plans: the smaller ones of each generation of TPU."""
     return [name for name in TARGETS if name.startswith(incomplete)]

@@ -78,7 +78,12 @@ app = typer.Typer(
 )
 
 Name = Annotated[
-    str, typer.Argument(metavar="NAME", help="The run's name, as `dtrain launch list` shows it, or its recipe file.")
+    str,
+    typer.Argument(
+        metavar="NAME",
+        help="The run's name, as `dtrain launch list` shows it, or its recipe file.",
+        autocompletion=completion.runs_and_recipes,
+    ),
 ]
 RENT = "What to rent, as v5e-64 or h100-16; sets launch.on."
 On = Annotated[str | None, typer.Option("--on", autocompletion=completion.targets, help=RENT)]

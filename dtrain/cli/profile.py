@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dtrain.cli import completion
 from dtrain.cli.arguments import RUNS, Debug, Devices, Json, Overrides, RunsDir, load_to_measure
 from dtrain.cli.exits import exits, interruptible
 
@@ -23,7 +24,14 @@ def add_to(app: typer.Typer) -> None:
 
 
 def profile(
-    what: Annotated[str, typer.Argument(metavar="RUN|RECIPE", help="A run that trains now, or a recipe.")],
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN|RECIPE",
+            help="A run that trains now, or a recipe.",
+            autocompletion=completion.runs_and_recipes,
+        ),
+    ],
     overrides: Overrides = None,
     steps: Annotated[int, typer.Option(min=1, max=1000, help="Steps to trace.")] = 5,
     out: Annotated[Path, typer.Option(help="Folder for the trace of a recipe.")] = Path("profile"),

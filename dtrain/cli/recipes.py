@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from dtrain.cli import completion
 from dtrain.cli.arguments import Json
 from dtrain.cli.exits import exits
 from dtrain.cli.synonyms import Group
@@ -18,7 +19,12 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-Name = Annotated[str, typer.Argument(help="Name of a recipe, as listed by `dtrain recipes ls`.")]
+Name = Annotated[
+    str,
+    typer.Argument(
+        help="Name of a recipe, as listed by `dtrain recipes ls`.", autocompletion=completion.shipped_recipes
+    ),
+]
 
 
 @app.command(epilog="Example: dtrain recipes ls")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dtrain.cli import completion
 from dtrain.cli.arguments import RUNS, Debug, Devices, Json, Recipe, RunsDir
 from dtrain.cli.exits import exits
 
@@ -28,7 +29,9 @@ def sweep(
     overrides: Annotated[
         list[str],
         typer.Argument(
-            metavar="KEY=A,B,...", help="Values to try; with --trials also ranges: 0.1..0.9, log:1e-5..1e-2, int:2..8."
+            metavar="KEY=A,B,...",
+            help="Values to try; with --trials also ranges: 0.1..0.9, log:1e-5..1e-2, int:2..8.",
+            autocompletion=completion.overrides,
         ),
     ],
     trials: Annotated[int | None, typer.Option(min=1, help="Draw this many random combinations; else all.")] = None,

@@ -42,6 +42,18 @@ def test_every_table_can_be_json(verb: str) -> None:
     assert "--json" in options(verb)
 
 
+FILES = {"DATA", "TARGET", "to", "[RECIPE] SOURCE [KEY=VALUE]...", "[FILE|KEY=VALUE]..."}
+"""Arguments that are files, which every shell completes by itself."""
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_argument_is_completed(verb: str) -> None:
+    """By names that dtrain knows, unless it is a file."""
+    arguments = [one for one in VERBS[verb].params if one.param_type_name == "argument"]
+    names = {str(one.metavar or one.name) for one in arguments if not one._custom_shell_complete}
+    assert names <= FILES
+
+
 def test_options_of_one_name_have_one_help() -> None:
     for name in ("--runs-dir", "--json", "--debug", "--devices", "--step", "--best"):
         texts = {one.help for verb in VERBS.values() for one in verb.params if name in one.opts and not one.hidden}

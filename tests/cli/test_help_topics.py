@@ -150,6 +150,9 @@ EXPECTED = {
     "dtrain run mlp-digits engine=sh": "engine=shard_map",
     "dtrain help E-DATA-": "E-DATA-CHANGED",
     "dtrain verif": "verify",
+    "dtrain recipes show mlp-": "mlp-mnist",
+    "dtrain profile mlp-m": "mlp-mnist",
+    "dtrain sweep mlp-digits optimizer.sched": "optimizer.schedule.warmup=",
 }
 
 
