@@ -77,8 +77,8 @@ class Assembly:
         example = {name: Feature(of.shape[1:], str(of.dtype)) for name, of in rows.items()}
         return self.model.flops(example, self.recipe.batch, self.layout.declared)
 
-    def train(self) -> Traced:
-        """Trace the training step; every call is a new trace."""
+    def train(self, gradients_too: bool = False) -> Traced:
+        """Trace the training step; every call is a new trace. With `gradients_too`, its metrics have the gradients."""
         recipe, engine, layout = self.recipe, self.recipe.engine, self.layout
         loss = loss_of(self.model, self._prepare(True), recipe.precision, seed=recipe.seed)
         step = train_step(
@@ -89,6 +89,7 @@ class Assembly:
             keyed=self.keyed,
             skip=recipe.guard.not_finite == "skip",
             norms_every=recipe.track.every if recipe.track.norms else 0,
+            gradients_too=gradients_too,
         )
         step = several_steps(step) if engine.steps_per_call > 1 else step
         out = (states.placement(self.shapes), replicated(layout))

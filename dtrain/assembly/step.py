@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 Metrics = dict[str, Any]
 NORMS = "norms"
 """The metric that has, by kind (grad, update, param) and path, the norm of each parameter."""
+GRADIENTS = "gradients"
+"""The metric that has, by path, the gradient of the mean loss of each parameter that is trained."""
 Prepare = Callable[[Batch], Batch]
 
 
@@ -78,6 +80,7 @@ def train_step(
     keyed: bool = False,
     skip: bool = False,
     norms_every: int = 0,
+    gradients_too: bool = False,
 ) -> Callable[[State, Batch], tuple[State, Metrics]]:
     """(state, batch) → the next state and the metrics of this step.
 
@@ -85,7 +88,7 @@ def train_step(
     not trained become what the loss gives as their statistics, and averages of others follow those. With `keyed`, the
     model gets the step's number. With `skip`, an update whose loss or gradients are not finite is skipped. With
     `norms_every`, the metrics have the `norms` of each parameter after so many steps, and zeros after others, where
-    nothing is computed for them.
+    nothing is computed for them; with `gradients_too` they have the gradients.
     """
     import optax
 
@@ -111,6 +114,8 @@ def train_step(
         scale = plateau_scale(state.optimizer)
         lr = rate(state.step) if scale is None else scale * rate(state.step)
         metrics = means(loss) | {"grad_norm": norm, "lr": lr, "finite": finite}
+        if gradients_too:
+            metrics[GRADIENTS] = {name: value for name, value, _ in _each(gradients)}
         if norms_every:
             due = (state.step + 1) % norms_every == 0
             metrics[NORMS] = jax.lax.cond(due, _norms, _no_norms, gradients, state.params, params)
@@ -119,18 +124,19 @@ def train_step(
     def _norms(gradients: Tree, before: Tree, after: Tree) -> Tree:
         moved = jax.tree.map(lambda old, new: new - old, before, after)
         kinds = {"grad": gradients, "update": moved, "param": after}
-        return {kind: _each(jax.tree.map(parameter_norm, tree, declared)) for kind, tree in kinds.items()}
+        return {
+            kind: {name: parameter_norm(value, param) for name, value, param in _each(tree)}
+            for kind, tree in kinds.items()
+        }
 
     def _no_norms(gradients: Tree, before: Tree, after: Tree) -> Tree:
         return jax.tree.map(jnp.zeros_like, jax.eval_shape(_norms, gradients, before, after))
 
-    def _each(values: Tree) -> dict[str, jax.Array]:
-        names = jax.tree.leaves(paths(declared))
-        return {
-            name: value
-            for name, value, param in zip(names, jax.tree.leaves(values), jax.tree.leaves(declared), strict=True)
-            if param.trained
-        }
+    def _each(values: Tree) -> list[tuple[str, jax.Array, Param]]:
+        """Path, value and declaration of each parameter that is trained; those that are not may be None in `values`."""
+        trees = (paths(declared), values, declared)
+        leaves = zip(*(jax.tree.leaves(tree, is_leaf=lambda leaf: leaf is None) for tree in trees), strict=True)
+        return [leaf for leaf in leaves if leaf[2].trained]
 
     return step
 

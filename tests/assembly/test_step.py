@@ -1,5 +1,7 @@
 """A step divides its sums by their weight once, including a weight of 0."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,9 @@ import pytest
 
 from dtrain.assembly.state import State
 from dtrain.assembly.step import loss_of, means, parameter_norm, train_step
-from dtrain.models.nn.param import Param, initial, normal, paths
+from dtrain.data.batch import Batch
+from dtrain.models.nn.model import Loss
+from dtrain.models.nn.param import Param, Tree, initial, merged, normal, paths, trained
 from dtrain.models.nn.precision import Precision
 from dtrain.models.nn.single_device import SingleDeviceContext
 from dtrain.optim.optimizer import SGD
@@ -75,6 +79,24 @@ def test_norms_are_those_of_the_arrays_and_are_computed_when_due(at: int, due: b
     for name, old, new in zip(names, jax.tree.leaves(params), jax.tree.leaves(state.params), strict=True):
         assert found[f"norm/param/{name}"] == pytest.approx(np.linalg.norm(new), rel=1e-5)
         assert found[f"norm/update/{name}"] == pytest.approx(np.linalg.norm(new - old), rel=1e-4, abs=1e-7)
+
+
+def test_norms_and_gradients_are_those_of_parameters_that_are_trained() -> None:
+    frozen = DECLARED | {"layer0": {name: replace(one, trained=False) for name, one in DECLARED["layer0"].items()}}
+
+    def grads(params: Tree, batch: Batch) -> tuple[Loss, Tree]:
+        found = lambda own: LOSS(merged(own, params, frozen), batch, SingleDeviceContext())  # noqa: E731
+        return found(trained(params, frozen)), jax.grad(lambda own: found(own).sum)(trained(params, frozen))
+
+    update, params = transformation(OPTIMIZER, frozen, 10), initial(frozen, jax.random.key(0), "float32")
+    step = train_step(grads, update, learning_rate(OPTIMIZER, 10), frozen, norms_every=1, gradients_too=True)
+    batch = random_batch() | {"weight": np.ones(16, np.float32)}
+    _, metrics = jax.jit(step)(State(np.int32(0), params, update.init(trained(params, frozen))), batch)
+    names = {name for name in jax.tree.leaves(paths(DECLARED)) if not name.startswith("layer0.")}
+    assert set(norms_of(metrics)) == {f"norm/{kind}/{name}" for kind in ("grad", "update", "param") for name in names}
+    assert metrics["gradients"].keys() == names
+    for name, gradient in metrics["gradients"].items():
+        assert norms_of(metrics)[f"norm/grad/{name}"] == pytest.approx(float(np.linalg.norm(gradient)), rel=1e-5)
 
 
 def test_a_stack_of_layers_has_a_norm_for_each() -> None:
