@@ -9,6 +9,7 @@ import typer
 
 from dtrain import __version__
 from dtrain.cli import (
+    agree,
     bench,
     check,
     convert,
@@ -76,6 +77,7 @@ generate.add_to(app)
 convert.add_to(app)
 doctor.add_to(app)
 verify.add_to(app)
+agree.add_to(app)
 sweep.add_to(app)
 profile.add_to(app)
 bench.add_to(app)
@@ -84,7 +86,7 @@ app.add_typer(recipes.app, name="recipes", rich_help_panel="Before a run")
 app.add_typer(data.app, name="data", rich_help_panel="Before a run")
 app.add_typer(launch.app, name="launch", rich_help_panel="Train")
 PANELS = {
-    "Train": ("run", "sweep", "verify", "profile", "bench"),
+    "Train": ("run", "sweep", "verify", "agree", "profile", "bench"),
     "Before a run": ("new", "check", "explain", "plan", "doctor"),
     "Look at runs": ("ls", "report"),
     "Look things up": ("help",),
