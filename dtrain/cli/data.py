@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from dtrain.cli.arguments import Debug, Overrides, Recipe
+from dtrain.cli.arguments import RUNS, Debug, Json, Overrides, Recipe, Run, RunsDir
 from dtrain.cli.exits import cancel_interrupt, exits, interruptible
 from dtrain.cli.synonyms import Group
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     cls=Group,
-    help="Show examples as the model sees them, and tokenise data ahead of a run.",
+    help="Show examples as the model sees them and when it saw them, and tokenise data ahead of a run.",
     epilog="Example: dtrain data show my.yaml --rows 2",
     no_args_is_help=True,
 )
@@ -54,6 +54,37 @@ def show(
         if png:
             save_pictures(source, indices, png)
         show_rows(source, tokenizer, indices)
+
+
+@app.command(epilog="Example: dtrain data seen mlp-digits --step 12")
+def seen(
+    run: Run,
+    step: Annotated[int | None, typer.Option(min=1, help="Show which examples this step had.")] = None,
+    row: Annotated[
+        list[int] | None, typer.Option(min=0, help="Show which steps had this example, as `data show` numbers them.")
+    ] = None,
+    text: Annotated[
+        str | None,
+        typer.Option(
+            help="Show which examples with this text the run had, and when: in tokens, columns, "
+            "the name of the file, the class."
+        ),
+    ] = None,
+    most: Annotated[int, typer.Option(min=1, help="Most examples and steps to print.")] = 20,
+    as_json: Json = False,
+    runs_dir: RunsDir = RUNS,
+    debug: Debug = False,
+) -> None:
+    """Show what a run was trained on, and when: exactly, through epochs, mixtures, packing and rollbacks.
+
+    The data must be that of the run; nothing is trained. A row is an example with its number in the training data.
+    """
+    with exits(debug), interruptible():
+        from dtrain.cli.show_seen import show_seen
+        from dtrain.core.run_list import find_run
+        from dtrain.inference.seen import seen as opened
+
+        show_seen(*opened(find_run(run, runs_dir)), step=step, rows=row or [], text=text, most=most, as_json=as_json)
 
 
 @app.command(epilog="Example: dtrain data prepare my.yaml data.cache=/shared/cache")

@@ -38,6 +38,10 @@ def _data(value: object) -> bool:
     )
 
 
+def _skip(value: object) -> bool:
+    return isinstance(value, dict) and all(_natural(value.get(name)) for name in ("step", "batches_skipped"))
+
+
 FIELDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "state": (f"one of {', '.join(sorted(STATES))}", lambda value: isinstance(value, str) and value in STATES),
     **dict.fromkeys(("name", "reason", "git", "stopped_by"), ("text", lambda value: isinstance(value, str))),
@@ -55,6 +59,10 @@ FIELDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
         ("an object with true or false", lambda value: _table(value, lambda up: isinstance(up, bool))),
     ),
     "changes": ("a list of objects", lambda value: isinstance(value, list) and all(isinstance(x, dict) for x in value)),
+    "skips": (
+        "a list of objects with steps and batches",
+        lambda value: isinstance(value, list) and all(map(_skip, value)),
+    ),
     "data": (
         "an object with numbers of train and test examples and epochs",
         lambda value: value is None or _data(value),

@@ -134,8 +134,10 @@ class Record:
         self.values["changes"].append({"step": self.reached, "recipe": list(changes), "length": list(length)})
         self.write()
 
-    def resumed(self, step: int, step_s: float) -> None:
-        """Record the step that the run resumes from. `step_s`: seconds that the steps up to it took.
+    def resumed(self, step: int, step_s: float, batches_skipped: int = 0) -> None:
+        """Record the step that the run resumes from, and how many batches the steps after it are ahead.
+
+        `step_s`: seconds that the steps up to it took.
 
         Only these count as step time. The difference from what run.json recorded is time that is recomputed, or was
         assumed to be and is not.
@@ -144,6 +146,10 @@ class Record:
         self._add_steps(change)
         if RECOMPUTED in self.values["lost"]:
             self.values["lost"][RECOMPUTED] = round(max(self.values["lost"][RECOMPUTED] - change, 0.0), 3)
+        kept = [skip for skip in self.values.get("skips", ()) if skip["step"] < step]
+        before = kept[-1]["batches_skipped"] if kept else 0
+        again = [] if batches_skipped == before else [{"step": step, "batches_skipped": batches_skipped}]
+        self.values["skips"] = [*kept, *again]
         self.saving(step)
         self.committed(step)
 
@@ -241,6 +247,7 @@ def run_record(run_dir: Folder, recipe: Recipe, lead: bool) -> Iterator[Record]:
         "rollbacks": old.get("rollbacks", 0),
         "next_batch": old.get("next_batch", 0),
         "changes": list(old.get("changes", [])),
+        "skips": list(old.get("skips", [])),
         "pure_trace": old.get("pure_trace", ""),
         "versions": versions(),
         "git": _git(),

@@ -143,7 +143,7 @@ def _attempt(session: Session, ready: RunSetup) -> Rollback | None:
         with session.clock("compile"):
             # compile the checksum now: the first save may have little time
             jax.block_until_ready(state_checksum(start.step, state).sums)
-        session.log.resumed(start.step, start.step_s)
+        session.log.resumed(start.step, start.step_s, start.batches_skipped)
         session.notifier.resumed(start.step, steps)
         end = min(steps, start.step + DRY_STEPS) if session.dry else steps
 
