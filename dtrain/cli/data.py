@@ -56,10 +56,10 @@ def show(
         show_rows(source, tokenizer, indices)
 
 
-@app.command(epilog="Example: dtrain data seen mlp-digits --step 12")
+@app.command(epilog="Example: dtrain data seen mlp-digits --at 12")
 def seen(
     run: Run,
-    step: Annotated[int | None, typer.Option(min=1, help="Show which examples this step had.")] = None,
+    at: Annotated[int | None, typer.Option(min=1, metavar="STEP", help="Show which examples this step had.")] = None,
     row: Annotated[
         list[int] | None, typer.Option(min=0, help="Show which steps had this example, as `data show` numbers them.")
     ] = None,
@@ -84,7 +84,7 @@ def seen(
         from dtrain.core.run_list import find_run
         from dtrain.inference.seen import seen as opened
 
-        show_seen(*opened(find_run(run, runs_dir)), step=step, rows=row or [], text=text, most=most, as_json=as_json)
+        show_seen(*opened(find_run(run, runs_dir)), step=at, rows=row or [], text=text, most=most, as_json=as_json)
 
 
 @app.command(epilog="Example: dtrain data prepare my.yaml data.cache=/shared/cache")

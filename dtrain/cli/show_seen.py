@@ -30,7 +30,7 @@ def show_seen(
 ) -> None:
     """Answer one question: which examples a step had, which steps had these examples, or those with a text."""
     if (step is not None) + bool(rows) + (text is not None) != 1:
-        raise RecipeError("give one of --step, --row and --text", "dtrain data seen RUN --step 1")
+        raise RecipeError("give one of --at, --row and --text", "dtrain data seen RUN --at 1")
     _say_what_is_known(seen)
     if step is not None:
         found = _of_step(seen, step)

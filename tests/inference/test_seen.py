@@ -58,9 +58,9 @@ def test_the_examples_of_each_step_are_those_that_the_run_asked_for(run: Path, d
     noted = [list(map(int, line.split())) for line in (tmp_path / "noted.txt").read_text().splitlines()]
     asked = [rows for rows in noted if len(rows) == 4][-14:]  # before them, the data is checked
     for step in (1, 6, 14):  # the second epoch begins in step 6
-        found = json.loads(dtrain("data", "seen", "numbered", "--step", str(step), "--json").stdout)
+        found = json.loads(dtrain("data", "seen", "numbered", "--at", str(step), "--json").stdout)
         assert [one["row"] for one in found] == asked[step - 1]
-    assert [one["epoch"] for one in json.loads(dtrain("data", "seen", run, "--step", "6", "--json").stdout)] == [
+    assert [one["epoch"] for one in json.loads(dtrain("data", "seen", run, "--at", "6", "--json").stdout)] == [
         1,
         1,
         1,
@@ -73,10 +73,10 @@ def test_the_examples_of_each_step_are_those_that_the_run_asked_for(run: Path, d
     assert shown.stdout.startswith(f"row 7  steps {', '.join(map(str, found[0]['steps']))}  label 1")
     assert "numbered: 14 steps of 4 examples" in shown.stderr
     assert "the training data has 23 rows" in dtrain("data", "seen", run, "--row", "23", code=2).stderr
-    assert "are 1 to 14" in dtrain("data", "seen", run, "--step", "15", code=2).stderr
-    assert "give one of --step, --row and --text" in dtrain("data", "seen", run, code=2).stderr
+    assert "are 1 to 14" in dtrain("data", "seen", run, "--at", "15", code=2).stderr
+    assert "give one of --at, --row and --text" in dtrain("data", "seen", run, code=2).stderr
     (tmp_path / "numbered.py").write_text(DATA.replace("indices % 3", "(indices + 1) % 3"))
-    assert "is not what" in dtrain("data", "seen", run, "--step", "1", code=4).stderr
+    assert "is not what" in dtrain("data", "seen", run, "--at", "1", code=4).stderr
 
 
 @pytest.mark.slow
