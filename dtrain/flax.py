@@ -87,7 +87,7 @@ class Linen(Adapter):
             rows = [value[None] for value in values]
             return self.module.apply(params, *rows, rngs=streams, mutable=kept, **self._mode(True))
 
-        over = nn.intercept_methods(_over_examples((EXAMPLES, *ctx.example_axes)))
+        over = nn.intercept_methods(_over_examples((EXAMPLES, *ctx.example_axes), ctx.mixed))
         with _means_over_examples(), over, _varying_carries(ctx.example_axes):
             outputs, statistics = jax.vmap(one)(ctx.keys(batch), *inputs)
         loss = self.loss_of(jax.tree.map(lambda x: x[:, 0], outputs), batch, ctx)
@@ -111,12 +111,13 @@ def _noting(parts: set[str]) -> Callable[..., Any]:
     return intercept
 
 
-def _over_examples(axes: tuple[str, ...]) -> Callable[..., Any]:
-    """An interceptor with which `BatchNorm` computes its statistics over these axes as well."""
+def _over_examples(axes: tuple[str, ...], mixed: list[str]) -> Callable[..., Any]:
+    """An interceptor with which `BatchNorm` computes its statistics over these axes as well, and notes that."""
 
     def intercept(call: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], context: Any) -> Any:
         if isinstance(context.module, nn.BatchNorm) and context.module.axis_name is None:
             object.__setattr__(context.module, "axis_name", axes)  # linen forbids plain assignment
+            mixed.append("BatchNorm")
         return call(*args, **kwargs)
 
     return intercept
@@ -224,6 +225,7 @@ class NNX(Adapter):
         if not ctx.train:
             return super().loss(params, batch, ctx)
         inputs = self.arrays(batch)
+        ctx.mixed.extend(["BatchNorm"] if "statistics" in params else [])
 
         def one(key: jax.Array, *values: jax.Array) -> Any:
             module = self._module(params, key, (EXAMPLES, *ctx.example_axes))

@@ -103,6 +103,16 @@ class Assembly:
         step = eval_step(engine.sums(self.layout, loss, recipe.accumulate), self.keyed)
         return self._trace_forward(step, self.shapes if state is None else state, self.layout.example)
 
+    def train_loss(self, mixed: list[str]) -> Traced:
+        """Trace a step that computes the loss as in training, of evaluation batches: with dropout, not augmented.
+
+        `mixed` receives what of the context compares examples with each other.
+        """
+        recipe, engine = self.recipe, self.recipe.engine
+        loss = loss_of(self.model, self._prepare(False), recipe.precision, seed=recipe.seed, mixed=mixed)
+        step = eval_step(engine.sums(self.layout, loss, recipe.accumulate), self.keyed)
+        return self._trace_forward(step, self.shapes, self.layout.example)
+
     def predict(self, state: State, features: Example, purpose: Purpose = "prediction") -> Traced:
         """Trace a step that computes the predictions or samples for examples of these features, from such a state."""
         recipe = self.recipe

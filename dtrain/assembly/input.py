@@ -24,6 +24,8 @@ EXACT, ROUNDED = 1e-4, 3e-2
 """Allowed relative difference of sums that are computed in float32, and in bfloat16."""
 
 FIX = "multiply the loss of each example by batch['weight'] if the batch has one, and return the sum of the weights"
+TRAINING = "in training, "
+APART = "compare examples with each other by ctx.sum_over_examples or ctx.gather_examples, the same on every mesh"
 WHOLE = "if the loss compares examples or uses statistics of several, put all of those into one row of the batch"
 PLACES = (
     "draw random numbers from ctx.keys(batch, name), a key for each example, and not by an example's place in the batch"
@@ -33,8 +35,12 @@ OFF = "; guard.contract: false turns this check off"
 Rows = Mapping[str, np.ndarray]
 
 
-def refuse_broken(evaluate: Callable[[dict[str, np.ndarray]], Loss], rows: Rows, exact: bool) -> None:
+def refuse_broken(
+    evaluate: Callable[[dict[str, np.ndarray]], Loss], rows: Rows, exact: bool, when: str = "", whole: str = WHOLE
+) -> None:
     """Raise RecipeError if the loss of these rows, this process's part of a batch, is not a sum over examples.
+
+    `when` begins the messages; `whole` is the advice where examples are compared with each other.
 
     For neighbouring rows a and b, the loss of the batches (a, b), (a, a) and (b, b) is computed. For a sum over
     examples, L(a, a) + L(b, b) = 2 L(a, b), on whatever device each pair is.
@@ -54,11 +60,14 @@ def refuse_broken(evaluate: Callable[[dict[str, np.ndarray]], Loss], rows: Rows,
     for name, value in both.items():
         if not math.isfinite(value):
             raise RecipeError(
-                f"{name} of the loss is {value} for the first held-out examples", f"fix the loss, or the data{OFF}"
+                f"{when}{name} of the loss is {value} for the first held-out examples",
+                f"fix the loss, or the data{OFF}",
             )
     for name, value in measured(rows_ab, 0.0).items():
         if value != 0:
-            raise RecipeError(f"examples of weight 0 change the loss: its {name} is {value:.4g}, not 0", FIX + OFF)
+            raise RecipeError(
+                f"{when}examples of weight 0 change the loss: its {name} is {value:.4g}, not 0", FIX + OFF
+            )
     both_a, both_b = measured(rows_aa, 1.0), measured(rows_bb, 1.0)
     tolerance = EXACT if exact else ROUNDED
     for name, value in both.items():
@@ -66,12 +75,26 @@ def refuse_broken(evaluate: Callable[[dict[str, np.ndarray]], Loss], rows: Rows,
         if not abs(separate - 2 * value) <= tolerance * max(size, 1e-6):
             swapped = measured(np.minimum(rows_ab ^ 1, count - 1), 1.0)[name]
             if not abs(swapped - value) <= tolerance * max(size / 2, 1e-6):
-                message = (
-                    f"{name} of the loss changes if examples change places in the batch: {value:.6g}, {swapped:.6g}"
-                )
-                raise RecipeError(message, PLACES + OFF)
-            message = f"the loss is not a sum over examples: its {name} is {2 * value:.6g} in pairs of different"
-            raise RecipeError(f"{message} examples and {separate:.6g} in pairs of equal ones", WHOLE + OFF)
+                raise _by_place(f"{when}{name}", value, swapped)
+            message = f"{when}the loss is not a sum over examples: its {name} is {2 * value:.6g} in pairs of different"
+            raise RecipeError(f"{message} examples and {separate:.6g} in pairs of equal ones", whole + OFF)
+
+
+def refuse_places(evaluate: Callable[[dict[str, np.ndarray]], Loss], rows: Rows, exact: bool) -> None:
+    """Raise RecipeError if the training loss of these rows is another one with the rows in the opposite order."""
+    losses = [jax.device_get(jax.block_until_ready(evaluate(dict(own)))) for own in (rows, _backwards(rows))]
+    one, other = (float(loss.sum) for loss in losses)
+    if not abs(one - other) <= (EXACT if exact else ROUNDED) * max(abs(one), 1e-6):
+        raise _by_place(f"{TRAINING}sum", one, other)
+
+
+def _backwards(rows: Rows) -> Rows:
+    return {name: values[::-1] for name, values in rows.items()}
+
+
+def _by_place(what: str, value: float, swapped: float) -> RecipeError:
+    message = f"{what} of the loss changes if examples change places in the batch: {value:.6g}, {swapped:.6g}"
+    return RecipeError(message, PLACES + OFF)
 
 
 def rows_of(source: Any, local: np.ndarray, keyed: bool = False) -> Rows:
@@ -123,7 +146,8 @@ def train_batches(
 def refuse_broken_contract(
     assembly: Assembly, evaluate: Callable[[State, Batch], Loss], source: Source, state: State
 ) -> str:
-    """Raise RecipeError if the loss of a custom model is not a sum over examples (`guard.contract`).
+    """Raise RecipeError if the loss of a custom model is not a sum over examples (`guard.contract`), in an evaluation
+    and in training, where the context's verbs may compare examples with each other.
 
     Returns a warning if an evaluation has too few examples to check this, else an empty string.
     """
@@ -131,7 +155,15 @@ def refuse_broken_contract(
     if not recipe.model.user_code or not recipe.guard.contract:
         return ""
     exact = recipe.precision.compute == recipe.precision.loss == "float32"
-    refuse_broken(lambda batch: evaluate(state, put(batch)), rows_of(source, put.held, assembly.keyed), exact)
+    rows = rows_of(source, put.held, assembly.keyed)
+    refuse_broken(lambda batch: evaluate(state, put(batch)), rows, exact)
+    mixed: list[str] = []
+    train = recipe.engine.compile(assembly.train_loss(mixed), assembly.layout.platform)
+    if not mixed:
+        refuse_broken(lambda batch: train(state, put(batch)), rows, exact, when=TRAINING, whole=APART)
+    elif recipe.accumulate == 1:  # else the examples would be compared with those of another microbatch
+        weight = {WEIGHT: np.ones(len(put.held), np.float32)}
+        refuse_places(lambda batch: train(state, put(batch)), {**rows, **weight}, exact)
     apart = recipe.engine.explicit
     each = assembly.eval_batch // (assembly.layout.parts("batch") if apart else 1)
     missing = "could not check whether the loss compares examples with each other: evaluate.batch has one example"

@@ -28,12 +28,23 @@ GRADIENTS = "gradients"
 Prepare = Callable[[Batch], Batch]
 
 
-def loss_of(model: Model, prepare: Prepare, precision: Precision, *, seed: int = 0, train: bool = True) -> LossFn:
-    """The model's loss as a function of (params, batch, ctx), on prepared examples, with the recipe's precision."""
+def loss_of(
+    model: Model,
+    prepare: Prepare,
+    precision: Precision,
+    *,
+    seed: int = 0,
+    train: bool = True,
+    mixed: list[str] | None = None,
+) -> LossFn:
+    """The model's loss as a function of (params, batch, ctx), on prepared examples, with the recipe's precision.
+
+    `mixed` receives what compares examples with each other, when the loss is traced.
+    """
     declared = model.params()
 
     def loss(params: Tree, batch: Batch, ctx: Context) -> Loss:
-        about = {"loss_dtype": precision.loss, "train": train, "seed": seed}
+        about = {"loss_dtype": precision.loss, "train": train, "seed": seed, "mixed": [] if mixed is None else mixed}
         examples, ctx = _received(batch, ctx, prepare, about)
         examples = precision.cast_batch(examples, model.exact_inputs)
         return model.loss(precision.cast(params, declared), examples, ctx)

@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 import jax
+import numpy as np
 
 from dtrain.core.errors import RecipeError
 from dtrain.data.batch import ROW, SHARE, SMOOTHING
@@ -69,12 +70,23 @@ def trace_differences(trace: Callable[[], Traced], first: Traced) -> list[str]:
     A value that the code reads from a clock, NumPy's random numbers or a global variable while it is traced becomes a
     constant for the whole run.
     """
-    before, after = str(first.jaxpr).splitlines(), str(trace().jaxpr).splitlines()
-    if before == after:
-        return []
-    changed = [line[2:].strip()[:LINE] for line in difflib.ndiff(before, after) if line[:2] in ("- ", "+ ")]
+    second = trace()
+    before, after = str(first.jaxpr).splitlines(), str(second.jaxpr).splitlines()
     head = "tracing the step twice gave two different programs: it depends on something other than its arguments"
+    if before == after:
+        pairs = zip(_constants(first.jaxpr), _constants(second.jaxpr), strict=False)
+        changed = next((one for one, two in pairs if not _equal(one, two)), None)
+        return [] if changed is None else [head, f"  the values of a constant, {changed.dtype}{list(changed.shape)}"]
+    changed = [line[2:].strip()[:LINE] for line in difflib.ndiff(before, after) if line[:2] in ("- ", "+ ")]
     return [head, *(f"  {line}" for line in changed[:4])]
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two constants have the same values; those that are no arrays of numbers are not compared."""
+    try:
+        return np.array_equal(np.asarray(one), np.asarray(other), equal_nan=np.asarray(one).dtype.kind == "f")
+    except (TypeError, ValueError):
+        return True
 
 
 def refuse_ignored_labels(model: Any, params: Any, batch: Mapping[str, jax.ShapeDtypeStruct]) -> None:

@@ -4,6 +4,7 @@ import re
 import shlex
 import textwrap
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -76,11 +77,12 @@ def overview() -> Iterator[str]:
 
 def _about(root: Any, topic: Sequence[str]) -> list[str]:
     """Lines about a verb, or about anything else; of a name that is both, such as `data`, about both."""
-    from dtrain.recipe.keys import cached_keys
+    from dtrain.recipe.keys import cached_keys, named_kinds
 
     word = topic[0] if len(topic) == 1 else ""
     verb = _verb(root, topic) or _verb(root, SYNONYMS.get(word, "").split() or [word])
-    both = not verb or any(key.path == word for key in cached_keys())
+    keys = cached_keys()
+    both = not verb or any(key.path == word for key in keys) or word in named_kinds(keys)
     return [*verb, *(explained(word) or explained(key_of(word)) if both and word else ())]
 
 
@@ -199,12 +201,8 @@ def _examples(path: str) -> dict[str, list[str]]:
     """The values that recipes which come with dtrain give the key, and the recipes."""
     import json
 
-    from dtrain.core.shipped import shipped
-    from dtrain.recipe.yaml import parse
-
     found: dict[str, list[str]] = {}
-    for name, file in shipped().items():
-        value: Any = parse(file.read_text(), name).plain()
+    for name, value in _shipped().items():
         for part in path.split("."):
             value = value.get(part) if isinstance(value, dict) else None
         if value is not None:
@@ -213,6 +211,15 @@ def _examples(path: str) -> dict[str, list[str]]:
             text = plain if isinstance(value, str) or _same(plain, value) else text
             found.setdefault(text, []).append(name)
     return dict(sorted(found.items(), key=lambda pair: -len(pair[1])))
+
+
+@cache
+def _shipped() -> dict[str, Any]:
+    """The recipes that come with dtrain, as plain values."""
+    from dtrain.core.shipped import shipped
+    from dtrain.recipe.yaml import parse
+
+    return {name: parse(file.read_text(), name).plain() for name, file in shipped().items()}
 
 
 def _same(text: str, value: Any) -> bool:

@@ -118,6 +118,8 @@ def plan(
             show(launch_plan, whole=True)
             for line in job.needs:
                 say(line)
+            if on := job.target.get("on"):
+                say(f"`up` first asks whether it fits: dtrain plan {recipe} --on {on} --quick")
 
 
 @app.command(epilog="Example: dtrain launch up recipe.yaml --yes --detach")

@@ -1,6 +1,7 @@
 """Checks before machines are rented: the run fits, and its time is limited."""
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -46,7 +47,9 @@ def predict(job: "LaunchJob") -> None:
         done = _planned(path, job)
         reason = done.stderr.replace(f"{path}:", "").removeprefix("error: ").strip()
     if done.returncode == RecipeError.exit_code:
-        raise RecipeError(f"on {job.target['on']}: {reason}", "--no-plan starts it without a prediction")
+        on, reason = job.target["on"], reason.partition("\nmore:")[0]
+        reason = re.sub(r"^\d+:\d+\s+", "", reason)  # a place in the file that was written here
+        raise RecipeError(f"on {on}: {reason}", f"`dtrain plan RECIPE --on {on}` names its line")
     try:
         prediction = json.loads(done.stdout)
     except ValueError:
@@ -54,10 +57,11 @@ def predict(job: "LaunchJob") -> None:
         return
     say(_line(prediction))
     if not prediction["fits"]:
-        raise RecipeError(
-            f"the run does not fit on {job.target['on']}",
-            f"dtrain plan RECIPE --on {job.target['on']} --search finds a layout that fits; --no-plan starts it anyway",
-        )
+        on, larger = job.target["on"], prediction.get("smallest_slice")
+        way = f"--on {on} --search looks for a layout that fits"
+        if larger and larger != on:
+            way = f"--on {larger}: the smallest slice that holds parameters and optimizer state"
+        raise RecipeError(f"the run does not fit on {on}", f"dtrain plan RECIPE {way}; --no-plan starts it anyway")
 
 
 def _custom(job: "LaunchJob") -> bool:

@@ -48,9 +48,16 @@ def find_run(word: str | Path, runs: Path = Path("runs")) -> Folder:
     path, named = Path(word), runs / str(word)
     if is_run(path) or not is_run(named):
         if not is_run(path) and not path.is_dir():
+            if len(inner := _in_sweeps(str(word), runs)) == 1:
+                return inner[0]
             raise _unknown(str(word), runs)
         return Folder(path)
     return Folder(named)
+
+
+def _in_sweeps(word: str, runs: Path) -> list[Folder]:
+    """The runs of sweeps with that name."""
+    return [run_dir for run_dir in runs_in(runs) if run_dir.path.name == word and run_dir.path.parent != runs]
 
 
 def find_runs(words: Sequence[str], runs: Path = Path("runs"), *, missing_ok: bool = False) -> list[Folder]:
@@ -84,12 +91,15 @@ def _meant(word: str, runs: Path) -> list[Folder]:
         patterns = (word, str(runs / word), str(runs / "*" / word))
         paths = sorted({Path(path) for pattern in patterns for path in glob.glob(pattern)})  # noqa: PTH207 (absolute)
         return [Folder(path) for path in paths if is_run(path)]
-    return runs_in(Path(word)) or runs_in(runs / word)
+    return runs_in(Path(word)) or runs_in(runs / word) or _in_sweeps(word, runs)[:1]
 
 
 def _unknown(word: str, runs: Path) -> RecipeError:
     known = [run_dir.path.name for run_dir in runs_in(runs)]
     shown = word if len(word) < SHOWN else f"{word[:SHOWN]}..."
+    same = [name_of(run_dir.path, runs) for run_dir in _in_sweeps(word, runs)]
+    if same:
+        return RecipeError(f"{shown!r} is a run of several sweeps", f"name one: {', '.join(same[:4])}")
     near = difflib.get_close_matches(Path(word).name, known, 1) if len(word) < SHOWN else []
     if near:
         return RecipeError(f"no run {shown!r} is known", f"did you mean {near[0]!r}?")

@@ -26,6 +26,7 @@ from dtrain.data.conversations import (
     Conversation,
     Message,
     conversation,
+    unknown_role,
 )
 from dtrain.data.data_check import TEXT_BYTES, TOKENISED_BYTES, DataCheck
 from dtrain.data.digest_cache import NO_CACHE, cached_by_file, file_digest
@@ -301,8 +302,7 @@ class Reader:
         if role == SYSTEM and not self._template.writes_system:
             self.account.add(MESSAGE, ["content of system messages"])
         if role not in USUAL and not self._template.writes(role):
-            hint = f"give it one of {', '.join(USUAL)}: data.roles: {{{role}: user}}"
-            raise DataError(f"{where}: has a message of the role {role!r}, which is not known", hint)
+            raise unknown_role(where, role)
         ignore = self.data.ignore
         rest = {key: value for key, value in message.items() if key not in ignore or key in ("role", "content")}
         if thought := next((rest[name] for name in REASONING if rest.get(name) is not None), None):

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any
 
 from dtrain.core.account import KnownNames
@@ -106,6 +107,13 @@ def _learns(message: Message, number: int, excluded: Collection[int]) -> bool:
     return message["role"] == ASSISTANT and number not in excluded
 
 
+def unknown_role(where: str, role: str) -> DataError:
+    """The error of a message whose role is none of the usual ones, with the nearest of these."""
+    near = (get_close_matches(role.lower(), USUAL, 1) or [USER])[0]
+    hint = f"give it one of {', '.join(USUAL)}: data.roles: {{{role}: {near}}}"
+    return DataError(f"{where}: has a message of the role {role!r}, which is not known", hint)
+
+
 def conversation(
     record: Record,
     fields: Mapping[str, str],
@@ -143,7 +151,9 @@ def conversation(
     context = _context_of(where, values)
     read = Conversation(where, tuple(messages), "", context, excluded, ignored, unknown)
     if not read.empty and not any(message["role"] == ASSISTANT for message in messages):
-        raise DataError(f"{where}: has no turn of the assistant, so there is nothing to learn", "remove this record")
+        roles_here = ", ".join(dict.fromkeys(str(message["role"]) for message in messages))
+        hint = f"its roles are {roles_here}; rename one, data.roles: {{ROLE: {ASSISTANT}}}, or remove this record"
+        raise DataError(f"{where}: has no turn of the assistant, so there is nothing to learn", hint)
     return read
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from dtrain.core.errors import DataError
-from dtrain.core.types import Fraction, Positive
+from dtrain.core.types import Fraction, JsonObject, Positive
 from dtrain.data.batch import FEATURES, IMAGE, LABEL, TOKEN, Batch, Example
 from dtrain.data.custom import UserRows
 from dtrain.data.data_check import BYTES, DataCheck
@@ -76,6 +76,24 @@ class Npz(Unaugmented):
     def example(self) -> Example | None:
         return None
 
+    def unlabelled(self, file: str, example: Example) -> tuple[Batch, list[JsonObject]]:
+        """The arrays of a file that the model takes (examples, ...), and for each example its label, if there is one.
+
+        DataError if an array is missing, or has another shape or dtype than in training.
+        """
+        arrays = _read(file, self.names, missing_ok=True)
+        wanted = {name: feature for name, feature in example.items() if name != LABEL}
+        for name, feature in wanted.items():
+            if name not in arrays:
+                raise DataError(f"{file}: has no array {name!r}", f"it has {', '.join(arrays)}")
+            if arrays[name].shape[1:] != feature.shape:
+                shapes = f"{list(arrays[name].shape[1:])}, in training {list(feature.shape)}"
+                raise DataError(f"{file}: an example of {name!r} has the shape {shapes}", "give it the same")
+        given = {name: arrays[name].astype(feature.dtype) for name, feature in wanted.items()}
+        label = arrays.get(LABEL)
+        others = [{LABEL: value} for value in label.tolist()] if label is not None and label.ndim == 1 else []
+        return given, others
+
     def inspect(self, check: DataCheck) -> None:
         files = check.files((self.file,), (self.test_file,) if self.test_file else (), "data")
         if not check.too_large(f"the rows of {len(files)} files", files, BYTES) and files:
@@ -90,6 +108,8 @@ class Npz(Unaugmented):
             share = hash64(np.arange(len(next(iter(own.values()))), dtype=np.uint64)) / 2**64
             rows = (share < self.test) == (split == "test")
             chosen = {name: values[rows] for name, values in own.items()}
+        for file, arrays in ((self.file, own), (self.test_file, other)):
+            _refuse_infinite(str(file), arrays)
         most = {LABEL: self.classes} if self.classes else {}
         for name in (LABEL, TOKEN):
             known = [arrays[name] for arrays in (own, other) if name in arrays and arrays[name].size]
@@ -123,7 +143,15 @@ class _Arrays:
         return {name: values[indices] for name, values in self._arrays.items()}
 
 
-def _read(file: str, names: Mapping[str, str]) -> dict[str, np.ndarray]:
+def _refuse_infinite(file: str, arrays: Mapping[str, np.ndarray]) -> None:
+    for name, values in arrays.items():
+        if values.dtype.kind == "f" and not (finite := np.isfinite(values)).all():
+            rows = np.flatnonzero(~finite.reshape(len(values), -1).all(1))
+            where = f"{len(rows):,} row{'s' * (len(rows) > 1)} of {name!r} with NaN or infinite numbers"
+            raise DataError(f"{file}: {where}, the first is row {rows[0]}", "fix these rows, or leave them out")
+
+
+def _read(file: str, names: Mapping[str, str], missing_ok: bool = False) -> dict[str, np.ndarray]:
     path = expand_path(file)
     try:
         with np.load(path, allow_pickle=False) as content:
@@ -133,7 +161,7 @@ def _read(file: str, names: Mapping[str, str]) -> dict[str, np.ndarray]:
     except Exception as error:  # zipfile and numpy raise many types on damaged files
         hint = "numpy.savez writes such files; arrays of objects, which are pickled, are not read"
         raise DataError(f"{path}: cannot be read as .npz: {reason(error)}", hint) from error
-    unknown = [name for name in names if name not in arrays]
+    unknown = [] if missing_ok else [name for name in names if name not in arrays]
     if unknown:
         raise DataError(f"{path}: has no array {unknown[0]!r}", f"it has {', '.join(arrays)}")
     lengths = {name: values.shape[:1] for name, values in arrays.items()}

@@ -13,6 +13,7 @@ from dtrain.data.digits import WHITE, Digits
 from dtrain.data.files import HERE, resolve_files
 from dtrain.data.folder_layout import SUFFIXES, is_picture
 from dtrain.data.image_files import Decoding, ImageFile, ImageFiles, head
+from dtrain.data.npz import Npz
 from dtrain.data.pixels import WithPixels
 from dtrain.data.record import record_of
 from dtrain.data.record_data import Records
@@ -59,6 +60,8 @@ def inputs(data: Data, example: Example, names: Sequence[str]) -> Inputs:
         return Inputs(source, places, by="record", others=others)
     if TOKEN in example and data.tokenized:
         return _texts(data, example[TOKEN].shape[0], names)
+    if isinstance(data, Npz) and all(Path(name).suffix == ".npz" for name in names):
+        return _arrays(data, example, names)
     if IMAGE in example and example[IMAGE].dtype == "uint8" and data.reads_inputs:
         return _images(data, example[IMAGE].shape, names)
     if isinstance(data, Table):
@@ -69,6 +72,15 @@ def inputs(data: Data, example: Example, names: Sequence[str]) -> Inputs:
     message = f"data of kind {data.kind} cannot read {names[0]}"
     hint = "leave the files out to use the test split, and change the data with key=value: data.args.path=..."
     raise DataError(message, hint)
+
+
+def _arrays(data: Npz, example: Example, names: Sequence[str]) -> Inputs:
+    """The examples of .npz files, one after the other."""
+    read = [data.unlabelled(str(path), example) for path in resolve_files(tuple(names), "an .npz file", HERE)]
+    values = {name: np.concatenate([arrays[name] for arrays, _ in read]) for name in read[0][0]}
+    others = [row for _, rows in read for row in rows] if all(rows for _, rows in read) else []
+    source = Arrays(values, {name: example[name] for name in values}, "")
+    return Inputs(source, [f"{row + 1}" for row in range(len(source))], by="row", others=others)
 
 
 @dataclass(frozen=True)

@@ -130,6 +130,9 @@ def load(path: Path | str, overrides: Sequence[str] = (), devices: int | None = 
     `devices`, if known, is checked against the mesh. Raises RecipeError with every problem, each at its
     file:line:column.
     """
+    if not isinstance(path, str | Path):
+        hint = "write it to a file: Path('recipe.yaml').write_text(json.dumps(recipe)) is YAML, too"
+        raise RecipeError(f"a recipe is a file or a name, not {type(path).__name__}", hint)
     path = find(path) if isinstance(path, str) else path
     recipe_draft = draft(path, overrides)
     for problem in problems_of(recipe_draft.parts, devices):

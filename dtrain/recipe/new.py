@@ -168,7 +168,7 @@ def new_recipe(path: Path, kind: str, guess: Guess, name: str | None = None, wei
     if settings.best:
         text += _line("checkpoint", {"best": settings.best}, "evaluate and predict take it with --best")
     text += [
-        f"# On a slice or on GPUs: `dtrain plan {name}.yaml --on v5e-16` says what fits and how fast it is.",
+        f"# On a slice or on GPUs: `dtrain plan {name}.yaml --on v5e-16 --quick` says what fits and how fast it is.",
         "# Then raise batch and lr, set precision: {compute: bfloat16}, and split it: mesh: {data: -1} or {fsdp: -1}.",
     ]
     made = NewRecipe(name, "\n".join(text) + "\n", (f"{guess.seen}; {held_out}", *guess.notes, *train.notes))

@@ -67,6 +67,8 @@ SHARE_OF_TIME = 0.1
 FORWARD = 3
 """Examples that are evaluated in the time in which one is trained on: gradients cost two forward passes."""
 MOST_STEPS = 2**31
+UNKNOWN_STEPS = 2**31 - 1
+"""The length of a run in epochs whose data is not opened: the largest int32, as steps are counted."""
 """The step is counted in 32 bits."""
 Launch = Local | Ssh | Slurm | GKE | Sky
 

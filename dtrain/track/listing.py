@@ -7,14 +7,14 @@ from pathlib import Path
 
 from dtrain.core.errors import DtrainError
 from dtrain.core.lease import in_use
-from dtrain.core.run_dir import Folder
+from dtrain.core.run_dir import Folder, saved_steps
 from dtrain.core.types import JsonObject
 from dtrain.track.history import History
 from dtrain.track.jsonl import damage
 from dtrain.track.summary import Summary, shown, summarise
 from dtrain.track.text import duration, size
 
-RUNNING, KILLED, DAMAGED, EMPTY = "running", "killed", "damaged", "not started"
+RUNNING, KILLED, DAMAGED, EMPTY, IMPORTED = "running", "killed", "damaged", "not started", "imported"
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,8 @@ def entry(run_dir: Folder, name: str, history: History | None = None) -> Entry:
     except (DtrainError, OSError) as error:
         problem = error.message.splitlines()[0] if isinstance(error, DtrainError) else str(error)
         return Entry(name, DAMAGED, changed, total, problem=problem)
+    if summary is None and saved_steps(run_dir.checkpoints) == [0]:
+        return Entry(name, IMPORTED, changed, total)
     if summary is None:
         lost = run_dir.checkpoints.is_dir() and any(run_dir.checkpoints.iterdir())
         return Entry(name, DAMAGED if lost else EMPTY, changed, total, problem="run.json is missing" if lost else "")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from dtrain.core.errors import RecipeError
 from dtrain.core.metrics import Metric, higher_is_better, known, recorded
-from dtrain.core.run_dir import STEP_PARTS, Folder, step_seconds
+from dtrain.core.run_dir import STEP_PARTS, Folder, saved_steps, step_seconds
 from dtrain.core.types import JsonObject
 from dtrain.track.history import History
 from dtrain.track.jsonl import damage
@@ -137,6 +137,9 @@ def summarise(run_dir: Folder, history: History | None = None) -> Summary:
     record = run_dir.read_record()
     if not record:
         hint = "give the folder of a run, or its name in ./runs: `dtrain ls` lists them"
+        if saved_steps(run_dir.checkpoints) == [0]:
+            hint = "train it first: the recipe that `dtrain import` wrote, or the command that it named"
+            raise RecipeError(f"{run_dir.path} has imported parameters, and was not trained yet", hint)
         raise RecipeError(f"{run_dir.path} is not the folder of a run: run.json is missing", hint)
     history = (history or History(run_dir.metrics)).update()
     values = {key: record.get(key) for key in ("name", "state", "reason", "exit_code", "step", "steps", "starts")}

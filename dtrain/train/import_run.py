@@ -33,7 +33,7 @@ from dtrain.models.hf_config import Published
 from dtrain.models.lora import ADAPTERS, BASE
 from dtrain.models.nn.param import count
 from dtrain.recipe.load import given_part, lasting_text, load, plain
-from dtrain.recipe.recipe import Init, Recipe
+from dtrain.recipe.recipe import UNKNOWN_STEPS, Init, Recipe
 from dtrain.recipe.sizes import with_sizes
 from dtrain.recipe.yaml import dump
 from dtrain.train.provenance import conditions, conditions_of
@@ -80,7 +80,7 @@ def import_params(
     run_dir, recipe = folder(runs, recipe.name), with_sizes(recipe)
     _refuse_steps(run_dir)
     example = recipe.data.example() or recipe.data.open("train").example
-    assembly = assemble(recipe, jax.devices(), example, recipe.steps or 2**31)
+    assembly = assemble(recipe, jax.devices(), example, recipe.steps or UNKNOWN_STEPS)
     with new_run(run_dir, say) as lease:
         ours, shapes = without_padding(assembly.layout.declared), leaves_by_path(assembly.shapes.params)
         with _tensors(source, say) as tensors:
@@ -175,7 +175,7 @@ def import_adapters(
         recipe = _recipe(values, name, overrides, devices)
         example = recipe.data.example()
         assert example is not None, "only decoders have published names, and their data has known shapes"
-        assembly = assemble(recipe, jax.devices(), example, recipe.steps or 2**31)
+        assembly = assemble(recipe, jax.devices(), example, recipe.steps or UNKNOWN_STEPS)
         shapes = leaves_by_path(assembly.shapes.params)
         given: dict[str, Any] = {}
         for path in names:

@@ -65,6 +65,17 @@ def lost(old: JsonObject, latest: heartbeat.Heartbeat | None, start: float) -> d
     return so_far
 
 
+REFUSED = (2, 3, 4)
+"""Exit codes of a start after which a user changes something: the recipe, the machine or the data was wrong."""
+
+
+def trained_before(old: JsonObject) -> JsonObject:
+    """The record of earlier starts; none if they were refused before the first step, so that the run begins now."""
+    spent = step_seconds(old.get("seconds", {}))
+    refused = old.get("state") == "failed" and old.get("exit_code") in REFUSED
+    return {} if refused and not (old.get("step") or spent) else old
+
+
 def gap(old: JsonObject) -> str:
     """The key of the time between the last start of a run and the next: a pause if the run waited for its user."""
     paused = old["state"] == "finished" or (old["state"] == "stopped" and old.get("stopped_by") in STOPPED_BY_USER)
@@ -231,7 +242,7 @@ class Record:
 @contextmanager
 def run_record(run_dir: Folder, recipe: Recipe, lead: bool) -> Iterator[Record]:
     """A record that is written to run.json at the start and at the end, however the run ends."""
-    old, before = run_dir.read_record(), process_start()
+    old, before = trained_before(run_dir.read_record()), process_start()
     start = time.time() - before
     values = {
         "name": recipe.name,

@@ -293,8 +293,12 @@ def _from_run(assembly: Assembly, given: Origin, warn: Callable[[str], None], pa
     refuse_no_run(run_dir)
     recipe, number = load(run_dir.recipe), init.step if isinstance(init.step, int) else None
     if recipe.lora:
-        hint = f"join its adapters with its base first: dtrain export {init.run} FILE, then dtrain import"
+        folder = f"{run_dir.path.name}-whole"
+        hint = f"join them with their base: dtrain export {init.run} {folder}; then init: {{weights: {folder}}}"
         raise RecipeError(f"init.run: {init.run} has adapters alone (lora)", hint)
+    if init.step == "best" and not recipe.checkpoint.best:
+        message = f"init.step: best: {init.run} has no checkpoint.best, so none of its checkpoints is the best"
+        raise RecipeError(message, "leave it out for the newest, or give the number of a step")
     folder = run_dir.checkpoints.absolute()
     with Store(folder, recipe.checkpoint, reading=True) as store:
         checkpoint, chosen = select_checkpoint(run_dir, recipe, store, warn, step=number, best=init.step == "best")

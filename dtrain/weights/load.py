@@ -19,7 +19,7 @@ from dtrain.models.nn.param import Tree
 from dtrain.optim.update import averaged
 from dtrain.parallel.mesh import Mesh
 from dtrain.recipe.load import load
-from dtrain.recipe.recipe import Recipe
+from dtrain.recipe.recipe import UNKNOWN_STEPS, Recipe
 from dtrain.weights.checkpoint_choice import refuse_no_run, select_checkpoint
 from dtrain.weights.initial import initial_from, recorded_sources
 from dtrain.weights.read import leaves_by_path, without_padding
@@ -67,7 +67,7 @@ def load_run(
     with Store(run_dir.checkpoints.absolute(), recipe.checkpoint, reading=True) as store:
         checkpoint, chosen = select_checkpoint(run_dir, recipe, store, say, step=step, best=best)
         example = _example(recipe, checkpoint.conditions)
-        assembly = assemble(recipe, devices[: recipe.mesh.least], example, recipe.steps or 2**31)
+        assembly = assemble(recipe, devices[: recipe.mesh.least], example, recipe.steps or UNKNOWN_STEPS)
         shapes = saved(assembly.shapes, assembly.layout.declared)
         state = store.restore(checkpoint.step, parameters_alone(shapes))
     chosen += " (averaged parameters)" if recipe.optimizer.averages else ""

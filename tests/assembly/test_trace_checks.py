@@ -24,6 +24,9 @@ def test_a_trace_that_changes_is_found() -> None:
     found = trace_differences(trace, trace())
     assert "something other than its arguments" in found[0]
     assert len(found) > 1
+    drawn = np.random.default_rng(0)
+    arrays = lambda: jax.jit(lambda x: x * jnp.asarray(drawn.normal(size=3))).trace(jnp.ones(3))  # noqa: E731
+    assert trace_differences(arrays, arrays())[1] == "  the values of a constant, float32[3]"
     pure = lambda: jax.jit(lambda x: x * 2).trace(jnp.ones(3))  # noqa: E731
     assert trace_differences(pure, pure()) == []
 

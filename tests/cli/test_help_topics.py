@@ -120,6 +120,12 @@ def test_errors_end_with_what_explains_them(in_process: Dtrain, tmp_path: Path) 
     assert more("new", str(tmp_path / "empty.csv"), code=4) == "E-DATA"
 
 
+def test_a_name_of_a_verb_and_a_kind_explains_both(in_process: Dtrain) -> None:
+    shown = in_process("help", "chat").stdout
+    assert "dtrain generate" in shown
+    assert "data: {kind: chat}" in shown
+
+
 def test_a_value_names_the_keys_that_have_it(in_process: Dtrain) -> None:
     one = in_process("help", "relu").stdout
     assert one.startswith("relu is a value of one key:\n\nmodel.activation\n")

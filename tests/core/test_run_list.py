@@ -31,6 +31,19 @@ def test_runs_are_found_by_name_folder_and_pattern(runs: Path, words: list[str],
     assert [place.path.name for place in find_runs(words)] == names
 
 
+def test_a_run_of_a_sweep_is_found_by_its_name_alone(runs: Path) -> None:
+    for sweep in ("one", "two"):
+        for name in ("x-1", f"only-{sweep}"):
+            (runs / sweep / name).mkdir(parents=True)
+            (runs / sweep / name / "run.json").write_text("{}")
+        (runs / sweep / "sweep.json").write_text("{}")
+    assert find_run("only-two").path == Path("runs/two/only-two")
+    assert [place.path for place in find_runs(["only-one"])] == [Path("runs/one/only-one")]
+    with pytest.raises(RecipeError, match="is a run of several sweeps") as error:
+        find_run("x-1")
+    assert error.value.hint == "name one: one/x-1, two/x-1"
+
+
 @pytest.mark.parametrize("word", ["lr-3", "runs/lr-9", "zzz*", "notes"])
 def test_a_word_that_means_no_run_is_refused(runs: Path, word: str) -> None:
     with pytest.raises(RecipeError, match="no run"):

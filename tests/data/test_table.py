@@ -16,6 +16,7 @@ import pytest
 from dtrain.core.errors import DataError
 from dtrain.data.custom import CustomData
 from dtrain.data.npz import Npz
+from dtrain.data.prediction_inputs import inputs
 from dtrain.data.table import Table
 from tests.conftest import Dtrain
 
@@ -125,7 +126,7 @@ def test_values_that_float32_cannot_hold_are_refused(tmp_path: Path, scale: bool
     with pytest.raises(DataError, match="'x' is NaN or infinite in float32"):
         Npz(file=str(tmp_path / "x.npz")).open("train").fingerprint  # noqa: B018
     np.savez(tmp_path / "nan.npz", x=np.array([np.nan, 1.0] * 8), label=np.arange(16) % 2)
-    with pytest.raises(DataError, match="row 0 of 'x' is NaN or infinite"):
+    with pytest.raises(DataError, match="8 rows of 'x' with NaN or infinite numbers, the first is row 0"):
         Npz(file=str(tmp_path / "nan.npz")).open("train")
 
 
@@ -362,3 +363,25 @@ def test_a_label_of_an_npz_file_is_one_number(tmp_path: Path, label: np.ndarray)
     np.savez(tmp_path / "a.npz", x=np.zeros((2, 3)), label=label)
     with pytest.raises(DataError, match="the label has the shape"):
         Npz(file=str(tmp_path / "a.npz")).open("train")
+
+
+def test_predictions_are_for_the_arrays_of_a_file(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(40, 3)).astype(np.float32)
+    np.savez(tmp_path / "rows.npz", x=x, klass=(x[:, 0] > 0).astype(np.int64))
+    data = Npz(file=str(tmp_path / "rows.npz"), names={"x": "features", "klass": "label"})
+    example = data.open("train").example
+    np.savez(tmp_path / "new.npz", x=x[:4].astype(np.float64))
+    found = inputs(data, example, [str(tmp_path / "new.npz")])
+    assert found.names == ["1", "2", "3", "4"]
+    np.testing.assert_array_equal(found.source.rows(np.arange(4))["features"], x[:4])
+    assert found.others == []
+    labelled = inputs(data, example, [str(tmp_path / "rows.npz")])
+    assert labelled.others[0] == {"label": int(x[0, 0] > 0)}
+    np.savez(tmp_path / "wide.npz", x=np.zeros((2, 5), np.float32))
+    with pytest.raises(DataError, match=r"has the shape \[5\], in training \[3\]"):
+        inputs(data, example, [str(tmp_path / "wide.npz")])
+    x[[3, 7], 1] = np.nan
+    np.savez(tmp_path / "rows.npz", x=x, klass=np.zeros(40, np.int64))
+    with pytest.raises(DataError, match="2 rows of 'features' with NaN or infinite numbers, the first is row 3"):
+        data.open("train")

@@ -244,6 +244,24 @@ def test_random_numbers_by_place_are_refused_with_what_to_use() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
+    ("name", "message", "hint"),
+    [
+        ("TrainsByPlace", "in training, sum of the loss changes if examples change places", "ctx.keys"),
+        ("TrainsByMean", "in training, the loss is not a sum over examples", "ctx.sum_over_examples"),
+    ],
+)
+def test_what_depends_on_the_mesh_in_training_alone_is_refused(name: str, message: str, hint: str) -> None:
+    for where in (("mesh={data: 1}",), CASES["shard_map-fsdp"]):
+        *_, check = evaluated(name, *where, devices=1 if len(where) == 1 else 8)
+        with pytest.raises(RecipeError, match=message) as refused:
+            check()
+        assert hint in refused.value.hint
+    *_, check = evaluated("TrainsByMeanOfAll", *CASES["shard_map-fsdp"])
+    check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
     "case", [name if name == "shard_map-fsdp" else pytest.param(name, marks=pytest.mark.nightly) for name in CASES]
 )
 def test_a_model_knows_the_number_of_its_step(case: str) -> None:

@@ -92,6 +92,41 @@ class ByPlace(Denoiser):
         return jax.random.split(jax.random.key(0), len(batch["image"]))
 
 
+class TrainsUnlike(Denoiser):
+    """It compares examples in training alone: by their place, by a mean of what a device has, or by that of all."""
+
+    how = ""
+
+    def keys(self, batch: Any, ctx: Any) -> Any:
+        return ctx.keys(batch, "noise")
+
+    def loss(self, params: Any, batch: Any, ctx: Any) -> Loss:
+        own = super().loss(params, batch, ctx)
+        if not ctx.train:
+            return own
+        pixels = batch["image"].reshape(len(batch["image"]), -1).mean(1)
+        mean = pixels.mean()
+        if self.how == "all":
+            count = ctx.sum_over_examples(jnp.float32(len(pixels)))
+            mean = ctx.sum_over_examples(pixels.sum()) / count
+        place = jnp.arange(len(pixels), dtype=jnp.float32)
+        each = place * pixels if self.how == "place" else 1e3 * jnp.square(pixels - mean)
+        weight = batch["weight"] if "weight" in batch else jnp.ones_like(pixels)
+        return own._replace(sum=own.sum + (each * weight).sum())
+
+
+class TrainsByPlace(TrainsUnlike):
+    how = "place"
+
+
+class TrainsByMean(TrainsUnlike):
+    how = "mean"
+
+
+class TrainsByMeanOfAll(TrainsUnlike):
+    how = "all"
+
+
 class Integers:
     def init(self, key: jax.Array, example: Any) -> Any:
         return {"count": jnp.zeros(3, jnp.int32)}

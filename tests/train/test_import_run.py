@@ -118,6 +118,17 @@ def test_a_published_checkpoint_goes_in_and_comes_out_as_it_was(dtrain: Dtrain, 
 
 
 @pytest.mark.slow
+def test_an_imported_run_of_epochs_is_listed_as_one_that_was_not_trained(dtrain: Dtrain, tmp_path: Path) -> None:
+    words = ("steps=null", "epochs=1", "optimizer.schedule=cosine")
+    (tmp_path / "small.yaml").write_text(RECIPE)
+    dtrain("run", "small.yaml", "steps=2")
+    dtrain("import", "small.yaml", "runs/small", "name=next", *words)
+    listed = {one["name"]: one["state"] for one in json.loads(dtrain("ls", "--json").stdout)}
+    assert listed == {"next": "imported", "small": "finished"}
+    assert "has imported parameters, and was not trained yet" in dtrain("report", "next", code=2).stderr
+
+
+@pytest.mark.slow
 def test_what_one_run_learned_another_begins_with(dtrain: Dtrain, tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text(RECIPE)
     dtrain("run", "small.yaml", "steps=200")

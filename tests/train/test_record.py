@@ -10,7 +10,7 @@ from dtrain.core import heartbeat
 from dtrain.core.process_info import ProcessInfo
 from dtrain.core.run_dir import Folder
 from dtrain.runtime.process_group import ProcessGroup
-from dtrain.train.record import Record, lost
+from dtrain.train.record import Record, lost, trained_before
 
 
 def record(tmp_path: Path, before: float, again: float) -> Record:
@@ -39,6 +39,13 @@ def test_where_the_newest_checkpoint_was_damaged_its_steps_are_done_again(tmp_pa
     log.resumed(4, step_s=1.0)
     assert log.values["step_s_saved"] == 1.0
     assert log.values["lost"]["recomputed_s"] == 3.0
+
+
+def test_a_start_that_was_refused_before_the_first_step_is_no_part_of_the_run() -> None:
+    refused = {"state": "failed", "exit_code": 2, "step": 0, "written": 1.0, "seconds": {"start": 2.0}}
+    assert trained_before(refused) == {}
+    for other in ({"exit_code": 70}, {"state": "running"}, {"step": 3}, {"seconds": {"step": 0.5}}):
+        assert trained_before(refused | other) == refused | other
 
 
 @pytest.mark.parametrize("jump", [-86400.0, 86400.0])

@@ -61,6 +61,11 @@ class Context(Protocol):
         """The names of the mesh axes that split the examples, for collectives of JAX. jit: none, arrays are global."""
         ...
 
+    @property
+    def mixed(self) -> list[str]:
+        """What has compared examples with each other in a way that is the same on every mesh."""
+        ...
+
     def keys(self, batch: Batch, name: str = "") -> jax.Array:
         """A random key for each example of a batch (examples,), the same on any mesh and engine.
 

@@ -27,6 +27,8 @@ class ExampleVerbs:
     seed: int = 0
     named: list[tuple[str, Any]] = field(default_factory=list, compare=False)
     """The names of keys that were asked for, each with JAX's trace state."""
+    mixed: list[str] = field(default_factory=list, compare=False)
+    """What compared examples with each other in a way that is the same on every mesh."""
 
     @property
     def example_axes(self) -> tuple[str, ...]:
@@ -46,9 +48,11 @@ class ExampleVerbs:
         return jax.vmap(jax.random.fold_in, (None, 0))(key, batch[ROW])
 
     def sum_over_examples(self, x: jax.Array) -> jax.Array:
+        self.mixed.append("sum_over_examples")
         return jax.lax.psum(vary(x, self.example_axes), self.example_axes) if self.example_axes else x
 
     def gather_examples(self, x: jax.Array) -> jax.Array:
+        self.mixed.append("gather_examples")
         for axis in reversed(self.example_axes):
             x = jax.lax.all_gather(x, axis, axis=0, tiled=True)
         return x
