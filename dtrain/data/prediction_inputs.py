@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 
@@ -24,6 +25,8 @@ from dtrain.data.windows import NO_TARGET, row_example
 
 NAME = {True: LABEL}
 """The name of the label's column in predictions."""
+RECORDS = (".json", ".jsonl", ".parquet", ".arrow")
+"""Suffixes of files of conversations, which are no texts."""
 TOP = 255.0
 """Largest pixel value of a decoded image file."""
 
@@ -160,9 +163,13 @@ def _image_paths(name: str) -> list[Path]:
 
 def _texts(data: Data, length: int, names: Sequence[str]) -> Inputs:
     """Each file cut into rows of `length` tokens, the last one padded; its first token has no prediction."""
-    tokenizer = data.open_tokenizer()
+    tokenizer, own = data.open_tokenizer(), cast("Any", data)
+    conversational = own.main.conversational
     rows, origins, sizes = [], [], {}
     for path in resolve_files(tuple(names), "text", HERE):
+        if conversational and path.suffix in RECORDS:
+            hint = f"dtrain evaluate RUN data.test_files='[{path}]' measures conversations"
+            raise DataError(f"{path}: `predict` scores texts, and these are records of conversations", hint)
         try:
             text = path.read_bytes()
         except OSError as error:

@@ -133,15 +133,21 @@ class Template:
         return self._text(messages, prompt=True, where=where, context=context).replace(BEGIN, "").replace(END, "")
 
     def ending(self) -> str:
-        """What follows each answer of the assistant: the text of its end token. Empty if there is none."""
-        return self._after_answer.strip()
+        """What is learned after each answer of the assistant: the text of its end token. Empty if there is none, or if
+        it stands behind `{% endgeneration %}`."""
+        return self._marked_after_answer.partition(END)[0].strip()
 
     @cached_property
     def _after_answer(self) -> str:
         """What the template writes behind the content of an answer that is the last message."""
+        return self._marked_after_answer.replace(BEGIN, "").replace(END, "")
+
+    @cached_property
+    def _marked_after_answer(self) -> str:
+        """The same with BEGIN and END where `{% generation %}` begins and ends."""
         answer = "answer"
         asked = [{"role": "user", "content": "question"}, {"role": ASSISTANT, "content": answer}]
-        text = self._text(asked, prompt=False, where="an example").replace(BEGIN, "").replace(END, "")
+        text = self._text(asked, prompt=False, where="an example")
         return text[text.rindex(answer) + len(answer) :] if answer in text else ""
 
     def _span(

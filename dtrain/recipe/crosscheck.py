@@ -252,7 +252,7 @@ def _metrics(recipe: Recipe) -> Iterator[Problem]:
     if recipe.model.user_code or recipe.model.left_out or None in measures:  # known later: the run checks them
         for key, name in named.items():
             if not name.startswith("eval/"):
-                yield key, f"no metric {name!r}", f"a metric of the evaluation: eval/{name}"
+                yield key, f"no metric {name!r}", f"a metric of the evaluation: eval/{name.rpartition('/')[2]}"
         return
     more = SCORES if recipe.evaluate.questions else ()
     more += tuple(metric for declared in measures for metric in declared or ())

@@ -230,6 +230,15 @@ def test_turns_are_found_in_every_kind_of_template() -> None:
     for name, source in NAMED.items():
         assert spans(source, TALK) == [f"Hello you{ends[name]}", f"So soon{ends[name]}"]
         assert Template(source, {"bos_token": "", "eos_token": "</s>"}).ending() == ends[name]
+
+
+@pytest.mark.parametrize(("inside", "learned"), [(True, "<|im_end|>"), (False, "")])
+def test_an_end_that_is_not_learned_is_no_end_of_answers(inside: bool, learned: str) -> None:
+    end = "<|im_end|>"
+    marked = "{% generation %}{{ m.content }}" + end * inside + "{% endgeneration %}" + end * (not inside)
+    answer = "{% if m.role == 'assistant' %}" + marked + "{% else %}{{ m.content }}" + end + "{% endif %}"
+    source = "{% for m in messages %}<|im_start|>{{ m.role }}\n" + answer + "\n{% endfor %}"
+    assert Template(source, {}).ending() == learned
     marked = "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}!{% endgeneration %}"
     marked += "{% else %}{{ m.content }}?{% endif %}{% endfor %}"
     assert spans(marked, TALK) == ["Hello you!", "So soon!"]

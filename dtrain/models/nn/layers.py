@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from dtrain.core.errors import RecipeError
 from dtrain.core.metrics import ACCURACY, MAE, NLL, Metric
 from dtrain.core.types import Share
 from dtrain.data.batch import IMAGE, LABEL, OTHER_LABEL, SHARE, SMOOTHING, TARGET, WEIGHT, Batch, Example
@@ -186,6 +187,9 @@ def classify(logits_BK: jax.Array, batch: Batch, ctx: Context) -> Loss:
     """
     logits_BK = logits_BK.astype(ctx.loss_dtype)
     label_B = batch[LABEL]
+    if jnp.issubdtype(label_B.dtype, jnp.floating):
+        hint = "predict numbers with loss_of = layers.regress, or make the labels whole numbers"
+        raise RecipeError(f"the loss is of classes, and the labels are numbers ({label_B.dtype})", hint)
     weight_B = batch[WEIGHT] if WEIGHT in batch else jnp.ones_like(label_B, jnp.float32)
     logp_BK = jax.nn.log_softmax(logits_BK)
 
