@@ -19,7 +19,7 @@ SIMULATED = 8
 
 def add_to(app: typer.Typer) -> None:
     """Register the verb."""
-    app.command(epilog="Example: dtrain agree decoder-tiny --mesh '{fsdp: 2, tensor: 2}' --engine shard_map")(agree)
+    app.command(epilog="Example: dtrain agree mlp-digits --mesh '{fsdp: 2, tensor: 2}'")(agree)
 
 
 def agree(
