@@ -161,9 +161,12 @@ def refuse_broken_contract(
     train = recipe.engine.compile(assembly.train_loss(mixed), assembly.layout.platform)
     if not mixed:
         refuse_broken(lambda batch: train(state, put(batch)), rows, exact, when=TRAINING, whole=APART)
-    elif recipe.accumulate == 1:  # else the examples would be compared with those of another microbatch
+    elif recipe.accumulate == 1:
         weight = {WEIGHT: np.ones(len(put.held), np.float32)}
         refuse_places(lambda batch: train(state, put(batch)), {**rows, **weight}, exact)
+    else:
+        why = f"examples are compared with each other ({', '.join(dict.fromkeys(mixed))}) within microbatches"
+        return f"could not check whether the training loss depends on the places of examples: {why}"
     apart = recipe.engine.explicit
     each = assembly.eval_batch // (assembly.layout.parts("batch") if apart else 1)
     missing = "could not check whether the loss compares examples with each other: evaluate.batch has one example"

@@ -7,12 +7,13 @@ import typer
 
 from dtrain.cli.arguments import Debug, Devices, Json, Overrides, Recipe, use_devices
 from dtrain.cli.exits import exits, interruptible
-from dtrain.core.errors import DtrainError
+from dtrain.core.errors import DtrainError, RecipeError
 
 if TYPE_CHECKING:
     from dtrain.parallel.mesh import Mesh
     from dtrain.recipe.recipe import Recipe as Loaded
 
+STEPS = 3
 SIMULATED = 8
 """Devices that are simulated on a machine without accelerators."""
 
@@ -40,7 +41,9 @@ def agree(
             help="A setting of what is compared, but not of the one device; repeatable.",
         ),
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, max=1000, help="Steps of training.")] = 3,
+    steps: Annotated[
+        int | None, typer.Option(min=1, max=1000, help="Steps of training; default: 3, or those of --against.")
+    ] = None,
     devices: Devices = None,
     save: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write what one device gives, for --against elsewhere.")
@@ -72,10 +75,13 @@ def agree(
             typer.echo(f"{text} ...", err=True)
 
         refuse_processes()
+        if against and (steps or save):
+            message = f"--against has its own steps and arrays, and excludes {'--steps' if steps else '--save'}"
+            raise RecipeError(message, "leave one of them out")
         given, path = overrides or [], find(recipe)
         own, changed = load(path, given), load(path, [*given, *(changes or [])])
         compared = _engines(changed, engines or []), [_mesh(text) for text in meshes or []] or MESHES
-        reference = read_reference(against) if against else reference_of(own, steps, say)
+        reference = read_reference(against) if against else reference_of(own, steps or STEPS, say)
         if save:
             reference.save(save)
         certificate = agreement(

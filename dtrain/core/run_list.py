@@ -48,7 +48,7 @@ def find_run(word: str | Path, runs: Path = Path("runs")) -> Folder:
     path, named = Path(word), runs / str(word)
     if is_run(path) or not is_run(named):
         if not is_run(path) and not path.is_dir():
-            if len(inner := _in_sweeps(str(word), runs)) == 1:
+            if inner := _in_one_sweep(str(word), runs):
                 return inner[0]
             raise _unknown(str(word), runs)
         return Folder(path)
@@ -58,6 +58,12 @@ def find_run(word: str | Path, runs: Path = Path("runs")) -> Folder:
 def _in_sweeps(word: str, runs: Path) -> list[Folder]:
     """The runs of sweeps with that name."""
     return [run_dir for run_dir in runs_in(runs) if run_dir.path.name == word and run_dir.path.parent != runs]
+
+
+def _in_one_sweep(word: str, runs: Path) -> list[Folder]:
+    """The run of a sweep with that name; none if several sweeps have one."""
+    found = _in_sweeps(word, runs)
+    return found if len(found) == 1 else []
 
 
 def find_runs(words: Sequence[str], runs: Path = Path("runs"), *, missing_ok: bool = False) -> list[Folder]:
@@ -91,7 +97,7 @@ def _meant(word: str, runs: Path) -> list[Folder]:
         patterns = (word, str(runs / word), str(runs / "*" / word))
         paths = sorted({Path(path) for pattern in patterns for path in glob.glob(pattern)})  # noqa: PTH207 (absolute)
         return [Folder(path) for path in paths if is_run(path)]
-    return runs_in(Path(word)) or runs_in(runs / word) or _in_sweeps(word, runs)[:1]
+    return runs_in(Path(word)) or runs_in(runs / word) or _in_one_sweep(word, runs)
 
 
 def _unknown(word: str, runs: Path) -> RecipeError:

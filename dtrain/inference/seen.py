@@ -46,8 +46,14 @@ class Seen:
 
     def rows(self, step: int) -> np.ndarray:
         """The numbers of the rows of a step (batch,), counted from the first row of the run."""
-        ahead = next((skipped for after, skipped in reversed(self.skips) if step > after), 0)
-        return (step - 1 + ahead) * self.recipe.batch + np.arange(self.recipe.batch)
+        return self._rows(np.asarray([step]))
+
+    def _rows(self, steps: np.ndarray) -> np.ndarray:
+        """The numbers of the rows of these steps, one step after the other (steps x batch,)."""
+        ahead = np.zeros_like(steps)
+        for after, skipped in self.skips:
+            ahead[steps > after] = skipped
+        return (((steps - 1 + ahead) * self.recipe.batch)[:, None] + np.arange(self.recipe.batch)).reshape(-1)
 
     def examples(self, step: int) -> np.ndarray:
         """The indices of the examples of a step (batch,); with random positions where they begin."""
@@ -74,8 +80,7 @@ class Seen:
         each = max(1, CHUNK // self.recipe.batch)
         for begin in range(self.first, self.steps + 1, each):
             steps = np.arange(begin, min(begin + each, self.steps + 1))
-            rows = np.concatenate([self.rows(int(step)) for step in steps])
-            yield np.repeat(steps, self.recipe.batch), self.order(rows)
+            yield np.repeat(steps, self.recipe.batch), self.order(self._rows(steps))
 
     def indices(self) -> np.ndarray:
         """The examples that the run has trained on, each once, in the order of their numbers."""

@@ -195,7 +195,12 @@ def _initial(assembly: Assembly, start: Values | None) -> State:
     """The state with these parameters, or that of a new run of the recipe."""
     given: dict[str, jax.Array] = {}
     if start is not None:
-        shapes = dict(zip(start, jax.tree.leaves(assembly.shapes.params), strict=True))
+        names = jax.tree.leaves(paths(assembly.layout.declared))
+        shapes = dict(zip(names, jax.tree.leaves(assembly.shapes.params), strict=True))
+        here, there = ({name: tuple(value.shape) for name, value in own.items()} for own in (shapes, start))
+        if other := next((name for name in [*here, *there] if here.get(name) != there.get(name)), ""):
+            found = f"{here.get(other, 'missing')} here, {there.get(other, 'missing')} in the reference"
+            raise RecipeError(f"the parameters are not those of the reference: {other} is {found}")
         given = {name: jax.device_put(value, shapes[name].sharding) for name, value in start.items()}
         return create_state(assembly.make, assembly.shapes, given)
     for part, origin in recorded_sources(assembly.recipe, NO_RUN).items():

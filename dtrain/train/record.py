@@ -242,7 +242,8 @@ class Record:
 @contextmanager
 def run_record(run_dir: Folder, recipe: Recipe, lead: bool) -> Iterator[Record]:
     """A record that is written to run.json at the start and at the end, however the run ends."""
-    old, before = trained_before(run_dir.read_record()), process_start()
+    recorded, before = run_dir.read_record(), process_start()
+    old = trained_before(recorded)
     start = time.time() - before
     values = {
         "name": recipe.name,
@@ -263,7 +264,7 @@ def run_record(run_dir: Folder, recipe: Recipe, lead: bool) -> Iterator[Record]:
         "versions": versions(),
         "git": _git(),
     }
-    log = Record(values, run_dir, lead, before=earlier(old), ids=dict(old.get("tracker_ids", {})))
+    log = Record(values, run_dir, lead, before=earlier(old), ids=dict(recorded.get("tracker_ids", {})))
     log.clock.add("start", before)
     if lead:
         overwrite(run_dir.recipe, lasting_text(recipe))

@@ -39,8 +39,9 @@ def test_a_run_of_a_sweep_is_found_by_its_name_alone(runs: Path) -> None:
         (runs / sweep / "sweep.json").write_text("{}")
     assert find_run("only-two").path == Path("runs/two/only-two")
     assert [place.path for place in find_runs(["only-one"])] == [Path("runs/one/only-one")]
-    with pytest.raises(RecipeError, match="is a run of several sweeps") as error:
-        find_run("x-1")
+    for find in (find_run, lambda word: find_runs([word])):
+        with pytest.raises(RecipeError, match="is a run of several sweeps") as error:
+            find("x-1")
     assert error.value.hint == "name one: one/x-1, two/x-1"
 
 

@@ -20,8 +20,10 @@ from dtrain.assembly.state import create_state
 from dtrain.core.errors import DataError, RecipeError
 from dtrain.core.run_dir import Folder
 from dtrain.data import digits
+from dtrain.data.chat import Chat
 from dtrain.data.prediction_inputs import inputs, opened_in_order, with_classes
 from dtrain.data.source import Arrays, image_example
+from dtrain.data.windows import row_example
 from dtrain.inference.evaluate import evaluate
 from dtrain.inference.outputs import outputs, state_of
 from dtrain.inference.predict import predictions
@@ -297,3 +299,10 @@ def test_the_most_confident_mistakes_are_named_and_shown_with_their_pictures(dtr
         order = np.random.default_rng(digits.SHUFFLE).permutation(len(file["label"]))
         drawn_HW = file["image"][order[mistakes[0]["example"]]].squeeze().astype(np.float32)
     assert np.allclose(shown_HW / shown_HW.max(), drawn_HW / drawn_HW.max(), atol=0.01)
+
+
+def test_conversations_are_not_scored_as_texts(tmp_path: Path) -> None:
+    (tmp_path / "talk.jsonl").write_text('{"text": "hello"}\n')
+    chat = Chat(files=(str(tmp_path / "talk.jsonl"),), length=8, template="plain")
+    with pytest.raises(DataError, match="`predict` scores texts, and these are records of conversations"):
+        inputs(chat, row_example(8, packed=False), [str(tmp_path / "talk.jsonl")])

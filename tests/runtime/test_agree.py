@@ -78,6 +78,12 @@ def test_a_recipe_agrees_with_one_device_and_with_what_was_saved(dtrain: Dtrain,
     assert found["changes"] == ["batch: was 64, now 128"]
     assert found["comparisons"][0]["gradients"]["name"]
     assert not found["agrees"]
+    wider = dtrain(
+        "agree", "mlp-digits", "model.sizes=[64, 32, 10]", *where, "--against", "one.npz", code=2, seconds=250
+    )
+    assert "layer0.bias is (32,) here, (256,) in the reference" in wider.stdout
+    own = dtrain("agree", "mlp-digits", "--against", "one.npz", "--steps", "2", code=2).stderr
+    assert "excludes --steps" in own
     assert "unknown key; did you mean 'tensor'?" in dtrain("agree", "mlp-digits", "--mesh", "{tensr: 2}", code=2).stderr
     nothing = dtrain("agree", "mlp-digits", "--mesh", "{sequence: 2}", "--engine", "jit", code=2, seconds=250)
     assert "sequence = 2 splits nothing" in nothing.stdout
