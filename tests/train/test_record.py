@@ -9,8 +9,9 @@ import pytest
 from dtrain.core import heartbeat
 from dtrain.core.process_info import ProcessInfo
 from dtrain.core.run_dir import Folder
+from dtrain.recipe.load import load
 from dtrain.runtime.process_group import ProcessGroup
-from dtrain.train.record import Record, lost, trained_before
+from dtrain.train.record import Record, lost, run_record, trained_before
 
 
 def record(tmp_path: Path, before: float, again: float) -> Record:
@@ -75,3 +76,14 @@ def test_the_names_of_classes_are_kept(tmp_path: Path) -> None:
     log = record(tmp_path, before=0.0, again=0.0)
     log.about(jax.devices(), {}, 10, {}, ("cat", "dog"))
     assert log.values["classes"] == ["cat", "dog"]
+
+
+def test_the_id_of_a_tracker_survives_a_start_that_was_refused(tmp_path: Path) -> None:
+    recipe = load("mlp-digits")
+    (tmp_path / "run.json").write_text(
+        '{"state": "failed", "exit_code": 4, "step": 0, "seconds": {"start": 2.0}, "tracker_ids": {"w": "7"}}'
+    )
+    with run_record(Folder(tmp_path), recipe, lead=True) as log:
+        assert log.ids == {"w": "7"}
+        assert log.values["starts"] == 1
+        assert log.values["lost"] == {}
