@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from dtrain.core.counts import counted
 from dtrain.core.printable import printable
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def show(plan: "LaunchPlan", whole: bool) -> None:
     import shlex
 
     chips = f", {plan.chips} chips" if plan.chips else ""
-    typer.secho(f"{plan.hosts} host{'s' * (plan.hosts != 1)}{chips}{_price(plan)}", bold=True, err=True)
+    typer.secho(f"{counted(plan.hosts, 'host')}{chips}{_price(plan)}", bold=True, err=True)
     for note in plan.notes:
         typer.echo(note, err=True)
     if whole:

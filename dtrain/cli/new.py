@@ -26,7 +26,9 @@ def add_to(app: typer.Typer) -> None:
 def new(
     data: Annotated[Path, typer.Argument(metavar="DATA", help="A folder of pictures, a table, a text, conversations.")],
     out: Annotated[Path | None, typer.Option(help="The recipe's file; default: NAME.yaml in this folder.")] = None,
-    label: Annotated[str | None, typer.Option(help="The column of a table that is predicted.")] = None,
+    label: Annotated[
+        str | None, typer.Option(help="The column of a table, or the array of a .npz file, that is predicted.")
+    ] = None,
     kind: Annotated[str | None, typer.Option(help="The kind of data, where it could be several.")] = None,
     weights: Annotated[
         Path | None,

@@ -90,6 +90,8 @@ def predict(
             chosen or with_classes(opened_in_order(data, split or "test"), loaded.classes),
             chosen.unread if chosen else {},
         )
+        for note in chosen.source.notes if chosen else ():
+            typer.echo(note, err=True)
         agreed: list[bool | None] = []
         rows = _compared(predictions(loaded, given, top or 3), agreed)
         if out is None:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from dtrain.core.errors import DataError
-from dtrain.core.types import Positive
+from dtrain.core.types import JsonObject, Positive
 from dtrain.core.user_code import UserTarget, build_target, user_errors
 from dtrain.data.batch import DOCUMENT, LABEL, POSITION, ROW, STEP, TARGET, TOKEN, WEIGHT, Batch, Example, Feature
 from dtrain.data.data_check import DataCheck
@@ -58,7 +58,8 @@ class UserRows(SourceDefaults):
     Or `rows[index]`, a dict of one row's arrays, as sources and map datasets of grain have.
 
     `rows.classes` is the number of classes of its labels, `rows.vocab` that of its tokens, and `rows.fingerprint` a
-    text that changes with the content; without it all rows are read and digested at every start.
+    text that changes with the content; without it all rows are read and digested at every start. `rows.class_names`
+    are the names of the classes, and `rows.place(index)` says where a row comes from; both may be left out.
     """
 
     where: str
@@ -82,6 +83,19 @@ class UserRows(SourceDefaults):
     @property
     def row_labels(self) -> np.ndarray | None:
         return getattr(self.data, "row_labels", None)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return tuple(getattr(self.data, "class_names", ()))
+
+    def place(self, index: int) -> str:
+        with user_errors(self.where):
+            return str(self.data.place(index)) if hasattr(self.data, "place") else ""
+
+    def origin_of(self, index: int) -> JsonObject:
+        if hasattr(self.data, "origin_of"):
+            return self.data.origin_of(index)
+        return {"row": index} | ({"place": place} if (place := self.place(index)) else {})
 
     @property
     def example(self) -> Example:

@@ -35,6 +35,8 @@ class Guess:
     """What else the user should know, a line each."""
     usual: bool = False
     """Whether it is the one to take unless the user says otherwise."""
+    label: str = ""
+    """The column or array that is predicted, where the user may choose one."""
 
 
 def first_records(path: Path) -> list[Mapping[str, Any]]:

@@ -328,6 +328,10 @@ class MixtureSource(SourceDefaults):
         position = np.broadcast_to(np.arange(rows[TOKEN].shape[1], dtype=np.int32), rows[TOKEN].shape)
         return {**rows, DOCUMENT: np.zeros_like(rows[TOKEN]), POSITION: position}
 
+    def place(self, index: int) -> str:
+        number = int(np.searchsorted(self._offsets, index, side="right")) - 1
+        return list(self.sources.values())[number].place(index - int(self._offsets[number]))
+
     def parts(self) -> "dict[str, Source]":
         return {name: SourceOfMixture(self, name) for name in self.sources}
 
@@ -364,6 +368,9 @@ class SourceOfMixture(SourceDefaults):
     def rows(self, indices: np.ndarray) -> Batch:
         rows = self.whole.sources[self.name].rows(indices)
         return self.whole.complete(rows, list(self.whole.sources).index(self.name))
+
+    def place(self, index: int) -> str:
+        return self.whole.sources[self.name].place(index)
 
     def changed(self) -> str:
         return self.whole.sources[self.name].changed()

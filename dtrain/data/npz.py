@@ -1,12 +1,15 @@
 """Arrays in a .npz file: their names are the names of the features, their first dim counts the examples."""
 
-from collections.abc import Iterator, Mapping
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from dtrain.core.counts import counted
 from dtrain.core.errors import DataError
 from dtrain.core.types import Fraction, JsonObject, Positive
 from dtrain.data.batch import FEATURES, IMAGE, LABEL, TOKEN, Batch, Example
@@ -19,8 +22,8 @@ from dtrain.data.paths import expand_path, reason
 from dtrain.data.source import Load, Source, Split, Unaugmented
 
 USUAL = {
-    IMAGE: ("image", "images", "x", "features", "data", "x_train", "inputs"),
-    LABEL: ("label", "labels", "y", "target", "targets", "y_train"),
+    IMAGE: ("image", "images", "x", "features", "data", "inputs"),
+    LABEL: ("label", "labels", "y", "target", "targets", "class", "classes"),
 }
 """Names that arrays of pictures or numbers, and of labels, usually have."""
 
@@ -32,38 +35,41 @@ class Npz(Unaugmented):
     kind: Literal["npz"] = "npz"
     file: str
     """A .npz file: image, label; token, target; or any names that your model uses."""
+    arrays: tuple[str, ...] = ()
+    """The arrays of `file` that are used, by their names there; default: all. Their first dims count the examples."""
     names: dict[str, str] = field(default_factory=dict)
     """The names of features, by the names in the file: {x: image, y: label}; the others keep theirs."""
     classes: Positive | None = None
-    """Number of classes of `label`; default: the largest label and one."""
+    """Number of classes of `label`; default: the largest label and one. Texts are classes by their names."""
     test: Fraction = 0.1
     """Fraction of the examples held out for testing, selected by a hash of the example's number."""
     test_file: str | None = None
     """A file for testing; if set, no example of `file` is held out."""
+    test_names: dict[str, str] = field(default_factory=dict)
+    """The names of features by those of the arrays for testing, in `test_file` or in `file` itself, if they have other
+    names there: {x_test: image, y_test: label}. No other array is read for testing."""
     load: Load = field(default_factory=Load)
 
     @classmethod
     def guesses(cls, path: Path) -> Iterator[Guess]:
-        """One for arrays of usual names: of pictures (examples, height, width, channels) or of numbers, and labels."""
+        """One for each array of numbers that may be the label, with an array of pictures (examples, height, width,
+        channels) or of numbers beside it; that of a usual name is the usual one."""
         if path.suffix.lower() != ".npz" or not path.is_file():
             return
-        arrays = _read(str(path), {})
-        own = {name: next((one for one in arrays if one.lower() in usual), None) for name, usual in USUAL.items()}
+        arrays = _load(path)
         shown = ", ".join(f"{name} {list(values.shape)}" for name, values in arrays.items())
-        if not own[LABEL] or not own[IMAGE]:
+        twins = {name: twin for name in arrays if (twin := _testing(name)) != name and twin in arrays}
+        own = {name: arrays[name] for name in twins or arrays}
+        inputs = next((name for name in own if _usual(name, IMAGE)), None)
+        wide = [name for name, values in own.items() if values.ndim > 1 and values.dtype.kind in "biuf"]
+        inputs = inputs or (wide[0] if len(wide) == 1 else None)
+        labels = [name for name in own if name != inputs and inputs and _may_label(own[name], own[inputs])]
+        if not inputs or not labels:
             hint = f"for `dtrain new`, call them {IMAGE} and {LABEL}; or write the recipe: see the guide"
             raise DataError(f"{path}: which arrays are pictures or numbers, and which labels? It has {shown}", hint)
-        what = IMAGE if arrays[str(own[IMAGE])].ndim > 2 else FEATURES
-        names = {str(name): usual for name, usual in ((own[IMAGE], what), (own[LABEL], LABEL)) if name != usual}
-        label = arrays[str(own[LABEL])]
-        section: dict[str, Any] = {"file": str(path)} | ({"names": names} if names else {})
-        section |= {"test": 0.2} if len(label) < FEW else {}
-        unused = sorted(arrays.keys() - set(own.values()))
-        comments = {"names": "the names that the model expects", "test": "the share that is held out"}
-        notes = (f"not used: {', '.join(unused)}",) if unused else ()
-        if label.dtype.kind == "f" and np.array_equal(label, np.floor(label)):
-            notes += ("the labels are whole, but floats: they are predicted as numbers; cast them to int for classes",)
-        yield Guess(f"arrays: {shown}", section, "--kind npz", comments, notes)
+        for label in labels:
+            usual = _usual(label, LABEL) or len(labels) == 1
+            yield _guess(path, arrays, inputs, label, twins, f"arrays: {shown}; {label} is predicted", usual)
 
     @property
     def packages(self) -> tuple[str, ...]:
@@ -81,14 +87,17 @@ class Npz(Unaugmented):
 
         DataError if an array is missing, or has another shape or dtype than in training.
         """
-        arrays = _read(file, self.names, missing_ok=True)
+        names = {**{to: to for to in example}, **self.names, **self.test_names}
+        found = _load(file)
         wanted = {name: feature for name, feature in example.items() if name != LABEL}
+        arrays = {names[name]: values for name, values in found.items() if names.get(name) in example}
         for name, feature in wanted.items():
             if name not in arrays:
-                raise DataError(f"{file}: has no array {name!r}", f"it has {', '.join(arrays)}")
+                raise DataError(f"{file}: has no array {name!r}", f"it has {', '.join(found)}")
             if arrays[name].shape[1:] != feature.shape:
                 shapes = f"{list(arrays[name].shape[1:])}, in training {list(feature.shape)}"
                 raise DataError(f"{file}: an example of {name!r} has the shape {shapes}", "give it the same")
+        _refuse_lengths(file, arrays)
         given = {name: arrays[name].astype(feature.dtype) for name, feature in wanted.items()}
         label = arrays.get(LABEL)
         others = [{LABEL: value} for value in label.tolist()] if label is not None and label.ndim == 1 else []
@@ -101,30 +110,55 @@ class Npz(Unaugmented):
 
     def open(self, split: Split) -> Source:
         """Read a split. DataError if the arrays have different lengths, are no numbers or not finite."""
-        own = _read(self.file, self.names)
-        other = _read(self.test_file, self.names) if self.test_file else {}
-        chosen = other if other and split == "test" else own
+        own = _read(self.file, self.arrays, self.names)
+        other = self._testing()
+        chosen, file = (other, str(self.test_file or self.file)) if other and split == "test" else (own, self.file)
+        count = len(next(iter(chosen.values())))
+        rows = np.arange(count)
         if not other:
-            share = hash64(np.arange(len(next(iter(own.values()))), dtype=np.uint64)) / 2**64
-            rows = (share < self.test) == (split == "test")
-            chosen = {name: values[rows] for name, values in own.items()}
-        for file, arrays in ((self.file, own), (self.test_file, other)):
-            _refuse_infinite(str(file), arrays)
+            share = hash64(rows.astype(np.uint64)) / 2**64
+            rows = np.flatnonzero((share < self.test) == (split == "test"))
+        texts = [arrays[LABEL] for arrays in (own, other) if LABEL in arrays and arrays[LABEL].dtype.kind == "U"]
+        names = np.unique(np.concatenate(texts)) if texts else np.empty(0, str)
+        for arrays in (own, other):
+            if texts and LABEL in arrays:
+                arrays[LABEL] = np.searchsorted(names, arrays[LABEL].astype(names.dtype)).astype(np.int32)
+        chosen = {name: values[rows] for name, values in chosen.items()}
+        for of, arrays in ((self.file, own), (self.test_file or self.file, other)):
+            _refuse_infinite(of, arrays)
         most = {LABEL: self.classes} if self.classes else {}
         for name in (LABEL, TOKEN):
             known = [arrays[name] for arrays in (own, other) if name in arrays and arrays[name].size]
             if name not in most and known and all(values.dtype.kind in "iu" for values in known):
                 most[name] = max(int(values.max()) for values in known) + 1
-        source = UserRows(f"{self.file}, split {split}", _Arrays(chosen, most.get(LABEL), most.get(TOKEN)))
+        held = _Arrays(chosen, most.get(LABEL), most.get(TOKEN), tuple(names.tolist()), rows, file)
+        source = UserRows(f"{file}, split {split}", held)
         source.refuse_unfit()
         return source
+
+    def _testing(self) -> dict[str, np.ndarray]:
+        """The arrays for testing; none if some examples of the file are held out."""
+        if not (self.test_file or self.test_names):
+            return {}
+        used, names = (tuple(self.test_names), self.test_names) if self.test_names else (self.arrays, self.names)
+        return _read(self.test_file or self.file, used, names)
 
 
 class _Arrays:
     """Arrays in memory, as the rows of a user's class."""
 
-    def __init__(self, arrays: Mapping[str, np.ndarray], classes: int | None, vocab: int | None) -> None:
-        self._arrays = arrays
+    def __init__(
+        self,
+        arrays: Mapping[str, np.ndarray],
+        classes: int | None,
+        vocab: int | None,
+        class_names: tuple[str, ...],
+        numbers: np.ndarray,
+        file: str,
+    ) -> None:
+        """`numbers` (examples,): the number of each example in the file, from 0."""
+        self._arrays, self._numbers, self._file = arrays, numbers, file
+        self.class_names = class_names
         if classes is not None:
             self.classes = classes
         if vocab is not None:
@@ -139,6 +173,12 @@ class _Arrays:
     def __len__(self) -> int:
         return len(next(iter(self._arrays.values())))
 
+    def place(self, index: int) -> str:
+        return f"{self._file}: row {self._numbers[index] + 1}"
+
+    def origin_of(self, index: int) -> JsonObject:
+        return {"row": int(self._numbers[index]) + 1}
+
     def rows(self, indices: np.ndarray) -> Batch:
         return {name: values[indices] for name, values in self._arrays.items()}
 
@@ -147,31 +187,87 @@ def _refuse_infinite(file: str, arrays: Mapping[str, np.ndarray]) -> None:
     for name, values in arrays.items():
         if values.dtype.kind == "f" and not (finite := np.isfinite(values)).all():
             rows = np.flatnonzero(~finite.reshape(len(values), -1).all(1))
-            where = f"{len(rows):,} row{'s' * (len(rows) > 1)} of {name!r} with NaN or infinite numbers"
+            where = f"{counted(len(rows), 'row')} of {name!r} with NaN or infinite numbers"
             raise DataError(f"{file}: {where}, the first is row {rows[0]}", "fix these rows, or leave them out")
 
 
-def _read(file: str, names: Mapping[str, str], missing_ok: bool = False) -> dict[str, np.ndarray]:
-    path = expand_path(file)
+def _load(file: str | Path) -> dict[str, np.ndarray]:
+    path = expand_path(str(file))
     try:
         with np.load(path, allow_pickle=False) as content:
-            arrays = {name: content[name] for name in content.files}
+            return {name: content[name] for name in content.files}
     except FileNotFoundError as error:
         raise DataError(f"{path} does not exist", "set data.file to a .npz file") from error
     except Exception as error:  # zipfile and numpy raise many types on damaged files
         hint = "numpy.savez writes such files; arrays of objects, which are pickled, are not read"
         raise DataError(f"{path}: cannot be read as .npz: {reason(error)}", hint) from error
-    unknown = [] if missing_ok else [name for name in names if name not in arrays]
-    if unknown:
-        raise DataError(f"{path}: has no array {unknown[0]!r}", f"it has {', '.join(arrays)}")
-    lengths = {name: values.shape[:1] for name, values in arrays.items()}
-    if not lengths or len(set(lengths.values())) > 1 or () in lengths.values():
+
+
+def _read(file: str, used: Sequence[str], names: Mapping[str, str]) -> dict[str, np.ndarray]:
+    """The arrays of a file that are `used`, all if that is empty, by the names of features."""
+    found = _load(file)
+    if unknown := [name for name in (*used, *names) if name not in found]:
+        raise DataError(f"{file}: has no array {unknown[0]!r}", f"it has {', '.join(found)}")
+    arrays = {names.get(name, name): values for name, values in found.items() if name in used or not used}
+    _refuse_lengths(file, arrays)
+    if (label := arrays.get(LABEL)) is not None and label.ndim != 1:
+        one_of = label.ndim == 2 and np.isin(label, (0, 1)).all() and (label.sum(1) == 1).all()
+        if one_of or label.dtype.kind in "iub":
+            hint = "a class is one whole number: write label.argmax(1)" + ("" if one_of else ", or label[:, 0]")
+            raise DataError(f"{file}: the label has the shape {list(label.shape)}", hint)
+    return arrays
+
+
+def _refuse_lengths(file: str, arrays: Mapping[str, np.ndarray]) -> None:
+    lengths = {values.shape[:1] for values in arrays.values()}
+    if len(lengths) != 1 or () in lengths:
         found = ", ".join(f"{name} {list(values.shape)}" for name, values in arrays.items()) or "no array"
-        raise DataError(f"{path}: the first dims of its arrays differ: {found}", "they count the examples")
-    found = {names.get(name, name): values for name, values in arrays.items()}
-    if LABEL in found and found[LABEL].ndim != 1 and found[LABEL].dtype.kind in "iub":
-        shape = list(found[LABEL].shape)
-        raise DataError(
-            f"{path}: the label has the shape {shape}", "a class is one whole number: label.argmax(1), or label[:, 0]"
-        )
-    return found
+        hint = "the first dim counts the examples; name the arrays that have them: data.arrays=[image, label]"
+        raise DataError(f"{file}: the first dims of its arrays differ: {found}", hint)
+
+
+def _testing(name: str) -> str:
+    """The name that a test array has beside a training array of this name: x_test of x_train."""
+    return re.sub("(?i)train(ing)?", "test", name)
+
+
+def _usual(name: str, feature: str) -> bool:
+    """Whether arrays of this feature are usually called so: `x`, `x_train`, `train_images`."""
+    return re.sub("_?train(ing)?_?", "", name.lower()) in USUAL[feature]
+
+
+def _may_label(values: np.ndarray, inputs: np.ndarray) -> bool:
+    """Whether an array has one number or text for each of these examples."""
+    return values.ndim == 1 and values.dtype.kind in "biufU" and inputs.shape[:1] == values.shape
+
+
+def _guess(
+    path: Path,
+    arrays: Mapping[str, np.ndarray],
+    inputs: str,
+    label: str,
+    twins: Mapping[str, str],
+    seen: str,
+    usual: bool,
+) -> Guess:
+    """The reading with these arrays; `twins`: the test array of each training array, if the file has both."""
+    what = IMAGE if arrays[inputs].ndim > 2 else FEATURES
+    names = {inputs: what, label: LABEL}
+    section: dict[str, Any] = {"file": str(path)}
+    left = [name for name in arrays if name not in names and name not in [twins.get(one) for one in names]]
+    section |= {"arrays": list(names)} if left or twins else {}
+    section |= {"names": renamed} if (renamed := {name: to for name, to in names.items() if name != to}) else {}
+    if twins:
+        section["test_names"] = {twins[name]: to for name, to in names.items()}
+    elif len(arrays[label]) < FEW:
+        section["test"] = 0.2
+    comments = {
+        "names": "the names that the model expects",
+        "test": "the share that is held out",
+        "arrays": f"without {', '.join(left)}" if left else "those to train on",
+        "test_names": "the arrays for testing",
+    }
+    values = arrays[label]
+    floats = values.dtype.kind == "f" and np.array_equal(values, np.floor(values))
+    why = "the labels are whole, but floats: they are predicted as numbers; cast them to int for classes"
+    return Guess(seen, section, f"--label {shlex.quote(label)}", comments, (why,) * floats, usual, label)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dtrain.core.account import Account, account_of
+from dtrain.core.counts import counted
 from dtrain.core.errors import DataError
 from dtrain.data.batch import DOCUMENT, POSITION, TARGET, TOKEN, Batch, Example
 from dtrain.data.order import hash64, permuted
@@ -210,8 +211,8 @@ class Packed(SourceDefaults):
 
     @property
     def _filling(self) -> str:
-        records = f"{self.records:,} record{'s' * (self.records != 1)}"
-        rows = f"{records} in {len(self):,} row{'s' * (len(self) != 1)} of {self.length:,} tokens"
+        records = f"{counted(self.records, 'record')}"
+        rows = f"{records} in {counted(len(self), 'row')} of {self.length:,} tokens"
         rows += f", {self.filled:.1%} filled"
         own_counts = self.documents.counts
         counts = [f"{own_counts[name]:,} {what}" for name, what in LEFT_OUT.items() if own_counts[name]]

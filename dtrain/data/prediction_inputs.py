@@ -1,15 +1,16 @@
 """Rows for predictions, from image files or text files that a user names, in the form of the training data."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
+from dtrain.core.counts import counted
 from dtrain.core.errors import DataError
 from dtrain.core.types import JsonObject
-from dtrain.data.batch import FEATURES, IMAGE, LABEL, TARGET, TOKEN, Batch, Example
+from dtrain.data.batch import IMAGE, LABEL, TARGET, TOKEN, Batch, Example
 from dtrain.data.digits import WHITE, Digits
 from dtrain.data.files import HERE, resolve_files
 from dtrain.data.folder_layout import SUFFIXES, is_picture
@@ -23,8 +24,6 @@ from dtrain.data.table import Table
 from dtrain.data.tokenizer import BYTES
 from dtrain.data.windows import NO_TARGET, row_example
 
-NAME = {True: LABEL}
-"""The name of the label's column in predictions."""
 RECORDS = (".json", ".jsonl", ".parquet", ".arrow")
 """Suffixes of files of conversations, which are no texts."""
 TOP = 255.0
@@ -36,14 +35,10 @@ class Inputs:
     """Examples without labels, and where each comes from."""
 
     source: Source
-    names: list[str]
-    """The file or row of each example; several rows of tokens may come from one file."""
+    origins: list[JsonObject]
+    """Where each example comes from, as `Source.origin_of` says it; several rows of tokens may come from one file."""
     sizes: dict[str, int] = field(default_factory=dict)
     """Bytes of each text file, without those of its first token, which is not predicted."""
-    by: str = "file"
-    """What the names are: files, or the numbers of rows."""
-    others: list[JsonObject] = field(default_factory=list)
-    """For each example, what else stands in its row: columns that the model does not get, and `label`."""
     unread: dict[str, str] = field(default_factory=dict)
     """Files that cannot be used, with the reason."""
 
@@ -58,9 +53,9 @@ def inputs(data: Data, example: Example, names: Sequence[str]) -> Inputs:
             column = data.columns[data.picture_names[0]]
             pictures = [str(path.absolute()) for path in resolve_files(tuple(names), "an image", HERE)]
             records = [(name, {column.field or data.picture_names[0]: name}) for name in pictures]
-            return Inputs(data.of_records([(Path.cwd() / "records", records)]), pictures)
+            return Inputs(data.of_records([(Path.cwd() / "records", records)]), _files(pictures))
         source, places, others = data.of_files(names)
-        return Inputs(source, places, by="record", others=others)
+        return Inputs(source, _origins("record", places, others))
     if TOKEN in example and data.tokenized:
         return _texts(data, example[TOKEN].shape[0], names)
     if isinstance(data, Npz) and all(Path(name).suffix == ".npz" for name in names):
@@ -68,10 +63,8 @@ def inputs(data: Data, example: Example, names: Sequence[str]) -> Inputs:
     if IMAGE in example and example[IMAGE].dtype == "uint8" and data.reads_inputs:
         return _images(data, example[IMAGE].shape, names)
     if isinstance(data, Table):
-        values, others = data.unlabelled(names)
-        rows = Arrays({FEATURES: values}, {FEATURES: example[FEATURES]}, "")
-        others = [{NAME.get(key == data.label, key): value for key, value in row.items()} for row in others]
-        return Inputs(rows, [f"{i + 1}" for i in range(len(rows))], by="row", others=others)
+        rows = data.unlabelled(names)
+        return Inputs(rows, [rows.origin_of(row) for row in range(len(rows))])
     message = f"data of kind {data.kind} cannot read {names[0]}"
     hint = "leave the files out to use the test split, and change the data with key=value: data.args.path=..."
     raise DataError(message, hint)
@@ -83,7 +76,17 @@ def _arrays(data: Npz, example: Example, names: Sequence[str]) -> Inputs:
     values = {name: np.concatenate([arrays[name] for arrays, _ in read]) for name in read[0][0]}
     others = [row for _, rows in read for row in rows] if all(rows for _, rows in read) else []
     source = Arrays(values, {name: example[name] for name in values}, "")
-    return Inputs(source, [f"{row + 1}" for row in range(len(source))], by="row", others=others)
+    return Inputs(source, _origins("row", range(1, len(source) + 1), others))
+
+
+def _files(names: Iterable[str]) -> list[JsonObject]:
+    return [{"file": name} for name in names]
+
+
+def _origins(key: str, names: Iterable[Any], others: Sequence[JsonObject]) -> list[JsonObject]:
+    """An origin for each name, with what else is known of it, if that is known of all."""
+    names = list(names)
+    return [{key: name} | other for name, other in zip(names, others or [{}] * len(names), strict=True)]
 
 
 @dataclass(frozen=True)
@@ -149,7 +152,7 @@ def _images(data: Data, shape: tuple[int, ...], names: Sequence[str]) -> Inputs:
     how = data.decoding if isinstance(data, WithPixels) else Decoding()
     images = ImageFiles(Path("/"), tuple(files), (height, width, channels), classes=("",), fingerprint="", decoding=how)
     source = _Unlabelled(images, WHITE if isinstance(data, Digits) else TOP)
-    return Inputs(source, shown, unread={name: problem for name, problem in unread.items() if problem})
+    return Inputs(source, _files(shown), unread={name: problem for name, problem in unread.items() if problem})
 
 
 def _image_paths(name: str) -> list[Path]:
@@ -176,7 +179,7 @@ def _texts(data: Data, length: int, names: Sequence[str]) -> Inputs:
             raise DataError(f"{path}: cannot be read: {error.strerror}") from error
         tokens = tokenizer.encode(text).astype(np.int32)
         if len(tokens) < 2:
-            message = f"{path}: has {len(tokens)} token{'s' * (len(tokens) != 1)}"
+            message = f"{path}: has {counted(len(tokens), 'token')}"
             raise DataError(f"{message}; at least 2 are needed, since the first is not predicted")
         cut = np.full((-(-(len(tokens) - 1) // length), length + 1), NO_TARGET, np.int32)
         for row in range(len(cut)):
@@ -188,7 +191,7 @@ def _texts(data: Data, length: int, names: Sequence[str]) -> Inputs:
         sizes[str(path)] = len(text) - first  # of what is predicted
     cut = np.concatenate(rows)
     features = {TOKEN: np.maximum(cut[:, :-1], 0), TARGET: cut[:, 1:]}
-    return Inputs(Arrays(features, row_example(length, packed=False), ""), origins, sizes)
+    return Inputs(Arrays(features, row_example(length, packed=False), ""), _files(origins), sizes)
 
 
 def opened_in_order(data: Data, split: Split) -> Source:
@@ -223,6 +226,9 @@ class Relabelled(SourceDefaults):
 
     def place(self, index: int) -> str:
         return self.source.place(index)
+
+    def origin_of(self, index: int) -> JsonObject:
+        return self.source.origin_of(index)
 
     def changed(self) -> str:
         return self.source.changed()

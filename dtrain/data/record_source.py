@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from dtrain.core.errors import DataError
+from dtrain.core.types import JsonObject
 from dtrain.data.batch import LABEL, Batch, Example
 from dtrain.data.columns import NAMED, ImageColumn
 from dtrain.data.digest_cache import cached_by_file, file_digest, file_stamp
@@ -251,6 +252,9 @@ class RecordRows(SourceDefaults):
             if (number := pictures.of_row[index]) >= 0:
                 return str(pictures.paths[number])
         return f"{self.shards[shard].file}: record {row + 1}"
+
+    def origin_of(self, index: int) -> JsonObject:
+        return {"record": self.place(index)}
 
     def _broken(self) -> dict[int, str]:
         """The problem of each row whose picture cannot be used."""

@@ -9,6 +9,7 @@ import numpy as np
 from annotated_types import Ge, Le
 
 from dtrain.core.errors import DataError, Problem, RecipeError
+from dtrain.core.types import JsonObject
 from dtrain.data.batch import IMAGE, LABEL, TOKEN, Batch, Example, Feature, Preparation
 from dtrain.data.order import Order
 
@@ -86,7 +87,12 @@ class Source(Protocol):
         ...
 
     def place(self, index: int) -> str:
-        """The file that an example comes from; empty if it is not of one."""
+        """The file that an example comes from, and where in it; empty if it is not of one."""
+        ...
+
+    def origin_of(self, index: int) -> JsonObject:
+        """Where an example comes from, by name: its file, its record or its row, counted from 1 in the file and from 0
+        in the split where no file is known; and what the file has of it beside what the model gets."""
         ...
 
     def text_of(self, name: str, row: np.ndarray) -> str | None:
@@ -245,6 +251,9 @@ class SourceDefaults:
     def place(self, index: int) -> str:
         del index
         return ""
+
+    def origin_of(self, index: int) -> JsonObject:
+        return {"file": place} if (place := self.place(index)) else {"row": index}
 
     def text_of(self, name: str, row: np.ndarray) -> str | None:
         del name, row

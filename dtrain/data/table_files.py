@@ -3,6 +3,7 @@
 import gzip
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 LATIN = "convert it to UTF-8: iconv -f latin1 -t utf-8 FILE"
 ZEROS = re.compile(r"\s*[-+]?0\d|\s*\+")
 """A number that is not written as Arrow would write it."""
+DATE = r"\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[-+]\d\d(:?\d\d)?)?)?"
+"""A date as it is read, with a time or without."""
 PLACES = 8
 """Most rows that a message names."""
 HINT = f"tables end in {', '.join(SUFFIXES)}; CSV and JSON lines may end in .gz, too"
@@ -34,7 +37,7 @@ def read_tables(files: Sequence[Path]) -> list[tuple[Path, Any]]:
         try:
             table = _reader(path)(path)
             table.validate(full=True)  # Arrow trusts offsets in the file, also those that point to other memory
-            read.append((path, table))
+            read.append((path, _with_dates(table)))
         except DataError:
             raise
         except ModuleNotFoundError as error:
@@ -43,6 +46,26 @@ def read_tables(files: Sequence[Path]) -> list[tuple[Path, Any]]:
             hint = LATIN if "UTF8" in str(error) or "UTF-8" in str(error) else HINT
             raise DataError(f"{path}: cannot be read as a table: {reason(error)}", hint) from error
     return read
+
+
+def _with_dates(table: Any) -> Any:
+    """The table with dates in place of the texts of columns that have nothing else, as in files without such a type."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    for number, (name, column) in enumerate(zip(table.column_names, table.columns, strict=True)):
+        if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)) or not len(column):
+            continue
+        there = compute.if_else(compute.equal(column, ""), pa.scalar(None, column.type), column)  # pyright: ignore
+        are_dates = compute.match_substring_regex(there, f"^({DATE})$")  # pyright: ignore
+        if there.null_count == len(there) or not compute.all(are_dates).as_py():  # pyright: ignore
+            continue
+        zoned = bool(compute.any(compute.match_substring_regex(there, "[ T].*[-+Z]")).as_py())  # pyright: ignore
+        whole = compute.max(compute.utf8_length(there)).as_py() == len("2024-12-31")  # pyright: ignore
+        with suppress(pa.ArrowInvalid):  # such as 2024-13-31, or zones in some alone: they stay texts
+            kind = pa.date32() if whole else pa.timestamp("us", tz="UTC" if zoned else None)
+            table = table.set_column(number, name, there.cast(kind))
+    return table
 
 
 def _suffix(path: Path) -> str:

@@ -12,21 +12,20 @@ import numpy as np
 from dtrain.core.errors import DataError
 from dtrain.data.files import resolve_files
 from dtrain.data.guess import FEW, Guess, has_conversations, split_files
+from dtrain.data.table_columns import odd_texts, written_as_texts
 from dtrain.data.table_files import SUFFIXES, read_tables
 
 USUAL = re.compile(
     r"(?i:label|labels|class|classes|target|y|category|species|outcome|diagnosis|variety|grade|survived|churn|price)"
 )
 """Names of columns that are predicted."""
-NUMBER = re.compile(r"\s*[-+]?[$€£]?\s*(\d+|\d{1,3}([,.' ]\d{3})+)([.,]\d+)?\s*[%$€£]?\s*")
-"""A number with separators, a currency or a sign of percent."""
 ROW_NAMES = re.compile(r"(?i:__index_level_\d+__|unnamed: 0|(\w*[_ ])?(id|idx|index|uuid)|)|\w*[a-z]I[dD]")
 """Names of columns that identify rows: those that pandas writes, and usual ones."""
 CLASSES = re.compile(r"(?i:label|labels|class|classes|category|species|variety)")
 """Names of columns whose whole numbers are classes, even if they are many."""
 FEW_CLASSES, MANY = 20, 1_000
 """Most different whole numbers that are classes, and most in a column of such a name."""
-WRITTEN = "numbers written as texts"
+WRITTEN = "numbers or dates written as texts"
 CATEGORIES = 64
 """Most different texts of a column that become columns, or classes."""
 SHOWN = 10
@@ -43,12 +42,16 @@ class Seen:
     missing: int
     is_whole: bool = False
     """Whether all of its values are whole numbers."""
+    odd: str = ""
+    """Where it has texts among numbers or dates."""
 
     @property
     def unfit(self) -> str:
         """Why a model cannot get it; empty if it can."""
         if self.form == "text" and self.different > CATEGORIES:
             return f"{self.different:,} different texts"
+        if self.form == WRITTEN:
+            return self.form + (f" ({self.odd})" if self.odd else "")
         return "" if self.form in ("text", "number", "whole", "date") else f"values of type {self.form}"
 
     @property
@@ -85,7 +88,8 @@ def table_guesses(path: Path) -> Iterator[Guess]:
     table = pa.concat_tables(tables) if alike else tables[0]
     labelled = {name: read_tables([Path(name)])[0][1].column_names for name in testing}
     columns = zip(table.column_names, table.columns, strict=True)
-    seen = [_seen(name, column) for name, column in columns if not identifies_rows(name, column)]
+    first = resolve_files(tuple(files), "a table")[0] if len(tables) == 1 else None
+    seen = [_seen(name, column, first) for name, column in columns if not identifies_rows(name, column)]
     labels = [one for one in seen if one.predicted]
     usual = [one for one in labels if USUAL.fullmatch(one.name)]
     usable = [one for one in seen if not one.unfit]
@@ -101,17 +105,17 @@ def table_guesses(path: Path) -> Iterator[Guess]:
         yield replace(guess, usual=usual == [label], notes=(*guess.notes, *without))
 
 
-def _seen(name: str, column: Any) -> Seen:
+def _seen(name: str, column: Any, path: Path | None) -> Seen:
+    """What a column holds; `path`: the file that it is of, if it is of one."""
     import pyarrow as pa
 
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    form, empty = str(kind), 0
+    form, empty, odd = str(kind), 0, ""
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         texts = column.cast("string").unique().to_pylist()
-        written = [text for text in texts if text]
         empty = sum(1 for text in column.to_pylist() if text == "")
-        numeric = written and sum(bool(NUMBER.fullmatch(text)) for text in written) > len(written) / 2
-        form = WRITTEN if numeric else "text"
+        form = WRITTEN if written_as_texts(texts) else "text"
+        odd = odd_texts(path, column) if form == WRITTEN and path else ""
     elif pa.types.is_integer(kind) or pa.types.is_boolean(kind):
         form = "whole"
     elif pa.types.is_floating(kind):
@@ -123,7 +127,7 @@ def _seen(name: str, column: Any) -> Seen:
     if form == "number":
         numbers = values.to_numpy()
         is_whole = bool(np.isfinite(numbers).all() and (numbers == np.floor(numbers)).all())
-    return Seen(name, form, len(values), column.null_count + empty, is_whole)
+    return Seen(name, form, len(values), column.null_count + empty, is_whole, odd)
 
 
 def _guess(files: list[str], testing: list[str], rows: int, seen: list[Seen], label: Seen) -> Guess:
@@ -152,7 +156,8 @@ def _guess(files: list[str], testing: list[str], rows: int, seen: list[Seen], la
         section,
         f"--label {shlex.quote(label.name)}",
         comments,
-        tuple(f"left out: {one.name}, {one.unfit}" for one in left),
+        tuple(f"column {one.name!r} cannot be used: {one.unfit}" for one in left),
+        label=label.name,
     )
 
 

@@ -40,7 +40,7 @@ def predictions(loaded: LoadedRun, given: Inputs | Source, top: int) -> Iterator
     for indices, values in outputs(loaded.assembly, source, state=state)(state):
         label = source.rows(indices).get(LABEL) if not isinstance(given, Inputs) else None
         for row, index in enumerate(indices.tolist()):
-            origin = _origin(given, index) if isinstance(given, Inputs) else {"row": index}
+            origin = dict(given.origins[index] if isinstance(given, Inputs) else source.origin_of(index))
             if label is not None and PROBABILITY in values:
                 origin["label"] = classes(int(label[row]))
             own = {name: value[row] for name, value in values.items()}
@@ -48,7 +48,7 @@ def predictions(loaded: LoadedRun, given: Inputs | Source, top: int) -> Iterator
                 raise DataError(f"the prediction for {next(iter(origin.values()))} is not finite", "")
             if own.keys() == {NLL.name, TOKENS} and isinstance(given, Inputs):
                 pair = np.array([own[NLL.name], own[TOKENS]], np.float64)
-                sums[given.names[index]] = sums.get(given.names[index], np.zeros(2)) + pair
+                sums[origin["file"]] = sums.get(origin["file"], np.zeros(2)) + pair
             else:
                 yield origin | _row(own, classes, top)
     if isinstance(given, Inputs):
@@ -68,12 +68,6 @@ def _row(own: dict[str, np.ndarray], classes: Names, top: int) -> JsonObject:
     if own.keys() == {NLL.name, TOKENS}:
         return _score(float(own[NLL.name]), float(own[TOKENS]), None)
     return _plain(own)
-
-
-def _origin(given: Inputs, index: int) -> JsonObject:
-    """Where an example comes from: {"file": name} or {"row": number}."""
-    name = given.names[index]
-    return {given.by: int(name) if given.by == "row" else name} | (given.others[index] if given.others else {})
 
 
 def _plain(own: dict[str, np.ndarray]) -> JsonObject:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from glob import glob
 from pathlib import Path
 
+from dtrain.core.counts import counted
 from dtrain.core.errors import DataError, FieldError, RecipeError
 from dtrain.core.extras import installed
 from dtrain.core.limited import OverLimit, limited
@@ -243,7 +244,7 @@ def _init(found: CheckReport) -> None:
 def _devices(found: CheckReport, devices: int | None) -> None:
     """Check the mesh against the given devices, or those of this machine if they are known."""
     mesh = found.recipe.mesh
-    needed = f"{mesh.least} device{'s' * (mesh.least > 1)}" + ("" if mesh.exact else " or a multiple")
+    needed = f"{counted(mesh.least, 'device')}" + ("" if mesh.exact else " or a multiple")
     if devices is not None:
         found.checked.append(f"its mesh on {devices} devices")
         return
@@ -258,4 +259,4 @@ def _devices(found: CheckReport, devices: int | None) -> None:
         found.warnings.append(f"the mesh needs {needed}; this machine has {here}, so `run` would refuse it: {hint}")
         found.not_checked.append("the mesh on other machines")
         return
-    found.checked.append(f"its mesh on {here} device{'s' * (here > 1)}")
+    found.checked.append(f"its mesh on {counted(here, 'device')}")

@@ -108,10 +108,10 @@ def selected(path: Path, kind: str | None = None, label: str | None = None) -> l
     usual = [one for one in of_kind if one[1].usual]
     if label is None and len(usual) == 1:
         return [one for one in of_kind if one[0] != usual[0][0]] + usual
-    with_label = [one for one in of_kind if label in (None, one[1].section.get("label"))]
+    with_label = [one for one in of_kind if label in (None, one[1].label)]
     if not with_label:
-        columns = ", ".join(str(one.section["label"]) for _, one in of_kind if "label" in one.section)
-        hint = f"these can: {columns}" if columns else "--label is for tables"
+        columns = ", ".join(one.label for _, one in of_kind if one.label)
+        hint = f"these can: {columns}" if columns else "--label is for tables and .npz files"
         raise RecipeError(f"--label {label}: {path} has no such column that can be predicted", hint)
     return with_label
 

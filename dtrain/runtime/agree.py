@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from dtrain.core.counts import counted
 from dtrain.core.errors import DataError, EnvironmentFault, RecipeError
 from dtrain.core.types import Device, JsonObject
 from dtrain.parallel.mesh import AXES, Mesh, mesh_text
@@ -94,7 +95,7 @@ class Agreement:
 
     def lines(self) -> Iterator[str]:
         """The certificate as lines of text."""
-        steps = f"{self.steps} step{'s' * (self.steps > 1)} of {self.batch} examples"
+        steps = f"{counted(self.steps, 'step')} of {self.batch} examples"
         theirs, own = self.reference["versions"]["jax"], self.versions["jax"]
         other = f" {self.reference['device']} with jax {theirs}" if theirs != own else ""
         yield f"{self.name}: {steps} against one device{other}, on {self.device}, jax {own}"

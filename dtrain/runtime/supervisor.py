@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 from dtrain.core import signals
+from dtrain.core.counts import counted
 from dtrain.core.errors import Aborted, DtrainError, Exhausted, HostLost, Stopped
 from dtrain.core.files import overwrite
 from dtrain.core.leftovers import temporary_folder
@@ -94,11 +95,11 @@ class _Restarts:
         if committed > self._newest:
             self._count, self._newest = 0, committed
         if self._count >= limit:
-            times = f"{limit} time{'s' * (limit > 1)}"
+            times = counted(limit, "time")
             raise Exhausted(f"restarted {times} without a new checkpoint; last cause: {cause}")
         pause, self._count = min(2.0**self._count, LONGEST_PAUSE) - 1, self._count + 1
-        counted = "" if self.launched else f" ({self._count} of {limit} without a new checkpoint)"
-        say(f"restarting from step {max(committed, 0)}{counted}")
+        of_limit = "" if self.launched else f" ({self._count} of {limit} without a new checkpoint)"
+        say(f"restarting from step {max(committed, 0)}{of_limit}")
         return pause
 
 

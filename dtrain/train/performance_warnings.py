@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import jax
 
+from dtrain.core.counts import counted
 from dtrain.train.loop import StepEvent
 from dtrain.train.timers import Clock
 
@@ -55,7 +56,7 @@ class PerformanceWarnings:
         if slow_input(seconds) and seconds["data"] * (event.reached - step) > ENOUGH:
             self._once("input", self._advice(seconds))
         if self._compiled:
-            programs = f"{self._compiled} program{'s' * (self._compiled > 1)}"
+            programs = counted(self._compiled, "program")
             self._once(
                 "compiled",
                 f"{programs} compiled between steps {step} and {event.step}, besides the step: data or a tracker calls "

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from dtrain.assembly.state import State
+from dtrain.core.counts import counted
 from dtrain.core.metrics import Watch
 from dtrain.core.types import JsonObject
 from dtrain.optim.update import plateau_scale, with_plateau_scale
@@ -42,7 +43,7 @@ class Improvement:
     @property
     def text(self) -> str:
         """Why it counts as stalled."""
-        evaluations = f"{self.since} evaluation{'s' * (self.since > 1)}"
+        evaluations = counted(self.since, "evaluation")
         return f"{self.watch.metric} has not improved on {self.best:.6g} of step {self.at} in {evaluations}"
 
     @property

@@ -387,13 +387,13 @@ def test_records_of_other_files_are_inputs(tmp_path: Path) -> None:
     data = Records(files=tuple(files), columns=columns(fields), cache=str(tmp_path / "cache"))
     example = data.open("train").example
     given = inputs(data, example, files)
-    assert given.names[0] == f"{tmp_path}/a.jsonl:1"
-    assert given.others[4] == {"label": LABELS[4]}
+    assert given.origins[0] == {"record": f"{tmp_path}/a.jsonl:1", "label": LABELS[0]}
+    assert given.origins[4]["label"] == LABELS[4]
     assert set(given.source.example) == {"image", "text", "score", "vector"}
     np.testing.assert_array_equal(given.source.rows(np.array([5]))["image"][0], PICTURES[5])
     prompts = lines(tmp_path, [{"text": "a dog"}, {"text": "a cat"}], "prompts.jsonl")
     given = inputs(data, example, [str(prompts)])
-    assert set(given.source.example) == {"text"} and not given.others
+    assert set(given.source.example) == {"text"} and given.origins[1].keys() == {"record"}
     np.testing.assert_array_equal(
         given.source.rows(np.arange(2))["text"], texts_given(data, ["a dog", "a cat"]).rows(np.arange(2))["text"]
     )

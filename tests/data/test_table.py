@@ -256,7 +256,7 @@ def test_gaps_texts_dates_and_truth_values_become_numbers(tmp_path: Path) -> Non
     assert list(source.notes) == [
         "4 rows: high 2, low 2",
         "columns of texts, each text a column: town (3)",
-        "column 'age': 1 values are missing, 40, the median, in their place",
+        "column 'age': 1 value is missing, 40, the median of the training rows, in their place",
         "columns left out: id, left",
     ]
 
@@ -274,10 +274,10 @@ def test_what_the_training_rows_do_not_have_is_no_category(tmp_path: Path) -> No
     (tmp_path / "new.csv").write_text("id,age,town,joined,member,pay\n9,,Chur,2024-01-01,true,low\n")
     data = people(tmp_path, test_files=(str(tmp_path / "new.csv"),))
     assert rows_of(data.open("test"))["features"].tolist() == [[40, 1, 0, 0, 0, 19_723, 1]]
-    assert data.open("test").notes[1] == "column 'town': 1 texts that no training row has count as none of them"
-    values, others = data.unlabelled([str(tmp_path / "new.csv")])
-    assert values.tolist() == [[40, 1, 0, 0, 0, 19_723, 1]]
-    assert others == [{"id": 9, "pay": "low"}]
+    assert data.open("test").notes[1] == "column 'town': 1 row has 'Chur', which no training row has: none of its texts"
+    rows = data.unlabelled([str(tmp_path / "new.csv")])
+    assert rows_of(rows)["features"].tolist() == [[40, 1, 0, 0, 0, 19_723, 1]]
+    assert rows.origin_of(0) == {"row": 1, "id": 9, "label": "low"}
 
 
 def test_a_table_of_numbers_is_read_as_before(table: pyarrow.Table, tmp_path: Path) -> None:
@@ -289,7 +289,7 @@ def test_a_table_of_numbers_is_read_as_before(table: pyarrow.Table, tmp_path: Pa
 @pytest.mark.parametrize("texts", [("1,000", "2,500"), ("50%", "7%"), ("$3", "$4.50")])
 def test_numbers_written_as_texts_are_no_categories(tmp_path: Path, texts: tuple[str, str]) -> None:
     (tmp_path / "t.csv").write_text("pay,kind\n" + "".join(f'"{one}",{n % 2}\n' for n, one in enumerate(texts * 2)))
-    with pytest.raises(DataError, match="numbers are written as texts in 'pay'"):
+    with pytest.raises(DataError, match="numbers or dates are written as texts in 'pay'"):
         Table(files=(str(tmp_path / "t.csv"),), label="kind").open("train")
 
 
@@ -338,13 +338,13 @@ def test_equal_values_are_scaled_to_zero(tmp_path: Path) -> None:
 
 
 def test_columns_of_numbers_and_texts_are_refused_with_what_makes_them_so(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="numbers are written as texts in 'a'") as refused:
+    with pytest.raises(DataError, match=r"numbers or dates are written as texts in 'a' \(line 4: '\?'\)") as refused:
         opened_csv(tmp_path, "a,y\n1,0\n2,1\n?,0\n")
     assert "nothing for ?" in refused.value.hint
     (tmp_path / "2.csv").write_text("a,y\nx,0\nz,1\n")
     for files in (("t.csv", "2.csv"), ("2.csv", "t.csv")):
         (tmp_path / "t.csv").write_text("a,y\n1,0\n2,1\n")
-        with pytest.raises(DataError, match="column 'a' has texts in some files and numbers or dates in others"):
+        with pytest.raises(DataError, match=r"2.csv: column 'a' has texts \(line 2: 'x'\), and numbers or"):
             Table(files=tuple(str(tmp_path / name) for name in files), label="y").open("train")
 
 
@@ -358,7 +358,49 @@ def test_times_are_read_to_the_microsecond_and_further_columns_are_named(tmp_pat
     assert source.notes[-1] == "columns left out: more"
 
 
-@pytest.mark.parametrize("label", [np.array([[0], [1]]), np.eye(2, dtype=np.int64)])
+def test_new_rows_say_where_they_differ_from_the_training_rows(tmp_path: Path) -> None:
+    data = people(tmp_path, scale=True)
+    example = data.open("train").example
+    (tmp_path / "new.csv").write_text(
+        "id,age,town,joined,member,left\n7,,Chur,2024-01-05,true,\n8,31,Bern,2024-01-06,true,\n"
+    )
+    found = inputs(data, example, [str(tmp_path / "new.csv")])
+    assert found.origins == [{"row": 1, "id": 7, "left": None}, {"row": 2, "id": 8, "left": None}]
+    assert list(found.source.notes) == [
+        "column 'town': 1 row has 'Chur', which no training row has: none of its texts",
+        "column 'age': 1 value is missing, 40, the median of the training rows, in their place",
+    ]
+    (tmp_path / "bad.csv").write_text("age,town,joined,member\n30,Bern,soon,true\n31,Bern,2024-01-06,true\n")
+    with pytest.raises(DataError, match=r"bad.csv: column 'joined' has texts \(line 2: 'soon'\), and .* training rows"):
+        inputs(data, example, [str(tmp_path / "bad.csv")])
+
+
+def test_rows_of_a_split_are_known_by_their_row_in_the_file_and_their_id(tmp_path: Path) -> None:
+    names = [f"a{number}" for number in range(40)]
+    (tmp_path / "t.csv").write_text("id,x,y\n" + "".join(f"{name},{n},{n % 2}\n" for n, name in enumerate(names)))
+    data = Table(files=(str(tmp_path / "t.csv"),), label="y", scale=False, test=0.3)
+    source = data.open("test")
+    for index, x in enumerate(rows_of(source)["features"][:, 0].astype(int).tolist()):
+        assert source.origin_of(index) == {"row": x + 1, "id": names[x], "label": x % 2}
+        assert source.place(index) == f"{tmp_path}/t.csv: row {x + 1}, {names[x]}"
+    (tmp_path / "u.csv").write_text("id,x,y\nb0,7,0\nb1,8,1\n")
+    both = Table(files=(str(tmp_path / "t.csv"), str(tmp_path / "u.csv")), label="y", test=0.0).open("train")
+    assert both.origin_of(41) == {"row": 2, "file": f"{tmp_path}/u.csv", "id": "b1", "label": 1}
+
+
+def test_dates_are_dates_in_every_format_and_what_is_none_is_named(tmp_path: Path) -> None:
+    days = [f"2024-01-{day:02}" for day in range(1, 21)]
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps({"d": day, "y": n % 2}) + "\n" for n, day in enumerate(days)))
+    data = Table(files=(str(tmp_path / "d.jsonl"),), label="y", scale=False, test=0.0)
+    np.testing.assert_array_equal(rows_of(data.open("train"))["features"][:, 0], np.arange(20) + 19_723)
+    days[6] = "31.12.2023"
+    with pytest.raises(DataError, match=r"as texts in 'd' \(line 8: '31.12.2023'\)"):
+        opened_csv(tmp_path, "d,y\n" + "".join(f"{day},{n % 2}\n" for n, day in enumerate(days)))
+    zoned = opened_csv(tmp_path, "d,y\n2024-01-01T12:00:00Z,0\n2024-01-02T00:00:00Z,1\n", scale=False)
+    assert rows_of(zoned)["features"][:, 0].tolist() == [19_723.5, 19_724]
+
+
+@pytest.mark.parametrize("label", [np.array([[0], [1]]), np.eye(2, dtype=np.int64), np.eye(2)])
 def test_a_label_of_an_npz_file_is_one_number(tmp_path: Path, label: np.ndarray) -> None:
     np.savez(tmp_path / "a.npz", x=np.zeros((2, 3)), label=label)
     with pytest.raises(DataError, match="the label has the shape"):
@@ -373,11 +415,10 @@ def test_predictions_are_for_the_arrays_of_a_file(tmp_path: Path) -> None:
     example = data.open("train").example
     np.savez(tmp_path / "new.npz", x=x[:4].astype(np.float64))
     found = inputs(data, example, [str(tmp_path / "new.npz")])
-    assert found.names == ["1", "2", "3", "4"]
+    assert found.origins == [{"row": 1}, {"row": 2}, {"row": 3}, {"row": 4}]
     np.testing.assert_array_equal(found.source.rows(np.arange(4))["features"], x[:4])
-    assert found.others == []
     labelled = inputs(data, example, [str(tmp_path / "rows.npz")])
-    assert labelled.others[0] == {"label": int(x[0, 0] > 0)}
+    assert labelled.origins[0] == {"row": 1, "label": int(x[0, 0] > 0)}
     np.savez(tmp_path / "wide.npz", x=np.zeros((2, 5), np.float32))
     with pytest.raises(DataError, match=r"has the shape \[5\], in training \[3\]"):
         inputs(data, example, [str(tmp_path / "wide.npz")])

@@ -125,7 +125,7 @@ def test_what_is_seen_in_a_table_is_said_and_used(tmp_path: Path) -> None:
     assert guess.section["predict"] == "number"
     assert guess.section["columns"] == ["rooms", "city", "sold"]
     assert guess.section["missing"] == "median"
-    assert guess.notes == ("left out: note, 120 different texts",)
+    assert guess.notes == ("column 'note' cannot be used: 120 different texts",)
 
 
 def test_a_table_without_a_usual_label_is_read_as_its_user_says(tmp_path: Path) -> None:
@@ -211,9 +211,8 @@ def test_texts_in_folders_of_the_folder_are_read(tmp_path: Path) -> None:
 
 def test_data_that_no_model_takes_is_refused_before_a_recipe_is_written(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=np.zeros((40, 3), np.float32), y=np.zeros((40, 2), np.float32))
-    ((kind, guess),) = selected(tmp_path / "a.npz")
-    with pytest.raises(DataError, match="one label for each"):
-        new_recipe(tmp_path / "a.npz", kind, guess)
+    with pytest.raises(DataError, match="which arrays are pictures or numbers, and which labels"):
+        selected(tmp_path / "a.npz")
     with pytest.raises(DataError, match="of one class, cat"):
         readings(pictures(tmp_path / "photos", {"cat": 3}))
 
@@ -258,6 +257,32 @@ def test_arrays_of_unknown_names_are_named(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", foo=np.zeros(3), bar=np.zeros(3))
     with pytest.raises(DataError, match=r"foo \[3\], bar \[3\]"):
         readings(tmp_path / "a.npz")
+
+
+def test_arrays_for_testing_texts_and_arrays_of_other_lengths_are_seen(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    names = np.array(["cat", "dog"])
+    own = {f"{kind}_{split}": value for split, count in (("train", 40), ("test", 10)) for kind, value in (
+        ("x", draw.random((count, 8, 8, 1), np.float32)), ("y", names[np.arange(count) % 2]))}  # fmt: skip
+    np.savez(tmp_path / "a.npz", **own, mean=np.zeros(64))
+    ((kind, guess),) = selected(tmp_path / "a.npz")
+    assert guess.section["test_names"] == {"x_test": "image", "y_test": "label"}
+    data = part(Data, {"kind": kind, **guess.section}, "data")
+    train, test = data.open("train"), data.open("test")
+    assert (len(train), len(test), train.class_names) == (40, 10, ("cat", "dog"))
+    np.testing.assert_array_equal(test.rows(np.arange(10))["label"], np.arange(10) % 2)
+    np.testing.assert_array_equal(test.rows(np.arange(10))["image"], own["x_test"])
+    assert (test.place(3), test.origin_of(3)) == (f"{tmp_path}/a.npz: row 4", {"row": 4})
+    assert "without mean" in new_recipe(tmp_path / "a.npz", kind, guess).text
+    with pytest.raises(DataError, match=r"the first dims of its arrays differ: .*\n?.*data.arrays=\[image, label\]"):
+        part(Data, {"kind": "npz", "file": str(tmp_path / "a.npz")}, "data").open("train")
+    with pytest.raises(DataError, match="has no array 'z'"):
+        part(Data, {"kind": "npz", "file": str(tmp_path / "a.npz"), "arrays": ["z"]}, "data").open("train")
+
+    np.savez(tmp_path / "two.npz", x=draw.random((40, 3)), age=np.arange(40) % 7, klass=np.arange(40) % 2)
+    assert [guess.label for _, guess in selected(tmp_path / "two.npz")] == ["age", "klass"]
+    ((_, guess),) = selected(tmp_path / "two.npz", label="age")
+    assert (guess.section["arrays"], guess.section["names"]) == (["x", "age"], {"x": "features", "age": "label"})
 
 
 @pytest.mark.slow
