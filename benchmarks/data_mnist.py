@@ -12,9 +12,10 @@ from collections.abc import Callable
 import numpy as np
 from timing import alternate, median_ratio
 
+from dtrain.data.arrays import Arrays, image_example
 from dtrain.data.batches import TrainBatches, stream
 from dtrain.data.order import Order
-from dtrain.data.source import Arrays, Load, image_example
+from dtrain.data.source import Load
 
 SEGMENT, ROUNDS, EXAMPLES, BATCH = 500, 15, 60_000, 128
 

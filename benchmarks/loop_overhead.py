@@ -38,7 +38,7 @@ from dtrain.assembly.input import train_batches
 from dtrain.assembly.state import create_state
 from dtrain.core.heartbeat import HeartbeatWriter
 from dtrain.core.run_dir import Folder
-from dtrain.data.source import Arrays, image_example
+from dtrain.data.arrays import Arrays, image_example
 from dtrain.parallel.engine import Put
 from dtrain.recipe.load import load
 from dtrain.recipe.recipe import Recipe

@@ -19,7 +19,7 @@ import numpy as np
 from timing import alternate, median_ratio, run_step
 
 from dtrain.assembly.assemble import assemble
-from dtrain.data.source import image_example
+from dtrain.data.arrays import image_example
 from dtrain.recipe.load import load
 
 SIZES, BATCH, LR, SEGMENT, ROUNDS = (784, 512, 256, 10), 128, 0.1, 20, 15

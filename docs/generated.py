@@ -157,13 +157,16 @@ def readers() -> Iterator[str]:
 def metrics_and_codes() -> Iterator[str]:
     """Metrics that dtrain computes, and exit codes."""
     from dtrain.core import errors
-    from dtrain.core.metrics import MODELS
+    from dtrain.core.metrics import LOGGED, MODELS
+    from dtrain.models.measures import CLASSIFICATION
 
     yield "# Metrics and exit codes\n"
     yield "A model declares its metrics with `dtrain.Metric`; these are dtrain's own.\n"
-    yield "| metric | better | unit |\n|---|---|---|"
-    for metric in MODELS:
-        yield f"| `{metric.name}` | {'higher' if metric.higher_is_better else 'lower'} | {metric.unit} |"
+    yield "`train/NAME` is of a batch, `eval/NAME` of all held-out examples; `dtrain help NAME` says the same.\n"
+    yield "| metric | better | unit | meaning |\n|---|---|---|---|"
+    better = {True: "higher", False: "lower", None: ""}
+    for metric in (*MODELS, *CLASSIFICATION, *LOGGED):
+        yield f"| `{metric.name}` | {better[metric.higher_is_better]} | {metric.unit} | {_cell(metric.meaning)} |"
     yield "\n## Exit codes\n"
     yield "| code | when |\n|---|---|\n| 0 | done |"
     kinds = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, errors.DtrainError)]

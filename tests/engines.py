@@ -10,8 +10,8 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from dtrain.assembly import state, step
+from dtrain.data.arrays import image_example
 from dtrain.data.batch import Batch, Example, Feature
-from dtrain.data.source import image_example
 from dtrain.models.custom import Custom
 from dtrain.models.decoder import Decoder
 from dtrain.models.moe import Experts

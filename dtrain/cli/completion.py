@@ -53,8 +53,8 @@ def _values(key: str) -> list[str]:
 
 
 def topics(context: typer.Context, incomplete: str) -> list[str]:
-    """What `dtrain help` explains: verbs, keys, kinds and codes of errors."""
-    from dtrain.cli.help_topics import pages
+    """What `dtrain help` explains: verbs, keys, kinds, metrics and codes of errors."""
+    from dtrain.cli.help_topics import metrics, pages
     from dtrain.recipe.keys import cached_keys
 
     keys = cached_keys()
@@ -62,6 +62,7 @@ def topics(context: typer.Context, incomplete: str) -> list[str]:
         *getattr(context.find_root().command, "commands", ()),
         *(key.path for key in keys),
         *(key.kind for key in keys if key.path.endswith("kind")),
+        *metrics(),
         *pages(),
     ]
     return [name for name in dict.fromkeys(names) if name.startswith(incomplete)]

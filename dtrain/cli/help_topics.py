@@ -16,6 +16,7 @@ from dtrain.cli.exits import exits
 from dtrain.cli.synonyms import SYNONYMS, key_of
 
 if TYPE_CHECKING:
+    from dtrain.core.metrics import Metric
     from dtrain.recipe.keys import Key
 
 WIDTH = 100
@@ -28,7 +29,8 @@ def add_to(app: typer.Typer) -> None:
     """Register the verb."""
 
     @app.command(
-        "help", epilog="Examples: dtrain help optimizer.lr; dtrain help vit; dtrain help E-DATA; dtrain help run"
+        "help",
+        epilog="Examples: dtrain help optimizer.lr; dtrain help vit; dtrain help mfu; dtrain help E-DATA",
     )
     def show(
         context: typer.Context,
@@ -36,13 +38,13 @@ def add_to(app: typer.Typer) -> None:
             list[str] | None,
             typer.Argument(
                 metavar="TOPIC",
-                help="A key of the recipe, a value, a section, a kind, the code of an error, an exit code, a verb.",
+                help="A key of the recipe, a value, a section, a kind, a metric, an error, an exit code, a verb.",
                 autocompletion=topics,
             ),
         ] = None,
         debug: Debug = False,
     ) -> None:
-        """Explain a key of the recipe, one of its values, a kind, an error or a verb, without a network."""
+        """Explain a key of the recipe, one of its values, a kind, a metric, an error or a verb, without a network."""
         with exits(debug):
             from dtrain.core.errors import RecipeError
 
@@ -95,9 +97,15 @@ def pages() -> dict[str, str]:
 
 
 def explained(topic: str) -> list[str]:
-    """Lines about an error, a key, a section or a kind; none if it is none of these."""
+    """Lines about an error, a metric, a key, a section or a kind; none if it is none of these."""
     if CODE.fullmatch(topic.upper()):
         return _page(topic.upper())
+    own, metric = _of_recipe(topic), _metric(topic)
+    return [*own, *([""] if own and metric else []), *metric]
+
+
+def _of_recipe(topic: str) -> list[str]:
+    """Lines about a key, a section, a kind or a value."""
     from dtrain.recipe.keys import cached_keys, known_part, named_kinds
 
     keys = cached_keys()
@@ -127,6 +135,29 @@ def _value(word: str, keys: "Sequence[Key]") -> list[str]:
         return []
     about = _key(having, keys) if len(paths) == 1 else [f"  {path}" for path in paths]
     return [f"{word} is a value of {'one key' if len(paths) == 1 else f'{len(paths)} keys'}:", "", *about]
+
+
+def metrics() -> dict[str, "Metric"]:
+    """The metrics that dtrain declares, by their names as they are logged, and without the group."""
+    from dtrain.core.metrics import LOGGED, MODELS
+    from dtrain.models.measures import CLASSIFICATION
+
+    found = {}
+    for metric in (*MODELS, *CLASSIFICATION, *LOGGED):
+        group, _, short = metric.name.partition("/")
+        found |= {metric.name: metric} | ({} if group in ("norm", "rows", "plan") or not short else {short: metric})
+        found |= {} if short else {f"train/{metric.name}": metric, f"eval/{metric.name}": metric}
+    return found
+
+
+def _metric(name: str) -> list[str]:
+    """What a metric means; nothing if there is none of that name."""
+    metric = metrics().get(name)
+    if not metric:
+        return []
+    better = {True: ", higher is better", False: ", lower is better", None: ""}[metric.higher_is_better]
+    unit = {"": "a number", "%": "a share, in per cent"}.get(metric.unit, f"in {metric.unit}")
+    return [f"{name}: a metric, {unit}{better}", "", *_wrapped(metric.meaning), "", "  written to RUN/metrics.jsonl"]
 
 
 def _page(code: str) -> list[str]:

@@ -11,7 +11,7 @@ from dtrain.cli.arguments import RUNS, Debug, Json, Overrides, Recipe, RunsDir
 from dtrain.cli.exits import exits
 from dtrain.cli.launch_lookup import known, launchable, refuse_while_alive, rented
 from dtrain.cli.launch_output import confirm, follow_run, print_lines, say, show, start_lines
-from dtrain.cli.preflight_plan import predict, require_limit
+from dtrain.cli.preflight_plan import predict, refuse_too_large, require_limit
 from dtrain.cli.synonyms import Group
 from dtrain.cli.tables import print_table
 
@@ -88,6 +88,9 @@ Name = Annotated[
 RENT = "What to rent, as v5e-64 or h100-16; sets launch.on."
 On = Annotated[str | None, typer.Option("--on", autocompletion=completion.targets, help=RENT)]
 Spot = Annotated[bool, typer.Option("--spot", help="Use spot capacity; sets launch.spot.")]
+PlanFirst = Annotated[
+    bool, typer.Option("--plan/--no-plan", help="Predict memory, time and price, and refuse what does not fit.")
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 Terraform = Annotated[
     Path | None,
@@ -102,10 +105,11 @@ def plan(
     on: On = None,
     spot: Spot = False,
     terraform: Terraform = None,
+    plan_first: PlanFirst = True,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Show the files, commands, machines and price of `up`, and change nothing."""
+    """Show the files, commands, machines, prediction and price of `up`, and change nothing."""
     with exits(debug):
         target, job = launchable(recipe, rented(on, spot) + (overrides or []), terraform)
         launch_plan = target.plan(job)
@@ -113,13 +117,15 @@ def plan(
             import dataclasses
             import json
 
-            typer.echo(json.dumps(dataclasses.asdict(launch_plan) | {"needs": job.needs}, indent=2))
+            prediction = predict(job) if plan_first else None
+            values = dataclasses.asdict(launch_plan) | {"needs": job.needs, "prediction": prediction}
+            typer.echo(json.dumps(values, indent=2))
         else:
             show(launch_plan, whole=True)
             for line in job.needs:
                 say(line)
-            if on := job.target.get("on"):
-                say(f"`up` first asks whether it fits: dtrain plan {recipe} --on {on} --quick")
+            prediction = predict(job) if plan_first else None
+        refuse_too_large(job, prediction)
 
 
 @app.command(epilog="Example: dtrain launch up recipe.yaml --yes --detach")
@@ -129,9 +135,7 @@ def up(
     on: On = None,
     spot: Spot = False,
     terraform: Terraform = None,
-    plan_first: Annotated[
-        bool, typer.Option("--plan/--no-plan", help="Predict memory, time and price, and refuse what does not fit.")
-    ] = True,
+    plan_first: PlanFirst = True,
     limit: Annotated[
         bool, typer.Option("--limit/--no-limit", help="Require a limit in hours or dollars for what is rented.")
     ] = True,
@@ -156,7 +160,7 @@ def up(
         notes = target.check(job)
         show(launch_plan, whole=False)
         if plan_first:
-            predict(job)
+            refuse_too_large(job, predict(job))
         for line in [*start_lines(target, job), *job.needs, *notes]:
             say(line)
         confirm("Start it?", yes)

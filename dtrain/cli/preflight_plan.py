@@ -28,19 +28,19 @@ def require_limit(plan: "LaunchPlan") -> None:
         )
 
 
-def predict(job: "LaunchJob") -> None:
-    """Run `dtrain plan --quick` for the rented machines, and print its result in one line.
+def predict(job: "LaunchJob") -> JsonObject | None:
+    """The result of `dtrain plan --quick` for the rented machines, after a line that says it.
 
-    RecipeError if the run cannot be laid out there or does not fit. If it cannot be planned for another reason, that
-    is printed."""
+    RecipeError if the run cannot be laid out there. None if nothing is rented, or if it cannot be planned for another
+    reason, which is printed."""
     from dtrain.cli.launch_output import say
     from dtrain.core.errors import RecipeError
 
     if not job.target.get("on") or job.target.get("devices"):
-        return
+        return None
     if _custom(job):
         say("not predicted: the model or the data is custom code, which dtrain executes only in the run itself")
-        return
+        return None
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "recipe.yaml")
         path.write_text(job.recipe)
@@ -54,9 +54,16 @@ def predict(job: "LaunchJob") -> None:
         prediction = json.loads(done.stdout)
     except ValueError:
         say(f"not predicted: {(reason.splitlines() or ['no reason'])[-1]}")
-        return
+        return None
     say(_line(prediction))
-    if not prediction["fits"]:
+    return prediction
+
+
+def refuse_too_large(job: "LaunchJob", prediction: JsonObject | None) -> None:
+    """RecipeError if it is predicted that the run does not fit."""
+    from dtrain.core.errors import RecipeError
+
+    if prediction and not prediction["fits"]:
         on, larger = job.target["on"], prediction.get("smallest_slice")
         way = f"--on {on} --search looks for a layout that fits"
         if larger and larger != on:

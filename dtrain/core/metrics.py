@@ -18,28 +18,67 @@ class Metric(NamedTuple):
     """None: neither is, or it depends."""
     unit: str = ""
     """"%" for a fraction of one, shown in per cent; else printed after the value; "" for a plain number."""
+    meaning: str = ""
+    """A sentence for `dtrain help NAME`."""
 
     def text(self, value: float) -> str:
         """The value with its unit."""
         return f"{value:.2%}" if self.unit == PERCENT else f"{value:.4f}{f' {self.unit}' if self.unit else ''}"
 
 
-LOSS = Metric("loss", higher_is_better=False)
-ACCURACY = Metric("accuracy", higher_is_better=True, unit=PERCENT)
-NLL = Metric("nll", higher_is_better=False)
-PERPLEXITY = Metric("perplexity", higher_is_better=False)
-BITS_PER_BYTE = Metric("bits_per_byte", higher_is_better=False)
-MAE = Metric("mae", higher_is_better=False)
-DROPPED = Metric("dropped", higher_is_better=False, unit=PERCENT)
-EXACT_MATCH = Metric("exact_match", higher_is_better=True, unit=PERCENT)
-CHOICE = Metric("choice_accuracy", higher_is_better=True, unit=PERCENT)
-REWARD_ACCURACY = Metric("reward_accuracy", higher_is_better=True, unit=PERCENT)
-REWARD_MARGIN = Metric("reward_margin", higher_is_better=True)
+LOSS = Metric("loss", False, meaning="What is minimised: a mean over examples or tokens; loss/NAME of one source.")
+ACCURACY = Metric(
+    "accuracy", True, PERCENT, "The share of the examples, or tokens, whose most probable class is the label."
+)
+NLL = Metric("nll", False, meaning="Negative log-likelihood of a token, where the loss has other parts, too.")
+PERPLEXITY = Metric("perplexity", False, meaning="exp(nll): among how many equally probable tokens the model chooses.")
+BITS_PER_BYTE = Metric(
+    "bits_per_byte", False, meaning="nll in bits for each byte of text: compares models with different tokenizers."
+)
+MAE = Metric("mae", False, meaning="Mean absolute error of a number.")
+DROPPED = Metric("dropped", False, PERCENT, "The share of the tokens that found no place at their experts.")
+EXACT_MATCH = Metric("exact_match", True, PERCENT, "The share of the answers to questions that are the expected text.")
+CHOICE = Metric("choice_accuracy", True, PERCENT, "The share of the questions whose right choice is the most probable.")
+REWARD_ACCURACY = Metric(
+    "reward_accuracy", True, PERCENT, "The share of the pairs whose preferred answer has the higher reward."
+)
+REWARD_MARGIN = Metric(
+    "reward_margin", True, meaning="The reward of the preferred answer less that of the other one, a mean."
+)
 SOURCES = "sources"
 """Sums for each source of a mixture (2, sources), beside the metrics: of the cross-entropy, and of the weights."""
 SCORES = (EXACT_MATCH, CHOICE)
 MODELS = (LOSS, ACCURACY, NLL, PERPLEXITY, BITS_PER_BYTE, MAE, DROPPED, *SCORES, REWARD_ACCURACY, REWARD_MARGIN)
 """What dtrain's own models return, what is computed from it, and scores of questions."""
+
+
+LOGGED = (
+    Metric("grad_norm", None, meaning="Length of the gradient of all parameters, before it is clipped."),
+    Metric("lr", None, meaning="The learning rate of the step."),
+    Metric("time/step_ms", False, "ms", "Time of a step since the line before; the next three are parts of it."),
+    Metric("time/data_ms", False, "ms", "Waiting for the batch."),
+    Metric("time/dispatch_ms", False, "ms", "Handing the step to the devices."),
+    Metric("time/device_ms", False, "ms", "Waiting for the devices."),
+    Metric("time/evaluate_s", False, "s", "Time of an evaluation."),
+    Metric("rate/examples_per_s", True, meaning="Examples of a batch over the time of a step."),
+    Metric("rate/tokens_per_s", True, meaning="Tokens of a batch over the time of a step."),
+    Metric(
+        "rate/mfu",
+        True,
+        PERCENT,
+        "Model FLOPs utilisation: the model's FLOPs a second over the devices' peak in bfloat16, if it is known. FLOPs "
+        "are three forward passes: of a decoder 6N a token, or 4N of frozen parameters, and causal attention; of a "
+        "model of your own, and with frozen layers, the products of the gradient.",
+    ),
+    Metric("memory/peak_bytes", False, "bytes", "Most memory of the first device of this host so far."),
+    Metric("memory/peak_fraction", False, PERCENT, "The same as a share of the device's memory."),
+    Metric("plan/step_ms", None, "ms", "Time of a step that a plan for these devices predicted, if there is one."),
+    Metric("rows/NAME", None, meaning="Rows of this source of a mixture that the run has trained on."),
+    Metric("norm/grad/PATH", None, meaning="With track.norms: length of a parameter's gradient; PATH/0 of layer 0."),
+    Metric("norm/update/PATH", None, meaning="With track.norms: length of a parameter's update."),
+    Metric("norm/param/PATH", None, meaning="With track.norms: length of a parameter."),
+)
+"""What a run logs besides the metrics of its model; names without a group are `train/NAME`."""
 
 
 def known(name: str, declared: Iterable[Metric]) -> Metric | None:

@@ -4,7 +4,7 @@ import importlib
 import importlib.util
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -90,8 +90,11 @@ def _refuse_modules_of_others(where: str, places: list[Path]) -> None:
 
 
 @contextmanager
-def user_errors(where: str) -> Iterator[None]:
-    """Turn an error in the user's code into a RecipeError with its file and line; `where` if they are not known."""
+def user_errors(where: str, arrays: Iterable[str] = ()) -> Iterator[None]:
+    """Turn an error in the user's code into a RecipeError with its file and line; `where` if they are not known.
+
+    `arrays`: the names of the arrays that the code is given, for one that looks for another.
+    """
     try:
         yield
     except DtrainError as error:
@@ -109,6 +112,8 @@ def user_errors(where: str) -> Iterator[None]:
             name = (error.name or "").partition(".")[0]
             known = extras.command([name]) if extras.use_of(name) else f"{sys.executable} -m pip install ..."
             hint = f"install the package that has it: {known}"
+        if isinstance(error, KeyError) and (names := list(arrays)) and error.args and error.args[0] not in names:
+            hint = f"the batch has {', '.join(sorted(names))}; {hint}"
         if any(word in str(error) for word in VARYING):
             hint = "the carry of a loop starts the same on every device but becomes different: start it with "
             hint += "dtrain.vary(zeros, dtrain.axes_of(x)), where x is computed from the batch; a loop in a library "

@@ -52,7 +52,7 @@ from dtrain.data.paths import CACHE, expand_path
 from dtrain.data.record import Limits, Record
 from dtrain.data.records import packages_of as record_packages
 from dtrain.data.records import record_files, records
-from dtrain.data.source import Load, Source, Split, Unaugmented
+from dtrain.data.source import Load, Source, Split, Tokenised, Unaugmented
 from dtrain.data.stream import InMemory, Part
 from dtrain.data.templates import NAMED, Rendered, Template
 from dtrain.data.tokenise import FileGroup, TokenisedFiles, grouped_files
@@ -138,6 +138,10 @@ class Templated(Unaugmented, ABC):
         """The tokenizer; DataError if it does not exist."""
         return open_tokenizer(self.tokenizer)
 
+    def tokenises(self) -> Iterator[Tokenised]:
+        """See `Data.tokenises`."""
+        yield Tokenised(self.tokenizer, self.files, self.cache)
+
     def chat_template(self) -> Template:
         """The chat template; DataError if there is none."""
         tokenizer = self.open_tokenizer()
@@ -195,13 +199,8 @@ class Templated(Unaugmented, ABC):
         digests = cached_by_file(self.cache, "text", files, file_digest)
         kind: str = self.kind  # pyright: ignore[reportAttributeAccessIssue]
         key = [5, kind, tokenizer.key, tokenizer.begin, dict(tokenizer.special)]
-        key += [
-            template and [template.source, template.tools_source],
-            self.ignore,
-            self.roles,
-            *self.about,
-            self.length,
-        ]
+        key += [template and [template.source, template.tools_source], self.ignore, self.roles, *self.about]
+        key += [self.length]
 
         def name(numbers: Sequence[int]) -> str:
             text = json.dumps([*key, [digests[number] for number in numbers]], sort_keys=True)

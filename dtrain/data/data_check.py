@@ -39,6 +39,8 @@ class DataCheck:
     """What was not checked, and why."""
     notes: list[str] = field(default_factory=list)
     """What the sources found in their files, and did not use."""
+    warnings: list[str] = field(default_factory=list)
+    """What is probably not meant."""
     partly: bool = False
     """Whether a part of the data was not checked."""
 

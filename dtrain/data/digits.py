@@ -11,9 +11,10 @@ from typing import Literal
 import jax
 import numpy as np
 
+from dtrain.data.arrays import Arrays, image_example
 from dtrain.data.batch import IMAGE, LABEL, Batch, Example
 from dtrain.data.pixels import Pixels, WithPixels
-from dtrain.data.source import Arrays, Load, Source, Split, image_example
+from dtrain.data.source import Load, Source, Split
 
 FILE = Path(__file__).with_name("digits.npz")
 WHITE = 16.0

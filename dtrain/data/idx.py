@@ -22,12 +22,13 @@ import numpy as np
 
 from dtrain.core.errors import DataError
 from dtrain.core.types import Positive
+from dtrain.data.arrays import Arrays, image_example
 from dtrain.data.batch import IMAGE, LABEL, Batch, Example
 from dtrain.data.data_check import BYTES, SPLITS, DataCheck
 from dtrain.data.guess import Guess
 from dtrain.data.paths import expand_path
 from dtrain.data.pixels import Pixels, WithPixels
-from dtrain.data.source import Arrays, Load, Source, Split, image_example
+from dtrain.data.source import Load, Source, Split
 
 FILES = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),

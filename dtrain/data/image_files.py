@@ -24,9 +24,10 @@ from annotated_types import Ge, Le
 
 from dtrain.core.errors import DataError
 from dtrain.core.files import POINTER
+from dtrain.data.arrays import image_example
 from dtrain.data.batch import IMAGE, LABEL, Batch, Example
 from dtrain.data.paths import reason
-from dtrain.data.source import CHANGED, SourceDefaults, image_example
+from dtrain.data.source import CHANGED, SourceDefaults
 
 FORMATS = ("PNG", "JPEG", "BMP", "DIB", "GIF", "WEBP", "PPM", "TIFF")
 """Formats by content, not by file name: otherwise Pillow would start Ghostscript for an EPS file named .png."""

@@ -15,7 +15,7 @@ from dtrain.data.batch import DOCUMENT, POSITION, SOURCE, TARGET, TOKEN, Batch, 
 from dtrain.data.chat import Chat
 from dtrain.data.data_check import DataCheck
 from dtrain.data.order import Order, hash64
-from dtrain.data.source import Load, Source, SourceDefaults, Split, Unaugmented
+from dtrain.data.source import Load, Source, SourceDefaults, Split, Tokenised, Unaugmented
 from dtrain.data.text import Text
 from dtrain.data.tokenise import FileGroup
 from dtrain.data.tokenizer import Tokenizer
@@ -226,6 +226,9 @@ class Mixture(Unaugmented):
     def in_order(self) -> "Mixture":
         """The same, with no row at a random position."""
         return replace(self, sources=tuple(replace(part, data=part.data.in_order()) for part in self.sources))
+
+    def tokenises(self) -> Iterator[Tokenised]:
+        return (one for part in self.sources for one in part.data.tokenises())
 
     def without_cache(self) -> "Mixture":
         return replace(self, sources=tuple(replace(part, data=part.data.without_cache()) for part in self.sources))

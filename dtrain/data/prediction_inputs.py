@@ -10,6 +10,7 @@ import numpy as np
 from dtrain.core.counts import counted
 from dtrain.core.errors import DataError
 from dtrain.core.types import JsonObject
+from dtrain.data.arrays import Arrays
 from dtrain.data.batch import IMAGE, LABEL, TARGET, TOKEN, Batch, Example
 from dtrain.data.digits import WHITE, Digits
 from dtrain.data.files import HERE, resolve_files
@@ -19,7 +20,7 @@ from dtrain.data.npz import Npz
 from dtrain.data.pixels import WithPixels
 from dtrain.data.record import record_of
 from dtrain.data.record_data import Records
-from dtrain.data.source import Arrays, Data, Source, SourceDefaults, Split
+from dtrain.data.source import Data, Source, SourceDefaults, Split
 from dtrain.data.table import Table
 from dtrain.data.tokenizer import BYTES
 from dtrain.data.windows import NO_TARGET, row_example

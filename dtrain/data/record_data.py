@@ -27,7 +27,7 @@ from dtrain.data.batch import (
     Batch,
     Example,
 )
-from dtrain.data.columns import AnyColumn, Column, ImageColumn, Unfit, class_text
+from dtrain.data.columns import AnyColumn, Column, ImageColumn, TokensColumn, Unfit, class_text
 from dtrain.data.data_check import BYTES, SPLITS, TEXT_BYTES, DataCheck
 from dtrain.data.digest_cache import NO_CACHE, cached_by_file, file_digest
 from dtrain.data.files import address_packages
@@ -39,7 +39,7 @@ from dtrain.data.record import Content, Limits, Record
 from dtrain.data.record_shards import SHOWN, Shard, kept_shard
 from dtrain.data.record_source import RecordRows, named_pictures, refuse_broken
 from dtrain.data.records import has_record_files, packages_of, record_files, records
-from dtrain.data.source import Load, Source, Split
+from dtrain.data.source import Load, Source, Split, Tokenised
 
 RESERVED = (ROW, STEP, WEIGHT, SHARE, SMOOTHING, OTHER_IMAGE, OTHER_LABEL)
 """Names of arrays that dtrain adds to a batch."""
@@ -105,6 +105,11 @@ class Records(WithPixels):
         """The fields of the columns that have a text."""
         named = (column.field or name for name, column in self.columns.items() if column.has_text)
         return tuple(dict.fromkeys(named))
+
+    def tokenises(self) -> Iterator[Tokenised]:
+        for name, column in self.columns.items():
+            if isinstance(column, TokensColumn):
+                yield Tokenised(column.tokenizer, self.files, self.cache, fields=(column.field or name,))
 
     @property
     def decoding(self) -> Decoding:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol, Self
 
 import jax
 import numpy as np
@@ -10,7 +10,7 @@ from annotated_types import Ge, Le
 
 from dtrain.core.errors import DataError, Problem, RecipeError
 from dtrain.core.types import JsonObject
-from dtrain.data.batch import IMAGE, LABEL, TOKEN, Batch, Example, Feature, Preparation
+from dtrain.data.batch import TOKEN, Batch, Example, Preparation
 from dtrain.data.order import Order
 
 if TYPE_CHECKING:
@@ -34,6 +34,19 @@ class Load:
     workers: Readers = 0
     """Number of worker processes that read; useful if reading a batch takes more than about 1 ms. Ignored if the
     examples are in memory."""
+
+
+class Tokenised(NamedTuple):
+    """Files whose texts a tokenizer makes into tokens."""
+
+    tokenizer: str
+    """As the recipe names it."""
+    files: tuple[str, ...]
+    cache: str
+    records: bool = True
+    """Whether they are files of records; else of plain text."""
+    fields: tuple[str, ...] | None = None
+    """The fields of the records that are texts; None: all."""
 
 
 class RowOrder(Protocol):
@@ -182,6 +195,10 @@ class Data(Protocol):
     @property
     def tokenized(self) -> bool:
         """Whether `open_tokenizer` gives the tokenizer of its texts."""
+        ...
+
+    def tokenises(self) -> Iterator[Tokenised]:
+        """The files for training whose texts become tokens when it is opened."""
         ...
 
     def too_narrow(self, vocab: int) -> Iterator[tuple[str, str]]:
@@ -344,6 +361,10 @@ class DataDefaults:
         """The source of the chat template that it names; None if it names none."""
         return None
 
+    def tokenises(self) -> Iterator[Tokenised]:
+        """The files for training whose texts become tokens when it is opened."""
+        return iter(())
+
     def too_narrow(self, vocab: int) -> Iterator[tuple[str, str]]:
         """Keys of this section whose format cannot hold the tokens of such a vocabulary, and why."""
         return iter(())
@@ -410,35 +431,7 @@ UNKNOWN = "not known before the first run"
 """Fingerprint of data that has not been read yet: the first run accepts the data and records their fingerprint."""
 
 
-@dataclass(frozen=True)
-class Arrays(SourceDefaults):
-    """A source with all examples in memory, one array per feature."""
-
-    features: Mapping[str, np.ndarray]
-    example: Example
-    fingerprint: str
-
-    @property
-    def in_memory(self) -> bool:
-        return True
-
-    @property
-    def row_labels(self) -> np.ndarray | None:
-        return self.features[LABEL] if LABEL in self.example and self.example[LABEL].values else None
-
-    def __len__(self) -> int:
-        return len(next(iter(self.features.values())))
-
-    def rows(self, indices: np.ndarray) -> Batch:
-        return {name: values[indices] for name, values in self.features.items()}
-
-
 def refuse_changed(*sources: Source) -> None:
     """DataError if a file of one of the sources changed after it was opened."""
     for changed in filter(None, (source.changed() for source in sources)):
         raise DataError(changed, CHANGED)
-
-
-def image_example(shape: tuple[int, ...], classes: int) -> Example:
-    """The features of a classified image: `image` uint8 of that shape, `label` int32 below `classes`."""
-    return {IMAGE: Feature(shape, "uint8"), LABEL: Feature((), "int32", classes)}

@@ -11,10 +11,11 @@ import numpy as np
 
 from dtrain.core.errors import Problem
 from dtrain.core.types import Positive
+from dtrain.data.arrays import image_example
 from dtrain.data.batch import IMAGE, LABEL, Batch, Example
 from dtrain.data.order import hash64
 from dtrain.data.pixels import Pixels, WithPixels
-from dtrain.data.source import Load, Source, SourceDefaults, Split, image_example
+from dtrain.data.source import Load, Source, SourceDefaults, Split
 
 MOST_PATTERNS = 2**34
 """Values of all patterns; these are in memory."""

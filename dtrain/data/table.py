@@ -13,13 +13,14 @@ import numpy as np
 from dtrain.core.counts import counted
 from dtrain.core.errors import DataError
 from dtrain.core.types import Fraction, JsonObject
+from dtrain.data.arrays import Arrays
 from dtrain.data.batch import FEATURES, LABEL, Example, Feature
 from dtrain.data.data_check import BYTES, DataCheck
 from dtrain.data.files import HERE, address_packages, resolve_files
 from dtrain.data.guess import Guess
 from dtrain.data.order import hash64
 from dtrain.data.paths import reading
-from dtrain.data.source import Arrays, Load, Source, Split, Unaugmented
+from dtrain.data.source import Load, Source, Split, Unaugmented
 from dtrain.data.table_columns import SHOWN, Columns, mixed, read_columns, written_as_texts
 from dtrain.data.table_files import read_tables
 from dtrain.data.table_guess import CATEGORIES, identifies_rows, table_guesses

@@ -18,7 +18,7 @@ from dtrain.data.files import address_packages, resolve_files
 from dtrain.data.guess import Guess, split_files
 from dtrain.data.paths import refuse_suffix
 from dtrain.data.picture_folder import has_pictures
-from dtrain.data.source import Load, Source, Split, Unaugmented
+from dtrain.data.source import Load, Source, Split, Tokenised, Unaugmented
 from dtrain.data.stream import InMemory, Stream
 from dtrain.data.tokenise import FileGroup, TokenisedFiles, grouped_files
 from dtrain.data.tokenizer import BYTES, Tokenizer, open_tokenizer, packages_of
@@ -83,6 +83,9 @@ class Text(Unaugmented):
     @property
     def tokenized(self) -> bool:
         return True
+
+    def tokenises(self) -> Iterator[Tokenised]:
+        yield Tokenised(self.tokenizer, self.files, self.cache, records=False)
 
     @property
     def ends_texts(self) -> bool:

@@ -13,9 +13,10 @@ from dtrain.core.errors import DataError
 from dtrain.core.run_dir import Folder
 from dtrain.core.run_list import find_run
 from dtrain.core.types import JsonObject
+from dtrain.data.arrays import Arrays
 from dtrain.data.batch import TARGET, Feature
 from dtrain.data.prediction_inputs import opened_in_order, records_given, with_classes
-from dtrain.data.source import Arrays, Source, Split
+from dtrain.data.source import Source, Split
 from dtrain.inference.evaluate import evaluate
 from dtrain.inference.generate import Sampling, generator_of
 from dtrain.inference.outputs import Outputs, outputs, state_of

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from dtrain.core.errors import RecipeError
 from dtrain.core.metrics import Metric
 from dtrain.core.user_code import UserTarget, build_target, user_errors
-from dtrain.data.batch import Batch, Example
+from dtrain.data.batch import ROW, STEP, WEIGHT, Batch, Example
 from dtrain.models.adapter import from_outputs
 from dtrain.models.nn.context import Context
 from dtrain.models.nn.count_flops import gradient_flops
@@ -213,7 +213,7 @@ class Custom(UserTarget, Declared):
         return own if hasattr(self.model, "params") else ctx.gather(own)
 
     def loss(self, params: Tree, batch: Batch, ctx: Context) -> Loss:
-        with user_errors(self._where):
+        with user_errors(self._where, _of_user(batch)):
             result = self.model.loss(self._own(params, ctx), batch, ctx)
         try:
             metrics = {name: _scalar(value) for name, value in result.metrics.items()}
@@ -244,7 +244,7 @@ class Custom(UserTarget, Declared):
         if not hasattr(self.model, method):
             message = f"{self._where} has no {method}(params, batch, ctx), which returns arrays (examples, ...) by name"
             raise RecipeError(message, GUIDE)
-        with user_errors(self._where):
+        with user_errors(self._where, _of_user(batch)):
             outputs = getattr(self.model, method)(self._own(params, ctx), batch, ctx)
         examples = len(next(iter(batch.values())))
         if not isinstance(outputs, Mapping):
@@ -321,6 +321,11 @@ class Custom(UserTarget, Declared):
             return ""
         with user_errors(self._where):
             return self.model.mismatch(example)
+
+
+def _of_user(batch: Batch) -> list[str]:
+    """The names of the arrays that are of the data."""
+    return [name for name in batch if name not in (ROW, STEP, WEIGHT)]
 
 
 def _plain(tree: Tree) -> bool:

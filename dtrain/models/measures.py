@@ -122,12 +122,14 @@ class _Own:
             raise RecipeError(f"{self.where}: a value is no number: {error}", "return floats") from error
 
 
-PRECISION = Metric("precision", higher_is_better=True, unit=PERCENT)
-RECALL = Metric("recall", higher_is_better=True, unit=PERCENT)
-F1 = Metric("f1", higher_is_better=True, unit=PERCENT)
-TOP5 = Metric("top5_accuracy", higher_is_better=True, unit=PERCENT)
-AUC = Metric("auc", higher_is_better=True)
-CALIBRATION = Metric("calibration_error", higher_is_better=False, unit=PERCENT)
+PRECISION = Metric("precision", True, PERCENT, "Of what is taken for a class, the share that is of it, a mean of all.")
+RECALL = Metric("recall", True, PERCENT, "Of the examples of a class, the share that is taken for it, a mean of all.")
+F1 = Metric("f1", True, PERCENT, "2 TP / (2 TP + FP + FN), a mean over classes.")
+TOP5 = Metric("top5_accuracy", True, PERCENT, "The share of the examples whose label is among the five most probable.")
+AUC = Metric("auc", True, meaning="Area under the ROC curve, one class against the others, a mean over classes.")
+CALIBRATION = Metric(
+    "calibration_error", False, PERCENT, "How far probabilities are from how often they are right: Guo et al., 15 bins."
+)
 CLASSIFICATION = (PRECISION, RECALL, F1, TOP5, AUC, CALIBRATION)
 BINS = 15
 """Of the calibration error, as in Guo et al. 2017."""

@@ -35,4 +35,4 @@ def _of_a_model(path: str) -> bool:
     """Whether a file defines one model: one of dtrain's, or one outside of dtrain and of installed packages."""
     if path.startswith(f"{PACKAGE}/"):
         return bool(re.search(r"/models/(?!nn/|custom\.py|adapter\.py)", path))
-    return path.startswith("/") and not re.search(r"/site-packages/|/lib/python3", path)
+    return path.startswith("/") and path.endswith(".py") and not re.search(r"/site-packages/|/lib/python3", path)

@@ -143,7 +143,8 @@ def divisibility_problems(path: str, batch: int, sizes: Mapping[str, int], accum
     unit = groups * (math.lcm(stages, accumulate) if stages > 1 else accumulate)
     if batch % unit:
         lower, upper = batch // unit * unit, (batch // unit + 1) * unit
-        factors = [f"{axis} {size}" for axis, size in mesh_sizes(sizes).items() if axis in BATCH_AXES and size > 1]
+        axes = [f"{axis} {size}" for axis, size in mesh_sizes(sizes).items() if axis in BATCH_AXES and size > 1]
+        factors = [f"mesh {' x '.join(axes)}"] if axes else []
         factors += [f"{accumulate} microbatches"] if accumulate > 1 else []
         hint = f"use {lower} or {upper}" if lower else f"use {upper}"
         yield path, f"{batch} examples are not divisible by {unit}, as {' x '.join(factors)} requires", hint

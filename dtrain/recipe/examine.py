@@ -16,6 +16,7 @@ from dtrain.core.process_info import process_info
 from dtrain.core.weights_source import WeightsSource
 from dtrain.data.batch import Example
 from dtrain.data.data_check import DataCheck
+from dtrain.data.lost_text import lost_text
 from dtrain.data.paths import is_remote
 from dtrain.data.questions import read_questions
 from dtrain.data.source import Data
@@ -100,6 +101,7 @@ def examine(
     result.checked += [part] if data and inspected.opened else []
     result.notes += [f"{key}: {taken}, relative to the recipe" for key, taken in parsed.beside.items()]
     result.notes += inspected.notes
+    result.warnings += inspected.warnings
     result.warnings += _long_intervals(result.recipe, inspected)
     _model(result, inspected)
     _init(result)
@@ -128,7 +130,13 @@ def inspect_once() -> Callable[[Data], DataCheck]:
         if found is None:
             found = inspect_data(data)
             seen.append((data, found))
-        return replace(found, problems=[*found.problems], not_checked=[*found.not_checked], notes=[*found.notes])
+        return replace(
+            found,
+            problems=[*found.problems],
+            not_checked=[*found.not_checked],
+            notes=[*found.notes],
+            warnings=[*found.warnings],
+        )
 
     return inspect
 
@@ -142,6 +150,7 @@ def _inspected(data: Data) -> DataCheck:
     except (OSError, ValueError, MemoryError) as error:
         result.problems.append(("data", DataError(f"cannot be read: {error or 'it needs more memory than there is'}")))
     result.partly = bool(result.not_checked)
+    result.warnings += [] if result.problems else lost_text(data, copied=False)
     return result
 
 
@@ -244,7 +253,7 @@ def _init(found: CheckReport) -> None:
 def _devices(found: CheckReport, devices: int | None) -> None:
     """Check the mesh against the given devices, or those of this machine if they are known."""
     mesh = found.recipe.mesh
-    needed = f"{counted(mesh.least, 'device')}" + ("" if mesh.exact else " or a multiple")
+    needed = counted(mesh.least, "device") + ("" if mesh.exact else " or a multiple")
     if devices is not None:
         found.checked.append(f"its mesh on {devices} devices")
         return

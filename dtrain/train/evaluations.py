@@ -18,6 +18,7 @@ from dtrain.inference.measures import Measurement, declared, measurements
 from dtrain.inference.outputs import Outputs, outputs
 from dtrain.inference.questions import Questioner, refuse_without_texts, score_names
 from dtrain.inference.samples import Rows, drawn, write_samples
+from dtrain.parallel.engine import Traced
 from dtrain.recipe.recipe import Recipe, watched
 from dtrain.track.tracker import Sample, Tracker
 from dtrain.train.progress import Improvement, Progress
@@ -137,7 +138,7 @@ def metrics_named(recipe: Recipe) -> dict[str, str]:
 def refuse_unmeasured(
     key: str,
     metric: str,
-    evaluate: jax.stages.Compiled,
+    evaluation: Traced,
     bytes_per_token: float | None,
     declared: Iterable[Metric],
     scores: Iterable[str] = (),
@@ -147,7 +148,7 @@ def refuse_unmeasured(
 
     `bytes_per_token`: as in `inference.evaluate.evaluated`. `scores`: those of the recipe's questions and measures.
     """
-    sums = jax.tree.unflatten(evaluate.out_tree, range(evaluate.out_tree.num_leaves))
+    sums = jax.tree.unflatten(evaluation.out_tree, range(evaluation.out_tree.num_leaves))
     names = {"eval/loss", *(f"eval/{name}" for name in sums.metrics)}
     names |= {"eval/perplexity"} if bytes_per_token is not None else set()
     names |= {"eval/bits_per_byte"} if bytes_per_token else set()

@@ -23,8 +23,9 @@ from dtrain.core.files import overwrite
 from dtrain.core.lease import Lease, hold_lease
 from dtrain.core.run_dir import Folder, folder, saved_steps
 from dtrain.core.types import JsonObject
+from dtrain.data.arrays import Arrays
 from dtrain.data.batch import Example
-from dtrain.data.source import UNKNOWN, Arrays
+from dtrain.data.source import UNKNOWN
 from dtrain.data.tokenizer import open_tokenizer
 from dtrain.data.tokenizer_files import copy_tokenizer
 from dtrain.models.agreement import CONFIG, agree, described, record

@@ -21,6 +21,7 @@ from dtrain.core.errors import DataError, DtrainError, RecipeError
 from dtrain.core.types import Device, JsonObject
 from dtrain.data.batch import Batch, tokens_in
 from dtrain.data.class_weights import class_counts, class_weights
+from dtrain.data.lost_text import lost_text
 from dtrain.data.source import Source, refuse_changed
 from dtrain.inference.evaluate import text_bytes
 from dtrain.models.nn.param import count, trained
@@ -105,6 +106,8 @@ def prepare(session: Session) -> RunSetup:
     )
     for line in banner(assembly, train, test, steps, devices):
         session.console.say(line)
+    for line in lost_text(session.recipe.data, copied=True):
+        session.console.warn(line)
     if weights is not None:
         each = zip(list(class_counts(train))[:SHOWN], weights.tolist(), strict=False)
         more = f" and {len(weights) - SHOWN} more" if len(weights) > SHOWN else ""
@@ -119,10 +122,12 @@ def prepare(session: Session) -> RunSetup:
         message = f"guard.nan: locate needs a run of one process, this one has {jax.process_count()}"
         session.console.warn(f"{message}: a loss that is not finite is only reported")
     initial = _initial(session, assembly)
-    step, evaluate = _compiled(session, assembly)
-    bytes_per_token = text_bytes(session.recipe, test)
+    with session.clock("compile"):
+        evaluation = assembly.evaluate()
     for key, name in metrics_named(session.recipe).items():
-        refuse_unmeasured(key, name, evaluate, bytes_per_token, evaluations.metrics, evaluations.scores)
+        bytes_per_token = text_bytes(session.recipe, test)
+        refuse_unmeasured(key, name, evaluation, bytes_per_token, evaluations.metrics, evaluations.scores)
+    step, evaluate = _compiled(session, assembly, evaluation)
     run_dir, policy = session.run_dir.checkpoints.absolute(), session.recipe.checkpoint
     store = Store(run_dir, policy, holds=session.holds, metrics=evaluations.metrics)
     session.stack.callback(_note_committed, session, store)  # runs after the store has waited for a pending save
@@ -150,7 +155,9 @@ def _initial(session: Session, assembly: Assembly) -> dict[str, Initial]:
     return {part: initial_from(assembly, origin, warn, part) for part, origin in found.items()}
 
 
-def _compiled(session: Session, assembly: Assembly) -> tuple[jax.stages.Compiled, jax.stages.Compiled]:
+def _compiled(
+    session: Session, assembly: Assembly, evaluation: Traced
+) -> tuple[jax.stages.Compiled, jax.stages.Compiled]:
     """Check the traced training step, then compile the training and the evaluation step."""
     with session.clock("compile"):
         fault_injection.strike("compile", jax.process_index())
@@ -159,7 +166,6 @@ def _compiled(session: Session, assembly: Assembly) -> tuple[jax.stages.Compiled
         warnings += trace_checks.callbacks(traced)
         warnings += _impure(session, assembly, traced) if session.recipe.guard.purity else []
         build = partial(session.recipe.engine.compile, platform=assembly.layout.platform)
-        evaluation = assembly.evaluate()
         # XLA compiles without Python's lock: both programs at the same time
         with Counter() as programs, ThreadPoolExecutor(1) as thread:
             other = thread.submit(build, evaluation)

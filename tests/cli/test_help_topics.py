@@ -1,6 +1,7 @@
 """`dtrain help`: keys, kinds, errors; and completion in real shells."""
 
 import inspect
+import json
 import re
 import shlex
 import shutil
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dtrain.cli import completion
-from dtrain.cli.help_topics import explained, pages
+from dtrain.cli.help_topics import explained, metrics, pages
 from dtrain.core import errors
 from dtrain.recipe.keys import keys, known_part
 from dtrain.recipe.yaml import parse
@@ -40,6 +41,19 @@ def test_examples_are_values_that_the_command_line_takes() -> None:
             if line.startswith("  example  "):
                 (word,) = shlex.split(line.removeprefix("  example  "))
                 assert "value" in dict(parse(f"value: {word.partition('=')[2]}\n", "").plain())
+
+
+@pytest.mark.slow
+def test_every_metric_that_a_run_writes_is_explained(dtrain: Dtrain, tmp_path: Path) -> None:
+    dtrain(
+        "run", "mlp-digits", "epochs=null", "steps=2", "optimizer.schedule=constant", "track={every: 1, norms: true}"
+    )
+    lines = (tmp_path / "runs/mlp-digits/metrics.jsonl").read_text().splitlines()
+    for name in {name for line in lines for name in json.loads(line)} - {"step"}:
+        known = re.sub(r"^(norm/\w+)/.*", r"\1/PATH", name)
+        assert re.match(rf"{known}: a metric, .*\n\n  [A-Z\dn].*\.\n", "\n".join(explained(known))), name
+    assert all(metric.meaning for metric in metrics().values())
+    assert "there is no help on 'accurcy'; on accuracy:" in dtrain("help", "accurcy").stderr
 
 
 @pytest.mark.parametrize(

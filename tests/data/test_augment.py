@@ -12,11 +12,11 @@ import pytest
 from dtrain.assembly.assemble import assemble
 from dtrain.assembly.state import create_state
 from dtrain.core.errors import FieldError, RecipeError
+from dtrain.data.arrays import Arrays, image_example
 from dtrain.data.batch import LABEL, OTHER_IMAGE, OTHER_LABEL, SHARE, SMOOTHING
 from dtrain.data.batches import TrainBatches
 from dtrain.data.order import Order
 from dtrain.data.pixels import Pixels, coloured, cut_and_mixed, mixed, resized_crop
-from dtrain.data.source import Arrays, image_example
 from dtrain.models.nn import layers
 from dtrain.models.nn.single_device import SingleDeviceContext
 from dtrain.parallel.engine import Put

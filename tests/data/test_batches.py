@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from dtrain.core.errors import EnvironmentFault
+from dtrain.data.arrays import Arrays
 from dtrain.data.batches import EvalBatches, TrainBatches, stream
 from dtrain.data.digits import Digits
 from dtrain.data.order import SMALL, Order, permuted
-from dtrain.data.source import Arrays, Load
+from dtrain.data.source import Load
 from dtrain.data.synthetic import Synthetic
 
 SOURCE = Synthetic(image=(4, 4, 1), examples=50).open("train")

@@ -7,6 +7,9 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from dtrain.core.errors import DataError
+from dtrain.data.chat import Chat
+from dtrain.data.lost_text import lost_text
+from dtrain.data.text import Text
 from dtrain.data.tokenizer import TokenizerJson, open_tokenizer
 from dtrain.data.tokenizer_files import copy_tokenizer
 
@@ -87,3 +90,24 @@ def test_copies_have_the_end_token_that_config_names(tmp_path: Path) -> None:
     ]  # fmt: skip
     copied = open_tokenizer(str(tmp_path / "copy"))
     assert copied.special["eos_token"] == "b" and copied.template == "{{ messages }}"
+
+
+def test_characters_that_a_tokenizer_does_not_keep_are_named(tmp_path: Path) -> None:
+    vocab = {"[UNK]": 0, "to": 1, "be": 2, "user": 3}
+    made = str(word_level(tmp_path / "t.json", vocab))
+    text, chat = tmp_path / "a.txt", tmp_path / "a.jsonl"
+
+    def lost(content: str) -> list[str]:
+        text.write_text(content)
+        chat.write_text(json.dumps({"messages": [{"role": "user", "content": content}]}) + "\n")
+        of_text = [*lost_text(Text(files=(str(text),), length=8, tokenizer=made), copied=True)]
+        of_chat = [*lost_text(Chat(files=(str(chat),), length=8, tokenizer=made), copied=True)]
+        assert len(of_text) == len(of_chat)
+        return of_text
+
+    assert lost("to be  to\nbe") == []
+    assert lost("To be") == [f"the tokenizer {made} loses 50% of the characters of the first texts: 'T', 'o'"]
+    assert lost("to be \u00e9") == [f"the tokenizer {made} loses 20% of the characters of the first texts: '\u00e9'"]
+    assert [*lost_text(Text(files=(str(text),), length=8), copied=True)] == []  # bytes
+    away = Text(files=("gs://bucket/a.txt",), length=8, tokenizer=made)
+    assert [*lost_text(away, copied=False)] == []

@@ -20,9 +20,9 @@ from dtrain.assembly.state import create_state
 from dtrain.core.errors import DataError, RecipeError
 from dtrain.core.run_dir import Folder
 from dtrain.data import digits
+from dtrain.data.arrays import Arrays, image_example
 from dtrain.data.chat import Chat
 from dtrain.data.prediction_inputs import inputs, opened_in_order, with_classes
-from dtrain.data.source import Arrays, image_example
 from dtrain.data.windows import row_example
 from dtrain.inference.evaluate import evaluate
 from dtrain.inference.outputs import outputs, state_of

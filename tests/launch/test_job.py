@@ -1,6 +1,7 @@
 """Hardware that is billed by the hour: its price, its limits, and when a limit is required."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,14 @@ def test_up_requires_a_limit_for_what_is_billed_by_the_hour(in_process: Dtrain, 
     shown = in_process("launch", "plan", path, "launch.budget=192")
     assert "19.20 dollars an hour, at most 10 hours of `dtrain run`, about 192.00 dollars" in shown.stderr
     assert "--hours 10" in shown.stdout
+    assert re.search(r"predicted: [\d.]+ of [\d.]+ GiB a device, [\d.]+ ms a step", shown.stderr)
+    values = json.loads(in_process("launch", "plan", path, "--json").stdout)
+    assert values["prediction"]["fits"] and values["prediction"]["step_seconds"] > 0
+    assert json.loads(in_process("launch", "plan", path, "--json", "--no-plan").stdout)["prediction"] is None
+    large = "model={kind: mlp, sizes: [64, 400000, 400000, 10]}"
+    refused = in_process("launch", "plan", path, large, code=2)
+    assert "the run does not fit on v5e-16" in refused.stderr
+    assert "16 chips" in refused.stderr  # the plan is shown all the same
 
 
 def test_a_section_is_taken_from_a_file(in_process: Dtrain, tmp_path: Path) -> None:

@@ -52,6 +52,10 @@ class Forgetful(Net):
     def loss(self, params, batch, ctx):
         return classify(batch["image"].reshape(len(batch["image"]), -1) @ params["out"]["weight"], batch, ctx)
 
+class Unnamed(Net):
+    def loss(self, params, batch, ctx):
+        return batch["images"]
+
 class Recurrent(Net):
     def loss(self, params, batch, ctx):
         import jax, jax.numpy as jnp
@@ -127,6 +131,7 @@ def test_checking_does_not_run_its_code(dtrain: Dtrain, tmp_path: Path) -> None:
         ("Pairs", ("mesh.data=4", "--devices", "4"), "the loss is not a sum over examples: its sum is"),
         ("Forgetful", (), "a parameter is used before it is gathered"),
         ("Recurrent", ("engine=shard_map", "--devices", "2"), "dtrain.vary"),
+        ("Unnamed", (), "KeyError: 'images'\nhint: the batch has image, label; --debug"),
         ("Whole", (), "params() returns count: ndarray; every leaf must be a Param"),
     ],
 )

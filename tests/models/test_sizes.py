@@ -15,10 +15,10 @@ from dtrain.assembly.assemble import assemble
 from dtrain.assembly.input import host_batches
 from dtrain.assembly.state import create_state
 from dtrain.core.errors import DataError, FieldError, RecipeError
+from dtrain.data.arrays import Arrays
 from dtrain.data.batch import IMAGE, LABEL, WEIGHT, Feature
 from dtrain.data.class_weights import class_counts, class_weights
 from dtrain.data.prediction_inputs import with_classes
-from dtrain.data.source import Arrays
 from dtrain.models.custom import Custom
 from dtrain.models.mlp import MLP
 from dtrain.models.nn.single_device import SingleDeviceContext

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import pytest
 
 from dtrain.core.run_dir import Folder
+from dtrain.core.user_code import PACKAGE
+from dtrain.parallel.program_lines import lines_of
 from dtrain.track.jsonl import read as read_rows
 from dtrain.train.profile import HOST, Instruction, Op, covered, instructions_of, read, summarised
 from tests.conftest import Dtrain, bare_environment
@@ -110,3 +112,16 @@ def test_a_live_run_is_profiled_on_request(dtrain: Dtrain, tmp_path: Path) -> No
     finally:
         running.terminate()
         running.wait(timeout=200)
+
+
+def test_the_script_that_starts_dtrain_is_no_line_of_a_model(tmp_path: Path) -> None:
+    """Frame 1 is called from frame 2, in the script that pip writes: it has no suffix."""
+    update = f"{PACKAGE}/optim/update.py"
+    text = (
+        f'FileNames\n1 "{update}"\n2 "{tmp_path}/bin/dtrain"\n3 "{tmp_path}/net.py"\n\n'
+        "FileLocations\n1 {file_name_id=1 function_name_id=1 line=7 }\n2 {file_name_id=2 function_name_id=1 line=10 }\n"
+        "3 {file_name_id=3 function_name_id=1 line=5 }\n\n"
+        "StackFrames\n1 {file_location_id=2 parent_frame_id=1}\n2 {file_location_id=1 parent_frame_id=2}\n"
+        "3 {file_location_id=3 parent_frame_id=2}\n\n%main"
+    )
+    assert lines_of(text) == {1: "dtrain:10", 2: "update.py:7", 3: "net.py:5"}

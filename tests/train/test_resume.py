@@ -125,6 +125,7 @@ def test_a_best_that_no_evaluation_gives_is_refused_before_the_first_step(
     run_folder = Folder(tmp_path / "runs" / "small")
     assert run_folder.read_record()["exit_code"] == 2
     assert "error: checkpoint.best" in run_folder.log.read_text()
+    assert "compiled in" not in run_folder.log.read_text()  # nothing waits for the compiler before it is found
     assert not run_folder.metrics.exists()
 
 

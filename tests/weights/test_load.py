@@ -16,8 +16,9 @@ from dtrain.checkpoint.store import Store
 from dtrain.core.errors import CheckpointError, DataError, RecipeError
 from dtrain.core.files import overwrite
 from dtrain.core.run_dir import Folder
+from dtrain.data.arrays import Arrays, image_example
 from dtrain.data.batch import Example
-from dtrain.data.source import UNKNOWN, Arrays, image_example
+from dtrain.data.source import UNKNOWN
 from dtrain.data.windows import row_example
 from dtrain.optim.update import averaged
 from dtrain.recipe.load import load, text

@@ -1,0 +1,75 @@
+"""Text that a tokenizer does not keep: characters that become its unknown token, or nothing at all."""
+
+import unicodedata
+from collections import Counter
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from itertools import islice
+
+from dtrain.core.errors import DataError
+from dtrain.data.files import resolve_files
+from dtrain.data.paths import is_remote
+from dtrain.data.records import record_files, records
+from dtrain.data.source import Data, Tokenised
+from dtrain.data.tokenizer import BYTES, open_tokenizer
+
+BYTES_READ, RECORDS_READ = 2**16, 200
+"""How much of the first file is looked at."""
+NAMED = 8
+"""Most characters that are named."""
+
+
+def lost_text(data: Data, copied: bool) -> Iterator[str]:
+    """A line for each tokenizer of the data that does not keep all characters of the first texts.
+
+    `copied`: whether files in object storage may be read, which copies them. What cannot be read is left out.
+    """
+    for one in data.tokenises():
+        if one.tokenizer == BYTES or (not copied and any(map(is_remote, one.files))):
+            continue
+        with suppress(DataError, OSError, ValueError):
+            if line := _lost(one.tokenizer, _first_text(one)):
+                yield line
+
+
+def _lost(name: str, text: str) -> str:
+    """What the tokenizer does not keep of a text; empty if it keeps all, but for case, spaces and compatible forms."""
+    tokenizer = open_tokenizer(name)
+    decoded = tokenizer.decode(tokenizer.encode(text.encode()).tolist())
+    unknown = tokenizer.special.get("unk_token")
+    kept = set(_plain(decoded.replace(unknown, "") if isinstance(unknown, str) and unknown else decoded))
+    counts = Counter(one for one in text if one.isprintable() and not one.isspace())
+    lost = {one: count for one, count in counts.most_common() if not kept.issuperset(_plain(one))}
+    if not lost:
+        return ""
+    shown = ", ".join(map(repr, list(lost)[:NAMED])) + (f" and {len(lost) - NAMED} more" if len(lost) > NAMED else "")
+    share = sum(lost.values()) / counts.total()
+    return f"the tokenizer {name} loses {100 * share:.2g}% of the characters of the first texts: {shown}"
+
+
+def _plain(text: str) -> str:
+    return unicodedata.normalize("NFKD", text).casefold()
+
+
+def _first_text(one: Tokenised) -> str:
+    """The first texts of the first file, one after the other."""
+    if not one.records:
+        path = resolve_files(one.files, "text", cache=one.cache)[0]
+        with path.open("rb") as file:
+            return file.read(BYTES_READ).decode(errors="ignore")
+    path = record_files(one.files, one.cache)[0]
+    found = islice(records(path, fields=one.fields), RECORDS_READ)
+    return " ".join(text for _, values in found for text in _texts(values, one.fields))[:BYTES_READ]
+
+
+def _texts(value: object, fields: Collection[str] | None) -> Iterator[str]:
+    """The texts in a record: of these fields, or all."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for one in value:
+            yield from _texts(one, None)
+    elif isinstance(value, dict):
+        for name, one in value.items():
+            if fields is None or name in fields:
+                yield from _texts(one, None)
