@@ -13,12 +13,15 @@ from dtrain.core.errors import Aborted, DtrainError, EnvironmentFault, RecipeErr
 
 if TYPE_CHECKING:
     from dtrain.core.slices import Target
+    from dtrain.core.types import JsonObject
     from dtrain.plan.plan import Plan
     from dtrain.plan.search import SearchResult
     from dtrain.plan.variants import Candidate
     from dtrain.recipe.recipe import Recipe as Loaded
 
-EXAMPLE = "Example: dtrain plan recipe.yaml --on v5p-128"
+EXAMPLE = "Examples: dtrain plan recipe.yaml --on v5p-128; dtrain plan recipe.yaml --on v5p-128 --against budget.json"
+WITHIN, GREW = 0.01, 1
+"""By how much quantities may grow, and the exit code if one grew by more."""
 ON = "A slice or GPUs: v5e-16, v5p-128, v5p:4x4x12, h100-8, cpu-8. Separate several by commas."
 On = Annotated[str, typer.Option("--on", autocompletion=completion.targets, help=ON)]
 
@@ -47,6 +50,17 @@ def plan(
     price: Annotated[
         float | None, typer.Option(min=0, help="Dollars per hour for one chip; default: the list price.")
     ] = None,
+    against: Annotated[
+        str,
+        typer.Option(
+            metavar="RUN|FILE",
+            help="A run's plan, or a file of `plan --json`: exit with 1 if memory, time, FLOPs or a collective grew.",
+            autocompletion=completion.runs,
+        ),
+    ] = "",
+    within: Annotated[
+        float | None, typer.Option(min=0, help="The share by which a quantity may grow, with --against; default: 0.01.")
+    ] = None,
     advice: Annotated[bool, typer.Option(help="If it does not fit, search for the nearest recipe that does.")] = True,
     run_code: RunCode = False,
     runs_dir: RunsDir = RUNS,
@@ -62,6 +76,7 @@ def plan(
             raise RecipeError("--on is missing: --on names a slice or GPUs", "e.g. --on v5e-16, v5p-128, h100-8, cpu-8")
         targets = [target(name.strip(), slices) for name in on.split(",")]
         _refuse_together(targets, quick, search, plot, out)
+        _refuse_with_budget(targets, search, against, within)
         settle(targets)
         if plot:
             from dtrain.plan.scale import refuse_undrawable
@@ -81,7 +96,10 @@ def plan(
                 _write(result.winner[0], path, overrides or [], out or _default_file(loaded[0], targets[0]))
             code = 0 if result.winner else EnvironmentFault.exit_code
             raise typer.Exit(Aborted.exit_code if result.stopped else code)
+        kept = _kept(against, targets[0], quick, runs_dir) if against else None
         outcome = _one(loaded[0], targets[0], quick, price)
+        if kept:
+            raise typer.Exit(_hold(outcome, *kept, WITHIN if within is None else within, as_json))
         _show(outcome, as_json)
         _store(outcome, runs_dir)
         if plot and outcome.fits:
@@ -101,6 +119,45 @@ def _refuse_together(
         raise RecipeError("--plot cannot be combined with --search", "plan the winner of the search with --plot")
     if out and not search:
         raise RecipeError(f"--out {out}: only a search writes a recipe", "add --search, or remove --out")
+
+
+def _refuse_with_budget(targets: "Sequence[Target]", search: bool, against: str, within: float | None) -> None:
+    """Raise RecipeError for options that do not go with --against, or need it."""
+    if against and (search or len(targets) > 1):
+        raise RecipeError("--against compares one plan with one", "remove --search, and name one slice")
+    if within is not None and not against:
+        raise RecipeError(f"--within {within:g} goes with --against RUN|FILE", "name what the plan is compared with")
+
+
+def _kept(against: str, on: "Target", quick: bool, runs: Path) -> "tuple[str, JsonObject]":
+    """The plan to compare with, and where it is."""
+    from dtrain.core.run_dir import Folder
+    from dtrain.core.run_list import find_run
+    from dtrain.plan.against import kept_plan
+
+    planned = Folder(runs / against)  # it may have plans, and no run yet
+    run = planned if Path(against).is_file() or planned.plans.is_dir() else find_run(against, runs)
+    return kept_plan(against, run, f"{_slug(on)}-{'quick' if quick else 'compiled'}.json")
+
+
+def _hold(result: "Plan", source: str, before: "JsonObject", within: float, as_json: bool) -> int:
+    """Print how a plan compares with one that was kept; the exit code."""
+    import json
+
+    from dtrain.plan.against import compared
+    from dtrain.plan.report import values, verdict
+
+    now = values(result)
+    found = compared(source, before, now, within)
+    if as_json:
+        typer.echo(json.dumps(now | {"against": found.values()}, indent=2))
+    else:
+        typer.echo(f"{result.recipe.name} on {result.target}: {verdict(result)} [{result.tier}]")
+        for line in found.lines():
+            typer.echo(line)
+    if not result.fits:
+        return EnvironmentFault.exit_code
+    return GREW if found.grew else 0
 
 
 def settle(targets: "Sequence[Target]") -> None:

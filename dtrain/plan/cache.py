@@ -1,7 +1,6 @@
 """Cache of compiled plans. Its key covers all that a plan depends on: recipe, target, compilers, dtrain's source."""
 
 import hashlib
-import importlib.metadata
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -13,7 +12,7 @@ from dtrain.core.slices import Target
 from dtrain.core.types import JsonObject
 from dtrain.plan.memory import Buffer, Memory
 from dtrain.plan.money import Money
-from dtrain.plan.plan import Plan, Timing
+from dtrain.plan.plan import Plan, Timing, compilers
 from dtrain.plan.replay import CollectiveCost, StepCost
 from dtrain.plan.workers import Outcome, PlanJob, outcomes
 from dtrain.recipe.load import plain
@@ -79,14 +78,6 @@ def _cache_path(recipe: Recipe, on: Target, price: float | None) -> Path:
     code = hashlib.sha256()
     for path in sorted(Path(__file__).parents[1].rglob("*.py")):
         code.update(path.read_bytes())
-    versions = {name: _version(name) for name in ("jax", "jaxlib", "libtpu")}
-    key = json.dumps([plain(recipe), str(on), price, versions, code.hexdigest()], sort_keys=True, default=str)
+    key = json.dumps([plain(recipe), str(on), price, compilers(), code.hexdigest()], sort_keys=True, default=str)
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return root / "dtrain" / "plans" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
-
-
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return ""

@@ -1,5 +1,6 @@
 """Plan a run: assemble its step for hardware that is not present, and predict memory, time and price."""
 
+import importlib.metadata
 import math
 import os
 import time
@@ -269,3 +270,15 @@ def _room(on: Target) -> float:
     if on.chip:
         return on.chip.room
     return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // on.devices)
+
+
+def compilers() -> dict[str, str]:
+    """The versions of what compiles a step; empty for one that is not installed."""
+    return {name: _version(name) for name in ("jax", "jaxlib", "libtpu")}
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""

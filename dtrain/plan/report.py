@@ -13,7 +13,7 @@ from dtrain.core.types import JsonObject
 from dtrain.parallel.mesh import EXPERT, FSDP, FSDP_AXES, mesh_text
 from dtrain.plan.capacity import state
 from dtrain.plan.money import Money, stale
-from dtrain.plan.plan import Plan, Timing, slots
+from dtrain.plan.plan import Plan, Timing, compilers, slots
 from dtrain.plan.replay import CollectiveCost
 from dtrain.plan.search import SearchResult
 from dtrain.plan.workers import PlanJob
@@ -121,6 +121,7 @@ def values(plan: Plan) -> JsonObject:
         **({"smallest_slice": smallest.name} if smallest else {}),
         "largest_buffers": [vars(buffer) for buffer in memory.largest],
         "plan_seconds": plan.took,
+        "versions": compilers(),
     }
     if timing:
         tally = timing.tally
@@ -135,6 +136,10 @@ def values(plan: Plan) -> JsonObject:
         result["bound"] = timing.bound
         result["flops_per_device"] = {"products": tally.flops, "kernels": tally.kernel_flops}
         result["memory_traffic_bytes_per_device"] = tally.moved
+        slowest = sorted(tally.lines.items(), key=lambda one: -one[1])[:LINES]
+        result["seconds_by_line"] = [
+            {"part": part, "line": line, "seconds": seconds} for (part, line), seconds in slowest if line
+        ]
         result["network"] = [
             {"kind": kind, "axes": list(axes), **vars(collective)}
             for (kind, axes), collective in tally.collectives.items()
@@ -144,6 +149,8 @@ def values(plan: Plan) -> JsonObject:
     return result
 
 
+LINES = 50
+"""Most lines of source code whose time a plan has as JSON."""
 SHOWN = 2**10
 """Bytes from which replicated state is shown; smaller amounts are step counters and rounding."""
 
