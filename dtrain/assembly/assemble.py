@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from dtrain.assembly import state as states
 from dtrain.assembly.state import State
-from dtrain.assembly.step import eval_step, loss_of, outputs_of, predict_step, several_steps, train_step
+from dtrain.assembly.step import eval_step, loss_of, loss_step, outputs_of, predict_step, several_steps, train_step
 from dtrain.assembly.trace_checks import refuse_few_classes, refuse_ignored_labels
 from dtrain.core.errors import DataError, RecipeError
 from dtrain.core.types import Device
@@ -112,6 +112,18 @@ class Assembly:
         loss = loss_of(self.model, self._prepare(False), recipe.precision, seed=recipe.seed, mixed=mixed)
         step = eval_step(engine.sums(self.layout, loss, recipe.accumulate), self.keyed)
         return self._trace_forward(step, self.shapes, self.layout.example)
+
+    def batch_loss(self, mixed: list[str]) -> Traced:
+        """Trace a step that computes the loss of a training batch with weights, exactly as a training step computes it.
+
+        `mixed`: as in `train_loss`.
+        """
+        recipe, engine = self.recipe, self.recipe.engine
+        loss = loss_of(self.model, self._prepare(True), recipe.precision, seed=recipe.seed, mixed=mixed)
+        step = loss_step(engine.sums(self.layout, loss, recipe.accumulate), self.keyed)
+        rows = {**self.batch, **batch_shapes(engine, self.layout, {WEIGHT: WEIGHTS}, recipe.batch)}
+        with self._tracing():
+            return engine.trace(self.layout, step, self.shapes, rows, out=replicated(self.layout), donate=False)
 
     def predict(self, state: State, features: Example, purpose: Purpose = "prediction") -> Traced:
         """Trace a step that computes the predictions or samples for examples of these features, from such a state."""

@@ -211,6 +211,11 @@ def eval_step(sums: Sums, keyed: bool = False) -> Callable[[State, Batch], Loss]
     return step
 
 
+def loss_step(sums: Sums, keyed: bool = False) -> Callable[[State, Batch], Loss]:
+    """(state, batch) → sums over a training batch, with the parameters themselves."""
+    return lambda state, batch: sums(state.params, _numbered(batch, state, keyed))._replace(statistics={})
+
+
 def predict_step(outputs: Outputs, keyed: bool = False) -> Callable[[State, Batch], dict[str, jax.Array]]:
     """(state, batch) → the outputs for each example, with the averaged parameters if the optimizer keeps them."""
     return lambda state, batch: outputs(averaged(state.optimizer, state.params), _numbered(batch, state, keyed))

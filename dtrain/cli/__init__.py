@@ -26,6 +26,7 @@ from dtrain.cli import (
     predict,
     profile,
     recipes,
+    replay,
     report,
     run,
     sample,
@@ -69,6 +70,7 @@ check.add_to(app)
 plan.add_to(app)
 explain.add_to(app)
 report.add_to(app)
+replay.add_to(app)
 ls.add_to(app)
 evaluate.add_to(app)
 predict.add_to(app)
@@ -88,7 +90,7 @@ app.add_typer(launch.app, name="launch", rich_help_panel="Train")
 PANELS = {
     "Train": ("run", "sweep", "verify", "agree", "profile", "bench"),
     "Before a run": ("new", "check", "explain", "plan", "doctor"),
-    "Look at runs": ("ls", "report"),
+    "Look at runs": ("ls", "report", "replay"),
     "Look things up": ("help",),
     "Use a trained model": ("evaluate", "predict", "sample", "generate", "import", "export"),
 }

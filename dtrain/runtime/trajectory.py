@@ -162,7 +162,7 @@ def trajectory(
         raise RecipeError(f"the run has {total} steps, fewer than {steps}", f"compare fewer: --steps {total}")
     frozen = frozen_models(recipe)
     single = assemble(one_step_per_call(recipe), devices, source.example, total, frozen)
-    state = _initial(single, start)
+    state = initial_state(single, start)
     declared = dict(
         zip(*(jax.tree.leaves(tree) for tree in (paths(single.layout.declared), single.layout.declared)), strict=True)
     )
@@ -182,7 +182,7 @@ def trajectory(
 
 
 def _in_calls(assembly: Assembly, source: Source, steps: int, start: Values | None) -> tuple[list[float], State]:
-    state, losses, most = _initial(assembly, start), list[float](), assembly.recipe.engine.steps_per_call
+    state, losses, most = initial_state(assembly, start), list[float](), assembly.recipe.engine.steps_per_call
     step = _compiled(assembly, assembly.train())
     calls = [range(first, min(first + most, steps)) for first in range(0, steps, most)]
     for call, batches in zip(calls, train_batches(assembly, source, 0, steps, lambda _: None, calls), strict=True):
@@ -191,7 +191,7 @@ def _in_calls(assembly: Assembly, source: Source, steps: int, start: Values | No
     return losses, state
 
 
-def _initial(assembly: Assembly, start: Values | None) -> State:
+def initial_state(assembly: Assembly, start: Values | None) -> State:
     """The state with these parameters, or that of a new run of the recipe."""
     given: dict[str, jax.Array] = {}
     if start is not None:
