@@ -96,12 +96,14 @@ class Assembly:
         with self._tracing():
             return engine.trace(layout, step, self.shapes, self.batch, out=out, donate=True)
 
-    def evaluate(self, state: State | None = None) -> Traced:
-        """Trace the evaluation step, of the state itself or of one with other shapes; every call is a new trace."""
+    def evaluate(self, state: State | None = None, examples: int | None = None) -> Traced:
+        """Trace the evaluation step, of the state itself or of one with other shapes; every call is a new trace.
+
+        `examples`: those of a batch, by default `eval_batch`."""
         recipe, engine = self.recipe, self.recipe.engine
         loss = loss_of(self.model, self._prepare(False), recipe.precision, seed=recipe.seed, train=False)
         step = eval_step(engine.sums(self.layout, loss, recipe.accumulate), self.keyed)
-        return self._trace_forward(step, self.shapes if state is None else state, self.layout.example)
+        return self._trace_forward(step, self.shapes if state is None else state, self.layout.example, examples)
 
     def train_loss(self, mixed: list[str]) -> Traced:
         """Trace a step that computes the loss as in training, of evaluation batches: with dropout, not augmented.
@@ -131,9 +133,11 @@ class Assembly:
         outputs = outputs_of(self.model, self._prepare(False), recipe.precision, seed=recipe.seed, purpose=purpose)
         return self._trace_forward(predict_step(recipe.engine.rows(self.layout, outputs), self.keyed), state, features)
 
-    def _trace_forward(self, step: Callable[[State, Batch], Any], state: State, features: Example) -> Traced:
+    def _trace_forward(
+        self, step: Callable[[State, Batch], Any], state: State, features: Example, examples: int | None = None
+    ) -> Traced:
         features = {**features, WEIGHT: WEIGHTS} | ({ROW: ROWS} if self.keyed else {})
-        rows = batch_shapes(self.recipe.engine, self.layout, features, self.eval_batch)
+        rows = batch_shapes(self.recipe.engine, self.layout, features, examples or self.eval_batch)
         with self._tracing():
             return self.recipe.engine.trace(self.layout, step, state, rows, out=replicated(self.layout), donate=False)
 

@@ -88,6 +88,65 @@ def refuse_places(evaluate: Callable[[dict[str, np.ndarray]], Loss], rows: Rows,
         raise _by_place(f"{TRAINING}sum", one, other)
 
 
+def refuse_means(
+    assembly: Assembly, evaluate: Callable[[State, Batch], Loss], source: Source, state: State, exact: bool
+) -> None:
+    """Raise RecipeError if the loss of a batch, or one of its metrics, is a mean: examples that stand twice in a batch
+    of twice the size must give twice the sum. One more evaluation is compiled, of half the examples if they can be."""
+    parts, whole = assembly.layout.parts("batch"), assembly.eval_batch
+    small = whole // 2 if whole % (2 * parts) == 0 else whole
+    other = 2 * small if small == whole else small
+    program = assembly.recipe.engine.compile(assembly.evaluate(examples=other), assembly.layout.platform)
+    found = []
+    for size, compiled in sorted(((whole, evaluate), (other, program)), key=lambda one: one[0]):
+        put = Put(assembly.recipe.engine, assembly.layout, size)
+        rows = _weighted(rows_of(source, put.held % small, assembly.keyed))
+        found.append(jax.device_get(jax.block_until_ready(compiled(state, put(rows)))))
+    once, twice = ({"sum": loss.sum, "weight": loss.weight, **loss.metrics} for loss in found)
+    for name, value in once.items():
+        one, two = float(value), float(twice[name])
+        if math.isfinite(one) and not abs(two - 2 * one) <= (EXACT if exact else ROUNDED) * max(2 * abs(one), 1e-6):
+            message = f"{name} of the loss is no sum over examples: it is {one:.6g}, and {two:.6g} in a batch that has"
+            hint = "return the sum over the examples, each times its weight: it is divided by the sum of the weights"
+            raise RecipeError(f"{message} each of these examples twice", hint + OFF)
+
+
+def without_constants(state: State, averages: bool) -> State:
+    """The state with random numbers added to parameters that are all equal, as zeros and ones are: from them, an error
+    in the layers before may not show. The same state if there are none.
+
+    `averages`: whether the optimizer keeps averages of the parameters, which an evaluation takes.
+    """
+    tree = state if averages else state.params
+    leaves, structure = jax.tree.flatten(tree)
+    floats = [i for i, leaf in enumerate(leaves) if jax.numpy.issubdtype(leaf.dtype, np.floating) and leaf.size > 1]
+    equal = jax.device_get([_is_constant(leaves[i]) for i in floats])
+    for i in (i for i, constant in zip(floats, equal, strict=True) if constant):
+        leaves[i] = jax.jit(_shaken, static_argnums=1, out_shardings=leaves[i].sharding)(leaves[i], i)
+    if not any(equal):
+        return state
+    changed = jax.tree.unflatten(structure, leaves)
+    return changed if averages else dataclasses.replace(state, params=changed)
+
+
+@jax.jit
+def _is_constant(values: jax.Array) -> jax.Array:
+    return values.max() == values.min()
+
+
+def _shaken(values: jax.Array, number: int) -> jax.Array:
+    return values + SHAKEN * jax.random.normal(jax.random.key(number), values.shape, values.dtype)
+
+
+SHAKEN = 0.05
+"""Standard deviation of what is added."""
+
+
+def _weighted(rows: Rows) -> dict[str, np.ndarray]:
+    """The rows, each of weight 1."""
+    return dict(rows) | {WEIGHT: np.ones(len(next(iter(rows.values()))), np.float32)}
+
+
 def _backwards(rows: Rows) -> Rows:
     return {name: values[::-1] for name, values in rows.items()}
 
@@ -156,14 +215,22 @@ def refuse_broken_contract(
         return ""
     exact = recipe.precision.compute == recipe.precision.loss == "float32"
     rows = rows_of(source, put.held, assembly.keyed)
-    refuse_broken(lambda batch: evaluate(state, put(batch)), rows, exact)
     mixed: list[str] = []
     train = recipe.engine.compile(assembly.train_loss(mixed), assembly.layout.platform)
+    refuse_broken(lambda batch: evaluate(state, put(batch)), rows, exact)
+    refuse_means(assembly, evaluate, source, state, exact)
+    states = [state]
+    if (other := without_constants(state, recipe.optimizer.averages)) is not state:
+        found = jax.device_get(evaluate(other, put(_weighted(rows))))
+        states += [other] * math.isfinite(float(found.sum))  # such parameters may have no finite loss
+    for of in states[1:]:
+        refuse_broken(lambda batch, of=of: evaluate(of, put(batch)), rows, exact)
     if not mixed:
-        refuse_broken(lambda batch: train(state, put(batch)), rows, exact, when=TRAINING, whole=APART)
+        for of in states:
+            refuse_broken(lambda batch, of=of: train(of, put(batch)), rows, exact, when=TRAINING, whole=APART)
     elif recipe.accumulate == 1:
-        weight = {WEIGHT: np.ones(len(put.held), np.float32)}
-        refuse_places(lambda batch: train(state, put(batch)), {**rows, **weight}, exact)
+        for of in states:
+            refuse_places(lambda batch, of=of: train(of, put(batch)), _weighted(rows), exact)
     else:
         why = f"examples are compared with each other ({', '.join(dict.fromkeys(mixed))}) within microbatches"
         return f"could not check whether the training loss depends on the places of examples: {why}"

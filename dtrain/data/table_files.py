@@ -95,10 +95,39 @@ def _csv(path: Path, convert: Any = None) -> Any:
         parse_options=csv.ParseOptions(delimiter=delimiter),
         convert_options=convert,
     )
+    if decimal == ",":
+        _refuse_two_readings(path, table, csv.ReadOptions(encoding=encoding), csv.ParseOptions(delimiter=delimiter))
     raw = [name for name, kind in zip(table.column_names, table.schema.types, strict=True) if kind == "binary"]
     if raw:
         raise DataError(f"{path}: column {raw[0]!r} is not UTF-8", LATIN)
     return table
+
+
+GROUPED = r"^\s*[-+]?[1-9]\d{0,2}(,\d{3})+\s*$"
+"""A whole number with commas between thousands; read with a decimal comma, 2,531 is 2.531."""
+
+
+def _refuse_two_readings(path: Path, table: Any, read: Any, parse: Any) -> None:
+    """DataError for a column of a file with decimal commas in which some numbers have three digits after the comma, and
+    the others none: 950 and 2,531 are then probably whole numbers."""
+    import pyarrow as pa
+    from pyarrow import compute, csv
+
+    floats = [name for name, kind in zip(table.column_names, table.schema.types, strict=True) if kind == "double"]
+    convert = csv.ConvertOptions(column_types=dict.fromkeys(floats, pa.string()), include_columns=floats)
+    if not floats:
+        return
+    texts = csv.read_csv(path, read_options=read, parse_options=parse, convert_options=convert)
+    for name in floats:
+        there = texts[name].drop_null()
+        grouped = compute.match_substring_regex(there, GROUPED)  # pyright: ignore
+        plain = compute.match_substring_regex(there, r"^\s*[-+]?\d*\s*$")  # pyright: ignore
+        all_whole = compute.all(compute.or_(grouped, plain)).as_py()  # pyright: ignore
+        if all_whole and compute.any(grouped).as_py() and compute.any(plain).as_py():  # pyright: ignore
+            text = there.filter(grouped)[0].as_py().strip()
+            where = f"{path}: column {name!r} has {text}, which is {text.replace(',', '.')} with a decimal comma"
+            hint = f"write {text.replace(',', '')} without the comma, or {text.replace(',', '.')} with a point"
+            raise DataError(f"{where} as in other rows, and {text.replace(',', '')} with a comma for thousands", hint)
 
 
 def _reader(path: Path) -> Callable[[Path], Any]:

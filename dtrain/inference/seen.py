@@ -122,15 +122,15 @@ def texts_of(source: Source, index: int, row: Batch, tokenizer: Tokenizer | None
         yield source.class_names[label] if source.class_names else f"label {label:g}"
 
 
-def seen(run_dir: Folder) -> tuple[Seen, Tokenizer | None]:
-    """Open the data of a run as it trains on it, and its tokenizer.
+def seen(run_dir: Folder, unsaved: bool = False) -> tuple[Seen, Tokenizer | None]:
+    """Open the data of a run as it trains on it, and its tokenizer. `unsaved`: also of one that has saved no step.
 
     DataError if the data is not that of the run's newest checkpoint. RecipeError if it has trained on nothing.
     """
     recipe, record = load(run_dir.recipe), run_dir.read_record()
     saved = saved_steps(run_dir.checkpoints)
     steps = max([record.get("step", 0), *saved[:1]])
-    if not steps:
+    if not (steps or unsaved):
         raise RecipeError(f"{run_dir.path} has saved no step yet", "train it first: dtrain run")
     source = recipe.data.open("train")
     was = _fingerprint(run_dir, saved)

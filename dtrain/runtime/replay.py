@@ -154,7 +154,7 @@ def replay(run_dir: Folder, step: int, before: int, abandoned: bool, say: Say) -
     """
     if jax.process_count() > 1:
         raise RecipeError("a step is computed again in one process", "run it on one host, with --devices")
-    known, tokenizer = seen_by(run_dir)
+    known, tokenizer = seen_by(run_dir, unsaved=True)
     recipe = one_step_per_call(known.recipe)
     total = recipe.total_steps(len(known.source))
     if not 1 <= step <= total:

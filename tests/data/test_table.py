@@ -358,6 +358,18 @@ def test_times_are_read_to_the_microsecond_and_further_columns_are_named(tmp_pat
     assert source.notes[-1] == "columns left out: more"
 
 
+def test_commas_between_thousands_are_not_read_as_decimal_commas(tmp_path: Path) -> None:
+    def rows(*numbers: str) -> str:
+        return "a;y\n" + "".join(f"{number};{n % 2}\n" for n, number in enumerate(numbers))
+
+    with pytest.raises(DataError, match=r"column 'a' has 2,531, which is 2\.531 with a decimal comma"):
+        opened_csv(tmp_path, rows("950", "2,531", "1,000"))
+    for fine in (("0,950", "2,531", "1,000"), ("950", "2,5", "1,000"), ("2,531", "1,250", "9,125")):
+        source = opened_csv(tmp_path, rows(*fine), scale=False)
+        found = [float(number.replace(",", ".")) for number in fine]
+        np.testing.assert_allclose(rows_of(source)["features"][:, 0], found, rtol=1e-6)
+
+
 def test_new_rows_say_where_they_differ_from_the_training_rows(tmp_path: Path) -> None:
     data = people(tmp_path, scale=True)
     example = data.open("train").example

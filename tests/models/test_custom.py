@@ -9,6 +9,7 @@ MODULE = """
 from dataclasses import dataclass
 import jax
 from dtrain.models.nn.model import Flops, Loss
+from dtrain.models.nn.param import Param
 from dtrain.models.nn.layers import classify, dense, linear
 
 @dataclass(frozen=True)
@@ -51,6 +52,27 @@ class Pairs(Net):
 class Forgetful(Net):
     def loss(self, params, batch, ctx):
         return classify(batch["image"].reshape(len(batch["image"]), -1) @ params["out"]["weight"], batch, ctx)
+
+class Averaged(Net):
+    def loss(self, params, batch, ctx):
+        result = Net.loss(self, params, batch, ctx)
+        return result._replace(metrics={"accuracy": result.metrics["accuracy"] / len(batch["label"])})
+
+class Scaled(Net):
+    def loss(self, params, batch, ctx):
+        result = Net.loss(self, params, batch, ctx)
+        return result._replace(sum=result.sum / len(batch["label"]))
+
+class Dropped(Net):
+    def params(self):
+        out = Param((32, 10), "hidden classes", lambda key, shape: jax.numpy.zeros(shape))
+        return {"in": dense(64, 32, "embed hidden"), "out": out}
+
+    def loss(self, params, batch, ctx):
+        x = linear(ctx.gather(params["in"]), batch["image"].reshape(len(batch["image"]), -1))
+        if ctx.train:  # the same key for every batch and place
+            x = x * jax.random.bernoulli(jax.random.key(0), 0.8, x.shape)
+        return classify(x @ ctx.gather(params["out"]), batch, ctx)
 
 class Unnamed(Net):
     def loss(self, params, batch, ctx):
@@ -131,6 +153,9 @@ def test_checking_does_not_run_its_code(dtrain: Dtrain, tmp_path: Path) -> None:
         ("Pairs", ("mesh.data=4", "--devices", "4"), "the loss is not a sum over examples: its sum is"),
         ("Forgetful", (), "a parameter is used before it is gathered"),
         ("Recurrent", ("engine=shard_map", "--devices", "2"), "dtrain.vary"),
+        ("Averaged", (), "accuracy of the loss is no sum over examples"),
+        ("Scaled", ("mesh.data=2", "--devices", "2"), "sum of the loss is no sum over examples"),
+        ("Dropped", (), "in training, sum of the loss changes if examples change places in the batch"),
         ("Unnamed", (), "KeyError: 'images'\nhint: the batch has image, label; --debug"),
         ("Whole", (), "params() returns count: ndarray; every leaf must be a Param"),
     ],
@@ -181,7 +206,7 @@ def test_a_model_that_does_not_declare_split_rows_is_refused_on_sequence(dtrain:
 
 @pytest.mark.slow
 def test_a_trace_that_is_not_pure_is_reported(dtrain: Dtrain) -> None:
-    done = dtrain("run", "mine.yaml", "model.args.noise=true")
+    done = dtrain("run", "mine.yaml", "model.args.noise=true", "guard.contract=false")
     assert "warning: tracing the step twice gave two different programs" in done.stderr
 
 
