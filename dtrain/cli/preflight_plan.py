@@ -49,7 +49,8 @@ def predict(job: "LaunchJob") -> JsonObject | None:
     if done.returncode == RecipeError.exit_code:
         on, reason = job.target["on"], reason.partition("\nmore:")[0]
         reason = re.sub(r"^\d+:\d+\s+", "", reason)  # a place in the file that was written here
-        raise RecipeError(f"on {on}: {reason}", f"`dtrain plan RECIPE --on {on}` names its line")
+        several = f" --slices {count}" if (count := job.target.get("slices", 1)) > 1 else ""
+        raise RecipeError(f"on {on}: {reason}", f"`dtrain plan RECIPE --on {on}{several}` names its line")
     try:
         prediction = json.loads(done.stdout)
     except ValueError:

@@ -21,7 +21,7 @@ OPTIONS = {
     "batch-size": "batch", "bs": "batch", "learning-rate": "optimizer.lr", "max-steps": "steps", "num-epochs": "epochs",
     "max-epochs": "epochs", "output-dir": "--runs-dir", "out": "--runs-dir", "gpus": "--devices",
     "weight-decay": "optimizer.decay", "grad-accum": "accumulate", "model-name": "model.kind",
-    "steps-per-execution": "engine.steps_per_call",
+    "steps-per-execution": "engine.steps_per_call", "budget": "launch.budget",
 }  # fmt: skip
 """Options of other tools, and our keys."""
 

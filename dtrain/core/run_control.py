@@ -133,6 +133,12 @@ class RunControl:
         if self._lead:
             self._thread.start()
 
+    def look(self) -> None:
+        """Look for a stop request now: a signal to end may come with one, before the watching thread has seen it."""
+        if not self.requested and self._stop_request():
+            with self._lock:
+                self.requested = Request.STOP
+
     def refusal(self) -> DtrainError | None:
         """The error with which this start must end before its rendezvous; None if it may continue."""
         return self._refused or (self.error(self.requested) if self.requested else None)

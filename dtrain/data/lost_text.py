@@ -11,10 +11,12 @@ from dtrain.data.files import resolve_files
 from dtrain.data.paths import is_remote
 from dtrain.data.records import record_files, records
 from dtrain.data.source import Data, Tokenised
-from dtrain.data.tokenizer import BYTES, open_tokenizer
+from dtrain.data.tokenizer import BYTES, Tokenizer, open_tokenizer
 
 BYTES_READ, RECORDS_READ = 2**16, 200
 """How much of the first file is looked at."""
+UNKNOWN = ("[UNK]", "<unk>")
+"""Usual names of the token for what a tokenizer does not know, where its files do not say which it is."""
 NAMED = 8
 """Most characters that are named."""
 
@@ -36,15 +38,26 @@ def _lost(name: str, text: str) -> str:
     """What the tokenizer does not keep of a text; empty if it keeps all, but for case, spaces and compatible forms."""
     tokenizer = open_tokenizer(name)
     decoded = tokenizer.decode(tokenizer.encode(text.encode()).tolist())
-    unknown = tokenizer.special.get("unk_token")
+    unknown = tokenizer.special.get("unk_token") or next((one for one in UNKNOWN if _has(tokenizer, one)), "")
     kept = set(_plain(decoded.replace(unknown, "") if isinstance(unknown, str) and unknown else decoded))
     counts = Counter(one for one in text if one.isprintable() and not one.isspace())
     lost = {one: count for one, count in counts.most_common() if not kept.issuperset(_plain(one))}
+    if isinstance(unknown, str) and unknown and (times := decoded.count(unknown)):
+        share = times / max(len(tokenizer.encode(text.encode())), 1)
+        return f"the tokenizer {name} does not know {100 * share:.2g}% of the tokens of the first texts: {unknown}"
     if not lost:
-        return ""
+        lines = "\n" in text.strip() and "\n" not in decoded
+        return f"the tokenizer {name} loses line breaks: no token stands for one" if lines else ""
     shown = ", ".join(map(repr, list(lost)[:NAMED])) + (f" and {len(lost) - NAMED} more" if len(lost) > NAMED else "")
     share = sum(lost.values()) / counts.total()
     return f"the tokenizer {name} loses {100 * share:.2g}% of the characters of the first texts: {shown}"
+
+
+def _has(tokenizer: Tokenizer, token: str) -> bool:
+    try:
+        return tokenizer.token_id(token) >= 0
+    except DataError:
+        return False
 
 
 def _plain(text: str) -> str:

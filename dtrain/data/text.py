@@ -111,7 +111,10 @@ class Text(Unaugmented):
         label = str(files[0]) if len(files) == 1 else f"one of {files[0]} and {len(files) - 1} more files"
         random = self.random and split == "train"
         rows = windows([label], [stream], self.length, random, separator, split, self.cache)
-        return replace(rows, text_bytes=_bytes_per_token(stream, tokenizer, separator)) if split == "test" else rows
+        if split == "train":
+            return rows
+        kept = _bytes_per_token(stream, tokenizer, separator)
+        return replace(rows, text_bytes=kept if _keeps(tokenizer, files[0]) else self._file_bytes(files))
 
     @property
     def has_examples(self) -> bool:
@@ -182,10 +185,28 @@ class Text(Unaugmented):
             groups.append(FileGroup(self.cache, f"part-{whole}-{name(numbers)}", partial(self._made, own), size))
         return TokenisedFiles(self.cache, whole, groups, _joined)
 
+    def _file_bytes(self, files: Sequence[Path]) -> float:
+        """Bytes of text for each token of the files, for a tokenizer whose tokens do not give the text again."""
+        return sum(file.stat().st_size for file in files) / max(len(self._whole(list(files)).tokens()), 1)
+
     def _made(self, files: Sequence[tuple[Path, str]]) -> Iterator[np.ndarray]:
         tokenizer = self.open_tokenizer()
         paths, digests = [path for path, _ in files], [digest for _, digest in files]
         return _tokens(paths, digests, tokenizer, self._separator(tokenizer))
+
+
+def _keeps(tokenizer: Tokenizer, file: Path) -> bool:
+    """Whether tokens become as many bytes as the text had that they were made of, at the begin of a file."""
+    if tokenizer.key == BYTES:
+        return True
+    with file.open("rb") as opened:
+        text = opened.read(KEPT).decode(errors="ignore")
+    decoded = tokenizer.decode(tokenizer.encode(text.encode()).tolist())
+    return abs(len(decoded.encode()) - len(text.encode())) <= 1  # some decoders leave out the first space
+
+
+KEPT = 2**14
+"""Bytes of text with which a tokenizer is tried."""
 
 
 def _joined(parts: Sequence[Stream]) -> Iterator[np.ndarray]:

@@ -1,5 +1,6 @@
 """The contract of an engine: it places batches, sums gradients over devices and traces steps."""
 
+import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -78,7 +79,8 @@ class Compiler:
         """The options for this platform's compiler, as it takes them."""
         others = {"tpu": ("xla_gpu_", "xla_cpu_"), "gpu": ("xla_tpu_", "xla_jf_", "xla_cpu_")}
         foreign = others.get(platform, ("xla_tpu_", "xla_jf_", "xla_gpu_", "xla_enable_async_"))
-        given = (DEFAULTS if platform == "gpu" else {}) | self.xla
+        order = {SCHEDULER: MEMORY} if platform == "cpu" and jax.device_count() > 1 else {}
+        given = (DEFAULTS if platform == "gpu" else order) | self.xla
         line = {name: value if isinstance(value, bool) else str(value) for name, value in given.items()}
         return {name: value for name, value in line.items() if not name.startswith(foreign)}
 
@@ -97,10 +99,40 @@ class Compiler:
     def compile(self, step: Traced, platform: str) -> jax.stages.Compiled:
         """Compile the traced step. Raises RecipeError with the name of an option that the compiler does not have."""
         try:
-            return step.lower().compile(compiler_options=self.options(platform) or None)
+            lowered = step.lower()
+            if platform == "cpu" and jax.device_count() > 1:
+                number_collectives(lowered.compiler_ir())
+            return lowered.compile(compiler_options=self.options(platform) or None)
         except jax.errors.JaxRuntimeError as error:
             refuse_unknown(error)
             raise
+
+
+def number_collectives(module: Any) -> None:
+    """Give each collective of a StableHLO module a channel of its own.
+
+    JAX gives channel 1 to all collectives of `shard_map`. CPU devices that come to two of them in different orders then
+    take the values of one for those of the other: numbers are wrong, or the process waits for ever, or crashes.
+    """
+    from jax.extend.mlir import ir
+    from jax.extend.mlir.dialects import stablehlo
+
+    count = itertools.count(1)
+
+    def number(operation: Any) -> Any:
+        if CHANNEL in operation.attributes:
+            kind = stablehlo.ChannelHandle(operation.attributes[CHANNEL]).channel_type
+            operation.attributes[CHANNEL] = stablehlo.ChannelHandle.get(next(count), kind, module.context)
+        return ir.WalkResult.ADVANCE
+
+    with module.context:
+        module.operation.walk(number)
+
+
+CHANNEL = "channel_handle"
+SCHEDULER, MEMORY = "xla_cpu_scheduler_type", "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"
+"""How XLA's CPU compiler orders a program for several devices: scheduled for concurrency, its default, devices enter
+independent collectives in different orders and wait for each other."""
 
 
 def refuse_unknown(error: Exception) -> None:

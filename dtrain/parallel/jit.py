@@ -31,8 +31,6 @@ from dtrain.parallel.manual import ShardMapContext
 from dtrain.parallel.mesh import FSDP_AXES, PIPELINE, RULES, SEQUENCE, TENSOR
 from dtrain.parallel.rules import Layout, zigzag_positions
 
-SCHEDULER = "xla_cpu_scheduler_type"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Jit(Compiler):
@@ -43,15 +41,6 @@ class Jit(Compiler):
     @property
     def explicit(self) -> bool:
         return False
-
-    def options(self, platform: str) -> dict[str, bool | str]:
-        """On fake devices, XLA schedules for memory unless the recipe says otherwise.
-
-        Scheduled for concurrency, devices enter independent collectives in different orders and wait for each other. In
-        programs of `shard_map`, which are scheduled for concurrency, JAX's own collectives keep their order.
-        """
-        order = {SCHEDULER: "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"} if platform == "cpu" else {}
-        return (order if jax.local_device_count() > 1 else {}) | super().options(platform)
 
     def refusal(self, layout: Layout) -> str:
         """`shard_map` regions split over `tensor` only the dims of the default rules."""

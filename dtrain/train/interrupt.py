@@ -56,6 +56,7 @@ class Interrupt:
         """The error that ends the run after all processes agreed to stop and saved `step`. The request that process 0
         received decides for all; `exchange` gives every process the numbers of process 0."""
         if self.control:
+            self.control.look()
             request = int(self.control.requested)
             if jax.process_count() > 1:
                 request, _ = exchange((request, 0))

@@ -105,9 +105,23 @@ def test_characters_that_a_tokenizer_does_not_keep_are_named(tmp_path: Path) -> 
         assert len(of_text) == len(of_chat)
         return of_text
 
-    assert lost("to be  to\nbe") == []
-    assert lost("To be") == [f"the tokenizer {made} loses 50% of the characters of the first texts: 'T', 'o'"]
-    assert lost("to be \u00e9") == [f"the tokenizer {made} loses 20% of the characters of the first texts: '\u00e9'"]
+    assert lost("to be  to be") == []
+    assert lost("To be") == [f"the tokenizer {made} does not know 50% of the tokens of the first texts: [UNK]"]
+    assert lost("to be \u00e9 be") == [
+        f"the tokenizer {made} does not know 25% of the tokens of the first texts: [UNK]"
+    ]
+    silent = word_level(tmp_path / "s.json", {"t": 0, "o": 1}, unknown="")
+    content = json.loads(silent.read_text())
+    content["model"] = {"type": "BPE", "vocab": {"t": 0, "o": 1, "to": 2}, "merges": ["t o"]}
+    silent.write_text(json.dumps(content))
+    text.write_text("to be\nto")
+    found = [*lost_text(Text(files=(str(text),), length=8, tokenizer=str(silent)), copied=True)]
+    assert found == [f"the tokenizer {silent} loses 33% of the characters of the first texts: 'b', 'e'"]
+    text.write_text("toto\n" * 20)
+    found = [*lost_text(Text(files=(str(text),), length=8, tokenizer=str(silent)), copied=True)]
+    assert found == [f"the tokenizer {silent} loses line breaks: no token stands for one"]
+    source = Text(files=(str(text),), length=1, tokenizer=str(silent), test=0.5, cache=str(tmp_path / "c")).open("test")
+    assert source.bytes_per_token == 2.5  # of the text, and not of "to to to", which the tokens become
     assert [*lost_text(Text(files=(str(text),), length=8), copied=True)] == []  # bytes
     away = Text(files=("gs://bucket/a.txt",), length=8, tokenizer=made)
     assert [*lost_text(away, copied=False)] == []

@@ -53,6 +53,7 @@ def test_up_requires_a_limit_for_what_is_billed_by_the_hour(in_process: Dtrain, 
     values = json.loads(in_process("launch", "plan", path, "--json").stdout)
     assert values["prediction"]["fits"] and values["prediction"]["step_seconds"] > 0
     assert json.loads(in_process("launch", "plan", path, "--json", "--no-plan").stdout)["prediction"] is None
+    assert "Write launch.budget=..." in in_process("launch", "up", path, "--budget", "5", code=2).stderr
     large = "model={kind: mlp, sizes: [64, 400000, 400000, 10]}"
     refused = in_process("launch", "plan", path, large, code=2)
     assert "the run does not fit on v5e-16" in refused.stderr
