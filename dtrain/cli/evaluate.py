@@ -75,10 +75,12 @@ def evaluate(
                 overwrite(run_dir.evaluation, text + "\n")  # for `dtrain report --html`
             except OSError as error:
                 _note(f"the result is not kept in the run folder: {cause(error)}")
+        elif overrides:
+            _note("not kept for `report --html`, which shows the held-out examples of the run's own recipe")
         if as_json:
             typer.echo(json.dumps(values, indent=2, ensure_ascii=False))
             return
-        count = f"{result.examples:,} examples of the {split} split" if result.examples else "questions alone"
+        count = f"{result.examples:,} {HELD[split]} examples" if result.examples else "questions alone"
         typer.secho(f"{run} at {loaded.chosen}: {count}", dim=True, err=True)
         if against:
             _print_beside(loaded, values, against, run)
@@ -86,6 +88,9 @@ def evaluate(
             typer.echo("\n".join(result.lines(loaded.recipe.model.metrics)))
         for sample in samples[:SHOWN]:
             _note(f"{sample['prompt']!r} -> {sample['given']!r}, expected {sample['answer']!r}")
+
+
+HELD = {"test": "held-out", "train": "training"}
 
 
 def _note(text: str) -> None:

@@ -93,6 +93,9 @@ def plan(
             result = _search(loaded[0], targets[0], tries, jobs, price, as_json)
             if result.winner:
                 _store(result.winner[1], runs_dir)
+                if result.stopped and not result.winner[0].changes:
+                    typer.echo("nothing written: no faster variant was compiled before the search was ended", err=True)
+                    raise typer.Exit(Aborted.exit_code)
                 _write(result.winner[0], path, overrides or [], out or _default_file(loaded[0], targets[0]))
             code = 0 if result.winner else EnvironmentFault.exit_code
             raise typer.Exit(Aborted.exit_code if result.stopped else code)

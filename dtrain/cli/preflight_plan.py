@@ -63,13 +63,17 @@ def predict(job: "LaunchJob") -> JsonObject | None:
 def refuse_too_large(job: "LaunchJob", prediction: JsonObject | None) -> None:
     """RecipeError if it is predicted that the run does not fit."""
     from dtrain.core.errors import RecipeError
+    from dtrain.plan.memory import PEAKS
 
     if prediction and not prediction["fits"]:
         on, larger = job.target["on"], prediction.get("smallest_slice")
         way = f"--on {on} --search looks for a layout that fits"
         if larger and larger != on:
             way = f"--on {larger}: the smallest slice that holds parameters and optimizer state"
-        raise RecipeError(f"the run does not fit on {on}", f"dtrain plan RECIPE {way}; --no-plan starts it anyway")
+        hint = f"dtrain plan RECIPE {way}; --no-plan starts it anyway"
+        if prediction["memory_bytes"]["needed"] * PEAKS["tpu"][0] <= prediction["memory_bytes"]["room"]:
+            hint = f"this is arithmetic, and close: `dtrain plan RECIPE --on {on}` compiles and is sure; {hint}"
+        raise RecipeError(f"the run does not fit on {on}", hint)
 
 
 def _custom(job: "LaunchJob") -> bool:

@@ -33,7 +33,10 @@ ACCURACY = Metric(
 NLL = Metric("nll", False, meaning="Negative log-likelihood of a token, where the loss has other parts, too.")
 PERPLEXITY = Metric("perplexity", False, meaning="exp(nll): among how many equally probable tokens the model chooses.")
 BITS_PER_BYTE = Metric(
-    "bits_per_byte", False, meaning="nll in bits for each byte of text: compares models with different tokenizers."
+    "bits_per_byte",
+    False,
+    meaning="nll in bits for each byte of text: compares models with different tokenizers. Of conversations the bytes "
+    "are those of what is learned; tokens that end it count in nll alone.",
 )
 MAE = Metric("mae", False, meaning="Mean absolute error of a number.")
 DROPPED = Metric("dropped", False, PERCENT, "The share of the tokens that found no place at their experts.")

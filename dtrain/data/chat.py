@@ -287,7 +287,8 @@ class Reader:
         DataError if there is no template, if it fails, or if it leaves out what matters.
         """
         messages = [self._known(message, read.where) for message in read.messages]
-        self.account.add(ANSWER, [self.ending] * len(learned))
+        texts = [read.messages[number].get("content") or read.messages[number].get("tool_calls") for number in learned]
+        self.account.add(ANSWER, [self.ending if one else "have no text: the model learns to end" for one in texts])
         for name in read.context:
             if not self._template.writes(name):
                 message = f"{read.where}: has {name}, which the chat template does not write"

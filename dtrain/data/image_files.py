@@ -5,6 +5,7 @@ up to MAX_PIXELS pixels.
 """
 
 import io
+import math
 import os
 import threading
 import warnings
@@ -34,6 +35,8 @@ FORMATS = ("PNG", "JPEG", "BMP", "DIB", "GIF", "WEBP", "PPM", "TIFF")
 MAX_PIXELS = 2**26
 THREADS = 16
 """Images that are decoded at the same time, at most."""
+KEPT = 2**29
+"""Most bytes of decoded pictures that a source keeps, so that each is decoded once and not in every epoch."""
 MAX_BYTES = 2**28
 """Maximum size of a file."""
 
@@ -272,8 +275,20 @@ class ImageFiles(SourceDefaults):
             raise DataError(changed, CHANGED)
         images = np.empty((len(indices), *self.shape), np.uint8)
 
+        kept = self._kept
+
         def decode(row: int) -> None:
-            images[row] = self._decoded(self.files[indices[row]])
+            index = int(indices[row])
+            if kept is None:
+                images[row] = self._decoded(self.files[index])
+                return
+            pixels, known = kept
+            if not known[index]:
+                pixels[index] = self._decoded(self.files[index])
+                known[index] = True  # after its pixels: another thread may look
+            else:
+                self._refuse_replaced(self.files[index])
+            images[row] = pixels[index]
 
         if self.zipped is not None:
             _ = self._zip  # opened once, before the threads need it
@@ -291,6 +306,21 @@ class ImageFiles(SourceDefaults):
         same = (status.st_size, status.st_mtime_ns) == self.zipped
         return "" if same else f"{self.root}: was modified or replaced after it was opened"
 
+    @cached_property
+    def _kept(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """The decoded pictures, and which of them are decoded; None if they are too many to keep."""
+        if len(self.files) * math.prod(self.shape) > KEPT:
+            return None
+        return np.zeros((len(self.files), *self.shape), np.uint8), np.zeros(len(self.files), bool)
+
+    def _refuse_replaced(self, file: ImageFile) -> None:
+        """DataError if a file of a folder is no longer the one that was opened."""
+        if self.zipped is None:
+            path = self.root / file.path
+            status = path.stat()
+            if (status.st_size, status.st_mtime_ns) != (file.size, file.mtime_ns):
+                raise DataError(f"{path}: was modified or replaced after the run started", CHANGED)
+
     def _decoded(self, file: ImageFile) -> np.ndarray:
         where = f"{str(self.root).rstrip('/')}/{file.path}"
         return decoded(where, partial(self._content, file), self.shape, self.decoding)
@@ -303,15 +333,12 @@ class ImageFiles(SourceDefaults):
             opened, lock = self._zip
             with lock:
                 return opened.read(file.path)
-        path = self.root / file.path
-        status = path.stat()
-        if (status.st_size, status.st_mtime_ns) != (file.size, file.mtime_ns):
-            raise DataError(f"{path}: was modified or replaced after the run started", CHANGED)
-        return path.read_bytes()
+        self._refuse_replaced(file)
+        return (self.root / file.path).read_bytes()
 
     @cached_property
     def _zip(self) -> tuple[zipfile.ZipFile, threading.Lock]:
         return zipfile.ZipFile(self.root), threading.Lock()
 
     def __getstate__(self) -> dict[str, object]:
-        return {name: value for name, value in self.__dict__.items() if name != "_zip"}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_zip", "_kept")}

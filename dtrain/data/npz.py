@@ -64,8 +64,10 @@ class Npz(Unaugmented):
         wide = [name for name, values in own.items() if values.ndim > 1 and values.dtype.kind in "biuf"]
         inputs = inputs or (wide[0] if len(wide) == 1 else None)
         labels = [name for name in own if name != inputs and inputs and _may_label(own[name], own[inputs])]
+        if inputs and (named := next((name for name in own if _usual(name, LABEL)), None)):
+            _read(str(path), (inputs, named), {inputs: IMAGE, named: LABEL})  # says what is wrong with the two
         if not inputs or not labels:
-            hint = f"for `dtrain new`, call them {IMAGE} and {LABEL}; or write the recipe: see the guide"
+            hint = f"for `dtrain new`, call them {IMAGE} and {LABEL}; or write the recipe: docs/data.md"
             raise DataError(f"{path}: which arrays are pictures or numbers, and which labels? It has {shown}", hint)
         for label in labels:
             usual = _usual(label, LABEL) or len(labels) == 1
@@ -222,7 +224,9 @@ def _refuse_lengths(file: str, arrays: Mapping[str, np.ndarray]) -> None:
     lengths = {values.shape[:1] for values in arrays.values()}
     if len(lengths) != 1 or () in lengths:
         found = ", ".join(f"{name} {list(values.shape)}" for name, values in arrays.items()) or "no array"
-        hint = "the first dim counts the examples; name the arrays that have them: data.arrays=[image, label]"
+        hint = "the first dim counts the examples: transpose or cut the arrays to equal lengths"
+        if len(arrays) > 2:
+            hint += ", or name those that are used: data.arrays=[image, label]"
         raise DataError(f"{file}: the first dims of its arrays differ: {found}", hint)
 
 
@@ -270,4 +274,13 @@ def _guess(
     values = arrays[label]
     floats = values.dtype.kind == "f" and np.array_equal(values, np.floor(values))
     why = "the labels are whole, but floats: they are predicted as numbers; cast them to int for classes"
-    return Guess(seen, section, f"--label {shlex.quote(label)}", comments, (why,) * floats, usual, label)
+    notes = ((why,) if floats else ()) + channels_first(arrays[inputs].shape)
+    return Guess(seen, section, f"--label {shlex.quote(label)}", comments, notes, usual, label)
+
+
+def channels_first(shape: tuple[int, ...]) -> tuple[str, ...]:
+    """A line if pictures of this shape (examples, ...) probably have their channels first, as PyTorch has them."""
+    if len(shape) == 4 and shape[1] in (1, 3) and shape[3] > 4:
+        return (f"pictures {list(shape[1:])} are read as {shape[1]} pixels high with {shape[3]} channels; if they have "
+                "their channels first: image.transpose(0, 2, 3, 1)",)  # fmt: skip
+    return ()

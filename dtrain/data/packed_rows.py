@@ -145,6 +145,7 @@ class Documents:
             found = [f"{count:,} usable records"]
             found += [f"{self.counts[name]:,} {what}" for name, what in LEFT_OUT.items() if self.counts[name]]
             hint = "raise data.length, or use more records" if self.counts["too_long"] else "use more records"
+            hint += ": a row has both answers of a pair" if unit > 1 and self.counts["too_long"] else ""
             hint = "set data.test, or data.test_files" if split == "test" and not test else hint
             raise DataError(f"{self.origin}: no record for the {split} split: {', '.join(found)}", hint)
         first = FIRST + 2 * every

@@ -349,12 +349,17 @@ def _confusion(name: str, evaluation: JsonObject) -> list[Markup]:
             for predicted, count, share in zip(classes, row, shares, strict=True)
         )
         rows.append(Markup('<tr><th scope="row">{}</th>{}</tr>').format(true, _joined(cells)))
-    title = Markup("<h2>Confusion matrix of {}, {} split, step {:,}</h2>")
+    title = Markup("<h2>Confusion matrix of {}, {}, step {:,}</h2>")
     matrix = Markup(
         '<div class="wide" tabindex="0"><table class="matrix"><caption>rows: true class, columns: predicted</caption>'
         "<thead><tr><td></td>{}</tr></thead><tbody>{}</tbody></table></div>"
     ).format(head, _joined(rows))
-    return [title.format(name, evaluation["split"], evaluation["step"]), matrix]
+    return [title.format(name, _examples_of(evaluation), evaluation["step"]), matrix]
+
+
+def _examples_of(evaluation: JsonObject) -> str:
+    """What was evaluated: what a recipe holds out may be called a validation set, and not a test set."""
+    return "training examples" if evaluation["split"] == "train" else "held-out examples"
 
 
 def _mistakes(name: str, evaluation: JsonObject) -> list[Markup]:
@@ -374,5 +379,5 @@ def _mistakes(name: str, evaluation: JsonObject) -> list[Markup]:
         )
         for one in found
     )
-    head = Markup("<h2>The most confident mistakes of {}, {} split</h2>").format(name, evaluation["split"])
+    head = Markup("<h2>The most confident mistakes of {}, {}</h2>").format(name, _examples_of(evaluation))
     return [head, Markup('<div class="mistakes">{}</div>').format(_joined(cells))]

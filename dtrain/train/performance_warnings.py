@@ -68,7 +68,7 @@ class PerformanceWarnings:
         whole = 1e3 * sum(seconds.values())
         head = f"input is slower than the step: {1e3 * seconds['data']:.1f} of {whole:.1f} ms are waiting for a batch"
         more = f"more than data.load.workers={self.workers}" if self.workers else "data.load.workers=4"
-        return f"{head}; {more} loads in processes, or prepare the examples once, before the run"
+        return f"{head}; {more} reads in processes. Large JPEG pictures: data.draft=true, or smaller copies"
 
     def _once(self, what: str, text: str) -> None:
         if what not in self._reported:

@@ -218,10 +218,10 @@ def banner(assembly: Assembly, train: Source, test: Source, steps: int, devices:
     epochs, length = steps * recipe.batch / len(train), tokens_in(train.example)
     what = f"rows of {length:,} tokens" if length else "examples"
     yield (
-        f"data {recipe.data.kind}: {len(train):,} {what} to train on, {len(test):,} to test on; "
+        f"data {recipe.data.kind}: {len(train):,} {what} to train on, {len(test):,} held out; "
         f"batch {recipe.batch} x {steps:,} steps = {epochs_text(epochs)} epochs"
     )
-    for split, source in {"to train on": train, "to test on": test}.items():
+    for split, source in {"to train on": train, "held out": test}.items():
         yield from (f"{split}: {line}" for line in source.notes)
     stages = layout.sizes[PIPELINE]
     if stages > 1:

@@ -13,7 +13,7 @@ from dtrain.checkpoint.tensors import PICKLES, write
 from dtrain.core.errors import RecipeError
 from dtrain.core.files import overwrite
 from dtrain.core.types import JsonObject
-from dtrain.data.tokenizer_files import write_tokenizer
+from dtrain.data.tokenizer_files import FILES, TEMPLATE, write_tokenizer
 from dtrain.models.agreement import CONFIG, record
 from dtrain.models.configs import files_beside
 from dtrain.models.image_configs import PREPROCESSOR
@@ -193,7 +193,11 @@ def _write_files(
     data = loaded.recipe.data
     names = write_tokenizer(getattr(data, "tokenizer", None), data.main.own_template(), folder)
     lines = [f"{', '.join([*files, *names])}: {kind}"]
-    return lines if names else [*lines, "no tokenizer: the run's data has no file of one"]
+    if names:
+        return lines
+    left = [name for name in (*FILES, TEMPLATE) if (folder / name).is_file() and name not in files]
+    more = f"; {', '.join(dict.fromkeys(left))} of before may be of another model" if left else ""
+    return [*lines, f"no tokenizer: the run's data has no file of one{more}"]
 
 
 def _named(model: Any, declared: Mapping[str, Param], library: str) -> Mapping[str, Place]:

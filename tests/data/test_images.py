@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from dtrain.core.errors import DataError
+from dtrain.data import image_files
 from dtrain.data.image_files import ImageFiles
 from dtrain.data.images import Images
 from dtrain.data.source import refuse_changed
@@ -190,6 +191,21 @@ def test_other_pixels_in_files_of_the_same_size_are_other_data(tmp_path: Path, k
                 file.write(tmp_path / "set" / "a" / "x.bmp", "a/x.bmp")
         found.append(images(root).open("train").fingerprint)
     assert found[0] == found[2] != found[1]
+
+
+def test_small_pictures_are_decoded_once_and_many_are_not_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[str] = []
+    before = image_files.decoded
+    monkeypatch.setattr(image_files, "decoded", lambda where, *how: found.append(where) or before(where, *how))
+    source = Images(root=str(folder), size=(4, 5)).open("train")
+    first, again = (source.rows(np.arange(len(source))) for _ in range(2))
+    np.testing.assert_array_equal(first["image"], again["image"])
+    assert len(found) == len(set(found)) == len(source)
+    monkeypatch.setattr(image_files, "KEPT", 0)
+    other = Images(root=str(folder), size=(4, 5)).open("train")
+    for _ in range(2):
+        np.testing.assert_array_equal(other.rows(np.arange(len(other)))["image"], first["image"])
+    assert len(found) == 3 * len(source)
 
 
 def test_an_image_that_is_replaced_during_a_run_is_named(folder: Path, tmp_path: Path) -> None:

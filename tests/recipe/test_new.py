@@ -253,6 +253,22 @@ def test_pictures_whose_classes_can_be_two_things_are_refused_with_both(tmp_path
         readings(tmp_path / "photos")
 
 
+def test_what_is_wrong_with_arrays_of_usual_names_is_said(tmp_path: Path) -> None:
+    def refused(**arrays: np.ndarray) -> str:
+        np.savez(tmp_path / "a.npz", **arrays)
+        with pytest.raises(DataError) as error:
+            readings(tmp_path / "a.npz")
+        return f"{error.value.message} {error.value.hint}"
+
+    pictures = np.zeros((40, 3, 12, 12), np.float32)
+    assert "first dims of its arrays differ" in refused(image=pictures, label=np.zeros(39, np.int64))
+    assert "label[:, 0]" in refused(image=pictures, label=np.zeros((40, 1), np.int64))
+    assert "label.argmax(1)" in refused(image=pictures, label=np.eye(40))
+    np.savez(tmp_path / "a.npz", image=pictures, label=np.arange(40) % 2)
+    ((_, guess),) = readings(tmp_path / "a.npz")
+    assert "image.transpose(0, 2, 3, 1)" in guess.notes[0]
+
+
 def test_arrays_of_unknown_names_are_named(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", foo=np.zeros(3), bar=np.zeros(3))
     with pytest.raises(DataError, match=r"foo \[3\], bar \[3\]"):

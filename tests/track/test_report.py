@@ -197,7 +197,7 @@ def test_a_browser_draws_the_page_without_a_network(
     assert browser.value("document.querySelector('.matrix tbody tr').innerText.split(/\\s+/).filter(Boolean)") == list(
         "a71"
     )
-    assert "Confusion matrix of lr-1, test split, step 60" in browser.value("document.body.innerText")
+    assert "Confusion matrix of lr-1, held-out examples, step 60" in browser.value("document.body.innerText")
     assert "optimizer.lr" in browser.value("document.body.innerText")
 
 
