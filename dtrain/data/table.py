@@ -132,8 +132,8 @@ class Rows(Arrays):
 
     def place(self, index: int) -> str:
         path, table, row = self.given.of_file(index)
-        known = [f"{table[name][row]}" for name in self._names if name in table.column_names]
-        return ", ".join([f"{path}: row {row + 1}", *known])
+        known = ", ".join(f"{name} {table[name][row]}" for name in self._names if name in table.column_names)
+        return f"{path}: row {row + 1}" + (f" ({known})" if known else "")
 
     def origin_of(self, index: int) -> JsonObject:
         path, table, row = self.given.of_file(index)

@@ -31,7 +31,7 @@ def test_columns_of_a_table_have_their_names(dtrain: Dtrain, tmp_path: Path) -> 
     data = "data: {kind: table, files: [t.csv], label: y, test: 0.0, scale: false}\n"
     (tmp_path / "r.yaml").write_text("model: {kind: mlp, sizes: [3, 2]}\n" + data + REST)
     shown = dtrain("data", "show", "r.yaml")
-    assert "row 0: label 0 (a)\n  age 30\n  town=Basel 0\n  town=Bern 1\n" in shown.stdout
+    assert "row 0: t.csv: row 1 (id 1), label 0 (a)\n  age 30\n  town=Basel 0\n  town=Bern 1\n" in shown.stdout
 
 
 def test_tokens_without_a_tokenizer_are_numbers(dtrain: Dtrain, tmp_path: Path) -> None:

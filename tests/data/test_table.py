@@ -394,7 +394,7 @@ def test_rows_of_a_split_are_known_by_their_row_in_the_file_and_their_id(tmp_pat
     source = data.open("test")
     for index, x in enumerate(rows_of(source)["features"][:, 0].astype(int).tolist()):
         assert source.origin_of(index) == {"row": x + 1, "id": names[x], "label": x % 2}
-        assert source.place(index) == f"{tmp_path}/t.csv: row {x + 1}, {names[x]}"
+        assert source.place(index) == f"{tmp_path}/t.csv: row {x + 1} (id {names[x]})"
     (tmp_path / "u.csv").write_text("id,x,y\nb0,7,0\nb1,8,1\n")
     both = Table(files=(str(tmp_path / "t.csv"), str(tmp_path / "u.csv")), label="y", test=0.0).open("train")
     assert both.origin_of(41) == {"row": 2, "file": f"{tmp_path}/u.csv", "id": "b1", "label": 1}
