@@ -33,7 +33,7 @@ from dtrain.train import provenance
 from dtrain.train.hooks import norms_of
 from dtrain.train.locate import origins
 from dtrain.weights.checkpoint_choice import select_checkpoint
-from dtrain.weights.initial import initial_from, recorded_sources
+from dtrain.weights.load import not_saved
 
 Say = Callable[[str], None]
 APART = 64
@@ -81,7 +81,7 @@ class Replayed:
     run: str
     step: int
     start: int
-    """The checkpoint from which it was computed; 0: from the initial state."""
+    """The step from whose checkpoint it was computed; 0: from what the run started with."""
     guarantee: tuple[str, ...]
     """What is the same as in the run, or differs: lines."""
     compared: int
@@ -109,7 +109,7 @@ class Replayed:
 
     def lines(self, most: int) -> Iterator[str]:
         """The result as text, with so many examples and norms at most."""
-        origin = f"the checkpoint of step {self.start:,}" if self.start else "the initial state"
+        origin = f"the checkpoint of step {self.start:,}" if self.start else "what the run started with"
         yield f"{self.run}: step {self.step:,}, computed again from {origin}"
         yield from (f"  {line}" for line in self.guarantee)
         if self.compared:
@@ -158,42 +158,40 @@ def replay(run_dir: Folder, step: int, before: int, abandoned: bool, say: Say) -
     recipe = one_step_per_call(known.recipe)
     total = recipe.total_steps(len(known.source))
     if not 1 <= step <= total:
-        raise RecipeError(f"--step {step:,}: the run has {total:,} steps")
+        raise RecipeError(f"--at {step:,}: the run has {total:,} steps")
     assembly = assemble(recipe, jax.devices(), known.source.example, total, frozen_models(recipe))
-    begin = _begin(run_dir, step, before)
-    if begin + 1 < known.first:
-        message = f"step {step:,} begins before step {known.first:,}, where the recipe was changed"
-        raise RecipeError(message, f"the run's steps from {known.first:,} on can be computed again")
+    limit = step
     if abandoned:
         again = [skip for skip in known.skips if skip[0] < step]
         if not again:
             raise RecipeError(f"--abandoned: no rollback repeated step {step:,}", "leave it out")
-        known = replace(known, skips=again[:-1])
-        begin = min(begin, again[-1][0])
-    say(f"restoring step {begin:,}" if begin else "making the initial state")
+        known, limit = replace(known, skips=again[:-1]), again[-1][0] + 1
+    begin = _begin(run_dir, limit, before)
+    if (begin or 0) + 1 < known.first:
+        message = f"step {step:,} begins before step {known.first:,}, where the recipe was changed"
+        raise RecipeError(message, f"the run's steps from {known.first:,} on can be computed again")
+    say("making the initial state" if begin is None else f"restoring step {begin:,}")
     state, guarantee = _state(run_dir, assembly, begin, known.recipe.engine.steps_per_call)
     say("compiling")
     return _replayed(run_dir, assembly, known, tokenizer, state, step=step, guarantee=guarantee, before=before, say=say)
 
 
-def _begin(run_dir: Folder, step: int, before: int) -> int:
-    """The saved step to begin from: at least `before` + 1 steps older, or else the oldest; 0 if none is older."""
-    older = [saved for saved in saved_steps(run_dir.checkpoints) if saved < step]
-    return max([saved for saved in older if saved < step - before], default=0) if older else 0
+def _begin(run_dir: Folder, limit: int, before: int) -> int | None:
+    """The saved step to begin from, before `limit`: the newest that has `before` steps up to it, or else the oldest.
+    None, for the initial state, if no such step is saved."""
+    older = [saved for saved in saved_steps(run_dir.checkpoints) if saved < limit]
+    return max((saved for saved in older if saved < limit - before), default=min(older, default=None))
 
 
-def _state(run_dir: Folder, assembly: Assembly, begin: int, calls: int) -> tuple[State, tuple[str, ...]]:
+def _state(run_dir: Folder, assembly: Assembly, begin: int | None, calls: int) -> tuple[State, tuple[str, ...]]:
     """The state after a step of the run, and what is the same as there, or differs."""
     several = [f"the run makes {calls} steps in a call, here each is one: the bits may differ"] * (calls > 1)
-    if not begin:
+    if begin is None:
         return initial_state(assembly, None), tuple(several)
     with Store(run_dir.checkpoints.absolute(), assembly.recipe.checkpoint, reading=True) as store:
         checkpoint, _ = select_checkpoint(run_dir, assembly.recipe, store, lambda _: None, step=begin, best=False)
         state = store.restore(begin, saved(assembly.shapes, assembly.layout.declared))
-    origins_of = recorded_sources(assembly.recipe, run_dir).items()
-    parts = (initial_from(assembly, origin, lambda _: None, part) for part, origin in origins_of)
-    others = {name: value for part in parts for name, value in part.read().items()}
-    state = completed(state, assembly.layout.declared, others)
+    state = completed(state, assembly.layout.declared, not_saved(run_dir, assembly, lambda _: None))
     if list(state_checksum(begin, state).checksum()) != list(checkpoint.checksum):
         raise CheckpointError(f"the restored values of step {begin} do not have the checksum of the saved ones")
     now = provenance.conditions(assembly)

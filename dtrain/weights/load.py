@@ -72,13 +72,13 @@ def load_run(
         state = store.restore(checkpoint.step, parameters_alone(shapes))
     chosen += " (averaged parameters)" if recipe.optimizer.averages else ""
     classes = tuple(run_dir.read_record().get("classes", ()))
-    state = completed(state, assembly.layout.declared, _not_saved(run_dir, assembly, say))
+    state = completed(state, assembly.layout.declared, not_saved(run_dir, assembly, say))
     params = averaged(state.optimizer, state.params)
     loaded = LoadedRun(recipe, assembly, params, checkpoint.step, chosen, classes)
     return without_adapters(loaded, joiner(assembly, example)) if recipe.lora else loaded
 
 
-def _not_saved(run_dir: Folder, assembly: Assembly, say: Callable[[str], None]) -> dict[str, jax.Array]:
+def not_saved(run_dir: Folder, assembly: Assembly, say: Callable[[str], None]) -> dict[str, jax.Array]:
     """The frozen parameters that the run's checkpoints do not have, by path."""
     found = recorded_sources(assembly.recipe, run_dir)
     parts = (initial_from(assembly, origin, say, part) for part, origin in found.items())

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,21 @@ def test_a_step_again_has_the_bits_of_the_run_and_its_examples(
     assert "23" in dtrain("replay", "own", "--at", "23").stdout
     assert "the run has 24 steps" in dtrain("replay", "own", "--at", "25", code=2).stderr
     assert "no rollback repeated step 7" in dtrain("replay", "own", "--at", "7", "--abandoned", code=2).stderr
+
+
+@pytest.mark.slow
+def test_it_begins_with_what_an_imported_run_began_with_or_with_the_oldest_checkpoint(
+    dtrain: Dtrain, tmp_path: Path
+) -> None:
+    dtrain("run", *SMALL, *KEPT, "name=first")
+    dtrain("export", "first", "first.safetensors")
+    dtrain("import", "mlp-digits", "first.safetensors", *SMALL[1:], *KEPT, "name=second", "track.every=1")
+    dtrain("run", *SMALL, *KEPT, "name=second", "track.every=1")
+    found = replayed(dtrain, "second", "--at", "6")
+    assert (found["start"], found["compared"], found["largest"]) == (0, 6, 0)
+    for step in (0, 8):
+        shutil.rmtree(tmp_path / f"runs/second/checkpoints/{step}")
+    assert replayed(dtrain, "second", "--at", "20")["start"] == 16  # fewer steps before it, and not the initial state
 
 
 NET = """
