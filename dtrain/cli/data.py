@@ -98,21 +98,27 @@ def prepare(
 ) -> None:
     """Tokenise the data of a recipe into its cache (data.cache), so that every process of a run finds it there.
 
+    Of pictures it keeps digests and headers: each run decodes them.
+
     Files are tokenised in groups of 16 MiB or more. What is done when the command is interrupted is not done again.
     """
     with exits(debug), interruptible():
         start = time.perf_counter()
-        _tokenise(recipe, overrides, jobs)
+        data = _tokenised(recipe, overrides, jobs)
         for split in ("train", "test"):
             source, _ = _opened(recipe, overrides, split)
             typer.echo(f"{split}: {len(source):,} examples")
             for line in source.notes:
                 typer.echo(f"  {line}")
-        typer.secho(f"ready after {time.perf_counter() - start:.1f} s", fg="green", err=True)
+        kept = (
+            f"in the cache: {data.keeps}" if data.keeps else f"data of kind {data.kind} has no cache: nothing is kept"
+        )
+        typer.secho(f"{kept} (after {time.perf_counter() - start:.1f} s)", fg="green", err=True)
 
 
-def _tokenise(recipe: str, overrides: list[str] | None, jobs: int | None) -> None:
-    """Make the tokens of all groups of files that are not in the cache, with a progress bar."""
+def _tokenised(recipe: str, overrides: list[str] | None, jobs: int | None) -> Any:
+    """The data of a recipe after the tokens of all groups of files are made that are not in the cache, with a progress
+    bar."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -123,13 +129,14 @@ def _tokenise(recipe: str, overrides: list[str] | None, jobs: int | None) -> Non
     data: Any = load(find(recipe), overrides or []).data
     groups = list({group.name: group for split in ("train", "test") for group in data.file_groups(split)}.values())
     if not groups:
-        return
+        return data
     columns = (TextColumn("tokenising"), BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=sum(group.size for group in groups))
         for done in tokenise_in_processes(groups, jobs or _cores(), cancel_interrupt):
             bar.advance(task, done.size)
     typer.secho(f"{len(groups)} groups of files are tokenised", dim=True, err=True)
+    return data
 
 
 def _cores() -> int:

@@ -49,6 +49,10 @@ def generate(
     top_p: Annotated[
         float | None, typer.Option(help="Sample only from the most likely tokens of this total probability.")
     ] = None,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TEXT", help=r"End before this text; may be repeated; \n is a line break."),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of the sampling.")] = 0,
     step: Step = None,
     best: Best = False,
@@ -58,7 +62,7 @@ def generate(
 ) -> None:
     """Continue a text with a trained decoder, or answer questions.
 
-    A text ends at the token that ends texts in the training data, or after --tokens.
+    A text ends at the token that ends texts in the training data, before --stop, or after --tokens.
     """
     with exits(debug), interruptible():
         from dtrain.core.errors import RecipeError
@@ -67,13 +71,16 @@ def generate(
             raise RecipeError("--prompt and --prompts cannot be used together", "give one of them")
         if system is not None and not chat:
             raise RecipeError("--system is the system's message of a conversation", "add --chat")
+        if "" in (stop or []):
+            raise RecipeError("--stop is empty: every text would end before its first character", "give a text")
         use_devices(devices)
         from dtrain.core.run_list import find_run
         from dtrain.inference.generate import Sampling, generator
         from dtrain.inference.texts import TextGenerator, read_prompts
 
         sampling, count = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed), tokens or COUNT
-        model = TextGenerator(generator(find_run(run, runs_dir), overrides or [], _note, step=step, best=best))
+        loaded = generator(find_run(run, runs_dir), overrides or [], _note, step=step, best=best)
+        model = TextGenerator(loaded, tuple(text.replace("\\n", "\n") for text in stop or []))
         typer.secho(f"{run} at {model.model.chosen}", dim=True, err=True)
         first: list[Message] = [{"role": "system", "content": system}] if system else []
         if prompts is not None:

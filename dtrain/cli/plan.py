@@ -105,11 +105,11 @@ def plan(
             raise typer.Exit(_hold(outcome, *kept, WITHIN if within is None else within, as_json))
         _show(outcome, as_json)
         _store(outcome, runs_dir)
-        if plot and outcome.fits:
+        if plot and outcome.may_fit:
             _draw([outcome], plot)
         if advice and not outcome.fits and not as_json:
             _advise(outcome, jobs)
-        raise typer.Exit(0 if outcome.fits else EnvironmentFault.exit_code)
+        raise typer.Exit(0 if outcome.may_fit else EnvironmentFault.exit_code)
 
 
 def _refuse_together(
@@ -158,7 +158,7 @@ def _hold(result: "Plan", source: str, before: "JsonObject", within: float, as_j
         typer.echo(f"{result.recipe.name} on {result.target}: {verdict(result)} [{result.tier}]")
         for line in found.lines():
             typer.echo(line)
-    if not result.fits:
+    if not result.may_fit:
         return EnvironmentFault.exit_code
     return GREW if found.grew else 0
 
@@ -220,7 +220,7 @@ def _show(result: "Plan", as_json: bool) -> None:
 
     from dtrain.plan.report import lines, saving, values
 
-    cheaper = saving(result) if result.fits else None
+    cheaper = saving(result) if result.may_fit else None
     if as_json:
         more = {"cheaper_sums": cheaper.values} if cheaper else {}
         typer.echo(json.dumps(values(result) | more, indent=2))
@@ -301,7 +301,7 @@ def _curve(
         typer.echo("\n".join(table(targets, results)))
     if plot:
         _draw(results, plot)
-    return 0 if len(plans) == len(results) and all(plan.fits for plan in plans) else EnvironmentFault.exit_code
+    return 0 if len(plans) == len(results) and all(plan.may_fit for plan in plans) else EnvironmentFault.exit_code
 
 
 def _draw(results: "Sequence[Any]", path: Path) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dtrain.data.batch import IMAGE, LABEL, Batch, Example, Feature
+from dtrain.data.overlap import row_hashes
 from dtrain.data.source import SourceDefaults
 
 
@@ -24,6 +25,10 @@ class Arrays(SourceDefaults):
     @property
     def row_labels(self) -> np.ndarray | None:
         return self.features[LABEL] if LABEL in self.example and self.example[LABEL].values else None
+
+    @property
+    def content_hashes(self) -> np.ndarray | None:
+        return row_hashes(*self.features.values())
 
     def __len__(self) -> int:
         return len(next(iter(self.features.values())))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 
@@ -67,6 +67,7 @@ AT_ONCE = 1024
 class Templated(Unaugmented, ABC):
     """What data of messages have in common: files of records, a tokenizer and its chat template."""
 
+    keeps: ClassVar[str] = "tokens"
     files: tuple[str, ...]
     """Files, globs, folders or addresses (gs://, s3://) of records: JSON, Parquet, Arrow, WebDataset, ArrayRecord."""
     length: Positive
@@ -197,8 +198,7 @@ class Templated(Unaugmented, ABC):
     def _whole(self, files: list[Path]) -> TokenisedFiles:
         tokenizer, template = self.open_tokenizer(), self._template()
         digests = cached_by_file(self.cache, "text", files, file_digest)
-        kind: str = self.kind  # pyright: ignore[reportAttributeAccessIssue]
-        key = [5, kind, tokenizer.key, tokenizer.begin, dict(tokenizer.special)]
+        key = [5, self.kind, tokenizer.key, tokenizer.begin, dict(tokenizer.special)]
         key += [template and [template.source, template.tools_source], self.ignore, self.roles, *self.about]
         key += [self.length]
 

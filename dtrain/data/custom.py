@@ -85,6 +85,10 @@ class UserRows(SourceDefaults):
         return getattr(self.data, "row_labels", None)
 
     @property
+    def content_hashes(self) -> np.ndarray | None:
+        return getattr(self.data, "content_hashes", None)
+
+    @property
     def class_names(self) -> tuple[str, ...]:
         return tuple(getattr(self.data, "class_names", ()))
 

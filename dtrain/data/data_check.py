@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from dtrain.core.errors import DataError
 from dtrain.data.files import resolve_files
+from dtrain.data.overlap import overlap
 from dtrain.data.paths import PACKAGE, is_remote
 
 if TYPE_CHECKING:
@@ -46,12 +47,15 @@ class DataCheck:
 
     def open(self, data: "Data", key: str) -> None:
         """Open both splits as a run does, but without the cache that a run writes."""
-        data = data.without_cache()
+        data, opened = data.without_cache(), []
         for split in SPLITS:
             try:
-                self.take(split, data.open(split))
+                opened.append(data.open(split))
+                self.take(split, opened[-1])
             except DataError as error:
                 self.refuse(key, error)
+        if len(opened) == len(SPLITS):
+            self.notes += overlap(*opened)
 
     def refuse(self, key: str, error: DataError) -> None:
         """Record a problem, once if both splits have it."""

@@ -27,6 +27,7 @@ from dtrain.core.errors import DataError
 from dtrain.core.files import POINTER
 from dtrain.data.arrays import image_example
 from dtrain.data.batch import IMAGE, LABEL, Batch, Example
+from dtrain.data.overlap import hashes
 from dtrain.data.paths import reason
 from dtrain.data.source import CHANGED, SourceDefaults
 
@@ -243,6 +244,8 @@ class ImageFiles(SourceDefaults):
     decoding: Decoding
     found: tuple[str, ...] = ()
     """What was found in the folder, as lines."""
+    digests: tuple[str, ...] = ()
+    """Of the content of each file; empty texts if the files were not read."""
     zipped: tuple[int, int] | None = None
     """Size and modification time of the zip file; None for a folder."""
     threads: Threads = field(default_factory=Threads, compare=False, repr=False)
@@ -258,6 +261,10 @@ class ImageFiles(SourceDefaults):
     @property
     def row_labels(self) -> np.ndarray | None:
         return np.array([file.label for file in self.files], np.int32)
+
+    @property
+    def content_hashes(self) -> np.ndarray | None:
+        return hashes(digest.encode() for digest in self.digests) if all(self.digests) and self.digests else None
 
     @property
     def example(self) -> Example:

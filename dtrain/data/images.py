@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -50,6 +50,7 @@ SIDE = 64
 class Images(WithPixels):
     """Image files under `root`: CLASS/FILE, or train/CLASS/FILE and test/CLASS/FILE (val/, Training/ and the like)."""
 
+    keeps: ClassVar[str] = "digests and headers of the pictures, which each run decodes"
     kind: Literal["images"] = "images"
     root: str
     """A folder or a .zip file."""
@@ -193,6 +194,7 @@ class Images(WithPixels):
             root,
             files,
             shape,
+            digests=tuple(digests),
             classes=tuple(names),
             fingerprint=f"images:{split}:{len(files)}:{digest}",
             decoding=self.decoding,

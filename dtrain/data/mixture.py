@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -140,6 +140,7 @@ class Change:
 class Mixture(Unaugmented):
     """Rows from several sources, in proportion to their weights."""
 
+    keeps: ClassVar[str] = "tokens"
     kind: Literal["mixture"] = "mixture"
     sources: tuple[Weighted, ...]
     """The sources: [{name: web, weight: 0.7, data: {kind: tokens, ...}}, ...]."""
@@ -364,6 +365,10 @@ class SourceOfMixture(SourceDefaults):
     @property
     def bytes_per_token(self) -> float | None:
         return self.whole.sources[self.name].bytes_per_token
+
+    @property
+    def content_hashes(self) -> np.ndarray | None:
+        return self.whole.sources[self.name].content_hashes
 
     def __len__(self) -> int:
         return len(self.whole.sources[self.name])

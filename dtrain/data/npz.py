@@ -18,6 +18,7 @@ from dtrain.data.data_check import BYTES, DataCheck
 from dtrain.data.files import address_packages
 from dtrain.data.guess import FEW, Guess
 from dtrain.data.order import hash64
+from dtrain.data.overlap import row_hashes
 from dtrain.data.paths import expand_path, reason
 from dtrain.data.source import Load, Source, Split, Unaugmented
 
@@ -180,6 +181,10 @@ class _Arrays:
 
     def origin_of(self, index: int) -> JsonObject:
         return {"row": int(self._numbers[index]) + 1}
+
+    @property
+    def content_hashes(self) -> np.ndarray:
+        return row_hashes(*self._arrays.values())
 
     def rows(self, indices: np.ndarray) -> Batch:
         return {name: values[indices] for name, values in self._arrays.items()}

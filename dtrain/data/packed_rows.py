@@ -1,8 +1,9 @@
 """Rows of several documents each, cut from tokenised records in the cache."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ from dtrain.core.counts import counted
 from dtrain.core.errors import DataError
 from dtrain.data.batch import DOCUMENT, POSITION, TARGET, TOKEN, Batch, Example
 from dtrain.data.order import hash64, permuted
+from dtrain.data.overlap import hashes
 from dtrain.data.source import SourceDefaults, Split
 from dtrain.data.stream import InMemory, Part, Stream
 from dtrain.data.windows import NO_TARGET, row_example
@@ -140,6 +142,9 @@ class Documents:
         held = round(test * count)
         held = min(max(held, 1), count - 1) if 0 < test < 1 and count > 1 else held
         chosen = np.sort(permuted(np.arange(held), count, hash64(np.uint64(0)))) if held else np.arange(0)
+        content = self._content_hashes(unit)
+        alike = np.flatnonzero(np.isin(content, content[chosen]))  # a copy of a held-out record is held out as well
+        grown, chosen = (len(alike) - held, alike) if len(alike) < count else (0, chosen)
         own = chosen if split == "test" else np.setdiff1d(np.arange(count), chosen)
         if not len(own):
             found = [f"{count:,} usable records"]
@@ -157,9 +162,19 @@ class Documents:
         flat = np.array([document for row in rows for document in row], np.int64)
         bounds = np.cumsum([0, *map(len, rows)])
         largest = int((self.stream.tokens[first:] & ~TARGET_BIT).max(initial=0))
-        digest = f"chat:{split}:{test}:{length}:{per_row}:{self.digest[:16]}"
+        digest = f"chat:{split}:{test}:{length}:{per_row}:{self.digest[:16]}{f':{grown} copies' if grown else ''}"
         text = int(texts[flat].sum())
-        return Packed(self, length, starts[flat], sizes[flat], bounds, largest, digest, len(own), text=text)
+        hashed = content[own]
+        return Packed(
+            self, length, starts[flat], sizes[flat], bounds, largest, digest, len(own), text=text, hashed=hashed
+        )
+
+    def _content_hashes(self, unit: int) -> np.ndarray:
+        """The hash of each record, uint64 (records,), which is so many documents."""
+        tokens, count = self.stream.tokens, self.counts["documents"]
+        ends = FIRST + 2 * count + np.cumsum([0, *tokens[FIRST:][:count].astype(np.int64).tolist()])
+        bounds = ends[::unit].tolist()
+        return hashes(tokens[begin:end].tobytes() for begin, end in pairwise(bounds))
 
 
 @dataclass(frozen=True)
@@ -181,6 +196,12 @@ class Packed(SourceDefaults):
     """Whether the loss is that of predicting texts: then it has bits per byte."""
     text: int = 0
     """Bytes of text of the documents that count in the loss."""
+    hashed: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint64), compare=False, repr=False)
+    """The hash of each record."""
+
+    @property
+    def content_hashes(self) -> np.ndarray | None:
+        return self.hashed
 
     @property
     def example(self) -> Example:
@@ -208,7 +229,9 @@ class Packed(SourceDefaults):
 
     @property
     def notes(self) -> list[str]:
-        return [self._filling, *account_lines(account_of([self.documents.stream.account]))]
+        distinct = len(np.unique(self.hashed))
+        again = [f"{counted(distinct, 'distinct record')}, the others are copies"] if distinct < self.records else []
+        return [self._filling, *again, *account_lines(account_of([self.documents.stream.account]))]
 
     @property
     def _filling(self) -> str:

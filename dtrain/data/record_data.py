@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import jax
 import numpy as np
@@ -50,6 +50,7 @@ class Records(WithPixels):
     """JSON lines, JSON, Parquet, Arrow, WebDataset (.tar) or a folder of pictures with captions; `columns` says what of
     each record the model gets."""
 
+    keeps: ClassVar[str] = "the columns of the records, and digests and headers of pictures, which each run decodes"
     kind: Literal["records"] = "records"
     files: tuple[str, ...]
     """Files, folders, globs or addresses (gs://, s3://)."""

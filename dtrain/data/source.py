@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 import jax
 import numpy as np
@@ -97,6 +97,11 @@ class Source(Protocol):
     @property
     def value_names(self) -> tuple[str, ...]:
         """The names of the values of `features`; empty if they have none."""
+        ...
+
+    @property
+    def content_hashes(self) -> np.ndarray | None:
+        """A hash of each example, of packed rows of each record, uint64; None if it takes reading files once more."""
         ...
 
     def place(self, index: int) -> str:
@@ -265,6 +270,10 @@ class SourceDefaults:
     def value_names(self) -> tuple[str, ...]:
         return ()
 
+    @property
+    def content_hashes(self) -> np.ndarray | None:
+        return None
+
     def place(self, index: int) -> str:
         del index
         return ""
@@ -300,6 +309,8 @@ class DataDefaults:
 
     kind: Any
     """The kind of data, as the recipe names it."""
+    keeps: ClassVar[str] = ""
+    """What its cache keeps for later starts, as text; empty if it has none."""
 
     @classmethod
     def guesses(cls, path: "Path") -> "Iterator[Guess]":

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -46,6 +46,7 @@ FORMATS = {
 class Text(Unaugmented):
     """Rows of tokens from text files."""
 
+    keeps: ClassVar[str] = "tokens"
     kind: Literal["text"] = "text"
     files: tuple[str, ...]
     """Files, globs or addresses (gs://, s3://); {dtrain} is replaced by the folder of the installed dtrain package."""

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -26,6 +26,7 @@ LARGEST = 2**31 - 1
 class Tokens(Unaugmented):
     """Rows of tokens from .bin or .npy files of tokens."""
 
+    keeps: ClassVar[str] = "digests of the files"
     kind: Literal["tokens"] = "tokens"
     files: tuple[str, ...]
     """Files or globs; no row crosses from one file to another."""

@@ -127,10 +127,17 @@ class OpenRun:
         return evaluate(self._loaded, self.data(split)).metrics
 
     def generate(
-        self, prompts: str | Sequence[str], *, tokens: int = 100, temperature: float = 0.8, seed: int = 0
+        self,
+        prompts: str | Sequence[str],
+        *,
+        tokens: int = 100,
+        temperature: float = 0.8,
+        seed: int = 0,
+        stop: Sequence[str] = (),
     ) -> list[str]:
-        """The texts with which a decoder continues the prompts, of at most so many tokens each."""
-        texts = self._texts
+        """The texts with which a decoder continues the prompts, of at most so many tokens each; where one of `stop`
+        appears, a text ends before it."""
+        texts = replace(self._texts, stop=tuple(stop))
         given = [texts.prompt(prompt) for prompt in ([prompts] if isinstance(prompts, str) else prompts)]
         return list(texts.completed(given, tokens, Sampling(temperature=temperature, seed=seed)))
 

@@ -27,6 +27,8 @@ class TextGenerator:
     """A trained decoder with its tokenizer and chat template."""
 
     model: Generator
+    stop: tuple[str, ...] = ()
+    """Where one of these appears in what is generated, the text ends before it."""
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -99,8 +101,9 @@ class TextGenerator:
         for token in tokens:
             drawn.append(int(token[0]))
             text = self.tokenizer.decode(drawn if longest == 1 else drawn[: 1 - longest])  # the rest may become an end
-            if any(drawn[-len(end) :] == list(end) for end in self.ends):
+            if any(drawn[-len(end) :] == list(end) for end in self.ends) or self._stops(text):
                 break
+            text = text[: len(text) - self._begun(text)]
             if not text.endswith(INCOMPLETE) and len(text) > len(shown):
                 yield text[len(shown) :]
                 shown = text
@@ -120,13 +123,24 @@ class TextGenerator:
             for tokens in self.model.continued(padded, count, sampling, self.ends):
                 for row, token in zip(rows, tokens.tolist(), strict=True):
                     row += [token] if token != ENDED else []
+                if self.stop and all(self._stops(self.tokenizer.decode(row)) for row in rows):
+                    break
             texts |= {number: self.text(row) for number, row in zip(numbers, rows, strict=False)}
         yield from (texts[number] for number in range(len(prompts)))
 
     def text(self, drawn: Sequence[int]) -> str:
-        """The text of drawn tokens, without the end tokens at its end."""
+        """The text of drawn tokens, without the end tokens at its end and what follows a stop text."""
         end = next((end for end in self.ends if list(drawn[-len(end) :]) == list(end)), ())
-        return self.tokenizer.decode(list(drawn[: len(drawn) - len(end)]))
+        text = self.tokenizer.decode(list(drawn[: len(drawn) - len(end)]))
+        return text[: min((text.index(one) for one in self.stop if one in text), default=len(text))]
+
+    def _stops(self, text: str) -> bool:
+        return any(one in text for one in self.stop)
+
+    def _begun(self, text: str) -> int:
+        """How many characters at the end of a text may become a stop text."""
+        sizes = (size for one in self.stop for size in range(1, len(one)) if text.endswith(one[:size]))
+        return max(sizes, default=0)
 
 
 def read_prompts(path: Path) -> list[str]:

@@ -105,6 +105,12 @@ class Plan:
         return self.memory.fits
 
     @property
+    def may_fit(self) -> bool:
+        """Whether it fits with the least that a compiler took of what a quick plan counts."""
+        lowest = self.peaks[0] if self.peaks else 1.0
+        return self.memory.needed * lowest <= self.memory.room
+
+    @property
     def surely_fits(self) -> bool:
         """Whether it fits by the compiler, or with the most that a compiler took beyond a quick plan."""
         highest = self.peaks[1] if self.peaks else math.inf
@@ -235,7 +241,7 @@ def _plan(
     recipe, layout = assembly.recipe, assembly.layout
     # one step is planned; the batches of the other steps of its call are on the devices at the same time
     memory_use = memory.with_batches(memory_use, assembly.batch, recipe.engine.steps_per_call - 1)
-    timing, money = None, None
+    timing = None
     if tally is not None and on.chip:
         flops = assembly.flops
         tokens = tokens_in(layout.example) * recipe.batch
@@ -244,9 +250,11 @@ def _plan(
         timing = Timing(
             tally.seconds, tally, tokens, recipe.batch, unit, flops.step, flops.convention, peak, on.devices
         )
-        money = cost(on, timing.seconds, tokens, recipe.batch, assembly.steps, price) if memory_use.fits else None
     sizes = mesh_sizes(layout.sizes)
-    return Plan(recipe, on, tier, sizes, count(layout.declared), memory_use, timing, money, took)
+    made = Plan(recipe, on, tier, sizes, count(layout.declared), memory_use, timing, None, took)
+    if timing is None or not made.may_fit:
+        return made
+    return replace(made, money=cost(on, timing.seconds, timing.tokens, recipe.batch, assembly.steps, price))
 
 
 def slots(recipe: Recipe, parts: int) -> float:

@@ -173,7 +173,7 @@ TIERS = {
 
 def lines(plan: Plan, today: date | None = None) -> Iterator[str]:
     """Lines of the report of one plan. `today` decides whether its prices are old."""
-    recipe, memory = plan.recipe, plan.memory
+    recipe = plan.recipe
     yield f"{recipe.name} on {plan.target}: {verdict(plan)}"
     by = f"mesh {mesh_text(plan.mesh)}, engine {recipe.engine.kind}, batch {recipe.batch}"
     parts = f" in {recipe.accumulate} microbatches" if recipe.accumulate > 1 else ""
@@ -183,7 +183,7 @@ def lines(plan: Plan, today: date | None = None) -> Iterator[str]:
     yield f"[{plan.tier}] {TIERS[plan.tier]}"
     yield ""
     yield from _memory(plan)
-    if not memory.fits:
+    if not plan.may_fit:
         return
     yield ""
     if plan.timing:
@@ -198,7 +198,7 @@ def lines(plan: Plan, today: date | None = None) -> Iterator[str]:
 
 def verdict(plan: Plan) -> str:
     """Whether the plan fits: by the compiler, or as far as a peak that was not compiled tells."""
-    if not plan.fits:
+    if not plan.may_fit:
         return "DOES NOT FIT"
     return "fits" if plan.surely_fits else "may fit"
 
@@ -226,7 +226,7 @@ def _memory(plan: Plan) -> Iterator[str]:
         yield f"  {'asked for':<28}{size_text(memory.refused):>11}  by the compiler, which refused the program"
     if verdict(plan) == "may fit":
         yield f"  ({unsure(plan)})"
-    if not memory.fits:
+    if not plan.may_fit:
         yield f"  {'over by':<28}{size_text(memory.needed - memory.room):>11}"
     if memory.replicated >= SHOWN:
         yield f"  {'replicated':<28}{size_text(memory.replicated):>11}  of parameters and optimizer state"

@@ -24,7 +24,7 @@ def table(targets: Sequence[Target], outcomes: Sequence[Outcome], today: date | 
         start = f"{on.name:<16}{on.chips:>7,}"
         if not isinstance(plan, Plan):
             yield f"{start}  {plan.message}"
-        elif not plan.fits:
+        elif not plan.may_fit:
             alone = "; state and inputs alone" if plan.tier == "state" else ""
             needed = f"{size_text(plan.memory.needed)} of {size_text(plan.memory.room)} a device"
             yield f"{start}  DOES NOT FIT: {needed}{alone}"
@@ -75,7 +75,7 @@ def draw(outcomes: Sequence[Outcome], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    fitting = [plan for plan in outcomes if isinstance(plan, Plan) and plan.timing and plan.fits]
+    fitting = [plan for plan in outcomes if isinstance(plan, Plan) and plan.timing and plan.may_fit]
     plans = sorted(fitting, key=lambda plan: plan.target.chips)
     if not plans:
         raise EnvironmentFault(f"nothing to plot into {path}: no target has a plan that fits and a step time")

@@ -22,6 +22,7 @@ from dtrain.core.types import Device, JsonObject
 from dtrain.data.batch import Batch, tokens_in
 from dtrain.data.class_weights import class_counts, class_weights
 from dtrain.data.lost_text import lost_text
+from dtrain.data.overlap import overlap
 from dtrain.data.source import Source, refuse_changed
 from dtrain.inference.evaluate import text_bytes
 from dtrain.models.nn.param import count, trained
@@ -223,6 +224,7 @@ def banner(assembly: Assembly, train: Source, test: Source, steps: int, devices:
     )
     for split, source in {"to train on": train, "held out": test}.items():
         yield from (f"{split}: {line}" for line in source.notes)
+    yield from overlap(train, test)
     stages = layout.sizes[PIPELINE]
     if stages > 1:
         idle = bubble(stages, recipe.accumulate)

@@ -137,6 +137,7 @@ def test_fields_that_are_not_used_are_named_once_also_from_the_cache(tmp_path: P
     for _ in range(2):
         notes = chat(tmp_path, record, record).open("train").notes
         assert notes[1:] == [
+            "1 distinct record, the others are copies",
             "messages: 2 of assistant, 2 of user",
             "answers end with '\\x00' (2)",
             "fields of records that are not used: 'difficulty' (2)",

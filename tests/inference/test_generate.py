@@ -1,8 +1,11 @@
 """Text generated from a trained run, through the API and the command line."""
 
 import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +13,10 @@ import numpy as np
 import pytest
 
 from dtrain.core.errors import FieldError, RecipeError
+from dtrain.data.tokenizer import Tokenizer, open_tokenizer
 from dtrain.data.windows import row_example
-from dtrain.inference.generate import Generator, Sampling, generator
+from dtrain.inference.generate import ENDED, Generator, Sampling, generator
+from dtrain.inference.texts import TextGenerator
 from tests.conftest import Dtrain
 from tests.weights.test_load import saved_run
 
@@ -111,3 +116,43 @@ def test_parameters_are_cast_once_and_no_token_is_unknown(tmp_path: Path) -> Non
     ):
         with pytest.raises(RecipeError, match=message):
             model.tokens(prompt, 4, 1, Sampling())
+
+
+@dataclass(frozen=True)
+class Recited:
+    """A model that says the same bytes after each prompt."""
+
+    said: tuple[bytes, ...]
+    drawn: list[int] = field(default_factory=list)
+    """How many tokens of each call were drawn."""
+    tokenizer: Tokenizer = field(default_factory=lambda: open_tokenizer("bytes"))
+    recipe: Any = field(
+        default_factory=lambda: SimpleNamespace(
+            data=SimpleNamespace(
+                main=SimpleNamespace(conversational=False, ends_texts=False, end_text="", template=None)
+            )
+        )
+    )
+
+    def continued(self, prompts: list[Any], count: int, *_: Any, **__: Any) -> Iterator[np.ndarray]:
+        self.drawn.append(0)
+        for place in range(count):
+            self.drawn[-1] += 1
+            yield np.array([text[place] if place < len(text) else ENDED for text in self.said[: len(prompts)]])
+
+
+def test_a_text_ends_before_the_first_of_its_stop_texts() -> None:
+    model = Recited((b"one; two. Q: three", b"Q; and a Q: at last"))
+
+    def texts(*stop: str) -> tuple[str, list[str]]:
+        made = TextGenerator(cast(Any, model), stop)
+        pieces = list(made.stream([1], 18, Sampling()))
+        assert not any(one in "".join(pieces) for one in stop)
+        return "".join(pieces), list(made.completed([[1], [1]], 19, Sampling()))
+
+    assert texts() == ("one; two. Q: three", ["one; two. Q: three", "Q; and a Q: at last"])
+    assert texts("Q:") == ("one; two. ", ["one; two. ", "Q; and a "])
+    assert model.drawn[-2:] == [12, 12]  # nothing is drawn after the last stop text
+    assert texts("Q:", ".", "two") == ("one; ", ["one; ", "Q; and a "])
+    assert texts("Q: t", "nowhere") == ("one; two. ", ["one; two. ", "Q; and a Q: at last"])
+    assert texts("\n") == texts()
