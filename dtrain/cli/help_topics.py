@@ -78,14 +78,20 @@ def overview() -> Iterator[str]:
 
 
 def _about(root: Any, topic: Sequence[str]) -> list[str]:
-    """Lines about a verb, or about anything else; of a name that is both, such as `data`, about both."""
+    """Lines about a verb, or about anything else; of a name that is both, such as `data`, about both. Of a key that is
+    also another tool's name for a verb, about the key, with a line that names the verb."""
     from dtrain.recipe.keys import cached_keys, named_kinds
 
     word = topic[0] if len(topic) == 1 else ""
-    verb = _verb(root, topic) or _verb(root, SYNONYMS.get(word, "").split() or [word])
-    keys = cached_keys()
-    both = not verb or any(key.path == word for key in keys) or word in named_kinds(keys)
-    return [*verb, *(explained(word) or explained(key_of(word)) if both and word else ())]
+    verb, keys = _verb(root, topic), cached_keys()
+    named = any(key.path == word for key in keys) or word in named_kinds(keys)
+    if verb and not named:
+        return verb
+    other = "" if verb else SYNONYMS.get(word, "")
+    if other and not named:
+        return _verb(root, other.split())
+    about = explained(word) or explained(key_of(word)) if word else []
+    return [*verb, *about, *(["", f"the verb: dtrain help {other}"] if other else [])]
 
 
 def pages() -> dict[str, str]:

@@ -10,7 +10,7 @@ from dtrain.cli import completion
 from dtrain.cli.arguments import RUNS, Debug, Json, Overrides, Recipe, RunsDir
 from dtrain.cli.exits import exits
 from dtrain.cli.launch_lookup import known, launchable, refuse_while_alive, rented
-from dtrain.cli.launch_output import confirm, follow_run, print_lines, say, show, start_lines
+from dtrain.cli.launch_output import confirm, follow_run, print_logs, say, show, start_lines
 from dtrain.cli.preflight_plan import predict, refuse_too_large, require_limit
 from dtrain.cli.synonyms import Group
 from dtrain.cli.tables import print_table
@@ -218,7 +218,7 @@ def logs(
         if follow:
             follow_run(target, job, host)
         else:
-            print_lines(target.logs(job, host, follow=False))
+            print_logs(target, job, host, follow=False)
 
 
 @app.command(epilog="Example: dtrain launch stop my-run")

@@ -80,7 +80,7 @@ def start_lines(target: "LaunchTarget", job: "LaunchJob") -> list[str]:
 def follow_run(target: "LaunchTarget", job: "LaunchJob", host: int | None) -> None:
     """Print the logs until the run has ended on every machine; Ctrl-C does not stop the run."""
     try:
-        print_lines(target.logs(job, host, follow=True))
+        print_logs(target, job, host, follow=True)
     except KeyboardInterrupt:
         typer.secho(
             f"\n{job.name} continues; to follow it again: dtrain launch logs {job.name} -f", fg="yellow", err=True
@@ -91,12 +91,22 @@ def follow_run(target: "LaunchTarget", job: "LaunchJob", host: int | None) -> No
         raise typer.Exit(bad)
 
 
-def print_lines(lines: Iterable[tuple[str, str]]) -> None:
-    """Print each line with the name of its machine, in a colour for each machine."""
+def print_logs(target: "LaunchTarget", job: "LaunchJob", host: int | None, follow: bool) -> None:
+    """Print the lines of one host or of all, and say so if there are none."""
+    if not print_lines(target.logs(job, host, follow)):
+        of = "" if host is None else f" of host {host}"
+        text = f"there is no line{of}; its machines, numbered from 0: dtrain launch status {job.name}"
+        typer.secho(text, fg="yellow", err=True)
+
+
+def print_lines(lines: Iterable[tuple[str, str]]) -> int:
+    """Print each line with the name of its machine, in a colour for each machine; how many there were."""
     colours: dict[str, str] = {}
-    for name, text in lines:
+    number = 0
+    for number, (name, text) in enumerate(lines, 1):  # noqa: B007
         colour = colours.setdefault(name, HOST_COLOURS[len(colours) % len(HOST_COLOURS)])
         typer.echo(f"{typer.style(f'[{name}]', fg=colour)} {_plain(text)}")
+    return number
 
 
 def _plain(text: str) -> str:

@@ -92,17 +92,15 @@ def predict(
         )
         for note in chosen.source.notes if chosen else ():
             typer.echo(note, err=True)
-        agreed: list[bool | None] = []
-        rows = _compared(predictions(loaded, given, top or 3), agreed)
+        agreed, errors = list[bool](), list[float]()
+        rows = _compared(predictions(loaded, given, top or 3), agreed, errors)
         if out is None:
             for row in rows:
                 _print(row)
         else:
             count = _write(rows, out, ["error"] if unread else [])
             typer.secho(f"{out}: {count:,} rows", fg="green", err=True)
-        if labelled := [same for same in agreed if same is not None]:
-            share = sum(labelled) / len(labelled)
-            typer.secho(f"{share:.2%} of {len(labelled):,} rows with a label are predicted so", fg="green", err=True)
+        _show_comparison(agreed, errors)
         if unread:
             raise DataError(f"{len(unread):,} files cannot be used; the others are predicted", "see their `error`")
 
@@ -137,11 +135,25 @@ def _write_arrays(loaded: "LoadedRun", split: Literal["train", "test"], keep: li
     typer.secho(f"{out}: {what}", fg="green", err=True)
 
 
-def _compared(rows: "Iterable[JsonObject]", agreed: list[bool | None]) -> "Iterator[JsonObject]":
-    """The rows; `agreed` gets whether each has the class of its label, None if it has no label."""
+def _show_comparison(agreed: list[bool], errors: list[float]) -> None:
+    """Print how well the rows with a label are predicted."""
+    if agreed:
+        share = sum(agreed) / len(agreed)
+        typer.secho(f"{share:.2%} of {len(agreed):,} rows with a label are predicted so", fg="green", err=True)
+    if errors:
+        mean = f"mean absolute error {sum(errors) / len(errors):.4g}"
+        typer.secho(f"{mean} of {len(errors):,} rows with a label", fg="green", err=True)
+
+
+def _compared(rows: "Iterable[JsonObject]", agreed: list[bool], errors: list[float]) -> "Iterator[JsonObject]":
+    """The rows. Of those with a label, `agreed` gets whether it is the class, and `errors` how far it is from the
+    number."""
     for row in rows:
-        both = row.get("label") is not None and "class" in row
-        agreed.append(str(row["label"]) == row["class"] if both else None)
+        label = row.get("label")
+        if label is not None and "class" in row:
+            agreed.append(str(label) == row["class"])
+        elif isinstance(label, int | float) and isinstance(row.get("value"), int | float):
+            errors.append(abs(row["value"] - label))
         yield row
 
 

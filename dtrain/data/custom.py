@@ -1,7 +1,7 @@
 """User-defined data: any class with a length and rows by index."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -12,6 +12,7 @@ from dtrain.core.errors import DataError
 from dtrain.core.types import JsonObject, Positive
 from dtrain.core.user_code import UserTarget, build_target, user_errors
 from dtrain.data.batch import DOCUMENT, LABEL, POSITION, ROW, STEP, TARGET, TOKEN, WEIGHT, Batch, Example, Feature
+from dtrain.data.class_weights import class_counts
 from dtrain.data.data_check import DataCheck
 from dtrain.data.source import Load, Source, SourceDefaults, Split, Unaugmented
 
@@ -22,6 +23,8 @@ READ = 2**30
 """Most bytes that are read at a start to digest data without a fingerprint of its own."""
 CHUNK = 1024
 """Rows that are read at a time for the digest."""
+SHOWN = 8
+"""Most classes that are named."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +86,15 @@ class UserRows(SourceDefaults):
     @property
     def row_labels(self) -> np.ndarray | None:
         return getattr(self.data, "row_labels", None)
+
+    @property
+    def notes(self) -> Sequence[str]:
+        counts = class_counts(self)
+        missing = [name for name, count in counts.items() if not count]
+        more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
+        named = f"no example of {', '.join(missing[:SHOWN])}{more}, of the {len(counts)} classes of `label`"
+        named += ": classes count from 0" if missing[:1] == ["0"] else ""
+        return [named] if missing else []
 
     @property
     def content_hashes(self) -> np.ndarray | None:

@@ -215,6 +215,11 @@ class Custom(UserTarget, Declared):
     def loss(self, params: Tree, batch: Batch, ctx: Context) -> Loss:
         with user_errors(self._where, _of_user(batch)):
             result = self.model.loss(self._own(params, ctx), batch, ctx)
+        if not hasattr(result, "weight"):
+            array = f"an array {list(result.shape)}" if getattr(result, "shape", ()) else "one number"
+            found = array if isinstance(result, jax.Array) else type(result).__name__
+            hint = "return dtrain.Loss(sum, weight): the sum over the examples of the batch, and their number"
+            raise RecipeError(f"{self._where}: loss() returns {found} in place of a Loss", hint)
         try:
             metrics = {name: _scalar(value) for name, value in result.metrics.items()}
             statistics = {name: jnp.asarray(value, jnp.float32) for name, value in result.statistics.items()}

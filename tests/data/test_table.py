@@ -162,6 +162,8 @@ def test_arrays_of_a_file_are_features_by_name(tmp_path: Path) -> None:
     found = np.concatenate([rows_of(train)["x"], rows_of(test)["x"]])
     np.testing.assert_allclose(np.sort(found, 0), np.sort(x, 0), rtol=1e-6)
     split = Npz(file=str(tmp_path / "a.npz"), names={"y": "label"}, test_file=str(tmp_path / "a.npz"), classes=5)
+    assert not data.open("train").notes
+    assert split.open("train").notes == ["no example of 3, 4, of the 5 classes of `label`"]
     assert (len(split.open("train")), len(split.open("test"))) == (100, 100)
     assert split.open("test").example["label"].values == 5
 

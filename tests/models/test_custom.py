@@ -74,6 +74,11 @@ class Dropped(Net):
             x = x * jax.random.bernoulli(jax.random.key(0), 0.8, x.shape)
         return classify(x @ ctx.gather(params["out"]), batch, ctx)
 
+class Bare(Net):
+    def loss(self, params, batch, ctx):
+        result = Net.loss(self, params, batch, ctx)
+        return result.sum / len(batch["label"])
+
 class Unnamed(Net):
     def loss(self, params, batch, ctx):
         return batch["images"]
@@ -156,6 +161,7 @@ def test_checking_does_not_run_its_code(dtrain: Dtrain, tmp_path: Path) -> None:
         ("Averaged", (), "accuracy of the loss is no sum over examples"),
         ("Scaled", ("mesh.data=2", "--devices", "2"), "sum of the loss is no sum over examples"),
         ("Dropped", (), "in training, sum of the loss changes if examples change places in the batch"),
+        ("Bare", (), "loss() returns one number in place of a Loss\nhint: return dtrain.Loss(sum, weight)"),
         ("Unnamed", (), "KeyError: 'images'\nhint: the batch has image, label; --debug"),
         ("Whole", (), "params() returns count: ndarray; every leaf must be a Param"),
     ],

@@ -308,8 +308,11 @@ def test_from_a_table_to_predictions_in_two_commands(dtrain: Dtrain, tmp_path: P
     done = dtrain("new", "homes.csv", "--run")
     assert "a table of 300 rows" in done.stderr
     assert "finished with mae" in done.stdout + done.stderr
-    rows = [json.loads(line) for line in dtrain("predict", "homes", "homes.csv").stdout.splitlines()]
+    done = dtrain("predict", "homes", "homes.csv")
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(rows) == 300
+    error = np.mean([abs(row["value"] - row["label"]) for row in rows])
+    assert f"mean absolute error {error:.4g} of 300 rows with a label" in done.stderr
     again = dtrain("new", "homes.csv", code=2)
     assert "homes.yaml already exists" in again.stderr
 
