@@ -17,13 +17,8 @@ SYNONYMS = {
     "up": "launch up", "down": "launch down", "logs": "launch logs", "stop": "launch stop", "submit": "launch up",
 }  # fmt: skip
 """Verbs of other tools, and ours."""
-OPTIONS = {
-    "batch-size": "batch", "bs": "batch", "learning-rate": "optimizer.lr", "max-steps": "steps", "num-epochs": "epochs",
-    "max-epochs": "epochs", "output-dir": "--runs-dir", "out": "--runs-dir", "gpus": "--devices",
-    "weight-decay": "optimizer.decay", "grad-accum": "accumulate", "model-name": "model.kind",
-    "steps-per-execution": "engine.steps_per_call", "budget": "launch.budget",
-}  # fmt: skip
-"""Options of other tools, and our keys."""
+OPTIONS = {"output-dir": "--runs-dir", "out": "--runs-dir", "gpus": "--devices"}
+"""Options of other tools, and ours; `other_names` has our keys."""
 
 
 class Group(TyperGroup):
@@ -83,10 +78,11 @@ class Group(TyperGroup):
 def key_of(name: str) -> str:
     """The key of a recipe that an option of this name means; empty if there is none."""
     from dtrain.recipe.keys import cached_keys
+    from dtrain.recipe.other_names import own_name
 
     if name in OPTIONS:
         return OPTIONS[name]
     paths = list(dict.fromkeys(key.path for key in cached_keys() if key.typed))
     words = (name, name.replace("-", "_"), name.replace("-", "."))
     found = [path for path in paths if path in words] or [path for path in paths if path.rpartition(".")[2] in words]
-    return min(found, key=lambda path: path.count(".")) if found else ""
+    return min(found, key=lambda path: path.count(".")) if found else own_name(name)

@@ -16,6 +16,7 @@ from functools import cache, partial
 from typing import Any
 
 from dtrain.core.errors import FieldError
+from dtrain.recipe.other_names import own_name
 from dtrain.recipe.problems import Problems, described, listed, nearest
 from dtrain.recipe.values import FAILED, accepts, validated
 from dtrain.recipe.yaml import Node, dump, parse, shown
@@ -207,6 +208,10 @@ def _suggestion(key: str, cls: type, path: str, root: type) -> str:
     others = [known for known in _everywhere(root) if not (path and known.startswith(f"{path}."))]  # other kinds' keys
     known_here = [*others, *(_everywhere(cls, path) if path else ())]
     elsewhere = [known for known in known_here if known.rpartition(".")[2] == key and known != here]
+    named = own_name(key)
+    if named in known_here and named != near and named.rpartition(".")[2] != near and not elsewhere:
+        # another tool calls it so
+        return f"did you mean {named}?"
     if near and (not elsewhere or SequenceMatcher(None, key, near).ratio() > ALIKE):
         return f"did you mean '{near}'?"
     if elsewhere:

@@ -136,8 +136,11 @@ def test_errors_end_with_what_explains_them(in_process: Dtrain, tmp_path: Path) 
 
 def test_a_name_of_a_verb_and_a_kind_explains_both(in_process: Dtrain) -> None:
     shown = in_process("help", "chat").stdout
-    assert "dtrain generate" in shown
-    assert "data: {kind: chat}" in shown
+    assert shown.startswith("data: {kind: chat}")
+    assert shown.endswith("the verb: dtrain help generate\n")
+    shown = in_process("help", "stop").stdout
+    assert shown.startswith("stop\n\n  The run ends before its last step")
+    assert "the verb: dtrain help launch stop" in shown
 
 
 def test_a_value_names_the_keys_that_have_it(in_process: Dtrain) -> None:

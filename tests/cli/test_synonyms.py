@@ -13,6 +13,7 @@ from dtrain.cli import app, completion
 from dtrain.cli.synonyms import OPTIONS, SYNONYMS, key_of
 from dtrain.core.slices import target
 from dtrain.recipe.keys import cached_keys, keys
+from dtrain.recipe.other_names import NAMES
 from tests.conftest import Dtrain, bare_environment
 
 
@@ -72,9 +73,10 @@ def test_keys_are_those_of_the_recipe() -> None:
     assert (rate.type.split()[0], rate.default, final.default) == ("number", "", "0.0")
     assert leaves_by_path["engine", ""].values == ("jit", "shard_map", "pmap")
     assert leaves_by_path["optimizer.schedule.warmup", "cosine"].text.startswith("Steps of linear warm-up")
-    assert all(
-        key_of(option).rstrip("=") in {key.path for key in found} | {"--runs-dir", "--devices"} for option in OPTIONS
-    )
+    known = {key.path for key in found}
+    assert all(key_of(option) in known | {"--runs-dir", "--devices"} for option in (*OPTIONS, *NAMES))
+    assert set(NAMES.values()) <= known
+    assert not set(NAMES) & {path for path in known if "." not in path}
 
 
 def test_completion_knows_recipes_keys_values_runs_and_targets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

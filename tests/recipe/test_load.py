@@ -141,6 +141,14 @@ def test_a_mistake_in_an_override_points_to_it(tmp_path: Path) -> None:
     assert complaints(tmp_path, GOOD, "optimizer.lrr=1") == (
         "argument 'optimizer.lrr=1'  optimizer.lrr: unknown key; did you mean 'lr'?"
     )
+    for override, meant in (
+        ("weight_decay=0.1", "optimizer.decay"),
+        ("optimizer.weight_decay=0.1", "optimizer.decay"),
+        ("lerning_rate=0.1", "optimizer.lr"),
+        ("gradient_accumulation=2", "accumulate"),
+    ):
+        assert f"unknown key; did you mean {meant}?" in complaints(tmp_path, GOOD, override)
+    assert "the keys of optimizer of kind lion" in complaints(tmp_path, GOOD, "optimizer={kind: lion, lr: 1, beta3: 1}")
     assert "an override is key=value" in complaints(tmp_path, GOOD, "lr")
     assert "argument 'batch=[1'" in complaints(tmp_path, GOOD, "batch=[1")
 
