@@ -117,14 +117,14 @@ def plan(
             import dataclasses
             import json
 
-            prediction = predict(job) if plan_first else None
+            prediction = predict(job, launch_plan) if plan_first else None
             values = dataclasses.asdict(launch_plan) | {"needs": job.needs, "prediction": prediction}
             typer.echo(json.dumps(values, indent=2))
         else:
             show(launch_plan, whole=True)
             for line in job.needs:
                 say(line)
-            prediction = predict(job) if plan_first else None
+            prediction = predict(job, launch_plan) if plan_first else None
         refuse_too_large(job, prediction)
 
 
@@ -160,7 +160,7 @@ def up(
         notes = target.check(job)
         show(launch_plan, whole=False)
         if plan_first:
-            refuse_too_large(job, predict(job))
+            refuse_too_large(job, predict(job, launch_plan))
         for line in [*start_lines(target, job), *job.needs, *notes]:
             say(line)
         confirm("Start it?", yes)

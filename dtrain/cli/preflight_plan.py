@@ -28,8 +28,9 @@ def require_limit(plan: "LaunchPlan") -> None:
         )
 
 
-def predict(job: "LaunchJob") -> JsonObject | None:
-    """The result of `dtrain plan --quick` for the rented machines, after a line that says it.
+def predict(job: "LaunchJob", plan: "LaunchPlan") -> JsonObject | None:
+    """The result of `dtrain plan --quick` for the rented machines, after a line that says it, and one if the limit on
+    hours ends the run before its last step.
 
     RecipeError if the run cannot be laid out there. None if nothing is rented, or if it cannot be planned for another
     reason, which is printed."""
@@ -57,13 +58,17 @@ def predict(job: "LaunchJob") -> JsonObject | None:
         say(f"not predicted: {(reason.splitlines() or ['no reason'])[-1]}")
         return None
     say(_line(prediction))
+    needed = prediction["dollars"]["hours"] if prediction.get("dollars") else 0.0
+    if plan.hours is not None and needed > plan.hours:
+        share, steps = plan.hours / needed, prediction["dollars"]["steps"]
+        end = f"the limit of {plan.hours:.3g} hours ends the run at about {share:.0%}, step {steps * share:,.0f}"
+        say(f"{end} of {steps:,}: it saves there, and resumes with a higher launch.hours or launch.budget")
     return prediction
 
 
 def refuse_too_large(job: "LaunchJob", prediction: JsonObject | None) -> None:
     """RecipeError if it is predicted that the run does not fit."""
     from dtrain.core.errors import RecipeError
-    from dtrain.plan.memory import PEAKS
 
     if prediction and not prediction["fits"]:
         on, larger = job.target["on"], prediction.get("smallest_slice")
@@ -71,9 +76,10 @@ def refuse_too_large(job: "LaunchJob", prediction: JsonObject | None) -> None:
         if larger and larger != on:
             way = f"--on {larger}: the smallest slice that holds parameters and optimizer state"
         hint = f"dtrain plan RECIPE {way}; --no-plan starts it anyway"
-        if prediction["memory_bytes"]["needed"] * PEAKS["tpu"][0] <= prediction["memory_bytes"]["room"]:
+        if prediction["verdict"] == "may fit":
             hint = f"this is arithmetic, and close: `dtrain plan RECIPE --on {on}` compiles and is sure; {hint}"
-        raise RecipeError(f"the run does not fit on {on}", hint)
+        may = "may not fit" if prediction["verdict"] == "may fit" else "does not fit"
+        raise RecipeError(f"the run {may} on {on}", hint)
 
 
 def _custom(job: "LaunchJob") -> bool:

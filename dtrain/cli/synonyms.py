@@ -78,10 +78,10 @@ class Group(TyperGroup):
 def key_of(name: str) -> str:
     """The key of a recipe that an option of this name means; empty if there is none."""
     from dtrain.recipe.keys import cached_keys
-    from dtrain.recipe.other_names import own_name
+    from dtrain.recipe.other_names import NAMES, own_name
 
-    if name in OPTIONS:
-        return OPTIONS[name]
+    if known := OPTIONS.get(name) or NAMES.get(name.replace("-", "_")):
+        return known
     paths = list(dict.fromkeys(key.path for key in cached_keys() if key.typed))
     words = (name, name.replace("-", "_"), name.replace("-", "."))
     found = [path for path in paths if path in words] or [path for path in paths if path.rpartition(".")[2] in words]

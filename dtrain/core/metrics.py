@@ -23,7 +23,7 @@ class Metric(NamedTuple):
 
     def text(self, value: float) -> str:
         """The value with its unit."""
-        return f"{value:.2%}" if self.unit == PERCENT else f"{value:.4f}{f' {self.unit}' if self.unit else ''}"
+        return f"{value:z.2%}" if self.unit == PERCENT else f"{value:z.4f}{f' {self.unit}' if self.unit else ''}"
 
 
 LOSS = Metric("loss", False, meaning="What is minimised: a mean over examples or tokens; loss/NAME of one source.")

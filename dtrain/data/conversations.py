@@ -65,6 +65,8 @@ REFUSED = {
 """Fields of records that change what is learned, and that are not read."""
 CONTEXT = ("tools", "documents")
 """Fields that a template takes beside the messages."""
+FIELDS = tuple(dict.fromkeys([*(name for form in FORMS for name in form), "input", "history", "system", *CONTEXT]))
+"""The usual names of fields."""
 AS_JSON = ("messages", "conversations", "tool_calls", *CONTEXT)
 """Fields with lists, which some files have as JSON text."""
 WEIGHTS = {
@@ -109,7 +111,7 @@ def _learns(message: Message, number: int, excluded: Collection[int]) -> bool:
 
 def unknown_role(where: str, role: str) -> DataError:
     """The error of a message whose role is none of the usual ones, with the nearest of these."""
-    near = (get_close_matches(role.lower(), USUAL, 1) or [USER])[0]
+    near = SYSTEM if role.lower() == "developer" else (get_close_matches(role.lower(), USUAL, 1) or [USER])[0]
     hint = f"give it one of {', '.join(USUAL)}: data.roles: {{{role}: {near}}}"
     return DataError(f"{where}: has a message of the role {role!r}, which is not known", hint)
 
@@ -131,7 +133,11 @@ def conversation(
     where, found = record
     values = {name: value for name, value in found.items() if name not in ignore}
     values |= {usual: found[own] for usual, own in fields.items() if own in found}
-    for own in fields.values():
+    for usual, own in fields.items():
+        if usual not in FIELDS:
+            near = get_close_matches(usual, FIELDS, 1)
+            hint = f"did you mean {near[0]}?" if near else f"it is one of {', '.join(FIELDS)}"
+            raise DataError(f"data.fields: {usual!r} is no usual name of a field", hint)
         if own not in found:
             raise DataError(f"{where}: has no field {own!r} (data.fields); it has {', '.join(map(repr, found))}", HINT)
     form = next((form for form in FORMS if all(values.get(name) is not None for name in form)), None)

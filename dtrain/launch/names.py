@@ -41,7 +41,7 @@ Resource = Annotated[
 Bucket = Annotated[
     str,
     _like(r"[a-z0-9][a-z0-9_-]{1,61}[a-z0-9]"),
-    Sentence("a bucket without gs://: lower-case letters, digits, '-' and '_'"),
+    Sentence("a bucket without gs://: 3 to 63 lower-case letters, digits, '-' and '_'"),
 ]
 """Name of a bucket, without gs://."""
 Wheel = Annotated[

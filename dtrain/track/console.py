@@ -99,7 +99,7 @@ class Console:
         self._show(shown, "")
         self.note(line)
         if self._bar:
-            self._bar.update(self._bar.task_ids[0], description=f"loss {values['train/loss']:.4f}")
+            self._bar.update(self._bar.task_ids[0], description=f"loss {values['train/loss']:z.4f}")
 
     def tick(self, step: int) -> None:
         """Set the progress bar to this step, at most every `REFRESH` seconds."""
@@ -147,7 +147,7 @@ def step_line(step: int, steps: int, values: dict[str, float], eta: float) -> st
 
 def _parts(step: int, steps: int, values: dict[str, float], eta: float) -> list[tuple[int, str]]:
     """The parts of the line, each with its rank."""
-    parts = [(0, f"step {step}/{steps}"), (0, f"loss {values['train/loss']:.4f}")]
+    parts = [(0, f"step {step}/{steps}"), (0, f"loss {values['train/loss']:z.4f}")]
     if "train/accuracy" in values:
         parts.append((1, f"acc {values['train/accuracy']:.1%}"))
     parts += [(5, f"grad {values['train/grad_norm']:.2f}"), (4, f"lr {values['train/lr']:.1e}")]

@@ -261,6 +261,7 @@ def run_record(run_dir: Folder, recipe: Recipe, lead: bool) -> Iterator[Record]:
         "changes": list(old.get("changes", [])),
         "skips": list(old.get("skips", [])),
         "pure_trace": old.get("pure_trace", ""),
+        "compiled_before": "compiled_from_cache" in old or old.get("compiled_before", False),
         "versions": versions(),
         "git": _git(),
     }

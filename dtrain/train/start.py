@@ -172,7 +172,8 @@ def _compiled(
             other = thread.submit(build, evaluation)
             step, evaluate = build(traced), other.result()
         await_compiled()
-    if known and session.recipe.guard.purity and session.log.values["pure_trace"] == known:  # the same program
+    same = known and session.recipe.guard.purity and session.log.values["pure_trace"] == known
+    if same and session.log.values["compiled_before"]:  # else that start ended before it had compiled the program
         warnings += cold_cache(programs, session.clock.of("compile"))
     for line in warnings:
         session.console.warn(line)

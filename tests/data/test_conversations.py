@@ -127,6 +127,17 @@ def test_what_the_template_does_not_write_is_refused_unless_ignored(tmp_path: Pa
         assert rendered(tmp_path, record, template=template, ignore=(name,))[0].startswith("<user>Hi;")
 
 
+def test_a_usual_name_that_is_misspelt_is_refused(tmp_path: Path) -> None:
+    record = {"q": "a", "messages": TALK[:2]}
+    with pytest.raises(DataError, match=r"data\.fields: 'prmpt' is no usual name of a field") as refused:
+        rendered(tmp_path, record, fields={"prmpt": "q"})
+    assert refused.value.hint == "did you mean prompt?"
+    developer = {"messages": [{"role": "developer", "content": "be kind"}, *TALK[:2]]}
+    with pytest.raises(DataError, match="the role 'developer'") as refused:
+        rendered(tmp_path, developer)
+    assert "{developer: system}" in str(refused.value.hint)
+
+
 def test_roles_may_have_other_names(tmp_path: Path) -> None:
     record = {"messages": [{"role": "narrator", "content": "a"}, {"role": "bob", "content": "b"}]}
     assert rendered(tmp_path, record, roles={"narrator": "user", "bob": "assistant"}) == ["<user>a;<assistant>⟦b;⟧"]

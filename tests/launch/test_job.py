@@ -50,6 +50,9 @@ def test_up_requires_a_limit_for_what_is_billed_by_the_hour(in_process: Dtrain, 
     assert "19.20 dollars an hour, at most 10 hours of `dtrain run`, about 192.00 dollars" in shown.stderr
     assert "--hours 10" in shown.stdout
     assert re.search(r"predicted: [\d.]+ of [\d.]+ GiB a device, [\d.]+ ms a step", shown.stderr)
+    assert "ends the run" not in shown.stderr
+    short = in_process("launch", "plan", path, "launch.hours=1e-6", "steps=100000").stderr
+    assert re.search(r"hours ends the run at about \d+%, step [\d,]+ of 100,000: it saves there", short)
     values = json.loads(in_process("launch", "plan", path, "--json").stdout)
     assert values["prediction"]["fits"] and values["prediction"]["step_seconds"] > 0
     assert json.loads(in_process("launch", "plan", path, "--json", "--no-plan").stdout)["prediction"] is None
