@@ -17,6 +17,7 @@ from dtrain.data.batch import LABEL, Batch, Example
 from dtrain.data.columns import NAMED, ImageColumn
 from dtrain.data.digest_cache import cached_by_file, file_digest, file_stamp
 from dtrain.data.image_files import MAX_BYTES, Head, Threads, decoded, head
+from dtrain.data.overlap import hashes, row_hashes
 from dtrain.data.picture_folder import left_out
 from dtrain.data.pixels import Pixels
 from dtrain.data.record_shards import CLEAR, SHOWN, Shard, special
@@ -164,6 +165,19 @@ class RecordRows(SourceDefaults):
     @property
     def row_labels(self) -> np.ndarray | None:
         return self._kept(LABEL, np.arange(len(self))) if self.class_names else None
+
+    @property
+    def content_hashes(self) -> np.ndarray | None:
+        parts, every = [], np.arange(len(self))
+        for name, column in self.data.columns.items():
+            pictures = self.named.get(name)
+            if not isinstance(column, ImageColumn):
+                parts.append(self._kept(name, every))
+            elif pictures and all(pictures.digests) and (pictures.of_row >= 0).all():
+                parts.append(hashes(digest.encode() for digest in pictures.digests)[pictures.of_row])
+            else:  # inside of the records
+                return None
+        return row_hashes(*parts)
 
     def text_of(self, name: str, row: np.ndarray) -> str | None:
         return self.data.columns[name].text(row)

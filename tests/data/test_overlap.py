@@ -8,10 +8,12 @@ import numpy as np
 from dtrain.data.arrays import Arrays
 from dtrain.data.batch import Feature
 from dtrain.data.chat import Chat
+from dtrain.data.columns import ImageColumn, TokensColumn
 from dtrain.data.images import Images
 from dtrain.data.mixture import Mixture, Weighted
 from dtrain.data.npz import Npz
 from dtrain.data.overlap import overlap, row_hashes
+from dtrain.data.record_data import Records
 from dtrain.data.source import Data
 from dtrain.data.table import Table
 
@@ -100,3 +102,23 @@ def test_a_hash_is_of_all_arrays_of_a_row() -> None:
     assert first == third != second
     example = {"x": Feature((2,), "int64"), "y": Feature((), "int64")}
     assert Arrays({"x": x, "y": y}, example, "").content_hashes.tolist() == [first, second, third]  # pyright: ignore[reportOptionalMemberAccess]
+
+
+def test_records_and_their_pictures_are_compared(tmp_path: Path) -> None:
+    from PIL import Image
+
+    for name, value in (("a", 9), ("b", 18), ("c", 9)):
+        Image.new("L", (4, 4), value).save(tmp_path / f"{name}.png")
+
+    def file(name: str, rows: list[tuple[str, str]]) -> str:
+        made = [json.dumps({"image": f"{picture}.png", "caption": text}) for picture, text in rows]
+        (tmp_path / name).write_text("\n".join(made))
+        return str(tmp_path / name)
+
+    columns = {"image": ImageColumn(size=(4, 4)), "caption": TokensColumn(length=8)}
+    train = file("train.jsonl", [("a", "dog"), ("b", "cat")])
+    test = file("test.jsonl", [("c", "dog"), ("c", "cat"), ("b", "cow")])  # c has the pixels of a
+    data = Records(files=(train,), test_files=(test,), columns=columns, cache=str(tmp_path / "cache"))
+    [line] = found(data)
+    assert line.startswith("1 of the 3 held-out examples is in the training data as well; the first: ")
+    assert line.endswith("c.png")
