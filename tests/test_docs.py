@@ -16,9 +16,10 @@ import pytest
 from typer.main import get_command
 
 from dtrain.cli import app
+from dtrain.plan.rates import Rates
 from dtrain.recipe import recipe
 from dtrain.recipe.keys import known_part
-from dtrain.recipe.parse import fields
+from dtrain.recipe.parse import fields, section
 from dtrain.recipe.problems import Problems
 from dtrain.recipe.yaml import parse
 from tests.browser import CHROMIUM, Browser
@@ -126,7 +127,9 @@ def test_recipes_and_sections_of_a_page_are_valid(page: Path) -> None:
     for text in sections(page):
         problems = Problems()
         node = parse(text, relative(page))
-        if isinstance(node.value, dict) and "include" not in node.value and "program" not in node.value:
+        if isinstance(node.value, dict) and "prices" in node.value:
+            section(Rates, node, "", problems)
+        elif isinstance(node.value, dict) and "include" not in node.value and "program" not in node.value:
             fields(recipe.Recipe, node, "", problems, recipe.Recipe)
         assert not [line for line in problems.lines if not PARTIAL.search(line)], text
 

@@ -9,6 +9,7 @@ import typer
 from dtrain.cli import completion
 from dtrain.cli.arguments import RUNS, Debug, Json, Overrides, Recipe, RunCode, RunsDir, refuse_code
 from dtrain.cli.exits import cancel_interrupt, exits, interruptible
+from dtrain.cli.plan_bill import Budget, Deadline, PriceFile, Tokens, WhatIf, show_bills
 from dtrain.core.errors import Aborted, DtrainError, EnvironmentFault, RecipeError
 
 if TYPE_CHECKING:
@@ -50,6 +51,11 @@ def plan(
     price: Annotated[
         float | None, typer.Option(min=0, help="Dollars per hour for one chip; default: the list price.")
     ] = None,
+    tokens: Tokens = "",
+    deadline: Deadline = "",
+    budget: Budget = "",
+    price_file: PriceFile = None,
+    what_if: WhatIf = False,
     against: Annotated[
         str,
         typer.Option(
@@ -72,6 +78,16 @@ def plan(
         from dtrain.core.shipped import find
         from dtrain.core.slices import target
 
+        wanted = (tokens, deadline, budget)
+        if (price_file or what_if) and not any(wanted):
+            option = f"--price-file {price_file}" if price_file else "--what-if"
+            raise RecipeError(f"{option} goes with --tokens, --deadline or --budget", "add one")
+        if any(wanted):
+            _refuse_with_limits(search, plot, price, against)
+            settle(())
+            raise typer.Exit(
+                show_bills(recipe, overrides or [], run_code, on, slices, wanted, price_file, what_if, as_json)
+            )
         if not on:
             raise RecipeError("--on is missing: --on names a slice or GPUs", "e.g. --on v5e-16, v5p-128, h100-8, cpu-8")
         targets = [target(name.strip(), slices) for name in on.split(",")]
@@ -130,6 +146,14 @@ def _refuse_with_budget(targets: "Sequence[Target]", search: bool, against: str,
         raise RecipeError("--against compares one plan with one", "remove --search, and name one slice")
     if within is not None and not against:
         raise RecipeError(f"--within {within:g} goes with --against RUN|FILE", "name what the plan is compared with")
+
+
+def _refuse_with_limits(search: bool, plot: Path | None, price: float | None, against: str) -> None:
+    """Raise RecipeError for options that do not go with --tokens, --deadline and --budget."""
+    others = {"--search": search, "--plot": plot, "--against": against, "--price": price is not None}
+    if given := [name for name, value in others.items() if value]:
+        hint = "use --price-file" if given[0] == "--price" else "plan one slice with it"
+        raise RecipeError(f"{given[0]} cannot be combined with --tokens, --deadline and --budget", hint)
 
 
 def _kept(against: str, on: "Target", quick: bool, runs: Path) -> "tuple[str, JsonObject]":

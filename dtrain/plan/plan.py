@@ -98,6 +98,8 @@ class Plan:
     """None if there is no time or no price, or if the run does not fit."""
     took: float = 0.0
     """Seconds that it took to make the plan."""
+    steps: int = 0
+    """Of the recipe."""
 
     @property
     def fits(self) -> bool:
@@ -251,7 +253,7 @@ def _plan(
             tally.seconds, tally, tokens, recipe.batch, unit, flops.step, flops.convention, peak, on.devices
         )
     sizes = mesh_sizes(layout.sizes)
-    made = Plan(recipe, on, tier, sizes, count(layout.declared), memory_use, timing, None, took)
+    made = Plan(recipe, on, tier, sizes, count(layout.declared), memory_use, timing, None, took, assembly.steps)
     if timing is None or not made.may_fit:
         return made
     return replace(made, money=cost(on, timing.seconds, timing.tokens, recipe.batch, assembly.steps, price))

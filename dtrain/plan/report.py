@@ -54,6 +54,12 @@ def interval(chip: Chip | None, seconds: float) -> Interval | None:
     return Interval(checks.least * seconds, checks.most * seconds, checks.runs) if checks else None
 
 
+def any_interval(seconds: float) -> Interval:
+    """The interval of a predicted step on a chip of which no published run was compared: that of all other chips."""
+    least, most = min(one.least for one in CHECKS.values()), max(one.most for one in CHECKS.values())
+    return Interval(least * seconds, most * seconds, 0)
+
+
 LEAST = 0.02
 """Smallest part of a step that is worth a line."""
 

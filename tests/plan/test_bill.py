@@ -1,0 +1,209 @@
+"""From a number of tokens to days and dollars."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dtrain.cli.plan_bill import amount, hours
+from dtrain.core.errors import RecipeError
+from dtrain.core.shipped import find
+from dtrain.core.slices import target
+from dtrain.plan.bill import Bill, Wanted, bills, targets, what_if
+from dtrain.plan.rates import Rates, Reliability, read_rates
+from dtrain.recipe.load import load
+from tests.conftest import Dtrain
+
+QUIET = {"say": lambda _: None}
+
+
+def test_amounts_are_read_as_people_write_them() -> None:
+    assert [amount(text, "--tokens") for text in ("2T", "300b", "1.5e12", "200k", "$1,000,000", "7")] == [
+        2e12, 3e11, 1.5e12, 2e5, 1e6, 7.0
+    ]  # fmt: skip
+    assert [hours(text, "--deadline") for text in ("30d", "12h", "90m", "2w", "1d12h", "1d 12h")] == [
+        720, 12, 1.5, 336, 36, 36
+    ]  # fmt: skip
+    for text in ("", "T", "2X", "-3", "0", "1,00", "nan", "1e99"):
+        with pytest.raises(RecipeError, match="--tokens"):
+            amount(text, "--tokens")
+    for text in ("", "30", "d", "3x", "0h", "1d-2h"):
+        with pytest.raises(RecipeError, match="--deadline"):
+            hours(text, "--deadline")
+
+
+def simulated(work: float, interval: float, run: Reliability, random: np.random.Generator) -> float:
+    """The wall time of so many seconds of steps, with failures drawn at random."""
+    wall, saved = 0.0, 0.0
+    failing = random.exponential(1 / run.failures)
+    while saved < work:
+        piece = min(interval, work - saved) + run.stall
+        if failing > piece:
+            wall, failing, saved = wall + piece, failing - piece, saved + piece - run.stall
+        else:
+            wall += failing + run.restart
+            failing = random.exponential(1 / run.failures)
+    return wall
+
+
+@pytest.mark.parametrize("mean", [3600.0, 20_000.0])
+def test_the_loss_by_failures_is_that_of_a_simulation(mean: float) -> None:
+    run, random = Reliability(1 / mean, stall=20.0, restart=200.0), np.random.default_rng(0)
+    for interval in (300.0, run.best_interval):
+        found = np.mean([simulated(2e5, interval, run, random) for _ in range(60)]) / 2e5
+        assert run.stretch(interval) == pytest.approx(found, rel=0.02)
+
+
+def test_the_best_interval_loses_least() -> None:
+    run = Reliability(1 / 10_000, stall=5.0, restart=60.0)
+    least = min(run.stretch(interval) for interval in np.geomspace(10, 10_000, 400))
+    assert run.stretch(run.best_interval) == pytest.approx(least, rel=1e-3)
+    assert Reliability(1 / 10, stall=5.0, restart=60.0).stretch(100.0) == math.inf
+
+
+def bill_of(rates: Rates = Rates(), wanted: Wanted = Wanted(tokens=1e12), **changes: Any) -> Bill:  # noqa: B008
+    recipe = load(find("decoder-tiny"), ["batch=256", *(f"{key}={value}" for key, value in changes.items())])
+    [found], failed = bills(recipe, [target("v5e-16")], 1, wanted, rates, **QUIET)
+    assert not failed
+    return found
+
+
+def test_a_bill_is_steps_times_their_time_and_the_price_of_the_chips() -> None:
+    found = bill_of()
+    timing = found.plan.timing
+    assert timing and timing.tokens == 256 * 128
+    assert found.steps == math.ceil(1e12 / timing.tokens)
+    calm = dataclasses.replace(found, rates=Rates(failures=0.0, storage=0.0))
+    stall = calm.reliability(0.0).stall
+    assert calm.state == pytest.approx(12 * found.plan.parameters, rel=1e-3)  # float32 parameters and AdamW's moments
+    assert stall == pytest.approx(calm.state / 4 / 6e9)  # four hosts
+    least, most = (
+        found.steps * seconds / 3600 * (1 + stall / 600) for seconds in (0.96 * timing.seconds, 1.06 * timing.seconds)
+    )
+    assert calm.hours == pytest.approx((least, most))
+    assert calm.dollars == pytest.approx((16 * 1.20 * least, 16 * 1.20 * most))
+    assert found.hours[0] > calm.hours[0]
+    assert found.failures == pytest.approx((2.0e-5 * 16 * found.hours[0], 1.24e-4 * 16 * found.hours[1]))
+
+
+def test_every_rate_changes_the_bill(tmp_path: Path) -> None:
+    base = bill_of()
+    assert base.dollars
+    for text, more in (
+        ("prices: {v5e: 2.40}", "dollars"),
+        ("failures: 1e-3", "hours"),
+        ("restart: 500", "hours"),
+        ("staging: 1e-4", "hours"),
+        ("upload: 1e-5", "hours"),
+        ("storage: 3.0", "dollars"),
+    ):
+        (tmp_path / "rates.yaml").write_text(f"date: 2026-11-01\nwhat: spot\n{text}\n")
+        other = dataclasses.replace(base, rates=read_rates(tmp_path / "rates.yaml"))
+        assert other.dollars and other.dollars[0] > base.dollars[0]
+        assert (other.hours[0] > base.hours[0]) == (more == "hours")
+    assert base.plan.target.chip
+    assert other.rates.source(base.plan.target.chip).startswith("on-demand list price")
+    (tmp_path / "rates.yaml").write_text("date: 2026-11-01\nwhat: spot\nprices: {v5e: 1}\n")
+    assert read_rates(tmp_path / "rates.yaml").source(base.plan.target.chip) == "spot, 2026-11-01"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("restrat: 3", "did you mean 'restart'"),
+        ("prices: {v5x: 1}", "there is no such chip"),
+        ("spot: {v5x: 1}", "spot.v5x: there is no such chip"),
+        ("date: yesterday", "is no date"),
+        ("restart: -1", "restart"),
+        ("[1]", "expected a mapping"),
+    ],
+)
+def test_a_mistake_in_the_rates_is_found(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "rates.yaml").write_text(text + "\n")
+    with pytest.raises(RecipeError, match=message):
+        read_rates(tmp_path / "rates.yaml")
+
+
+def test_the_time_between_saves_is_that_of_the_recipe() -> None:
+    assert bill_of().interval == 600
+    step = bill_of().step.least
+    assert bill_of(**{"checkpoint.every": 7}).interval == pytest.approx(7 * step)
+    only = bill_of(**{"checkpoint.minutes": 0})
+    assert only.interval == pytest.approx(only.steps * step)
+
+
+def test_limits_are_held_at_the_most_that_is_expected() -> None:
+    found = bill_of()
+    assert found.dollars
+    middle = sum(found.hours) / 2
+    for wanted, expected in (
+        (Wanted(hours=found.hours[1] * 1.01), []),
+        (Wanted(hours=middle), ["may be late"]),
+        (Wanted(hours=found.hours[0] / 2), ["late"]),
+        (Wanted(dollars=found.dollars[1] * 1.01), []),
+        (Wanted(dollars=found.dollars[0] / 2, hours=1e-9), ["late", "costs more"]),
+    ):
+        assert found.misses(wanted) == expected
+
+
+def test_sizes_of_a_family_are_tried_from_the_smallest_that_is_in_time() -> None:
+    model = "model={kind: decoder, vocab: 256, context: 512, layers: 2, width: 1024, heads: 8, remat: full}"
+    recipe = load(find("decoder-tiny"), [model, "data.length=512", "batch=128", "precision.compute=bfloat16"])
+
+    def planned(wanted: Wanted, names: str = "v5e") -> dict[str, Bill]:
+        found, _ = bills(recipe, targets(names, 1), 1, wanted, Rates(), **QUIET)
+        return {bill.plan.target.name: bill for bill in found}
+
+    [single] = planned(Wanted(tokens=1e11), "v5e-1").values()
+    hurried = planned(Wanted(tokens=1e11, hours=single.hours[1] / 6))
+    first = next(iter(hurried.values()))
+    assert single.hours[1] / 12 < first.hours[1] < single.hours[1] / 6  # the smallest that is in time is the cheapest
+    assert not first.misses(Wanted(hours=single.hours[1] / 6))
+    assert {"v5e-1", "v5e-4"}.isdisjoint(hurried) or hurried["v5e-1"].misses(Wanted(hours=single.hours[1] / 6))
+    assert list(hurried)[-1] == "v5e-1"  # planned, and late
+    assert {getattr(one, "name", "") for one in targets("", 1)} >= {"v5e", "v5p", "h100"}
+
+
+def test_what_if_changes_one_thing_at_a_time() -> None:
+    base = bill_of(Rates(spot={"v5e": 0.5}, spot_failures=0.01))
+    assert base.plan.timing
+    others = dict(what_if(base, QUIET["say"]))
+    assert {"spot machines", "batch=512", "batch=128", "precision.compute=bfloat16"} < set(others)
+    assert any(text.startswith("mesh ") for text in others) and any("shard_map" in text for text in others)
+    for text, other in others.items():
+        assert isinstance(other, Bill) and other.plan.timing, text
+        assert other.steps * other.plan.timing.tokens == pytest.approx(base.steps * base.plan.timing.tokens, rel=1e-3)
+    spot, half = others["spot machines"], others["batch=128"]
+    assert isinstance(spot, Bill) and isinstance(half, Bill)
+    assert spot.per_hour == pytest.approx(16 * 0.5)
+    assert spot.goodput[0] < base.goodput[0]
+    assert half.steps == 2 * base.steps
+
+
+def test_what_cannot_be_planned_is_named_with_the_reason() -> None:
+    recipe = load(find("decoder-tiny"), ["batch=4"])
+    found, failed = bills(recipe, [target("v5e-256")], 1, Wanted(tokens=1e9), Rates(), **QUIET)
+    assert not found
+    assert failed == ["v5e-256: a batch of 4 does not split over the 256 devices of v5e-256"]
+    pictures = load(find("mlp-digits"))
+    _, failed = bills(pictures, [target("v5e-1")], 1, Wanted(tokens=1e9), Rates(), **QUIET)
+    assert "have no tokens" in failed[0]
+
+
+def test_the_command_prints_the_bill_and_says_if_a_limit_is_missed(in_process: Dtrain) -> None:
+    plain = in_process("plan", "decoder-tiny", "--tokens", "1B", "--on", "v5e-4", "--deadline", "30d")
+    assert "v5e-4 (4 v5e chips, 2x2): 488,282 steps of 2,048 tokens, 1,000,001,536 tokens in all" in plain.stdout
+    assert "loses least (Young/Daly)" in plain.stdout
+    values = json.loads(in_process("plan", "decoder-tiny", "--tokens", "1B", "--on", "v5e-4", "--json").stdout)
+    [bill] = values["bills"]
+    assert (bill["target"], bill["tokens"], bill["misses"]) == ("v5e-4", 1_000_001_536, [])
+    missed = in_process("plan", "decoder-tiny", "--tokens", "1T", "--on", "v5e-4", "--budget", "1", code=3)
+    assert "costs more" in missed.stdout
+    assert "sure to meet the limits" in missed.stderr
+    for wrong in (["--search"], ["--price", "2"], ["--against", "x"]):
+        assert "cannot be combined" in in_process("plan", "decoder-tiny", "--tokens", "1B", *wrong, code=2).stderr
+    assert "goes with" in in_process("plan", "decoder-tiny", "--price-file", "x.yaml", code=2).stderr
