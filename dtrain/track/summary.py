@@ -68,7 +68,7 @@ class Summary:
             rows.append(f"  speed  {rate}  median step {values['step_ms']:.2f} ms")
         for change in values["changes"]:
             rows += [f"  changed at step {change.get('step')}: {line}" for line in change.get("recipe", ())]
-        rows += self._times()
+        rows += [*self._times(), *self._bill()]
         if values["damaged_lines"]:
             rows.append(f"  warning: metrics.jsonl: {damage(values['damaged_lines'])}")
         for name, curve in self.history.curves.items():
@@ -127,6 +127,41 @@ class Summary:
             rows.append(f"  goodput {values['goodput']:.1%} of {duration(wall)}{starts}")
         return rows
 
+    def _bill(self) -> list[str]:
+        """What was planned and what was spent, and the largest differences."""
+        bill = self.values["bill"]
+        if not bill or self.values["state"] == "running":
+            return []
+        rate = bill["dollars_hour"]
+        spent, planned = (_cost(bill[name], rate) for name in ("spent_s", "planned_s"))
+        most = sorted(bill["differences_s"].items(), key=lambda item: -abs(item[1]))[:4]
+        why = ", ".join(f"{name} {'-' if seconds < 0 else '+'}{_cost(abs(seconds), rate)}" for name, seconds in most)
+        at = f" at ${rate:,.2f} an hour" if rate else ""
+        return [f"  bill   {spent} spent{at}, {planned} planned for the steps ({bill['plan']}): {why}"]
+
+
+def _cost(seconds: float, rate: float | None) -> str:
+    return f"${seconds / 3600 * rate:,.2f}" if rate else duration(seconds)
+
+
+def _bill(record: JsonObject, times: JsonObject) -> JsonObject:
+    """The time of a run beside that of its plan, whose steps alone are planned; `differences_s` adds up to what was
+    spent beyond it. Empty if nothing was planned."""
+    plan, parts, wall = record.get("planned"), times["parts"], times["wall"]
+    if not plan or not wall or not parts:
+        return {}
+    planned = plan["step_s"] * (record.get("step") or 0)
+    steps = sum(parts.get(name, 0.0) for name in STEP_PARTS)
+    rest = {name: seconds for name, seconds in parts.items() if name not in STEP_PARTS}
+    other = wall - sum(parts.values())
+    return {
+        "plan": f"{plan['target']}, {plan['tier']}",
+        "dollars_hour": plan["dollars_hour"],
+        "planned_s": planned,
+        "spent_s": wall,
+        "differences_s": {"steps": steps - planned} | rest | {"other": other},
+    }
+
 
 def _seconds(seconds: float, wall: float) -> str:
     return f"{seconds:.2f}" if wall < 10 else f"{seconds:.1f}" if wall < 60 else duration(seconds)
@@ -146,7 +181,10 @@ def summarise(run_dir: Folder, history: History | None = None) -> Summary:
     values |= {key: record.get(key) for key in ("seconds", "versions", "topology", "git", "started", "ended", "data")}
     values["starts"] = values["starts"] or 1
     values["compiled_from_cache"] = record.get("compiled_from_cache", False)
-    values |= {key: record.get(key, {}) for key in ("early", "lost", "units", "higher_is_better")} | _time(record)
+    values |= {key: record.get(key, {}) for key in ("early", "lost", "units", "higher_is_better")} | (
+        times := _time(record)
+    )
+    values["bill"] = _bill(record, times)
     last = {name: value for name, value in history.last.items() if name.startswith(("train/", "eval/"))}
     values["changes"] = record.get("changes", [])
     values |= {"folder": str(run_dir.path), "last": last, "best": best_of(history, recorded(record))} | history.speed()

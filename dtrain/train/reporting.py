@@ -31,6 +31,18 @@ class PlanComparison:
     tier: str
     """How the step time was obtained: "compiled" from the compiled program, else estimated."""
     step_ms: float
+    dollars_hour: float | None = None
+    """Of all chips; None without a price."""
+
+    @property
+    def record(self) -> JsonObject:
+        """What run.json keeps of it."""
+        return {
+            "target": self.target,
+            "tier": self.tier,
+            "step_s": 1e-3 * self.step_ms,
+            "dollars_hour": self.dollars_hour,
+        }
 
     @property
     def values(self) -> dict[str, float]:
@@ -51,7 +63,9 @@ def compare_with_plan(run_dir: Folder, assembly: Assembly, devices: Sequence[obj
         try:
             plan = read_json(path)
             if isinstance(plan, dict) and _same(plan, assembly, devices) and plan["step_seconds"] > 0:
-                plans.append(PlanComparison(str(plan["target"]), str(plan["tier"]), 1e3 * float(plan["step_seconds"])))
+                price = (plan.get("dollars") or {}).get("per_hour")
+                named, step = (str(plan["target"]), str(plan["tier"])), 1e3 * float(plan["step_seconds"])
+                plans.append(PlanComparison(*named, step, float(price) if price else None))
         except (OSError, ValueError, TypeError, KeyError, OverflowError):
             continue  # a damaged plan is ignored
     plans.sort(key=lambda plan: plan.tier == "compiled")

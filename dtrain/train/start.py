@@ -142,7 +142,7 @@ def prepare(session: Session) -> RunSetup:
         step=step,
         evaluate=evaluate,
         store=store,
-        planned=compare_with_plan(session.run_dir, assembly, devices),
+        planned=_planned(session, assembly, devices),
         exchange=ClockOfRank0(),
         now=now,
         evaluations=evaluations,
@@ -198,6 +198,13 @@ def _impure(session: Session, assembly: Assembly, traced: Traced) -> list[str]:
     warnings = trace_checks.trace_differences(assembly.train, traced)
     session.log.values["pure_trace"] = "" if warnings else program
     return warnings
+
+
+def _planned(session: Session, assembly: Assembly, devices: Sequence[object]) -> PlanComparison | None:
+    """The plan of this step, if there is one; run.json keeps what a report compares."""
+    found = compare_with_plan(session.run_dir, assembly, devices)
+    session.log.values["planned"] = found.record if found else None
+    return found
 
 
 def _note_committed(session: Session, store: Store) -> None:

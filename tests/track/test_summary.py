@@ -94,3 +94,18 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path, in_process: Dtrain) -
     with pytest.raises(RecipeError, match=r"run\.json is missing"):
         summarise(Folder(tmp_path))
     in_process("report", tmp_path / "nowhere", code=2)
+
+
+def test_the_bill_stands_beside_the_plan_and_says_where_the_difference_is(run: Folder) -> None:
+    assert not summarise(run).values["bill"]
+    plan = {"target": "v5e-16", "tier": "compiled", "step_s": 0.05, "dollars_hour": 7200.0}
+    run.write_record(run.read_record() | {"planned": plan})
+    bill = summarise(run).values["bill"]
+    assert (bill["planned_s"], bill["spent_s"]) == pytest.approx((30 * 0.05, 4.9))
+    assert sum(bill["differences_s"].values()) == pytest.approx(4.9 - 1.5)
+    assert bill["differences_s"]["steps"] == pytest.approx(3.0 - 1.5)  # dispatch and device
+    shown = summarise(run).text()
+    line = "bill   $9.80 spent at $7,200.00 an hour, $3.00 planned for the steps (v5e-16, compiled): steps +$3.00"
+    assert f"{line}, compile +$2.00, data +$1.00, evaluate +$0.40" in shown
+    run.write_record(run.read_record() | {"planned": plan | {"dollars_hour": None, "step_s": 0.2}})
+    assert "4.9 s spent, 6.0 s planned for the steps (v5e-16, compiled): steps -3.0 s" in summarise(run).text()
