@@ -207,3 +207,16 @@ def test_the_command_prints_the_bill_and_says_if_a_limit_is_missed(in_process: D
     for wrong in (["--search"], ["--price", "2"], ["--against", "x"]):
         assert "cannot be combined" in in_process("plan", "decoder-tiny", "--tokens", "1B", *wrong, code=2).stderr
     assert "goes with" in in_process("plan", "decoder-tiny", "--price-file", "x.yaml", code=2).stderr
+
+
+@pytest.mark.slow
+def test_a_run_records_the_plan_of_its_step_for_the_report(dtrain: Dtrain, tmp_path: Path) -> None:
+    plan = json.loads(dtrain("plan", "mlp-digits", "name=a", "--on", "v5e-1", "--quick", "--json").stdout)
+    folder = tmp_path / "runs" / "a" / "plans"
+    folder.mkdir(parents=True)
+    (folder / "v5e-1-compiled.json").write_text(json.dumps(plan | {"device_kinds": ["cpu"], "step_seconds": 1e-4}))
+    done = dtrain("run", "mlp-digits", "name=a", "epochs=3")
+    assert "planned 0.1 ms a step (v5e-1, quick), measured" in done.stderr
+    record = json.loads((tmp_path / "runs" / "a" / "run.json").read_text())
+    assert record["planned"] == {"target": "v5e-1", "tier": "quick", "step_s": 1e-4, "dollars_hour": 1.2}
+    assert "spent at $1.20 an hour, $0.00 planned for the steps (v5e-1, quick): " in dtrain("report", "a").stdout
