@@ -103,7 +103,6 @@ def _measured(
     """The metrics of a run on the data and the chat template of the run `like`, and its answers to questions."""
     from dataclasses import replace
 
-    from dtrain.data.prediction_inputs import opened_in_order, with_classes
     from dtrain.data.questions import read_questions
     from dtrain.inference.evaluate import Evaluated, lacks_base
     from dtrain.inference.evaluate import evaluate as measure
@@ -117,7 +116,7 @@ def _measured(
         refuse_without_texts(loaded.recipe.model, loaded.recipe.model.kind)
     result = Evaluated(0, {})
     if not read or (data.has_examples and not lacks_base(loaded)):
-        result = measure(loaded, with_classes(opened_in_order(data, split), loaded.classes))
+        result = measure(loaded, loaded.split(split, _note, None if like is loaded else data))
     if not read:
         return result, []
     texts = TextGenerator(generator_of(replace(loaded, recipe=replace(loaded.recipe, data=data))))

@@ -73,13 +73,11 @@ def predict(
             raise RecipeError(f"--top {top} goes with lines", "a .npz file has the probabilities of all classes")
         use_devices(devices)
         from dtrain.core.run_list import find_run
-        from dtrain.data.prediction_inputs import inputs, opened_in_order, with_classes
+        from dtrain.data.prediction_inputs import inputs
         from dtrain.inference.predict import predictions
         from dtrain.weights.load import load_run
 
-        loaded = load_run(
-            find_run(run, runs_dir), overrides, lambda text: typer.echo(text, err=True), step=step, best=best
-        )
+        loaded = load_run(find_run(run, runs_dir), overrides, _note, step=step, best=best)
         data, example = loaded.recipe.data, loaded.assembly.layout.example
         chosen = inputs(data, example, files) if files else None
         typer.secho(f"{run} at {loaded.chosen}", dim=True, err=True)
@@ -87,7 +85,7 @@ def predict(
             _write_arrays(loaded, split or "test", [name for name in keep.split(",") if name], arrays)
             return
         given, unread = (
-            chosen or with_classes(opened_in_order(data, split or "test"), loaded.classes),
+            chosen or loaded.split(split or "test", _note),
             chosen.unread if chosen else {},
         )
         for note in chosen.source.notes if chosen else ():
@@ -110,11 +108,10 @@ def _write_arrays(loaded: "LoadedRun", split: Literal["train", "test"], keep: li
     import numpy as np
 
     from dtrain.core.files import atomic_write
-    from dtrain.data.prediction_inputs import opened_in_order, with_classes
     from dtrain.inference.outputs import outputs, state_of
     from dtrain.inference.samples import drawn
 
-    source = with_classes(opened_in_order(loaded.recipe.data, split), loaded.classes)
+    source = loaded.split(split, _note)
     if unknown := [name for name in keep if name not in source.example]:
         raise RecipeError(f"--keep: the data has no {unknown[0]!r}", f"it has {', '.join(source.example)}")
     state = state_of(loaded)

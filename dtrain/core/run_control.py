@@ -23,7 +23,7 @@ from dtrain.core.types import JsonObject
 
 @dataclass(frozen=True)
 class Usage:
-    """The usage of the starts of one launch so far."""
+    """The usage of the starts of one launch so far, and the time of all launches of the run."""
 
     starts: int = 0
     wasted: int = 0
@@ -31,7 +31,7 @@ class Usage:
     newest: int = -1
     """The newest committed step when the latest start began; -1 for none."""
     seconds: float = 0.0
-    """Wall time of all starts; the time between them does not count."""
+    """Wall time of all starts, those of earlier launches of the run as well; the time between them does not count."""
 
     def next_start(self, committed: int) -> "Usage":
         """The usage after one more start, whose newest committed step is `committed`."""
@@ -42,9 +42,12 @@ class Usage:
 
 
 def read_usage(folder: Folder, launch: str) -> Usage:
-    """The usage of that launch; zero if no start of it is recorded. EnvironmentFault if the file is damaged."""
-    values = _read(folder).get(launch)
-    return Usage(**values) if values else Usage()
+    """The usage of that launch, with the time of the launches before it. EnvironmentFault if the file is damaged."""
+    values = _read(folder)
+    if launch in values or not launch:
+        return Usage(**values[launch]) if launch in values else Usage()
+    # a new launch begins with no starts; the time limit is that of all launches of the run
+    return Usage(seconds=max((one["seconds"] for other, one in values.items() if other), default=0.0))
 
 
 def write_usage(folder: Folder, launch: str, usage: Usage) -> None:

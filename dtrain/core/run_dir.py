@@ -294,6 +294,12 @@ def saved_steps(checkpoints: Path) -> list[int]:
     return sorted((step for step in steps if _is_committed(checkpoints, step)), reverse=True)
 
 
+def newest_step(run_dir: "Folder", record: JsonObject) -> int:
+    """The newest step that a restart resumes from: a run writes its record when the next one is saved, or when it
+    ends."""
+    return max(record.get("step") or 0, *saved_steps(run_dir.checkpoints)[:1], 0)
+
+
 def marker(checkpoints: Path, step: int) -> Path:
     """The marker file that exists while the folder of that step is written or deleted."""
     return checkpoints / f"{INCOMPLETE}{step}"

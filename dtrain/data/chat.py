@@ -52,10 +52,10 @@ from dtrain.data.paths import CACHE, expand_path
 from dtrain.data.record import Limits, Record
 from dtrain.data.records import packages_of as record_packages
 from dtrain.data.records import record_files, records
-from dtrain.data.source import Load, Source, Split, Tokenised, Unaugmented
+from dtrain.data.source import Load, Source, Split, Unaugmented
 from dtrain.data.stream import InMemory, Part
 from dtrain.data.templates import NAMED, Rendered, Template
-from dtrain.data.tokenise import FileGroup, TokenisedFiles, grouped_files
+from dtrain.data.tokenise import FileGroup, Tokenised, TokenisedFiles, grouped_files
 from dtrain.data.tokenizer import BYTES, Tokenizer, open_tokenizer, packages_of
 from dtrain.data.windows import row_example
 

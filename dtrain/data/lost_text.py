@@ -10,7 +10,8 @@ from dtrain.core.errors import DataError
 from dtrain.data.files import resolve_files
 from dtrain.data.paths import is_remote
 from dtrain.data.records import record_files, records
-from dtrain.data.source import Data, Tokenised
+from dtrain.data.source import Data
+from dtrain.data.tokenise import Tokenised
 from dtrain.data.tokenizer import BYTES, Tokenizer, open_tokenizer
 
 BYTES_READ, RECORDS_READ = 2**16, 200

@@ -15,9 +15,9 @@ from dtrain.data.batch import DOCUMENT, POSITION, SOURCE, TARGET, TOKEN, Batch, 
 from dtrain.data.chat import Chat
 from dtrain.data.data_check import DataCheck
 from dtrain.data.order import Order, hash64
-from dtrain.data.source import Load, Source, SourceDefaults, Split, Tokenised, Unaugmented
+from dtrain.data.source import Load, Source, SourceDefaults, Split, Unaugmented
 from dtrain.data.text import Text
-from dtrain.data.tokenise import FileGroup
+from dtrain.data.tokenise import FileGroup, Tokenised
 from dtrain.data.tokenizer import Tokenizer
 from dtrain.data.tokens import Tokens
 from dtrain.data.windows import row_example

@@ -3,7 +3,8 @@
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from dtrain.data.batch import FEATURES, IMAGE, LABEL, TOKEN, Batch, Example
 from dtrain.data.custom import UserRows
 from dtrain.data.data_check import BYTES, DataCheck
 from dtrain.data.files import address_packages
+from dtrain.data.fitted import Scaling
 from dtrain.data.guess import FEW, Guess
 from dtrain.data.order import hash64
 from dtrain.data.overlap import row_hashes
@@ -27,6 +29,8 @@ USUAL = {
     LABEL: ("label", "labels", "y", "target", "targets", "class", "classes"),
 }
 """Names that arrays of pictures or numbers, and of labels, usually have."""
+SOME, WIDE = 10_000, 30.0
+"""How many examples are looked at for values of different sizes, and by what factor their deviations may differ."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +53,20 @@ class Npz(Unaugmented):
     test_names: dict[str, str] = field(default_factory=dict)
     """The names of features by those of the arrays for testing, in `test_file` or in `file` itself, if they have other
     names there: {x_test: image, y_test: label}. No other array is read for testing."""
+    scale: bool = False
+    """Subtract from each value of `features` its mean over the training examples, and divide it by its standard
+    deviation there."""
     load: Load = field(default_factory=Load)
+
+    @cached_property
+    def kept(self) -> Scaling | None:
+        """What a run computed from the examples that it trained on; None: it is computed from the file."""
+        return None
+
+    def with_fitted(self, fitted: JsonObject) -> "Npz":
+        data = replace(self)
+        vars(data).update(kept=Scaling(**fitted))  # as cached_property stores it
+        return data
 
     @classmethod
     def guesses(cls, path: Path) -> Iterator[Guess]:
@@ -102,6 +119,9 @@ class Npz(Unaugmented):
                 raise DataError(f"{file}: an example of {name!r} has the shape {shapes}", "give it the same")
         _refuse_lengths(file, arrays)
         given = {name: arrays[name].astype(feature.dtype) for name, feature in wanted.items()}
+        if self.scale and FEATURES in given:
+            scaling = self.kept or Scaling.of(self._training()[FEATURES])
+            given[FEATURES] = scaling(arrays[FEATURES]).astype(np.float32)
         label = arrays.get(LABEL)
         others = [{LABEL: value} for value in label.tolist()] if label is not None and label.ndim == 1 else []
         return given, others
@@ -127,6 +147,10 @@ class Npz(Unaugmented):
             if texts and LABEL in arrays:
                 arrays[LABEL] = np.searchsorted(names, arrays[LABEL].astype(names.dtype)).astype(np.int32)
         chosen = {name: values[rows] for name, values in chosen.items()}
+        scaling = None
+        if self.scale:
+            scaling = self.kept or Scaling.of(self._training()[FEATURES])
+            chosen[FEATURES] = scaling(chosen[FEATURES]).astype(np.float32)
         for of, arrays in ((self.file, own), (self.test_file or self.file, other)):
             _refuse_infinite(of, arrays)
         most = {LABEL: self.classes} if self.classes else {}
@@ -135,9 +159,23 @@ class Npz(Unaugmented):
             if name not in most and known and all(values.dtype.kind in "iu" for values in known):
                 most[name] = max(int(values.max()) for values in known) + 1
         held = _Arrays(chosen, most.get(LABEL), most.get(TOKEN), tuple(names.tolist()), rows, file)
-        source = UserRows(f"{file}, split {split}", held)
+        source = _Rows(f"{file}, split {split}", held, scaling=scaling)
         source.refuse_unfit()
         return source
+
+    def _training(self) -> dict[str, np.ndarray]:
+        """The arrays of the examples to train on. DataError if `scale` is set and they have no rows of numbers."""
+        arrays = _read(self.file, self.arrays, self.names)
+        if self.scale and (
+            FEATURES not in arrays or arrays[FEATURES].ndim != 2 or arrays[FEATURES].dtype.kind not in "biuf"
+        ):
+            found = ", ".join(f"{name} {list(values.shape)}" for name, values in arrays.items())
+            message = f"{self.file}: data.scale needs an array {FEATURES!r} with a row of numbers for each example"
+            raise DataError(f"{message}; it has {found}", f"name it so: data.names={{x: {FEATURES}}}")
+        if self._testing():
+            return arrays
+        share = hash64(np.arange(len(next(iter(arrays.values()))), dtype=np.uint64)) / 2**64
+        return {name: values[share >= self.test] for name, values in arrays.items()}
 
     def _testing(self) -> dict[str, np.ndarray]:
         """The arrays for testing; none if some examples of the file are held out."""
@@ -145,6 +183,29 @@ class Npz(Unaugmented):
             return {}
         used, names = (tuple(self.test_names), self.test_names) if self.test_names else (self.arrays, self.names)
         return _read(self.test_file or self.file, used, names)
+
+
+@dataclass(frozen=True)
+class _Rows(UserRows):
+    """The arrays of a split, with what they are scaled by."""
+
+    scaling: Scaling | None = None
+
+    @property
+    def fitted(self) -> JsonObject:
+        return asdict(self.scaling) if self.scaling else {}
+
+    @property
+    def notes(self) -> Sequence[str]:
+        values = self.data.rows(np.arange(min(len(self), SOME))).get(FEATURES)
+        notes = list(super().notes)
+        if self.scaling is None and values is not None and values.ndim == 2 and values.dtype.kind == "f":
+            deviation = values.std(0)
+            least, most = float(deviation[deviation > 0].min(initial=np.inf)), float(deviation.max(initial=0))
+            if most > WIDE * least:
+                spread = f"the deviations of its values are {least:.2g} to {most:.2g}"
+                notes.append(f"{FEATURES}: {spread}; data.scale: true makes all of them 1")
+        return notes
 
 
 class _Arrays:
@@ -266,11 +327,13 @@ def _guess(
     left = [name for name in arrays if name not in names and name not in [twins.get(one) for one in names]]
     section |= {"arrays": list(names)} if left or twins else {}
     section |= {"names": renamed} if (renamed := {name: to for name, to in names.items() if name != to}) else {}
+    section |= {"scale": True} if what == FEATURES else {}
     if twins:
         section["test_names"] = {twins[name]: to for name, to in names.items()}
     elif len(arrays[label]) < FEW:
         section["test"] = 0.2
     comments = {
+        "scale": "each value by its mean and deviation",
         "names": "the names that the model expects",
         "test": "the share that is held out",
         "arrays": f"without {', '.join(left)}" if left else "those to train on",

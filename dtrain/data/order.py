@@ -1,7 +1,8 @@
 """The example of each row of a run, as a function of the seed and the row number alone."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -9,6 +10,18 @@ SMALL = 2**22
 """Maximum number of examples whose permutation is held in memory; for more, it is computed per row."""
 ROUNDS = 6
 """Rounds of the Feistel network."""
+
+
+class RowOrder(Protocol):
+    """The index of the example of each row of a run."""
+
+    def __call__(self, rows: np.ndarray) -> np.ndarray:
+        """The indices (rows,) for these row numbers (rows,)."""
+        ...
+
+    def rows_of_parts(self, row: int) -> Mapping[str, int]:
+        """How many of the first `row` rows come from each of the source's parts."""
+        ...
 
 
 @dataclass(frozen=True)

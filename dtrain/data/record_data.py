@@ -39,7 +39,8 @@ from dtrain.data.record import Content, Limits, Record
 from dtrain.data.record_shards import SHOWN, Shard, kept_shard
 from dtrain.data.record_source import RecordRows, named_pictures, refuse_broken
 from dtrain.data.records import has_record_files, packages_of, record_files, records
-from dtrain.data.source import Load, Source, Split, Tokenised
+from dtrain.data.source import Load, Source, Split
+from dtrain.data.tokenise import Tokenised
 
 RESERVED = (ROW, STEP, WEIGHT, SHARE, SMOOTHING, OTHER_IMAGE, OTHER_LABEL)
 """Names of arrays that dtrain adds to a batch."""

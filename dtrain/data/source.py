@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self
 
 import jax
 import numpy as np
@@ -11,14 +11,14 @@ from annotated_types import Ge, Le
 from dtrain.core.errors import DataError, Problem, RecipeError
 from dtrain.core.types import JsonObject
 from dtrain.data.batch import TOKEN, Batch, Example, Preparation
-from dtrain.data.order import Order
+from dtrain.data.order import Order, RowOrder
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from dtrain.data.data_check import DataCheck
     from dtrain.data.guess import Guess
-    from dtrain.data.tokenise import FileGroup
+    from dtrain.data.tokenise import FileGroup, Tokenised
 
 Split = Literal["train", "test"]
 Readers = Annotated[int, Ge(0), Le(1024)]
@@ -34,31 +34,6 @@ class Load:
     workers: Readers = 0
     """Number of worker processes that read; useful if reading a batch takes more than about 1 ms. Ignored if the
     examples are in memory."""
-
-
-class Tokenised(NamedTuple):
-    """Files whose texts a tokenizer makes into tokens."""
-
-    tokenizer: str
-    """As the recipe names it."""
-    files: tuple[str, ...]
-    cache: str
-    records: bool = True
-    """Whether they are files of records; else of plain text."""
-    fields: tuple[str, ...] | None = None
-    """The fields of the records that are texts; None: all."""
-
-
-class RowOrder(Protocol):
-    """The index of the example of each row of a run."""
-
-    def __call__(self, rows: np.ndarray) -> np.ndarray:
-        """The indices (rows,) for these row numbers (rows,)."""
-        ...
-
-    def rows_of_parts(self, row: int) -> Mapping[str, int]:
-        """How many of the first `row` rows come from each of the source's parts."""
-        ...
 
 
 class Source(Protocol):
@@ -102,6 +77,12 @@ class Source(Protocol):
     @property
     def content_hashes(self) -> np.ndarray | None:
         """A hash of each example, of packed rows of each record, uint64; None if it takes reading files once more."""
+        ...
+
+    @property
+    def fitted(self) -> JsonObject:
+        """What reading the examples to train on computed from them, such as the means that are subtracted: a run keeps
+        it, and `Data.with_fitted` takes it. Empty if there is nothing."""
         ...
 
     def place(self, index: int) -> str:
@@ -202,7 +183,7 @@ class Data(Protocol):
         """Whether `open_tokenizer` gives the tokenizer of its texts."""
         ...
 
-    def tokenises(self) -> Iterator[Tokenised]:
+    def tokenises(self) -> "Iterator[Tokenised]":
         """The files for training whose texts become tokens when it is opened."""
         ...
 
@@ -235,6 +216,10 @@ class Data(Protocol):
 
     def without_cache(self) -> "Data":
         """The same data, opened without writing into a cache."""
+        ...
+
+    def with_fitted(self, fitted: JsonObject) -> "Data":
+        """The same data, read as examples were when a run computed this from those that it trained on."""
         ...
 
     def inspect(self, check: "DataCheck") -> None:
@@ -273,6 +258,10 @@ class SourceDefaults:
     @property
     def content_hashes(self) -> np.ndarray | None:
         return None
+
+    @property
+    def fitted(self) -> JsonObject:
+        return {}
 
     def place(self, index: int) -> str:
         del index
@@ -372,7 +361,7 @@ class DataDefaults:
         """The source of the chat template that it names; None if it names none."""
         return None
 
-    def tokenises(self) -> Iterator[Tokenised]:
+    def tokenises(self) -> "Iterator[Tokenised]":
         """The files for training whose texts become tokens when it is opened."""
         return iter(())
 
@@ -411,6 +400,11 @@ class DataDefaults:
 
     def without_cache(self) -> Self:
         """The same data, opened without writing into a cache."""
+        return self
+
+    def with_fitted(self, fitted: JsonObject) -> Self:
+        """See `Data.with_fitted`."""
+        del fitted
         return self
 
     def file_groups(self, split: Split) -> "list[FileGroup]":

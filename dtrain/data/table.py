@@ -3,7 +3,7 @@
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +17,7 @@ from dtrain.data.arrays import Arrays
 from dtrain.data.batch import FEATURES, LABEL, Example, Feature
 from dtrain.data.data_check import BYTES, DataCheck
 from dtrain.data.files import HERE, address_packages, resolve_files
+from dtrain.data.fitted import FittedTable, Scaling
 from dtrain.data.guess import Guess
 from dtrain.data.order import hash64
 from dtrain.data.paths import reading
@@ -73,12 +74,12 @@ class Table(Unaugmented):
         if not len(table.label):
             raise DataError(f"{self.files[0]}: no row for the {split} split", "use more rows, or another data.test")
         features = {FEATURES: read.features(table), LABEL: read.labels(table)}
-        classes = len(read.classes) if self.predict == "class" else None
+        classes = len(read.fit.classes) if self.predict == "class" else None
         example = {
-            FEATURES: Feature((len(read.names),), "float32"),
+            FEATURES: Feature((len(read.fit.names),), "float32"),
             LABEL: Feature((), str(features[LABEL].dtype), classes, spread=read.spread),
         }
-        digest = hashlib.sha256(repr((read.names, read.classes)).encode())
+        digest = hashlib.sha256(repr((read.fit.names, tuple(read.fit.classes))).encode())
         for values in features.values():
             digest.update(values.tobytes())
         fingerprint = f"table:{split}:{digest.hexdigest()[:16]}"
@@ -86,12 +87,23 @@ class Table(Unaugmented):
             features,
             example,
             fingerprint,
-            classes=read.classes,
+            classes=tuple(read.fit.classes),
             found=tuple(read.notes(split, table)),
-            columns=read.names,
+            columns=read.fit.names,
             given=table,
             label=self.label,
+            fit=read.fit,
         )
+
+    @cached_property
+    def kept(self) -> FittedTable | None:
+        """What a run computed from the rows that it trained on; None: it is computed from the files."""
+        return None
+
+    def with_fitted(self, fitted: JsonObject) -> "Table":
+        data = replace(self)
+        vars(data).update(kept=FittedTable.from_values(fitted))  # as cached_property stores it
+        return data
 
     def inspect(self, check: DataCheck) -> None:
         files = check.files(self.files, self.test_files, "data")
@@ -102,11 +114,11 @@ class Table(Unaugmented):
         """The columns of other files, encoded like the training rows, without labels."""
         read = _Read(self)
         tables = read_tables(resolve_files(tuple(names), "a table", HERE))
-        rows = read_columns(tables, read.columns, None, self.missing)
+        rows = read_columns(tables, read.fit.columns, None, self.missing)
         values = read.features(rows)
         example = {FEATURES: Feature((values.shape[1],), "float32")}
         found = tuple(read.replaced(rows))
-        return Rows({FEATURES: values}, example, "", given=rows, label=self.label, found=found, columns=read.names)
+        return Rows({FEATURES: values}, example, "", given=rows, label=self.label, found=found, columns=read.fit.names)
 
 
 @dataclass(frozen=True)
@@ -122,6 +134,12 @@ class Rows(Arrays):
     """What was found in the files, as lines."""
     columns: tuple[str, ...] = ()
     """What the values of a row are."""
+    fit: FittedTable | None = None
+    """What the training rows determine; None for rows without labels."""
+
+    @property
+    def fitted(self) -> JsonObject:
+        return self.fit.values if self.fit else {}
 
     @cached_property
     def _names(self) -> list[str]:
@@ -168,6 +186,26 @@ class _Read:
         return read_tables(resolve_files(self.data.files, "a table"))
 
     @cached_property
+    def fit(self) -> FittedTable:
+        """What the training rows determine: as a run keeps it, or computed."""
+        if (kept := self.data.kept) is not None:
+            return kept
+        numbers = {name: column for name, column in self.train.values.items() if name not in self.categories}
+        fit = FittedTable(
+            self.columns,
+            self.categories,
+            {name: _median(column) for name, column in numbers.items()},
+            tuple(name for name, column in numbers.items() if np.isnan(column).any()),
+            tuple(map(str, self._values)) if self.data.predict == "class" else (),
+        )
+        spread = None
+        if self.data.predict == "number":
+            label = self._numbers(self.train).astype(np.float64)
+            spread = (float(label.mean()), float(label.std()) or 1.0)
+        scaling = Scaling.of(self._encoded(self.train, fit)) if self.data.scale else Scaling()
+        return replace(fit, spread=spread, scaling=scaling)
+
+    @cached_property
     def columns(self) -> tuple[str, ...]:
         """The columns that the model gets."""
         path, table = self._tables[0]
@@ -186,7 +224,8 @@ class _Read:
 
     def _columns(self, tables: Sequence[tuple[Path, Any]]) -> Columns:
         data = self.data
-        return read_columns(tables, self.columns, data.label, data.missing, data.predict == "class")
+        columns = data.kept.columns if data.kept else self.columns
+        return read_columns(tables, columns, data.label, data.missing, data.predict == "class")
 
     @cached_property
     def _held_out(self) -> np.ndarray:
@@ -207,14 +246,8 @@ class _Read:
         return self._all.rows(self._held_out)
 
     @cached_property
-    def classes(self) -> tuple[str, ...]:
-        """The names of the classes, of both splits, in the order of their values."""
-        if self.data.predict == "number":
-            return ()
-        return tuple(str(value) for value in self._values)
-
-    @cached_property
     def _values(self) -> list[Any]:
+        """The classes, of both splits, in the order of their values."""
         return sorted({*self._alike(self._all.label), *self._alike(self.test.label)})
 
     def _alike(self, label: np.ndarray) -> list[Any]:
@@ -222,11 +255,18 @@ class _Read:
         return label.astype(np.result_type(self._all.label, self.test.label)).tolist()
 
     def labels(self, rows: Columns) -> np.ndarray:
-        """The number of each label's class, int32, or the label itself, float32."""
-        if self.data.predict == "class":
-            number = {value: i for i, value in enumerate(self._values)}
-            label = np.array(self._alike(rows.label))
-            return np.array([number[value] for value in label.tolist()], np.int32)
+        """The number of each label's class, int32, or the label itself, float32. DataError for a class that the run was
+        not trained on."""
+        if self.data.predict == "number":
+            return self._numbers(rows)
+        number = {name: i for i, name in enumerate(self.fit.classes)}
+        names = list(map(str, self._alike(rows.label)))
+        if unknown := sorted(set(names) - set(number)):
+            message = f"{rows.file}: the label has {unknown[0]!r}, and none of the rows that the run was trained on"
+            raise DataError(message, f"its classes are {', '.join(self.fit.classes)}")
+        return np.array([number[name] for name in names], np.int32)
+
+    def _numbers(self, rows: Columns) -> np.ndarray:
         if rows.label.dtype.kind not in "iuf":
             where = f"{rows.file}: column {self.data.label!r} has text{rows.texts_among(self.data.label)}"
             raise DataError(f"{where}, and data.predict is number", "use data.predict: class, or a column of numbers")
@@ -235,10 +275,7 @@ class _Read:
     @property
     def spread(self) -> tuple[float, float] | None:
         """Mean and standard deviation of the numbers to predict, over the training rows."""
-        if self.data.predict == "class":
-            return None
-        label = self.labels(self.train).astype(np.float64)
-        return float(label.mean()), float(label.std()) or 1.0
+        return (self.fit.spread[0], self.fit.spread[1]) if self.fit.spread else None
 
     @cached_property
     def categories(self) -> Mapping[str, list[str]]:
@@ -258,72 +295,58 @@ class _Read:
             raise DataError(message, f"at most {CATEGORIES} become columns: name the others in data.columns")
         return found
 
-    @cached_property
-    def _medians(self) -> Mapping[str, float]:
-        """The median of each column of numbers that lacks some in the training rows."""
-        numbers = {name: column for name, column in self.train.values.items() if column.dtype.kind == "f"}
-        return {name: _median(column) for name, column in numbers.items() if np.isnan(column).any()}
-
-    @cached_property
-    def names(self) -> tuple[str, ...]:
-        """The names of the columns that the model gets."""
-        names = []
-        for name in self.columns:
-            names += [f"{name}={text}" for text in self.categories[name]] if name in self.categories else [name]
-            names += [f"{name} is missing"] if name in self._medians else []
-        return tuple(names)
-
-    def _encoded(self, rows: Columns) -> np.ndarray:
+    def _encoded(self, rows: Columns, fit: FittedTable) -> np.ndarray:
         """float64 (rows, names): numbers, medians where they are missing, and 0 and 1 for texts."""
         encoded = []
-        for name in self.columns:
+        for name in fit.columns:
             column = rows.values[name]
-            for one, other, others in ((self.train, rows, f"{rows.file}"), (rows, self.train, "the training rows")):
-                if one.values[name].dtype.kind == "U" != other.values[name].dtype.kind:
-                    (path, table), *_ = one.tables
-                    raise mixed(f"{path}: column {name!r} has texts", table[name], path, others)
-            if name in self.categories:
-                encoded += [(column == text).astype(np.float64) for text in self.categories[name]]
+            if (column.dtype.kind == "U") != (name in fit.categories):
+                raise self._mixed(rows, name, fit)
+            if name in fit.categories:
+                encoded += [(column == text).astype(np.float64) for text in fit.categories[name]]
                 continue
             absent = np.isnan(column)
-            fill = self._medians.get(name, _median(self.train.values[name])) if absent.any() else 0.0
-            encoded.append(np.where(absent, fill, column))
-            if name in self._medians:
+            encoded.append(np.where(absent, fit.medians[name], column))
+            if name in fit.gaps:
                 encoded.append(absent.astype(np.float64))
         return np.stack(encoded, 1)
 
+    def _mixed(self, rows: Columns, name: str, fit: FittedTable) -> DataError:
+        """The error for a column that has texts in these rows and numbers in the training rows, or vice versa."""
+        here, others = (rows, "the training rows") if name not in fit.categories else (None, f"{rows.file}")
+        if here is None and self.data.kept is None:
+            here = self.train
+        if here is None:
+            texts = ", ".join(map(repr, list(fit.categories[name])[:3]))
+            message = f"{rows.file}: column {name!r} has numbers or dates, and texts in the training rows: {texts}"
+            return DataError(message, "write it alike in all files")
+        (path, table), *_ = here.tables
+        return mixed(f"{path}: column {name!r} has texts", table[name], path, others)
+
     def features(self, rows: Columns) -> np.ndarray:
         """The columns as the model gets them, float32. DataError if a value is too large for that."""
-        values = self._encoded(rows)
-        if self.data.scale:
-            train = values if rows is self.train else self._encoded(self.train)
-            with np.errstate(over="ignore", invalid="ignore"):
-                equal = train.min(0) == train.max(0)  # rounding would give these a mean and a deviation of their own
-                mean, deviation = np.where(equal, train[0], train.mean(0)), np.where(equal, 0, train.std(0))
-                values = (values - mean) / np.where(deviation > 0, deviation, 1)
-            values = np.where(np.isfinite(deviation), values, np.inf)
-        return _finite(rows, values, self.names)
+        return _finite(rows, self.fit.scaling(self._encoded(rows, self.fit)), self.fit.names)
 
     def replaced(self, rows: Columns) -> Iterator[str]:
         """What stands for texts that no training row has, and for numbers that are missing."""
-        for name, texts in self.categories.items():
+        fit = self.fit
+        for name, texts in fit.categories.items():
             column = rows.values[name]
             if unknown := sorted(set(column.tolist()) - set(texts)):
                 some = [repr(text) for text in unknown[:3]] + ["..."] * (len(unknown) > 3)
                 found = counted(int(np.isin(column, unknown).sum()), "row has", "rows have")
                 yield f"column {name!r}: {found} {', '.join(some)}, which no training row has: none of its texts"
-        for name in self.columns:
-            if name not in self.categories and (absent := int(np.isnan(rows.values[name]).sum())):
-                fill = self._medians.get(name, _median(self.train.values[name]))
+        for name in fit.columns:
+            if name not in fit.categories and (absent := int(np.isnan(rows.values[name]).sum())):
                 gaps = counted(absent, "value is missing", "values are missing")
-                yield f"column {name!r}: {gaps}, {fill:g}, the median of the training rows, in their place"
+                yield f"column {name!r}: {gaps}, {fit.medians[name]:g}, the median of the training rows, in their place"
 
     def notes(self, split: Split, rows: Columns) -> Iterator[str]:
         """What the columns became, and what is left out."""
-        if self.classes:
+        if classes := self.fit.classes:
             counts = Counter(self.labels(rows).tolist())
-            shown = [f"{name} {counts[number]:,}" for number, name in enumerate(self.classes[:SHOWN])]
-            more = f" and {len(self.classes) - SHOWN:,} more" if len(self.classes) > SHOWN else ""
+            shown = [f"{name} {counts[number]:,}" for number, name in enumerate(classes[:SHOWN])]
+            more = f" and {len(classes) - SHOWN:,} more" if len(classes) > SHOWN else ""
             yield f"{counted(len(rows.label), 'row')}: {', '.join(shown)}{more}"
         if split == "test":
             yield from self.replaced(rows)
@@ -333,7 +356,7 @@ class _Read:
             yield f"columns of texts, each text a column: {', '.join(counts)}"
         yield from self.replaced(rows)
         present = dict.fromkeys(name for _, table in self._tables for name in table.column_names)
-        left = [name for name in present if name not in (*self.columns, self.data.label)]
+        left = [name for name in present if name not in (*self.fit.columns, self.data.label)]
         if left:
             shown = ", ".join(map(str, left[:SHOWN])) + f" and {len(left) - SHOWN} more" * (len(left) > SHOWN)
             only = not self.data.columns and set(left) <= set(self._tables[0][1].column_names)

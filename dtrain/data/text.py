@@ -18,9 +18,9 @@ from dtrain.data.files import address_packages, resolve_files
 from dtrain.data.guess import Guess, split_files
 from dtrain.data.paths import refuse_suffix
 from dtrain.data.picture_folder import has_pictures
-from dtrain.data.source import Load, Source, Split, Tokenised, Unaugmented
+from dtrain.data.source import Load, Source, Split, Unaugmented
 from dtrain.data.stream import InMemory, Stream
-from dtrain.data.tokenise import FileGroup, TokenisedFiles, grouped_files
+from dtrain.data.tokenise import FileGroup, Tokenised, TokenisedFiles, grouped_files
 from dtrain.data.tokenizer import BYTES, Tokenizer, open_tokenizer, packages_of
 from dtrain.data.tokens import held_out, windows
 from dtrain.data.windows import row_example

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import active_children, get_context
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -96,6 +97,19 @@ def _create(path: Path, cache: str, parts: Made) -> Stream:
 
 GROUP = 16 * 2**20
 """Bytes of files that are tokenised together, at least, where there are more files."""
+
+
+class Tokenised(NamedTuple):
+    """Files whose texts a tokenizer makes into tokens."""
+
+    tokenizer: str
+    """As the recipe names it."""
+    files: tuple[str, ...]
+    cache: str
+    records: bool = True
+    """Whether they are files of records; else of plain text."""
+    fields: tuple[str, ...] | None = None
+    """The fields of the records that are texts; None: all."""
 
 
 @dataclass(frozen=True)

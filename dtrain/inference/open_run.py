@@ -15,7 +15,7 @@ from dtrain.core.run_list import find_run
 from dtrain.core.types import JsonObject
 from dtrain.data.arrays import Arrays
 from dtrain.data.batch import TARGET, Feature
-from dtrain.data.prediction_inputs import opened_in_order, records_given, with_classes
+from dtrain.data.prediction_inputs import records_given
 from dtrain.data.source import Source, Split
 from dtrain.inference.evaluate import evaluate
 from dtrain.inference.generate import Sampling, generator_of
@@ -101,7 +101,7 @@ class OpenRun:
 
     def data(self, split: Split = "test") -> Source:
         """The examples of a split: `len(...)`, and `rows(indices)` as host arrays by name."""
-        return with_classes(opened_in_order(self.recipe.data, split), self.classes)
+        return self._loaded.split(split, self._say)
 
     def predict(
         self, rows: Columns | None = None, *, split: Split = "test", examples: int | None = None

@@ -12,7 +12,8 @@ from dtrain.checkpoint import manifest
 from dtrain.core.errors import DataError, RecipeError
 from dtrain.core.run_dir import Folder, saved_steps
 from dtrain.data.batch import LABEL, TARGET, TOKEN, Batch
-from dtrain.data.source import RowOrder, Source
+from dtrain.data.order import RowOrder
+from dtrain.data.source import Source
 from dtrain.data.tokenizer import Tokenizer
 from dtrain.recipe.load import load
 from dtrain.recipe.recipe import Recipe

@@ -22,6 +22,7 @@ from dtrain import __version__
 from dtrain.core import heartbeat
 from dtrain.core.errors import DtrainError
 from dtrain.core.files import code_digest
+from dtrain.core.run_dir import newest_step
 from dtrain.launch.commands import follow_log
 from dtrain.launch.registry import NAME as RECORD
 from dtrain.launch.runner import RunnerDir, kill, start, supervise
@@ -92,7 +93,7 @@ def status(request: Request) -> Reply:
     with suppress(DtrainError):  # run.json is damaged
         values = files.run.read_record()
     alive = files.process("runner") is not None
-    text = f"step {values['step']}/{values['steps']} saved" if values.get("steps") else ""
+    text = f"step {newest_step(files.run, values)}/{values['steps']} saved" if values.get("steps") else ""
     if alive:
         text = f"{_where(heartbeat.read(files.run.heartbeat(request.job.rank)))}; {text}".rstrip("; ")
     recorded = (files.run.path / RECORD).exists()

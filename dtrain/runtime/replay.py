@@ -15,6 +15,8 @@ from dtrain.assembly.frozen import frozen_models
 from dtrain.assembly.input import host_batches
 from dtrain.assembly.state import State, completed, saved
 from dtrain.assembly.step import NORMS
+from dtrain.assembly.user_modules import changed_modules
+from dtrain.checkpoint import manifest
 from dtrain.checkpoint.store import Store
 from dtrain.core.counts import counted
 from dtrain.core.errors import CheckpointError, DtrainError, RecipeError
@@ -187,7 +189,9 @@ def _state(run_dir: Folder, assembly: Assembly, begin: int | None, calls: int) -
     """The state after a step of the run, and what is the same as there, or differs."""
     several = [f"the run makes {calls} steps in a call, here each is one: the bits may differ"] * (calls > 1)
     if begin is None:
-        return initial_state(assembly, None), tuple(several)
+        oldest = min(saved_steps(run_dir.checkpoints), default=None)
+        code = manifest.read(run_dir.checkpoints / str(oldest)).conditions.get("code", {}) if oldest is not None else {}
+        return initial_state(assembly, None), (*changed_modules(code, assembly.recipe), *several)
     with Store(run_dir.checkpoints.absolute(), assembly.recipe.checkpoint, reading=True) as store:
         checkpoint, _ = select_checkpoint(run_dir, assembly.recipe, store, lambda _: None, step=begin, best=False)
         state = store.restore(begin, saved(assembly.shapes, assembly.layout.declared))

@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import platform
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,8 @@ from typing import Any
 import jax
 
 from dtrain.assembly.assemble import Assembly
-from dtrain.core.files import code_digest, digest
+from dtrain.assembly.user_modules import user_modules
+from dtrain.core.files import code_digest
 from dtrain.core.types import JsonObject
 from dtrain.data.batch import plain_example
 from dtrain.data.source import Source
@@ -165,22 +165,4 @@ def _code(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """Digests of code that has no version number: dtrain's own files, and the user's modules with those imported from
     the same folder."""
     yield "dtrain", code_digest()
-    targets = {getattr(part, "target", None) for part in (recipe.model, recipe.data, recipe.optimizer)}
-    for target in sorted(name for name in targets if isinstance(name, str) and not name.startswith("optax:")):
-        module = sys.modules.get(target.partition(":")[0])
-        origin = Path(getattr(module, "__file__", None) or "")
-        if origin.suffix == ".py":
-            yield from ((name, digest(path)) for name, path in sorted(_imported_from(origin.parent).items()))
-
-
-def _imported_from(folder: Path) -> dict[str, Path]:
-    """The files of imported modules under a folder, by relative path, without installed packages."""
-    files = {}
-    for name, module in list(sys.modules.items()):
-        path = Path(getattr(module, "__file__", None) or "")
-        if path.suffix != ".py" or name.partition(".")[0] == "dtrain" or not path.is_relative_to(folder):
-            continue
-        inside = path.relative_to(folder)
-        if not any(part.startswith(".") or part in ("site-packages", "dist-packages") for part in inside.parts):
-            files[str(inside)] = path
-    return files
+    yield from user_modules(recipe)

@@ -118,10 +118,11 @@ class Record:
         steps: int,
         metrics: Iterable[Metric],
         classes: Sequence[str] = (),
+        fitted: JsonObject | None = None,
         data: JsonObject | None = None,
     ) -> None:
         """Record the devices, the mesh, the number of steps, the metrics that the model declares, the names of the
-        data's classes, and the numbers of its examples."""
+        data's classes, what was computed from the examples to train on, and their numbers."""
         self.values |= {
             "steps": steps,
             **plain(metrics),
@@ -137,6 +138,8 @@ class Record:
             self.values["data"] = data
         if classes:
             self.values["classes"] = list(classes)
+        if fitted:
+            self.values["fitted"] = fitted
         self.write()
 
     def changed(self, changes: Sequence[str], length: Sequence[object]) -> None:

@@ -103,7 +103,14 @@ def prepare(session: Session) -> RunSetup:
         steps,
         evaluations.metrics,
         classes=train.class_names,
-        data={"kind": session.recipe.data.kind, "train": len(train), "test": len(test), "epochs": epochs},
+        fitted={"kind": session.recipe.data.kind, "values": train.fitted} if train.fitted else None,
+        data={
+            "kind": session.recipe.data.kind,
+            "train": len(train),
+            "test": len(test),
+            "epochs": epochs,
+            "fingerprints": {"train": train.fingerprint, "test": test.fingerprint},
+        },
     )
     for line in banner(assembly, train, test, steps, devices):
         session.console.say(line)

@@ -2,18 +2,21 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
 from dtrain.assembly.assemble import Assembly, assemble
 from dtrain.assembly.state import State, completed, placement, saved
+from dtrain.assembly.user_modules import changed_modules
 from dtrain.checkpoint.partial import UNREAD
 from dtrain.checkpoint.store import Store
 from dtrain.core.errors import RecipeError
 from dtrain.core.run_dir import Folder
 from dtrain.core.types import JsonObject
 from dtrain.data.batch import Example, example_of
+from dtrain.data.prediction_inputs import with_classes
+from dtrain.data.source import Data, Source, Split
 from dtrain.models.lora import ADAPTERS, Lora, merged
 from dtrain.models.nn.param import Tree
 from dtrain.optim.update import averaged
@@ -41,6 +44,26 @@ class LoadedRun:
     """The adapters, by path, of a run with `lora`; `params` are then the sums of base and adapters."""
     lora: Lora | None = None
     """The recipe's section of a run with adapters; `recipe` is then that of the model itself."""
+    fingerprints: Mapping[str, str] = field(default_factory=dict)
+    """Of each split of the data that the run was trained with; empty where other data was named."""
+
+    fitted: JsonObject = field(default_factory=dict)
+    """What was computed from the examples that it was trained on: the kind of data, and values."""
+
+    def split(self, split: Split, say: Callable[[str], None], of: Data | None = None) -> Source:
+        """The examples of a split, of the run's own data or of other data, each once and in order, as the model is used
+        to them: scaled as in training, with the labels of the classes that it was trained on.
+
+        `say` gets a warning if the run's own are not those that it was trained with any more.
+        """
+        data = self.recipe.data if of is None else as_fitted(of, self.fitted)
+        ordered = data.in_order()
+        source = ordered.open(split)
+        own = source if ordered is data else data.open(split)
+        if of is None and (known := self.fingerprints.get(split)) and own.fingerprint != known:
+            what = {"train": "training", "test": "held-out"}[split]
+            say(f"warning: the {what} examples are not those of the run: its data was changed after it was trained")
+        return with_classes(source, self.classes)
 
 
 def load_run(
@@ -59,7 +82,9 @@ def load_run(
     if step is not None and best:
         raise RecipeError("--step and --best cannot be used together", "give one of them")
     refuse_no_run(run_dir)
-    recipe, devices = load(run_dir.recipe, overrides), jax.devices()
+    recipe, devices, record = load(run_dir.recipe, overrides), jax.devices(), run_dir.read_record()
+    fitted: JsonObject = record.get("fitted") or {}
+    recipe = replace(recipe, data=as_fitted(recipe.data, fitted))
     if recipe.mesh.least > len(devices):
         recipe = replace(recipe, mesh=Mesh(data=1))  # parameters do not depend on the mesh
     if recipe.minimised.sources():
@@ -68,14 +93,23 @@ def load_run(
         checkpoint, chosen = select_checkpoint(run_dir, recipe, store, say, step=step, best=best)
         example = _example(recipe, checkpoint.conditions)
         assembly = assemble(recipe, devices[: recipe.mesh.least], example, recipe.steps or UNKNOWN_STEPS)
+        for line in changed_modules(checkpoint.conditions.get("code", {}), recipe):
+            say(f"warning: {line}")
         shapes = saved(assembly.shapes, assembly.layout.declared)
         state = store.restore(checkpoint.step, parameters_alone(shapes))
     chosen += " (averaged parameters)" if recipe.optimizer.averages else ""
-    classes = tuple(run_dir.read_record().get("classes", ()))
+    classes = tuple(record.get("classes", ()))
     state = completed(state, assembly.layout.declared, not_saved(run_dir, assembly, say))
     params = averaged(state.optimizer, state.params)
-    loaded = LoadedRun(recipe, assembly, params, checkpoint.step, chosen, classes)
+    own = not any(one.partition("=")[0].partition(".")[0] == "data" for one in overrides)
+    known = (record.get("data") or {}).get("fingerprints", {}) if own else {}
+    loaded = LoadedRun(recipe, assembly, params, checkpoint.step, chosen, classes, fingerprints=known, fitted=fitted)
     return without_adapters(loaded, joiner(assembly, example)) if recipe.lora else loaded
+
+
+def as_fitted(data: Any, fitted: JsonObject) -> Any:
+    """The data, read as that of a run which recorded this; as it is if nothing was recorded of data of its kind."""
+    return data.with_fitted(fitted["values"]) if fitted and fitted["kind"] == data.kind else data
 
 
 def not_saved(run_dir: Folder, assembly: Assembly, say: Callable[[str], None]) -> dict[str, jax.Array]:

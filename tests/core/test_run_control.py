@@ -266,13 +266,15 @@ def test_starts_that_save_nothing_new_are_counted_since_the_newest_checkpoint(
     assert wasted(committed) == counts
 
 
-def test_a_launch_is_counted_separately_from_other_launches_and_from_unlaunched_runs(tmp_path: Path) -> None:
+def test_starts_are_counted_by_launch_and_time_over_all_launches(tmp_path: Path) -> None:
     place, typed, first, second = Folder(tmp_path), Usage(2, 1, -1, 5.0), Usage(1, 0, 3, 0.5), Usage(4, 2, 8, 70.0)
     write_usage(place, "", typed)
     write_usage(place, "a1", first)
     assert (read_usage(place, ""), read_usage(place, "a1")) == (typed, first)
     write_usage(place, "b2", second)
-    assert [read_usage(place, launch) for launch in ("", "a1", "b2")] == [typed, Usage(), second]
+    assert [read_usage(place, launch) for launch in ("", "b2")] == [typed, second]
+    # the next launch begins with no starts, and with the time of those before it: `hours` limits all of them
+    assert read_usage(place, "c3") == Usage(seconds=70.0)
 
 
 @pytest.mark.parametrize(

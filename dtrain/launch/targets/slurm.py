@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 from dtrain.core.errors import DtrainError, EnvironmentFault, LeftBehind, Locked, RecipeError, Stopped
 from dtrain.core.files import overwrite
 from dtrain.core.process_info import COORDINATOR, exports
-from dtrain.core.run_dir import Folder
+from dtrain.core.run_dir import Folder, newest_step
 from dtrain.core.types import Natural, Positive
 from dtrain.launch import registry
 from dtrain.launch.commands import follow_log, run
@@ -193,8 +193,10 @@ class Slurm(LaunchTarget):
         return handle
 
     def status(self, job: LaunchJob) -> list[MachineState]:
-        found, record = self._state(job), self._run(job).read_record()
-        step = f"step {record['step']}/{record.get('steps', '?')} saved" if record else "not begun"
+        found, run_dir = self._state(job), self._run(job)
+        record = run_dir.read_record()
+        begun = "ended before its first step" if found.over and found.code else "not begun"
+        step = f"step {newest_step(run_dir, record)}/{record.get('steps', '?')} saved" if record else begun
         again = f", requeued {found.restarts} times" if found.restarts else ""
         saved = found.code == Stopped.exit_code or (found.code == 0 and record.get("state") == "stopped")
         state, what = "stopped" if saved else found.state.lower(), f"{found.nodes or 'no node yet'}, {step}{again}"
