@@ -43,7 +43,7 @@ def generate(
     ] = False,
     system: Annotated[str | None, typer.Option(help="The system's message of a conversation.")] = None,
     tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens to generate; default: 200.")] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Number of texts to sample at once.")] = 1,
+    samples: Annotated[int, typer.Option(min=1, help="Number of texts to sample for a prompt.")] = 1,
     temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 takes the most likely token.")] = 0.8,
     top_k: Annotated[int | None, typer.Option(help="Sample only from this many most likely tokens.")] = None,
     top_p: Annotated[
@@ -84,7 +84,7 @@ def generate(
         typer.secho(f"{run} at {model.model.chosen}", dim=True, err=True)
         first: list[Message] = [{"role": "system", "content": system}] if system else []
         if prompts is not None:
-            _print_all(model, read_prompts(prompts), first if chat else None, count, sampling)
+            _print_all(model, read_prompts(prompts), first if chat else None, count, samples, sampling)
         elif chat and prompt is None:
             _converse(model, first, count, sampling)
         else:
@@ -120,9 +120,16 @@ def _stream(pieces: "Iterator[str]") -> str:
 
 
 def _print_all(
-    model: "TextGenerator", prompts: list[str], first: "list[Message] | None", count: int, sampling: "Sampling"
+    model: "TextGenerator",
+    prompts: list[str],
+    first: "list[Message] | None",
+    count: int,
+    samples: int,
+    sampling: "Sampling",
 ) -> None:
-    """Print an object {"prompt", "text"} for each prompt; `first`: messages before it, or None to continue the text."""
+    """Print an object {"prompt", "text"} for each of so many texts of each prompt; `first`: messages before it, or None
+    to continue the text."""
+    prompts = [prompt for prompt in prompts for _ in range(samples)]
     ids = [
         model.prompt(prompt) if first is None else model.chat([*first, {"role": "user", "content": prompt}])
         for prompt in prompts

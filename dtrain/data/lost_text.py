@@ -18,6 +18,7 @@ BYTES_READ, RECORDS_READ = 2**16, 200
 """How much of the first file is looked at."""
 UNKNOWN = ("[UNK]", "<unk>")
 """Usual names of the token for what a tokenizer does not know, where its files do not say which it is."""
+BLANKS = {"spaces": " ", "line breaks": "\n"}
 NAMED = 8
 """Most characters that are named."""
 
@@ -36,7 +37,8 @@ def lost_text(data: Data, copied: bool) -> Iterator[str]:
 
 
 def _lost(name: str, text: str) -> str:
-    """What the tokenizer does not keep of a text; empty if it keeps all, but for case, spaces and compatible forms."""
+    """What the tokenizer does not keep of a text; empty if it keeps all, but for case, compatible forms, and how many
+    spaces there are in a row."""
     tokenizer = open_tokenizer(name)
     decoded = tokenizer.decode(tokenizer.encode(text.encode()).tolist())
     unknown = tokenizer.special.get("unk_token") or next((one for one in UNKNOWN if _has(tokenizer, one)), "")
@@ -46,9 +48,16 @@ def _lost(name: str, text: str) -> str:
     if isinstance(unknown, str) and unknown and (times := decoded.count(unknown)):
         share = times / max(len(tokenizer.encode(text.encode())), 1)
         return f"the tokenizer {name} does not know {100 * share:.2g}% of the tokens of the first texts: {unknown}"
+    blank = [what for what, one in BLANKS.items() if one in text.strip() and one not in decoded.strip()]
+    counts.update(one for one in text if one in BLANKS.values())
+    lost |= {BLANKS[what]: counts[BLANKS[what]] for what in blank}
+    if blank and len(lost) == len(blank):
+        share = sum(lost.values()) / counts.total()
+        return (
+            f"the tokenizer {name} loses {' and '.join(blank)}, {100 * share:.2g}% of the characters of the first texts"
+        )
     if not lost:
-        lines = "\n" in text.strip() and "\n" not in decoded
-        return f"the tokenizer {name} loses line breaks: no token stands for one" if lines else ""
+        return ""
     shown = ", ".join(map(repr, list(lost)[:NAMED])) + (f" and {len(lost) - NAMED} more" if len(lost) > NAMED else "")
     share = sum(lost.values()) / counts.total()
     return f"the tokenizer {name} loses {100 * share:.2g}% of the characters of the first texts: {shown}"

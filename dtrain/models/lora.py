@@ -31,7 +31,8 @@ class Lora:
     alpha: PositiveFloat | None = None
     """The product of the two matrices is multiplied by alpha / rank; default: alpha = rank."""
     targets: tuple[str, ...]
-    """Patterns of the paths of the matrices that get an adapter: ["blocks.query*", "blocks.mlp.*"]."""
+    """Patterns of the paths of the matrices that get an adapter: ["blocks.query*", "blocks.mlp.*"]. What else they
+    match, such as biases, gets none."""
     train: tuple[str, ...] = ()
     """Patterns of parameters that are trained in full, such as a new head: ["head.*"]."""
 
@@ -59,7 +60,11 @@ class Adapted(Wrapped):
         if targets.keys() & full.keys():
             name = min(targets.keys() & full.keys())
             raise RecipeError(f"lora: {name} is both in targets and in train", "leave it out of one of them")
-        adapters = {name: self._adapter(name, leaves_by_path[name]) for name in targets}
+        matrices = {name for name in targets if _is_matrix(leaves_by_path[name])}
+        alone = {pattern for name, pattern in targets.items() if name in matrices}
+        # a pattern takes the matrices that it matches; of one that matches none, the first is refused with the reason
+        chosen = [name for name, pattern in targets.items() if name in matrices or pattern not in alone]
+        adapters = {name: self._adapter(name, leaves_by_path[name]) for name in chosen}
 
         if follows := next((name for name, param in leaves_by_path.items() if param.average), None):
             message = f"lora: {follows} is an average of parameters, which adapters leave as they are"
@@ -74,7 +79,7 @@ class Adapted(Wrapped):
     def _adapter(self, name: str, param: Param) -> dict[str, Param]:
         batch, inner = inner_dims(param.shape, param.names, param.fan_in)
         table = next((TABLES[dim] for dim in param.names if dim in TABLES), "")
-        if table or not inner or len(param.shape) < 2:
+        if table or not _is_matrix(param):
             why = f"is {table}" if table else f"has the shape {param.shape}, which is no matrix"
             raise RecipeError(f"lora.targets: {name} {why}", "leave it out of the patterns, or name it in lora.train")
         cut, rank = batch + inner, self.lora.rank
@@ -113,6 +118,11 @@ class Adapted(Wrapped):
 
     def flops(self, example: Example, examples: int, declared: Tree) -> Flops:
         return self.model.adapted_flops(example, examples, self, declared)
+
+
+def _is_matrix(param: Param) -> bool:
+    """Whether it has dims that are summed and others, beside those of stacked layers: no bias, no scale."""
+    return bool(inner_dims(param.shape, param.names, param.fan_in)[1]) and bool(param.fan_in or param.decay)
 
 
 def adapted(model: Any, lora: Lora | None) -> Any:

@@ -116,10 +116,18 @@ def test_characters_that_a_tokenizer_does_not_keep_are_named(tmp_path: Path) -> 
     silent.write_text(json.dumps(content))
     text.write_text("to be\nto")
     found = [*lost_text(Text(files=(str(text),), length=8, tokenizer=str(silent)), copied=True)]
-    assert found == [f"the tokenizer {silent} loses 33% of the characters of the first texts: 'b', 'e'"]
+    assert found == [f"the tokenizer {silent} loses 38% of the characters of the first texts: 'b', 'e', '\\n'"]
     text.write_text("toto\n" * 20)
     found = [*lost_text(Text(files=(str(text),), length=8, tokenizer=str(silent)), copied=True)]
-    assert found == [f"the tokenizer {silent} loses line breaks: no token stands for one"]
+    assert found == [f"the tokenizer {silent} loses line breaks, 20% of the characters of the first texts"]
+    assert content["model"]["merges"]
+    joined = json.loads(silent.read_text())
+    joined["decoder"] = {"type": "Fuse"}
+    (tmp_path / "j.json").write_text(json.dumps(joined))
+    text.write_text("to to to to")
+    [found] = lost_text(Text(files=(str(text),), length=8, tokenizer=str(tmp_path / "j.json")), copied=True)
+    assert found.endswith("loses spaces, 27% of the characters of the first texts")
+    text.write_text("toto\n" * 20)
     source = Text(files=(str(text),), length=1, tokenizer=str(silent), test=0.5, cache=str(tmp_path / "c")).open("test")
     assert source.bytes_per_token == 2.5  # of the text, and not of "to to to", which the tokens become
     assert [*lost_text(Text(files=(str(text),), length=8), copied=True)] == []  # bytes

@@ -1,5 +1,6 @@
 """Text generated from a trained run, through the API and the command line."""
 
+import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -156,3 +157,13 @@ def test_a_text_ends_before_the_first_of_its_stop_texts() -> None:
     assert texts("Q:", ".", "two") == ("one; ", ["one; ", "Q; and a "])
     assert texts("Q: t", "nowhere") == ("one; two. ", ["one; two. ", "Q; and a Q: at last"])
     assert texts("\n") == texts()
+
+
+@pytest.mark.slow
+def test_each_prompt_of_a_file_has_as_many_samples_as_are_asked_for(
+    dtrain: Dtrain, trained: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "p.txt").write_text("one\ntwo\n")
+    shown = dtrain("generate", trained, "--prompts", "p.txt", "--samples", "3", "--tokens", "4").stdout
+    assert [json.loads(line)["prompt"] for line in shown.splitlines()] == ["one"] * 3 + ["two"] * 3
+    assert len({json.loads(line)["text"] for line in shown.splitlines()}) > 2  # drawn apart

@@ -1,5 +1,6 @@
 """LoRA around any model: as its definition on every engine and mesh; only adapters are trained and saved."""
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -274,3 +275,14 @@ def test_a_run_with_adapters_resumes_and_is_used_like_any_other(dtrain: Dtrain, 
     assert "saves no other parameters" in refused.stderr
     (tmp_path / "runs" / "base").rename(tmp_path / "gone")
     assert "base is not there; the frozen parameters" in dtrain("evaluate", "runs/straight", code=5).stderr
+
+
+def test_a_pattern_takes_the_matrices_and_leaves_biases_and_scales() -> None:
+    model = replace(recipe_of("decoder").model, bias=True, qkv_bias=True)
+    for targets in (("blocks.mlp.*",), ("blocks.query*", "blocks.mlp.*"), ("blocks.*",)):
+        params = adapted(model, Lora(rank=2, targets=targets)).params()
+        named = set(params["lora"])
+        assert {"blocks.mlp.up", "blocks.mlp.down"} <= named
+        assert not any("bias" in name or "norm" in name for name in named), named
+    with pytest.raises(RecipeError, match=r"up_bias has the shape .*, which is no matrix"):
+        adapted(model, Lora(rank=2, targets=("blocks.mlp.up_bias",))).params()

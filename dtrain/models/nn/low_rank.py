@@ -44,11 +44,11 @@ def merged(tree: Any) -> Any:
 def inner_dims(shape: tuple[int, ...], names: tuple[str, ...], fan_in: tuple[str, ...]) -> tuple[int, int]:
     """(batch, inner): how many leading dims of a parameter are of stacked layers, and how many after them are summed.
 
-    Without `fan_in` all dims but the last are summed. (0, 0) if the dims have another order.
+    Without `fan_in` all dims but the last are summed. (0, 0) if the dims have another order, or if there are too few.
     """
-    if not fan_in:
-        return 0, len(shape) - 1
     batch = next((i for i, name in enumerate(names) if name != "layer"), 0)
+    if not fan_in:
+        return (batch, len(shape) - batch - 1) if len(shape) - batch > 1 else (0, 0)
     inner = next((i for i, name in enumerate(names[batch:]) if name not in fan_in), 0)
     rest = names[batch + inner :]
     return (batch, inner) if inner and rest and not set(rest) & (set(fan_in) - {"_"}) else (0, 0)
