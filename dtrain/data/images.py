@@ -15,7 +15,7 @@ import numpy as np
 from dtrain.core.errors import DataError
 from dtrain.core.types import Fraction, Positive
 from dtrain.data.batch import Batch, Example
-from dtrain.data.data_check import DataCheck, few
+from dtrain.data.data_check import BYTES, DataCheck, few
 from dtrain.data.digest_cache import NO_CACHE, cached_by_file, file_digest, file_stamp
 from dtrain.data.folder_layout import LAYOUT, FolderLayout, Part, Placed, folder_layout, is_picture, paths_below
 from dtrain.data.guess import FEW, LOOKED_AT, Guess
@@ -31,6 +31,7 @@ from dtrain.data.image_files import (
     heads_in_zip,
     sizes_of,
 )
+from dtrain.data.overlap import overlap
 from dtrain.data.paths import expand_path, reason
 from dtrain.data.picture_folder import has_pictures
 from dtrain.data.pixels import Pixels, WithPixels
@@ -256,13 +257,37 @@ class Images(WithPixels):
         try:
             layout, entries = self._layout(root)
             heads = self._heads(root, layout.pictures, entries, "train")
-            for split in ("train", "test"):
-                check.take(split, self._opened(root, layout, entries, split, heads, digested=False))
+            train, test = (self._opened(root, layout, entries, of, heads, digested=False) for of in ("train", "test"))
+            check.take("train", train)
+            check.take("test", test)
+            _compare(train, test, check)
         except DataError as error:
             check.refuse("data.root", error)
 
     def prepare(self, batch: Batch, key: jax.Array, train: bool) -> Batch:
         return self.pixels.apply(batch, 255.0, key, train)
+
+
+def _compare(train: ImageFiles, test: ImageFiles, check: DataCheck) -> None:
+    """Record the held-out pictures that are in the training data as well: files whose size is in both splits are read
+    and compared."""
+    sizes = {file.size for file in train.files} & {file.size for file in test.files}
+    if sum(file.size for one in (train, test) for file in one.files if file.size in sizes) > BYTES:
+        check.not_checked.append(
+            f"held-out pictures in the training data: over {BYTES >> 20} MiB to compare"
+        )
+        return
+
+    def compared(split: Split, source: ImageFiles) -> ImageFiles:
+        if source.zipped:  # a zip has a checksum for each file
+            return source
+        digests = [
+            file_digest(source.root / file.path) if file.size in sizes else f"{split} {number}"
+            for number, file in enumerate(source.files)
+        ]
+        return replace(source, digests=tuple(digests))
+
+    check.notes += overlap(compared("train", train), compared("test", test))
 
 
 class Entry(NamedTuple):

@@ -1,6 +1,8 @@
 """Held-out examples that are in the training data as well."""
 
+import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +11,7 @@ from dtrain.data.arrays import Arrays
 from dtrain.data.batch import Feature
 from dtrain.data.chat import Chat
 from dtrain.data.columns import ImageColumn, TokensColumn
+from dtrain.data.data_check import DataCheck
 from dtrain.data.images import Images
 from dtrain.data.mixture import Mixture, Weighted
 from dtrain.data.npz import Npz
@@ -80,6 +83,13 @@ def test_equal_pictures_are_found_by_their_digests(tmp_path: Path) -> None:
     [line] = found(data)
     assert line.startswith("1 of the 2 held-out examples is in the training data as well")
     assert line.endswith("test/a/2.png")
+    check = DataCheck()  # which reads only the files of equal sizes
+    data.inspect(check)
+    assert line in check.notes
+    shutil.make_archive(str(tmp_path / "photos"), "zip", tmp_path / "photos")
+    check = DataCheck()
+    dataclasses.replace(data, root=str(tmp_path / "photos.zip")).inspect(check)
+    assert any(note.startswith("1 of the 2 held-out examples is in the training data") for note in check.notes)
 
 
 def test_a_mixture_names_the_source(tmp_path: Path) -> None:
