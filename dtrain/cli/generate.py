@@ -134,6 +134,9 @@ def _print_all(
         model.prompt(prompt) if first is None else model.chat([*first, {"role": "user", "content": prompt}])
         for prompt in prompts
     ]
+    model.refuse_long(
+        ids, [f"prompt {1 + number // samples} ({prompt[:40]!r})" for number, prompt in enumerate(prompts)]
+    )
     for prompt, text in zip(prompts, model.completed(ids, count, sampling), strict=True):
         typer.echo(json.dumps({"prompt": prompt, "text": text}, ensure_ascii=False))
 

@@ -139,6 +139,9 @@ def up(
     limit: Annotated[
         bool, typer.Option("--limit/--no-limit", help="Require a limit in hours or dollars for what is rented.")
     ] = True,
+    allow_changes: Annotated[
+        bool, typer.Option("--allow-changes", help="Resume from saved state even if the recipe changed.")
+    ] = False,
     yes: Yes = False,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when it is started; do not follow.")] = False,
     runs_dir: RunsDir = RUNS,
@@ -154,6 +157,7 @@ def up(
 
         target, job = launchable(recipe, rented(on, spot) + (overrides or []), terraform)
         job = dataclasses.replace(job, launch=secrets.token_hex(4), folder=folder(runs_dir, job.name).path)
+        job = dataclasses.replace(job, allow_changes=allow_changes)
         launch_plan = target.plan(job)
         if limit:
             require_limit(launch_plan)

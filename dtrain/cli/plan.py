@@ -49,7 +49,7 @@ def plan(
     out: Annotated[Path | None, typer.Option(help="File for the winner of a search, as a recipe.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Image file for a plot of step time, MFU and price.")] = None,
     price: Annotated[
-        float | None, typer.Option(min=0, help="Dollars per hour for one chip; default: the list price.")
+        float | None, typer.Option(min=0, max=1e6, help="Dollars per hour for one chip; default: the list price.")
     ] = None,
     tokens: Tokens = "",
     deadline: Deadline = "",

@@ -40,6 +40,10 @@ def sweep(
         int | None, typer.Option(min=1, help="Runs at a time; default: one for each GPU, or 1. GPUs are divided.")
     ] = None,
     name: Annotated[str | None, typer.Option(help="Name of the folder of the runs; default: RECIPE-sweep.")] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(help="Rank by this metric: eval/loss; default: checkpoint.best, or the model's first metric."),
+    ] = None,
     devices: Devices = None,
     runs_dir: RunsDir = RUNS,
     as_json: Json = False,
@@ -83,6 +87,8 @@ def sweep(
         )
         places = {one.name: Folder(folder / one.name) for one in runs}
         found = {name: summary for name, run_dir in places.items() if (summary := _summary(run_dir))}
+        if metric:
+            found = {name: summary.by(metric) for name, summary in found.items() if summary.values["last"]}
         ranked = _ranked(runs, found)
         if as_json:
             values = {trial.name: found[trial.name].values for trial in ranked if trial.name in found}

@@ -273,9 +273,7 @@ def _compare(train: ImageFiles, test: ImageFiles, check: DataCheck) -> None:
     and compared."""
     sizes = {file.size for file in train.files} & {file.size for file in test.files}
     if sum(file.size for one in (train, test) for file in one.files if file.size in sizes) > BYTES:
-        check.not_checked.append(
-            f"held-out pictures in the training data: over {BYTES >> 20} MiB to compare"
-        )
+        check.not_checked.append(f"held-out pictures in the training data: over {BYTES >> 20} MiB to compare")
         return
 
     def compared(split: Split, source: ImageFiles) -> ImageFiles:

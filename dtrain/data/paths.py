@@ -59,5 +59,8 @@ def reading(where: str | Path, hint: str = "") -> Iterator[None]:
         raise missing_package(error) from error
     except MemoryError as error:
         raise DataError(f"{where}: needs more memory than there is", hint) from error
+    except UnicodeDecodeError as error:
+        way_out = "save it as UTF-8, or convert it: iconv -f cp1252 -t utf-8 FILE"
+        raise DataError(f"{where}: is not UTF-8: {reason(error)}", way_out) from error
     except Exception as error:
         raise DataError(f"{where}: cannot be read: {reason(error)}", hint) from error

@@ -43,7 +43,7 @@ def read_tables(files: Sequence[Path]) -> list[tuple[Path, Any]]:
         except ModuleNotFoundError as error:
             raise missing_package(error) from error
         except Exception as error:  # pyarrow raises many types on damaged files
-            hint = LATIN if "UTF8" in str(error) or "UTF-8" in str(error) else HINT
+            hint = LATIN if re.search("utf-?8", str(error), re.IGNORECASE) else HINT
             raise DataError(f"{path}: cannot be read as a table: {reason(error)}", hint) from error
     return read
 

@@ -256,7 +256,11 @@ class Template:
         except MemoryError as error:
             raise DataError(f"{where}: the chat template needs more memory than there is", HINT) from error
         except Exception as error:  # a template runs code of its own, which can fail in any way
-            raise DataError(f"{where}: the chat template fails: {reason(error)}", HINT) from error
+            dated = (
+                "it writes today's date, and training data would change every day: copy it into a file with a date in "
+            )
+            hint = f"{dated}its place, and name that in data.template" if "strftime_now" in reason(error) else HINT
+            raise DataError(f"{where}: the chat template fails: {reason(error)}", hint) from error
 
     @cached_property
     def _for_tools(self) -> Any:

@@ -44,6 +44,7 @@ def scored(texts: TextGenerator, questions: Sequence[Question], tokens: int) -> 
     An answer is right if it equals the expected one but for blanks around it. RecipeError if a prompt is too long.
     """
     prompts = [_prompt(texts, question) for question in questions]
+    texts.refuse_long(prompts, [question.where for question in questions])
     metrics: dict[str, float] = {}
     answered: dict[int, str] = {}
     open_ones = [number for number, question in enumerate(questions) if not question.choices]

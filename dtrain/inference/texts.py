@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from dtrain.core.counts import counted
 from dtrain.core.errors import DataError, RecipeError
 from dtrain.data.conversations import Message
 from dtrain.data.templates import Template
@@ -18,6 +19,8 @@ from dtrain.inference.generate import ENDED, Generator, Sampling
 
 ROWS = 16
 """Prompts that are continued together."""
+SHOWN = 8
+"""Most prompts that a message names."""
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 """What tokens decode to while the last character lacks some of its bytes."""
 
@@ -127,6 +130,17 @@ class TextGenerator:
                     break
             texts |= {number: self.text(row) for number, row in zip(numbers, rows, strict=False)}
         yield from (texts[number] for number in range(len(prompts)))
+
+    def refuse_long(self, prompts: Sequence[Sequence[int]], where: Sequence[str]) -> None:
+        """RecipeError that names the prompts which do not fit the model's context, by where each comes from."""
+        most = self.model.model.context - 1
+        long = [(place, len(prompt)) for place, prompt in zip(where, prompts, strict=True) if len(prompt) > most]
+        if long:
+            shown = "\n  ".join(f"{place}: {size:,} tokens" for place, size in long[:SHOWN])
+            more = f"\n  and {len(long) - SHOWN:,} more" if len(long) > SHOWN else ""
+            count = counted(len(long), "prompt is", "prompts are")
+            message = f"{count} longer than the model's context allows, {most:,} tokens"
+            raise RecipeError(f"{message}:\n  {shown}{more}", "shorten them, or leave them out")
 
     def text(self, drawn: Sequence[int]) -> str:
         """The text of drawn tokens, without the end tokens at its end and what follows a stop text."""

@@ -104,6 +104,8 @@ class LaunchJob:
     """The extras of dtrain that the recipe needs on the hosts. Not recorded."""
     needs: tuple[str, ...] = ()
     """What the recipe needs there, a line each. Not recorded."""
+    allow_changes: bool = False
+    """Whether the run resumes from saved state although its recipe changed. Not recorded."""
     since: float = 0.0
     """Time of the launch, in seconds since 1970."""
     owner: str = ""
@@ -224,12 +226,13 @@ class LaunchTarget(ABC):
         """Limit on the hours of all starts together; None without a limit."""
         return self.hours
 
-    def run_options(self) -> list[str]:
+    def run_options(self, job: LaunchJob | None = None) -> list[str]:
         """Options of `dtrain run` on a host, after the recipe and the folder."""
         options = ["--restarts", str(self.restarts)]
         options += ["--processes", str(self.processes)] if self.processes > 1 else []
         options += ["--devices", str(self.devices)] if self.devices else []
         options += ["--hours", f"{limit:g}"] if (limit := self.limit()) else []
+        options += ["--allow-changes"] if job and job.allow_changes else []
         return options
 
 

@@ -28,7 +28,7 @@ from dtrain.launch.job import LaunchJob
 from dtrain.launch.wire import adapter
 
 NAME, SIGNATURE = "launch.json", "signature"
-NOT_RECORDED = ("folder", "extras", "needs")
+NOT_RECORDED = ("folder", "extras", "needs", "allow_changes")
 """Fields of `LaunchJob` that are not in a record."""
 FOREIGN = "was not written by you on this machine, so nothing in it is used"
 

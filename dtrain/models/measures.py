@@ -125,7 +125,12 @@ class _Own:
 PRECISION = Metric("precision", True, PERCENT, "Of what is taken for a class, the share that is of it, a mean of all.")
 RECALL = Metric("recall", True, PERCENT, "Of the examples of a class, the share that is taken for it, a mean of all.")
 F1 = Metric("f1", True, PERCENT, "2 TP / (2 TP + FP + FN), a mean over classes.")
-TOP5 = Metric("top5_accuracy", True, PERCENT, "The share of the examples whose label is among the five most probable.")
+TOP5 = Metric(
+    "top5_accuracy",
+    True,
+    PERCENT,
+    "The share of examples whose label is among the five most probable; of more than five classes.",
+)
 AUC = Metric("auc", True, meaning="Area under the ROC curve, one class against the others, a mean over classes.")
 CALIBRATION = Metric(
     "calibration_error", False, PERCENT, "How far probabilities are from how often they are right: Guo et al., 15 bins."
@@ -184,10 +189,10 @@ def classification(label_N: np.ndarray, probability_NC: np.ndarray) -> dict[str,
         PRECISION.name: precision_C[met].mean(),
         RECALL.name: recall_C[met].mean(),
         F1.name: f1_C[met].mean(),
-        TOP5.name: (best == label_N[:, None]).any(1).mean(),
         CALIBRATION.name: _calibration_error(probability_NC.max(1), chosen_N == label_N),
     }
     areas = [_auc(probability_NC[:, c], label_N == c) for c in np.flatnonzero(met & (of_class_C < examples))]
+    values |= {TOP5.name: (best == label_N[:, None]).any(1).mean()} if classes > best.shape[1] else {}  # else always 1
     values |= {AUC.name: np.mean(areas)} if areas else {}
     return {name: float(value) for name, value in values.items()}
 

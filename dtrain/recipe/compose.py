@@ -108,8 +108,14 @@ def _included(path: Path, trail: tuple[Path, ...], budget: Budget) -> Node:
     return merge(tree, Node(rest, own.mark, own.keys))
 
 
+WORDS = ("balanced",)
+"""Values of keys that take a word or a mapping, where the word is no kind of section: class_weights."""
+
+
 def merge(under: Node, over: Node) -> Node:
     """Merge `over` over `under`, key by key. A section of another `kind` replaces the whole section."""
+    if isinstance(under.value, str) and under.value in WORDS:  # a word in place of a mapping, and no kind
+        return over
     if isinstance(under.value, str) and isinstance(over.value, dict) and "kind" not in over.value:
         under = Node({"kind": under}, under.mark, {"kind": under.mark})  # `data: digits` is short for its kind
     if isinstance(over.value, str) and isinstance(under.value, dict) and "kind" in under.value:

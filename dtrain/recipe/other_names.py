@@ -19,6 +19,7 @@ NAMES = {
     "gradient_checkpointing": "model.remat", "activation_checkpointing": "model.remat", "model_name": "model.kind",
     "max_length": "data.length", "max_seq_length": "data.length", "seq_len": "data.length",
     "sequence_length": "data.length", "dataset": "data", "steps_per_execution": "engine.steps_per_call",
+    "val_split": "data.test", "validation_split": "data.test", "num_workers": "data.load.workers",
     "budget": "launch.budget", "lora_r": "lora.rank", "lora_rank": "lora.rank", "lora_alpha": "lora.alpha",
 }  # fmt: skip
 """Keys and options of transformers, Keras, Lightning, torchtune, axolotl and the like, and ours."""

@@ -1,7 +1,7 @@
 """The summary of a run, computed from its folder."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dtrain.core.errors import RecipeError
 from dtrain.core.metrics import Metric, higher_is_better, known, recorded
@@ -37,9 +37,11 @@ class Summary:
 
     @property
     def main_metric(self) -> tuple[str, bool | None]:
-        """The first evaluated metric that the model declares, else the loss, and whether higher is better."""
+        """What `checkpoint.best` names, else the first evaluated metric that the model declares, else the loss; and
+        whether higher is better."""
         last = self.values["last"]
-        names = [f"eval/{metric.name}" for metric in self.declared]
+        names = [self.values.get("main_metric") or ""]
+        names += [f"eval/{metric.name}" for metric in self.declared]
         names += ["eval/bits_per_byte", "eval/perplexity", "eval/loss", "train/loss"]
         name = next((name for name in names if name in last), "")
         return name, higher_is_better(name, self.declared)
@@ -49,6 +51,14 @@ class Summary:
         """The newest value of the main metric."""
         name, _ = self.main_metric
         return shown(name, self.values["last"][name], self.declared) if name else ""
+
+    def by(self, metric: str) -> "Summary":
+        """The same, with another main metric: eval/loss, or loss. RecipeError if the run has none of this name."""
+        found = next((name for name in (metric, f"eval/{metric}") if name in self.values["last"]), "")
+        if not found:
+            has = ", ".join(name for name in self.values["last"] if name.startswith("eval/"))
+            raise RecipeError(f"{self.values['name']} has no metric {metric}", f"it has {has or 'no evaluation'}")
+        return replace(self, values=self.values | {"main_metric": found})
 
     def text(self) -> str:
         """The summary as a few lines of text."""
@@ -181,6 +191,7 @@ def summarise(run_dir: Folder, history: History | None = None) -> Summary:
     values |= {key: record.get(key) for key in ("seconds", "versions", "topology", "git", "started", "ended", "data")}
     values["starts"] = values["starts"] or 1
     values["compiled_from_cache"] = record.get("compiled_from_cache", False)
+    values["main_metric"] = record.get("main_metric")
     values |= {key: record.get(key, {}) for key in ("early", "lost", "units", "higher_is_better")} | (
         times := _time(record)
     )

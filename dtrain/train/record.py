@@ -267,6 +267,7 @@ def run_record(run_dir: Folder, recipe: Recipe, lead: bool) -> Iterator[Record]:
         "compiled_before": "compiled_from_cache" in old or old.get("compiled_before", False),
         "versions": versions(),
         "git": _git(),
+        "main_metric": recipe.checkpoint.best,
     }
     log = Record(values, run_dir, lead, before=earlier(old), ids=dict(recorded.get("tracker_ids", {})))
     log.clock.add("start", before)

@@ -9,6 +9,7 @@ import jax
 from dtrain.checkpoint import manifest
 from dtrain.checkpoint.manifest import CorruptCheckpoint, Manifest
 from dtrain.checkpoint.store import Store
+from dtrain.core.counts import counted
 from dtrain.core.errors import CheckpointError, EnvironmentFault, RecipeError
 from dtrain.core.metrics import higher_is_better, recorded
 from dtrain.core.run_dir import Folder, saved_steps
@@ -30,6 +31,9 @@ def select_checkpoint(
     """A run's newest checkpoint, its best one, or that of a given step, checked; and a text that says which it is."""
     if step is None and not best:
         checkpoint = store.newest(say)
+        if checkpoint is None and (damaged := saved_steps(run_dir.checkpoints)):
+            message = f"{run_dir.path}: none of its {counted(len(damaged), 'checkpoint')} can be used, each is damaged"
+            raise CheckpointError(message, f"copy an undamaged one to {run_dir.checkpoints}, or train it anew")
         if checkpoint is None:
             raise CheckpointError(f"{run_dir.path} has no checkpoint yet", "train it first: dtrain run")
         return checkpoint, f"step {checkpoint.step}, the newest"

@@ -189,6 +189,7 @@ def test_records_that_cannot_be_used_are_refused(tmp_path: Path, line: str, mess
         ("{{ raise_exception('no system') }}", "chat.jsonl:1: the chat template fails: no system"),
         ("{{ messages.__class__.__mro__ }}", "the chat template fails: access to attribute"),
         ("{% for i in range(10**9) %}{% endfor %}", "the chat template fails: Range too big"),
+        ("{{ strftime_now('%d') }}", "the chat template fails: 'strftime_now' is undefined"),
         ("{{ messages[0].role + 1 }}", "the chat template fails: can only concatenate"),
         ("{% for m in messages|reverse %}{{ m.content }}{% endfor %}", "changes earlier turns"),
     ],

@@ -159,6 +159,16 @@ def test_a_text_ends_before_the_first_of_its_stop_texts() -> None:
     assert texts("\n") == texts()
 
 
+def test_prompts_that_are_too_long_are_named_by_where_they_are() -> None:
+    texts = TextGenerator(cast(Any, SimpleNamespace(model=SimpleNamespace(context=8))))
+    texts.refuse_long([[1] * 7, [2]], ["a", "b"])
+    with pytest.raises(RecipeError) as refused:
+        texts.refuse_long([[1] * 7, [2] * 8, [3] * 1000], ["q.jsonl:1", "q.jsonl:2", "q.jsonl:3"])
+    first, *rest = refused.value.message.splitlines()
+    assert first == "2 prompts are longer than the model's context allows, 7 tokens:"
+    assert rest == ["  q.jsonl:2: 8 tokens", "  q.jsonl:3: 1,000 tokens"]
+
+
 @pytest.mark.slow
 def test_each_prompt_of_a_file_has_as_many_samples_as_are_asked_for(
     dtrain: Dtrain, trained: Path, tmp_path: Path

@@ -1,11 +1,13 @@
 """Hardware that is billed by the hour: its price, its limits, and when a limit is required."""
 
+import dataclasses
 import json
 import re
 from pathlib import Path
 
 import pytest
 
+from dtrain.launch.job import LaunchJob
 from dtrain.launch.targets.gke import GKE
 from tests.conftest import Dtrain
 from tests.launch.test_names import RECIPE, refused
@@ -25,6 +27,9 @@ def test_hours_and_dollars_bound_the_time_whichever_is_less() -> None:
     assert rented("v5e-16", budget=192.0, hours=40.0).limit() == pytest.approx(10)
     assert "--hours" in rented("v5e-16", budget=192.0).run_options()
     assert "--hours" not in rented("v5e-16").run_options()
+    job = LaunchJob("a", "")
+    assert "--allow-changes" not in rented("v5e-16").run_options(job)
+    assert "--allow-changes" in rented("v5e-16").run_options(dataclasses.replace(job, allow_changes=True))
 
 
 def test_gpus_are_paid_by_whole_machines() -> None:

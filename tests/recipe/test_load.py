@@ -137,6 +137,13 @@ def test_another_kind_replaces_the_section(tmp_path: Path) -> None:
     assert recipe.optimizer == SGD(lr=0.1)
 
 
+def test_class_weights_of_a_recipe_are_replaced_by_numbers(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD + "class_weights: balanced\n")
+    assert load(path, ["class_weights={'3': 4}"]).class_weights == {"3": 4.0}
+    assert load(path, ["class_weights.dog=2"]).class_weights == {"dog": 2.0}
+    assert load(path, ["class_weights=null"]).class_weights is None
+
+
 def test_a_mistake_in_an_override_points_to_it(tmp_path: Path) -> None:
     assert complaints(tmp_path, GOOD, "optimizer.lrr=1") == (
         "argument 'optimizer.lrr=1'  optimizer.lrr: unknown key; did you mean 'lr'?"

@@ -141,6 +141,9 @@ def test_a_sweep_ranks_its_runs_and_resumes(dtrain: Dtrain, tmp_path: Path) -> N
     assert [row["optimizer.lr"] for row in again] == ["1e-2", "1e-4"]
     assert Folder(tmp_path / "runs" / "two" / "lr-1e-2").read_record() == before  # it was not trained again
     assert "another sweep" in dtrain(*words, "batch=32", code=2).stderr
+    by_loss = dtrain(*words, "--metric", "loss", seconds=250).stdout.splitlines()
+    assert [line.split()[1] for line in by_loss[1:]] == ["loss", "loss"]
+    assert "has no metric speed" in dtrain(*words, "--metric", "speed", code=2, seconds=250).stderr
 
 
 @pytest.mark.nightly

@@ -104,6 +104,11 @@ def test_the_newest_the_best_and_any_step_can_be_taken(tmp_path: Path) -> None:
     inside.write_bytes(inside.read_bytes()[:-1] + b"?")
     with pytest.raises(CheckpointError, match="checkpoint 6 is damaged"):
         load_run(place, [], quiet, best=True)
+    for state in (path for path in place.checkpoints.rglob("*") if path.is_file() and "state" in path.parts):
+        state.write_bytes(b"")
+    with pytest.raises(CheckpointError, match="none of its 6 checkpoints can be used, each is damaged") as caught:
+        load_run(place, [], quiet)
+    assert "copy an undamaged one" in caught.value.hint
 
 
 @pytest.mark.slow

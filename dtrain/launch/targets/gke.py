@@ -106,7 +106,16 @@ class JobSet(Rented):
         variables: list[JsonObject] = [{"name": key, "value": value} for key, value in job.environment().items()]
         for key in self.environment:
             variables.append({"name": key, "valueFrom": {"secretKeyRef": {"name": SECRET, "key": key}}})
-        command = ["python3", "-m", "dtrain", "run", "/recipe/recipe.yaml", "--runs-dir", "/runs", *self.run_options()]
+        command = [
+            "python3",
+            "-m",
+            "dtrain",
+            "run",
+            "/recipe/recipe.yaml",
+            "--runs-dir",
+            "/runs",
+            *self.run_options(job),
+        ]
         own, first = {LABEL: job.launch}, f"{job.name}-slice-0-0.{job.name}:8476"
         words = {"NAME": job.name, "OWN": _flow(own), "LABELS": _flow(own | queue), "ANNOTATIONS": _flow(mounts)}
         words |= {"RESTARTS": self.restarts, "SLICES": self.slices, "HOSTS": self.hosts, "GRACE": self.grace}

@@ -159,7 +159,7 @@ class Hosts(LaunchTarget):
     def _connect(self, job: LaunchJob, host: int | None = None) -> Connections:
         machines = self.machines()
         part = HostJob(
-            name=job.name, folder=self.folder, runs=self.runs, arguments=tuple(self.run_options()),
+            name=job.name, folder=self.folder, runs=self.runs, arguments=tuple(self.run_options(job)),
             world_size=len(machines), coordinator=self.coordinator(),
         )  # fmt: skip
         chosen = [machine for machine in machines if host in (None, machine.rank)]

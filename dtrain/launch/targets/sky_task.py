@@ -186,7 +186,7 @@ def task(target: "Sky", job: LaunchJob) -> str:
         mounts |= {f"~/.dtrain/{wheel.name}": str(wheel), "~/.dtrain/lock.txt": str(lock)}
         script = {"PYTHON": PYTHON, "VENV": VENV, "WHEEL": wheel.name}
         setup = f"setup: |\n{_indented(fill_template('sky_setup.sh', script))}\n"
-    variables = {**job.environment(), REPLACES_HOSTS: "1"}
+    variables, options = {**job.environment(), REPLACES_HOSTS: "1"}, shlex.join(target.run_options(job))
     values = {
         "NAME": job.name,
         "NODES": target.num_nodes,
@@ -198,7 +198,7 @@ def task(target: "Sky", job: LaunchJob) -> str:
         "LAUNCH": f"export {shlex.join(f'{key}={value}' for key, value in variables.items())}",
         "METADATA": METADATA,
         "PROCESS": PROCESS,
-        "COMMAND": f'{program} run "$recipe" --runs-dir {target.runs or MOUNTED} {shlex.join(target.run_options())}',
+        "COMMAND": f'{program} run "$recipe" --runs-dir {target.runs or MOUNTED} {options}',
     }
     return fill_template("sky.yaml", values)
 

@@ -281,7 +281,7 @@ class Slurm(LaunchTarget):
         words = {"NAME": job.name, "NODES": self.nodes, "FOLDER": folder, "GRACE": self.grace}
         words |= {"EXPORT": ",".join((*PASSED_ON, *self.environment, *variables)), "PROCESS": PROCESS}
         words["DIRECTIVES"] = "\n".join(f"#SBATCH --{name}={value}" for name, value in self._directives().items())
-        return fill_template("slurm.sbatch", words | {"COMMAND": shlex.join([*command, *self.run_options()])})
+        return fill_template("slurm.sbatch", words | {"COMMAND": shlex.join([*command, *self.run_options(job)])})
 
 
 def _number(job: LaunchJob) -> str:
