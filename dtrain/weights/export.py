@@ -78,7 +78,7 @@ def export(
     table = _named(model, declared, library) if published else own_names(declared)
     counts = {place.count for name in declared if (place := table[name]).count}
     tensors = chain(_tensors(loaded, declared, table), ((name, np.zeros((), np.int64)) for name in sorted(counts)))
-    about |= record(model)
+    about |= record(model) | ({"fitted": json.dumps(loaded.fitted["values"])} if loaded.fitted else {})
     if single:
         write(path, _cast(dict(tensors), dtype), about)
         return [_written(path)]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors import safe_open
 
 from tests.conftest import Dtrain
 
@@ -43,6 +44,11 @@ def test_a_table_is_scaled_as_the_run_was_whatever_its_file_became(dtrain: Dtrai
         assert "are not those of the run" in changed.stderr
     (tmp_path / "train.csv").unlink()
     assert dtrain("predict", "t", "new.csv").stdout == before
+    dtrain("export", "t", "w.safetensors")
+    with safe_open(tmp_path / "w.safetensors", framework="numpy") as weights:
+        kept = json.loads(weights.metadata()["fitted"])
+    assert (kept["columns"], kept["categories"]) == (["u", "kind"], {"kind": ["a", "b"]})
+    assert kept["scaling"]["mean"][0] == pytest.approx(5, abs=0.5)
     table(tmp_path / "train.csv", 200)
     again = dtrain("evaluate", "t")
     assert again.stdout == measured
