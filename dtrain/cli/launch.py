@@ -11,7 +11,7 @@ from dtrain.cli.arguments import RUNS, Debug, Json, Overrides, Recipe, RunsDir
 from dtrain.cli.exits import exits
 from dtrain.cli.launch_lookup import known, launchable, refuse_while_alive, rented
 from dtrain.cli.launch_output import confirm, follow_run, print_logs, say, show, start_lines
-from dtrain.cli.preflight_plan import predict, refuse_too_large, require_limit
+from dtrain.cli.preflight_plan import predict, refuse_layout, refuse_too_large, require_limit
 from dtrain.cli.synonyms import Group
 from dtrain.cli.tables import print_table
 
@@ -125,6 +125,7 @@ def plan(
             for line in job.needs:
                 say(line)
             prediction = predict(job, launch_plan) if plan_first else None
+        refuse_layout(job, launch_plan)
         refuse_too_large(job, prediction)
 
 
@@ -159,6 +160,7 @@ def up(
         job = dataclasses.replace(job, launch=secrets.token_hex(4), folder=folder(runs_dir, job.name).path)
         job = dataclasses.replace(job, allow_changes=allow_changes)
         launch_plan = target.plan(job)
+        refuse_layout(job, launch_plan)
         if limit:
             require_limit(launch_plan)
         notes = target.check(job)

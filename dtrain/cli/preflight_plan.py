@@ -28,6 +28,29 @@ def require_limit(plan: "LaunchPlan") -> None:
         )
 
 
+def refuse_layout(job: "LaunchJob", plan: "LaunchPlan") -> None:
+    """RecipeError if the run cannot be laid out over the devices, where their number is known before it starts: it
+    would wait in a queue only to be refused there."""
+    from dtrain.core.errors import RecipeError
+    from dtrain.recipe.load import load
+
+    devices = job.target.get("devices") or job.target.get("gpus", 0) * plan.hosts
+    processes = job.target.get("processes", 1) * plan.hosts
+    if not devices or _custom(job):
+        return
+    if devices % processes:
+        message = f"launch.devices: {devices} devices do not divide over {processes} processes"
+        raise RecipeError(message, f"use {processes} or a multiple")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "recipe.yaml")
+        path.write_text(job.recipe)
+        try:
+            load(path, [], devices)
+        except RecipeError as error:
+            reason = re.sub(r"^\d+:\d+\s+", "", error.message.replace(f"{path}:", ""))
+            raise RecipeError(f"on {devices} devices: {reason}", error.hint) from error
+
+
 def predict(job: "LaunchJob", plan: "LaunchPlan") -> JsonObject | None:
     """The result of `dtrain plan --quick` for the rented machines, after a line that says it, and one if the limit on
     hours ends the run before its last step.

@@ -76,3 +76,21 @@ def test_a_section_is_taken_from_a_file(in_process: Dtrain, tmp_path: Path) -> N
     wrong = in_process("launch", "plan", "small.yaml", "launch=@pod.json", code=2)
     assert "pod.json:1" in wrong.stderr and "launch.on" in wrong.stderr
     assert "nowhere.json" in in_process("launch", "plan", "small.yaml", "launch=@nowhere.json", code=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("launch", "message"),
+    [
+        ("{kind: local, devices: 3}", "on 3 devices: mesh: data 2: 2 != 3 devices"),
+        ("{kind: slurm, nodes: 2, devices: 1}", "1 devices do not divide over 2 processes"),
+        ("{kind: slurm, nodes: 2, gpus: 8}", "on 16 devices: mesh: data 2: 2 != 16 devices"),
+    ],
+)
+def test_what_cannot_be_laid_out_is_refused_before_it_waits_in_a_queue(
+    in_process: Dtrain, tmp_path: Path, launch: str, message: str
+) -> None:
+    (tmp_path / "small.yaml").write_text(RECIPE)
+    for verb in (["plan"], ["up", "--yes"]):
+        words = ("launch", verb[0], "small.yaml", f"launch={launch}", "mesh={data: 2}", *verb[1:])
+        assert message in in_process(*words, code=2).stderr
+    assert not (tmp_path / "runs").exists()
