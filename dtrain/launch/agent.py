@@ -88,16 +88,20 @@ def folder_markers(request: Request) -> Reply:
 
 
 def status(request: Request) -> Reply:
-    """Whether the runner is alive, the exit code, and the progress recorded in the run folder."""
+    """Whether the runner or the run is alive, the exit code, and the progress recorded in the run folder."""
     files, values = RunnerDir(request.job), {}
     with suppress(DtrainError):  # run.json is damaged
         values = files.run.read_record()
-    alive = files.process("runner") is not None
+    runner, code = files.process("runner"), files.end()
+    alive = runner is not None or files.process("run") is not None
+    if code is None and not alive and values.get("state") in ("finished", "stopped"):
+        code = values.get("exit_code")  # the runner died before the run ended
     text = f"step {newest_step(files.run, values)}/{values['steps']} saved" if values.get("steps") else ""
     if alive:
         text = f"{_where(heartbeat.read(files.run.heartbeat(request.job.rank)))}; {text}".rstrip("; ")
+        text += "" if runner else "; its runner died: it is not restarted"
     recorded = (files.run.path / RECORD).exists()
-    return Reply(alive=alive, code=files.end(), state=values.get("state", ""), recorded=recorded, text=text)
+    return Reply(alive=alive, code=code, state=values.get("state", ""), recorded=recorded, text=text)
 
 
 def _where(heartbeat: heartbeat.Heartbeat | None) -> str:
@@ -113,11 +117,11 @@ def stop(request: Request) -> Reply:
     files = RunnerDir(request.job)
     with suppress(OSError):  # also stops unreachable hosts; the signal is faster and needs no synchronised clocks
         files.run.stop_request.touch()
-    runner = files.process("runner")
-    if runner and not files.stopping.exists():  # a second signal would end it without saving
+    alive = files.process("runner") or files.process("run")  # of a runner that died the run may be alive
+    if alive and not files.stopping.exists():  # a second signal would end it without saving
         files.stopping.touch()
-        os.kill(runner.pid, signal.SIGTERM)
-    return Reply(items=(runner.pid,) if runner else ())
+        os.kill(alive.pid, signal.SIGTERM)
+    return Reply(items=(alive.pid,) if alive else ())
 
 
 def logs(request: Request) -> Iterator[Reply]:

@@ -1,7 +1,9 @@
 """A run on this machine: it continues without its terminal, and is followed, stopped and removed."""
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -85,6 +87,23 @@ def test_down_ends_every_process_at_once(dtrain: Dtrain, recipe: Path, tmp_path:
     assert len(family) == 4  # the runner, the supervisor, two workers
     dtrain("launch", "down", "small", "--yes")
     assert not mentioning(str(tmp_path / "host"))
+
+
+@pytest.mark.slow
+def test_a_run_whose_runner_died_is_shown_as_running_and_stops(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
+    long = ["steps=1000000", "evaluate.every=0", "checkpoint.every=200"]
+    dtrain("launch", "up", recipe, "--yes", "--detach", *long, MY_TOKEN=CANARY)
+    reached(tmp_path / "runs" / "small", 1)
+    runner, run = runner_dir(tmp_path).living()
+    os.kill(runner, signal.SIGKILL)
+    until(lambda: not start_time(runner), "the runner is alive")
+    shown = dtrain("launch", "status", "small").stdout
+    assert re.search(r"here +running +in \w+ after step \d+; .*; its runner died: it is not restarted", shown)
+    stopped = dtrain("launch", "stop", "small")
+    assert re.search(r"here: stopped step \d+/1000000 saved", stopped.stderr)
+    assert not start_time(run)
+    record = json.loads((tmp_path / "runs" / "small" / "run.json").read_text())
+    assert (record["state"], record["exit_code"]) == ("stopped", 0)
 
 
 @pytest.mark.nightly
