@@ -12,6 +12,7 @@ from dtrain.assembly.assemble import assemble, one_step_per_call
 from dtrain.assembly.checksum import state_checksum
 from dtrain.assembly.input import refuse_broken_contract, train_batches
 from dtrain.core.errors import NotFinite, RecipeError
+from dtrain.core.process_info import launch_id
 from dtrain.core.run_control import RunControl
 from dtrain.core.run_dir import Folder, folder
 from dtrain.inference.open_run import OpenRun
@@ -59,7 +60,8 @@ def run(
         if finished(run_dir, recipe) or finished(run_dir, recipe := with_sizes(recipe)):
             console.say(f"{recipe.name} is already finished: `dtrain report {run_dir.path}` shows it", "green")
             early = run_dir.read_record().get("early")
-            longer = "stop.patience=... (more), or stop=null" if early else "--extend 20epochs (or 500steps)"
+            more = "launch up --allow-changes steps=..." if launch_id() else "--extend 20epochs (or 500steps)"
+            longer = "stop.patience=... (more), or stop=null" if early else more
             console.say(f"to train longer: {longer}; to start again from step 0, give the run another name: name=...")
             return None
         start = opened(recipe, run_dir, console, allow_changes=allow_changes, dry=dry, control=control)
