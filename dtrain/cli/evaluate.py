@@ -55,7 +55,7 @@ def evaluate(
         from dtrain.core.errors import cause
         from dtrain.core.files import overwrite
         from dtrain.core.run_list import find_run
-        from dtrain.weights.load import load_run
+        from dtrain.weights.load import NAMES, load_run
 
         run_dir = find_run(run, runs_dir)
         loaded = load_run(run_dir, overrides or [], _note, step=step, best=best)
@@ -80,7 +80,7 @@ def evaluate(
         if as_json:
             typer.echo(json.dumps(values, indent=2, ensure_ascii=False))
             return
-        count = f"{result.examples:,} {HELD[split]} examples" if result.examples else "questions alone"
+        count = f"{result.examples:,} {NAMES[split]} examples" if result.examples else "questions alone"
         typer.secho(f"{run} at {loaded.chosen}: {count}", dim=True, err=True)
         if against:
             _print_beside(loaded, values, against, run)
@@ -88,9 +88,6 @@ def evaluate(
             typer.echo("\n".join(result.lines(loaded.recipe.model.metrics)))
         for sample in samples[:SHOWN]:
             _note(f"{sample['prompt']!r} -> {sample['given']!r}, expected {sample['answer']!r}")
-
-
-HELD = {"test": "held-out", "train": "training"}
 
 
 def _note(text: str) -> None:

@@ -129,15 +129,14 @@ def _print_all(
 ) -> None:
     """Print an object {"prompt", "text"} for each of so many texts of each prompt; `first`: messages before it, or None
     to continue the text."""
-    prompts = [prompt for prompt in prompts for _ in range(samples)]
     ids = [
         model.prompt(prompt) if first is None else model.chat([*first, {"role": "user", "content": prompt}])
         for prompt in prompts
     ]
-    model.refuse_long(
-        ids, [f"prompt {1 + number // samples} ({prompt[:40]!r})" for number, prompt in enumerate(prompts)]
-    )
-    for prompt, text in zip(prompts, model.completed(ids, count, sampling), strict=True):
+    model.refuse_long(ids, [f"prompt {number} ({prompt[:40]!r})" for number, prompt in enumerate(prompts, 1)])
+    each = [number for number in range(len(prompts)) for _ in range(samples)]
+    texts = model.completed([ids[number] for number in each], count, sampling)
+    for prompt, text in zip((prompts[number] for number in each), texts, strict=True):
         typer.echo(json.dumps({"prompt": prompt, "text": text}, ensure_ascii=False))
 
 

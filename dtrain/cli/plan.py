@@ -1,6 +1,6 @@
 """dtrain plan"""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -83,7 +83,10 @@ def plan(
             option = f"--price-file {price_file}" if price_file else "--what-if"
             raise RecipeError(f"{option} goes with --tokens, --deadline or --budget", "add one")
         if any(wanted):
-            _refuse_with_limits(search, plot, price, against)
+            _refuse_with_limits(
+                {"--search": search, "--plot": plot, "--out": out, "--against": against, "--jobs": jobs > 1}
+                | {"--price": price is not None, "--within": within is not None}
+            )
             settle(())
             raise typer.Exit(
                 show_bills(recipe, overrides or [], run_code, on, slices, wanted, price_file, what_if, as_json)
@@ -148,9 +151,8 @@ def _refuse_with_budget(targets: "Sequence[Target]", search: bool, against: str,
         raise RecipeError(f"--within {within:g} goes with --against RUN|FILE", "name what the plan is compared with")
 
 
-def _refuse_with_limits(search: bool, plot: Path | None, price: float | None, against: str) -> None:
-    """Raise RecipeError for options that do not go with --tokens, --deadline and --budget."""
-    others = {"--search": search, "--plot": plot, "--against": against, "--price": price is not None}
+def _refuse_with_limits(others: Mapping[str, object]) -> None:
+    """Raise RecipeError for options, by name, that do not go with --tokens, --deadline and --budget."""
     if given := [name for name, value in others.items() if value]:
         hint = "use --price-file" if given[0] == "--price" else "plan one slice with it"
         raise RecipeError(f"{given[0]} cannot be combined with --tokens, --deadline and --budget", hint)

@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dtrain.core.counts import counted
 from dtrain.core.types import JsonObject
 
 if TYPE_CHECKING:
@@ -39,16 +40,20 @@ def refuse_layout(job: "LaunchJob", plan: "LaunchPlan") -> None:
     if not devices or _custom(job):
         return
     if devices % processes:
-        message = f"launch.devices: {devices} devices do not divide over {processes} processes"
-        raise RecipeError(message, f"use {processes} or a multiple")
+        message = f"launch: {counted(devices, 'device')} cannot be divided over {processes} processes"
+        raise RecipeError(message, f"use {processes} devices or a multiple, or fewer processes")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "recipe.yaml")
         path.write_text(job.recipe)
         try:
             load(path, [], devices)
         except RecipeError as error:
-            reason = re.sub(r"^\d+:\d+\s+", "", error.message.replace(f"{path}:", ""))
-            raise RecipeError(f"on {devices} devices: {reason}", error.hint) from error
+            raise RecipeError(f"on {devices} devices: {_without_place(error.message, path)}", error.hint) from error
+
+
+def _without_place(reason: str, path: Path) -> str:
+    """A reason without the places in a file that was written here."""
+    return re.sub(r"^\d+:\d+\s+", "", reason.replace(f"{path}:", "").removeprefix("error: ").strip())
 
 
 def predict(job: "LaunchJob", plan: "LaunchPlan") -> JsonObject | None:
@@ -69,10 +74,9 @@ def predict(job: "LaunchJob", plan: "LaunchPlan") -> JsonObject | None:
         path = Path(folder, "recipe.yaml")
         path.write_text(job.recipe)
         done = _planned(path, job)
-        reason = done.stderr.replace(f"{path}:", "").removeprefix("error: ").strip()
+        reason = _without_place(done.stderr, path)
     if done.returncode == RecipeError.exit_code:
         on, reason = job.target["on"], reason.partition("\nmore:")[0]
-        reason = re.sub(r"^\d+:\d+\s+", "", reason)  # a place in the file that was written here
         several = f" --slices {count}" if (count := job.target.get("slices", 1)) > 1 else ""
         raise RecipeError(f"on {on}: {reason}", f"`dtrain plan RECIPE --on {on}{several}` names its line")
     try:

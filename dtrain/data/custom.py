@@ -89,7 +89,8 @@ class UserRows(SourceDefaults):
 
     @property
     def notes(self) -> Sequence[str]:
-        counts = class_counts(self)
+        with user_errors(self.where):
+            counts = class_counts(self)
         missing = [name for name, count in counts.items() if not count]
         more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
         named = f"no example of {', '.join(missing[:SHOWN])}{more}, of the {len(counts)} classes of `label`"

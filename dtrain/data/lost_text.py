@@ -19,6 +19,7 @@ BYTES_READ, RECORDS_READ = 2**16, 200
 UNKNOWN = ("[UNK]", "<unk>")
 """Usual names of the token for what a tokenizer does not know, where its files do not say which it is."""
 BLANKS = {"spaces": " ", "line breaks": "\n"}
+"""What has no shape of its own, by its name in messages."""
 NAMED = 8
 """Most characters that are named."""
 

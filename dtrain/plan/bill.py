@@ -154,7 +154,8 @@ def bills(
     recipe: Recipe, on: Sequence[Target | Chip], slices: int, wanted: Wanted, rates: Rates, say: Say
 ) -> tuple[list[Bill], list[str]]:
     """The bills of what was planned, the cheapest first of those that meet the limits, then the others; and what could
-    not be planned, with the reason. Quick plans; nothing is compiled."""
+    not be planned, with the reason. Quick plans; nothing is compiled. RecipeError for a number of tokens of a run whose
+    examples have none."""
     found: list[Bill] = []
     failed: list[str] = []
     for one in on:
@@ -163,7 +164,7 @@ def bills(
                 found += [_bill(recipe, one, wanted, rates, say)]
             else:
                 found += _of_family(recipe, one, slices, wanted, rates, say)
-        except RecipeError as error:
+        except _TooLarge as error:
             failed.append(f"{one.name}: {error.message}")
     return sorted(found, key=lambda bill: _rank(bill, wanted)), failed
 
@@ -198,7 +199,7 @@ def _of_family(recipe: Recipe, chip: Chip, slices: int, wanted: Wanted, rates: R
         met += not (wanted.hours and bill.hours[1] > wanted.hours)
         yield bill
     if not tried or (reasons and not hours):
-        raise RecipeError(reasons[-1] if reasons else "no size of it holds the run")
+        raise _TooLarge(reasons[-1] if reasons else "no size of it holds the run", needed)
 
 
 class _TooLarge(RecipeError):
@@ -251,7 +252,7 @@ def what_if(bill: Bill, say: Say) -> Iterator[tuple[str, Bill | str]]:
 def _changed(recipe: Recipe, on: Target) -> Iterator[tuple[str, Recipe]]:
     """A recipe with one thing changed, and what as text."""
     precision, replace = recipe.precision, dataclasses.replace
-    for batch in (2 * recipe.batch, recipe.batch // 2):
+    for batch in filter(None, (2 * recipe.batch, recipe.batch // 2)):
         yield f"batch={batch}", replace(recipe, batch=batch)
     compute = "float32" if precision.compute == "bfloat16" else "bfloat16"
     yield f"precision.compute={compute}", replace(recipe, precision=replace(precision, compute=compute))

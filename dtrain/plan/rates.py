@@ -20,10 +20,11 @@ in 54 days (The Llama 3 Herd of Models, section 3.3.4, July 2024). Highest: a me
 A100 (Kokolis et al., Revisiting Reliability in Large-Scale Machine Learning Research Clusters, HPCA 2025). No rate for
 each chip of TPUs is published; these stand for them."""
 STORAGE = 0.020
-"""Dollars for a GB and month of standard object storage in one US region: Google Cloud, list price of October 2025."""
+"""Dollars for a GB and month in a bucket: Google Cloud, standard class, us-central1
+(cloud.google.com/storage/pricing)."""
 STAGING = 6.0
 """GB/s with which a host copies a checkpoint out of its devices while training waits: 396 GiB by 16 hosts in 3.3 to 4.1
-s, the slower of these (Marin, pull request 7929, 2026)."""
+s are 6.5 to 8.1 (Marin, pull request 7929, 2026); rounded down."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from dtrain.core.errors import RecipeError
 from dtrain.core.run_dir import Folder
 from dtrain.core.types import JsonObject
 from dtrain.data.batch import Example, example_of
-from dtrain.data.prediction_inputs import with_classes
+from dtrain.data.prediction_inputs import opened_in_order, with_classes
 from dtrain.data.source import Data, Source, Split
 from dtrain.models.lora import ADAPTERS, Lora, merged
 from dtrain.models.nn.param import Tree
@@ -26,6 +26,9 @@ from dtrain.recipe.recipe import UNKNOWN_STEPS, Recipe
 from dtrain.weights.checkpoint_choice import refuse_no_run, select_checkpoint
 from dtrain.weights.initial import initial_from, recorded_sources
 from dtrain.weights.read import leaves_by_path, without_padding
+
+NAMES = {"test": "held-out", "train": "training"}
+"""What the examples of a split are called."""
 
 
 @dataclass(frozen=True)
@@ -57,12 +60,10 @@ class LoadedRun:
         `say` gets a warning if the run's own are not those that it was trained with any more.
         """
         data = self.recipe.data if of is None else as_fitted(of, self.fitted)
-        ordered = data.in_order()
-        source = ordered.open(split)
-        own = source if ordered is data else data.open(split)
-        if of is None and (known := self.fingerprints.get(split)) and own.fingerprint != known:
-            what = {"train": "training", "test": "held-out"}[split]
-            say(f"warning: the {what} examples are not those of the run: its data was changed after it was trained")
+        source = opened_in_order(data, split)
+        known = self.fingerprints.get(split) if of is None else None
+        if known and (source if data.in_order() is data else data.open(split)).fingerprint != known:
+            say(f"warning: the {NAMES[split]} examples are not those of the run: its data was changed since")
         return with_classes(source, self.classes)
 
 

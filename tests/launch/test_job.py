@@ -82,7 +82,7 @@ def test_a_section_is_taken_from_a_file(in_process: Dtrain, tmp_path: Path) -> N
     ("launch", "message"),
     [
         ("{kind: local, devices: 3}", "on 3 devices: mesh: data 2: 2 != 3 devices"),
-        ("{kind: slurm, nodes: 2, devices: 1}", "1 devices do not divide over 2 processes"),
+        ("{kind: slurm, nodes: 2, devices: 1}", "launch: 1 device cannot be divided over 2 processes"),
         ("{kind: slurm, nodes: 2, gpus: 8}", "on 16 devices: mesh: data 2: 2 != 16 devices"),
     ],
 )
