@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dtrain.assembly.assemble import with_sums
@@ -49,8 +49,14 @@ class Bill:
     plan: Plan
     steps: int
     rates: Rates
-    mesh: bool
-    """Whether the mesh is not the recipe's own."""
+    mesh: Mapping[str, object]
+    """The settings of the mesh that are not the recipe's own."""
+
+    @property
+    def name(self) -> str:
+        """The target with its number of slices: 2 x v5e-256."""
+        on = self.plan.target
+        return f"{on.slices} x {on.name}" if on.slices > 1 else on.name
 
     @property
     def step(self) -> Interval:
@@ -63,7 +69,7 @@ class Bill:
     def hosts(self) -> int:
         """Hosts that hold the state."""
         on = self.plan.target
-        return max(on.chips // (PER_HOST if on.platform == "gpu" else TPU_HOST), 1)
+        return on.slices * max(on.chips // on.slices // (PER_HOST if on.platform == "gpu" else TPU_HOST), 1)
 
     @property
     def state(self) -> int:
@@ -223,7 +229,9 @@ def _bill(recipe: Recipe, on: Target, wanted: Wanted, rates: Rates, say: Say) ->
         if not isinstance(plan, Plan):
             reason = plan.message
         elif plan.timing and plan.fits:
-            return Bill(plan, _steps(plan, wanted), rates, bool(candidate.changes))
+            own, chosen = vars(recipe.mesh), vars(candidate.recipe.mesh)
+            changed = {key: value for key, value in chosen.items() if value != own[key]}
+            return Bill(plan, _steps(plan, wanted), rates, changed)
         else:
             reason, needed = f"does not fit on {on.name}", state(plan.memory, on)
     raise _TooLarge(reason, needed)

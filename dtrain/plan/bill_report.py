@@ -45,7 +45,7 @@ def _row(bill: Bill, wanted: Wanted, unit: str) -> str:
     days = _times(bill, unit)
     limits = bill.misses(wanted)
     return (
-        f"{plan.target.name:<14}{mesh:<24}{ms(plan.timing.seconds):>9}{plan.timing.mfu:>7.1%}{days:>18}{good:>14}"
+        f"{bill.name:<14}{mesh:<24}{ms(plan.timing.seconds):>9}{plan.timing.mfu:>7.1%}{days:>18}{good:>14}"
         f"{price:>22}{'  ' + ', '.join(limits) if limits else ''}"
     )
 
@@ -100,8 +100,10 @@ def _detail(bill: Bill) -> Iterator[str]:
     width = f", {4 * rate / bill.hosts / 1e6:.3g} MB/s of int32" if plan.timing.tokens else ""
     yield f"  data           {rate:,.0f} {unit}/s, {rate / bill.hosts:,.0f} for each host{width}"
     yield "  not counted    evaluation, waiting for machines, traffic between regions"
-    mesh = " mesh=" + "'{" + ", ".join(f"{axis}: {size}" for axis, size in plan.mesh.items() if size > 1) + "}'"
-    yield f"next: dtrain plan RECIPE --on {on.name} steps={bill.steps}{mesh if bill.mesh else ''}   (compiles the step)"
+    settings = str(dict(bill.mesh)).replace("'", "")  # names and numbers alone: as YAML has them
+    mesh = f" mesh='{settings}'" if bill.mesh else ""
+    slices = f" --slices {on.slices}" if on.slices > 1 else ""
+    yield f"next: dtrain plan RECIPE --on {on.name}{slices} steps={bill.steps}{mesh}   (compiles the step)"
 
 
 def what_if_lines(bill: Bill, others: Iterable[tuple[str, Bill | str]]) -> Iterator[str]:

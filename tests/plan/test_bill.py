@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +202,12 @@ def test_the_command_prints_the_bill_and_says_if_a_limit_is_missed(in_process: D
     values = json.loads(in_process("plan", "decoder-tiny", "--tokens", "1B", "--on", "v5e-4", "--json").stdout)
     [bill] = values["bills"]
     assert (bill["target"], bill["tokens"], bill["misses"]) == ("v5e-4", 1_000_001_536, [])
+    words = ["plan", "decoder-tiny", "mesh={data: 1, tensor: 2}", "--tokens", "1B", "--on", "v5e-8", "--slices", "2"]
+    several = in_process(*words).stdout
+    assert "\n2 x v5e-8  " in several
+    [named] = re.findall(r"next: dtrain (plan) RECIPE (.*) mesh='(.*)'   \(compiles", several)
+    again = in_process(named[0], *words[1:3], *named[1].split(), f"mesh={named[2]}", "--quick").stdout
+    assert "on 2 x v5e-8 (16 v5e chips, 2x4): fits" in again
     missed = in_process("plan", "decoder-tiny", "--tokens", "1T", "--on", "v5e-4", "--budget", "1", code=3)
     assert "costs more" in missed.stdout
     assert "sure to meet the limits" in missed.stderr

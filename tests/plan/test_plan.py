@@ -412,6 +412,7 @@ def test_a_plan_is_read_back_from_the_cache_as_it_was(tmp_path: Path, monkeypatc
     monkeypatch.setattr(cache, "outcomes", lambda jobs, _: pytest.fail("made again") if jobs else iter(()))
     again = dict(cache.cached_outcomes([wanted], on, 1, None))
     assert values(again[0]) == values(first[0])  # pyright: ignore[reportArgumentType]
+    assert again[0].steps == made.steps > 0  # pyright: ignore[reportAttributeAccessIssue]
     assert list(lines(again[0])) == list(lines(made))  # pyright: ignore[reportArgumentType]
     for kept in (tmp_path / "cache").rglob("*.json"):
         kept.write_text("[]")
