@@ -72,25 +72,20 @@ class Bill:
         return on.slices * max(on.chips // on.slices // (PER_HOST if on.platform == "gpu" else TPU_HOST), 1)
 
     @property
-    def state(self) -> int:
-        """Bytes of a checkpoint: parameters and optimizer state, each array once."""
-        return state(self.plan.memory, self.plan.target).total
-
-    @property
     def upload(self) -> float:
         """Seconds until a save is in the bucket, or is read from there."""
-        return self.state / (self.hosts * self.rates.upload * GB)
+        return self.plan.checkpoint / (self.hosts * self.rates.upload * GB)
 
     @property
     def interval(self) -> float:
-        """Seconds between two saves, as the recipe has them; infinite if it saves only at the end."""
+        """Seconds between two saves, as the recipe has them; those of the whole run if it saves only at the end."""
         policy, step = self.plan.recipe.checkpoint, self.step.least
         by_step = policy.every * step if policy.every else math.inf
         return min(by_step, 60 * policy.minutes if policy.minutes else math.inf, self.steps * step)
 
     def reliability(self, rate: float) -> Reliability:
         """How the run fares at this rate of failures per chip and hour."""
-        stall = self.state / (self.hosts * self.rates.staging * GB)
+        stall = self.plan.checkpoint / (self.hosts * self.rates.staging * GB)
         failures = rate * self.plan.target.chips / 3600
         return Reliability(failures, stall, 60 * self.rates.restart + self.upload)
 
@@ -105,7 +100,7 @@ class Bill:
         """Wall time, least and most."""
         low, high = self.goodput
         least, most = (self.steps * seconds / 3600 for seconds in (self.step.least, self.step.most))
-        return least / high, most / low if low else math.inf
+        return least / high if high else math.inf, most / low if low else math.inf
 
     @property
     def failures(self) -> tuple[float, float]:
@@ -125,7 +120,7 @@ class Bill:
     def storage(self) -> float:
         """Dollars for the checkpoints that are kept, over the whole training."""
         months = self.hours[1] / MONTH
-        kept = self.state / GB * self.plan.recipe.checkpoint.keep
+        kept = self.plan.checkpoint / GB * self.plan.recipe.checkpoint.keep
         return 0.0 if math.isinf(months) else kept * self.rates.storage * months
 
     @property
@@ -138,7 +133,7 @@ class Bill:
 
     def misses(self, wanted: Wanted) -> list[str]:
         """Which limits it may miss, at the most that is expected."""
-        found = []
+        found = ["never ends"] if math.isinf(self.hours[1]) else []
         if wanted.hours is not None and self.hours[1] > wanted.hours:
             found.append("may be late" if self.hours[0] <= wanted.hours else "late")
         if wanted.dollars is not None and self.dollars and self.dollars[1] > wanted.dollars:

@@ -87,7 +87,7 @@ def _detail(bill: Bill) -> Iterator[str]:
     yield f"  failures       {_range(bill.failures)} in the whole run, at {rate} a million chip-hours ({source})"
     best = [bill.reliability(value).best_interval / 60 for value in reversed(rates.failing)]
     stall = bill.reliability(0.0).stall
-    size = f"{size_text(bill.state)} by {bill.hosts} host{'s' * (bill.hosts > 1)}"
+    size = f"{size_text(plan.checkpoint)} by {bill.hosts} host{'s' * (bill.hosts > 1)}"
     yield f"  checkpoint     {size}: training waits {stall:.3g} s, the bucket has it after {bill.upload:,.3g} s"
     yield f"                 one each {bill.interval / 60:.3g} minutes; each {_range(best)} loses least (Young/Daly)"
     if bill.upload > bill.interval:
@@ -147,7 +147,7 @@ def bill_values(bill: Bill, wanted: Wanted) -> JsonObject:
         "dollars_hour": bill.per_hour,
         "price_of": bill.rates.source(plan.target.chip) if plan.target.chip else "",
         "storage_dollars": bill.storage,
-        "checkpoint_bytes": bill.state,
+        "checkpoint_bytes": plan.checkpoint,
         "checkpoint_stall_seconds": bill.reliability(0.0).stall,
         "checkpoint_upload_seconds": bill.upload,
         "checkpoint_seconds": bill.interval,

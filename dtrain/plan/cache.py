@@ -41,7 +41,7 @@ def cached_outcomes(
 
 def _written(plan: Plan) -> dict[str, object]:
     """The plan as JSON values, without recipe and target: both are part of the key."""
-    result = {name: getattr(plan, name) for name in ("tier", "mesh", "parameters", "took", "steps")}
+    result = {name: getattr(plan, name) for name in ("tier", "mesh", "parameters", "took", "steps", "checkpoint")}
     result["memory"], result["money"] = asdict(plan.memory), asdict(plan.money) if plan.money else None
     if plan.timing:
         tally = plan.timing.tally

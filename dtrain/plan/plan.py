@@ -12,6 +12,7 @@ import jax
 
 from dtrain.assembly.assemble import Assembly, assemble, one_step_per_call
 from dtrain.assembly.frozen import frozen_models
+from dtrain.assembly.state import saved
 from dtrain.core.errors import RecipeError
 from dtrain.core.slices import Target
 from dtrain.data.batch import IMAGE, Example, tokens_in
@@ -100,6 +101,8 @@ class Plan:
     """Seconds that it took to make the plan."""
     steps: int = 0
     """Of the recipe."""
+    checkpoint: int = 0
+    """Bytes of a checkpoint: each array once, without frozen parameters, which come from elsewhere."""
 
     @property
     def fits(self) -> bool:
@@ -253,7 +256,8 @@ def _plan(
             tally.seconds, tally, tokens, recipe.batch, unit, flops.step, flops.convention, peak, on.devices
         )
     sizes = mesh_sizes(layout.sizes)
-    made = Plan(recipe, on, tier, sizes, count(layout.declared), memory_use, timing, None, took, assembly.steps)
+    kept = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(saved(assembly.shapes, layout.declared)))
+    made = Plan(recipe, on, tier, sizes, count(layout.declared), memory_use, timing, None, took, assembly.steps, kept)
     if timing is None or not made.may_fit:
         return made
     return replace(made, money=cost(on, timing.seconds, timing.tokens, recipe.batch, assembly.steps, price))

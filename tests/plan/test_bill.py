@@ -15,6 +15,7 @@ from dtrain.core.errors import RecipeError
 from dtrain.core.shipped import find
 from dtrain.core.slices import target
 from dtrain.plan.bill import Bill, Wanted, bills, targets, what_if
+from dtrain.plan.bill_report import bill_lines, bill_values
 from dtrain.plan.rates import Rates, Reliability, read_rates
 from dtrain.recipe.load import load
 from tests.conftest import Dtrain
@@ -80,8 +81,10 @@ def test_a_bill_is_steps_times_their_time_and_the_price_of_the_chips() -> None:
     assert found.steps == math.ceil(1e12 / timing.tokens)
     calm = dataclasses.replace(found, rates=Rates(failures=0.0, storage=0.0))
     stall = calm.reliability(0.0).stall
-    assert calm.state == pytest.approx(12 * found.plan.parameters, rel=1e-3)  # float32 parameters and AdamW's moments
-    assert stall == pytest.approx(calm.state / 4 / 6e9)  # four hosts
+    assert calm.plan.checkpoint == pytest.approx(
+        12 * found.plan.parameters, rel=1e-3
+    )  # float32 parameters and AdamW's moments
+    assert stall == pytest.approx(calm.plan.checkpoint / 4 / 6e9)  # four hosts
     least, most = (
         found.steps * seconds / 3600 * (1 + stall / 600) for seconds in (0.96 * timing.seconds, 1.06 * timing.seconds)
     )
@@ -89,6 +92,19 @@ def test_a_bill_is_steps_times_their_time_and_the_price_of_the_chips() -> None:
     assert calm.dollars == pytest.approx((16 * 1.20 * least, 16 * 1.20 * most))
     assert found.hours[0] > calm.hours[0]
     assert found.failures == pytest.approx((2.0e-5 * 16 * found.hours[0], 1.24e-4 * 16 * found.hours[1]))
+
+
+def test_a_checkpoint_of_adapters_is_without_its_base() -> None:
+    words = ["init={run: base}", "lora={rank: 2, targets: ['blocks.mlp.*']}", "batch=256"]
+    [found], _ = bills(load(find("decoder-tiny"), words), [target("v5e-1")], 1, Wanted(tokens=1e9), Rates(), **QUIET)
+    assert 0 < found.plan.checkpoint < 0.4 * 4 * found.plan.parameters < bill_of().plan.checkpoint
+
+
+def test_a_run_that_fails_faster_than_it_recovers_meets_no_limit() -> None:
+    found = bill_of(Rates(failures=100.0))
+    assert (found.goodput, found.misses(Wanted())) == ((0.0, 0.0), ["never ends"])
+    assert any("never ends" in line for line in bill_lines([found], [], Wanted()))
+    assert bill_values(found, Wanted())["hours"] == [None, None]
 
 
 def test_every_rate_changes_the_bill(tmp_path: Path) -> None:
