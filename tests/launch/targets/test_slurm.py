@@ -131,7 +131,8 @@ def test_refusals_of_slurm_are_shown_before_anything_is_created(
     assert "invalid partition specified: nix" in failed.stderr
     assert not (tmp_path / "runs").exists()
     # SLURM does not distinguish a request that is too large from drained nodes: both jobs stay pending
-    many = in_process("launch", "up", recipe(tmp_path), "launch.nodes=9", "--yes", "-d", **cluster, MY_TOKEN="x")
+    large = ["launch.nodes=8", "launch.devices=8", "--yes", "-d"]
+    many = in_process("launch", "up", recipe(tmp_path), *large, **cluster, MY_TOKEN="x")
     assert "no node can take the job now: sbatch --test-only failed" in many.stderr
     in_process("launch", "stop", "small", **cluster)
     assert "cancelled" in in_process("launch", "status", "small", **cluster).stdout
