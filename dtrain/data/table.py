@@ -16,7 +16,7 @@ from dtrain.core.types import Fraction, JsonObject
 from dtrain.data.arrays import Arrays
 from dtrain.data.batch import FEATURES, LABEL, Example, Feature
 from dtrain.data.data_check import BYTES, DataCheck
-from dtrain.data.files import HERE, address_packages, resolve_files
+from dtrain.data.files import HERE, RELATIVE, address_packages, resolve_files
 from dtrain.data.fitted import FittedTable, Scaling
 from dtrain.data.guess import Guess
 from dtrain.data.order import hash64
@@ -44,6 +44,9 @@ class Table(Unaugmented):
     missing: Literal["refuse", "median"] = "refuse"
     """What happens where a number is missing: refuse, or take the median of the training rows, with a column beside it
     that says where. A text that is missing is a text of its own."""
+    missing_texts: tuple[str, ...] = ()
+    """Texts that mean that a value is missing, such as `k.A.`, in any column; those of nothing, `NA`, `NaN`, `null` and
+    their like always do among numbers."""
     scale: bool = True
     """Subtract from each column its mean over the training rows, and divide it by its standard deviation there."""
     test: Fraction = 0.1
@@ -105,6 +108,10 @@ class Table(Unaugmented):
         vars(data).update(kept=FittedTable.from_values(fitted))  # as cached_property stores it
         return data
 
+    def read(self, names: Sequence[str], hint: str = RELATIVE) -> list[tuple[Path, Any]]:
+        """Files as Arrow tables; `hint` says where relative names start."""
+        return read_tables(resolve_files(tuple(names), "a table", hint), self.missing_texts)
+
     def inspect(self, check: DataCheck) -> None:
         files = check.files(self.files, self.test_files, "data")
         if not check.too_large(f"the rows of {len(files)} files", files, BYTES) and files:
@@ -113,7 +120,7 @@ class Table(Unaugmented):
     def unlabelled(self, names: Sequence[str]) -> "Rows":
         """The columns of other files, encoded like the training rows, without labels."""
         read = _Read(self)
-        tables = read_tables(resolve_files(tuple(names), "a table", HERE))
+        tables = self.read(names, HERE)
         rows = read_columns(tables, read.fit.columns, None, self.missing)
         values = read.features(rows)
         example = {FEATURES: Feature((values.shape[1],), "float32")}
@@ -183,7 +190,7 @@ class _Read:
 
     @cached_property
     def _tables(self) -> list[tuple[Path, Any]]:
-        return read_tables(resolve_files(self.data.files, "a table"))
+        return self.data.read(self.data.files)
 
     @cached_property
     def fit(self) -> FittedTable:
@@ -242,7 +249,7 @@ class _Read:
     @cached_property
     def test(self) -> Columns:
         if self.data.test_files:
-            return self._columns(read_tables(resolve_files(self.data.test_files, "a table")))
+            return self._columns(self.data.read(self.data.test_files))
         return self._all.rows(self._held_out)
 
     @cached_property
@@ -288,7 +295,7 @@ class _Read:
         if written := [name for name, texts in found.items() if written_as_texts(texts)]:
             shown = ", ".join(f"{name!r}{self.train.texts_among(name)}" for name in written)
             message = f"{self.train.file}: numbers or dates are written as texts in {shown}"
-            hint = "write 1000 for 1,000, 0.5 for 50%, 2024-12-31 for dates, nothing for ?"
+            hint = "write 1000 for 1,000, 0.5 for 50%, 2024-12-31 for dates; data.missing_texts: ['?'] if ? is nothing"
             raise DataError(message, f"{hint}; or name the other columns in data.columns")
         if many:
             message = f"{self.data.files[0]}: columns of too many different texts: {', '.join(many)}"

@@ -14,6 +14,8 @@ from dtrain.data.table_files import DATE, labels_as_written, named_rows
 
 MISSING = "(missing)"
 """The text in place of one that is missing."""
+MARKS = 3
+"""Most different texts in a column of numbers that are taken for marks of missing values."""
 SHOWN = 20
 """Most columns or classes that a message names."""
 NUMBER = re.compile(r"\s*[-+]?[$€£]?\s*(\d+|\d{1,3}([,.' ]\d{3})+)([.,]\d+)?\s*[%$€£]?\s*")
@@ -108,7 +110,7 @@ def read_columns(
 
 def mixed(found: str, column: Any, path: Path, others: str) -> DataError:
     """The error for a column that has texts here, and numbers or dates in the others."""
-    hint = "write it alike in all files (a single `?` makes texts of numbers), or leave it out of data.columns"
+    hint = "write it alike in all files, name texts of missing values in data.missing_texts, or leave the column out"
     there = _written(column)
     odd = [one for one in there if not any(re.fullmatch(form, one[1].strip()) for form in (PLAIN, DATE))]
     where = odd_texts(path, column) or _named(path, column, (odd or there)[:1])
@@ -130,6 +132,17 @@ def odd_texts(path: Path, column: Any) -> str:
         if odd and 2 * len(odd) < len(there):
             return _named(path, column, odd)
     return ""
+
+
+def marks_of_missing(column: Any) -> set[str]:
+    """The texts of a column of numbers or dates, if they are few and have no digit: such as `k.A.` or `?`."""
+    there = [text for _, text in _written(column)]
+    for form in (NUMBER, re.compile(DATE)):  # with decimal commas: only once the others are gone these are numbers
+        odd = [text for text in there if not form.fullmatch(text.strip())]
+        if odd and 2 * len(odd) < len(there):
+            marks = set(odd)
+            return marks if len(marks) <= MARKS and not any(map(str.isdigit, "".join(marks))) else set()
+    return set()
 
 
 def _written(column: Any) -> list[tuple[int, str]]:

@@ -4,6 +4,7 @@ import gzip
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +22,23 @@ UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 LATIN = "convert it to UTF-8: iconv -f latin1 -t utf-8 FILE"
 ZEROS = re.compile(r"\s*[-+]?0\d|\s*\+")
 """A number that is not written as Arrow would write it."""
-DATE = r"\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[-+]\d\d(:?\d\d)?)?)?"
-"""A date as it is read, with a time or without."""
+DATE = r"(\d{4}-\d\d-\d\d|\d\d?\.\d\d?\.\d{4})([ T]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[-+]\d\d(:?\d\d)?)?)?"
+"""A date as it is read, with a time or without: 2024-12-31, or 31.12.2024, which has its day first everywhere."""
 PLACES = 8
 """Most rows that a message names."""
 HINT = f"tables end in {', '.join(SUFFIXES)}; CSV and JSON lines may end in .gz, too"
 
 
-def read_tables(files: Sequence[Path]) -> list[tuple[Path, Any]]:
-    """Every file as an Arrow table. DataError if one cannot be read."""
+def read_tables(files: Sequence[Path], missing: Sequence[str] = ()) -> list[tuple[Path, Any]]:
+    """Every file as an Arrow table, nothing in place of the texts `missing`. DataError if one cannot be read."""
     read = []
     for path in files:
         if _suffix(path) not in SUFFIXES:
             raise DataError(f"{path}: is no table", HINT)
         try:
-            table = _reader(path)(path)
+            table = _reader(path, missing)(path)
             table.validate(full=True)  # Arrow trusts offsets in the file, also those that point to other memory
-            read.append((path, _with_dates(table)))
+            read.append((path, _with_dates(_without(table, missing))))
         except DataError:
             raise
         except ModuleNotFoundError as error:
@@ -46,6 +47,19 @@ def read_tables(files: Sequence[Path]) -> list[tuple[Path, Any]]:
             hint = LATIN if re.search("utf-?8", str(error), re.IGNORECASE) else HINT
             raise DataError(f"{path}: cannot be read as a table: {reason(error)}", hint) from error
     return read
+
+
+def _without(table: Any, missing: Sequence[str]) -> Any:
+    """The table with empty texts in place of the texts `missing`."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    for number, (name, column) in enumerate(zip(table.column_names, table.columns, strict=True)):
+        if missing and (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+            absent = compute.is_in(column, value_set=pa.array(missing, column.type))  # pyright: ignore
+            empty = compute.if_else(absent, pa.scalar("", column.type), column)  # pyright: ignore
+            table = table.set_column(number, name, empty)
+    return table
 
 
 def _with_dates(table: Any) -> Any:
@@ -60,12 +74,22 @@ def _with_dates(table: Any) -> Any:
         are_dates = compute.match_substring_regex(there, f"^({DATE})$")  # pyright: ignore
         if there.null_count == len(there) or not compute.all(are_dates).as_py():  # pyright: ignore
             continue
+        there = _year_first(there)
         zoned = bool(compute.any(compute.match_substring_regex(there, "[ T].*[-+Z]")).as_py())  # pyright: ignore
         whole = compute.max(compute.utf8_length(there)).as_py() == len("2024-12-31")  # pyright: ignore
-        with suppress(pa.ArrowInvalid):  # such as 2024-13-31, or zones in some alone: they stay texts
+        with suppress(pa.ArrowInvalid):  # such as 2024-13-31 or 12.31.2024, or zones in some alone: they stay texts
             kind = pa.date32() if whole else pa.timestamp("us", tz="UTC" if zoned else None)
             table = table.set_column(number, name, there.cast(kind))
     return table
+
+
+def _year_first(dates: Any) -> Any:
+    """Dates with 2024-02-01 in place of 1.2.2024."""
+    from pyarrow import compute
+
+    for found, written in ((r"^(\d)\.", r"0\1."), (r"\.(\d)\.", r".0\1."), (r"^(\d\d)\.(\d\d)\.(\d{4})", r"\3-\2-\1")):
+        dates = compute.replace_substring_regex(dates, found, written)  # pyright: ignore
+    return dates
 
 
 def _suffix(path: Path) -> str:
@@ -74,7 +98,7 @@ def _suffix(path: Path) -> str:
     return suffixes[-2] if suffixes[-1:] == [".gz"] and len(suffixes) > 1 else "".join(suffixes[-1:])
 
 
-def _csv(path: Path, convert: Any = None) -> Any:
+def _csv(path: Path, convert: Any = None, missing: Sequence[str] = ()) -> Any:
     """A CSV file. What separates its columns, and its encoding, are those of its first line."""
     from pyarrow import csv
 
@@ -89,6 +113,7 @@ def _csv(path: Path, convert: Any = None) -> Any:
         decimal = "," if re.search(rb"\d,\d", rest) and not re.search(rb"(^|;)-?\d+\.\d+(;|\r?\n)", rest) else "."
     convert = convert or csv.ConvertOptions()
     convert.decimal_point = decimal
+    convert.null_values = [*convert.null_values, *missing]
     table = csv.read_csv(
         path,
         read_options=csv.ReadOptions(encoding=encoding),
@@ -130,7 +155,7 @@ def _refuse_two_readings(path: Path, table: Any, read: Any, parse: Any) -> None:
             raise DataError(f"{where} as in other rows, and {text.replace(',', '')} with a comma for thousands", hint)
 
 
-def _reader(path: Path) -> Callable[[Path], Any]:
+def _reader(path: Path, missing: Sequence[str]) -> Callable[[Path], Any]:
     """The function of pyarrow that reads such a file."""
     import pyarrow.feather
     import pyarrow.json
@@ -138,7 +163,7 @@ def _reader(path: Path) -> Callable[[Path], Any]:
 
     suffix = _suffix(path)
     if suffix in DELIMITERS:
-        return _csv
+        return partial(_csv, missing=missing)
     if suffix in (".jsonl", ".ndjson"):
         return pyarrow.json.read_json
     return pyarrow.parquet.read_table if suffix == ".parquet" else pyarrow.feather.read_table
@@ -147,11 +172,13 @@ def _reader(path: Path) -> Callable[[Path], Any]:
 def labels_as_written(path: Path, table: Any, label: str) -> Any:
     """The labels of a CSV file as its texts, if some are numbers with zeros before them: 01 and 1 are two classes."""
     import pyarrow as pa
+    from pyarrow import compute
     from pyarrow.csv import ConvertOptions
 
     if _suffix(path) not in DELIMITERS or not pa.types.is_integer(table[label].type):
         return table[label]
     texts = _csv(path, ConvertOptions(column_types={label: pa.string()}, include_columns=[label]))[label]
+    texts = compute.if_else(table[label].is_valid(), texts, pa.scalar(None, pa.string()))  # pyright: ignore
     padded = any(ZEROS.match(text or "") for text in texts.unique().to_pylist())
     return texts if padded else table[label]
 

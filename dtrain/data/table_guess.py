@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 from dtrain.core.errors import DataError
 from dtrain.data.files import resolve_files
 from dtrain.data.guess import FEW, Guess, has_conversations, split_files
-from dtrain.data.table_columns import odd_texts, written_as_texts
+from dtrain.data.table_columns import marks_of_missing, odd_texts, written_as_texts
 from dtrain.data.table_files import SUFFIXES, read_tables
 
 USUAL = re.compile(
@@ -83,12 +83,15 @@ def table_guesses(path: Path) -> Iterator[Guess]:
     files, testing = split_files(path, SUFFIXES)
     if not files or has_conversations(path):  # their texts are no categories
         return
-    tables = [table for _, table in read_tables(resolve_files(tuple(files), "a table"))]
+    paths = resolve_files(tuple(files), "a table")
+    tables = [table for _, table in read_tables(paths)]
+    if marks := sorted({mark for table in tables for mark in _marks(table)}):
+        tables = [table for _, table in read_tables(paths, marks)]
     alike = all(table.schema.equals(tables[0].schema) for table in tables)
     table = pa.concat_tables(tables) if alike else tables[0]
     labelled = {name: read_tables([Path(name)])[0][1].column_names for name in testing}
     columns = zip(table.column_names, table.columns, strict=True)
-    first = resolve_files(tuple(files), "a table")[0] if len(tables) == 1 else None
+    first = paths[0] if len(tables) == 1 else None
     seen = [_seen(name, column, first) for name, column in columns if not identifies_rows(name, column)]
     labels = [one for one in seen if one.predicted]
     usual = [one for one in labels if USUAL.fullmatch(one.name)]
@@ -100,9 +103,18 @@ def table_guesses(path: Path) -> Iterator[Guess]:
         raise DataError(message, "it needs two columns that are numbers, dates or few different texts")
     for label in labels:
         own = [name for name in testing if label.name in labelled[name]]
-        guess = _guess(files, own, sum(one.num_rows for one in tables), seen, label)
+        guess = _guess(files, own, sum(one.num_rows for one in tables), seen, label, marks)
         without = tuple(f"left out: {name}, which has no {label.name!r}" for name in testing if name not in own)
         yield replace(guess, usual=usual == [label], notes=(*guess.notes, *without))
+
+
+def _marks(table: Any) -> Iterator[str]:
+    """Texts among the numbers of a table that mean that one is missing."""
+    import pyarrow as pa
+
+    for column in table.columns:
+        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+            yield from marks_of_missing(column)
 
 
 def _seen(name: str, column: Any, path: Path | None) -> Seen:
@@ -130,7 +142,9 @@ def _seen(name: str, column: Any, path: Path | None) -> Seen:
     return Seen(name, form, len(values), column.null_count + empty, is_whole, odd)
 
 
-def _guess(files: list[str], testing: list[str], rows: int, seen: list[Seen], label: Seen) -> Guess:
+def _guess(
+    files: list[str], testing: list[str], rows: int, seen: list[Seen], label: Seen, marks: Sequence[str]
+) -> Guess:
     used = [one for one in seen if one != label and not one.unfit]
     left = [one for one in seen if one != label and one.unfit]
     section: dict[str, Any] = {"files": files, "label": label.name}
@@ -143,6 +157,8 @@ def _guess(files: list[str], testing: list[str], rows: int, seen: list[Seen], la
         section["columns"] = [one.name for one in used]
         comments["columns"] = "without " + _listed({one.name: one.unfit for one in left})
     gaps = [one for one in used if one.missing and one.form in ("number", "whole", "date")]
+    if marks:
+        section["missing_texts"], comments["missing_texts"] = list(marks), "found among numbers: missing values"
     if gaps:
         section["missing"] = "median"
         comments["missing"] = "numbers are missing in " + _listed({one.name: f"{one.missing:,}" for one in gaps})

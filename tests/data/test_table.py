@@ -18,6 +18,7 @@ from dtrain.data.custom import CustomData
 from dtrain.data.npz import Npz
 from dtrain.data.prediction_inputs import inputs
 from dtrain.data.table import Table
+from dtrain.data.table_guess import table_guesses
 from tests.conftest import Dtrain
 
 
@@ -330,6 +331,22 @@ def test_csv_of_spreadsheets_in_other_languages(tmp_path: Path) -> None:
     assert "iconv" in refused.value.hint
 
 
+def test_texts_that_mean_nothing_are_missing_values_in_every_column(tmp_path: Path) -> None:
+    rows = "n;t;d;y\n" + "".join(f"{n},5;{'xy'[n % 2]};{n + 1}.2.2024;{n % 2:02}\n" for n in range(8)) + "-;-;-;-\n"
+    (tmp_path / "t.csv").write_text(rows)
+    guess = next(guess for guess in table_guesses(tmp_path / "t.csv") if guess.label == "y")
+    assert guess.section["missing_texts"] == ["-"]
+    assert "columns 1 of numbers, 1 of texts, 1 of dates" in guess.seen
+    with pytest.raises(DataError, match=r"column 'y' has no value in line 10"):
+        opened_csv(tmp_path, rows, missing_texts=("-",), missing="median")
+    read = opened_csv(tmp_path, rows.replace("-\n", "00\n"), missing_texts=("-",), missing="median", scale=False)
+    assert read.value_names == ("n", "n is missing", "t=(missing)", "t=x", "t=y", "d", "d is missing")
+    assert rows_of(read)["features"][-1].tolist() == [4.0, 1, 1, 0, 0, 19_757.5, 1]
+    assert rows_of(read)["label"].tolist() == [0, 1] * 4 + [0]
+    with pytest.raises(DataError, match="as texts in 'n'"):
+        opened_csv(tmp_path, rows.replace("-\n", "00\n"))
+
+
 def test_equal_values_are_scaled_to_zero(tmp_path: Path) -> None:
     (tmp_path / "n.csv").write_text("c,a,y\n0.2,1,0\n")
     rows = "c,a,y\n" + "".join(f"0.1,{n},{n % 2}\n" for n in range(10))
@@ -342,7 +359,7 @@ def test_equal_values_are_scaled_to_zero(tmp_path: Path) -> None:
 def test_columns_of_numbers_and_texts_are_refused_with_what_makes_them_so(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"numbers or dates are written as texts in 'a' \(line 4: '\?'\)") as refused:
         opened_csv(tmp_path, "a,y\n1,0\n2,1\n?,0\n")
-    assert "nothing for ?" in refused.value.hint
+    assert "data.missing_texts: ['?'] if ? is nothing" in refused.value.hint
     (tmp_path / "2.csv").write_text("a,y\nx,0\nz,1\n")
     for files in (("t.csv", "2.csv"), ("2.csv", "t.csv")):
         (tmp_path / "t.csv").write_text("a,y\n1,0\n2,1\n")
@@ -407,8 +424,14 @@ def test_dates_are_dates_in_every_format_and_what_is_none_is_named(tmp_path: Pat
     (tmp_path / "d.jsonl").write_text("".join(json.dumps({"d": day, "y": n % 2}) + "\n" for n, day in enumerate(days)))
     data = Table(files=(str(tmp_path / "d.jsonl"),), label="y", scale=False, test=0.0)
     np.testing.assert_array_equal(rows_of(data.open("train"))["features"][:, 0], np.arange(20) + 19_723)
-    days[6] = "31.12.2023"
-    with pytest.raises(DataError, match=r"as texts in 'd' \(line 8: '31.12.2023'\)"):
+    dotted = [f"{int(day[-2:])}.1.2024" if n % 2 else f"{day[-2:]}.01.2024" for n, day in enumerate(days)]
+    read = opened_csv(tmp_path, "d,y\n" + "".join(f"{day},{n % 2}\n" for n, day in enumerate(dotted)), scale=False)
+    np.testing.assert_array_equal(rows_of(read)["features"][:, 0], np.arange(20) + 19_723)
+    days[6] = "12.31.2023"
+    with pytest.raises(DataError, match=r"numbers or dates are written as texts in 'd'"):
+        opened_csv(tmp_path, "d,y\n" + "".join(f"{day},{n % 2}\n" for n, day in enumerate(days)))
+    days[6] = "12/31/2023"
+    with pytest.raises(DataError, match=r"as texts in 'd' \(line 8: '12/31/2023'\)"):
         opened_csv(tmp_path, "d,y\n" + "".join(f"{day},{n % 2}\n" for n, day in enumerate(days)))
     zoned = opened_csv(tmp_path, "d,y\n2024-01-01T12:00:00Z,0\n2024-01-02T00:00:00Z,1\n", scale=False)
     assert rows_of(zoned)["features"][:, 0].tolist() == [19_723.5, 19_724]
