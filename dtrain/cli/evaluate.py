@@ -32,9 +32,14 @@ def evaluate(
     split: Annotated[Literal["train", "test"], typer.Option(help="The examples to evaluate on.")] = "test",
     questions: Annotated[
         list[Path] | None,
-        typer.Option(help="A file of questions for a decoder: JSON lines with prompt and answer, or choices."),
+        typer.Option(
+            help="A file of questions for a decoder: JSON lines with prompt and answer, or choices; "
+            "default: those of the recipe."
+        ),
     ] = None,
-    tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 64,
+    tokens: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens of an answer; default: evaluate.tokens of the recipe.")
+    ] = None,
     against: Annotated[
         str | None,
         typer.Option(help="Another run, such as the one before tuning, to show beside it."),
@@ -59,7 +64,8 @@ def evaluate(
 
         run_dir = find_run(run, runs_dir)
         loaded = load_run(run_dir, overrides or [], _note, step=step, best=best)
-        names = tuple(map(str, questions or ()))
+        names = tuple(map(str, questions or ())) or loaded.recipe.evaluate.questions
+        tokens = tokens or loaded.recipe.evaluate.tokens
         result, samples = _measured(loaded, loaded, split, names, tokens)
         values: JsonObject = {"run": str(run), "step": loaded.step, "split": split} | result.json()
         values |= {"answers": samples} if names else {}
@@ -70,7 +76,7 @@ def evaluate(
         text = json.dumps(values, indent=2, ensure_ascii=False)
         for mistake in values.get("mistakes", ()):  # pictures are for the report
             mistake.pop("picture", None)
-        if not overrides and not names:
+        if not overrides and not questions:
             try:
                 overwrite(run_dir.evaluation, text + "\n")  # for `dtrain report --html`
             except OSError as error:

@@ -66,7 +66,7 @@ def sweep(
         plan = parse(recipe, overrides, trials, seed)
         runs = plan.trials()
         folder = run_folder(runs_dir, name or f"{_stem(recipe)}-sweep").path
-        _check(plan, runs, devices)
+        _check(plan, runs, devices, metric)
         keep(plan, folder)
         options = ["--devices", str(devices)] if devices else []
         typer.echo(f"{len(runs)} runs in {folder}: {', '.join(plan.axes)}", err=True)
@@ -119,19 +119,29 @@ def _summary(run_dir: "Folder") -> "Summary | None":
         return None
 
 
-def _check(sweep: "Sweep", trials: "list[Trial]", devices: int | None) -> None:
-    """Check the recipe of every run and its data, so that a mistake is found before the first one starts."""
+def _check(sweep: "Sweep", trials: "list[Trial]", devices: int | None, metric: str | None) -> None:
+    """Check the recipe of every run, its data and the metric to rank by, before the first one starts."""
     from dtrain.core.errors import DataError, RecipeError
     from dtrain.core.shipped import find
+    from dtrain.recipe.crosscheck import evaluated_metrics
     from dtrain.recipe.examine import examine, inspect_once
 
     inspect, warnings = inspect_once(), dict[str, None]()
     for trial in trials:
         overrides = [*sweep.fixed, *trial.overrides, f"name={trial.name}"]
         try:
-            warnings |= dict.fromkeys(
-                examine(find(sweep.recipe), overrides, devices, data=True, inspect=inspect).warnings
-            )
+            checked = examine(find(sweep.recipe), overrides, devices, data=True, inspect=inspect)
+            warnings |= dict.fromkeys(checked.warnings)
+            known = evaluated_metrics(checked.recipe)
+            if (
+                metric
+                and known is not None
+                and not metric.startswith("train/")
+                and not {metric, f"eval/{metric}"} & known
+            ):
+                raise RecipeError(
+                    f"--metric {metric}: the runs do not measure it", f"one of {', '.join(sorted(known))}"
+                )
         except RecipeError as error:
             raise RecipeError(
                 [f"{' '.join(trial.overrides)}:", *error.message.splitlines()], error.hint, error.topic

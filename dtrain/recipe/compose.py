@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dtrain.core.errors import RecipeError
+from dtrain.core.shipped import shipped
 from dtrain.recipe.problems import nearest
 from dtrain.recipe.yaml import MAX_DEPTH, Budget, Mark, Node, parse, read, shown
 
@@ -35,7 +36,7 @@ def nearest_name(text: str) -> str:
 
 
 def _one_length(tree: Node, over: Node) -> Node:
-    """The recipe without its `epochs` if the command line gives only `steps`, and vice versa."""
+    """The recipe without its `epochs` if `over`, which is merged over it, gives only `steps`, and vice versa."""
     given = {"steps", "epochs"} & over.value.keys()
     if len(given) != 1:
         return tree
@@ -102,10 +103,14 @@ def _included(path: Path, trail: tuple[Path, ...], budget: Budget) -> Node:
     tree = Node({}, own.mark)
     for file in files:
         if not isinstance(file.value, str):
-            raise RecipeError(f"{file.mark}  include: expected a path or a list of paths, relative to this file")
-        tree = merge(tree, _included(path.parent / file.value, (*trail, path.resolve()), budget))
-    rest = {key: value for key, value in own.value.items() if key != "include"}
-    return merge(tree, Node(rest, own.mark, own.keys))
+            wanted = "a path relative to this file, or the name of a recipe that comes with dtrain"
+            raise RecipeError(f"{file.mark}  include: expected {wanted}, or a list of such")
+        named = path.parent / file.value
+        named = named if named.exists() else shipped().get(file.value, named)
+        included = _included(named, (*trail, path.resolve()), budget)
+        tree = merge(_one_length(tree, included), included)
+    rest = Node({key: value for key, value in own.value.items() if key != "include"}, own.mark, own.keys)
+    return merge(_one_length(tree, rest), rest)
 
 
 WORDS = ("balanced",)

@@ -249,18 +249,25 @@ def _metrics(recipe: Recipe) -> Iterator[Problem]:
     named = {f"{key}.metric": watch.metric for key, watch in watched(recipe).items()}
     if recipe.checkpoint.best is not None:
         named["checkpoint.best"] = recipe.checkpoint.best
-    measures = [measure.declared for measure in recipe.evaluate.measures]
-    if recipe.model.user_code or recipe.model.left_out or None in measures:  # known later: the run checks them
+    known = evaluated_metrics(recipe)
+    if known is None:
         for key, name in named.items():
             if not name.startswith("eval/"):
                 yield key, f"no metric {name!r}", f"a metric of the evaluation: eval/{name.rpartition('/')[2]}"
         return
-    more = SCORES if recipe.evaluate.questions else ()
-    more += tuple(metric for declared in measures for metric in declared or ())
-    known = {f"eval/{metric.name}" for metric in (LOSS, *recipe.model.metrics, *minimised(recipe).metrics, *more)}
     for key, name in named.items():
         if name not in known:
             yield key, f"no metric {name!r}", f"one of {', '.join(sorted(known))}"
+
+
+def evaluated_metrics(recipe: Recipe) -> set[str] | None:
+    """The names of what an evaluation measures; None if only the run knows them."""
+    measures = [measure.declared for measure in recipe.evaluate.measures]
+    if recipe.model.user_code or recipe.model.left_out or None in measures:
+        return None
+    more = SCORES if recipe.evaluate.questions else ()
+    more += tuple(metric for declared in measures for metric in declared or ())
+    return {f"eval/{metric.name}" for metric in (LOSS, *recipe.model.metrics, *minimised(recipe).metrics, *more)}
 
 
 def _evaluations(recipe: Recipe) -> Iterator[Problem]:

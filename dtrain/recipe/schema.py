@@ -21,7 +21,10 @@ def schema() -> dict[str, object]:
     _refine(result, Recipe)
     _allow_kind_alone(result, result["$defs"])
     _allow_one_string(result)
-    result["properties"]["include"] = {"description": "Recipes that this one extends.", "type": ["string", "array"]}
+    result["properties"]["include"] = {
+        "description": "Recipes that this one extends: paths relative to this file, or names of shipped ones.",
+        "type": ["string", "array"],
+    }
     result["required"] = [key for key in result["required"] if key != "name"]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **result}
 

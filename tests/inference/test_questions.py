@@ -125,6 +125,8 @@ def test_a_tiny_model_learns_two_hundred_answers_in_full_and_with_adapters(dtrai
     (tmp_path / "prompts.txt").write_text("7 times 8\n2 plus 3\n")
     rows = [json.loads(line) for line in dtrain(*asked, "--prompts", "prompts.txt").stdout.splitlines()]
     assert rows == [{"prompt": "7 times 8", "text": "56"}, {"prompt": "2 plus 3", "text": "5"}]
+    own = json.loads(dtrain("evaluate", "chat-tiny", "--json").stdout)  # the questions of the recipe
+    assert own["metrics"]["exact_match"] == exact["chat-tiny"]
     (tmp_path / "choices.jsonl").write_text(json.dumps({"prompt": "7 times 8", "choices": ["54", "56"], "answer": 1}))
     chosen = json.loads(dtrain("evaluate", "chat-tiny", "--questions", "choices.jsonl", "--json").stdout)
     assert chosen["metrics"]["choice_accuracy"] == 1

@@ -170,6 +170,19 @@ def test_recipes_include_recipes(tmp_path: Path) -> None:
     assert (recipe.batch, recipe.steps, recipe.name) == (16, 100, "over")
 
 
+def test_a_recipe_includes_one_that_comes_with_dtrain_by_its_name(tmp_path: Path) -> None:
+    recipe = load(write(tmp_path, "include: mlp-digits\nsteps: 700\n", "own.yaml"))
+    assert (recipe.steps, recipe.epochs, recipe.name, recipe.batch) == (
+        700,
+        None,
+        "own",
+        load(find("mlp-digits")).batch,
+    )
+    assert "No such file" in complaints(tmp_path, "include: mlp-digit")
+    write(tmp_path, GOOD, "mlp-digits")  # a file of this name comes first
+    assert load(tmp_path / "own.yaml").model == load(write(tmp_path, GOOD, "base.yaml")).model
+
+
 def test_a_mistake_in_an_included_file_points_there(tmp_path: Path) -> None:
     write(tmp_path, GOOD.replace("batch: 32", "batch: no"), "base.yaml")
     assert complaints(tmp_path, "include: base.yaml").startswith("base.yaml:5:8  batch: ")

@@ -143,7 +143,14 @@ def test_a_sweep_ranks_its_runs_and_resumes(dtrain: Dtrain, tmp_path: Path) -> N
     assert "another sweep" in dtrain(*words, "batch=32", code=2).stderr
     by_loss = dtrain(*words, "--metric", "loss", seconds=250).stdout.splitlines()
     assert [line.split()[1] for line in by_loss[1:]] == ["loss", "loss"]
-    assert "has no metric speed" in dtrain(*words, "--metric", "speed", code=2, seconds=250).stderr
+    assert "has no metric train/speed" in dtrain(*words, "--metric", "train/speed", code=2, seconds=250).stderr
+
+
+def test_a_metric_that_the_runs_do_not_measure_is_refused_first(in_process: Dtrain, tmp_path: Path) -> None:
+    done = in_process("sweep", "mlp-digits", "optimizer.lr=1e-4,1e-2", "--metric", "eval/acuracy", code=2)
+    assert "--metric eval/acuracy: the runs do not measure it" in done.stderr
+    assert "one of eval/accuracy, eval/loss" in done.stderr
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.nightly
