@@ -267,10 +267,20 @@ NETS = {
 }
 
 
+EVERY_CHANGE = {("mlp", "jit"), ("mlp", "pmap"), ("mlp", "shard_map"), ("cnn", "shard_map"), ("vit", "jit")}
+"""Pairs of a net and a case that are not left to the night."""
+
+
 @pytest.mark.slow
 @pytest.mark.newest
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize(
+    ("net", "case"),
+    [
+        pytest.param(net, case, marks=() if (net, case) in EVERY_CHANGE else pytest.mark.nightly)
+        for net in NETS
+        for case in CASES
+    ],
+)
 def test_dropout_and_weights_of_classes_are_those_of_one_device(tmp_path: Path, net: str, case: str) -> None:
     path = recipe_with(tmp_path, NETS[net])
     losses, params = trained(path, 8, *CASES[case])

@@ -114,7 +114,7 @@ def test_both_stages_compute_in_bfloat16(shapes: Path) -> None:
         assert losses["bfloat16"] == pytest.approx(losses["float32"], rel=0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_picture_is_drawn_for_a_caption(shapes: Path, dtrain: Dtrain, tmp_path: Path) -> None:
     """Every command of the tutorial at a small size; the second stage is stopped and continued to the same bits."""
     data = [f"data.files=[{shapes}/pictures.tar]", f"data.columns.text.tokenizer={shapes}/tokenizer.json"]
