@@ -79,6 +79,7 @@ class Summary:
         for change in values["changes"]:
             rows += [f"  changed at step {change.get('step')}: {line}" for line in change.get("recipe", ())]
         rows += [*self._times(), *self._bill()]
+        rows += [f"  warning: {line}" for line in (values["data"] or {}).get("overlap", ())]
         if values["damaged_lines"]:
             rows.append(f"  warning: metrics.jsonl: {damage(values['damaged_lines'])}")
         for name, curve in self.history.curves.items():

@@ -97,6 +97,7 @@ def prepare(session: Session) -> RunSetup:
     assembly = assemble(session.recipe, devices, train.example, steps, frozen_models(session.recipe))
     now, evaluations = provenance.conditions(assembly), at_evaluations(session, assembly, test)
     epochs = round(steps * session.recipe.batch / len(train), 4)
+    copies = list(overlap(train, test))
     session.log.about(
         devices,
         mesh_sizes(assembly.layout.sizes),
@@ -110,11 +111,12 @@ def prepare(session: Session) -> RunSetup:
             "test": len(test),
             "epochs": epochs,
             "fingerprints": {"train": train.fingerprint, "test": test.fingerprint},
+            "overlap": copies,
         },
     )
     for line in banner(assembly, train, test, steps, devices):
         session.console.say(line)
-    for line in lost_text(session.recipe.data, copied=True):
+    for line in [*copies, *lost_text(session.recipe.data, copied=True)]:
         session.console.warn(line)
     if weights is not None:
         each = zip(list(class_counts(train))[:SHOWN], weights.tolist(), strict=False)
@@ -239,7 +241,6 @@ def banner(assembly: Assembly, train: Source, test: Source, steps: int, devices:
     )
     for split, source in {"to train on": train, "held out": test}.items():
         yield from (f"{split}: {line}" for line in source.notes)
-    yield from overlap(train, test)
     stages = layout.sizes[PIPELINE]
     if stages > 1:
         idle = bubble(stages, recipe.accumulate)

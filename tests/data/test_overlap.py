@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from dtrain.data.arrays import Arrays
 from dtrain.data.batch import Feature
@@ -19,6 +20,7 @@ from dtrain.data.overlap import overlap, row_hashes
 from dtrain.data.record_data import Records
 from dtrain.data.source import Data
 from dtrain.data.table import Table
+from tests.conftest import Dtrain
 
 
 def found(data: Data) -> list[str]:
@@ -132,3 +134,14 @@ def test_records_and_their_pictures_are_compared(tmp_path: Path) -> None:
     [line] = found(data)
     assert line.startswith("1 of the 3 held-out examples is in the training data as well; the first: ")
     assert line.endswith("c.png")
+
+
+@pytest.mark.slow
+def test_a_run_keeps_what_it_found_for_its_report(dtrain: Dtrain, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a,y\n" + "".join(f"{n},{n % 2}\n" for n in range(40)))
+    (tmp_path / "n.csv").write_text("a,y\n3,1\n99,0\n")
+    dtrain("new", "t.csv", "--label", "y")
+    found = "1 of the 2 held-out examples is in the training data as well; the first: "
+    done = dtrain("run", "t.yaml", "steps=4", "batch=8", "data.test=0.0", "data.test_files=[n.csv]")
+    assert f"warning: {found}" in done.stderr + done.stdout
+    assert f"  warning: {found}n.csv: row 1\n" in dtrain("report", "t").stdout.replace(f"{tmp_path}/", "")
