@@ -14,9 +14,8 @@ from dtrain.core.metrics import LOSS, Metric
 from dtrain.data.batch import LABEL
 from dtrain.data.source import Source
 from dtrain.inference.outputs import Abandoned, Outputs, outputs
-from dtrain.models.measures import Columns, Measure, Measured
+from dtrain.models.measures import Columns, Measure, Measured, Needs
 from dtrain.models.nn.examples import Purpose
-from dtrain.models.nn.model import PROBABILITY
 
 
 def no_stop() -> bool:
@@ -111,8 +110,8 @@ def measurements(
             if section.purpose not in programs:
                 programs[section.purpose] = outputs(assembly, source, section.purpose, state)
             program = programs[section.purpose]
-            if section.classifies:
-                _refuse_other_outputs(program)
+            if section.needs:
+                _refuse_other_outputs(program, section.needs)
         except DtrainError as error:
             error.message = f"evaluate.measures.{number}: {error.message.removeprefix('evaluate.measures.')}"
             raise
@@ -126,14 +125,14 @@ def declared(made: Sequence[Measurement]) -> tuple[Metric, ...]:
     return tuple(metric for one in made for metric in one.measured.metrics)
 
 
-def _refuse_other_outputs(program: Outputs) -> None:
-    """RecipeError if the outputs are no probabilities of classes, or the data has no labels."""
+def _refuse_other_outputs(program: Outputs, needs: Needs) -> None:
+    """RecipeError if the outputs lack what a measure reads, or the data has no labels."""
     if LABEL not in program.source.example:
-        raise RecipeError("it needs labels of classes, and the examples have none", "leave it out")
+        raise RecipeError(f"it needs labels that are {needs.of}, and the examples have none", "leave it out")
     names = program.compiled.out_tree.unflatten(range(program.compiled.out_tree.num_leaves))
-    if PROBABILITY not in names:
-        hint = f"return {{'{PROBABILITY}': array}}, probabilities (examples, classes), from the model's predict"
-        raise RecipeError(f"it needs probabilities of classes; the model predicts {', '.join(names)}", hint)
+    if needs.output not in names:
+        hint = f"return {{'{needs.output}': array}} from the model's predict, {needs.what}"
+        raise RecipeError(f"it needs {needs.what}; the model predicts {', '.join(names)}", hint)
 
 
 def _refuse_equal(metrics: Sequence[Metric]) -> None:

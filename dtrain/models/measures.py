@@ -8,12 +8,12 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from dtrain.core.errors import RecipeError
-from dtrain.core.metrics import PERCENT, Metric
+from dtrain.core.metrics import ACCURACY, MAE, PERCENT, Metric
 from dtrain.core.types import Natural
 from dtrain.core.user_code import UserTarget, build_target, user_errors
 from dtrain.data.batch import LABEL
 from dtrain.models.nn.examples import Purpose
-from dtrain.models.nn.model import PROBABILITY
+from dtrain.models.nn.model import PROBABILITY, VALUE
 
 Columns = Mapping[str, np.ndarray]
 Rows = Iterable[tuple[Columns, Columns]]
@@ -31,6 +31,20 @@ class Measured(Protocol):
     def __call__(self, step: int, rows: Rows) -> Mapping[str, float]:
         """The values by name, without the prefix `eval/`; one that is not defined for these rows is left out."""
         ...
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a measure needs of the model."""
+
+    output: str
+    """The output that it reads."""
+    what: str
+    """What that output is, for messages."""
+    of: str
+    """What its labels are, for messages."""
+    metric: Metric
+    """The metric of dtrain's own models that have this output."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +73,9 @@ class Measure(ABC):
         return None
 
     @property
-    def classifies(self) -> bool:
-        """Whether it needs probabilities of classes, and labels."""
-        return False
+    def needs(self) -> Needs | None:
+        """What it needs beside labels; None if only the user's code could answer."""
+        return None
 
     @abstractmethod
     def open(self) -> Measured:
@@ -155,8 +169,8 @@ class Classification(Measure):
         return CLASSIFICATION
 
     @property
-    def classifies(self) -> bool:
-        return True
+    def needs(self) -> Needs:
+        return Needs(PROBABILITY, "probabilities (examples, classes)", "classes", ACCURACY)
 
     def open(self) -> Measured:
         return _Classified()
@@ -210,3 +224,51 @@ def _calibration_error(confidence_N: np.ndarray, right_N: np.ndarray) -> float:
     bin_N = np.minimum(np.ceil(confidence_N * BINS).astype(np.int64) - 1, BINS - 1)  # the bins are (low, high]
     gaps = [np.abs((confidence_N[bin_N == b] - right_N[bin_N == b]).sum()) for b in range(BINS)]
     return float(np.sum(gaps) / len(confidence_N))
+
+
+R2 = Metric(
+    "r2", True, meaning="1 - squared error / that of the labels' mean: 1 is without error, 0 no better than the mean."
+)
+RMSE = Metric("rmse", False, meaning="Root of the mean squared error of a number, in its unit.")
+REGRESSION = (R2, RMSE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Regression(Measure):
+    """The coefficient of determination (R2) and the root of the mean squared error of a model that predicts numbers.
+
+    Of several numbers in a label, both are means over these.
+    """
+
+    kind: Literal["regression"] = "regression"
+
+    @property
+    def declared(self) -> tuple[Metric, ...]:
+        return REGRESSION
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(VALUE, "numbers of the shape of the labels", "numbers", MAE)
+
+    def open(self) -> Measured:
+        return _Regressed()
+
+
+@dataclass(frozen=True)
+class _Regressed:
+    metrics: tuple[Metric, ...] = REGRESSION
+
+    def __call__(self, step: int, rows: Rows) -> Mapping[str, float]:
+        pairs = [(data[LABEL], outputs[VALUE]) for data, outputs in rows]
+        label_N, value_N = (np.concatenate(part).astype(np.float64) for part in zip(*pairs, strict=True))
+        return regression(label_N, value_N)
+
+
+def regression(label_N: np.ndarray, value_N: np.ndarray) -> dict[str, float]:
+    """The metrics of `Regression` for labels and predictions (N, ...); without `r2` if all labels are equal."""
+    label_NK, value_NK = (array.reshape(len(label_N), -1) for array in (label_N, value_N))
+    error_K, spread_K = ((label_NK - other) ** 2 for other in (value_NK, label_NK.mean(0)))
+    error_K, spread_K = error_K.mean(0), spread_K.mean(0)
+    values = {RMSE.name: float(np.sqrt(error_K).mean())}
+    differing = spread_K > 0
+    return values | ({R2.name: float((1 - error_K[differing] / spread_K[differing]).mean())} if differing.any() else {})

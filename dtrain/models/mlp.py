@@ -18,7 +18,7 @@ from dtrain.data.batch import FEATURES, IMAGE, LABEL, Batch, Example
 from dtrain.models.nn.context import Context
 from dtrain.models.nn.layers import Drop, ImageClassifier, added, dense, kept, regress, three_times
 from dtrain.models.nn.matmul import matmul
-from dtrain.models.nn.model import Flops, Loss
+from dtrain.models.nn.model import VALUE, Flops, Loss
 from dtrain.models.nn.param import Tree
 
 ACTIVATIONS = {"relu": jax.nn.relu, "gelu": jax.nn.gelu, "tanh": jax.nn.tanh}
@@ -121,7 +121,7 @@ class MLP(ImageClassifier):
             return super().predict(params, batch, ctx)
         assert self.std is not None and self.mean is not None
         value_B1 = self.outputs(params, batch, ctx).astype(jnp.float32)
-        return {"value": value_B1[:, 0] * self.std + self.mean}
+        return {VALUE: value_B1[:, 0] * self.std + self.mean}
 
     def logits(self, params: Tree, image_BHWC: jax.Array, ctx: Context, drop: Drop = kept) -> jax.Array:
         """Logits (batch, classes), from images or rows of a table."""

@@ -16,6 +16,7 @@ from dtrain.core.errors import DtrainError, RecipeError
 from dtrain.core.slices import Target
 from dtrain.plan.cache import cached_outcomes
 from dtrain.plan.plan import Plan
+from dtrain.plan.report import ms
 from dtrain.plan.variants import Candidate, engine_variants, meshes, remat_variants
 from dtrain.plan.workers import PlanJob
 from dtrain.recipe.compose import merge, overriding
@@ -125,7 +126,7 @@ def _compile_shapes(shapes: Sequence[Candidate], tries: int, compiling: _Compili
 
 
 def _brief(plan: Plan) -> str:
-    step = f"{1e3 * plan.timing.seconds:,.0f} ms, MFU {plan.timing.mfu:.1%}, " if plan.timing else ""
+    step = f"{ms(plan.timing.seconds)}, MFU {plan.timing.mfu:.1%}, " if plan.timing else ""
     verdict = "" if plan.fits else " (does not fit)"
     return f"{step}{plan.memory.needed / 2**30:.1f} GiB{verdict}"
 

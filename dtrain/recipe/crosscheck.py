@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from dtrain.core.errors import DataError, FieldError, Problem, RecipeError
-from dtrain.core.metrics import ACCURACY, LOSS, SCORES
+from dtrain.core.metrics import LOSS, SCORES
 from dtrain.core.run_dir import NAME
 from dtrain.data.batch import LABEL, Example
 from dtrain.models.lora import adapted
@@ -280,8 +280,10 @@ def _evaluations(recipe: Recipe) -> Iterator[Problem]:
         if measure.every and (not every or measure.every % every):
             found = "evaluate.every, which is not set" if every is None else f"evaluate.every = {every}"
             yield f"{where}.every", f"{measure.every} is no multiple of {found}", "leave it out, or 0"
-        if measure.classifies and not recipe.model.user_code and ACCURACY not in recipe.model.metrics:
-            yield where, f"a model of kind {recipe.model.kind} predicts no classes", "leave it out"
+        needs = measure.needs
+        known = not recipe.model.user_code and not recipe.model.left_out  # else by the data, or by the user's code
+        if needs and known and needs.metric not in recipe.model.metrics:
+            yield where, f"a model of kind {recipe.model.kind} predicts no {needs.of} here", "leave it out"
         if measure.purpose == "samples" and recipe.model.generates:
             yield f"{where}.of", f"a model of kind {recipe.model.kind} writes texts, and draws no samples", ""
 

@@ -75,6 +75,7 @@ class _Settings:
     init: Mapping[str, Any] | None = None
     adapters: Mapping[str, Any] | None = None
     best: str = ""
+    measures: tuple[str, ...] = ()
     use: str = "predict {name} FILE..."
 
 
@@ -165,6 +166,8 @@ def new_recipe(path: Path, kind: str, guess: Guess, name: str | None = None, wei
         rare, often = min(counts, key=counts.__getitem__), max(counts, key=counts.__getitem__)
         says = f"{often} has {counts[often]:,} examples, {rare} {counts[rare]:,}"
         text += _line("class_weights", "balanced", says)
+    if settings.measures:
+        text += _line("evaluate", {"measures": list(settings.measures)}, "R2 and the root of the mean squared error")
     if settings.best:
         text += _line("checkpoint", {"best": settings.best}, "evaluate and predict take it with --best")
     text += [
@@ -201,7 +204,8 @@ def _settings(train: Source, chat: bool) -> _Settings:
         model = {"kind": "mlp", "hidden": [64, 32], "dropout": 0.1}
         says = "two hidden layers" + (", and one number" if is_number else "")
         return _Settings(model, says, 3e-3, batch, {"epochs": epochs}, _steps(epochs, count, batch),
-                         best="eval/mae" if is_number else "eval/accuracy")  # fmt: skip
+                         best="eval/mae" if is_number else "eval/accuracy",
+                         measures=("regression",) if is_number else ())  # fmt: skip
     if TOKEN in example:
         batch, rows = 16, example[TOKEN].shape[0]
         model = {"kind": "decoder", "layers": 2, "width": 128, "heads": 4}

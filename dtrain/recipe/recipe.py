@@ -35,7 +35,7 @@ from dtrain.models.decoder import Decoder
 from dtrain.models.distillation import Distillation
 from dtrain.models.dpo import DPO
 from dtrain.models.lora import Lora
-from dtrain.models.measures import Classification, CustomMeasure
+from dtrain.models.measures import Classification, CustomMeasure, Regression
 from dtrain.models.mlp import MLP
 from dtrain.models.nn.precision import Precision
 from dtrain.models.objective import Objective as AnyObjective
@@ -59,7 +59,7 @@ Data = (
 )
 Engine = Jit | ShardMap | Pmap
 Objective = DPO | Distillation
-Measure = Classification | CustomMeasure
+Measure = Classification | Regression | CustomMeasure
 Tracker = TensorBoard | WandB | CustomTracker
 MOST_EVALUATIONS = 10
 SHARE_OF_TIME = 0.1

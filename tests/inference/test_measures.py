@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dtrain.models.measures import classification
+from dtrain.models.measures import classification, regression
 from tests.conftest import Dtrain
 
 MODULE = """
@@ -95,6 +95,30 @@ def test_the_metrics_of_a_classifier_are_those_of_scikit_learn() -> None:
     found = classification(np.array([0, 0, 0, 0]), sure)
     assert found["calibration_error"] == pytest.approx((3 * (0.9 - 2 / 3) + 0.4) / 4)
     assert "auc" not in found  # there is one class
+
+
+def test_the_metrics_of_numbers_are_those_of_scikit_learn() -> None:
+    # the examples of sklearn.metrics.r2_score and root_mean_squared_error in its documentation
+    found = regression(np.array([3, -0.5, 2, 7]), np.array([2.5, 0, 2, 8]))
+    assert found == pytest.approx({"r2": 0.9486081370449679, "rmse": 0.6123724356957945}, abs=1e-12)
+    several = np.array([[0.5, 1], [-1, 1], [7, -6]]), np.array([[0, 2], [-1, 2], [8, -5]])
+    assert regression(*several) == pytest.approx({"r2": 0.9368005266622779, "rmse": 0.8227486121839513}, abs=1e-12)
+    assert regression(np.ones(3), np.arange(3)).keys() == {"rmse"}  # no differences that could be explained
+
+
+@pytest.mark.slow
+def test_numbers_of_a_table_are_measured_in_their_unit(dtrain: Dtrain, tmp_path: Path) -> None:
+    rows = "".join(f"{n},{n % 7},{1e4 + 30 * n + 200 * (n % 7)}\n" for n in range(300))
+    (tmp_path / "t.csv").write_text("a,b,price\n" + rows)
+    dtrain("new", "t.csv")
+    assert "measures: [regression]" in (tmp_path / "t.yaml").read_text()
+    dtrain("run", "t.yaml", "epochs=20")
+    result = json.loads(dtrain("evaluate", "t", "--json").stdout)["metrics"]
+    lines = [json.loads(line) for line in dtrain("predict", "t", "--split", "test").stdout.splitlines()]
+    label, value = (np.array([line[name] for line in lines]) for name in ("label", "value"))
+    expected = regression(label, value)
+    assert {name: result[name] for name in expected} == pytest.approx(expected, rel=1e-4)
+    assert result["r2"] > 0.9
 
 
 @pytest.mark.slow
@@ -214,5 +238,7 @@ def test_what_check_says_of_measures(in_process: Dtrain, recipe: Path) -> None:
     assert "the measure second:Second, whose module is imported only when the run starts" in done.stdout + done.stderr
     refused = in_process("check", "decoder-tiny", "evaluate.measures=classification", code=2).stderr
     assert "a model of kind decoder predicts no classes" in refused
+    refused = in_process("check", "mlp-digits", "evaluate.measures=regression", code=2).stderr
+    assert "a model of kind mlp predicts no numbers here" in refused
     measures = "evaluate.measures={kind: custom, target: 'second:Second', of: samples}"
     assert "draws no samples" in in_process("check", "decoder-tiny", measures, code=2).stderr

@@ -13,7 +13,7 @@ from dtrain.models.nn.context import Context
 from dtrain.models.nn.count_flops import Flops, gradient_flops
 from dtrain.models.nn.param import Tree
 
-PROBABILITY, TOKENS = "probability", "tokens"
+PROBABILITY, TOKENS, VALUE = "probability", "tokens", "value"
 """Outputs of `Model.predict`: probabilities of classes (examples, classes), the number of predicted tokens."""
 
 
@@ -99,8 +99,8 @@ class Model(Protocol):
     def predict(self, params: Tree, batch: Batch, ctx: Context) -> dict[str, jax.Array]:
         """What the model outputs for each example: arrays (examples, ...), split over the mesh like the examples.
 
-        PROBABILITY holds the probabilities of classes (examples, classes); NLL and TOKENS hold sums over the tokens of
-        a row (examples,).
+        PROBABILITY holds the probabilities of classes (examples, classes), VALUE numbers (examples, ...); NLL and
+        TOKENS hold sums over the tokens of a row (examples,).
         """
         ...
 
