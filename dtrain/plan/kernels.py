@@ -99,12 +99,13 @@ def flops(name: str, inputs: Sequence[Input], results: Sequence[tuple[int, ...]]
 
 
 def _live(inputs: Sequence[Input]) -> float:
-    """Fraction of all blocks that a mask leaves, from the shape of the kernel's grid of mask blocks.
+    """Fraction of the n x n blocks that a causal mask leaves, from the shape of the kernel's grid of mask blocks.
 
-    A square grid is causal: (n + 1) / 2n of the blocks. Other grids list only the key blocks that are used.
+    The grid has n blocks of queries and the w blocks of keys that a query can use: all n, or those of a window. Of
+    these, the first queries use fewer: 1, 2, ... w. The kernel of the gradients of keys has the sides the other way.
     """
     grid = next((s[-2:] for dtype, s in inputs if dtype in ("s8", "int8", "s32", "int32") and len(s) == 3), None)
     if grid is None:
         return 1.0
-    queries, keys = grid
-    return (queries + 1) / (2 * queries) if queries == keys else keys / queries
+    n, w = max(grid), min(grid)
+    return (n * w - w * (w - 1) / 2) / n**2
