@@ -63,10 +63,8 @@ def _cudnn(op: Op, home: Computation, products: int) -> float:
 def cudnn(products: int, scores: Sequence[int], dim: int, causal: bool, window: int) -> float:
     """FLOPs of that many matrix products with scores of shape (rows, heads, queries, keys) and heads of size `dim`."""
     tiles = -(-scores[-1] // TILE)
-    # Of n x n tiles a causal mask leaves n (n + 1) / 2; a window leaves its own width and one tile per row.
-    causal_part = (tiles + 1) / (2 * tiles) if causal else 1.0
-    window_part = (window + TILE) / scores[-1] if window else 1.0
-    return 2.0 * products * math.prod(scores) * dim * min(causal_part, window_part)
+    used = min(tiles, -(-window // TILE) + 1) if window else tiles  # those of a window, and one that it ends in
+    return 2.0 * products * math.prod(scores) * dim * (_live_part(tiles, used) if causal or window else 1.0)
 
 
 def kernel(name: str) -> str:
@@ -99,13 +97,17 @@ def flops(name: str, inputs: Sequence[Input], results: Sequence[tuple[int, ...]]
 
 
 def _live(inputs: Sequence[Input]) -> float:
-    """Fraction of the n x n blocks that a causal mask leaves, from the shape of the kernel's grid of mask blocks.
+    """Fraction of all blocks that a causal mask leaves, from the shape of the kernel's grid of mask blocks.
 
-    The grid has n blocks of queries and the w blocks of keys that a query can use: all n, or those of a window. Of
-    these, the first queries use fewer: 1, 2, ... w. The kernel of the gradients of keys has the sides the other way.
+    One side of the grid are the blocks of queries, the other those of keys that a query can use: all, or those of a
+    window. The kernel of the gradients of keys has the sides the other way.
     """
     grid = next((s[-2:] for dtype, s in inputs if dtype in ("s8", "int8", "s32", "int32") and len(s) == 3), None)
     if grid is None:
         return 1.0
-    n, w = max(grid), min(grid)
-    return (n * w - w * (w - 1) / 2) / n**2
+    return _live_part(max(grid), min(grid))
+
+
+def _live_part(blocks: int, used: int) -> float:
+    """The part of blocks x blocks of scores that a causal mask leaves where each query uses at most `used` of keys."""
+    return (blocks * used - used * (used - 1) / 2) / blocks**2

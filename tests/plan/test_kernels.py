@@ -47,3 +47,6 @@ def test_masked_blocks_of_splash_attention_cost_nothing_in_any_of_its_kernels(le
     one = 2.0 * ROWS * HEADS * length**2 * DIM * live_share(length, window, 512)
     products = sorted(round(value / one, 6) for value in found.values())
     assert products == ([2, 5] if window is None else [2, 3, 4])
+    scores = (ROWS, HEADS, length, length)
+    counted = kernels.cudnn(1, scores, DIM, True, window or 0)
+    assert counted == pytest.approx(2 * ROWS * HEADS * length**2 * DIM * live_share(length, window, kernels.TILE))
