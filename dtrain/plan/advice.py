@@ -4,10 +4,11 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 from dtrain.assembly.explain import size_text
+from dtrain.core.counts import ms
 from dtrain.core.slices import Target
 from dtrain.plan.capacity import StateSize, next_larger_slice, room, state, with_adafactor
 from dtrain.plan.plan import Plan
-from dtrain.plan.report import ms, verdict
+from dtrain.plan.report import verdict
 from dtrain.plan.variants import MICROBATCHES, Candidate, meshes, remat_variants
 from dtrain.plan.workers import PlanJob, outcomes
 from dtrain.recipe.recipe import Recipe

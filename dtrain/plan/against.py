@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from dtrain.assembly.explain import size_text
+from dtrain.core.counts import ms
 from dtrain.core.errors import DataError, RecipeError
 from dtrain.core.files import read_json
 from dtrain.core.run_dir import Folder
 from dtrain.core.types import JsonObject
-from dtrain.plan.report import PARTS, ms
+from dtrain.plan.report import PARTS
 
 MAKE = "write one: dtrain plan RECIPE --on SLICE --json > FILE"
 SMALLEST = 1e-3

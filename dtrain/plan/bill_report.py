@@ -5,11 +5,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import date
 
 from dtrain.assembly.explain import size_text
+from dtrain.core.counts import ms
 from dtrain.core.types import JsonObject
 from dtrain.parallel.mesh import mesh_text
 from dtrain.plan.bill import Bill, Wanted
 from dtrain.plan.money import stale
-from dtrain.plan.report import ms
 
 SHOWN = 12
 UNITS = {"days": 24.0, "hours": 1.0, "minutes": 1 / 60}

@@ -8,6 +8,7 @@ from typing import Any
 from dtrain.assembly.assemble import with_sums
 from dtrain.assembly.explain import size_text
 from dtrain.core.chips import PRICED, Chip
+from dtrain.core.counts import ms
 from dtrain.core.slices import Target
 from dtrain.core.types import JsonObject
 from dtrain.parallel.mesh import EXPERT, FSDP, FSDP_AXES, mesh_text
@@ -342,11 +343,6 @@ def price_warning(money: Sequence[Money], today: date | None = None) -> Iterator
     warning = stale(today or date.today()) if any(part.listed for part in money) else ""
     if warning:
         yield warning
-
-
-def ms(seconds: float) -> str:
-    """0.8861 → 886 ms."""
-    return f"{1e3 * seconds:,.0f} ms" if seconds >= 0.1 else f"{1e3 * seconds:.3g} ms"
 
 
 def duration(hours: float) -> str:

@@ -5,11 +5,12 @@ from datetime import date
 from pathlib import Path
 
 from dtrain.assembly.explain import size_text
+from dtrain.core.counts import ms
 from dtrain.core.errors import EnvironmentFault
 from dtrain.core.slices import Target
 from dtrain.plan.money import Money
 from dtrain.plan.plan import Plan, Timing
-from dtrain.plan.report import ms, price_warning, unsure, verdict
+from dtrain.plan.report import price_warning, unsure, verdict
 from dtrain.plan.workers import Outcome
 
 BAR = 20

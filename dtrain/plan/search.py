@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 
+from dtrain.core.counts import ms
 from dtrain.core.errors import DtrainError, RecipeError
 from dtrain.core.slices import Target
 from dtrain.plan.cache import cached_outcomes
 from dtrain.plan.plan import Plan
-from dtrain.plan.report import ms
 from dtrain.plan.variants import Candidate, engine_variants, meshes, remat_variants
 from dtrain.plan.workers import PlanJob
 from dtrain.recipe.compose import merge, overriding
