@@ -1,6 +1,7 @@
 """Load a checked Recipe from a path, and write one back as YAML."""
 
 import dataclasses
+import hashlib
 import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -217,6 +218,11 @@ def text(recipe: Recipe) -> str:
 def lasting_text(recipe: Recipe) -> str:
     """The recipe as YAML that loads as the same recipe from any folder."""
     return dump(absolute(plain(recipe)))
+
+
+def recipe_digest(text: str) -> str:
+    """By which run.json knows the recipe.yaml that dtrain wrote."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def differences(old: JsonObject, new: JsonObject) -> list[str]:

@@ -18,7 +18,7 @@ from dtrain.data.batch import plain_example
 from dtrain.data.source import Source
 from dtrain.optim.update import learning_rate
 from dtrain.parallel.mesh import mesh_sizes
-from dtrain.recipe.load import COMPUTING, IRRELEVANT, LOADING, flattened, plain, text
+from dtrain.recipe.load import COMPUTING, IRRELEVANT, LOADING, flattened, lasting_text, plain, text
 from dtrain.recipe.recipe import Recipe
 from dtrain.train.record import versions
 
@@ -78,6 +78,7 @@ def conditions_of(
         "examples": step * recipe.batch,
         "seed": recipe.seed,
         "recipe": hashlib.sha256(text(recipe).encode()).hexdigest()[:16],
+        "recipe_yaml": lasting_text(recipe),
         "data": source.fingerprint,
         "example": plain_example(source.example),
         "lr": float(learning_rate(recipe.optimizer, now["steps"])(step)),

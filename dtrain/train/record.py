@@ -17,11 +17,12 @@ from dtrain.core import heartbeat, signals
 from dtrain.core.errors import DtrainError, NotFinite, TakenOver, user_error
 from dtrain.core.files import overwrite
 from dtrain.core.metrics import Metric, plain
-from dtrain.core.run_dir import RECOMPUTED, STEP_PARTS, STOPPED_BY_USER, Folder, step_seconds
+from dtrain.core.run_dir import RECOMPUTED, STEP_PARTS, STOPPED_BY_USER, Folder, saved_steps, step_seconds
 from dtrain.core.types import Device, JsonObject
-from dtrain.recipe.load import lasting_text
+from dtrain.recipe.load import lasting_text, recipe_digest
 from dtrain.recipe.recipe import Recipe
 from dtrain.train.loss_guard import Rollback
+from dtrain.train.recipe_check import AS_WRITTEN
 from dtrain.train.timers import Clock
 
 
@@ -64,6 +65,11 @@ def lost(old: JsonObject, latest: heartbeat.Heartbeat | None, start: float) -> d
             so_far[name] = round(so_far.get(name, 0.0) + seconds, 3)
     return so_far
 
+
+DESCRIBED = (
+    "recipe", "main_metric", AS_WRITTEN, "steps", "higher_is_better", "units", "topology", "data", "classes", "fitted",
+)  # fmt: skip
+"""Keys of run.json that say what the saved steps were trained with."""
 
 REFUSED = (2, 3, 4)
 """Exit codes of a start after which a user changes something: the recipe, the machine or the data was wrong."""
@@ -108,6 +114,13 @@ class Record:
     """Seconds spent in steps, up to each saved step."""
     ids: dict[str, str] = field(default_factory=dict)
     """Ids that trackers gave to this run."""
+    held: JsonObject | None = None
+    """What the first step of this start will change of a run that has saved steps; None once it has begun. A start
+    that is refused before changes neither the recipe of such a run nor what is known of its data and metrics."""
+    recipe: str = ""
+    """The text of this start's recipe."""
+    finished: JsonObject | None = None
+    """The record of the start before, if that finished the run: it stays if this start is refused."""
     lock: "threading.RLock" = field(default_factory=threading.RLock)
     """Protects run.json: a signal may be handled in another thread."""
 
@@ -123,7 +136,7 @@ class Record:
     ) -> None:
         """Record the devices, the mesh, the number of steps, the metrics that the model declares, the names of the
         data's classes, what was computed from the examples to train on, and their numbers."""
-        self.values |= {
+        found = {
             "steps": steps,
             **plain(metrics),
             "topology": {
@@ -134,24 +147,37 @@ class Record:
                 "mesh": dict(mesh),
             },
         }
-        if data:
-            self.values["data"] = data
-        if classes:
-            self.values["classes"] = list(classes)
-        if fitted:
-            self.values["fitted"] = fitted
+        self.describe(found | {"data": data, "classes": list(classes), "fitted": fitted})
         self.write()
+
+    def describe(self, values: JsonObject) -> None:
+        """Record what this start trains with; of a run that has saved steps, once it has begun."""
+        (self.values if self.held is None else self.held).update(values)
 
     def changed(self, changes: Sequence[str], length: Sequence[object]) -> None:
         """Record in what the recipe differs from that of the starts before, from the newest saved step on, and the
         steps and epochs that it had."""
-        self.values["changes"].append({"step": self.reached, "recipe": list(changes), "length": list(length)})
+        assert self.held is not None
+        self.held["changes"] = [
+            *self.values["changes"],
+            {"step": self.reached, "recipe": list(changes), "length": list(length)},
+        ]
+
+    def _begin(self) -> None:
+        """Put the recipe of this start, and what it trains with, in place of those of the starts before."""
+        if self.held is None:
+            return
+        self.values.update(self.held)
+        self.held = None
+        if self.lead:
+            overwrite(self.run_dir.recipe, self.recipe)
         self.write()
 
-    def resumed(self, step: int, step_s: float, batches_skipped: int = 0) -> None:
+    def resumed(self, step: int, step_s: float, batches_skipped: int = 0, *, trains: bool = True) -> None:
         """Record the step that the run resumes from, and how many batches the steps after it are ahead.
 
-        `step_s`: seconds that the steps up to it took.
+        `step_s`: seconds that the steps up to it took. `trains`: whether there is anything left to do; then the run's
+        recipe is from here on that of this start.
 
         Only these count as step time. The difference from what run.json recorded is time that is recomputed, or was
         assumed to be and is not.
@@ -164,6 +190,8 @@ class Record:
         before = kept[-1]["batches_skipped"] if kept else 0
         again = [] if batches_skipped == before else [{"step": step, "batches_skipped": batches_skipped}]
         self.values["skips"] = [*kept, *again]
+        if trains:
+            self._begin()
         self.saving(step)
         self.committed(step)
 
@@ -230,7 +258,9 @@ class Record:
         if self.lead:
             update = {"seconds": self._seconds(), "tracker_ids": self.ids, "written": time.time()}
             with self.lock:
-                self.run_dir.write_record(self.values | update)
+                refused = self.held is not None and self.values["state"] not in ("running", "finished")
+                kept = self.finished if refused and self.finished else self.values | update
+                self.run_dir.write_record(kept)
 
     def _seconds(self) -> dict[str, float]:
         """Seconds by section, over all starts."""
@@ -246,7 +276,9 @@ class Record:
 def run_record(run_dir: Folder, recipe: Recipe, lead: bool) -> Iterator[Record]:
     """A record that is written to run.json at the start and at the end, however the run ends."""
     recorded, before = run_dir.read_record(), process_start()
-    old = trained_before(recorded)
+    old, text = trained_before(recorded), lasting_text(recipe)
+    held = bool(saved_steps(run_dir.checkpoints)) and run_dir.recipe.exists()
+    described: JsonObject = {"recipe": recipe_digest(text), "main_metric": recipe.checkpoint.best}
     start = time.time() - before
     values = {
         "name": recipe.name,
@@ -267,12 +299,22 @@ def run_record(run_dir: Folder, recipe: Recipe, lead: bool) -> Iterator[Record]:
         "compiled_before": "compiled_from_cache" in old or old.get("compiled_before", False),
         "versions": versions(),
         "git": _git(),
-        "main_metric": recipe.checkpoint.best,
     }
-    log = Record(values, run_dir, lead, before=earlier(old), ids=dict(recorded.get("tracker_ids", {})))
+    values |= {key: recorded[key] for key in DESCRIBED if key in recorded} if held else described
+    log = Record(
+        values,
+        run_dir,
+        lead,
+        before=earlier(old),
+        ids=dict(recorded.get("tracker_ids", {})),
+        held=described if held else None,
+        recipe=text,
+        finished=recorded if recorded.get("state") == "finished" else None,
+    )
     log.clock.add("start", before)
     if lead:
-        overwrite(run_dir.recipe, lasting_text(recipe))
+        if not held:
+            overwrite(run_dir.recipe, text)
         log.write()
     try:
         yield log

@@ -66,7 +66,7 @@ def run(
             return None
         start = opened(recipe, run_dir, console, allow_changes=allow_changes, dry=dry, control=control)
         session = stack.enter_context(start)
-        session.log.values.update(written)
+        session.log.describe(written)
         ready = prepare(session)
         while rollback := _attempt(session, ready):
             session.log.rolled_back(rollback, recipe.guard.budget)
@@ -145,9 +145,10 @@ def _attempt(session: Session, ready: RunSetup) -> Rollback | None:
         with session.clock("compile"):
             # compile the checksum now: the first save may have little time
             jax.block_until_ready(state_checksum(start.step, state).sums)
-        session.log.resumed(start.step, start.step_s, start.batches_skipped)
-        session.notifier.resumed(start.step, steps)
         end = min(steps, start.step + DRY_STEPS) if session.dry else steps
+        trains = start.step < end or start.eval_pending
+        session.log.resumed(start.step, start.step_s, start.batches_skipped, trains=trains)
+        session.notifier.resumed(start.step, steps)
 
         hooks = step_hooks(session, ready, start, end)
         if not session.dry:

@@ -65,7 +65,7 @@ def opened(
             log = stack.enter_context(run_record(run_dir, recipe, lead))
             if changes:
                 log.changed(changes, before)
-                console.say("the recipe was changed as allowed; the next start needs the same changes in the recipe:")
+                console.say("the recipe is changed as allowed; once it trains, the next start needs the same changes:")
                 for line in changes:
                     console.say(f"  {line}")
             interrupt.noted = lambda by: log.values.update(stopped_by=by)

@@ -1,7 +1,7 @@
 """Choose a checkpoint of a run: its newest, its best, or that of a given step."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import jax
@@ -11,8 +11,10 @@ from dtrain.checkpoint.manifest import CorruptCheckpoint, Manifest
 from dtrain.checkpoint.store import Store
 from dtrain.core.counts import counted
 from dtrain.core.errors import CheckpointError, EnvironmentFault, RecipeError
+from dtrain.core.leftovers import temporary_folder
 from dtrain.core.metrics import higher_is_better, recorded
 from dtrain.core.run_dir import Folder, saved_steps
+from dtrain.recipe.load import differences, load, plain, recipe_digest
 from dtrain.recipe.recipe import Recipe
 
 
@@ -23,6 +25,26 @@ def refuse_no_run(run_dir: Folder) -> None:
         raise RecipeError(f"{run_dir.path} is not a run folder: recipe.yaml is missing", "give a run folder, runs/NAME")
     if not run_dir.checkpoints.is_dir():
         raise CheckpointError(f"{run_dir.path} has no checkpoint yet", "train it first: dtrain run")
+
+
+def recipe_of(
+    checkpoint: Manifest, run_dir: Folder, say: Callable[[str], None], overrides: Sequence[str] = ()
+) -> Recipe:
+    """The recipe with which a checkpoint of a run was saved, with overrides.
+
+    It is that of recipe.yaml, unless a start with another recipe followed (--allow-changes); `say` gets a line if that
+    computes other numbers. A recipe.yaml that was edited by hand counts as it is.
+    """
+    written = run_dir.recipe.read_text()
+    then = checkpoint.conditions.get("recipe_yaml")
+    if then in (None, written) or run_dir.read_record().get("recipe") != recipe_digest(written):
+        return load(run_dir.recipe, overrides)
+    with temporary_folder("recipe") as folder:
+        (folder / run_dir.recipe.name).write_text(then)
+        own = load(folder / run_dir.recipe.name, overrides)
+    if changed := differences(plain(own), plain(load(run_dir.recipe, overrides))):
+        say(f"the recipe was changed after step {checkpoint.step}, whose own is used: {'; '.join(changed)}"[:500])
+    return own
 
 
 def select_checkpoint(

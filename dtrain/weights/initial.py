@@ -29,7 +29,7 @@ from dtrain.models.nn.patterns import matched, replaced
 from dtrain.models.parts import is_in
 from dtrain.recipe.load import load
 from dtrain.recipe.recipe import Init, Recipe
-from dtrain.weights.checkpoint_choice import refuse_no_run, select_checkpoint
+from dtrain.weights.checkpoint_choice import recipe_of, refuse_no_run, select_checkpoint
 from dtrain.weights.read import (
     Located,
     find_tensors,
@@ -302,6 +302,7 @@ def _from_run(assembly: Assembly, given: Origin, warn: Callable[[str], None], pa
     folder = run_dir.checkpoints.absolute()
     with Store(folder, recipe.checkpoint, reading=True) as store:
         checkpoint, chosen = select_checkpoint(run_dir, recipe, store, warn, step=number, best=init.step == "best")
+    recipe = recipe_of(checkpoint, run_dir, warn)
     stored = saved_shapes(folder, checkpoint.step)
     there = _parameters(stored)
     shapes = part_of(assembly.recipe, leaves_by_path(assembly.shapes.params), part)

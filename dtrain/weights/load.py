@@ -23,7 +23,7 @@ from dtrain.optim.update import averaged
 from dtrain.parallel.mesh import Mesh
 from dtrain.recipe.load import load
 from dtrain.recipe.recipe import UNKNOWN_STEPS, Recipe
-from dtrain.weights.checkpoint_choice import refuse_no_run, select_checkpoint
+from dtrain.weights.checkpoint_choice import recipe_of, refuse_no_run, select_checkpoint
 from dtrain.weights.initial import initial_from, recorded_sources
 from dtrain.weights.read import leaves_by_path, without_padding
 
@@ -85,13 +85,14 @@ def load_run(
     refuse_no_run(run_dir)
     recipe, devices, record = load(run_dir.recipe, overrides), jax.devices(), run_dir.read_record()
     fitted: JsonObject = record.get("fitted") or {}
-    recipe = replace(recipe, data=as_fitted(recipe.data, fitted))
-    if recipe.mesh.least > len(devices):
-        recipe = replace(recipe, mesh=Mesh(data=1))  # parameters do not depend on the mesh
-    if recipe.minimised.sources():
-        recipe = replace(recipe, objective=None)  # what it takes from elsewhere is not needed
     with Store(run_dir.checkpoints.absolute(), recipe.checkpoint, reading=True) as store:
         checkpoint, chosen = select_checkpoint(run_dir, recipe, store, say, step=step, best=best)
+        recipe = recipe_of(checkpoint, run_dir, say, overrides)
+        recipe = replace(recipe, data=as_fitted(recipe.data, fitted))
+        if recipe.mesh.least > len(devices):
+            recipe = replace(recipe, mesh=Mesh(data=1))  # parameters do not depend on the mesh
+        if recipe.minimised.sources():
+            recipe = replace(recipe, objective=None)  # what it takes from elsewhere is not needed
         example = _example(recipe, checkpoint.conditions)
         assembly = assemble(recipe, devices[: recipe.mesh.least], example, recipe.steps or UNKNOWN_STEPS)
         for line in changed_modules(checkpoint.conditions.get("code", {}), recipe):
@@ -99,7 +100,7 @@ def load_run(
         shapes = saved(assembly.shapes, assembly.layout.declared)
         state = store.restore(checkpoint.step, parameters_alone(shapes))
     chosen += " (averaged parameters)" if recipe.optimizer.averages else ""
-    classes = tuple(record.get("classes", ()))
+    classes = tuple(record.get("classes") or ())
     state = completed(state, assembly.layout.declared, not_saved(run_dir, assembly, say))
     params = averaged(state.optimizer, state.params)
     own = not any(one.partition("=")[0].partition(".")[0] == "data" for one in overrides)

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from dtrain.recipe.load import load
 from dtrain.track.console import Console
 from dtrain.train import provenance, record, start
 from dtrain.train.run import run
+from dtrain.weights.load import load_run
 from tests.waiting import until
 
 RECIPE = """
@@ -253,3 +255,54 @@ def test_a_full_disk_is_one_line_and_run_json_has_the_same_code(
         assert (found["state"], found["exit_code"]) == ("failed", 3)
         assert run_folder.log.read_text().endswith("free some space, or write elsewhere\n")
     assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_start_that_is_refused_changes_nothing_of_a_finished_run(trial: Callable[..., str], tmp_path: Path) -> None:
+    trial()
+    folder = Folder(tmp_path / "runs" / "small")
+    before = folder.recipe.read_text(), folder.record.read_text()
+    other = "model={kind: mlp, sizes: [64, 24, 10]}"
+    for overrides in (["steps=4", "model.activation=tanh"], ["steps=12", other]):  # its length, the shapes
+        with pytest.raises((RecipeError, CheckpointError)):
+            trial(*overrides, allow=True)
+        assert (folder.recipe.read_text(), folder.record.read_text()) == before
+    trial("model.activation=tanh", allow=True)  # no step is left that it could train
+    assert folder.recipe.read_text() == before[0]
+    assert folder.read_record()["changes"] == []
+    assert "already finished" in trial()
+
+
+@pytest.mark.slow
+def test_each_checkpoint_is_used_with_the_recipe_that_it_was_saved_with(
+    trial: Callable[..., str], tmp_path: Path
+) -> None:
+    trial()
+    trial("steps=12", "model.activation=tanh", allow=True)
+    folder, said = Folder(tmp_path / "runs" / "small"), list[str]()
+    used = {step: load_run(folder, [], said.append, step=step).recipe.model for step in (6, 12)}
+    assert [model.activation for model in used.values()] == ["relu", "tanh"]  # pyright: ignore[reportAttributeAccessIssue]
+    assert said == [
+        "the recipe was changed after step 6, whose own is used: model.activation: was relu, now tanh; "
+        "steps: was 6, now 12"
+    ]
+    folder.recipe.write_text(folder.recipe.read_text().replace("tanh", "gelu"))  # by hand
+    assert load_run(folder, [], said.append, step=6).recipe.model.activation == "gelu"  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.slow
+def test_a_start_that_fails_early_keeps_what_the_model_declares(trial: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "my_layers.py").write_text("WIDTH = 64\n")
+    (tmp_path / "my_net.py").write_text(MODULE.replace(', "other": found.weight', ""))
+    custom = ("model={kind: custom, target: 'my_net:Net'}", "checkpoint.best=eval/error", "guard.contract=false")
+    trial(*custom)
+    back_to(tmp_path, 4)
+    folder = Folder(tmp_path / "runs" / "small")
+    (tmp_path / "my_net.py").rename(tmp_path / "gone.py")
+    sys.modules.pop("my_net")
+    with pytest.raises(RecipeError):
+        trial(*custom)
+    (tmp_path / "gone.py").rename(tmp_path / "my_net.py")
+    assert folder.read_record()["state"] == "failed"
+    assert folder.read_record()["higher_is_better"]["error"] is False
+    assert load_run(folder, [], print, best=True).chosen.startswith("step ")
