@@ -49,6 +49,8 @@ class FittedTable:
     spread: Sequence[float] | None = None
     """Mean and standard deviation of numbers that are predicted."""
     scaling: Scaling = field(default_factory=Scaling)
+    decimal: str = ""
+    """The decimal sign of its files, if these show that it is a comma: new files with 1.453 alone do not."""
 
     @property
     def names(self) -> tuple[str, ...]:

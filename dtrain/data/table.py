@@ -23,7 +23,7 @@ from dtrain.data.order import hash64
 from dtrain.data.paths import reading
 from dtrain.data.source import Load, Source, Split, Unaugmented
 from dtrain.data.table_columns import SHOWN, Columns, mixed, read_columns, written_as_texts
-from dtrain.data.table_files import read_tables
+from dtrain.data.table_files import decimal_of, read_tables
 from dtrain.data.table_guess import CATEGORIES, identifies_rows, table_guesses
 
 
@@ -110,7 +110,8 @@ class Table(Unaugmented):
 
     def read(self, names: Sequence[str], hint: str = RELATIVE) -> list[tuple[Path, Any]]:
         """Files as Arrow tables; `hint` says where relative names start."""
-        return read_tables(resolve_files(tuple(names), "a table", hint), self.missing_texts)
+        decimal = self.kept.decimal if self.kept else ""
+        return read_tables(resolve_files(tuple(names), "a table", hint), self.missing_texts, decimal)
 
     def inspect(self, check: DataCheck) -> None:
         files = check.files(self.files, self.test_files, "data")
@@ -204,6 +205,7 @@ class _Read:
             {name: _median(column) for name, column in numbers.items()},
             tuple(name for name, column in numbers.items() if np.isnan(column).any()),
             tuple(map(str, self._values)) if self.data.predict == "class" else (),
+            decimal=decimal_of(self._tables),
         )
         spread = None
         if self.data.predict == "number":

@@ -29,14 +29,17 @@ PLACES = 8
 HINT = f"tables end in {', '.join(SUFFIXES)}; CSV and JSON lines may end in .gz, too"
 
 
-def read_tables(files: Sequence[Path], missing: Sequence[str] = ()) -> list[tuple[Path, Any]]:
-    """Every file as an Arrow table, nothing in place of the texts `missing`. DataError if one cannot be read."""
+def read_tables(files: Sequence[Path], missing: Sequence[str] = (), decimal: str = "") -> list[tuple[Path, Any]]:
+    """Every file as an Arrow table, nothing in place of the texts `missing`. DataError if one cannot be read.
+
+    `decimal`: the decimal sign of CSV files that show none.
+    """
     read = []
     for path in files:
         if _suffix(path) not in SUFFIXES:
             raise DataError(f"{path}: is no table", HINT)
         try:
-            table = _reader(path, missing)(path)
+            table = _reader(path, missing, decimal)(path)
             table.validate(full=True)  # Arrow trusts offsets in the file, also those that point to other memory
             read.append((path, _with_dates(_without(table, missing))))
         except DataError:
@@ -98,11 +101,11 @@ def _suffix(path: Path) -> str:
     return suffixes[-2] if suffixes[-1:] == [".gz"] and len(suffixes) > 1 else "".join(suffixes[-1:])
 
 
-def _csv(path: Path, convert: Any = None, missing: Sequence[str] = ()) -> Any:
+def _csv(path: Path, convert: Any = None, missing: Sequence[str] = (), decimal: str = "") -> Any:
     """A CSV file. What separates its columns, and its encoding, are those of its first line."""
     from pyarrow import csv
 
-    encoding, delimiter, decimal = "utf8", DELIMITERS[_suffix(path)], "."
+    encoding, delimiter = "utf8", DELIMITERS[_suffix(path)]
     with (gzip.open if path.suffix.lower() == ".gz" else open)(path, "rb") as file:
         start = file.read(HEAD)
     if start.startswith(UTF_16):
@@ -110,8 +113,8 @@ def _csv(path: Path, convert: Any = None, missing: Sequence[str] = ()) -> Any:
     first, _, rest = start.partition(b"\n")
     if delimiter == "," and b";" in first and b"," not in first:  # as spreadsheets write it where 1,5 is a number
         delimiter = ";"
-        decimal = "," if re.search(rb"\d,\d", rest) and not re.search(rb"(^|;)-?\d+\.\d+(;|\r?\n)", rest) else "."
-    convert = convert or csv.ConvertOptions()
+    decimal = "." if delimiter == "," else _decimal(rest.decode("latin-1"), delimiter) or decimal or "."
+    given, convert = convert, convert or csv.ConvertOptions()
     convert.decimal_point = decimal
     convert.null_values = [*convert.null_values, *missing]
     table = csv.read_csv(
@@ -120,21 +123,66 @@ def _csv(path: Path, convert: Any = None, missing: Sequence[str] = ()) -> Any:
         parse_options=csv.ParseOptions(delimiter=delimiter),
         convert_options=convert,
     )
-    if decimal == ",":
-        _refuse_two_readings(path, table, csv.ReadOptions(encoding=encoding), csv.ParseOptions(delimiter=delimiter))
+    if delimiter == ";" or decimal == ",":
+        options = csv.ReadOptions(encoding=encoding), csv.ParseOptions(delimiter=delimiter)
+        _refuse_two_readings(path, table, decimal, *options)
+    if decimal == "," and not given:
+        table = _without_points(table, missing).replace_schema_metadata({DECIMAL: decimal})
     raw = [name for name, kind in zip(table.column_names, table.schema.types, strict=True) if kind == "binary"]
     if raw:
         raise DataError(f"{path}: column {raw[0]!r} is not UTF-8", LATIN)
     return table
 
 
-GROUPED = r"^\s*[-+]?[1-9]\d{0,2}(,\d{3})+\s*$"
-"""A whole number with commas between thousands; read with a decimal comma, 2,531 is 2.531."""
+GROUPED = {sign: rf"^\s*[-+]?[1-9]\d{{0,2}}([{sign}]\d{{3}})+\s*$" for sign in ",."}
+"""By what is between its thousands, a whole number. If that is the decimal sign, 2,531 or 2.531 has two readings."""
+WITH_POINTS = r"^\s*[-+]?(\d+|\d{1,3}(\.\d{3})+)(,\d*)?\s*$"
+"""A number with a decimal comma, and with points between thousands or without."""
+DECIMAL = b"decimal"
+"""The key of a table's metadata for the decimal sign of its file, if that is a comma."""
 
 
-def _refuse_two_readings(path: Path, table: Any, read: Any, parse: Any) -> None:
-    """DataError for a column of a file with decimal commas in which some numbers have three digits after the comma, and
-    the others none: 950 and 2,531 are then probably whole numbers."""
+def decimal_of(tables: Sequence[tuple[Path, Any]]) -> str:
+    """The decimal sign of files, if one of them shows that it is a comma; else empty."""
+    return "," if any(DECIMAL in (table.schema.metadata or {}) for _, table in tables) else ""
+
+
+def _decimal(text: str, delimiter: str) -> str:
+    """The decimal sign of the numbers of a CSV file, from its first lines; empty if none shows it.
+
+    A number such as 2,531 or 2.531 shows none, but for 2,531 in a file with semicolons: these are there because commas
+    are within numbers.
+    """
+    numbers = re.findall(rf'(?m)(?:^|{delimiter})"?[ ]*[-+]?([\d.,]+)[ ]*"?(?={delimiter}|\r?$)', text)
+    grouped = {sign: re.compile(pattern) for sign, pattern in GROUPED.items()}
+    if any(re.fullmatch(r"\d*\.\d+", number) and not grouped["."].match(number) for number in numbers):
+        return "."
+    commas = [number for number in numbers if re.fullmatch(WITH_POINTS, number) and "," in number]
+    sure = delimiter == ";" or any(not grouped[","].match(number) for number in commas)
+    return "," if commas and sure else ""
+
+
+def _without_points(table: Any, missing: Sequence[str]) -> Any:
+    """The table with numbers in place of the texts of columns whose numbers have points between thousands: 1.453,50."""
+    import pyarrow as pa
+    from pyarrow import compute, csv
+
+    nothing = pa.array([*csv.ConvertOptions().null_values, *missing])
+    for number, (name, column) in enumerate(zip(table.column_names, table.columns, strict=True)):
+        if not pa.types.is_string(column.type):
+            continue
+        there = compute.if_else(compute.is_in(column, value_set=nothing), None, column)  # pyright: ignore
+        if there.null_count < len(there) and compute.all(compute.match_substring_regex(there, WITH_POINTS)).as_py():  # pyright: ignore
+            plain = compute.replace_substring(compute.replace_substring(there, ".", ""), ",", ".")  # pyright: ignore
+            whole = not compute.any(compute.match_substring(there, ",")).as_py()  # pyright: ignore
+            kind = pa.int64() if whole else pa.float64()
+            table = table.set_column(number, name, compute.utf8_trim_whitespace(plain).cast(kind))  # pyright: ignore
+    return table
+
+
+def _refuse_two_readings(path: Path, table: Any, decimal: str, read: Any, parse: Any) -> None:
+    """DataError for a column in which some numbers have three digits after the decimal sign, and the others none: 950
+    and 2,531 are then probably whole numbers."""
     import pyarrow as pa
     from pyarrow import compute, csv
 
@@ -145,17 +193,18 @@ def _refuse_two_readings(path: Path, table: Any, read: Any, parse: Any) -> None:
     texts = csv.read_csv(path, read_options=read, parse_options=parse, convert_options=convert)
     for name in floats:
         there = texts[name].drop_null()
-        grouped = compute.match_substring_regex(there, GROUPED)  # pyright: ignore
+        grouped = compute.match_substring_regex(there, GROUPED[decimal])  # pyright: ignore
         plain = compute.match_substring_regex(there, r"^\s*[-+]?\d*\s*$")  # pyright: ignore
         all_whole = compute.all(compute.or_(grouped, plain)).as_py()  # pyright: ignore
         if all_whole and compute.any(grouped).as_py() and compute.any(plain).as_py():  # pyright: ignore
             text = there.filter(grouped)[0].as_py().strip()
-            where = f"{path}: column {name!r} has {text}, which is {text.replace(',', '.')} with a decimal comma"
-            hint = f"write {text.replace(',', '')} without the comma, or {text.replace(',', '.')} with a point"
-            raise DataError(f"{where} as in other rows, and {text.replace(',', '')} with a comma for thousands", hint)
+            sign, without = {",": "comma", ".": "point"}[decimal], text.replace(decimal, "")
+            where = f"{path}: column {name!r} has {text}, which is {text.replace(',', '.')} with a decimal {sign}"
+            hint = f"write {without} without the {sign}, or {text}0 if it is none of thousands"
+            raise DataError(f"{where}, and {without} with a {sign} for thousands, as beside whole numbers", hint)
 
 
-def _reader(path: Path, missing: Sequence[str]) -> Callable[[Path], Any]:
+def _reader(path: Path, missing: Sequence[str], decimal: str) -> Callable[[Path], Any]:
     """The function of pyarrow that reads such a file."""
     import pyarrow.feather
     import pyarrow.json
@@ -163,7 +212,7 @@ def _reader(path: Path, missing: Sequence[str]) -> Callable[[Path], Any]:
 
     suffix = _suffix(path)
     if suffix in DELIMITERS:
-        return partial(_csv, missing=missing)
+        return partial(_csv, missing=missing, decimal=decimal)
     if suffix in (".jsonl", ".ndjson"):
         return pyarrow.json.read_json
     return pyarrow.parquet.read_table if suffix == ".parquet" else pyarrow.feather.read_table

@@ -229,7 +229,7 @@ def test_a_table_is_trained_on_and_new_rows_are_predicted(dtrain: Dtrain, tmp_pa
     done = dtrain("run", "t.yaml", *own, "data.columns=[size, hot]", "name=own")
     assert "mae" in done.stderr
     rows = [json.loads(line) for line in dtrain("predict", "runs/own").stdout.splitlines()]
-    assert rows[0].keys() == {"row", "output"}
+    assert rows[0].keys() == {"row", "kind", "label", "output"}
 
 
 PEOPLE = """id,age,town,joined,member,left,pay
@@ -387,6 +387,28 @@ def test_commas_between_thousands_are_not_read_as_decimal_commas(tmp_path: Path)
         source = opened_csv(tmp_path, rows(*fine), scale=False)
         found = [float(number.replace(",", ".")) for number in fine]
         np.testing.assert_allclose(rows_of(source)["features"][:, 0], found, rtol=1e-6)
+
+
+def test_points_between_thousands_are_not_read_as_decimal_points(tmp_path: Path) -> None:
+    with pytest.raises(
+        DataError, match=r"column 'a' has 1\.453, which is 1\.453 with a decimal point, and 1453"
+    ) as two:
+        opened_csv(tmp_path, "a;y\n393;0\n1.453;1\n1.108;0\n")
+    assert "write 1453 without the point" in two.value.hint
+    # other numbers of the file have a decimal comma: what its points are is known
+    rows = "a;b;y\n30,3;393;0\n116,2;1.453;1\n1.089,9;12.345.678;0\n"
+    read = opened_csv(tmp_path, rows, scale=False)
+    np.testing.assert_allclose(rows_of(read)["features"], [[30.3, 393], [116.2, 1453], [1089.9, 12_345_678]], rtol=1e-6)
+    (tmp_path / "t.tsv").write_text(rows.replace(";", "\t"))
+    tabs = Table(files=(str(tmp_path / "t.tsv"),), label="y", scale=False, test=0.0).open("train")
+    np.testing.assert_array_equal(rows_of(tabs)["features"], rows_of(read)["features"])
+    # new rows are read as those that the run was trained on, though they show no decimal comma
+    data = Table(files=(str(tmp_path / "t.csv"),), label="y", scale=False, test=0.0)
+    (tmp_path / "new.csv").write_text("a;b\n1.127;2.531\n")
+    trained = data.with_fitted(data.open("train").fitted)
+    assert rows_of(trained.unlabelled([str(tmp_path / "new.csv")]))["features"].tolist() == [[1127, 2531]]
+    zeros = opened_csv(tmp_path, "a;y\n1,5;01\n2,5;1\n3,5;01\n", scale=False)
+    assert zeros.class_names == ("01", "1")
 
 
 def test_new_rows_say_where_they_differ_from_the_training_rows(tmp_path: Path) -> None:
