@@ -18,6 +18,9 @@ IN_SHAPES = {"image", "classes"}
 classes, and a net of convolutions takes pictures of any size."""
 COMPUTING = {"remat", "unroll", "loss_chunks", "pad_vocab"}
 
+PLACE = "folder"
+"""Where the module of a custom model lies: on another machine it is another folder."""
+
 ABSENT = "not set"
 
 Settings = dict[str, Any]
@@ -26,7 +29,8 @@ Settings = dict[str, Any]
 
 def settings(model: Any) -> Settings:
     """The settings of a model, with every default resolved."""
-    flat = _flat({field.name: getattr(model, field.name) for field in dataclasses.fields(model)})
+    own = [field.name for field in dataclasses.fields(model) if field.name != PLACE]
+    flat = _flat({name: getattr(model, name) for name in own})
     if isinstance(model, ViT):  # as many patches in other rows have other positions
         return flat | {"image": list(model.image or ())}
     if isinstance(model, ResNet):
@@ -39,7 +43,9 @@ def differing(ours: Mapping[str, object], theirs: Mapping[str, object], context:
     if ours.get("kind") != theirs.get("kind"):
         return ["kind"]
     both = [
-        name for name in [*theirs, *(ours.keys() - theirs.keys())] if name not in TRAINING | (IN_SHAPES - ours.keys())
+        name
+        for name in [*theirs, *(ours.keys() - theirs.keys())]
+        if name not in TRAINING | {PLACE} | (IN_SHAPES - ours.keys())
     ]
     names = [name for name in both if ours.get(name) != theirs.get(name)]
     if "layers" in ours and "layers" in theirs and windows(ours, context) == windows(theirs, context):

@@ -133,10 +133,11 @@ def _tensors(
         for tensor, part in zip(tensors, value.reshape(len(tensors), -1), strict=True):
             parts = parts_of.setdefault(tensor, {})
             parts[place.start] = place.write(part, param)
-            if sum(part.shape[0 if place.transposed else -1] for part in parts.values()) >= place.total:
+            outputs = 0 if place.transposed else -1  # where they are concatenated
+            if not place.total or sum(one.shape[outputs] for one in parts.values()) >= place.total:
                 joined = [parts[start] for start in sorted(parts)]
-                outputs = 0 if place.transposed else -1  # where they are concatenated
-                yield tensor, np.ascontiguousarray(joined[0] if len(joined) == 1 else np.concatenate(joined, outputs))
+                whole = joined[0] if len(joined) == 1 else np.concatenate(joined, outputs)
+                yield tensor, np.asarray(whole, order="C")  # np.ascontiguousarray would give a scalar a dim
                 del parts_of[tensor]
 
 

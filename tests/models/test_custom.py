@@ -2,6 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import load_file
 
 from tests.conftest import Dtrain
 
@@ -229,3 +230,35 @@ def test_a_trace_that_is_not_pure_is_reported(dtrain: Dtrain) -> None:
 )
 def test_a_target_that_cannot_be_used_is_refused_with_the_reason(dtrain: Dtrain, override: str, message: str) -> None:
     assert message in dtrain("run", "mine.yaml", override, code=2).stderr
+
+
+SCALAR = """
+import jax.numpy as jnp
+
+class Net:
+    def init(self, key, batch):
+        return {"w": jnp.zeros((64, 10)), "scale": jnp.array(0.5)}
+    def outputs(self, params, batch, ctx):
+        x = batch["image"].reshape(len(batch["image"]), -1)
+        return (x @ ctx.gather(params["w"])) * jnp.exp(ctx.gather(params["scale"]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("out", ["weights.safetensors", "folder"])
+def test_a_scalar_is_exported_and_another_run_begins_with_it(dtrain: Dtrain, tmp_path: Path, out: str) -> None:
+    (tmp_path / "scalar.py").write_text(SCALAR)
+    (tmp_path / "own.yaml").write_text(
+        "model: {kind: custom, target: 'scalar:Net'}\ndata: digits\noptimizer: {kind: sgd, lr: 0.1}\nbatch: 64\n"
+        "steps: 20\n"
+    )
+    dtrain("run", "own.yaml")
+    dtrain("export", "own", out)
+    path = tmp_path / out / "model.safetensors" if out == "folder" else tmp_path / out
+    found = load_file(path)
+    assert {name: value.shape for name, value in found.items()} == {"scale": (), "w": (64, 10)}
+    assert float(found["scale"]) != 0.5
+    more = dtrain("run", "own.yaml", "name=second", f"init={{weights: {out}}}", "optimizer.lr=1e-9")
+    assert f"initialised from {out}: 2 of 2 parameters" in more.stderr + more.stdout
+    result = [json.loads(dtrain("evaluate", name, "--json").stdout)["metrics"] for name in ("own", "second")]
+    assert result[0] == pytest.approx(result[1], rel=1e-5)
