@@ -88,6 +88,10 @@ def evaluate(
             return
         count = f"{result.examples:,} {NAMES[split]} examples" if result.examples else "questions alone"
         typer.secho(f"{run} at {loaded.chosen}: {count}", dim=True, err=True)
+        others = [one for one in overrides or () if one.startswith("data.")]
+        held_out = split == "test" and not any(one.startswith("data.test") for one in others)
+        if others and held_out and loaded.recipe.data.holds_out:
+            _note("these are the part of the other data that data.test holds out; data.test=1 takes all of it")
         if against:
             _print_beside(loaded, values, against, run)
         else:

@@ -37,6 +37,8 @@ class Guess:
     """Whether it is the one to take unless the user says otherwise."""
     label: str = ""
     """The column or array that is predicted, where the user may choose one."""
+    unfit: Mapping[str, str] = field(default_factory=dict)
+    """Columns that cannot be predicted, with the reason."""
 
 
 def first_records(path: Path) -> list[Mapping[str, Any]]:

@@ -105,15 +105,18 @@ class Npz(Unaugmented):
     def unlabelled(self, file: str, example: Example) -> tuple[Batch, list[JsonObject]]:
         """The arrays of a file that the model takes (examples, ...), and for each example its label, if there is one.
 
-        DataError if an array is missing, or has another shape or dtype than in training.
+        DataError if an array of dtrain's own models is missing, or has another shape or dtype than in training.
         """
         names = {**{to: to for to in example}, **self.names, **self.test_names}
         found = _load(file)
-        wanted = {name: feature for name, feature in example.items() if name != LABEL}
         arrays = {names[name]: values for name, values in found.items() if names.get(name) in example}
+        # other arrays, such as targets of a model of the user's own, may be left out: what the model reads is found
+        # when it is traced
+        absent = [name for name in example if name not in arrays and name != LABEL]
+        if missing := [name for name in absent if name in (IMAGE, FEATURES, TOKEN) or len(absent) == len(example)]:
+            raise DataError(f"{file}: has no array {missing[0]!r}", f"it has {', '.join(found)}")
+        wanted = {name: feature for name, feature in example.items() if name in arrays and name != LABEL}
         for name, feature in wanted.items():
-            if name not in arrays:
-                raise DataError(f"{file}: has no array {name!r}", f"it has {', '.join(found)}")
             if arrays[name].shape[1:] != feature.shape:
                 shapes = f"{list(arrays[name].shape[1:])}, in training {list(feature.shape)}"
                 raise DataError(f"{file}: an example of {name!r} has the shape {shapes}", "give it the same")
@@ -281,7 +284,9 @@ def _read(file: str, used: Sequence[str], names: Mapping[str, str]) -> dict[str,
     if (label := arrays.get(LABEL)) is not None and label.ndim != 1:
         one_of = label.ndim == 2 and np.isin(label, (0, 1)).all() and (label.sum(1) == 1).all()
         if one_of or label.dtype.kind in "iub":
-            hint = "a class is one whole number: write label.argmax(1)" + ("" if one_of else ", or label[:, 0]")
+            several = "several of an example are for a model of your own, under another name: data.names={y: tags}"
+            hint = "write label[:, 0]" if label.shape[1:] == (1,) else "write label.argmax(1)" if one_of else several
+            hint = f"a class is one whole number: {hint}"
             raise DataError(f"{file}: the label has the shape {list(label.shape)}", hint)
     return arrays
 

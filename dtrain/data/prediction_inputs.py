@@ -74,7 +74,8 @@ def inputs(data: Data, example: Example, names: Sequence[str]) -> Inputs:
 def _arrays(data: Npz, example: Example, names: Sequence[str]) -> Inputs:
     """The examples of .npz files, one after the other."""
     read = [data.unlabelled(str(path), example) for path in resolve_files(tuple(names), "an .npz file", HERE)]
-    values = {name: np.concatenate([arrays[name] for arrays, _ in read]) for name in read[0][0]}
+    shared = [name for name in read[0][0] if all(name in arrays for arrays, _ in read)]
+    values = {name: np.concatenate([arrays[name] for arrays, _ in read]) for name in shared}
     others = [row for _, rows in read for row in rows] if all(rows for _, rows in read) else []
     source = Arrays(values, {name: example[name] for name in values}, "")
     return Inputs(source, _origins("row", range(1, len(source) + 1), others))

@@ -314,6 +314,11 @@ class DataDefaults:
         return False
 
     @property
+    def holds_out(self) -> bool:
+        """Whether `test` is the share of its examples that is held out."""
+        return "test" in getattr(self, "__dataclass_fields__", ())
+
+    @property
     def has_template(self) -> bool:
         """Whether conversations can be written with the chat template of the data or of its tokenizer."""
         return False

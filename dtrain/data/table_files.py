@@ -41,7 +41,7 @@ def read_tables(files: Sequence[Path], missing: Sequence[str] = (), decimal: str
         try:
             table = _reader(path, missing, decimal)(path)
             table.validate(full=True)  # Arrow trusts offsets in the file, also those that point to other memory
-            read.append((path, _with_dates(_without(table, missing))))
+            read.append((path, _with_dates(_without(_with_floats(table), missing))))
         except DataError:
             raise
         except ModuleNotFoundError as error:
@@ -50,6 +50,16 @@ def read_tables(files: Sequence[Path], missing: Sequence[str] = (), decimal: str
             hint = LATIN if re.search("utf-?8", str(error), re.IGNORECASE) else HINT
             raise DataError(f"{path}: cannot be read as a table: {reason(error)}", hint) from error
     return read
+
+
+def _with_floats(table: Any) -> Any:
+    """The table with floats in place of decimals, as databases write prices."""
+    import pyarrow as pa
+
+    for number, (name, column) in enumerate(zip(table.column_names, table.columns, strict=True)):
+        if pa.types.is_decimal(column.type):
+            table = table.set_column(number, name, column.cast(pa.float64()))
+    return table
 
 
 def _without(table: Any, missing: Sequence[str]) -> Any:

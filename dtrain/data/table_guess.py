@@ -64,6 +64,11 @@ class Seen:
         return "number" if self.form in ("number", "whole") else ""
 
     @property
+    def unpredictable(self) -> str:
+        """Why it cannot be a label."""
+        return self.unfit or (f"{self.different} different values" if self.different < 2 else f"it has {self.form}s")
+
+    @property
     def _most_classes(self) -> int:
         return MANY if CLASSES.fullmatch(self.name) else FEW_CLASSES
 
@@ -105,7 +110,8 @@ def table_guesses(path: Path) -> Iterator[Guess]:
         own = [name for name in testing if label.name in labelled[name]]
         guess = _guess(files, own, sum(one.num_rows for one in tables), seen, label, marks)
         without = tuple(f"left out: {name}, which has no {label.name!r}" for name in testing if name not in own)
-        yield replace(guess, usual=usual == [label], notes=(*guess.notes, *without))
+        unfit = {one.name: one.unpredictable for one in seen if not one.predicted}
+        yield replace(guess, usual=usual == [label], notes=(*guess.notes, *without), unfit=unfit)
 
 
 def _marks(table: Any) -> Iterator[str]:

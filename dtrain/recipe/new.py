@@ -113,7 +113,9 @@ def selected(path: Path, kind: str | None = None, label: str | None = None) -> l
     if not with_label:
         columns = ", ".join(one.label for _, one in of_kind if one.label)
         hint = f"these can: {columns}" if columns else "--label is for tables and .npz files"
-        raise RecipeError(f"--label {label}: {path} has no such column that can be predicted", hint)
+        why = next((one.unfit[label] for _, one in of_kind if label and label in one.unfit), "")
+        found = f"that column of {path} cannot be predicted: {why}" if why else f"{path} has no such column"
+        raise RecipeError(f"--label {label}: {found}", hint)
     return with_label
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ import pyarrow.json
 import pyarrow.parquet
 import pytest
 
-from dtrain.core.errors import DataError
+from dtrain.core.errors import DataError, RecipeError
 from dtrain.data.custom import CustomData
 from dtrain.data.npz import Npz
 from dtrain.data.prediction_inputs import inputs
 from dtrain.data.table import Table
 from dtrain.data.table_guess import table_guesses
+from dtrain.recipe.new import selected
 from tests.conftest import Dtrain
 
 
@@ -367,6 +369,22 @@ def test_columns_of_numbers_and_texts_are_refused_with_what_makes_them_so(tmp_pa
             Table(files=tuple(str(tmp_path / name) for name in files), label="y").open("train")
 
 
+def test_decimals_of_databases_are_numbers_and_a_label_that_is_none_is_named_with_the_reason(tmp_path: Path) -> None:
+    prices = pyarrow.array([Decimal(n) / 4 for n in range(80)], pyarrow.decimal128(8, 2))
+    texts = [f"{n},{n} €" for n in range(80)]
+    columns = {"price": prices, "text": texts, "same": [1] * 80}
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "p.parquet")
+    read = Table(files=(str(tmp_path / "p.parquet"),), label="price", predict="number", columns=("same",)).open("train")
+    assert rows_of(read)["label"].max() == 19.75
+    for name, why in {
+        "text": "numbers or dates written as texts",
+        "same": "1 different values",
+        "no": "no such",
+    }.items():
+        with pytest.raises(RecipeError, match=why):
+            selected(tmp_path / "p.parquet", label=name)
+
+
 def test_times_are_read_to_the_microsecond_and_further_columns_are_named(tmp_path: Path) -> None:
     times = pyarrow.array([1_700_000_000_123_456_789, 1_700_000_086_400_000_000], pyarrow.timestamp("ns"))
     pyarrow.parquet.write_table(pyarrow.table({"t": times, "y": [0, 1]}), tmp_path / "a.parquet")
@@ -466,6 +484,11 @@ def test_a_label_of_an_npz_file_is_one_number(tmp_path: Path, label: np.ndarray)
         Npz(file=str(tmp_path / "a.npz")).open("train")
 
 
+def write_npz(path: Path, **arrays: np.ndarray) -> str:
+    np.savez(path, **arrays)  # pyright: ignore[reportArgumentType]
+    return str(path)
+
+
 def test_predictions_are_for_the_arrays_of_a_file(tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
     x = draw.normal(size=(40, 3)).astype(np.float32)
@@ -476,6 +499,12 @@ def test_predictions_are_for_the_arrays_of_a_file(tmp_path: Path) -> None:
     found = inputs(data, example, [str(tmp_path / "new.npz")])
     assert found.origins == [{"row": 1}, {"row": 2}, {"row": 3}, {"row": 4}]
     np.testing.assert_array_equal(found.source.rows(np.arange(4))["features"], x[:4])
+    with pytest.raises(DataError, match="has no array 'features'"):
+        inputs(data, example, [write_npz(tmp_path / "none.npz", y=x)])
+    # a target of a user's own model may be left out
+    own = Npz(file=write_npz(tmp_path / "own.npz", x=x, tags=x > 0))
+    some = inputs(own, own.open("train").example, [write_npz(tmp_path / "x.npz", x=x[:2]), own.file])
+    assert (some.source.example.keys(), len(some.source)) == ({"x"}, 42)
     labelled = inputs(data, example, [str(tmp_path / "rows.npz")])
     assert labelled.origins[0] == {"row": 1, "label": int(x[0, 0] > 0)}
     np.savez(tmp_path / "wide.npz", x=np.zeros((2, 5), np.float32))
