@@ -10,7 +10,7 @@ from annotated_types import Gt, Lt
 
 from dtrain.core.errors import RecipeError
 from dtrain.core.metrics import Watch
-from dtrain.core.types import Decay, Fraction, Natural, NonNegative, PositiveFloat, Rate, Share
+from dtrain.core.types import Decay, Fraction, Natural, NonNegative, Positive, PositiveFloat, Rate, Share
 from dtrain.models.nn.param import Tree
 from dtrain.optim.groups import Group
 
@@ -56,14 +56,19 @@ class Constant(ByStep):
 
 @dataclass(frozen=True, kw_only=True)
 class Cosine(ByStep):
-    """Half a cosine from the peak to `final` times the peak (Loshchilov & Hutter 2017)."""
+    """Half a cosine from the peak to `final` times the peak, once or in equal cycles (Loshchilov & Hutter 2017)."""
 
     kind: Literal["cosine"] = "cosine"
     final: Fraction = 0.0
     """The final learning rate, as a fraction of the peak."""
+    cycles: Positive = 1
+    """How often it falls; after each cycle but the last it begins again at the peak."""
 
     def fraction(self, step: jax.Array, steps: int) -> jax.Array:
         progress = _progress(step, self.warmup_steps(steps), steps)
+        if self.cycles > 1:
+            progress = progress * self.cycles
+            progress = progress - jnp.minimum(jnp.floor(progress), self.cycles - 1)  # within the cycle; 1 at the end
         return self.final + (1 - self.final) * 0.5 * (1 + jnp.cos(jnp.pi * progress))
 
 
@@ -119,7 +124,22 @@ class Plateau(Watch, WarmUp):
         return jnp.ones_like(step)
 
 
-Schedule = Constant | Cosine | Linear | WSD | Plateau
+@dataclass(frozen=True, kw_only=True)
+class Steps(ByStep):
+    """The peak learning rate, multiplied by `factor` at each of some steps."""
+
+    kind: Literal["steps"] = "steps"
+    at: tuple[Natural | Share, ...]
+    """The numbers of these steps; or below 1 their shares of the run, such as [0.5, 0.75]."""
+    factor: Annotated[float, Gt(0), Lt(1)] = 0.1
+    """Multiplies the learning rate."""
+
+    def fraction(self, step: jax.Array, steps: int) -> jax.Array:
+        reached = [step >= (at if isinstance(at, int) else round(at * steps)) for at in self.at]
+        return jnp.float32(self.factor) ** sum((one.astype(jnp.float32) for one in reached), jnp.zeros_like(step))
+
+
+Schedule = Constant | Cosine | Linear | WSD | Steps | Plateau
 
 
 def _progress(step: jax.Array, start: int, end: int) -> jax.Array:

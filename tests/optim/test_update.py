@@ -12,7 +12,7 @@ from dtrain.core.errors import FieldError
 from dtrain.models.mlp import MLP
 from dtrain.models.nn.param import Param, initial, normal, stacked, zeros
 from dtrain.optim.optimizer import SGD, Adafactor, AdamW, Lion, Muon, Optimizer
-from dtrain.optim.shared import WSD, Constant, Cosine, Linear, Schedule
+from dtrain.optim.shared import WSD, Constant, Cosine, Linear, Schedule, Steps
 from dtrain.optim.update import averaged, learning_rate, transformation
 
 DECLARED = MLP(sizes=(24, 16, 12, 10)).params()
@@ -129,6 +129,9 @@ def test_the_average_of_a_short_run_has_little_of_the_initial_values() -> None:
         (WSD(cooldown=0.2), {0: 1, 80: 1, 90: 0.5, 100: 0}),
         (Constant(warmup=9), {0: 0.1, 4: 0.5, 9: 1, 50: 1}),
         (Cosine(warmup=20), {20: 1 / 1, 60: 0.5, 100: 0}),
+        (Cosine(cycles=2), {0: 1, 25: 0.5, 49: 0.000986636, 50: 1, 75: 0.5, 100: 0}),  # of 50 steps each
+        (Steps(at=(0.5, 75)), {0: 1, 49: 1, 50: 0.1, 74: 0.1, 75: 0.01, 100: 0.01}),
+        (Steps(at=(30,), factor=0.5, warmup=9), {0: 0.1, 9: 1, 29: 1, 30: 0.5}),
     ],
 )
 def test_schedules_pass_through_their_points(schedule: Schedule, expected: dict[int, float]) -> None:
