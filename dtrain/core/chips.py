@@ -74,6 +74,10 @@ class Chip:
     libtpu 0.0.42), for a GPU the 75% that JAX preallocates by default."""
     price: float | None = None
     """US dollars per chip and hour; see PRICED."""
+    product: float = 0.9
+    """The fraction of `flops` that matrix products reach: 0.9 was assumed for TPUs, 0.6 for GPUs. Where the median of
+    measured / predicted of half of a family's published steps was more than 10% from 1, it is fitted to that half
+    (benchmarks/plan_vs_published.py)."""
     link_bandwidth: float
     """One-way bandwidth of the fast network in bytes/s: of one inter-chip link (ICI) of a TPU, or of all NVLink
     links of one GPU together."""
@@ -156,7 +160,7 @@ CHIPS = (
     ),
     Chip(
         name="v6e", flops=918e12, hbm=32e9, room=31.25 * GIB, bandwidth=1638e9, kinds=("TPU v6 lite", "TPU v6e"),
-        platform="tpu", price=2.70,
+        platform="tpu", product=0.63, price=2.70,
         link_bandwidth=90e9, network_bandwidth=12.5e9, aliases=("trillium",), dims=2, max_chips=256, wraparound=16,
         cloud=Cloud(label="tpu-v6e-slice", machine="ct6e-standard-4t",
                     accelerator="v6e", runtime="v2-alpha-tpuv6e"),
@@ -164,7 +168,7 @@ CHIPS = (
     Chip(
         name="tpu7x", flops=2307e12, hbm=192e9, room=94.75 * GIB, bandwidth=7380e9, kinds=("TPU7x",),
         platform="tpu", devices=2,
-        price=12.00, aliases=("ironwood", "v7x"),
+        product=0.74, price=12.00, aliases=("ironwood", "v7x"),
         link_bandwidth=100e9, network_bandwidth=12.5e9, dims=3, units_per_chip=2, max_chips=9216,
         cloud=Cloud(label="tpu7x", machine="tpu7x-standard-4t"),
     ),
@@ -172,35 +176,35 @@ CHIPS = (
     # `cloud` divided by its eight GPUs: docs.cloud.google.com/compute/docs/gpus/gpu-network-bandwidth
     Chip(
         name="a100-40g", flops=312e12, hbm=40e9, room=0.75 * 40e9, bandwidth=1555e9, kinds=("A100-SXM4-40GB",),
-        price=3.67, gpu=AMPERE,
+        product=0.6, price=3.67, gpu=AMPERE,
         link_bandwidth=300e9, network_bandwidth=100e9 / 8 / 8,  # 100 Gbit/s a machine
         cloud=Cloud(label="nvidia-tesla-a100", machine="a2-highgpu-8g", sold=(1, 2, 4, 8),
                     sky="A100"),
     ),
     Chip(
         name="a100", flops=312e12, hbm=80e9, room=0.75 * 80e9, bandwidth=2039e9, kinds=("A100-SXM4-80GB",),
-        price=5.07, gpu=AMPERE,
+        product=0.6, price=5.07, gpu=AMPERE,
         link_bandwidth=300e9, network_bandwidth=100e9 / 8 / 8, aliases=("a100-80g",),  # 100 Gbit/s a machine
         cloud=Cloud(label="nvidia-a100-80gb", machine="a2-ultragpu-8g", sold=(1, 2, 4, 8),
                     sky="A100-80GB"),
     ),
     Chip(
         name="h100", flops=989.4e12, hbm=80e9, room=0.75 * 80e9, bandwidth=3350e9, kinds=("H100 80GB HBM3",),
-        price=11.06, gpu=HOPPER,
+        product=0.6, price=11.06, gpu=HOPPER,
         link_bandwidth=450e9, network_bandwidth=4 * 200e9 / 8 / 8,  # four cards of 200 Gbit/s for eight GPUs
         cloud=Cloud(label="nvidia-h100-80gb", machine="a3-highgpu-8g", sold=(1, 2, 4, 8),
                     sky="H100"),
     ),
     Chip(
         name="h200", flops=989.4e12, hbm=141e9, room=0.75 * 141e9, bandwidth=4800e9, kinds=("H200",),
-        price=10.60, gpu=HOPPER,
+        product=0.6, price=10.60, gpu=HOPPER,
         link_bandwidth=450e9, network_bandwidth=8 * 400e9 / 8 / 8,  # a card of 400 Gbit/s for each GPU
         cloud=Cloud(label="nvidia-h200-141gb", machine="a3-ultragpu-8g", sold=(8,),
                     sky="H200"),
     ),
     Chip(
         name="b200", flops=2250e12, hbm=180e9, room=0.75 * 180e9, bandwidth=8000e9, kinds=("B200",),
-        price=16.00, gpu=BLACKWELL,
+        product=0.6, price=16.00, gpu=BLACKWELL,
         link_bandwidth=900e9, network_bandwidth=8 * 400e9 / 8 / 8,  # a card of 400 Gbit/s for each GPU
         cloud=Cloud(label="nvidia-b200", machine="a4-highgpu-8g", sold=(8,),
                     sky="B200"),

@@ -15,13 +15,12 @@ from dtrain.core.chips import Chip
 from dtrain.models.nn.count_flops import real_taps
 from dtrain.plan.program import Array, Computation, Op, Program
 
-EFFICIENCY = {"product": 0.9, "memory": 0.9, "network": 0.9, "attention": 0.5, "grouped product": 0.7}
+EFFICIENCY = {"memory": 0.9, "network": 0.9, "attention": 0.5}
 """Fraction of the peak rate. `network` is for NVLink and between slices or hosts: the TPU link rates of the chip table
-include it already."""
+include it already. That of matrix products is the chip's."""
 
-ON_GPU = {"product": 0.6, "grouped product": 0.47}
-"""The same on GPUs, whose clocks fall under the load of matrix products. Fitted to published steps of dense models on
-A100 and H100 (benchmarks/plan_vs_published.py); that of experts is scaled alike, not measured."""
+GROUPED = 0.7 / 0.9
+"""What grouped products of experts reach of what other products do."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,8 @@ class Efficiency:
 
     def computing(self, kind: str, flops: float) -> float:
         """Seconds of FLOPs of a kind: "product", "attention" or "grouped product"."""
-        reached = (EFFICIENCY | (ON_GPU if self.chip.platform == "gpu" else {}))[kind]
+        products = {"product": self.chip.product, "grouped product": GROUPED * self.chip.product}
+        reached = (EFFICIENCY | products)[kind]
         return flops / (reached * self.chip.flops_per_device)
 
     def moving(self, size: float) -> float:

@@ -17,6 +17,7 @@ from dtrain.core.slices import target
 from dtrain.plan.bill import Bill, Wanted, bills, targets, what_if
 from dtrain.plan.bill_report import bill_lines, bill_values
 from dtrain.plan.rates import Rates, Reliability, read_rates
+from dtrain.plan.report import CHECKS
 from dtrain.recipe.load import load
 from tests.conftest import Dtrain
 
@@ -86,7 +87,8 @@ def test_a_bill_is_steps_times_their_time_and_the_price_of_the_chips() -> None:
     )  # float32 parameters and AdamW's moments
     assert stall == pytest.approx(calm.plan.checkpoint / 4 / 6e9)  # four hosts
     least, most = (
-        found.steps * seconds / 3600 * (1 + stall / 600) for seconds in (0.96 * timing.seconds, 1.06 * timing.seconds)
+        found.steps * seconds / 3600 * (1 + stall / 600)
+        for seconds in (CHECKS["v5e"].least * timing.seconds, CHECKS["v5e"].most * timing.seconds)
     )
     assert calm.hours == pytest.approx((least, most))
     assert calm.dollars == pytest.approx((16 * 1.20 * least, 16 * 1.20 * most))
