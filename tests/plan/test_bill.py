@@ -86,9 +86,9 @@ def test_a_bill_is_steps_times_their_time_and_the_price_of_the_chips() -> None:
         12 * found.plan.parameters, rel=1e-3
     )  # float32 parameters and AdamW's moments
     assert stall == pytest.approx(calm.plan.checkpoint / 4 / 6e9)  # four hosts
+    range_of = CHECKS["v5e"]
     least, most = (
-        found.steps * seconds / 3600 * (1 + stall / 600)
-        for seconds in (CHECKS["v5e"].least * timing.seconds, CHECKS["v5e"].most * timing.seconds)
+        found.steps * part * timing.seconds / 3600 * (1 + stall / 600) for part in (range_of.least, range_of.most)
     )
     assert calm.hours == pytest.approx((least, most))
     assert calm.dollars == pytest.approx((16 * 1.20 * least, 16 * 1.20 * most))
