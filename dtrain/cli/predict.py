@@ -9,6 +9,7 @@ import typer
 
 from dtrain.cli.arguments import RUNS, Best, Debug, Devices, Run, RunsDir, Step, divided, use_devices
 from dtrain.cli.exits import exits, interruptible
+from dtrain.core.counts import figures
 from dtrain.core.errors import DataError, EnvironmentFault, RecipeError, cause
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ def _show_comparison(agreed: list[bool], errors: list[float]) -> None:
         share = sum(agreed) / len(agreed)
         typer.secho(f"{share:.2%} of {len(agreed):,} rows with a label are predicted so", fg="green", err=True)
     if errors:
-        mean = f"mean absolute error {sum(errors) / len(errors):.4g}"
+        mean = f"mean absolute error {figures(sum(errors) / len(errors))}"
         typer.secho(f"{mean} of {len(errors):,} rows with a label", fg="green", err=True)
 
 

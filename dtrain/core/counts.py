@@ -6,6 +6,11 @@ def counted(count: int, one: str, several: str = "") -> str:
     return f"{count:,} {one if count == 1 else several or one + 's'}"
 
 
+def figures(value: float) -> str:
+    """Four digits, and all of larger numbers: 0.01234, 20,526."""
+    return f"{value:,.0f}" if 1e3 <= abs(value) < 1e9 else f"{value:.4g}"
+
+
 def ms(seconds: float) -> str:
     """0.8861 → 886 ms."""
     return f"{1e3 * seconds:,.0f} ms" if seconds >= 0.1 else f"{1e3 * seconds:.3g} ms"

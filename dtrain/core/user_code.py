@@ -131,7 +131,10 @@ def _exists(module: str) -> bool:
 
 
 def _line(error: Exception) -> str:
-    """`file:line` of the innermost frame of the user's code in the traceback; empty if there is none."""
+    """`file:line` of the innermost frame of the user's code in the traceback, or of its syntax error; empty if there is
+    none."""
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+        return f"{error.filename}:{error.lineno}"
     frame, line = error.__traceback__, ""
     while frame:
         file = frame.tb_frame.f_code.co_filename

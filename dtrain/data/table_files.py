@@ -19,7 +19,7 @@ HEAD = 2**16
 """First bytes of a CSV file that tell what separates its columns."""
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 """The marks at the begin of a text in UTF-16."""
-LATIN = "convert it to UTF-8: iconv -f latin1 -t utf-8 FILE"
+LATIN = "convert it to UTF-8: iconv -f cp1252 -t utf-8 FILE"
 ZEROS = re.compile(r"\s*[-+]?0\d|\s*\+")
 """A number that is not written as Arrow would write it."""
 DATE = r"(\d{4}-\d\d-\d\d|\d\d?\.\d\d?\.\d{4})([ T]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[-+]\d\d(:?\d\d)?)?)?"
@@ -120,22 +120,20 @@ def _csv(path: Path, convert: Any = None, missing: Sequence[str] = (), decimal: 
         start = file.read(HEAD)
     if start.startswith(UTF_16):
         encoding, start = "utf-16", start[: len(start) // 2 * 2].decode("utf-16", "ignore").encode()
+    named = re.match(rb"(?:\xef\xbb\xbf)?sep=(.)\r?\n", start)  # Excel's own first line
+    start = start[named.end() :] if named else start
     first, _, rest = start.partition(b"\n")
     if delimiter == "," and b";" in first and b"," not in first:  # as spreadsheets write it where 1,5 is a number
         delimiter = ";"
+    delimiter = named[1].decode("latin-1") if named else delimiter
     decimal = "." if delimiter == "," else _decimal(rest.decode("latin-1"), delimiter) or decimal or "."
     given, convert = convert, convert or csv.ConvertOptions()
     convert.decimal_point = decimal
     convert.null_values = [*convert.null_values, *missing]
-    table = csv.read_csv(
-        path,
-        read_options=csv.ReadOptions(encoding=encoding),
-        parse_options=csv.ParseOptions(delimiter=delimiter),
-        convert_options=convert,
-    )
+    read, parse = csv.ReadOptions(encoding=encoding, skip_rows=bool(named)), csv.ParseOptions(delimiter=delimiter)
+    table = csv.read_csv(path, read_options=read, parse_options=parse, convert_options=convert)
     if delimiter == ";" or decimal == ",":
-        options = csv.ReadOptions(encoding=encoding), csv.ParseOptions(delimiter=delimiter)
-        _refuse_two_readings(path, table, decimal, *options)
+        _refuse_two_readings(path, table, decimal, read, parse)
     if decimal == "," and not given:
         table = _without_points(table, missing).replace_schema_metadata({DECIMAL: decimal})
     raw = [name for name, kind in zip(table.column_names, table.schema.types, strict=True) if kind == "binary"]

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from dtrain.core.counts import figures
 from dtrain.core.errors import RecipeError
 from dtrain.core.metrics import Metric, higher_is_better, known, recorded
 from dtrain.core.run_dir import STEP_PARTS, Folder, saved_steps, step_seconds
@@ -95,7 +96,9 @@ class Summary:
             curve = self.history.curves.get(name)
             points = [float(value) for value in curve.shown()[1]] if curve else []
             if len(points) >= FEWEST:
-                label = f"{name.replace('/', ' ')} {sparkline(points, 24)} {points[0]:.4g} to {points[-1]:.4g}"
+                label = (
+                    f"{name.replace('/', ' ')} {sparkline(points, 24)} {figures(points[0])} to {figures(points[-1])}"
+                )
                 rows.append(f"  curve  {label}")
         return rows
 
@@ -241,5 +244,5 @@ def best_of(history: History, declared: Sequence[Metric]) -> dict[str, dict[str,
 def shown(name: str, value: float, declared: Sequence[Metric]) -> str:
     """A metric with its value and unit: "accuracy 98.61%"."""
     metric = known(name, declared)
-    text = metric.text(value) if metric and metric.unit else f"{value:.4g}"  # four digits, also of small numbers
+    text = metric.text(value) if metric and metric.unit else figures(value)
     return f"{name.partition('/')[2]} {text}"

@@ -80,7 +80,7 @@ def _best(run_dir: Folder, recipe: Recipe) -> tuple[int, str]:
     if up is None:
         raise RecipeError(f"--best: it is not known whether a higher or a lower {name} is better", "use --step")
     step = (max if up else min)(known, key=lambda step: known[step])
-    return step, f"step {step}, the best of {len(known)} by {name}: {known[step]:.6g}"
+    return step, f"step {step}, the best of {len(known)} checkpoints by {name}: {known[step]:.6g}"
 
 
 def _checked(run_dir: Folder, step: int) -> Manifest:

@@ -328,6 +328,8 @@ def test_csv_of_spreadsheets_in_other_languages(tmp_path: Path) -> None:
     assert rows_of(opened_csv(tmp_path, rows))["features"].tolist() == [[1.5], [2.25]]
     assert rows_of(opened_csv(tmp_path, rows.replace(",", ".")))["features"].tolist() == [[1.5], [2.25]]
     assert rows_of(opened_csv(tmp_path, rows.encode("utf-16")))["features"].tolist() == [[1.5], [2.25]]
+    assert rows_of(opened_csv(tmp_path, "sep=;\r\n" + rows))["features"].tolist() == [[1.5], [2.25]]
+    assert rows_of(opened_csv(tmp_path, "sep=|\n" + rows.replace(";", "|")))["features"].tolist() == [[1.5], [2.25]]
     with pytest.raises(DataError, match="column 'y' is not UTF-8") as refused:
         opened_csv(tmp_path, "a,y\n1,caf\xe9\n2,b\n".encode("latin-1"))
     assert "iconv" in refused.value.hint

@@ -144,7 +144,7 @@ def test_measures_are_the_same_on_every_mesh_and_change_no_bit_of_the_run(
     shown = dtrain("evaluate", "on", "evaluate.measures=[classification]", "checkpoint.best=null", "--json").stdout
     assert json.loads(shown)["metrics"]["f1"] == pytest.approx(on[-1]["eval/f1"])
     best = min(on, key=lambda line: line["eval/second"])["step"]
-    assert f"step {best}, the best of 2 by eval/second" in dtrain("evaluate", "on", "--best").stderr
+    assert f"step {best}, the best of 2 checkpoints by eval/second" in dtrain("evaluate", "on", "--best").stderr
 
 
 @pytest.mark.slow

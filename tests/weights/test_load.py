@@ -88,7 +88,7 @@ def test_the_newest_the_best_and_any_step_can_be_taken(tmp_path: Path) -> None:
         assert found.step == step
         assert same(found.params, averaged(states[step].optimizer, states[step].params))
         shown[step] = found.chosen
-    chosen = {9: "step 9, the newest", 6: "step 6, the best of 4 by eval/loss: 0.2", 2: "step 2"}
+    chosen = {9: "step 9, the newest", 6: "step 6, the best of 4 checkpoints by eval/loss: 0.2", 2: "step 2"}
     assert shown == {step: f"{why} (averaged parameters)" for step, why in chosen.items()}
     with pytest.raises(CheckpointError, match="no checkpoint of step 3") as caught:
         load_run(place, [], quiet, step=3)
