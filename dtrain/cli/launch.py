@@ -170,15 +170,17 @@ def up(
         for line in [*start_lines(target, job), *job.needs, *notes]:
             say(line)
         confirm("Start it?", yes)
-        before = registry.find(runs_dir, job.name)
-        if before and before.target == job.target:
-            job = dataclasses.replace(job, handle=before.handle)
-        elif before:
-            refuse_while_alive(before)
-        job = registry.record_of(dataclasses.replace(job, handle=target.start_handle(job)), launch_plan.dollars_hour)
-        with registry.recorded(runs_dir, job, before):  # so that `down` finds a launch that failed halfway
-            job = dataclasses.replace(job, handle=target.up(job, say))
-        registry.write(folder(runs_dir, job.name), job)
+        with registry.alone(runs_dir, job.name):
+            before = registry.find(runs_dir, job.name)
+            if before and before.target == job.target:
+                job = dataclasses.replace(job, handle=before.handle)
+            elif before:
+                refuse_while_alive(before)
+            job = dataclasses.replace(job, handle=target.start_handle(job))
+            job = registry.record_of(job, launch_plan.dollars_hour)
+            with registry.recorded(runs_dir, job, before):  # so that `down` finds a launch that failed halfway
+                job = dataclasses.replace(job, handle=target.up(job, say))
+            registry.write(folder(runs_dir, job.name), job)
         typer.secho(f"{job.name} is started", fg="green", err=True)
         if not detach:
             follow_run(target, job, None)

@@ -7,6 +7,7 @@ A record names commands that run on this machine, such as `proxy` of kind ssh, a
 else's. So it is signed with a key in the user's configuration folder, and one without that signature is not used.
 """
 
+import fcntl
 import getpass
 import hashlib
 import hmac
@@ -14,13 +15,14 @@ import json
 import os
 import secrets
 import socket
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from dtrain.core.errors import DtrainError, EnvironmentFault, LeftBehind, RecipeError
+from dtrain.core.errors import DtrainError, EnvironmentFault, LeftBehind, Locked, RecipeError
 from dtrain.core.files import overwrite, read_regular
 from dtrain.core.run_dir import Folder, folder
 from dtrain.core.types import JsonObject
@@ -84,6 +86,23 @@ def write(run: Folder, job: LaunchJob) -> None:
         overwrite(run.path / NAME, text(job))
     except OSError as error:
         raise EnvironmentFault(f"cannot write the launch record in {run.path}: {error.strerror}") from error
+
+
+@contextmanager
+def alone(runs: Path, name: str) -> Iterator[None]:
+    """Hold the lock of a launch that starts, so that two commands do not read and replace its record at the same time.
+
+    Locked if another command of this user on this machine holds it.
+    """
+    place = hashlib.sha256(str(folder(runs, name).path.absolute()).encode()).hexdigest()[:16]
+    path = Path(tempfile.gettempdir(), f"dtrain-launch-{os.getuid()}-{place}.lock")
+    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            hint = f"wait for it, then: dtrain launch status {name}"
+            raise Locked(f"another `launch up` of {name} is starting it now", hint) from error
+        yield
 
 
 @contextmanager

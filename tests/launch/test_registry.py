@@ -34,6 +34,16 @@ def test_a_failed_launch_restores_the_record_before_it(tmp_path: Path) -> None:
     assert registry.record(tmp_path, "far") == first
 
 
+def test_two_commands_do_not_start_one_launch_at_the_same_time(tmp_path: Path) -> None:
+    with registry.alone(tmp_path, "far"):
+        with pytest.raises(Locked, match="another `launch up` of far is starting it now"):
+            registry.alone(tmp_path, "far").__enter__()
+        with registry.alone(tmp_path, "near"):
+            pass
+    with registry.alone(tmp_path, "far"):
+        pass
+
+
 @pytest.mark.parametrize("error", [LeftBehind("still there"), KeyboardInterrupt()])
 def test_a_run_that_may_still_be_alive_keeps_its_record(tmp_path: Path, error: BaseException) -> None:
     with pytest.raises(type(error)), registry.recorded(tmp_path, record("1"), None):
