@@ -174,9 +174,13 @@ def _hold(result: "Plan", source: str, before: "JsonObject", within: float, as_j
     import json
 
     from dtrain.plan.against import compared
-    from dtrain.plan.report import values, verdict
+    from dtrain.plan.report import lines, values, verdict
 
     now = values(result)
+    if result.tier == "state":  # nothing was planned beyond the state, which does not fit
+        typer.echo(json.dumps(now, indent=2) if as_json else "\n".join(lines(result)))
+        typer.echo(f"not compared with {source}: the state alone does not fit", err=True)
+        return EnvironmentFault.exit_code
     found = compared(source, before, now, within)
     if as_json:
         typer.echo(json.dumps(now | {"against": found.values()}, indent=2))

@@ -11,6 +11,7 @@ from math import gcd
 import jax
 import jax.numpy as jnp
 
+from dtrain.core.counts import counted
 from dtrain.models.nn.param import Tree
 from dtrain.models.nn.vma import axes_of, vary
 
@@ -21,6 +22,14 @@ Stage = Callable[[jax.Array, Tree], tuple[jax.Array, Tree]]
 def bubble(stages: int, microbatches: int) -> float:
     """The fraction of time in which a device of the pipeline is idle."""
     return (stages - 1) / (microbatches + stages - 1)
+
+
+def bubble_text(stages: int, microbatches: int) -> str:
+    """How much of the time is bubble, and what reduces it if that is much."""
+    idle = bubble(stages, microbatches)
+    hint = f"; accumulate: {4 * stages} reduces it to {bubble(stages, 4 * stages):.0%}" if idle > 0.25 else ""
+    parts = counted(microbatches, "microbatch", "microbatches")
+    return f"pipeline of {stages} stages, {parts}: {idle:.0%} of the time is bubble{hint}"
 
 
 def pipelined(

@@ -11,7 +11,8 @@ from dtrain.core.chips import PRICED, Chip
 from dtrain.core.counts import ms
 from dtrain.core.slices import Target
 from dtrain.core.types import JsonObject
-from dtrain.parallel.mesh import EXPERT, FSDP, FSDP_AXES, mesh_text
+from dtrain.parallel.mesh import EXPERT, FSDP, FSDP_AXES, PIPELINE, mesh_text
+from dtrain.parallel.pipeline import bubble_text
 from dtrain.plan.capacity import state
 from dtrain.plan.money import Money, stale
 from dtrain.plan.plan import Plan, Timing, compilers, slots
@@ -270,6 +271,8 @@ def _timing(timing: Timing, plan: Plan) -> Iterator[str]:
             yield f"  {name:<28}{ms(tally.parts[part]):>11}  {tally.parts[part] / step:4.0%}"
     if plan.tier == "quick" and tally.parts.get("network"):
         yield "  (network overlap by rule; a compiled plan reads it from the schedule)"
+    if (stages := plan.mesh.get(PIPELINE, 1)) > 1:
+        yield f"  {bubble_text(stages, plan.recipe.accumulate)}, which the parts above include"
     rate = timing.amount / step
     yield f"  {rate:,.0f} {timing.unit}/s, {rate / plan.target.chips:,.0f} a chip"
     hfu = f"; HFU {timing.hfu:.1%} (with recomputation)" if timing.hfu > timing.mfu else ""

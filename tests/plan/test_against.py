@@ -88,5 +88,8 @@ def test_the_command_exits_with_1_if_something_grew(in_process: Dtrain, tmp_path
     assert "the run has plans for v5e-4-quick" in refused
     assert "--within 0.5 goes with --against" in in_process(*place, "--within", "0.5", code=2).stderr
     assert "no run 'absent'" in in_process(*place, "--against", "absent", code=2).stderr
+    refused = in_process(*place, "--against", "b.json", "model.layers=900", "model.width=4096", code=3)
+    assert "DOES NOT FIT" in refused.stdout
+    assert "not compared with" in refused.stderr
     (tmp_path / "b.json").write_text("[]")
     assert "is no plan of one target" in in_process(*place, "--against", "b.json", code=4).stderr

@@ -219,3 +219,12 @@ def test_sums_in_bfloat16_are_named_with_the_time_that_they_save(tmp_path: Path)
 @pytest.mark.parametrize("setting", ["precision.reduce=compute", "precision={compute: float32}"])
 def test_a_setting_that_changes_nothing_is_not_named(tmp_path: Path, setting: str) -> None:
     assert saving(quick(recipe(tmp_path, "gpt2-124m", 1024, 32, DEFAULT, setting), target("v5e-4"))) is None
+
+
+def test_the_bubble_of_a_pipeline_is_named_with_what_reduces_it() -> None:
+    on = target("v5e-8")
+    recipe = load(Path(__file__).parents[2] / "recipes" / "decoder-tiny.yaml", ["mesh={pipeline: 2, data: 4}"], 8)
+    shown = "\n".join(lines(quick(recipe, on)))
+    assert "pipeline of 2 stages, 1 microbatch: 50% of the time is bubble; accumulate: 8 reduces it to 11%" in shown
+    plain = load(Path(__file__).parents[2] / "recipes" / "decoder-tiny.yaml", ["mesh={data: 8}"], 8)
+    assert "bubble" not in "\n".join(lines(quick(plain, on)))
