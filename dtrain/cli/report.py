@@ -243,21 +243,20 @@ def _watch(run_dir: "Folder") -> None:
 
     from dtrain.cli.tables import echo_fitted
     from dtrain.track.history import History
-    from dtrain.track.listing import RUNNING, state_of
-    from dtrain.track.summary import summarise
+    from dtrain.track.summary import KILLED, RUNNING, summarise
 
     screen, history, alive = Console(highlight=False), History(run_dir.metrics), time.monotonic()
     with Live(console=screen, auto_refresh=False, transient=screen.is_terminal) as live:
         while True:
             summary = summarise(run_dir, history)
             live.update(Text(summary.text()), refresh=screen.is_terminal)
-            state = state_of(run_dir, summary.values["state"])
+            state = summary.values["state"]
             alive = time.monotonic() if state == RUNNING else alive
             # a run that was killed may be restarted by its supervisor
-            if summary.values["state"] != RUNNING or time.monotonic() - alive > PATIENCE:
+            if state not in (RUNNING, KILLED) or time.monotonic() - alive > PATIENCE:
                 break
             time.sleep(EVERY)
     if screen.is_terminal:
         echo_fitted(summary.text())
-    if state != RUNNING and summary.values["state"] == RUNNING:
+    if state == KILLED:
         typer.echo(f"{run_dir.path}: the process of the run was killed", err=True)

@@ -137,11 +137,13 @@ def supervise(
             final = end.remote or end.code == Aborted.exit_code or (end.code < 128 and end.code not in AGAIN)
             if final or watch.asked or not restarts:
                 others.report(end)
+                _note(run_dir, "failed", end.cause, end.code)
                 return end.code
             try:
                 pause = budget.pause(run_dir, end.cause)
-            except Exhausted:
+            except Exhausted as error:
                 others.report(replace(end, code=Exhausted.exit_code))
+                _note(run_dir, "failed", error.message, Exhausted.exit_code)
                 raise
             if replaced:
                 more = {RENDEZVOUS_S: str(min(rendezvous_seconds(PATIENCE), RETURN))}
@@ -166,6 +168,8 @@ def _note(run_dir: Folder, state: str, reason: str, code: int) -> None:
         record = run_dir.read_record()
         if record.get("state") == "running":
             run_dir.write_record(record | {"state": state, "reason": reason, "exit_code": code, "ended": time.time()})
+            with run_dir.log.open("a") as file:
+                file.write(f"{'error' if state == 'failed' else 'stopped'}: {reason}\n")
 
 
 def _start(

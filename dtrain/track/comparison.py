@@ -5,7 +5,6 @@ from pathlib import Path
 
 from dtrain.core.metrics import higher_is_better
 from dtrain.core.types import JsonObject
-from dtrain.track.listing import state_of
 from dtrain.track.summary import Summary, shown
 from dtrain.track.text import duration
 
@@ -15,11 +14,8 @@ MARK = "*"
 
 def table(summaries: Sequence[Summary]) -> list[dict[str, str]]:
     """The cells by row, one column for each run. The best value of a metric has a `*`."""
-    from dtrain.core.run_dir import Folder
 
-    rows = [
-        _row("state", [state_of(Folder(Path(s.values["folder"])), s.values["state"]) for s in summaries], summaries)
-    ]
+    rows = [_row("state", [str(s.values["state"]) for s in summaries], summaries)]
     rows.append(_row("step", [f"{s.values['step']:,}" for s in summaries], summaries))
     for name in dict.fromkeys(name for s in summaries for name in s.values["last"] if name.count("/") == 1):
         rows.append(_metric(name, [s.values["last"].get(name) for s in summaries], summaries))

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dtrain.core.errors import DtrainError
-from dtrain.core.lease import in_use
 from dtrain.core.run_dir import Folder, saved_steps
 from dtrain.core.types import JsonObject
 from dtrain.track.history import History
@@ -14,7 +13,7 @@ from dtrain.track.jsonl import damage
 from dtrain.track.summary import Summary, shown, summarise
 from dtrain.track.text import duration, size
 
-RUNNING, KILLED, DAMAGED, EMPTY, IMPORTED = "running", "killed", "damaged", "not started", "imported"
+DAMAGED, EMPTY, IMPORTED = "damaged", "not started", "imported"
 
 
 @dataclass(frozen=True)
@@ -82,12 +81,7 @@ def entry(run_dir: Folder, name: str, history: History | None = None) -> Entry:
     if damaged:
         return Entry(name, DAMAGED, changed, total, summary, f"metrics.jsonl: {damage(damaged)}")
     reason = str(summary.values["reason"] or "").partition("\n")[0] if summary.values["state"] == "failed" else ""
-    return Entry(name, state_of(run_dir, summary.values["state"]), changed, total, summary, reason)
-
-
-def state_of(run_dir: Folder, recorded: str) -> str:
-    """The state of a run; one that is recorded as running but whose process is dead was killed."""
-    return KILLED if recorded == RUNNING and not in_use(run_dir.lease) else recorded
+    return Entry(name, summary.values["state"], changed, total, summary, reason)
 
 
 def _extent(run_dir: Folder) -> tuple[int, float]:

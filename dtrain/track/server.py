@@ -27,8 +27,9 @@ from dtrain.core.lease import in_use
 from dtrain.core.run_dir import Folder
 from dtrain.core.types import JsonObject
 from dtrain.track.history import History
-from dtrain.track.listing import KILLED, RUNNING, Entry, entry
+from dtrain.track.listing import Entry, entry
 from dtrain.track.page import Contents, list_page, run_rows, runs_page
+from dtrain.track.summary import KILLED, RUNNING
 
 HOST = "127.0.0.1"
 NAMES = (HOST, "localhost")

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from dtrain.core.counts import figures
 from dtrain.core.errors import RecipeError
+from dtrain.core.lease import in_use
 from dtrain.core.metrics import Metric, higher_is_better, known, recorded
 from dtrain.core.run_dir import STEP_PARTS, Folder, saved_steps, step_seconds
 from dtrain.core.types import JsonObject
@@ -12,6 +13,7 @@ from dtrain.track.history import History
 from dtrain.track.jsonl import damage
 from dtrain.track.text import duration, epochs_text, sparkline
 
+RUNNING, KILLED = "running", "killed"
 SECTIONS = ("start", "compile", "restore", "data", *STEP_PARTS, "evaluate", "save", "profile", "locate", "finish")
 """Sections of the time of a run, in the order in which they are shown."""
 NAMED = 0.01
@@ -105,7 +107,7 @@ class Summary:
     def _head(self) -> str:
         values = self.values
         if values["state"] != "finished":
-            reason = "" if values["state"] == "running" else str(values["reason"] or "").partition("\n")[0]
+            reason = "" if values["state"] in (RUNNING, KILLED) else str(values["reason"] or "").partition("\n")[0]
             of = f" of {values['steps']}" if values.get("steps") else ""
             why = f" ({reason})" if reason and not reason.startswith(("saved at step", "stopped at step")) else ""
             # a stopped run resumes from its saved step; of others the newest known step is that of the metrics
@@ -125,7 +127,7 @@ class Summary:
         """The wall time as a sum, and what was lost to restarts."""
         values, parts = self.values, dict(self.values["parts"])
         wall = values["wall"]
-        if not wall or values["state"] == "running":  # run.json of a live run is as old as its last save
+        if not wall or values["state"] in (RUNNING, KILLED):  # run.json of a live run is as old as its last save
             return []
         rest = max(wall - sum(parts.values()), 0.0)
         tiny = [name for name in parts if name in SECTIONS and parts[name] < NAMED * wall]
@@ -144,7 +146,7 @@ class Summary:
     def _bill(self) -> list[str]:
         """What was planned and what was spent, and the largest differences."""
         bill = self.values["bill"]
-        if not bill or self.values["state"] == "running":
+        if not bill or self.values["state"] in (RUNNING, KILLED):
             return []
         rate = bill["dollars_hour"]
         spent, planned = (_cost(bill[name], rate) for name in ("spent_s", "planned_s"))
@@ -181,6 +183,11 @@ def _seconds(seconds: float, wall: float) -> str:
     return f"{seconds:.2f}" if wall < 10 else f"{seconds:.1f}" if wall < 60 else duration(seconds)
 
 
+def state_of(run_dir: Folder, recorded: str | None) -> str | None:
+    """The state of a run; one that is recorded as running but whose process is dead was killed."""
+    return KILLED if recorded == RUNNING and not in_use(run_dir.lease) else recorded
+
+
 def summarise(run_dir: Folder, history: History | None = None) -> Summary:
     """Summarise a run; RecipeError if the folder does not contain a run. `history`: what was read of it before."""
     record = run_dir.read_record()
@@ -194,6 +201,7 @@ def summarise(run_dir: Folder, history: History | None = None) -> Summary:
     values = {key: record.get(key) for key in ("name", "state", "reason", "exit_code", "step", "steps", "starts")}
     values |= {key: record.get(key) for key in ("seconds", "versions", "topology", "git", "started", "ended", "data")}
     values["starts"] = values["starts"] or 1
+    values["state"] = state_of(run_dir, values["state"])
     values["compiled_from_cache"] = record.get("compiled_from_cache", False)
     values["main_metric"] = record.get("main_metric")
     values |= {key: record.get(key, {}) for key in ("early", "lost", "units", "higher_is_better")} | (

@@ -39,6 +39,12 @@ def test_the_numbers_are_those_of_the_record(run: Folder) -> None:
     assert found["steps_per_s"] == pytest.approx(200)
 
 
+def test_a_run_whose_process_is_dead_was_killed(run: Folder) -> None:
+    run.write_record(run.read_record() | {"state": "running"})
+    assert summarise(run).values["state"] == "killed"
+    assert summarise(run).text().startswith("trial: killed at step 30 of 30\n")
+
+
 def test_the_best_follows_what_the_model_declares_and_nothing_is_guessed(run: Folder) -> None:
     rows = [{"step": n, "eval/top1": x, "eval/other": x} for n, x in enumerate([0.069, 0.191, math.nan, 0.212, 0.205])]
     run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -273,10 +273,13 @@ def test_a_frozen_worker_is_found_and_the_run_resumes(
 
 
 @pytest.mark.slow
-def test_a_run_without_progress_ends_with_8(dtrain: Dtrain, recipe: Path) -> None:
+def test_a_run_without_progress_ends_with_8(dtrain: Dtrain, recipe: Path, tmp_path: Path) -> None:
     failed = dtrain("run", recipe, "--restarts", "1", code=8, DTRAIN_FAULT="kill@step:3")
     assert "process 0 ended first: killed by SIGKILL" in failed.stderr
     assert "restarted 1 time without a new checkpoint" in failed.stderr
+    folder = tmp_path / "runs" / "small"
+    assert (record(folder)["state"], record(folder)["exit_code"]) == ("failed", 8)
+    assert "error: restarted 1 time without a new checkpoint" in (folder / "log.txt").read_text().splitlines()[-1]
 
 
 @pytest.mark.slow
