@@ -13,6 +13,7 @@ from pathlib import Path
 from dtrain.core.errors import OTHER_KIND
 from dtrain.core.files import read_json
 from dtrain.core.run_dir import MANIFEST as NAME
+from dtrain.core.run_dir import Folder
 from dtrain.core.types import JsonObject
 
 FORMAT = 2
@@ -94,6 +95,15 @@ def files_of(folder: Path) -> dict[str, int]:
     """Bytes of every file of a checkpoint except its manifest, by path inside it."""
     paths = (path for path in sorted(folder.rglob("*")) if path.is_file() and path != folder / NAME)
     return {str(path.relative_to(folder)): path.stat().st_size for path in paths}
+
+
+def has_checkpoint(run_dir: Folder, step: int) -> bool:
+    """Whether the checkpoint of a step is there, with every file in its size; their contents are not read."""
+    folder = run_dir.checkpoints / str(step)
+    try:
+        return files_of(folder) == {name: size for name, (size, _) in read(folder).files.items()}
+    except (CorruptCheckpoint, OSError):
+        return False
 
 
 def share(files: Mapping[str, int], rank: int, processes: int) -> list[str]:

@@ -5,6 +5,7 @@ import json
 from contextlib import suppress
 from typing import Any
 
+from dtrain.checkpoint.manifest import has_checkpoint
 from dtrain.core.errors import EnvironmentFault, RecipeError, cause
 from dtrain.core.files import read_regular
 from dtrain.core.run_dir import Folder, saved_steps
@@ -33,6 +34,8 @@ def finished(run_dir: Folder, recipe: Recipe) -> bool:
     old = run_dir.read_record()
     if old.get("state") != "finished" or not run_dir.recipe.exists():
         return False
+    if not has_checkpoint(run_dir, old["step"]):
+        return False  # what it trained last is lost: it is trained again, from the checkpoint before
     early = old.get("early")
     if early and (recipe.stop is None or early["stop"] != plain_part(recipe.stop)):
         return False

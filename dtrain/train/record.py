@@ -155,19 +155,16 @@ class Record:
         (self.values if self.held is None else self.held).update(values)
 
     def changed(self, changes: Sequence[str], length: Sequence[object]) -> None:
-        """Record in what the recipe differs from that of the starts before, from the newest saved step on, and the
-        steps and epochs that it had."""
+        """Record in what the recipe differs from that of the starts before, and the steps and epochs that it had."""
         assert self.held is not None
-        self.held["changes"] = [
-            *self.values["changes"],
-            {"step": self.reached, "recipe": list(changes), "length": list(length)},
-        ]
+        self.held["changes"] = [{"recipe": list(changes), "length": list(length)}]
 
-    def _begin(self) -> None:
-        """Put the recipe of this start, and what it trains with, in place of those of the starts before."""
+    def _begin(self, step: int) -> None:
+        """Put the recipe of this start, which trains from `step` on, in place of that of the starts before."""
         if self.held is None:
             return
-        self.values.update(self.held)
+        changes = [{"step": step} | change for change in self.held.pop("changes", [])]
+        self.values |= self.held | {"changes": [*self.values["changes"], *changes]}
         self.held = None
         if self.lead:
             overwrite(self.run_dir.recipe, self.recipe)
@@ -191,7 +188,7 @@ class Record:
         again = [] if batches_skipped == before else [{"step": step, "batches_skipped": batches_skipped}]
         self.values["skips"] = [*kept, *again]
         if trains:
-            self._begin()
+            self._begin(step)
         self.saving(step)
         self.committed(step)
 

@@ -80,6 +80,8 @@ def first_state(
             if newest.step < reached and not store.damaged(reached):
                 message = f"run.json records a checkpoint of step {reached}, which is missing"
                 console.warn(f"{message}; the run resumes from step {newest.step}")
+            if line := other_rows(newest.conditions, assembly.recipe.batch, start):
+                console.warn(line)
             for line in _report(start, resume_guarantee(newest.conditions, now, assembly.recipe, newest.step)):
                 console.say(line, "green")
             return state, start
@@ -127,6 +129,23 @@ def _report(start: Start, promised: list[str]) -> list[str]:
     if len(promised) == 1:
         return [f"{head} ({promised[0]}{skipped})"]
     return [f"{head}{skipped}; {promised[0]}", *promised[1:]]
+
+
+def other_rows(saved: JsonObject, batch: int, start: Start) -> str:
+    """Which examples a run that resumes with another batch uses again, or never; empty if its batch is the same.
+
+    The examples of step n are those from n x batch on, in the order of the seed, whatever the steps before used.
+    """
+    before = saved.get("settings", {}).get("batch", batch)
+    steps = start.step + start.batches_skipped
+    used, begins = steps * before, steps * batch
+    if used == begins:
+        return ""
+    what = (
+        f"the {begins - used:,} after these are skipped" if begins > used else f"{used - begins:,} of them come again"
+    )
+    ways = "accumulate and the learning rate change a step without this; or begin another run: init: {run: ...}"
+    return f"batch: was {before}, now {batch}: {used:,} examples were used, and {what}; {ways}"
 
 
 def refuse_other_data(saved: Mapping[str, object], train: Source) -> None:

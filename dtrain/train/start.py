@@ -23,14 +23,14 @@ from dtrain.data.batch import Batch, tokens_in
 from dtrain.data.class_weights import class_counts, class_weights
 from dtrain.data.lost_text import lost_text
 from dtrain.data.overlap import overlap
-from dtrain.data.source import Source, refuse_changed
+from dtrain.data.source import UNKNOWN, Source, refuse_changed
 from dtrain.inference.evaluate import text_bytes
 from dtrain.models.nn.param import count, trained
 from dtrain.parallel.compile_cache import Counter
 from dtrain.parallel.devices import are_fake, await_compiled
 from dtrain.parallel.engine import Traced
 from dtrain.parallel.mesh import PIPELINE, mesh_sizes, mesh_text
-from dtrain.parallel.pipeline import bubble
+from dtrain.parallel.pipeline import bubble_text
 from dtrain.parallel.rules import bytes_of
 from dtrain.recipe.recipe import Recipe, watched
 from dtrain.track.text import epochs_text
@@ -90,6 +90,7 @@ def prepare(session: Session) -> RunSetup:
     if unfit := session.recipe.model.mismatch(test.example):
         raise DataError(f"held-out examples: {unfit}", "change the model's sizes, or the data")
 
+    _refuse_other_test(session, test)
     weights = class_weights(session.recipe.class_weights, train)
     if jax.process_index() == 0 and not session.dry and not session.log.reached:
         for tracker in session.recipe.track.to:
@@ -158,6 +159,20 @@ def prepare(session: Session) -> RunSetup:
         every=every,
         initial=initial,
     )
+
+
+def _refuse_other_test(session: Session, test: Source) -> None:
+    """DataError if the held-out examples of a run that has saved steps are others, and the recipe's data is the same:
+    metrics before and after would be of different examples, and so would the best checkpoint."""
+    known = (session.log.values.get("data") or {}).get("fingerprints", {}).get("test")
+    if session.log.held is None or known in (None, UNKNOWN, test.fingerprint):
+        return
+    changed = [line for change in session.log.held.get("changes", ()) for line in change["recipe"]]
+    if not any(line.startswith("data") for line in changed):
+        was = f"the run was evaluated on {known}, the recipe now gives {test.fingerprint}"
+        hint = "restore the same examples, or give this run another name: name=..."
+        raise DataError(f"the held-out data changed: {was}", hint, "E-DATA-CHANGED")
+    session.console.warn("the held-out examples are others than before: metrics before and after do not compare")
 
 
 def _initial(session: Session, assembly: Assembly) -> dict[str, Initial]:
@@ -243,9 +258,7 @@ def banner(assembly: Assembly, train: Source, test: Source, steps: int, devices:
         yield from (f"{split}: {line}" for line in source.notes)
     stages = layout.sizes[PIPELINE]
     if stages > 1:
-        idle = bubble(stages, recipe.accumulate)
-        hint = f"; accumulate: {4 * stages} reduces it to {bubble(stages, 4 * stages):.0%}" if idle > 0.25 else ""
-        yield f"pipeline of {stages} stages, {recipe.accumulate} microbatches: {idle:.0%} of the time is bubble{hint}"
+        yield bubble_text(stages, recipe.accumulate)
     replicated = layout.replicated()
     if replicated:
         size = sum(values for _, values in replicated) * np.dtype(recipe.precision.params).itemsize

@@ -58,6 +58,11 @@ def select_checkpoint(
             raise CheckpointError(message, f"copy an undamaged one to {run_dir.checkpoints}, or train it anew")
         if checkpoint is None:
             raise CheckpointError(f"{run_dir.path} has no checkpoint yet", "train it first: dtrain run")
+        last = run_dir.read_record().get("step") or 0
+        if last > checkpoint.step and last not in saved_steps(run_dir.checkpoints):
+            say(
+                f"warning: run.json records a checkpoint of step {last}, which is missing; `dtrain run` trains it again"
+            )
         return checkpoint, f"step {checkpoint.step}, the newest"
     requested, chosen = _best(run_dir, recipe) if step is None else (step, f"step {step}")
     return _checked(run_dir, requested), chosen

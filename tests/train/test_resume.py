@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dtrain.checkpoint import manifest
-from dtrain.core.errors import CheckpointError, EnvironmentFault, RecipeError
+from dtrain.core.errors import CheckpointError, DataError, EnvironmentFault, RecipeError
 from dtrain.core.run_dir import MANIFEST, Folder
 from dtrain.recipe.load import load
 from dtrain.track.console import Console
@@ -306,3 +306,56 @@ def test_a_start_that_fails_early_keeps_what_the_model_declares(trial: Callable[
     assert folder.read_record()["state"] == "failed"
     assert folder.read_record()["higher_is_better"]["error"] is False
     assert load_run(folder, [], print, best=True).chosen.startswith("step ")
+
+
+@pytest.mark.slow
+def test_what_a_finished_run_lost_is_trained_again(trial: Callable[..., str], tmp_path: Path) -> None:
+    trial()
+    folder, before, said = Folder(tmp_path / "runs" / "small"), checksum(tmp_path), list[str]()
+    for damage in (shutil.rmtree, lambda path: (path / MANIFEST).unlink(), cut):
+        damage(folder.checkpoints / "6")
+        if damage is shutil.rmtree:
+            load_run(folder, [], said.append)
+        assert "resumed from step 4" in trial()
+        assert checksum(tmp_path) == before
+        assert "already finished" in trial()
+    assert said[0].startswith("warning: run.json records a checkpoint of step 6, which is missing")
+    shutil.rmtree(folder.checkpoints)
+    with pytest.raises(CheckpointError, match="records a checkpoint of step 6, but the run folder has no checkpoint"):
+        trial()
+
+
+def cut(checkpoint: Path) -> None:
+    """Take the last bytes of the largest file."""
+    largest = max((path for path in checkpoint.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    os.truncate(largest, largest.stat().st_size - 1)
+
+
+@pytest.mark.slow
+def test_another_batch_says_which_examples_come_again_or_are_skipped(trial: Callable[..., str], tmp_path: Path) -> None:
+    trial()
+    back_to(tmp_path, 4)
+    assert "batch: was 64, now 128: 256 examples were used, and the 256 after these are skipped" in trial(
+        "batch=128", allow=True
+    )
+    back_to(tmp_path, 4)
+    shutil.copy(tmp_path / "small.yaml", tmp_path / "other.yaml")
+    assert "now 32: 256 examples were used, and 128 of them come again" in trial("batch=32", allow=True)
+    change = Folder(tmp_path / "runs" / "small").read_record()["changes"][-1]
+    assert (change["step"], change["recipe"]) == (4, ["batch: was 128, now 32"])
+
+
+@pytest.mark.slow
+def test_held_out_examples_that_changed_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = "".join(f"{n},{n % 2}\n" for n in range(40))
+    for name in ("t.csv", "n.csv", "m.csv"):
+        Path(name).write_text("a,y\n" + rows)
+    recipe = "model: {kind: mlp, hidden: [8]}\ndata: {kind: table, files: [t.csv], label: y, test_files: [n.csv]}\n"
+    Path("t.yaml").write_text(recipe + "optimizer: {kind: sgd, lr: 0.1}\nbatch: 8\nsteps: 4\n")
+    run(load(Path("t.yaml")), Path("runs"), Console(silent=True))
+    with Path("n.csv").open("a") as file:
+        file.write("99,1\n")
+    with pytest.raises(DataError, match="the held-out data changed: the run was evaluated on table:test:"):
+        run(load(Path("t.yaml"), ["steps=8"]), Path("runs"), Console(silent=True), allow_changes=True)
+    run(load(Path("t.yaml"), ["steps=8", "data.test_files=[m.csv]"]), Path("runs"), Console(), allow_changes=True)
