@@ -129,7 +129,7 @@ class Steps(ByStep):
     """The peak learning rate, multiplied by `factor` at each of some steps."""
 
     kind: Literal["steps"] = "steps"
-    at: tuple[Natural | Share, ...]
+    at: tuple[Natural | Share, ...] = (0.5, 0.75)
     """The numbers of these steps; or below 1 their shares of the run, such as [0.5, 0.75]."""
     factor: Annotated[float, Gt(0), Lt(1)] = 0.1
     """Multiplies the learning rate."""
