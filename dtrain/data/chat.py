@@ -18,6 +18,7 @@ from dtrain.core.types import Fraction, Positive
 from dtrain.data.batch import Example
 from dtrain.data.conversations import (
     ASSISTANT,
+    BESIDE,
     MATTERS,
     REASONING,
     SYSTEM,
@@ -379,24 +380,23 @@ class Chat(Templated):
                 counts["empty"] += 1
                 continue
             rendered = self._rendered(reader, read)
-            sizes.append(self._size(read, rendered, reader.tokenizer.special.values()))
+            sizes.append(len(read.text.encode()) if read.text else self._size(read, rendered, reader))
             plain.append(bool(read.text))
             yield rendered
 
-    def _size(self, read: Conversation, rendered: Rendered, markers: Iterable[str]) -> int:
+    def _size(self, read: Conversation, rendered: Rendered, reader: Reader) -> int:
         """The bytes of text that are learned, without what template and tokenizer put around it."""
-        if read.text:
-            return len(read.text.encode())
-        numbers = range(len(read.messages)) if self.learn == "all" else read.learned
-        learned = [message for number, message in enumerate(read.messages) if number in numbers]
-        learned = [message for message in learned if not (self.learn == "all" and read.excluded)]
+        numbers = read.learned if self.learn != "all" else () if read.excluded else range(len(read.messages))
+        learned = [read.messages[number] for number in sorted(numbers)]
         contents = [str(one["content"] or "").strip() for one in learned]
-        parts = [rendered.text[start:stop] for start, stop in rendered.spans]
-        parts = parts * len(contents) if self.learn == "all" else parts
-        if len(parts) == len(contents) and all(map(str.__contains__, parts, contents)):
+        spans = [rendered.text[start:stop].strip() for start, stop in rendered.spans]
+        parts = spans * (len(contents) if self.learn == "all" else 1)
+        alone = all(not any(one[key] for key in one.keys() - BESIDE) for one in learned)  # no calls of tools
+        if alone and len(parts) == len(contents) and all(map(str.__contains__, parts, contents)):
             return sum(len(text.encode()) for text in contents)
-        text = "".join(rendered.text[start:stop] for start, stop in rendered.spans)  # the template changes what it says
-        for marker in filter(None, markers):
+        ending = reader.template.ending() if reader.template else ""
+        text = "".join(span.removesuffix(ending).strip() for span in spans)  # the template says more, or other words
+        for marker in filter(None, reader.tokenizer.special.values()):
             text = text.replace(marker, "") if isinstance(marker, str) else text
         return len(text.encode())
 

@@ -14,6 +14,8 @@ Message = dict[str, Any]
 """`role` (system, user, assistant, tool) and `content`: a text, a list of parts, or None beside calls; other keys are
 kept for the template."""
 
+BESIDE = {"role", "content", "name", "weight", "train", "trainable", "loss_mask"}
+"""Keys of a message that are no text of its own, beside the content."""
 SYSTEM, USER, ASSISTANT, TOOL = "system", "user", "assistant", "tool"
 CALL = "function_call"
 """ShareGPT's role of a turn in which the assistant calls a function: its text is {"name", "arguments"}."""

@@ -282,6 +282,29 @@ def test_the_template_and_special_tokens_come_with_the_tokenizer(tmp_path: Path)
     assert len(chat(tmp_path, {"text": "Hello"}, template=None, tokenizer=str(bare)).open("train")) == 1
 
 
+def test_the_bytes_of_calls_of_tools_are_those_that_the_template_writes(tmp_path: Path) -> None:
+    template = (
+        "{% for m in messages %}{{ '<' + m.role + '>' }}{% if m.role == 'assistant' %}{% generation %}"
+        "{{ m.content or '' }}{% for call in m.tool_calls or [] %}"
+        "{{ call.function.name }}({{ call.function.arguments.x }}){% endfor %}<|end|>{% endgeneration %}"
+        "{% else %}{{ m.content }}<|end|>{% endif %}{% endfor %}"
+    )
+    place = str(tokenizer(tmp_path / "t", template))
+    call = {"type": "function", "function": {"name": "weather_in", "arguments": {"x": 7}}}
+    asked = {"role": "user", "content": "and?"}
+    found = []
+    for answer in (
+        {"tool_calls": [call], "content": None},
+        {"content": "weather_in(7)"},
+        {"tool_calls": [call], "content": "So "},
+    ):
+        data = chat(tmp_path, {"messages": [asked, {"role": "assistant"} | answer]}, template=None, tokenizer=place)
+        source = data.open("train")
+        targets = source.rows(np.arange(1))["target"]
+        found.append(source.bytes_per_token * (targets >= 0).sum())
+    assert found == pytest.approx([len("weather_in(7)"), len("weather_in(7)"), len("So weather_in(7)")])
+
+
 @pytest.mark.parametrize("pack", [True, False])
 def test_bytes_per_token_are_those_of_the_text_over_all_targets_of_the_split(tmp_path: Path, pack: bool) -> None:
     place = str(tokenizer(tmp_path / "t", NAMED["chatml"]))
