@@ -61,7 +61,8 @@ def seen(
     run: Run,
     at: Annotated[int | None, typer.Option(min=1, metavar="STEP", help="Show which examples this step had.")] = None,
     row: Annotated[
-        list[int] | None, typer.Option(min=0, help="Show which steps had this example, as `data show` numbers them.")
+        list[int] | None,
+        typer.Option(min=0, help="Show which steps had this example, by its number in `--at`."),
     ] = None,
     text: Annotated[
         str | None,

@@ -40,12 +40,14 @@ def show_seen(
     if text is not None:
         around = dict(seen.with_text(text, tokenizer, _progress))
         typer.secho(f"{len(around):,} examples with {text!r} among those that it was trained on", dim=True, err=True)
-    elif wrong := [row for row in rows if seen.source.random_starts is None and row >= len(seen.source)]:
-        raise RecipeError(f"--row {wrong[0]}: the training data has {len(seen.source):,} rows")
+    elif wrong := [row for row in rows if row >= seen.numbers]:
+        raise RecipeError(f"--row {wrong[0]}: the training data has the rows 0 to {seen.numbers - 1:,}")
     import numpy as np
 
     steps = seen.steps_with(np.asarray(list(around) if text is not None else rows, np.int64))
-    found = [{"row": row, "steps": when} | ({"text": around[row]} if around else {}) for row, when in steps.items()]
+    found = [
+        _named(seen, row) | {"steps": when} | ({"text": around[row]} if around else {}) for row, when in steps.items()
+    ]
     lines = [
         _row_line(seen, row, when, most, around[row] if around else _text(seen, row, tokenizer))
         for row, when in list(steps.items())[:most]
@@ -65,7 +67,12 @@ def _say_what_is_known(seen: "Seen") -> None:
 
 def _of_step(seen: "Seen", step: int) -> "list[JsonObject]":
     chosen, numbers = seen.examples(step).tolist(), seen.rows(step).tolist()
-    return [{"row": index, "epoch": seen.epoch(number)} for index, number in zip(chosen, numbers, strict=True)]
+    return [_named(seen, index) | {"epoch": seen.epoch(number)} for index, number in zip(chosen, numbers, strict=True)]
+
+
+def _named(seen: "Seen", index: int) -> "JsonObject":
+    source = seen.source_of(index)
+    return {"row": index} | ({"source": source} if source else {})
 
 
 def _text(seen: "Seen", index: int, tokenizer: "Tokenizer | None") -> str:
@@ -81,7 +88,8 @@ def _text(seen: "Seen", index: int, tokenizer: "Tokenizer | None") -> str:
 
 def _step_line(one: "JsonObject", text: str) -> str:
     epoch = f"  epoch {one['epoch']}" if one["epoch"] else ""
-    return f"row {one['row']}{epoch}  {_short(text)}".rstrip()
+    source = f"  {one['source']}" if "source" in one else ""
+    return f"row {one['row']}{source}{epoch}  {_short(text)}".rstrip()
 
 
 def _row_line(seen: "Seen", row: int, when: Sequence[int], most: int, text: str) -> str:
@@ -90,7 +98,8 @@ def _row_line(seen: "Seen", row: int, when: Sequence[int], most: int, text: str)
     steps = (
         f"step{'s' * (len(when) > 1)} {listed}{more}" if when else f"none of the steps {seen.first:,} to {seen.steps:,}"
     )
-    return f"row {row}  {steps}  {_short(text)}".rstrip()
+    source = f"  {name}" if (name := seen.source_of(row)) else ""
+    return f"row {row}{source}  {steps}  {_short(text)}".rstrip()
 
 
 def _short(text: str) -> str:

@@ -63,6 +63,22 @@ class Seen:
             raise RecipeError(f"step {step:,}: the steps whose examples are known are {known}")
         return self.order(self.rows(step))
 
+    @cached_property
+    def _ends(self) -> dict[str, int]:
+        """Behind the last number of each source of a mixture; of all examples, by "", of other data."""
+        parts = self.source.parts() or {"": self.source}
+        counts = [part.random_starts or len(part) for part in parts.values()]
+        return dict(zip(parts, np.cumsum(counts).tolist(), strict=True))
+
+    @property
+    def numbers(self) -> int:
+        """How many examples have a number: with random positions, each token begins one."""
+        return max(self._ends.values())
+
+    def source_of(self, index: int) -> str:
+        """The source of a mixture that an example is of; empty for other data."""
+        return next(name for name, end in self._ends.items() if index < end)
+
     def epoch(self, row: int) -> int | None:
         """The epoch of a row, from 1; None where rows have random positions, or come from several sources."""
         random = self.source.random_starts is not None or bool(self.source.parts())

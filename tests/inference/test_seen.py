@@ -72,7 +72,7 @@ def test_the_examples_of_each_step_are_those_that_the_run_asked_for(run: Path, d
     shown = dtrain("data", "seen", run, "--row", "7")
     assert shown.stdout.startswith(f"row 7  steps {', '.join(map(str, found[0]['steps']))}  label 1")
     assert "numbered: 14 steps of 4 examples" in shown.stderr
-    assert "the training data has 23 rows" in dtrain("data", "seen", run, "--row", "23", code=2).stderr
+    assert "the training data has the rows 0 to 22" in dtrain("data", "seen", run, "--row", "23", code=2).stderr
     assert "are 1 to 14" in dtrain("data", "seen", run, "--at", "15", code=2).stderr
     assert "give one of --at, --row and --text" in dtrain("data", "seen", run, code=2).stderr
     (tmp_path / "numbered.py").write_text(DATA.replace("indices % 3", "(indices + 1) % 3"))
@@ -119,3 +119,26 @@ def test_a_text_is_found_where_the_model_saw_it(dtrain: Dtrain, tmp_path: Path) 
         rows = opened.source.rows(opened.examples(step))["token"]
         shown = ["number 17 is" in tokenizer.decode(row.tolist()) for row in np.asarray(rows)]
         assert any(shown) == (step in found[0]["steps"])
+
+
+@pytest.mark.slow
+def test_rows_of_a_mixture_are_named_with_their_source(dtrain: Dtrain, tmp_path: Path) -> None:
+    for name, text in {"one": "abcdefgh " * 300, "two": "12345678 " * 200}.items():
+        (tmp_path / f"{name}.txt").write_text(text)
+    sources = ", ".join(
+        f"{{name: {name}, data: {{kind: text, files: {name}.txt, length: 16, test: 0.1}}}}" for name in ("one", "two")
+    )
+    (tmp_path / "mixed.yaml").write_text(
+        f"model: {{kind: decoder, layers: 1, width: 16, heads: 2}}\ndata: {{kind: mixture, sources: [{sources}]}}\n"
+        "optimizer: {kind: sgd, lr: 0.1}\nbatch: 8\nsteps: 3\n"
+    )
+    dtrain("run", "mixed.yaml")
+    found = json.loads(dtrain("data", "seen", "mixed", "--at", "2", "--json").stdout)
+    assert {one["source"] for one in found} == {"one", "two"}
+    lines = dtrain("data", "seen", "mixed", "--at", "2", "--most", "9").stdout.splitlines()
+    for _, source, text in (line.split("  ", 2) for line in lines):
+        assert (source == "one") == ("abc" in text)
+    for one in found:  # also the rows of the second source
+        again = json.loads(dtrain("data", "seen", "mixed", "--row", str(one["row"]), "--json").stdout)
+        assert again[0]["source"] == one["source"] and 2 in again[0]["steps"]
+    assert "has the rows 0 to" in dtrain("data", "seen", "mixed", "--row", "99999", code=2).stderr
