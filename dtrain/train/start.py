@@ -90,7 +90,7 @@ def prepare(session: Session) -> RunSetup:
     if unfit := session.recipe.model.mismatch(test.example):
         raise DataError(f"held-out examples: {unfit}", "change the model's sizes, or the data")
 
-    _refuse_other_test(session, test)
+    _refuse_other_test(session, train, test)
     weights = class_weights(session.recipe.class_weights, train)
     if jax.process_index() == 0 and not session.dry and not session.log.reached:
         for tracker in session.recipe.track.to:
@@ -161,11 +161,14 @@ def prepare(session: Session) -> RunSetup:
     )
 
 
-def _refuse_other_test(session: Session, test: Source) -> None:
+def _refuse_other_test(session: Session, train: Source, test: Source) -> None:
     """DataError if the held-out examples of a run that has saved steps are others, and the recipe's data is the same:
-    metrics before and after would be of different examples, and so would the best checkpoint."""
-    known = (session.log.values.get("data") or {}).get("fingerprints", {}).get("test")
-    if session.log.held is None or known in (None, UNKNOWN, test.fingerprint):
+    metrics before and after would be of different examples, and so would the best checkpoint. If those to train on are
+    others as well, `resume` refuses them."""
+    recorded = (session.log.values.get("data") or {}).get("fingerprints", {})
+    known = recorded.get("test")
+    same = known in (None, UNKNOWN, test.fingerprint) or recorded.get("train") != train.fingerprint
+    if session.log.held is None or same:
         return
     changed = [line for change in session.log.held.get("changes", ()) for line in change["recipe"]]
     if not any(line.startswith("data") for line in changed):
