@@ -91,7 +91,7 @@ def evaluate(
         others = [one for one in overrides or () if one.startswith("data.")]
         held_out = split == "test" and not any(one.startswith("data.test") for one in others)
         if others and held_out and loaded.recipe.data.holds_out:
-            _note("these are the part of the other data that data.test holds out; data.test=1 takes all of it")
+            _note("these are the part of the data that data.test holds out; data.test=1 takes all of it")
         if against:
             _print_beside(loaded, values, against, run)
         else:

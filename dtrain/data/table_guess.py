@@ -66,7 +66,7 @@ class Seen:
     @property
     def unpredictable(self) -> str:
         """Why it cannot be a label."""
-        return self.unfit or (f"{self.different} different values" if self.different < 2 else f"it has {self.form}s")
+        return self.unfit or ("its values are all the same" if self.different < 2 else f"it has {self.form}s")
 
     @property
     def _most_classes(self) -> int:

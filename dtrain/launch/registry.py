@@ -96,7 +96,11 @@ def alone(runs: Path, name: str) -> Iterator[None]:
     """
     place = hashlib.sha256(str(folder(runs, name).path.absolute()).encode()).hexdigest()[:16]
     path = Path(tempfile.gettempdir(), f"dtrain-launch-{os.getuid()}-{place}.lock")
-    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "w") as lock:
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise EnvironmentFault(f"cannot lock this launch: {path}: {error.strerror}", "set TMPDIR") from error
+    with os.fdopen(handle, "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

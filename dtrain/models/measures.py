@@ -1,7 +1,7 @@
 """Measures: what is computed at an evaluation from the outputs for all examples, and is no sum over them."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -173,18 +173,21 @@ class Classification(Measure):
         return Needs(PROBABILITY, "probabilities (examples, classes)", "classes", ACCURACY)
 
     def open(self) -> Measured:
-        return _Classified()
+        return _OfLabels(CLASSIFICATION, PROBABILITY, classification)
 
 
 @dataclass(frozen=True)
-class _Classified:
-    metrics: tuple[Metric, ...] = CLASSIFICATION
+class _OfLabels:
+    """Calls a function with the labels and one output of all examples."""
+
+    metrics: tuple[Metric, ...]
+    output: str
+    function: Callable[[np.ndarray, np.ndarray], Mapping[str, float]]
 
     def __call__(self, step: int, rows: Rows) -> Mapping[str, float]:
-        pairs = [(data[LABEL], outputs[PROBABILITY]) for data, outputs in rows]
-        label_N = np.concatenate([label for label, _ in pairs]).astype(np.int64)
-        probability_NC = np.concatenate([probability for _, probability in pairs]).astype(np.float64)
-        return classification(label_N, probability_NC)
+        pairs = [(data[LABEL], outputs[self.output]) for data, outputs in rows]
+        label_N, output_N = (np.concatenate(part) for part in zip(*pairs, strict=True))
+        return self.function(label_N, output_N.astype(np.float64))
 
 
 def classification(label_N: np.ndarray, probability_NC: np.ndarray) -> dict[str, float]:
@@ -251,22 +254,12 @@ class Regression(Measure):
         return Needs(VALUE, "numbers of the shape of the labels", "numbers", MAE)
 
     def open(self) -> Measured:
-        return _Regressed()
-
-
-@dataclass(frozen=True)
-class _Regressed:
-    metrics: tuple[Metric, ...] = REGRESSION
-
-    def __call__(self, step: int, rows: Rows) -> Mapping[str, float]:
-        pairs = [(data[LABEL], outputs[VALUE]) for data, outputs in rows]
-        label_N, value_N = (np.concatenate(part).astype(np.float64) for part in zip(*pairs, strict=True))
-        return regression(label_N, value_N)
+        return _OfLabels(REGRESSION, VALUE, regression)
 
 
 def regression(label_N: np.ndarray, value_N: np.ndarray) -> dict[str, float]:
     """The metrics of `Regression` for labels and predictions (N, ...); without `r2` if all labels are equal."""
-    label_NK, value_NK = (array.reshape(len(label_N), -1) for array in (label_N, value_N))
+    label_NK, value_NK = (array.astype(np.float64).reshape(len(label_N), -1) for array in (label_N, value_N))
     error_K, spread_K = ((label_NK - other) ** 2 for other in (value_NK, label_NK.mean(0)))
     error_K, spread_K = error_K.mean(0), spread_K.mean(0)
     values = {RMSE.name: float(np.sqrt(error_K).mean())}

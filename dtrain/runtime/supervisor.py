@@ -137,7 +137,7 @@ def supervise(
             final = end.remote or end.code == Aborted.exit_code or (end.code < 128 and end.code not in AGAIN)
             if final or watch.asked or not restarts:
                 others.report(end)
-                _note(run_dir, "failed", end.cause, end.code)
+                _note(run_dir, "aborted" if end.code == Aborted.exit_code else "failed", end.cause, end.code)
                 return end.code
             try:
                 pause = budget.pause(run_dir, end.cause)

@@ -166,9 +166,9 @@ class Record:
         changes = [{"step": step} | change for change in self.held.pop("changes", [])]
         self.values |= self.held | {"changes": [*self.values["changes"], *changes]}
         self.held = None
+        self.write()  # before recipe.yaml: killed in between, that is still the recipe of the saved steps
         if self.lead:
             overwrite(self.run_dir.recipe, self.recipe)
-        self.write()
 
     def resumed(self, step: int, step_s: float, batches_skipped: int = 0, *, trains: bool = True) -> None:
         """Record the step that the run resumes from, and how many batches the steps after it are ahead.

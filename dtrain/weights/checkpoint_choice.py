@@ -28,21 +28,21 @@ def refuse_no_run(run_dir: Folder) -> None:
 
 
 def recipe_of(
-    checkpoint: Manifest, run_dir: Folder, say: Callable[[str], None], overrides: Sequence[str] = ()
+    checkpoint: Manifest, run_dir: Folder, recipe: Recipe, say: Callable[[str], None], overrides: Sequence[str] = ()
 ) -> Recipe:
     """The recipe with which a checkpoint of a run was saved, with overrides.
 
-    It is that of recipe.yaml, unless a start with another recipe followed (--allow-changes); `say` gets a line if that
-    computes other numbers. A recipe.yaml that was edited by hand counts as it is.
+    It is `recipe`, that of recipe.yaml, unless a start with another recipe followed (--allow-changes); `say` gets a
+    line if that computes other numbers. A recipe.yaml that was edited by hand counts as it is.
     """
     written = run_dir.recipe.read_text()
     then = checkpoint.conditions.get("recipe_yaml")
     if then in (None, written) or run_dir.read_record().get("recipe") != recipe_digest(written):
-        return load(run_dir.recipe, overrides)
+        return recipe
     with temporary_folder("recipe") as folder:
         (folder / run_dir.recipe.name).write_text(then)
         own = load(folder / run_dir.recipe.name, overrides)
-    if changed := differences(plain(own), plain(load(run_dir.recipe, overrides))):
+    if changed := differences(plain(own), plain(recipe)):
         say(f"the recipe was changed after step {checkpoint.step}, whose own is used: {'; '.join(changed)}"[:500])
     return own
 

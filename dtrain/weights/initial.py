@@ -302,7 +302,7 @@ def _from_run(assembly: Assembly, given: Origin, warn: Callable[[str], None], pa
     folder = run_dir.checkpoints.absolute()
     with Store(folder, recipe.checkpoint, reading=True) as store:
         checkpoint, chosen = select_checkpoint(run_dir, recipe, store, warn, step=number, best=init.step == "best")
-    recipe = recipe_of(checkpoint, run_dir, warn)
+    recipe = recipe_of(checkpoint, run_dir, recipe, warn)
     stored = saved_shapes(folder, checkpoint.step)
     there = _parameters(stored)
     shapes = part_of(assembly.recipe, leaves_by_path(assembly.shapes.params), part)

@@ -87,7 +87,7 @@ def load_run(
     fitted: JsonObject = record.get("fitted") or {}
     with Store(run_dir.checkpoints.absolute(), recipe.checkpoint, reading=True) as store:
         checkpoint, chosen = select_checkpoint(run_dir, recipe, store, say, step=step, best=best)
-        recipe = recipe_of(checkpoint, run_dir, say, overrides)
+        recipe = recipe_of(checkpoint, run_dir, recipe, say, overrides)
         recipe = replace(recipe, data=as_fitted(recipe.data, fitted))
         if recipe.mesh.least > len(devices):
             recipe = replace(recipe, mesh=Mesh(data=1))  # parameters do not depend on the mesh

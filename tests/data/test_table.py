@@ -380,7 +380,7 @@ def test_decimals_of_databases_are_numbers_and_a_label_that_is_none_is_named_wit
     assert rows_of(read)["label"].max() == 19.75
     for name, why in {
         "text": "numbers or dates written as texts",
-        "same": "1 different values",
+        "same": "its values are all the same",
         "no": "no such",
     }.items():
         with pytest.raises(RecipeError, match=why):
