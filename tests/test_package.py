@@ -51,7 +51,7 @@ def python(version: str) -> str:
     ("version", "kind"),
     [
         ("3.11", "whl"),
-        ("3.13", "whl"),
+        pytest.param("3.13", "whl", marks=pytest.mark.nightly),
         pytest.param("3.12", "whl", marks=pytest.mark.nightly),
         pytest.param("3.11", "tar.gz", marks=pytest.mark.nightly),
     ],

@@ -179,7 +179,7 @@ EXPECTED = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(not shutil.which("fish"), reason="fish is not installed")
 def test_fish_completes(dtrain: Dtrain, tmp_path: Path) -> None:
     path = script_for("fish", tmp_path)

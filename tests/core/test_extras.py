@@ -123,8 +123,8 @@ MORE = [
 ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("more", [False, pytest.param(True, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("more", [False, True])
 def test_run_check_plan_and_launch_need_nothing_but_the_core(more: bool, tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text(SMALL)
     (tmp_path / "needs.yaml").write_text(NEEDS)

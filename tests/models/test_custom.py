@@ -183,7 +183,7 @@ def test_the_check_of_the_contract_can_be_turned_off(dtrain: Dtrain) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", [{}, {"kind": "muon"}])
+@pytest.mark.parametrize("optimizer", [pytest.param({}, marks=pytest.mark.nightly), {"kind": "muon"}])
 def test_a_tree_of_registered_nodes_resumes(dtrain: Dtrain, tmp_path: Path, optimizer: dict[str, str]) -> None:
     changes = [f"optimizer={{kind: {optimizer['kind']}, lr: 0.01}}"] if optimizer else []
     dtrain("run", "mine.yaml", "model.target=my_net:Noded", *changes, "steps=20", "name=a")

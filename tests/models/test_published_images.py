@@ -329,8 +329,8 @@ def test_a_resnet_starts_from_published_parameters_alone_and_keeps_their_statist
 
 
 @against_libraries
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["timm-vit", *(pytest.param(n, marks=pytest.mark.nightly) for n in ("vit", "resnet"))])
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["timm-vit", "vit", "resnet"])
 def test_photos_and_published_weights_to_predictions_elsewhere(
     dtrain: Dtrain, published: Path, tmp_path: Path, photos: Path, name: str
 ) -> None:
@@ -418,7 +418,9 @@ def test_a_program_is_of_a_model_that_classifies_pictures(dtrain: Dtrain, tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["mlp", "cnn", "{kind: vit, patch: 8}"])
+@pytest.mark.parametrize(
+    "model", [*(pytest.param(n, marks=pytest.mark.nightly) for n in ("mlp", "cnn")), "{kind: vit, patch: 8}"]
+)
 def test_every_classifier_of_pictures_can_be_a_program(
     dtrain: Dtrain, tmp_path: Path, photos: Path, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -90,7 +90,7 @@ def test_no_caption_is_in_both_splits(shapes: Path) -> None:
         for name in SMALL
         for case in CASES
         for parts in (1, 2)
-        for one in [(name, case, parts) in (("vqgan", "jit-fsdp", 2), ("sundae", "shard_map-fsdp", 1))]
+        for one in [(name, case, parts) == ("sundae", "shard_map-fsdp", 1)]
     ],
 )
 def test_both_stages_train_alike_on_every_mesh(name: str, case: str, parts: int, shapes: Path) -> None:
@@ -100,7 +100,7 @@ def test_both_stages_train_alike_on_every_mesh(name: str, case: str, parts: int,
     assert worst(gradients, wanted_gradients) < (3e-5 if name == "vqgan" else 1e-5)  # rounding, of the critic's term
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_both_stages_compute_in_bfloat16(shapes: Path) -> None:
     for name in ("vqgan", "sundae"):
         losses, found = {}, {}

@@ -384,8 +384,8 @@ def test_interrupted_it_leaves_quietly(tmp_path: Path, after: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("overrides", "slices"), [
-    ([], 1),
-    (["mesh={data: 1, fsdp: 1, tensor: 4}", "batch=32", "engine=shard_map"], 1),
+    pytest.param([], 1, marks=pytest.mark.nightly),
+    pytest.param(["mesh={data: 1, fsdp: 1, tensor: 4}", "batch=32", "engine=shard_map"], 1, marks=pytest.mark.nightly),
     (["mesh={pipeline: 4, data: -1, fsdp: 1}", "accumulate=4", "engine.xla={xla_tpu_scoped_vmem_limit_kib: 65536}"], 1),
     (["mesh={pipeline: 4, fsdp: 2, slices: {pipeline: 2}}", "accumulate=4"], 2),
 ])  # fmt: skip
@@ -460,7 +460,7 @@ def test_products_that_the_compiler_removes_are_not_counted(tmp_path: Path) -> N
     assert 0.6 < adapters.timing.tally.flops / whole.timing.tally.flops < 0.75
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_advice_looks_far_enough_to_find_what_fits(tmp_path: Path) -> None:
     """70 billion parameters: on numbers of GPUs that divide its sizes, and on TPU v5e with tensor alone."""
     wanted = recipe(tmp_path, "llama3-70b", 8192, 64)

@@ -22,7 +22,12 @@ def replayed(dtrain: Dtrain, *words: str, **more: Any) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "place", [(), ("--devices", "4", "engine=shard_map", "mesh={data: 2, fsdp: 2}"), ("--devices", "2", "engine=pmap")]
+    "place",
+    [
+        pytest.param((), marks=pytest.mark.nightly),
+        ("--devices", "4", "engine=shard_map", "mesh={data: 2, fsdp: 2}"),
+        pytest.param(("--devices", "2", "engine=pmap"), marks=pytest.mark.nightly),
+    ],
 )
 def test_a_step_again_has_the_bits_of_the_run_and_its_examples(
     dtrain: Dtrain, tmp_path: Path, place: tuple[str, ...]

@@ -176,7 +176,7 @@ def test_a_second_run_in_the_same_folder_is_kept_out(recipe: Path, tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("point", ["save:digest", "save:commit"])
+@pytest.mark.parametrize("point", ["save:digest", pytest.param("save:commit", marks=pytest.mark.nightly)])
 def test_a_full_disk_ends_with_3_and_nothing_is_lost(
     dtrain: Dtrain, recipe: Path, tmp_path: Path, undisturbed: Callable[..., Path], point: str
 ) -> None:
@@ -312,7 +312,7 @@ def test_workers_exit_with_their_supervisor(recipe: Path, tmp_path: Path, dtrain
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("to", ["parent", pytest.param("first", marks=pytest.mark.nightly), "last"])
+@pytest.mark.parametrize("to", ["parent", *(pytest.param(to, marks=pytest.mark.nightly) for to in ("first", "last"))])
 def test_stopped_all_processes_agree_on_a_step_and_save(recipe: Path, tmp_path: Path, to: str) -> None:
     parent = started(tmp_path, "steps=100000", "evaluate.every=0", "--devices", "4", "--processes", "2")
     run = tmp_path / "runs" / "small"

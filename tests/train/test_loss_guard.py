@@ -83,7 +83,10 @@ def test_leaving_out_has_a_budget(dtrain: Dtrain, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("factor", "guard"), [(".nan", "not_finite: rollback"), ("1e4", "spike: 20")])
+@pytest.mark.parametrize(
+    ("factor", "guard"),
+    [(".nan", "not_finite: rollback"), pytest.param("1e4", "spike: 20", marks=pytest.mark.nightly)],
+)
 def test_a_rollback_skips_the_batches(dtrain: Dtrain, tmp_path: Path, factor: str, guard: str) -> None:
     """And a restart after that goes over them too, to the same bits."""
     path = recipe(tmp_path, factor, guard)

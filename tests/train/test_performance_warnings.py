@@ -49,7 +49,7 @@ def started(dtrain: Dtrain, folder: Path, which: str) -> str:
 @pytest.mark.parametrize(
     "which",
     [
-        which if which in ("model print", "model log", "data sleep") else pytest.param(which, marks=pytest.mark.nightly)
+        which if which in ("model print", "data sleep") else pytest.param(which, marks=pytest.mark.nightly)
         for which in SLOW
     ],
 )

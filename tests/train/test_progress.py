@@ -69,9 +69,7 @@ def test_an_improvement_is_larger_than_min_delta_in_the_better_direction() -> No
 
 
 @pytest.mark.slow
-def test_the_run_stops_and_lowers_its_rate_and_a_resumed_one_does_the_same(
-    dtrain: Dtrain, tmp_path: Path, recipe: Path
-) -> None:
+def test_the_run_stops_and_lowers_its_rate(dtrain: Dtrain, tmp_path: Path, recipe: Path) -> None:
     done = dtrain("run", recipe)
     assert "stopped early: eval/loss has not improved on" in done.stderr and "of step 2 in 6 evaluations" in done.stderr
     assert "step 6: eval/accuracy has not improved" in done.stderr
@@ -82,24 +80,34 @@ def test_the_run_stops_and_lowers_its_rate_and_a_resumed_one_does_the_same(
     report = dtrain("report", "r").stdout
     assert "stopped early: eval/loss" in report and "(14 steps, 0.624 epochs" in report
 
-    for name, fault in (("killed", "kill@step:9"), ("later", "kill@step:13"), ("asked", "term@step:6")):
-        dtrain("run", recipe, f"name={name}", DTRAIN_FAULT=fault, code=75 if name == "asked" else -9)
-        dtrain("run", recipe, f"name={name}")
-        assert lines(tmp_path, name) == lines(tmp_path, "r"), name
-
-    # an evaluation that was skipped, made at the next start, which is killed before it saves what that decided
-    dtrain("run", recipe, "name=twice", DTRAIN_FAULT="term@step:5", code=75)
-    dtrain("run", recipe, "name=twice", DTRAIN_FAULT="kill@step:8", code=-9)
-    dtrain("run", recipe, "name=twice")
-    twice = lines(tmp_path, "twice")  # the evaluation that was made twice is there twice, with the same values
-    assert [line for before, line in zip([{}, *twice], twice, strict=False) if line != before] == lines(tmp_path, "r")
-
     again = dtrain("run", recipe)
     assert "already finished" in again.stderr and "stop.patience" in again.stderr
     dtrain("run", recipe, "stop.patience=8")  # two evaluations more, with the rate as low as it may become
     assert record(tmp_path, "r")["step"] == 18 and rates(tmp_path, "r")[18] == pytest.approx(0.02)
     dtrain("run", recipe, "stop=null", "steps=20")
     assert record(tmp_path, "r")["step"] == 20 and "early" not in record(tmp_path, "r")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "faults",
+    [
+        pytest.param({"kill@step:9": -9}, marks=pytest.mark.nightly),
+        pytest.param({"kill@step:13": -9}, marks=pytest.mark.nightly),
+        pytest.param({"term@step:6": 75}, marks=pytest.mark.nightly),
+        # an evaluation that was skipped, made at the next start, which is killed before it saves what that decided
+        {"term@step:5": 75, "kill@step:8": -9},
+    ],
+)
+def test_a_resumed_run_decides_the_same(dtrain: Dtrain, tmp_path: Path, recipe: Path, faults: dict[str, int]) -> None:
+    dtrain("run", recipe)
+    for fault, code in faults.items():
+        dtrain("run", recipe, "name=again", DTRAIN_FAULT=fault, code=code)
+    dtrain("run", recipe, "name=again")
+    again = lines(tmp_path, "again")
+    if len(faults) > 1:  # the evaluation that was made twice is there twice, with the same values
+        again = [line for before, line in zip([{}, *again], again, strict=False) if line != before]
+    assert again == lines(tmp_path, "r")
 
 
 @pytest.mark.slow

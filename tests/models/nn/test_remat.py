@@ -142,7 +142,7 @@ EXPERTS = {name: {"product": 1, "grouped": 1} for name in ("gate", "up")}
         ("splash by jit", {"query": {"product": 2}, "key": {"product": 2}}),  # with the rotation
         ("cudnn", {}),
         pytest.param("experts", EXPERTS, marks=pytest.mark.nightly),
-        ("experts apart", EXPERTS),
+        pytest.param("experts apart", EXPERTS, marks=pytest.mark.nightly),
     ],
 )
 def test_a_list_saves_what_it_names(tmp_path: Path, place: str, other: dict[str, dict[str, int]]) -> None:
