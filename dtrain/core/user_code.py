@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import re
 import sys
+import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from pathlib import Path
 from dtrain.core import extras
 from dtrain.core.errors import DtrainError, FieldError, RecipeError
 
-PACKAGE = str(Path(__file__).parents[1])
+PACKAGE, PYTHON = str(Path(__file__).parents[1]), sysconfig.get_path("stdlib")
 VARYING = ("varying", "manual axis type", "manual_axis_type")
 """Words in JAX's errors about values that vary over mesh axes (its `check_vma`)."""
 FORWARD = "forward-mode autodiff (jvp) to a custom_vjp"
@@ -138,7 +139,7 @@ def _line(error: Exception) -> str:
     frame, line = error.__traceback__, ""
     while frame:
         file = frame.tb_frame.f_code.co_filename
-        if not file.startswith((PACKAGE, "<")) and "site-packages" not in file and Path(file).suffix == ".py":
+        if not file.startswith((PACKAGE, PYTHON, "<")) and "site-packages" not in file and Path(file).suffix == ".py":
             line = f"{file}:{frame.tb_lineno}"
         frame = frame.tb_next
     return line

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 
 from dtrain.core.errors import RecipeError
 from dtrain.core.metrics import ACCURACY, MAE, Metric
-from dtrain.data.batch import FEATURES, IMAGE, TOKEN, WEIGHT, Batch
+from dtrain.data.batch import FEATURES, IMAGE, LABEL, TOKEN, WEIGHT, Batch
 from dtrain.models.nn.context import Context
 from dtrain.models.nn.layers import classify, next_token, probabilities, regress, row_losses
-from dtrain.models.nn.model import Loss
+from dtrain.models.nn.model import VALUE, Loss
 from dtrain.models.nn.param import Tree, paths
 
 LossOf = Callable[[Any, Batch, Context], Loss]
@@ -43,12 +43,17 @@ class Adapter(ABC):
         return self.loss_of(self.outputs(params, batch, ctx), batch, ctx)
 
     def predict(self, params: Tree, batch: Batch, ctx: Context) -> dict[str, jax.Array]:
-        """Probabilities for a classifier, losses of rows for next tokens; else what the module returns, by path."""
+        """Probabilities for a classifier, losses of rows for next tokens, numbers in the shape of the labels for
+        `layers.regress`; else what the module returns, by path."""
         outputs = self.outputs(params, batch, ctx)
         if self.loss_of is classify:
             return probabilities(outputs)
         if self.loss_of is next_token:
             return row_losses(outputs, batch, ctx)
+        if self.loss_of is regress:
+            one_each = outputs.ndim == 2 and outputs.shape[1] == 1  # (examples, 1); new examples may have no label
+            shape = batch[LABEL].shape if LABEL in batch else outputs.shape[:1] if one_each else outputs.shape
+            return {VALUE: outputs.astype(jnp.float32).reshape(shape)}
         leaves = jax.tree.leaves(outputs)
         names = [name or "output" for name in jax.tree.leaves(paths(outputs))]
         return dict(zip(names, leaves, strict=True))
@@ -72,6 +77,11 @@ class FromOutputs(Adapter):
 
     def outputs(self, params: Tree, batch: Batch, ctx: Context) -> Any:
         return self.model.outputs(params, batch, ctx)
+
+    def predict(self, params: Tree, batch: Batch, ctx: Context) -> dict[str, jax.Array]:
+        """What the model's own `predict` returns, if it has one."""
+        own = getattr(self.model, "predict", super().predict)
+        return own(params, batch, ctx)
 
     def __getattr__(self, name: str) -> Any:
         if name == "model":  # not set yet: the object is being copied

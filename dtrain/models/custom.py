@@ -251,11 +251,11 @@ class Custom(UserTarget, Declared):
             raise RecipeError(message, GUIDE)
         with user_errors(self._where, _of_user(batch)):
             outputs = getattr(self.model, method)(self._own(params, ctx), batch, ctx)
-        examples = len(next(iter(batch.values())))
+        examples = next(iter(batch.values())).shape[0]  # len() would refuse a number that is not known yet
         if not isinstance(outputs, Mapping):
             found = f"{type(outputs).__name__}, not arrays by name"
             raise RecipeError(f"{self._where}: {method}() returns {found}", "return {'name': array}")
-        wrong = [name for name, value in outputs.items() if jnp.ndim(value) == 0 or len(value) != examples]
+        wrong = [name for name, value in outputs.items() if jnp.shape(value)[:1] != (examples,)]
         if wrong:
             found = f"{wrong[0]!r} of shape {jnp.shape(outputs[wrong[0]])} for {examples} examples"
             raise RecipeError(f"{self._where}: {method}() returns {found}", "return one row for each example")

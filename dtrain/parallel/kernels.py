@@ -3,8 +3,9 @@
 Dims: B batch, T tokens, H query heads, G key-value heads, D head dim.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
@@ -18,9 +19,12 @@ from dtrain.models.nn.blockwise_product import blockwise_product
 from dtrain.models.nn.param import Tree
 from dtrain.models.nn.remat import ATTENTION, QKV
 from dtrain.models.nn.vma import axes_of, vary
+from dtrain.parallel.ring import GradientRequest, Keys, PairAttention, PartialAttention, PlainPairs, Queries
 
 LANES = 128
 BLOCK = 512
+WIDE = 2048
+"""Most keys in a block of the fused gradient kernel where no score is masked, so that wide blocks waste no work."""
 TILE = 1024
 PARTIALS = 16
 """Most blocks of keys for which one fused kernel computes all gradients of attention: five products instead of seven.
@@ -78,14 +82,8 @@ def splash(
     """
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
 
-    length, heads = q_BTHD.shape[1:3]
-    block = _block(length)
-    fused = spec.window is None and length // block <= PARTIALS
-    sizes = dict.fromkeys(_BLOCKS if fused else (*_BLOCKS, *_BLOCKS_DQ), block)
-    blocks = kernel.BlockSizes(**sizes, use_fused_bwd_kernel=fused)
-    options = {"attn_logits_soft_cap": spec.softcap, "block_sizes": blocks, "interpret": interpret}
-    options["residual_checkpoint_name"] = ATTENTION  # if saved, the backward pass does not rerun the forward kernel
-    attend = kernel.make_splash_mha(_mask(spec, length, heads), head_shards=1, q_seq_shards=1, **options)
+    # if ATTENTION is saved, the backward pass does not rerun the forward kernel
+    attend = _splash_kernel(spec, q_BTHD.shape, residual_checkpoint_name=ATTENTION, interpret=interpret)
 
     def rows(q: jax.Array, k: jax.Array, v: jax.Array, document: jax.Array | None) -> jax.Array:
         """Attention of rows: q (B, T, H, D), k and v (B, T, G, D), document (B, T); (B, T, H, D)."""
@@ -98,6 +96,87 @@ def splash(
 
     scaled = (q_BTHD * spec.scale).astype(q_BTHD.dtype)
     return _differentiable(rows)(scaled, k_BTGD, v_BTGD, document_BT)
+
+
+def pair_attention(platform: str, spec: AttentionSpec, length: int, dim: int) -> PairAttention:
+    """How `ring_attention` attends to `length` keys at a time of heads of size `dim`: by splash where that can."""
+    fits = platform == "tpu" and length % LANES == 0 and dim % 64 == 0
+    # the ends of a window depend on the device, and splash's mask does not
+    return SplashPairs(spec) if fits and spec.window is None else PlainPairs(spec)
+
+
+@dataclass(frozen=True)
+class SplashPairs:
+    """Pairs of chunks by the splash kernels, whose scores never reach main memory."""
+
+    spec: AttentionSpec
+    interpret: bool = False
+
+    def attend(self, queries: Queries, keys: Keys, own: bool) -> PartialAttention:
+        """Values and log-sum-exp, as `PairAttention` says. A query without any key has a log-sum-exp of about -2e38."""
+        from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
+
+        attend = self._kernel(queries, own)
+
+        def row(q: jax.Array, k: jax.Array, v: jax.Array, ids: Any) -> tuple[jax.Array, jax.Array]:
+            out, (log,) = attend(q, k, v, ids)
+            return out, log
+
+        with _tracked(kernel, queries.q):
+            out, log = jax.vmap(row)(*self._inputs(queries, keys))
+        return PartialAttention(jnp.swapaxes(out, 1, 2).astype(jnp.float32), jnp.swapaxes(log, 1, 2))
+
+    def pull(
+        self, queries: Queries, keys: Keys, request: GradientRequest, own: bool
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        """The gradients, as `PairAttention` says.
+
+        Splash's backward pass takes the output and the log-sum-exp that its forward pass returned. Given those over
+        all keys of the row, it computes this pair's part of the gradients.
+        """
+        from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
+
+        attend: Any = self._kernel(queries, own)
+        private: Any = kernel
+
+        def row(q: Any, k: Any, v: Any, ids: Any, out: Any, log: Any, gradient: Any) -> list[jax.Array]:
+            saved = (q, k, v, ids, None, out, log, attend.dq_mask_info, attend.dkv_mask_info)
+            # the gradients of three masks, q, k, v, and others
+            return private._splash_attention_bwd(**attend.kwargs, res=saved, do=gradient)[3:6]
+
+        of_queries = (jnp.swapaxes(x, 1, 2) for x in (request.out, request.log, request.gradient))
+        with _tracked(kernel, queries.q):
+            gradients = jax.vmap(row)(*self._inputs(queries, keys), *of_queries)
+        dq, dk, dv = (jnp.swapaxes(x, 1, 2).astype(jnp.float32) for x in gradients)
+        return dq * self.spec.scale, (dk, dv)
+
+    def _kernel(self, queries: Queries, own: bool) -> Any:
+        spec = replace(self.spec, causal=own)
+        return _splash_kernel(spec, queries.q.shape, wide=not own, save_residuals=True, interpret=self.interpret)
+
+    def _inputs(self, queries: Queries, keys: Keys) -> tuple[Any, ...]:
+        """Scaled queries, keys and values in (heads, tokens) order, and the documents."""
+        from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
+
+        scaled = (queries.q * self.spec.scale).astype(queries.q.dtype)
+        q, k, v = (jnp.swapaxes(x, 1, 2) for x in (scaled, keys.k, keys.v))
+        of_q, of_k = queries.side.document_BT, keys.side.document_BT
+        return q, k, v, None if of_q is None or of_k is None else kernel.SegmentIds(of_q, of_k)
+
+
+def _splash_kernel(spec: AttentionSpec, shape: Sequence[int], *, wide: bool = False, **options: Any) -> Any:
+    """The kernel for queries of that shape (B, T, H, D) and as many keys. `wide`: see WIDE."""
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
+
+    length, heads = shape[1:3]
+    block = _block(length)
+    keys = max(size for size in range(block, WIDE + 1 if wide else block + 1, block) if length % size == 0)
+    fused = spec.window is None and length // keys <= PARTIALS
+    sizes = dict.fromkeys(_BLOCKS if fused else (*_BLOCKS, *_BLOCKS_DQ), block)
+    sizes |= {"block_kv_dkv": keys} if fused else {}
+    blocks = kernel.BlockSizes(**sizes, use_fused_bwd_kernel=fused)
+    options |= {"attn_logits_soft_cap": spec.softcap, "block_sizes": blocks}
+    return kernel.make_splash_mha(_mask(spec, length, heads), head_shards=1, q_seq_shards=1, **options)
 
 
 _BLOCKS = ("block_q", "block_kv", "block_kv_compute", "block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute")

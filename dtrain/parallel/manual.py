@@ -27,7 +27,7 @@ from dtrain.models.nn.remat import PRODUCT, regather
 from dtrain.models.nn.single_device import scan_layers
 from dtrain.models.nn.vma import axes_of, varied, vary
 from dtrain.parallel.gather import NotGathered, gathered, is_wrapped, summed
-from dtrain.parallel.kernels import grouped_product, local_attention
+from dtrain.parallel.kernels import grouped_product, local_attention, pair_attention
 from dtrain.parallel.mesh import EXPERT, FSDP_AXES, PIPELINE, SEQUENCE
 from dtrain.parallel.pipeline import pipelined
 from dtrain.parallel.ring import ring_attention, zigzag_tokens
@@ -221,7 +221,9 @@ class ShardMapContext(ExampleVerbs):
         if not spec.causal:
             message = f"mesh.sequence = {parts} supports causal attention only; this model's attention is not causal"
             raise RecipeError(message, "set mesh.sequence: 1")
-        return ring_attention(q_BTHD, k_BTGD, v_BTGD, document_BT=document_BT, spec=spec, axis=SEQUENCE, parts=parts)
+        # the zigzag order has two chunks for each part
+        pairs = pair_attention(self.layout.platform, spec, q_BTHD.shape[1] // 2, q_BTHD.shape[3])
+        return ring_attention(q_BTHD, k_BTGD, v_BTGD, document_BT=document_BT, pairs=pairs, axis=SEQUENCE, parts=parts)
 
     def _groups_of_own_heads(self, x_BTGD: jax.Array, heads: int) -> jax.Array:
         """Of keys or values with all groups on every device, the groups that this device's `heads` query heads use."""

@@ -10,8 +10,9 @@ Dims: B batch, T tokens of this device, S keys of one chunk, H query heads, G ke
 D head dim.
 """
 
+from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -52,12 +53,31 @@ class PartialAttention(NamedTuple):
 
 
 class GradientRequest(NamedTuple):
-    """Inputs of the backward pass for a chunk of queries: gradient of the output (B, T, H, D), log-sum-exp over all
-    keys (B, T, H), and delta (B, T, H), the sum over D of gradient x output."""
+    """Inputs of the backward pass for a chunk of queries: gradient of the output and the output (B, T, H, D), and the
+    log-sum-exp over all keys (B, T, H)."""
 
     gradient: jax.Array
+    out: jax.Array
     log: jax.Array
-    delta: jax.Array
+
+
+class PairAttention(Protocol):
+    """Attention of one chunk of queries to one chunk of keys. `own`: both are the same tokens of the row; otherwise
+    all keys come before all queries."""
+
+    def attend(self, queries: Queries, keys: Keys, own: bool) -> PartialAttention:
+        """Values and log-sum-exp over these keys alone, in float32."""
+        ...
+
+    def pull(
+        self, queries: Queries, keys: Keys, request: GradientRequest, own: bool
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        """The gradients of queries, and of keys and values, through this pair of chunks, in float32.
+
+        With P = exp(S - log), normalised over all keys, and delta the sum over D of gradient x out, dS = P x (dO V^T -
+        delta) (Dao et al. 2022, appendix B.2).
+        """
+        ...
 
 
 def zigzag_tokens(part: jax.Array | int, parts: int, size: int) -> jax.Array:
@@ -72,16 +92,16 @@ def ring_attention(
     k_BTGD: jax.Array,
     v_BTGD: jax.Array,
     document_BT: jax.Array | None,
-    spec: AttentionSpec,
+    pairs: PairAttention,
     axis: str,
     parts: int,
 ) -> jax.Array:
     """Causal attention over rows that `axis` splits into `parts`, in zigzag order: (B, T, H, D)."""
-    return _forward(q_BTHD, k_BTGD, v_BTGD, document=document_BT, spec=spec, axis=axis, parts=parts)[0]
+    return _forward(q_BTHD, k_BTGD, v_BTGD, document=document_BT, pairs=pairs, axis=axis, parts=parts)[0]
 
 
 def _forward(
-    q: jax.Array, k: jax.Array, v: jax.Array, document: jax.Array | None, spec: AttentionSpec, axis: str, parts: int
+    q: jax.Array, k: jax.Array, v: jax.Array, document: jax.Array | None, pairs: PairAttention, axis: str, parts: int
 ) -> tuple[jax.Array, Tree]:
     me = jax.lax.axis_index(axis)
     early, late = _queries(q, me, parts, document)
@@ -94,60 +114,64 @@ def _forward(
         source = (me - number) % parts
         first, last = _chunks(visitor, source, parts)
         earlier = source <= me
-        other = _attend(_where(earlier, early, late), _where(earlier, first, last), spec)
-        front, back = partial_results[0], _merged(partial_results[1], _attend(late, first, spec))
+        other = pairs.attend(_where(earlier, early, late), _where(earlier, first, last), own=False)
+        front, back = partial_results[0], _merged(partial_results[1], pairs.attend(late, first, own=False))
         return _where(earlier, _merged(front, other), front), _where(earlier, back, _merged(back, other))
 
     def rest(carry: Tree, number: jax.Array) -> tuple[Tree, None]:
-        visitor = _to_next_device(carry[0], axis, parts)
-        return (visitor, turn(visitor, number, carry[1])), None
+        visitor, partial_results = carry
+        # the keys of the next turn are on their way while those of this one are used; the last are not used
+        return (_to_next_device(visitor, axis, parts), turn(visitor, number, partial_results)), None
 
     own = (k, v, document)
+    visitor = _to_next_device(own, axis, parts)
     first, last = _chunks(own, me, parts)
     # turn 0, the own keys: three pairs of chunks, of which early-early and late-late are causal within the chunk
-    start = (_attend(early, first, spec), _merged(_attend(late, first, spec), _attend(late, last, spec)))
-    (_, partial_results), _ = jax.lax.scan(rest, (own, start), jnp.arange(1, parts))
+    early_to_first, late_to_last = (pairs.attend(*pair, own=True) for pair in ((early, first), (late, last)))
+    start = (early_to_first, _merged(pairs.attend(late, first, own=False), late_to_last))
+    (_, partial_results), _ = jax.lax.scan(rest, (visitor, start), jnp.arange(1, parts))
     out, log = (jnp.concatenate(halves, 1) for halves in zip(*partial_results, strict=True))
     out, log = checkpoint_name(out.astype(q.dtype), ATTENTION), checkpoint_name(log, ATTENTION)
     return out, (q, k, v, document, out, log)
 
 
 def _backward(
-    spec: AttentionSpec, axis: str, parts: int, saved: Tree, gradient: jax.Array
+    pairs: PairAttention, axis: str, parts: int, saved: Tree, gradient: jax.Array
 ) -> tuple[jax.Array | None, ...]:
     q, k, v, document, out, log = saved
     me = jax.lax.axis_index(axis)
     early, late = _queries(q, me, parts, document)
-    delta = (gradient.astype(jnp.float32) * out.astype(jnp.float32)).sum(-1)
     request_early, request_late = (
-        GradientRequest(*half) for half in zip(*map(_halves, (gradient, log, delta)), strict=True)
+        GradientRequest(*half) for half in zip(*map(_halves, (gradient, out, log)), strict=True)
     )
 
     def rest(carry: Tree, number: jax.Array) -> tuple[Tree, None]:
-        # the gradients of keys and values travel with them, and each device adds its part
-        visitor, key_gradients = _to_next_device(carry[:2], axis, parts)
+        # the gradients of keys and values travel one turn behind them, and each device adds its part
+        visitor, dq = carry[0], carry[2]
+        next_visitor, key_gradients = _to_next_device(carry[:2], axis, parts)
         source = (me - number) % parts
         first, last = _chunks(visitor, source, parts)
         earlier = source <= me  # the same choice of pairs as in the forward pass
-        dq_late, d_first = _pull(late, first, request_late, spec)
-        dq_other, d_other = _pull(
+        dq_late, d_first = pairs.pull(late, first, request_late, own=False)
+        dq_other, d_other = pairs.pull(
             _where(earlier, early, late),
             _where(earlier, first, last),
             _where(earlier, request_early, request_late),
-            spec,
+            own=False,
         )
         zeros = jax.tree.map(jnp.zeros_like, (dq_other, d_other))
         front, back = _where(earlier, (dq_other, d_other), zeros), _where(earlier, zeros, (dq_other, d_other))
         key_gradients = (_added(key_gradients[0], d_first, front[1]), _added(key_gradients[1], back[1]))
-        dq = (carry[2][0] + front[0], carry[2][1] + dq_late + back[0])
-        return (visitor, key_gradients, dq), None
+        dq = (dq[0] + front[0], dq[1] + dq_late + back[0])
+        return (next_visitor, key_gradients, dq), None
 
     own = (k, v, document)
+    visitor = _to_next_device(own, axis, parts)
     first, last = _chunks(own, me, parts)
-    dq_early, d_front = _pull(early, first, request_early, spec)
-    dq_cross, d_cross = _pull(late, first, request_late, spec)
-    dq_late, d_back = _pull(late, last, request_late, spec)
-    start = (own, (_added(d_front, d_cross), d_back), (dq_early, dq_cross + dq_late))
+    dq_early, d_front = pairs.pull(early, first, request_early, own=True)
+    dq_cross, d_cross = pairs.pull(late, first, request_late, own=False)
+    dq_late, d_back = pairs.pull(late, last, request_late, own=True)
+    start = (visitor, (_added(d_front, d_cross), d_back), (dq_early, dq_cross + dq_late))
     (_, key_gradients, dq), _ = jax.lax.scan(rest, start, jnp.arange(1, parts))
     front, back = _to_next_device(key_gradients, axis, parts)  # after parts turns, back on their own device
     dk, dv = (jnp.concatenate(halves, 1) for halves in zip(front, back, strict=True))
@@ -157,15 +181,46 @@ def _backward(
 ring_attention.defvjp(_forward, _backward)
 
 
-def _attend(queries: Queries, keys: Keys, spec: AttentionSpec) -> PartialAttention:
-    length = queries.q.shape[1]
-    return PartialAttention(
-        *in_chunks(
-            lambda part: attention_with_lse(part.q, keys.k, keys.v, spec=spec, queries=part.side, keys=keys.side),
-            queries,
-            length,
-        )
-    )
+@dataclass(frozen=True)
+class PlainPairs:
+    """In plain JAX, for every mask; the positions say which keys a query attends to. Scores are in main memory."""
+
+    spec: AttentionSpec
+
+    def attend(self, queries: Queries, keys: Keys, own: bool) -> PartialAttention:
+        """Values and log-sum-exp, as `PairAttention` says."""
+        del own
+
+        def chunk(part: Queries) -> tuple[jax.Array, jax.Array]:
+            return attention_with_lse(part.q, keys.k, keys.v, spec=self.spec, queries=part.side, keys=keys.side)
+
+        return PartialAttention(*in_chunks(chunk, queries, queries.q.shape[1]))
+
+    def pull(
+        self, queries: Queries, keys: Keys, request: GradientRequest, own: bool
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        """The gradients, as `PairAttention` says.
+
+        They are those of sum(dO x P V) - sum(P x delta) with log and delta held constant, which `chunk` computes.
+        """
+        del own
+
+        def chunk(k: jax.Array, v: jax.Array, part: tuple[Queries, GradientRequest]) -> jax.Array:
+            (q, side), (gradient, out, log) = part
+            delta = (gradient.astype(jnp.float32) * out.astype(jnp.float32)).sum(-1)
+            s, mask = attention_scores(q, k, self.spec), attention_mask(self.spec, side, keys.side)
+            groups = (*q.shape[:2], k.shape[2], -1)
+            s = s - jnp.moveaxis(log.reshape(groups), 1, 3)[..., None]
+            p = jnp.exp(s if mask is None else jnp.where(mask[:, None, None], s, -jnp.inf))
+            mixed = jnp.einsum("BGRTS,BSGD->BTGRD", p.astype(v.dtype), v, preferred_element_type=jnp.float32)
+            along = (mixed * gradient.reshape(mixed.shape)).sum((2, 3, 4))
+            return along - (p.sum(-1) * jnp.moveaxis(delta.reshape(groups), 1, 3)).sum((1, 2))
+
+        def total(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+            return in_chunks(partial(chunk, k, v), (queries._replace(q=q), request), q.shape[1]).sum()
+
+        dq, dk, dv = jax.grad(total, (0, 1, 2))(*(x.astype(jnp.float32) for x in (queries.q, keys.k, keys.v)))
+        return dq, (dk, dv)
 
 
 def _merged(a: PartialAttention, b: PartialAttention) -> PartialAttention:
@@ -177,32 +232,6 @@ def _merged(a: PartialAttention, b: PartialAttention) -> PartialAttention:
     return PartialAttention(
         a.values * jnp.exp(a.log - log)[..., None] + b.values * jnp.exp(b.log - log)[..., None], log
     )
-
-
-def _pull(
-    queries: Queries, keys: Keys, request: GradientRequest, spec: AttentionSpec
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    """The gradients of queries, and of keys and values, through this pair of chunks.
-
-    With P = exp(S - log), normalised over all keys, dS = P x (dO V^T - delta) (Dao et al. 2022, appendix B.2). That is
-    the gradient of sum(dO x P V) - sum(P x delta) with log and delta held constant, which `chunk` computes.
-    """
-
-    def chunk(k: jax.Array, v: jax.Array, part: tuple[Queries, GradientRequest]) -> jax.Array:
-        (q, side), (gradient, log, delta) = part
-        s, mask = attention_scores(q, k, spec), attention_mask(spec, side, keys.side)
-        groups = (*q.shape[:2], k.shape[2], -1)
-        s = s - jnp.moveaxis(log.reshape(groups), 1, 3)[..., None]
-        p = jnp.exp(s if mask is None else jnp.where(mask[:, None, None], s, -jnp.inf))
-        out = jnp.einsum("BGRTS,BSGD->BTGRD", p.astype(v.dtype), v, preferred_element_type=jnp.float32)
-        along = (out * gradient.reshape(out.shape)).sum((2, 3, 4))
-        return along - (p.sum(-1) * jnp.moveaxis(delta.reshape(groups), 1, 3)).sum((1, 2))
-
-    def total(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        return in_chunks(partial(chunk, k, v), (queries._replace(q=q), request), q.shape[1]).sum()
-
-    dq, dk, dv = jax.grad(total, (0, 1, 2))(*(x.astype(jnp.float32) for x in (queries.q, keys.k, keys.v)))
-    return dq, (dk, dv)
 
 
 def _halves(x: jax.Array) -> list[jax.Array]:

@@ -97,15 +97,18 @@ def flops(name: str, inputs: Sequence[Input], results: Sequence[tuple[int, ...]]
 
 
 def _live(inputs: Sequence[Input]) -> float:
-    """Fraction of all blocks that a causal mask leaves, from the shape of the kernel's grid of mask blocks.
+    """Fraction of all blocks that the mask leaves, from the shape of the kernel's grid of mask blocks.
 
     One side of the grid are the blocks of queries, the other those of keys that a query can use: all, or those of a
-    window. The kernel of the gradients of keys has the sides the other way.
+    window. The kernel of the gradients of keys has the sides the other way. Beside the arrays of the grid, a kernel
+    with a causal mask reads the positions of the queries, and one for packed rows the documents of queries and keys.
     """
-    grid = next((s[-2:] for dtype, s in inputs if dtype in ("s8", "int8", "s32", "int32") and len(s) == 3), None)
-    if grid is None:
+    whole = [shape for dtype, shape in inputs if dtype in ("s8", "int8", "s32", "int32")]
+    grid = next((shape for shape in whole if len(shape) == 3), None)
+    others = sum(shape != grid for shape in whole)
+    if grid is None or others % 2 == 0:  # no positions: nothing is masked but other documents, anywhere
         return 1.0
-    return _live_part(max(grid), min(grid))
+    return _live_part(max(grid[-2:]), min(grid[-2:]))
 
 
 def _live_part(blocks: int, used: int) -> float:

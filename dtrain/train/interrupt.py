@@ -18,8 +18,9 @@ from dtrain.core.errors import NO_MEMORY, Aborted, DtrainError, EnvironmentFault
 from dtrain.core.parent import is_supervised
 from dtrain.core.run_control import Request, RunControl
 
-SAME = 2.0
-"""Seconds within which a second signal to a supervised process may be the same request, sent twice."""
+SAME, SAME_SUPERVISED = 0.3, 2.0
+"""Seconds within which a second signal may be the same request, sent twice: `timeout` signals its command, and then the
+process group that the command is in; the supervisor forwards what its processes may have received as well."""
 
 Close = Callable[[str, str, int], int]
 """(state, reason, exit code) → exit code. Records how the run ended, unless recorded already, and releases its lock."""
@@ -70,7 +71,8 @@ class Interrupt:
         if not self.signal:
             hint = "run the same command again to resume"
             self._stop(name, Stopped(f"{name}: stopped before the first step of this start", hint))
-        elif number == signal.SIGINT and not (is_supervised() and time.monotonic() - self.since < SAME):
+            self.since = time.monotonic()  # the reaction may have taken longer than the next signal to arrive
+        elif number == signal.SIGINT and time.monotonic() - self.since > (SAME_SUPERVISED if is_supervised() else SAME):
             self._leave("aborted", Aborted("stopped at once, without saving"))
 
     def attach(self, control: RunControl) -> None:
@@ -85,7 +87,7 @@ class Interrupt:
 
     def _stop(self, why: str, unstarted: Stopped) -> None:
         """Stop after the current step, or at once with `unstarted` if there is nothing to save."""
-        self.signal, self.since = why, time.monotonic()
+        self.signal = why
         self.noted(why)
         if jax.process_count() > 1:
             os.kill(os.getpid(), signal.SIGTERM)  # JAX's preemption service forwards it to all processes

@@ -31,7 +31,7 @@ def export_program(loaded: LoadedRun, path: Path) -> list[str]:
     """
     from jax import export
 
-    model, data, example = loaded.recipe.model, loaded.recipe.data.main, loaded.assembly.layout.example
+    model, data, example = loaded.assembly.recipe.model, loaded.recipe.data.main, loaded.assembly.layout.example
     if IMAGE not in example or len(example[IMAGE].shape) != 3 or not model.predicts:
         message = f"{path}: a program is written of a model that classifies pictures of height x width x channels"
         raise RecipeError(message, f"parameters alone: dtrain export {loaded.recipe.name} {path.stem}.safetensors")
@@ -54,15 +54,17 @@ def export_program(loaded: LoadedRun, path: Path) -> list[str]:
     (count,) = export.symbolic_shape("count")
     feature = example[IMAGE]
     given = jax.ShapeDtypeStruct((count, *feature.shape), feature.dtype)
+    # a model of a user's own may need to know the number of examples, as for len(x): it gets one at a time
+    one_by_one = jax.vmap(lambda image_HWC: probabilities(image_HWC[None])[0])
     try:
-        exported = export.export(jax.jit(probabilities), platforms=PLATFORMS)(given)
+        try:
+            exported = export.export(jax.jit(probabilities), platforms=PLATFORMS)(given)
+        except Exception:
+            exported = export.export(jax.jit(one_by_one), platforms=PLATFORMS)(given)
     except DtrainError:
         raise
-    except Exception as error:  # a model of a user's own may need to know the number of examples
-        message = f"{path}: the model cannot be traced for any number of pictures: {cause(error)}"
-        raise RecipeError(
-            message, "in the model, use x.shape[0] in place of len(x), and no numbers made from it"
-        ) from error
+    except Exception as error:
+        raise RecipeError(f"{path}: the model cannot be traced for any number of pictures: {cause(error)}") from error
     classes = exported.out_avals[0].shape[1]
     about = {
         "input": {"dtype": str(feature.dtype), "shape": ["1 or more", *feature.shape]},

@@ -1,9 +1,18 @@
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from dtrain.data.digits import Digits
+from dtrain.models.adapter import from_outputs
+from dtrain.models.nn.layers import regress
+from dtrain.models.nn.single_device import SingleDeviceContext
 from tests.conftest import Dtrain
 
 MODULE = """
@@ -262,3 +271,45 @@ def test_a_scalar_is_exported_and_another_run_begins_with_it(dtrain: Dtrain, tmp
     assert f"initialised from {out}: 2 of 2 parameters" in more.stderr + more.stdout
     result = [json.loads(dtrain("evaluate", name, "--json").stdout)["metrics"] for name in ("own", "second")]
     assert result[0] == pytest.approx(result[1], rel=1e-5)
+
+
+OWN_PREDICTIONS = """
+import jax, jax.numpy as jnp
+
+class Net:
+    def init(self, key, example):
+        return {"w": jax.random.normal(key, (example["image"].size, 10)) * 0.03}
+
+    def outputs(self, params, batch, ctx):
+        return batch["image"].reshape(len(batch["image"]), -1) @ params["w"]
+
+    def predict(self, params, batch, ctx):
+        p = jax.nn.softmax(self.outputs(params, batch, ctx) / 5.0)
+        return {"probability": p, "entropy": -(p * jnp.log(p)).sum(-1)}
+"""
+
+
+@pytest.mark.slow
+def test_its_own_predictions_are_used_and_exported_as_a_program(dtrain: Dtrain, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN_PREDICTIONS)
+    (tmp_path / "own.yaml").write_text(
+        'model: {kind: custom, target: "own:Net"}\ndata: digits\noptimizer: {kind: adamw, lr: 3e-3}\n'
+        "batch: 64\nsteps: 5\n"
+    )
+    dtrain("run", "own.yaml")
+    dtrain("predict", "own", "--out", "p.npz")
+    dtrain("export", "own", "net.stablehlo")
+    found = np.load(tmp_path / "p.npz")
+    p = found["probability"]
+    np.testing.assert_allclose(found["entropy"], -(p * np.log(p)).sum(-1), rtol=1e-5)
+    program = jax.export.deserialize(bytearray((tmp_path / "net.stablehlo").read_bytes()))
+    image = Digits().open("test").rows(np.arange(360))["image"]
+    np.testing.assert_allclose(program.call(image), p, atol=1e-6)
+
+
+def test_a_model_of_numbers_predicts_them_in_the_shape_of_its_labels() -> None:
+    outputs = np.arange(6.0, dtype=np.float32).reshape(6, 1)
+    model = from_outputs(SimpleNamespace(outputs=lambda *_: jnp.asarray(outputs), loss_of=regress))
+    for batch, shape in (({}, (6,)), ({"label": np.zeros(6)}, (6,)), ({"label": np.zeros((6, 1))}, (6, 1))):
+        found = model.predict({}, batch, SingleDeviceContext())
+        assert {name: value.shape for name, value in found.items()} == {"value": shape}

@@ -6,11 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh, PartitionSpec
 
 from dtrain.models.nn import attention as plain
 from dtrain.models.nn.attention import AttentionSpec, Positions
 from dtrain.parallel import kernels
-from dtrain.parallel.kernels import cudnn, rows_by_rows, splash
+from dtrain.parallel.kernels import SplashPairs, cudnn, rows_by_rows, splash
+from dtrain.parallel.ring import ring_attention
+from dtrain.parallel.rules import zigzag_positions
 
 SPECS = {
     "causal": AttentionSpec(0.1),
@@ -92,6 +95,43 @@ def test_splash_is_the_same(name: str, packed: bool, partials: int, monkeypatch:
     )
     found = with_gradients(lambda q, k, v: splash(q, k, v, SPECS[name], documents, interpret=True), q, k, v)
     compare(found, reference, 2e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parts", [2, pytest.param(4, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("packed", [pytest.param(False, marks=pytest.mark.nightly), True])
+@pytest.mark.parametrize("name", [pytest.param("causal", marks=pytest.mark.nightly), "softcap"])
+@pytest.mark.parametrize(
+    "partials",
+    [pytest.param(0, id="two backward kernels", marks=pytest.mark.nightly), pytest.param(2, id="one")],
+)
+def test_a_ring_of_splash_kernels_is_attention_to_the_whole_row(
+    name: str, packed: bool, parts: int, partials: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pallas's interpreter runs the TPU kernels on chunks of two blocks, in the zigzag order of a mesh."""
+    monkeypatch.setattr(kernels, "BLOCK", 128)
+    monkeypatch.setattr(kernels, "PARTIALS", partials)
+    spec, length = SPECS[name], 2 * parts * 256
+    (q, k, v), document = arrays(length, 64)
+    documents = document if packed else None
+    reference = with_gradients(
+        lambda q, k, v: plain.attention(q, k, v, spec, Positions(jnp.arange(length), documents)), q, k, v
+    )
+    order = zigzag_positions(length, parts)
+    back, split = np.argsort(order), PartitionSpec(None, "sequence")
+    # the interpreter's own arrays do not vary over the mesh, which check_vma would refuse
+    ring = jax.shard_map(
+        lambda q, k, v, *document: ring_attention(
+            q, k, v, document[0] if document else None, SplashPairs(spec, interpret=True), "sequence", parts
+        ),
+        mesh=Mesh(np.array(jax.devices()[:parts]), ("sequence",)),
+        in_specs=split,
+        out_specs=split,
+        check_vma=False,
+    )
+    of_documents = [document[:, order]] if packed else []
+    attend = jax.jit(lambda q, k, v: ring(q[:, order], k[:, order], v[:, order], *of_documents)[:, back])
+    compare(with_gradients(attend, q, k, v), reference, 2e-5)
 
 
 @pytest.mark.gpu

@@ -40,9 +40,16 @@ def test_repeated_sigterm_is_one_request_for_a_save(interrupt: Interrupt, number
 def test_ctrl_c_after_a_request_leaves_at_once(interrupt: Interrupt, numbers: list[int]) -> None:
     for number in numbers[:-1]:
         interrupt.react(number)
+    interrupt.since -= 1
     with pytest.raises(Left) as left:
         interrupt.react(numbers[-1])
     assert left.value.args[0] == 130
+
+
+def test_a_ctrl_c_that_arrives_twice_is_one_request(interrupt: Interrupt) -> None:
+    interrupt.react(INT)
+    interrupt.react(INT)
+    assert interrupt.agreed()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -34,6 +34,7 @@ PLACES = {
     "splash by jit": ("v5e-4", ["mesh={data: 1, fsdp: 4}"]),
     "cudnn": ("h100-8", [SHARD_MAP, "mesh={data: 8}"]),
     "ring": ("v5e-4", [SHARD_MAP, "mesh={data: 1, sequence: 4}"]),
+    "ring of splash": ("v5e-4", [SHARD_MAP, "mesh={data: 1, sequence: 4}", "data.length=1024", "model.context=1024"]),
     "experts": ("v5e-4", [EXPERTS, "mesh={data: 4}"]),
     "experts apart": ("v5e-4", [SHARD_MAP, EXPERTS, "mesh={data: 1, expert: 4}"]),
 }
@@ -71,10 +72,16 @@ AGAIN: dict[str, dict[str, dict[str, int]]] = {
     },
     "splash by jit": SPLASH,
     "cudnn": CUDNN,
-    "ring": {  # ten products of attention, in two turns of the ring
-        "full": {"product": 18, "ring turn": 2}, "attention": {"product": 8},
+    # ten products of attention; keys and values are sent for the first turn, and in the loop over the turns
+    "ring": {
+        "full": {"product": 18, "ring turn": 4}, "attention": {"product": 8},
         "dots": {"product": 2},  # the two rotations
-        "offload": {"product": 18, "ring turn": 2, "offload": 2},
+        "offload": {"product": 18, "ring turn": 4, "offload": 2},
+    },
+    "ring of splash": {  # three kernels of the first turn, two of each other
+        "full": {"product": 8, "attention": 5, "ring turn": 4}, "attention": {"product": 8},
+        "dots": {"product": 2},
+        "offload": {"product": 8, "attention": 5, "ring turn": 4, "offload": 2},
     },
     "experts": MIXED,
     "experts apart": MIXED,
