@@ -284,7 +284,8 @@ KERNEL_IN_FUSION = """HloModule jit_step, is_scheduled=true
   %p0 = s8[1,8,8]{2,1,0} parameter(0)
   %p1 = bf16[32,4096,128]{2,1,0} parameter(1)
   %p2 = bf16[64,4096]{1,0} parameter(2)
-  %splash_mha_fwd.3 = bf16[32,4096,128]{2,1,0} custom-call(%p0, %p1), custom_call_target="tpu_custom_call"
+  %places = s32[4096,128]{1,0} iota(), iota_dimension=0
+  %splash_mha_fwd.3 = bf16[32,4096,128]{2,1,0} custom-call(%p0, %p1, %places), custom_call_target="tpu_custom_call"
   %all-gather.1 = bf16[64,4096]{1,0} all-gather(%p2), channel_id=1, replica_groups={{0}}, dimensions={0}
   ROOT %both = (bf16[32,4096,128]{2,1,0}, bf16[64,4096]{1,0}) tuple(%splash_mha_fwd.3, %all-gather.1)
 }
