@@ -58,7 +58,8 @@ def agree(
 ) -> None:
     """Compare a recipe on meshes and engines with one device: each loss, gradient and parameter; print a certificate.
 
-    Without --mesh, six meshes of eight devices are tried, in which each axis occurs. Nothing is saved.
+    Without --mesh, the mesh of the recipe is tried, and six of eight devices in which each axis occurs. Nothing is
+    saved.
     """
     with exits(debug), interruptible():
         import json
@@ -68,7 +69,7 @@ def agree(
         from dtrain.recipe.load import load
 
         use_devices(devices or (SIMULATED if devices_here() == 1 else None))
-        from dtrain.runtime.agree import MESHES, agreement, is_exact, refuse_nothing, refuse_processes
+        from dtrain.runtime.agree import agreement, is_exact, meshes_of, refuse_nothing, refuse_processes
         from dtrain.runtime.trajectory import read_reference, reference_of
 
         def say(text: str) -> None:
@@ -80,7 +81,7 @@ def agree(
             raise RecipeError(message, "leave one of them out")
         given, path = overrides or [], find(recipe)
         own, changed = load(path, given), load(path, [*given, *(changes or [])])
-        compared = _engines(changed, engines or []), [_mesh(text) for text in meshes or []] or MESHES
+        compared = _engines(changed, engines or []), [_mesh(text) for text in meshes or []] or meshes_of(changed)
         reference = read_reference(against) if against else reference_of(own, steps or STEPS, say)
         if save:
             reference.save(save)

@@ -87,7 +87,9 @@ class Images(WithPixels):
         layout, _ = data._layout(path)
         few = [one.path for one in layout.pictures[:: max(1, len(layout.pictures) // LOOKED_AT)]]
         sides, is_gray = sizes_of(path, few)
-        side = min(SIDE, max(8, 8 * int(np.median(sides) / 8 + 0.5)))
+        common = int(np.median(sides))
+        alike = min(sides) == max(sides) and common % 4 == 0  # 28, for example, as it is
+        side = min(SIDE, common if alike else max(8, 8 * int(np.median(sides) / 8 + 0.5)))
         classes = Counter(one.label for one in layout.pictures)
         if len(classes) < 2:
             message = f"{path}: all {len(layout.pictures):,} pictures are of one class, {next(iter(classes))}"
@@ -97,7 +99,8 @@ class Images(WithPixels):
         section: dict[str, Any] = {"root": str(path), "size": [side, side]}
         section |= {"channels": 1} if is_gray else {}
         section |= {"test": 0.2} if data._evaluated(layout) is None and len(layout.pictures) < FEW else {}
-        across = f"the shorter side of half of them has under {int(np.median(sides)) + 1:,} pixels"
+        across = f"the shorter side of {'all' if alike else 'half'} of them has {'' if alike else 'under '}"
+        across += f"{common if alike else common + 1:,} pixels"
         yield Guess(
             f"{len(layout.pictures):,} pictures of {len(classes)} classes: {shown}{more}",
             section,

@@ -11,7 +11,7 @@ import numpy as np
 from dtrain.core.counts import counted
 from dtrain.core.errors import DataError, EnvironmentFault, RecipeError
 from dtrain.core.types import Device, JsonObject
-from dtrain.parallel.mesh import AXES, Mesh, mesh_text
+from dtrain.parallel.mesh import Mesh, mesh_text
 from dtrain.recipe.load import differences, plain, refuse_conflicts
 from dtrain.recipe.recipe import Recipe
 from dtrain.runtime.trajectory import Differences, Reference, Say, compare, trajectory
@@ -34,6 +34,12 @@ NOISE = 20.0
 updates by the sign of a gradient, round more than this."""
 LOSS, AFTER = 0.1, 10.0
 """The same for losses and for parameters after some steps, as a multiple of that for gradients."""
+
+
+def meshes_of(recipe: Recipe) -> Sequence[Mesh]:
+    """The mesh of the recipe, if it names one, and MESHES."""
+    own = replace(recipe.mesh, rules={})
+    return MESHES if own in (Mesh(), *MESHES) else (own, *MESHES)
 
 
 @dataclass(frozen=True)
@@ -155,7 +161,7 @@ def agreement(
     for mesh in meshes:
         for name, engine in engines.items():
             own = replace(changed, mesh=replace(mesh, rules=mesh.rules or changed.mesh.rules), engine=engine)
-            text = mesh_text({axis: getattr(mesh, axis) for axis in AXES})
+            text = mesh_text(_sizes(mesh, len(devices)))
             say(f"{text}, engine {name}")
             try:
                 refuse_conflicts(own)
@@ -173,6 +179,12 @@ def _changes(typed: Sequence[str], found: Sequence[str]) -> list[str]:
     rounding."""
     keys = {line.partition(":")[0] for line in found}
     return [*(one for one in typed if one.partition("=")[0] not in keys), *found]
+
+
+def _sizes(mesh: Mesh, devices: int) -> Mapping[str, int]:
+    """The size of each axis, of a mesh that may need other devices than there are."""
+    fits = mesh.least <= devices and devices % mesh.least == 0
+    return mesh.sizes(mesh.least if mesh.exact or not fits else devices)
 
 
 def _as_many(devices: Sequence[Device], mesh: Mesh) -> Sequence[Device]:

@@ -110,7 +110,7 @@ def test_what_is_seen_in_pictures_is_said_and_used(tmp_path: Path) -> None:
     ((kind, guess),) = readings(data)
     assert guess.seen == "20 pictures of 2 classes: cat 4, dog 16"
     assert guess.notes == ("left out: 1 .txt files",)
-    assert (guess.section["size"], guess.section["channels"], guess.section["test"]) == ([24, 24], 1, 0.2)
+    assert (guess.section["size"], guess.section["channels"], guess.section["test"]) == ([20, 20], 1, 0.2)
     made = new_recipe(data, kind, guess)
     assert made.name == "my-photos-v2"
     assert "class_weights: balanced  # dog has" in made.text

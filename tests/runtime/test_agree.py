@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 
 from dtrain.core.errors import DataError
-from dtrain.runtime.agree import Worst
+from dtrain.core.shipped import find
+from dtrain.parallel.mesh import Mesh
+from dtrain.recipe.load import load
+from dtrain.runtime.agree import MESHES, Worst, meshes_of
 from dtrain.runtime.trajectory import Differences, Reference, Trajectory, compare, read_reference
 from tests.conftest import Dtrain
 
@@ -46,6 +49,14 @@ def test_differences_are_relative_and_by_layer() -> None:
     assert found.gradients == pytest.approx({"blocks.query/0": 0, "blocks.query/1": 0.1, "head": 0}, rel=1e-5)
     assert found.parameters == pytest.approx({"blocks.query/0": 0, "blocks.query/1": 0, "head": 0.2}, rel=1e-5)
     assert not Worst("head", float("nan"), 1.0).agrees
+
+
+def test_the_mesh_of_the_recipe_is_the_first_that_is_tried() -> None:
+    recipe = load(find("mlp-digits"))
+    own = Mesh(data=1, tensor=4, rules={"classes": "fsdp"})
+    assert meshes_of(recipe) == MESHES
+    assert meshes_of(replace(recipe, mesh=own)) == (Mesh(data=1, tensor=4), *MESHES)
+    assert meshes_of(replace(recipe, mesh=MESHES[1])) == MESHES
 
 
 def test_a_reference_is_read_as_it_was_written(tmp_path: Path) -> None:
