@@ -164,7 +164,7 @@ def bills(
             if isinstance(one, Target):
                 found += [_bill(recipe, one, wanted, rates, say)]
             else:
-                found += _of_family(recipe, one, slices, wanted, rates, say)
+                found += _of_family(recipe, one, slices, wanted, rates, say, failed)
         except _TooLarge as error:
             failed.append(f"{one.name}: {error.message}")
     return sorted(found, key=lambda bill: _rank(bill, wanted)), failed
@@ -175,17 +175,21 @@ def _rank(bill: Bill, wanted: Wanted) -> tuple[bool, float, float]:
     return bool(bill.misses(wanted)), bill.dollars[1] if bill.dollars else math.inf, bill.hours[1]
 
 
-def _of_family(recipe: Recipe, chip: Chip, slices: int, wanted: Wanted, rates: Rates, say: Say) -> Iterator[Bill]:
-    """Bills of a chip's sizes: the smallest that holds the run, then the first that is in time, and a few more."""
+def _of_family(
+    recipe: Recipe, chip: Chip, slices: int, wanted: Wanted, rates: Rates, say: Say, failed: list[str]
+) -> Iterator[Bill]:
+    """Bills of a chip's sizes: the smallest that holds the run, then the first that is in time, and a few more. The
+    smaller ones that were planned, or not even planned, are added to `failed`."""
     smallest = next(iter(chip.slices)) if chip.dims else 1
     first = target(f"{chip.name}-{smallest * chip.units_per_chip}", slices)
     sizes = [on for on in family(first) if (count := on.chips // on.slices) & (count - 1) == 0]  # powers of two
     needed: StateSize | None = None
-    tried, met, reasons = 0, 0, list[str]()
+    tried, met, reasons, small = 0, 0, list[str](), list[str]()
     hours = 0.0
     for on in sizes:
         if needed and needed.total > on.devices * chip.room:
-            continue  # parameters and optimizer state alone are larger
+            small.append(on.name)  # parameters and optimizer state alone are larger
+            continue
         if hours and wanted.hours and hours / on.chips > 1.1 * wanted.hours:
             continue  # late even if it were as fast for each chip as the size before
         if tried == TRIES or met > LARGER:
@@ -195,7 +199,10 @@ def _of_family(recipe: Recipe, chip: Chip, slices: int, wanted: Wanted, rates: R
         except _TooLarge as error:
             needed, tried = error.needed, tried + (error.needed is None)
             reasons.append(error.message)
+            small += [on.name] if error.needed else []
             continue
+        if small and not hours:
+            failed.append(f"{' to '.join(dict.fromkeys((small[0], small[-1])))}: too small for the run")
         tried, hours = tried + 1, bill.hours[0] * on.chips
         met += not (wanted.hours and bill.hours[1] > wanted.hours)
         yield bill

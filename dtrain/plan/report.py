@@ -51,13 +51,13 @@ class Interval:
 
 
 def interval(chip: Chip | None, seconds: float) -> Interval | None:
-    """The interval of a predicted step; None if no published run on that chip was compared."""
+    """The interval of a predicted step; None if fewer than two published runs on that chip were compared."""
     checks = CHECKS.get(chip.name) if chip else None
     return Interval(checks.least * seconds, checks.most * seconds, checks.runs) if checks else None
 
 
 def any_interval(seconds: float) -> Interval:
-    """The interval of a predicted step on a chip of which no published run was compared: that of all other chips."""
+    """The interval of a predicted step on a chip with fewer than two published runs: that of all others."""
     least, most = min(one.least for one in CHECKS.values()), max(one.most for one in CHECKS.values())
     return Interval(least * seconds, most * seconds, 0)
 
@@ -288,9 +288,10 @@ def _interval(plan: Plan, step: float) -> str:
     chip, found = plan.target.chip, interval(plan.target.chip, step)
     assert chip
     if found is None:
-        return f"(no published run on {chip.name} was compared with its prediction)"
+        return f"(fewer than two published runs on {chip.name} were compared with their predictions: no range)"
     times = f"{found.least / step:.2f} to {found.most / step:.2f} times their plans"
-    return f"{ms(found.least)} to {ms(found.most)} by {found.runs} published runs on {chip.name}: {times}"
+    of = "" if plan.timing and plan.timing.unit == "tokens" else " of language models"
+    return f"{ms(found.least)} to {ms(found.most)} by {found.runs} published runs{of} on {chip.name}: {times}"
 
 
 def _network(timing: Timing, plan: Plan) -> Iterator[str]:

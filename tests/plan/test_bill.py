@@ -208,6 +208,7 @@ def test_what_cannot_be_planned_is_named_with_the_reason() -> None:
     found, failed = bills(recipe, [target("v5e-256")], 1, Wanted(tokens=1e9), Rates(), **QUIET)
     assert not found
     assert failed == ["v5e-256: a batch of 4 does not split over the 256 devices of v5e-256"]
+
     pictures = load(find("mlp-digits"))
     with pytest.raises(RecipeError, match="have no tokens"):
         bills(pictures, [target("v5e-1")], 1, Wanted(tokens=1e9), Rates(), **QUIET)
@@ -252,3 +253,11 @@ def test_a_run_records_the_plan_of_its_step_for_the_report(dtrain: Dtrain, tmp_p
     record = json.loads((tmp_path / "runs" / "a" / "run.json").read_text())
     assert record["planned"] == {"target": "v5e-1", "tier": "quick", "step_s": 1e-4, "dollars_hour": 1.2}
     assert "spent at $1.20 an hour, $0.00 planned for the steps (v5e-1, quick): " in dtrain("report", "a").stdout
+
+
+@pytest.mark.slow
+def test_sizes_that_are_too_small_are_named() -> None:
+    recipe = load(find("llama3-8b-pretrain-v5p-128"), ["batch=64"])
+    found, failed = bills(recipe, targets("h100", 1), 1, Wanted(tokens=1e9), Rates(), **QUIET)
+    smallest = min(bill.plan.target.chips for bill in found)
+    assert failed == [f"h100-1 to h100-{smallest // 2}: too small for the run"]
