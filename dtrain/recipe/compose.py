@@ -17,7 +17,7 @@ PRESETS = Path(__file__).parents[1] / "models" / "presets.yaml"
 def compose(path: Path, overrides: Sequence[str] = ()) -> Node:
     """The recipe merged over its includes, with the `key=value` overrides merged over both."""
     over = overriding(overrides)
-    return _with_preset(merge(_one_length(_included(path, (), Budget()), over), over))
+    return _with_preset(merge(_included(path, (), Budget()), over))
 
 
 def name_of_run(path: Path, overrides: Sequence[str] = ()) -> str:
@@ -35,20 +35,11 @@ def nearest_name(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:63].rstrip("-")
 
 
-def _one_length(tree: Node, over: Node) -> Node:
-    """The recipe without its `epochs` if `over`, which is merged over it, gives only `steps`, and vice versa."""
-    given = {"steps", "epochs"} & over.value.keys()
-    if len(given) != 1:
-        return tree
-    value = {key: node for key, node in tree.value.items() if key not in {"steps", "epochs"} - given}
-    return Node(value, tree.mark, {key: mark for key, mark in tree.keys.items() if key in value})
-
-
 def overriding(overrides: Sequence[str]) -> Node:
     """The `key=value` overrides as one tree."""
     tree = Node({}, Mark("arguments"))
     for override in overrides:
-        tree = merge(tree, _override(override))
+        tree = merge(tree, _override(override), ())  # both of two alternatives stay, and are refused
     return tree
 
 
@@ -108,17 +99,22 @@ def _included(path: Path, trail: tuple[Path, ...], budget: Budget) -> Node:
         named = path.parent / file.value
         named = named if named.exists() else shipped().get(file.value, named)
         included = _included(named, (*trail, path.resolve()), budget)
-        tree = merge(_one_length(tree, included), included)
+        tree = merge(tree, included)
     rest = Node({key: value for key, value in own.value.items() if key != "include"}, own.mark, own.keys)
-    return merge(_one_length(tree, rest), rest)
+    return merge(tree, rest)
 
 
 WORDS = ("balanced",)
 """Values of keys that take a word or a mapping, where the word is no kind of section: class_weights."""
 
 
-def merge(under: Node, over: Node) -> Node:
-    """Merge `over` over `under`, key by key. A section of another `kind` replaces the whole section."""
+ALTERNATIVES = ({"steps", "epochs"}, {"run", "weights"})
+"""Keys of one section that exclude each other: one of them replaces the other."""
+
+
+def merge(under: Node, over: Node, alternatives: Sequence[set[str]] = ALTERNATIVES) -> Node:
+    """Merge `over` over `under`, key by key. A section of another `kind` replaces the whole section, and a key its
+    alternative."""
     if isinstance(under.value, str) and under.value in WORDS:  # a word in place of a mapping, and no kind
         return over
     if isinstance(under.value, str) and isinstance(over.value, dict) and "kind" not in over.value:
@@ -130,10 +126,13 @@ def merge(under: Node, over: Node) -> Node:
     kinds = [node.value["kind"].value for node in (under, over) if "kind" in node.value]
     if len(kinds) == 2 and kinds[0] != kinds[1]:
         return over
-    value = dict(under.value)
+    given = [(keys, keys & over.value.keys()) for keys in alternatives]
+    replaced = {key for keys, own in given if len(own) == 1 for key in keys - own}
+    value = {key: node for key, node in under.value.items() if key not in replaced}
     for key, node in over.value.items():
-        value[key] = merge(value[key], node) if key in value else node
-    return Node(value, under.mark if under.value else over.mark, {**under.keys, **over.keys})
+        value[key] = merge(value[key], node, alternatives) if key in value else node
+    marks = {key: mark for key, mark in {**under.keys, **over.keys}.items() if key in value}
+    return Node(value, under.mark if under.value else over.mark, marks)
 
 
 def _override(text: str) -> Node:

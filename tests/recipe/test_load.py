@@ -126,6 +126,16 @@ def test_the_length_is_given_once(tmp_path: Path) -> None:
     assert "either steps or epochs; found neither" in complaints(tmp_path, GOOD.replace("steps: 100", ""))
 
 
+def test_an_override_replaces_the_alternative_of_its_key(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD + "init: {run: runs/first}\n")
+    loaded = load(path, ["init.weights=published", "epochs=2"])
+    assert loaded.init and (loaded.init.run, loaded.init.weights) == ("", "published")
+    assert (loaded.steps, loaded.epochs) == (None, 2)
+    for both, what in (("init={run: a, weights: b}", "run = a is given as well"), ("epochs=2", "give either steps")):
+        with pytest.raises(RecipeError, match=what):
+            load(path, [both, "steps=3"])
+
+
 def test_overrides_take_precedence_over_the_file(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD)
     recipe = load(path, ["optimizer.lr=3e-4", "model.sizes=[64, 16, 10]", "mesh.fsdp=2", "name=other"])
