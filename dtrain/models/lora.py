@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from dtrain.core.errors import RecipeError
-from dtrain.core.types import Positive, PositiveFloat
+from dtrain.core.types import DType, Positive, PositiveFloat
 from dtrain.data.batch import Batch, Example
 from dtrain.models.nn import param as declare
 from dtrain.models.nn.context import Context
@@ -35,6 +36,9 @@ class Lora:
     match, such as biases, gets none."""
     train: tuple[str, ...] = ()
     """Patterns of parameters that are trained in full, such as a new head: ["head.*"]."""
+    dtype: DType | None = None
+    """In which the frozen parameters are kept; default: `precision.params`. bfloat16 takes half the memory, and where
+    `precision.compute` is bfloat16 the results are the same bits."""
 
     @property
     def scale(self) -> float:
@@ -72,7 +76,9 @@ class Adapted(Wrapped):
 
         def frozen(name: str, param: Param) -> Param:
             # what the loss updates, such as a running mean, stays in the checkpoint
-            return param if name in full or not param.trained else replace(param, trained=False, saved=False)
+            if name in full or not param.trained:
+                return param
+            return replace(param, trained=False, saved=False, dtype="" if param.exact else self.lora.dtype or "")
 
         return {BASE: jax.tree.map(frozen, paths(own), own), ADAPTERS: adapters}
 
@@ -131,10 +137,10 @@ def adapted(model: Any, lora: Lora | None) -> Any:
 
 
 def merged(params: Tree, declared: Tree, lora: Lora) -> Tree:
-    """The model's own tree, each adapter added to its matrix; `declared` is the tree of `Adapted.params`."""
+    """The model's own tree in float32, each adapter added to its matrix; `declared` is the tree of `Adapted.params`."""
 
     def one(name: str, leaf: jax.Array) -> jax.Array:
-        pair = params[ADAPTERS].get(name)
+        leaf, pair = leaf.astype(jnp.float32), params[ADAPTERS].get(name)
         return LowRank(leaf, pair["a"], pair["b"], lora.scale).merged() if pair else leaf
 
     return jax.tree.map(one, paths(declared[BASE]), params[BASE])

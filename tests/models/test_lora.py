@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from dtrain.assembly.assemble import Assembly, assemble
 from dtrain.assembly.state import create_state
@@ -286,3 +287,23 @@ def test_a_pattern_takes_the_matrices_and_leaves_biases_and_scales() -> None:
         assert not any("bias" in name or "norm" in name for name in named), named
     with pytest.raises(RecipeError, match=r"up_bias has the shape .*, which is no matrix"):
         adapted(model, Lora(rank=2, targets=("blocks.mlp.up_bias",))).params()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["shard_map", pytest.param("jit", marks=pytest.mark.nightly)])
+def test_a_base_in_bfloat16_gives_the_same_bits_in_half_the_memory(dtrain: Dtrain, tmp_path: Path, engine: str) -> None:
+    dtrain("run", "decoder-tiny", "steps=2", "optimizer.schedule=constant")
+    place = ["--devices", "2", "mesh={data: 1, fsdp: 2}", f"engine={engine}", "precision.compute=bfloat16"]
+    short = ["epochs=null", "steps=3", "track.every=1", "evaluate={questions: []}"]
+    narrow = {"plain": "null", "narrow": "bfloat16"}
+    for name, dtype in narrow.items():
+        dtrain("run", "lora-tiny", *place, *short, f"lora.dtype={dtype}", f"name={name}")
+        dtrain("export", name, f"{name}-adapters.safetensors", "--adapters")
+        dtrain("export", name, f"{name}.safetensors")
+    plain, other = (load_file(tmp_path / f"{name}-adapters.safetensors") for name in narrow)
+    assert plain and all(np.array_equal(plain[path], other[path]) for path in plain)
+    plain, other = (load_file(tmp_path / f"{name}.safetensors") for name in narrow)
+    adapted = "blocks.query.weight"
+    assert other[adapted].dtype == np.float32
+    np.testing.assert_allclose(other[adapted], plain[adapted], atol=2**-8 * float(np.abs(plain[adapted]).max()))
+    assert not np.array_equal(other[adapted].astype(jnp.bfloat16), other[adapted])  # the sums are not rounded
