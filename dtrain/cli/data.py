@@ -149,11 +149,9 @@ def _opened(
 ) -> "tuple[Source, Tokenizer | None]":
     """A split of a recipe's data, in order, and its tokenizer if its examples are tokens."""
     from dtrain.core.shipped import find
-    from dtrain.data.batch import TOKEN
-    from dtrain.data.prediction_inputs import opened_in_order
+    from dtrain.data.prediction_inputs import named_tokenizer, opened_in_order
     from dtrain.recipe.load import load
 
     data: Any = load(find(recipe), overrides or []).data
     source = opened_in_order(data, split)
-    named = data.tokenized and getattr(data.main, "tokenizer", None) is not None
-    return source, data.open_tokenizer() if TOKEN in source.example and named else None
+    return source, named_tokenizer(data, source)

@@ -22,7 +22,7 @@ from dtrain.data.record import record_of
 from dtrain.data.record_data import Records
 from dtrain.data.source import Data, Source, SourceDefaults, Split
 from dtrain.data.table import Table
-from dtrain.data.tokenizer import BYTES
+from dtrain.data.tokenizer import BYTES, Tokenizer
 from dtrain.data.windows import NO_TARGET, row_example
 
 RECORDS = (".json", ".jsonl", ".parquet", ".arrow")
@@ -42,6 +42,12 @@ class Inputs:
     """Bytes of each text file, without those of its first token, which is not predicted."""
     unread: dict[str, str] = field(default_factory=dict)
     """Files that cannot be used, with the reason."""
+
+
+def named_tokenizer(data: Any, source: Source) -> Tokenizer | None:
+    """The tokenizer of a source of tokens, if the data names one: files of tokens may do without."""
+    named = data.tokenized and getattr(data.main, "tokenizer", None) is not None
+    return data.open_tokenizer() if TOKEN in source.example and named else None
 
 
 def inputs(data: Data, example: Example, names: Sequence[str]) -> Inputs:

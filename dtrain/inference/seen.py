@@ -13,6 +13,7 @@ from dtrain.core.errors import DataError, RecipeError
 from dtrain.core.run_dir import Folder, saved_steps
 from dtrain.data.batch import LABEL, TARGET, TOKEN, Batch
 from dtrain.data.order import RowOrder
+from dtrain.data.prediction_inputs import named_tokenizer
 from dtrain.data.source import Source
 from dtrain.data.tokenizer import Tokenizer
 from dtrain.recipe.load import load
@@ -106,7 +107,10 @@ class Seen:
     def with_text(
         self, text: str, tokenizer: Tokenizer | None, progress: Callable[[int, int], None]
     ) -> Iterator[tuple[int, str]]:
-        """The examples that the run has trained on and that have this text, with what is around it."""
+        """The examples that the run has trained on and that have this text, with what is around it. DataError if the
+        data names no tokenizer that gives the text of its tokens."""
+        if TOKEN in self.source.example and self.recipe.data.tokenized and not tokenizer:
+            self.recipe.data.open_tokenizer()  # raises, with the keys that name one
         indices = self.indices()
         for begin in range(0, len(indices), READ):
             part = indices[begin : begin + READ]
@@ -130,6 +134,8 @@ def texts_of(source: Source, index: int, row: Batch, tokenizer: Tokenizer | None
     if TOKEN in row and tokenizer:
         last = [int(row[TARGET][-1])] if TARGET in row and row[TARGET][-1] >= 0 else []
         yield tokenizer.decode([*np.asarray(row[TOKEN]).tolist(), *last])
+    elif TOKEN in row:
+        yield " ".join(map(str, np.asarray(row[TOKEN]).tolist()))
     for name, values in row.items():
         if (written := source.text_of(name, np.asarray(values))) is not None:
             yield written
@@ -158,7 +164,7 @@ def seen(run_dir: Folder, unsaved: bool = False) -> tuple[Seen, Tokenizer | None
     skips = [(skip["step"], skip["batches_skipped"]) for skip in record.get("skips", ())]
     if record.get("rollbacks") and not skips:
         raise RecipeError(f"{run_dir.path} was rolled back by a version that did not record which batches it skipped")
-    tokenizer = recipe.data.open_tokenizer() if TOKEN in source.example and recipe.data.tokenized else None
+    tokenizer = named_tokenizer(recipe.data, source)
     return Seen(recipe, source, steps, first, skips, checked=bool(was)), tokenizer
 
 

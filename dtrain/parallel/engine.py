@@ -79,7 +79,8 @@ class Compiler:
         """The options for this platform's compiler, as it takes them."""
         others = {"tpu": ("xla_gpu_", "xla_cpu_"), "gpu": ("xla_tpu_", "xla_jf_", "xla_cpu_")}
         foreign = others.get(platform, ("xla_tpu_", "xla_jf_", "xla_gpu_", "xla_enable_async_"))
-        order = {SCHEDULER: MEMORY} if platform == "cpu" and jax.device_count() > 1 else {}
+        simulated = platform == "cpu" and jax.device_count() > 1 and jax.process_count() == 1
+        order = {SCHEDULER: MEMORY} if simulated else {}
         given = (DEFAULTS if platform == "gpu" else order) | self.xla
         line = {name: value if isinstance(value, bool) else str(value) for name, value in given.items()}
         return {name: value for name, value in line.items() if not name.startswith(foreign)}
@@ -132,7 +133,8 @@ def number_collectives(module: Any) -> None:
 CHANNEL = "channel_handle"
 SCHEDULER, MEMORY = "xla_cpu_scheduler_type", "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"
 """How XLA's CPU compiler orders a program for several devices: scheduled for concurrency, its default, devices enter
-independent collectives in different orders and wait for each other."""
+independent collectives in different orders and wait for each other. Not for several processes, whose collectives (gloo)
+are paired by their order alone: there only the schedule for concurrency keeps it, and the other ends them at random."""
 
 
 def refuse_unknown(error: Exception) -> None:

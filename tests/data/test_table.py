@@ -231,7 +231,7 @@ def test_a_table_is_trained_on_and_new_rows_are_predicted(dtrain: Dtrain, tmp_pa
     done = dtrain("run", "t.yaml", *own, "data.columns=[size, hot]", "name=own")
     assert "mae" in done.stderr
     rows = [json.loads(line) for line in dtrain("predict", "runs/own").stdout.splitlines()]
-    assert rows[0].keys() == {"row", "kind", "label", "output"}
+    assert rows[0].keys() == {"row", "kind", "label", "value"}
 
 
 PEOPLE = """id,age,town,joined,member,left,pay

@@ -142,3 +142,18 @@ def test_rows_of_a_mixture_are_named_with_their_source(dtrain: Dtrain, tmp_path:
         again = json.loads(dtrain("data", "seen", "mixed", "--row", str(one["row"]), "--json").stdout)
         assert again[0]["source"] == one["source"] and 2 in again[0]["steps"]
     assert "has the rows 0 to" in dtrain("data", "seen", "mixed", "--row", "99999", code=2).stderr
+
+
+@pytest.mark.slow
+def test_tokens_without_a_tokenizer_are_shown_as_numbers(dtrain: Dtrain, tmp_path: Path) -> None:
+    np.random.default_rng(0).integers(0, 256, 20_000).astype(np.uint16).tofile(tmp_path / "t.bin")
+    (tmp_path / "r.yaml").write_text(
+        "model: {kind: decoder, vocab: 256, context: 64, layers: 1, width: 32, heads: 2, hidden: 64}\n"
+        "data: {kind: tokens, files: [t.bin], length: 64}\noptimizer: {kind: adamw, lr: 1e-3}\nbatch: 8\nsteps: 4\n"
+    )
+    dtrain("run", "r.yaml")
+    _, number, *tokens = dtrain("data", "seen", "r", "--at", "3").stdout.splitlines()[0].split()
+    assert all(part.isdigit() for part in [number, *tokens[:-1]]) and len(tokens) > 10
+    replayed = json.loads(dtrain("replay", "r", "--at", "3", "--json").stdout)
+    assert len(replayed["examples"]) == 8
+    assert "no data.tokenizer" in dtrain("data", "seen", "r", "--text", "12", code=4).stderr

@@ -152,6 +152,20 @@ def test_two_processes_train_as_one(dtrain: Dtrain, recipe: Path, tmp_path: Path
         assert a == pytest.approx(b, rel=1e-5, abs=1e-7)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["jit", pytest.param("shard_map", marks=pytest.mark.nightly)])
+def test_many_independent_gathers_between_processes_keep_their_order(
+    dtrain: Dtrain, tmp_path: Path, engine: str
+) -> None:
+    """Of sizes for which XLA:CPU starts several at once; gloo pairs them by their order alone."""
+    sizes = ["model.vocab=2048", "steps=30", "optimizer.schedule=constant", "evaluate.every=0", f"engine={engine}"]
+    start = ["run", "decoder-tiny", *sizes, "mesh={data: 1, fsdp: 2}", "--devices", "2"]
+    dtrain(*start, "--processes", "2", "--restarts", "0", "name=two")
+    dtrain(*start, "name=one")
+    for a, b in zip(numbers(tmp_path / "runs" / "one"), numbers(tmp_path / "runs" / "two"), strict=True):
+        assert a == pytest.approx(b, rel=1e-4, abs=1e-6)
+
+
 @pytest.mark.nightly
 def test_pmap_on_several_processes_equals_one_and_resumes_with_the_same_bits(
     dtrain: Dtrain, recipe: Path, tmp_path: Path
