@@ -191,7 +191,7 @@ class RunControl:
         wasted = self._before.wasted
         if wasted > self.limits.restarts and committed <= self._before.newest:
             message = f"{wasted} starts in a row saved no new checkpoint (--restarts {self.limits.restarts})"
-            hint = "log.txt shows why they ended; `dtrain launch up` resets the count"
+            hint = "`dtrain launch logs` and log.txt show why they ended; `dtrain launch up` resets the count"
             self._refused = Exhausted(message, hint)
 
     def _watch(self) -> None:

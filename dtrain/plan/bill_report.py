@@ -99,7 +99,7 @@ def _detail(bill: Bill) -> Iterator[str]:
     rate = plan.timing.amount / plan.timing.seconds
     width = f", {4 * rate / bill.hosts / 1e6:.3g} MB/s of int32" if plan.timing.tokens else ""
     yield f"  data           {rate:,.0f} {unit}/s, {rate / bill.hosts:,.0f} for each host{width}"
-    yield "  not counted    evaluation, waiting for machines, traffic between regions"
+    yield "  not counted    evaluation, copying data to the hosts, waiting for machines, traffic between regions"
     settings = str(dict(bill.mesh)).replace("'", "")  # names and numbers alone: as YAML has them
     mesh = f" mesh='{settings}'" if bill.mesh else ""
     slices = f" --slices {on.slices}" if on.slices > 1 else ""
