@@ -42,9 +42,11 @@ def test_a_launch_shows_what_it_starts_before_it_starts(untrusted: Path, monkeyp
     monkeypatch.setattr(launch, "confirm", refuse)
     monkeypatch.setenv("HF_TOKEN", "x")
     shown = CliRunner().invoke(app, ["launch", "up", str(untrusted)]).output
-    assert shown.splitlines()[-6:] == [
+    runs = "run folders: runs on each host (launch.runs); --runs-dir has this machine's record"
+    assert shown.splitlines()[-7:] == [
         "hosts: here",
         "program: bin/evil -m dtrain run",
+        runs,
         "environment variables sent: HF_TOKEN",
         "model code: untrusted_net:Net",
         "needs model.target  untrusted_net:Net: here",
@@ -52,4 +54,4 @@ def test_a_launch_shows_what_it_starts_before_it_starts(untrusted: Path, monkeyp
     ]
     override = "launch={kind: ssh, hosts: [ada@a, b], environment: []}"
     shown = CliRunner().invoke(app, ["launch", "up", str(untrusted), override]).output
-    assert "hosts: ada@a, b\nprogram: python3 -m dtrain run\nenvironment variables sent: none\n" in shown
+    assert f"hosts: ada@a, b\nprogram: python3 -m dtrain run\n{runs}\nenvironment variables sent: none\n" in shown

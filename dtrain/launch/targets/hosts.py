@@ -66,7 +66,8 @@ class Hosts(LaunchTarget):
 
     def describe(self) -> list[str]:
         machines = self.machines()
-        return [f"hosts: {names(machines)}", f"program: {machines[0].python} -m dtrain run"]
+        where = f"run folders: {self.runs} on each host (launch.runs); --runs-dir has this machine's record"
+        return [f"hosts: {names(machines)}", f"program: {machines[0].python} -m dtrain run", where]
 
     def find(self, job: LaunchJob) -> dict[str, str] | None:
         with self._connect(job, host=0) as link:
