@@ -68,7 +68,7 @@ def test_small_parameters_are_gathered_not_the_examples() -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "clip_pairs"])  # it compares each with all others
 def test_no_example_gathers_its_batch(name: str) -> None:
     library(name)
     assert not over_data(program_of(None, name))
