@@ -2,11 +2,13 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from dtrain import core
 from dtrain.core.errors import RecipeError
-from dtrain.core.user_code import build_target
+from dtrain.core.user_code import build_target, user_errors
 
 
 def folder(at: Path, text: str, name: str = "parts.py") -> str:
@@ -59,3 +61,25 @@ def make():
     with pytest.raises(RecipeError, match=r"physics\.py:6: TypeError: can't apply forward-mode") as refused:
         build_target("model", "physics:make", {}, folder(tmp_path, text, "physics.py"))
     assert "jax.jacrev(jax.grad(f)) in place of jax.hessian(f)" in refused.value.hint
+
+
+OURS = """
+from functools import cached_property
+from dtrain.core.errors import RecipeError
+
+class Model:
+    @cached_property
+    def size(self):
+        raise RecipeError("the size is not known")
+
+def read():
+    return Model().size
+"""
+
+
+def test_an_error_of_ours_behind_pythons_own_files_is_at_no_line_of_the_users() -> None:
+    names: dict[str, Any] = {}
+    exec(compile(OURS, str(Path(core.__file__).with_name("ours.py")), "exec"), names)
+    with pytest.raises(RecipeError) as refused, user_errors("model.target: net:Net"):
+        names["read"]()
+    assert "functools" not in refused.value.message
