@@ -119,17 +119,15 @@ def _forward(
         return _where(earlier, _merged(front, other), front), _where(earlier, back, _merged(back, other))
 
     def rest(carry: Tree, number: jax.Array) -> tuple[Tree, None]:
-        visitor, partial_results = carry
-        # the keys of the next turn are on their way while those of this one are used; the last are not used
-        return (_to_next_device(visitor, axis, parts), turn(visitor, number, partial_results)), None
+        visitor = _to_next_device(carry[0], axis, parts)
+        return (visitor, turn(visitor, number, carry[1])), None
 
     own = (k, v, document)
-    visitor = _to_next_device(own, axis, parts)
     first, last = _chunks(own, me, parts)
     # turn 0, the own keys: three pairs of chunks, of which early-early and late-late are causal within the chunk
     early_to_first, late_to_last = (pairs.attend(*pair, own=True) for pair in ((early, first), (late, last)))
     start = (early_to_first, _merged(pairs.attend(late, first, own=False), late_to_last))
-    (_, partial_results), _ = jax.lax.scan(rest, (visitor, start), jnp.arange(1, parts))
+    (_, partial_results), _ = jax.lax.scan(rest, (own, start), jnp.arange(1, parts))
     out, log = (jnp.concatenate(halves, 1) for halves in zip(*partial_results, strict=True))
     out, log = checkpoint_name(out.astype(q.dtype), ATTENTION), checkpoint_name(log, ATTENTION)
     return out, (q, k, v, document, out, log)
@@ -146,9 +144,8 @@ def _backward(
     )
 
     def rest(carry: Tree, number: jax.Array) -> tuple[Tree, None]:
-        # the gradients of keys and values travel one turn behind them, and each device adds its part
-        visitor, dq = carry[0], carry[2]
-        next_visitor, key_gradients = _to_next_device(carry[:2], axis, parts)
+        # the gradients of keys and values travel with them, and each device adds its part
+        visitor, key_gradients = _to_next_device(carry[:2], axis, parts)
         source = (me - number) % parts
         first, last = _chunks(visitor, source, parts)
         earlier = source <= me  # the same choice of pairs as in the forward pass
@@ -162,16 +159,15 @@ def _backward(
         zeros = jax.tree.map(jnp.zeros_like, (dq_other, d_other))
         front, back = _where(earlier, (dq_other, d_other), zeros), _where(earlier, zeros, (dq_other, d_other))
         key_gradients = (_added(key_gradients[0], d_first, front[1]), _added(key_gradients[1], back[1]))
-        dq = (dq[0] + front[0], dq[1] + dq_late + back[0])
-        return (next_visitor, key_gradients, dq), None
+        dq = (carry[2][0] + front[0], carry[2][1] + dq_late + back[0])
+        return (visitor, key_gradients, dq), None
 
     own = (k, v, document)
-    visitor = _to_next_device(own, axis, parts)
     first, last = _chunks(own, me, parts)
     dq_early, d_front = pairs.pull(early, first, request_early, own=True)
     dq_cross, d_cross = pairs.pull(late, first, request_late, own=False)
     dq_late, d_back = pairs.pull(late, last, request_late, own=True)
-    start = (visitor, (_added(d_front, d_cross), d_back), (dq_early, dq_cross + dq_late))
+    start = (own, (_added(d_front, d_cross), d_back), (dq_early, dq_cross + dq_late))
     (_, key_gradients, dq), _ = jax.lax.scan(rest, start, jnp.arange(1, parts))
     front, back = _to_next_device(key_gradients, axis, parts)  # after parts turns, back on their own device
     dk, dv = (jnp.concatenate(halves, 1) for halves in zip(front, back, strict=True))

@@ -72,16 +72,16 @@ AGAIN: dict[str, dict[str, dict[str, int]]] = {
     },
     "splash by jit": SPLASH,
     "cudnn": CUDNN,
-    # ten products of attention; keys and values are sent for the first turn, and in the loop over the turns
+    # ten products of attention, in two turns of the ring
     "ring": {
-        "full": {"product": 18, "ring turn": 4}, "attention": {"product": 8},
+        "full": {"product": 18, "ring turn": 2}, "attention": {"product": 8},
         "dots": {"product": 2},  # the two rotations
-        "offload": {"product": 18, "ring turn": 4, "offload": 2},
+        "offload": {"product": 18, "ring turn": 2, "offload": 2},
     },
     "ring of splash": {  # three kernels of the first turn, two of each other
-        "full": {"product": 8, "attention": 5, "ring turn": 4}, "attention": {"product": 8},
+        "full": {"product": 8, "attention": 5, "ring turn": 2}, "attention": {"product": 8},
         "dots": {"product": 2},
-        "offload": {"product": 8, "attention": 5, "ring turn": 4, "offload": 2},
+        "offload": {"product": 8, "attention": 5, "ring turn": 2, "offload": 2},
     },
     "experts": MIXED,
     "experts apart": MIXED,
