@@ -1,5 +1,6 @@
 """What other tools call the keys of a recipe, for the hints of unknown keys and options."""
 
+from collections.abc import Collection
 from difflib import get_close_matches
 
 NAMES = {
@@ -25,8 +26,9 @@ NAMES = {
 """Keys and options of transformers, Keras, Lightning, torchtune, axolotl and the like, and ours."""
 
 
-def own_name(name: str) -> str:
-    """Our key for the name of another tool, also if it is misspelt a little; empty if there is none."""
-    word = name.lower().replace("-", "_")
-    near = [word] if word in NAMES else get_close_matches(word[:40], NAMES, 1, 0.87)
+def own_name(name: str, taken: Collection[str] = ()) -> str:
+    """Our key for the name of another tool, also if it is misspelt a little; empty if there is none. Names that are
+    `taken` are keys of ours where it stands."""
+    word, others = name.lower().replace("-", "_"), NAMES.keys() - set(taken)
+    near = [word] if word in others else get_close_matches(word[:40], sorted(others), 1, 0.87)
     return NAMES[near[0]] if near else ""

@@ -208,7 +208,7 @@ def _suggestion(key: str, cls: type, path: str, root: type) -> str:
     others = [known for known in _everywhere(root) if not (path and known.startswith(f"{path}."))]  # other kinds' keys
     known_here = [*others, *(_everywhere(cls, path) if path else ())]
     elsewhere = [known for known in known_here if known.rpartition(".")[2] == key and known != here]
-    named = own_name(key)
+    named = own_name(key, _names(cls))
     if named in known_here and named != near and named.rpartition(".")[2] != near and not elsewhere:
         # another tool calls it so
         return f"did you mean {named}?"

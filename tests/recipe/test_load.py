@@ -154,6 +154,13 @@ def test_class_weights_of_a_recipe_are_replaced_by_numbers(tmp_path: Path) -> No
     assert load(path, ["class_weights=null"]).class_weights is None
 
 
+def test_a_key_of_the_section_comes_before_what_another_tool_calls_it(tmp_path: Path) -> None:
+    lora = "lora={rank: 2, targets: [layer0.weight], dtpe: bfloat16}"
+    assert "lora.dtpe: unknown key; did you mean 'dtype'?" in complaints(tmp_path, GOOD, lora)
+    other = complaints(tmp_path, GOOD, "optimizer.mixed_precision=bfloat16")
+    assert "optimizer.mixed_precision: unknown key; did you mean precision.compute?" in other
+
+
 def test_a_mistake_in_an_override_points_to_it(tmp_path: Path) -> None:
     assert complaints(tmp_path, GOOD, "optimizer.lrr=1") == (
         "argument 'optimizer.lrr=1'  optimizer.lrr: unknown key; did you mean 'lr'?"
