@@ -19,15 +19,8 @@ from dtrain.data.batch import Example
 from dtrain.data.conversations import (
     ASSISTANT,
     BESIDE,
-    MATTERS,
-    REASONING,
-    SYSTEM,
-    USUAL,
-    WEIGHTS,
     Conversation,
-    Message,
     conversation,
-    unknown_role,
 )
 from dtrain.data.data_check import TEXT_BYTES, TOKENISED_BYTES, DataCheck
 from dtrain.data.digest_cache import NO_CACHE, cached_by_file, file_digest
@@ -37,8 +30,6 @@ from dtrain.data.packed_rows import (
     ANSWER,
     COUNTED,
     IGNORED,
-    MESSAGE,
-    ROLE,
     TARGET_BIT,
     TEXT,
     TURN,
@@ -55,6 +46,7 @@ from dtrain.data.records import packages_of as record_packages
 from dtrain.data.records import record_files, records
 from dtrain.data.source import Load, Source, Split, Unaugmented
 from dtrain.data.stream import InMemory, Part
+from dtrain.data.template_messages import MessageWriter
 from dtrain.data.templates import NAMED, Rendered, Template
 from dtrain.data.tokenise import FileGroup, Tokenised, TokenisedFiles, grouped_files
 from dtrain.data.tokenizer import BYTES, Tokenizer, open_tokenizer, packages_of
@@ -258,6 +250,10 @@ class Reader:
         return template
 
     @cached_property
+    def _writer(self) -> MessageWriter:
+        return MessageWriter(self._template, self.data.ignore, self.account)
+
+    @cached_property
     def calls(self) -> bool:
         """Whether the template writes calls of functions."""
         return self.template is not None and self.template.writes("tool_calls")
@@ -287,41 +283,9 @@ class Reader:
 
         DataError if there is no template, if it fails, or if it leaves out what matters.
         """
-        messages = [self._known(message, read.where) for message in read.messages]
         texts = [read.messages[number].get("content") or read.messages[number].get("tool_calls") for number in learned]
         self.account.add(ANSWER, [self.ending if one else "have no text: the model learns to end" for one in texts])
-        for name in read.context:
-            if not self._template.writes(name):
-                message = f"{read.where}: has {name}, which the chat template does not write"
-                raise DataError(message, f"use a template that does, or train without: data.ignore: [{name}]")
-        return self._template.rendered(messages, read.where, read.context, learned)
-
-    def _known(self, message: Message, where: str) -> Message:
-        """A message with a role that is known, without the fields to ignore. What the template does not use is counted,
-        or refused if it matters."""
-        role: str = message["role"]
-        if role == SYSTEM and not self._template.writes_system:
-            self.account.add(MESSAGE, ["content of system messages"])
-        if role not in USUAL and not self._template.writes(role):
-            raise unknown_role(where, role)
-        ignore = self.data.ignore
-        rest = {key: value for key, value in message.items() if key not in ignore or key in ("role", "content")}
-        if thought := next((rest[name] for name in REASONING if rest.get(name) is not None), None):
-            rest |= {name: thought for name in REASONING[:2] if self._template.writes(name) and rest.get(name) is None}
-        if rest["content"] is None and not self._template.takes_null:
-            rest["content"] = ""
-        elif isinstance(rest["content"], list) and not self._template.takes_parts:
-            rest["content"] = "".join(str(part["text"]) for part in rest["content"])
-        others = [str(key) for key in rest if key not in ("role", "content", *WEIGHTS)]
-        written = [key for key in others if self._template.writes(key)]
-        unused = [key for key in others if key not in written and not (key in REASONING and {*written} & {*REASONING})]
-        for key in unused:
-            if key in MATTERS and message[key]:
-                hint = f"use a template that does, or train without: data.ignore: [{key}]"
-                raise DataError(f"{where}: a message has {key}, which the chat template does not write", hint)
-        self.account.add(MESSAGE, unused)
-        self.account.add(ROLE, [role])
-        return rest
+        return self._writer.rendered(read.messages, read.where, read.context, learned)
 
     def encode_with_spans(self, texts: Iterable[Rendered]) -> Iterator[np.ndarray]:
         """The tokens of each text, uint32, with TARGET_BIT where they begin in a part that the assistant wrote."""
