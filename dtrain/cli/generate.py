@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dtrain.data.conversations import Message
+    from dtrain.data.prompts import Prompt
     from dtrain.inference.generate import Sampling
     from dtrain.inference.texts import TextGenerator
 
@@ -35,7 +36,10 @@ def generate(
         str | None, typer.Option(help="The text to continue, or with --chat the question; - reads standard input.")
     ] = None,
     prompts: Annotated[
-        Path | None, typer.Option(help="A file of prompts, one to a line, or JSON lines; prints JSON lines.")
+        Path | None,
+        typer.Option(
+            help="A file of prompts, one to a line, or of records: prompt, or messages and tools; prints JSON lines."
+        ),
     ] = None,
     chat: Annotated[
         bool,
@@ -69,22 +73,24 @@ def generate(
 
         if prompt is not None and prompts is not None:
             raise RecipeError("--prompt and --prompts cannot be used together", "give one of them")
-        if system is not None and not chat:
+        if system is not None and not chat and prompts is None:
             raise RecipeError("--system is the system's message of a conversation", "add --chat")
         if "" in (stop or []):
             raise RecipeError("--stop is empty: every text would end before its first character", "give a text")
         use_devices(devices)
         from dtrain.core.run_list import find_run
         from dtrain.inference.generate import Sampling, generator
-        from dtrain.inference.texts import TextGenerator, read_prompts
+        from dtrain.inference.texts import TextGenerator
 
         sampling, count = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed), tokens or COUNT
         loaded = generator(find_run(run, runs_dir), overrides or [], _note, step=step, best=best)
         model = TextGenerator(loaded, tuple(text.replace("\\n", "\n") for text in stop or []))
         typer.secho(f"{run} at {model.model.chosen}", dim=True, err=True)
         first: list[Message] = [{"role": "system", "content": system}] if system else []
+        if first and not model.template.writes_system:
+            raise RecipeError("the chat template does not write the system's message", "leave --system out")
         if prompts is not None:
-            _print_all(model, read_prompts(prompts), first if chat else None, count, samples, sampling)
+            _print_all(model, prompts, chat, system, count, samples, sampling)
         elif chat and prompt is None:
             _converse(model, first, count, sampling)
         else:
@@ -120,24 +126,33 @@ def _stream(pieces: "Iterator[str]") -> str:
 
 
 def _print_all(
-    model: "TextGenerator",
-    prompts: list[str],
-    first: "list[Message] | None",
-    count: int,
-    samples: int,
-    sampling: "Sampling",
+    model: "TextGenerator", path: Path, chat: bool, system: str | None, count: int, samples: int, sampling: "Sampling"
 ) -> None:
-    """Print an object {"prompt", "text"} for each of so many texts of each prompt; `first`: messages before it, or None
-    to continue the text."""
-    ids = [
-        model.prompt(prompt) if first is None else model.chat([*first, {"role": "user", "content": prompt}])
-        for prompt in prompts
-    ]
-    model.refuse_long(ids, [f"prompt {number} ({prompt[:40]!r})" for number, prompt in enumerate(prompts, 1)])
+    """Print an object for each of so many texts of each prompt in a file: the prompt, and `text`."""
+    from dtrain.data.packed_rows import unused_lines
+
+    prompts = model.prompts(path)
+    ids = [_asked(model, prompt, chat, system) for prompt in prompts]
+    for line in unused_lines(model.account):
+        _note(f"{path}: {line}")
+    model.refuse_long(ids, [prompt.where for prompt in prompts])
     each = [number for number in range(len(prompts)) for _ in range(samples)]
     texts = model.completed([ids[number] for number in each], count, sampling)
     for prompt, text in zip((prompts[number] for number in each), texts, strict=True):
-        typer.echo(json.dumps({"prompt": prompt, "text": text}, ensure_ascii=False))
+        typer.echo(json.dumps({**prompt.shown(), "text": text}, ensure_ascii=False))
+
+
+def _asked(model: "TextGenerator", prompt: "Prompt", chat: bool, system: str | None) -> list[int]:
+    """The tokens of a prompt: of a conversation, or of a text, which with `chat` is a question."""
+    from dtrain.core.errors import RecipeError
+    from dtrain.data.conversations import USER, with_system
+
+    messages = list(prompt.messages) or ([{"role": USER, "content": prompt.text}] if chat else [])
+    if messages:
+        return model.chat(with_system(prompt.where, messages, system), prompt.where, prompt.context)
+    if system is not None:
+        raise RecipeError(f"{prompt.where} is a text to continue, without a system's message", "add --chat")
+    return model.prompt(prompt.text)
 
 
 def _converse(model: "TextGenerator", messages: "list[Message]", count: int, sampling: "Sampling") -> None:

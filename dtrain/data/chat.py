@@ -98,6 +98,11 @@ class Templated(Unaugmented, ABC):
     def ends_texts(self) -> bool:
         return True
 
+    @property
+    def renamed(self) -> Mapping[str, str]:
+        """The records' names of fields, by the usual names."""
+        return {}
+
     def own_template(self) -> str | None:
         return self.chat_template().source if self.template else None
 
@@ -314,6 +319,10 @@ class Chat(Templated):
     @classmethod
     def guesses(cls, path: Path) -> Iterator[Guess]:
         return chat_guesses(path)
+
+    @property
+    def renamed(self) -> Mapping[str, str]:
+        return self.fields
 
     def open(self, split: Split) -> Source:
         test = self.held_out(split)[1]

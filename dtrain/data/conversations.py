@@ -125,12 +125,13 @@ def conversation(
     ignore: Collection[str] = (),
     roles: Mapping[str, str] = {},
     calls: bool = True,
+    answered: bool = True,
 ) -> Conversation:
     """The conversation in a record. `fields`: the record's name of a field, by the usual name; `ignore`: fields that
     are left out although they matter; `roles`: the usual name of a role, by the record's; `calls`: whether the template
-    writes calls of functions (`tool_calls`).
+    writes calls of functions (`tool_calls`); `answered`: whether messages need a turn of the assistant.
 
-    DataError if a field is missing, has a wrong type or is not supported, or if messages have no turn of the assistant.
+    DataError if a field is missing, has a wrong type or is not supported, or if messages lack that turn.
     """
     where, found = record
     values = {name: value for name, value in found.items() if name not in ignore}
@@ -156,9 +157,9 @@ def conversation(
     marked = {number for number, message in enumerate(messages) if _excluded(where, message, number)}
     prompt = {number for number in range(asked) if messages[number]["role"] == ASSISTANT}
     excluded = frozenset(marked | prompt)
-    context = _context_of(where, values)
+    context = context_of(where, values)
     read = Conversation(where, tuple(messages), "", context, excluded, ignored, unknown)
-    if not read.empty and not any(message["role"] == ASSISTANT for message in messages):
+    if answered and not read.empty and not any(message["role"] == ASSISTANT for message in messages):
         roles_here = ", ".join(dict.fromkeys(str(message["role"]) for message in messages))
         hint = f"its roles are {roles_here}; rename one, data.roles: {{ROLE: {ASSISTANT}}}, or remove this record"
         raise DataError(f"{where}: has no turn of the assistant, so there is nothing to learn", hint)
@@ -176,7 +177,7 @@ def _sorted_fields(
     return tuple(ignored), tuple(unknown)
 
 
-def _context_of(where: str, values: Mapping[str, Any]) -> dict[str, Any]:
+def context_of(where: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """`tools` and `documents` of a record, which may be JSON text."""
     context = {}
     for name in CONTEXT:

@@ -72,6 +72,12 @@ def account_lines(account: Account) -> list[str]:
         lines.append(f"messages: {turns}{marked}")
     lines += [f"answers {what} ({count:,})" for what, count in account.of(ANSWER).items()]
     lines += [f"plain texts: {what} ({count:,})" for what, count in account.of(TEXT).items()]
+    return lines + unused_lines(account)
+
+
+def unused_lines(account: Account) -> list[str]:
+    """What of the records is not used."""
+    lines = []
     if account.of(UNKNOWN):
         lines.append(f"fields of records that are not used: {account.named(UNKNOWN)}")
     if account.of(MESSAGE):

@@ -1,18 +1,20 @@
 """Questions with their answers, for scores: read from files of records."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from dtrain.core.account import KnownNames
 from dtrain.core.errors import DataError
-from dtrain.data.conversations import CONTEXT, IGNORED, REFUSED, Message, with_system
+from dtrain.data.conversations import CONTEXT, IGNORED, REFUSED, Message, context_of, with_system
 from dtrain.data.record import Record
 from dtrain.data.records import record_files, records
 
 ANSWERS = ("answer", "response", "completion", "output")
 KNOWN = KnownNames(
-    ("messages", "prompt", "question", "instruction", "input", "system", "choices", *ANSWERS),
+    ("messages", "prompt", "question", "instruction", "input", "system", "choices", *CONTEXT, *ANSWERS),
     IGNORED,
-    {name: "leave it out, or write it into the prompt" for name in (*REFUSED, *CONTEXT) if name != "input"},
+    {name: "leave it out, or write it into the prompt" for name in REFUSED if name != "input"},
 )
 HINT = "a question has prompt (or messages) and answer; or prompt, choices, and answer: the right choice or its number"
 
@@ -25,6 +27,8 @@ class Question:
     messages: tuple[Message, ...]
     answer: str
     choices: tuple[str, ...] = ()
+    context: Mapping[str, Any] = field(default_factory=dict)
+    """`tools` and `documents` for the chat template."""
 
 
 def read_questions(names: tuple[str, ...]) -> list[Question]:
@@ -57,4 +61,4 @@ def _question(record: Record) -> Question:
     if not isinstance(answer, str) or (choices and answer not in choices):
         raise DataError(f"{where}: answer is {answer!r}, not {'one of the choices' if choices else 'text'}", HINT)
     messages = with_system(where, messages, values.get("system"))
-    return Question(where, tuple(messages), answer, choices)
+    return Question(where, tuple(messages), answer, choices, context_of(where, values))

@@ -67,11 +67,16 @@ def record_files(names: tuple[str, ...], cache: str = CACHE) -> list[Path]:
         else:
             files += resolve_files((name,), "records", cache=cache)
     for file in files:
-        if _suffix(file) not in SUFFIXES:
+        if not is_record_file(file):
             raise DataError(f"{file}: {file.suffix or 'a file without a suffix'} is no file of records", HINT)
     if not files:
         raise DataError("data.files is empty: name the files to read, for example data.files='[chat.jsonl]'")
     return list(dict.fromkeys(files))
+
+
+def is_record_file(path: Path) -> bool:
+    """Whether a name is that of a file of records."""
+    return _suffix(path) in SUFFIXES
 
 
 def has_record_files(folder: Path) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 
 from dtrain.assembly.assemble import Assembly
 from dtrain.assembly.state import State
-from dtrain.core.errors import RecipeError
+from dtrain.core.errors import DataError, RecipeError
 from dtrain.core.metrics import CHOICE, EXACT_MATCH, NLL
 from dtrain.core.types import JsonObject
 from dtrain.data.batch import POSITION, TOKEN
@@ -77,7 +77,10 @@ def _share(questions: Sequence[Question], answered: dict[int, str], numbers: Seq
 def _prompt(texts: TextGenerator, question: Question) -> list[int]:
     """The tokens before the answer: by the chat template of the run's data, or the plain text."""
     if texts.chats:
-        return texts.chat(question.messages)
+        return texts.chat(question.messages, question.where, question.context)
+    if question.context:
+        message = f"{question.where}: has {', '.join(question.context)}, and the run's data has no chat template"
+        raise DataError(message, "leave it out, or write it into the prompt")
     return texts.prompt("".join(str(message["content"]) for message in question.messages))
 
 

@@ -1,17 +1,20 @@
 """Texts in, texts out: prompts and conversations are tokenised, continued until they end, and decoded."""
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from dtrain.core.account import Account
 from dtrain.core.counts import counted
-from dtrain.core.errors import DataError, RecipeError
+from dtrain.core.errors import RecipeError
 from dtrain.data.conversations import Message
+from dtrain.data.prompts import Prompt, PromptReader
+from dtrain.data.template_messages import MessageWriter
 from dtrain.data.templates import Template
 from dtrain.data.tokenizer import BYTES, Tokenizer
 from dtrain.data.tokenizer_folder import GENERATION
@@ -32,6 +35,8 @@ class TextGenerator:
     model: Generator
     stop: tuple[str, ...] = ()
     """Where one of these appears in what is generated, the text ends before it."""
+    account: Account = field(default_factory=Account)
+    """What of prompts was not used."""
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -48,6 +53,26 @@ class TextGenerator:
             message = f"the run has no chat template: its data is of kind {data.kind}"
             raise RecipeError(message, "leave --chat out, and give the text to continue")
         return Template(self.tokenizer.template, self.tokenizer.special, self.tokenizer.tools_template)
+
+    @cached_property
+    def writer(self) -> MessageWriter:
+        """Writes conversations with the template, and counts what that leaves out."""
+        data: Any = self.model.recipe.data.main
+        return MessageWriter(self.template, data.ignore if data.conversational else (), self.account)
+
+    def prompts(self, path: Path) -> list[Prompt]:
+        """The prompts in a file. DataError as `PromptReader.read`."""
+        data: Any = self.model.recipe.data.main
+        calls = self.has_template and self.template.writes("tool_calls")
+        reader = PromptReader(calls=calls, account=self.account)
+        if data.conversational:
+            reader = replace(reader, fields=data.renamed, ignore=data.ignore, roles=data.roles)
+        return reader.read(path)
+
+    @property
+    def has_template(self) -> bool:
+        """Whether there is a chat template."""
+        return self.chats or self.tokenizer.template is not None
 
     @property
     def chats(self) -> bool:
@@ -86,9 +111,12 @@ class TextGenerator:
             return self.tokens(self.tokenizer.begin + text)
         return self.tokenizer.encode(text.encode()).tolist()
 
-    def chat(self, messages: Sequence[Message]) -> list[int]:
-        """The tokens after which the assistant answers."""
-        return self.tokens(self.template.prompt(messages, "the conversation"))
+    def chat(
+        self, messages: Sequence[Message], where: str = "the conversation", context: Mapping[str, Any] = {}
+    ) -> list[int]:
+        """The tokens after which the assistant answers. `context`: `tools` and `documents`. DataError, with `where`, if
+        the template does not write what matters."""
+        return self.tokens(self.writer.prompt(messages, where, context))
 
     def stream(self, prompt: Sequence[int], count: int, sampling: Sampling) -> Iterator[str]:
         """The pieces of the text that follows a prompt, as they are drawn; without its end tokens.
@@ -155,22 +183,3 @@ class TextGenerator:
         """How many characters at the end of a text may become a stop text."""
         sizes = (size for one in self.stop for size in range(1, len(one)) if text.endswith(one[:size]))
         return max(sizes, default=0)
-
-
-def read_prompts(path: Path) -> list[str]:
-    """The prompts in a file: one to a line, or JSON lines with `prompt`. DataError if there are none."""
-    try:
-        lines = [line for line in path.read_text().splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read: {error}") from error
-    if path.suffix in (".jsonl", ".ndjson"):
-        prompts = []
-        for number, line in enumerate(lines, 1):
-            try:
-                prompts.append(json.loads(line)["prompt"])
-            except (ValueError, KeyError, TypeError) as error:
-                raise DataError(f"{path}:{number}: is not an object with a prompt") from error
-        lines = prompts
-    if not lines:
-        raise DataError(f"{path} has no prompt", "write one to a line")
-    return lines

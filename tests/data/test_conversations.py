@@ -394,7 +394,9 @@ def test_a_question_has_its_system_prompt_and_input(tmp_path: Path) -> None:
     (question,) = read_questions((str(path),))
     assert [message["content"] for message in question.messages] == ["S", "Add\n\n1 2"]
     path.write_text(json.dumps({"prompt": "Add", "tools": TOOLS, "answer": "3"}) + "\n")
-    with pytest.raises(DataError, match="tools is not supported"):
+    assert read_questions((str(path),))[0].context == {"tools": TOOLS}
+    path.write_text(json.dumps({"prompt": "Add", "images": ["a.png"], "answer": "3"}) + "\n")
+    with pytest.raises(DataError, match="images is not supported"):
         read_questions((str(path),))
 
 
