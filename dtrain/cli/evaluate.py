@@ -110,6 +110,7 @@ def _measured(
     """The metrics of a run on the data and the chat template of the run `like`, and its answers to questions."""
     from dataclasses import replace
 
+    from dtrain.core.errors import RecipeError
     from dtrain.data.questions import read_questions
     from dtrain.inference.evaluate import Evaluated, lacks_base
     from dtrain.inference.evaluate import evaluate as measure
@@ -122,7 +123,11 @@ def _measured(
     if read:
         refuse_without_texts(loaded.recipe.model, loaded.recipe.model.kind)
     result = Evaluated(0, {})
-    if not read or (data.has_examples and not lacks_base(loaded)):
+    lacking = lacks_base(loaded, data)
+    if lacking and not read and loaded is not like:
+        hint = "score both by answers to questions: --questions FILE"
+        raise RecipeError("--against: a run that was not trained on pairs of answers gives them no reward", hint)
+    if not read or (data.has_examples and not lacking):
         result = measure(loaded, loaded.split(split, _note, None if like is loaded else data))
     if not read:
         return result, []

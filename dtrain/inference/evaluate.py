@@ -5,6 +5,7 @@ import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import numpy as np
@@ -154,10 +155,10 @@ def _scores(confusion: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return ratio(right, chosen), ratio(right, counts), ratio(2 * right, counts + chosen)
 
 
-def lacks_base(loaded: LoadedRun) -> bool:
-    """Whether its data are pairs of answers, whose loss needs the frozen base that a run has only while it trains."""
-    recipe = loaded.assembly.recipe
-    return recipe.data.pairs and not recipe.minimised.pairs
+def lacks_base(loaded: LoadedRun, data: Any) -> bool:
+    """Whether data are pairs of answers, and the run was not trained on pairs, with a frozen base for their loss."""
+    paired = loaded.assembly.recipe.minimised.pairs or (loaded.recipe.data.pairs and loaded.as_trained is not None)
+    return data.pairs and not paired
 
 
 def evaluate(loaded: LoadedRun, source: Source) -> Evaluated:
@@ -165,10 +166,12 @@ def evaluate(loaded: LoadedRun, source: Source) -> Evaluated:
 
     Raises DataError if the model cannot take such examples, or if they have no weight.
     """
-    assembly, state = loaded.assembly, state_of(loaded)
-    if lacks_base(loaded):
+    if lacks_base(loaded, loaded.recipe.data):
         hint = "score answers to questions (--questions), or give other data: data='{kind: chat, ...}' objective=null"
-        raise RecipeError("pairs of answers are measured while a run trains, against its frozen base", hint)
+        raise RecipeError("pairs of answers are measured against the frozen base of a run with adapters", hint)
+    if loaded.as_trained and loaded.recipe.data.pairs:
+        loaded = loaded.as_trained()
+    assembly, state = loaded.assembly, state_of(loaded)
     if unfit := assembly.recipe.model.mismatch(source.example):
         raise DataError(unfit, "evaluate on data of the same shape and classes")
     if _arrays(source.example) != _arrays(assembly.layout.example):  # other data than the run was trained on

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -50,6 +51,9 @@ class LoadedRun:
     fingerprints: Mapping[str, str] = field(default_factory=dict)
     """Of each split of the data that the run was trained with; empty where other data was named."""
 
+    as_trained: "Callable[[], LoadedRun] | None" = None
+    """Loads a run with adapters as it was trained, with its objective: base and adapters apart."""
+
     fitted: JsonObject = field(default_factory=dict)
     """What was computed from the examples that it was trained on: the kind of data, and values."""
 
@@ -74,10 +78,12 @@ def load_run(
     *,
     step: int | None = None,
     best: bool = False,
+    joined: bool = True,
 ) -> LoadedRun:
     """Load the parameters of a run's newest checkpoint, its best one, or that of a given step.
 
-    Optimizer state is not read. The mesh is the recipe's if there are enough devices, else a single device. Raises
+    Optimizer state is not read. `joined`: adapters are added to their base; else the model is as it was trained, with
+    its objective. The mesh is the recipe's if there are enough devices, else a single device. Raises
     RecipeError or CheckpointError if there is no such checkpoint.
     """
     if step is not None and best:
@@ -106,7 +112,10 @@ def load_run(
     own = not any(one.partition("=")[0].partition(".")[0] == "data" for one in overrides)
     known = (record.get("data") or {}).get("fingerprints", {}) if own else {}
     loaded = LoadedRun(recipe, assembly, params, checkpoint.step, chosen, classes, fingerprints=known, fitted=fitted)
-    return without_adapters(loaded, joiner(assembly, example)) if recipe.lora else loaded
+    if not recipe.lora or not joined:
+        return loaded
+    as_trained = partial(load_run, run_dir, overrides, lambda _: None, step=checkpoint.step, joined=False)
+    return replace(without_adapters(loaded, joiner(assembly, example)), as_trained=as_trained)
 
 
 def as_fitted(data: Any, fitted: JsonObject) -> Any:

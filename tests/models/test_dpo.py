@@ -123,7 +123,14 @@ def test_every_engine_gives_the_same_numbers(dtrain: Dtrain, tmp_path: Path, mes
     np.testing.assert_allclose(found[0], found[1], rtol=2e-5)
     assert found[0][0] == pytest.approx(np.log(2), abs=1e-5)
     assert found[0][-1] < found[0][0]
-    assert "measured while a run trains" in dtrain("evaluate", "dpo-jit", code=2).stderr
+    for name in ("dpo-jit", "dpo-shard-map"):
+        measured = json.loads(dtrain("evaluate", name, "--json", "--devices", "4").stdout)["metrics"]
+        logged = json.loads((tmp_path / "runs" / name / "metrics.jsonl").read_text().splitlines()[-1])
+        assert measured.keys() == {"loss", "reward_accuracy", "reward_margin"}
+        for metric, value in measured.items():
+            assert value == pytest.approx(logged[f"eval/{metric}"], rel=1e-5)
+    assert "gives them no reward" in dtrain("evaluate", "dpo-jit", "--against", "base", code=2).stderr
+    assert "reward_margin" in dtrain("evaluate", "dpo-jit", "--against", "dpo-shard-map").stdout
     (tmp_path / "chat.jsonl").write_text('{"prompt": "1 is ", "response": "odd"}\n' * 8)
     chat = "data={kind: chat, files: [chat.jsonl], length: 48, template: plain, test: 0.3, cache: cache}"
     assert "perplexity" in dtrain("evaluate", "dpo-jit", chat, "objective=null").stdout
